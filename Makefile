@@ -1,0 +1,23 @@
+# Every target first builds .venv from the pinned, hashed lock. A Python from 3.11 to 3.13 is all it needs.
+PYTHON ?= python3
+UV_VERSION := 0.13.8
+BIN := .venv/bin
+STAMP := .venv/.dpflow-installed
+DISTRIBUTIONS := . $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
+export PYTHONDONTWRITEBYTECODE :=
+
+.PHONY: setup demo test lint lock clean
+
+setup: $(STAMP)
+
+$(STAMP): requirements.lock pyproject.toml $(wildcard plugins/*/pyproject.toml)
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 11) <= v <= (3, 13) or sys.exit("dpflow needs Python 3.11, 3.12 or 3.13, and $(PYTHON) is %d.%d: run make PYTHON=python3.12 (or another one of these)." % v)'
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/uv --version 2>/dev/null | grep -q ' $(UV_VERSION)' || $(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	VIRTUAL_ENV=.venv $(BIN)/uv pip sync --quiet --compile-bytecode requirements.lock
+	VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --no-deps --no-build-isolation $(addprefix --editable ,$(DISTRIBUTIONS))
+	@touch $@
+
+lock: setup
+	VIRTUAL_ENV=.venv $(BIN)/uv pip compile pyproject.toml --group dev --universal --python-version 3.11 \
+		--generate-hashes --no-header --no-annotate --quiet --upgrade --output-file requirements.lock

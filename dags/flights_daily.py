@@ -1,0 +1,51 @@
+"""Publish one day of flights: four private releases, each charged to that day's budget exactly once."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from airflow.sdk import DAG, CronDataIntervalTimetable
+
+from dpflow.airflow import DataContractOperator, LedgerOperator, ReleaseOperator
+
+TABLE = "tables/flights.yml"
+PUBLISH = {"database": "../demo/published.duckdb", "table": "flights_daily"}
+
+
+def _release(name: str, mechanism: str, **params: str) -> dict[str, object]:
+    return {
+        "name": name,
+        "mechanism": mechanism,
+        "table": TABLE,
+        "scope": "flights",
+        "params": params,
+        "publish": PUBLISH,
+    }
+
+
+# [START releases]
+RELEASES = [
+    _release("flights by carrier", "histogram", by="carrier", epsilon="0.2"),
+    _release("mean arrival delay by carrier", "mean", column="arr_delay", by="carrier", epsilon="0.3"),
+    _release("flights by destination", "private_histogram", by="dest", epsilon="0.3", delta="1e-6"),
+    _release("median air time", "quantile", column="air_time", p="1/2", epsilon="0.2"),
+]
+# [END releases]
+
+# The interval is the block: a plain cron string would give an empty interval in Airflow 3.
+DAY = "{{ data_interval_start | ds }}"
+
+with DAG(
+    "flights_daily",
+    schedule=CronDataIntervalTimetable("0 0 * * *", timezone="UTC"),
+    start_date=datetime(2013, 1, 1),
+    end_date=datetime(2013, 12, 31),
+    catchup=False,
+    is_paused_upon_creation=False,
+    default_args={"retries": 5, "retry_delay": timedelta(seconds=1)},
+    tags=["dpflow"],
+):
+    covered = LedgerOperator(task_id="budget", action="check", releases=RELEASES, blocks=DAY)
+    contract = DataContractOperator(task_id="contract", table=TABLE, blocks=DAY)
+    released = ReleaseOperator.partial(task_id="release", blocks=DAY).expand(release=RELEASES)
+    covered >> contract >> released

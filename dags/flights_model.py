@@ -1,0 +1,50 @@
+"""Many candidates, one holdout: an analyst submits models, and only claims that hold on fresh aircraft are promoted."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from airflow.sdk import DAG, task
+
+from dpflow.airflow import ReusableHoldoutOperator
+
+# [START gate]
+GATE = {
+    "name": "late arrivals gate",
+    "mechanism": "reusable_holdout",
+    "table": "tables/flights_holdout.yml",
+    "scope": "flights_holdout",
+    "params": {
+        "epsilon": "2",
+        "groups": 1000,
+        "columns": [],
+        "queries": 200,
+        "failures": 10,
+        "rho": "0.2",
+        "alpha": "0.1",
+    },
+}
+# [END gate]
+
+
+with DAG(
+    "flights_model",
+    schedule=None,
+    is_paused_upon_creation=False,
+    default_args={"retries": 3, "retry_delay": timedelta(seconds=1)},
+    tags=["dpflow"],
+):
+
+    @task
+    def train() -> list[dict[str, object]]:
+        """Fit candidates on the training days; returns what each claims."""
+        from analyst import candidates
+
+        return candidates()
+
+    ReusableHoldoutOperator(
+        task_id="gate",
+        session=GATE,
+        candidates=train(),
+        promote={"model": "late_arrivals", "alias": "champion", "tracking_uri": "{{ var.value.get('mlflow_uri', '') }}"},
+    )

@@ -1,0 +1,32 @@
+"""Airflow's side: operators, the connection type, provider info. The only package that imports airflow.
+
+The operators are imported lazily, so that a tool which only asks for provider info stays quick.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dpflow.airflow.contract import DataContractOperator
+    from dpflow.airflow.holdout import ReusableHoldoutOperator
+    from dpflow.airflow.ledger import LedgerOperator
+    from dpflow.airflow.release import ReleaseOperator
+
+__all__ = ["DataContractOperator", "LedgerOperator", "ReleaseOperator", "ReusableHoldoutOperator"]
+
+_HOMES = {
+    "DataContractOperator": "dpflow.airflow.contract",
+    "LedgerOperator": "dpflow.airflow.ledger",
+    "ReleaseOperator": "dpflow.airflow.release",
+    "ReusableHoldoutOperator": "dpflow.airflow.holdout",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import an operator when it is first asked for."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'dpflow.airflow' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,53 @@
+"""The connection type ``dpflow_ledger``: a SQLite path in ``host``, or a PostgreSQL server by host, login and schema."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from airflow.sdk import BaseHook
+
+from dpflow.errors import InvalidInput
+from dpflow.ledger import Ledger
+
+#: The only extras that are read; anything else in a connection's extra is ignored.
+EXTRAS = ("anchor",)
+
+
+class LedgerHook(BaseHook):
+    """Opens the ledger that an Airflow connection names."""
+
+    conn_name_attr = "ledger_conn_id"
+    default_conn_name = "dpflow_ledger"
+    conn_type = "dpflow_ledger"
+    hook_name = "dpflow ledger"
+
+    def __init__(self, ledger_conn_id: str = default_conn_name, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.ledger_conn_id = ledger_conn_id
+
+    def get_conn(self) -> Ledger:
+        """The ledger; it must exist, because a DAG run that made a new, empty one would hide a wrong path."""
+        connection = self.get_connection(self.ledger_conn_id)
+        extras = connection.extra_dejson
+        anchor = Path(extras["anchor"]) if extras.get("anchor") else None
+        return Ledger(target(connection), anchor=anchor, create=False)
+
+
+def target(connection: Any) -> str:
+    """What `Ledger` opens: a path, or a SQLAlchemy URL."""
+    from sqlalchemy import URL
+
+    if not connection.host:
+        raise InvalidInput("connection of type dpflow_ledger has no host; give a SQLite path or a PostgreSQL server")
+    if not connection.schema:
+        return str(connection.host)
+    url = URL.create(
+        "postgresql+psycopg",
+        username=connection.login,
+        password=connection.password,
+        host=connection.host,
+        port=connection.port,
+        database=connection.schema,
+    )
+    return url.render_as_string(hide_password=False)

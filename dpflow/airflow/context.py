@@ -1,0 +1,40 @@
+"""What a task instance is, in dpflow's words: its occasion, its default blocks, and how its failures end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+from dpflow.engine.occasion import Occasion
+from dpflow.errors import DpflowError
+
+
+def occasion(context: Mapping[str, Any], ordinal: int = 0) -> Occasion:
+    """The occasion of a running task.
+
+    The name is the logical date with its data interval if the run has one, else the partition key, else the run id.
+    Airflow changes map_index, clear_number, try number, run type and task-instance ids between tries, so none of them is
+    in the key; the slot, which only serves to notice a changed retry, holds the run id and map index.
+    """
+    instance, run = context["ti"], context["dag_run"]
+    start, end = context.get("data_interval_start"), context.get("data_interval_end")
+    logical, partition = context.get("logical_date"), getattr(run, "partition_key", None)
+    if logical is not None:
+        name = logical.isoformat() if start is None or start == end else f"{start.isoformat()}/{end.isoformat()}"
+    else:
+        name = partition or instance.run_id
+    slot = f"{instance.dag_id}/{instance.run_id}/{instance.task_id}/{instance.map_index}"
+    return Occasion(instance.dag_id, instance.task_id, name, slot, f"airflow:{instance.dag_id}", ordinal)
+
+
+@contextmanager
+def failures() -> Iterator[None]:
+    """Map dpflow's errors to Airflow's: what a retry cannot help fails at once, the rest is tried again."""
+    try:
+        yield
+    except DpflowError as error:
+        kind = AirflowException if error.retryable else AirflowFailException
+        raise kind(f"{type(error).__name__}: {error}") from None

@@ -1,0 +1,33 @@
+"""What Airflow's provider manager reads: this file imports nothing, so that every Airflow process starts quickly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def get_provider_info() -> dict[str, Any]:
+    """Provider metadata: the connection type that says where a ledger is."""
+    return {
+        "package-name": "dpflow",
+        "name": "dpflow",
+        "description": "Differential privacy as a workflow primitive.",
+        "versions": ["0.1.0"],
+        "connection-types": [
+            {
+                "connection-type": "dpflow_ledger",
+                "hook-class-name": "dpflow.airflow.connection.LedgerHook",
+                "hook-name": "dpflow ledger",
+                "ui-field-behaviour": {
+                    "hidden-fields": [],
+                    "relabeling": {"host": "PostgreSQL host, or path of the SQLite file", "schema": "Database"},
+                    "placeholders": {"host": "/var/lib/dpflow/ledger.sqlite"},
+                },
+                "conn-fields": {
+                    "anchor": {
+                        "label": "Anchor directory (key and high-water mark)",
+                        "schema": {"type": ["string", "null"]},
+                    }
+                },
+            }
+        ],
+    }

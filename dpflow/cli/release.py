@@ -1,0 +1,63 @@
+"""`dpflow release`: run a release file outside Airflow, with the same guarantees; list and reprint past ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dpflow.cli.common import JsonOption, LedgerOption, open_ledger, show, show_json
+from dpflow.core.results import Result
+from dpflow.engine import load_request, make_plan, release
+from dpflow.errors import InvalidInput
+from dpflow.registry import Registry
+
+
+def command(
+    file: Annotated[Path | None, typer.Argument(help="A release file (YAML).")] = None,
+    ledger: LedgerOption = None,
+    listing: Annotated[bool, typer.Option("--list", help="List past releases instead.")] = False,
+    shown: Annotated[str | None, typer.Option("--show", help="Reprint one past release by id.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Charge, draw, settle and publish. The same file again prints the stored result and costs nothing."""
+    if (file is not None) + listing + (shown is not None) != 1:
+        raise InvalidInput("give either a release file, or --list, or --show ID")
+    if listing:
+        return _list(ledger, as_json)
+    if shown is not None:
+        return _show(ledger, shown, as_json)
+    assert file is not None
+    registry = Registry.load()
+    plan = make_plan(load_request(file), registry)
+    receipt = release(plan, open_ledger(ledger), registry)
+    if as_json:
+        return show_json(receipt.to_json() | receipt.result.to_json())
+    paid = "replayed, nothing charged" if receipt.replayed else f"epsilon {receipt.epsilon}, delta {receipt.delta}"
+    _print(f"{receipt.name} ({paid}; protects {receipt.protects}; id {receipt.release_id})", receipt.result)
+
+
+def _print(title: str, result: Result) -> None:
+    rows = ((r.key, r.measure, r.value, r.error_95) for r in result.rows)
+    show(title, ("key", "measure", "value", "error at 95 %"), rows)
+
+
+def _list(ledger: str | None, as_json: bool) -> None:
+    releases = open_ledger(ledger).releases()
+    rows = [
+        {"id": r.release_id, "scope": r.scope, "name": r.request.get("name"), "blocks": list(r.blocks), "state": r.state}
+        for r in releases
+    ]
+    if as_json:
+        return show_json(rows)
+    show("releases", ("id", "scope", "name", "blocks", "state"), (tuple(r.values()) for r in rows))
+
+
+def _show(ledger: str | None, release_id: str, as_json: bool) -> None:
+    stored = open_ledger(ledger).release(release_id)
+    if stored.result is None:
+        raise InvalidInput(f"release {release_id} is {stored.state}, so it has no result; run its file again to finish it")
+    if as_json:
+        return show_json({"id": stored.release_id, "request": stored.request, **stored.result})
+    _print(f"{stored.request.get('name')} (id {stored.release_id})", Result.from_json(stored.result))

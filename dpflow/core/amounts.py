@@ -1,0 +1,191 @@
+"""Exact privacy amounts: every epsilon, delta and rho is a `fractions.Fraction`, checked once, at the door.
+
+An amount is written as a decimal string (``"0.1"``), a ratio (``"1/3"``), an int, a `Decimal`, a `Fraction`, or a float,
+which is taken by its shortest decimal form: ``0.1`` means one tenth, not the binary number next to it. Everything else
+raises `InvalidAmount`: zero where it makes no sense, negative, NaN, infinite, too small, too large, bool. A number that
+is legal but astronomically long is refused before it is expanded.
+
+=========  ===========================  ==========================================
+amount     legal range                  why these ends
+=========  ===========================  ==========================================
+epsilon    1e-12 to 1e6                 one accounting unit; beyond, no protection
+delta      0, or 1e-18 up to below 1    one accounting unit; 1 protects nobody
+rho        1e-24 to 1e6                 the square of an epsilon
+=========  ===========================  ==========================================
+"""
+
+from __future__ import annotations
+
+import numbers
+import re
+from decimal import Decimal
+from fractions import Fraction
+from typing import Annotated, Final
+
+from pydantic import BeforeValidator, PlainSerializer, ValidationInfo, WithJsonSchema
+
+from dpflow.errors import InvalidAmount
+
+Amount = str | int | float | Decimal | Fraction  #: what may be written where an exact amount is wanted
+
+SMALLEST_EPSILON: Final = Fraction(1, 10**12)
+LARGEST_EPSILON: Final = Fraction(10**6)
+SMALLEST_DELTA: Final = Fraction(1, 10**18)
+SMALLEST_RHO: Final = Fraction(1, 10**24)
+
+_LONGEST: Final = 220  # characters of a written amount
+_LARGEST_TERM: Final = 10**100  # numerator and denominator, so that every amount can be written down again
+_DECIMAL: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,9})?", re.ASCII)
+_RATIO: Final = re.compile(r"[+-]?\d+/\d+", re.ASCII)
+
+
+def epsilon(value: object) -> Fraction:
+    """A privacy loss bound epsilon in [1e-12, 1e6], in nats. Raises `InvalidAmount`."""
+    return _within("epsilon", value, SMALLEST_EPSILON, LARGEST_EPSILON)
+
+
+def delta(value: object) -> Fraction:
+    """A failure probability delta: 0, or in [1e-18, 1). Raises `InvalidAmount`."""
+    asked = exact("delta", value)
+    if asked == 0 or SMALLEST_DELTA <= asked < 1:
+        return asked
+    raise InvalidAmount(f"delta is {_shown(value)}; it must be 0, or from 1e-18 up to below 1. Write e.g. delta: 1e-6.")
+
+
+def rho(value: object) -> Fraction:
+    """A zero-concentrated DP parameter rho in [1e-24, 1e6]. Raises `InvalidAmount`."""
+    return _within("rho", value, SMALLEST_RHO, LARGEST_EPSILON)
+
+
+def exact(what: str, value: object) -> Fraction:
+    """The rational number that ``value`` writes down, sign and size unchecked.
+
+    Args:
+        what: the amount's name, for the message.
+        value: an `Amount`.
+
+    Raises:
+        InvalidAmount: not an exact finite number, or longer than 100 digits.
+    """
+    number = _parsed(value)
+    if number is None or abs(number.numerator) > _LARGEST_TERM or number.denominator > _LARGEST_TERM:
+        raise InvalidAmount(
+            f"{what} is {_shown(value)}; it must be a finite number of at most 100 digits, written as a decimal "
+            "string, a ratio, an int, a Decimal, a Fraction or a float. Write e.g. '0.1' or '1/3'."
+        )
+    return number
+
+
+def to_units_up(amount: Fraction, unit: Fraction) -> int:
+    """How many whole units cover ``amount``: what a spender pays."""
+    return -((-amount) // unit)
+
+
+def to_units_down(amount: Fraction, unit: Fraction) -> int:
+    """How many whole units fit into ``amount``: what a grant holds."""
+    return amount // unit
+
+
+def text(amount: Fraction) -> str:
+    """The exact amount as a string that `exact` reads back: ``"0.1"``, ``"1e-12"`` or ``"1/3"``."""
+    rest, digits = amount.denominator, 0
+    for prime in (2, 5):
+        power = 0
+        while rest % prime == 0:
+            rest, power = rest // prime, power + 1
+        digits = max(digits, power)
+    if rest != 1:
+        return f"{amount.numerator}/{amount.denominator}"
+    sign, scaled = ("-" if amount < 0 else ""), abs(amount.numerator) * 10**digits // amount.denominator
+    if digits > 6 and scaled:
+        coefficient = str(scaled).rstrip("0")
+        exponent = len(str(scaled)) - 1 - digits
+        if exponent < -4:
+            point = "." if len(coefficient) > 1 else ""
+            return f"{sign}{coefficient[0]}{point}{coefficient[1:]}e{exponent}"
+    whole, part = divmod(scaled, 10**digits)
+    return f"{sign}{whole}.{part:0{digits}d}" if digits else f"{sign}{whole}"
+
+
+def show(amount: Fraction) -> str:
+    """A short form for people, at most six significant digits: ``"0.333333"``. Not exact; see `text`."""
+    return f"{Decimal(amount.numerator) / Decimal(amount.denominator):.6g}" if amount else "0"
+
+
+def _within(what: str, value: object, low: Fraction, high: Fraction) -> Fraction:
+    asked = exact(what, value)
+    if low <= asked <= high:
+        return asked
+    raise InvalidAmount(
+        f"{what} is {_shown(value)}; it must be from {text(low)} to {text(high)}. Write e.g. {what}: 0.1."
+    )
+
+
+def _parsed(value: object) -> Fraction | None:
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, Fraction):
+        return value
+    if isinstance(value, numbers.Integral):
+        return Fraction(int(value))
+    if isinstance(value, float):
+        value = float.__repr__(value)  # the shortest decimal that reads back as this float, also for numpy's float64
+    if isinstance(value, Decimal):
+        return _from_decimal(value)
+    if not isinstance(value, str) or len(value) > _LONGEST:
+        return None
+    written = value.strip()
+    if _RATIO.fullmatch(written):
+        numerator, denominator = map(int, written.split("/"))
+        return Fraction(numerator, denominator) if denominator else None
+    return _from_decimal(Decimal(written)) if _DECIMAL.fullmatch(written) else None
+
+
+def _from_decimal(value: Decimal) -> Fraction | None:
+    """The exact ratio; None for NaN, infinities, and exponents that would expand to more than a few hundred digits."""
+    if not value.is_finite() or (value and not -400 <= value.adjusted() <= 400) or len(value.as_tuple().digits) > 400:
+        return None
+    return Fraction(value)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, int) and value.bit_length() > 400:
+        return "an integer of more than 120 digits"
+    if isinstance(value, Fraction) and max(abs(value.numerator), value.denominator).bit_length() > 800:
+        return "a ratio of more than 240 digits"
+    if not isinstance(value, str | int | float | Decimal | Fraction):
+        return f"of type {type(value).__name__}"
+    plain = repr(value) if isinstance(value, str) else str(value)
+    return plain if len(plain) <= 60 else plain[:57] + "..."
+
+
+def _named(check: object, value: object, info: ValidationInfo) -> Fraction:
+    """Run a check inside pydantic; `InvalidAmount` is no ValueError, so it leaves the model untouched, with the field."""
+    assert callable(check)
+    try:
+        amount = check(value)
+    except InvalidAmount as error:
+        raise InvalidAmount(f"{info.field_name or 'value'}: {error}") from None
+    assert isinstance(amount, Fraction)
+    return amount
+
+
+def _schema(meaning: str, example: str) -> WithJsonSchema:
+    return WithJsonSchema({"type": "string", "description": meaning, "examples": [example, "1/3"]})
+
+
+#: A pydantic field type: an exact epsilon, JSON form an exact string. A bad value raises `InvalidAmount` as is.
+Epsilon = Annotated[
+    Fraction,
+    BeforeValidator(lambda value, info: _named(epsilon, value, info)),
+    PlainSerializer(text, return_type=str),
+    _schema("privacy loss bound, 1e-12 to 1e6, exact", "0.1"),
+]
+
+#: A pydantic field type: an exact delta, JSON form an exact string. A bad value raises `InvalidAmount` as is.
+Delta = Annotated[
+    Fraction,
+    BeforeValidator(lambda value, info: _named(delta, value, info)),
+    PlainSerializer(text, return_type=str),
+    _schema("failure probability, 0 or 1e-18 up to below 1, exact", "1e-6"),
+]

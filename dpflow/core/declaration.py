@@ -1,0 +1,220 @@
+"""What a private table promises: its unit, neighbours, limits, bounds and keys. Pure data, read from YAML.
+
+A declaration is public. Every sensitivity follows from it and from nothing in the rows, so what it says is enforced
+(values are clamped, contributions are cut) or, where only the owner can know it, listed as a promise: that rows of one
+person carry the same unit, and that public keys were not picked by looking at the rows.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
+
+from dpflow.errors import InvalidDeclaration, InvalidInput, PlanRefused, UnknownName
+
+#: Integers of a statistic stay below this by plan, so that HUGEINT sums and BIGINT results cannot wrap.
+MAX_MAGNITUDE = 2**62
+
+
+def _exact(value: Any) -> Fraction:
+    """A bound as an exact rational: ints, strings like "0.1", dates (days since 1970-01-01); floats by shortest form."""
+    if isinstance(value, bool):
+        raise ValueError("a truth value is no number")
+    if isinstance(value, dt.date):
+        return Fraction((value - dt.date(1970, 1, 1)).days)
+    try:
+        return Fraction(str(value)) if isinstance(value, float) else Fraction(value)
+    except (ValueError, TypeError, OverflowError, ZeroDivisionError):
+        raise ValueError("write a finite number, such as -60 or '0.25'") from None
+
+
+Exact = Annotated[Fraction, BeforeValidator(_exact), PlainSerializer(str, return_type=str)]
+
+
+class Strict(BaseModel):
+    """Base of every model a person writes: unknown fields are errors, values are frozen."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+
+
+class Column(Strict):
+    """One column that a statistic may read.
+
+    ``lower`` and ``upper`` bound a number: rows outside are clamped, +-inf too. ``step`` is the grid on which sums are
+    taken, exactly; a value is rounded to it. ``missing`` says what a NULL or NaN is: ``skip`` (the row has no value), or
+    a number within the bounds. ``keys`` are public group keys: other values in the rows are ignored.
+    """
+
+    lower: Exact | None = None
+    upper: Exact | None = None
+    step: Exact = Fraction(1)
+    missing: Literal["skip"] | Exact = "skip"
+    keys: tuple[str, ...] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Column:
+        if (self.lower is None) != (self.upper is None):
+            raise ValueError("give both lower and upper, or neither")
+        if self.lower is not None and self.upper is not None:
+            if not self.lower < self.upper:
+                raise ValueError(f"lower ({self.lower}) must be below upper ({self.upper})")
+            if max(abs(self.lower), abs(self.upper)) / self.step > MAX_MAGNITUDE:
+                raise ValueError("the bounds hold more than 2^62 steps; take a coarser step")
+            if self.missing != "skip" and not self.lower <= self.missing <= self.upper:
+                raise ValueError("missing must lie within the bounds")
+        if not self.step > 0:
+            raise ValueError("step must be positive")
+        if self.keys is not None and (not self.keys or len(set(self.keys)) != len(self.keys)):
+            raise ValueError("keys must be a list of different values, at least one")
+        return self
+
+    def grid(self) -> tuple[int, int]:
+        """Bounds in steps: the smallest and largest grid integer inside [lower, upper]. Raises ValueError if unbounded."""
+        if self.lower is None or self.upper is None:
+            raise ValueError("the column declares no bounds")
+        low, high = -((-self.lower) // self.step), self.upper // self.step
+        return int(low), int(high)
+
+
+class Unit(Strict):
+    """What one guarantee protects: all rows that share ``column``.
+
+    ``missing``: rows without a unit are dropped, or together are one unit.
+    """
+
+    column: str
+    missing: Literal["drop", "one-unit"] = "drop"
+
+
+class Limits(Strict):
+    """How much one unit may contribute to one statistic; what is above is cut at random, by the unit's own rows only."""
+
+    rows: Annotated[int, Field(ge=1, le=10**9)]
+    groups: Annotated[int, Field(ge=1, le=10**6)] = 1
+    rows_per_group: Annotated[int, Field(ge=1, le=10**9)] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Limits:
+        if self.per_group > self.rows:
+            raise ValueError("rows_per_group cannot be above rows")
+        return self
+
+    @property
+    def per_group(self) -> int:
+        """Rows one unit may have in one group."""
+        return self.rows_per_group or self.rows
+
+
+class Table(Strict):
+    """A private table as its owner declares it.
+
+    ``neighbours``: ``add-remove`` (one unit more or less) or ``replace`` (one unit's rows become others; then the number
+    of units is public). ``protects``: ``unit`` (all rows of a unit, in every block), or ``unit-block`` (a unit's rows of
+    one block; budgets are then per block, and a unit seen in d released blocks has d times the loss). ``holdout`` makes
+    the table readable only through a gate session. ``database`` is a path relative to the declaration's file.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}$")]
+    database: Path
+    relation: str = ""
+    unit: Unit
+    neighbours: Literal["add-remove", "replace"] = "add-remove"
+    protects: Literal["unit", "unit-block"] = "unit"
+    block: str | None = None
+    limits: Limits
+    columns: dict[str, Column]
+    holdout: bool = False
+    generalisation_only: Annotated[bool, Field(alias="generalisation-only")] = False
+
+    @model_validator(mode="after")
+    def _check(self) -> Table:
+        if self.protects == "unit-block":
+            if self.block is None:
+                raise ValueError("protects: unit-block needs a block column")
+            if self.neighbours != "add-remove":
+                raise ValueError("protects: unit-block is sound under add-remove only: a replaced row may change its block")
+        return self
+
+    @property
+    def source(self) -> str:
+        """Name of the relation inside the database file."""
+        return self.relation or self.name
+
+    @property
+    def protected(self) -> str:
+        """What a budget of this table protects, in words."""
+        where = f" in one {self.block}" if self.protects == "unit-block" else ""
+        return f"all rows of one {self.unit.column}{where} ({self.neighbours})"
+
+    def column(self, name: str) -> Column:
+        """The declared column, or `UnknownName`."""
+        try:
+            return self.columns[name]
+        except KeyError:
+            raise UnknownName(f"column of table {self.name!r}", name, self.columns) from None
+
+    def bounded(self, name: str) -> Column:
+        """The declared column if it has bounds; raises `PlanRefused` if not: no bounds, no plan."""
+        column = self.column(name)
+        if column.lower is None:
+            raise PlanRefused(
+                f"column {name!r} of table {self.name!r} declares no bounds, and without bounds no sensitivity is known; "
+                f"add lower and upper to its declaration"
+            )
+        return column
+
+    def keys(self, name: str) -> tuple[str, ...]:
+        """The public keys of a column; raises `PlanRefused` if it declares none."""
+        keys = self.column(name).keys
+        if keys is None:
+            raise PlanRefused(
+                f"column {name!r} of table {self.name!r} declares no public keys; declare keys, or use a mechanism that "
+                f"selects keys privately, such as private_histogram"
+            )
+        return keys
+
+    def public(self) -> dict[str, Any]:
+        """The declaration as JSON, without the place of the file: what enters a plan's digest."""
+        return self.model_dump(mode="json", exclude={"database"})
+
+
+def problems(error: ValidationError) -> str:
+    """Pydantic's findings in one line; names fields, never quotes more than their names."""
+    found = []
+    for item in error.errors(include_input=False, include_url=False):
+        where = ".".join(str(part) for part in item["loc"]) or "the whole"
+        found.append(f"{where}: {item['msg'].removeprefix('Value error, ')}")
+    return "; ".join(found)
+
+
+def load_table(path: Path | str) -> Table:
+    """Read a declaration from a YAML file. Raises `InvalidDeclaration` with the field and the reason."""
+    path = Path(path)
+    data = load_yaml(path, "table declaration")
+    try:
+        table = Table.model_validate(data)
+    except ValidationError as error:
+        raise InvalidDeclaration(f"{path} does not declare a table: {problems(error)}") from None
+    return table.model_copy(update={"database": (path.parent / table.database).resolve()})
+
+
+def load_yaml(path: Path, what: str) -> dict[str, Any]:
+    """One YAML mapping from a file, or a clear error."""
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InvalidInput(f"there is no {what} at {path}; give the path of an existing YAML file") from None
+    except (OSError, UnicodeDecodeError):
+        raise InvalidInput(f"{path} cannot be read as a {what}; give the path of a readable YAML file") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" near line {mark.line + 1}" if mark else ""
+        raise InvalidInput(f"{path} is not valid YAML{where}; correct it") from None
+    if not isinstance(data, dict):
+        raise InvalidInput(f"{path} holds no YAML mapping, so it is no {what}")
+    return data

@@ -1,0 +1,52 @@
+"""What leaves: the rows of a release, and the bound on their error known before spending."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Row:
+    """One released number.
+
+    Attributes:
+        key: group key, "" when there is no grouping.
+        measure: what the number is, e.g. ``"count"``.
+        value: the released number, or None when the release answered "none".
+        error_95: half-width in which the noise stays with probability 95 %, or None where no bound is claimed. Bias from
+            clamping and from cut contributions is not in it.
+    """
+
+    key: str
+    measure: str
+    value: float | int | None
+    error_95: float | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """The rows of one release, in an order that tells nothing about the table."""
+
+    rows: tuple[Row, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object from which `from_json` makes an equal result."""
+        return {"rows": [[r.key, r.measure, r.value, r.error_95] for r in self.rows]}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Result:
+        """The inverse of `to_json`."""
+        return cls(tuple(Row(*row) for row in data["rows"]))
+
+
+#: A release whose draw met something impossible: settled and charged as "none", never redrawn.
+NONE = Result((Row("", "none", None, None),))
+
+
+@dataclass(frozen=True)
+class ErrorBound:
+    """Half-width of the noise at 95 %, by measure, in the measure's own unit; ``note`` says what it leaves out."""
+
+    half_width: dict[str, float]
+    note: str = "noise only; clamping and cut contributions add bias"

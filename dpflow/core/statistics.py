@@ -1,0 +1,96 @@
+"""What a mechanism may ask of a private table: declarative requests, executed by `dpflow.tables` alone.
+
+A request says which columns, which grouping and which limits; the answer is exact, bounded integers. Mechanisms never
+open a connection and never see a row. Answers are secret: their repr shows nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class GroupedSums:
+    """Per group: the rows, the units, and for each value column the sum and number of its values, in grid steps.
+
+    Before anything is added up each unit is cut to ``groups`` groups and ``rows_per_group`` rows in each (chosen at
+    random by its own rows only), values are clamped to their declared bounds, rounded to the grid and shifted by the
+    column's ``offsets`` (a grid integer, so that a sum is around a centre).
+
+    Attributes:
+        by: the grouping column, or None for one group with key "".
+        keys: the public keys, in output order; None selects every key in the rows (a private matter).
+        groups: groups one unit may reach.
+        rows_per_group: rows one unit may have in one group.
+        values: value columns with their centre in grid steps.
+    """
+
+    by: str | None = None
+    keys: tuple[str, ...] | None = None
+    groups: int = 1
+    rows_per_group: int = 1
+    values: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class SortedValues:
+    """Distinct values of one bounded column, in grid steps and ascending, with their multiplicities.
+
+    Rows without a value are left out. Each unit is cut to ``rows`` rows that have one.
+    """
+
+    column: str
+    rows: int
+
+
+@dataclass(frozen=True)
+class GroupValues:
+    """One number per holdout group, from a registered estimator that sees one group's rows at a time.
+
+    Groups are formed by a keyed hash of the unit, so a unit's rows are all in one group and the number of groups is
+    public.
+
+    Attributes:
+        groups: number of groups m.
+        columns: what the estimator reads, beside nothing else.
+    """
+
+    groups: int
+    columns: tuple[str, ...]
+
+
+Statistic = GroupedSums | SortedValues | GroupValues
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Answer to `GroupedSums`. Arrays have one entry per group; ``sums[c]`` and ``counts[c]`` belong to value column c."""
+
+    keys: tuple[str, ...] = field(repr=False)
+    rows: NDArray[np.int64] = field(repr=False)
+    units: NDArray[np.int64] = field(repr=False)
+    sums: Mapping[str, NDArray[np.int64]] = field(repr=False, default_factory=dict)
+    counts: Mapping[str, NDArray[np.int64]] = field(repr=False, default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Answer to `SortedValues`: ascending grid integers and how often each occurs."""
+
+    values: NDArray[np.int64] = field(repr=False)
+    counts: NDArray[np.int64] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class PerGroup:
+    """Answer to `GroupValues` after the estimator ran: one float per group, failures already mapped to its default."""
+
+    values: NDArray[np.float64] = field(repr=False)
+
+
+Answer = Groups | Histogram | PerGroup | Any

@@ -1,0 +1,144 @@
+"""A release before it is paid for: frozen, hashable, made without touching data."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from dpflow.core.amounts import show
+from dpflow.core.declaration import Table, problems
+from dpflow.core.events import Event, to_json
+from dpflow.core.mechanism import InteractiveMechanism, Mechanism
+from dpflow.core.results import ErrorBound
+from dpflow.engine.request import Request
+from dpflow.errors import InvalidDeclaration, PlanRefused
+from dpflow.registry import Registry
+
+
+def digest(value: Any) -> str:
+    """SHA-256 of canonical JSON: of public things only."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A validated release or session.
+
+    Attributes:
+        event: its privacy claim for the declared unit.
+        error: the noise known beforehand, or None.
+        family: digest of everything but the mechanism's version.
+        digest: digest of everything, part of the exactly-once key.
+    """
+
+    request: Request
+    table: Table
+    mechanism: Mechanism[Any] | InteractiveMechanism[Any, Any] = field(compare=False)
+    params: BaseModel = field(compare=False)
+    event: Event = field(compare=False)
+    error: ErrorBound | None = field(compare=False)
+    family: str
+    digest: str
+
+    @property
+    def charged_blocks(self) -> tuple[str, ...]:
+        """The blocks whose accounts pay: those it reads if the declaration protects per block, else none by name."""
+        return self.request.blocks if self.table.protects == "unit-block" else ()
+
+    def price(self) -> tuple[str, str]:
+        """Epsilon and delta as exact text; an event without a pure form is priced at delta 1e-9."""
+        exact = self.event.approximate()
+        if exact is None:
+            delta = Fraction(1, 10**9)
+            exact = (self.event.epsilon_at(delta) or Fraction(0), delta)
+        return show(exact[0]), show(exact[1])
+
+    def describe(self) -> dict[str, Any]:
+        """What a person wants to know before spending."""
+        epsilon, delta = self.price()
+        return {
+            "mechanism": f"{self.mechanism.name} (version {self.mechanism.version})",
+            "table": self.table.name,
+            "protects": self.table.protected,
+            "scope": self.request.scope,
+            "blocks": ", ".join(self.request.blocks) or "(none)",
+            "epsilon": epsilon,
+            "delta": delta,
+            "claim": to_json(self.event),
+            "error at 95 %": self.error.half_width if self.error else "depends on the rows; part of the result",
+            "note": self.error.note if self.error else "",
+            "digest": self.digest,
+        }
+
+    def public(self) -> dict[str, Any]:
+        """What the ledger's history keeps of the request."""
+        return {
+            "name": self.request.name,
+            "mechanism": self.mechanism.name,
+            "version": self.mechanism.version,
+            "params": self.params.model_dump(mode="json"),
+            "table": self.table.name,
+            "protects": self.table.protected,
+            "blocks": list(self.request.blocks),
+            "epsilon": self.price()[0],
+            "delta": self.price()[1],
+        }
+
+
+def make_plan(request: Request, registry: Registry, table: Table | None = None) -> Plan:
+    """Check everything that can be checked without rows, and price it.
+
+    Raises:
+        UnknownName: mechanism, column or key that nobody declared.
+        InvalidDeclaration: parameters that do not validate.
+        PlanRefused: no bounds, a holdout read without a gate, a veto, blocks that do not fit the declaration.
+    """
+    table = table or request.declaration()
+    mechanism = registry.mechanisms.get(request.mechanism) or registry.mechanism(request.mechanism)
+    try:
+        params = mechanism.Params.model_validate(request.params)
+    except ValidationError as error:
+        raise InvalidDeclaration(f"{request.name}: parameters of {mechanism.name}: {problems(error)}") from None
+    _check_blocks(request, table)
+    if table.holdout and not (isinstance(mechanism, InteractiveMechanism) and mechanism.exclusive):
+        raise PlanRefused(
+            f"table {table.name!r} is a holdout, readable only through a gate session; "
+            f"{mechanism.name} would read it besides, so declare another table for it"
+        )
+    event = mechanism.event(params, table)
+    error = mechanism.error(params, table) if isinstance(mechanism, Mechanism) else None
+    if isinstance(mechanism, Mechanism):
+        mechanism.statistic(params, table)
+    content = {
+        "mechanism": mechanism.name,
+        "params": params.model_dump(mode="json"),
+        "table": table.public(),
+        "scope": request.scope,
+        "blocks": sorted(request.blocks),
+        "event": to_json(event),
+    }
+    family = digest(content)
+    made = Plan(
+        request, table, mechanism, params, event, error, family, digest([content, mechanism.version])
+    )
+    if reasons := registry.veto(made):
+        raise PlanRefused(f"{request.name} was refused: " + "; ".join(reasons))
+    return made
+
+
+def _check_blocks(request: Request, table: Table) -> None:
+    """A budget per block needs to know the blocks; blocks of a table without a block column mean nothing."""
+    if len(set(request.blocks)) != len(request.blocks):
+        raise PlanRefused(f"{request.name} names a block twice; name each block once")
+    if request.blocks and table.block is None:
+        raise PlanRefused(f"{request.name} names blocks, but table {table.name!r} declares no block column")
+    if table.protects == "unit-block" and not request.blocks:
+        raise PlanRefused(
+            f"table {table.name!r} protects {table.protected}, so {request.name} must name the blocks it reads; "
+            f"add blocks, such as blocks: [2013-01-01]"
+        )

@@ -1,0 +1,175 @@
+"""The life of a release: reserve, aggregate, draw, settle, publish. The file that must be right.
+
+Nothing private is read before `Ledger.reserve` returned, and nothing drawn is visible before `Ledger.settle` returned.
+A crash between the two leaves a reservation which the next try of the same key takes over; nothing of the first draw
+was visible, so fresh noise is safe. A failure that may depend on the rows or the draw is settled as "none": to draw
+again would be rejection sampling.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+
+from dpflow.core import faults
+from dpflow.core.mechanism import Mechanism
+from dpflow.core.randomness import SystemSource
+from dpflow.core.results import NONE, Result
+from dpflow.engine.occasion import Occasion
+from dpflow.engine.plan import Plan
+from dpflow.errors import DpflowError, PlanRefused
+from dpflow.ledger import Ledger, Reservation
+from dpflow.registry import Registry
+from dpflow.tables import PrivateTable, PublishedRelease, publish
+
+log = logging.getLogger("dpflow")
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What a release cost and where it is. `to_json` is what operators return; the result itself is in ``result``.
+
+    Attributes:
+        epsilon, delta: the price in (epsilon, delta), as exact strings; delta is "0" for pure claims.
+        replayed: True when a stored result was returned and nothing was charged.
+        protects: what the price protects, in words.
+    """
+
+    release_id: str
+    name: str
+    mechanism: str
+    scope: str
+    blocks: tuple[str, ...]
+    epsilon: str
+    delta: str
+    protects: str
+    replayed: bool
+    result: Result = field(repr=False)
+    published: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """A small JSON object without the result."""
+        return {
+            "release_id": self.release_id,
+            "name": self.name,
+            "mechanism": self.mechanism,
+            "scope": self.scope,
+            "blocks": list(self.blocks),
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "protects": self.protects,
+            "replayed": self.replayed,
+            "rows": len(self.result.rows),
+            "published": self.published,
+        }
+
+
+def release(
+    plan: Plan, ledger: Ledger, registry: Registry, *, occasion: Occasion | None = None, spend_again: bool = False
+) -> Receipt:
+    """Run a plan to its end, exactly once per occasion.
+
+    Args:
+        plan: from `make_plan`.
+        ledger: where its scope has a grant.
+        registry: tells observers.
+        occasion: which occurrence this is; by default the request's name and revision.
+        spend_again: pay anew although this task already released something else in this run.
+
+    Raises:
+        BudgetExceeded: the scope cannot pay; nothing was read.
+        RetryConflict: a retry that asks for something else.
+        TableBusy, NotPublished, LedgerUnavailable: try again later; nothing is charged twice.
+    """
+    if not isinstance(plan.mechanism, Mechanism):
+        raise PlanRefused(f"{plan.mechanism.name} is a session, not a release; open it with a gate or Session")
+    occasion = occasion or Occasion.of_request(plan.request)
+    check_scope(plan, ledger)
+    private = PrivateTable(plan.table)
+    key = occasion.key(plan)
+    stored = ledger.find(key)
+    if stored is None or not stored.settled:
+        private.check(plan.mechanism.statistic(plan.params, plan.table))
+    reservation = ledger.reserve(
+        key,
+        event=plan.event,
+        blocks=plan.charged_blocks,
+        family=plan.family,
+        slot=occasion.slot,
+        principal=occasion.principal,
+        spend_again=spend_again,
+        request=plan.public(),
+    )
+    replayed = reservation.settled
+    result = Result.from_json(reservation.result) if replayed else _draw(plan, private, ledger, reservation)
+    receipt = _publish(plan, _receipt(plan, reservation, result, replayed))
+    for observer in registry.announce(receipt):
+        log.warning("observer %s failed; the release stands", observer)
+    return receipt
+
+
+def check_scope(plan: Plan, ledger: Ledger) -> None:
+    """A scope's budget protects what its grant says; refuse a table that promises something else."""
+    granted = ledger.scope(plan.request.scope).protects
+    if granted and granted != plan.table.protected:
+        raise PlanRefused(
+            f"scope {plan.request.scope!r} was granted to protect {granted}, but table {plan.table.name!r} declares "
+            f"{plan.table.protected}; use a scope granted for this declaration"
+        )
+
+
+def _draw(plan: Plan, private: PrivateTable, ledger: Ledger, reservation: Reservation) -> Result:
+    """Read, add noise, settle. What it returns is the stored result, whoever stored it."""
+    assert isinstance(plan.mechanism, Mechanism)
+    snapshot = ledger.commitment(private.snapshot(), "snapshot")
+    try:
+        answer = private.answer(plan.mechanism.statistic(plan.params, plan.table), plan.request.blocks)
+        faults.reach("aggregate.after")
+        result = plan.mechanism.draw(plan.params, plan.table, answer, SystemSource())
+    except faults.FaultInjected:
+        raise
+    except Exception as error:  # noqa: BLE001  what failed may depend on the rows: settle "none", say nothing of it
+        if isinstance(error, DpflowError) and error.retryable:
+            raise
+        result = NONE
+    faults.reach("draw.after")
+    return Result.from_json(ledger.settle(reservation, result.to_json(), snapshot=snapshot).result)
+
+
+def _receipt(plan: Plan, reservation: Reservation, result: Result, replayed: bool) -> Receipt:
+    epsilon, delta = plan.price()
+    return Receipt(
+        release_id=reservation.release_id,
+        name=plan.request.name,
+        mechanism=plan.mechanism.name,
+        scope=plan.request.scope,
+        blocks=plan.request.blocks,
+        epsilon=epsilon,
+        delta=delta,
+        protects=plan.table.protected,
+        replayed=replayed,
+        result=result,
+    )
+
+
+def _publish(plan: Plan, receipt: Receipt) -> Receipt:
+    """Copy the settled result to its output table, if the request names one."""
+    where = plan.request.publish
+    if where is None:
+        return receipt
+    publish(where.database, where.table, published_release(receipt))
+    return Receipt(**{**receipt.__dict__, "published": f"{where.database.name}:{where.table}"})
+
+
+def published_release(receipt: Receipt) -> PublishedRelease:
+    """A receipt and its result in the shape of the output table."""
+    return PublishedRelease(
+        release_id=receipt.release_id,
+        release=receipt.name,
+        block=",".join(receipt.blocks),
+        mechanism=receipt.mechanism,
+        epsilon=receipt.epsilon,
+        delta=receipt.delta,
+        rows=receipt.result.rows,
+    )

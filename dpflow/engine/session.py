@@ -1,0 +1,107 @@
+"""An interactive mechanism's life: opened and charged once, asked many times, its state in the ledger.
+
+The answer and the state it leads to are stored in one transaction before the answer is seen. The same question again
+returns the stored answer and spends nothing; a question that crashed before its answer was stored is asked with fresh
+noise, and nobody saw the first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from dpflow.core.declaration import problems
+from dpflow.core.mechanism import InteractiveMechanism, State
+from dpflow.core.randomness import SystemSource
+from dpflow.core.statistics import GroupValues, PerGroup
+from dpflow.engine.candidate import Candidate
+from dpflow.engine.holdout import group_values
+from dpflow.engine.occasion import Occasion
+from dpflow.engine.plan import Plan, digest
+from dpflow.engine.release import check_scope
+from dpflow.errors import InvalidDeclaration, PlanRefused, SessionClosed
+from dpflow.ledger import Ledger
+from dpflow.registry import Registry
+from dpflow.tables import PrivateTable
+
+
+class Session:
+    """An open session. Make one with `Session.open`; opening the same plan on the same occasion again resumes it."""
+
+    def __init__(self, session_id: str, plan: Plan, ledger: Ledger, registry: Registry) -> None:
+        self.id = session_id
+        self._plan, self._ledger, self._registry = plan, ledger, registry
+        self._private = PrivateTable(plan.table)
+
+    @classmethod
+    def open(cls, plan: Plan, ledger: Ledger, registry: Registry, *, occasion: Occasion | None = None) -> Session:
+        """Charge the whole session, or resume it.
+
+        Raises:
+            BudgetExceeded: the scope cannot pay; nothing was read.
+            PlanRefused: the plan is a one-shot release.
+        """
+        mechanism = plan.mechanism
+        if not isinstance(mechanism, InteractiveMechanism):
+            raise PlanRefused(f"{mechanism.name} is a release, not a session; run it with release")
+        occasion = occasion or Occasion.of_request(plan.request)
+        check_scope(plan, ledger)
+        opened = ledger.open_session(
+            occasion.key(plan),
+            event=plan.event,
+            blocks=plan.charged_blocks,
+            family=plan.family,
+            slot=occasion.slot,
+            principal=occasion.principal,
+            state=mechanism.open(plan.params, plan.table, SystemSource()).data,
+            exclusive=mechanism.exclusive,
+            request=plan.public(),
+        )
+        return cls(opened.session_id, plan, ledger, registry)
+
+    def ask(self, query: dict[str, Any], candidate: Candidate | None = None) -> dict[str, Any]:
+        """Answer one query, or return its stored answer.
+
+        Raises:
+            SessionClosed: no answer is left and this question was not answered before.
+        """
+        mechanism = self._plan.mechanism
+        assert isinstance(mechanism, InteractiveMechanism)
+        try:
+            parsed = mechanism.Query.model_validate(query)
+        except ValidationError as error:
+            raise InvalidDeclaration(f"query of {mechanism.name}: {problems(error)}") from None
+        name = digest([self.id, parsed.model_dump(mode="json")])
+        while True:
+            if stored := self._ledger.stored_answer(self.id, name):
+                return dict(stored.answer)
+            held = self._ledger.session(self.id)
+            if held.closed:
+                raise SessionClosed(f"session {self.id} is closed: its answers are used up; open one on fresh data")
+            statistic = mechanism.statistic(self._plan.params, parsed, self._plan.table)
+            known = self._read(statistic, parsed, candidate)
+            verdict, state = mechanism.answer(
+                self._plan.params, self._plan.table, State(held.state), parsed, known, SystemSource()
+            )
+            kept = self._ledger.answer(
+                self.id,
+                query=name,
+                expected_version=held.version,
+                state=state.data,
+                answer=verdict.body,
+                closed=verdict.closed,
+            )
+            if kept is not None:
+                return dict(kept.answer)
+            # somebody else's answer advanced the state first: ours was never seen, so draw again from theirs
+
+    def _read(self, statistic: Any, query: Any, candidate: Candidate | None) -> Any:
+        if not isinstance(statistic, GroupValues):
+            self._private.check(statistic)
+            return self._private.answer(statistic, self._plan.request.blocks)
+        if candidate is None:
+            raise PlanRefused(f"{self._plan.mechanism.name} scores a candidate; hand one to ask")
+        secret = bytes.fromhex(self._ledger.commitment(self._plan.request.scope.encode(), "partition"))
+        estimator = self._registry.estimator(query.estimator)
+        return PerGroup(group_values(self._private, statistic, secret, estimator, candidate))

@@ -1,0 +1,84 @@
+"""A session that answers "is this count below its threshold?" for any number of adaptively chosen counts.
+
+Definition and claim: `dpflow.core.sparse_vector`. The whole session costs epsilon, split evenly over the ``failures``
+"below" answers it allows; "above" answers are free. Counts are rows, after each unit is cut to its limits, so one unit
+moves a count by at most ``limits.rows`` (``rows_per_group`` for one key), under add-remove and replace alike.
+
+When not to use it: to learn a count (`count`), or when most answers will be "below": then each costs a full share.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from dpflow.core.amounts import Epsilon
+from dpflow.core.declaration import Table
+from dpflow.core.events import Event, SparseVector
+from dpflow.core.mechanism import InteractiveMechanism, Params, State, Verdict
+from dpflow.core.randomness import Source
+from dpflow.core.sparse_vector import Engine, Memory
+from dpflow.core.statistics import Answer, GroupedSums
+from dpflow.hookspecs import hookimpl
+
+
+class AboveThresholdParams(Params):
+    """``epsilon``: the price of the session. ``failures``: how many "below" answers it allows before it closes."""
+
+    epsilon: Epsilon
+    failures: Annotated[int, Field(ge=1, le=10**6)] = 1
+
+
+class ThresholdQuery(Params):
+    """``threshold``: in rows. ``by`` and ``key``: count only the rows of one public key."""
+
+    threshold: Annotated[int, Field(ge=-(2**53), le=2**53)]
+    by: str | None = None
+    key: str | None = None
+
+
+class AboveThreshold(InteractiveMechanism[AboveThresholdParams, ThresholdQuery]):
+    """Which of many counts are below their thresholds?"""
+
+    name = "above_threshold"
+    summary = "session: is a count below its threshold? free until it is"
+    citation = "Dwork, Roth 2014, Algorithms 1-2, Theorem 3.23 (sparse vector)"
+    Params = AboveThresholdParams
+    Query = ThresholdQuery
+
+    def _engine(self, params: AboveThresholdParams, table: Table) -> Engine:
+        return Engine(params.epsilon / params.failures, table.limits.rows, params.failures)
+
+    def event(self, params: AboveThresholdParams, table: Table) -> Event:
+        return SparseVector(params.epsilon)
+
+    def open(self, params: AboveThresholdParams, table: Table, source: Source) -> State:
+        return State(self._engine(params, table).start(source).to_json())
+
+    def statistic(self, params: AboveThresholdParams, query: ThresholdQuery, table: Table) -> GroupedSums:
+        if query.by is None or query.key is None:
+            return GroupedSums(rows_per_group=table.limits.rows)
+        table.keys(query.by)
+        return GroupedSums(query.by, (query.key,), 1, table.limits.per_group)
+
+    def answer(
+        self,
+        params: AboveThresholdParams,
+        table: Table,
+        state: State,
+        query: ThresholdQuery,
+        answer: Answer,
+        source: Source,
+    ) -> tuple[Verdict, State]:
+        engine, memory = self._engine(params, table), Memory.from_json(state.data)
+        if memory.exhausted(engine):
+            return Verdict({"verdict": "exhausted"}, closed=True), state
+        below, memory = engine.ask(memory, int(answer.rows[0]), query.threshold, source)
+        verdict = Verdict({"verdict": "below" if below else "above"}, closed=memory.exhausted(engine))
+        return verdict, State(memory.to_json())
+
+
+@hookimpl
+def dpflow_register_mechanisms() -> list[AboveThreshold]:
+    return [AboveThreshold()]

@@ -1,0 +1,139 @@
+"""Run a table's contract: Great Expectations over SQL in the table's own DuckDB file, opened read-only."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import MethodType
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+
+from dpflow.core.declaration import Table
+from dpflow.errors import DpflowError, InvalidInput, TableBusy, TableUnreadable
+from dpflow.quality.contract import suite
+from dpflow.quality.rows import identifier, query
+
+if TYPE_CHECKING:
+    from great_expectations.core import ExpectationSuiteValidationResult
+    from great_expectations.datasource.fluent.sql_datasource import SQLDatasource
+
+#: Releases of Great Expectations that read a DuckDB cursor after closing its connection, and so find no rows.
+NEEDS_SHIM = ("1.24.",)
+
+
+def check(table: Table, blocks: Sequence[str] = ()) -> bool:
+    """True if the rows of the named blocks (of the whole table, if none is named) keep what the table declares.
+
+    Guarantees that nothing but this bit leaves: no value in a log, on a stream, in a file or in an error, and no network.
+    Nothing is charged.
+
+    Raises:
+        TableUnreadable: the file is missing, is not DuckDB, lacks the relation, or the suite could not be evaluated.
+        TableBusy: another process is writing the file; the same call can succeed later.
+        InvalidInput: blocks are named, but the table declares no block column.
+    """
+    if blocks and table.block is None:
+        raise InvalidInput(f"table {table.name!r} declares no block column, so no block of it can be checked")
+    if not table.database.is_file():
+        raise TableUnreadable(
+            f"there is no file {table.database} for table {table.name!r}; create it, or correct `database`"
+        )
+    with _silence():
+        try:
+            return _verdict(_validate(table, blocks))
+        except Exception as error:  # noqa: BLE001  # whatever it is, its message may quote a value
+            failure = _scrubbed(table, error)
+    raise failure
+
+
+def _validate(table: Table, blocks: Sequence[str]) -> ExpectationSuiteValidationResult:
+    """Great Expectations' own result, without values; whatever was opened is closed again."""
+    os.environ["GX_ANALYTICS_ENABLED"] = "false"
+    import duckdb_sqlalchemy  # noqa: F401  # before the next: in the other order DuckDB reports leaks on stderr at exit
+    import great_expectations as gx
+
+    context = gx.get_context(mode="ephemeral")
+    context.variables.progress_bars = {"globally": False}  # type: ignore[assignment]
+    # The path travels in connect_args: in a URL a "?" or "$" in it would mean something.
+    place = {"database": str(table.database), "read_only": True, "config": {"enable_external_access": "false"}}
+    url = "duckdb:///:memory:"
+    source = context.data_sources.add_sql("t", connection_string=url, kwargs={"connect_args": place})  # type: ignore[call-arg]
+    engine = source.get_execution_engine()
+    try:
+        _shim(source, gx.__version__)
+        with engine.engine.connect() as connection:
+            described = connection.execute(sa.text(f"DESCRIBE {_text(identifier(table.source))}")).fetchall()
+        sql = query(table, {row[0]: row[1] for row in described}, blocks)
+        rows = source.add_query_asset("rows", query=_text(sql)).add_batch_definition_whole_table("all")
+        promises = gx.ExpectationSuite("contract", expectations=suite(table))
+        return rows.get_batch().validate(promises, result_format="BOOLEAN_ONLY")
+    finally:
+        engine.close()
+        engine.engine.dispose()
+
+
+def _text(sql: str) -> str:
+    """SQL as `sqlalchemy.text` takes it: a colon in a name or key is no parameter."""
+    return sql.replace(":", r"\:")
+
+
+def _shim(source: SQLDatasource, version: str) -> None:
+    """Make this one source fetch rows before its connection closes, where Great Expectations does not."""
+
+    def execute_query(self: Any, statement: Any) -> Any:
+        with self.get_connection() as connection:
+            result = self._execute_query_with_recovery(connection, statement)
+            return result.freeze()() if result.returns_rows else result
+
+    if version.startswith(NEEDS_SHIM):
+        engine = source.get_execution_engine()
+        engine.execute_query = MethodType(execute_query, engine)  # type: ignore[method-assign]
+
+
+def _verdict(result: ExpectationSuiteValidationResult) -> bool:
+    """The one bit. A plain failure is False, even beside errors that follow from it; an error without one is raised."""
+    broken = [_raised(item.exception_info) for item in result.results]
+    if any(not item.success and not error for item, error in zip(result.results, broken, strict=True)):
+        return False
+    if any(broken):
+        raise RuntimeError("an expectation could not be evaluated")
+    return bool(result.success)
+
+
+def _raised(info: Mapping[str, Any] | None) -> bool:
+    """Whether an expectation failed to run; Great Expectations says it flat, or once for every metric."""
+    nested = [value for value in (info or {}).values() if isinstance(value, Mapping)]
+    return bool((info or {}).get("raised_exception")) or any(value.get("raised_exception") for value in nested)
+
+
+def _scrubbed(table: Table, error: Exception) -> DpflowError:
+    """The same failure in our words: DuckDB's messages quote values."""
+    said = str(error)
+    if "Could not set lock" in said or "different configuration" in said:
+        return TableBusy(
+            f"{table.database} is being written by another process or connection; try again when it is done"
+        )
+    return TableUnreadable(
+        f"the contract of table {table.name!r} cannot be checked: {table.database} is not a DuckDB file that this version "
+        f"reads, has no relation {table.source!r}, or holds columns that cannot be compared"
+    )
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Keep Great Expectations' log records, which quote errors and values, and its warnings from every handler."""
+    logger = logging.getLogger("great_expectations")
+    nowhere, before = logging.NullHandler(), logger.propagate
+    logger.addHandler(nowhere)
+    logger.propagate = False
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.propagate = before
+        logger.removeHandler(nowhere)

@@ -1,0 +1,139 @@
+"""The plugin host: built-ins and third parties through one door, names checked, provenance kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from types import MappingProxyType
+from typing import Any
+
+import pluggy
+
+from dpflow import hookspecs
+from dpflow.core.estimators import Estimator
+from dpflow.core.mechanism import InteractiveMechanism, Mechanism
+from dpflow.errors import PluginError, UnknownName
+
+#: Modules that register first, by the same hooks as everybody.
+BUILT_INS = (
+    "dpflow.mechanisms.count",
+    "dpflow.mechanisms.sum",
+    "dpflow.mechanisms.mean",
+    "dpflow.mechanisms.histogram",
+    "dpflow.mechanisms.private_histogram",
+    "dpflow.mechanisms.quantile",
+    "dpflow.mechanisms.above_threshold",
+    "dpflow.mechanisms.reusable_holdout",
+    "dpflow.mechanisms.estimators",
+)
+
+AnyMechanism = Mechanism[Any] | InteractiveMechanism[Any, Any]
+
+
+class Registry:
+    """Installed mechanisms and estimators. An object you pass: tests build one with exactly the plugins they need.
+
+    Attributes:
+        mechanisms: name to mechanism.
+        estimators: name to estimator.
+        origin: name to the distribution (or module) that brought it.
+    """
+
+    def __init__(self, plugins: Mapping[str, object]) -> None:
+        """Register plugin objects by origin. Raises `PluginError` for a broken plugin or a name that two of them use."""
+        self._manager = pluggy.PluginManager(hookspecs.PROJECT)
+        self._manager.add_hookspecs(hookspecs)
+        for origin, plugin in plugins.items():
+            self._register(origin, plugin)
+        self._check()
+        self.origin: dict[str, str] = {}
+        self.mechanisms = MappingProxyType(dict(self._collect("dpflow_register_mechanisms", "mechanism")))
+        self.estimators = MappingProxyType(dict(self._collect("dpflow_register_estimators", "estimator")))
+
+    @classmethod
+    def load(cls) -> Registry:
+        """Built-ins plus every installed distribution with an entry point in the group ``dpflow``."""
+        return cls({**{name: import_module(name) for name in BUILT_INS}, **dict(_installed())})
+
+    def mechanism(self, name: str) -> Mechanism[Any]:
+        """The one-shot mechanism of this name, or `UnknownName`."""
+        found = self.mechanisms.get(name)
+        if not isinstance(found, Mechanism):
+            known = [n for n, m in self.mechanisms.items() if isinstance(m, Mechanism)]
+            raise UnknownName("one-shot mechanism", name, known)
+        return found
+
+    def interactive(self, name: str) -> InteractiveMechanism[Any, Any]:
+        """The interactive mechanism of this name, or `UnknownName`."""
+        found = self.mechanisms.get(name)
+        if not isinstance(found, InteractiveMechanism):
+            known = [n for n, m in self.mechanisms.items() if isinstance(m, InteractiveMechanism)]
+            raise UnknownName("interactive mechanism", name, known)
+        return found
+
+    def estimator(self, name: str) -> Estimator:
+        """The holdout estimator of this name, or `UnknownName`."""
+        try:
+            return self.estimators[name]
+        except KeyError:
+            raise UnknownName("estimator", name, self.estimators) from None
+
+    def veto(self, plan: Any) -> list[str]:
+        """Every reason a plugin gives against a plan; a plugin that fails while looking refuses too."""
+        reasons = []
+        for impl in self._manager.hook.dpflow_veto_plan.get_hookimpls():
+            try:
+                reason = impl.function(plan)
+            except Exception as error:  # noqa: BLE001  fail closed, whatever the plugin did
+                reason = f"{impl.plugin_name} failed while looking at the plan ({type(error).__name__})"
+            if reason:
+                reasons.append(str(reason))
+        return reasons
+
+    def announce(self, receipt: Any) -> list[str]:
+        """Tell observers about a settled release; returns the names of those that failed."""
+        failed = []
+        for impl in self._manager.hook.dpflow_after_release.get_hookimpls():
+            try:
+                impl.function(receipt)
+            except Exception:  # noqa: BLE001  a release that was paid for is never undone by an observer
+                failed.append(impl.plugin_name)
+        return failed
+
+    def _register(self, origin: str, plugin: object) -> None:
+        try:
+            self._manager.register(plugin, name=origin)
+        except (pluggy.PluginValidationError, ValueError) as error:
+            raise PluginError(f"plugin {origin} does not fit the contract in dpflow.hookspecs: {error}") from None
+
+    def _check(self) -> None:
+        try:
+            self._manager.check_pending()
+        except pluggy.PluginValidationError as error:
+            raise PluginError(f"a plugin implements a hook that dpflow does not have: {error}") from None
+
+    def _collect(self, hook: str, kind: str) -> Iterator[tuple[str, Any]]:
+        """Names and objects from one register hook, in registration order, clashes refused."""
+        for impl in reversed(getattr(self._manager.hook, hook).get_hookimpls()):
+            for thing in impl.function():
+                if thing.name in self.origin:
+                    raise PluginError(
+                        f"{kind} {thing.name!r} is registered by {self.origin[thing.name]} and by {impl.plugin_name}; "
+                        f"uninstall one of them"
+                    )
+                self.origin[thing.name] = impl.plugin_name
+                yield thing.name, thing
+
+
+def _installed() -> Iterator[tuple[str, object]]:
+    """Plugin modules of installed distributions, by ``distribution version``."""
+    from importlib.metadata import distributions
+
+    for distribution in distributions():
+        for point in distribution.entry_points:
+            if point.group == hookspecs.PROJECT:
+                origin = f"{distribution.metadata['Name']} {distribution.version} ({point.name})"
+                try:
+                    yield origin, point.load()
+                except Exception as error:
+                    raise PluginError(f"plugin {origin} cannot be imported: {type(error).__name__}") from error

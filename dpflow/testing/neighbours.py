@@ -1,0 +1,96 @@
+"""Small tables, all their neighbours, and the exact answer to a statistic on them: a reference for `dpflow.tables`.
+
+A unit is what one guarantee protects: a tuple of its rows, which are mappings from column to a grid integer, a key or
+None. A table is a tuple of units. Units are cut to their limits before they count, each by its own rows only; here the
+cut keeps the first rows. A random cut is a mixture of such cuts and cannot diverge further (joint convexity).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import combinations_with_replacement
+from typing import Any, Literal
+
+import numpy as np
+
+from dpflow.core.statistics import Answer, GroupedSums, Groups, Histogram, SortedValues, Statistic
+
+Row = Mapping[str, Any]
+UnitRows = tuple[Row, ...]
+SmallTable = tuple[UnitRows, ...]
+
+
+def possible_units(rows: Sequence[Row], limit: int) -> list[UnitRows]:
+    """Every unit of one to ``limit`` rows, each taken from the given kinds of row."""
+    return [unit for size in range(1, limit + 1) for unit in combinations_with_replacement(rows, size)]
+
+
+def neighbours(
+    units: Sequence[UnitRows], relation: Literal["add-remove", "replace"], others: int = 1
+) -> Iterator[tuple[SmallTable, SmallTable]]:
+    """Every pair of neighbouring tables that share at most ``others`` units, one order of each pair."""
+    for size in range(others + 1):
+        for shared in combinations_with_replacement(units, size):
+            if relation == "add-remove":
+                yield from ((shared + (unit,), shared) for unit in units)
+            else:
+                yield from ((shared + (a,), shared + (b,)) for i, a in enumerate(units) for b in units[:i])
+
+
+def answer(statistic: Statistic, units: Iterable[UnitRows]) -> Answer:
+    """The exact answer of a grouped sum or of sorted values, contributions cut to the statistic's limits."""
+    if isinstance(statistic, GroupedSums):
+        return _grouped(statistic, units)
+    if isinstance(statistic, SortedValues):
+        return _sorted(statistic, units)
+    raise TypeError(f"there is no reference answer for a {type(statistic).__name__}; build it by hand")
+
+
+def fingerprint(given: Answer) -> Any:
+    """A hashable form of an answer: equal answers have equal output distributions."""
+    if isinstance(given, Groups):
+        values = [(c, tuple(given.sums[c].tolist()), tuple(given.counts[c].tolist())) for c in sorted(given.sums)]
+        return given.keys, tuple(given.rows.tolist()), tuple(given.units.tolist()), tuple(values)
+    if isinstance(given, Histogram):
+        return tuple(zip(given.values.tolist(), given.counts.tolist()))
+    return tuple(given.values.tolist())
+
+
+def _cut(statistic: GroupedSums, unit: UnitRows) -> Iterator[tuple[str, Row]]:
+    """The rows of one unit that count, with their group."""
+    taken: Counter[str] = Counter()
+    for row in unit:
+        key = "" if statistic.by is None else row[statistic.by]
+        known = key is not None and (statistic.by is None or statistic.keys is None or key in statistic.keys)
+        if known and (key in taken or len(taken) < statistic.groups) and taken[key] < statistic.rows_per_group:
+            taken[key] += 1
+            yield key, row
+
+
+def _grouped(statistic: GroupedSums, units: Iterable[UnitRows]) -> Groups:
+    kept = [list(_cut(statistic, unit)) for unit in units]
+    found = sorted({key for unit in kept for key, _ in unit})
+    keys = ("",) if statistic.by is None else statistic.keys if statistic.keys is not None else tuple(found)
+    place = {key: i for i, key in enumerate(keys)}
+    rows, reached = np.zeros(len(keys), np.int64), np.zeros(len(keys), np.int64)
+    sums = {column: np.zeros(len(keys), np.int64) for column, _ in statistic.values}
+    counts = {column: np.zeros(len(keys), np.int64) for column, _ in statistic.values}
+    for unit in kept:
+        for key in {key for key, _ in unit}:
+            reached[place[key]] += 1
+        for key, row in unit:
+            rows[place[key]] += 1
+            for column, centre in statistic.values:
+                if row[column] is not None:
+                    sums[column][place[key]] += row[column] - centre
+                    counts[column][place[key]] += 1
+    return Groups(keys, rows, reached, sums, counts)
+
+
+def _sorted(statistic: SortedValues, units: Iterable[UnitRows]) -> Histogram:
+    found: Counter[int] = Counter()
+    for unit in units:
+        found.update([row[statistic.column] for row in unit if row[statistic.column] is not None][: statistic.rows])
+    values = sorted(found)
+    return Histogram(np.array(values, np.int64), np.array([found[v] for v in values], np.int64))
