@@ -1,0 +1,57 @@
+"""dpflow: differential privacy as a workflow primitive for data platforms.
+
+The names below are the public ones; each is imported when first used, so that importing dpflow stays quick.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dpflow.core.declaration import Table, load_table
+    from dpflow.engine.api import plan, release
+    from dpflow.engine.plan import Plan
+    from dpflow.engine.release import Receipt
+    from dpflow.engine.session import Session
+    from dpflow.hookspecs import hookimpl
+    from dpflow.ledger import Ledger
+    from dpflow.registry import Registry
+    from dpflow.tables import PrivateTable
+
+_HOMES = {
+    "Ledger": "dpflow.ledger",
+    "Plan": "dpflow.engine.plan",
+    "PrivateTable": "dpflow.tables",
+    "Receipt": "dpflow.engine.release",
+    "Registry": "dpflow.registry",
+    "Session": "dpflow.engine.session",
+    "Table": "dpflow.core.declaration",
+    "hookimpl": "dpflow.hookspecs",
+    "load_table": "dpflow.core.declaration",
+    "plan": "dpflow.engine.api",
+    "release": "dpflow.engine.api",
+}
+
+__all__ = [
+    "Ledger",
+    "Plan",
+    "PrivateTable",
+    "Receipt",
+    "Registry",
+    "Session",
+    "Table",
+    "hookimpl",
+    "load_table",
+    "plan",
+    "release",
+]
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first asked for."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'dpflow' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)

@@ -48,7 +48,7 @@ class LedgerOperator(BaseOperator):
     def execute(self, context: Any) -> dict[str, Any]:
         """Check or report; see the class."""
         from dpflow.engine import make_plan
-        from dpflow.engine.release import check_run
+        from dpflow.engine.forecast import check_run
         from dpflow.registry import Registry
 
         with failures():

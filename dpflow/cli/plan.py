@@ -9,7 +9,7 @@ import typer
 
 from dpflow.cli.common import JsonOption, LedgerOption, open_ledger, show, show_json
 from dpflow.engine import load_request, make_plan
-from dpflow.engine.release import forecast
+from dpflow.engine.forecast import forecast
 from dpflow.registry import Registry
 
 FileArgument = Annotated[Path, typer.Argument(help="A release file (YAML).")]

@@ -109,7 +109,7 @@ def text(amount: Fraction) -> str:
 
 def show(amount: Fraction) -> str:
     """A short form for people, at most six significant digits: ``"0.333333"``. Not exact; see `text`."""
-    return f"{Decimal(amount.numerator) / Decimal(amount.denominator):.6g}" if amount else "0"
+    return f"{float(amount):.6g}"
 
 
 def _within(what: str, value: object, low: Fraction, high: Fraction) -> Fraction:

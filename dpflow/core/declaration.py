@@ -15,7 +15,8 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
 
-from dpflow.errors import InvalidDeclaration, InvalidInput, PlanRefused, UnknownName
+from dpflow.core import amounts
+from dpflow.errors import InvalidAmount, InvalidDeclaration, InvalidInput, PlanRefused, UnknownName
 
 #: Integers of a statistic stay below this by plan, so that HUGEINT sums and BIGINT results cannot wrap.
 MAX_MAGNITUDE = 2**62
@@ -23,13 +24,11 @@ MAX_MAGNITUDE = 2**62
 
 def _exact(value: Any) -> Fraction:
     """A bound as an exact rational: ints, strings like "0.1", dates (days since 1970-01-01); floats by shortest form."""
-    if isinstance(value, bool):
-        raise ValueError("a truth value is no number")
     if isinstance(value, dt.date):
         return Fraction((value - dt.date(1970, 1, 1)).days)
     try:
-        return Fraction(str(value)) if isinstance(value, float) else Fraction(value)
-    except (ValueError, TypeError, OverflowError, ZeroDivisionError):
+        return amounts.exact("a number", value)
+    except InvalidAmount:
         raise ValueError("write a finite number, such as -60 or '0.25'") from None
 
 
@@ -58,6 +57,8 @@ class Column(Strict):
 
     @model_validator(mode="after")
     def _check(self) -> Column:
+        if not self.step > 0:
+            raise ValueError("step must be positive")
         if (self.lower is None) != (self.upper is None):
             raise ValueError("give both lower and upper, or neither")
         if self.lower is not None and self.upper is not None:
@@ -67,8 +68,6 @@ class Column(Strict):
                 raise ValueError("the bounds hold more than 2^62 steps; take a coarser step")
             if self.missing != "skip" and not self.lower <= self.missing <= self.upper:
                 raise ValueError("missing must lie within the bounds")
-        if not self.step > 0:
-            raise ValueError("step must be positive")
         if self.keys is not None and (not self.keys or len(set(self.keys)) != len(self.keys)):
             raise ValueError("keys must be a list of different values, at least one")
         return self

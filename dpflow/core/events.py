@@ -228,8 +228,10 @@ class Composed(Event):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "events", tuple(self.events))
-        if not self.events or not all(isinstance(event, Event) for event in self.events):
-            raise PlanRefused("a composed event needs at least one event, and nothing but events.")
+        if not self.events:
+            raise PlanRefused("a composed event needs at least one event.")
+        for event in self.events:
+            known(event)
 
     def approximate(self) -> tuple[Fraction, Fraction] | None:
         claims = [event.approximate() for event in self.events]
@@ -255,8 +257,7 @@ class Repeated(Event):
     count: int
 
     def __post_init__(self) -> None:
-        if not isinstance(self.event, Event):
-            raise PlanRefused("a repeated event needs an event to repeat.")
+        known(self.event)
         _check(self, count=_whole("count", LARGEST_COUNT))
 
     def approximate(self) -> tuple[Fraction, Fraction] | None:
@@ -290,10 +291,16 @@ _LEAVES = (Pure, Approximate, ZCDP, BoundedRange, DiscreteLaplace, DiscreteGauss
 _KINDS: Final[Mapping[str, type[Event]]] = {cls.kind: cls for cls in (*_LEAVES, Composed, Repeated)}
 
 
+def known(event: object) -> Event:
+    """The event itself if its type is in the vocabulary; a stranger, a subclass included, raises `PlanRefused`."""
+    if isinstance(event, Event) and type(event) in _KINDS.values():
+        return event
+    raise PlanRefused(f"an event of type {type(event).__name__} is not supported; use one of dpflow.core.events.")
+
+
 def to_json(event: Event) -> dict[str, Any]:
-    """The event as JSON: its kind with a version, and its fields, amounts as exact strings."""
-    if type(event) is not _KINDS.get(getattr(event, "kind", "")):
-        raise PlanRefused(f"an event of type {type(event).__name__} is not supported; use one of dpflow.core.events.")
+    """The event as JSON: its kind with a version, and its fields, amounts as exact strings. Raises `PlanRefused`."""
+    known(event)
     return {"kind": event.kind} | {f.name: _encode(getattr(event, f.name)) for f in fields(event)}  # type: ignore[arg-type]
 
 

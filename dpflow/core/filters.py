@@ -19,7 +19,7 @@ from typing import Any, Final, Literal
 
 from dpflow.core import amounts, renyi
 from dpflow.core.amounts import to_units_down, to_units_up
-from dpflow.core.events import Event
+from dpflow.core.events import Event, known
 from dpflow.core.renyi import Conversion
 from dpflow.errors import InvalidAmount, InvalidDeclaration, PlanRefused
 
@@ -118,9 +118,10 @@ class Filter:
         """The event's price. Rounded up; 0 on a path that this filter does not have, `SATURATED` where it is unpayable.
 
         Raises:
-            PlanRefused: no grant of this filter could ever pay the event, whatever its size: no finite epsilon under basic,
-                or a delta of its own where the grant left none.
+            PlanRefused: the event is not of the vocabulary, or this grant could not pay it whatever its size: no finite
+                epsilon under basic, or a delta of its own where the grant left none.
         """
+        known(event)
         epsilon = divergence = 0
         direct, own_delta = event.approximate(), event.zcdp()[1]
         if self.name != "renyi":

@@ -175,7 +175,9 @@ class _Table:
             if piece is None or piece == len(cells):
                 continue  # too close to a cut, or in the tail of these bounds: twice the bits see further out
             if cells[piece].bit_length() + self.law.shift > 62:
-                raise InvalidAmount("the noise left the 64-bit range, which no working source of randomness makes happen")
+                raise InvalidAmount(
+                    "the noise left the 64-bit range, which no working source of randomness makes happen"
+                )
             return cells[piece]
 
 
@@ -304,10 +306,11 @@ def _choose_exactly(lengths: Sequence[int], costs: Sequence[int], rate: Fraction
     """The piece of the uniform number that starts with the word u."""
     bits = WORD
     distinct = sorted(set(costs))
+    guard = 32 + max(lengths).bit_length()  # a length multiplies the error of its exponential
     while True:
         u = u << bits | source.bits(bits)
         bits *= 2
-        bounds = dict(zip(distinct, exp_ladder(rate, distinct, bits + 32), strict=True))
+        bounds = dict(zip(distinct, exp_ladder(rate, distinct, bits + guard), strict=True))
         weights = ((n * low, n * high) for n, (low, high) in zip(lengths, map(bounds.__getitem__, costs), strict=True))
         piece = Cuts(weights).piece(u, bits)
         if piece is not None:
@@ -320,7 +323,9 @@ def _rational(value: Fraction, what: str) -> Fraction:
         return value
     if type(value) is int:
         return Fraction(value)
-    raise InvalidAmount(f"{what} must be an exact number, a Fraction or an int, not the {type(value).__name__} {value!r}")
+    raise InvalidAmount(
+        f"{what} must be an exact number, a Fraction or an int, not the {type(value).__name__} {value!r}"
+    )
 
 
 def _scale(scale: Fraction, largest: int = MAX_SCALE, what: str = "scale") -> tuple[int, int]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from dpflow.core.amounts import show
+from dpflow.core.amounts import text
 from dpflow.core.declaration import Table, problems
 from dpflow.core.events import Event, to_json
 from dpflow.core.mechanism import InteractiveMechanism, Mechanism
@@ -56,7 +56,7 @@ class Plan:
         if exact is None:
             delta = Fraction(1, 10**9)
             exact = (self.event.epsilon_at(delta) or Fraction(0), delta)
-        return show(exact[0]), show(exact[1])
+        return text(exact[0]), text(exact[1])
 
     def describe(self) -> dict[str, Any]:
         """What a person wants to know before spending."""

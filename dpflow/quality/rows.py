@@ -20,8 +20,8 @@ def identifier(name: str) -> str:
 
 
 def literal(text: str) -> str:
-    """A text as quoted SQL."""
-    return "'" + text.replace("'", "''") + "'"
+    """A text as quoted SQL, free of colons: SQLAlchemy would take one for a parameter, at each of several passes."""
+    return "('" + text.replace("'", "''").replace(":", "' || chr(58) || '") + "')"
 
 
 def query(table: Table, types: Mapping[str, str], blocks: Sequence[str]) -> str:
@@ -56,7 +56,9 @@ def query(table: Table, types: Mapping[str, str], blocks: Sequence[str]) -> str:
         here = table.block.lower() in known
         named += f" WHERE CAST({identifier(table.block)} AS VARCHAR) IN ({chosen})" if here else " WHERE false"
     unit = identifier(table.unit.column)
-    units = f"count(DISTINCT {unit}) + count(*) - count({unit})" if table.unit.column.lower() in known else "0"
+    units = (
+        f"count(DISTINCT {unit}) + count(*) - count({unit})" if table.unit.column.lower() in known else "count(NULL)"
+    )
     return (
         f"SELECT * FROM (WITH named AS ({named}) SELECT {', '.join(shown) or 'NULL AS nothing'} FROM named "
         f"WHERE (SELECT {units} FROM named) >= {FEWEST_UNITS})"

@@ -5,7 +5,7 @@ the second half, which had no say in the choice, bounds p(S) from below and q(S)
 binomial intervals). So a correct mechanism fails with probability at most 1 - confidence, whatever S is. An audit that
 passes proves nothing by itself: how small a violation is still seen depends on the number of draws.
 
-An outcome is a hashable, or a tuple of coordinates. S is the set of outcomes whose score is high, where the score adds one
+An outcome is a hashable, or a tuple of coordinates, always as many. S is the set of outcomes whose score is high, where the score adds one
 estimated log-likelihood ratio per coordinate (optimal for independent noise). A coordinate with many different numbers
 is put into bins.
 """
@@ -123,7 +123,10 @@ class _Score:
 
 
 def _coordinates(outcome: Hashable) -> tuple[Hashable, ...]:
-    return outcome if isinstance(outcome, tuple) else (outcome,)
+    """The coordinates, and for each the grain of a float: how fine its last bit is gives noise in floats away."""
+    parts = outcome if isinstance(outcome, tuple) else (outcome,)
+    grains = (part.as_integer_ratio()[1].bit_length() if isinstance(part, float) else None for part in parts)
+    return (*parts, *grains)
 
 
 def _edges(values: Sequence[Any]) -> list[float] | None:

@@ -35,7 +35,9 @@ class ScriptedSource(Source):
     def words(self, n: int) -> Words:
         """The next n words of the script."""
         if n > self.left:
-            raise InvalidInput(f"the scripted source is used up: {n} words asked for, {self.left} left; script more words")
+            raise InvalidInput(
+                f"the scripted source is used up: {n} words asked for, {self.left} left; script more words"
+            )
         taken = self._words[self.used : self.used + n]
         self.used += n
         return np.array(taken, dtype=np.uint64)

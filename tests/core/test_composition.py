@@ -62,8 +62,8 @@ def test_bounded_range_doubles_the_step() -> None:
 
 def test_compose_takes_the_better_of_sums_and_theorem_2_4() -> None:
     """Many small steps gain from advanced composition; a single step does not."""
-    advanced = c.compose([(F(1, 100), F(1, 10**9))] * 1000, 1e-6)
-    assert advanced == (pytest.approx(c.total_eps(0.01, 1e-6, 1000)), pytest.approx(1e-6 + 1e-6))
+    epsilon, delta = c.compose([(F(1, 100), F(1, 10**9))] * 1000, 1e-6)
+    assert epsilon == pytest.approx(c.total_eps(0.01, 1e-6, 1000)) and delta == pytest.approx(2e-6)
     assert c.compose([(F(1, 2), F(1, 4))], 1e-6) == (0.5, 0.25)
     assert c.compose([], 1e-6) == (0.0, 0.0)
     squares = 0.1**2 * 200 + 0.2**2 * 100
@@ -75,7 +75,7 @@ def test_parallel_blocks_cost_the_dearest_block() -> None:
     """Each block sums its own steps; the maximum is what one unit pays."""
     a, b = (F(1, 10), F(1, 10**6)), (F(1, 4), F(0))
     assert c.parallel([[a, a], [b], []]) == (F(1, 4), F(2, 10**6))
-    assert c.parallel([]) == (0, 0)
+    assert c.parallel([]) == (F(0), F(0))
 
 
 def test_optimal_composition_is_the_exact_divergence() -> None:

@@ -26,7 +26,7 @@ from dpflow.core.events import (
 from dpflow.errors import InvalidAmount, PlanRefused
 
 F = Fraction
-TENTH = F(1, 10)
+TENTH, ZERO = F(1, 10), F(0)
 EVERY_KIND: list[Event] = [
     Pure(TENTH),
     Approximate(TENTH, F(1, 10**6)),
@@ -106,27 +106,31 @@ def test_events_validate_themselves(kind: Any, values: tuple[Any, ...]) -> None:
 
 
 def test_a_stranger_has_no_json() -> None:
-    """The vocabulary is closed: a subclass is not an event."""
+    """The vocabulary is closed: a subclass is not an event, neither alone nor inside another."""
 
     class Free(Pure):
         pass
 
     with pytest.raises(PlanRefused, match="type Free is not supported"):
         to_json(Free(TENTH))
+    with pytest.raises(PlanRefused, match="type Free is not supported"):
+        Composed((Pure(TENTH), Free(TENTH)))
+    with pytest.raises(PlanRefused, match="type Free is not supported"):
+        Repeated(Free(TENTH), 2)
 
 
 def test_conversions_to_epsilon_and_zcdp() -> None:
     """The textbook values, exactly."""
-    assert DiscreteLaplace(F(100), 3).approximate() == (F(3, 100), 0)
-    assert Pure(TENTH).zcdp() == (F(1, 200), 0)
-    assert BoundedRange(TENTH).zcdp() == (F(1, 800), 0)
+    assert DiscreteLaplace(F(100), 3).approximate() == (F(3, 100), ZERO)
+    assert Pure(TENTH).zcdp() == (F(1, 200), ZERO)
+    assert BoundedRange(TENTH).zcdp() == (F(1, 800), ZERO)
     assert SparseVector(TENTH).zcdp() == Pure(TENTH).zcdp()
-    assert DiscreteGaussian(F(2500), F(2)).zcdp() == (F(4, 5000), 0)
+    assert DiscreteGaussian(F(2500), F(2)).zcdp() == (F(4, 5000), ZERO)
     assert DiscreteGaussian(F(2500)).approximate() is None
     assert Composed((Approximate(TENTH, F(1, 10**6)), Pure(TENTH))).approximate() == (F(1, 5), F(1, 10**6))
     assert Composed((ZCDP(TENTH), Pure(TENTH))).approximate() is None
     assert Repeated(Approximate(TENTH, F(1, 10**6)), 3).approximate() == (F(3, 10), F(3, 10**6))
-    assert Pure(F(5)).zcdp() == (5, 0), "for large epsilon, epsilon itself is the smaller rho"
+    assert Pure(F(5)).zcdp() == (F(5), ZERO), "for large epsilon, epsilon itself is the smaller rho"
 
 
 @pytest.mark.parametrize("order", [F(11, 10), F(2), F(17, 2), F(22), F(1000)])
@@ -175,11 +179,11 @@ def test_group_privacy() -> None:
     assert Pure(TENTH).group(3) == Pure(F(3, 10))
     assert ZCDP(F(1, 200)).group(3) == ZCDP(F(9, 200))
     assert DiscreteLaplace(F(10)).group(4) == DiscreteLaplace(F(10), 4)
-    assert DiscreteGaussian(F(9)).group(4).zcdp() == (F(16, 18), 0)
+    assert DiscreteGaussian(F(9)).group(4).zcdp() == (F(16, 18), ZERO)
     grown = Approximate(TENTH, F(1, 10**6)).group(3)
     assert isinstance(grown, Approximate) and grown.epsilon == F(3, 10)
     assert float(grown.delta) == pytest.approx(1e-6 * (1 + math.exp(0.1) + math.exp(0.2)), rel=1e-12)
-    assert Composed((Pure(TENTH), SparseVector(TENTH))).group(2).approximate() == (F(2, 5), 0)
+    assert Composed((Pure(TENTH), SparseVector(TENTH))).group(2).approximate() == (F(2, 5), ZERO)
     for event in EVERY_KIND:
         assert event.group(1) == event
 

@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Callable
 from fractions import Fraction
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -53,19 +53,28 @@ def continuous_laplace(rule: Filter, epsilon: Fraction) -> Cost:
 
 @pytest.mark.parametrize(("epsilon", "expected"), [("0.1", 10), ("0.01", 100)])
 def test_basic_jobs(epsilon: str, expected: int) -> None:
-    """A grant of eps 1 holds exactly 10 jobs of 0.1 and 100 of 0.01: no decimal is lost."""
+    """A grant of eps 1 holds exactly 10 jobs of 0.1 and 100 of 0.01, one of eps 3 three times as many: no decimal is lost."""
     rule = make_filter("basic", F(1), DELTA)
     assert jobs(rule.capacity(), rule.cost(Pure(F(epsilon)))) == expected
+    assert jobs(make_filter("basic", F(3), DELTA).capacity(), rule.cost(Pure(F(epsilon)))) == 3 * expected
 
 
 @pytest.mark.parametrize(
-    ("name", "grant", "order", "continuous", "discrete"),
-    [("renyi", 1, 22.0, 492, 490), ("renyi", 3, 8.9, 3718, 3705), ("hybrid", 1, 29.1, 355, 354)]
-    + [("hybrid", 3, 10.7, 2960, 2950)],
+    ("name", "conversion", "grant", "order", "continuous", "discrete"),
+    [
+        ("renyi", None, 1, 22.0, 492, 490),
+        ("renyi", None, 3, 8.9, 3718, 3705),
+        ("hybrid", None, 1, 29.1, 355, 354),
+        ("hybrid", None, 3, 10.7, 2960, 2950),
+        ("hybrid", "tight", 1, 22.0, 492, 490),
+        ("hybrid", "tight", 3, 8.9, 3718, 3705),
+    ],
 )
-def test_laplace_jobs(name: FilterName, grant: int, order: float, continuous: int, discrete: int) -> None:
+def test_laplace_jobs(
+    name: FilterName, conversion: Conversion | None, grant: int, order: float, continuous: int, discrete: int
+) -> None:
     """Laplace 0.01 under one fixed order; integer noise of scale 100 costs a little more than continuous noise."""
-    rule = make_filter(name, F(grant), DELTA)
+    rule = make_filter(name, F(grant), DELTA, conversion=conversion)
     assert rule.order is not None and float(rule.order) == pytest.approx(order, abs=0.05)
     assert rule.tail_delta == DELTA
     assert jobs(rule.capacity(), continuous_laplace(rule, F(1, 100))) == continuous
@@ -73,17 +82,17 @@ def test_laplace_jobs(name: FilterName, grant: int, order: float, continuous: in
     assert jobs(rule.capacity(), rule.cost(Pure(F(1, 100)))) == discrete
 
 
-def test_the_tight_hybrid_holds_what_renyi_holds() -> None:
-    """With the tight conversion, proved as well, hybrid loses nothing against renyi."""
-    hybrid, alone = make_filter("hybrid", F(1), DELTA, conversion="tight"), make_filter("renyi", F(1), DELTA)
-    assert jobs(hybrid.capacity(), continuous_laplace(hybrid, F(1, 100))) == 492
-    assert hybrid.order == alone.order and hybrid.capacity().renyi == alone.capacity().renyi
+@pytest.mark.parametrize(
+    ("name", "conversion", "expected"), [("renyi", None, 121), ("hybrid", None, 87), ("hybrid", "tight", 121)]
+)
+def test_gaussian_jobs(name: FilterName, conversion: Conversion | None, expected: int) -> None:
+    """Gaussian sigma 50 at eps 1."""
+    rule = make_filter(name, F(1), DELTA, conversion=conversion)
+    assert jobs(rule.capacity(), rule.cost(DiscreteGaussian(F(2500)))) == expected
 
 
-def test_gaussian_jobs_and_a_grid_of_orders_gains_nothing() -> None:
-    """Gaussian sigma 50 at eps 1: one order holds 121, and so does the best of all orders for that schedule."""
-    rule = make_filter("renyi", F(1), DELTA)
-    assert jobs(rule.capacity(), rule.cost(DiscreteGaussian(F(2500)))) == 121
+def test_a_grid_of_orders_gains_nothing() -> None:
+    """The best of all orders for a schedule of Gaussians holds 121 jobs as well: one order fixed at the grant is enough."""
     assert renyi.smallest_epsilon(lambda order: F(121, 5000) * order, DELTA) <= 1
     assert renyi.smallest_epsilon(lambda order: F(122, 5000) * order, DELTA) > 1
 
@@ -98,8 +107,7 @@ def test_the_same_numbers_from_dp_accounting() -> None:
     for scale, order, epsilon in ORACLE["rdp eps at one order, one laplace"]:
         a = F(str(order))
         ours = renyi.laplace(1 / F(str(scale)), a) + renyi.penalty(a, DELTA)
-        if scale >= 2 or order > 1.5:  # at tiny orders dp-accounting replaces the order by a cheaper bound
-            assert float(ours) == pytest.approx(epsilon, rel=1e-9)
+        assert float(ours) == pytest.approx(epsilon, rel=1e-9)
 
 
 # --- properties -------------------------------------------------------------------------------------------------------
@@ -147,8 +155,7 @@ def test_a_saturated_path_stays_closed_and_never_overflows() -> None:
     assert spent.epsilon == SATURATED
     assert Filter.admits(rule.capacity(), spent, rule.cost(Pure(F(1, 100)))), "the Renyi path goes on"
     assert not Filter.admits(rule.capacity(), spent, rule.cost(Pure(F(9, 10))))
-    assert rule.cost(ZCDP(F(10**6))).renyi < SATURATED
-    assert rule.cost(Composed((ZCDP(F(10**6)),) * 2)).renyi == SATURATED
+    assert rule.cost(ZCDP(F(10**6))).renyi == SATURATED
 
 
 def test_closed_paths_admit_nothing() -> None:
@@ -184,6 +191,12 @@ def test_events_that_no_grant_could_pay_are_refused_with_the_way_out() -> None:
     for name in ("renyi", "hybrid"):
         with pytest.raises(PlanRefused, match="tail_share below 1"):
             make_filter(name, F(1), DELTA).cost(Approximate(F(1, 10), F(1, 10**9)))
+
+    class Free(Pure):
+        pass
+
+    with pytest.raises(PlanRefused, match="type Free is not supported"):
+        make_filter("basic", F(1), DELTA).cost(Free(F(1, 10)))
     with pytest.raises(PlanRefused, match="leaves none for mechanisms"):
         make_filter("basic", F(1), F(0)).cost(Approximate(F(1, 10), F(1, 10**9)))
 
@@ -267,7 +280,7 @@ def worst_divergence(
     """
     right = {m: 1 / (1 + math.exp(-m * unit)) for m in menu}
 
-    @lru_cache(maxsize=None)
+    @cache
     def value(counts: Counts, loss: int) -> float:
         best = max(0.0, -math.expm1(grant - loss * unit))
         for i, m in enumerate(menu):
@@ -326,7 +339,7 @@ def test_pld_composition_is_no_filter() -> None:
     """Negative control: 'go on while the exact divergence of what was asked is at most delta' is beaten by an analyst."""
     grant, delta, unit, menu = 1.0, 0.05, 0.2, (1, 2)
 
-    @lru_cache(maxsize=None)
+    @cache
     def exact_divergence_allows(counts: Counts) -> bool:
         losses = {0: 1.0}
         for m, count in zip(menu, counts, strict=True):

@@ -1,0 +1,66 @@
+"""The Python door: plan and release in two calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dpflow.core.declaration import Table, load_table
+from dpflow.engine.occasion import Occasion
+from dpflow.engine.plan import Plan, make_plan
+from dpflow.engine.release import Receipt
+from dpflow.engine.release import release as run
+from dpflow.engine.request import Publish, parse_request
+from dpflow.ledger import Ledger
+from dpflow.registry import Registry
+from dpflow.tables import PrivateTable
+
+
+def plan(
+    mechanism: str,
+    table: PrivateTable | Table | Path | str,
+    *,
+    name: str,
+    scope: str,
+    blocks: Sequence[str] = (),
+    revision: int = 1,
+    publish: Publish | None = None,
+    registry: Registry | None = None,
+    **params: Any,
+) -> Plan:
+    """Price a release without touching data.
+
+    Args:
+        mechanism: a registered name, e.g. ``"histogram"``.
+        table: a private table, a declaration, or the path of one.
+        name: which release this is; the same name, revision and content again is free.
+        scope: who pays.
+        blocks: the blocks it reads, for a table that protects per block.
+        params: the mechanism's parameters, e.g. ``by="carrier", epsilon="0.5"``.
+
+    Raises:
+        InvalidInput: anything that can be known to be wrong without data.
+    """
+    if isinstance(table, PrivateTable):
+        table = table.declaration
+    if not isinstance(table, Table):
+        table = load_table(table)
+    given: dict[str, Any] = {
+        "name": name,
+        "mechanism": mechanism,
+        "table": table.name,
+        "scope": scope,
+        "blocks": tuple(blocks),
+        "revision": revision,
+        "params": params,
+        "publish": publish,
+    }
+    return make_plan(parse_request(given, Path()), registry or Registry.load(), table)
+
+
+def release(
+    plan: Plan, ledger: Ledger, *, occasion: Occasion | None = None, spend_again: bool = False, registry: Registry | None = None
+) -> Receipt:
+    """Charge, draw, settle and publish a plan, exactly once per occasion; see `dpflow.engine.release.release`."""
+    return run(plan, ledger, registry or Registry.load(), occasion=occasion, spend_again=spend_again)

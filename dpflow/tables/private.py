@@ -1,0 +1,249 @@
+"""A private table: answers declarative requests with exact, bounded integers, and checks beforehand that it can."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpflow.core.declaration import Table
+from dpflow.core.statistics import GroupedSums, Groups, GroupValues, Histogram, SortedValues, Statistic
+from dpflow.errors import PlanRefused, TableUnreadable, UnknownName
+from dpflow.tables import sandbox, sql
+from dpflow.tables.bounding import Cut, Value, cut_rows, cut_values
+
+
+class PrivateTable:
+    """A declared table. Every call opens the file read-only, sandboxed, and closes it.
+
+    Calls raise `TableUnreadable` or `TableBusy`; what they raise is decided by file, catalog and request, or says no more
+    than DuckDB's error class. Rows are mapped by the declared rules and cause no error.
+    """
+
+    def __init__(self, declaration: Table) -> None:
+        self.declaration = declaration
+        self._what = f"table {declaration.name!r}"
+
+    def snapshot(self) -> bytes:
+        """Identity of the data as it is now. Private: it leaves only as the ledger's keyed digest."""
+        return sandbox.identity(self.declaration.database, self._what) + b"/" + self.declaration.source.encode()
+
+    def check_schema(self) -> None:
+        """Check every declared column against the catalog; reads no row.
+
+        Raises:
+            TableUnreadable: file, relation or column missing, or a type that cannot be used.
+            TableBusy: another process is writing the file.
+        """
+        with sandbox.opened(self.declaration.database, self._what) as connection:
+            reading = _Reading(self.declaration, connection, ())
+            for name, column in self.declaration.columns.items():
+                if column.lower is not None:
+                    sql.grid(reading.column(name), column)
+                elif column.keys is not None:
+                    sql.key(reading.column(name), "group key")
+                else:
+                    reading.column(name)
+
+    def check(self, statistic: Statistic, blocks: Sequence[str] = ()) -> None:
+        """Check one request against the catalog, before anything is charged; reads no row.
+
+        Raises:
+            TableUnreadable, TableBusy: as `check_schema`.
+            PlanRefused: no bounds, integers that would not fit, or a key or block its column cannot hold.
+            UnknownName: a column that the declaration does not have.
+        """
+        with sandbox.opened(self.declaration.database, self._what) as connection:
+            reading = _Reading(self.declaration, connection, blocks)
+            if isinstance(statistic, GroupedSums):
+                reading.check_keys(statistic)
+                reading.cut(statistic).check()
+            elif isinstance(statistic, SortedValues):
+                reading.values(statistic)
+            else:
+                reading.grouped(statistic, b"")
+
+    def answer(self, statistic: Statistic, blocks: Sequence[str]) -> Groups | Histogram:
+        """Execute a request on the named blocks, or on the whole table if none is named."""
+        with sandbox.opened(self.declaration.database, self._what) as connection:
+            reading = _Reading(self.declaration, connection, blocks)
+            if isinstance(statistic, GroupedSums):
+                return reading.groups(statistic)
+            if isinstance(statistic, SortedValues):
+                found = connection.arrays(reading.values(statistic), reading.parameters)
+                return Histogram(_int64(found["v"]), _int64(found["n"]))
+        raise PlanRefused("values per holdout group need an estimator; ask for them through a gate session")
+
+    def grouped_rows(self, request: GroupValues, secret: bytes) -> tuple[NDArray[np.int64], dict[str, NDArray[Any]]]:
+        """Rows for holdout estimators: the group of each row, and the requested columns as arrays.
+
+        A unit's group, 0 to groups-1, is a keyed hash of the unit: its rows are all in one group, and who shares a group is
+        unknown without the secret. Each unit keeps at most ``limits.rows`` rows. Numbers, dates and truth values come as
+        float64 within their declared bounds (missing: the declared number, or NaN), text as str or None.
+        """
+        with sandbox.opened(self.declaration.database, self._what) as connection:
+            reading = _Reading(self.declaration, connection, ())
+            found = connection.arrays(reading.grouped(request, secret), reading.parameters)
+        columns = {name: _plain(found[f"x{i}"]) for i, name in enumerate(request.columns)}
+        return _int64(found["bucket"]), columns
+
+
+class _Reading:
+    """One open file and the request's blocks, turned into queries."""
+
+    def __init__(self, table: Table, connection: sandbox.Connection, blocks: Sequence[str]) -> None:
+        self._table, self._connection = table, connection
+        self._relation = self._find_relation()
+        self._fields = connection.fields(self._relation)
+        self._unit = sql.key(self.column(table.unit.column), "unit")
+        self.parameters: list[Any] = []
+        self._where = [] if table.unit.missing == "one-unit" else [f"{self.column(table.unit.column).sql} IS NOT NULL"]
+        self._part = "0"
+        if table.block is not None:
+            block = self.column(table.block)
+            inside = sql.key(block, "block")
+            if table.protects == "unit-block":
+                self._part = inside
+            if blocks:
+                self._check_texts(block, blocks, "block")
+                marks = ", ".join(sql.from_text(block, f"CAST({sql.literal(text)} AS VARCHAR)") for text in blocks)
+                self._where.append(f"{inside} IN ({marks})")
+        elif blocks:
+            raise PlanRefused(f"table {table.name!r} declares no block column, so no blocks can be read")
+
+    def _find_relation(self) -> str:
+        """The table or view as the catalog knows it; nothing else, such as a file name, can be read."""
+        known: dict[str, str] = {}
+        for kind in ("table", "view"):
+            query = f"SELECT schema_name, {kind}_name FROM duckdb_{kind}s() WHERE database_name = ? AND NOT internal"
+            for schema, name in self._connection.rows(query, [sandbox.PRIVATE]):
+                full = ".".join(sql.identifier(part) for part in (sandbox.PRIVATE, schema, name))
+                known[name if schema == "main" else f"{schema}.{name}"] = full
+        return known[_match(self._table.source, known, f"table in the file of {self._table.name!r}")]
+
+    def column(self, name: str) -> sql.Field:
+        """The column in the catalog, or `TableUnreadable` with close matches."""
+        return self._fields[_match(name, self._fields, f"column in table {self._table.name!r}")]
+
+    def _check_texts(self, column: sql.Field, texts: Sequence[str], role: str) -> None:
+        """Refuse a public key or block that the column's type cannot hold, or that DuckDB writes differently."""
+        listed = "SELECT unnest(CAST(? AS VARCHAR[])) AS t"
+        query = f"SELECT t FROM ({listed}) WHERE {sql.from_text(column, 't')} IS NULL"
+        if bad := self._connection.rows(query, [list(texts)]):
+            raise PlanRefused(
+                f"{role} {bad[0][0]!r} is not how a {column.kind.upper()} is written, so column {column.name!r} cannot hold it; "
+                f"write it as DuckDB prints it"
+            )
+
+    def check_keys(self, request: GroupedSums) -> None:
+        """Public keys must fit the column's type; reads the catalog only."""
+        if request.by is not None and request.keys is not None:
+            self._check_texts(self.column(request.by), request.keys, "key")
+
+    def _select(self, outputs: list[str], where: Sequence[str] = (), join: str = "") -> str:
+        """Rows of the named blocks with their unit and part."""
+        filters = " AND ".join([*self._where, *where]) or "true"
+        columns = ", ".join([f"{self._unit} AS unit", f"{self._part} AS part", *outputs])
+        return f"SELECT {columns} FROM {self._relation} AS t{join} WHERE {filters}"
+
+    def cut(self, request: GroupedSums) -> Cut:
+        """The bounded query of a request; reads nothing."""
+        outputs, values = [], []
+        for i, (name, centre) in enumerate(request.values):
+            declared = self._table.bounded(name)
+            outputs.append(f"{sql.grid(self.column(name), declared)} AS v{i}")
+            values.append(Value(*declared.grid(), centre))
+        if request.by is None:
+            return Cut(self._select(["CAST(0 AS BIGINT) AS code", *outputs]), tuple(values), request.rows_per_group, None, 1)
+        key = sql.key(self.column(request.by), "group key")
+        rows = self._select(["keys.code AS code", *outputs], join=f" JOIN keys ON {key} = keys.key")
+        size = None if request.keys is None else len(request.keys)
+        groups = None if size is not None and size <= request.groups else request.groups
+        return Cut(rows, tuple(values), request.rows_per_group, groups, size)
+
+    def groups(self, request: GroupedSums) -> Groups:
+        """Number the keys, cut, add up."""
+        cut = self.cut(request)
+        cut.check()
+        if request.by is not None:
+            self._number_keys(self.column(request.by), request.keys)
+        found = self._connection.arrays(cut.query(), self.parameters)
+        codes = _int64(found["code"])
+        if request.by is None:
+            keys: tuple[str, ...] = ("",)
+        elif request.keys is not None:
+            keys = request.keys
+        else:
+            keys = self._texts(codes)
+            codes = np.arange(len(codes))
+
+        def spread(name: str) -> NDArray[np.int64]:
+            whole = np.zeros(len(keys), dtype=np.int64)
+            whole[codes] = _int64(found[name])
+            return whole
+
+        names = [name for name, _ in request.values]
+        return Groups(
+            keys,
+            spread("row_count"),
+            spread("unit_count"),
+            {name: spread(f"s{i}") for i, name in enumerate(names)},
+            {name: spread(f"c{i}") for i, name in enumerate(names)},
+        )
+
+    def _number_keys(self, by: sql.Field, keys: tuple[str, ...] | None) -> None:
+        """Fill the in-memory table ``keys``: the public ones in their order, or all that the rows have, sorted."""
+        if keys is not None:
+            listed = "SELECT unnest(CAST(? AS VARCHAR[])) AS text, unnest(range(?)) AS code"
+            query = f"SELECT * FROM (SELECT {sql.from_text(by, 'text')} AS key, text, code FROM ({listed})) WHERE key IS NOT NULL"
+            self._connection.run(f"CREATE TEMP TABLE keys AS {query}", [list(keys), len(keys)])
+            return
+        key = sql.key(by, "group key")
+        rows = self._select([f"{key} AS key"], where=[f"{by.sql} IS NOT NULL"])
+        query = f"SELECT key, {sql.to_text(by, 'key')} AS text FROM (SELECT DISTINCT key FROM ({rows}))"
+        query = f"SELECT key, text, row_number() OVER (ORDER BY text) - 1 AS code FROM ({query})"
+        self._connection.run(f"CREATE TEMP TABLE keys AS {query}", self.parameters)
+
+    def _texts(self, codes: NDArray[np.int64]) -> tuple[str, ...]:
+        """Texts of private keys that some unit still reaches after the cut, in order."""
+        texts = self._connection.rows("SELECT text FROM keys ORDER BY code")
+        return tuple(str(texts[code][0]) for code in codes)
+
+    def values(self, request: SortedValues) -> str:
+        """The query of distinct values."""
+        value = sql.grid(self.column(request.column), self._table.bounded(request.column))
+        return cut_values(f"SELECT * FROM ({self._select([f'{value} AS v0'])}) WHERE v0 IS NOT NULL", request.rows)
+
+    def grouped(self, request: GroupValues, secret: bytes) -> str:
+        """The query of rows by holdout group."""
+        unit = self.column(self._table.unit.column)
+        text = sql.to_text(unit, sql.key(unit, "unit"))
+        self.parameters = [secret.hex()]
+        bucket = f"md5_number_lower(? || coalesce('=' || {text}, '')) % {request.groups}"
+        outputs = [f"CAST({bucket} AS BIGINT) AS bucket"]
+        for i, name in enumerate(request.columns):
+            outputs.append(f"{sql.number(self.column(name), self._table.column(name))} AS x{i}")
+        return f"SELECT * EXCLUDE (unit, part) FROM ({cut_rows(self._select(outputs), self._table.limits.rows)})"
+
+
+def _match(name: str, known: dict[str, Any], kind: str) -> str:
+    """The known name that DuckDB means by this one (case does not matter), or `TableUnreadable`."""
+    if name in known:
+        return name
+    folded = {other.casefold(): other for other in known}
+    if name.casefold() in folded:
+        return folded[name.casefold()]
+    raise TableUnreadable(str(UnknownName(kind, name, known)))
+
+
+def _int64(array: Any) -> NDArray[np.int64]:
+    return np.asarray(array, dtype=np.int64)
+
+
+def _plain(array: Any) -> NDArray[Any]:
+    """Without numpy's mask: a missing text is None."""
+    if np.ma.isMaskedArray(array):
+        array = array.astype(object).filled(None) if array.dtype == object else array.filled(np.nan)
+    return np.asarray(array)

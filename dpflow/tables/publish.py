@@ -1,0 +1,120 @@
+"""Settled results in a table that everybody may read: one short transaction, once per release."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import duckdb
+
+from dpflow.core import faults
+from dpflow.core.results import Row
+from dpflow.errors import NotPublished, TableUnreadable
+from dpflow.tables import sql
+
+T = TypeVar("T")
+
+#: Columns of a published table: its contract with whoever reads it.
+COLUMNS = (
+    ("release_id", "VARCHAR NOT NULL"),
+    ("release", "VARCHAR NOT NULL"),
+    ("block", "VARCHAR NOT NULL"),
+    ("mechanism", "VARCHAR NOT NULL"),
+    ("group_key", "VARCHAR NOT NULL"),
+    ("measure", "VARCHAR NOT NULL"),
+    ("value", "DOUBLE"),
+    ("error_95", "DOUBLE"),
+    ("epsilon", "DOUBLE NOT NULL"),
+    ("delta", "DOUBLE NOT NULL"),
+)
+
+
+@dataclass(frozen=True)
+class PublishedRelease:
+    """A settled result as it is published; ``epsilon`` and ``delta`` are exact decimal text."""
+
+    release_id: str
+    release: str
+    block: str
+    mechanism: str
+    epsilon: str
+    delta: str
+    rows: tuple[Row, ...]
+
+
+def publish(database: Path, table: str, release: PublishedRelease, *, deadline: float = 30.0) -> None:
+    """Copy a settled result into ``table`` of ``database``; both are created if missing.
+
+    The same release again changes nothing. While another process holds the file, tries again with growing pauses.
+
+    Raises:
+        NotPublished: still held after ``deadline`` seconds, or not writable; the release itself stands.
+        TableUnreadable: the file is not DuckDB, or the table has other columns.
+    """
+    about = (release.release_id, release.release, release.block, release.mechanism)
+    price = (float(release.epsilon), float(release.delta))
+    lines = [[*about, row.key, row.measure, _float(row.value), _float(row.error_95), *price] for row in release.rows]
+    name = sql.identifier(table)
+
+    def write(connection: duckdb.DuckDBPyConnection) -> None:
+        connection.execute("BEGIN")
+        columns = ", ".join(f"{column} {kind}" for column, kind in COLUMNS)
+        connection.execute(f"CREATE TABLE IF NOT EXISTS {name} ({columns})")
+        known = connection.execute(f"SELECT 1 FROM {name} WHERE release_id = ? LIMIT 1", [release.release_id]).fetchone()
+        if known is None and lines:
+            names, marks = ", ".join(column for column, _ in COLUMNS), ", ".join("?" for _ in COLUMNS)
+            connection.executemany(f"INSERT INTO {name} ({names}) VALUES ({marks})", lines)
+        faults.reach("publish.before-commit")
+        connection.execute("COMMIT")
+        faults.reach("publish.after-commit")
+
+    try:
+        database.parent.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        raise NotPublished(f"{database.parent} cannot be created; the release is settled and paid, repair with: dpflow publish") from None
+    _patiently(database, deadline, write)
+
+
+def published_ids(database: Path, table: str, *, deadline: float = 30.0) -> set[str]:
+    """Ids of the releases in a published table; none if file or table are missing. Raises like `publish`."""
+    if not database.exists():
+        return set()
+
+    def read(connection: duckdb.DuckDBPyConnection) -> set[str]:
+        known = connection.execute("SELECT 1 FROM duckdb_tables() WHERE table_name = ?", [table]).fetchone()
+        if known is None:
+            return set()
+        found = connection.execute(f"SELECT DISTINCT release_id FROM {sql.identifier(table)}").fetchall()
+        return {str(row[0]) for row in found}
+
+    return _patiently(database, deadline, read)
+
+
+def _float(value: float | int | None) -> float | None:
+    return None if value is None else float(value)
+
+
+def _patiently(database: Path, deadline: float, action: Callable[[duckdb.DuckDBPyConnection], T]) -> T:
+    """Run an action on the file, waiting for whoever holds it."""
+    end, pause = time.monotonic() + deadline, 0.01
+    while True:
+        try:
+            with duckdb.connect(str(database)) as connection:
+                return action(connection)
+        except (duckdb.IOException, duckdb.TransactionException, duckdb.ConnectionException) as error:
+            trouble = str(error)
+        except duckdb.Error as error:
+            name = type(error).__name__
+            raise TableUnreadable(f"{database} cannot take releases ({name}); publish to another table or file") from None
+        if "valid DuckDB" in trouble:
+            raise TableUnreadable(f"{database} is not a DuckDB file; publish to another path")
+        if time.monotonic() + pause > end:
+            raise NotPublished(
+                f"{database} could not be written for {deadline:g} s, because another process holds it or its place is not "
+                f"writable; the release is settled and paid, repair with: dpflow publish"
+            )
+        time.sleep(pause)
+        pause = min(pause * 1.5, 0.5)

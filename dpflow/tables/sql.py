@@ -1,0 +1,210 @@
+"""SQL text: the only place that quotes, and the exact expressions for values, keys and units by column type.
+
+Every expression is total: whatever a row holds, it gives a value or NULL and never an error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from dpflow.core.declaration import Column
+from dpflow.errors import PlanRefused, TableUnreadable
+
+_WHOLE = {"tinyint", "smallint", "integer", "bigint", "utinyint", "usmallint", "uinteger", "boolean"}
+_WIDE = {"ubigint", "hugeint", "uhugeint"}
+_FLOATS = {"float", "double"}
+_TIMES = {"timestamp", "timestamp_s", "timestamp_ms", "timestamp_ns", "timestamp with time zone"}
+_VALUES = _WHOLE | _WIDE | _FLOATS | _TIMES | {"decimal", "date"}
+_KEYS = _WHOLE | _WIDE | _TIMES | {"decimal", "date", "time", "uuid", "varchar", "enum"}
+
+_DAY = 86_400_000_000  # microseconds
+_FAR = 9 * 10**18  # microseconds that every timestamp type reaches
+_INT64 = 2**63 - 1
+_INT128 = 2**127 - 1
+
+
+@dataclass(frozen=True)
+class Field:
+    """A column as the catalog describes it: ``kind`` is the type's family, ``type`` its full name."""
+
+    name: str
+    kind: str
+    type: str
+    width: int = 0
+    scale: int = 0
+
+    @property
+    def sql(self) -> str:
+        """The quoted name, in a query that reads the relation as ``t``."""
+        return "t." + identifier(self.name)
+
+
+def field(name: str, kind: Any) -> Field:
+    """A field from DuckDB's Python type."""
+    if kind.id == "decimal":
+        sizes = dict(kind.children)
+        return Field(name, "decimal", str(kind), sizes["precision"], sizes["scale"])
+    return Field(name, kind.id, str(kind))
+
+
+def identifier(name: str) -> str:
+    """A quoted identifier."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def literal(text: str) -> str:
+    """A quoted string."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def integer(value: int) -> str:
+    """An integer of the smallest type that holds it; never a decimal."""
+    return f"CAST('{value}' AS {'BIGINT' if abs(value) <= _INT64 else 'HUGEINT'})"
+
+
+def key(column: Field, role: str) -> str:
+    """The column as something to group, partition and compare by: equal exactly when the values are the same.
+
+    Text is compared as bytes, because a column's collation could make different keys equal. Raises `TableUnreadable`
+    for types without one exact equality.
+    """
+    if column.kind not in _KEYS:
+        raise TableUnreadable(f"column {column.name!r} is a {column.kind.upper()} and cannot be a {role}; use a whole "
+                              f"number, text, DATE, TIMESTAMP, DECIMAL, UUID, ENUM or BOOLEAN column")
+    if column.kind == "enum":
+        return f"CAST({column.sql} AS VARCHAR)"
+    return f"encode({column.sql})" if column.kind == "varchar" else column.sql
+
+
+def from_text(column: Field, text: str) -> str:
+    """The expression `key` for a key given as text: NULL if the type has no such value or writes it differently."""
+    if column.kind == "varchar":
+        return f"encode({text})"
+    if column.kind == "enum":
+        return text
+    value = f"TRY_CAST({text} AS {column.type})"
+    return f"CASE WHEN CAST({value} AS VARCHAR) = {text} THEN {value} END"
+
+
+def to_text(column: Field, value: str) -> str:
+    """The text of something that `key` gave."""
+    return f"decode({value})" if column.kind == "varchar" else f"CAST({value} AS VARCHAR)"
+
+
+def check_value(column: Field) -> None:
+    """Raises `TableUnreadable` unless the column's type can be read as a number."""
+    if column.kind not in _VALUES:
+        raise TableUnreadable(f"column {column.name!r} is a {column.kind.upper()} and cannot be a value; use a number, "
+                              f"DATE, TIMESTAMP or BOOLEAN column")
+
+
+def grid(column: Field, declared: Column) -> str:
+    """The column in grid steps as a BIGINT within the declared bounds: clamped, rounded half away from zero.
+
+    NULL and NaN are ``declared.missing``. Dates and timestamps count days since 1970-01-01 (UTC).
+    """
+    check_value(column)
+    value = _from_float(column, declared) if column.kind in _FLOATS else _from_exact(column, declared)
+    if declared.missing == "skip":
+        return value
+    low, high = declared.grid()
+    return f"coalesce({value}, {integer(min(max(_half_away(declared.missing / declared.step), low), high))})"
+
+
+def number(column: Field, declared: Column) -> str:
+    """The column as a DOUBLE within its bounds if it has any; NULL and NaN are ``declared.missing``, or NaN.
+
+    Text stays text.
+    """
+    if column.kind in ("varchar", "enum"):
+        return f"CAST({column.sql} AS VARCHAR)"
+    check_value(column)
+    if column.kind in _FLOATS:
+        value = f"CAST({column.sql} AS DOUBLE)"
+    else:
+        steps, divisor = _steps(column, -_INT128, _INT128)
+        value = f"CAST({steps} AS DOUBLE) / CAST({divisor} AS DOUBLE)"
+    inside = value
+    if declared.lower is not None and declared.upper is not None:
+        inside = f"least(greatest({value}, {_double(declared.lower)}), {_double(declared.upper)})"
+    default = "CAST('NaN' AS DOUBLE)" if declared.missing == "skip" else _double(declared.missing)
+    return f"CASE WHEN {column.sql} IS NULL OR isnan({value}) THEN {default} ELSE {inside} END"
+
+
+def _half_away(value: Fraction) -> int:
+    sign = -1 if value < 0 else 1
+    return int(sign * ((2 * abs(value) + 1) // 2))
+
+
+def _double(value: Fraction) -> str:
+    return f"CAST('{float(value)!r}' AS DOUBLE)"
+
+
+def _from_float(column: Field, declared: Column) -> str:
+    low, high = declared.grid()
+    step = declared.step
+    if max(step.numerator, step.denominator) > 10**300:
+        raise PlanRefused(f"the step of column {column.name!r} is out of the range of a {column.kind.upper()}")
+    scaled = f"CAST({column.sql} AS DOUBLE)"
+    if step.denominator != 1:
+        scaled += f" * {_double(Fraction(step.denominator))}"
+    if step.numerator != 1:
+        scaled += f" / {_double(Fraction(step.numerator))}"
+    value = f"least(greatest(round({scaled}), {_double(Fraction(low))}), {_double(Fraction(high))})"
+    value = f"CAST({value} AS BIGINT)"
+    if max(abs(low), abs(high)) > 2**53:  # a bound that a double cannot hold was rounded: clamp again, exactly
+        value = f"least(greatest({value}, {integer(low)}), {integer(high)})"
+    return f"CASE WHEN {column.sql} IS NULL OR isnan({column.sql}) THEN NULL ELSE {value} END"
+
+
+def _from_exact(column: Field, declared: Column) -> str:
+    low, high = declared.grid()
+    _, divisor = _steps(column, 0, 0)
+    ratio = 1 / (divisor * declared.step)
+    least, most = low / ratio // 1, -(-high / ratio // 1)
+    units, _ = _steps(column, least, most)
+    if ratio != 1:
+        n, d = ratio.numerator, ratio.denominator
+        peak = 2 * max(abs(least), abs(most)) * n + d
+        if max(peak, 2 * d) > _INT128:
+            raise PlanRefused(f"the step of column {column.name!r} does not fit its type {column.type}; take one with "
+                              f"fewer digits, such as '0.01'")
+        wide = "BIGINT" if max(peak, 2 * d) <= _INT64 else "HUGEINT"
+        whole = f"CAST({units} AS {wide})"
+        size = f"(2 * abs({whole}) * CAST('{n}' AS {wide}) + CAST('{d}' AS {wide})) // CAST('{2 * d}' AS {wide})"
+        units = f"CASE WHEN {whole} < 0 THEN -({size}) ELSE {size} END"
+    units = f"least(greatest({units}, {integer(low)}), {integer(high)})"
+    return f"CASE WHEN {column.sql} IS NULL THEN NULL ELSE CAST({units} AS BIGINT) END"
+
+
+def _steps(column: Field, least: int, most: int) -> tuple[str, int]:
+    """The value times a divisor as an integer clamped to [least, most], and the divisor. Infinite dates clamp too."""
+    name, kind = column.sql, column.kind
+    if kind == "date":
+        low, high = (f"DATE '1970-01-01' + CAST({min(max(x, -2 * 10**6), 10**8)} AS INTEGER)" for x in (least, most))
+        return f"(CAST(least(greatest({name}, CAST({low} AS DATE)), CAST({high} AS DATE)) AS DATE) - DATE '1970-01-01')", 1
+    if kind in _TIMES:
+        make = "make_timestamptz" if kind.endswith("zone") else "make_timestamp"
+        low, high = (f"{make}({min(max(x, -_FAR), _FAR)})" for x in (least, most))
+        value = name if kind.endswith("zone") else f"TRY_CAST({name} AS TIMESTAMP)"
+        clamped = f"epoch_us(least(greatest({value}, {low}), {high}))"
+        return f"CASE WHEN {value} IS NULL THEN NULL ELSE {clamped} END", _DAY
+    divisor = 10**column.scale
+    if kind == "decimal":
+        if column.scale and column.width <= 18:
+            value = f"CAST({name} * CAST({divisor} AS DECIMAL({column.scale + 1}, 0)) AS BIGINT)"
+        elif column.scale:  # the digits without the point: exact at every width
+            value = f"CAST(replace(CAST({name} AS VARCHAR), '.', '') AS HUGEINT)"
+        else:
+            value = f"CAST({name} AS HUGEINT)"
+    elif kind == "uhugeint":
+        value = f"CAST(least({name}, CAST('{_INT128}' AS UHUGEINT)) AS HUGEINT)"
+    else:
+        value = f"CAST({name} AS {'HUGEINT' if kind in _WIDE else 'BIGINT'})"
+    return f"least(greatest({value}, {_bound(least)}), {_bound(most)})", divisor
+
+
+def _bound(value: int) -> str:
+    return integer(min(max(value, -_INT128), _INT128))

@@ -1,0 +1,189 @@
+"""Checks that every mechanism passes: built-ins, plugins and third parties run the same ones.
+
+    for check in checks(MyMechanism()):
+        check.run()
+
+or, in a test module, ``@parametrize_with_checks([MyMechanism()])`` from `dpflow.testing.pytest_plugin`. A check raises
+`NotConformant` and says what the contract asks. Examples come from the standard field names (`dpflow.testing.examples`),
+or from the author. Each check is one function whose docstring is the rule.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from dpflow.core.declaration import Table
+from dpflow.core.events import Event, from_json, to_json
+from dpflow.core.mechanism import InteractiveMechanism, Mechanism
+from dpflow.core.statistics import GroupedSums, SortedValues, Statistic
+from dpflow.errors import InvalidInput
+from dpflow.testing.examples import AnyMechanism, Example, examples_for, plan, validated
+from dpflow.testing.harness import Check, NotConformant, require
+from dpflow.testing.interactive import SESSION
+from dpflow.testing.one_shot import ONE_SHOT
+
+__all__ = ["Check", "Example", "NotConformant", "checks", "interactive_checks", "mechanism_checks"]
+
+
+def checks(mechanism: AnyMechanism, examples: Sequence[Example] | None = None) -> Iterator[Check]:
+    """All checks for a mechanism of either kind."""
+    if isinstance(mechanism, InteractiveMechanism):
+        return interactive_checks(mechanism, examples)
+    return mechanism_checks(mechanism, examples)
+
+
+def mechanism_checks(mechanism: Mechanism[Any], examples: Sequence[Example] | None = None) -> Iterator[Check]:
+    """The checks of a one-shot mechanism: once for its class, then on every example."""
+    return _checks(mechanism, examples, (*SHARED, *ONE_SHOT))
+
+
+def interactive_checks(
+    mechanism: InteractiveMechanism[Any, Any], examples: Sequence[Example] | None = None
+) -> Iterator[Check]:
+    """The checks of an interactive mechanism: once for its class, then on every example and its queries."""
+    return _checks(mechanism, examples, (*SHARED, *SESSION))
+
+
+def _checks(
+    mechanism: AnyMechanism, examples: Sequence[Example] | None, rules: Sequence[Callable[..., None]]
+) -> Iterator[Check]:
+    yield Check(f"{mechanism.name}: is_described", partial(is_described, mechanism))
+    for number, example in enumerate(examples or examples_for(mechanism)):
+        for rule in rules:
+            name = f"{mechanism.name}: {rule.__name__} [{number} {example.table.neighbours}]"
+            yield Check(name, partial(rule, mechanism, example))
+
+
+def is_described(mechanism: AnyMechanism) -> None:
+    """Name, version, summary, citation, and field docs."""
+    for name in ("name", "summary", "citation"):
+        text = getattr(mechanism, name, None)
+        require(isinstance(text, str) and text.strip(), f"the class attribute {name} must be a text")
+    require(mechanism.name.isidentifier(), "name must be one word of letters, digits and underscores")
+    require(type(mechanism.version) is int and mechanism.version >= 1, "version must be an integer from 1")
+    require((mechanism.Params.__doc__ or "").strip(), "Params needs a docstring that says what its fields mean")
+
+
+def params_are_strict(mechanism: AnyMechanism, example: Example) -> None:
+    """Parameters refuse unknown fields, are frozen, and survive JSON."""
+    params = validated(mechanism.Params, example.params)
+    refused({**example.params, "no_such_field": 1}, mechanism, example.table, "an unknown field must be refused")
+    name = next(iter(type(params).model_fields))
+    try:
+        setattr(params, name, getattr(params, name))
+    except ValidationError:
+        pass
+    else:
+        raise NotConformant("Params must be frozen: derive it from dpflow.core.mechanism.Params")
+    stored = json.loads(json.dumps(params.model_dump(mode="json"), allow_nan=False))
+    require(mechanism.Params.model_validate(stored) == params, "parameters must be equal after a JSON round trip")
+
+
+def event_is_public(mechanism: AnyMechanism, example: Example) -> None:
+    """The claim is a function of parameters and declaration alone, and survives JSON."""
+    params, event = plan(mechanism, example.table, example.params)
+    require(isinstance(event, Event), "event must return an event of dpflow.core.events")
+    require(from_json(json.loads(json.dumps(to_json(event)))) == event, "the event must be equal after a JSON round trip")
+    elsewhere = example.table.model_copy(update={"database": Path("/nowhere/at-all.duckdb")})
+    require(mechanism.event(params, elsewhere) == event, "the event must not depend on the database file")
+    require(mechanism.event(params, example.table) == event, "the event must be the same each time")
+
+
+BAD_EPSILONS: tuple[Any, ...] = (0, "0", "-1", -0.5, "nan", math.nan, math.inf, "1e-400", 5e-324, True, "", None, [])
+BAD_DELTAS: tuple[Any, ...] = ("-1e-9", 1, "1", "1.5", math.nan, "1e-400", False, "")
+
+
+def bad_amounts_are_refused(mechanism: AnyMechanism, example: Example) -> None:
+    """Epsilon and delta must be exact amounts in their legal ranges."""
+    for name, values in (("epsilon", BAD_EPSILONS), ("delta", BAD_DELTAS)):
+        for value in values if name in mechanism.Params.model_fields else ():
+            raw = {**example.params, name: value}
+            refused(raw, mechanism, example.table, f"{name}: {value!r} must be refused as an amount")
+
+
+def columns_are_checked(mechanism: AnyMechanism, example: Example) -> None:
+    """An unknown column is refused, and so is one without the bounds or keys that the statistic needs."""
+    for name, value in example.params.items():
+        named_columns = [value] if isinstance(value, str) else value if isinstance(value, list) else []
+        if named_columns and all(isinstance(v, str) and v in example.table.columns for v in named_columns):
+            wrong = "no_such_column" if isinstance(value, str) else ["no_such_column"]
+            refused({**example.params, name: wrong}, mechanism, example.table, f"an unknown column as {name} must be refused")
+    for statistic in _statistics(mechanism, example):
+        bounded, keyed = _needs(statistic)
+        for column in bounded:
+            table = _without(example.table, column, lower=None, upper=None)
+            refused(example.params, mechanism, table, f"{column} without bounds must be refused", example.queries)
+        for column in keyed:
+            table = _without(example.table, column, keys=None)
+            refused(example.params, mechanism, table, f"{column} without public keys must be refused", example.queries)
+
+
+def statistic_is_within_limits(mechanism: AnyMechanism, example: Example) -> None:
+    """The statistic is public, declared, and asks for no more of one unit than the declaration allows."""
+    limits = example.table.limits
+    for statistic in _statistics(mechanism, example):
+        require(isinstance(statistic, Statistic), "statistic must return a request of dpflow.core.statistics")
+        hash(statistic)
+        if isinstance(statistic, SortedValues):
+            require(1 <= statistic.rows <= limits.rows, "SortedValues.rows must be at most limits.rows")
+        if isinstance(statistic, GroupedSums):
+            most = limits.rows if statistic.by is None else limits.per_group
+            require(1 <= statistic.rows_per_group <= most, f"rows_per_group must be at most {most} by the declaration")
+            require(1 <= statistic.groups <= limits.groups, "groups must be at most limits.groups")
+    require(
+        _statistics(mechanism, example) == _statistics(mechanism, example), "the statistic must be the same each time"
+    )
+
+
+SHARED = (params_are_strict, event_is_public, bad_amounts_are_refused, columns_are_checked, statistic_is_within_limits)
+
+
+def refused(
+    raw: Mapping[str, Any], mechanism: AnyMechanism, table: Table, what: str, queries: Sequence[Mapping[str, Any]] = ()
+) -> None:
+    """Planning these parameters, or asking these queries, must raise an `InvalidInput`."""
+    try:
+        params, _ = plan(mechanism, table, raw)
+        for query in queries:
+            _query_statistic(mechanism, params, table, query)
+    except InvalidInput:
+        return
+    except Exception as error:
+        raise NotConformant(f"{what} with an InvalidInput, not a {type(error).__name__}") from error
+    raise NotConformant(what)
+
+
+def _query_statistic(mechanism: AnyMechanism, params: Any, table: Table, query: Mapping[str, Any]) -> Statistic:
+    assert isinstance(mechanism, InteractiveMechanism)
+    return mechanism.statistic(params, validated(mechanism.Query, query), table)
+
+
+def _statistics(mechanism: AnyMechanism, example: Example) -> list[Statistic]:
+    """What the mechanism asks for: once, or for every query."""
+    params, _ = plan(mechanism, example.table, example.params)
+    if isinstance(mechanism, Mechanism):
+        return [mechanism.statistic(params, example.table)]
+    return [_query_statistic(mechanism, params, example.table, query) for query in example.queries]
+
+
+def _needs(statistic: Statistic) -> tuple[list[str], list[str]]:
+    """The columns whose bounds, and those whose public keys, a statistic cannot do without."""
+    if isinstance(statistic, SortedValues):
+        return [statistic.column], []
+    if isinstance(statistic, GroupedSums):
+        keyed = [statistic.by] if statistic.by is not None and statistic.keys is not None else []
+        return [column for column, _ in statistic.values], keyed
+    return [], []
+
+
+def _without(table: Table, column: str, **changed: None) -> Table:
+    """The declaration with something taken away from one column."""
+    columns = {**table.columns, column: table.columns[column].model_copy(update=changed)}
+    return table.model_copy(update={"columns": columns})

@@ -1,0 +1,254 @@
+"""Tables, parameters and answers on which conformance checks run when the author gives none.
+
+`examples_for` fills a parameter model by the usual names of its fields (`VALUES`), and keeps what plans on the example
+tables. A mechanism with a required field of another name passes its own `Example`s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ValidationError
+
+from dpflow.core.declaration import Table, problems
+from dpflow.core.mechanism import InteractiveMechanism, Mechanism
+from dpflow.core.statistics import Answer, GroupedSums, Groups, GroupValues, Histogram, PerGroup, SortedValues, Statistic
+from dpflow.errors import InvalidDeclaration, InvalidInput
+
+AnyMechanism = Mechanism[Any] | InteractiveMechanism[Any, Any]
+
+#: One unit may reach 2 groups with 2 rows each, but has 3 rows in all: no two limits are mixed up unseen.
+EXAMPLE_TABLE = Table.model_validate(
+    {
+        "name": "example",
+        "database": "example.duckdb",
+        "unit": {"column": "user"},
+        "block": "day",
+        "limits": {"rows": 3, "groups": 2, "rows_per_group": 2},
+        "columns": {
+            "user": {},
+            "day": {},
+            "kind": {"keys": ["b", "a", "d", "c"]},
+            "word": {},
+            "amount": {"lower": -10, "upper": 30},
+            "share": {"lower": 0, "upper": 1, "step": "0.25"},
+        },
+    }
+)
+REPLACE_TABLE = EXAMPLE_TABLE.model_copy(update={"neighbours": "replace"})
+EXAMPLE_TABLES = (EXAMPLE_TABLE, REPLACE_TABLE)
+
+OMIT = object()
+#: What a parameter of this name is filled with. `OMIT` leaves an optional field out.
+VALUES: Mapping[str, tuple[Any, ...]] = {
+    "epsilon": ("1",),
+    "delta": ("0.01", OMIT),
+    "column": ("amount",),
+    "columns": (["amount", "share"],),
+    "by": ("kind", "word", OMIT),
+    "p": ("1/4", OMIT),
+    "quantiles": (["1/4", "1/2"],),
+    "groups": (20,),
+    "failures": (2,),
+    "queries": (12,),
+}
+#: The same for the fields of an interactive mechanism's query: one query per place.
+QUERY_VALUES: Mapping[str, tuple[Any, ...]] = {
+    "threshold": (5, 3, 4, 3, 5, 6),
+    "estimator": ("accuracy",) * 6,
+    "claim": ("1/2",) * 6,
+    "candidate": tuple(f"candidate-{i}" for i in range(6)),
+}
+
+
+@dataclass(frozen=True)
+class Example:
+    """A declaration, parameters as a release file writes them, and queries if the mechanism is interactive."""
+
+    table: Table
+    params: Mapping[str, Any]
+    queries: Sequence[Mapping[str, Any]] = field(default=())
+
+
+def validated(model: type[BaseModel], raw: Mapping[str, Any]) -> Any:
+    """Parameters as the engine makes them: what does not validate raises an `InvalidInput`."""
+    try:
+        return model.model_validate(dict(raw))
+    except ValidationError as error:
+        raise InvalidDeclaration(problems(error)) from None
+
+
+def plan(mechanism: AnyMechanism, table: Table, raw: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Validated parameters and the event, after everything that a plan asks for was computed."""
+    params = validated(mechanism.Params, raw)
+    event = mechanism.event(params, table)
+    if isinstance(mechanism, Mechanism):
+        mechanism.statistic(params, table)
+        mechanism.error(params, table)
+    return params, event
+
+
+def examples_for(mechanism: AnyMechanism, tables: Sequence[Table] = EXAMPLE_TABLES) -> list[Example]:
+    """Examples from the standard names. Raises `InvalidInput` when a required field has another name."""
+    fields = mechanism.Params.model_fields
+    unknown = [name for name, info in fields.items() if info.is_required() and name not in VALUES]
+    queries = _queries(mechanism.Query) if isinstance(mechanism, InteractiveMechanism) else ()
+    found: list[Example] = []
+    if not unknown:
+        for table in tables:
+            distinct: dict[str, Example] = {}
+            for raw in _fillings(mechanism.Params):
+                try:
+                    params, _ = plan(mechanism, table, raw)
+                except InvalidInput:
+                    continue  # e.g. grouping by a column without keys: another filling does
+                distinct.setdefault(params.model_dump_json(), Example(table, raw, queries))
+            found.extend(distinct.values())
+    if not found:
+        hint = f"its fields {', '.join(unknown)} have no standard values" if unknown else "no standard parameters plan"
+        raise InvalidInput(f"{mechanism.name}: {hint}; pass examples=[Example(table, params), ...]")
+    return found
+
+
+def _fillings(model: type[BaseModel]) -> Iterator[dict[str, Any]]:
+    names = [name for name in model.model_fields if name in VALUES]
+    for values in product(*(VALUES[name] for name in names)):
+        chosen = {name: value for name, value in zip(names, values) if value is not OMIT}
+        if all(name in chosen for name in names if model.model_fields[name].is_required()):
+            yield chosen
+
+
+def _queries(model: type[BaseModel]) -> tuple[dict[str, Any], ...]:
+    names = [name for name in model.model_fields if name in QUERY_VALUES]
+    return tuple(dict(zip(names, values)) for values in zip(*(QUERY_VALUES[name] for name in names)))
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+HUGE = 2**62 - 1  # what a statistic may reach by plan
+
+
+def answers(statistic: Statistic, table: Table) -> dict[str, Answer]:
+    """Answers that a table may give, by name: typical ones and the ends of what is possible."""
+    if isinstance(statistic, GroupedSums):
+        return _group_answers(statistic)
+    if isinstance(statistic, SortedValues):
+        low, high = table.column(statistic.column).grid()
+        middle = (low + high) // 2
+        given = {
+            "no rows": ([], []),
+            "one row": ([high], [1]),
+            "one value": ([middle], [50]),
+            "both ends": ([low, high], [7, 9]),
+            "every value": (list(range(low, min(high, low + 500) + 1)), None),
+            "huge": ([low, middle, high], [10**12, 1, 10**12]),
+        }
+        return {name: _histogram(values, counts) for name, (values, counts) in given.items()}
+    m = statistic.groups
+    columns = {"zeros": [0.0], "ones": [1.0], "mixed": [0.0, 0.25, 0.5, 1.0], "huge": [1e300, -1e300, 5e-324]}
+    return {name: PerGroup(np.resize(np.array(values), m)) for name, values in columns.items()}
+
+
+def typical(statistic: Statistic, table: Table) -> Answer:
+    """An answer with many rows in every group, far from the ends."""
+    if isinstance(statistic, SortedValues):
+        low, high = table.column(statistic.column).grid()
+        return _histogram(list(range(low, high + 1)), None)
+    return answers(statistic, table)["mixed" if isinstance(statistic, GroupValues) else "many"]
+
+
+def _histogram(values: Sequence[int], counts: Sequence[int] | None) -> Histogram:
+    return Histogram(np.array(values, np.int64), np.array([5] * len(values) if counts is None else counts, np.int64))
+
+
+def keys_of(statistic: GroupedSums, most: int = 4) -> tuple[str, ...]:
+    """The groups of an answer: the public keys, or some that could be in the rows."""
+    if statistic.by is None:
+        return ("",)
+    return statistic.keys if statistic.keys is not None else tuple(f"word-{i:03d}" for i in range(most))
+
+
+def groups(statistic: GroupedSums, keys: Sequence[str], rows: Any, sums: Any = 0) -> Groups:
+    """An answer with these rows (and as many units and values) and sums in each group."""
+    n = np.array(np.broadcast_to(rows, len(keys)), np.int64)
+    total = np.array(np.broadcast_to(sums, len(keys)), np.int64)
+    names = [column for column, _ in statistic.values]
+    return Groups(tuple(keys), n, n.copy(), {c: total.copy() for c in names}, {c: n.copy() for c in names})
+
+
+def _group_answers(statistic: GroupedSums) -> dict[str, Answer]:
+    keys = keys_of(statistic)
+    found: dict[str, Answer] = {
+        "zeros": groups(statistic, keys, 0),
+        "one unit": groups(statistic, keys, [1] + [0] * (len(keys) - 1), [7] + [0] * (len(keys) - 1)),
+        "many": groups(statistic, keys, [10_000 + 13 * i for i in range(len(keys))], 555),
+        "negative sums": groups(statistic, keys, 3, -9999),
+        "huge": groups(statistic, keys, HUGE, HUGE),
+        "huge negative": groups(statistic, keys, HUGE, -HUGE),
+    }
+    if statistic.by is not None and statistic.keys is None:
+        found["no groups"] = groups(statistic, (), np.zeros(0))
+        found["one group"] = groups(statistic, ("",), 1)
+        found["odd keys"] = groups(statistic, ("\x00", "a\nb", "é" * 300, "'; --"), 10**6)
+        found["many groups"] = groups(statistic, keys_of(statistic, 300), 100)
+    return found
+
+
+def neighbouring(statistic: Statistic, table: Table) -> list[tuple[Answer, Answer]]:
+    """Answers of neighbouring tables that are as far apart as the limits allow."""
+    replace = table.neighbours == "replace"
+    if isinstance(statistic, GroupedSums):
+        return _neighbouring_groups(statistic, table, replace)
+    if isinstance(statistic, SortedValues):
+        low, high = table.column(statistic.column).grid()
+        pairs = []
+        for base in ([], [low, high] * 3, list(range(low, high + 1))):
+            other = base + [low] * statistic.rows * replace
+            pairs.append((_counted(base + [high] * statistic.rows), _counted(other)))
+        return pairs
+    m = statistic.groups
+    ones, spread = np.zeros(m), np.linspace(0, 1, m)
+    ones[: round(0.15 * m)] = 1.0
+    moved = 2 if replace else 1
+    return [(_moved(ones, moved), PerGroup(ones)), (_moved(spread, moved), PerGroup(spread))]
+
+
+def _moved(values: NDArray[np.float64], count: int) -> PerGroup:
+    """The lowest values become 1."""
+    changed = values.copy()
+    changed[np.argsort(values, kind="stable")[:count]] = 1.0
+    return PerGroup(changed)
+
+
+def _counted(values: list[int]) -> Histogram:
+    distinct, counts = np.unique(np.array(values, np.int64), return_counts=True)
+    return Histogram(distinct, counts.astype(np.int64))
+
+
+def _neighbouring_groups(statistic: GroupedSums, table: Table, replace: bool) -> list[tuple[Answer, Answer]]:
+    keys, reach, rows = keys_of(statistic), statistic.groups, statistic.rows_per_group
+    if statistic.values:
+        column, centre = statistic.values[0]
+        low, high = (end - centre for end in table.column(column).grid())
+    else:
+        low, high = 0, 0
+    first = np.arange(len(keys)) < reach
+    last = first[::-1]
+    pairs: list[tuple[Answer, Answer]] = []
+    private = statistic.by is not None and statistic.keys is None
+    for n, total in ((40, 100),) if private else ((0, 0), (40, 100)):
+        for end, other in ((high, low), (low, high)) if statistic.values else ((0, 0),):
+            a = groups(statistic, keys, n + rows * first, total + rows * end * first)
+            b = groups(statistic, keys, n + rows * last * replace, total + rows * other * last * replace)
+            pairs.append((a, b))
+    if private:  # keys that only one of the neighbours has
+        shared, lone = ("shared",), tuple(f"lone-{i}" for i in range(reach))
+        other = tuple(f"other-{i}" for i in range(reach * replace))
+        alone = [[200, *[rows] * len(own)] for own in (lone, other)]
+        pairs.append((groups(statistic, shared + lone, alone[0]), groups(statistic, shared + other, alone[1])))
+    return pairs

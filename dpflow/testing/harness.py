@@ -1,0 +1,135 @@
+"""What the checks stand on: the failure they raise, a replayable source, and watches on what a mechanism may not touch."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import io
+import logging
+import random
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from dpflow.core.events import Event
+from dpflow.core.randomness import Source, Words
+
+BUFFER = 512  # words made at once
+
+
+class NotConformant(AssertionError):
+    """A mechanism breaks the contract of `dpflow.core.mechanism`."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check; ``name`` is the same in every run, ``run`` raises `NotConformant`."""
+
+    name: str
+    run: Callable[[], None]
+
+
+def require(condition: object, what: str) -> None:
+    """Raise `NotConformant` unless the condition holds."""
+    if not condition:
+        raise NotConformant(what)
+
+
+class StreamSource(Source):
+    """An endless stream of words that is a function of its seed (SHAKE-256): the same entropy again, for tests only."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed, self._block = seed, 0
+        self._left = np.zeros(0, np.uint64)
+
+    def words(self, n: int) -> Words:
+        """The next n words."""
+        while self._left.size < n:
+            name = f"{self._seed}:{self._block}".encode()
+            fresh = np.frombuffer(hashlib.shake_256(name).digest(8 * BUFFER), np.uint64)
+            self._left, self._block = np.concatenate([self._left, fresh]), self._block + 1
+        taken, self._left = self._left[:n].copy(), self._left[n:]
+        return taken
+
+
+_MODULES: tuple[tuple[Any, tuple[str, ...]], ...] = (
+    (random, ("random", "getrandbits", "randrange", "randint", "uniform", "gauss", "expovariate", "shuffle", "choice")),
+    (random, ("Random", "SystemRandom", "seed", "normalvariate", "sample", "choices")),
+    (np.random, ("default_rng", "RandomState", "Generator", "SeedSequence", "seed", "laplace", "normal", "exponential")),
+    (np.random, ("random", "rand", "randn", "randint", "uniform", "geometric", "choice", "shuffle", "permutation")),
+    (secrets, ("randbelow", "randbits", "token_bytes", "token_hex", "choice")),
+    (time, ("time", "time_ns", "monotonic", "perf_counter")),
+)
+
+
+@contextlib.contextmanager
+def forbid_hidden_randomness() -> Iterator[list[str]]:
+    """Collect the names of generators and clocks that are touched inside; each touch also raises.
+
+    It sees calls through the module, not names that were imported before; drawing twice from the same words finds those.
+    """
+    touched: list[str] = []
+
+    def trap(name: str) -> Callable[..., Any]:
+        def refuse(*_: Any, **__: Any) -> Any:
+            touched.append(name)
+            raise NotConformant(f"{name} was called; take all randomness from the source")
+
+        return refuse
+
+    with contextlib.ExitStack() as stack:
+        for module, names in _MODULES:
+            for name in names:
+                stack.enter_context(mock.patch.object(module, name, trap(f"{module.__name__}.{name}")))
+        yield touched
+
+
+@contextlib.contextmanager
+def silence() -> Iterator[Callable[[], str]]:
+    """Catch what is printed and logged inside; the value is a function that returns it."""
+    said, root = io.StringIO(), logging.getLogger()
+    handler, level = logging.StreamHandler(said), root.level
+    root.addHandler(handler)
+    root.setLevel(logging.DEBUG)
+    try:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            yield said.getvalue
+    finally:
+        root.setLevel(level)
+        root.removeHandler(handler)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equality through dataclasses, mappings, sequences and arrays."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, np.ndarray):
+        return bool(a.dtype == b.dtype and np.array_equal(a, b))
+    if dataclasses.is_dataclass(a):
+        return all(same(getattr(a, f.name), getattr(b, f.name)) for f in dataclasses.fields(a))
+    if isinstance(a, Mapping):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return bool(a == b)
+
+
+REPORT_DELTA = 0.01  # where an event without an (epsilon, delta) of its own is audited
+
+
+def claim(event: Event) -> tuple[float, float]:
+    """(epsilon, delta) of an event, for an audit."""
+    exact = event.approximate()
+    if exact is not None:
+        return float(exact[0]), float(exact[1])
+    epsilon = event.epsilon_at(Fraction(str(REPORT_DELTA)))
+    if epsilon is None:
+        raise NotConformant(f"the event has no finite epsilon at delta {REPORT_DELTA}")
+    return float(epsilon), REPORT_DELTA
