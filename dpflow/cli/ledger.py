@@ -33,8 +33,7 @@ def grant(
         epsilon,
         delta,
         filter=filter_name,
-        protects=declared.protected if declared else "",
-        blocks=declared is not None and declared.protects == "unit-block",
+        table=declared,
         principal=current_principal(),
     )
     protects = f", protecting {declared.protected}" if declared else ""
@@ -92,5 +91,5 @@ def resolve(
     ledger: LedgerOption = None,
 ) -> None:
     """Fence an orphaned reservation: its late result will be discarded. What it was charged stays charged."""
-    open_ledger(ledger).resolve(release_id, decision="fence", reason=reason, principal=current_principal())
+    open_ledger(ledger).resolve(release_id, reason=reason, principal=current_principal())
     print(f"{release_id} is fenced")

@@ -10,18 +10,20 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
-from dpflow.core.declaration import MAX_MAGNITUDE, Table
+from dpflow.core.declaration import Table
+from dpflow.core.samplers import MAX_SCALE
 from dpflow.errors import PlanRefused
 
 
 def scale_for(sensitivity: int, epsilon: Fraction) -> Fraction:
     """Scale of discrete Laplace noise that makes a statistic of this L1 sensitivity epsilon-DP, exactly."""
-    if sensitivity >= MAX_MAGNITUDE:
+    scale = Fraction(max(sensitivity, 1)) / epsilon
+    if scale > MAX_SCALE:
         raise PlanRefused(
-            "the declared bounds and limits let one unit move this statistic by 2^62 steps or more; "
-            "take a coarser step, tighter bounds or lower limits"
+            "the declared bounds, limits and epsilon need noise of more than 2^50 steps; "
+            "take a coarser step, tighter bounds, lower limits or a larger epsilon"
         )
-    return Fraction(max(sensitivity, 1)) / epsilon
+    return scale
 
 
 def half_width(scale: Fraction, failure: float = 0.05) -> int:

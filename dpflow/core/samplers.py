@@ -240,7 +240,7 @@ def _accepted(table: _Table, size: int, source: Source) -> Ints:
     gamma = ((edge + r)^2 - edge^2) rate = r (2 edge + r) rate. For every gamma >= 0,
     1 - gamma + gamma^2/2 - gamma^3/6 <= exp(-gamma) <= 1 - gamma + gamma^2/2. With gamma <= 1 a dozen IEEE operations on
     numbers of at most 2 err by less than 2^-45, and u is below U by less than 2^-53: outside that margin the float decides,
-    inside it (one proposal in 10^4) the bounds of ``_below_exp`` do.
+    inside it (fewer than one in 10^5) the bounds of ``_below_exp`` do.
     """
     law = table.law
     cell = table.draw(size, source)

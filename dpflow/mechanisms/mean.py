@@ -70,11 +70,12 @@ class Mean(Mechanism[MeanParams]):
     def draw(self, params: MeanParams, table: Table, answer: Answer, source: Source) -> Result:
         of_sum, of_count = self._parts(params, table)
         size = len(answer.keys)
-        noisy_sums = discrete_laplace(of_sum.scale, size, source) + answer.sums[params.column]
-        noisy_counts = discrete_laplace(of_count.scale, size, source) + answer.counts[params.column]
+        noise = discrete_laplace(of_sum.scale, size, source), discrete_laplace(of_count.scale, size, source)
+        sums = (int(s) + int(x) for s, x in zip(answer.sums[params.column], noise[0], strict=True))
+        counts = (int(n) + int(x) for n, x in zip(answer.counts[params.column], noise[1], strict=True))
         tails = half_width(of_sum.scale, 0.025), half_width(of_count.scale, 0.025)
-        pairs = zip(answer.keys, noisy_sums, noisy_counts)
-        return Result(tuple(self._row(params, table, key, int(s), int(n), tails) for key, s, n in pairs))
+        parts = zip(answer.keys, sums, counts, strict=True)
+        return Result(tuple(self._row(params, table, key, s, n, tails) for key, s, n in parts))
 
     def _row(self, params: MeanParams, table: Table, key: str, total: int, number: int, tails: tuple[int, int]) -> Row:
         """Post-process one group's two noisy integers."""

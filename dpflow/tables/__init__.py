@@ -4,7 +4,8 @@
 sandboxed. `publish` copies settled results into an output table, once. No error of this package holds a value of a row.
 """
 
+from dpflow.tables.owner import build
 from dpflow.tables.private import PrivateTable
-from dpflow.tables.publish import PublishedRelease, publish, published_ids
+from dpflow.tables.publish import PublishedRelease, publish, published_ids, read_published
 
-__all__ = ["PrivateTable", "PublishedRelease", "publish", "published_ids"]
+__all__ = ["PrivateTable", "PublishedRelease", "build", "publish", "published_ids", "read_published"]

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from dpflow.core.declaration import MAX_MAGNITUDE
 from dpflow.errors import PlanRefused
 
-#: The most rows or groups for which an aggregate per unit is used: its memory grows with the limit, a window's does not.
-MOST_PACKED = 64
+#: The most rows or groups for which an aggregate per unit is used; DuckDB's ``arg_min`` allows less than 1,000,000.
+MOST_PACKED = 1000
 
 #: Bits of a word: a BIGINT's, without its sign and one more for safety.
 WORD = 62

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpflow.core.declaration import Table
+from dpflow.core.declaration import Table, load_table
 from dpflow.core.statistics import GroupedSums, Groups, GroupValues, Histogram, SortedValues, Statistic
 from dpflow.errors import PlanRefused, TableUnreadable, UnknownName
 from dpflow.tables import sandbox, sql
@@ -25,6 +26,11 @@ class PrivateTable:
     def __init__(self, declaration: Table) -> None:
         self.declaration = declaration
         self._what = f"table {declaration.name!r}"
+
+    @classmethod
+    def load(cls, path: Path | str) -> PrivateTable:
+        """The table that a YAML declaration describes. Raises `InvalidDeclaration`."""
+        return cls(load_table(path))
 
     def snapshot(self) -> bytes:
         """Identity of the data as it is now. Private: it leaves only as the ledger's keyed digest."""
@@ -65,6 +71,12 @@ class PrivateTable:
             else:
                 reading.grouped(statistic, b"")
 
+    @overload
+    def answer(self, statistic: GroupedSums, blocks: Sequence[str]) -> Groups: ...
+    @overload
+    def answer(self, statistic: SortedValues, blocks: Sequence[str]) -> Histogram: ...
+    @overload
+    def answer(self, statistic: Statistic, blocks: Sequence[str]) -> Groups | Histogram: ...
     def answer(self, statistic: Statistic, blocks: Sequence[str]) -> Groups | Histogram:
         """Execute a request on the named blocks, or on the whole table if none is named."""
         with sandbox.opened(self.declaration.database, self._what) as connection:
@@ -245,5 +257,7 @@ def _int64(array: Any) -> NDArray[np.int64]:
 def _plain(array: Any) -> NDArray[Any]:
     """Without numpy's mask: a missing text is None."""
     if np.ma.isMaskedArray(array):
-        array = array.astype(object).filled(None) if array.dtype == object else array.filled(np.nan)
+        whole = np.asarray(array.data, dtype=object)
+        whole[np.ma.getmaskarray(array)] = None
+        return whole
     return np.asarray(array)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import duckdb
 
@@ -34,7 +35,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class PublishedRelease:
-    """A settled result as it is published; ``epsilon`` and ``delta`` are exact decimal text."""
+    """A settled result as it is published; ``epsilon`` and ``delta`` are exact text."""
 
     release_id: str
     release: str
@@ -55,7 +56,7 @@ def publish(database: Path, table: str, release: PublishedRelease, *, deadline: 
         TableUnreadable: the file is not DuckDB, or the table has other columns.
     """
     about = (release.release_id, release.release, release.block, release.mechanism)
-    price = (float(release.epsilon), float(release.delta))
+    price = (float(Fraction(release.epsilon)), float(Fraction(release.delta)))
     lines = [[*about, row.key, row.measure, _float(row.value), _float(row.error_95), *price] for row in release.rows]
     name = sql.identifier(table)
 
@@ -93,7 +94,18 @@ def published_ids(database: Path, table: str, *, deadline: float = 30.0) -> set[
     return _patiently(database, deadline, read)
 
 
-def _float(value: float | int | None) -> float | None:
+def read_published(database: Path, table: str, *, deadline: float = 30.0) -> list[dict[str, Any]]:
+    """Every row of a published table as a mapping, in a fixed order. Raises like `publish`."""
+
+    def read(connection: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:
+        names = [name for name, _ in COLUMNS]
+        query = f"SELECT {', '.join(names)} FROM {sql.identifier(table)} ORDER BY block, release, group_key, measure, release_id"
+        return [dict(zip(names, row, strict=True)) for row in connection.execute(query).fetchall()]
+
+    return _patiently(database, deadline, read)
+
+
+def _float(value: float | None) -> float | None:
     return None if value is None else float(value)
 
 

@@ -71,8 +71,10 @@ def key(column: Field, role: str) -> str:
     for types without one exact equality.
     """
     if column.kind not in _KEYS:
-        raise TableUnreadable(f"column {column.name!r} is a {column.kind.upper()} and cannot be a {role}; use a whole "
-                              f"number, text, DATE, TIMESTAMP, DECIMAL, UUID, ENUM or BOOLEAN column")
+        raise TableUnreadable(
+            f"column {column.name!r} is a {column.kind.upper()} and cannot be a {role}; use a whole number, text, DATE, "
+            f"TIMESTAMP, DECIMAL, UUID, ENUM or BOOLEAN column"
+        )
     if column.kind == "enum":
         return f"CAST({column.sql} AS VARCHAR)"
     return f"encode({column.sql})" if column.kind == "varchar" else column.sql
@@ -96,8 +98,10 @@ def to_text(column: Field, value: str) -> str:
 def check_value(column: Field) -> None:
     """Raises `TableUnreadable` unless the column's type can be read as a number."""
     if column.kind not in _VALUES:
-        raise TableUnreadable(f"column {column.name!r} is a {column.kind.upper()} and cannot be a value; use a number, "
-                              f"DATE, TIMESTAMP or BOOLEAN column")
+        raise TableUnreadable(
+            f"column {column.name!r} is a {column.kind.upper()} and cannot be a value; use a number, DATE, TIMESTAMP or "
+            f"BOOLEAN column"
+        )
 
 
 def grid(column: Field, declared: Column) -> str:

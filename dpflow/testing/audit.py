@@ -1,18 +1,19 @@
 """A black-box audit: draw often on two neighbours, and prove a lower bound on the privacy loss.
 
-(epsilon, delta)-DP says p(S) <= e^epsilon q(S) + delta for every set S of outcomes. The first half of the draws chooses S;
-the second half, which had no say in the choice, bounds p(S) from below and q(S) from above (Clopper, Pearson 1934, exact
-binomial intervals). So a correct mechanism fails with probability at most 1 - confidence, whatever S is. An audit that
-passes proves nothing by itself: how small a violation is still seen depends on the number of draws.
+(epsilon, delta)-DP says p(S) <= e^epsilon q(S) + delta for every set S of outcomes. The first half of the draws chooses
+S; the second half, which had no say in the choice, bounds p(S) from below and q(S) from above (Clopper, Pearson 1934,
+exact binomial intervals). So a correct mechanism fails with probability at most 1 - confidence, whatever S is. An audit
+that passes proves nothing by itself: how small a violation is still seen depends on the number of draws.
 
-An outcome is a hashable, or a tuple of coordinates, always as many. S is the set of outcomes whose score is high, where the score adds one
-estimated log-likelihood ratio per coordinate (optimal for independent noise). A coordinate with many different numbers
-is put into bins.
+An outcome is a hashable, or a tuple of coordinates, always as many. S is the set of outcomes whose score is high, where
+the score adds one estimated log-likelihood ratio per coordinate (optimal for independent noise). A coordinate with many
+different numbers is put into bins.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
@@ -83,8 +84,17 @@ def audit(
     return Audit(float(epsilon), float(delta), lower, confidence, 2 * half)
 
 
+def affordable(sample: Sampler, most: int, seconds: float) -> int:
+    """How many draws, at most ``most`` and at least 200, two samplers like this one make in about this time."""
+    begun = time.perf_counter()
+    for _ in range(3):
+        sample()
+    each = (time.perf_counter() - begun) / 3
+    return max(200, min(most, int(seconds / (2 * each + 1e-9))))
+
+
 def clopper_pearson(hits: NDArray[Any], n: int, failure: float) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Lower and upper bounds of a probability after ``hits`` of n; each is wrong with probability at most ``failure``."""
+    """Lower and upper bounds of a probability after ``hits`` of n; each is wrong at most this often."""
     from scipy.special import betaincinv  # type: ignore[import-untyped]  # at run time only: core lives without scipy
 
     lower = np.where(hits > 0, betaincinv(np.maximum(hits, 1), n - hits + 1, failure), 0.0)
@@ -95,7 +105,8 @@ def clopper_pearson(hits: NDArray[Any], n: int, failure: float) -> tuple[NDArray
 def _loss(likely: NDArray[Any], rare: NDArray[Any], n: int, delta: float, failure: float) -> NDArray[np.float64]:
     """The epsilon that hits under both neighbours prove."""
     low, high = clopper_pearson(likely, n, failure)[0], clopper_pearson(rare, n, failure)[1]
-    return np.log(np.maximum(low - delta, 1e-300)) - np.log(high)
+    proved: NDArray[np.float64] = np.log(np.maximum(low - delta, 1e-300)) - np.log(high)
+    return proved
 
 
 def _best_cut(likely: NDArray[Any], rare: NDArray[Any], delta: float, failure: float) -> float:

@@ -4,8 +4,8 @@
         check.run()
 
 or, in a test module, ``@parametrize_with_checks([MyMechanism()])`` from `dpflow.testing.pytest_plugin`. A check raises
-`NotConformant` and says what the contract asks. Examples come from the standard field names (`dpflow.testing.examples`),
-or from the author. Each check is one function whose docstring is the rule.
+`NotConformant` and says what the contract asks. Examples come from the standard field names
+(`dpflow.testing.examples`), or from the author. Each check is one function whose docstring is the rule.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ def event_is_public(mechanism: AnyMechanism, example: Example) -> None:
     """The claim is a function of parameters and declaration alone, and survives JSON."""
     params, event = plan(mechanism, example.table, example.params)
     require(isinstance(event, Event), "event must return an event of dpflow.core.events")
-    require(from_json(json.loads(json.dumps(to_json(event)))) == event, "the event must be equal after a JSON round trip")
+    again = from_json(json.loads(json.dumps(to_json(event))))
+    require(again == event, "the event must be equal after a JSON round trip")
     elsewhere = example.table.model_copy(update={"database": Path("/nowhere/at-all.duckdb")})
     require(mechanism.event(params, elsewhere) == event, "the event must not depend on the database file")
     require(mechanism.event(params, example.table) == event, "the event must be the same each time")
@@ -114,7 +115,8 @@ def columns_are_checked(mechanism: AnyMechanism, example: Example) -> None:
         named_columns = [value] if isinstance(value, str) else value if isinstance(value, list) else []
         if named_columns and all(isinstance(v, str) and v in example.table.columns for v in named_columns):
             wrong = "no_such_column" if isinstance(value, str) else ["no_such_column"]
-            refused({**example.params, name: wrong}, mechanism, example.table, f"an unknown column as {name} must be refused")
+            raw = {**example.params, name: wrong}
+            refused(raw, mechanism, example.table, f"an unknown column as {name} must be refused")
     for statistic in _statistics(mechanism, example):
         bounded, keyed = _needs(statistic)
         for column in bounded:

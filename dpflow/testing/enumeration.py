@@ -72,15 +72,16 @@ class Enumerator(Source):
 def outputs(draw: Callable[[Source], Outcome], tail: float = oracle.TAIL, paths: int = 500_000) -> dict[Outcome, float]:
     """Every outcome of ``draw`` with its probability. Raises `NotEnumerable`."""
     found: dict[Outcome, float] = defaultdict(float)
-    path: list[int] | None = []
+    path: list[int] = []
     with _enumerated():
         for _ in range(paths):
             source = Enumerator(path, tail)
             outcome = draw(source)
             found[outcome] += source.weight
-            path = source.next_path()
-            if path is None:
+            following = source.next_path()
+            if following is None:
                 return dict(found)
+            path = following
     raise NotEnumerable(f"more than {paths} paths; take a larger epsilon or fewer groups")
 
 

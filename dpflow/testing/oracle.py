@@ -33,7 +33,8 @@ def hockey_stick(p: Distribution, q: Distribution, epsilon: float | Fraction) ->
     factor = math.exp(epsilon)
     if all(isinstance(mass, Fraction) for side in (p, q) for mass in side.values()):
         exact = Fraction(factor)
-        return float(sum((max(Fraction(0), mass - exact * q.get(x, Fraction(0))) for x, mass in p.items()), Fraction(0)))
+        excess = (mass - exact * q.get(x, Fraction(0)) for x, mass in p.items())
+        return float(sum((part for part in excess if part > 0), Fraction(0)))
     return math.fsum(max(0.0, float(mass) - factor * float(q.get(x, 0))) for x, mass in p.items())
 
 
@@ -96,9 +97,9 @@ def exponential_choice(lengths: Sequence[int], costs: Sequence[int], rate: Fract
     return normalised({i: n * math.exp(-float(rate) * (c - least)) for i, (n, c) in enumerate(zip(lengths, costs))})
 
 
-def thresholded_counts(counts: Mapping[str, int], scale: Fraction, threshold: int, tail: float = TAIL) -> dict[Any, float]:
+def thresholded_counts(counts: Mapping[str, int], scale: Fraction, threshold: int) -> dict[Any, float]:
     """Noisy counts that reach a threshold, as sorted (key, count) pairs: what a private histogram shows."""
-    noise = discrete_laplace(scale, tail)
+    noise = discrete_laplace(scale)
     shown = [{(key, n + x) if n + x >= threshold else None: 0.0 for x in noise} for key, n in counts.items()]
     for (key, n), one in zip(counts.items(), shown):
         for x, mass in noise.items():

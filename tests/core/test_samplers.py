@@ -116,12 +116,12 @@ def test_a_scale_ten_percent_off_is_noticed(law: str, scale: Fraction) -> None:
     assert p_value(draw(scale * F(11, 10), 400_000, SOURCE), cdf, float(scale)) < ALARM
 
 
-@pytest.mark.parametrize(("law", "base"), [("geometric", 0), ("laplace", 0), ("gaussian", 0)])
-def test_low_bits_of_wide_noise_are_right(law: str, base: int) -> None:
+@pytest.mark.parametrize("law", LAWS)
+def test_low_bits_of_wide_noise_are_right(law: str) -> None:
     """At scale 10^9 the lowest 4 bits are uniform, together with the sign: no grid shows through."""
     draw, _ = LAWS[law]
     drawn = draw(F(10**9), 400_000, SOURCE)
-    sides = [drawn >= base] if law == "geometric" else [drawn > base, drawn < base]
+    sides = [drawn >= 0] if law == "geometric" else [drawn > 0, drawn < 0]
     for side in sides:
         assert stats.chisquare(np.bincount(drawn[side] & 15, minlength=16)).pvalue > ALARM
 
@@ -229,7 +229,7 @@ def test_gaussian_acceptance_of_the_negative_side_starts_at_minus_one() -> None:
 
 
 @pytest.mark.parametrize("power", [1, 2])
-@pytest.mark.parametrize("rate", [F(1, 40), F(3), F(1, 10**4)], ids=str)
+@pytest.mark.parametrize("rate", [F(1, 40), F(3), F(1, 300)], ids=str)
 def test_what_a_table_leaves_out_is_bounded(rate: Fraction, power: int) -> None:
     """The last bounds that a law lists hold the weight of all cells that it does not list."""
     law = samplers._Law(rate, power, 2, two_sided=True)
@@ -238,7 +238,7 @@ def test_what_a_table_leaves_out_is_bounded(rate: Fraction, power: int) -> None:
     with localcontext(prec=80):
         left_out = sum(
             exp(rate * (4 * k) ** power) + exp(rate * (4 * k + 1) ** power)
-            for k in range(n, n + math.ceil(100 / (4 * rate)) + 10)
+            for k in range(n, n + math.ceil((30 / rate) ** (1 / power) / 4) + 10)
         )
         assert 0 < left_out * 2**56 <= weights[-1][1] < 2**40
 
@@ -401,6 +401,7 @@ def test_pieces_are_found_or_left_open() -> None:
     cuts = Cuts([(1, 1)] * 3)
     assert [cuts.piece(u, 2) for u in range(4)] == [0, None, None, 2]
     assert list(cuts.undecided(2)) == [(1, 1), (2, 2)]
+    assert list(Cuts([(1, 2), (1, 1)]).undecided(2)) == [(1, 3)]  # the cut lies between 1/3 and 1
 
 
 def test_every_enumerated_word_agrees_with_its_bounds() -> None:

@@ -1,0 +1,188 @@
+"""What the ledger takes and gives: small frozen values. None of them shows secret state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from fractions import Fraction
+from typing import Any, Literal
+
+from dpflow.core.amounts import text
+from dpflow.core.filters import DELTA_UNIT, EPSILON_UNIT, SATURATED, Cost, Filter
+from dpflow.errors import InvalidInput
+
+State = Literal["reserved", "settled", "fenced", "open", "closed"]
+
+
+def checked_name(what: str, value: str, *, empty: bool = False) -> str:
+    """A name of at most 200 printable characters; raises `InvalidInput`."""
+    if not isinstance(value, str) or len(value) > 200 or not value.isprintable() or (not value and not empty):
+        raise InvalidInput(f"{what} must be a text of 1 to 200 printable characters; shorten or correct it")
+    return value
+
+
+@dataclass(frozen=True)
+class ReleaseKey:
+    """Exactly-once identity of a release: equal keys are the same release, however often they are asked for.
+
+    ``dag_id`` and ``task_id`` are empty outside Airflow; ``digest`` is the plan's; ``ordinal`` tells equal plans of one
+    run apart.
+    """
+
+    scope: str
+    dag_id: str
+    task_id: str
+    occasion: str
+    digest: str
+    ordinal: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("scope", "occasion", "digest"):
+            checked_name(f"the key's {name}", getattr(self, name))
+        for name in ("dag_id", "task_id"):
+            checked_name(f"the key's {name}", getattr(self, name), empty=True)
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """A charge that was made. ``attempt`` counts the tries that took it over; ``result`` is set once settled."""
+
+    release_id: str
+    attempt: int
+    settled: bool
+    result: Mapping[str, Any] | None = field(repr=False, default=None)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A release or session as the ledger holds it; public fields only."""
+
+    release_id: str
+    scope: str
+    blocks: tuple[str, ...]
+    state: State
+    attempts: int
+    principal: str
+    request: Mapping[str, Any]
+    event: Mapping[str, Any]
+    result: Mapping[str, Any] | None = field(repr=False)
+    snapshot: str | None = None
+
+    @property
+    def settled(self) -> bool:
+        """Whether a result is stored."""
+        return self.state == "settled"
+
+
+@dataclass(frozen=True)
+class Held:
+    """A session: its version counts answers; ``state`` is secret and shown by no repr."""
+
+    session_id: str
+    version: int
+    closed: bool
+    state: dict[str, Any] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A stored answer of a session."""
+
+    query: str
+    answer: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the append-only history."""
+
+    seq: int
+    at: str
+    kind: str
+    scope: str
+    release_id: str
+    principal: str
+    body: Mapping[str, Any]
+    hash: str
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields as JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Something a budget was granted to."""
+
+    scope: str
+    filter: Filter
+    protects: str
+    blocks: bool
+
+    @property
+    def epsilon(self) -> Fraction:
+        """Granted epsilon (of every block, if the scope has blocks)."""
+        return self.filter.epsilon
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """This scope and those above it, the widest first."""
+        parts = self.scope.split("/")
+        return tuple("/".join(parts[: n + 1]) for n in range(len(parts)))
+
+
+@dataclass(frozen=True)
+class Remaining:
+    """What is left in a scope, one account per block; a scope with blocks that nobody used yet has one full line."""
+
+    scope: Scope
+    spent: tuple[tuple[str, Cost], ...]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Exact amounts as text, one mapping per account."""
+        return [self._row(block, cost) for block, cost in self.spent]
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON for receipts."""
+        return {"scope": self.scope.scope, "accounts": self.rows()}
+
+    def _row(self, block: str, spent: Cost) -> dict[str, Any]:
+        granted = self.scope.filter
+        return {
+            "scope": self.scope.scope,
+            "block": block,
+            "epsilon_granted": text(granted.epsilon),
+            "epsilon_spent": _shown(spent.epsilon, EPSILON_UNIT),
+            "epsilon_left": _shown(granted.epsilon // EPSILON_UNIT - spent.epsilon, EPSILON_UNIT),
+            "delta_left": _shown(granted.delta // DELTA_UNIT - spent.delta, DELTA_UNIT),
+            "renyi_spent": _shown(spent.renyi, EPSILON_UNIT),
+            "filter": granted.name,
+            "protects": self.scope.protects,
+        }
+
+
+def _shown(units: int, unit: Fraction) -> str:
+    """Units as text; a sum that cannot be paid on a path is infinite there, and nothing is left below zero."""
+    return "inf" if units >= SATURATED else text(max(units, 0) * unit)
+
+
+@dataclass(frozen=True)
+class Verified:
+    """Outcome of a verification: how many entries hold, and everything that does not."""
+
+    entries: int
+    problems: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing was changed, dropped, reordered or restored."""
+        return not self.problems
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON for programs."""
+        return {"ok": self.ok, **asdict(self)}
+
+    def __str__(self) -> str:
+        if self.ok:
+            return f"{self.entries} entries verified: chain, anchor and sums hold"
+        return f"{self.entries} entries, NOT verified: " + "; ".join(self.problems)

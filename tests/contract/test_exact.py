@@ -1,0 +1,61 @@
+"""Built-in mechanisms keep their claims exactly: hockey-stick divergence over all neighbours of tiny tables."""
+
+from __future__ import annotations
+
+import sys
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpflow.core.randomness import Source
+from dpflow.core.statistics import GroupedSums
+from dpflow.registry import Registry
+from dpflow.testing import oracle
+from dpflow.testing.enumeration import outputs
+from dpflow.testing.examples import Example, groups
+from dpflow.testing.interactive import Session
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "testing"))
+from tiny import excess, table  # noqa: E402
+
+SLACK = 1e-6  # truncated noise, multiplied by e^epsilon
+REGISTRY = Registry.load()
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("count", {"epsilon": "1"}),
+    ("sum", {"column": "score", "epsilon": "2"}),
+    ("sum", {"column": "score", "by": "kind", "epsilon": "12"}),
+    ("mean", {"column": "score", "epsilon": "12"}),
+    ("histogram", {"by": "kind", "epsilon": "4"}),
+    ("private_histogram", {"by": "word", "epsilon": "4", "delta": "0.01"}),
+    ("quantile", {"column": "score", "epsilon": "1"}),
+    ("quantile", {"column": "score", "epsilon": "1", "p": "1/3"}),
+]
+
+
+@pytest.mark.parametrize("relation", ["add-remove", "replace"])
+@pytest.mark.parametrize(("name", "params"), CASES)
+def test_claim_holds_exactly(name: str, params: dict[str, Any], relation: str) -> None:
+    """No pair of neighbours diverges by more than the claim."""
+    assert excess(REGISTRY.mechanism(name), params, relation) <= SLACK
+
+
+def test_sparse_vector_session_holds_exactly() -> None:
+    """All transcripts of two queries with one failure keep the session's epsilon, with the threshold noise integrated."""
+    mechanism = REGISTRY.interactive("above_threshold")
+    declared = table("add-remove")
+    queries = [{"threshold": 2}, {"threshold": 3}]
+    example = Example(declared, {"epsilon": "16"}, queries)
+
+    def law(rows: int) -> dict[tuple[str, ...], float]:
+        given = groups(GroupedSums(rows_per_group=2), ("",), np.array([rows]))
+
+        def draw(source: Source) -> tuple[str, ...]:
+            return Session(mechanism, example, source).transcript(lambda _: given)
+
+        return outputs(draw, tail=1e-6)
+
+    assert oracle.divergence(law(1), law(3), Fraction(16)) <= 1e-4
+    assert oracle.smallest_epsilon(law(1), law(3), 1e-4) > 1

@@ -1,0 +1,38 @@
+"""Tiny private tables, made with duckdb directly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from dpflow.core.declaration import Table
+from dpflow.tables import PrivateTable
+
+Maker = Callable[..., PrivateTable]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Maker:
+    """Run statements on a fresh file and declare its table ``data``; keywords replace parts of the declaration."""
+    path, made = tmp_path / "private.duckdb", [0]
+
+    def build(*statements: str, columns: dict[str, Any] | None = None, **changes: Any) -> PrivateTable:
+        made[0] += 1
+        file = path.with_stem(f"private{made[0]}")
+        with duckdb.connect(str(file)) as connection:
+            for statement in statements:
+                connection.execute(statement)
+        declared: dict[str, Any] = {
+            "name": "data",
+            "database": file,
+            "unit": {"column": "u"},
+            "limits": {"rows": 100},
+            "columns": columns or {"v": {"lower": 0, "upper": 10}, "k": {"keys": ["a", "b", "c"]}},
+        }
+        return PrivateTable(Table.model_validate(declared | changes))
+
+    return build

@@ -1,0 +1,176 @@
+"""The contribution cut: its limits hold whatever the rows are, and it favours no row and no group."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dpflow.core.declaration import Table
+from dpflow.core.statistics import GroupedSums, SortedValues
+from dpflow.errors import PlanRefused
+from dpflow.tables import PrivateTable
+from dpflow.tables.bounding import Cut, Value, cut_values
+
+HEAVY = """CREATE TABLE data AS SELECT 1 AS u, ['a', 'b', 'c'][i % 3 + 1] AS k, 9 AS v FROM range(10000) t(i)
+           UNION ALL SELECT i + 2, 'a', 1 FROM range(5) t(i)"""
+ROWS = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(0, 4), st.one_of(st.none(), st.integers(-4, 4))), min_size=0, max_size=30
+)
+
+
+@pytest.mark.parametrize(("groups", "rows"), [(1, 1), (1, 2), (2, 2), (2, 5), (3, 3), (2, 1500)])
+def test_a_heavy_unit_moves_sums_by_its_limits_only(make: Any, groups: int, rows: int) -> None:
+    """One unit with 10,000 rows brings exactly groups x rows_per_group rows, whichever form of the query runs."""
+    private = make(HEAVY)
+    answer = private.answer(GroupedSums("k", ("a", "b", "c", "d"), groups, rows, (("v", 0),)), ())
+    assert answer.rows.sum() == 5 + groups * rows
+    assert answer.sums["v"].sum() == 5 + 9 * groups * rows
+    assert answer.units.sum() == 5 + groups
+    assert answer.rows.max() <= 5 + rows
+
+
+def test_unknown_and_null_keys_take_no_room(make: Any) -> None:
+    """Only rows that survive the filters take part in the cut: unknown keys do not crowd out known ones."""
+    private = make("CREATE TABLE data AS SELECT 1 AS u, CASE WHEN i = 0 THEN 'a' WHEN i < 500 THEN 'x' || i END AS k, 1 AS v"
+                   " FROM range(1000) t(i)")
+    for _ in range(5):
+        assert private.answer(GroupedSums("k", ("a", "b"), 1, 1), ()).rows.tolist() == [1, 0]
+
+
+def test_under_unit_block_the_limits_hold_per_block(make: Any) -> None:
+    """A unit's rows of each block are cut on their own; a whole-unit promise cuts over all the blocks read."""
+    rows = "CREATE TABLE data AS SELECT 1 AS u, DATE '2013-01-01' + (i % 3)::INT AS d, 'a' AS k, 1 AS v FROM range(300) t(i)"
+    request, days = GroupedSums(None, None, 1, 2, (("v", 0),)), ("2013-01-01", "2013-01-02")
+    per_block = make(rows, block="d", protects="unit-block")
+    assert per_block.answer(request, days).rows.tolist() == [4]
+    assert per_block.answer(SortedValues("v", 2), days).counts.tolist() == [4]
+    whole = make(rows, block="d")
+    assert whole.answer(request, days).rows.tolist() == [2]
+    assert whole.answer(request, ()).rows.tolist() == [2]
+
+
+def _reference(rows: list[tuple[int, int, int | None]]) -> dict[int, tuple[int, int, int, int]]:
+    """Rows, units, sum and count per key, uncut."""
+    cells: dict[int, list[tuple[int, int | None]]] = defaultdict(list)
+    for unit, key, value in rows:
+        cells[key].append((unit, value))
+    return {
+        key: (len(c), len({u for u, _ in c}), sum(v or 0 for _, v in c), sum(v is not None for _, v in c))
+        for key, c in sorted(cells.items())
+    }
+
+
+def _run(connection: duckdb.DuckDBPyConnection, rows: list[Any], per_group: int, groups: int | None, keys: int | None,
+         packed: bool) -> list[tuple[int, ...]]:
+    connection.execute("CREATE OR REPLACE TABLE d (unit INT, part INT, code BIGINT, v0 BIGINT)")
+    if rows:
+        connection.executemany("INSERT INTO d VALUES (?, 0, ?, ?)", rows)
+    cut = Cut("SELECT * FROM d", (Value(-4, 4, 0),), per_group, groups, keys)
+    assert cut.fits()
+    return connection.execute(cut.packed() if packed else cut.plain()).fetchall()
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=ROWS, packed=st.booleans(), keys=st.sampled_from([5, None]))
+def test_without_a_binding_limit_nothing_is_lost(rows: list[Any], packed: bool, keys: int | None) -> None:
+    """Both forms of the query equal a plain Python reference when no unit exceeds a limit."""
+    with duckdb.connect() as connection:
+        found = _run(connection, rows, 30, 5, keys, packed)
+    assert {row[0]: row[1:] for row in found} == _reference(rows)
+
+
+@settings(max_examples=25, deadline=None)
+@given(rows=ROWS, extra=st.lists(st.tuples(st.integers(0, 4), st.integers(-4, 4)), max_size=15), packed=st.booleans(),
+       per_group=st.integers(1, 3), groups=st.integers(1, 3))
+def test_a_unit_more_moves_counts_by_its_limits(rows: list[Any], extra: list[Any], packed: bool, per_group: int,
+                                                groups: int) -> None:
+    """With limits that bind nobody else, one more unit moves counts and sums by at most groups x rows_per_group terms."""
+    base = list({(unit, key): (unit, key, value) for unit, key, value in rows}.values())
+    kept = defaultdict(list)
+    for row in base:
+        kept[row[0]].append(row)
+    base = [row for group in kept.values() for row in group[:groups]]
+    with duckdb.connect() as connection:
+        before = _run(connection, base, per_group, groups, 5, packed)
+        after = _run(connection, base + [(99, *row) for row in extra], per_group, groups, 5, packed)
+    old, new = ({row[0]: row for row in result} for result in (before, after))
+    moved = [[new.get(k, (k, 0, 0, 0, 0))[i] - old.get(k, (k, 0, 0, 0, 0))[i] for k in range(5)] for i in (1, 2, 3)]
+    assert sum(map(abs, moved[0])) <= groups * per_group and max(moved[0]) <= per_group and min(moved[0]) >= 0
+    assert sum(map(abs, moved[1])) <= groups
+    assert sum(map(abs, moved[2])) <= 4 * groups * per_group
+
+
+@pytest.mark.parametrize(("per_group", "packed"), [(1, True), (2, True), (3, True), (2, False)])
+def test_every_row_is_kept_equally_often(per_group: int, packed: bool) -> None:
+    """20,000 units with the rows 0..5 each: every value is kept within 5 standard deviations of its fair share."""
+    with duckdb.connect() as connection:
+        connection.execute("CREATE TABLE d AS SELECT i // 6 AS unit, 0 AS part, 0::BIGINT AS code, 1::BIGINT << (10 * (i % 6)) "
+                           "AS v0, i % 6 AS w FROM range(120000) t(i)")
+        for value in range(6):
+            rows = f"SELECT unit, part, code, CASE WHEN w = {value} THEN 1 END AS v0 FROM d"
+            cut = Cut(rows, (Value(0, 1, 0),), per_group, None, 1)
+            row = connection.execute(cut.packed() if packed else cut.plain()).fetchone()
+            assert row is not None
+            share = per_group / 6
+            assert abs(row[4] - 20000 * share) < 5 * (20000 * share * (1 - share)) ** 0.5
+
+
+def test_every_group_is_kept_equally_often(make: Any) -> None:
+    """3,000 units with the keys a, b and c but room for one: each key gets a third, whatever its rows."""
+    private = make("CREATE TABLE data AS SELECT i // 10 AS u, ['a','b','b','c','c','c','c','c','c','c'][i % 10 + 1] AS k, 1 AS v"
+                   " FROM range(30000) t(i)")
+    units = private.answer(GroupedSums("k", ("a", "b", "c"), 1, 1, (("v", 0),)), ()).units
+    assert units.sum() == 3000
+    assert all(abs(int(share) - 1000) < 130 for share in units)
+
+
+def test_the_cut_is_drawn_anew(make: Any) -> None:
+    """Two answers to one request differ in what they cut: no seed, no hash of values."""
+    private = make("CREATE TABLE data AS SELECT i // 50 AS u, i % 50 AS v FROM range(50000) t(i)",
+                   columns={"v": {"lower": 0, "upper": 50}})
+    sums = {int(private.answer(GroupedSums(None, None, 1, 1, (("v", 0),)), ()).sums["v"][0]) for _ in range(3)}
+    assert len(sums) > 1
+
+
+def test_distinct_values_with_multiplicities(make: Any) -> None:
+    """Values come ascending on the grid; rows without one are left out and take no room."""
+    private = make("CREATE TABLE data AS SELECT * FROM (VALUES (1, 3.0::DOUBLE), (1, 'nan'), (1, NULL), (2, 3.0), (3, 99.0), (3, -1.0)"
+                   ") t(u, v)")
+    for rows in (2, 1000, 1001):
+        found = private.answer(SortedValues("v", rows), ())
+        assert (found.values.tolist(), found.counts.tolist()) == ([0, 3, 10], [1, 2, 1])
+    one = private.answer(SortedValues("v", 1), ())
+    assert one.counts.sum() == 3
+
+
+def test_distinct_values_keep_each_unit_to_its_rows(make: Any) -> None:
+    """A unit with 10,000 rows brings its limit, in the aggregate's form and in the window's."""
+    private = make(HEAVY)
+    for rows in (1, 7, 1500):
+        assert private.answer(SortedValues("v", rows), ()).counts.sum() == 5 + rows
+    assert "row_number" in cut_values("SELECT 1", 1001) and "row_number" not in cut_values("SELECT 1", 1000)
+
+
+def test_the_form_of_the_query_follows_from_the_plan() -> None:
+    """Wide bounds or high limits take the windowed form; a reach above 2^62 is refused."""
+    assert Cut("", (Value(0, 200, 0),), 2, 3, 50).fits()
+    assert not Cut("", (Value(0, 2**60, 0),), 2, 3, 50).fits()
+    assert not Cut("", (Value(0, 200, 0),), 1001, 3, 50).fits()
+    assert Cut("", (), 10**6, 3, 50).fits()
+    with pytest.raises(PlanRefused, match="coarser step"):
+        Cut("", (Value(0, 2**61, 0),), 3, None, 1).check()
+
+
+def test_one_unit_table(tmp_path: Path) -> None:
+    """A table of one unit and one row is answered like any other."""
+    with duckdb.connect(str(tmp_path / "x.duckdb")) as connection:
+        connection.execute("CREATE TABLE data AS SELECT 1 AS u, 2 AS v")
+    table = Table.model_validate({"name": "data", "database": tmp_path / "x.duckdb", "unit": {"column": "u"},
+                                  "limits": {"rows": 1}, "columns": {"v": {"lower": 0, "upper": 9}}})
+    assert PrivateTable(table).answer(SortedValues("v", 1), ()).values.tolist() == [2]

@@ -1,0 +1,29 @@
+"""Every broken mechanism of the list is caught by the check that the list names."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from dpflow.testing.broken import CONTROLS, Control
+from dpflow.testing.conformance import NotConformant, checks
+
+sys.path.insert(0, str(Path(__file__).parent))
+from tiny import excess  # noqa: E402
+
+PARAMS = {"count": {}, "histogram": {"by": "kind"}, "private_histogram": {"by": "word", "delta": "0.01"}}
+
+
+@pytest.mark.parametrize("control", CONTROLS, ids=lambda c: f"{type(c.mechanism).__name__}-{c.caught_by}")
+def test_broken_mechanism_is_caught(control: Control) -> None:
+    """The named check fails on at least one example, or the exact delta is above the claim."""
+    if control.caught_by == "exact":
+        params = {"epsilon": "2", **PARAMS[control.mechanism.name]}
+        assert excess(control.mechanism, params, "replace", others=0) > 1e-3
+        return
+    named = [check for check in checks(control.mechanism) if f" {control.caught_by} " in check.name]
+    with pytest.raises(NotConformant, match=r"\w"):
+        for check in named:
+            check.run()

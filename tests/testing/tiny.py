@@ -1,0 +1,44 @@
+"""Tables so small that all their neighbours can be listed, and the exact delta of a mechanism on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from dpflow.core.declaration import Table
+from dpflow.core.mechanism import Mechanism
+from dpflow.core.statistics import Answer
+from dpflow.testing import neighbours
+from dpflow.testing.enumeration import exact_delta
+from dpflow.testing.examples import plan
+from dpflow.testing.harness import claim
+
+#: A unit has at most 2 rows, in 2 groups with 1 row each.
+TINY = {
+    "name": "tiny",
+    "database": "tiny.duckdb",
+    "unit": {"column": "user"},
+    "limits": {"rows": 2, "groups": 2, "rows_per_group": 1},
+    "columns": {"user": {}, "kind": {"keys": ["x", "y"]}, "word": {}, "score": {"lower": -1, "upper": 2}},
+}
+ROWS = tuple({"kind": kind, "word": kind, "score": score} for kind in "xy" for score in (-1, 2))
+
+
+def table(relation: str) -> Table:
+    """The tiny declaration for one neighbouring relation."""
+    return Table.model_validate({**TINY, "neighbours": relation})
+
+
+def excess(mechanism: Mechanism[Any], params: Mapping[str, Any], relation: str, others: int = 1) -> float:
+    """How far the exact delta lies above the claimed one, over all listed neighbours."""
+    declared = table(relation)
+    valid, event = plan(mechanism, declared, params)
+    statistic = mechanism.statistic(valid, declared)
+    units = neighbours.possible_units(ROWS, declared.limits.rows)
+
+    def pairs() -> Iterator[tuple[Answer, Answer]]:
+        for a, b in neighbours.neighbours(units, declared.neighbours, others):
+            yield neighbours.answer(statistic, a), neighbours.answer(statistic, b)
+
+    epsilon, delta = claim(event)
+    return exact_delta(mechanism, valid, declared, pairs(), epsilon) - delta
