@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from pathlib import Path
 
 from airflow.sdk import DAG, task
 
 from dpflow.airflow import ReusableHoldoutOperator
+
+HERE = Path(__file__).parent
 
 # [START gate]
 GATE = {
@@ -17,7 +20,6 @@ GATE = {
     "params": {
         "epsilon": "2",
         "groups": 1000,
-        "columns": [],
         "queries": 200,
         "failures": 10,
         "rho": "0.2",
@@ -25,7 +27,6 @@ GATE = {
     },
 }
 # [END gate]
-
 
 with DAG(
     "flights_model",
@@ -37,14 +38,16 @@ with DAG(
 
     @task
     def train() -> list[dict[str, object]]:
-        """Fit candidates on the training days; returns what each claims."""
+        """Fit candidates on the training weeks; returns what each claims."""
         from analyst import candidates
 
-        return candidates()
+        from dpflow.tables import open_rows
+
+        return candidates(open_rows(HERE / "tables" / "flights_training.yml"), HERE.parent / "demo" / "models")
 
     ReusableHoldoutOperator(
         task_id="gate",
         session=GATE,
         candidates=train(),
-        promote={"model": "late_arrivals", "alias": "champion", "tracking_uri": "{{ var.value.get('mlflow_uri', '') }}"},
+        promote={"model": "late_arrivals", "alias": "champion", "tracking_uri": "{{ var.value.mlflow_uri }}"},
     )

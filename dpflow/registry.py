@@ -114,7 +114,7 @@ class Registry:
 
     def _collect(self, hook: str, kind: str) -> Iterator[tuple[str, Any]]:
         """Names and objects from one register hook, in registration order, clashes refused."""
-        for impl in reversed(getattr(self._manager.hook, hook).get_hookimpls()):
+        for impl in getattr(self._manager.hook, hook).get_hookimpls():
             for thing in impl.function():
                 if thing.name in self.origin:
                     raise PluginError(

@@ -24,6 +24,9 @@ MAX_MAGNITUDE = 2**62
 
 def _exact(value: Any) -> Fraction:
     """A bound as an exact rational: ints, strings like "0.1", dates (days since 1970-01-01); floats by shortest form."""
+    if isinstance(value, dt.datetime):  # a date, too: days with a fraction, UTC where no zone is given
+        since = value.replace(tzinfo=value.tzinfo or dt.UTC) - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+        return Fraction(since // dt.timedelta(microseconds=1), 86_400_000_000)
     if isinstance(value, dt.date):
         return Fraction((value - dt.date(1970, 1, 1)).days)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +28,9 @@ class Estimator:
     def value(self, rows: Rows, predictor: Any) -> float:
         """The estimate on one group, or the default. Never raises because of a row."""
         try:
-            value = float(self.function(rows, predictor))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # a warning about one group's rows is a message about them
+                value = float(self.function(rows, predictor))
         except Exception:  # noqa: BLE001  any failure may depend on a row, so it is mapped, not shown
             return self.default
         return value if math.isfinite(value) else self.default

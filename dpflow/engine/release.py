@@ -90,7 +90,7 @@ def release(
     key = occasion.key(plan)
     stored = ledger.find(key)
     if stored is None or not stored.settled:
-        private.check(plan.mechanism.statistic(plan.params, plan.table))
+        private.check(plan.mechanism.statistic(plan.params, plan.table), plan.request.blocks)
     reservation = ledger.reserve(
         key,
         event=plan.event,

@@ -98,7 +98,7 @@ class Session:
 
     def _read(self, statistic: Any, query: Any, candidate: Candidate | None) -> Any:
         if not isinstance(statistic, GroupValues):
-            self._private.check(statistic)
+            self._private.check(statistic, self._plan.request.blocks)
             return self._private.answer(statistic, self._plan.request.blocks)
         if candidate is None:
             raise PlanRefused(f"{self._plan.mechanism.name} scores a candidate; hand one to ask")

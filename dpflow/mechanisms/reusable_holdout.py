@@ -39,14 +39,13 @@ from dpflow.hookspecs import hookimpl
 class HoldoutParams(Params):
     """What a gate is opened with.
 
-    ``groups`` m; ``columns`` the estimator and the models may read; ``queries`` k and ``failures`` ell; ``rho``, ``alpha``,
+    ``groups`` m; ``queries`` k and ``failures`` ell; ``rho``, ``alpha``,
     ``beta`` of the verdict; ``side`` which claims fail; ``epsilon`` and ``delta`` the price of the whole session.
     """
 
     epsilon: Epsilon
     delta: Delta = Fraction(0)
     groups: Annotated[int, Field(ge=2, le=10**6)]
-    columns: Annotated[tuple[str, ...], Field(min_length=1)]
     queries: Annotated[int, Field(ge=1, le=10**9)] = 1000
     failures: Annotated[int, Field(ge=1, le=10**6)] = 10
     rho: Exact = Fraction(1, 5)
@@ -65,11 +64,12 @@ class HoldoutParams(Params):
 
 
 class ClaimQuery(Params):
-    """One candidate: its ``estimator`` by name, the ``claim``, and the digest of what is evaluated."""
+    """One candidate: its ``estimator`` by name, the ``claim``, the digest of what is evaluated, the columns it reads."""
 
     estimator: str
     claim: Exact
     candidate: str
+    columns: Annotated[tuple[str, ...], Field(min_length=1)]
 
 
 class ReusableHoldout(InteractiveMechanism[HoldoutParams, ClaimQuery]):
@@ -91,15 +91,15 @@ class ReusableHoldout(InteractiveMechanism[HoldoutParams, ClaimQuery]):
         return Engine(each, 2 if table.neighbours == "replace" else 1, params.failures)
 
     def event(self, params: HoldoutParams, table: Table) -> Event:
-        for name in params.columns:
-            table.column(name)
         return Approximate(params.epsilon, params.delta) if params.delta > 0 else SparseVector(params.epsilon)
 
     def open(self, params: HoldoutParams, table: Table, source: Source) -> State:
         return State({"asked": 0, **self.engine(params, table).start(source).to_json()})
 
     def statistic(self, params: HoldoutParams, query: ClaimQuery, table: Table) -> GroupValues:
-        return GroupValues(params.groups, params.columns)
+        for name in query.columns:
+            table.column(name)
+        return GroupValues(params.groups, query.columns)
 
     def answer(
         self, params: HoldoutParams, table: Table, state: State, query: ClaimQuery, answer: Answer, source: Source

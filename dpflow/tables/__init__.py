@@ -4,8 +4,8 @@
 sandboxed. `publish` copies settled results into an output table, once. No error of this package holds a value of a row.
 """
 
-from dpflow.tables.owner import build
+from dpflow.tables.owner import build, open_rows
 from dpflow.tables.private import PrivateTable
 from dpflow.tables.publish import PublishedRelease, publish, published_ids, read_published
 
-__all__ = ["PrivateTable", "PublishedRelease", "build", "publish", "published_ids", "read_published"]
+__all__ = ["PrivateTable", "PublishedRelease", "build", "open_rows", "publish", "published_ids", "read_published"]

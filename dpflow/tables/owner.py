@@ -1,15 +1,17 @@
-"""The owner's side: make a private DuckDB file from public or raw sources. Never part of a release."""
+"""The owner's side: make a private DuckDB file, and read rows that the owner declared open. Never part of a release."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import duckdb
 
-from dpflow.errors import TableUnreadable
-from dpflow.tables import sql
+from dpflow.core.declaration import load_table
+from dpflow.errors import PlanRefused, TableUnreadable
+from dpflow.tables import sandbox, sql
 
 
 def build(database: Path, script: str, sources: Mapping[str, Path]) -> None:
@@ -39,3 +41,24 @@ def build(database: Path, script: str, sources: Mapping[str, Path]) -> None:
         raise TableUnreadable(f"{database} could not be built ({type(error).__name__}); run the script by hand") from None
     finally:
         half.unlink(missing_ok=True)
+
+
+def open_rows(path: Path | str) -> Any:
+    """The declared columns of a table as a pandas frame, for fitting models.
+
+    What is computed from raw rows has no privacy claim, so only a table declared ``generalisation-only`` is read.
+
+    Raises:
+        PlanRefused: the declaration protects units.
+    """
+    import pandas
+
+    table = load_table(path)
+    if not table.generalisation_only:
+        raise PlanRefused(
+            f"table {table.name!r} protects {table.protected}, so its rows are not handed out; release statistics of it, or "
+            f"let its owner declare generalisation-only"
+        )
+    columns = ", ".join(sql.identifier(name) for name in table.columns)
+    with sandbox.opened(table.database, f"table {table.name!r}") as connection:
+        return pandas.DataFrame(connection.arrays(f"SELECT {columns} FROM private.{sql.identifier(table.source)} ORDER BY ALL"))

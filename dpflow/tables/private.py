@@ -10,7 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpflow.core.declaration import Table, load_table
-from dpflow.core.statistics import GroupedSums, Groups, GroupValues, Histogram, SortedValues, Statistic
+from dpflow.core.statistics import (
+    GroupedSums,
+    Groups,
+    GroupValues,
+    Histogram,
+    SortedValues,
+    Statistic,
+)
 from dpflow.errors import PlanRefused, TableUnreadable, UnknownName
 from dpflow.tables import sandbox, sql
 from dpflow.tables.bounding import Cut, Value, cut_rows, cut_values

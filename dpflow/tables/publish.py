@@ -18,6 +18,9 @@ from dpflow.tables import sql
 
 T = TypeVar("T")
 
+#: What DuckDB raises while somebody else holds the file, in another process or in this one.
+_HELD = (duckdb.IOException, duckdb.TransactionException, duckdb.ConnectionException, duckdb.ResourceInUseException)
+
 #: Columns of a published table: its contract with whoever reads it.
 COLUMNS = (
     ("release_id", "VARCHAR NOT NULL"),
@@ -116,7 +119,7 @@ def _patiently(database: Path, deadline: float, action: Callable[[duckdb.DuckDBP
         try:
             with duckdb.connect(str(database)) as connection:
                 return action(connection)
-        except (duckdb.IOException, duckdb.TransactionException, duckdb.ConnectionException) as error:
+        except _HELD as error:
             trouble = str(error)
         except duckdb.Error as error:
             name = type(error).__name__

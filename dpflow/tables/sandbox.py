@@ -35,15 +35,16 @@ def scrubbed(action: Callable[[], T], what: str) -> T:
     The new exception is raised outside the handler, so that not even its ``__context__`` leads to the old one.
 
     Raises:
-        TableBusy: another process holds the file for writing.
+        TableBusy: somebody holds the file for writing.
         TableUnreadable: anything else that DuckDB objects to.
     """
     failure: TableError
     try:
         return action()
     except duckdb.Error as error:
-        if isinstance(error, duckdb.IOException) and "Could not set lock" in str(error):
-            failure = TableBusy(f"{what} is being written by another process; try again when it has finished")
+        locked = isinstance(error, duckdb.IOException) and "Could not set lock" in str(error)
+        if locked or isinstance(error, duckdb.ResourceInUseException):  # the latter: this very process is writing
+            failure = TableBusy(f"{what} is being written by another process or connection; try again when it has finished")
         else:
             failure = TableUnreadable(f"{what} cannot be read ({type(error).__name__}); DuckDB's own text is withheld")
     raise failure

@@ -85,12 +85,12 @@ def audit(
 
 
 def affordable(sample: Sampler, most: int, seconds: float) -> int:
-    """How many draws, at most ``most`` and at least 200, two samplers like this one make in about this time."""
+    """How many draws, at most ``most`` and at least 60, two samplers like this one make in about this time."""
     begun = time.perf_counter()
     for _ in range(3):
         sample()
     each = (time.perf_counter() - begun) / 3
-    return max(200, min(most, int(seconds / (2 * each + 1e-9))))
+    return max(60, min(most, int(seconds / (2 * each + 1e-9))))
 
 
 def clopper_pearson(hits: NDArray[Any], n: int, failure: float) -> tuple[NDArray[Any], NDArray[Any]]:

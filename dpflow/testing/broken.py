@@ -35,14 +35,21 @@ class TooLittleNoise(Count):
         return _count(int(answer.rows[0]) + int(discrete_laplace(scale, 1, source)[0]))
 
 
-class OneRowSensitivity(Histogram):
+class _Wrong(Histogram):
+    """Claims the epsilon that is asked for, whatever its noise."""
+
+    def event(self, params: Any, table: Table) -> Event:
+        return Pure(params.epsilon)
+
+
+class OneRowSensitivity(_Wrong):
     """Forgets that a unit reaches several groups with several rows."""
 
     def _scale(self, params: Any, table: Table) -> Fraction:
         return 1 / Fraction(params.epsilon)
 
 
-class RemovalOnly(Histogram):
+class RemovalOnly(_Wrong):
     """Uses the add-remove sensitivity where units are replaced."""
 
     def _scale(self, params: Any, table: Table) -> Fraction:

@@ -111,12 +111,12 @@ def bad_amounts_are_refused(mechanism: AnyMechanism, example: Example) -> None:
 
 def columns_are_checked(mechanism: AnyMechanism, example: Example) -> None:
     """An unknown column is refused, and so is one without the bounds or keys that the statistic needs."""
-    for name, value in example.params.items():
-        named_columns = [value] if isinstance(value, str) else value if isinstance(value, list) else []
-        if named_columns and all(isinstance(v, str) and v in example.table.columns for v in named_columns):
-            wrong = "no_such_column" if isinstance(value, str) else ["no_such_column"]
-            raw = {**example.params, name: wrong}
-            refused(raw, mechanism, example.table, f"an unknown column as {name} must be refused")
+    for name, wrong in _misnamed(example.params, example.table):
+        refused({**example.params, name: wrong}, mechanism, example.table, f"an unknown column as {name} must be refused")
+    for query in example.queries[:1]:
+        for name, wrong in _misnamed(query, example.table):
+            what = f"an unknown column as {name} of a query must be refused"
+            refused(example.params, mechanism, example.table, what, [{**query, name: wrong}])
     for statistic in _statistics(mechanism, example):
         bounded, keyed = _needs(statistic)
         for column in bounded:
@@ -173,6 +173,14 @@ def _statistics(mechanism: AnyMechanism, example: Example) -> list[Statistic]:
     if isinstance(mechanism, Mechanism):
         return [mechanism.statistic(params, example.table)]
     return [_query_statistic(mechanism, params, example.table, query) for query in example.queries]
+
+
+def _misnamed(written: Mapping[str, Any], table: Table) -> Iterator[tuple[str, Any]]:
+    """The fields that name columns, with a column that nobody declared."""
+    for name, value in written.items():
+        parts = [value] if isinstance(value, str) else value if isinstance(value, list) else []
+        if parts and all(isinstance(part, str) and part in table.columns for part in parts):
+            yield name, "no_such_column" if isinstance(value, str) else ["no_such_column"]
 
 
 def _needs(statistic: Statistic) -> tuple[list[str], list[str]]:

@@ -72,6 +72,7 @@ QUERY_VALUES: Mapping[str, tuple[Any, ...]] = {
     "estimator": ("accuracy",) * 6,
     "claim": ("1/2",) * 6,
     "candidate": tuple(f"candidate-{i}" for i in range(6)),
+    "columns": (["amount", "share"],) * 6,
 }
 
 

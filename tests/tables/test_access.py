@@ -104,6 +104,15 @@ def test_another_process_writing_makes_the_table_busy(make: Any) -> None:
     assert private.answer(COUNT, ()).rows[0] == 30
 
 
+def test_this_process_writing_makes_the_table_busy_too(make: Any) -> None:
+    """A read-write connection of the same process is no reason to give up for good."""
+    private = make(DAYS)
+    writer = duckdb.connect(str(private.declaration.database))
+    with writer, pytest.raises(TableBusy, match="by another process or connection"):
+        private.check(COUNT)
+    assert private.answer(COUNT, ()).rows[0] == 30
+
+
 def test_reading_leaves_nothing_behind(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spill directories are removed, and the private file is the same before and after."""
     spill = tmp_path / "spill"

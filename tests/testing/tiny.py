@@ -13,28 +13,31 @@ from dpflow.testing.enumeration import exact_delta
 from dpflow.testing.examples import plan
 from dpflow.testing.harness import claim
 
-#: A unit has at most 2 rows, in 2 groups with 1 row each.
+#: A unit has at most 2 rows: one in each of 2 groups, or (``groups=1``) both in one group.
 TINY = {
     "name": "tiny",
     "database": "tiny.duckdb",
     "unit": {"column": "user"},
-    "limits": {"rows": 2, "groups": 2, "rows_per_group": 1},
     "columns": {"user": {}, "kind": {"keys": ["x", "y"]}, "word": {}, "score": {"lower": -1, "upper": 2}},
 }
 ROWS = tuple({"kind": kind, "word": kind, "score": score} for kind in "xy" for score in (-1, 2))
+NOTHING = {"kind": None, "word": None, "score": None}
 
 
-def table(relation: str) -> Table:
+def table(relation: str, groups: int = 2) -> Table:
     """The tiny declaration for one neighbouring relation."""
-    return Table.model_validate({**TINY, "neighbours": relation})
+    limits = {"rows": 2, "groups": groups, "rows_per_group": 2 // groups}
+    return Table.model_validate({**TINY, "limits": limits, "neighbours": relation})
 
 
-def excess(mechanism: Mechanism[Any], params: Mapping[str, Any], relation: str, others: int = 1) -> float:
+def excess(
+    mechanism: Mechanism[Any], params: Mapping[str, Any], relation: str, others: int = 1, groups: int = 2
+) -> float:
     """How far the exact delta lies above the claimed one, over all listed neighbours."""
-    declared = table(relation)
+    declared = table(relation, groups)
     valid, event = plan(mechanism, declared, params)
     statistic = mechanism.statistic(valid, declared)
-    units = neighbours.possible_units(ROWS, declared.limits.rows)
+    units = [*neighbours.possible_units(ROWS, declared.limits.rows), (NOTHING,)]
 
     def pairs() -> Iterator[tuple[Answer, Answer]]:
         for a, b in neighbours.neighbours(units, declared.neighbours, others):

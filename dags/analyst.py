@@ -1,0 +1,98 @@
+"""The analyst of `flights_model`: honest candidates, and Freedman's, whose features were picked on the rows they score.
+
+Freedman (1983): with many columns that predict nothing, those that seem to on one sample give a fine score on that
+sample, and nowhere else.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+LABEL = "late"
+USEFUL = ("dep_delay", "hour", "month", "weekday", "distance", "from_jfk", "regional")
+JUNK = tuple(f"noise_{k:02d}" for k in range(40))
+FREEDMAN_ROWS = 120
+FREEDMAN_PICKS = 20
+
+#: Feature subsets an analyst would try, from poor to good.
+SUBSETS = (
+    ("distance",),
+    ("hour",),
+    ("hour", "month"),
+    ("hour", "month", "weekday", "distance"),
+    ("hour", "from_jfk", "regional"),
+    ("dep_delay",),
+    ("dep_delay", "hour"),
+    USEFUL,
+)
+
+
+def models() -> dict[str, Any]:
+    """Estimators to try on every subset."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+    from sklearn.tree import DecisionTreeClassifier
+
+    return {
+        "logistic": make_pipeline(StandardScaler(), LogisticRegression(max_iter=200)),
+        "tree of depth 3": DecisionTreeClassifier(max_depth=3, random_state=0),
+        "tree of depth 6": DecisionTreeClassifier(max_depth=6, min_samples_leaf=50, random_state=0),
+    }
+
+
+def candidates(training: Any, folder: Path, freedman: int = 8, rows: int = 20_000) -> list[dict[str, Any]]:
+    """Fit every candidate, save it, and say what it claims; in the order of submission.
+
+    Args:
+        training: a frame with the label, the useful and the junk columns.
+        folder: where models are saved, as skops files.
+        freedman: how many dishonest candidates to mix in.
+        rows: how many rows an honest candidate is fitted on; the claim comes from as many others.
+    """
+    from sklearn.base import clone
+
+    shuffled = training.sample(frac=1.0, random_state=7)
+    fit, check = shuffled.iloc[:rows], shuffled.iloc[rows : 2 * rows]
+    honest = []
+    for features in SUBSETS:
+        for name, model in models().items():
+            fitted = clone(model).fit(fit[list(features)].to_numpy(float), fit[LABEL].to_numpy(int))
+            claim = fitted.score(check[list(features)].to_numpy(float), check[LABEL].to_numpy(int))
+            honest.append((f"{name} on {', '.join(features)}", fitted, features, claim, "honest"))
+    liars = [_freedman(shuffled.iloc[2 * rows :], n) for n in range(freedman)]
+    # dishonest ones come in between, so that the gate meets both kinds all along
+    order = [one for n, pair in enumerate(honest) for one in ([pair, liars[n // 3]] if n % 3 == 2 and n // 3 < freedman else [pair])]
+    return [_saved(folder, number, *one) for number, one in enumerate(order)]
+
+
+def _freedman(rows: Any, number: int) -> tuple[str, Any, tuple[str, ...], float, str]:
+    """Pick the junk that correlates with the label on a small sample, fit on it, and claim the score on it."""
+    from sklearn.base import clone
+
+    sample = rows.iloc[number * FREEDMAN_ROWS : (number + 1) * FREEDMAN_ROWS]
+    strength = sample[list(JUNK)].corrwith(sample[LABEL]).abs()
+    picked = tuple(strength.nlargest(FREEDMAN_PICKS).index)
+    matrix, labels = sample[list(picked)].to_numpy(float), sample[LABEL].to_numpy(int)
+    model = clone(models()["logistic"]).fit(matrix, labels)
+    return f"Freedman {number + 1}", model, picked, model.score(matrix, labels), "freedman"
+
+
+def _saved(
+    folder: Path, number: int, name: str, model: Any, features: tuple[str, ...], claim: float, kind: str
+) -> dict[str, Any]:
+    import skops.io
+
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"candidate_{number:02d}.skops"
+    skops.io.dump(model, file)
+    return {
+        "name": name,
+        "file": str(file),
+        "label": LABEL,
+        "features": list(features),
+        "claim": f"{claim:.4f}",
+        "estimator": "accuracy",
+        "kind": kind,
+    }
