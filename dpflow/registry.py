@@ -73,10 +73,10 @@ class Registry:
 
     def estimator(self, name: str) -> Estimator:
         """The holdout estimator of this name, or `UnknownName`."""
-        try:
-            return self.estimators[name]
-        except KeyError:
-            raise UnknownName("estimator", name, self.estimators) from None
+        found = self.estimators.get(name)
+        if not isinstance(found, Estimator):
+            raise UnknownName("estimator", name, self.estimators)
+        return found
 
     def veto(self, plan: Any) -> list[str]:
         """Every reason a plugin gives against a plan; a plugin that fails while looking refuses too."""

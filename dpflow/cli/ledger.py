@@ -10,6 +10,7 @@ import typer
 
 from dpflow.cli.common import JsonOption, LedgerOption, open_ledger, show, show_json
 from dpflow.core.declaration import load_table
+from dpflow.core.filters import FilterName
 from dpflow.engine.occasion import current_principal
 
 app = typer.Typer(help="Grants, remaining budget, history and its verification.", no_args_is_help=True)
@@ -22,7 +23,7 @@ def grant(
     scope: ScopeArgument,
     epsilon: Annotated[str, typer.Option(help="Epsilon, such as 1 or 0.5.")],
     delta: Annotated[str, typer.Option(help="Delta, such as 1e-6.")] = "0",
-    filter_name: Annotated[str, typer.Option("--filter", help="basic, renyi or hybrid.")] = "basic",
+    filter_name: Annotated[FilterName, typer.Option("--filter", help="basic, renyi or hybrid.")] = "basic",
     table: Annotated[Path | None, typer.Option(help="The declaration whose unit this budget protects.")] = None,
     ledger: LedgerOption = None,
 ) -> None:

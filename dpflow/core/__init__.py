@@ -1,0 +1,1 @@
+"""Pure mathematics: amounts, events, filters, exact samplers, declarations, protocols. No I/O, no clock."""

@@ -49,7 +49,8 @@ class Column(Strict):
 
     ``lower`` and ``upper`` bound a number: rows outside are clamped, +-inf too. ``step`` is the grid on which sums are
     taken, exactly; a value is rounded to it. ``missing`` says what a NULL or NaN is: ``skip`` (the row has no value), or
-    a number within the bounds. ``keys`` are public group keys: other values in the rows are ignored.
+    a number within the bounds. ``keys`` are public group keys: other values in the rows are ignored. ``groups`` and
+    ``rows_per_group`` say how a unit is cut when rows are grouped by this column; what is left out is the table's limit.
     """
 
     lower: Exact | None = None
@@ -57,6 +58,8 @@ class Column(Strict):
     step: Exact = Fraction(1)
     missing: Literal["skip"] | Exact = "skip"
     keys: tuple[str, ...] | None = None
+    groups: Annotated[int, Field(ge=1, le=10**6)] | None = None
+    rows_per_group: Annotated[int, Field(ge=1, le=10**9)] | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Column:
@@ -69,6 +72,8 @@ class Column(Strict):
                 raise ValueError(f"lower ({self.lower}) must be below upper ({self.upper})")
             if max(abs(self.lower), abs(self.upper)) / self.step > MAX_MAGNITUDE:
                 raise ValueError("the bounds hold more than 2^62 steps; take a coarser step")
+            if self.upper // self.step < -(-self.lower // self.step):
+                raise ValueError(f"no multiple of step {self.step} lies within the bounds; take a finer step")
             if self.missing != "skip" and not self.lower <= self.missing <= self.upper:
                 raise ValueError("missing must lie within the bounds")
         if self.keys is not None and (not self.keys or len(set(self.keys)) != len(self.keys)):
@@ -179,6 +184,13 @@ class Table(Strict):
                 f"selects keys privately, such as private_histogram"
             )
         return keys
+
+    def cut(self, by: str | None) -> tuple[int, int]:
+        """Groups one unit may reach, and rows it may have in each, when rows are grouped by a column or not at all."""
+        if by is None:
+            return 1, self.limits.rows
+        column = self.column(by)
+        return column.groups or self.limits.groups, column.rows_per_group or self.limits.per_group
 
     def public(self) -> dict[str, Any]:
         """The declaration as JSON, without the place of the file: what enters a plan's digest."""

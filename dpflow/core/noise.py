@@ -34,12 +34,11 @@ def half_width(scale: Fraction, failure: float = 0.05) -> int:
     return max(0, math.ceil(float(scale) * math.log(2 / (failure * (1 + q))) - 1))
 
 
-def grouped_sensitivity(table: Table, per_row: int, grouped: bool) -> int:
-    """L1 sensitivity of sums of terms with absolute value at most ``per_row``, per group or in total.
+def sum_sensitivity(table: Table, per_row: int, by: str | None) -> int:
+    """L1 sensitivity of sums of terms with absolute value at most ``per_row``, per group of ``by`` or in total.
 
     Under add-remove a unit brings at most groups x rows_per_group terms (or ``rows`` terms without grouping); under
     replace it may take as many away from other groups, which doubles it.
     """
-    limits = table.limits
-    terms = limits.groups * limits.per_group if grouped else limits.rows
-    return terms * per_row * (2 if table.neighbours == "replace" else 1)
+    groups, rows = table.cut(by)
+    return groups * rows * per_row * (2 if table.neighbours == "replace" else 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +36,7 @@ class Result:
         return {"rows": [[r.key, r.measure, r.value, r.error_95] for r in self.rows]}
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Result:
+    def from_json(cls, data: Mapping[str, Any]) -> Result:
         """The inverse of `to_json`."""
         return cls(tuple(Row(*row) for row in data["rows"]))
 

@@ -93,4 +93,5 @@ class PerGroup:
     values: NDArray[np.float64] = field(repr=False)
 
 
-Answer = Groups | Histogram | PerGroup | Any
+#: What `dpflow.tables` gives back: the answer that belongs to the statistic which the mechanism asked for.
+Answer = Any

@@ -9,6 +9,7 @@ one fails, until ell have failed.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from math import ceil, exp, lgamma, log
 
 from dpflow.core.composition import step_eps
@@ -37,6 +38,7 @@ class Promise:
             raise InvalidInput(f"failures {self.failures} must lie between 1 and the number of queries {self.queries}")
 
 
+@cache
 def sparse_vector_groups(promise: Promise) -> tuple[int, int, float, float, float]:
     """Groups for Theorem 5.1 with the constants of the specification's section 11.
 
@@ -52,6 +54,7 @@ def sparse_vector_groups(promise: Promise) -> tuple[int, int, float, float, floa
     return m0, m1, epsilon, delta, each
 
 
+@cache
 def description_length_groups(promise: Promise) -> int:
     """Groups for the noise-free description-length verifier (section 13): proven, but without a privacy claim."""
     k, ell = promise.queries, promise.failures

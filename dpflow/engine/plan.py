@@ -111,8 +111,9 @@ def make_plan(request: Request, registry: Registry, table: Table | None = None) 
             f"{mechanism.name} would read it besides, so declare another table for it"
         )
     event = mechanism.event(params, table)
-    error = mechanism.error(params, table) if isinstance(mechanism, Mechanism) else None
+    bound = None
     if isinstance(mechanism, Mechanism):
+        bound = mechanism.error(params, table)
         mechanism.statistic(params, table)
     content = {
         "mechanism": mechanism.name,
@@ -124,7 +125,7 @@ def make_plan(request: Request, registry: Registry, table: Table | None = None) 
     }
     family = digest(content)
     made = Plan(
-        request, table, mechanism, params, event, error, family, digest([content, mechanism.version])
+        request, table, mechanism, params, event, bound, family, digest([content, mechanism.version])
     )
     if reasons := registry.veto(made):
         raise PlanRefused(f"{request.name} was refused: " + "; ".join(reasons))

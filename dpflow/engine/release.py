@@ -101,9 +101,9 @@ def release(
         spend_again=spend_again,
         request=plan.public(),
     )
-    replayed = reservation.settled
-    result = Result.from_json(reservation.result) if replayed else _draw(plan, private, ledger, reservation)
-    receipt = _publish(plan, _receipt(plan, reservation, result, replayed))
+    replayed = reservation.result is not None
+    settled = reservation if replayed else _draw(plan, private, ledger, reservation)
+    receipt = _publish(plan, _receipt(plan, settled, replayed))
     for observer in registry.announce(receipt):
         log.warning("observer %s failed; the release stands", observer)
     return receipt
@@ -119,8 +119,8 @@ def check_scope(plan: Plan, ledger: Ledger) -> None:
         )
 
 
-def _draw(plan: Plan, private: PrivateTable, ledger: Ledger, reservation: Reservation) -> Result:
-    """Read, add noise, settle. What it returns is the stored result, whoever stored it."""
+def _draw(plan: Plan, private: PrivateTable, ledger: Ledger, reservation: Reservation) -> Reservation:
+    """Read, add noise, settle. What it returns holds the stored result, whoever stored it."""
     assert isinstance(plan.mechanism, Mechanism)
     snapshot = ledger.commitment(private.snapshot(), "snapshot")
     try:
@@ -129,15 +129,16 @@ def _draw(plan: Plan, private: PrivateTable, ledger: Ledger, reservation: Reserv
         result = plan.mechanism.draw(plan.params, plan.table, answer, SystemSource())
     except faults.FaultInjected:
         raise
-    except Exception as error:  # noqa: BLE001  what failed may depend on the rows: settle "none", say nothing of it
+    except Exception as error:
         if isinstance(error, DpflowError) and error.retryable:
             raise
         result = NONE
     faults.reach("draw.after")
-    return Result.from_json(ledger.settle(reservation, result.to_json(), snapshot=snapshot).result)
+    return ledger.settle(reservation, result.to_json(), snapshot=snapshot)
 
 
-def _receipt(plan: Plan, reservation: Reservation, result: Result, replayed: bool) -> Receipt:
+def _receipt(plan: Plan, reservation: Reservation, replayed: bool) -> Receipt:
+    assert reservation.result is not None  # settled
     epsilon, delta = plan.price()
     return Receipt(
         release_id=reservation.release_id,
@@ -149,7 +150,7 @@ def _receipt(plan: Plan, reservation: Reservation, result: Result, replayed: boo
         delta=delta,
         protects=plan.table.protected,
         replayed=replayed,
-        result=result,
+        result=Result.from_json(reservation.result),
     )
 
 

@@ -6,6 +6,7 @@ A writer who holds neither the key nor the second place can change, drop, reorde
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import fcntl
 import hashlib
@@ -78,10 +79,8 @@ class Anchor:
                 file.write(secrets.token_bytes(32))
                 file.flush()
                 os.fsync(file.fileno())
-            try:
-                os.link(part, self.folder / "key")  # fails if another process was first, and then theirs holds
-            except FileExistsError:
-                pass
+            with contextlib.suppress(FileExistsError):  # another process was first, and then its key holds
+                os.link(part, self.folder / "key")
             part.unlink()
         except OSError:
             raise LedgerUnavailable(f"the anchor directory {self.folder} cannot be written; correct its place") from None
@@ -132,7 +131,7 @@ def problems(connection: sa.Connection, anchor: Anchor) -> Iterator[str]:
             expected = row["seq"]
         if row["previous"] != previous:
             yield f"entry {row['seq']} does not follow the one before it"
-        if row["hash"] != _hash(row):
+        if row["hash"] != _hash(dict(row)):
             yield f"entry {row['seq']} was changed"
         hashes[row["seq"]] = previous = row["hash"]
         expected += 1

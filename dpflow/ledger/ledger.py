@@ -11,7 +11,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from dpflow.core import faults
+from dpflow.core import amounts, faults
 from dpflow.core.events import Event, to_json
 from dpflow.core.filters import FilterName, make_filter
 from dpflow.errors import GrantConflict, InvalidInput, LedgerCorrupt, RetryConflict, SessionClosed, UnknownName
@@ -95,7 +95,8 @@ class Ledger:
         if table is not None:
             protects, blocks = table.protected, table.protects == "unit-block"
         checked_name("a scope", scope)
-        granted = Scope(scope, make_filter(filter, epsilon, delta), protects, blocks)
+        exact = amounts.epsilon(epsilon), amounts.delta(delta)
+        granted = Scope(scope, make_filter(filter, *exact), protects, blocks)
         with self._writing() as (connection, note):
             known = accounts.find_scope(connection, scope)
             parent = scope.rpartition("/")[0]

@@ -2,7 +2,7 @@
 
 Definition and claim: `dpflow.core.sparse_vector`. The whole session costs epsilon, split evenly over the ``failures``
 "below" answers it allows; "above" answers are free. Counts are rows, after each unit is cut to its limits, so one unit
-moves a count by at most ``limits.rows`` (``rows_per_group`` for one key), under add-remove and replace alike.
+moves a count by at most the largest declared number of rows, under add-remove and replace alike.
 
 When not to use it: to learn a count (`count`), or when most answers will be "below": then each costs a full share.
 """
@@ -20,6 +20,7 @@ from dpflow.core.mechanism import InteractiveMechanism, Params, State, Verdict
 from dpflow.core.randomness import Source
 from dpflow.core.sparse_vector import Engine, Memory
 from dpflow.core.statistics import Answer, GroupedSums
+from dpflow.errors import UnknownName
 from dpflow.hookspecs import hookimpl
 
 
@@ -48,7 +49,8 @@ class AboveThreshold(InteractiveMechanism[AboveThresholdParams, ThresholdQuery])
     Query = ThresholdQuery
 
     def _engine(self, params: AboveThresholdParams, table: Table) -> Engine:
-        return Engine(params.epsilon / params.failures, table.limits.rows, params.failures)
+        rows = [table.limits.rows, table.limits.per_group, *(c.rows_per_group or 1 for c in table.columns.values())]
+        return Engine(params.epsilon / params.failures, max(rows), params.failures)
 
     def event(self, params: AboveThresholdParams, table: Table) -> Event:
         return SparseVector(params.epsilon)
@@ -59,8 +61,9 @@ class AboveThreshold(InteractiveMechanism[AboveThresholdParams, ThresholdQuery])
     def statistic(self, params: AboveThresholdParams, query: ThresholdQuery, table: Table) -> GroupedSums:
         if query.by is None or query.key is None:
             return GroupedSums(rows_per_group=table.limits.rows)
-        table.keys(query.by)
-        return GroupedSums(query.by, (query.key,), 1, table.limits.per_group)
+        if query.key not in table.keys(query.by):
+            raise UnknownName(f"public key of {query.by}", query.key, table.keys(query.by))
+        return GroupedSums(query.by, (query.key,), 1, table.cut(query.by)[1])
 
     def answer(
         self,

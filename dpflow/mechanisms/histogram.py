@@ -1,7 +1,7 @@
 """Rows per public key, with discrete Laplace noise.
 
-Definition: for every declared key k, N_k + X_k, after each unit is cut to ``limits.groups`` keys and
-``limits.rows_per_group`` rows in each. Keys that no row has appear with noise around zero; other values are ignored.
+Definition: for every declared key k, N_k + X_k, after each unit is cut to its declared groups and
+rows per group. Keys that no row has appear with noise around zero; other values are ignored.
 
 Claim: epsilon-DP for the declared unit: the vector moves by at most groups x rows_per_group in L1 under add-remove and
 by twice that under replace.
@@ -17,7 +17,7 @@ from dpflow.core.amounts import Epsilon
 from dpflow.core.declaration import Table
 from dpflow.core.events import DiscreteLaplace, Event
 from dpflow.core.mechanism import Mechanism, Params
-from dpflow.core.noise import grouped_sensitivity, half_width, scale_for
+from dpflow.core.noise import half_width, scale_for, sum_sensitivity
 from dpflow.core.randomness import Source
 from dpflow.core.results import ErrorBound, Result, Row
 from dpflow.core.samplers import discrete_laplace
@@ -41,19 +41,19 @@ class Histogram(Mechanism[HistogramParams]):
     Params = HistogramParams
 
     def _scale(self, params: HistogramParams, table: Table) -> Fraction:
-        return scale_for(grouped_sensitivity(table, 1, grouped=True), params.epsilon)
+        return scale_for(sum_sensitivity(table, 1, params.by), params.epsilon)
 
     def event(self, params: HistogramParams, table: Table) -> Event:
-        return DiscreteLaplace(self._scale(params, table), grouped_sensitivity(table, 1, grouped=True))
+        return DiscreteLaplace(self._scale(params, table), sum_sensitivity(table, 1, params.by))
 
     def statistic(self, params: HistogramParams, table: Table) -> GroupedSums:
-        return GroupedSums(params.by, table.keys(params.by), table.limits.groups, table.limits.per_group)
+        return GroupedSums(params.by, table.keys(params.by), *table.cut(params.by))
 
     def draw(self, params: HistogramParams, table: Table, answer: Answer, source: Source) -> Result:
         scale = self._scale(params, table)
         noise = discrete_laplace(scale, len(answer.keys), source)
         width = half_width(scale)
-        return Result(tuple(Row(key, "count", int(n) + int(x), width) for key, n, x in zip(answer.keys, answer.rows, noise)))
+        return Result(tuple(Row(key, "count", int(n) + int(x), width) for key, n, x in zip(answer.keys, answer.rows, noise, strict=True)))
 
     def error(self, params: HistogramParams, table: Table) -> ErrorBound:
         return ErrorBound({"count": half_width(self._scale(params, table))})

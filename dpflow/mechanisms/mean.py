@@ -20,7 +20,7 @@ from dpflow.core.amounts import Epsilon
 from dpflow.core.declaration import Table
 from dpflow.core.events import Composed, DiscreteLaplace, Event
 from dpflow.core.mechanism import Mechanism, Params
-from dpflow.core.noise import grouped_sensitivity, half_width, scale_for
+from dpflow.core.noise import half_width, scale_for, sum_sensitivity
 from dpflow.core.randomness import Source
 from dpflow.core.results import Result, Row
 from dpflow.core.samplers import discrete_laplace
@@ -52,20 +52,18 @@ class Mean(Mechanism[MeanParams]):
 
     def _parts(self, params: MeanParams, table: Table) -> tuple[DiscreteLaplace, DiscreteLaplace]:
         """The events of sum and count."""
-        grouped, half = params.by is not None, params.epsilon / 2
+        half = params.epsilon / 2
         reach = self._centre(params, table)[1]
-        sums = grouped_sensitivity(table, reach, grouped)
-        counts = grouped_sensitivity(table, 1, grouped)
+        sums = sum_sensitivity(table, reach, params.by)
+        counts = sum_sensitivity(table, 1, params.by)
         return DiscreteLaplace(scale_for(sums, half), sums), DiscreteLaplace(scale_for(counts, half), counts)
 
     def event(self, params: MeanParams, table: Table) -> Event:
         return Composed(self._parts(params, table))
 
     def statistic(self, params: MeanParams, table: Table) -> GroupedSums:
-        values, limits = ((params.column, self._centre(params, table)[0]),), table.limits
-        if params.by is None:
-            return GroupedSums(rows_per_group=limits.rows, values=values)
-        return GroupedSums(params.by, table.keys(params.by), limits.groups, limits.per_group, values)
+        keys = None if params.by is None else table.keys(params.by)
+        return GroupedSums(params.by, keys, *table.cut(params.by), ((params.column, self._centre(params, table)[0]),))
 
     def draw(self, params: MeanParams, table: Table, answer: Answer, source: Source) -> Result:
         of_sum, of_count = self._parts(params, table)

@@ -1,6 +1,7 @@
 """Rows per key, where the keys themselves are private: noisy counts above a threshold.
 
-Definition: each unit is cut to L0 = ``limits.groups`` keys and B = ``limits.rows_per_group`` rows in each. Every key in
+Definition: each unit is cut to L0 groups and B rows per group, as
+declared for the column. Every key in
 the rows gets N_k + X_k with X_k discrete Laplace of scale D/epsilon, D = L0 B (2 L0 B under replace); it is released
 when N_k + X_k >= tau, sorted by key. tau is the smallest integer with Pr[X >= tau - B] <= delta/L0.
 
@@ -25,7 +26,7 @@ from dpflow.core.amounts import Delta, Epsilon
 from dpflow.core.declaration import Table
 from dpflow.core.events import Approximate, Event
 from dpflow.core.mechanism import Mechanism, Params
-from dpflow.core.noise import grouped_sensitivity, half_width, scale_for
+from dpflow.core.noise import half_width, scale_for, sum_sensitivity
 from dpflow.core.randomness import Source
 from dpflow.core.results import ErrorBound, Result, Row
 from dpflow.core.samplers import discrete_laplace
@@ -70,21 +71,22 @@ class PrivateHistogram(Mechanism[PrivateHistogramParams]):
     def _noise(self, params: PrivateHistogramParams, table: Table) -> tuple[Fraction, int]:
         """Scale and threshold."""
         table.column(params.by)
-        scale = scale_for(grouped_sensitivity(table, 1, grouped=True), params.epsilon)
-        return scale, table.limits.per_group + tail_above(scale, params.delta / table.limits.groups)
+        scale = scale_for(sum_sensitivity(table, 1, params.by), params.epsilon)
+        groups, rows = table.cut(params.by)
+        return scale, rows + tail_above(scale, params.delta / groups)
 
     def event(self, params: PrivateHistogramParams, table: Table) -> Event:
         self._noise(params, table)
         return Approximate(params.epsilon, params.delta)
 
     def statistic(self, params: PrivateHistogramParams, table: Table) -> GroupedSums:
-        return GroupedSums(params.by, None, table.limits.groups, table.limits.per_group)
+        return GroupedSums(params.by, None, *table.cut(params.by))
 
     def draw(self, params: PrivateHistogramParams, table: Table, answer: Answer, source: Source) -> Result:
         scale, threshold = self._noise(params, table)
         noisy = answer.rows + discrete_laplace(scale, len(answer.keys), source)
         width = half_width(scale)
-        released = sorted((k, int(n)) for k, n in zip(answer.keys, noisy) if n >= threshold)
+        released = sorted((k, int(n)) for k, n in zip(answer.keys, noisy, strict=True) if n >= threshold)
         return Result(tuple(Row(key, "count", number, width) for key, number in released))
 
     def error(self, params: PrivateHistogramParams, table: Table) -> ErrorBound:

@@ -60,13 +60,14 @@ def pieces(data: Histogram, low: int, high: int, p: Fraction) -> tuple[list[int]
             costs.append(max(b * below - a * total, b * above - (b - a) * total))
 
     position, below = low, 0
-    for value, count in zip(data.values.tolist(), data.counts.tolist()):
+    for value, count in zip(data.values.tolist(), data.counts.tolist(), strict=True):
         add(position, value - position, below, total - below)
         add(value, 1, below, total - below - count)
         position, below = value + 1, below + count
     add(position, high + 1 - position, below, 0)
+    # Costs are cut at 2^53 above the least: the cut moves with the least cost, so one row still moves a cost by no more.
     least = min(costs)
-    return starts, lengths, [cost - least for cost in costs]
+    return starts, lengths, [min(cost - least, 2**53 - 1) for cost in costs]
 
 
 class Quantile(Mechanism[QuantileParams]):

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from functools import cache
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -72,6 +73,13 @@ class ClaimQuery(Params):
     columns: Annotated[tuple[str, ...], Field(min_length=1)]
 
 
+@cache
+def per_failure(epsilon: Fraction, delta: Fraction, failures: int) -> Fraction:
+    """Epsilon of each stretch: an even split, or what advanced composition allows for delta, whichever is more."""
+    even = epsilon / failures
+    return max(even, Fraction(step_eps(epsilon, delta, failures))) if delta > 0 else even
+
+
 class ReusableHoldout(InteractiveMechanism[HoldoutParams, ClaimQuery]):
     """Is a claimed score plausible on fresh data?"""
 
@@ -84,10 +92,7 @@ class ReusableHoldout(InteractiveMechanism[HoldoutParams, ClaimQuery]):
 
     def engine(self, params: HoldoutParams, table: Table) -> Engine:
         """Sparse vector's public parameters for this session."""
-        each = params.epsilon / params.failures
-        if params.delta > 0:
-            advanced = step_eps(float(params.epsilon), float(params.delta), params.failures)
-            each = max(each, Fraction(float(advanced) * (1 - 1e-9)))
+        each = per_failure(params.epsilon, params.delta, params.failures)
         return Engine(each, 2 if table.neighbours == "replace" else 1, params.failures)
 
     def event(self, params: HoldoutParams, table: Table) -> Event:

@@ -18,7 +18,7 @@ from dpflow.core.amounts import Epsilon
 from dpflow.core.declaration import Table
 from dpflow.core.events import DiscreteLaplace, Event
 from dpflow.core.mechanism import Mechanism, Params
-from dpflow.core.noise import grouped_sensitivity, half_width, scale_for
+from dpflow.core.noise import half_width, scale_for, sum_sensitivity
 from dpflow.core.randomness import Source
 from dpflow.core.results import ErrorBound, Result, Row
 from dpflow.core.samplers import discrete_laplace
@@ -39,7 +39,7 @@ def sensitivity(params: SumParams, table: Table) -> int:
     low, high = table.bounded(params.column).grid()
     if params.by is None and table.neighbours == "replace":
         return table.limits.rows * (max(high, 0) - min(low, 0))
-    return grouped_sensitivity(table, max(abs(low), abs(high)), grouped=params.by is not None)
+    return sum_sensitivity(table, max(abs(low), abs(high)), params.by)
 
 
 class Sum(Mechanism[SumParams]):
@@ -57,11 +57,9 @@ class Sum(Mechanism[SumParams]):
         return DiscreteLaplace(self._scale(params, table), max(1, sensitivity(params, table)))
 
     def statistic(self, params: SumParams, table: Table) -> GroupedSums:
-        values, limits = ((params.column, 0),), table.limits
         table.bounded(params.column)
-        if params.by is None:
-            return GroupedSums(rows_per_group=limits.rows, values=values)
-        return GroupedSums(params.by, table.keys(params.by), limits.groups, limits.per_group, values)
+        keys = None if params.by is None else table.keys(params.by)
+        return GroupedSums(params.by, keys, *table.cut(params.by), ((params.column, 0),))
 
     def draw(self, params: SumParams, table: Table, answer: Answer, source: Source) -> Result:
         step, scale = table.bounded(params.column).step, self._scale(params, table)
@@ -69,7 +67,7 @@ class Sum(Mechanism[SumParams]):
         width = float(half_width(scale) * step)
         sums = answer.sums[params.column]
         return Result(
-            tuple(Row(k, "sum", float((int(s) + int(x)) * step), width) for k, s, x in zip(answer.keys, sums, noise))
+            tuple(Row(k, "sum", float((int(s) + int(x)) * step), width) for k, s, x in zip(answer.keys, sums, noise, strict=True))
         )
 
     def error(self, params: SumParams, table: Table) -> ErrorBound:

@@ -56,11 +56,11 @@ def _validate(table: Table, blocks: Sequence[str]) -> ExpectationSuiteValidation
     import great_expectations as gx
 
     context = gx.get_context(mode="ephemeral")
-    context.variables.progress_bars = {"globally": False}  # type: ignore[assignment]
+    context.variables.progress_bars = {"globally": False}
     # The path travels in connect_args: in a URL a "$" or "%" in it would mean something. Without a pool nothing stays open.
     place = {"database": str(table.database), "read_only": True, "config": {"enable_external_access": "false"}}
     options = {"connect_args": place, "poolclass": sa.pool.NullPool}
-    source = context.data_sources.add_sql("t", connection_string="duckdb://", kwargs=options)  # type: ignore[call-arg]
+    source = context.data_sources.add_sql("t", connection_string="duckdb://", kwargs=options)
     _shim(source, gx.__version__)
     with source.get_execution_engine().engine.connect() as held:  # held to the end, so that no writer can come between
         described = held.exec_driver_sql(f"DESCRIBE {identifier(table.source)}").fetchall()
@@ -80,7 +80,7 @@ def _shim(source: SQLDatasource, version: str) -> None:
 
     if version.startswith(NEEDS_SHIM):
         engine = source.get_execution_engine()
-        engine.execute_query = MethodType(execute_query, engine)  # type: ignore[method-assign]
+        engine.execute_query = MethodType(execute_query, engine)
 
 
 def _verdict(result: ExpectationSuiteValidationResult) -> bool:

@@ -95,7 +95,7 @@ def affordable(sample: Sampler, most: int, seconds: float) -> int:
 
 def clopper_pearson(hits: NDArray[Any], n: int, failure: float) -> tuple[NDArray[Any], NDArray[Any]]:
     """Lower and upper bounds of a probability after ``hits`` of n; each is wrong at most this often."""
-    from scipy.special import betaincinv  # type: ignore[import-untyped]  # at run time only: core lives without scipy
+    from scipy.special import betaincinv
 
     lower = np.where(hits > 0, betaincinv(np.maximum(hits, 1), n - hits + 1, failure), 0.0)
     upper = np.where(hits < n, betaincinv(hits + 1, np.maximum(n - hits, 1), 1 - failure), 1.0)

@@ -112,7 +112,8 @@ def bad_amounts_are_refused(mechanism: AnyMechanism, example: Example) -> None:
 def columns_are_checked(mechanism: AnyMechanism, example: Example) -> None:
     """An unknown column is refused, and so is one without the bounds or keys that the statistic needs."""
     for name, wrong in _misnamed(example.params, example.table):
-        refused({**example.params, name: wrong}, mechanism, example.table, f"an unknown column as {name} must be refused")
+        raw = {**example.params, name: wrong}
+        refused(raw, mechanism, example.table, f"an unknown column as {name} must be refused")
     for query in example.queries[:1]:
         for name, wrong in _misnamed(query, example.table):
             what = f"an unknown column as {name} of a query must be refused"

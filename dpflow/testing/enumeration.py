@@ -65,7 +65,7 @@ class Enumerator(Source):
         path = self.path
         for step in range(len(path) - 1, -1, -1):
             if path[step] + 1 < self.sizes[step]:
-                return path[:step] + [path[step] + 1]
+                return [*path[:step], path[step] + 1]
         return None
 
 

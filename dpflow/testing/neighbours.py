@@ -33,9 +33,9 @@ def neighbours(
     for size in range(others + 1):
         for shared in combinations_with_replacement(units, size):
             if relation == "add-remove":
-                yield from ((shared + (unit,), shared) for unit in units)
+                yield from (((*shared, unit), shared) for unit in units)
             else:
-                yield from ((shared + (a,), shared + (b,)) for i, a in enumerate(units) for b in units[:i])
+                yield from (((*shared, a), (*shared, b)) for i, a in enumerate(units) for b in units[:i])
 
 
 def answer(statistic: Statistic, units: Iterable[UnitRows]) -> Answer:

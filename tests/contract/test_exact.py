@@ -41,7 +41,9 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("name", "params"), CASES)
 def test_claim_holds_exactly(name: str, params: dict[str, Any], relation: str, groups: int) -> None:
     """No pair of neighbours diverges by more than the claim."""
-    assert excess(REGISTRY.mechanism(name), params, relation, 1, groups) <= SLACK
+    # sums only shift with what the neighbours share, and have many pairs under replace
+    others = 0 if relation == "replace" and name in ("sum", "mean") else 1
+    assert excess(REGISTRY.mechanism(name), params, relation, others, groups) <= SLACK
 
 
 def test_sparse_vector_session_holds_exactly() -> None:
