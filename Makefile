@@ -6,7 +6,7 @@ STAMP := .venv/.dpflow-installed
 DISTRIBUTIONS := . $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo test lint lock clean
+.PHONY: setup demo up down test lint slow browser bench lock clean
 
 setup: $(STAMP)
 
@@ -18,6 +18,38 @@ $(STAMP): requirements.lock pyproject.toml $(wildcard plugins/*/pyproject.toml)
 	VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --no-deps --no-build-isolation $(addprefix --editable ,$(DISTRIBUTIONS))
 	@touch $@
 
+demo: setup
+	@$(BIN)/dpflow demo
+
+up: setup
+	@$(BIN)/dpflow demo --up
+
+down: setup
+	@$(BIN)/dpflow demo --down
+
+test: setup
+	$(BIN)/pytest -p no:cacheprovider -q -n 2 --dist loadscope
+
+slow: setup
+	$(BIN)/pytest -p no:cacheprovider -q -m slow
+
+browser: setup
+	$(BIN)/pytest -p no:cacheprovider -q -m browser
+
+bench: setup
+	$(BIN)/python -m bench
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
 lock: setup
 	VIRTUAL_ENV=.venv $(BIN)/uv pip compile pyproject.toml --group dev --universal --python-version 3.11 \
 		--generate-hashes --no-header --no-annotate --quiet --upgrade --output-file requirements.lock
+
+clean: down
+	rm -rf .venv demo build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . -name '*.egg-info' -type d -prune -exec rm -rf {} +
