@@ -1,0 +1,62 @@
+"""Exact samplers against OpenDP's, in an environment of its own, and against the cost of entropy itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+from bench.timing import medians, show
+from dpflow.core.randomness import SystemSource
+from dpflow.core.samplers import discrete_gaussian, discrete_laplace
+
+SIZE = 10**6
+PEER = """
+import json, time
+import opendp.prelude as dp
+dp.enable_features("contrib")
+def rate(make, size):
+    space = dp.vector_domain(dp.atom_domain(T=int)), dp.l1_distance(T=int) if make is dp.m.make_laplace else dp.l2_distance(T=float)
+    measure, data = make(*space, scale=10.0), [0] * size
+    start = time.perf_counter(); measure(data)
+    return size / (time.perf_counter() - start)
+print(json.dumps({"Laplace": rate(dp.m.make_laplace, 100000), "Gaussian": rate(dp.m.make_gaussian, 100000)}))
+"""
+
+
+def opendp() -> dict[str, float]:
+    """OpenDP's rates, in draws a second; an empty mapping if it cannot be installed."""
+    place = Path(__file__).parents[1] / ".tools" / "opendp"
+    python = place / "bin" / "python"
+    uv = Path(sys.executable).with_name("uv")
+    try:
+        if not python.exists():
+            subprocess.run([uv, "venv", "--quiet", place], check=True)
+            subprocess.run([uv, "pip", "install", "--quiet", "--python", python, "opendp==0.16.0"], check=True)
+        done = subprocess.run([python, "-c", PEER], check=True, capture_output=True, text=True)
+    except (OSError, subprocess.CalledProcessError):
+        return {}
+    return dict(json.loads(done.stdout))
+
+
+def main() -> None:
+    """Vectors of a million draws, and single draws."""
+    source, peer = SystemSource(), opendp()
+    scale, variance = Fraction(10), Fraction(100)
+    taken = medians(
+        {
+            "Laplace": lambda: discrete_laplace(scale, SIZE, source),
+            "Gaussian": lambda: discrete_gaussian(variance, SIZE, source),
+            "entropy alone": lambda: os.urandom(8 * SIZE),
+            "Laplace, one at a time": lambda: [discrete_laplace(scale, 1, source) for _ in range(10_000)],
+        }
+    )
+    rows = []
+    for name, seconds in taken.items():
+        rate = (10_000 if "one at" in name else SIZE) / seconds
+        against = f"{rate / peer[name]:.0f}" if name in peer else ""
+        rows.append((name, f"{rate / 1e6:.2f} M/s", against))
+    show("exact samplers, scale 10", ("sampler", "rate", "times OpenDP 0.16"), rows)

@@ -1,0 +1,32 @@
+"""Medians of repeated runs, taken in turns so that a busy machine slows all of them alike."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+from rich.console import Console
+from rich.table import Table
+
+
+def medians(actions: Mapping[str, Callable[[], object]], repeats: int = 5) -> dict[str, float]:
+    """Median seconds of each action; every round runs all of them once, after one round that is not counted."""
+    seconds: dict[str, list[float]] = {name: [] for name in actions}
+    for turn in range(repeats + 1):
+        for name, action in actions.items():
+            start = time.perf_counter()
+            action()
+            if turn:
+                seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def show(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    """Print one table."""
+    table = Table(title=title, title_justify="left", header_style="bold")
+    for column in columns:
+        table.add_column(column)
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
