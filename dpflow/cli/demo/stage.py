@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -196,10 +196,8 @@ def end_groups(groups: list[int], patience: float = 10) -> None:
 
 def _signal(group: int, signum: int) -> bool:
     """Send a signal to a group; False when the group is gone. A zombie leader that we still own is reaped."""
-    try:
+    with suppress(ChildProcessError):
         os.waitpid(group, os.WNOHANG)
-    except ChildProcessError:
-        pass
     try:
         os.killpg(group, signum)
     except ProcessLookupError:
