@@ -45,9 +45,7 @@ def main() -> None:
     """Charges a second of both."""
     rates = {}
     with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(PROCESSES, get_context("spawn")) as pool:
-        Ledger(Path(folder) / "ours.sqlite", create=True).grant(
-            "bench", 100_000, 0, filter="basic", principal="bench"
-        )
+        Ledger(Path(folder) / "ours.sqlite", create=True).grant("bench", 100_000, 0, filter="basic", principal="bench")
         with sqlite3.connect(Path(folder) / "bare.sqlite") as connection:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("CREATE TABLE account (spent INTEGER)")

@@ -63,7 +63,11 @@ def candidates(training: Any, folder: Path, freedman: int = 8, rows: int = 20_00
             honest.append((f"{name} on {', '.join(features)}", fitted, features, claim, "honest"))
     liars = [_freedman(shuffled.iloc[2 * rows :], n) for n in range(freedman)]
     # dishonest ones come in between, so that the gate meets both kinds all along
-    order = [one for n, pair in enumerate(honest) for one in ([pair, liars[n // 3]] if n % 3 == 2 and n // 3 < freedman else [pair])]
+    order = [
+        one
+        for n, pair in enumerate(honest)
+        for one in ([pair, liars[n // 3]] if n % 3 == 2 and n // 3 < freedman else [pair])
+    ]
     return [_saved(folder, number, *one) for number, one in enumerate(order)]
 
 

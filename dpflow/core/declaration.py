@@ -144,7 +144,9 @@ class Table(Strict):
             if self.block is None:
                 raise ValueError("protects: unit-block needs a block column")
             if self.neighbours != "add-remove":
-                raise ValueError("protects: unit-block is sound under add-remove only: a replaced row may change its block")
+                raise ValueError(
+                    "protects: unit-block is sound under add-remove only: a replaced row may change its block"
+                )
         return self
 
     @property

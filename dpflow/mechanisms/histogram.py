@@ -37,7 +37,9 @@ class Histogram(Mechanism[HistogramParams]):
 
     name = "histogram"
     summary = "number of rows of every public key"
-    citation = "Dwork, McSherry, Nissim, Smith 2006 (calibrating noise to sensitivity); discrete form of Ghosh et al. 2009"
+    citation = (
+        "Dwork, McSherry, Nissim, Smith 2006 (calibrating noise to sensitivity); discrete form of Ghosh et al. 2009"
+    )
     Params = HistogramParams
 
     def _scale(self, params: HistogramParams, table: Table) -> Fraction:
@@ -53,7 +55,12 @@ class Histogram(Mechanism[HistogramParams]):
         scale = self._scale(params, table)
         noise = discrete_laplace(scale, len(answer.keys), source)
         width = half_width(scale)
-        return Result(tuple(Row(key, "count", int(n) + int(x), width) for key, n, x in zip(answer.keys, answer.rows, noise, strict=True)))
+        return Result(
+            tuple(
+                Row(key, "count", int(n) + int(x), width)
+                for key, n, x in zip(answer.keys, answer.rows, noise, strict=True)
+            )
+        )
 
     def error(self, params: HistogramParams, table: Table) -> ErrorBound:
         return ErrorBound({"count": half_width(self._scale(params, table))})

@@ -65,7 +65,9 @@ class PrivateHistogram(Mechanism[PrivateHistogramParams]):
 
     name = "private_histogram"
     summary = "number of rows by key, keys selected privately"
-    citation = "Korolova, Kenthapadi, Mishra, Ntoulas 2009 (releasing search queries); discrete noise, bound proved here"
+    citation = (
+        "Korolova, Kenthapadi, Mishra, Ntoulas 2009 (releasing search queries); discrete noise, bound proved here"
+    )
     Params = PrivateHistogramParams
 
     def _noise(self, params: PrivateHistogramParams, table: Table) -> tuple[Fraction, int]:

@@ -67,7 +67,10 @@ class Sum(Mechanism[SumParams]):
         width = float(half_width(scale) * step)
         sums = answer.sums[params.column]
         return Result(
-            tuple(Row(k, "sum", float((int(s) + int(x)) * step), width) for k, s, x in zip(answer.keys, sums, noise, strict=True))
+            tuple(
+                Row(k, "sum", float((int(s) + int(x)) * step), width)
+                for k, s, x in zip(answer.keys, sums, noise, strict=True)
+            )
         )
 
     def error(self, params: SumParams, table: Table) -> ErrorBound:

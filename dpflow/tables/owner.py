@@ -33,12 +33,16 @@ def build(database: Path, script: str, sources: Mapping[str, Path]) -> None:
         with duckdb.connect(str(half)) as connection:
             for name, csv in sources.items():
                 path = sql.literal(str(csv))
-                connection.execute(f"CREATE TEMP VIEW {sql.identifier(name)} AS FROM read_csv({path}, nullstr = ['NA', ''])")
+                connection.execute(
+                    f"CREATE TEMP VIEW {sql.identifier(name)} AS FROM read_csv({path}, nullstr = ['NA', ''])"
+                )
             connection.execute(script)
         half.chmod(0o600)
         os.replace(half, database)
     except duckdb.Error as error:
-        raise TableUnreadable(f"{database} could not be built ({type(error).__name__}); run the script by hand") from None
+        raise TableUnreadable(
+            f"{database} could not be built ({type(error).__name__}); run the script by hand"
+        ) from None
     finally:
         half.unlink(missing_ok=True)
 
@@ -61,4 +65,6 @@ def open_rows(path: Path | str) -> Any:
         )
     columns = ", ".join(sql.identifier(name) for name in table.columns)
     with sandbox.opened(table.database, f"table {table.name!r}") as connection:
-        return pandas.DataFrame(connection.arrays(f"SELECT {columns} FROM private.{sql.identifier(table.source)} ORDER BY ALL"))
+        return pandas.DataFrame(
+            connection.arrays(f"SELECT {columns} FROM private.{sql.identifier(table.source)} ORDER BY ALL")
+        )

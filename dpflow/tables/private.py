@@ -175,7 +175,9 @@ class _Reading:
             outputs.append(f"{sql.grid(self.column(name), declared)} AS v{i}")
             values.append(Value(*declared.grid(), centre))
         if request.by is None:
-            return Cut(self._select(["CAST(0 AS BIGINT) AS code", *outputs]), tuple(values), request.rows_per_group, None, 1)
+            return Cut(
+                self._select(["CAST(0 AS BIGINT) AS code", *outputs]), tuple(values), request.rows_per_group, None, 1
+            )
         key = sql.key(self.column(request.by), "group key")
         rows = self._select(["keys.code AS code", *outputs], join=f" JOIN keys ON {key} = keys.key")
         size = None if request.keys is None else len(request.keys)

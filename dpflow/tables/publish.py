@@ -67,7 +67,9 @@ def publish(database: Path, table: str, release: PublishedRelease, *, deadline: 
         connection.execute("BEGIN")
         columns = ", ".join(f"{column} {kind}" for column, kind in COLUMNS)
         connection.execute(f"CREATE TABLE IF NOT EXISTS {name} ({columns})")
-        known = connection.execute(f"SELECT 1 FROM {name} WHERE release_id = ? LIMIT 1", [release.release_id]).fetchone()
+        known = connection.execute(
+            f"SELECT 1 FROM {name} WHERE release_id = ? LIMIT 1", [release.release_id]
+        ).fetchone()
         if known is None and lines:
             names, marks = ", ".join(column for column, _ in COLUMNS), ", ".join("?" for _ in COLUMNS)
             connection.executemany(f"INSERT INTO {name} ({names}) VALUES ({marks})", lines)
@@ -78,7 +80,9 @@ def publish(database: Path, table: str, release: PublishedRelease, *, deadline: 
     try:
         database.parent.mkdir(parents=True, exist_ok=True)
     except OSError:
-        raise NotPublished(f"{database.parent} cannot be created; the release is settled and paid, repair with: dpflow publish") from None
+        raise NotPublished(
+            f"{database.parent} cannot be created; the release is settled and paid, repair with: dpflow publish"
+        ) from None
     _patiently(database, deadline, write)
 
 
@@ -123,7 +127,9 @@ def _patiently(database: Path, deadline: float, action: Callable[[duckdb.DuckDBP
             trouble = str(error)
         except duckdb.Error as error:
             name = type(error).__name__
-            raise TableUnreadable(f"{database} cannot take releases ({name}); publish to another table or file") from None
+            raise TableUnreadable(
+                f"{database} cannot take releases ({name}); publish to another table or file"
+            ) from None
         if "valid DuckDB" in trouble:
             raise TableUnreadable(f"{database} is not a DuckDB file; publish to another path")
         if time.monotonic() + pause > end:

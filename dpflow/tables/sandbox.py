@@ -44,7 +44,9 @@ def scrubbed(action: Callable[[], T], what: str) -> T:
     except duckdb.Error as error:
         locked = isinstance(error, duckdb.IOException) and "Could not set lock" in str(error)
         if locked or isinstance(error, duckdb.ResourceInUseException):  # the latter: this very process is writing
-            failure = TableBusy(f"{what} is being written by another process or connection; try again when it has finished")
+            failure = TableBusy(
+                f"{what} is being written by another process or connection; try again when it has finished"
+            )
         else:
             failure = TableUnreadable(f"{what} cannot be read ({type(error).__name__}); DuckDB's own text is withheld")
     raise failure
@@ -85,7 +87,9 @@ def opened(database: Path, what: str) -> Iterator[Connection]:
         TableBusy: another process is writing it.
     """
     if not database.is_file():
-        raise TableUnreadable(f"{what}: there is no file {database}; correct the declaration's database, or load the data")
+        raise TableUnreadable(
+            f"{what}: there is no file {database}; correct the declaration's database, or load the data"
+        )
     with tempfile.TemporaryDirectory(prefix="dpflow-") as spill:
         raw = duckdb.connect(":memory:")
         try:
@@ -123,5 +127,7 @@ def identity(database: Path, what: str) -> bytes:
             raise TableUnreadable(f"{what}: {path} cannot be looked at; check its permissions") from None
         parts.append(f"{stat.st_dev}:{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}")
     if not parts:
-        raise TableUnreadable(f"{what}: there is no file {database}; correct the declaration's database, or load the data")
+        raise TableUnreadable(
+            f"{what}: there is no file {database}; correct the declaration's database, or load the data"
+        )
     return "/".join(parts).encode()

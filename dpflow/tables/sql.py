@@ -173,8 +173,10 @@ def _from_exact(column: Field, declared: Column) -> str:
         n, d = ratio.numerator, ratio.denominator
         peak = 2 * max(abs(least), abs(most)) * n + d
         if max(peak, 2 * d) > _INT128:
-            raise PlanRefused(f"the step of column {column.name!r} does not fit its type {column.type}; take one with "
-                              f"fewer digits, such as '0.01'")
+            raise PlanRefused(
+                f"the step of column {column.name!r} does not fit its type {column.type}; take one with "
+                f"fewer digits, such as '0.01'"
+            )
         wide = "BIGINT" if max(peak, 2 * d) <= _INT64 else "HUGEINT"
         whole = f"CAST({units} AS {wide})"
         size = f"(2 * abs({whole}) * CAST('{n}' AS {wide}) + CAST('{d}' AS {wide})) // CAST('{2 * d}' AS {wide})"
@@ -188,7 +190,10 @@ def _steps(column: Field, least: int, most: int) -> tuple[str, int]:
     name, kind = column.sql, column.kind
     if kind == "date":
         low, high = (f"DATE '1970-01-01' + CAST({min(max(x, -2 * 10**6), 10**8)} AS INTEGER)" for x in (least, most))
-        return f"(CAST(least(greatest({name}, CAST({low} AS DATE)), CAST({high} AS DATE)) AS DATE) - DATE '1970-01-01')", 1
+        return (
+            f"(CAST(least(greatest({name}, CAST({low} AS DATE)), CAST({high} AS DATE)) AS DATE) - DATE '1970-01-01')",
+            1,
+        )
     if kind in _TIMES:
         make = "make_timestamptz" if kind.endswith("zone") else "make_timestamp"
         low, high = (f"{make}({min(max(x, -_FAR), _FAR)})" for x in (least, most))

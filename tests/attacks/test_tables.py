@@ -23,8 +23,13 @@ def private(path: Path, statements: list[str], **changes: Any) -> PrivateTable:
     with duckdb.connect(str(path)) as connection:
         for statement in statements:
             connection.execute(statement)
-    declared = {"name": "data", "database": path, "unit": {"column": "u"}, "limits": {"rows": 1},
-                "columns": {"v": {"lower": 0, "upper": 9}, "k": {}}}
+    declared = {
+        "name": "data",
+        "database": path,
+        "unit": {"column": "u"},
+        "limits": {"rows": 1},
+        "columns": {"v": {"lower": 0, "upper": 9}, "k": {}},
+    }
     return PrivateTable(Table.model_validate(declared | changes))
 
 
@@ -41,13 +46,23 @@ def chain(error: BaseException) -> str:
     return text
 
 
-@pytest.mark.parametrize("expression", ["CAST(s AS INTEGER)", "error(s)::INTEGER", "CASE WHEN s = 'x' THEN 1 ELSE CAST(s AS DATE) - DATE '2000-01-01' END"])
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "CAST(s AS INTEGER)",
+        "error(s)::INTEGER",
+        "CASE WHEN s = 'x' THEN 1 ELSE CAST(s AS DATE) - DATE '2000-01-01' END",
+    ],
+)
 def test_an_error_on_a_chosen_row_quotes_nothing(tmp_path: Path, expression: str) -> None:
     """A view that fails on a secret row gives a fixed sentence; the secret is nowhere in the exception chain."""
-    table = private(tmp_path / "x.duckdb", [
-        f"CREATE TABLE rows_ AS SELECT 1 AS u, '{SECRET}' AS s",
-        f"CREATE VIEW data AS SELECT u, {expression} AS v, s AS k FROM rows_",
-    ])
+    table = private(
+        tmp_path / "x.duckdb",
+        [
+            f"CREATE TABLE rows_ AS SELECT 1 AS u, '{SECRET}' AS s",
+            f"CREATE VIEW data AS SELECT u, {expression} AS v, s AS k FROM rows_",
+        ],
+    )
     with pytest.raises(DpflowError, match=r"table 'data' cannot be read \(\w+Exception\)") as caught:
         table.answer(COUNT, ())
     assert SECRET not in chain(caught.value)
@@ -62,8 +77,20 @@ def test_reprs_hold_no_row(tmp_path: Path) -> None:
     assert "7" not in repr(table.answer(SortedValues("v", 1), ()))
 
 
-@pytest.mark.parametrize("relation", ["*.parquet", "rows.csv", "/etc/passwd", "read_csv('/etc/passwd')", "data; DROP TABLE data",
-                                      'data" JOIN "data', "duckdb_settings()", "main.data.x", "information_schema.tables"])
+@pytest.mark.parametrize(
+    "relation",
+    [
+        "*.parquet",
+        "rows.csv",
+        "/etc/passwd",
+        "read_csv('/etc/passwd')",
+        "data; DROP TABLE data",
+        'data" JOIN "data',
+        "duckdb_settings()",
+        "main.data.x",
+        "information_schema.tables",
+    ],
+)
 def test_only_relations_of_the_file_are_read(tmp_path: Path, relation: str) -> None:
     """A glob, a file, a function or SQL in place of a relation is a name nobody has."""
     (tmp_path / "rows.csv").write_text("u,v\n1,2\n")
@@ -83,10 +110,15 @@ def test_a_view_cannot_read_files(tmp_path: Path) -> None:
 
 def test_macros_in_the_file_do_not_replace_functions(tmp_path: Path) -> None:
     """A file that defines its own random() or least() does not change the cut or the clamp."""
-    table = private(tmp_path / "x.duckdb", [
-        "CREATE TABLE data AS SELECT 1 AS u, 99 AS v FROM range(100)",
-        "CREATE MACRO least(a, b) AS a", "CREATE MACRO random() AS 0", "CREATE MACRO arg_min(a, b, c) AS [a]",
-    ])
+    table = private(
+        tmp_path / "x.duckdb",
+        [
+            "CREATE TABLE data AS SELECT 1 AS u, 99 AS v FROM range(100)",
+            "CREATE MACRO least(a, b) AS a",
+            "CREATE MACRO random() AS 0",
+            "CREATE MACRO arg_min(a, b, c) AS [a]",
+        ],
+    )
     assert table.answer(COUNT, ()).sums["v"].tolist() == [9]
 
 
@@ -94,10 +126,16 @@ def test_the_session_is_locked_down(tmp_path: Path) -> None:
     """Inside the sandbox nothing can be written, attached, installed, read from disk or reconfigured."""
     table = private(tmp_path / "x.duckdb", ["CREATE TABLE data AS SELECT 1 AS u, 2 AS v"])
     attempts = [
-        "INSERT INTO private.main.data VALUES (3, 4)", "DROP TABLE private.main.data",
-        f"COPY private.main.data TO '{tmp_path / 'out.csv'}'", f"ATTACH '{tmp_path / 'other.duckdb'}'",
-        "SELECT * FROM read_text('/etc/hostname')", "SET enable_external_access = true", "SET memory_limit = '1TB'",
-        "INSTALL httpfs", "LOAD httpfs", f"EXPORT DATABASE '{tmp_path / 'dump'}'",
+        "INSERT INTO private.main.data VALUES (3, 4)",
+        "DROP TABLE private.main.data",
+        f"COPY private.main.data TO '{tmp_path / 'out.csv'}'",
+        f"ATTACH '{tmp_path / 'other.duckdb'}'",
+        "SELECT * FROM read_text('/etc/hostname')",
+        "SET enable_external_access = true",
+        "SET memory_limit = '1TB'",
+        "INSTALL httpfs",
+        "LOAD httpfs",
+        f"EXPORT DATABASE '{tmp_path / 'dump'}'",
     ]
     with sandbox.opened(table.declaration.database, "table 'data'") as connection:
         for attempt in attempts:

@@ -78,7 +78,12 @@ def test_text_is_what_a_person_would_write(written: str, shown: str) -> None:
 
 def test_show_is_short() -> None:
     """People see six digits at most."""
-    assert show(Fraction(1, 3)) == "0.333333" and show(Fraction(0)) == "0" and show(TENTH) == "0.1" and show(Fraction(3)) == "3"
+    assert (
+        show(Fraction(1, 3)) == "0.333333"
+        and show(Fraction(0)) == "0"
+        and show(TENTH) == "0.1"
+        and show(Fraction(3)) == "3"
+    )
 
 
 def test_units_round_against_the_spender() -> None:

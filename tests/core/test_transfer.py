@@ -33,9 +33,16 @@ def test_sparse_vector_sizes_are_the_papers(
 
 @pytest.mark.parametrize(
     ("queries", "failures", "rho", "alpha", "groups"),
-    [(1_000, 10, 0.2, 0.1, 5_692), (10, 10, 0.24, 0.2, 214), (10_000, 1, 0.2, 0.1, 1_275), (10_000, 1_000, 0.2, 0.1, 321_035)],
+    [
+        (1_000, 10, 0.2, 0.1, 5_692),
+        (10, 10, 0.24, 0.2, 214),
+        (10_000, 1, 0.2, 0.1, 1_275),
+        (10_000, 1_000, 0.2, 0.1, 321_035),
+    ],
 )
-def test_description_length_sizes_are_the_papers(queries: int, failures: int, rho: float, alpha: float, groups: int) -> None:
+def test_description_length_sizes_are_the_papers(
+    queries: int, failures: int, rho: float, alpha: float, groups: int
+) -> None:
     """The noise-free verifier needs the tabulated number of groups."""
     assert description_length_groups(promise(queries, failures, rho, alpha)) == groups
 

@@ -49,7 +49,11 @@ def test_published_rows_say_what_they_cost(seen: Seen, root: Path) -> None:
     """Each row has a value, a price, a block and a release that the ledger knows."""
     rows = read_published(root / "demo" / "published.duckdb", "flights_daily")
     known = {r.release_id for r in Ledger(root / "demo" / "ledger.sqlite").releases("flights")}
-    assert {row["release"] for row in rows} >= {"flights by carrier", "mean arrival delay by carrier", "median air time"}
+    assert {row["release"] for row in rows} >= {
+        "flights by carrier",
+        "mean arrival delay by carrier",
+        "median air time",
+    }
     assert all(row["release_id"] in known and row["epsilon"] > 0 and row["value"] is not None for row in rows)
     carriers = [row for row in rows if row["release"] == "flights by carrier" and row["block"] == "2013-01-01"]
     assert len(carriers) == 16

@@ -24,7 +24,11 @@ DAYS = "CREATE TABLE data AS SELECT i AS u, DATE '2013-01-01' + (i % 3)::INT AS 
 def test_blocks_select_rows(make: Any) -> None:
     """Named blocks are read and no others; no block named reads the whole table."""
     private = make(DAYS, block="d")
-    assert [private.answer(COUNT, blocks).rows[0] for blocks in (["2013-01-01"], ["2013-01-01", "2013-01-03"], [])] == [10, 20, 30]
+    assert [private.answer(COUNT, blocks).rows[0] for blocks in (["2013-01-01"], ["2013-01-01", "2013-01-03"], [])] == [
+        10,
+        20,
+        30,
+    ]
     assert private.answer(COUNT, ["1999-01-01"]).rows[0] == 0
 
 
@@ -52,7 +56,12 @@ def test_a_missing_file_names_the_path(make: Any, tmp_path: Path) -> None:
     """A declaration whose file does not exist says where it looked, in check, answer and snapshot."""
     private = make(DAYS)
     private.declaration.database.unlink()
-    for call in (lambda: private.check(COUNT), lambda: private.answer(COUNT, ()), private.snapshot, private.check_schema):
+    for call in (
+        lambda: private.check(COUNT),
+        lambda: private.answer(COUNT, ()),
+        private.snapshot,
+        private.check_schema,
+    ):
         with pytest.raises(TableUnreadable, match="there is no file .*private1.duckdb"):
             call()
 
@@ -82,8 +91,12 @@ def test_names_follow_duckdb_in_case(make: Any) -> None:
 
 def test_a_view_and_a_schema_are_tables(make: Any) -> None:
     """Views of the file are read like tables, and other schemas by their dotted name."""
-    statements = (DAYS, "CREATE VIEW small AS SELECT * FROM data WHERE v < 5", "CREATE SCHEMA s",
-                  "CREATE TABLE s.data AS SELECT 1 AS u")
+    statements = (
+        DAYS,
+        "CREATE VIEW small AS SELECT * FROM data WHERE v < 5",
+        "CREATE SCHEMA s",
+        "CREATE TABLE s.data AS SELECT 1 AS u",
+    )
     assert make(*statements, relation="small").answer(COUNT, ()).rows[0] == 5
     assert make(*statements, relation="s.data").answer(COUNT, ()).rows[0] == 1
 
@@ -92,8 +105,12 @@ def test_another_process_writing_makes_the_table_busy(make: Any) -> None:
     """While another process holds the file for writing the call fails retryably; afterwards it works."""
     private = make(DAYS)
     code = "import duckdb, sys; c = duckdb.connect(sys.argv[1]); print('held', flush=True); sys.stdin.read()"
-    holder = subprocess.Popen([sys.executable, "-c", code, str(private.declaration.database)], stdin=subprocess.PIPE,
-                              stdout=subprocess.PIPE, text=True)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, str(private.declaration.database)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     try:
         assert holder.stdout is not None and holder.stdout.readline() == "held\n"
         with pytest.raises(TableBusy, match="being written by another process") as caught:
@@ -147,22 +164,28 @@ def test_the_memory_limit_is_an_amount(make: Any, monkeypatch: pytest.MonkeyPatc
 def test_holdout_groups_keep_units_whole(make: Any) -> None:
     """Every unit is in one group, groups follow the secret, rows are cut, and columns come as declared."""
     rows = "CREATE TABLE data AS SELECT i // 5 AS u, i % 4 AS v, 't' || (i % 2) AS label FROM range(5000) t(i)"
-    private = make(rows, columns={"v": {"lower": 0, "upper": 2}, "label": {}, "u": {"lower": 0, "upper": 9999}},
-                   limits={"rows": 3})
+    private = make(
+        rows, columns={"v": {"lower": 0, "upper": 2}, "label": {}, "u": {"lower": 0, "upper": 9999}}, limits={"rows": 3}
+    )
     groups, found = private.grouped_rows(GroupValues(8, ("v", "label", "u")), b"secret")
     assert len(groups) == 3000 and set(groups.tolist()) == set(range(8))
     assert all(len(set(groups[found["u"] == unit])) == 1 for unit in range(50))
     assert found["v"].dtype == np.float64 and set(found["v"].tolist()) == {0.0, 1.0, 2.0}
     assert set(found["label"].tolist()) == {"t0", "t1"}
     others, again = private.grouped_rows(GroupValues(8, ("u",)), b"other")
-    assert {*zip(found["u"].tolist(), groups.tolist(), strict=True)} != {*zip(again["u"].tolist(), others.tolist(), strict=True)}
+    assert {*zip(found["u"].tolist(), groups.tolist(), strict=True)} != {
+        *zip(again["u"].tolist(), others.tolist(), strict=True)
+    }
 
 
 def test_holdout_rows_map_missing_values(make: Any) -> None:
     """In rows for estimators a missing number is NaN or the declared one, a missing text None; NULL units may be one."""
     rows = "CREATE TABLE data AS SELECT * FROM (VALUES (NULL::INT, NULL, NULL, 'nan'::DOUBLE), (NULL, 1, 'x', 5)) t(u, v, label, w)"
-    private = make(rows, columns={"v": {}, "label": {}, "w": {"lower": 0, "upper": 3, "missing": 2}},
-                   unit={"column": "u", "missing": "one-unit"})
+    private = make(
+        rows,
+        columns={"v": {}, "label": {}, "w": {"lower": 0, "upper": 3, "missing": 2}},
+        unit={"column": "u", "missing": "one-unit"},
+    )
     groups, found = private.grouped_rows(GroupValues(1000, ("v", "label", "w")), b"k")
     order = np.argsort(found["w"])
     assert len(set(groups.tolist())) == 1

@@ -37,8 +37,10 @@ def test_a_heavy_unit_moves_sums_by_its_limits_only(make: Any, groups: int, rows
 
 def test_unknown_and_null_keys_take_no_room(make: Any) -> None:
     """Only rows that survive the filters take part in the cut: unknown keys do not crowd out known ones."""
-    private = make("CREATE TABLE data AS SELECT 1 AS u, CASE WHEN i = 0 THEN 'a' WHEN i < 500 THEN 'x' || i END AS k, 1 AS v"
-                   " FROM range(1000) t(i)")
+    private = make(
+        "CREATE TABLE data AS SELECT 1 AS u, CASE WHEN i = 0 THEN 'a' WHEN i < 500 THEN 'x' || i END AS k, 1 AS v"
+        " FROM range(1000) t(i)"
+    )
     for _ in range(5):
         assert private.answer(GroupedSums("k", ("a", "b"), 1, 1), ()).rows.tolist() == [1, 0]
 
@@ -66,8 +68,14 @@ def _reference(rows: list[tuple[int, int, int | None]]) -> dict[int, tuple[int, 
     }
 
 
-def _run(connection: duckdb.DuckDBPyConnection, rows: list[Any], per_group: int, groups: int | None, keys: int | None,
-         packed: bool) -> list[tuple[int, ...]]:
+def _run(
+    connection: duckdb.DuckDBPyConnection,
+    rows: list[Any],
+    per_group: int,
+    groups: int | None,
+    keys: int | None,
+    packed: bool,
+) -> list[tuple[int, ...]]:
     connection.execute("CREATE OR REPLACE TABLE d (unit INT, part INT, code BIGINT, v0 BIGINT)")
     if rows:
         connection.executemany("INSERT INTO d VALUES (?, 0, ?, ?)", rows)
@@ -86,10 +94,16 @@ def test_without_a_binding_limit_nothing_is_lost(rows: list[Any], packed: bool, 
 
 
 @settings(max_examples=25, deadline=None)
-@given(rows=ROWS, extra=st.lists(st.tuples(st.integers(0, 4), st.integers(-4, 4)), max_size=15), packed=st.booleans(),
-       per_group=st.integers(1, 3), groups=st.integers(1, 3))
-def test_a_unit_more_moves_counts_by_its_limits(rows: list[Any], extra: list[Any], packed: bool, per_group: int,
-                                                groups: int) -> None:
+@given(
+    rows=ROWS,
+    extra=st.lists(st.tuples(st.integers(0, 4), st.integers(-4, 4)), max_size=15),
+    packed=st.booleans(),
+    per_group=st.integers(1, 3),
+    groups=st.integers(1, 3),
+)
+def test_a_unit_more_moves_counts_by_its_limits(
+    rows: list[Any], extra: list[Any], packed: bool, per_group: int, groups: int
+) -> None:
     """With limits that bind nobody else, one more unit moves counts and sums by at most groups x rows_per_group terms."""
     base = list({(unit, key): (unit, key, value) for unit, key, value in rows}.values())
     kept = defaultdict(list)
@@ -110,8 +124,10 @@ def test_a_unit_more_moves_counts_by_its_limits(rows: list[Any], extra: list[Any
 def test_every_row_is_kept_equally_often(per_group: int, packed: bool) -> None:
     """20,000 units with the rows 0..5 each: every value is kept within 5 standard deviations of its fair share."""
     with duckdb.connect() as connection:
-        connection.execute("CREATE TABLE d AS SELECT i // 6 AS unit, 0 AS part, 0::BIGINT AS code, 1::BIGINT << (10 * (i % 6)) "
-                           "AS v0, i % 6 AS w FROM range(120000) t(i)")
+        connection.execute(
+            "CREATE TABLE d AS SELECT i // 6 AS unit, 0 AS part, 0::BIGINT AS code, 1::BIGINT << (10 * (i % 6)) "
+            "AS v0, i % 6 AS w FROM range(120000) t(i)"
+        )
         for value in range(6):
             rows = f"SELECT unit, part, code, CASE WHEN w = {value} THEN 1 END AS v0 FROM d"
             cut = Cut(rows, (Value(0, 1, 0),), per_group, None, 1)
@@ -123,8 +139,10 @@ def test_every_row_is_kept_equally_often(per_group: int, packed: bool) -> None:
 
 def test_every_group_is_kept_equally_often(make: Any) -> None:
     """3,000 units with the keys a, b and c but room for one: each key gets a third, whatever its rows."""
-    private = make("CREATE TABLE data AS SELECT i // 10 AS u, ['a','b','b','c','c','c','c','c','c','c'][i % 10 + 1] AS k, 1 AS v"
-                   " FROM range(30000) t(i)")
+    private = make(
+        "CREATE TABLE data AS SELECT i // 10 AS u, ['a','b','b','c','c','c','c','c','c','c'][i % 10 + 1] AS k, 1 AS v"
+        " FROM range(30000) t(i)"
+    )
     units = private.answer(GroupedSums("k", ("a", "b", "c"), 1, 1, (("v", 0),)), ()).units
     assert units.sum() == 3000
     assert all(abs(int(share) - 1000) < 130 for share in units)
@@ -132,16 +150,20 @@ def test_every_group_is_kept_equally_often(make: Any) -> None:
 
 def test_the_cut_is_drawn_anew(make: Any) -> None:
     """Two answers to one request differ in what they cut: no seed, no hash of values."""
-    private = make("CREATE TABLE data AS SELECT i // 50 AS u, i % 50 AS v FROM range(50000) t(i)",
-                   columns={"v": {"lower": 0, "upper": 50}})
+    private = make(
+        "CREATE TABLE data AS SELECT i // 50 AS u, i % 50 AS v FROM range(50000) t(i)",
+        columns={"v": {"lower": 0, "upper": 50}},
+    )
     sums = {int(private.answer(GroupedSums(None, None, 1, 1, (("v", 0),)), ()).sums["v"][0]) for _ in range(3)}
     assert len(sums) > 1
 
 
 def test_distinct_values_with_multiplicities(make: Any) -> None:
     """Values come ascending on the grid; rows without one are left out and take no room."""
-    private = make("CREATE TABLE data AS SELECT * FROM (VALUES (1, 3.0::DOUBLE), (1, 'nan'), (1, NULL), (2, 3.0), (3, 99.0), (3, -1.0)"
-                   ") t(u, v)")
+    private = make(
+        "CREATE TABLE data AS SELECT * FROM (VALUES (1, 3.0::DOUBLE), (1, 'nan'), (1, NULL), (2, 3.0), (3, 99.0), (3, -1.0)"
+        ") t(u, v)"
+    )
     for rows in (2, 1000, 1001):
         found = private.answer(SortedValues("v", rows), ())
         assert (found.values.tolist(), found.counts.tolist()) == ([0, 3, 10], [1, 2, 1])
@@ -171,6 +193,13 @@ def test_one_unit_table(tmp_path: Path) -> None:
     """A table of one unit and one row is answered like any other."""
     with duckdb.connect(str(tmp_path / "x.duckdb")) as connection:
         connection.execute("CREATE TABLE data AS SELECT 1 AS u, 2 AS v")
-    table = Table.model_validate({"name": "data", "database": tmp_path / "x.duckdb", "unit": {"column": "u"},
-                                  "limits": {"rows": 1}, "columns": {"v": {"lower": 0, "upper": 9}}})
+    table = Table.model_validate(
+        {
+            "name": "data",
+            "database": tmp_path / "x.duckdb",
+            "unit": {"column": "u"},
+            "limits": {"rows": 1},
+            "columns": {"v": {"lower": 0, "upper": 9}},
+        }
+    )
     assert PrivateTable(table).answer(SortedValues("v", 1), ()).values.tolist() == [2]

@@ -15,7 +15,9 @@ from dpflow.core.results import Row
 from dpflow.errors import NotPublished, TableUnreadable
 from dpflow.tables import PublishedRelease, publish, published_ids
 
-RELEASE = PublishedRelease("r1", "daily", "2013-01-01", "histogram", "0.5", "0", (Row("AA", "count", 12, 3.0), Row("UA", "count", None)))
+RELEASE = PublishedRelease(
+    "r1", "daily", "2013-01-01", "histogram", "0.5", "0", (Row("AA", "count", 12, 3.0), Row("UA", "count", None))
+)
 HOLD = "import duckdb, sys; c = duckdb.connect(sys.argv[1]); print('held', flush=True); sys.stdin.read()"
 WRITE = """
 import sys
@@ -39,7 +41,10 @@ def test_publishing_makes_file_and_table(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "out.duckdb"
     publish(path, "releases", RELEASE)
     about = ("r1", "daily", "2013-01-01", "histogram")
-    assert content(path) == [(*about, "AA", "count", 12.0, 3.0, 0.5, 0.0), (*about, "UA", "count", None, None, 0.5, 0.0)]
+    assert content(path) == [
+        (*about, "AA", "count", 12.0, 3.0, 0.5, 0.0),
+        (*about, "UA", "count", None, None, 0.5, 0.0),
+    ]
     assert published_ids(path, "releases") == {"r1"}
 
 
@@ -77,7 +82,9 @@ def test_a_held_file_is_not_published_retryably(tmp_path: Path) -> None:
     path = tmp_path / "out.duckdb"
     publish(path, "releases", RELEASE)
     other = PublishedRelease("r2", "daily", "", "count", "1", "1e-6", (Row("", "count", 1, None),))
-    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     try:
         assert holder.stdout is not None and holder.stdout.readline() == "held\n"
         with pytest.raises(NotPublished, match="settled and paid, repair with: dpflow publish") as caught:
@@ -90,7 +97,9 @@ def test_a_held_file_is_not_published_retryably(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("point", "present"), [("publish.before-commit", set()), ("publish.after-commit", {"r1"})])
-def test_a_crash_publishes_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str, present: set[str]) -> None:
+def test_a_crash_publishes_all_or_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str, present: set[str]
+) -> None:
     """A failure before the commit leaves nothing, one after it everything; publishing again completes either."""
     path = tmp_path / "out.duckdb"
     monkeypatch.setenv("DPFLOW_FAULT", f"{point}:fail")

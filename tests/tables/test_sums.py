@@ -94,7 +94,9 @@ def test_missing_values_can_be_a_number(make: Any) -> None:
         ("TIMESTAMP_NS", ["1970-01-02 12:00:00", "1970-01-01", "1970-01-01"], "0.5", 3),
     ],
 )
-def test_value_types_round_exactly_to_the_grid(make: Any, kind: str, values: list[str], step: str, expected: int) -> None:
+def test_value_types_round_exactly_to_the_grid(
+    make: Any, kind: str, values: list[str], step: str, expected: int
+) -> None:
     """Each type's values are clamped to [-100, 100] and rounded half away from zero to whole steps."""
     listed = ", ".join(f"({i}, CAST('{value}' AS {kind}))" for i, value in enumerate(values))
     columns = {"v": {"lower": -100, "upper": 100, "step": step}}
@@ -118,8 +120,9 @@ def test_value_types_round_exactly_to_the_grid(make: Any, kind: str, values: lis
 def test_key_types_compare_as_text(make: Any, kind: str, key: str) -> None:
     """A key of any scalar type is found under the text DuckDB prints, public or private."""
     quoted = key.replace("'", "''")
-    private = make(f"CREATE TABLE data AS SELECT 1 AS u, CAST('{quoted}' AS {kind}) AS k, 1 AS v",
-                   columns={"k": {"keys": [key]}})
+    private = make(
+        f"CREATE TABLE data AS SELECT 1 AS u, CAST('{quoted}' AS {kind}) AS k, 1 AS v", columns={"k": {"keys": [key]}}
+    )
     private.check_schema()
     for keys in ((key,), None):
         request = GroupedSums("k", keys, 1, 1)
@@ -137,8 +140,10 @@ def test_a_public_key_the_type_cannot_hold_is_refused(make: Any) -> None:
 
 def test_a_collation_does_not_merge_keys_or_units(make: Any) -> None:
     """Under NOCASE the keys 'A' and 'a', and the units 'X' and 'x', stay different."""
-    private = make("CREATE TABLE data (u VARCHAR COLLATE NOCASE, k VARCHAR COLLATE NOCASE, v INT)",
-                   "INSERT INTO data VALUES ('X', 'A', 1), ('x', 'A', 1), ('x', 'a', 1)")
+    private = make(
+        "CREATE TABLE data (u VARCHAR COLLATE NOCASE, k VARCHAR COLLATE NOCASE, v INT)",
+        "INSERT INTO data VALUES ('X', 'A', 1), ('x', 'A', 1), ('x', 'a', 1)",
+    )
     groups = private.answer(GroupedSums("k", ("A", "a"), 2, 1), ())
     assert (groups.rows.tolist(), groups.units.tolist()) == ([2, 1], [2, 1])
 
@@ -149,8 +154,11 @@ def test_names_are_quoted(make: Any) -> None:
     named = ", ".join('i AS "' + name.replace('"', '""') + '"' for name in columns)
     for i, name in enumerate(columns):
         for rows in ((1, 3), (2, 1500))[i % 2]:
-            private = make(f"CREATE TABLE data AS SELECT {named}, i AS u FROM range(4) t(i)",
-                           columns={name: {"lower": 0, "upper": 9, "keys": ["1", "3"]}}, unit={"column": name})
+            private = make(
+                f"CREATE TABLE data AS SELECT {named}, i AS u FROM range(4) t(i)",
+                columns={name: {"lower": 0, "upper": 9, "keys": ["1", "3"]}},
+                unit={"column": name},
+            )
             private.check_schema()
             groups = private.answer(GroupedSums(name, ("1", "3"), 1, rows, ((name, 0),)), ())
             assert table(groups, name) == {"1": (1, 1, 1, 1), "3": (1, 1, 3, 1)}
@@ -158,7 +166,9 @@ def test_names_are_quoted(make: Any) -> None:
 
 def test_a_key_of_a_megabyte_is_a_key(make: Any) -> None:
     """A private key of one megabyte comes back whole."""
-    groups = make("CREATE TABLE data AS SELECT 1 AS u, repeat('x', 1000000) AS k").answer(GroupedSums("k", None, 1, 1), ())
+    groups = make("CREATE TABLE data AS SELECT 1 AS u, repeat('x', 1000000) AS k").answer(
+        GroupedSums("k", None, 1, 1), ()
+    )
     assert [len(key) for key in groups.keys] == [1000000]
 
 
@@ -182,15 +192,19 @@ def test_sums_saturate_instead_of_wrapping(make: Any) -> None:
 def test_bounds_beyond_double_precision_hold(make: Any) -> None:
     """A DOUBLE above 2^53 steps never leaves the declared grid."""
     low, high = 2**60 + 1, 2**60 + 2
-    private = make("CREATE TABLE data AS SELECT * FROM (VALUES (1, 0.0::DOUBLE), (2, 1e300)) t(u, v)",
-                   columns={"v": {"lower": low, "upper": high}})
+    private = make(
+        "CREATE TABLE data AS SELECT * FROM (VALUES (1, 0.0::DOUBLE), (2, 1e300)) t(u, v)",
+        columns={"v": {"lower": low, "upper": high}},
+    )
     assert 2 * low <= one(private, rows=1)[2] <= 2 * high
 
 
 def test_several_values_in_one_scan(make: Any) -> None:
     """Two value columns have sums and counts of their own, packed in one word or in windows."""
-    private = make("CREATE TABLE data AS SELECT * FROM (VALUES (1, 1, NULL), (1, 2, 5), (2, 3, 7)) t(u, v, w)",
-                   columns={"v": {"lower": 0, "upper": 9}, "w": {"lower": -9, "upper": 2**40}})
+    private = make(
+        "CREATE TABLE data AS SELECT * FROM (VALUES (1, 1, NULL), (1, 2, 5), (2, 3, 7)) t(u, v, w)",
+        columns={"v": {"lower": 0, "upper": 9}, "w": {"lower": -9, "upper": 2**40}},
+    )
     for rows in (2, 3, 1500):
         groups = private.answer(GroupedSums(None, None, 1, rows, (("v", 0), ("w", 1))), ())
         assert table(groups, "v")[""] == (3, 2, 6, 3)
@@ -220,7 +234,10 @@ def test_results_do_not_depend_on_row_order(make: Any) -> None:
     """Sums of doubles on the grid are the same in any order of the rows."""
     rows = "SELECT i AS u, ((i * 7919) % 1000) / 7.0 AS v FROM range(5000) t(i)"
     columns = {"v": {"lower": 0, "upper": 100, "step": "0.001"}}
-    sums = {one(make(f"CREATE TABLE data AS {rows} ORDER BY {order}", columns=columns), rows=1) for order in ("i", "-i", "v")}
+    sums = {
+        one(make(f"CREATE TABLE data AS {rows} ORDER BY {order}", columns=columns), rows=1)
+        for order in ("i", "-i", "v")
+    }
     assert len(sums) == 1
 
 

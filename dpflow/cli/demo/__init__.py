@@ -11,9 +11,13 @@ from dpflow.errors import InvalidInput
 
 
 def command(
-    days: Annotated[int, typer.Option(min=2, max=60, help="Consecutive days of January 2013 and after to release.")] = 14,
+    days: Annotated[
+        int, typer.Option(min=2, max=60, help="Consecutive days of January 2013 and after to release.")
+    ] = 14,
     root: Annotated[Path | None, typer.Option(help="Folder with dags/; state goes to its demo/ folder.")] = None,
-    up: Annotated[bool, typer.Option("--up", help="Start Airflow with its UI on the demo's state, and leave it running.")] = False,
+    up: Annotated[
+        bool, typer.Option("--up", help="Start Airflow with its UI on the demo's state, and leave it running.")
+    ] = False,
     down: Annotated[bool, typer.Option("--down", help="Stop what --up started.")] = False,
 ) -> None:
     """Run the main job: daily releases, a model gate, a crash, a refusal and a verification; then write a report."""

@@ -147,7 +147,9 @@ def daily(stage: Stage, seen: Seen, days: int, tell: Callable[[str], None]) -> N
         return len(states) == days and all(s in ENDED for s in states.values())
 
     stage.wait("the end of the daily runs", ended, seconds=60 + 20 * days, every=1)
-    require(set(seen.runs.values()) == {"success"}, f"daily runs ended as {seen.runs}; read {stage.root}/demo/airflow/logs")
+    require(
+        set(seen.runs.values()) == {"success"}, f"daily runs ended as {seen.runs}; read {stage.root}/demo/airflow/logs"
+    )
 
 
 def model(stage: Stage, seen: Seen, tell: Callable[[str], None]) -> None:
@@ -224,7 +226,10 @@ def crash(stage: Stage, ledger: Ledger, fault: Path, seen: Seen) -> None:
     seen.crash_tries = max(t["try_number"] for t in stage.tasks("flights_daily", run["dag_run_id"]))
     seen.crash_attempts = max(r.attempts for r in of_day)
     seen.crash_releases = len(of_day)
-    require(seen.crash_fired and seen.crash_attempts == 2 and seen.crash_releases == 4, "the crash was not survived as one charge")
+    require(
+        seen.crash_fired and seen.crash_attempts == 2 and seen.crash_releases == 4,
+        "the crash was not survived as one charge",
+    )
 
 
 def refuse(root: Path, ledger: Ledger, seen: Seen) -> None:

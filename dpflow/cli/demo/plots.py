@@ -127,13 +127,17 @@ def gate(verdicts: list[dict[str, Any]]) -> str:
     figure, axes = _figure(9, 3.2)
     for kind, marker in (("honest", "o"), ("freedman", "^")):
         for word, colour in (("yes", GREEN), ("no", RED), ("exhausted", GREY)):
-            points = [(i, number(v["claim"])) for i, v in enumerate(verdicts) if (v["kind"], v["verdict"]) == (kind, word)]
+            points = [
+                (i, number(v["claim"])) for i, v in enumerate(verdicts) if (v["kind"], v["verdict"]) == (kind, word)
+            ]
             if points:
                 label = f"{kind}: {word}"
                 axes.plot(*zip(*points, strict=True), marker, color=colour, label=label, markersize=6)
     best = [(i, number(v["claim"])) for i, v in enumerate(verdicts) if v["promoted"]]
     if best:
-        axes.plot(*zip(*best, strict=True), "o", color="none", markeredgecolor="black", markersize=11, label="alias moved")
+        axes.plot(
+            *zip(*best, strict=True), "o", color="none", markeredgecolor="black", markersize=11, label="alias moved"
+        )
     axes.set_xlabel("candidate, in order of submission")
     axes.set_ylabel("claimed accuracy")
     axes.legend(ncols=4, fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.2))

@@ -50,7 +50,14 @@ def _budgets(ledger: Ledger) -> Table:
         table.add_column(column)
     for scope in ("flights", "flights_holdout"):
         for row in ledger.remaining(scope).rows():
-            cells = (scope, row["block"], row["epsilon_granted"], row["epsilon_spent"], row["epsilon_left"], row["protects"])
+            cells = (
+                scope,
+                row["block"],
+                row["epsilon_granted"],
+                row["epsilon_spent"],
+                row["epsilon_left"],
+                row["protects"],
+            )
             table.add_row(*(str(cell or "") for cell in cells))
     return table
 
@@ -73,21 +80,25 @@ def write(root: Path, ledger: Ledger, seen: Seen) -> Path:
     published = read_published(demo / "published.duckdb", "flights_daily")
     truth = plots.truth(demo / "private" / "flights.csv", [*seen.days, seen.crash_day])
     params = HoldoutParams.model_validate(ledger.releases("flights_holdout")[0].request["params"])
-    page = Environment(autoescape=True).from_string(TEMPLATE.read_text()).render(
-        seen=seen,
-        releases=len(ledger.releases()),
-        protects=ledger.scope("flights").protects,
-        gate_protects=ledger.scope("flights_holdout").protects,
-        budget=plots.burn_down(ledger.releases("flights"), float(ledger.scope("flights").epsilon)),
-        series=plots.series(published, truth),
-        gate=plots.gate(seen.verdicts),
-        epsilon=float(ledger.scope("flights").epsilon),
-        delta=float(ledger.scope("flights").filter.delta),
-        gate_epsilon=float(ledger.scope("flights_holdout").epsilon),
-        needed=ReusableHoldout().needed(params),
-        groups=params.groups,
-        rows=_table(published),
-        claim=plots.number,
+    page = (
+        Environment(autoescape=True)
+        .from_string(TEMPLATE.read_text())
+        .render(
+            seen=seen,
+            releases=len(ledger.releases()),
+            protects=ledger.scope("flights").protects,
+            gate_protects=ledger.scope("flights_holdout").protects,
+            budget=plots.burn_down(ledger.releases("flights"), float(ledger.scope("flights").epsilon)),
+            series=plots.series(published, truth),
+            gate=plots.gate(seen.verdicts),
+            epsilon=float(ledger.scope("flights").epsilon),
+            delta=float(ledger.scope("flights").filter.delta),
+            gate_epsilon=float(ledger.scope("flights_holdout").epsilon),
+            needed=ReusableHoldout().needed(params),
+            groups=params.groups,
+            rows=_table(published),
+            claim=plots.number,
+        )
     )
     path = demo / "report.html"
     path.write_text(page, encoding="utf-8")
