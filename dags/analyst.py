@@ -12,8 +12,8 @@ from typing import Any
 LABEL = "late"
 USEFUL = ("dep_delay", "hour", "month", "weekday", "distance", "from_jfk", "regional")
 JUNK = tuple(f"noise_{k:02d}" for k in range(40))
-FREEDMAN_ROWS = 120
-FREEDMAN_PICKS = 20
+FREEDMAN_ROWS = 80
+FREEDMAN_PICKS = 25
 
 #: Feature subsets an analyst would try, from poor to good.
 SUBSETS = (

@@ -19,7 +19,7 @@ GATE = {
     "scope": "flights_holdout",
     "params": {
         "epsilon": "2",
-        "groups": 1000,
+        "groups": 2000,
         "queries": 200,
         "failures": 10,
         "rho": "0.2",

@@ -8,6 +8,7 @@ again would be rejection sampling.
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import dataclass, field
 from typing import Any
@@ -127,6 +128,7 @@ def _draw(plan: Plan, private: PrivateTable, ledger: Ledger, reservation: Reserv
         answer = private.answer(plan.mechanism.statistic(plan.params, plan.table), plan.request.blocks)
         faults.reach("aggregate.after")
         result = plan.mechanism.draw(plan.params, plan.table, answer, SystemSource())
+        json.dumps(result.to_json(), allow_nan=False)  # what cannot be stored is an impossible value, too
     except faults.FaultInjected:
         raise
     except Exception as error:
