@@ -1,0 +1,9 @@
+"""Fixtures that several rooms share."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+pytest_plugins = ["pgserver"]

