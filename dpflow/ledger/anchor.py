@@ -1,0 +1,104 @@
+"""The second place: a directory with the ledger's key and the highest entry that was ever committed.
+
+Whoever can write the database but not this directory cannot make an entry that carries a valid seal, and cannot take an
+entry away that the mark has seen. Keep it on other storage, readable by those who spend.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import hmac
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+from dpflow.errors import LedgerCorrupt, LedgerUnavailable
+
+
+class Anchor:
+    """The key and the high-water mark of one ledger."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._key: bytes | None = None
+
+    def create(self) -> None:
+        """Make the directory and the key, if they are missing; only this user can enter."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            part = self.folder / f"key.{os.getpid()}.{secrets.token_hex(4)}"
+            descriptor = os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(secrets.token_bytes(32))
+                file.flush()
+                os.fsync(file.fileno())
+            with contextlib.suppress(FileExistsError):  # another process was first, and then its key holds
+                os.link(part, self.folder / "key")
+            part.unlink()
+            folder = os.open(self.folder, os.O_RDONLY)
+            os.fsync(folder)
+            os.close(folder)
+        except OSError:
+            raise LedgerUnavailable(f"the anchor directory {self.folder} cannot be written; correct its place") from None
+
+    @property
+    def key(self) -> bytes:
+        """The secret key. Raises `LedgerCorrupt` if it is missing: a new one would break every commitment."""
+        if self._key is None:
+            try:
+                key = (self.folder / "key").read_bytes()
+            except OSError:
+                raise LedgerCorrupt(f"the ledger's key is not in {self.folder}; restore it, or name the anchor") from None
+            if len(key) != 32:
+                raise LedgerCorrupt(f"the ledger's key in {self.folder} is damaged; restore it")
+            self._key = key
+        return self._key
+
+    def commitment(self, data: bytes, purpose: str) -> str:
+        """HMAC-SHA256 under the key, separated by purpose."""
+        return hmac.digest(self.key, purpose.encode() + b"\0" + data, hashlib.sha256).hex()
+
+    def mark(self) -> tuple[int, str] | None:
+        """The highest committed entry, or None. Raises `LedgerCorrupt` if the mark was not written under this key."""
+        with self._marked(fcntl.LOCK_SH) as file:
+            return self._read(file)
+
+    def advance(self, seq: int, digest: str) -> None:
+        """Raise the mark after a commit; it never goes down, whoever comes last.
+
+        The record is rewritten in place, within one sector and without fsync: after a power cut it may be some entries
+        old, which only means that those last entries are guarded by their seals alone.
+        """
+        with self._marked(fcntl.LOCK_EX) as file:
+            known = self._read(file)
+            if known is None or known[0] < seq:
+                seal = self.commitment(f"{seq} {digest}".encode(), "mark")
+                os.pwrite(file, f"{seq:020d} {digest} {seal}\n".encode(), 0)
+
+    @contextlib.contextmanager
+    def _marked(self, lock: int) -> Iterator[int]:
+        try:
+            file = os.open(self.folder / "mark", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError:
+            raise LedgerUnavailable(f"the anchor directory {self.folder} cannot be written; correct its place") from None
+        try:
+            fcntl.flock(file, lock)
+            yield file
+        finally:
+            os.close(file)
+
+    def _read(self, file: int) -> tuple[int, str] | None:
+        record = os.pread(file, 512, 0)
+        if not record:
+            return None
+        try:
+            seq, digest, seal = record.decode("ascii").split()
+            valid = hmac.compare_digest(seal, self.commitment(f"{int(seq)} {digest}".encode(), "mark"))
+        except ValueError:
+            valid = False
+        if not valid:
+            raise LedgerCorrupt(f"the high-water mark in {self.folder} was not written under this ledger's key; restore it")
+        return int(seq), digest

@@ -1,0 +1,179 @@
+"""The command line: what works, and one sentence for everything that does not."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from tiny import Tiny
+
+DPFLOW = Path(sys.executable).with_name("dpflow")
+
+
+def dpflow(tiny: Tiny, *words: object, ledger: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run the real command."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("DPFLOW")} | {"COLUMNS": "200"}
+    if ledger:
+        environment["DPFLOW_LEDGER"] = str(tiny.ledger)
+    command = [str(DPFLOW), *map(str, words)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tiny.folder, check=False)
+
+
+def test_a_release_file_is_paid_once(tiny: Tiny) -> None:
+    """The same file again prints the stored result and charges nothing; a new revision pays."""
+    first = json.loads(dpflow(tiny, "release", tiny.file(), "--json").stdout)
+    again = json.loads(dpflow(tiny, "release", tiny.file(), "--json").stdout)
+    assert again["replayed"] and not first["replayed"]
+    assert (again["rows"], again["release_id"]) == (first["rows"], first["release_id"])
+    second = json.loads(dpflow(tiny, "release", tiny.file(revision=2), "--json").stdout)
+    assert second["release_id"] != first["release_id"]
+    rows = json.loads(dpflow(tiny, "ledger", "show", "--json").stdout)
+    assert [(row["block"], row["epsilon_left"]) for row in rows] == [("2020-01-01", "0")]
+
+
+def test_plan_says_cost_error_and_forecast_and_spends_nothing(tiny: Tiny) -> None:
+    """Everything a person wants to know before paying."""
+    seen = json.loads(dpflow(tiny, "plan", tiny.file(), "--json").stdout)
+    assert (seen["epsilon"], seen["delta"], seen["error at 95 %"]) == ("0.5", "0", {"count": 12})
+    assert seen["forecast"] == "the ledger would accept it now"
+    greedy = json.loads(dpflow(tiny, "plan", tiny.file(params={"epsilon": 3}), "--json").stdout)
+    assert "cannot pay" in greedy["forecast"]
+    assert json.loads(dpflow(tiny, "release", "--list", "--json").stdout) == []
+
+
+def test_past_releases_are_listed_and_reprinted(tiny: Tiny) -> None:
+    """`--list` and `--show` need neither the table nor budget."""
+    paid = json.loads(dpflow(tiny, "release", tiny.file(), "--json").stdout)
+    tiny.database.unlink()
+    assert json.loads(dpflow(tiny, "release", "--list", "--json").stdout)[0]["id"] == paid["release_id"]
+    shown = json.loads(dpflow(tiny, "release", "--show", paid["release_id"], "--json").stdout)
+    assert shown["rows"] == paid["rows"]
+    assert paid["release_id"] in dpflow(tiny, "release", "--show", paid["release_id"]).stdout
+
+
+def test_history_and_verification(tiny: Tiny) -> None:
+    """The chain verifies, and exit code 1 tells when it does not."""
+    dpflow(tiny, "release", tiny.file())
+    kinds = [entry["kind"] for entry in json.loads(dpflow(tiny, "ledger", "history", "--json").stdout)]
+    assert kinds == ["grant", "reserve", "settle"]
+    assert dpflow(tiny, "ledger", "verify").returncode == 0
+    with closing(sqlite3.connect(tiny.ledger)) as connection:
+        connection.execute("UPDATE dpflow_account SET epsilon = 0")
+        connection.commit()
+    done = dpflow(tiny, "ledger", "verify")
+    assert done.returncode == 1 and "NOT verified" in done.stdout
+
+
+def test_publish_repairs_an_output_file(tiny: Tiny) -> None:
+    """What is settled and missing is copied once."""
+    dpflow(tiny, "release", tiny.file(publish={"database": "out.duckdb"}))
+    (tiny.folder / "out.duckdb").unlink()
+    assert "1 settled releases copied" in dpflow(tiny, "publish", "out.duckdb").stdout
+    assert "0 settled releases copied" in dpflow(tiny, "publish", "out.duckdb").stdout
+
+
+def test_mechanisms_are_listed_with_their_origin(tiny: Tiny) -> None:
+    """Every built-in appears, with parameters and citation."""
+    rows = {row["name"]: row for row in json.loads(dpflow(tiny, "mechanisms", "--json").stdout)}
+    assert {"count", "sum", "mean", "histogram", "private_histogram", "quantile", "above_threshold"} <= rows.keys()
+    assert rows["quantile"]["params"] == ["column", "epsilon", "p"] and rows["quantile"]["origin"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mechanism": "cuont"}, "did you mean 'count'"),
+        ({"table": "vists.yml"}, "there is no table declaration"),
+        ({"mechanism": "quantile", "params": {"column": "agee", "epsilon": 1}}, "did you mean 'age'"),
+        ({"mechanism": "sum", "params": {"column": "note", "epsilon": 1}}, "declares no bounds"),
+        ({"mechanism": "histogram", "params": {"by": "clinic", "epsilon": 1}}, "declares no public keys"),
+        ({"params": {"epsilon": 0}}, "epsilon is 0"),
+        ({"params": {"epsilon": -1}}, "epsilon is -1"),
+        ({"params": {"epsilon": "nan"}}, "epsilon is 'nan'"),
+        ({"params": {"epsilon": "1e-400"}}, "epsilon is '1e-400'"),
+        ({"params": {}}, "Field required"),
+        ({"params": {"epsilon": 1, "dleta": 1}}, "Extra inputs"),
+        ({"mechanism": "private_histogram", "params": {"by": "clinic", "epsilon": 1, "delta": 1}}, "delta is 1"),
+        ({"mechanism": "private_histogram", "params": {"by": "clinic", "epsilon": 1, "delta": 0}}, "delta above 0"),
+        ({"scope": "visit"}, "did you mean 'visits'"),
+        ({"blocks": None}, "must name the blocks"),
+        ({"blocks": ["2020-01-01", "2020-01-01"]}, "names a block twice"),
+        ({"blocks": ["1 January"]}, "1 January"),
+        ({"params": {"epsilon": 3}}, "cannot pay: epsilon 3 is asked, 1 of 1 is left"),
+        ({"colour": "red"}, "Extra inputs"),
+        ({"name": None}, "Field required"),
+    ],
+)
+def test_bad_requests_get_one_sentence(tiny: Tiny, changes: dict[str, Any], message: str) -> None:
+    """Exit 1, one line that says what is wrong, nothing charged, no traceback."""
+    done = dpflow(tiny, "release", tiny.file(**changes))
+    assert done.returncode == 1, done.stderr
+    assert message in done.stderr and done.stderr.startswith("dpflow: ") and done.stderr.count("\n") == 1
+    assert json.loads(dpflow(tiny, "release", "--list", "--json").stdout) == []
+
+
+@pytest.mark.parametrize(
+    ("declared", "message"),
+    [
+        ({"columns": {"age": {"lower": 9, "upper": 1}}}, "must be below upper"),
+        ({"limits": {"rows": 0}}, "limits.rows"),
+        ({"protects": "unit"}, "was granted to protect"),
+        ({"holdout": True}, "readable only through a gate"),
+        ({"unit": {"column": "persno"}}, "persno"),
+        ({"relation": "vistis"}, "vistis"),
+    ],
+)
+def test_bad_declarations_get_one_sentence(tiny: Tiny, declared: dict[str, Any], message: str) -> None:
+    """What the owner wrote wrongly is named; nothing is charged."""
+    tiny.declare(**declared)
+    done = dpflow(tiny, "release", tiny.file())
+    assert done.returncode == 1 and message in done.stderr and "Traceback" not in done.stderr
+    assert json.loads(dpflow(tiny, "release", "--list", "--json").stdout) == []
+
+
+def test_odd_files_get_one_sentence(tiny: Tiny) -> None:
+    """No table file, a text file, no ledger named, no ledger there, another schema version."""
+    assert "no ledger was named" in dpflow(tiny, "release", tiny.file(), ledger=False).stderr
+    tiny.database.write_text("not DuckDB")
+    assert "cannot be read" in dpflow(tiny, "release", tiny.file()).stderr
+    tiny.database.unlink()
+    assert "there is no file" in dpflow(tiny, "release", tiny.file()).stderr
+    with closing(sqlite3.connect(tiny.ledger)) as connection:
+        connection.execute("UPDATE dpflow_meta SET value = '0'")
+        connection.commit()
+    assert "schema version 0" in dpflow(tiny, "release", tiny.file()).stderr
+    tiny.ledger.unlink()
+    assert "there is no ledger" in dpflow(tiny, "ledger", "show").stderr
+
+
+def test_a_file_another_process_writes_is_worth_a_retry(tiny: Tiny) -> None:
+    """Exit 75, and after the writer has finished the same command works."""
+    hold = "import duckdb, sys, time; c = duckdb.connect(sys.argv[1]); print('held', flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", hold, str(tiny.database)], stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None and writer.stdout.readline()
+        done = dpflow(tiny, "release", tiny.file())
+        writer.kill()
+    time.sleep(0.1)
+    assert done.returncode == 75 and "being written by another process" in done.stderr
+    assert dpflow(tiny, "release", tiny.file()).returncode == 0
+
+
+def test_an_empty_day_and_a_lone_unit_are_answered(tiny: Tiny) -> None:
+    """Neither is an error: both give a number, as neighbouring tables must."""
+    tiny.fill("CREATE TABLE visits AS SELECT 'p' AS person, DATE '2020-01-01' AS day, 'Oslo' AS city, 'c' AS clinic, "
+              "30 AS age, 'n' AS note")
+    for day in ("2020-01-01", "2021-05-05"):
+        for mechanism, params in (("count", {}), ("mean", {"column": "age"}), ("quantile", {"column": "age"})):
+            file = tiny.file(name=f"{mechanism} {day}", mechanism=mechanism, blocks=[day], params=params | {"epsilon": "0.3"})
+            done = json.loads(dpflow(tiny, "release", file, "--json").stdout)
+            assert done["rows"] and not done["replayed"]

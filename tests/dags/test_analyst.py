@@ -1,0 +1,189 @@
+"""The analyst of the model DAG, its tables, and a gate whose margins its noise cannot cross."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpflow.cli.demo import data
+from dpflow.core.declaration import load_table
+from dpflow.core.randomness import SystemSource
+from dpflow.engine.candidate import Submission, load_candidate
+from dpflow.errors import PlanRefused
+from dpflow.mechanisms.reusable_holdout import HoldoutParams, ReusableHoldout
+from dpflow.tables import PrivateTable, build, open_rows
+
+DAGS = Path(__file__).parents[2] / "dags"
+TABLES = ("flights", "flights_training", "flights_holdout")
+RUNS = 200
+
+
+@dataclass(frozen=True)
+class World:
+    """The demo's private file, what the analyst made of it, and how right every candidate is on every holdout row."""
+
+    root: Path
+    analyst: Any
+    candidates: list[dict[str, Any]]
+    rows: dict[str, Any]
+    right: Any
+
+    def table(self, name: str) -> Path:
+        """The declaration of one table."""
+        return self.root / "dags" / "tables" / f"{name}.yml"
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """All flights, built by the owner's script; the holdout is read here as no analyst could."""
+    import duckdb
+
+    root = tmp_path_factory.mktemp("clone")
+    shutil.copytree(DAGS, root / "dags", ignore=shutil.ignore_patterns("__pycache__"))
+    private = root / "demo" / "private"
+    private.mkdir(parents=True)
+    database = private / "flights.duckdb"
+    build(database, (root / "dags" / "flights.sql").read_text(), {"raw_flights": data.extract(private)})
+    spec = importlib.util.spec_from_file_location("analyst", root / "dags" / "analyst.py")
+    assert spec is not None and spec.loader is not None
+    analyst = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(analyst)
+    found = analyst.candidates(open_rows(root / "dags" / "tables" / "flights_training.yml"), root / "demo" / "models")
+    with duckdb.connect(str(database), read_only=True) as connection:
+        rows = connection.sql("SELECT * FROM flights_holdout").fetchnumpy()
+    right = np.array([loaded(c).predict(rows) == rows["late"] for c in found])
+    yield World(root, analyst, found, rows, right)
+
+
+def loaded(candidate: dict[str, Any]) -> Any:
+    """The candidate as the gate loads it."""
+    return load_candidate(Submission(**{k: v for k, v in candidate.items() if k in Submission.model_fields}))
+
+
+def gate() -> HoldoutParams:
+    """The parameters that the DAG opens its gate with, read without importing Airflow."""
+    for node in ast.parse((DAGS / "flights_model.py").read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "GATE":
+            return HoldoutParams.model_validate(ast.literal_eval(node.value)["params"])
+    raise AssertionError("the DAG defines no GATE")
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_table_has_what_its_declaration_says(world: World, name: str) -> None:
+    """Declared columns exist in the built file, with types that can be used."""
+    PrivateTable.load(world.table(name)).check_schema()
+
+
+def test_only_the_training_table_is_open(world: World) -> None:
+    """The holdout's rows are handed to nobody, and its declaration says holdout."""
+    assert load_table(world.table("flights_holdout")).holdout
+    for name in ("flights", "flights_holdout"):
+        with pytest.raises(PlanRefused):
+            open_rows(world.table(name))
+
+
+def test_training_and_holdout_share_no_week(world: World) -> None:
+    """A week is for training or for the gate, never for both."""
+    import duckdb
+
+    with duckdb.connect(str(world.root / "demo" / "private" / "flights.duckdb"), read_only=True) as connection:
+        weeks = [
+            {week for (week,) in connection.sql(f"SELECT DISTINCT week_of_year FROM {name}").fetchall()}
+            for name in ("flights_training", "flights_holdout")
+        ]
+    assert all(weeks) and weeks[0].isdisjoint(weeks[1])
+
+
+def test_limits_cut_no_aircraft_of_the_holdout(world: World) -> None:
+    """A cut would drop rows at random, so the declared limit leaves room."""
+    units = np.unique(world.rows["tailnum"].astype(str), return_counts=True)[1]
+    assert units.max() <= load_table(world.table("flights_holdout")).limits.rows
+
+
+def test_there_are_thirty_different_candidates_of_both_kinds(world: World) -> None:
+    """At least thirty, at least five of them Freedman's, and no two that the gate would take for one."""
+    kinds = [c["kind"] for c in world.candidates]
+    assert len(kinds) >= 30 and kinds.count("freedman") >= 5
+    assert kinds.count("honest") + kinds.count("freedman") == len(kinds)
+    assert len({c["name"] for c in world.candidates}) == len({loaded(c).digest for c in world.candidates}) == len(kinds)
+
+
+def test_a_prediction_depends_on_its_own_row_only(world: World) -> None:
+    """Predicting the holdout at once, shuffled in parts, or row by row gives the same, so one unit moves one group."""
+    count = 3000
+    order = np.random.default_rng(1).permutation(count)
+    for candidate in world.candidates:
+        model, rows = loaded(candidate), {name: world.rows[name][:count] for name in candidate["features"]}
+        whole, parts = model.predict(rows), np.empty(count)
+        for part in [*np.array_split(order[20:], 7), *order[:20, None]]:
+            parts[part] = model.predict({name: values[part] for name, values in rows.items()})
+        assert (whole == parts).all(), candidate["name"]
+
+
+def test_models_never_meet_a_missing_value(world: World) -> None:
+    """Every feature has a number for NULL and NaN: one missing value would make a model fail on the whole batch."""
+    table = load_table(world.table("flights_holdout"))
+    used = {name for c in world.candidates for name in c["features"]}
+    assert used <= set(table.columns)
+    for name in used - set(world.analyst.JUNK):
+        assert table.column(name).missing != "skip", name
+
+
+def test_the_same_training_rows_give_the_same_claims(world: World, tmp_path: Path) -> None:
+    """A retried training task submits what the first one did."""
+    again = world.analyst.candidates(open_rows(world.table("flights_training")), tmp_path)
+    assert [(c["name"], c["claim"]) for c in again] == [(c["name"], c["claim"]) for c in world.candidates]
+
+
+def test_honest_claims_are_near_the_truth_and_freedmans_are_not(world: World) -> None:
+    """Junk seems to predict only on the rows it was picked on."""
+    for candidate, right in zip(world.candidates, world.right, strict=True):
+        excess = float(candidate["claim"]) - right.mean()
+        assert excess < 0.03 if candidate["kind"] == "honest" else excess > 0.08, candidate["name"]
+
+
+def test_the_best_honest_candidate_is_a_real_improvement(world: World) -> None:
+    """It beats the guess that no flight is late by ten points, on rows nobody fitted."""
+    best = max(r.mean() for c, r in zip(world.candidates, world.right, strict=True) if c["kind"] == "honest")
+    assert best > 1 - world.rows["late"].mean() + 0.1
+
+
+def test_the_gate_is_right_about_every_candidate_in_99_of_100_runs(world: World) -> None:
+    """Fresh groups and exact noise each time: honest yes, Freedman no, and not exhausted before the last."""
+    params, random, source = gate(), np.random.default_rng(2), SystemSource()
+    engine = ReusableHoldout().engine(params, load_table(world.table("flights_holdout")))
+    threshold = int((params.rho - params.alpha / 2) * params.groups)
+    assert params.epsilon <= 2 and params.delta == 0 and params.side == "over"
+    unit = np.unique(world.rows["tailnum"].astype(str), return_inverse=True)[1]
+    size, right = np.bincount(unit), [np.bincount(unit, weights=r) for r in world.right]
+    wrong = 0
+    for _ in range(RUNS):
+        group = random.integers(0, params.groups, len(size))
+        rows = np.bincount(group, weights=size, minlength=params.groups)
+        memory, told = engine.start(source), []
+        for candidate, hits in zip(world.candidates, right, strict=True):
+            if memory.exhausted(engine):
+                break
+            score = np.bincount(group, weights=hits, minlength=params.groups) / np.maximum(rows, 1)
+            agreeing = int((score >= float(Fraction(candidate["claim"]))).sum())
+            failed, memory = engine.ask(memory, agreeing, threshold, source)
+            told.append("freedman" if failed else "honest")
+        wrong += told != [c["kind"] for c in world.candidates]
+    assert wrong <= RUNS // 100
+
+
+def test_a_stolen_holdout_is_worth_nothing_on_fresh_rows(world: World, tmp_path: Path) -> None:
+    """The naive control claims a fine score that most groups confirm, and is worse than chance elsewhere."""
+    stolen, fresh = world.analyst.naive_control(world.root / "demo" / "private" / "flights.duckdb", tmp_path)
+    right = loaded(stolen).predict(world.rows) == world.rows["late"]
+    assert right.mean() >= float(stolen["claim"]) > fresh + 0.1
+    assert fresh < 1 - world.rows["late"].mean()

@@ -1,0 +1,61 @@
+"""What the README shows is run."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import duckdb
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """The declared flights, with a few rows, where the README expects them."""
+    shutil.copytree(ROOT / "dags" / "tables", tmp_path / "dags" / "tables")
+    (tmp_path / "demo" / "private").mkdir(parents=True)
+    with duckdb.connect(str(tmp_path / "demo" / "private" / "flights.duckdb")) as connection:
+        connection.execute(
+            "CREATE TABLE flights AS SELECT 'N' || i AS tailnum, DATE '2013-01-01' AS day, 'AA' AS carrier, 'ORD' AS dest, "
+            "5 AS arr_delay, 120 AS air_time FROM range(50) t(i)"
+        )
+    return tmp_path
+
+
+def block(language: str) -> str:
+    found = re.search(rf"```{language}\n(.*?)```", README, re.DOTALL)
+    assert found is not None
+    return found.group(1)
+
+
+def test_the_ten_lines_run(clone: Path) -> None:
+    """The Python example releases sixteen carriers."""
+    done = subprocess.run([sys.executable, "-c", block("python")], cwd=clone, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len([line for line in done.stdout.splitlines() if " +- " in line]) == 16
+
+
+def test_the_commands_run(clone: Path) -> None:
+    """Grant, plan and release, with the release file as printed."""
+    (clone / "release.yml").write_text(block("yaml"))
+    commands = re.findall(r"^    (dpflow .*)$", README, re.MULTILINE)
+    assert len(commands) == 3
+    for command in commands:
+        words = [str(Path(sys.executable).with_name("dpflow")), *command.split()[1:]]
+        done = subprocess.run(words, cwd=clone, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+def test_every_make_target_and_file_named_exists() -> None:
+    """No line of the README points at nothing."""
+    makefile = (ROOT / "Makefile").read_text()
+    for target in set(re.findall(r"make ([a-z]+)", README)) - {"it"}:
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+    for path in re.findall(r"`((?:dpflow|docs|dags|plugins)/[\w/.]*)`|\]\(([\w/.]+)\)", README):
+        assert (ROOT / "".join(path)).exists(), path

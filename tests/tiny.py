@@ -1,0 +1,79 @@
+"""A tiny private table, its declaration and a ledger, for tests of the doors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+import yaml
+
+from dpflow.ledger import Ledger
+
+DECLARATION: dict[str, Any] = {
+    "name": "visits",
+    "database": "visits.duckdb",
+    "unit": {"column": "person"},
+    "block": "day",
+    "protects": "unit-block",
+    "limits": {"rows": 2},
+    "columns": {
+        "city": {"keys": ["Oslo", "Rome"], "groups": 1},
+        "clinic": {},
+        "age": {"lower": 0, "upper": 120},
+        "note": {},
+    },
+}
+ROWS = """
+CREATE TABLE visits AS
+SELECT 'p' || (i % 40) AS person, DATE '2020-01-01' + CAST(i % 2 AS INTEGER) AS day,
+       CASE WHEN i % 3 = 0 THEN 'Rome' ELSE 'Oslo' END AS city, 'c' || (i % 2) AS clinic, 20 + i % 50 AS age, 'n' AS note
+FROM range(80) t(i)
+"""
+
+
+class Tiny:
+    """A folder with ``visits.yml``, its table, and ``ledger.sqlite`` with epsilon 1 and delta 1e-6 a day."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.database, self.ledger = folder / "visits.duckdb", folder / "ledger.sqlite"
+
+    def declare(self, **changes: Any) -> Path:
+        """Write the declaration, with changes."""
+        path = self.folder / "visits.yml"
+        path.write_text(yaml.safe_dump(DECLARATION | changes))
+        return path
+
+    def fill(self, sql: str = ROWS) -> None:
+        """Make the table anew."""
+        self.database.unlink(missing_ok=True)
+        with duckdb.connect(str(self.database)) as connection:
+            connection.execute(sql)
+
+    def file(self, **changes: Any) -> Path:
+        """Write a release file."""
+        content = {
+            "name": "visits",
+            "mechanism": "count",
+            "table": "visits.yml",
+            "scope": "visits",
+            "blocks": ["2020-01-01"],
+            "params": {"epsilon": "0.5"},
+        }
+        path = self.folder / "release.yml"
+        path.write_text(yaml.safe_dump({k: v for k, v in (content | changes).items() if v is not None}))
+        return path
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Tiny:
+    """A small world in which everything works."""
+    from dpflow.core.declaration import load_table
+
+    made = Tiny(tmp_path)
+    made.fill()
+    table = load_table(made.declare())
+    Ledger(made.ledger, create=True).grant("visits", 1, "1e-6", filter="basic", table=table, principal="owner")
+    return made
