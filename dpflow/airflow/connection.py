@@ -42,12 +42,14 @@ def target(connection: Any) -> str:
         raise InvalidInput("connection of type dpflow_ledger has no host; give a SQLite path or a PostgreSQL server")
     if not connection.schema:
         return str(connection.host)
+    socket = connection.host.startswith("/")  # a directory with PostgreSQL's Unix socket
     url = URL.create(
         "postgresql+psycopg",
         username=connection.login,
         password=connection.password,
-        host=connection.host,
+        host=None if socket else connection.host,
         port=connection.port,
         database=connection.schema,
+        query={"host": connection.host} if socket else {},
     )
     return url.render_as_string(hide_password=False)

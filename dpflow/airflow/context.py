@@ -23,7 +23,11 @@ def occasion(context: Mapping[str, Any], ordinal: int = 0) -> Occasion:
     start, end = context.get("data_interval_start"), context.get("data_interval_end")
     logical, partition = context.get("logical_date"), getattr(run, "partition_key", None)
     if logical is not None:
-        name = logical.isoformat() if start is None or end is None or start == end else f"{start.isoformat()}/{end.isoformat()}"
+        name = (
+            logical.isoformat()
+            if start is None or end is None or start == end
+            else f"{start.isoformat()}/{end.isoformat()}"
+        )
     else:
         name = partition or instance.run_id
     slot = f"{instance.dag_id}/{instance.run_id}/{instance.task_id}/{instance.map_index}"

@@ -46,7 +46,13 @@ def _print(title: str, result: Result) -> None:
 def _list(ledger: str | None, as_json: bool) -> None:
     releases = open_ledger(ledger).releases()
     rows = [
-        {"id": r.release_id, "scope": r.scope, "name": r.request.get("name"), "blocks": list(r.blocks), "state": r.state}
+        {
+            "id": r.release_id,
+            "scope": r.scope,
+            "name": r.request.get("name"),
+            "blocks": list(r.blocks),
+            "state": r.state,
+        }
         for r in releases
     ]
     if as_json:
@@ -57,7 +63,9 @@ def _list(ledger: str | None, as_json: bool) -> None:
 def _show(ledger: str | None, release_id: str, as_json: bool) -> None:
     stored = open_ledger(ledger).release(release_id)
     if stored.result is None:
-        raise InvalidInput(f"release {release_id} is {stored.state}, so it has no result; run its file again to finish it")
+        raise InvalidInput(
+            f"release {release_id} is {stored.state}, so it has no result; run its file again to finish it"
+        )
     if as_json:
         return show_json({"id": stored.release_id, "request": stored.request, **stored.result})
     _print(f"{stored.request.get('name')} (id {stored.release_id})", Result.from_json(stored.result))

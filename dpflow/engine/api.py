@@ -60,7 +60,12 @@ def plan(
 
 
 def release(
-    plan: Plan, ledger: Ledger, *, occasion: Occasion | None = None, spend_again: bool = False, registry: Registry | None = None
+    plan: Plan,
+    ledger: Ledger,
+    *,
+    occasion: Occasion | None = None,
+    spend_again: bool = False,
+    registry: Registry | None = None,
 ) -> Receipt:
     """Charge, draw, settle and publish a plan, exactly once per occasion; see `dpflow.engine.release.release`."""
     return run(plan, ledger, registry or Registry.load(), occasion=occasion, spend_again=spend_again)

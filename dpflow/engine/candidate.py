@@ -1,13 +1,17 @@
-"""A model that claims a score: loaded from a file, named by its digest, applied to rows one batch at a time.
+"""A model that claims a score: loaded from a file, named by its digest, applied to the rows of one group at a time.
 
-A prediction must depend on its own row only; scikit-learn estimators are fixed functions after fitting, so predicting a
-batch is the same as predicting row by row. Files are skops, never pickle: loading one runs no code of its author.
+A model must be a fixed function: if a prediction could change what the next one is, one group's rows would reach another's
+score. So a file may hold estimators of listed scikit-learn modules only, and no random state. Files are skops, never
+pickle: loading one runs no code of its author.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import io
+import json
+import zipfile
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +23,20 @@ from dpflow.errors import InvalidInput
 
 #: Beside what skops trusts by itself: scikit-learn's own compiled structures, which hold numbers only.
 TRUSTED = ("sklearn.tree._tree.Tree",)
+
+#: Modules whose fitted estimators are fixed functions of their input.
+FIXED = (
+    "sklearn.compose",
+    "sklearn.ensemble",
+    "sklearn.impute._base",
+    "sklearn.linear_model",
+    "sklearn.naive_bayes",
+    "sklearn.pipeline",
+    "sklearn.preprocessing",
+    "sklearn.tree",
+    "sklearn._loss",
+    "sklearn.utils",
+)
 
 
 class Submission(Strict):
@@ -50,9 +68,37 @@ class Candidate:
         return self.submission.label
 
     def predict(self, rows: Mapping[str, Any]) -> Any:
-        """Predictions for a batch of rows, given as arrays by column."""
+        """Predictions for the rows of one group, given as arrays by column."""
         matrix = np.column_stack([np.asarray(rows[name], dtype=float) for name in self.submission.features])
         return self.model.predict(matrix)
+
+
+def _require_fixed(submission: Submission, data: bytes) -> None:
+    """Refuse a file with anything that may answer differently the next time. Raises `InvalidInput`."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            found = set(_types(json.loads(archive.read("schema.json"))))
+    except (zipfile.BadZipFile, KeyError, ValueError):
+        raise InvalidInput(f"candidate {submission.name}: {submission.file} is not a skops file") from None
+    odd = {t for t in found if t.startswith("sklearn.") and not t.startswith(FIXED)}
+    odd |= {t for t in found if t.startswith("numpy.random")}
+    if odd:
+        raise InvalidInput(
+            f"candidate {submission.name} holds {', '.join(sorted(odd)[:5])}, which may not be a fixed function of its input; "
+            f"save a fitted estimator of scikit-learn's {', '.join(m.removeprefix('sklearn.') for m in FIXED[:-2])} modules, "
+            f"with random_state an integer or None"
+        )
+
+
+def _types(node: Any) -> Iterator[str]:
+    """Every class named in a skops schema."""
+    if isinstance(node, dict):
+        if "__class__" in node:
+            yield f"{node.get('__module__')}.{node['__class__']}"
+        node = list(node.values())
+    if isinstance(node, list):
+        for child in node:
+            yield from _types(child)
 
 
 def load_candidate(submission: Submission) -> Candidate:
@@ -63,6 +109,7 @@ def load_candidate(submission: Submission) -> Candidate:
         data = submission.file.read_bytes()
     except OSError:
         raise InvalidInput(f"candidate {submission.name}: there is no readable file {submission.file}") from None
+    _require_fixed(submission, data)
     try:
         untrusted = sorted(set(skops.io.get_untrusted_types(data=data)) - set(TRUSTED))
         model = None if untrusted else skops.io.loads(data, trusted=list(TRUSTED))

@@ -124,9 +124,7 @@ def make_plan(request: Request, registry: Registry, table: Table | None = None) 
         "event": to_json(event),
     }
     family = digest(content)
-    made = Plan(
-        request, table, mechanism, params, event, bound, family, digest([content, mechanism.version])
-    )
+    made = Plan(request, table, mechanism, params, event, bound, family, digest([content, mechanism.version]))
     if reasons := registry.veto(made):
         raise PlanRefused(f"{request.name} was refused: " + "; ".join(reasons))
     return made

@@ -6,4 +6,15 @@ It knows integers and names. Filters (`dpflow.core.filters`) turn events into in
 from dpflow.ledger.ledger import Ledger
 from dpflow.ledger.records import Answered, Entry, Held, ReleaseKey, Remaining, Reservation, Scope, Stored, Verified
 
-__all__ = ["Answered", "Entry", "Held", "Ledger", "ReleaseKey", "Remaining", "Reservation", "Scope", "Stored", "Verified"]
+__all__ = [
+    "Answered",
+    "Entry",
+    "Held",
+    "Ledger",
+    "ReleaseKey",
+    "Remaining",
+    "Reservation",
+    "Scope",
+    "Stored",
+    "Verified",
+]

@@ -39,7 +39,9 @@ class Writing(AbstractContextManager[tuple[sa.Connection, Note]]):
 
         return connection, note
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._transaction.__exit__(kind, error, trace)
         if kind is None and self._head is not None:
             self._anchor.advance(*self._head)
@@ -108,7 +110,9 @@ def bill(connection: sa.Connection, scope: str, events: Sequence[Event], blocks:
         cost = Cost()
         for event in events:
             cost = cost + found.filter.cost(event)
-        charges += [Charge(found, checked_name("a block", block, empty=not found.blocks), cost) for block in blocks or [""]]
+        charges += [
+            Charge(found, checked_name("a block", block, empty=not found.blocks), cost) for block in blocks or [""]
+        ]
     return charges
 
 
@@ -205,11 +209,16 @@ def problems(connection: sa.Connection, sealed: Callable[[Mapping[str, Any]], st
             sums[scope, block] = sums.get((scope, block), Cost()) + Cost(epsilon, delta, renyi)
         if "state" in body:
             states[row.release_id] = body["state"]
-    kept = {(a.scope, a.block): Cost(a.epsilon, a.delta, a.renyi) for a in connection.execute(sa.select(schema.account))}
+    kept = {
+        (a.scope, a.block): Cost(a.epsilon, a.delta, a.renyi) for a in connection.execute(sa.select(schema.account))
+    }
     for place in sorted(sums.keys() | kept.keys()):
         if sums.get(place) != kept.get(place):
             yield f"account {'/'.join(filter(None, place))} does not hold what its charges add up to"
-    scopes = {s.name: {"filter": s.filter, "protects": s.protects, "blocks": s.blocks} for s in connection.execute(sa.select(schema.scope))}
+    scopes = {
+        s.name: {"filter": s.filter, "protects": s.protects, "blocks": s.blocks}
+        for s in connection.execute(sa.select(schema.scope))
+    }
     for name in sorted(grants.keys() | scopes.keys()):
         if grants.get(name) != scopes.get(name):
             yield f"scope {name} is not what was granted"

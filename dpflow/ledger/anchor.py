@@ -42,7 +42,9 @@ class Anchor:
             os.fsync(folder)
             os.close(folder)
         except OSError:
-            raise LedgerUnavailable(f"the anchor directory {self.folder} cannot be written; correct its place") from None
+            raise LedgerUnavailable(
+                f"the anchor directory {self.folder} cannot be written; correct its place"
+            ) from None
 
     @property
     def key(self) -> bytes:
@@ -51,7 +53,9 @@ class Anchor:
             try:
                 key = (self.folder / "key").read_bytes()
             except OSError:
-                raise LedgerCorrupt(f"the ledger's key is not in {self.folder}; restore it, or name the anchor") from None
+                raise LedgerCorrupt(
+                    f"the ledger's key is not in {self.folder}; restore it, or name the anchor"
+                ) from None
             if len(key) != 32:
                 raise LedgerCorrupt(f"the ledger's key in {self.folder} is damaged; restore it")
             self._key = key
@@ -83,7 +87,9 @@ class Anchor:
         try:
             file = os.open(self.folder / "mark", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         except OSError:
-            raise LedgerUnavailable(f"the anchor directory {self.folder} cannot be written; correct its place") from None
+            raise LedgerUnavailable(
+                f"the anchor directory {self.folder} cannot be written; correct its place"
+            ) from None
         try:
             fcntl.flock(file, lock)
             yield file
@@ -100,5 +106,7 @@ class Anchor:
         except ValueError:
             valid = False
         if not valid:
-            raise LedgerCorrupt(f"the high-water mark in {self.folder} was not written under this ledger's key; restore it")
+            raise LedgerCorrupt(
+                f"the high-water mark in {self.folder} was not written under this ledger's key; restore it"
+            )
         return int(seq), digest

@@ -1,107 +1,25 @@
 """Connections: one writer at a time on SQLite and PostgreSQL, durable commits, and errors in dpflow's words.
 
-Writers are serial because the history is a chain. SQLite: WAL, synchronous=FULL, BEGIN IMMEDIATE, and a fair queue beside
-the file (SQLite's own waiting starves writers). PostgreSQL: one advisory lock per transaction, which is fair by itself.
-Statements are SQLAlchemy Core; those of the hot path are compiled once and run on the driver's connection.
+Writers are serial because the history is a chain. SQLite: WAL, synchronous=FULL, BEGIN IMMEDIATE. PostgreSQL: one advisory
+lock per transaction. Engines are never shared across a fork.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
 import sqlite3
-from collections import namedtuple
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-import psycopg
 import sqlalchemy as sa
 from sqlalchemy import exc
-from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.schema import CreateIndex, CreateTable
 
 from dpflow.errors import DpflowError, InvalidInput, LedgerCorrupt, LedgerUnavailable
 from dpflow.ledger import schema
 
 _LOCK = 0x6470666C6F77  # "dpflow": names the advisory lock on PostgreSQL
-_PATIENCE = 60.0  # seconds a writer waits inside the database
-_DRIVER_ERRORS = (sqlite3.Error, psycopg.Error, exc.SQLAlchemyError)
-
-
-class Prepared:
-    """A Core statement, compiled once per dialect. Its parameters are named ``bindparam``s."""
-
-    def __init__(self, statement: sa.Select[Any] | sa.Insert | sa.Update) -> None:
-        self._statement = statement
-        self._sql: dict[str, str] = {}
-        columns = [c.name for c in statement.selected_columns] if isinstance(statement, sa.Select) else []
-        self.row = namedtuple("row", columns, rename=True)  # type: ignore[misc]  # noqa: PYI024 - columns vary
-
-    def sql(self, dialect: sa.Dialect) -> str:
-        """SQL text in the driver's own parameter style."""
-        if dialect.name not in self._sql:
-            self._sql[dialect.name] = str(self._statement.compile(dialect=dialect))
-        return self._sql[dialect.name]
-
-
-def where(*columns: sa.Column[Any]) -> sa.ColumnElement[bool]:
-    """Equality of columns with parameters of the same names."""
-    return sa.and_(*(column == sa.bindparam(column.name, type_=column.type) for column in columns))
-
-
-def insert(table: sa.Table) -> Prepared:
-    """An insert of one whole row."""
-    return Prepared(table.insert().values({c.name: sa.bindparam(c.name) for c in table.columns}))
-
-
-class Transaction:
-    """What runs between begin and commit."""
-
-    def __init__(self, connection: DBAPIConnection, dialect: sa.Dialect) -> None:
-        self._cursor, self._dialect = connection.cursor(), dialect
-
-    def run(self, statement: Prepared, **parameters: Any) -> int:
-        """Execute; returns the number of rows changed."""
-        self._cursor.execute(statement.sql(self._dialect), parameters)
-        return self._cursor.rowcount
-
-    def many(self, statement: Prepared, parameters: Sequence[dict[str, Any]]) -> None:
-        """Execute once per mapping."""
-        if parameters:
-            self._cursor.executemany(statement.sql(self._dialect), parameters)
-
-    def first(self, statement: Prepared, **parameters: Any) -> Any:
-        """The first row, or None."""
-        self._cursor.execute(statement.sql(self._dialect), parameters)
-        row = self._cursor.fetchone()
-        return None if row is None else statement.row._make(row)
-
-    def rows(self, statement: Prepared, **parameters: Any) -> list[Any]:
-        """All rows."""
-        self._cursor.execute(statement.sql(self._dialect), parameters)
-        return [statement.row._make(row) for row in self._cursor.fetchall()]
-
-    def text(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
-        """Run one of our own constant statements."""
-        self._cursor.execute(sql, parameters) if parameters else self._cursor.execute(sql)
-        return list(self._cursor.fetchall()) if self._cursor.description else []
-
-    def has_ledger(self) -> bool:
-        """Whether the tables exist."""
-        if self._dialect.name == "sqlite":
-            return bool(self.text("SELECT 1 FROM sqlite_master WHERE name = 'dpflow_meta'"))
-        return self.text("SELECT to_regclass('dpflow_meta')")[0][0] is not None
-
-    def create_tables(self) -> None:
-        """Make tables, indices and triggers."""
-        for table in schema.metadata.sorted_tables:
-            self.text(str(CreateTable(table).compile(dialect=self._dialect)))
-            for index in sorted(table.indexes, key=lambda index: str(index.name)):
-                self.text(str(CreateIndex(index).compile(dialect=self._dialect)))
-        for statement in schema.APPEND_ONLY[self._dialect.name]:
-            self.text(statement)
+_PATIENCE = 60.0  # seconds a writer waits for its turn
 
 
 class Database:
@@ -112,77 +30,37 @@ class Database:
         self.sqlite = "://" not in text
         if not self.sqlite and not text.startswith("postgresql+psycopg://"):
             raise InvalidInput("a ledger is a SQLite file or a postgresql+psycopg:// URL; correct its place")
-        if "\0" in text:
-            raise InvalidInput("the ledger's place holds a NUL character; correct it")
         self.path = Path(text).absolute() if self.sqlite else None
         self._url = sa.URL.create("sqlite", database=str(self.path)) if self.sqlite else sa.make_url(text)
         self._engine: sa.Engine | None = None
         self._pid = 0
 
     def __repr__(self) -> str:
-        return str(self.path) if self.sqlite else self._url.render_as_string(hide_password=True)
+        return self._url.render_as_string(hide_password=True)
 
-    @contextlib.contextmanager
-    def writing(self) -> Iterator[Transaction]:
+    @contextmanager
+    def writing(self) -> Iterator[sa.Connection]:
         """A transaction that no other writer runs beside; commits at the end, or leaves nothing."""
-        with self._turn(), self._transaction("BEGIN IMMEDIATE") as transaction:
-            yield transaction
+        with self._transaction(write=True) as connection:
+            yield connection
 
-    @contextlib.contextmanager
-    def reading(self) -> Iterator[Transaction]:
+    @contextmanager
+    def reading(self) -> Iterator[sa.Connection]:
         """A consistent view."""
-        with self._transaction("BEGIN") as transaction:
-            yield transaction
+        with self._transaction(write=False) as connection:
+            yield connection
 
-    @contextlib.contextmanager
-    def _transaction(self, begin: str) -> Iterator[Transaction]:
+    @contextmanager
+    def _transaction(self, write: bool) -> Iterator[sa.Connection]:
         try:
-            connection = self._begun(begin)
-            try:
-                yield Transaction(connection.driver_connection, self.engine.dialect)  # type: ignore[arg-type]
-                connection.commit()
-            except BaseException:
-                with contextlib.suppress(*_DRIVER_ERRORS):
-                    connection.rollback()
-                raise
-            finally:
-                connection.close()
-        except _DRIVER_ERRORS as error:
+            with self.engine.connect() as connection:
+                connection = connection.execution_options(write=write)
+                with connection.begin():
+                    if write and not self.sqlite:
+                        connection.execute(sa.text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
+                    yield connection
+        except exc.DBAPIError as error:
             raise _translated(error, repr(self)) from None
-
-    def _begun(self, begin: str) -> sa.PoolProxiedConnection:
-        """A connection inside a transaction. A pooled one that died meanwhile is replaced once: nothing ran on it."""
-        for last in (False, True):
-            connection = self.engine.raw_connection()
-            try:
-                self._start(connection, begin)
-                return connection
-            except BaseException as error:
-                connection.invalidate()
-                if last or self.sqlite or not isinstance(error, psycopg.OperationalError):
-                    raise
-        raise AssertionError("unreachable")
-
-    def _start(self, connection: sa.PoolProxiedConnection, begin: str) -> None:
-        cursor = connection.cursor()
-        if self.sqlite:
-            cursor.execute(begin)
-        elif begin == "BEGIN":
-            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-        else:
-            cursor.execute(f"SELECT pg_advisory_xact_lock({_LOCK})")
-
-    @contextlib.contextmanager
-    def _turn(self) -> Iterator[None]:
-        """A place in the queue of this file's writers. Only fairness depends on it: SQLite's own lock does the rest."""
-        with contextlib.ExitStack() as stack:
-            if self.path is not None:
-                with contextlib.suppress(OSError):
-                    turn = stack.enter_context(_opened(f"{self.path}.turn"))
-                    with _opened(f"{self.path}.queue") as queue:
-                        fcntl.flock(queue, fcntl.LOCK_EX)
-                        fcntl.flock(turn, fcntl.LOCK_EX)
-            yield
 
     @property
     def engine(self) -> sa.Engine:
@@ -195,71 +73,62 @@ class Database:
 
     def _make(self) -> sa.Engine:
         if not self.sqlite:
-            return sa.create_engine(self._url, hide_parameters=True, max_overflow=-1)
-        engine = sa.create_engine(
-            self._url, connect_args={"timeout": _PATIENCE}, hide_parameters=True, max_overflow=-1
-        )
+            return sa.create_engine(
+                self._url, pool_pre_ping=True, hide_parameters=True, isolation_level="READ COMMITTED"
+            )
+        engine = sa.create_engine(self._url, connect_args={"timeout": _PATIENCE}, hide_parameters=True)
         sa.event.listen(engine, "connect", _configure)
+        sa.event.listen(engine, "begin", _begin)
         return engine
 
     def exists(self) -> bool:
         """Whether there is a ledger. Raises `LedgerCorrupt` for another schema version or a file that is no ledger."""
-        if self.path is not None:
-            try:
-                if self.path.stat().st_size == 0:
-                    return False
-            except FileNotFoundError:
-                return False
-            except OSError as error:
-                raise LedgerUnavailable(f"{self!r} cannot be reached ({error.strerror}); correct its place") from None
-        with self.reading() as transaction:
-            if not transaction.has_ledger():
-                if self.path is not None and transaction.text("SELECT 1 FROM sqlite_master"):
+        if self.path is not None and not self.path.exists():
+            return False
+        with self.reading() as connection:
+            if not sa.inspect(connection).has_table("dpflow_meta"):
+                if self.path is not None and sa.inspect(connection).get_table_names():
                     raise LedgerCorrupt(f"{self!r} is a database but no dpflow ledger; name another file")
                 return False
-            found = transaction.text("SELECT value FROM dpflow_meta WHERE name = 'schema'")
-        if [tuple(row) for row in found] != [(schema.VERSION,)]:
-            shown = found[0][0] if found else "unknown"
+            found = connection.scalar(sa.select(schema.meta.c.value).where(schema.meta.c.name == "schema"))
+        if found != schema.VERSION:
             raise LedgerCorrupt(
-                f"{self!r} has ledger schema version {shown}, this dpflow reads only {schema.VERSION}; "
+                f"{self!r} has ledger schema version {found}, this dpflow reads only {schema.VERSION}; "
                 f"use the dpflow that made it to export it"
             )
         return True
 
-    def make_place(self) -> None:
-        """Make the SQLite file and its directory, for this user only. Raises `LedgerUnavailable`."""
+    def create(self) -> None:
+        """Make the tables; harmless if another process just did."""
         if self.path is not None:
-            try:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
-            except OSError as error:
-                raise LedgerUnavailable(f"{self!r} cannot be made ({error.strerror}); correct its place") from None
-
-
-@contextlib.contextmanager
-def _opened(path: str) -> Iterator[int]:
-    """A file to lock, opened anew each time: a lock must not outlive its process in a forked child."""
-    descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
+        with self.writing() as connection:
+            if sa.inspect(connection).has_table("dpflow_meta"):
+                return
+            schema.metadata.create_all(connection)
+            for statement in schema.APPEND_ONLY["sqlite" if self.sqlite else "postgresql"]:
+                connection.execute(sa.text(statement))
+            connection.execute(schema.meta.insert().values(name="schema", value=schema.VERSION))
 
 
 def _configure(connection: sqlite3.Connection, _: object) -> None:
     connection.isolation_level = None  # we say BEGIN ourselves
-    for pragma in ("journal_mode = WAL", "synchronous = FULL"):
+    for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
         connection.execute(f"PRAGMA {pragma}")
 
 
-def _translated(error: Exception, place: str) -> DpflowError:
+def _begin(connection: sa.Connection) -> None:
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.get_execution_options().get("write") else "BEGIN")
+
+
+def _translated(error: exc.DBAPIError, place: str) -> DpflowError:
     """A driver's error in our words; its own text may hold a URL or values, so only its class is named."""
-    kind = type(getattr(error, "orig", None) or error).__name__
-    message = str(error).lower()
+    kind = type(error.orig).__name__
+    message = str(error.orig).lower()
     if "not a database" in message or "malformed" in message:
         return LedgerCorrupt(f"{place} is not a ledger ({kind}); name the right file, or restore it")
-    operational = (sqlite3.OperationalError, psycopg.OperationalError, psycopg.InterfaceError, psycopg.InternalError)
-    if isinstance(error, (*operational, exc.OperationalError, exc.InterfaceError, exc.TimeoutError)):
+    if isinstance(error, exc.OperationalError | exc.InterfaceError):
         return LedgerUnavailable(
             f"{place} cannot be used now ({kind}): it is locked, full, read-only or out of reach; nothing was recorded, "
             f"so try again when that is mended"

@@ -110,7 +110,9 @@ class Ledger:
                         f"grant {scope!r} for the same declaration"
                     )
             if known is not None and known.filter.name != filter:
-                raise GrantConflict(f"scope {scope!r} uses the {known.filter.name} filter; its filter cannot be changed")
+                raise GrantConflict(
+                    f"scope {scope!r} uses the {known.filter.name} filter; its filter cannot be changed"
+                )
             accounts.require_covers(connection, granted)
             values = {"filter": granted.filter.to_json(), "protects": protects, "blocks": blocks}
             if known is None:
@@ -174,7 +176,9 @@ class Ledger:
         with self._writing() as (connection, note):
             row = self._known(connection, key, event, family, slot, spend_again)
             if row is None:
-                release_id = self._charge(connection, note, key, event, blocks, family, slot, principal, request, "reserved")
+                release_id = self._charge(
+                    connection, note, key, event, blocks, family, slot, principal, request, "reserved"
+                )
                 reservation = Reservation(release_id, 1, False)
             else:
                 reservation = self._take_over(connection, row)
@@ -182,7 +186,9 @@ class Ledger:
         faults.reach("reserve.after-commit")
         return reservation
 
-    def settle(self, reservation: Reservation, result: Mapping[str, Any], *, snapshot: str | None = None) -> Reservation:
+    def settle(
+        self, reservation: Reservation, result: Mapping[str, Any], *, snapshot: str | None = None
+    ) -> Reservation:
         """Store the result of a reservation. The first writer wins; a later one gets the stored result.
 
         Raises:
@@ -209,7 +215,9 @@ class Ledger:
         with self._writing() as (connection, note):
             row = _one(connection, RELEASE.id == release_id)
             if row is None or row.state != "reserved":
-                raise InvalidInput(f"release {release_id} is {row.state if row else 'unknown'}; only a reserved one is an orphan")
+                raise InvalidInput(
+                    f"release {release_id} is {row.state if row else 'unknown'}; only a reserved one is an orphan"
+                )
             values = {"state": "fenced", "fenced_below": row.attempts + 1}
             connection.execute(schema.release.update().where(RELEASE.id == release_id).values(**values))
             note("resolve", row.scope, release_id, checked_name("a principal", principal), {"reason": reason[:1000]})
@@ -223,7 +231,12 @@ class Ledger:
     def paid(self, scope: str, dag_id: str, occasion: str, digest: str) -> bool:
         """Whether any task of a DAG run has paid for this plan."""
         with self._database.reading() as connection:
-            same = (RELEASE.scope == scope, RELEASE.dag_id == dag_id, RELEASE.occasion == occasion, RELEASE.digest == digest)
+            same = (
+                RELEASE.scope == scope,
+                RELEASE.dag_id == dag_id,
+                RELEASE.occasion == occasion,
+                RELEASE.digest == digest,
+            )
             return _one(connection, *same) is not None
 
     def release(self, release_id: str) -> Stored:
@@ -268,7 +281,18 @@ class Ledger:
             row = self._known(connection, key, event, family, slot, spend_again=False)
             if row is None:
                 release_id = self._charge(
-                    connection, note, key, event, blocks, family, slot, principal, request, "open", dict(state), exclusive
+                    connection,
+                    note,
+                    key,
+                    event,
+                    blocks,
+                    family,
+                    slot,
+                    principal,
+                    request,
+                    "open",
+                    dict(state),
+                    exclusive,
                 )
                 row = _one(connection, RELEASE.id == release_id)
             faults.reach("session.before-commit")

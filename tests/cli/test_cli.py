@@ -170,10 +170,14 @@ def test_a_file_another_process_writes_is_worth_a_retry(tiny: Tiny) -> None:
 
 def test_an_empty_day_and_a_lone_unit_are_answered(tiny: Tiny) -> None:
     """Neither is an error: both give a number, as neighbouring tables must."""
-    tiny.fill("CREATE TABLE visits AS SELECT 'p' AS person, DATE '2020-01-01' AS day, 'Oslo' AS city, 'c' AS clinic, "
-              "30 AS age, 'n' AS note")
+    tiny.fill(
+        "CREATE TABLE visits AS SELECT 'p' AS person, DATE '2020-01-01' AS day, 'Oslo' AS city, 'c' AS clinic, "
+        "30 AS age, 'n' AS note"
+    )
     for day in ("2020-01-01", "2021-05-05"):
         for mechanism, params in (("count", {}), ("mean", {"column": "age"}), ("quantile", {"column": "age"})):
-            file = tiny.file(name=f"{mechanism} {day}", mechanism=mechanism, blocks=[day], params=params | {"epsilon": "0.3"})
+            file = tiny.file(
+                name=f"{mechanism} {day}", mechanism=mechanism, blocks=[day], params=params | {"epsilon": "0.3"}
+            )
             done = json.loads(dpflow(tiny, "release", file, "--json").stdout)
             assert done["rows"] and not done["replayed"]

@@ -80,7 +80,9 @@ def test_sigkill_anywhere_is_one_charge_and_one_result(tiny: Tiny, point: str) -
     environment = os.environ | {"DPFLOW_FAULT": f"{point}:kill:{tiny.folder / 'fired'}"}
     command = [sys.executable, "-c", RUN, str(tiny.folder)]
     assert subprocess.run(command, env=environment, check=False).returncode == -9
-    done = [subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout for _ in range(2)]
+    done = [
+        subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout for _ in range(2)
+    ]
     assert done[0] == done[1]
     assert spent(tiny) == Fraction(1, 4)
     assert len(published_ids(tiny.folder / "out.duckdb", "releases")) == 1
@@ -194,8 +196,10 @@ def test_hook_dpflow_register_estimators() -> None:
 
 def test_no_value_of_the_table_shows_anywhere(tiny: Tiny, caplog: pytest.LogCaptureFixture) -> None:
     """A planted value is in no message, chain, log, receipt, repr or history, whatever goes right or wrong."""
-    tiny.fill(f"CREATE TABLE visits AS SELECT 'p' AS person, DATE '2020-01-01' AS day, '{SECRET}' AS city, "
-              f"'{SECRET}' AS clinic, {SECRET} AS age, '{SECRET}' AS note")
+    tiny.fill(
+        f"CREATE TABLE visits AS SELECT 'p' AS person, DATE '2020-01-01' AS day, '{SECRET}' AS city, "
+        f"'{SECRET}' AS clinic, {SECRET} AS age, '{SECRET}' AS note"
+    )
     caplog.set_level(logging.DEBUG)
     shown: list[str] = []
     tries: list[tuple[str, dict[str, Any]]] = [
@@ -208,14 +212,20 @@ def test_no_value_of_the_table_shows_anywhere(tiny: Tiny, caplog: pytest.LogCapt
     ]
     for mechanism, params in tries:
         try:
-            paid = release(planned(tiny, mechanism, name=mechanism, **(params | {"epsilon": "0.1"})), Ledger(tiny.ledger))
+            paid = release(
+                planned(tiny, mechanism, name=mechanism, **(params | {"epsilon": "0.1"})), Ledger(tiny.ledger)
+            )
             shown += [repr(paid), json.dumps(paid.to_json()), repr(paid.result)]
         except DpflowError as error:
             link: BaseException | None = error
             while link is not None:
                 shown += [repr(link), str(link)]
                 link = link.__cause__ or link.__context__
-    shown += [repr(Ledger(tiny.ledger).history()), caplog.text, repr(PrivateTable(load_table(tiny.folder / "visits.yml")))]
+    shown += [
+        repr(Ledger(tiny.ledger).history()),
+        caplog.text,
+        repr(PrivateTable(load_table(tiny.folder / "visits.yml"))),
+    ]
     assert str(SECRET) not in "\n".join(shown)
 
 
@@ -239,7 +249,15 @@ def test_the_drawn_tree_of_errors_is_complete() -> None:
     from dpflow import errors
 
     def below(kind: type[DpflowError]) -> list[type[DpflowError]]:
-        return [kind, *(found for child in kind.__subclasses__() if child.__module__ == errors.__name__ for found in below(child))]
+        return [
+            kind,
+            *(
+                found
+                for child in kind.__subclasses__()
+                if child.__module__ == errors.__name__
+                for found in below(child)
+            ),
+        ]
 
     for kind in below(DpflowError):
         line = next(line for line in (errors.__doc__ or "").splitlines() if kind.__name__ in line.split())

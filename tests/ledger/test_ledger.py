@@ -177,7 +177,9 @@ def test_grants_rise_and_fall_to_what_is_spent(ledger: Ledger) -> None:
         ledger.grant("nowhere/team", 1, 0, filter="basic", principal="owner")
 
 
-@pytest.mark.parametrize("epsilon", [0, -1, "nan", float("nan"), float("inf"), "1e-400", 1e308, "1e400", True, None, "x"])
+@pytest.mark.parametrize(
+    "epsilon", [0, -1, "nan", float("nan"), float("inf"), "1e-400", 1e308, "1e400", True, None, "x"]
+)
 def test_amounts_that_are_none_are_refused(ledger: Ledger, epsilon: object) -> None:
     """No grant without an exact, positive, finite amount; nothing is written."""
     before = len(ledger.history())
@@ -287,8 +289,14 @@ def test_commitments_are_keyed(ledger: Ledger, place: Place, tmp_path: Path) -> 
         ("DELETE FROM dpflow_entry WHERE seq = 2", "entry 2 is missing"),
         ("DELETE FROM dpflow_entry WHERE seq = (SELECT max(seq) FROM dpflow_entry)", "which is gone"),
         ("UPDATE dpflow_account SET epsilon = 0", "account s does not hold"),
-        ("UPDATE dpflow_release SET result = '{\"rows\": [2]}' WHERE state = 'settled'", "is not the one that was settled"),
-        ("UPDATE dpflow_release SET secret = '{\"noise\": 0}' WHERE state = 'open'", "is not the one its last answer left"),
+        (
+            "UPDATE dpflow_release SET result = '{\"rows\": [2]}' WHERE state = 'settled'",
+            "is not the one that was settled",
+        ),
+        (
+            "UPDATE dpflow_release SET secret = '{\"noise\": 0}' WHERE state = 'open'",
+            "is not the one its last answer left",
+        ),
         ("DELETE FROM dpflow_release WHERE state = 'settled'", "was charged and is gone"),
         ("UPDATE dpflow_scope SET protects = 'nobody'", "scope s is not what was granted"),
     ],

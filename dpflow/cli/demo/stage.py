@@ -76,40 +76,44 @@ class Stage:
         self.root, self.env = root, env
         self.url = env["AIRFLOW__API__BASE_URL"]
         self.logs = root / "demo" / "logs"
-        self._running: list[subprocess.Popen[bytes]] = []
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._client = httpx.Client(base_url=self.url, timeout=30, trust_env=False)
 
-    def start(self, processes: tuple[str, ...] = PROCESSES) -> None:
-        """Migrate the metadata database and start the processes, each leading a process group of its own."""
+    def start(self, processes: tuple[str, ...] = PROCESSES, *, migrate: bool = True, own_homes: bool = False) -> None:
+        """Migrate the metadata database and start the processes, each leading a process group of its own.
+
+        ``own_homes`` gives each an AIRFLOW_HOME of its own, as containers have.
+        """
         self.logs.mkdir(parents=True, exist_ok=True)
         airflow = [sys.executable, "-m", "airflow"]
-        with (self.logs / "migrate.log").open("wb") as log:
-            done = subprocess.run([*airflow, "db", "migrate"], env=self.env, stdout=log, stderr=log, check=False)
-        if done.returncode:
-            raise DemoFailed(f"airflow db migrate failed; read {log.name}")
+        if migrate:
+            with (self.logs / "migrate.log").open("wb") as log:
+                done = subprocess.run([*airflow, "db", "migrate"], env=self.env, stdout=log, stderr=log, check=False)
+            if done.returncode:
+                raise DemoFailed(f"airflow db migrate failed; read {log.name}")
         for name in processes:
+            env = self.env | ({"AIRFLOW_HOME": str(self.root / f"home-{name}")} if own_homes else {})
             with (self.logs / f"{name}.log").open("wb") as log:
-                command = [*airflow, name]
-                self._running.append(
-                    subprocess.Popen(command, env=self.env, stdout=log, stderr=log, start_new_session=True)
+                self._running[name] = subprocess.Popen(
+                    [*airflow, name], env=env, stdout=log, stderr=log, start_new_session=True
                 )
 
     def groups(self) -> list[int]:
         """Process groups that were started."""
-        return [process.pid for process in self._running]
+        return [process.pid for process in self._running.values()]
 
     def stop(self) -> None:
         """End every process group: politely, then for good."""
         self._client.close()
         end_groups(self.groups())
-        for process in self._running:
+        for process in self._running.values():
             process.wait()
 
     def wait(self, what: str, done: Callable[[], Any], seconds: float = 120, every: float = 0.5) -> Any:
         """Poll until ``done`` returns something true. Raises `DemoFailed` when time is up or a process died."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
-            for name, process in zip(PROCESSES, self._running, strict=False):
+            for name, process in self._running.items():
                 if process.poll() is not None:
                     raise DemoFailed(f"airflow {name} ended by itself; read {self.logs / (name + '.log')}")
             if result := done():
