@@ -11,7 +11,7 @@ SELECT day, tailnum, carrier, dest, origin, dep_delay, arr_delay, air_time, dist
 CREATE TEMP TABLE labelled AS
 SELECT
     tailnum, week(day) AS week_of_year, CAST(arr_delay > 15 AS INTEGER) AS late,
-    dep_delay, hour, month, distance, weekday(day) AS weekday, CAST(origin = 'JFK' AS INTEGER) AS from_jfk,
+    dep_delay, CAST(dep_delay > 0 AS INTEGER) AS departed_late, hour, month, distance, weekday(day) AS weekday, CAST(origin = 'JFK' AS INTEGER) AS from_jfk,
     CAST(carrier IN ('EV', 'MQ', '9E') AS INTEGER) AS regional,
     (hash(id * 64 + 0) % 1000000) / 1e6 AS noise_00, (hash(id * 64 + 1) % 1000000) / 1e6 AS noise_01,
     (hash(id * 64 + 2) % 1000000) / 1e6 AS noise_02, (hash(id * 64 + 3) % 1000000) / 1e6 AS noise_03,
