@@ -22,7 +22,7 @@ def ours(place: str, worker: int) -> int:
     for n in range(EACH):
         key = ReleaseKey("bench", "", "", f"{worker}-{n}", "0" * 64)
         held = ledger.reserve(
-            key, event=Pure(1), blocks=(), family="", slot=None, principal="bench", request={"name": "bench"}
+            key, event=Pure(1), blocks=(), family="bench", slot=None, principal="bench", request={"name": "bench"}
         )
         ledger.settle(held, {"rows": []})
     return EACH

@@ -6,4 +6,4 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-pytest_plugins = ["pgserver", "tiny"]
+pytest_plugins = ["pgserver", "smallworld"]

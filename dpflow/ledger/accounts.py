@@ -2,49 +2,33 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from types import TracebackType
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert as upsert
 
 from dpflow.core.amounts import text
 from dpflow.core.events import Event
-from dpflow.core.filters import Cost, Filter
-from dpflow.errors import BudgetExceeded, GrantConflict, InvalidInput, SessionClosed, UnknownName
-from dpflow.ledger import chain, schema
-from dpflow.ledger.database import Database
-from dpflow.ledger.records import Scope, checked_name
+from dpflow.core.filters import Capacity, Cost, Filter
+from dpflow.errors import BudgetExceeded, InvalidInput, UnknownName
+from dpflow.ledger import schema
+from dpflow.ledger.database import Prepared, Transaction, where
+from dpflow.ledger.records import Remaining, Scope, checked_name
 
-#: Appends an entry: kind, scope, release id, principal, body.
-Note = Callable[[str, str, str, str, Mapping[str, Any]], None]
-
-
-class Writing(AbstractContextManager[tuple[sa.Connection, Note]]):
-    """A writing transaction that hands out a way to append entries, and raises the anchor's mark after its commit."""
-
-    def __init__(self, database: Database, anchor: chain.Anchor) -> None:
-        self._transaction = database.writing()
-        self._anchor = anchor
-        self._head: tuple[int, str] | None = None
-
-    def __enter__(self) -> tuple[sa.Connection, Note]:
-        connection = self._transaction.__enter__()
-
-        def note(kind: str, scope: str, release_id: str, principal: str, body: Mapping[str, Any]) -> None:
-            self._head = chain.append(connection, kind, scope, release_id, principal, body)
-
-        return connection, note
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._transaction.__exit__(kind, error, trace)
-        if kind is None and self._head is not None:
-            self._anchor.advance(*self._head)
+_S, _A = schema.scope.c, schema.account.c
+_SCOPE = Prepared(sa.select(schema.scope).where(where(_S.name)))
+_SCOPES = Prepared(sa.select(schema.scope).order_by(_S.name))
+_ACCOUNT = Prepared(sa.select(schema.account).where(where(_A.scope, _A.block)))
+_ACCOUNTS = Prepared(sa.select(schema.account).where(where(_A.scope)).order_by(_A.block))
+_SUMS = ("epsilon", "delta", "renyi")
+_new = upsert(schema.account).values({c.name: sa.bindparam(c.name) for c in schema.account.columns})
+_DEBIT = Prepared(  # sums are made here, under the write lock; the statement reads alike in both databases
+    _new.on_conflict_do_update(index_elements=["scope", "block"], set_={n: _new.excluded[n] for n in _SUMS})
+)
 
 
 @dataclass(frozen=True)
@@ -60,41 +44,51 @@ class Charge:
         return [self.scope.scope, self.block, self.cost.epsilon, self.cost.delta, self.cost.renyi]
 
 
+@functools.lru_cache(maxsize=1024)
+def _filter(stored: str) -> tuple[Filter, Capacity]:
+    found = Filter.from_json(json.loads(stored))
+    return found, found.capacity()
+
+
+@functools.lru_cache(maxsize=4096)
+def _cost(granted: Filter, events: tuple[Event, ...]) -> Cost:
+    return sum((granted.cost(event) for event in events), Cost())
+
+
+_capacity = functools.lru_cache(maxsize=1024)(Filter.capacity)
+
+
 def _scope(row: Any) -> Scope:
-    return Scope(row.name, Filter.from_json(row.filter), row.protects, row.blocks)
+    return Scope(row.name, _filter(row.filter)[0], row.protects, bool(row.blocks))
 
 
-def find_scope(connection: sa.Connection, name: str) -> Scope | None:
+def find_scope(transaction: Transaction, name: str) -> Scope | None:
     """A granted scope, or None."""
-    row = connection.execute(sa.select(schema.scope).where(schema.scope.c.name == name)).first()
+    row = transaction.first(_SCOPE, name=name)
     return None if row is None else _scope(row)
 
 
-def get_scope(connection: sa.Connection, name: str) -> Scope:
+def get_scope(transaction: Transaction, name: str) -> Scope:
     """A granted scope. Raises `UnknownName` with the names that exist."""
-    found = find_scope(connection, name)
+    found = find_scope(transaction, name)
     if found is None:
-        raise UnknownName("granted scope", name, connection.scalars(sa.select(schema.scope.c.name)).all())
+        raise UnknownName("granted scope", name, [row.name for row in transaction.rows(_SCOPES)])
     return found
 
 
-def all_scopes(connection: sa.Connection) -> list[Scope]:
+def all_scopes(transaction: Transaction) -> list[Scope]:
     """Every granted scope, by name."""
-    return [_scope(row) for row in connection.execute(sa.select(schema.scope).order_by(schema.scope.c.name))]
+    return [_scope(row) for row in transaction.rows(_SCOPES)]
 
 
-def spent(connection: sa.Connection, scope: Scope) -> Iterator[tuple[str, Cost]]:
+def spent(transaction: Transaction, scope: Scope) -> list[tuple[str, Cost]]:
     """Every account of a scope; one empty account if there is none yet."""
-    c = schema.account.c
-    rows = connection.execute(sa.select(schema.account).where(c.scope == scope.scope).order_by(c.block)).all()
-    for row in rows:
-        yield row.block, Cost(row.epsilon, row.delta, row.renyi)
-    if not rows:
-        yield "", Cost()
+    rows = transaction.rows(_ACCOUNTS, scope=scope.scope)
+    return [(row.block, Cost(row.epsilon, row.delta, row.renyi)) for row in rows] or [("", Cost())]
 
 
-def bill(connection: sa.Connection, scope: str, events: Sequence[Event], blocks: Sequence[str]) -> list[Charge]:
-    """What every account on the scope's path pays for these events together.
+def bill(transaction: Transaction, scope: str, events: Sequence[Event], blocks: Sequence[str]) -> list[Charge]:
+    """What every account on the scope's path pays for these events together; a block named twice pays once.
 
     Raises:
         UnknownName: a scope on the path has no grant.
@@ -102,145 +96,67 @@ def bill(connection: sa.Connection, scope: str, events: Sequence[Event], blocks:
         PlanRefused: an event that a filter does not support.
     """
     charges = []
-    for name in get_scope(connection, scope).path:
-        found = get_scope(connection, name)
+    for name in get_scope(transaction, scope).path:
+        found = get_scope(transaction, name)
         if found.blocks != bool(blocks):
             needs = "is charged per block, so name the blocks" if found.blocks else "has no blocks, so name none"
             raise InvalidInput(f"scope {name!r} {needs}")
-        cost = Cost()
-        for event in events:
-            cost = cost + found.filter.cost(event)
+        cost = _cost(found.filter, tuple(events))
         charges += [
-            Charge(found, checked_name("a block", block, empty=not found.blocks), cost) for block in blocks or [""]
+            Charge(found, checked_name("a block", b, empty=not found.blocks), cost) for b in sorted({*blocks} or {""})
         ]
     return charges
 
 
-def _account(connection: sa.Connection, charge: Charge) -> Cost | None:
-    c = schema.account.c
-    where = (c.scope == charge.scope.scope, c.block == charge.block)
-    row = connection.execute(sa.select(schema.account).where(*where)).first()
-    return None if row is None else Cost(row.epsilon, row.delta, row.renyi)
+def refused(transaction: Transaction, charges: Sequence[Charge]) -> BudgetExceeded | None:
+    """Why these charges cannot be paid, or None."""
+    return _totals(transaction, charges)[1]
 
 
-def _refused(connection: sa.Connection, charges: Sequence[Charge]) -> tuple[Charge, Cost] | None:
+def require(transaction: Transaction, charges: Sequence[Charge]) -> None:
+    """Raises `BudgetExceeded` unless every account can pay."""
+    refusal = refused(transaction, charges)
+    if refusal is not None:
+        raise refusal
+
+
+def debit(transaction: Transaction, charges: Sequence[Charge]) -> None:
+    """Charge every account or none; the caller holds the write lock. Raises `BudgetExceeded`."""
+    rows, refusal = _totals(transaction, charges)
+    if refusal is not None:
+        raise refusal
+    if len(rows) == 1:
+        transaction.run(_DEBIT, **rows[0])
+    else:
+        transaction.many(_DEBIT, rows)
+
+
+def _totals(transaction: Transaction, charges: Sequence[Charge]) -> tuple[list[dict[str, Any]], BudgetExceeded | None]:
+    """The accounts' rows after these charges, and the first account that cannot pay."""
+    kept: dict[str, dict[str, Cost]] = {}
+    rows = []
     for charge in charges:
-        used = _account(connection, charge) or Cost()
-        if not Filter.admits(charge.scope.filter.capacity(), used, charge.cost):
-            return charge, used
-    return None
+        name = charge.scope.scope
+        if len(charges) > 4 and name not in kept:
+            kept[name] = dict(spent(transaction, charge.scope))
+        used = kept[name].get(charge.block, Cost()) if name in kept else _account(transaction, name, charge.block)
+        if not Filter.admits(_capacity(charge.scope.filter), used, charge.cost):
+            return [], BudgetExceeded(_sentence(charge, used), scope=name, block=charge.block or None)
+        rows.append({"scope": name, "block": charge.block, **asdict(used + charge.cost)})
+    return rows, None
+
+
+def _account(transaction: Transaction, scope: str, block: str) -> Cost:
+    row = transaction.first(_ACCOUNT, scope=scope, block=block)
+    return Cost() if row is None else Cost(row.epsilon, row.delta, row.renyi)
 
 
 def _sentence(charge: Charge, used: Cost) -> str:
-    from dpflow.ledger.records import Remaining
-
     row = Remaining(charge.scope, ((charge.block, used),)).rows()[0]
     asked = Remaining(charge.scope, ((charge.block, charge.cost),)).rows()[0]
-    where = f"scope {charge.scope.scope!r}" + (f", block {charge.block!r}" if charge.block else "")
+    place = f"scope {charge.scope.scope!r}" + (f", block {charge.block!r}" if charge.block else "")
     return (
-        f"{where} cannot pay: epsilon {asked['epsilon_spent']} is asked, {row['epsilon_left']} of {text(charge.scope.epsilon)} is "
-        f"left (delta left {row['delta_left']}, filter {charge.scope.filter.name}). Ask for less, or have its owner run: "
-        f"dpflow ledger grant {charge.scope.scope}"
+        f"{place} cannot pay: epsilon {asked['epsilon_spent']} is asked, {row['epsilon_left']} of "
+        f"{text(charge.scope.epsilon)} is left (delta left {row['delta_left']}, filter {charge.scope.filter.name}). "
+        f"Ask for less, or have its owner run: dpflow ledger grant {charge.scope.scope}"
     )
-
-
-def refusal(connection: sa.Connection, charges: Sequence[Charge]) -> str | None:
-    """Why these charges would be refused, or None."""
-    found = _refused(connection, charges)
-    return None if found is None else _sentence(*found)
-
-
-def require(connection: sa.Connection, charges: Sequence[Charge]) -> None:
-    """Raises `BudgetExceeded` unless every account can pay."""
-    found = _refused(connection, charges)
-    if found is not None:
-        raise BudgetExceeded(_sentence(*found), scope=found[0].scope.scope, block=found[0].block or None)
-
-
-def debit(connection: sa.Connection, charges: Sequence[Charge]) -> None:
-    """Add the charges to their accounts; the caller holds the write lock and has required that they fit."""
-    for charge in charges:
-        used = _account(connection, charge)
-        values = asdict((used or Cost()) + charge.cost)
-        if used is None:
-            row = {"scope": charge.scope.scope, "block": charge.block}
-            connection.execute(schema.account.insert().values(**row, **values))
-        else:
-            c = schema.account.c
-            where = (c.scope == charge.scope.scope, c.block == charge.block)
-            connection.execute(schema.account.update().where(*where).values(**values))
-
-
-def require_covers(connection: sa.Connection, granted: Scope) -> None:
-    """Raises `GrantConflict` if an account has spent more than a new grant holds."""
-    for block, used in spent(connection, granted):
-        if not Filter.admits(granted.filter.capacity(), used, Cost()):
-            where = f" in block {block!r}" if block else ""
-            raise GrantConflict(
-                f"scope {granted.scope!r} has already spent more than epsilon {text(granted.filter.epsilon)}, delta "
-                f"{text(granted.filter.delta)}{where}; grant at least what is spent"
-            )
-
-
-def require_no_gate(connection: sa.Connection, scope: str) -> None:
-    """Raises `SessionClosed` while a gate session is open on this scope, above it or below it."""
-    c = schema.release.c
-    for name in connection.scalars(sa.select(c.scope).where(c.exclusive, c.state == "open")):
-        if name == scope or name.startswith(scope + "/") or scope.startswith(name + "/"):
-            raise SessionClosed(
-                f"a gate session is open on scope {name!r}, and while it is no other release reads its table; "
-                f"wait until it is used up, or use another partition"
-            )
-
-
-def problems(connection: sa.Connection, sealed: Callable[[Mapping[str, Any]], str]) -> Iterator[str]:
-    """Everything in the tables that the history does not account for."""
-    sums: dict[tuple[str, str], Cost] = {}
-    grants: dict[str, Any] = {}
-    results: dict[str, Any] = {}
-    states: dict[str, str] = {}
-    for row in connection.execute(sa.select(schema.entry).order_by(schema.entry.c.seq)):
-        body = json.loads(row.body)
-        if row.kind == "grant":
-            grants[row.scope] = body
-        elif row.kind == "settle":
-            results[row.release_id] = body["result"]
-        for scope, block, epsilon, delta, renyi in body.get("charges", ()):
-            sums[scope, block] = sums.get((scope, block), Cost()) + Cost(epsilon, delta, renyi)
-        if "state" in body:
-            states[row.release_id] = body["state"]
-    kept = {
-        (a.scope, a.block): Cost(a.epsilon, a.delta, a.renyi) for a in connection.execute(sa.select(schema.account))
-    }
-    for place in sorted(sums.keys() | kept.keys()):
-        if sums.get(place) != kept.get(place):
-            yield f"account {'/'.join(filter(None, place))} does not hold what its charges add up to"
-    scopes = {
-        s.name: {"filter": s.filter, "protects": s.protects, "blocks": s.blocks}
-        for s in connection.execute(sa.select(schema.scope))
-    }
-    for name in sorted(grants.keys() | scopes.keys()):
-        if grants.get(name) != scopes.get(name):
-            yield f"scope {name} is not what was granted"
-    yield from _releases(connection, results, states, sealed)
-
-
-def _releases(
-    connection: sa.Connection,
-    results: Mapping[str, str],
-    states: Mapping[str, str],
-    sealed: Callable[[Mapping[str, Any]], str],
-) -> Iterator[str]:
-    charged = set(
-        connection.scalars(sa.select(schema.entry.c.release_id).where(schema.entry.c.kind.in_(("reserve", "session"))))
-    )
-    for row in connection.execute(sa.select(schema.release)):
-        if row.id not in charged:
-            yield f"release {row.id} was never charged"
-        if (chain.digest(row.result) if row.result is not None else None) != results.get(row.id):
-            yield f"the result of release {row.id} is not the one that was settled"
-        if (sealed(row.secret) if row.secret is not None else None) != states.get(row.id):
-            yield f"the state of session {row.id} is not the one its last answer left"
-        charged.discard(row.id)
-    for missing in sorted(charged):
-        yield f"release {missing} was charged and is gone"

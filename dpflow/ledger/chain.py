@@ -1,34 +1,39 @@
-"""The append-only history: a SHA-256 chain, and an anchor in a second place that holds the key and the high-water mark.
+"""The append-only history: entries in a SHA-256 chain, each sealed with an HMAC under the anchor's key.
 
-A writer who holds neither the key nor the second place can change, drop, reorder or restore rows, but not without
-`problems` saying so. Digests of private things leave only as HMACs under the key.
+The chain lets a third party check an export without the key. The seals keep a writer without the key from adding entries,
+the mark in the anchor keeps it from taking any away, and both are checked before every new entry, so that neither a
+forged tail nor a restored backup can be built upon.
 """
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
-import fcntl
 import hashlib
 import hmac
 import json
-import os
-import secrets
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import sqlalchemy as sa
 
-from dpflow.errors import LedgerCorrupt, LedgerUnavailable
+from dpflow.errors import LedgerCorrupt
+from dpflow.ledger.anchor import Anchor
+from dpflow.ledger.database import Prepared, Transaction, insert, where
 from dpflow.ledger.schema import entry
 
 FIRST = "0" * 64
+FIELDS = ("seq", "at", "kind", "scope", "release_id", "principal", "body", "previous")
+
+_HEAD = Prepared(
+    sa.select(entry.c.seq, entry.c.hash, entry.c.seal).order_by(entry.c.seq.desc()).limit(sa.literal_column("1"))
+)
+_HASH_AT = Prepared(sa.select(entry.c.hash).where(where(entry.c.seq)))
+INSERT = insert(entry)
 
 
 def canonical(value: Any) -> str:
-    """JSON with one spelling."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    """JSON with one spelling, in ASCII."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
 def digest(value: Any) -> str:
@@ -36,118 +41,91 @@ def digest(value: Any) -> str:
     return hashlib.sha256(canonical(value).encode()).hexdigest()
 
 
-def _hash(fields: Mapping[str, Any]) -> str:
-    names = ("seq", "at", "kind", "scope", "release_id", "principal", "body", "previous")
-    return digest([fields[name] for name in names])
+def hashed(fields: Mapping[str, Any]) -> str:
+    """The hash of an entry, over all of its fields and the hash before it."""
+    return digest([fields[name] for name in FIELDS])
 
 
-def append(
-    connection: sa.Connection, kind: str, scope: str, release_id: str, principal: str, body: Mapping[str, Any]
-) -> tuple[int, str]:
-    """Add an entry inside the caller's transaction; returns the new head."""
-    newest = sa.select(entry.c.seq, entry.c.hash).order_by(entry.c.seq.desc()).limit(1)
-    head = connection.execute(newest).first()
-    fields: dict[str, Any] = {
-        "seq": (head.seq if head else 0) + 1,
-        "at": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),  # for people; nothing depends on the clock
-        "kind": kind,
-        "scope": scope,
-        "release_id": release_id,
-        "principal": principal,
-        "body": canonical(body),
-        "previous": head.hash if head else FIRST,
-    }
-    head_hash = _hash(fields)
-    connection.execute(entry.insert().values(**fields, hash=head_hash))
-    return int(fields["seq"]), head_hash
+def sealed(anchor: Anchor, seq: int, entry_hash: str) -> str:
+    """The seal of an entry."""
+    return anchor.commitment(f"{seq} {entry_hash}".encode(), "entry")
 
 
-class Anchor:
-    """A directory, away from the database, with the ledger's key and the highest entry that was ever committed."""
+class Writer:
+    """Appends entries inside one writing transaction."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._key: bytes | None = None
+    def __init__(self, transaction: Transaction, anchor: Anchor) -> None:
+        self._transaction, self._anchor = transaction, anchor
+        self.head: tuple[int, str] | None = None
 
-    def create(self) -> None:
-        """Make the directory and the key, if they are missing; only this user can enter."""
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            part = self.folder / f"key.{os.getpid()}.{secrets.token_hex(4)}"
-            descriptor = os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(secrets.token_bytes(32))
-                file.flush()
-                os.fsync(file.fileno())
-            with contextlib.suppress(FileExistsError):  # another process was first, and then its key holds
-                os.link(part, self.folder / "key")
-            part.unlink()
-        except OSError:
-            raise LedgerUnavailable(
-                f"the anchor directory {self.folder} cannot be written; correct its place"
-            ) from None
+    def note(self, kind: str, scope: str, release_id: str, principal: str, body: Mapping[str, Any]) -> None:
+        """Add an entry. The time is for people; nothing depends on the clock.
 
-    @property
-    def key(self) -> bytes:
-        """The secret key. Raises `LedgerCorrupt` if it is missing: a new one would break every commitment."""
-        if self._key is None:
-            try:
-                self._key = (self.folder / "key").read_bytes()
-            except OSError:
-                raise LedgerCorrupt(
-                    f"the ledger's key is not in {self.folder}; restore it, or name the anchor"
-                ) from None
-        return self._key
+        Raises:
+            LedgerCorrupt: the newest entry is not one that this ledger's key sealed and the anchor has seen.
+        """
+        seq, previous = self.head or self._checked_head()
+        fields: dict[str, Any] = {
+            "seq": seq + 1,
+            "at": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+            "kind": kind,
+            "scope": scope,
+            "release_id": release_id,
+            "principal": principal,
+            "body": canonical(body),
+            "previous": previous,
+        }
+        found = hashed(fields)
+        self._transaction.run(INSERT, **fields, hash=found, seal=sealed(self._anchor, seq + 1, found))
+        self.head = seq + 1, found
 
-    def commitment(self, data: bytes, purpose: str) -> str:
-        """HMAC-SHA256 under the key, separated by purpose."""
-        return hmac.new(self.key, purpose.encode() + b"\0" + data, hashlib.sha256).hexdigest()
-
-    def advance(self, seq: int, digest: str) -> None:
-        """Raise the high-water mark after a commit; it never goes down, whoever comes last."""
-        with (self.folder / "lock").open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            known = self.mark()
-            if known is None or known[0] < seq:
-                part = self.folder / "mark.part"
-                part.write_text(f"{seq} {digest} {self.commitment(f'{seq} {digest}'.encode(), 'mark')}\n")
-                os.replace(part, self.folder / "mark")
-
-    def mark(self) -> tuple[int, str] | None:
-        """The highest committed entry, or None. Raises `LedgerCorrupt` if the mark was not written under this key."""
-        try:
-            seq, digest, seal = (self.folder / "mark").read_text().split()
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError):
-            raise LedgerCorrupt(f"the high-water mark in {self.folder} cannot be read; restore it") from None
-        if not hmac.compare_digest(seal, self.commitment(f"{seq} {digest}".encode(), "mark")):
-            raise LedgerCorrupt(f"the high-water mark in {self.folder} was not written under this ledger's key")
-        return int(seq), digest
+    def _checked_head(self) -> tuple[int, str]:
+        mark = self._anchor.mark()
+        row = self._transaction.first(_HEAD)
+        if row is None:
+            if mark is not None:
+                raise LedgerCorrupt(_gone(mark[0]))
+            return 0, FIRST
+        if not hmac.compare_digest(row.seal, sealed(self._anchor, row.seq, row.hash)):
+            raise LedgerCorrupt(f"entry {row.seq} was not made by this ledger; run dpflow ledger verify")
+        if mark is not None and mark != (row.seq, row.hash):
+            seen = self._transaction.first(_HASH_AT, seq=mark[0])
+            if seen is None or seen.hash != mark[1]:
+                raise LedgerCorrupt(_gone(mark[0]))
+        return row.seq, row.hash
 
 
-def problems(connection: sa.Connection, anchor: Anchor) -> Iterator[str]:
-    """Everything wrong with chain and anchor."""
-    previous, expected, hashes = FIRST, 1, {}
-    for row in connection.execute(sa.select(entry).order_by(entry.c.seq)).mappings():
+def _gone(seq: int) -> str:
+    return (
+        f"the anchor saw entry {seq}, which is gone or another: entries were dropped or an old copy was restored. "
+        f"Bring the newest copy back; a new ledger needs a new anchor directory"
+    )
+
+
+def problems(rows: Iterable[Mapping[str, Any]], anchor: Anchor) -> Iterator[str]:
+    """Everything wrong with chain, seals and mark; ``rows`` are all entries by number."""
+    previous, expected = FIRST, 1
+    try:
+        mark = anchor.mark()
+    except LedgerCorrupt as error:
+        yield str(error)
+        mark = None
+    at_mark = None
+    for row in rows:
         if row["seq"] != expected:
             yield f"entry {expected} is missing"
             expected = row["seq"]
         if row["previous"] != previous:
             yield f"entry {row['seq']} does not follow the one before it"
-        if row["hash"] != _hash(dict(row)):
+        if row["hash"] != hashed(row):
             yield f"entry {row['seq']} was changed"
-        hashes[row["seq"]] = previous = row["hash"]
-        expected += 1
-    try:
-        mark = anchor.mark()
-    except LedgerCorrupt as error:
-        yield str(error)
-        return
+        if not hmac.compare_digest(row["seal"], sealed(anchor, row["seq"], row["hash"])):
+            yield f"entry {row['seq']} was not made by this ledger"
+        previous, expected = row["hash"], expected + 1
+        if mark is not None and row["seq"] == mark[0]:
+            at_mark = row["hash"]
     if mark is None:
-        if hashes:
+        if expected > 1:
             yield "the high-water mark is missing from the anchor"
-    elif mark[0] not in hashes:
-        yield f"the anchor saw entry {mark[0]}, which is gone: entries were dropped or an old copy was restored"
-    elif hashes[mark[0]] != mark[1]:
-        yield f"entry {mark[0]} is not the one the anchor saw"
+    elif at_mark != mark[1]:
+        yield _gone(mark[0])

@@ -1,25 +1,110 @@
 """Connections: one writer at a time on SQLite and PostgreSQL, durable commits, and errors in dpflow's words.
 
-Writers are serial because the history is a chain. SQLite: WAL, synchronous=FULL, BEGIN IMMEDIATE. PostgreSQL: one advisory
-lock per transaction. Engines are never shared across a fork.
+Writers are serial because the history is a chain. SQLite: WAL, synchronous=FULL, BEGIN IMMEDIATE, and a fair queue beside
+the file (SQLite's own waiting starves writers). PostgreSQL: one advisory lock per transaction, which is fair by itself.
+Statements are SQLAlchemy Core; those of the hot path are compiled once and run on the driver's connection.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import namedtuple
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import psycopg
 import sqlalchemy as sa
 from sqlalchemy import exc
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.schema import CreateIndex, CreateTable
 
 from dpflow.errors import DpflowError, InvalidInput, LedgerCorrupt, LedgerUnavailable
 from dpflow.ledger import schema
 
 _LOCK = 0x6470666C6F77  # "dpflow": names the advisory lock on PostgreSQL
-_PATIENCE = 60.0  # seconds a writer waits for its turn
+_PATIENCE = 60.0  # seconds a writer waits inside the database
+_DRIVER_ERRORS = (sqlite3.Error, psycopg.Error, exc.SQLAlchemyError)
+
+
+class Prepared:
+    """A Core statement, compiled once per dialect. Its parameters are named ``bindparam``s."""
+
+    def __init__(self, statement: sa.Select[Any] | sa.Insert | sa.Update) -> None:
+        self._statement = statement
+        self._sql: dict[str, tuple[str, dict[str, Any]]] = {}
+        columns = [c.name for c in statement.selected_columns] if isinstance(statement, sa.Select) else []
+        self.row: Any = namedtuple("row", columns, rename=True)  # type: ignore[misc]
+
+    def bound(self, dialect: sa.Dialect, parameters: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        """SQL text in the driver's own parameter style, and all its parameters."""
+        if dialect.name not in self._sql:
+            compiled = self._statement.compile(dialect=dialect)
+            constants = {name: value for name, value in compiled.params.items() if value is not None}
+            self._sql[dialect.name] = str(compiled), constants
+        sql, constants = self._sql[dialect.name]
+        return sql, {**constants, **parameters} if constants else parameters
+
+
+def where(*columns: sa.Column[Any]) -> sa.ColumnElement[bool]:
+    """Equality of columns with parameters of the same names."""
+    return sa.and_(*(column == sa.bindparam(column.name, type_=column.type) for column in columns))
+
+
+def insert(table: sa.Table) -> Prepared:
+    """An insert of one whole row."""
+    return Prepared(table.insert().values({c.name: sa.bindparam(c.name) for c in table.columns}))
+
+
+class Transaction:
+    """What runs between begin and commit."""
+
+    def __init__(self, connection: DBAPIConnection, dialect: sa.Dialect) -> None:
+        self._cursor, self._dialect = connection.cursor(), dialect
+
+    def run(self, statement: Prepared, **parameters: Any) -> int:
+        """Execute; returns the number of rows changed."""
+        self._cursor.execute(*statement.bound(self._dialect, parameters))
+        return self._cursor.rowcount
+
+    def many(self, statement: Prepared, parameters: Sequence[dict[str, Any]]) -> None:
+        """Execute once per mapping."""
+        if parameters:
+            self._cursor.executemany(statement.bound(self._dialect, {})[0], parameters)
+
+    def first(self, statement: Prepared, **parameters: Any) -> Any:
+        """The first row, or None."""
+        self._cursor.execute(*statement.bound(self._dialect, parameters))
+        row = self._cursor.fetchone()
+        return None if row is None else statement.row._make(row)
+
+    def rows(self, statement: Prepared, **parameters: Any) -> list[Any]:
+        """All rows."""
+        self._cursor.execute(*statement.bound(self._dialect, parameters))
+        return [statement.row._make(row) for row in self._cursor.fetchall()]
+
+    def text(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
+        """Run one of our own constant statements."""
+        self._cursor.execute(sql, parameters) if parameters else self._cursor.execute(sql)
+        return list(self._cursor.fetchall()) if self._cursor.description else []
+
+    def has_ledger(self) -> bool:
+        """Whether the tables exist."""
+        if self._dialect.name == "sqlite":
+            return bool(self.text("SELECT 1 FROM sqlite_master WHERE name = 'dpflow_meta'"))
+        return self.text("SELECT to_regclass('dpflow_meta')")[0][0] is not None
+
+    def create_tables(self) -> None:
+        """Make tables, indices and triggers."""
+        for table in schema.metadata.sorted_tables:
+            self.text(str(CreateTable(table).compile(dialect=self._dialect)))
+            for index in sorted(table.indexes, key=lambda index: str(index.name)):
+                self.text(str(CreateIndex(index).compile(dialect=self._dialect)))
+        for statement in schema.APPEND_ONLY[self._dialect.name]:
+            self.text(statement)
 
 
 class Database:
@@ -30,37 +115,82 @@ class Database:
         self.sqlite = "://" not in text
         if not self.sqlite and not text.startswith("postgresql+psycopg://"):
             raise InvalidInput("a ledger is a SQLite file or a postgresql+psycopg:// URL; correct its place")
+        if "\0" in text:
+            raise InvalidInput("the ledger's place holds a NUL character; correct it")
         self.path = Path(text).absolute() if self.sqlite else None
         self._url = sa.URL.create("sqlite", database=str(self.path)) if self.sqlite else sa.make_url(text)
         self._engine: sa.Engine | None = None
         self._pid = 0
 
     def __repr__(self) -> str:
-        return self._url.render_as_string(hide_password=True)
+        return str(self.path) if self.sqlite else self._url.render_as_string(hide_password=True)
 
-    @contextmanager
-    def writing(self) -> Iterator[sa.Connection]:
-        """A transaction that no other writer runs beside; commits at the end, or leaves nothing."""
-        with self._transaction(write=True) as connection:
-            yield connection
+    @contextlib.contextmanager
+    def writing(self, committed: Callable[[], None] = lambda: None) -> Iterator[Transaction]:
+        """A transaction that no other writer runs beside; commits at the end, or leaves nothing.
 
-    @contextmanager
-    def reading(self) -> Iterator[sa.Connection]:
+        ``committed`` is called after the commit, in the writer's turn as long as that is possible.
+        """
+        with self._turn():
+            with self._transaction("BEGIN IMMEDIATE") as transaction:
+                yield transaction
+            committed()
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[Transaction]:
         """A consistent view."""
-        with self._transaction(write=False) as connection:
-            yield connection
+        with self._transaction("BEGIN") as transaction:
+            yield transaction
 
-    @contextmanager
-    def _transaction(self, write: bool) -> Iterator[sa.Connection]:
+    @contextlib.contextmanager
+    def _transaction(self, begin: str) -> Iterator[Transaction]:
         try:
-            with self.engine.connect() as connection:
-                connection = connection.execution_options(write=write)
-                with connection.begin():
-                    if write and not self.sqlite:
-                        connection.execute(sa.text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
-                    yield connection
-        except exc.DBAPIError as error:
+            connection = self._begun(begin)
+            try:
+                yield Transaction(connection.driver_connection, self.engine.dialect)  # type: ignore[arg-type]
+                connection.commit()
+            except BaseException:
+                with contextlib.suppress(*_DRIVER_ERRORS):
+                    connection.rollback()
+                raise
+            finally:
+                connection.close()
+        except _DRIVER_ERRORS as error:
             raise _translated(error, repr(self)) from None
+
+    def _begun(self, begin: str) -> sa.PoolProxiedConnection:
+        """A connection inside a transaction. A pooled one that died meanwhile is replaced once: nothing ran on it."""
+        for last in (False, True):
+            connection = self.engine.raw_connection()
+            try:
+                self._start(connection, begin)
+                return connection
+            except BaseException as error:
+                connection.invalidate()
+                if last or self.sqlite or not isinstance(error, psycopg.OperationalError):
+                    raise
+        raise AssertionError("unreachable")
+
+    def _start(self, connection: sa.PoolProxiedConnection, begin: str) -> None:
+        cursor = connection.cursor()
+        if self.sqlite:
+            cursor.execute(begin)
+        elif begin == "BEGIN":
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        else:
+            cursor.execute(f"SELECT pg_advisory_xact_lock({_LOCK})")
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        """A place in the queue of this file's writers. Only fairness depends on it: SQLite's own lock does the rest."""
+        with contextlib.ExitStack() as stack:
+            if self.path is not None:
+                with contextlib.suppress(OSError):
+                    turn = stack.enter_context(_opened(f"{self.path}.turn"))
+                    with _opened(f"{self.path}.queue") as queue:
+                        fcntl.flock(queue, fcntl.LOCK_EX)
+                        fcntl.flock(turn, fcntl.LOCK_EX)
+            yield
 
     @property
     def engine(self) -> sa.Engine:
@@ -73,62 +203,73 @@ class Database:
 
     def _make(self) -> sa.Engine:
         if not self.sqlite:
-            return sa.create_engine(
-                self._url, pool_pre_ping=True, hide_parameters=True, isolation_level="READ COMMITTED"
-            )
-        engine = sa.create_engine(self._url, connect_args={"timeout": _PATIENCE}, hide_parameters=True)
+            return sa.create_engine(self._url, hide_parameters=True, max_overflow=-1)
+        engine = sa.create_engine(
+            self._url, connect_args={"timeout": _PATIENCE}, hide_parameters=True, max_overflow=-1, paramstyle="named"
+        )
         sa.event.listen(engine, "connect", _configure)
-        sa.event.listen(engine, "begin", _begin)
         return engine
 
     def exists(self) -> bool:
         """Whether there is a ledger. Raises `LedgerCorrupt` for another schema version or a file that is no ledger."""
-        if self.path is not None and not self.path.exists():
-            return False
-        with self.reading() as connection:
-            if not sa.inspect(connection).has_table("dpflow_meta"):
-                if self.path is not None and sa.inspect(connection).get_table_names():
+        if self.path is not None:
+            try:
+                if self.path.stat().st_size == 0:
+                    return False
+            except (FileNotFoundError, NotADirectoryError):
+                return False
+            except OSError as error:
+                raise LedgerUnavailable(f"{self!r} cannot be reached ({error.strerror}); correct its place") from None
+        with self.reading() as transaction:
+            if not transaction.has_ledger():
+                if self.path is not None and transaction.text("SELECT 1 FROM sqlite_master"):
                     raise LedgerCorrupt(f"{self!r} is a database but no dpflow ledger; name another file")
                 return False
-            found = connection.scalar(sa.select(schema.meta.c.value).where(schema.meta.c.name == "schema"))
-        if found != schema.VERSION:
+            found = transaction.text("SELECT value FROM dpflow_meta WHERE name = 'schema'")
+        if [tuple(row) for row in found] != [(schema.VERSION,)]:
+            shown = found[0][0] if found else "unknown"
             raise LedgerCorrupt(
-                f"{self!r} has ledger schema version {found}, this dpflow reads only {schema.VERSION}; "
+                f"{self!r} has ledger schema version {shown}, this dpflow reads only {schema.VERSION}; "
                 f"use the dpflow that made it to export it"
             )
         return True
 
-    def create(self) -> None:
-        """Make the tables; harmless if another process just did."""
+    def make_place(self) -> None:
+        """Make the SQLite file and its directory, for this user only. Raises `LedgerUnavailable`."""
         if self.path is not None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
-        with self.writing() as connection:
-            if sa.inspect(connection).has_table("dpflow_meta"):
-                return
-            schema.metadata.create_all(connection)
-            for statement in schema.APPEND_ONLY["sqlite" if self.sqlite else "postgresql"]:
-                connection.execute(sa.text(statement))
-            connection.execute(schema.meta.insert().values(name="schema", value=schema.VERSION))
+            try:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
+            except OSError as error:
+                raise LedgerUnavailable(f"{self!r} cannot be written ({error.strerror}); correct its place") from None
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[int]:
+    """A file to lock, opened anew each time: a lock must not outlive its process in a forked child."""
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _configure(connection: sqlite3.Connection, _: object) -> None:
     connection.isolation_level = None  # we say BEGIN ourselves
-    for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
+    for pragma in ("journal_mode = WAL", "synchronous = FULL"):
         connection.execute(f"PRAGMA {pragma}")
 
 
-def _begin(connection: sa.Connection) -> None:
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.get_execution_options().get("write") else "BEGIN")
-
-
-def _translated(error: exc.DBAPIError, place: str) -> DpflowError:
+def _translated(error: Exception, place: str) -> DpflowError:
     """A driver's error in our words; its own text may hold a URL or values, so only its class is named."""
-    kind = type(error.orig).__name__
-    message = str(error.orig).lower()
+    kind = type(getattr(error, "orig", None) or error).__name__
+    message = str(error).lower()
     if "not a database" in message or "malformed" in message:
         return LedgerCorrupt(f"{place} is not a ledger ({kind}); name the right file, or restore it")
-    if isinstance(error, exc.OperationalError | exc.InterfaceError):
+    if isinstance(error, psycopg.errors.InsufficientPrivilege):
+        return InvalidInput(f"{place} does not let this database role do that (see roles.sql); ask the ledger's owner")
+    operational = (sqlite3.OperationalError, psycopg.OperationalError, psycopg.InterfaceError, psycopg.InternalError)
+    if isinstance(error, (*operational, exc.OperationalError, exc.InterfaceError, exc.TimeoutError)):
         return LedgerUnavailable(
             f"{place} cannot be used now ({kind}): it is locked, full, read-only or out of reach; nothing was recorded, "
             f"so try again when that is mended"

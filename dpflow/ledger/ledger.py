@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TextIO
 
 import sqlalchemy as sa
 
 from dpflow.core import amounts, faults
-from dpflow.core.events import Event, to_json
-from dpflow.core.filters import FilterName, make_filter
-from dpflow.errors import GrantConflict, InvalidInput, LedgerCorrupt, RetryConflict, SessionClosed, UnknownName
-from dpflow.ledger import accounts, chain, schema
-from dpflow.ledger.database import Database
+from dpflow.core.events import Event
+from dpflow.core.filters import FilterName, Guarantee, guarantee, make_filter
+from dpflow.errors import InvalidInput, LedgerCorrupt
+from dpflow.ledger import accounts, chain, grants, releases, schema, sessions, transfer, verify
+from dpflow.ledger.anchor import Anchor
+from dpflow.ledger.database import Database, Prepared, Transaction, where
 from dpflow.ledger.records import (
     Answered,
     Entry,
@@ -29,21 +30,33 @@ from dpflow.ledger.records import (
     Verified,
     checked_name,
 )
+from dpflow.ledger.releases import Ask, R
 
-RELEASE = schema.release.c
+_E = schema.entry.c
+_LIMIT = sa.bindparam("limit", type_=sa.Integer)
+_NEWEST = Prepared(sa.select(schema.entry).order_by(_E.seq.desc()).limit(_LIMIT))
+_NEWEST_OF = Prepared(sa.select(schema.entry).where(where(_E.scope)).order_by(_E.seq.desc()).limit(_LIMIT))
+_CHARGED = (
+    sa.select(schema.release)
+    .join(schema.entry, _E.release_id == R.id)
+    .where(sa.or_(_E.kind == sa.literal_column("'reserve'"), _E.kind == sa.literal_column("'session'")))
+    .order_by(_E.seq)
+)
+_RELEASES, _RELEASES_OF = Prepared(_CHARGED), Prepared(_CHARGED.where(where(R.scope)))
+_PAID = Prepared(sa.select(R.id).where(where(R.scope, R.dag_id, R.occasion, R.digest)))
 
 
 class Ledger:
-    """A ledger in a SQLite file or a PostgreSQL database. Safe to use from many processes.
+    """A ledger in a SQLite file or a PostgreSQL database. Safe to use from many processes, threads and forks.
 
     Args:
         target: a path, or a ``postgresql+psycopg://`` URL.
-        anchor: directory of the key and the high-water mark; by default ``<file>.anchor`` beside a SQLite file, or
-            DPFLOW_LEDGER_ANCHOR. Keep it where whoever can write the database cannot.
+        anchor: directory of the key and the high-water mark; by default DPFLOW_LEDGER_ANCHOR, or ``<file>.anchor`` beside
+            a SQLite file. Keep it where whoever can write the database cannot.
         create: make a new ledger if there is none.
 
     Raises:
-        LedgerCorrupt: not a ledger, or of another schema version.
+        LedgerCorrupt: not a ledger, of another schema version, or not this anchor's.
         LedgerUnavailable: locked, full, read-only or out of reach (retryable).
         InvalidInput: there is no ledger and ``create`` is false.
     """
@@ -53,18 +66,31 @@ class Ledger:
         place = anchor or os.environ.get("DPFLOW_LEDGER_ANCHOR")
         if place is None and self._database.path is None:
             raise InvalidInput("a ledger on PostgreSQL needs an anchor directory; give anchor or DPFLOW_LEDGER_ANCHOR")
-        path = self._database.path
-        self._anchor = chain.Anchor(Path(place) if place else Path(f"{path}.anchor"))
+        self._anchor = Anchor(Path(place) if place else Path(f"{self._database.path}.anchor"))
         if not self._database.exists():
             if not create:
                 raise InvalidInput(f"there is no ledger at {self._database!r}; make one with: dpflow ledger grant")
-            self._anchor.create()
-            self._database.create()
-        elif create:
-            self._anchor.create()
+            self._create()
+        with self._database.reading() as transaction:
+            found = transaction.text("SELECT value FROM dpflow_meta WHERE name = 'anchor'")
+        if [tuple(row) for row in found] != [(self._fingerprint(),)]:
+            raise LedgerCorrupt(f"{self._anchor.folder} is not the anchor of {self._database!r}; name the right one")
 
     def __repr__(self) -> str:
         return f"Ledger({self._database!r})"
+
+    def _create(self) -> None:
+        """Make tables and anchor; harmless if another process just did."""
+        self._database.make_place()
+        self._anchor.create()
+        with self._database.writing() as transaction:
+            if not transaction.has_ledger():
+                transaction.create_tables()
+                meta = f"INSERT INTO dpflow_meta VALUES ('schema', '{schema.VERSION}'), ('anchor', '{self._fingerprint()}')"
+                transaction.text(meta)
+
+    def _fingerprint(self) -> str:
+        return self._anchor.commitment(b"", "fingerprint")
 
     # --- grants -------------------------------------------------------------------------------------------------
 
@@ -91,62 +117,58 @@ class Ledger:
         Raises:
             InvalidAmount: not a legal amount.
             GrantConflict: another filter or protection than before, a parent without a grant, or less than is spent.
+
+        Once something is spent the Renyi order stays: the sums so far were made at it.
         """
         if table is not None:
             protects, blocks = table.protected, table.protects == "unit-block"
-        checked_name("a scope", scope)
+        grants.checked_scope(scope)
+        checked_name("what is protected", protects, empty=True, longest=1000)
+        checked_name("a principal", principal)
         exact = amounts.epsilon(epsilon), amounts.delta(delta)
-        granted = Scope(scope, make_filter(filter, *exact), protects, blocks)
-        with self._writing() as (connection, note):
-            known = accounts.find_scope(connection, scope)
-            parent = scope.rpartition("/")[0]
-            above = accounts.find_scope(connection, parent) if parent else None
-            if parent and above is None:
-                raise GrantConflict(f"scope {scope!r} is below {parent!r}, which has no grant; grant {parent!r} first")
-            for other in (found for found in (known, above) if found is not None):
-                if (other.protects, other.blocks) != (protects, blocks):
-                    raise GrantConflict(
-                        f"scope {other.scope!r} was granted to protect {other.protects or 'nothing named'!r}; "
-                        f"grant {scope!r} for the same declaration"
-                    )
-            if known is not None and known.filter.name != filter:
-                raise GrantConflict(
-                    f"scope {scope!r} uses the {known.filter.name} filter; its filter cannot be changed"
-                )
-            accounts.require_covers(connection, granted)
-            values = {"filter": granted.filter.to_json(), "protects": protects, "blocks": blocks}
-            if known is None:
-                connection.execute(schema.scope.insert().values(name=scope, **values))
-            else:
-                connection.execute(schema.scope.update().where(schema.scope.c.name == scope).values(**values))
-            note("grant", scope, "", principal, values)
-        return granted
+        wanted = Scope(scope, make_filter(filter, *exact), protects, blocks)
+        with self._writing() as (transaction, writer):
+            return grants.grant(transaction, writer, wanted, *exact, principal)
 
     def scope(self, name: str) -> Scope:
         """A granted scope. Raises `UnknownName`."""
-        with self._database.reading() as connection:
-            return accounts.get_scope(connection, name)
+        with self._database.reading() as transaction:
+            return accounts.get_scope(transaction, name)
 
     def scopes(self) -> list[Scope]:
         """All granted scopes, by name."""
-        with self._database.reading() as connection:
-            return accounts.all_scopes(connection)
+        with self._database.reading() as transaction:
+            return accounts.all_scopes(transaction)
 
     def remaining(self, scope: str) -> Remaining:
         """What is left in a scope, by block."""
-        with self._database.reading() as connection:
-            found = accounts.get_scope(connection, scope)
-            return Remaining(found, tuple(accounts.spent(connection, found)))
+        with self._database.reading() as transaction:
+            found = accounts.get_scope(transaction, scope)
+            return Remaining(found, tuple(accounts.spent(transaction, found)))
+
+    def odometer(self, scope: str, *, tail_delta: object | None = None) -> dict[str, Guarantee]:
+        """What was spent so far, per block, as (epsilon, delta); a report, while the promise is the grant.
+
+        Args:
+            tail_delta: the failure probability at which Renyi sums are converted; by default the grant's.
+        """
+        tail = None if tail_delta is None else amounts.delta(tail_delta)
+        return {
+            block: guarantee(cost, left.scope.filter, tail)
+            for left in (self.remaining(scope),)
+            for block, cost in left.spent
+        }
 
     def check(self, scope: str, events: Sequence[Event], blocks: Sequence[str]) -> str | None:
         """Would these be accepted together now? None if so, else why not. Charges nothing."""
-        with self._database.reading() as connection:
-            return accounts.refusal(connection, accounts.bill(connection, scope, events, blocks))
+        with self._database.reading() as transaction:
+            refusal = accounts.refused(transaction, accounts.bill(transaction, scope, events, blocks))
+            return None if refusal is None else str(refusal)
 
     def require(self, scope: str, events: Sequence[Event], blocks: Sequence[str]) -> None:
         """Like `check`, but raises `BudgetExceeded`."""
-        with self._database.reading() as connection:
-            accounts.require(connection, accounts.bill(connection, scope, events, blocks))
+        with self._database.reading() as transaction:
+            accounts.require(transaction, accounts.bill(transaction, scope, events, blocks))
 
     # --- releases -----------------------------------------------------------------------------------------------
 
@@ -166,22 +188,25 @@ class Ledger:
 
         The same key again is free: settled, it returns the stored result; reserved, the caller takes the reservation over
         and draws afresh, because nothing of the first try was visible. A new mechanism version inside one slot keeps the
-        slot's reservation.
+        slot's reservation. See `dpflow.ledger.releases.known` for mapped inputs in another order.
+
+        Args:
+            family: the plan's digest without the mechanism's version.
+            slot: one task instance of one run; None if nobody retries.
+            spend_again: pay even if this slot released something else.
 
         Raises:
             BudgetExceeded: a scope or block cannot pay; nothing was charged.
-            RetryConflict: this slot released something else before, or the reservation was fenced.
+            RetryConflict: this slot released something else before, or an owner closed the release.
             SessionClosed: an open gate session closes the scope to releases.
         """
-        with self._writing() as (connection, note):
-            row = self._known(connection, key, event, family, slot, spend_again)
+        ask = Ask(key, event, blocks, family, slot, principal, request, spend_again)
+        with self._writing() as (transaction, writer):
+            row = releases.known(transaction, writer, ask)
             if row is None:
-                release_id = self._charge(
-                    connection, note, key, event, blocks, family, slot, principal, request, "reserved"
-                )
-                reservation = Reservation(release_id, 1, False)
+                reservation = Reservation(releases.charge(transaction, writer, ask), 1, False)
             else:
-                reservation = self._take_over(connection, row)
+                reservation = releases.take_over(transaction, writer, row, principal)
             faults.reach("reserve.before-commit")
         faults.reach("reserve.after-commit")
         return reservation
@@ -191,71 +216,56 @@ class Ledger:
     ) -> Reservation:
         """Store the result of a reservation. The first writer wins; a later one gets the stored result.
 
+        Args:
+            snapshot: a commitment to the rows that were read, never a plain digest.
+
         Raises:
             RetryConflict: the attempt was fenced; its result is discarded.
         """
-        with self._writing() as (connection, note):
-            row = _one(connection, RELEASE.id == reservation.release_id)
-            if row is None:
-                raise UnknownName("release", reservation.release_id, ())
-            if row.state == "settled":
-                return Reservation(row.id, reservation.attempt, True, row.result)
-            if row.state != "reserved" or reservation.attempt < row.fenced_below:
-                raise RetryConflict(f"release {row.id} was fenced by an owner; this late result is discarded")
-            stored = dict(result)
-            values = {"state": "settled", "result": stored, "snapshot": snapshot}
-            connection.execute(schema.release.update().where(RELEASE.id == row.id).values(**values))
-            note("settle", row.scope, row.id, row.principal, {"result": chain.digest(stored), "snapshot": snapshot})
+        text = releases.ordered(result)
+        with self._writing() as (transaction, writer):
+            settled = releases.settle(transaction, writer, reservation, text, snapshot)
             faults.reach("settle.before-commit")
         faults.reach("settle.after-commit")
-        return Reservation(reservation.release_id, reservation.attempt, True, stored)
+        return settled
 
-    def resolve(self, release_id: str, *, reason: str, principal: str) -> None:
-        """Fence an orphaned reservation: late results are discarded and later tries refused. The charge stays."""
-        with self._writing() as (connection, note):
-            row = _one(connection, RELEASE.id == release_id)
-            if row is None or row.state != "reserved":
-                raise InvalidInput(
-                    f"release {release_id} is {row.state if row else 'unknown'}; only a reserved one is an orphan"
-                )
-            values = {"state": "fenced", "fenced_below": row.attempts + 1}
-            connection.execute(schema.release.update().where(RELEASE.id == release_id).values(**values))
-            note("resolve", row.scope, release_id, checked_name("a principal", principal), {"reason": reason[:1000]})
+    def resolve(
+        self, release_id: str, *, reason: str, principal: str, decision: Literal["close", "retry"] = "close"
+    ) -> None:
+        """An owner's decision on an orphan. Whatever still runs is fenced: its late result is discarded. The charge stays.
+
+        Args:
+            decision: ``close`` refuses later tries too, and closes a session; ``retry`` lets a new try use the reservation.
+        """
+        if decision not in ("close", "retry"):
+            raise InvalidInput("the decision is close or retry; choose one")
+        checked_name("a reason", reason, longest=1000)
+        checked_name("a principal", principal)
+        with self._writing() as (transaction, writer):
+            releases.resolve(transaction, writer, release_id, decision, reason, principal)
 
     def find(self, key: ReleaseKey) -> Stored | None:
         """What a key has, without taking it over."""
-        with self._database.reading() as connection:
-            row = _one(connection, _key(key))
-            return None if row is None else _stored(row)
+        with self._database.reading() as transaction:
+            row = transaction.first(releases.BY_KEY, **{name: getattr(key, name) for name in schema.KEY})
+            return None if row is None else releases.stored(row)
 
     def paid(self, scope: str, dag_id: str, occasion: str, digest: str) -> bool:
         """Whether any task of a DAG run has paid for this plan."""
-        with self._database.reading() as connection:
-            same = (
-                RELEASE.scope == scope,
-                RELEASE.dag_id == dag_id,
-                RELEASE.occasion == occasion,
-                RELEASE.digest == digest,
-            )
-            return _one(connection, *same) is not None
+        with self._database.reading() as transaction:
+            row = transaction.first(_PAID, scope=scope, dag_id=dag_id, occasion=occasion, digest=digest)
+            return row is not None
 
     def release(self, release_id: str) -> Stored:
         """One release by id. Raises `UnknownName`."""
-        with self._database.reading() as connection:
-            row = _one(connection, RELEASE.id == release_id)
-            if row is None:
-                known = connection.scalars(sa.select(RELEASE.id).limit(1000)).all()
-                raise UnknownName("release", release_id, known)
-            return _stored(row)
+        with self._database.reading() as transaction:
+            return releases.stored(releases.get(transaction, release_id))
 
     def releases(self, scope: str | None = None) -> list[Stored]:
         """All releases and sessions, in the order they were charged."""
-        query = sa.select(schema.release).join(schema.entry, schema.entry.c.release_id == RELEASE.id)
-        query = query.where(schema.entry.c.kind.in_(("reserve", "session"))).order_by(schema.entry.c.seq)
-        if scope is not None:
-            query = query.where(RELEASE.scope == scope)
-        with self._database.reading() as connection:
-            return [_stored(row) for row in connection.execute(query)]
+        with self._database.reading() as transaction:
+            rows = transaction.rows(_RELEASES) if scope is None else transaction.rows(_RELEASES_OF, scope=scope)
+        return [releases.stored(row) for row in rows]
 
     # --- sessions -----------------------------------------------------------------------------------------------
 
@@ -274,35 +284,28 @@ class Ledger:
     ) -> Held:
         """Charge an interactive mechanism whole and store its first state; the same key again returns the session.
 
+        Args:
+            exclusive: a gate: while it is open, every other release on its scope, those above and below is refused.
+
         Raises:
-            BudgetExceeded, RetryConflict: as for `reserve`.
+            BudgetExceeded, RetryConflict, SessionClosed: as for `reserve`.
         """
-        with self._writing() as (connection, note):
-            row = self._known(connection, key, event, family, slot, spend_again=False)
+        ask, secret = Ask(key, event, blocks, family, slot, principal, request), releases.ordered(state)
+        with self._writing() as (transaction, writer):
+            row = releases.known(transaction, writer, ask)
             if row is None:
-                release_id = self._charge(
-                    connection,
-                    note,
-                    key,
-                    event,
-                    blocks,
-                    family,
-                    slot,
-                    principal,
-                    request,
-                    "open",
-                    dict(state),
-                    exclusive,
-                )
-                row = _one(connection, RELEASE.id == release_id)
+                options: dict[str, Any] = {"state": "open", "exclusive": exclusive, "secret": secret}
+                name = releases.charge(transaction, writer, ask, commitment=self._sealed(secret), **options)
+                row = releases.get(transaction, name)
+            held = sessions.held(sessions.row_of(transaction, row.id))
             faults.reach("session.before-commit")
         faults.reach("session.after-commit")
-        return _held(row)
+        return held
 
     def session(self, session_id: str) -> Held:
         """A session with its secret state. Raises `UnknownName`."""
-        with self._database.reading() as connection:
-            return self._session(connection, session_id)
+        with self._database.reading() as transaction:
+            return sessions.held(sessions.row_of(transaction, session_id))
 
     def answer(
         self,
@@ -323,56 +326,78 @@ class Ledger:
         Raises:
             SessionClosed: no answer is left.
         """
-        with self._writing() as (connection, note):
-            held = self._session(connection, session_id)
-            if (stored := self._answer(connection, session_id, query)) is not None:
-                return stored
-            if held.closed:
-                raise SessionClosed(f"session {session_id} is closed: its answers are used up")
-            if held.version != expected_version:
-                return None
-            version, secret = held.version + 1, dict(state)
-            values = {"version": version, "secret": secret, "state": "closed" if closed else "open"}
-            connection.execute(schema.release.update().where(RELEASE.id == session_id).values(**values))
-            row = {"session_id": session_id, "query": query, "version": version, "answer": dict(answer)}
-            connection.execute(schema.answer.insert().values(**row))
-            scope, principal = connection.execute(
-                sa.select(RELEASE.scope, RELEASE.principal).where(RELEASE.id == session_id)
-            ).one()
-            body = {"query": query, "answer": dict(answer), "version": version, "state": self._sealed(secret)}
-            note("answer", scope, session_id, principal, body)
+        with self._writing() as (transaction, writer):
+            given = sessions.answer(
+                transaction, writer, self._sealed, session_id, query, expected_version, state, answer, closed
+            )
             faults.reach("session.before-commit")
         faults.reach("session.after-commit")
-        return Answered(query, dict(answer))
+        return given
 
     def stored_answer(self, session_id: str, query: str) -> Answered | None:
         """The answer this query got, or None."""
-        with self._database.reading() as connection:
-            return self._answer(connection, session_id, query)
+        with self._database.reading() as transaction:
+            return sessions.stored_answer(transaction, session_id, query)
+
+    def answers(self, session_id: str) -> list[Answered]:
+        """All answers of a session, in the order they were given."""
+        with self._database.reading() as transaction:
+            rows = transaction.rows(sessions.ANSWERS, session_id=session_id)
+        return [Answered(row.query, json.loads(row.answer)) for row in rows]
 
     # --- history ------------------------------------------------------------------------------------------------
 
     def record(self, kind: str, body: Mapping[str, Any], *, principal: str, scope: str = "") -> None:
-        """Write a note into the history, such as a data contract's outcome."""
-        with self._writing() as (_, note):
-            note(checked_name("a kind", kind), scope, "", checked_name("a principal", principal), dict(body))
+        """Write a note into the history, such as a data contract's outcome. Its kind is not one of the ledger's own."""
+        if hasattr(verify.Expected, "_" + checked_name("a kind", kind)):
+            raise InvalidInput(f"{kind!r} is an entry that only the ledger writes; name the note otherwise")
+        checked_name("a scope", scope, empty=True)
+        checked_name("a principal", principal)
+        note = json.loads(releases.ordered(body))
+        with self._writing() as (_, writer):
+            writer.note(kind, scope, "", principal, note)
 
     def history(self, scope: str | None = None, *, limit: int = 100) -> list[Entry]:
         """The newest entries, oldest of them first."""
-        query = sa.select(schema.entry).order_by(schema.entry.c.seq.desc()).limit(limit)
-        if scope is not None:
-            query = query.where(schema.entry.c.scope == scope)
-        with self._database.reading() as connection:
-            rows = connection.execute(query).mappings().all()
+        with self._database.reading() as transaction:
+            which = {} if scope is None else {"scope": scope}
+            rows = transaction.rows(_NEWEST_OF if which else _NEWEST, limit=limit, **which)
         names = ("seq", "at", "kind", "scope", "release_id", "principal", "hash")
-        return [Entry(**{n: row[n] for n in names}, body=json.loads(row["body"])) for row in reversed(rows)]
+        return [Entry(**{n: getattr(row, n) for n in names}, body=json.loads(row.body)) for row in reversed(rows)]
 
     def verify(self) -> Verified:
-        """Recompute the chain, compare it with the anchor, and recompute every sum from the entries."""
-        with self._database.reading() as connection:
-            number = connection.scalar(sa.select(sa.func.count()).select_from(schema.entry)) or 0
-            found = [*chain.problems(connection, self._anchor), *accounts.problems(connection, self._sealed)]
-        return Verified(number, tuple(found))
+        """Recompute chain and seals, compare with the anchor, and rebuild every table from the entries."""
+        with self._database.reading() as transaction:
+            entries = [row._asdict() for row in transaction.rows(verify.ENTRIES)]
+            expected = verify.Expected()
+            for entry in entries:
+                expected.apply(entry)
+            found = [*chain.problems(entries, self._anchor), *verify.problems(transaction, expected, self._sealed)]
+        return Verified(len(entries), tuple(found))
+
+    def export(self, stream: TextIO) -> int:
+        """Write the whole ledger but secret state as JSON lines; returns the number of entries."""
+        with self._database.reading() as transaction:
+            return transfer.export(transaction, stream)
+
+    def import_(self, stream: TextIO, *, principal: str) -> int:
+        """Fill this empty ledger from an export, under the anchor of the ledger that wrote it.
+
+        The history goes on where it stopped; the old database is refused from then on, because the anchor has seen more
+        than it holds. Sessions are closed: their secret state is not in an export. Returns the number of entries.
+
+        Raises:
+            InvalidInput: this ledger is not empty.
+            LedgerCorrupt: the export does not verify under this anchor, or ends before its high-water mark.
+        """
+        checked_name("a principal", principal)
+        entries, results = transfer.read(stream, self._anchor)
+        with self._writing() as (transaction, writer):
+            if transaction.rows(_NEWEST, limit=1):
+                raise InvalidInput(f"{self._database!r} is not empty; import into a new ledger")
+            closed = transfer.restore(transaction, entries, results)
+            writer.note("import", "", "", principal, {"entries": len(entries), "closed": closed})
+        return len(entries)
 
     def commitment(self, data: bytes, purpose: str) -> str:
         """HMAC of something private under the ledger's key: the only form in which its digest may leave."""
@@ -380,120 +405,17 @@ class Ledger:
 
     # --- inside -------------------------------------------------------------------------------------------------
 
-    def _writing(self) -> accounts.Writing:
-        return accounts.Writing(self._database, self._anchor)
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[tuple[Transaction, chain.Writer]]:
+        """A writing transaction that can append entries, and raises the anchor's mark after its commit."""
+        with self._database.writing(lambda: self._advance(writer)) as transaction:
+            writer = chain.Writer(transaction, self._anchor)
+            yield transaction, writer
 
-    def _known(
-        self, connection: sa.Connection, key: ReleaseKey, event: Event, family: str, slot: str | None, spend_again: bool
-    ) -> Any:
-        """The release this key has, or whose reservation its slot keeps; None when it is new and may be charged."""
-        row = _one(connection, _key(key))
-        if row is not None or slot is None:
-            return row
-        before = connection.execute(sa.select(schema.release).where(RELEASE.slot == slot)).all()
-        for other in before:
-            if other.family == family and other.event == to_json(event):
-                return other
-        if before and not spend_again:
-            raise RetryConflict(
-                "this task released something else in this run (or this name and revision before); a retry must ask for the "
-                "same release. To pay for a new one, set spend_again on the operator, or raise revision in the release file"
-            )
-        return None
+    def _advance(self, writer: chain.Writer) -> None:
+        if writer.head is not None:
+            self._anchor.advance(*writer.head)
 
-    def _take_over(self, connection: sa.Connection, row: Any) -> Reservation:
-        if row.state == "settled":
-            return Reservation(row.id, row.attempts, True, row.result)
-        if row.state != "reserved":
-            raise RetryConflict(f"release {row.id} is {row.state}; an owner decided that it stays so")
-        attempt = row.attempts + 1
-        connection.execute(schema.release.update().where(RELEASE.id == row.id).values(attempts=attempt))
-        return Reservation(row.id, attempt, False)
-
-    def _charge(
-        self,
-        connection: sa.Connection,
-        note: accounts.Note,
-        key: ReleaseKey,
-        event: Event,
-        blocks: Sequence[str],
-        family: str,
-        slot: str | None,
-        principal: str,
-        request: Mapping[str, Any],
-        state: str,
-        secret: dict[str, Any] | None = None,
-        exclusive: bool = False,
-    ) -> str:
-        accounts.require_no_gate(connection, key.scope)
-        bill = accounts.bill(connection, key.scope, [event], blocks)
-        accounts.require(connection, bill)
-        accounts.debit(connection, bill)
-        release_id = secrets.token_hex(8)
-        values: dict[str, Any] = {name: getattr(key, name) for name in schema.KEY}
-        values |= {
-            "id": release_id,
-            "family": family,
-            "slot": slot,
-            "state": state,
-            "exclusive": exclusive,
-            "attempts": 1,
-            "fenced_below": 0,
-            "principal": checked_name("a principal", principal),
-            "blocks": list(request.get("blocks", blocks)),
-            "event": to_json(event),
-            "request": dict(request),
-            "version": 0,
-            "secret": secret,
-        }
-        connection.execute(schema.release.insert().values(**values))
-        public = ("dag_id", "task_id", "occasion", "digest", "ordinal", "event", "request", "exclusive")
-        body = {name: values[name] for name in public} | {"charges": [charge.to_json() for charge in bill]}
-        if secret is not None:
-            body["state"] = self._sealed(secret)
-        note("reserve" if state == "reserved" else "session", key.scope, release_id, principal, body)
-        return release_id
-
-    def _session(self, connection: sa.Connection, session_id: str) -> Held:
-        row = _one(connection, RELEASE.id == session_id)
-        if row is None or row.state not in ("open", "closed"):
-            raise UnknownName("session", session_id, ())
-        return _held(row)
-
-    def _answer(self, connection: sa.Connection, session_id: str, query: str) -> Answered | None:
-        c = schema.answer.c
-        row = connection.execute(sa.select(c.answer).where(c.session_id == session_id, c.query == query)).first()
-        return None if row is None else Answered(query, row.answer)
-
-    def _sealed(self, secret: Mapping[str, Any]) -> str:
+    def _sealed(self, secret: str) -> str:
         """A salted commitment to secret state: the key is the salt, so it cannot be searched."""
-        return self.commitment(chain.canonical(secret).encode(), "state")
-
-
-def _key(key: ReleaseKey) -> sa.ColumnElement[bool]:
-    return sa.and_(*(schema.release.c[name] == getattr(key, name) for name in schema.KEY))
-
-
-def _one(connection: sa.Connection, *where: sa.ColumnElement[bool]) -> Any:
-    return connection.execute(sa.select(schema.release).where(*where)).first()
-
-
-def _stored(row: Any) -> Stored:
-    return Stored(
-        release_id=row.id,
-        scope=row.scope,
-        blocks=tuple(row.blocks),
-        state=row.state,
-        attempts=row.attempts,
-        principal=row.principal,
-        request=row.request,
-        event=row.event,
-        result=row.result,
-        snapshot=row.snapshot,
-    )
-
-
-def _held(row: Any) -> Held:
-    if row.secret is None:
-        raise LedgerCorrupt(f"session {row.id} has no state; run dpflow ledger verify")
-    return Held(row.id, row.version, row.state == "closed", row.secret)
+        return self.commitment(secret.encode(), "state")

@@ -14,10 +14,10 @@ from dpflow.errors import InvalidInput
 State = Literal["reserved", "settled", "fenced", "open", "closed"]
 
 
-def checked_name(what: str, value: str, *, empty: bool = False) -> str:
-    """A name of at most 200 printable characters; raises `InvalidInput`."""
-    if not isinstance(value, str) or len(value) > 200 or not value.isprintable() or (not value and not empty):
-        raise InvalidInput(f"{what} must be a text of 1 to 200 printable characters; shorten or correct it")
+def checked_name(what: str, value: str, *, empty: bool = False, longest: int = 200) -> str:
+    """A name of at most ``longest`` printable characters; raises `InvalidInput`, whose message does not repeat the name."""
+    if not isinstance(value, str) or len(value) > longest or not value.isprintable() or (not value and not empty):
+        raise InvalidInput(f"{what} must be a text of 1 to {longest} printable characters; shorten or correct it")
     return value
 
 
@@ -41,6 +41,8 @@ class ReleaseKey:
             checked_name(f"the key's {name}", getattr(self, name))
         for name in ("dag_id", "task_id"):
             checked_name(f"the key's {name}", getattr(self, name), empty=True)
+        if type(self.ordinal) is not int or not 0 <= self.ordinal < 2**31:
+            raise InvalidInput("the key's ordinal must be a whole number from 0; correct it")
 
 
 @dataclass(frozen=True)

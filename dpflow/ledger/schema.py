@@ -1,37 +1,44 @@
-"""The ledger's tables, alike on SQLite and PostgreSQL. One schema version; any other is refused."""
+"""The ledger's tables, alike on SQLite and PostgreSQL. One schema version; any other is refused.
+
+Structured values are JSON texts, flags are 0 or 1: both databases then hold exactly what was hashed.
+"""
 
 from __future__ import annotations
 
-import sqlalchemy as sa
+from typing import Any
 
-VERSION = "1"
+import sqlalchemy as sa
+from sqlalchemy import BigInteger, Column, SmallInteger, Text
+
+VERSION = "2"
 
 metadata = sa.MetaData()
 
-meta = sa.Table(
-    "dpflow_meta",
-    metadata,
-    sa.Column("name", sa.Text, primary_key=True),
-    sa.Column("value", sa.Text, nullable=False),
-)
+
+def _needed(name: str, kind: type[sa.types.TypeEngine[Any]] = Text) -> Column[Any]:
+    return Column(name, kind, nullable=False)
+
+
+meta = sa.Table("dpflow_meta", metadata, Column("name", Text, primary_key=True), _needed("value"))
 
 scope = sa.Table(
     "dpflow_scope",
     metadata,
-    sa.Column("name", sa.Text, primary_key=True),
-    sa.Column("filter", sa.JSON, nullable=False),
-    sa.Column("protects", sa.Text, nullable=False),
-    sa.Column("blocks", sa.Boolean, nullable=False),
+    Column("name", Text, primary_key=True),
+    _needed("filter"),
+    _needed("protects"),
+    _needed("blocks", SmallInteger),
 )
 
 account = sa.Table(
     "dpflow_account",
     metadata,
-    sa.Column("scope", sa.Text, primary_key=True),
-    sa.Column("block", sa.Text, primary_key=True),
-    sa.Column("epsilon", sa.BigInteger, nullable=False),
-    sa.Column("delta", sa.BigInteger, nullable=False),
-    sa.Column("renyi", sa.BigInteger, nullable=False),
+    Column("scope", Text, primary_key=True),
+    Column("block", Text, primary_key=True),
+    _needed("epsilon", BigInteger),
+    _needed("delta", BigInteger),
+    _needed("renyi", BigInteger),
+    sa.CheckConstraint("epsilon >= 0 AND delta >= 0 AND renyi >= 0"),
 )
 
 KEY = ("scope", "dag_id", "task_id", "occasion", "digest", "ordinal")
@@ -39,51 +46,63 @@ KEY = ("scope", "dag_id", "task_id", "occasion", "digest", "ordinal")
 release = sa.Table(
     "dpflow_release",
     metadata,
-    sa.Column("id", sa.Text, primary_key=True),
-    sa.Column("scope", sa.Text, nullable=False),
-    sa.Column("dag_id", sa.Text, nullable=False),
-    sa.Column("task_id", sa.Text, nullable=False),
-    sa.Column("occasion", sa.Text, nullable=False),
-    sa.Column("digest", sa.Text, nullable=False),
-    sa.Column("ordinal", sa.BigInteger, nullable=False),
-    sa.Column("family", sa.Text, nullable=False),
-    sa.Column("slot", sa.Text, index=True),
-    sa.Column("state", sa.Text, nullable=False),
-    sa.Column("exclusive", sa.Boolean, nullable=False),
-    sa.Column("attempts", sa.BigInteger, nullable=False),
-    sa.Column("fenced_below", sa.BigInteger, nullable=False),
-    sa.Column("principal", sa.Text, nullable=False),
-    sa.Column("blocks", sa.JSON, nullable=False),
-    sa.Column("event", sa.JSON, nullable=False),
-    sa.Column("request", sa.JSON, nullable=False),
-    sa.Column("result", sa.JSON(none_as_null=True)),
-    sa.Column("snapshot", sa.Text),
-    sa.Column("version", sa.BigInteger, nullable=False),
-    sa.Column("secret", sa.JSON(none_as_null=True)),
+    Column("id", Text, primary_key=True),
+    _needed("scope"),
+    _needed("dag_id"),
+    _needed("task_id"),
+    _needed("occasion"),
+    _needed("digest"),
+    _needed("ordinal", BigInteger),
+    _needed("family"),
+    Column("slot", Text),
+    _needed("state"),
+    _needed("exclusive", SmallInteger),
+    _needed("attempts", BigInteger),
+    _needed("fenced_below", BigInteger),
+    _needed("principal"),
+    _needed("blocks"),
+    _needed("event"),
+    _needed("request"),
+    Column("result", Text),
+    Column("snapshot", Text),
+    _needed("version", BigInteger),
+    Column("secret", Text),
     sa.UniqueConstraint(*KEY),
 )
+_gate = sa.and_(release.c.exclusive == sa.literal_column("1"), release.c.state == sa.literal_column("'open'"))
+sa.Index("dpflow_open_gate", release.c.scope, sqlite_where=_gate, postgresql_where=_gate)
+
+#: Which task instance asked for which release: a slot may bring one release, and may join others.
+slot = sa.Table(
+    "dpflow_slot",
+    metadata,
+    Column("slot", Text, primary_key=True),
+    Column("release_id", Text, primary_key=True),
+)
+sa.Index("dpflow_slot_of_release", slot.c.release_id)
 
 answer = sa.Table(
     "dpflow_answer",
     metadata,
-    sa.Column("session_id", sa.Text, primary_key=True),
-    sa.Column("query", sa.Text, primary_key=True),
-    sa.Column("version", sa.BigInteger, nullable=False),
-    sa.Column("answer", sa.JSON, nullable=False),
+    Column("session_id", Text, primary_key=True),
+    Column("query", Text, primary_key=True),
+    _needed("version", BigInteger),
+    _needed("answer"),
 )
 
 entry = sa.Table(
     "dpflow_entry",
     metadata,
-    sa.Column("seq", sa.BigInteger, primary_key=True, autoincrement=False),
-    sa.Column("at", sa.Text, nullable=False),
-    sa.Column("kind", sa.Text, nullable=False),
-    sa.Column("scope", sa.Text, nullable=False),
-    sa.Column("release_id", sa.Text, nullable=False),
-    sa.Column("principal", sa.Text, nullable=False),
-    sa.Column("body", sa.Text, nullable=False),
-    sa.Column("previous", sa.Text, nullable=False),
-    sa.Column("hash", sa.Text, nullable=False),
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    _needed("at"),
+    _needed("kind"),
+    _needed("scope"),
+    _needed("release_id"),
+    _needed("principal"),
+    _needed("body"),
+    _needed("previous"),
+    _needed("hash"),
+    _needed("seal"),
 )
 
 #: The history can only grow, whoever holds a connection.

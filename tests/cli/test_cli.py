@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from tiny import Tiny
+    from smallworld import Tiny
 
 DPFLOW = Path(sys.executable).with_name("dpflow")
 

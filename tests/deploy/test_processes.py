@@ -120,11 +120,11 @@ def test_a_release_is_paid_once_on_postgresql(stage: Stage) -> None:
         assert task["state"] not in ("failed", "upstream_failed"), "read the task's log"
         return bool(task["state"] == "success" and task["try_number"] >= tries)
 
-    stage.wait("the run", lambda: stage.tasks("visits", "one") and succeeded(1), 90)
+    stage.wait("the run", lambda: stage.tasks("visits", "one") and succeeded(1), 180)
     ledger = Ledger(stage.env["DPFLOW_LEDGER"], anchor=stage.env["DPFLOW_LEDGER_ANCHOR"])
     first = ledger.releases()
     stage.clear("visits", "one")
-    stage.wait("the cleared run", lambda: succeeded(2), 90)
+    stage.wait("the cleared run", lambda: succeeded(2), 180)
     assert [r.state for r in first] == ["settled"] and ledger.releases() == first
     assert ledger.remaining("visits").rows()[0]["epsilon_left"] == "0.5"
     assert ledger.verify().ok

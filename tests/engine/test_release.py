@@ -26,7 +26,7 @@ from dpflow.registry import BUILT_INS, Registry
 from dpflow.tables import PrivateTable, published_ids
 
 if TYPE_CHECKING:
-    from tiny import Tiny
+    from smallworld import Tiny
 
 SECRET = 7_364_519
 
@@ -266,7 +266,7 @@ def test_the_drawn_tree_of_errors_is_complete() -> None:
 
 def test_a_scope_protects_what_it_was_granted_for(tmp_path: Path) -> None:
     """A scope granted for one protection refuses a table that declares another."""
-    from tiny import Tiny as Make
+    from smallworld import Tiny as Make
 
     made = Make(tmp_path)
     made.fill()

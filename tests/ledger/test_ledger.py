@@ -357,9 +357,9 @@ def test_a_full_disk_records_nothing(tmp_path: Path) -> None:
     """When the file cannot grow, the charge fails as a whole and is retryable."""
     ledger = Ledger(tmp_path / "l", create=True)
     ledger.grant("s", 1, 0, filter="basic", principal="owner")
-    with ledger._database.reading() as connection:
-        pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
-        connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
+    with ledger._database.reading() as transaction:
+        pages = transaction.text("PRAGMA page_count")[0][0]
+        transaction.text(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(LedgerUnavailable, match="nothing was recorded") as caught:
         reserve(ledger, request={"name": "x" * 100_000})
     assert caught.value.retryable

@@ -1,0 +1,235 @@
+"""Exactly once: how a key finds its release, who may pay, who may settle."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from dpflow.core.events import Event, to_json
+from dpflow.errors import InvalidInput, LedgerCorrupt, RetryConflict, SessionClosed, UnknownName
+from dpflow.ledger import accounts, chain, schema
+from dpflow.ledger.database import Prepared, Transaction, insert, where
+from dpflow.ledger.records import ReleaseKey, Reservation, Stored, checked_name
+
+R, _L = schema.release.c, schema.slot.c
+BY_ID = Prepared(sa.select(schema.release).where(where(R.id)))
+BY_KEY = Prepared(sa.select(schema.release).where(where(*(R[name] for name in schema.KEY))))
+_INSERT = insert(schema.release)
+_JOIN = insert(schema.slot)
+_IN_SLOT = Prepared(
+    sa.select(schema.release)
+    .join(schema.slot, _L.release_id == R.id)
+    .where(_L.slot == sa.bindparam("slot"))
+    .order_by(R.id)
+)
+_OF_TASK = where(R.scope, R.dag_id, R.task_id, R.occasion)
+_PAID = Prepared(sa.select(sa.func.count().label("number")).select_from(schema.release).where(_OF_TASK))
+_ASKED = Prepared(
+    sa.select(sa.func.count(sa.distinct(_L.slot)).label("number"))
+    .select_from(schema.slot.join(schema.release, _L.release_id == R.id))
+    .where(_OF_TASK)
+)
+_literal = sa.literal_column
+_GATES = Prepared(sa.select(R.scope).where(R.exclusive == _literal("1"), R.state == _literal("'open'")))
+_SETTLE = Prepared(
+    schema.release.update()
+    .where(where(R.id))
+    .values({n: sa.bindparam("new_" + n, type_=sa.Text) for n in ("state", "result", "snapshot")})
+)
+_TRY = Prepared(
+    schema.release.update()
+    .where(where(R.id))
+    .values({n: sa.bindparam("new_" + n, type_=R[n].type) for n in ("state", "attempts", "fenced_below")})
+)
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a caller wants to pay for: the arguments of `Ledger.reserve` and `Ledger.open_session`."""
+
+    key: ReleaseKey
+    event: Event
+    blocks: Sequence[str]
+    family: str
+    slot: str | None
+    principal: str
+    request: Mapping[str, Any]
+    spend_again: bool = False
+
+    def __post_init__(self) -> None:
+        checked_name("a principal", self.principal)
+        checked_name("a family", self.family)
+        if self.slot is not None:
+            checked_name("a slot", self.slot, longest=1000)
+
+
+def known(transaction: Transaction, writer: chain.Writer, ask: Ask) -> Any:
+    """The release this ask already has; None when it is new and may be charged.
+
+    A key finds its release whoever asks: inputs mapped in another order find theirs. A key that is new to a slot which has a
+    release is a changed retry. It keeps that release if only the mechanism's version changed; it may pay if the caller says
+    so, or while this task on this occasion has fewer releases than task instances that asked (after a reordering
+    some instances join what others paid for, and then others owe one). So a task never pays more often than it has instances, however
+    often it is tried, unless the caller says so.
+
+    Raises:
+        RetryConflict: a changed retry that may not pay.
+    """
+    row = transaction.first(BY_KEY, **{name: getattr(ask.key, name) for name in schema.KEY})
+    before = [] if ask.slot is None else transaction.rows(_IN_SLOT, slot=ask.slot)
+    if row is not None:
+        if ask.slot is not None and row.id not in {other.id for other in before}:
+            transaction.run(_JOIN, slot=ask.slot, release_id=row.id)
+            writer.note("join", row.scope, row.id, ask.principal, {"slot": ask.slot})
+        return row
+    if not before:
+        return None
+    event = chain.canonical(to_json(ask.event))
+    same = [
+        other
+        for other in before
+        if other.family == ask.family and other.event == event and other.scope == ask.key.scope
+    ]
+    if same:
+        return same[0]
+    of_task = {name: getattr(ask.key, name) for name in ("scope", "dag_id", "task_id", "occasion")}
+    owed = transaction.first(_ASKED, **of_task).number - transaction.first(_PAID, **of_task).number
+    if ask.spend_again or owed > 0:
+        return None
+    raise RetryConflict(
+        "this task released something else in this run (or this name and revision before); a retry must ask for the "
+        "same release. To pay for a new one, set spend_again on the operator, or raise revision in the release file"
+    )
+
+
+def require_no_gate(transaction: Transaction, scope: str) -> None:
+    """Raises `SessionClosed` while a gate session is open on this scope, above it or below it."""
+    for (name,) in transaction.rows(_GATES):
+        if name == scope or name.startswith(scope + "/") or scope.startswith(name + "/"):
+            raise SessionClosed(
+                f"a gate session is open on scope {name!r}, and while it is no other release reads its table; "
+                f"wait until it is used up, or use another partition"
+            )
+
+
+def charge(
+    transaction: Transaction,
+    writer: chain.Writer,
+    ask: Ask,
+    *,
+    state: str = "reserved",
+    exclusive: bool = False,
+    secret: str | None = None,
+    commitment: str | None = None,
+) -> str:
+    """Debit every account and add the release, or raise and leave nothing. Returns the release's id."""
+    require_no_gate(transaction, ask.key.scope)
+    bill = accounts.bill(transaction, ask.key.scope, [ask.event], ask.blocks)
+    accounts.debit(transaction, bill)
+    release_id = secrets.token_hex(8)
+    public: dict[str, Any] = {name: getattr(ask.key, name) for name in schema.KEY} | {
+        "family": ask.family,
+        "slot": ask.slot,
+        "exclusive": int(exclusive),
+        "blocks": chain.canonical(list(ask.request.get("blocks", ask.blocks))),
+        "event": chain.canonical(to_json(ask.event)),
+        "request": ordered(ask.request),
+    }
+    transaction.run(
+        _INSERT, id=release_id, state=state, attempts=1, fenced_below=0, principal=ask.principal, version=0,
+        result=None, snapshot=None, secret=secret, **public,
+    )  # fmt: skip
+    if ask.slot is not None:
+        transaction.run(_JOIN, slot=ask.slot, release_id=release_id)
+    body = public | {"charges": [charge.to_json() for charge in bill], "state": commitment}
+    writer.note("reserve" if state == "reserved" else "session", ask.key.scope, release_id, ask.principal, body)
+    return release_id
+
+
+def take_over(transaction: Transaction, writer: chain.Writer, row: Any, principal: str) -> Reservation:
+    """What a known release offers its next try. Raises `RetryConflict` if an owner closed it."""
+    if row.state == "settled":
+        return Reservation(row.id, row.attempts, True, json.loads(row.result))
+    if row.state == "fenced":
+        raise RetryConflict(
+            f"release {row.id} is fenced, closed by an owner; its charge stays. Pay for a new one under another name"
+        )
+    if row.state != "reserved":
+        raise RetryConflict(f"release {row.id} is a session; ask it, do not reserve it")
+    attempt = row.attempts + 1
+    transaction.run(_TRY, id=row.id, new_state=row.state, new_attempts=attempt, new_fenced_below=row.fenced_below)
+    writer.note("retry", row.scope, row.id, principal, {"attempt": attempt})
+    return Reservation(row.id, attempt, False)
+
+
+def settle(
+    transaction: Transaction, writer: chain.Writer, reservation: Reservation, result: str, snapshot: str | None
+) -> Reservation:
+    """Store a result unless there is one. See `Ledger.settle`."""
+    row = get(transaction, reservation.release_id)
+    if row.state == "settled":
+        return Reservation(row.id, reservation.attempt, True, json.loads(row.result))
+    if row.state != "reserved" or not row.fenced_below <= reservation.attempt <= row.attempts:
+        raise RetryConflict(f"release {row.id} was fenced by an owner; this late result is discarded")
+    transaction.run(_SETTLE, id=row.id, new_state="settled", new_result=result, new_snapshot=snapshot)
+    body = {"result": chain.digest(json.loads(result)), "snapshot": snapshot, "attempt": reservation.attempt}
+    writer.note("settle", row.scope, row.id, row.principal, body)
+    return Reservation(row.id, reservation.attempt, True, json.loads(result))
+
+
+def resolve(
+    transaction: Transaction, writer: chain.Writer, release_id: str, decision: str, reason: str, principal: str
+) -> None:
+    """Fence what is unsettled. See `Ledger.resolve`."""
+    row = transaction.first(BY_ID, id=release_id)
+    if row is None or row.state not in ("reserved", "open"):
+        raise InvalidInput(
+            f"release {release_id} is {row.state if row else 'unknown'}; only a reserved one or an open session is an orphan"
+        )
+    if row.state == "open" and decision == "retry":
+        raise InvalidInput(f"release {release_id} is a session, which needs no retry: the same key resumes it")
+    state = "reserved" if decision == "retry" else "closed" if row.state == "open" else "fenced"
+    fenced = row.attempts + 1
+    transaction.run(_TRY, id=row.id, new_state=state, new_attempts=row.attempts, new_fenced_below=fenced)
+    body = {"decision": decision, "reason": reason, "fenced_below": fenced, "becomes": state}
+    writer.note("resolve", row.scope, row.id, principal, body)
+
+
+def get(transaction: Transaction, release_id: str) -> Any:
+    """A release's row. Raises `UnknownName`."""
+    row = transaction.first(BY_ID, id=release_id)
+    if row is None:
+        raise UnknownName("release", release_id, ())
+    return row
+
+
+def ordered(value: Mapping[str, Any]) -> str:
+    """JSON that keeps the order of its names, as results and requests are shown. Raises `InvalidInput`."""
+    try:
+        return json.dumps(value, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError):
+        raise InvalidInput("what the ledger stores must be JSON: texts, numbers, lists and mappings") from None
+
+
+def stored(row: Any) -> Stored:
+    """The public fields of a row."""
+    try:
+        return Stored(
+            release_id=row.id,
+            scope=row.scope,
+            blocks=tuple(json.loads(row.blocks)),
+            state=row.state,
+            attempts=row.attempts,
+            principal=row.principal,
+            request=json.loads(row.request),
+            event=json.loads(row.event),
+            result=None if row.result is None else json.loads(row.result),
+            snapshot=row.snapshot,
+        )
+    except ValueError:
+        raise LedgerCorrupt(f"release {row.id} cannot be read; run dpflow ledger verify") from None

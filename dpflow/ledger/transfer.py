@@ -1,0 +1,102 @@
+"""Export and import: JSON lines that a third party can add up, and from which another database can go on.
+
+The first line is a header, then all entries, then what entries name only by digest: results, requests' order and answers'
+text. Secret state is not exported. So an imported ledger has its sessions closed: their charge and answers stay.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, TextIO
+
+import sqlalchemy as sa
+
+from dpflow.errors import LedgerCorrupt
+from dpflow.ledger import chain, schema, verify
+from dpflow.ledger.anchor import Anchor
+from dpflow.ledger.database import Prepared, Transaction, insert
+
+FORMAT = "dpflow-ledger"
+_RELEASES = Prepared(sa.select(schema.release.c.id, schema.release.c.result).order_by(schema.release.c.id))
+_INSERTS = {table: insert(table) for table in schema.metadata.sorted_tables}
+
+
+def export(transaction: Transaction, stream: TextIO) -> int:
+    """Write everything but secrets; returns the number of entries."""
+    lines, number = [{"line": "header", "format": FORMAT, "schema": schema.VERSION}], 0
+    for entry in transaction.rows(verify.ENTRIES):
+        lines.append({"line": "entry", **entry._asdict()})
+        number += 1
+    for release in transaction.rows(_RELEASES):
+        if release.result is not None:
+            lines.append({"line": "result", "release_id": release.id, "result": release.result})
+    for line in lines:
+        stream.write(json.dumps(line, separators=(",", ":")) + "\n")
+    return number
+
+
+def read(stream: TextIO, anchor: Anchor) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Entries and results of an export. Raises `LedgerCorrupt` unless chain, seals and mark hold under this anchor."""
+    entries: list[dict[str, Any]] = []
+    results: dict[str, str] = {}
+    try:
+        header = json.loads(stream.readline())
+        if header != {"line": "header", "format": FORMAT, "schema": schema.VERSION}:
+            raise LedgerCorrupt(
+                f"this is no ledger export of schema version {schema.VERSION}; export it with the same dpflow"
+            )
+        for line in map(json.loads, stream):
+            if line["line"] == "entry":
+                entries.append({name: line[name] for name in (*chain.FIELDS, "hash", "seal")})
+            else:
+                results[line["release_id"]] = line["result"]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise LedgerCorrupt("the export has a line that cannot be read; export it again") from None
+    found = list(chain.problems(entries, anchor))
+    if found:
+        raise LedgerCorrupt(f"the export does not verify under this anchor: {found[0]}")
+    return entries, results
+
+
+def restore(transaction: Transaction, entries: list[dict[str, Any]], results: Mapping[str, str]) -> list[str]:
+    """Fill the empty tables; returns the sessions that could not be kept open."""
+    expected = verify.Expected()
+    for entry in entries:
+        expected.apply(entry)
+    if expected.illegal:
+        raise LedgerCorrupt(f"the export does not verify: {expected.illegal[0]}")
+    closed = sorted(name for name, row in expected.releases.items() if row["state"] == "open")
+    for table, rows in _rows(expected, results, closed):
+        transaction.many(_INSERTS[table], rows)
+    transaction.many(_INSERTS[schema.entry], entries)
+    return closed
+
+
+def _rows(
+    expected: verify.Expected, results: Mapping[str, str], closed: list[str]
+) -> Iterator[tuple[sa.Table, list[dict[str, Any]]]]:
+    yield schema.scope, [{"name": name, **row} for name, row in expected.scopes.items()]
+    yield (
+        schema.account,
+        [
+            {"scope": scope, "block": block, "epsilon": c.epsilon, "delta": c.delta, "renyi": c.renyi}
+            for (scope, block), c in expected.accounts.items()
+        ],
+    )
+    releases = []
+    for name, row in expected.releases.items():
+        result = results.get(name)
+        if (None if result is None else chain.digest(json.loads(result))) != row["result"]:
+            raise LedgerCorrupt(f"the export's result of release {name} is not the one that was settled")
+        state = "closed" if name in closed else row["state"]
+        releases.append({**row, "id": name, "result": result, "state": state, "secret": None})
+    yield schema.release, releases
+    yield schema.slot, [{"slot": slot, "release_id": name} for slot, name in sorted(expected.slots)]
+    yield (
+        schema.answer,
+        [
+            {"session_id": name, "query": query, "version": version, "answer": json.dumps(body)}
+            for (name, query), (version, body) in expected.answers.items()
+        ],
+    )

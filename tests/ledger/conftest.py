@@ -1,0 +1,90 @@
+"""The same tests on both databases."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from dpflow.core.events import Pure
+from dpflow.ledger import Ledger, ReleaseKey, Reservation
+
+
+@dataclass
+class Place:
+    """Where a ledger is: how to open it, and how to go behind its back."""
+
+    target: str
+    anchor: Path
+
+    def open(self, create: bool = True) -> Ledger:
+        return Ledger(self.target, anchor=self.anchor, create=create)
+
+    def sql(self, *statements: str) -> list[Any]:
+        """Run statements as an intruder with full rights over the database; returns the last one's rows."""
+        if "://" in self.target:
+            with psycopg.connect(self.target.replace("+psycopg", ""), autocommit=True) as connection:
+                connection.execute("SET session_replication_role = replica")  # no triggers
+                for statement in statements:
+                    cursor = connection.execute(statement)
+                return cursor.fetchall() if cursor.description else []
+        connection = sqlite3.connect(self.target, isolation_level=None)
+        for trigger in ("dpflow_entry_no_update", "dpflow_entry_no_delete"):
+            connection.execute(f"DROP TRIGGER IF EXISTS {trigger}")
+        rows = [connection.execute(statement).fetchall() for statement in statements][-1]
+        connection.close()
+        return rows
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    if request.param == "sqlite":
+        return Place(str(tmp_path / "ledger.sqlite"), tmp_path / "anchor")
+    return Place(request.getfixturevalue("postgres")(), tmp_path / "anchor")
+
+
+@pytest.fixture
+def ledger(place: Place) -> Ledger:
+    """A ledger that granted epsilon 1 to ``flights``."""
+    ledger = place.open()
+    ledger.grant("flights", 1, 0, filter="basic", principal="owner")
+    return ledger
+
+
+class Asks:
+    """Short forms of the verbs' long argument lists."""
+
+    @staticmethod
+    def key(
+        digest: str = "d", *, scope: str = "flights", task: str = "t", occasion: str = "o", ordinal: int = 0
+    ) -> ReleaseKey:
+        return ReleaseKey(scope, "dag", task, occasion, digest, ordinal)
+
+    @staticmethod
+    def terms(epsilon: str = "0.1", **changes: Any) -> dict[str, Any]:
+        return {
+            "event": Pure(Fraction(epsilon)),
+            "blocks": (),
+            "family": "f",
+            "slot": None,
+            "principal": "airflow:dag",
+            "request": {"name": "n"},
+        } | changes
+
+    def reserve(self, ledger: Ledger, digest: str = "d", epsilon: str = "0.1", **changes: Any) -> Reservation:
+        where = {name: changes.pop(name) for name in ("scope", "task", "occasion", "ordinal") if name in changes}
+        return ledger.reserve(self.key(digest, **where), **self.terms(epsilon, **changes))
+
+    @staticmethod
+    def spent(ledger: Ledger, scope: str = "flights") -> dict[str, str]:
+        return {row["block"]: row["epsilon_spent"] for row in ledger.remaining(scope).rows()}
+
+
+@pytest.fixture(scope="session")
+def ask() -> Asks:
+    return Asks()

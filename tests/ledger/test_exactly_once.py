@@ -1,0 +1,127 @@
+"""One key, one charge, one result."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from dpflow.errors import InvalidInput, RetryConflict, UnknownName
+from dpflow.ledger import Reservation
+
+
+def test_settled_key_returns_the_stored_result_for_nothing(ledger, ask):
+    """A cleared task gets its first result bit for bit, with its names in their order, and pays nothing."""
+    first = ask.reserve(ledger)
+    ledger.settle(first, {"z": 1, "a": [1.5, None]}, snapshot="s")
+    again = ask.reserve(ledger)
+    assert again.settled and list(again.result.items()) == [("z", 1), ("a", [1.5, None])]
+    assert ask.spent(ledger) == {"": "0.1"}
+
+
+def test_crashed_try_is_taken_over(ledger, ask):
+    """A reserved key gives its reservation to the next try under a new attempt number."""
+    first, second = ask.reserve(ledger), ask.reserve(ledger)
+    assert (first.release_id, first.attempt, second.attempt) == (second.release_id, 1, 2)
+    assert ask.spent(ledger) == {"": "0.1"}
+
+
+def test_first_settle_wins(ledger, ask):
+    """An orphan that settles first wins; its retry is told the stored result."""
+    orphan, retry = ask.reserve(ledger), ask.reserve(ledger)
+    ledger.settle(orphan, {"value": 1})
+    late = ledger.settle(retry, {"value": 2})
+    assert late.result == {"value": 1}
+    assert ledger.release(orphan.release_id).result == {"value": 1}
+
+
+@pytest.mark.parametrize("change", ["task", "occasion", "digest", "ordinal", "scope"])
+def test_every_part_of_the_key_counts(ledger, ask, change):
+    """A release that differs in one part of its key is another release, and is paid."""
+    ledger.grant("flights/b", 1, 0, filter="basic", principal="owner")
+    ask.reserve(ledger)
+    ask.reserve(ledger, **{change: 1 if change == "ordinal" else "flights/b" if change == "scope" else "other"})
+    assert ask.spent(ledger) == {"": "0.2"}
+
+
+def test_changed_retry_is_refused_unless_it_says_so(ledger, ask):
+    """A template with now() changes the digest in its slot: refused, and paid only on demand."""
+    ask.reserve(ledger, "now-1", slot="run/t/-1")
+    with pytest.raises(RetryConflict, match="spend_again"):
+        ask.reserve(ledger, "now-2", slot="run/t/-1", family="g")
+    assert ask.spent(ledger) == {"": "0.1"}
+    ask.reserve(ledger, "now-2", slot="run/t/-1", family="g", spend_again=True)
+    assert ask.spent(ledger) == {"": "0.2"}
+
+
+def test_new_mechanism_version_keeps_its_reservation_in_a_run(ledger, ask):
+    """The same family and event in the same slot is the same release; in another run it is paid anew."""
+    first = ask.reserve(ledger, "v1", slot="run1")
+    assert ask.reserve(ledger, "v2", slot="run1").release_id == first.release_id
+    assert ask.reserve(ledger, "v2", slot="run2").release_id != first.release_id
+
+
+def test_family_with_another_price_is_a_conflict(ledger, ask):
+    """A version that costs more cannot ride on a cheaper reservation."""
+    ask.reserve(ledger, "v1", slot="run1")
+    with pytest.raises(RetryConflict, match="asks? for the same release|something else"):
+        ask.reserve(ledger, "v2", "0.2", slot="run1")
+
+
+def test_mapped_inputs_in_another_order(ledger, ask):
+    """Reordered inputs find their releases, and an instance that was never paid for is paid once, not more."""
+    ask.reserve(ledger, "A", slot="run/0", family="A")
+    with pytest.raises(RetryConflict, match="same release"):
+        ask.reserve(ledger, "B", slot="run/0", family="B")
+    ask.reserve(ledger, "A", slot="run/1", family="A")
+    ask.reserve(ledger, "B", slot="run/0", family="B")
+    assert ask.spent(ledger) == {"": "0.2"}
+    with pytest.raises(RetryConflict, match="same release"):
+        ask.reserve(ledger, "C", slot="run/1", family="C")
+
+
+def test_resolve_closes_an_orphan(ledger, ask):
+    """After an owner's decision the late settle is discarded, later tries are refused, and the charge stays."""
+    orphan = ask.reserve(ledger)
+    ledger.resolve(orphan.release_id, reason="host lost", principal="owner")
+    with pytest.raises(RetryConflict, match="discarded"):
+        ledger.settle(orphan, {"value": 1})
+    with pytest.raises(RetryConflict, match="closed by an owner"):
+        ask.reserve(ledger)
+    assert ask.spent(ledger) == {"": "0.1"}
+    assert ledger.history()[-1].body["reason"] == "host lost"
+
+
+def test_resolve_may_let_a_retry_go_on(ledger, ask):
+    """With decision retry the orphan is fenced and a new try settles the same reservation."""
+    orphan = ask.reserve(ledger)
+    ledger.resolve(orphan.release_id, reason="zombie", principal="owner", decision="retry")
+    retry = ask.reserve(ledger)
+    with pytest.raises(RetryConflict, match="fenced"):
+        ledger.settle(orphan, {"value": 1})
+    assert ledger.settle(retry, {"value": 2}).result == {"value": 2}
+    assert ask.spent(ledger) == {"": "0.1"} and ledger.verify().ok
+
+
+def test_only_orphans_can_be_resolved(ledger, ask):
+    """A settled release is beyond an owner's decision."""
+    done = ledger.settle(ask.reserve(ledger), {"value": 1})
+    with pytest.raises(InvalidInput, match="is settled; only a reserved one"):
+        ledger.resolve(done.release_id, reason="no", principal="owner")
+
+
+def test_invented_reservations_settle_nothing(ledger, ask):
+    """A reservation or attempt that the ledger never gave out is refused."""
+    real = ask.reserve(ledger)
+    with pytest.raises(UnknownName, match="no release"):
+        ledger.settle(Reservation("feed", 1, False), {})
+    with pytest.raises(RetryConflict, match="discarded"):
+        ledger.settle(Reservation(real.release_id, 7, False), {})
+
+
+def test_equal_asks_at_once_pay_once(ledger, ask):
+    """A zombie and its retry in two threads share one charge and see one result."""
+    with ThreadPoolExecutor(8) as pool:
+        got = list(pool.map(lambda n: ledger.settle(ask.reserve(ledger), {"value": n}).result["value"], range(8)))
+    assert len(set(got)) == 1
+    assert ask.spent(ledger) == {"": "0.1"} and ledger.verify().ok

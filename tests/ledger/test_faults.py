@@ -1,0 +1,167 @@
+"""Death and loss at every step: at most one charge, one result, and a retry always completes."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from dpflow.core import faults
+from dpflow.errors import LedgerUnavailable
+from dpflow.testing.faults import KILLED, armed, run_python
+
+OPEN = """
+import sys
+from dpflow.core.events import Pure
+from dpflow.ledger import Ledger, ReleaseKey
+ledger = Ledger(sys.argv[1], anchor=sys.argv[2])
+held = ledger.open_session(ReleaseKey("flights", "", "", "o", "d"), event=Pure("0.5"), blocks=(), family="f", slot="s",
+    principal="p", state={"v": 0}, exclusive=True, request={})
+"""
+ANSWER = """
+import sys
+from dpflow.ledger import Ledger
+ledger = Ledger(sys.argv[1], anchor=sys.argv[2])
+held = ledger.session(ledger.releases()[0].release_id)
+ledger.answer(held.session_id, query="q", expected_version=held.version, state={"v": 1}, answer={"by": sys.argv[3]})
+"""
+
+
+@pytest.mark.parametrize("point", ["session.before-commit", "session.after-commit"])
+def test_a_killed_opening_is_resumed(ledger, place, ask, point):
+    """Killed around its opening, a session is opened and charged once."""
+    arguments = (place.target, str(place.anchor))
+    assert run_python(OPEN, *arguments, env=armed(point)).returncode == KILLED
+    assert run_python(OPEN, *arguments).returncode == 0
+    assert len(ledger.releases()) == 1 and ask.spent(ledger) == {"": "0.5"} and ledger.verify().ok
+
+
+@pytest.mark.parametrize(("point", "winner"), [("session.before-commit", "second"), ("session.after-commit", "first")])
+def test_a_killed_answer_is_given_once(ledger, place, ask, point, winner):
+    """Killed before its commit an answer never was; killed after it, the stored answer stands."""
+    arguments = (place.target, str(place.anchor))
+    assert run_python(OPEN, *arguments).returncode == 0
+    assert run_python(ANSWER, *arguments, "first", env=armed(point)).returncode == KILLED
+    assert run_python(ANSWER, *arguments, "second").returncode == 0
+    (session,) = ledger.releases()
+    assert ledger.stored_answer(session.release_id, "q").answer == {"by": winner}
+    assert ledger.session(session.release_id).version == 1
+    assert ask.spent(ledger) == {"": "0.5"} and ledger.verify().ok
+
+
+@pytest.mark.parametrize("point", ["reserve.before-commit", "settle.before-commit"])
+def test_a_failure_before_the_commit_leaves_nothing(ledger, ask, monkeypatch, point):
+    """An exception inside a transaction undoes all of it, and the same ledger object goes on."""
+    held = ask.reserve(ledger) if point.startswith("settle") else None
+    before = len(ledger.history())
+    monkeypatch.setenv("DPFLOW_FAULT", f"{point}:fail")
+    with pytest.raises(faults.FaultInjected, match=point):
+        ledger.settle(held, {}) if held else ask.reserve(ledger)
+    monkeypatch.delenv("DPFLOW_FAULT")
+    assert len(ledger.history()) == before and ledger.verify().ok
+    ledger.settle(held or ask.reserve(ledger), {"value": 1})
+    assert ask.spent(ledger) == {"": "0.1"}
+
+
+def test_a_lost_connection_is_replaced(postgres, tmp_path, ask):
+    """Connections that the server closed while idle are noticed before anything ran on them."""
+    from dpflow.ledger import Ledger
+
+    url = postgres()
+    ledger = Ledger(url, anchor=tmp_path / "anchor", create=True)
+    ledger.grant("flights", 1, 0, filter="basic", principal="owner")
+    _disconnect_all(url)
+    ask.reserve(ledger)
+    _disconnect_all(url)
+    assert ask.spent(ledger) == {"": "0.1"}
+
+
+def test_a_connection_lost_inside_a_transaction_is_retryable(postgres, tmp_path, ask, monkeypatch):
+    """Nothing was recorded, and the same call completes later."""
+    from dpflow.ledger import Ledger
+    from dpflow.ledger import ledger as verbs
+
+    url = postgres()
+    ledger = Ledger(url, anchor=tmp_path / "anchor", create=True)
+    ledger.grant("flights", 1, 0, filter="basic", principal="owner")
+    monkeypatch.setattr(verbs.faults, "reach", lambda point: _disconnect_all(url) if "before" in point else None)
+    with pytest.raises(LedgerUnavailable, match="nothing was recorded") as caught:
+        ask.reserve(ledger)
+    assert caught.value.retryable
+    monkeypatch.undo()
+    ledger.settle(ask.reserve(ledger), {})
+    assert ask.spent(ledger) == {"": "0.1"} and ledger.verify().ok
+
+
+def test_a_server_that_is_not_there(tmp_path):
+    """Out of reach is retryable, and the message shows no password."""
+    from dpflow.ledger import Ledger
+
+    with pytest.raises(LedgerUnavailable, match="out of reach") as caught:
+        Ledger(f"postgresql+psycopg://u:sesame@/x?host={tmp_path}", anchor=tmp_path / "a", create=True)
+    assert "sesame" not in str(caught.value)
+
+
+def _disconnect_all(url: str) -> None:
+    with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as connection:
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+
+
+HAMMER = """
+import sys
+from dpflow.core.events import Pure
+from dpflow.errors import BudgetExceeded
+from dpflow.ledger import Ledger, ReleaseKey
+ledger = Ledger(sys.argv[1], anchor=sys.argv[2])
+for n in range(int(sys.argv[4])):
+    key = ReleaseKey("flights", "", "", f"{sys.argv[3]}-{n}", "d")
+    try:
+        held = ledger.reserve(key, event=Pure("0.01"), blocks=(), family="f", slot=None, principal="p", request={})
+        ledger.settle(held, {"rows": []})
+    except BudgetExceeded:
+        pass
+"""
+
+
+def hammer(place, ledger, processes: int, each: int, kill: bool) -> None:
+    """Many processes ask for more than there is; some are killed at random and started again."""
+    command = [sys.executable, "-c", HAMMER, place.target, str(place.anchor)]
+    running = {n: subprocess.Popen([*command, str(n), str(each)]) for n in range(processes)}
+    dice, end = random.Random(7), time.monotonic() + 100
+    while running:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+        for n, process in list(running.items()):
+            code = process.poll()
+            if code == 0:
+                del running[n]
+            elif code is not None:
+                assert code == -signal.SIGKILL
+                running[n] = subprocess.Popen([*command, str(n), str(each)])
+        if kill and running and dice.random() < 0.15:
+            os.kill(dice.choice(list(running.values())).pid, signal.SIGKILL)
+            kill = dice.random() > 0.1
+    ((_, cost),) = ledger.remaining("flights").spent
+    assert cost.epsilon == 10**12
+    assert len(ledger.releases()) == 100 and ledger.verify().ok
+
+
+def test_killed_processes_never_overrun(ledger, place):
+    """Four processes, some killed at random moments and restarted: exactly the hundred charges that fit commit."""
+    hammer(place, ledger, processes=4, each=40, kill=True)
+
+
+@pytest.mark.slow
+def test_sixty_four_processes_never_overrun(ledger, place: Path):
+    """Sixty-four processes on one scope: exactly the hundred charges that fit commit, to the unit."""
+    hammer(place, ledger, processes=64, each=3, kill=True)
