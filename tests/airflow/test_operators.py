@@ -1,0 +1,139 @@
+"""Operators below the scheduler: executed with a plain context, on a tiny table."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import pytest
+
+from dpflow.ledger import Ledger
+
+if TYPE_CHECKING:
+    from smallworld import Tiny
+
+DAY = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, tiny: Tiny) -> None:
+    """Airflow under a temporary home, and the connection that names the tiny ledger."""
+    monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path_factory.mktemp("airflow")))
+    connection = {"conn_type": "dpflow_ledger", "host": str(tiny.ledger)}
+    monkeypatch.setenv("AIRFLOW_CONN_DPFLOW_LEDGER", json.dumps(connection))
+
+
+def context(tiny: Tiny, **changes: Any) -> dict[str, Any]:
+    """What a task sees; ``changes`` override the task instance."""
+    instance = {"dag_id": "d", "task_id": "t", "run_id": "scheduled__1", "map_index": -1, "try_number": 1} | changes
+    return {
+        "ti": SimpleNamespace(**instance),
+        "dag_run": SimpleNamespace(partition_key=None),
+        "dag": SimpleNamespace(fileloc=str(tiny.folder / "dag.py")),
+        "logical_date": DAY,
+        "data_interval_start": DAY,
+        "data_interval_end": DAY + dt.timedelta(days=1),
+    }
+
+
+def wanted(**changes: Any) -> dict[str, Any]:
+    request = {
+        "name": "visits",
+        "mechanism": "count",
+        "table": "visits.yml",
+        "scope": "visits",
+        "blocks": ["2020-01-01"],
+        "params": {"epsilon": "0.5"},
+    }
+    return request | changes
+
+
+def test_a_retry_or_cleared_task_replays(tiny: Tiny) -> None:
+    """Other try, map index, run id or run type: the same interval is the same release; the receipt has no result."""
+    from dpflow.airflow import ReleaseOperator
+
+    operator = ReleaseOperator(task_id="t", release=wanted())
+    first = operator.execute(context(tiny))
+    again = operator.execute(context(tiny, try_number=3, map_index=2, run_id="backfill__1"))
+    assert (first["replayed"], again["replayed"], again["release_id"]) == (False, True, first["release_id"])
+    assert set(first) == {
+        "release_id", "name", "mechanism", "scope", "blocks", "epsilon", "delta", "protects", "replayed", "rows", "published"
+    }  # fmt: skip
+
+
+def test_a_retry_that_asks_for_something_else_fails_for_good(tiny: Tiny) -> None:
+    """A template with now() would pay at every try; it is refused unless it says that it means to."""
+    from airflow.sdk.exceptions import AirflowFailException
+
+    from dpflow.airflow import ReleaseOperator
+
+    ReleaseOperator(task_id="t", release=wanted()).execute(context(tiny))
+    changed = wanted(params={"epsilon": "0.25"})
+    with pytest.raises(AirflowFailException, match="spend_again"):
+        ReleaseOperator(task_id="t", release=changed).execute(context(tiny))
+    paid = ReleaseOperator(task_id="t", release=changed, spend_again=True).execute(context(tiny))
+    assert not paid["replayed"]
+
+
+def test_a_run_that_does_not_fit_is_stopped_before_it_reads(tiny: Tiny) -> None:
+    """The budget task adds up what is planned; what this run has paid counts as paid."""
+    from airflow.sdk.exceptions import AirflowFailException
+
+    from dpflow.airflow import LedgerOperator, ReleaseOperator
+
+    plans = [wanted(), wanted(mechanism="histogram", params={"by": "city", "epsilon": "0.5"})]
+    check = LedgerOperator(task_id="b", releases=plans)
+    assert check.execute(context(tiny, task_id="b")) == {"planned": 2, "to_pay": 2}
+    for number, plan in enumerate(plans):
+        ReleaseOperator(task_id="t", release=plan).execute(context(tiny, map_index=number))
+    assert check.execute(context(tiny, task_id="b")) == {"planned": 2, "to_pay": 0}
+    with pytest.raises(AirflowFailException, match="BudgetExceeded: scope 'visits', block '2020-01-01' cannot pay"):
+        LedgerOperator(task_id="b", releases=[wanted(params={"epsilon": "0.1"})]).execute(context(tiny))
+
+
+def test_a_violated_contract_stops_the_run_and_is_recorded(tiny: Tiny) -> None:
+    """One bit, in the history and in the failure; nothing else about the rows."""
+    from airflow.sdk.exceptions import AirflowFailException
+
+    from dpflow.airflow import DataContractOperator
+
+    check = DataContractOperator(task_id="c", table="visits.yml", blocks="2020-01-01")
+    assert check.execute(context(tiny))["passed"]
+    with duckdb.connect(str(tiny.database)) as connection:
+        connection.execute("UPDATE visits SET city = 'Atlantis'")
+    with pytest.raises(AirflowFailException, match="do not satisfy the declaration") as caught:
+        check.execute(context(tiny))
+    assert "Atlantis" not in str(caught.value)
+    notes = [entry.body for entry in Ledger(tiny.ledger).history() if entry.kind == "contract"]
+    assert [note["passed"] for note in notes] == [True, False]
+
+
+def test_runs_without_a_date_are_named_by_their_id(tiny: Tiny) -> None:
+    """A manual run has no interval: its id, or its partition key, is the occasion."""
+    from dpflow.airflow.context import occasion
+
+    manual = context(tiny, run_id="manual__7") | {
+        "logical_date": None,
+        "data_interval_start": None,
+        "data_interval_end": None,
+    }
+    assert occasion(manual).name == "manual__7"
+    manual["dag_run"].partition_key = "2020-01"
+    assert occasion(manual).name == "2020-01"
+
+
+def test_only_what_a_retry_can_help_is_retried() -> None:
+    """Every error class is mapped by its own word."""
+    from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+    from dpflow.airflow.context import failures
+    from dpflow.errors import LedgerUnavailable, PlanRefused
+
+    with pytest.raises(AirflowFailException, match="PlanRefused: no"), failures():
+        raise PlanRefused("no")
+    with pytest.raises(AirflowException, match="LedgerUnavailable: later") as caught, failures():
+        raise LedgerUnavailable("later")
+    assert not isinstance(caught.value, AirflowFailException)
