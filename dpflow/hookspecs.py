@@ -1,6 +1,6 @@
 """THE PLUGIN CONTRACT. A distribution joins through the entry-point group ``dpflow``; its module has functions marked
-with `hookimpl` named like these. No parameter ever has a default. A plugin may add mechanisms and estimators, observe, or
-refuse; it can never make a release cheaper or wider.
+with `hookimpl` named like these. No parameter ever has a default. A plugin may add mechanisms, estimators and calculators,
+observe, or refuse; it can never make a release cheaper or wider.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 if TYPE_CHECKING:
+    from dpflow.core.calculator import Calculator
     from dpflow.core.estimators import Estimator
     from dpflow.core.mechanism import InteractiveMechanism, Mechanism
 
@@ -28,6 +29,12 @@ def dpflow_register_mechanisms() -> Iterable[Mechanism[Any] | InteractiveMechani
 @hookspec
 def dpflow_register_estimators() -> Iterable[Estimator]:
     """Return holdout estimators: functions of one group's rows, by name. Called once while the registry loads."""
+    raise NotImplementedError
+
+
+@hookspec
+def dpflow_register_calculators() -> Iterable[Calculator[Any]]:
+    """Return calculators: planners, bounds and tables that touch no rows. Called once while the registry loads."""
     raise NotImplementedError
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pluggy
 
 from dpflow import hookspecs
+from dpflow.core.calculator import Calculator
 from dpflow.core.estimators import Estimator
 from dpflow.core.mechanism import InteractiveMechanism, Mechanism
 from dpflow.errors import PluginError, UnknownName
@@ -31,11 +32,12 @@ AnyMechanism = Mechanism[Any] | InteractiveMechanism[Any, Any]
 
 
 class Registry:
-    """Installed mechanisms and estimators. An object you pass: tests build one with exactly the plugins they need.
+    """Installed mechanisms, estimators and calculators. An object you pass: tests build one with exactly the plugins they need.
 
     Attributes:
         mechanisms: name to mechanism.
         estimators: name to estimator.
+        calculators: name to calculator.
         origin: name to the distribution (or module) that brought it.
     """
 
@@ -49,6 +51,7 @@ class Registry:
         self.origin: dict[str, str] = {}
         self.mechanisms = MappingProxyType(dict(self._collect("dpflow_register_mechanisms", "mechanism")))
         self.estimators = MappingProxyType(dict(self._collect("dpflow_register_estimators", "estimator")))
+        self.calculators = MappingProxyType(dict(self._collect("dpflow_register_calculators", "calculator")))
 
     @classmethod
     def load(cls) -> Registry:
@@ -76,6 +79,13 @@ class Registry:
         found = self.estimators.get(name)
         if not isinstance(found, Estimator):
             raise UnknownName("estimator", name, self.estimators)
+        return found
+
+    def calculator(self, name: str) -> Calculator[Any]:
+        """The calculator of this name, or `UnknownName`."""
+        found = self.calculators.get(name)
+        if not isinstance(found, Calculator):
+            raise UnknownName("calculator", name, self.calculators)
         return found
 
     def veto(self, plan: Any) -> list[str]:

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from dpflow.cli import demo, ledger, mechanisms, plan, publish, release
+from dpflow.cli import calculate, demo, ledger, mechanisms, plan, publish, release
 from dpflow.errors import DpflowError
 
 app = typer.Typer(
@@ -18,6 +18,7 @@ app.command("demo")(demo.command)
 app.command("mechanisms")(mechanisms.command)
 app.command("plan")(plan.command)
 app.command("release")(release.command)
+app.command("calculate")(calculate.command)
 app.command("publish")(publish.command)
 app.add_typer(ledger.app, name="ledger")
 

@@ -41,6 +41,8 @@ def command(
 def _print(title: str, result: Result) -> None:
     rows = ((r.key, r.measure, r.value, r.error_95) for r in result.rows)
     show(title, ("key", "measure", "value", "error at 95 %"), rows)
+    if result.document:
+        show_json(dict(result.document))
 
 
 def _list(ledger: str | None, as_json: bool) -> None:

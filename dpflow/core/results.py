@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -14,31 +14,38 @@ class Row:
     Attributes:
         key: group key, "" when there is no grouping.
         measure: what the number is, e.g. ``"count"``.
-        value: the released number, or None when the release answered "none".
+        value: the released number, a text where the answer is not a number (a key, a date), or None when the release
+            answered "none".
         error_95: half-width in which the noise stays with probability 95 %, or None where no bound is claimed. Bias from
             clamping and from cut contributions is not in it.
     """
 
     key: str
     measure: str
-    value: float | int | None
+    value: float | int | str | None
     error_95: float | None = None
 
 
 @dataclass(frozen=True)
 class Result:
-    """The rows of one release, in an order that tells nothing about the table."""
+    """The rows of one release, in an order that tells nothing about the table.
+
+    ``document`` is JSON that does not fit into rows: a learned hypothesis, the parameters of a synopsis. It was drawn with
+    the rows and is stored with them.
+    """
 
     rows: tuple[Row, ...]
+    document: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object from which `from_json` makes an equal result."""
-        return {"rows": [[r.key, r.measure, r.value, r.error_95] for r in self.rows]}
+        rows = [[r.key, r.measure, r.value, r.error_95] for r in self.rows]
+        return {"rows": rows} | ({"document": dict(self.document)} if self.document else {})
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Result:
         """The inverse of `to_json`."""
-        return cls(tuple(Row(*row) for row in data["rows"]))
+        return cls(tuple(Row(*row) for row in data["rows"]), data.get("document", {}))
 
 
 #: A release whose draw met something impossible: settled and charged as "none", never redrawn.

@@ -64,7 +64,20 @@ class GroupValues:
     columns: tuple[str, ...]
 
 
-Statistic = GroupedSums | SortedValues | GroupValues
+@dataclass(frozen=True)
+class Records:
+    """Rows of several columns for a learner, as exact integers.
+
+    A bounded column comes in grid steps, a column with public keys as the key's place in the list, or -1 for anything
+    else. A row in which a bounded column has no value (and declares no number for that) is left out. Each unit is then
+    cut to ``rows`` rows. Units are numbered in an order drawn anew at each reading, which tells nothing about them.
+    """
+
+    columns: tuple[str, ...]
+    rows: int
+
+
+Statistic = GroupedSums | SortedValues | GroupValues | Records
 
 
 @dataclass(frozen=True)
@@ -91,6 +104,14 @@ class PerGroup:
     """Answer to `GroupValues` after the estimator ran: one float per group, failures already mapped to its default."""
 
     values: NDArray[np.float64] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class RecordArrays:
+    """Answer to `Records`: per row its unit's number, ascending from 0, and its integer in each column."""
+
+    units: NDArray[np.int64] = field(repr=False)
+    columns: Mapping[str, NDArray[np.int64]] = field(repr=False)
 
 
 #: What `dpflow.tables` gives back: the answer that belongs to the statistic which the mechanism asked for.

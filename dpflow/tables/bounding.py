@@ -144,6 +144,17 @@ def cut_rows(rows: str, most: int) -> str:
     return _first(rows, "unit, part", most)
 
 
+def numbered(rows: str) -> str:
+    """A rows query with its units and parts numbered from 0 in a random order instead of named, sorted by that number."""
+    units = "SELECT unit, part, random() AS r FROM (SELECT DISTINCT unit, part FROM kept)"
+    units = f"SELECT unit, part, row_number() OVER (ORDER BY r) - 1 AS number FROM ({units})"
+    same = " AND ".join(f"kept.{name} IS NOT DISTINCT FROM units.{name}" for name in ("unit", "part"))
+    return (
+        f"WITH kept AS MATERIALIZED ({rows}), units AS ({units}) "
+        f"SELECT kept.* EXCLUDE (unit, part), number FROM kept JOIN units ON {same} ORDER BY number"
+    )
+
+
 def _first(query: str, partition: str, most: int) -> str:
     """At most so many rows of each partition, at random."""
     drawn = f"SELECT *, random() AS r FROM ({query})"

@@ -15,12 +15,14 @@ from dpflow.core.statistics import (
     Groups,
     GroupValues,
     Histogram,
+    RecordArrays,
+    Records,
     SortedValues,
     Statistic,
 )
 from dpflow.errors import PlanRefused, TableUnreadable, UnknownName
 from dpflow.tables import sandbox, sql
-from dpflow.tables.bounding import Cut, Value, cut_rows, cut_values
+from dpflow.tables.bounding import Cut, Value, cut_rows, cut_values, numbered
 
 
 class PrivateTable:
@@ -75,6 +77,8 @@ class PrivateTable:
                 reading.cut(statistic).check()
             elif isinstance(statistic, SortedValues):
                 reading.values(statistic)
+            elif isinstance(statistic, Records):
+                reading.records(statistic)
             else:
                 reading.grouped(statistic, b"")
 
@@ -83,8 +87,10 @@ class PrivateTable:
     @overload
     def answer(self, statistic: SortedValues, blocks: Sequence[str]) -> Histogram: ...
     @overload
-    def answer(self, statistic: Statistic, blocks: Sequence[str]) -> Groups | Histogram: ...
-    def answer(self, statistic: Statistic, blocks: Sequence[str]) -> Groups | Histogram:
+    def answer(self, statistic: Records, blocks: Sequence[str]) -> RecordArrays: ...
+    @overload
+    def answer(self, statistic: Statistic, blocks: Sequence[str]) -> Groups | Histogram | RecordArrays: ...
+    def answer(self, statistic: Statistic, blocks: Sequence[str]) -> Groups | Histogram | RecordArrays:
         """Execute a request on the named blocks, or on the whole table if none is named."""
         with sandbox.opened(self.declaration.database, self._what) as connection:
             reading = _Reading(self.declaration, connection, blocks)
@@ -93,6 +99,10 @@ class PrivateTable:
             if isinstance(statistic, SortedValues):
                 found = connection.arrays(reading.values(statistic), reading.parameters)
                 return Histogram(_int64(found["v"]), _int64(found["n"]))
+            if isinstance(statistic, Records):
+                found = connection.arrays(reading.records(statistic), reading.parameters)
+                names = enumerate(statistic.columns)
+                return RecordArrays(_int64(found["number"]), {name: _int64(found[f"x{i}"]) for i, name in names})
         raise PlanRefused("values per holdout group need an estimator; ask for them through a gate session")
 
     def grouped_rows(self, request: GroupValues, secret: bytes) -> tuple[NDArray[np.int64], dict[str, NDArray[Any]]]:
@@ -236,6 +246,23 @@ class _Reading:
         """The query of distinct values."""
         value = sql.grid(self.column(request.column), self._table.bounded(request.column))
         return cut_values(f"SELECT * FROM ({self._select([f'{value} AS v0'])}) WHERE v0 IS NOT NULL", request.rows)
+
+    def records(self, request: Records) -> str:
+        """The query of whole rows; each unit and part draws one number, by which the units are put in order."""
+        outputs, present = [], []
+        for i, name in enumerate(request.columns):
+            declared = self._table.column(name)
+            if declared.keys is not None:
+                column = self.column(name)
+                self._check_texts(column, declared.keys, "key")
+                listed = ", ".join(sql.literal(text) for text in declared.keys)
+                place = f"list_position([{listed}], {sql.to_text(column, sql.key(column, 'group key'))})"
+                outputs.append(f"CAST(coalesce({place}, 0) - 1 AS BIGINT) AS x{i}")
+            else:
+                outputs.append(f"{sql.grid(self.column(name), self._table.bounded(name))} AS x{i}")
+                present.append(f"x{i} IS NOT NULL")
+        whole = f"SELECT * FROM ({self._select(outputs)}) WHERE {' AND '.join(present) or 'true'}"
+        return numbered(cut_rows(whole, request.rows))
 
     def grouped(self, request: GroupValues, secret: bytes) -> str:
         """The query of rows by holdout group."""

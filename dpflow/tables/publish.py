@@ -30,6 +30,7 @@ COLUMNS = (
     ("group_key", "VARCHAR NOT NULL"),
     ("measure", "VARCHAR NOT NULL"),
     ("value", "DOUBLE"),
+    ("text", "VARCHAR"),
     ("error_95", "DOUBLE"),
     ("epsilon", "DOUBLE NOT NULL"),
     ("delta", "DOUBLE NOT NULL"),
@@ -60,7 +61,7 @@ def publish(database: Path, table: str, release: PublishedRelease, *, deadline: 
     """
     about = (release.release_id, release.release, release.block, release.mechanism)
     price = (float(Fraction(release.epsilon)), float(Fraction(release.delta)))
-    lines = [[*about, row.key, row.measure, _float(row.value), _float(row.error_95), *price] for row in release.rows]
+    lines = [[*about, row.key, row.measure, *_value(row.value), _float(row.error_95), *price] for row in release.rows]
     name = sql.identifier(table)
 
     def write(connection: duckdb.DuckDBPyConnection) -> None:
@@ -110,6 +111,10 @@ def read_published(database: Path, table: str, *, deadline: float = 30.0) -> lis
         return [dict(zip(names, row, strict=True)) for row in connection.execute(query).fetchall()]
 
     return _patiently(database, deadline, read)
+
+
+def _value(value: float | int | str | None) -> tuple[float | None, str | None]:
+    return (None, value) if isinstance(value, str) else (_float(value), None)
 
 
 def _float(value: float | None) -> float | None:

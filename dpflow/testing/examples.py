@@ -24,6 +24,8 @@ from dpflow.core.statistics import (
     GroupValues,
     Histogram,
     PerGroup,
+    RecordArrays,
+    Records,
     SortedValues,
     Statistic,
 )
@@ -159,6 +161,8 @@ def answers(statistic: Statistic, table: Table) -> dict[str, Answer]:
             "huge": ([low, middle, high], [10**12, 1, 10**12]),
         }
         return {name: _histogram(values, counts) for name, (values, counts) in given.items()}
+    if isinstance(statistic, Records):
+        return {f"{n} rows": _records(statistic, table, n) for n in (0, 1, 2, 7, 1000)}
     m = statistic.groups
     columns = {"zeros": [0.0], "ones": [1.0], "mixed": [0.0, 0.25, 0.5, 1.0], "huge": [1e300, -1e300, 5e-324]}
     return {name: PerGroup(np.resize(np.array(values), m)) for name, values in columns.items()}
@@ -169,7 +173,20 @@ def typical(statistic: Statistic, table: Table) -> Answer:
     if isinstance(statistic, SortedValues):
         low, high = table.column(statistic.column).grid()
         return _histogram(list(range(low, high + 1)), None)
+    if isinstance(statistic, Records):
+        return _records(statistic, table, 200)
     return answers(statistic, table)["mixed" if isinstance(statistic, GroupValues) else "many"]
+
+
+def _records(statistic: Records, table: Table, n: int) -> RecordArrays:
+    """One row a unit, each column running through its whole domain."""
+    return RecordArrays(np.arange(n), {name: _cycle(table, name, n) for name in statistic.columns})
+
+
+def _cycle(table: Table, name: str, n: int) -> NDArray[np.int64]:
+    keys = table.column(name).keys
+    low, high = table.column(name).grid() if keys is None else (-1, len(keys) - 1)
+    return low + np.arange(n, dtype=np.int64) % (high - low + 1)
 
 
 def _histogram(values: Sequence[int], counts: Sequence[int] | None) -> Histogram:
@@ -221,11 +238,25 @@ def neighbouring(statistic: Statistic, table: Table) -> list[tuple[Answer, Answe
             other = base + [low] * statistic.rows * replace
             pairs.append((_counted(base + [high] * statistic.rows), _counted(other)))
         return pairs
+    if isinstance(statistic, Records):
+        return _neighbouring_records(statistic, table, replace)
     m = statistic.groups
     ones, spread = np.zeros(m), np.linspace(0, 1, m)
     ones[: round(0.15 * m)] = 1.0
     moved = 2 if replace else 1
     return [(_moved(ones, moved), PerGroup(ones)), (_moved(spread, moved), PerGroup(spread))]
+
+
+def _neighbouring_records(statistic: Records, table: Table, replace: bool) -> list[tuple[Answer, Answer]]:
+    """One unit more with rows at the end of every column's domain; under replace they are at the other end."""
+    shared = _records(statistic, table, 30)
+
+    def ends(end: int) -> RecordArrays:
+        extra = {name: np.repeat(_cycle(table, name, 1000)[[0, -1][end]], statistic.rows) for name in statistic.columns}
+        units = np.append(shared.units, np.repeat(len(shared.units), statistic.rows))
+        return RecordArrays(units, {name: np.append(shared.columns[name], extra[name]) for name in statistic.columns})
+
+    return [(ends(0), ends(1) if replace else shared)]
 
 
 def _moved(values: NDArray[np.float64], count: int) -> PerGroup:

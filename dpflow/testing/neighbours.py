@@ -14,7 +14,16 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dpflow.core.statistics import Answer, GroupedSums, Groups, Histogram, SortedValues, Statistic
+from dpflow.core.statistics import (
+    Answer,
+    GroupedSums,
+    Groups,
+    Histogram,
+    RecordArrays,
+    Records,
+    SortedValues,
+    Statistic,
+)
 
 Row = Mapping[str, Any]
 UnitRows = tuple[Row, ...]
@@ -39,11 +48,13 @@ def neighbours(
 
 
 def answer(statistic: Statistic, units: Iterable[UnitRows]) -> Answer:
-    """The exact answer of a grouped sum or of sorted values, contributions cut to the statistic's limits."""
+    """The exact answer to a statistic, contributions cut to its limits; a key of `Records` is its place in the list."""
     if isinstance(statistic, GroupedSums):
         return _grouped(statistic, units)
     if isinstance(statistic, SortedValues):
         return _sorted(statistic, units)
+    if isinstance(statistic, Records):
+        return _records(statistic, units)
     raise TypeError(f"there is no reference answer for a {type(statistic).__name__}; build it by hand")
 
 
@@ -54,6 +65,8 @@ def fingerprint(given: Answer) -> Any:
         return given.keys, tuple(given.rows.tolist()), tuple(given.units.tolist()), tuple(values)
     if isinstance(given, Histogram):
         return tuple(zip(given.values.tolist(), given.counts.tolist()))
+    if isinstance(given, RecordArrays):
+        return tuple(zip(given.units.tolist(), *(given.columns[name].tolist() for name in sorted(given.columns))))
     return tuple(given.values.tolist())
 
 
@@ -94,3 +107,10 @@ def _sorted(statistic: SortedValues, units: Iterable[UnitRows]) -> Histogram:
         found.update([row[statistic.column] for row in unit if row[statistic.column] is not None][: statistic.rows])
     values = sorted(found)
     return Histogram(np.array(values, np.int64), np.array([found[v] for v in values], np.int64))
+
+
+def _records(statistic: Records, units: Iterable[UnitRows]) -> RecordArrays:
+    whole = [[row for row in unit if all(row[c] is not None for c in statistic.columns)] for unit in units]
+    kept = [(number, row) for number, unit in enumerate(filter(None, whole)) for row in unit[: statistic.rows]]
+    columns = {name: np.array([row[name] for _, row in kept], np.int64) for name in statistic.columns}
+    return RecordArrays(np.array([number for number, _ in kept], np.int64), columns)

@@ -13,7 +13,7 @@ import duckdb
 import numpy as np
 import pytest
 
-from dpflow.core.statistics import GroupedSums, GroupValues, SortedValues
+from dpflow.core.statistics import GroupedSums, GroupValues, Records, SortedValues
 from dpflow.errors import InvalidInput, PlanRefused, TableBusy, TableUnreadable
 from dpflow.tables import PrivateTable
 
@@ -210,3 +210,26 @@ def test_the_file_mode_is_read_only(make: Any) -> None:
     private: PrivateTable = make(DAYS)
     os.chmod(private.declaration.database, 0o400)
     assert private.answer(COUNT, ()).rows[0] == 30
+
+
+def test_records_are_exact_and_bounded(make: Any) -> None:
+    """Whole rows come as grid steps and places of keys, units are cut and numbered anew at each reading."""
+    rows = "CREATE TABLE data AS SELECT i // 4 AS u, i % 4 AS v, ['a', 'b', 'z', NULL][1 + i % 4] AS k FROM range(400) t(i)"
+    private = make(rows, "UPDATE data SET v = NULL WHERE v = 0")
+    found = private.answer(Records(("v", "k"), 2), ())
+    assert np.bincount(found.units).tolist() == [2] * 100 and np.all(np.diff(found.units) >= 0)
+    assert {*zip(found.columns["v"].tolist(), found.columns["k"].tolist())} == {(1, 1), (2, -1), (3, -1)}
+    whole = make("CREATE TABLE data AS SELECT i AS u, i AS v, 'a' AS k FROM range(8) t(i)")
+    orders = {tuple(whole.answer(Records(("v",), 1), ()).columns["v"].tolist()) for _ in range(20)}
+    assert len(orders) > 10 and all(sorted(order) == list(range(8)) for order in orders)
+
+
+def test_records_of_null_units_and_empty_tables(make: Any) -> None:
+    """All rows without a unit can be one unit; no rows give empty arrays; a column without bounds or keys is refused."""
+    rows = "CREATE TABLE data AS SELECT NULL::INT AS u, i AS v, 'a' AS k FROM range(9) t(i)"
+    private = make(rows, unit={"column": "u", "missing": "one-unit"})
+    assert private.answer(Records(("v",), 3), ()).units.tolist() == [0, 0, 0]
+    assert make(rows).answer(Records(("v",), 3), ()).units.tolist() == []
+    bare = make(rows, columns={"v": {}})
+    with pytest.raises(PlanRefused, match="declares no bounds"):
+        bare.check(Records(("v",), 3))

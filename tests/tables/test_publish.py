@@ -42,8 +42,8 @@ def test_publishing_makes_file_and_table(tmp_path: Path) -> None:
     publish(path, "releases", RELEASE)
     about = ("r1", "daily", "2013-01-01", "histogram")
     assert content(path) == [
-        (*about, "AA", "count", 12.0, 3.0, 0.5, 0.0),
-        (*about, "UA", "count", None, None, 0.5, 0.0),
+        (*about, "AA", "count", 12.0, None, 3.0, 0.5, 0.0),
+        (*about, "UA", "count", None, None, None, 0.5, 0.0),
     ]
     assert published_ids(path, "releases") == {"r1"}
 

@@ -1,0 +1,108 @@
+"""`dpflow calculate`: planners, bounds and tables that touch neither rows nor budgets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from dpflow.cli.common import JsonOption, show, show_json
+from dpflow.core.calculator import Calculator, Sheet
+from dpflow.errors import InvalidInput
+from dpflow.registry import Registry
+
+NameArgument = Annotated[str | None, typer.Argument(help="A calculator; without one, all are listed.")]
+InputsArgument = Annotated[
+    list[str] | None, typer.Argument(help="Its inputs as field=value; a value may be a list: [1, 2].")
+]
+PlotOption = Annotated[Path | None, typer.Option("--plot", help="Draw the columns of numbers to this PNG or SVG file.")]
+
+
+def command(
+    name: NameArgument = None, inputs: InputsArgument = None, plot: PlotOption = None, as_json: JsonOption = False
+) -> None:
+    """Answer a question about methods: how many rows, how much noise, what no method can reach."""
+    registry = Registry.load()
+    if name is None:
+        return _list(registry, as_json)
+    calculator = registry.calculator(name)
+    sheet = calculator.run(parsed(inputs or []))
+    if plot is not None:
+        draw(calculator, sheet, plot)
+    if as_json:
+        return show_json(sheet.to_json())
+    show(calculator.summary, sheet.columns, sheet.rows)
+    for note in sheet.notes:
+        print(note)
+
+
+def parsed(inputs: list[str]) -> dict[str, Any]:
+    """``field=value`` words as a mapping; values are read as YAML, amounts stay texts so that they stay exact."""
+    found: dict[str, Any] = {}
+    for word in inputs:
+        field, equals, text = word.partition("=")
+        if not equals or not field:
+            raise InvalidInput(f"{word!r} is not an input; write field=value, such as epsilon=0.5")
+        if field in found:
+            raise InvalidInput(f"{field} is given twice; give it once")
+        try:
+            found[field] = yaml.load(text, yaml.BaseLoader)  # noqa: S506  makes nothing but texts, lists and mappings
+        except yaml.YAMLError:
+            raise InvalidInput(
+                f"the value of {field} cannot be read; write a number, a word or a list [1, 2]"
+            ) from None
+    return found
+
+
+def draw(calculator: Calculator[Any], sheet: Sheet, file: Path) -> None:
+    """Every column of numbers against the sheet's x column, both axes logarithmic where all numbers are positive."""
+    if not sheet.x:
+        raise InvalidInput(f"calculator {calculator.name} has no curve to draw; leave --plot out")
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
+    columns = {name: [row[i] for row in sheet.rows] for i, name in enumerate(sheet.columns)}
+    xs = columns.pop(sheet.x)
+    positive = True
+    for label, ys in columns.items():
+        points = [(x, y) for x, y in zip(xs, ys) if _number(x) and _number(y)]
+        if points:
+            axes.plot(*zip(*points), marker="o", markersize=3, label=label)
+            positive = positive and all(x > 0 and y > 0 for x, y in points)  # type: ignore[operator]
+    if positive:
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+    axes.set(xlabel=sheet.x, title=calculator.summary)
+    axes.legend()
+    try:
+        figure.savefig(file, dpi=150)
+    except (OSError, ValueError):
+        raise InvalidInput(f"{file} cannot be written as a picture; give a path that ends in .png or .svg") from None
+    finally:
+        plt.close(figure)
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _list(registry: Registry, as_json: bool) -> None:
+    rows = [
+        {
+            "name": c.name,
+            "summary": c.summary,
+            "inputs": [f"{n}{'' if f.is_required() else '?'}" for n, f in c.Params.model_fields.items()],
+            "origin": registry.origin[c.name],
+            "citation": c.citation,
+        }
+        for c in registry.calculators.values()
+    ]
+    if as_json:
+        return show_json(rows)
+    cells = ((r["name"], r["summary"], ", ".join(r["inputs"]), r["origin"]) for r in rows)
+    show("calculators", ("name", "answers", "inputs (? may be left out)", "from"), cells)

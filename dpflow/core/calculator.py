@@ -1,0 +1,69 @@
+"""The third protocol of the plugin contract: a `Calculator` answers a question about methods, not about rows.
+
+Planners (how many rows does this need?), bounds (what can no method reach?) and comparison tables of the papers are
+calculators. They read nothing private, cost nothing, and run from ``dpflow calculate NAME field=value ...`` or Python.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from dpflow.core.declaration import problems
+from dpflow.errors import InvalidDeclaration
+
+P = TypeVar("P", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A calculator's answer: a table for people and programs.
+
+    Attributes:
+        columns: headings.
+        rows: cells: texts, numbers, truth values or None.
+        notes: sentences that belong below the table: assumptions, what is proven and what is not.
+        x: heading of the column for the horizontal axis of a plot, or "" if there is nothing to draw; every other column
+            of numbers is a curve.
+    """
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str | int | float | bool | None, ...], ...]
+    notes: tuple[str, ...] = ()
+    x: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Columns, rows and notes as JSON."""
+        return {"columns": list(self.columns), "rows": [list(row) for row in self.rows], "notes": list(self.notes)}
+
+
+class Calculator(ABC, Generic[P]):
+    """A question about methods that needs no rows.
+
+    Class attributes:
+        name: the word on the command line, unique among installed plugins.
+        summary: one sentence for ``dpflow calculate``.
+        citation: where the formula comes from.
+        Params: the pydantic model of its inputs; its docstring says what they mean, in which unit.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    citation: ClassVar[str]
+    Params: ClassVar[type[BaseModel]]
+
+    @abstractmethod
+    def sheet(self, params: P) -> Sheet:
+        """The answer. Raises `InvalidInput` where the formula does not hold."""
+
+    def run(self, given: Mapping[str, Any]) -> Sheet:
+        """Validate inputs and calculate. Raises `InvalidDeclaration` naming the field."""
+        try:
+            params = self.Params.model_validate(dict(given))
+        except ValidationError as error:
+            raise InvalidDeclaration(f"calculator {self.name}: {problems(error)}") from None
+        return self.sheet(params)  # type: ignore[arg-type]

@@ -1,0 +1,76 @@
+"""`dpflow calculate`: inputs as words, a table or JSON, a picture, and clear refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from pydantic import Field
+from typer.testing import CliRunner
+
+from dpflow.cli import app
+from dpflow.core.amounts import Epsilon
+from dpflow.core.calculator import Calculator, Sheet
+from dpflow.core.mechanism import Params
+from dpflow.errors import DpflowError, InvalidInput, UnknownName
+from dpflow.hookspecs import hookimpl
+from dpflow.registry import Registry
+
+
+class NoiseParams(Params):
+    """``epsilon``: the price. ``sizes``: numbers of rows."""
+
+    epsilon: Epsilon
+    sizes: list[int] = Field(default=[1, 10])
+
+
+class Noise(Calculator[NoiseParams]):
+    name, summary, citation, Params = "noise", "how large is the noise?", "a test", NoiseParams
+
+    def sheet(self, params: NoiseParams) -> Sheet:
+        rows = tuple((n, float(1 / params.epsilon / n)) for n in params.sizes)
+        return Sheet(("rows", "share"), rows, ("only an example",), x="rows")
+
+
+@hookimpl
+def dpflow_register_calculators() -> list[Noise]:
+    return [Noise()]
+
+
+@pytest.fixture(autouse=True)
+def registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    plugin = SimpleNamespace(dpflow_register_calculators=dpflow_register_calculators)
+    monkeypatch.setattr(Registry, "load", classmethod(lambda cls: cls({"example 1.0": plugin})))
+
+
+def run(*words: str) -> str:
+    done = CliRunner().invoke(app, ["calculate", *words])
+    if isinstance(done.exception, DpflowError):
+        raise done.exception
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_lists_and_answers(tmp_path: Path) -> None:
+    assert "how large is the noise" in run()
+    assert json.loads(run("--json"))[0]["inputs"] == ["epsilon", "sizes?"]
+    assert "only an example" in run("noise", "epsilon=0.5")
+    found = json.loads(run("noise", "epsilon=0.5", "sizes=[1, 2]", "--json"))
+    assert found == {"columns": ["rows", "share"], "rows": [[1, 2.0], [2, 1.0]], "notes": ["only an example"]}
+    run("noise", "epsilon=1", "--plot", str(tmp_path / "noise.png"))
+    assert (tmp_path / "noise.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_refusals(tmp_path: Path) -> None:
+    with pytest.raises(UnknownName, match="noise"):
+        run("nois")
+    with pytest.raises(InvalidInput, match="epsilon"):
+        run("noise", "epsilon=-1")
+    with pytest.raises(InvalidInput, match="write field=value"):
+        run("noise", "epsilon")
+    with pytest.raises(InvalidInput, match="given twice"):
+        run("noise", "epsilon=1", "epsilon=2")
+    with pytest.raises(InvalidInput, match="picture"):
+        run("noise", "epsilon=1", "--plot", str(tmp_path / "none" / "noise.png"))
