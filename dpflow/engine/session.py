@@ -2,17 +2,22 @@
 
 The answer and the state it leads to are stored in one transaction before the answer is seen. The same question again
 returns the stored answer and spends nothing; a question that crashed before its answer was stored is asked with fresh
-noise, and nobody saw the first.
+noise, and nobody saw the first. A failure that may depend on the rows or the draw is stored as the answer "none" and
+closes the session: asking again would be rejection sampling, and going on would let failures tell about rows for nothing.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
 
+from dpflow.core import faults
 from dpflow.core.declaration import problems
-from dpflow.core.mechanism import InteractiveMechanism, State
+from dpflow.core.mechanism import InteractiveMechanism, State, Verdict
 from dpflow.core.randomness import SystemSource
 from dpflow.core.statistics import GroupValues, PerGroup
 from dpflow.engine.candidate import Candidate
@@ -20,8 +25,8 @@ from dpflow.engine.holdout import group_values
 from dpflow.engine.occasion import Occasion
 from dpflow.engine.plan import Plan, digest
 from dpflow.engine.release import check_scope
-from dpflow.errors import InvalidDeclaration, PlanRefused, SessionClosed
-from dpflow.ledger import Ledger
+from dpflow.errors import DpflowError, InvalidDeclaration, PlanRefused, SessionClosed
+from dpflow.ledger import Held, Ledger
 from dpflow.registry import Registry
 from dpflow.tables import PrivateTable
 
@@ -65,6 +70,7 @@ class Session:
 
         Raises:
             SessionClosed: no answer is left and this question was not answered before.
+            InvalidInput, TableError: the question cannot be asked of this table; nothing was read.
         """
         mechanism = self._plan.mechanism
         assert isinstance(mechanism, InteractiveMechanism)
@@ -79,11 +85,7 @@ class Session:
             held = self._ledger.session(self.id)
             if held.closed:
                 raise SessionClosed(f"session {self.id} is closed: its answers are used up; open one on fresh data")
-            statistic = mechanism.statistic(self._plan.params, parsed, self._plan.table)
-            known = self._read(statistic, parsed, candidate)
-            verdict, state = mechanism.answer(
-                self._plan.params, self._plan.table, State(held.state), parsed, known, SystemSource()
-            )
+            verdict, state = self._answer(mechanism, parsed, candidate, held)
             kept = self._ledger.answer(
                 self.id,
                 query=name,
@@ -96,12 +98,35 @@ class Session:
                 return dict(kept.answer)
             # somebody else's answer advanced the state first: ours was never seen, so draw again from theirs
 
-    def _read(self, statistic: Any, query: Any, candidate: Candidate | None) -> Any:
-        if not isinstance(statistic, GroupValues):
-            self._private.check(statistic, self._plan.request.blocks)
-            return self._private.answer(statistic, self._plan.request.blocks)
+    def _answer(
+        self, mechanism: InteractiveMechanism[Any, Any], query: Any, candidate: Candidate | None, held: Held
+    ) -> tuple[Verdict, State]:
+        """First everything that plan and catalog can refuse; then rows and draw, whose failures are the answer "none"."""
+        plan, state = self._plan, State(held.state)
+        statistic = mechanism.statistic(plan.params, query, plan.table)
+        self._private.check(statistic, plan.request.blocks)
+        if isinstance(statistic, GroupValues):
+            read = self._scores(statistic, query.estimator, candidate)
+        else:
+            read = partial(self._private.answer, statistic, plan.request.blocks)
+        try:
+            known = read()
+            faults.reach("aggregate.after")
+            verdict, after = mechanism.answer(plan.params, plan.table, state, query, known, SystemSource())
+            json.dumps([verdict.body, after.data], allow_nan=False)  # what cannot be stored is an impossible value, too
+        except faults.FaultInjected:
+            raise
+        except Exception as error:
+            if isinstance(error, DpflowError) and error.retryable:
+                raise
+            verdict, after = Verdict({"verdict": "none"}, closed=True), state
+        faults.reach("draw.after")
+        return verdict, after
+
+    def _scores(self, statistic: GroupValues, name: str, candidate: Candidate | None) -> Callable[[], Any]:
+        """What reads a candidate's scores; groups are one partition per scope, whatever the session."""
+        estimator = self._registry.estimator(name)
         if candidate is None:
             raise PlanRefused(f"{self._plan.mechanism.name} scores a candidate; hand one to ask")
         secret = bytes.fromhex(self._ledger.commitment(self._plan.request.scope.encode(), "partition"))
-        estimator = self._registry.estimator(query.estimator)
-        return PerGroup(group_values(self._private, statistic, secret, estimator, candidate))
+        return lambda: PerGroup(group_values(self._private, statistic, secret, estimator, candidate))
