@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from typing import Annotated, Any
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, TextIO
 
 import typer
 from rich.console import Console
@@ -20,11 +24,11 @@ LedgerOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
-def open_ledger(target: str | None, *, create: bool = False) -> Ledger:
+def open_ledger(target: str | None, *, create: bool = False, anchor: Path | None = None) -> Ledger:
     """The ledger a command works on. There is no default place: two ledgers for one table would spend its budget twice."""
     if not target:
         raise InvalidInput("no ledger was named; give --ledger FILE or set DPFLOW_LEDGER, the same one for every run")
-    return Ledger(target, create=create)
+    return Ledger(target, create=create, anchor=anchor)
 
 
 def show(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
@@ -40,3 +44,20 @@ def show(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> N
 def show_json(value: Any) -> None:
     """Print JSON for programs."""
     print(json.dumps(value, indent=2, default=str))
+
+
+@contextmanager
+def writing(file: Path) -> Iterator[TextIO]:
+    """A text file that appears whole or not at all, readable by its owner only. Raises `InvalidInput` for a bad place."""
+    try:
+        descriptor, part = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+    except OSError:
+        raise InvalidInput(f"{file.parent} cannot be written; give a file in a directory of yours") from None
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            yield stream
+        Path(part).replace(file)
+    except OSError:
+        raise InvalidInput(f"{file} cannot be written; give another file, on a disk with room") from None
+    finally:
+        Path(part).unlink(missing_ok=True)

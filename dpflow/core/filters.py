@@ -239,5 +239,21 @@ def guarantee(spent: Cost, filter: Filter, tail_delta: Fraction | None = None) -
     return min(claims, key=lambda claim: claim.epsilon)
 
 
+def odometer(spent: Cost, filter: Filter, delta: Fraction | None = None) -> Guarantee | None:
+    """`guarantee` at a chosen total delta (by default the grant's): what is not the mechanisms' own converts the tail.
+
+    None when nothing finite is proved there, or when the mechanisms' own deltas are above it already. The sums are those
+    that the account's filter keeps: after a sum is held at `SATURATED` its path proves nothing any more.
+    """
+    total = filter.delta if delta is None else delta
+    tail = total - spent.delta * DELTA_UNIT
+    if tail < 0:
+        return None
+    try:
+        return guarantee(spent, filter, tail)
+    except InvalidAmount:
+        return None
+
+
 def _units(amount: Fraction, unit: Fraction) -> int:
     return min(to_units_up(amount, unit), SATURATED)

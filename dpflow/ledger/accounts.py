@@ -11,7 +11,6 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert as upsert
 
-from dpflow.core.amounts import text
 from dpflow.core.events import Event
 from dpflow.core.filters import Capacity, Cost, Filter
 from dpflow.errors import BudgetExceeded, InvalidInput, UnknownName
@@ -155,8 +154,19 @@ def _sentence(charge: Charge, used: Cost) -> str:
     row = Remaining(charge.scope, ((charge.block, used),)).rows()[0]
     asked = Remaining(charge.scope, ((charge.block, charge.cost),)).rows()[0]
     place = f"scope {charge.scope.scope!r}" + (f", block {charge.block!r}" if charge.block else "")
+    paths = []
+    if row["epsilon_left"] is not None:
+        paths.append(
+            f"epsilon {asked['epsilon_spent']} is asked, {row['epsilon_left']} of {row['epsilon_granted']} is left"
+        )
+    if row["renyi_left"] is not None:
+        order = float(charge.scope.filter.order or 0)
+        paths.append(
+            f"Renyi divergence {float(asked['renyi_spent']):.4g} at order {order:.4g} is asked, "
+            f"{float(row['renyi_left']):.4g} is left"
+        )
+    verb = "quota" if "/" in charge.scope.scope else "grant"
     return (
-        f"{place} cannot pay: epsilon {asked['epsilon_spent']} is asked, {row['epsilon_left']} of "
-        f"{text(charge.scope.epsilon)} is left (delta left {row['delta_left']}, filter {charge.scope.filter.name}). "
-        f"Ask for less, or have its owner run: dpflow ledger grant {charge.scope.scope}"
+        f"{place} cannot pay: {', and '.join(paths)} (delta left {row['delta_left']}, filter {charge.scope.filter.name}). "
+        f"Ask for less, or have its owner run: dpflow ledger {verb} {charge.scope.scope}"
     )

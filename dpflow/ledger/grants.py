@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from fractions import Fraction
 
 import sqlalchemy as sa
 
+from dpflow.core import amounts
 from dpflow.core.amounts import text, to_units_down
 from dpflow.core.filters import DELTA_UNIT, Cost, Filter, FilterName, make_filter
 from dpflow.errors import GrantConflict, InvalidInput
@@ -27,31 +29,70 @@ def checked_scope(name: str) -> str:
     return name
 
 
-def grant(
-    transaction: Transaction, writer: Writer, wanted: Scope, epsilon: Fraction, delta: Fraction, principal: str
-) -> Scope:
-    """Store a grant; ``wanted`` says everything but the amounts' filter. See `Ledger.grant`."""
-    scope, name = wanted.scope, wanted.filter.name
-    known = accounts.find_scope(transaction, scope)
+@dataclass(frozen=True)
+class Terms:
+    """A grant's amounts before they meet what was granted earlier; ``tail_share`` None keeps what an earlier grant said."""
+
+    name: FilterName
+    epsilon: Fraction
+    delta: Fraction
+    tail_share: Fraction | None
+
+    @classmethod
+    def checked(cls, name: FilterName, epsilon: object, delta: object, tail_share: object | None) -> Terms:
+        """Validated terms. Raises `InvalidAmount` or `InvalidDeclaration`."""
+        share = None if tail_share is None else amounts.exact("tail_share", tail_share)
+        terms = cls(name, amounts.epsilon(epsilon), amounts.delta(delta), share)
+        terms.filter(None)
+        return terms
+
+    def filter(self, known: Filter | None) -> Filter:
+        """The filter of a scope that has spent nothing yet."""
+        share = self.tail_share
+        if share is None and known is not None and known.order is not None:
+            share = known.tail_delta / known.delta
+        return make_filter(self.name, self.epsilon, self.delta, tail_share=Fraction(1) if share is None else share)
+
+
+def above(transaction: Transaction, scope: str) -> Scope | None:
+    """The scope above a quota, None for a scope without a slash. Raises `GrantConflict` if it has no grant."""
     parent = scope.rpartition("/")[0]
-    above = accounts.find_scope(transaction, parent) if parent else None
-    if parent and above is None:
+    found = accounts.find_scope(transaction, parent) if parent else None
+    if parent and found is None:
         raise GrantConflict(f"scope {scope!r} is below {parent!r}, which has no grant; grant {parent!r} first")
-    for other in (found for found in (known, above) if found is not None):
-        if (other.protects, other.blocks) != (wanted.protects, wanted.blocks):
+    return found
+
+
+def require_inside(scope: str, terms: Terms, parent: Scope) -> None:
+    """Raises `GrantConflict` for a quota that could never be spent."""
+    if terms.epsilon > parent.filter.epsilon or terms.delta > parent.filter.delta:
+        raise GrantConflict(
+            f"quota {scope!r} of epsilon {text(terms.epsilon)}, delta {text(terms.delta)} is more than {parent.scope!r} was "
+            f"granted (epsilon {text(parent.filter.epsilon)}, delta {text(parent.filter.delta)}); ask for less"
+        )
+
+
+def grant(
+    transaction: Transaction, writer: Writer, scope: str, terms: Terms, protects: str, blocks: bool, principal: str
+) -> Scope:
+    """Store a grant. See `Ledger.grant`."""
+    known, parent = accounts.find_scope(transaction, scope), above(transaction, scope)
+    for other in (found for found in (known, parent) if found is not None):
+        if (other.protects, other.blocks) != (protects, blocks):
             raise GrantConflict(
                 f"scope {other.scope!r} was granted to protect {other.protects or 'nothing named'!r}"
                 f"{', per block' if other.blocks else ''}; grant {scope!r} for the same declaration"
             )
-    if known is not None and known.filter.name != name:
+    if known is not None and known.filter.name != terms.name:
         raise GrantConflict(f"scope {scope!r} uses the {known.filter.name} filter; its filter cannot be changed")
-    granted = wanted
-    if known is not None:
-        used = accounts.spent(transaction, known)
-        if any(cost != Cost() for _, cost in used):
-            granted = Scope(scope, _changed(known.filter, epsilon, delta), wanted.protects, wanted.blocks)
-        _require_covers(granted, used)
-    row = {"filter": canonical(granted.filter.to_json()), "protects": granted.protects, "blocks": int(granted.blocks)}
+    used = [] if known is None else accounts.spent(transaction, known)
+    if known is not None and any(cost != Cost() for _, cost in used):
+        made = _changed(known, terms)
+    else:
+        made = terms.filter(None if known is None else known.filter)
+    granted = Scope(scope, made, protects, blocks)
+    _require_covers(granted, used)
+    row = {"filter": canonical(made.to_json()), "protects": protects, "blocks": int(blocks)}
     if known is None:
         transaction.run(_INSERT, name=scope, **row)
     else:
@@ -60,21 +101,26 @@ def grant(
     return granted
 
 
-def _changed(known: Filter, epsilon: Fraction, delta: Fraction) -> Filter:
-    """A filter with new amounts for sums that were already made: the order they were made at cannot change.
+def _changed(scope: Scope, terms: Terms) -> Filter:
+    """A filter with new amounts for sums that were already made: order and division of delta cannot change.
 
     A grant that has spent without a Renyi path never opens one: the charges so far were not counted on it.
     """
-    name: FilterName = known.name
-    if known.order is None or known.delta == 0 or (delta == 0 and name != "renyi"):
-        return Filter(name, epsilon, delta)
-    tail = to_units_down(delta * known.tail_delta / known.delta, DELTA_UNIT) * DELTA_UNIT
+    known, epsilon, delta = scope.filter, terms.epsilon, terms.delta
+    share = known.tail_delta / known.delta if known.order is not None else None
+    if terms.tail_share is not None and share is not None and terms.tail_share != share:
+        raise GrantConflict(
+            f"scope {scope.scope!r} has spent with tail_share {text(share)}, which stays; grant it without another one"
+        )
+    if known.order is None or share is None or (delta == 0 and known.name != "renyi"):
+        return Filter(known.name, epsilon, delta)
+    tail = to_units_down(delta * share, DELTA_UNIT) * DELTA_UNIT
     if tail == 0:
-        make_filter(name, epsilon, delta)  # says what is wrong with this delta
+        make_filter(known.name, epsilon, delta)  # says what is wrong with this delta
         raise GrantConflict(
             "delta is too small for the Renyi order that this scope's charges were summed at; raise delta"
         )
-    return Filter(name, epsilon, delta, known.order, tail, known.conversion)
+    return Filter(known.name, epsilon, delta, known.order, tail, known.conversion)
 
 
 def _require_covers(granted: Scope, used: list[tuple[str, Cost]]) -> None:

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from dpflow.core import amounts, faults
 from dpflow.core.events import Event
-from dpflow.core.filters import FilterName, Guarantee, guarantee, make_filter
+from dpflow.core.filters import Cost, FilterName, Guarantee, odometer
 from dpflow.errors import InvalidInput, LedgerCorrupt
 from dpflow.ledger import accounts, chain, grants, releases, schema, sessions, transfer, verify
 from dpflow.ledger.anchor import Anchor
@@ -104,6 +104,7 @@ class Ledger:
         table: Any = None,
         protects: str = "",
         blocks: bool = False,
+        tail_share: object | None = None,
         principal: str,
     ) -> Scope:
         """Give a scope a budget, raise it, or lower it to no less than what every account has spent.
@@ -113,22 +114,55 @@ class Ledger:
             epsilon, delta: exact amounts, of every block if the scope has blocks.
             filter: the accounting rule, fixed with the first grant.
             table: a declaration that says ``protects`` and ``blocks``.
+            tail_share: under renyi and hybrid, the part of delta that converts Renyi divergence; the rest pays for
+                mechanisms with a delta of their own. By default all of it, or what an earlier grant said.
 
         Raises:
             InvalidAmount: not a legal amount.
             GrantConflict: another filter or protection than before, a parent without a grant, or less than is spent.
 
-        Once something is spent the Renyi order stays: the sums so far were made at it.
+        Once something is spent the Renyi order and the division of delta stay: the sums so far were made with them.
         """
         if table is not None:
             protects, blocks = table.protected, table.protects == "unit-block"
         grants.checked_scope(scope)
         checked_name("what is protected", protects, empty=True, longest=1000)
         checked_name("a principal", principal)
-        exact = amounts.epsilon(epsilon), amounts.delta(delta)
-        wanted = Scope(scope, make_filter(filter, *exact), protects, blocks)
+        terms = grants.Terms.checked(filter, epsilon, delta, tail_share)
         with self._writing() as (transaction, writer):
-            return grants.grant(transaction, writer, wanted, *exact, principal)
+            return grants.grant(transaction, writer, scope, terms, protects, blocks, principal)
+
+    def quota(
+        self,
+        scope: str,
+        epsilon: object,
+        delta: object,
+        *,
+        filter: FilterName | None = None,
+        tail_share: object | None = None,
+        principal: str,
+    ) -> Scope:
+        """Give a scope below another, such as ``flights/team-a``, a budget of its own inside that one; or change it.
+
+        What is charged to a quota is charged to every scope above it, too. It protects what the scope above protects, by
+        the same blocks, and counts by the same filter unless ``filter`` says otherwise. Several quotas may add up to
+        more than the scope above: then the first to spend is served.
+
+        Raises:
+            GrantConflict: the scope above has no grant or a smaller one; else as for `grant`.
+            InvalidInput: the scope is not below another.
+        """
+        grants.checked_scope(scope)
+        checked_name("a principal", principal)
+        with self._writing() as (transaction, writer):
+            above = grants.above(transaction, scope)
+            if above is None:
+                raise InvalidInput(f"{scope!r} is below no other scope; name a quota as in {scope}/team-a")
+            known = accounts.find_scope(transaction, scope)
+            name = filter or (known or above).filter.name
+            terms = grants.Terms.checked(name, epsilon, delta, tail_share)
+            grants.require_inside(scope, terms, above)
+            return grants.grant(transaction, writer, scope, terms, above.protects, above.blocks, principal)
 
     def scope(self, name: str) -> Scope:
         """A granted scope. Raises `UnknownName`."""
@@ -146,18 +180,20 @@ class Ledger:
             found = accounts.get_scope(transaction, scope)
             return Remaining(found, tuple(accounts.spent(transaction, found)))
 
-    def odometer(self, scope: str, *, tail_delta: object | None = None) -> dict[str, Guarantee]:
+    def odometer(self, scope: str, *, delta: object | None = None) -> dict[str, Guarantee | None]:
         """What was spent so far, per block, as (epsilon, delta); a report, while the promise is the grant.
 
         Args:
-            tail_delta: the failure probability at which Renyi sums are converted; by default the grant's.
+            delta: the total delta to report at; by default the grant's. None stands for "nothing finite at this delta".
+
+        Beside the blocks, ``*`` is what a unit pays that has rows in every block used so far.
         """
-        tail = None if tail_delta is None else amounts.delta(tail_delta)
-        return {
-            block: guarantee(cost, left.scope.filter, tail)
-            for left in (self.remaining(scope),)
-            for block, cost in left.spent
-        }
+        chosen = None if delta is None else amounts.delta(delta)
+        left = self.remaining(scope)
+        spent = dict(left.spent)
+        if left.scope.blocks and len(spent) > 1:
+            spent["*"] = sum(spent.values(), Cost())
+        return {block: odometer(cost, left.scope.filter, chosen) for block, cost in spent.items()}
 
     def check(self, scope: str, events: Sequence[Event], blocks: Sequence[str]) -> str | None:
         """Would these be accepted together now? None if so, else why not. Charges nothing."""

@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any, Literal
 
 from dpflow.core.amounts import text
-from dpflow.core.filters import DELTA_UNIT, EPSILON_UNIT, SATURATED, Cost, Filter
+from dpflow.core.filters import CLOSED, DELTA_UNIT, EPSILON_UNIT, SATURATED, Capacity, Cost, Filter
 from dpflow.errors import InvalidInput
 
 State = Literal["reserved", "settled", "fenced", "open", "closed"]
@@ -149,15 +149,22 @@ class Remaining:
         return {"scope": self.scope.scope, "accounts": self.rows()}
 
     def _row(self, block: str, spent: Cost) -> dict[str, Any]:
+        """A path that the filter does not have is None; ``used`` is the share of the better open path that is gone."""
         granted = self.scope.filter
+        capacity = granted.capacity()
+        sums, divergence = granted.name != "renyi", granted.order is not None
         return {
             "scope": self.scope.scope,
             "block": block,
             "epsilon_granted": text(granted.epsilon),
-            "epsilon_spent": _shown(spent.epsilon, EPSILON_UNIT),
-            "epsilon_left": _shown(granted.epsilon // EPSILON_UNIT - spent.epsilon, EPSILON_UNIT),
-            "delta_left": _shown(granted.delta // DELTA_UNIT - spent.delta, DELTA_UNIT),
-            "renyi_spent": _shown(spent.renyi, EPSILON_UNIT),
+            "epsilon_spent": _shown(spent.epsilon, EPSILON_UNIT) if sums else None,
+            "epsilon_left": _shown(capacity.epsilon - spent.epsilon, EPSILON_UNIT) if sums else None,
+            "delta_granted": text(granted.delta),
+            "delta_left": _shown(max(capacity.delta, capacity.renyi_delta) - spent.delta, DELTA_UNIT),
+            "renyi_order": text(granted.order) if granted.order is not None else None,
+            "renyi_spent": _shown(spent.renyi, EPSILON_UNIT) if divergence else None,
+            "renyi_left": _shown(capacity.renyi - spent.renyi, EPSILON_UNIT) if divergence else None,
+            "used": _used(capacity, spent),
             "filter": granted.name,
             "protects": self.scope.protects,
         }
@@ -166,6 +173,17 @@ class Remaining:
 def _shown(units: int, unit: Fraction) -> str:
     """Units as text; a sum that cannot be paid on a path is infinite there, and nothing is left below zero."""
     return "inf" if units >= SATURATED else text(max(units, 0) * unit)
+
+
+def _used(capacity: Capacity, spent: Cost) -> float:
+    """From 0 to 1, for people: the fullest of a path's sums, on the path that has most left. Exact amounts decide, not this."""
+
+    def full(amount: int, limit: int) -> float:
+        return 0.0 if amount == 0 else min(amount / limit, 1.0) if limit > 0 else 1.0
+
+    paths = [(spent.epsilon, capacity.epsilon, capacity.delta), (spent.renyi, capacity.renyi, capacity.renyi_delta)]
+    shares = [max(full(amount, limit), full(spent.delta, own)) for amount, limit, own in paths if limit > CLOSED]
+    return round(min(shares, default=1.0), 4)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,186 @@
+"""`dpflow ledger`: every verb, for people and for programs, with its exit code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from typer.testing import CliRunner
+
+from dpflow.cli import app
+from dpflow.errors import DpflowError, GrantConflict, InvalidAmount, InvalidInput, LedgerCorrupt, UnknownName
+from dpflow.ledger import Ledger, ReleaseKey
+
+if TYPE_CHECKING:
+    from smallworld import Tiny
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def run(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run a verb in this process; a refusal is raised, `--json` output is parsed."""
+    monkeypatch.setenv("DPFLOW_LEDGER", str(tiny.ledger))
+    monkeypatch.setenv("DPFLOW_PRINCIPAL", "tester")
+    monkeypatch.delenv("DPFLOW_LEDGER_ANCHOR", raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tiny.folder)
+
+    def runs(*words: object) -> Any:
+        done = CliRunner().invoke(app, ["ledger", *map(str, words)])
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        return json.loads(done.stdout) if "--json" in words else done.stdout
+
+    return runs
+
+
+def charge(tiny: Tiny, name: str, scope: str = "visits", epsilon: str = "0.1", block: str = "2020-01-01") -> str:
+    """Reserve without settling: an orphan."""
+    from fractions import Fraction
+
+    from dpflow.core.events import Pure
+
+    return (
+        Ledger(tiny.ledger)
+        .reserve(
+            ReleaseKey(scope, "", "", name, "d"),
+            event=Pure(Fraction(epsilon)),
+            blocks=[block],
+            family="f",
+            slot=None,
+            principal="spender",
+            request={"name": name},
+        )
+        .release_id
+    )
+
+
+def test_a_quota_is_inside_its_scope(tiny: Tiny, run: Run) -> None:
+    """It protects what the scope above protects, by the same blocks and filter; both pay; either refuses."""
+    made = run("quota", "visits/a", "--epsilon", "0.4", "--json")
+    assert made["protects"] == "all rows of one person in one day (add-remove)" and made["blocks"]
+    assert made["filter"]["name"] == "basic"
+    charge(tiny, "one", "visits/a", "0.3")
+    rows = {row["scope"]: row for row in run("show", "--json")}
+    assert (rows["visits"]["epsilon_left"], rows["visits/a"]["epsilon_left"]) == ("0.7", "0.1")
+    assert (rows["visits"]["used"], rows["visits/a"]["used"]) == (0.3, 0.75)
+    with pytest.raises(
+        DpflowError, match="scope 'visits/a', block '2020-01-01' cannot pay.*dpflow ledger quota visits/a"
+    ):
+        charge(tiny, "two", "visits/a", "0.2")
+    assert "epsilon 0.5" in run("quota", "visits/a", "--epsilon", "0.5")
+    with pytest.raises(GrantConflict, match="already spent more"):
+        run("quota", "visits/a", "--epsilon", "0.2")
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "message"),
+    [
+        (["quota", "visits", "--epsilon", "1"], InvalidInput, "below no other scope; name a quota as in visits/team-a"),
+        (["quota", "vists/a", "--epsilon", "1"], GrantConflict, "grant 'vists' first"),
+        (["quota", "visits/a", "--epsilon", "2"], GrantConflict, "more than 'visits' was granted"),
+        (["quota", "visits/a", "--epsilon", "1", "--delta", "1e-5"], GrantConflict, "more than 'visits' was granted"),
+        (["quota", "visits/a", "--epsilon", "nan"], InvalidAmount, "epsilon is 'nan'"),
+        (["quota", "visits//a", "--epsilon", "1"], InvalidInput, "no empty part"),
+        (["grant", "new", "--epsilon", "1", "--delta", "1e-6", "--filter", "renyi", "--tail-share", "0"], InvalidAmount, "tail_share"),
+        (["grant", "visits", "--epsilon", "1", "--filter", "hybrid"], GrantConflict, "granted to protect"),
+        (["show", "vists"], UnknownName, "did you mean 'visits'"),
+        (["odometer", "vists"], UnknownName, "did you mean 'visits'"),
+        (["odometer", "--delta", "2"], InvalidAmount, "delta is '2'"),
+        (["resolve", "feed", "--reason", "x"], InvalidInput, "feed is unknown"),
+        (["import", "nothing.jsonl"], InvalidInput, "--anchor DIR"),
+        (["import", "nothing.jsonl", "--anchor", "ledger.sqlite.anchor"], InvalidInput, "there is no export"),
+        (["export", "no/such/folder/x.jsonl"], InvalidInput, "cannot be written"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_done_is_said(run: Run, words: list[str], kind: type[DpflowError], message: str) -> None:
+    """Each refusal names what was asked and what to do; the ledger keeps its one entry."""
+    with pytest.raises(kind, match=message):
+        run(*words)
+    assert len(run("history", "--json")) == 1
+
+
+def test_the_division_of_delta_is_fixed_once_something_is_spent(tiny: Tiny, run: Run) -> None:
+    """A tail_share below 1 leaves the rest to mechanisms; a raise keeps it; another one is refused after a charge."""
+    words = ["grant", "s", "--delta", "1e-6", "--filter", "hybrid", "--table", tiny.folder / "visits.yml"]
+    made = run(*words, "--epsilon", "1", "--tail-share", "0.25", "--json")["filter"]
+    assert made["tail_delta"] == "2.5e-7"
+    (row,) = run("show", "s", "--json")
+    assert (row["delta_granted"], row["delta_left"]) == ("0.000001", "7.5e-7")
+    assert run(*words, "--epsilon", "2", "--json")["filter"]["tail_delta"] == "2.5e-7"
+    charge(tiny, "n", "s")
+    with pytest.raises(GrantConflict, match="tail_share 0.25, which stays"):
+        run(*words, "--epsilon", "3", "--tail-share", "1/2")
+    assert run(*words, "--epsilon", "3", "--tail-share", "1/4", "--json")["filter"]["order"] is not None
+
+
+def test_a_renyi_scope_shows_its_own_path(tiny: Tiny, run: Run) -> None:
+    """It has no epsilon to subtract from; a refusal speaks of divergence at its order."""
+    run("grant", "r", "--epsilon", "1", "--delta", "1e-6", "--filter", "renyi", "--table", tiny.folder / "visits.yml")
+    charge(tiny, "n", "r")
+    (row,) = run("show", "r", "--json")
+    assert row["epsilon_left"] is None and row["delta_left"] == "0"
+    assert float(row["renyi_left"]) < 1 and 0 < row["used"] < 1
+    with pytest.raises(DpflowError, match=r"cannot pay: Renyi divergence .* at order 21.98 is asked, .* is left"):
+        charge(tiny, "m", "r", "0.9")
+
+
+def test_the_odometer_is_a_report_per_scope_and_block(tiny: Tiny, run: Run) -> None:
+    """Sums per block, and the whole-unit line over all blocks; at a chosen delta, or nothing finite."""
+    charge(tiny, "one", epsilon="0.1")
+    charge(tiny, "two", epsilon="0.2", block="2020-01-02")
+    seen = run("odometer", "visits", "--json")
+    assert [(row["block"], row["epsilon"], row["proved_by"]) for row in seen["accounts"]] == [
+        ("2020-01-01", "0.1", "basic"),
+        ("2020-01-02", "0.2", "basic"),
+        ("*", "0.3", "basic"),
+    ]
+    assert "the promise is the grant" in seen["report"]
+    shown = run("odometer")
+    assert "a report" in shown and "rows in every block" in shown
+    run("grant", "r", "--epsilon", "1", "--delta", "1e-6", "--filter", "renyi", "--table", tiny.folder / "visits.yml")
+    charge(tiny, "n", "r")
+    (finite,) = run("odometer", "r", "--delta", "1e-3", "--json")["accounts"]
+    assert finite["delta"] == "0.001" and finite["proved_by"] == "renyi"
+    assert run("odometer", "r", "--delta", "0", "--json")["accounts"][0]["epsilon"] is None
+    assert "nothing finite" in run("odometer", "r", "--delta", "0")
+
+
+def test_orphans_are_resolved_either_way(tiny: Tiny, run: Run) -> None:
+    """`retry` leaves the reservation to a new try, `close` ends it; the charge stays, the reason is kept."""
+    orphan = charge(tiny, "one")
+    assert run("resolve", orphan, "--reason", "zombie", "--decision", "retry", "--json")["state"] == "reserved"
+    assert "stays closed" in run("resolve", orphan, "--reason", "host lost")
+    newest = run("history", "visits", "--limit", "1", "--json")[0]
+    assert (newest["kind"], newest["principal"], newest["body"]["reason"]) == ("resolve", "tester", "host lost")
+    assert run("show", "--json")[0]["epsilon_spent"] == "0.1" and run("verify", "--json")["ok"]
+    assert "resolve" in run("history") and "entries verified" in run("verify")
+
+
+def test_a_ledger_moves_and_the_old_one_is_refused(tiny: Tiny, run: Run, postgres: Callable[[], str]) -> None:
+    """SQLite to PostgreSQL and back, verified; a damaged export restores nothing."""
+    charge(tiny, "one")
+    before = run("show", "--json")
+    assert "2 entries written" in run("export", "out.jsonl")
+    text = Path("out.jsonl").read_text()
+    assert CliRunner().invoke(app, ["ledger", "export"]).stdout == text
+    server = postgres()
+    place = ["--anchor", "ledger.sqlite.anchor"]
+    Path("bad.jsonl").write_text(text.replace('"principal":"spender"', '"principal":"nobody"'))
+    with pytest.raises(LedgerCorrupt, match="does not verify"):
+        run("import", "bad.jsonl", *place, "--ledger", tiny.folder / "bad.sqlite")
+    assert run("import", "out.jsonl", *place, "--ledger", server, "--json")["ok"]
+    with pytest.raises(LedgerCorrupt, match="old copy was restored"):
+        charge(tiny, "two")
+    moved = Ledger(server, anchor="ledger.sqlite.anchor")
+    with Path("back.jsonl").open("w") as stream:
+        moved.export(stream)
+    assert "entries verified" in run("import", "back.jsonl", *place, "--ledger", tiny.folder / "back.sqlite")
+    back = Ledger(tiny.folder / "back.sqlite", anchor="ledger.sqlite.anchor")
+    assert [row for s in back.scopes() for row in back.remaining(s.scope).rows()] == before
+    with pytest.raises(LedgerCorrupt, match="does not verify under this anchor"):
+        run("import", "back.jsonl", *place, "--ledger", tiny.folder / "back.sqlite")
