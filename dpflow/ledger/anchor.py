@@ -41,10 +41,8 @@ class Anchor:
             folder = os.open(self.folder, os.O_RDONLY)
             os.fsync(folder)
             os.close(folder)
-        except OSError:
-            raise LedgerUnavailable(
-                f"the anchor directory {self.folder} cannot be written; correct its place"
-            ) from None
+        except OSError as error:
+            raise self._unusable(error) from None
 
     @property
     def key(self) -> bytes:
@@ -86,15 +84,19 @@ class Anchor:
     def _marked(self, lock: int) -> Iterator[int]:
         try:
             file = os.open(self.folder / "mark", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        except OSError:
-            raise LedgerUnavailable(
-                f"the anchor directory {self.folder} cannot be written; correct its place"
-            ) from None
-        try:
-            fcntl.flock(file, lock)
-            yield file
-        finally:
-            os.close(file)
+            try:
+                fcntl.flock(file, lock)
+                yield file
+            finally:
+                os.close(file)
+        except OSError as error:
+            raise self._unusable(error) from None
+
+    def _unusable(self, error: OSError) -> LedgerUnavailable:
+        return LedgerUnavailable(
+            f"the anchor directory {self.folder} cannot be used ({error.strerror}); mend it and repeat the call, which is "
+            f"never charged twice"
+        )
 
     def _read(self, file: int) -> tuple[int, str] | None:
         record = os.pread(file, 512, 0)

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import os
 import sqlite3
+import stat
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -22,11 +23,13 @@ from sqlalchemy import exc
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.schema import CreateIndex, CreateTable
 
+from dpflow.core import faults
 from dpflow.errors import DpflowError, InvalidInput, LedgerCorrupt, LedgerUnavailable
 from dpflow.ledger import schema
 
 _LOCK = 0x6470666C6F77  # "dpflow": names the advisory lock on PostgreSQL
 _PATIENCE = 60.0  # seconds a writer waits inside the database
+_UNSTORABLE = "a name or number that no database can hold was asked for; correct it"
 _DRIVER_ERRORS = (sqlite3.Error, psycopg.Error, exc.SQLAlchemyError)
 
 
@@ -63,12 +66,14 @@ class Transaction:
     """What runs between begin and commit."""
 
     def __init__(self, connection: DBAPIConnection, dialect: sa.Dialect) -> None:
-        self._cursor, self._dialect = connection.cursor(), dialect
+        cursor = connection.cursor()
+        self._cursor: Any = cursor if faults.after_statement is None else faults.Watched(cursor)
+        self._dialect = dialect
 
     def run(self, statement: Prepared, **parameters: Any) -> int:
         """Execute; returns the number of rows changed."""
         self._cursor.execute(*statement.bound(self._dialect, parameters))
-        return self._cursor.rowcount
+        return int(self._cursor.rowcount)
 
     def many(self, statement: Prepared, parameters: Sequence[dict[str, Any]]) -> None:
         """Execute once per mapping."""
@@ -144,19 +149,27 @@ class Database:
 
     @contextlib.contextmanager
     def _transaction(self, begin: str) -> Iterator[Transaction]:
+        committing = False
         try:
             connection = self._begun(begin)
             try:
+                faults.passed()
                 yield Transaction(connection.driver_connection, self.engine.dialect)  # type: ignore[arg-type]
+                committing = begin != "BEGIN"
                 connection.commit()
+                faults.passed()
             except BaseException:
-                with contextlib.suppress(*_DRIVER_ERRORS):
+                try:
                     connection.rollback()
+                except _DRIVER_ERRORS:
+                    connection.invalidate()
                 raise
             finally:
                 connection.close()
         except _DRIVER_ERRORS as error:
-            raise _translated(error, repr(self)) from None
+            raise _translated(error, repr(self), committing) from None
+        except (UnicodeError, OverflowError):
+            raise InvalidInput(_UNSTORABLE) from None
 
     def _begun(self, begin: str) -> sa.PoolProxiedConnection:
         """A connection inside a transaction. A pooled one that died meanwhile is replaced once: nothing ran on it."""
@@ -203,7 +216,9 @@ class Database:
 
     def _make(self) -> sa.Engine:
         if not self.sqlite:
-            return sa.create_engine(self._url, hide_parameters=True, max_overflow=-1)
+            engine = sa.create_engine(self._url, hide_parameters=True, max_overflow=-1)
+            sa.event.listen(engine, "connect", _harden)
+            return engine
         engine = sa.create_engine(
             self._url, connect_args={"timeout": _PATIENCE}, hide_parameters=True, max_overflow=-1, paramstyle="named"
         )
@@ -214,7 +229,10 @@ class Database:
         """Whether there is a ledger. Raises `LedgerCorrupt` for another schema version or a file that is no ledger."""
         if self.path is not None:
             try:
-                if self.path.stat().st_size == 0:
+                found = self.path.stat()
+                if not stat.S_ISREG(found.st_mode):
+                    raise InvalidInput(f"{self!r} is a directory or a device; name a file")
+                if found.st_size == 0:
                     return False
             except (FileNotFoundError, NotADirectoryError):
                 return False
@@ -225,9 +243,9 @@ class Database:
                 if self.path is not None and transaction.text("SELECT 1 FROM sqlite_master"):
                     raise LedgerCorrupt(f"{self!r} is a database but no dpflow ledger; name another file")
                 return False
-            found = transaction.text("SELECT value FROM dpflow_meta WHERE name = 'schema'")
-        if [tuple(row) for row in found] != [(schema.VERSION,)]:
-            shown = found[0][0] if found else "unknown"
+            versions = transaction.text("SELECT value FROM dpflow_meta WHERE name = 'schema'")
+        if [tuple(row) for row in versions] != [(schema.VERSION,)]:
+            shown = versions[0][0] if versions else "unknown"
             raise LedgerCorrupt(
                 f"{self!r} has ledger schema version {shown}, this dpflow reads only {schema.VERSION}; "
                 f"use the dpflow that made it to export it"
@@ -260,16 +278,34 @@ def _configure(connection: sqlite3.Connection, _: object) -> None:
         connection.execute(f"PRAGMA {pragma}")
 
 
-def _translated(error: Exception, place: str) -> DpflowError:
+def _harden(connection: psycopg.Connection[Any], _: object) -> None:
+    """What the ledger relies on, whatever the server's or the role's defaults are."""
+    connection.isolation_level = (
+        psycopg.IsolationLevel.READ_COMMITTED
+    )  # a writer must see what was committed before its turn
+    with connection.transaction():
+        connection.execute(
+            "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
+        )
+
+
+def _translated(error: Exception, place: str, committing: bool) -> DpflowError:
     """A driver's error in our words; its own text may hold a URL or values, so only its class is named."""
     kind = type(getattr(error, "orig", None) or error).__name__
     message = str(error).lower()
-    if "not a database" in message or "malformed" in message:
+    if any(sign in message for sign in ("not a database", "malformed", "could not decode")):
         return LedgerCorrupt(f"{place} is not a ledger ({kind}); name the right file, or restore it")
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
         return InvalidInput(f"{place} does not let this database role do that (see roles.sql); ask the ledger's owner")
+    if isinstance(error, psycopg.DataError):
+        return InvalidInput(_UNSTORABLE)
     operational = (sqlite3.OperationalError, psycopg.OperationalError, psycopg.InterfaceError, psycopg.InternalError)
     if isinstance(error, (*operational, exc.OperationalError, exc.InterfaceError, exc.TimeoutError)):
+        if committing:
+            return LedgerUnavailable(
+                f"{place} was lost while it recorded this ({kind}), so it may or may not be recorded; the same call again "
+                f"completes it and is never charged twice"
+            )
         return LedgerUnavailable(
             f"{place} cannot be used now ({kind}): it is locked, full, read-only or out of reach; nothing was recorded, "
             f"so try again when that is mended"

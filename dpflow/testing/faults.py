@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from dpflow.core.faults import POINTS
+from dpflow.core.faults import POINTS, STATEMENT
 from dpflow.errors import UnknownName
 
 KILLED = -9  # return code of a process that a ``kill`` point ended
@@ -23,7 +23,7 @@ def armed(
     env: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """The environment for a process that dies at ``point``; with a marker file only the first that gets there does."""
-    if point not in POINTS:
+    if point not in POINTS and not STATEMENT.fullmatch(point):
         raise UnknownName("fault point", point, POINTS)
     fault = f"{point}:{action}" + (f":{marker}" if marker is not None else "")
     return {**(os.environ if env is None else env), "DPFLOW_FAULT": fault}

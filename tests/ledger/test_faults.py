@@ -84,7 +84,7 @@ def test_a_lost_connection_is_replaced(postgres, tmp_path, ask):
 
 
 def test_a_connection_lost_inside_a_transaction_is_retryable(postgres, tmp_path, ask, monkeypatch):
-    """Nothing was recorded, and the same call completes later."""
+    """Lost before its commit, nothing is recorded; whoever is told so calls again, and that completes."""
     from dpflow.ledger import Ledger
     from dpflow.ledger import ledger as verbs
 
@@ -92,7 +92,7 @@ def test_a_connection_lost_inside_a_transaction_is_retryable(postgres, tmp_path,
     ledger = Ledger(url, anchor=tmp_path / "anchor", create=True)
     ledger.grant("flights", 1, 0, filter="basic", principal="owner")
     monkeypatch.setattr(verbs.faults, "reach", lambda point: _disconnect_all(url) if "before" in point else None)
-    with pytest.raises(LedgerUnavailable, match="nothing was recorded") as caught:
+    with pytest.raises(LedgerUnavailable, match="is never charged twice") as caught:
         ask.reserve(ledger)
     assert caught.value.retryable
     monkeypatch.undo()
