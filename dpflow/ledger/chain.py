@@ -51,6 +51,11 @@ def sealed(anchor: Anchor, seq: int, entry_hash: str) -> str:
     return anchor.commitment(f"{seq} {entry_hash}".encode(), "entry")
 
 
+def genuine(anchor: Anchor, row: Any) -> bool:
+    """Whether an entry's hash carries the seal of this ledger's key."""
+    return hmac.compare_digest(str(row.seal).encode(errors="replace"), sealed(anchor, row.seq, row.hash).encode())
+
+
 class Writer:
     """Appends entries inside one writing transaction."""
 
@@ -86,7 +91,7 @@ class Writer:
             if mark is not None:
                 raise LedgerCorrupt(_gone(mark[0]))
             return 0, FIRST
-        if not hmac.compare_digest(row.seal, sealed(self._anchor, row.seq, row.hash)):
+        if not genuine(self._anchor, row):
             raise LedgerCorrupt(f"entry {row.seq} was not made by this ledger; run dpflow ledger verify")
         if mark is not None and mark != (row.seq, row.hash):
             seen = self._transaction.first(_HASH_AT, seq=mark[0])
@@ -102,30 +107,39 @@ def _gone(seq: int) -> str:
     )
 
 
-def problems(rows: Iterable[Mapping[str, Any]], anchor: Anchor) -> Iterator[str]:
-    """Everything wrong with chain, seals and mark; ``rows`` are all entries by number."""
-    previous, expected = FIRST, 1
-    try:
-        mark = anchor.mark()
-    except LedgerCorrupt as error:
-        yield str(error)
-        mark = None
-    at_mark = None
-    for row in rows:
-        if row["seq"] != expected:
-            yield f"entry {expected} is missing"
-            expected = row["seq"]
-        if row["previous"] != previous:
-            yield f"entry {row['seq']} does not follow the one before it"
-        if row["hash"] != hashed(row):
-            yield f"entry {row['seq']} was changed"
-        if not hmac.compare_digest(row["seal"], sealed(anchor, row["seq"], row["hash"])):
-            yield f"entry {row['seq']} was not made by this ledger"
-        previous, expected = row["hash"], expected + 1
-        if mark is not None and row["seq"] == mark[0]:
-            at_mark = row["hash"]
-    if mark is None:
-        if expected > 1:
-            yield "the high-water mark is missing from the anchor"
-    elif at_mark != mark[1]:
-        yield _gone(mark[0])
+class Auditor:
+    """Checks a whole history. It takes the mark when it is made: make it before the history is read, because others go on."""
+
+    def __init__(self, anchor: Anchor) -> None:
+        self._anchor, self._damaged = anchor, ""
+        self._mark: tuple[int, str] | None = None
+        try:
+            self._mark = anchor.mark()
+        except LedgerCorrupt as error:
+            self._damaged = str(error)
+
+    def problems(self, rows: Iterable[Any]) -> Iterator[str]:
+        """Everything wrong with chain, seals and mark; ``rows`` are all entries by number."""
+        previous, number, at_mark = FIRST, 0, None
+        for row in rows:
+            number += 1
+            if type(row.seq) is not int or row.seq != number:
+                yield f"entry {number} is missing"
+                number = row.seq if type(row.seq) is int else number
+            if row.previous != previous:
+                yield f"entry {number} does not follow the one before it"
+            well_formed = type(row.seq) is int and all(type(text) is str for text in row[1:])
+            if not well_formed or row.hash != hashed(row._asdict()):
+                yield f"entry {number} was changed"
+            elif not genuine(self._anchor, row):
+                yield f"entry {number} was not made by this ledger"
+            previous = row.hash
+            if self._mark is not None and number == self._mark[0]:
+                at_mark = row.hash
+        if self._damaged:
+            yield self._damaged
+        elif self._mark is None:
+            if number:
+                yield "the high-water mark is missing from the anchor"
+        elif at_mark != self._mark[1]:
+            yield _gone(self._mark[0])

@@ -17,7 +17,7 @@ from dpflow.core.filters import Cost, FilterName, Guarantee, odometer
 from dpflow.errors import InvalidInput, LedgerCorrupt
 from dpflow.ledger import accounts, chain, grants, releases, schema, sessions, transfer, verify
 from dpflow.ledger.anchor import Anchor
-from dpflow.ledger.database import Database, Prepared, Transaction, where
+from dpflow.ledger.database import Database, Prepared, Transaction, insert, where
 from dpflow.ledger.records import (
     Answered,
     Entry,
@@ -36,8 +36,9 @@ _E = schema.entry.c
 _LIMIT = sa.bindparam("limit", type_=sa.Integer)
 _NEWEST = Prepared(sa.select(schema.entry).order_by(_E.seq.desc()).limit(_LIMIT))
 _NEWEST_OF = Prepared(sa.select(schema.entry).where(where(_E.scope)).order_by(_E.seq.desc()).limit(_LIMIT))
+_META = insert(schema.meta)
 _CHARGED = (
-    sa.select(schema.release)
+    sa.select(*releases.PUBLIC)
     .join(schema.entry, _E.release_id == R.id)
     .where(sa.or_(_E.kind == sa.literal_column("'reserve'"), _E.kind == sa.literal_column("'session'")))
     .order_by(_E.seq)
@@ -73,7 +74,7 @@ class Ledger:
             self._create()
         with self._database.reading() as transaction:
             found = transaction.text("SELECT value FROM dpflow_meta WHERE name = 'anchor'")
-        if [tuple(row) for row in found] != [(self._fingerprint(),)]:
+        if [tuple(row) for row in found] != [(self._meta()["anchor"],)]:
             raise LedgerCorrupt(f"{self._anchor.folder} is not the anchor of {self._database!r}; name the right one")
 
     def __repr__(self) -> str:
@@ -86,11 +87,10 @@ class Ledger:
         with self._database.writing() as transaction:
             if not transaction.has_ledger():
                 transaction.create_tables()
-                meta = f"INSERT INTO dpflow_meta VALUES ('schema', '{schema.VERSION}'), ('anchor', '{self._fingerprint()}')"
-                transaction.text(meta)
+                transaction.many(_META, [{"name": name, "value": value} for name, value in self._meta().items()])
 
-    def _fingerprint(self) -> str:
-        return self._anchor.commitment(b"", "fingerprint")
+    def _meta(self) -> dict[str, str]:
+        return {"schema": schema.VERSION, "anchor": self._anchor.commitment(b"", "fingerprint")}
 
     # --- grants -------------------------------------------------------------------------------------------------
 
@@ -333,7 +333,7 @@ class Ledger:
                 options: dict[str, Any] = {"state": "open", "exclusive": exclusive, "secret": secret}
                 name = releases.charge(transaction, writer, ask, commitment=self._sealed(secret), **options)
                 row = releases.get(transaction, name)
-            held = sessions.held(sessions.row_of(transaction, row.id))
+            held = sessions.held(sessions.row_of(transaction, self._anchor, row.id))
             faults.reach("session.before-commit")
         faults.reach("session.after-commit")
         return held
@@ -341,7 +341,7 @@ class Ledger:
     def session(self, session_id: str) -> Held:
         """A session with its secret state. Raises `UnknownName`."""
         with self._database.reading() as transaction:
-            return sessions.held(sessions.row_of(transaction, session_id))
+            return sessions.held(sessions.row_of(transaction, self._anchor, session_id))
 
     def answer(
         self,
@@ -364,7 +364,7 @@ class Ledger:
         """
         with self._writing() as (transaction, writer):
             given = sessions.answer(
-                transaction, writer, self._sealed, session_id, query, expected_version, state, answer, closed
+                transaction, writer, self._anchor, session_id, query, expected_version, state, answer, closed
             )
             faults.reach("session.before-commit")
         faults.reach("session.after-commit")
@@ -403,12 +403,13 @@ class Ledger:
 
     def verify(self) -> Verified:
         """Recompute chain and seals, compare with the anchor, and rebuild every table from the entries."""
+        auditor = chain.Auditor(self._anchor)
         with self._database.reading() as transaction:
-            entries = [row._asdict() for row in transaction.rows(verify.ENTRIES)]
-            expected = verify.Expected()
+            entries = transaction.rows(verify.ENTRIES)
+            expected = verify.Expected(self._meta())
             for entry in entries:
-                expected.apply(entry)
-            found = [*chain.problems(entries, self._anchor), *verify.problems(transaction, expected, self._sealed)]
+                expected.apply(entry._asdict())
+            found = [*auditor.problems(entries), *verify.problems(transaction, expected, self._sealed)]
         return Verified(len(entries), tuple(found))
 
     def export(self, stream: TextIO) -> int:
@@ -453,5 +454,4 @@ class Ledger:
             self._anchor.advance(*writer.head)
 
     def _sealed(self, secret: str) -> str:
-        """A salted commitment to secret state: the key is the salt, so it cannot be searched."""
-        return self.commitment(secret.encode(), "state")
+        return sessions.sealed(self._anchor, secret)

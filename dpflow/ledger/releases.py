@@ -17,15 +17,13 @@ from dpflow.ledger.database import Prepared, Transaction, insert, where
 from dpflow.ledger.records import ReleaseKey, Reservation, Stored, checked_name
 
 R, _L = schema.release.c, schema.slot.c
-BY_ID = Prepared(sa.select(schema.release).where(where(R.id)))
-BY_KEY = Prepared(sa.select(schema.release).where(where(*(R[name] for name in schema.KEY))))
+PUBLIC = [column for column in schema.release.columns if column.name != "secret"]
+BY_ID = Prepared(sa.select(*PUBLIC).where(where(R.id)))
+BY_KEY = Prepared(sa.select(*PUBLIC).where(where(*(R[name] for name in schema.KEY))))
 _INSERT = insert(schema.release)
 _JOIN = insert(schema.slot)
 _IN_SLOT = Prepared(
-    sa.select(schema.release)
-    .join(schema.slot, _L.release_id == R.id)
-    .where(_L.slot == sa.bindparam("slot"))
-    .order_by(R.id)
+    sa.select(*PUBLIC).join(schema.slot, _L.release_id == R.id).where(_L.slot == sa.bindparam("slot")).order_by(R.id)
 )
 _OF_TASK = where(R.scope, R.dag_id, R.task_id, R.occasion)
 _PAID = Prepared(sa.select(sa.func.count().label("number")).select_from(schema.release).where(_OF_TASK))
@@ -41,10 +39,13 @@ _SETTLE = Prepared(
     .where(where(R.id))
     .values({n: sa.bindparam("new_" + n, type_=sa.Text) for n in ("state", "result", "snapshot")})
 )
-_TRY = Prepared(
+_RETRY = Prepared(
+    schema.release.update().where(where(R.id)).values(attempts=sa.bindparam("new_attempts", type_=R.attempts.type))
+)
+_RESOLVE = Prepared(
     schema.release.update()
     .where(where(R.id))
-    .values({n: sa.bindparam("new_" + n, type_=R[n].type) for n in ("state", "attempts", "fenced_below")})
+    .values({n: sa.bindparam("new_" + n, type_=R[n].type) for n in ("state", "fenced_below")})
 )
 
 
@@ -162,7 +163,7 @@ def take_over(transaction: Transaction, writer: chain.Writer, row: Any, principa
     if row.state != "reserved":
         raise RetryConflict(f"release {row.id} is a session; ask it, do not reserve it")
     attempt = row.attempts + 1
-    transaction.run(_TRY, id=row.id, new_state=row.state, new_attempts=attempt, new_fenced_below=row.fenced_below)
+    transaction.run(_RETRY, id=row.id, new_attempts=attempt)
     writer.note("retry", row.scope, row.id, principal, {"attempt": attempt})
     return Reservation(row.id, attempt, False)
 
@@ -177,7 +178,7 @@ def settle(
     if row.state != "reserved" or not row.fenced_below <= reservation.attempt <= row.attempts:
         raise RetryConflict(f"release {row.id} was fenced by an owner; this late result is discarded")
     transaction.run(_SETTLE, id=row.id, new_state="settled", new_result=result, new_snapshot=snapshot)
-    body = {"result": chain.digest(json.loads(result)), "snapshot": snapshot, "attempt": reservation.attempt}
+    body = {"result": chain.digest(result), "snapshot": snapshot, "attempt": reservation.attempt}
     writer.note("settle", row.scope, row.id, row.principal, body)
     return Reservation(row.id, reservation.attempt, True, json.loads(result))
 
@@ -195,7 +196,7 @@ def resolve(
         raise InvalidInput(f"release {release_id} is a session, which needs no retry: the same key resumes it")
     state = "reserved" if decision == "retry" else "closed" if row.state == "open" else "fenced"
     fenced = row.attempts + 1
-    transaction.run(_TRY, id=row.id, new_state=state, new_attempts=row.attempts, new_fenced_below=fenced)
+    transaction.run(_RESOLVE, id=row.id, new_state=state, new_fenced_below=fenced)
     body = {"decision": decision, "reason": reason, "fenced_below": fenced, "becomes": state}
     writer.note("resolve", row.scope, row.id, principal, body)
 
@@ -211,9 +212,9 @@ def get(transaction: Transaction, release_id: str) -> Any:
 def ordered(value: Mapping[str, Any]) -> str:
     """JSON that keeps the order of its names, as results and requests are shown. Raises `InvalidInput`."""
     try:
-        return json.dumps(value, separators=(",", ":"))
+        return json.dumps(value, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError, RecursionError):
-        raise InvalidInput("what the ledger stores must be JSON: texts, numbers, lists and mappings") from None
+        raise InvalidInput("what the ledger stores must be JSON: texts, finite numbers, lists and mappings") from None
 
 
 def stored(row: Any) -> Stored:

@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import BigInteger, Column, SmallInteger, Text
 
-VERSION = "2"
+VERSION = "3"
 
 metadata = sa.MetaData()
 
@@ -103,6 +103,12 @@ entry = sa.Table(
     _needed("previous"),
     _needed("hash"),
     _needed("seal"),
+)
+
+#: Entries that say what state a session is in; an import closes all of them at once and names no release.
+OF_SESSIONS = sa.text("kind IN ('session', 'answer', 'resolve', 'import')")
+sa.Index(
+    "dpflow_entry_of_session", entry.c.release_id, entry.c.seq, sqlite_where=OF_SESSIONS, postgresql_where=OF_SESSIONS
 )
 
 #: The history can only grow, whoever holds a connection.

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import sqlalchemy as sa
 
 from dpflow.errors import LedgerCorrupt, SessionClosed, UnknownName
 from dpflow.ledger import chain, schema
+from dpflow.ledger.anchor import Anchor
 from dpflow.ledger.database import Prepared, Transaction, insert, where
 from dpflow.ledger.records import Answered, Held, checked_name
-from dpflow.ledger.releases import BY_ID, R, ordered
+from dpflow.ledger.releases import R, ordered
 
+_SESSION = Prepared(sa.select(schema.release).where(where(R.id)))
+_E = schema.entry.c
+_LAST = Prepared(
+    sa.select(schema.entry)
+    .where(schema.OF_SESSIONS, sa.or_(where(_E.release_id), _E.release_id == sa.literal_column("''")))
+    .order_by(_E.seq.desc())
+    .limit(sa.literal_column("1"))
+)
 _ANSWER = Prepared(sa.select(schema.answer).where(where(schema.answer.c.session_id, schema.answer.c.query)))
 ANSWERS = Prepared(sa.select(schema.answer).where(where(schema.answer.c.session_id)).order_by(schema.answer.c.version))
 _INSERT = insert(schema.answer)
@@ -23,22 +32,41 @@ _ADVANCE = Prepared(
     .values({n: sa.bindparam("new_" + n, type_=R[n].type) for n in ("version", "secret", "state")})
 )
 
-#: Turns secret state into a salted commitment to it.
-Seal = Callable[[str], str]
+
+def sealed(anchor: Anchor, secret: str) -> str:
+    """A salted commitment to secret state: the key is the salt, so it cannot be searched."""
+    return anchor.commitment(secret.encode(), "state")
 
 
-def row_of(transaction: Transaction, session_id: str) -> Any:
-    """A session's row. Raises `UnknownName`."""
-    row = transaction.first(BY_ID, id=session_id)
+def row_of(transaction: Transaction, anchor: Anchor, session_id: str) -> Any:
+    """A session's row, if its state is the one that its newest entry in the history commits to.
+
+    Raises:
+        UnknownName: no such session.
+        LedgerCorrupt: somebody put another state into an open session, such as an earlier one that still has answers.
+    """
+    row = transaction.first(_SESSION, id=session_id)
     if row is None or row.state not in ("open", "closed"):
         raise UnknownName("session", session_id, ())
+    if row.state == "open" and not _is_newest(transaction, anchor, row):
+        raise LedgerCorrupt(
+            f"the state of session {row.id} is not the one its last answer left, so it gives no answers; "
+            f"run dpflow ledger verify, and bring the newest copy back"
+        )
     return row
 
 
+def _is_newest(transaction: Transaction, anchor: Anchor, row: Any) -> bool:
+    last = transaction.first(_LAST, release_id=row.id)
+    if last is None or last.hash != chain.hashed(last._asdict()) or not chain.genuine(anchor, last):
+        return False
+    said = {"version": 0, "becomes": "open"} | json.loads(last.body)
+    found = {"version": row.version, "becomes": "open", "state": sealed(anchor, str(row.secret))}
+    return all(said.get(name) == value for name, value in found.items())
+
+
 def held(row: Any) -> Held:
-    """A session with its secret state."""
-    if row.secret is None and row.state == "open":
-        raise LedgerCorrupt(f"session {row.id} has no state; run dpflow ledger verify")
+    """A session with its secret state; a closed one needs none, and after an import has none."""
     return Held(row.id, row.version, row.state == "closed", json.loads(row.secret or "{}"))
 
 
@@ -51,7 +79,7 @@ def stored_answer(transaction: Transaction, session_id: str, query: str) -> Answ
 def answer(
     transaction: Transaction,
     writer: chain.Writer,
-    seal: Seal,
+    anchor: Anchor,
     session_id: str,
     query: str,
     expected: int,
@@ -60,7 +88,7 @@ def answer(
     closed: bool,
 ) -> Answered | None:
     """Store an answer and the state it leads to. See `Ledger.answer`."""
-    row = row_of(transaction, session_id)
+    row = row_of(transaction, anchor, session_id)
     if (earlier := stored_answer(transaction, session_id, checked_name("a query", query))) is not None:
         return earlier
     if row.state == "closed":
@@ -73,6 +101,6 @@ def answer(
         _ADVANCE, id=session_id, expected=expected, new_version=version, new_secret=secret, new_state=becomes
     )
     transaction.run(_INSERT, session_id=session_id, query=query, version=version, answer=text)
-    said = {"query": query, "answer": json.loads(text), "version": version, "state": seal(secret), "becomes": becomes}
+    said = {"query": query, "answer": text, "version": version, "state": sealed(anchor, secret), "becomes": becomes}
     writer.note("answer", row.scope, session_id, row.principal, said)
     return Answered(query, json.loads(text))

@@ -53,7 +53,7 @@ def read(stream: TextIO, anchor: Anchor) -> tuple[list[dict[str, Any]], dict[str
                 results[line["release_id"]] = line["result"]
     except (ValueError, KeyError, TypeError, AttributeError):
         raise LedgerCorrupt("the export has a line that cannot be read; export it again") from None
-    found = list(chain.problems(entries, anchor))
+    found = list(chain.Auditor(anchor).problems([verify.ENTRIES.row(**entry) for entry in entries]))
     if found:
         raise LedgerCorrupt(f"the export does not verify under this anchor: {found[0]}")
     return entries, results
@@ -61,7 +61,7 @@ def read(stream: TextIO, anchor: Anchor) -> tuple[list[dict[str, Any]], dict[str
 
 def restore(transaction: Transaction, entries: list[dict[str, Any]], results: Mapping[str, str]) -> list[str]:
     """Fill the empty tables; returns the sessions that could not be kept open."""
-    expected = verify.Expected()
+    expected = verify.Expected({})
     for entry in entries:
         expected.apply(entry)
     if expected.illegal:
@@ -87,7 +87,7 @@ def _rows(
     releases = []
     for name, row in expected.releases.items():
         result = results.get(name)
-        if (None if result is None else chain.digest(json.loads(result))) != row["result"]:
+        if (None if result is None else chain.digest(result)) != row["result"]:
             raise LedgerCorrupt(f"the export's result of release {name} is not the one that was settled")
         state = "closed" if name in closed else row["state"]
         releases.append({**row, "id": name, "result": result, "state": state, "secret": None})
@@ -96,7 +96,7 @@ def _rows(
     yield (
         schema.answer,
         [
-            {"session_id": name, "query": query, "version": version, "answer": json.dumps(body)}
-            for (name, query), (version, body) in expected.answers.items()
+            {"session_id": name, "query": query, "version": version, "answer": text}
+            for (name, query), (version, text) in expected.answers.items()
         ],
     )

@@ -24,11 +24,12 @@ _PUBLIC = (*schema.KEY, "family", "slot", "exclusive", "blocks", "event", "reque
 class Expected:
     """The tables as the entries say they are. Results and secret states are known by digest and commitment only."""
 
-    def __init__(self) -> None:
+    def __init__(self, meta: Mapping[str, str]) -> None:
+        self.meta = meta
         self.scopes: dict[str, dict[str, Any]] = {}
         self.accounts: dict[tuple[str, str], Cost] = {}
         self.releases: dict[str, dict[str, Any]] = {}
-        self.answers: dict[tuple[str, str], tuple[int, Any]] = {}
+        self.answers: dict[tuple[str, str], tuple[int, str]] = {}
         self.slots: set[tuple[str, str]] = set()
         self.illegal: list[str] = []
 
@@ -39,7 +40,7 @@ class Expected:
             step = getattr(self, "_" + entry["kind"], None)
             if step is not None:
                 step(entry, body)
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
             self.illegal.append(f"entry {entry['seq']} says something impossible")
 
     def _grant(self, entry: Mapping[str, Any], body: Mapping[str, Any]) -> None:
@@ -97,6 +98,8 @@ def problems(transaction: Transaction, expected: Expected, seal: Callable[[str],
         for name, all_rows in _ALL.items()
         if "entry" not in name
     }
+    meta = {row["name"]: row["value"] for row in tables["dpflow_meta"]}
+    yield from _differences("{} in dpflow_meta is not this ledger's", expected.meta, meta)
     scopes = {row.pop("name"): row for row in tables["dpflow_scope"]}
     yield from _differences("scope {} is not what was granted", expected.scopes, scopes)
     sums = {
@@ -106,41 +109,32 @@ def problems(transaction: Transaction, expected: Expected, seal: Callable[[str],
     yield from _differences("account {} does not hold what its charges add up to", expected.accounts, sums)
     releases = {row.pop("id"): row for row in tables["dpflow_release"]}
     yield from _differences_of_releases(expected.releases, releases, seal)
-    answers = {
-        (row["session_id"], row["query"]): (row["version"], _json(row["answer"])) for row in tables["dpflow_answer"]
-    }
+    answers = {(row["session_id"], row["query"]): (row["version"], row["answer"]) for row in tables["dpflow_answer"]}
     yield from _differences("answer {} is not the one that was given", expected.answers, answers)
     slots = {(row["slot"], row["release_id"]): True for row in tables["dpflow_slot"]}
     yield from _differences("task instance {} did not ask for that", dict.fromkeys(expected.slots, True), slots)
 
 
 def _differences(sentence: str, expected: Mapping[Any, Any], found: Mapping[Any, Any]) -> Iterator[str]:
-    for place in sorted(expected.keys() | found.keys()):
+    for place in sorted(expected.keys() | found.keys(), key=repr):
         if expected.get(place) != found.get(place):
-            yield sentence.format("/".join(filter(None, place)) if isinstance(place, tuple) else place)
+            yield sentence.format("/".join(map(str, filter(None, place))) if isinstance(place, tuple) else place)
 
 
 def _differences_of_releases(
     expected: Mapping[str, Mapping[str, Any]], found: Mapping[str, dict[str, Any]], seal: Callable[[str], str]
 ) -> Iterator[str]:
-    for release_id in sorted(expected.keys() | found.keys()):
+    for release_id in sorted(expected.keys() | found.keys(), key=repr):
         if release_id not in expected:
             yield f"release {release_id} was never charged"
         elif release_id not in found:
             yield f"release {release_id} was charged and is gone"
         else:
             row = dict(found[release_id])
-            row["result"] = None if row["result"] is None else chain.digest(_json(row["result"]))
-            row["secret"] = None if row["secret"] is None else seal(row["secret"])
+            row["result"] = None if row["result"] is None else chain.digest(str(row["result"]))
+            row["secret"] = None if row["secret"] is None else seal(str(row["secret"]))
             for name in sorted(row):
                 if row[name] != expected[release_id][name]:
                     yield _CHANGED.get(name, "the {name} of release {id} is not what the history says").format(
                         name=name, id=release_id
                     )
-
-
-def _json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return object()  # equal to nothing

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -25,20 +27,28 @@ class Place:
     def open(self, create: bool = True) -> Ledger:
         return Ledger(self.target, anchor=self.anchor, create=create)
 
-    def sql(self, *statements: str) -> list[Any]:
-        """Run statements as an intruder with full rights over the database; returns the last one's rows."""
+    @contextlib.contextmanager
+    def intruder(self) -> Iterator[Callable[..., list[Any]]]:
+        """Somebody with full rights over the database: runs one statement, with ``?`` for parameters, and returns its rows."""
         if "://" in self.target:
             with psycopg.connect(self.target.replace("+psycopg", ""), autocommit=True) as connection:
                 connection.execute("SET session_replication_role = replica")  # no triggers
-                for statement in statements:
-                    cursor = connection.execute(statement)
-                return cursor.fetchall() if cursor.description else []
-        connection = sqlite3.connect(self.target, isolation_level=None)
-        for trigger in ("dpflow_entry_no_update", "dpflow_entry_no_delete"):
-            connection.execute(f"DROP TRIGGER IF EXISTS {trigger}")
-        rows = [connection.execute(statement).fetchall() for statement in statements][-1]
-        connection.close()
-        return rows
+
+                def run(statement: str, *values: Any) -> list[Any]:
+                    cursor = connection.execute(statement.replace("?", "%s"), values or None)
+                    return cursor.fetchall() if cursor.description else []
+
+                yield run
+            return
+        with contextlib.closing(sqlite3.connect(self.target, isolation_level=None)) as connection:
+            for trigger in ("dpflow_entry_no_update", "dpflow_entry_no_delete"):
+                connection.execute(f"DROP TRIGGER IF EXISTS {trigger}")
+            yield lambda statement, *values: connection.execute(statement, values).fetchall()
+
+    def sql(self, *statements: str) -> list[Any]:
+        """Run statements as an intruder; returns the last one's rows."""
+        with self.intruder() as run:
+            return [run(statement) for statement in statements][-1]
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 
+import psycopg
 import pytest
 
 from dpflow.errors import InvalidInput, LedgerCorrupt, SessionClosed, UnknownName
-from dpflow.ledger import Ledger, chain
+from dpflow.ledger import Ledger, chain, schema
+
+KEYS = {"name", "scope", "id", "slot", "session_id", "digest"}  # what a copied row needs to be a row of its own
 
 
 @pytest.fixture
@@ -42,6 +48,150 @@ def test_every_table_is_checked_against_the_history(used, place, statement, find
     """Each row of each table follows from the history, so each change is named."""
     place.sql(statement)
     assert finding in str(used.verify())
+
+
+def variants(value, sqlite):
+    """Other values for a cell: those a thief would want, and those that trip a careless verifier."""
+    if isinstance(value, int):
+        return [value + 1, value - 1, 0, 2**62] + ([b"\x00"] if sqlite else [])
+    text = "" if value is None else value
+    found = [
+        text + "x",
+        text[:-1],
+        text.upper(),
+        text.replace(":", ": "),
+        "",
+        "é" * 64,
+        "{}",
+        None if value else "null",
+    ]
+    return found + ([b"\xff", 7] if sqlite else [])
+
+
+@pytest.mark.parametrize("table", schema.metadata.sorted_tables, ids=str)
+def test_any_change_of_any_cell_is_found(used, place, table):
+    """Every cell of every row, changed to anything else the database takes, is found; so is every row dropped or copied."""
+    sqlite, tries = "://" not in place.target, 0
+    names = [column.name for column in table.columns]
+    primary = [column.name for column in table.primary_key]
+    where = " AND ".join(f"{name} = ?" for name in primary)
+    marks = ", ".join("?" * len(names))
+    with place.intruder() as run:
+        rows = run(f"SELECT {', '.join(names)} FROM {table.name}")
+        assert rows
+        for row in rows:
+            key = [row[names.index(name)] for name in primary]
+            for n, column in enumerate(table.columns):
+                for value in variants(row[n], sqlite):
+                    if value == row[n]:
+                        continue
+                    try:
+                        run(f"UPDATE {table.name} SET {column.name} = ? WHERE {where}", value, *key)
+                    except (sqlite3.IntegrityError, psycopg.IntegrityError, psycopg.DataError):
+                        continue  # not even the database takes it
+                    assert not used.verify().ok, (column, row[n], value)
+                    now = [value if name == column.name else k for name, k in zip(primary, key)]
+                    run(f"UPDATE {table.name} SET {column.name} = ? WHERE {where}", row[n], *now)
+                    tries += 1
+            run(f"DELETE FROM {table.name} WHERE {where}", *key)
+            assert not used.verify().ok, ("dropped", row)
+            run(f"INSERT INTO {table.name} ({', '.join(names)}) VALUES ({marks})", *row)
+            copy = [
+                value + 1000 if name == "seq" else f"{value}x" if name in KEYS else value
+                for name, value in zip(names, row)
+            ]
+            run(f"INSERT INTO {table.name} ({', '.join(names)}) VALUES ({marks})", *copy)
+            assert not used.verify().ok, ("copied", row)
+            run(
+                f"DELETE FROM {table.name} WHERE {where}",
+                *[copy[names.index(k)] for k in primary],
+            )
+    assert used.verify().ok and tries >= 4 * len(rows)
+
+
+@pytest.mark.parametrize("number", range(1, 8))
+def test_any_older_state_is_found(used, place, number):
+    """Taken back by any number of entries, with every hash in order, the history ends before the anchor's mark."""
+    place.sql(f"DELETE FROM dpflow_entry WHERE seq > (SELECT max(seq) FROM dpflow_entry) - {number}")
+    assert "old copy was restored" in str(used.verify())
+
+
+def test_a_chain_recomputed_without_the_key_is_found(used, place):
+    """Whoever changes an entry and makes all later hashes anew has no seals for them."""
+    with place.intruder() as run:
+        rows = [list(row) for row in run(f"SELECT {', '.join((*chain.FIELDS, 'hash'))} FROM dpflow_entry ORDER BY seq")]
+        previous = rows[0][8]
+        for row in rows[1:]:
+            fields = dict(zip(chain.FIELDS, row)) | {"principal": "nobody", "previous": previous}
+            previous = chain.hashed(fields)
+            run("UPDATE dpflow_entry SET principal = ?, previous = ?, hash = ? WHERE seq = ?",
+                "nobody", fields["previous"], previous, row[0])  # fmt: skip
+    report = str(used.verify())
+    assert all(f"entry {row[0]} was not made by this ledger" in report for row in rows[1:])
+
+
+@pytest.mark.parametrize("column", ["secret", "version", "both"])
+def test_a_session_cannot_be_set_back(used, place, ask, column):
+    """An earlier state put back into its row gives no answer, although the history is whole."""
+    held = used.open_session(ask.key("other"), **ask.terms(), state={"left": 9}, exclusive=False)
+    used.answer(held.session_id, query="one", expected_version=0, state={"left": 8}, answer={})
+    back = {"secret": "secret = '{\"left\":9}'", "version": "version = 0"}
+    change = ", ".join(back.values()) if column == "both" else back[column]
+    place.sql(f"UPDATE dpflow_release SET {change} WHERE id = '{held.session_id}'", "DELETE FROM dpflow_answer")
+    for version in (0, 1):
+        with pytest.raises(LedgerCorrupt, match="not the one its last answer left"):
+            used.answer(held.session_id, query="two", expected_version=version, state={"left": 8}, answer={})
+    with pytest.raises(LedgerCorrupt, match="not the one its last answer left"):
+        used.session(held.session_id)
+    with pytest.raises(LedgerCorrupt, match="not the one its last answer left"):
+        used.open_session(ask.key("other"), **ask.terms(), state={"left": 9}, exclusive=False)
+
+
+@pytest.mark.parametrize("end", ["used up", "closed by its owner", "moved"])
+def test_a_closed_session_cannot_be_opened_again(used, place, ask, tmp_path, end):
+    """Whatever closed it, a row that says open is not believed."""
+    held = used.open_session(ask.key("other"), **ask.terms(), state={"left": 9}, exclusive=False)
+    if end == "used up":
+        used.answer(held.session_id, query="one", expected_version=0, state={"left": 9}, answer={}, closed=True)
+    elif end == "closed by its owner":
+        used.resolve(held.session_id, reason="r", principal="owner")
+    else:
+        stream = io.StringIO()
+        used.export(stream)
+        place.sql(*(f"DELETE FROM {table.name}" for table in schema.metadata.sorted_tables if table is not schema.meta))
+        stream.seek(0)
+        used.import_(stream, principal="owner")
+    place.sql(f"UPDATE dpflow_release SET state = 'open', secret = '{{\"left\":9}}' WHERE id = '{held.session_id}'")
+    with pytest.raises(LedgerCorrupt, match="not the one its last answer left"):
+        used.session(held.session_id)
+
+
+def test_a_restored_database_gives_no_answers(tmp_path, ask):
+    """The whole file put back, entries and all: the anchor has seen the answer that is gone."""
+    path = tmp_path / "l"
+    ledger = Ledger(path, create=True)
+    ledger.grant("flights", 1, 0, filter="basic", principal="owner")
+    held = ledger.open_session(ask.key(), **ask.terms(), state={"left": 1}, exclusive=False)
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("VACUUM INTO ?", [str(tmp_path / "old")])
+    ledger.answer(held.session_id, query="one", expected_version=0, state={}, answer={}, closed=True)
+    for name in ("l", "l-wal", "l-shm"):
+        (tmp_path / name).unlink(missing_ok=True)
+    (tmp_path / "old").rename(path)
+    old = Ledger(path)
+    assert old.session(held.session_id).state == {"left": 1}
+    with pytest.raises(LedgerCorrupt, match="old copy was restored"):
+        old.answer(held.session_id, query="two", expected_version=0, state={}, answer={})
+    assert old.answers(held.session_id) == []
+
+
+def test_verifying_beside_a_writer_raises_no_alarm(ledger, ask):
+    """The mark is read before the history: entries that come in between are no sign of tampering."""
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(lambda: [ask.reserve(ledger, str(n), "1e-12") for n in range(40)])
+        while not writing.done():
+            assert ledger.verify().problems == ()
+        writing.result()
 
 
 def test_a_forged_tail_is_found_and_not_built_upon(used, place, ask):
