@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from dpflow.core.transfer import Promise, balance, description_length_groups, sparse_vector_groups
+from dpflow.core.transfer import (
+    Promise,
+    balance,
+    description_length_groups,
+    one_query_groups,
+    sparse_vector_groups,
+    splitting_groups,
+    tight_groups,
+    tight_threshold,
+)
 from dpflow.errors import InvalidInput
 
 
@@ -74,3 +83,21 @@ def test_beta_and_failures_are_checked() -> None:
         Promise(10, 1, 0.6, 0.2, 0.1)
     with pytest.raises(InvalidInput, match="failures"):
         Promise(10, 11, 0.1, 0.2, 0.1)
+
+
+def test_other_sizes_are_the_papers() -> None:
+    """Splitting, corrected values in the description length, and the tight calibration."""
+    assert [splitting_groups(promise(k)) for k in (10, 1_000, 100_000)] == [5_920, 1_047_000, 150_200_000]
+    assert description_length_groups(promise(1_000), 10**6) == 17_972
+    assert description_length_groups(promise(10, rho=0.24, alpha=0.2), 10**6) == 2_569
+    assert tight_groups(promise(1_000)).groups == 823_221
+    assert one_query_groups(promise(1_000))[0] < sparse_vector_groups(promise(1_000))[0]
+
+
+def test_the_tight_threshold_needs_its_groups() -> None:
+    """It exists at the planned size and not below; it lies between the two rates, and noise cannot cross either."""
+    plan = tight_groups(promise(1_000))
+    threshold = tight_threshold(promise(1_000), plan.epsilon, plan.delta, plan.each, plan.groups)
+    assert threshold is not None and 0.1 < threshold < 0.2
+    assert tight_threshold(promise(1_000), plan.epsilon, plan.delta, plan.each, plan.groups - 100) is None
+    assert tight_threshold(promise(1_000), 1.0, plan.delta, plan.each, 10**12) is None
