@@ -88,6 +88,7 @@ class Anchor:
                 fcntl.flock(file, lock)
                 yield file
             finally:
+                fcntl.flock(file, fcntl.LOCK_UN)  # a child forked meanwhile has a copy
                 os.close(file)
         except OSError as error:
             raise self._unusable(error) from None

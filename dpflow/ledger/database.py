@@ -12,6 +12,7 @@ import fcntl
 import os
 import sqlite3
 import stat
+import weakref
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -126,6 +127,7 @@ class Database:
         self._url = sa.URL.create("sqlite", database=str(self.path)) if self.sqlite else sa.make_url(text)
         self._engine: sa.Engine | None = None
         self._pid = 0
+        _databases.add(self)
 
     def __repr__(self) -> str:
         return str(self.path) if self.sqlite else self._url.render_as_string(hide_password=True)
@@ -211,7 +213,8 @@ class Database:
         if self._engine is None or self._pid != os.getpid():
             if self._engine is not None:
                 self._engine.dispose(close=False)
-            self._engine, self._pid = self._make(), os.getpid()
+            self._engine, self._pid = None, os.getpid()
+            self._engine = self._make()
         return self._engine
 
     def _make(self) -> sa.Engine:
@@ -219,6 +222,8 @@ class Database:
             engine = sa.create_engine(self._url, hide_parameters=True, max_overflow=-1)
             sa.event.listen(engine, "connect", _harden)
             return engine
+        if _forked.get(os.path.realpath(str(self.path)), self._pid) != self._pid:
+            raise LedgerUnavailable(f"{self!r} was in use when this process was forked; use it from a new process")
         engine = sa.create_engine(
             self._url, connect_args={"timeout": _PATIENCE}, hide_parameters=True, max_overflow=-1, paramstyle="named"
         )
@@ -262,6 +267,29 @@ class Database:
                 raise LedgerUnavailable(f"{self!r} cannot be written ({error.strerror}); correct its place") from None
 
 
+_databases: weakref.WeakSet[Database] = weakref.WeakSet()
+_forked: dict[str, int] = {}  # files with a transaction going on when the process of this id forked
+
+
+def _before_fork() -> None:
+    """Close idle SQLite connections.
+
+    SQLite keeps its file locks per process in memory: a child that inherits that memory believes that it holds locks which
+    the kernel gave to its parent only, and once the parent closes the file, others may delete the log that the child writes.
+    """
+    pid = os.getpid()
+    for path in [path for path, forker in _forked.items() if forker == pid]:
+        del _forked[path]
+    for database in list(_databases):
+        if database.path is not None and database._engine is not None and database._pid == pid:
+            if database._engine.pool.checkedout():  # type: ignore[attr-defined]
+                _forked[os.path.realpath(database.path)] = pid
+            database._engine.dispose()
+
+
+os.register_at_fork(before=_before_fork)
+
+
 @contextlib.contextmanager
 def _opened(path: str) -> Iterator[int]:
     """A file to lock, opened anew each time: a lock must not outlive its process in a forked child."""
@@ -269,6 +297,7 @@ def _opened(path: str) -> Iterator[int]:
     try:
         yield descriptor
     finally:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child forked meanwhile has a copy open
         os.close(descriptor)
 
 

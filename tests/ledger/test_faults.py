@@ -70,6 +70,47 @@ def test_a_failure_before_the_commit_leaves_nothing(ledger, ask, monkeypatch, po
     assert ask.spent(ledger) == {"": "0.1"}
 
 
+FORK = """
+import os, sys
+from dpflow.core.events import Pure
+from dpflow.errors import LedgerUnavailable
+from dpflow.ledger import Ledger, ReleaseKey
+ledger = Ledger(sys.argv[1], anchor=sys.argv[2])
+def charge(n):
+    ledger.reserve(ReleaseKey("flights", "", "", n, "d"), event=Pure("0.1"), blocks=(), family="f", slot=None,
+                   principal="p", request={})
+charge("parent")
+if sys.argv[3] == "busy":
+    inside = ledger._database.reading()
+    inside.__enter__().text("SELECT 1")
+charged, closed = os.pipe(), os.pipe()
+if os.fork() == 0:
+    try:
+        charge("child")
+        os.write(charged[1], b"+")
+        os.read(closed[0], 1)
+        charge("child again")
+    except LedgerUnavailable as error:
+        assert "was in use when this process was forked" in str(error)
+        os.write(charged[1], b"-")
+    os._exit(0)
+print(os.read(charged[0], 1).decode())
+ledger._database.engine.dispose()  # the last connection that anybody but the child has
+os.write(closed[1], b"x")
+assert os.wait()[1] == 0
+"""
+
+
+@pytest.mark.parametrize(("thread", "charges", "said"), [("idle", 3, "+"), ("busy", 1, "-")])
+def test_a_forked_child_loses_no_charge(ledger, place, thread, charges, said):
+    """When the parent closes its connections, what the child charges stays; a child that cannot be safe charges nothing."""
+    if "://" in place.target:
+        pytest.skip("file locks are SQLite's")
+    done = run_python(FORK, place.target, str(place.anchor), thread)
+    assert (done.returncode, done.stdout.strip()) == (0, said), done.stderr
+    assert len(place.open().releases()) == charges and place.open().verify().ok
+
+
 def test_a_lost_connection_is_replaced(postgres, tmp_path, ask):
     """Connections that the server closed while idle are noticed before anything ran on them."""
     from dpflow.ledger import Ledger
