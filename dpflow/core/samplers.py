@@ -5,6 +5,8 @@ Definitions, for every integer x, with q = exp(-1/scale):
     geometric          Pr[x] = (1 - q) q^x for x >= 0              (Ghosh, Roughgarden, Sundararajan 2009)
     discrete Laplace   Pr[x] = (1 - q) / (1 + q) q^|x|             (the same, two-sided)
     discrete Gaussian  Pr[x] proportional to exp(-x^2 / (2 sigma2))   (Canonne, Kamath, Steinke 2020)
+    truncated Laplace  Pr[x] proportional to q^|x| for |x| <= radius
+    matching           every perfect matching of n things equally likely
     choose             Pr[i] proportional to lengths[i] exp(-rate costs[i])   (the exponential mechanism over pieces)
 
 Claim: the output has exactly the stated distribution, tails included, if the source's bits are uniform and independent. No
@@ -189,6 +191,29 @@ def geometric(scale: Fraction, size: int, source: Source) -> Ints:
 def discrete_laplace(scale: Fraction, size: int, source: Source) -> Ints:
     """Independent discrete Laplace numbers: Pr[x] = (1 - q) / (1 + q) q^|x| with q = exp(-1/scale)."""
     return _geometric(_scale(scale), True, _size(size), source)
+
+
+def truncated_laplace(scale: Fraction, radius: int, size: int, source: Source) -> Ints:
+    """Independent discrete Laplace numbers given |x| <= radius: those outside are drawn again."""
+    radius = _size(radius)
+    drawn = discrete_laplace(scale, size, source)
+    while (outside := np.flatnonzero(np.abs(drawn) > radius)).size:
+        drawn[outside] = discrete_laplace(scale, outside.size, source)
+    return drawn
+
+
+def matching(n: int, source: Source) -> Ints:
+    """A uniformly random perfect matching of 0, ..., n - 1 as an array of n // 2 pairs; of an odd n one is left over.
+
+    Words in random order are a uniformly random permutation, given that no two are equal; then they are drawn again.
+    """
+    n = _size(n)
+    while True:
+        words = source.words(n)
+        order = np.argsort(words)
+        ranked = words[order]
+        if not (ranked[1:] == ranked[:-1]).any():
+            return order[: n - n % 2].astype(np.int64).reshape(-1, 2)
 
 
 def _geometric(scale: tuple[int, int], two_sided: bool, size: int, source: Source) -> Ints:

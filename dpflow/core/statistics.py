@@ -6,8 +6,10 @@ open a connection and never see a row. Answers are secret: their repr shows noth
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -77,7 +79,28 @@ class Records:
     rows: int
 
 
-Statistic = GroupedSums | SortedValues | GroupValues | Records
+@dataclass(frozen=True)
+class UnboundedValues:
+    """The values of a column that needs no bounds, for a draw that asks in rounds: see `OpenColumn`.
+
+    Rows without a value (NULL, NaN) are left out, infinities stay. Then each unit is cut as in `GroupedSums`.
+
+    Attributes:
+        column: a column that can be read as a number.
+        by: the grouping column, or None for one group.
+        keys: its public keys, in output order.
+        groups: groups one unit may reach.
+        rows_per_group: rows one unit may have in one group.
+    """
+
+    column: str
+    by: str | None = None
+    keys: tuple[str, ...] = ("",)
+    groups: int = 1
+    rows_per_group: int = 1
+
+
+Statistic = GroupedSums | SortedValues | GroupValues | Records | UnboundedValues
 
 
 @dataclass(frozen=True)
@@ -112,6 +135,53 @@ class RecordArrays:
 
     units: NDArray[np.int64] = field(repr=False)
     columns: Mapping[str, NDArray[np.int64]] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Cells:
+    """How many values lie in each cell of a grid: ``keys`` ascending, without empty cells."""
+
+    keys: NDArray[np.float64] = field(repr=False)
+    counts: NDArray[np.int64] = field(repr=False)
+
+
+class OpenColumn(ABC):
+    """Answer to `UnboundedValues`, open to questions while the draw goes on; groups are numbered in the order of the keys.
+
+    A question may depend on what earlier ones led to, as long as that is private. Every value is a double: numbers as they
+    are (integers and decimals that a double cannot hold are rounded down, so order is kept), decimals in units of their
+    last digit, dates in days and timestamps in microseconds since 1970-01-01 (UTC).
+
+    Attributes:
+        rows: values in each group. Secret.
+        step: what a difference of 1 is in the column's own measure: a power of ten for decimals, else 1.
+    """
+
+    rows: NDArray[np.int64]
+    step: Fraction
+
+    @abstractmethod
+    def units(self) -> int:
+        """Units of the whole table, whatever the request leaves out: public where units are replaced."""
+
+    @abstractmethod
+    def sample(self, most: int) -> list[NDArray[np.float64]]:
+        """Per group all values if there are at most so many, else that many of them.
+
+        Which ones is decided by their units alone, through a fresh hash, so one row more or less exchanges at most one value,
+        whatever the hash does. The order means nothing and is not random.
+        """
+
+    @abstractmethod
+    def cells(self, exponents: Mapping[int, int | None]) -> dict[int, Cells]:
+        """For each group asked about, the number of values x with the same floor(x / 2^exponent), the key, exactly.
+
+        Without an exponent the key is the value itself. Values too large for their key count under +-inf.
+        """
+
+    @abstractmethod
+    def written(self, value: float) -> float | int | str:
+        """The number as the column writes it: whole numbers, decimals and dates rounded up to their grid, dates as text."""
 
 
 #: What `dpflow.tables` gives back: the answer that belongs to the statistic which the mechanism asked for.

@@ -125,9 +125,10 @@ def _draw(plan: Plan, private: PrivateTable, ledger: Ledger, reservation: Reserv
     assert isinstance(plan.mechanism, Mechanism)
     snapshot = ledger.commitment(private.snapshot(), "snapshot")
     try:
-        answer = private.answer(plan.mechanism.statistic(plan.params, plan.table), plan.request.blocks)
-        faults.reach("aggregate.after")
-        result = plan.mechanism.draw(plan.params, plan.table, answer, SystemSource())
+        statistic = plan.mechanism.statistic(plan.params, plan.table)
+        with private.answering(statistic, plan.request.blocks) as answer:
+            faults.reach("aggregate.after")
+            result = plan.mechanism.draw(plan.params, plan.table, answer, SystemSource())
         json.dumps(result.to_json(), allow_nan=False)  # what cannot be stored is an impossible value, too
     except faults.FaultInjected:
         raise

@@ -139,9 +139,9 @@ def cut_values(rows: str, most: int) -> str:
     return f"SELECT v0 AS v, count(*) AS n FROM ({kept}) GROUP BY v0 ORDER BY v0"
 
 
-def cut_rows(rows: str, most: int) -> str:
-    """The rows query with at most so many rows of each unit."""
-    return _first(rows, "unit, part", most)
+def cut_rows(rows: str, most: int, within: str = "unit, part") -> str:
+    """The rows query with at most so many rows of each unit, or of each unit within a group."""
+    return _first(rows, within, most)
 
 
 def numbered(rows: str) -> str:

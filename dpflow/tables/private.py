@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, overload
 
@@ -11,18 +12,22 @@ from numpy.typing import NDArray
 
 from dpflow.core.declaration import Table, load_table
 from dpflow.core.statistics import (
+    Answer,
     GroupedSums,
     Groups,
     GroupValues,
     Histogram,
+    OpenColumn,
     RecordArrays,
     Records,
     SortedValues,
     Statistic,
+    UnboundedValues,
 )
 from dpflow.errors import PlanRefused, TableUnreadable, UnknownName
 from dpflow.tables import sandbox, sql
 from dpflow.tables.bounding import Cut, Value, cut_rows, cut_values, numbered
+from dpflow.tables.unbounded import TableColumn, keep
 
 
 class PrivateTable:
@@ -79,6 +84,9 @@ class PrivateTable:
                 reading.values(statistic)
             elif isinstance(statistic, Records):
                 reading.records(statistic)
+            elif isinstance(statistic, UnboundedValues):
+                reading.check_keys(statistic)
+                reading.unbounded(statistic)
             else:
                 reading.grouped(statistic, b"")
 
@@ -103,7 +111,18 @@ class PrivateTable:
                 found = connection.arrays(reading.records(statistic), reading.parameters)
                 names = enumerate(statistic.columns)
                 return RecordArrays(_int64(found["number"]), {name: _int64(found[f"x{i}"]) for i, name in names})
+        if isinstance(statistic, UnboundedValues):
+            raise PlanRefused("a column without bounds is answered in rounds, during a release; release its mechanism")
         raise PlanRefused("values per holdout group need an estimator; ask for them through a gate session")
+
+    @contextmanager
+    def answering(self, statistic: Statistic, blocks: Sequence[str]) -> Iterator[Answer]:
+        """The answer to a request, while whoever draws from it may ask it further questions."""
+        if not isinstance(statistic, UnboundedValues):
+            yield self.answer(statistic, blocks)
+            return
+        with sandbox.opened(self.declaration.database, self._what) as connection:
+            yield _Reading(self.declaration, connection, blocks).open_column(statistic)
 
     def grouped_rows(self, request: GroupValues, secret: bytes) -> tuple[NDArray[np.int64], dict[str, NDArray[Any]]]:
         """Rows for holdout estimators: the group of each row, and the requested columns as arrays.
@@ -166,7 +185,7 @@ class _Reading:
                 f"write it as DuckDB prints it"
             )
 
-    def check_keys(self, request: GroupedSums) -> None:
+    def check_keys(self, request: GroupedSums | UnboundedValues) -> None:
         """Public keys must fit the column's type; reads the catalog only."""
         if request.by is not None and request.keys is not None:
             self._check_texts(self.column(request.by), request.keys, "key")
@@ -246,6 +265,27 @@ class _Reading:
         """The query of distinct values."""
         value = sql.grid(self.column(request.column), self._table.bounded(request.column))
         return cut_values(f"SELECT * FROM ({self._select([f'{value} AS v0'])}) WHERE v0 IS NOT NULL", request.rows)
+
+    def unbounded(self, request: UnboundedValues) -> str:
+        """The statement that makes the table ``kept`` of a request; reads nothing."""
+        value = f"{sql.real(self.column(request.column))} AS v0"
+        if request.by is None:
+            return keep(self._select(["0 AS code", value]), request.rows_per_group, None)
+        key = sql.key(self.column(request.by), "group key")
+        rows = self._select(["keys.code AS code", value], join=f" JOIN keys ON {key} = keys.key")
+        return keep(rows, request.rows_per_group, None if len(request.keys) <= request.groups else request.groups)
+
+    def open_column(self, request: UnboundedValues) -> OpenColumn:
+        """Number the keys, cut, and stay open for questions."""
+        if request.by is not None:
+            self._number_keys(self.column(request.by), request.keys)
+        self._connection.run(self.unbounded(request), self.parameters)
+        unit = self.column(self._table.unit.column).sql
+        units = f"SELECT DISTINCT {self._unit} AS unit FROM {self._relation} AS t"
+        if self._table.unit.missing == "drop":
+            units += f" WHERE {unit} IS NOT NULL"
+        column = self.column(request.column)
+        return TableColumn(self._connection, column, len(request.keys), request.rows_per_group, units)
 
     def records(self, request: Records) -> str:
         """The query of whole rows; each unit and part draws one number, by which the units are put in order."""

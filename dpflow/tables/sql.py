@@ -5,6 +5,7 @@ Every expression is total: whatever a row holds, it gives a value or NULL and ne
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -34,6 +35,11 @@ class Field:
     type: str
     width: int = 0
     scale: int = 0
+
+    @property
+    def is_float(self) -> bool:
+        """Whether the values are binary floats."""
+        return self.kind in _FLOATS
 
     @property
     def sql(self) -> str:
@@ -135,6 +141,53 @@ def number(column: Field, declared: Column) -> str:
         inside = f"least(greatest({value}, {_double(declared.lower)}), {_double(declared.upper)})"
     default = "CAST('NaN' AS DOUBLE)" if declared.missing == "skip" else _double(declared.missing)
     return f"CASE WHEN {column.sql} IS NULL OR isnan({value}) THEN {default} ELSE {inside} END"
+
+
+def real(column: Field) -> str:
+    """The column as a DOUBLE without bounds, never above the value itself and in the same order; NULL and NaN are NULL.
+
+    Decimals count their last digit, dates days and timestamps microseconds since 1970-01-01 (UTC); infinities stay.
+    Rounding down makes every comparison safe: a double z is at most real(x) only if it is at most x, and above it only if
+    it is above x. Beyond +-(2^127 - 1) integers are cut, which keeps that.
+    """
+    check_value(column)
+    if column.kind in _FLOATS:
+        value = f"CAST({column.sql} AS DOUBLE)"
+        return f"CASE WHEN isnan({value}) THEN NULL ELSE {value} END"
+    whole = _microseconds(column) if column.kind in _TIMES else _steps(column, -_INT128, _INT128)[0]
+    value = f"CAST({whole} AS DOUBLE)"
+    if column.kind in _WIDE | _TIMES | {"bigint"} or column.width > 15:  # 2^53 may be too small
+        above = f"coalesce(TRY_CAST({value} AS HUGEINT) > {whole}, true)"
+        value = f"CASE WHEN {above} THEN nextafter({value}, CAST('-inf' AS DOUBLE)) ELSE {value} END"
+    if column.kind == "date" or column.kind in _TIMES:
+        side = f"CASE WHEN {column.sql} > CAST('1970-01-01' AS {column.type}) THEN 'inf' ELSE '-inf' END"
+        value = f"CASE WHEN isinf({column.sql}) THEN CAST({side} AS DOUBLE) ELSE {value} END"
+    return f"CASE WHEN {column.sql} IS NULL THEN NULL ELSE {value} END"
+
+
+def from_real(column: Field, value: float) -> str:
+    """The text of a number of `real` in a DATE or TIMESTAMP column, rounded up to a day or microsecond, and cut to the type."""
+    near = math.ceil(min(max(value, -1e19), 1e19))
+    if column.kind == "date":
+        return (
+            f"CAST(CAST(DATE '1970-01-01' + CAST({min(max(near, -(2 * 10**6)), 10**8)} AS INTEGER) AS DATE) AS VARCHAR)"
+        )
+    make = "make_timestamptz" if column.kind.endswith("zone") else "make_timestamp"
+    return f"CAST({make}({min(max(near, -_FAR), _FAR)}) AS VARCHAR)"
+
+
+def is_time(column: Field) -> bool:
+    """Whether the column's values are dates or timestamps, which are written as text."""
+    return column.kind == "date" or column.kind in _TIMES
+
+
+def _microseconds(column: Field) -> str:
+    """Microseconds since 1970-01-01, rounded down; NULL for infinities and for what a TIMESTAMP cannot hold."""
+    if column.kind == "timestamp_ns":
+        nanoseconds = f"CAST(epoch_ns({column.sql}) AS HUGEINT)"
+        return f"(({nanoseconds} - ({nanoseconds} % 1000 + 1000) % 1000) // 1000)"
+    value = column.sql if column.kind.endswith("zone") else f"TRY_CAST({column.sql} AS TIMESTAMP)"
+    return f"CAST(epoch_us({value}) AS HUGEINT)"
 
 
 def _half_away(value: Fraction) -> int:

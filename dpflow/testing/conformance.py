@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from dpflow.core.declaration import Table
 from dpflow.core.events import Event, from_json, to_json
 from dpflow.core.mechanism import InteractiveMechanism, Mechanism
-from dpflow.core.statistics import GroupedSums, SortedValues, Statistic
+from dpflow.core.statistics import GroupedSums, SortedValues, Statistic, UnboundedValues
 from dpflow.errors import InvalidInput
 from dpflow.testing.examples import AnyMechanism, Example, examples_for, plan, validated
 from dpflow.testing.harness import Check, NotConformant, require
@@ -136,7 +136,7 @@ def statistic_is_within_limits(mechanism: AnyMechanism, example: Example) -> Non
         hash(statistic)
         if isinstance(statistic, SortedValues):
             require(1 <= statistic.rows <= limits.rows, "SortedValues.rows must be at most limits.rows")
-        if isinstance(statistic, GroupedSums):
+        if isinstance(statistic, GroupedSums | UnboundedValues):
             most = limits.rows if statistic.by is None else limits.per_group
             require(1 <= statistic.rows_per_group <= most, f"rows_per_group must be at most {most} by the declaration")
             require(1 <= statistic.groups <= limits.groups, "groups must be at most limits.groups")
@@ -188,6 +188,8 @@ def _needs(statistic: Statistic) -> tuple[list[str], list[str]]:
     """The columns whose bounds, and those whose public keys, a statistic cannot do without."""
     if isinstance(statistic, SortedValues):
         return [statistic.column], []
+    if isinstance(statistic, UnboundedValues):
+        return [], [statistic.by] if statistic.by is not None else []
     if isinstance(statistic, GroupedSums):
         keyed = [statistic.by] if statistic.by is not None and statistic.keys is not None else []
         return [column for column, _ in statistic.values], keyed

@@ -119,6 +119,23 @@ def _vector(law: Callable[[Fraction, float], Mapping[int, float]]) -> Callable[[
     return sample
 
 
+def _truncated(scale: Any, radius: int, size: int, source: Enumerator) -> Any:
+    return _vector(lambda b, _: oracle.truncated_laplace(b, radius))(scale, size, source)
+
+
+def _matching(n: int, source: Enumerator) -> Any:
+    """Pairs of positions: whoever is first in line takes one of the others, or stays over if that is still to happen."""
+    line, pairs, spare = list(range(n)), [], n % 2
+    while len(line) > spare:
+        partner = source.pick({i: 1 / (len(line) - 1 + spare) for i in range(1, len(line) + spare)})
+        first = line.pop(0)
+        if partner > len(line):
+            spare = 0
+        else:
+            pairs.append((first, line.pop(partner - 1)))
+    return np.array(pairs, dtype=np.int64).reshape(-1, 2)
+
+
 def _choose(lengths: Sequence[int], costs: Sequence[int], rate: Fraction, source: Enumerator) -> int:
     return source.pick(oracle.exponential_choice(lengths, costs, rate))
 
@@ -131,6 +148,8 @@ _LAWS: dict[str, Callable[..., Any]] = {
     "discrete_laplace": _vector(oracle.discrete_laplace),
     "discrete_gaussian": _vector(oracle.discrete_gaussian),
     "geometric": _vector(oracle.geometric),
+    "truncated_laplace": _truncated,
+    "matching": _matching,
     "choose": _choose,
     "bernoulli": _bernoulli,
 }

@@ -28,8 +28,10 @@ from dpflow.core.statistics import (
     Records,
     SortedValues,
     Statistic,
+    UnboundedValues,
 )
 from dpflow.errors import InvalidDeclaration, InvalidInput
+from dpflow.testing.columns import ArrayColumn
 
 AnyMechanism = Mechanism[Any] | InteractiveMechanism[Any, Any]
 
@@ -163,6 +165,8 @@ def answers(statistic: Statistic, table: Table) -> dict[str, Answer]:
         return {name: _histogram(values, counts) for name, (values, counts) in given.items()}
     if isinstance(statistic, Records):
         return {f"{n} rows": _records(statistic, table, n) for n in (0, 1, 2, 7, 1000)}
+    if isinstance(statistic, UnboundedValues):
+        return _open_answers(statistic)
     m = statistic.groups
     columns = {"zeros": [0.0], "ones": [1.0], "mixed": [0.0, 0.25, 0.5, 1.0], "huge": [1e300, -1e300, 5e-324]}
     return {name: PerGroup(np.resize(np.array(values), m)) for name, values in columns.items()}
@@ -175,7 +179,39 @@ def typical(statistic: Statistic, table: Table) -> Answer:
         return _histogram(list(range(low, high + 1)), None)
     if isinstance(statistic, Records):
         return _records(statistic, table, 200)
+    if isinstance(statistic, UnboundedValues):
+        return _open_answers(statistic)["many"]
     return answers(statistic, table)["mixed" if isinstance(statistic, GroupValues) else "many"]
+
+
+def _open_answers(statistic: UnboundedValues) -> dict[str, Answer]:
+    """The same values in every group."""
+    ends = [5e-324, -5e-324, -0.0, 1.7e308, -1.7e308, 2.0**53 + 2, np.inf, -np.inf]
+    given: dict[str, Any] = {
+        "no rows": [],
+        "one row": [1.5],
+        "two rows": [-1e300, 1e300],
+        "one value": [7.25] * 400,
+        "extremes": ends * 60,
+        "infinities": [np.inf] * 200 + [-np.inf] * 200,
+        "all scales": 1.5 ** np.arange(-800, 800),
+        "many": np.sin(np.arange(400.0)) * 10 + np.arange(400.0) % 3,
+    }
+    return {name: ArrayColumn.of(*[values] * len(statistic.keys)) for name, values in given.items()}
+
+
+def _neighbouring_open(statistic: UnboundedValues, replace: bool) -> list[tuple[Answer, Answer]]:
+    """One unit more, or at another place, beside values that are all over and values that are all at one place."""
+    spread, heap = list(np.arange(40.0) % 16), [3.0] * 40 + [100.0] * 40
+    pairs: list[tuple[Answer, Answer]] = []
+    for base in (spread, heap):
+        sides = []
+        for value, there in ((1000.0, True), (-1000.0, replace)):
+            extra = [value] * statistic.rows_per_group * there
+            groups = [base + extra * (code < statistic.groups) for code in range(len(statistic.keys))]
+            sides.append(ArrayColumn.of(*groups, units=200 + there))
+        pairs.append((sides[0], sides[1]))
+    return pairs
 
 
 def _records(statistic: Records, table: Table, n: int) -> RecordArrays:
@@ -240,6 +276,8 @@ def neighbouring(statistic: Statistic, table: Table) -> list[tuple[Answer, Answe
         return pairs
     if isinstance(statistic, Records):
         return _neighbouring_records(statistic, table, replace)
+    if isinstance(statistic, UnboundedValues):
+        return _neighbouring_open(statistic, replace)
     m = statistic.groups
     ones, spread = np.zeros(m), np.linspace(0, 1, m)
     ones[: round(0.15 * m)] = 1.0

@@ -23,7 +23,9 @@ from dpflow.core.statistics import (
     Records,
     SortedValues,
     Statistic,
+    UnboundedValues,
 )
+from dpflow.testing.columns import ArrayColumn
 
 Row = Mapping[str, Any]
 UnitRows = tuple[Row, ...]
@@ -55,6 +57,8 @@ def answer(statistic: Statistic, units: Iterable[UnitRows]) -> Answer:
         return _sorted(statistic, units)
     if isinstance(statistic, Records):
         return _records(statistic, units)
+    if isinstance(statistic, UnboundedValues):
+        return _open(statistic, units)
     raise TypeError(f"there is no reference answer for a {type(statistic).__name__}; build it by hand")
 
 
@@ -67,10 +71,12 @@ def fingerprint(given: Answer) -> Any:
         return tuple(zip(given.values.tolist(), given.counts.tolist()))
     if isinstance(given, RecordArrays):
         return tuple(zip(given.units.tolist(), *(given.columns[name].tolist() for name in sorted(given.columns))))
+    if isinstance(given, ArrayColumn):
+        return given.size, tuple(tuple(sorted(values.tolist())) for values in given.groups)
     return tuple(given.values.tolist())
 
 
-def _cut(statistic: GroupedSums, unit: UnitRows) -> Iterator[tuple[str, Row]]:
+def _cut(statistic: GroupedSums | UnboundedValues, unit: UnitRows) -> Iterator[tuple[str, Row]]:
     """The rows of one unit that count, with their group."""
     taken: Counter[str] = Counter()
     for row in unit:
@@ -99,6 +105,16 @@ def _grouped(statistic: GroupedSums, units: Iterable[UnitRows]) -> Groups:
                     sums[column][place[key]] += row[column] - centre
                     counts[column][place[key]] += 1
     return Groups(keys, rows, reached, sums, counts)
+
+
+def _open(statistic: UnboundedValues, units: Iterable[UnitRows]) -> ArrayColumn:
+    groups: dict[str, list[float]] = {key: [] for key in statistic.keys}
+    size = 0
+    for unit in units:
+        size += 1
+        for key, row in _cut(statistic, tuple(row for row in unit if row[statistic.column] is not None)):
+            groups[key].append(row[statistic.column])
+    return ArrayColumn.of(*groups.values(), units=size)
 
 
 def _sorted(statistic: SortedValues, units: Iterable[UnitRows]) -> Histogram:

@@ -151,7 +151,7 @@ def _check_result(result: Any, name: str) -> None:
     require(isinstance(result, Result), f"draw must return a Result, on the answer {name!r}")
     for row in result.rows:
         require(isinstance(row.key, str) and isinstance(row.measure, str), "key and measure of a row are texts")
-        for number in (row.value, row.error_95):
+        for number in (None if isinstance(row.value, str) else row.value, row.error_95):
             finite = number is None or (type(number) in (int, float) and math.isfinite(number))
             require(finite, f"a row's numbers are None, int or finite float, not {type(number).__name__} ({name!r})")
         require(row.error_95 is None or row.error_95 >= 0, "error_95 cannot be negative")

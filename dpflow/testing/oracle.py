@@ -91,6 +91,11 @@ def geometric(scale: Fraction, tail: float = TAIL) -> dict[int, float]:
     return {x: -math.expm1(-rate) * math.exp(-rate * x) for x in range(math.ceil(math.log(1 / tail) / rate) + 1)}
 
 
+def truncated_laplace(scale: Fraction, radius: int) -> dict[int, float]:
+    """Pr[x] proportional to exp(-|x|/scale) for |x| <= radius."""
+    return normalised({x: math.exp(-abs(x) / float(scale)) for x in range(-radius, radius + 1)})
+
+
 def exponential_choice(lengths: Sequence[int], costs: Sequence[int], rate: Fraction) -> dict[int, float]:
     """Pr[i] proportional to lengths[i] exp(-rate costs[i]), the law of `dpflow.core.samplers.choose`."""
     least = min(costs)

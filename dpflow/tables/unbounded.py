@@ -1,0 +1,119 @@
+"""Values without declared bounds, for draws that ask in rounds: a bounded sample, and the occupied cells of one grid.
+
+The contribution cut is made once, into the temporary table ``kept``: group code ``code``, hash of the unit ``h``, value
+``x``. Rounds read it with two kinds of query, neither of which takes a logarithm: cells are floor(x * 2^-e), exact because
+the factor is a power of two, and distances are taken from the sample, outside.
+
+Sample: the rows with the smallest (h, x), h a salted hash of unit and part. Whether a row is in depends on how many others
+come before it, so one row more moves at most one out; no quality of the hash is needed for that.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpflow.core.statistics import Cells, OpenColumn
+from dpflow.tables import sql
+from dpflow.tables.bounding import MOST_PACKED, cut_rows
+from dpflow.tables.sandbox import Connection
+
+_ALL = 2**64 - 1  # the largest hash
+
+
+def keep(rows: str, per_group: int, groups: int | None) -> str:
+    """The statement that makes ``kept`` from a rows query with ``unit``, ``part``, ``code`` and ``v0``, NULLs left out.
+
+    Each unit keeps ``per_group`` rows of a group and ``groups`` groups (None: by plan there are no more), at random.
+    """
+    h = f"hash(unit, part, code, CAST({secrets.randbits(63)} AS UBIGINT)) AS h"
+    present = f"SELECT * FROM ({rows}) WHERE v0 IS NOT NULL"
+    if per_group <= MOST_PACKED:
+        picked = "[arg_min(v0, random())]" if per_group == 1 else f"arg_min(v0, random(), {per_group})"
+        if per_group == 1 and groups is None:
+            cells = f"SELECT code, {h}, arg_min(v0, random()) AS x FROM ({present}) GROUP BY unit, part, code"
+            return f"CREATE TEMP TABLE kept AS {cells}"
+    else:
+        present, picked = cut_rows(present, per_group, "unit, part, code"), "list(v0)"
+    cells = f"SELECT unit, part, code, {h}, {picked} AS xs FROM ({present}) GROUP BY unit, part, code"
+    if groups is not None:
+        cells = cut_rows(cells, groups)
+    return f"CREATE TEMP TABLE kept AS SELECT code, h, unnest(xs) AS x FROM ({cells})"
+
+
+class TableColumn(OpenColumn):
+    """An open column of a table, on the connection that holds its ``kept``."""
+
+    def __init__(self, connection: Connection, column: sql.Field, groups: int, per_group: int, units: str) -> None:
+        self._connection, self._column, self._groups, self._units = connection, column, groups, units
+        self._slack = 8 * per_group  # rows of one unit share a hash
+        self.step = Fraction(1, 10**column.scale)
+        found = connection.arrays("SELECT code, count(*) AS n FROM kept GROUP BY code")
+        self.rows = np.zeros(groups, dtype=np.int64)
+        self.rows[_int64(found["code"])] = _int64(found["n"])
+
+    def __repr__(self) -> str:
+        return "TableColumn()"
+
+    def units(self) -> int:
+        return int(self._connection.rows(f"SELECT count(*) FROM ({self._units})")[0][0])
+
+    def sample(self, most: int) -> list[NDArray[np.float64]]:
+        # About as many hashes as are wanted lie below this share of them; if too few do, all are read.
+        wanted = [most + self._slack * math.isqrt(most) + self._slack for _ in range(self._groups)]
+        limits = [_ALL if n <= few else _ALL * few // int(n) for n, few in zip(self.rows, wanted, strict=True)]
+        found = self._smallest(limits, most)
+        if any(len(values) < min(most, n) for values, n in zip(found, self.rows, strict=True)):
+            found = self._smallest([_ALL] * self._groups, most)
+        return found
+
+    def _smallest(self, limits: Sequence[int], most: int) -> list[NDArray[np.float64]]:
+        limit = _by_code([f"CAST({n} AS UBIGINT)" for n in limits])
+        found = self._connection.arrays(f"SELECT code, h, x FROM kept WHERE h <= {limit}")
+        code, x = _int64(found["code"]), np.asarray(found["x"], np.float64)
+        order = np.lexsort((x, np.asarray(found["h"]), code))
+        ends = np.searchsorted(code[order], np.arange(self._groups + 1))
+        return [x[order[start:end][:most]] for start, end in pairwise(ends)]
+
+    def cells(self, exponents: Mapping[int, int | None]) -> dict[int, Cells]:
+        if not exponents:
+            return {}
+        scales = ["CAST(NULL AS DOUBLE)"] * self._groups
+        for code, exponent in exponents.items():
+            if exponent is not None:
+                scales[code] = f"CAST('{2.0**-exponent!r}' AS DOUBLE)"
+        asked = ", ".join(map(str, sorted(exponents)))
+        rows = f"SELECT code, x, {_by_code(scales)} AS s FROM kept WHERE code IN ({asked})"
+        # A negative x that underflows to -0 lies in cell -1; adding 0 makes -0 and 0 one key.
+        below = "CASE WHEN floor(x * s) = 0 AND x < 0 THEN -1 ELSE floor(x * s) + 0 END"
+        key = f"CASE WHEN s IS NULL THEN x + 0 ELSE {below} END"
+        found = self._connection.arrays(f"SELECT code, {key} AS k, count(*) AS n FROM ({rows}) GROUP BY ALL")
+        codes, keys, counts = _int64(found["code"]), np.asarray(found["k"], np.float64), _int64(found["n"])
+        order = np.lexsort((keys, codes))
+        codes, keys, counts = codes[order], keys[order], counts[order]
+        at = {code: slice(*np.searchsorted(codes, [code, code + 1])) for code in exponents}
+        return {code: Cells(keys[part], counts[part]) for code, part in at.items()}
+
+    def written(self, value: float) -> float | int | str:
+        if sql.is_time(self._column):
+            return str(self._connection.rows(f"SELECT {sql.from_real(self._column, value)}")[0][0])
+        if self._column.is_float:
+            return value + 0.0
+        whole = math.ceil(value)
+        return whole if not self._column.scale else float(whole * self.step)
+
+
+def _by_code(values: Sequence[str]) -> str:
+    """An expression that is the value of a row's group."""
+    return values[0] if len(values) == 1 else f"list_extract([{', '.join(values)}], code + 1)"
+
+
+def _int64(array: Any) -> NDArray[np.int64]:
+    return np.asarray(array, dtype=np.int64)

@@ -1,0 +1,61 @@
+"""Truncated noise and random pairs: their laws, and that an enumeration follows the same laws."""
+
+from __future__ import annotations
+
+from collections import Counter
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from dpflow.core.randomness import SystemSource
+from dpflow.core.samplers import matching, truncated_laplace
+from dpflow.errors import InvalidAmount
+from dpflow.testing import oracle
+from dpflow.testing.enumeration import outputs
+from dpflow.testing.sources import ScriptedSource
+
+Pairs = frozenset[frozenset[int]]
+
+
+def pairs(found: np.ndarray) -> Pairs:
+    return frozenset(frozenset(pair) for pair in found.tolist())
+
+
+@pytest.mark.parametrize(("scale", "radius"), [(Fraction(3, 2), 1), (Fraction(2), 5), (Fraction(30), 70)])
+def test_truncated_noise_has_its_law(scale: Fraction, radius: int) -> None:
+    """Chi-square against the law; a scale twenty percent off is noticed."""
+    drawn = Counter(truncated_laplace(scale, radius, 200_000, SystemSource()).tolist())
+    assert set(drawn) <= set(range(-radius, radius + 1))
+
+    def p(claimed: Fraction) -> float:
+        law = oracle.truncated_laplace(claimed, radius)
+        return float(stats.chisquare([drawn[x] for x in law], [200_000 * mass for mass in law.values()]).pvalue)
+
+    assert p(scale) > 1e-6
+    assert radius == 1 or p(scale * Fraction(4, 5)) < 1e-6
+
+
+@pytest.mark.parametrize(("n", "count"), [(0, 1), (1, 1), (2, 1), (3, 3), (4, 3), (5, 15), (6, 15)])
+def test_every_matching_is_equally_likely(n: int, count: int) -> None:
+    """n // 2 disjoint pairs, all (n-1)!! (or n!!) choices, drawn and enumerated alike."""
+    law = outputs(lambda source: pairs(matching(n, source)))
+    assert len(law) == count
+    assert list(law.values()) == pytest.approx([1 / count] * count)
+    drawn = Counter(pairs(matching(n, SystemSource())) for _ in range(400 * count))
+    assert stats.chisquare([drawn[x] for x in law]).pvalue > 1e-6 if count > 1 else set(drawn) == set(law)
+
+
+def test_equal_words_are_drawn_again() -> None:
+    """Two equal words have no order: the next ones decide, and a large matching is one."""
+    source = ScriptedSource([5, 5, 1, 4, 3, 2])
+    assert matching(3, source).tolist() == [[2, 1]]
+    assert sorted(matching(100_001, SystemSource()).ravel().tolist())[-1] <= 100_000
+
+
+def test_sizes_and_radii_are_checked() -> None:
+    """Negative sizes and radii are refused."""
+    for draw in (lambda: matching(-1, SystemSource()), lambda: truncated_laplace(Fraction(1), -1, 1, SystemSource())):
+        with pytest.raises(InvalidAmount):
+            draw()
