@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from pathlib import Path
 
 from dpflow.engine.candidate import Candidate
 
@@ -55,5 +54,5 @@ class Promoter:
             "dpflow.session": session_id,
             "dpflow.guarantee": guarantee,
         }
-        source = Path(candidate.submission.file).resolve().as_uri()
+        source = candidate.submission.source
         return str(self._client.create_model_version(self.model, source=source, tags=tags).version)

@@ -5,32 +5,91 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Annotated, Any
 
-#: One group's rows: a column name to an array of its values.
-Rows = Mapping[str, Any]
+from pydantic import Field
+
+from dpflow.core.declaration import Exact
+from dpflow.core.mechanism import Params
+from dpflow.core.statistics import Rows
+from dpflow.errors import InvalidInput, UnknownName
+
+__all__ = ["Estimator", "EstimatorQuery", "Rows", "Subject"]
+
+
+class EstimatorQuery(Params):
+    """What is asked of every group.
+
+    ``estimator`` by name, the ``columns`` it reads, its ``options``, the ``default`` of a group on which it fails (or the
+    estimator's own), and the digest of the ``candidate`` it scores, if it scores one.
+    """
+
+    estimator: str
+    columns: Annotated[tuple[str, ...], Field(min_length=1)]
+    options: dict[str, Exact] = Field(default_factory=dict)
+    default: Exact | None = None
+    candidate: str = ""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What an estimator looks at, beside rows.
+
+    Attributes:
+        columns: the columns of the query, in its order.
+        options: its options, defaults filled in.
+        label: the column that a model predicts; "" without a model.
+        predict, score: functions from rows to one prediction, or one score, per row; None without a model.
+        rival: the predictions of a second model, for comparisons; None without one.
+    """
+
+    columns: tuple[str, ...]
+    options: Mapping[str, Fraction] = field(default_factory=dict)
+    label: str = ""
+    predict: Callable[[Rows], Any] | None = field(default=None, repr=False)
+    score: Callable[[Rows], Any] | None = field(default=None, repr=False)
+    rival: Callable[[Rows], Any] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
 class Estimator:
-    """A named function of (rows of one group, the candidate's predictor) with a default for failures.
+    """A named function of (rows of one group, `Subject`) with a default for failures.
 
     ``default`` is returned for a group on which the function fails or gives no finite number; a group is never dropped,
     because then their number would depend on the rows.
+
+    Attributes:
+        options: the options it knows, with their defaults.
+        model: whether it scores a candidate: "" no, "one" a model, "two" a model and a rival.
+        columns: how many columns it needs at least.
     """
 
     name: str
     summary: str
     default: float
-    function: Callable[[Rows, Any], float]
+    function: Callable[[Rows, Subject], float]
+    options: Mapping[str, Fraction] = field(default_factory=dict)
+    model: str = "one"
+    columns: int = 1
 
-    def value(self, rows: Rows, predictor: Any) -> float:
+    def filled(self, query: EstimatorQuery) -> dict[str, Fraction]:
+        """The query's options with defaults. Raises `UnknownName` or `InvalidInput` before anything is read."""
+        for name in query.options:
+            if name not in self.options:
+                raise UnknownName(f"option of estimator {self.name!r}", name, self.options)
+        if len(query.columns) < self.columns:
+            raise InvalidInput(f"estimator {self.name!r} needs {self.columns} columns; name them in its order")
+        return {**self.options, **query.options}
+
+    def value(self, rows: Rows, subject: Subject, default: float | None = None) -> float:
         """The estimate on one group, or the default. Never raises because of a row."""
+        default = self.default if default is None else default
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # a warning about one group's rows is a message about them
-                value = float(self.function(rows, predictor))
+                value = float(self.function(rows, subject))
         except Exception:  # noqa: BLE001  any failure may depend on a row, so it is mapped, not shown
-            return self.default
-        return value if math.isfinite(value) else self.default
+            return default
+        return value if math.isfinite(value) else default

@@ -15,6 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+#: One group's rows: a column name to an array of its values.
+Rows = Mapping[str, Any]
+
 
 @dataclass(frozen=True)
 class GroupedSums:

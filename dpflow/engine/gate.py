@@ -32,14 +32,8 @@ def judge(session: Session, submission: Mapping[str, Any], promoter: Promotes | 
     except ValidationError as error:
         raise InvalidDeclaration(f"candidate {submission.get('name')!r}: {problems(error)}") from None
     given = candidate.submission
-    query = {
-        "estimator": given.estimator,
-        "claim": str(given.claim),
-        "candidate": candidate.digest,
-        "columns": [given.label, *given.features],
-    }
     try:
-        answer = session.ask(query, candidate)
+        answer = session.ask(candidate.query(), candidate)
     except SessionClosed:
         answer = {"verdict": "exhausted", "guarantee": "none"}
     promoted = False

@@ -9,7 +9,7 @@ closes the session: asking again would be rejection sampling, and going on would
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from dpflow.core import faults
 from dpflow.core.declaration import problems
+from dpflow.core.estimators import EstimatorQuery, Subject
 from dpflow.core.mechanism import InteractiveMechanism, State, Verdict
 from dpflow.core.randomness import SystemSource
 from dpflow.core.statistics import GroupValues, PerGroup
@@ -52,6 +53,7 @@ class Session:
             raise PlanRefused(f"{mechanism.name} is a release, not a session; run it with release")
         occasion = occasion or Occasion.of_request(plan.request)
         check_scope(plan, ledger)
+        _check_partition(plan, ledger)
         opened = ledger.open_session(
             occasion.key(plan),
             event=plan.event,
@@ -65,8 +67,12 @@ class Session:
         )
         return cls(opened.session_id, plan, ledger, registry)
 
-    def ask(self, query: dict[str, Any], candidate: Candidate | None = None) -> dict[str, Any]:
+    def ask(self, query: Mapping[str, Any] | str, candidate: Candidate | None = None, **fields: Any) -> dict[str, Any]:
         """Answer one query, or return its stored answer.
+
+        Args:
+            query: a query of the mechanism, or the name of an estimator with the query's other ``fields``.
+            candidate: what the estimator scores, if it scores one; its digest becomes part of the query.
 
         Raises:
             SessionClosed: no answer is left and this question was not answered before.
@@ -74,8 +80,11 @@ class Session:
         """
         mechanism = self._plan.mechanism
         assert isinstance(mechanism, InteractiveMechanism)
+        given = {**({"estimator": query} if isinstance(query, str) else query), **fields}
+        if candidate is not None:
+            given["candidate"] = candidate.digest
         try:
-            parsed = mechanism.Query.model_validate(query)
+            parsed = mechanism.Query.model_validate(given)
         except ValidationError as error:
             raise InvalidDeclaration(f"query of {mechanism.name}: {problems(error)}") from None
         name = digest([self.id, parsed.model_dump(mode="json")])
@@ -105,8 +114,9 @@ class Session:
         plan, state = self._plan, State(held.state)
         statistic = mechanism.statistic(plan.params, query, plan.table)
         self._private.check(statistic, plan.request.blocks)
+        read: Callable[[], Any]
         if isinstance(statistic, GroupValues):
-            read = self._scores(statistic, query.estimator, candidate)
+            read = self._scores(statistic, query, candidate)
         else:
             read = partial(self._private.answer, statistic, plan.request.blocks)
         try:
@@ -123,10 +133,34 @@ class Session:
         faults.reach("draw.after")
         return verdict, after
 
-    def _scores(self, statistic: GroupValues, name: str, candidate: Candidate | None) -> Callable[[], Any]:
-        """What reads a candidate's scores; groups are one partition per scope, whatever the session."""
-        estimator = self._registry.estimator(name)
-        if candidate is None:
-            raise PlanRefused(f"{self._plan.mechanism.name} scores a candidate; hand one to ask")
+    def _scores(
+        self, statistic: GroupValues, query: EstimatorQuery, candidate: Candidate | None
+    ) -> Callable[[], PerGroup]:
+        """What reads the estimates; groups are one partition per scope, whatever the session."""
+        estimator = self._registry.estimator(query.estimator)
+        options = estimator.filled(query)
+        if estimator.model and (candidate is None or candidate.predict is None):
+            raise PlanRefused(f"estimator {estimator.name!r} scores a candidate; hand one to ask")
+        if estimator.model == "two" and (candidate is None or candidate.rival is None):
+            raise PlanRefused(f"estimator {estimator.name!r} compares two models; give the candidate a rival")
+        subject = Subject(query.columns, options)
+        if candidate is not None and candidate.predict is not None:
+            given = candidate.submission
+            subject = Subject(query.columns, options, given.label, candidate.predict, candidate.score, candidate.rival)
+        default = estimator.default if query.default is None else float(query.default)
         secret = bytes.fromhex(self._ledger.commitment(self._plan.request.scope.encode(), "partition"))
-        return lambda: PerGroup(group_values(self._private, statistic, secret, estimator, candidate))
+        blocks = self._plan.request.blocks
+        return lambda: PerGroup(group_values(self._private, statistic, secret, blocks, estimator, subject, default))
+
+
+def _check_partition(plan: Plan, ledger: Ledger) -> None:
+    """One scope has one partition into groups, for ever: proofs hold for a fixed one. Raises `PlanRefused`."""
+    groups = getattr(plan.params, "groups", None)
+    for earlier in ledger.releases(plan.request.scope):
+        known = earlier.request.get("params", {}).get("groups")
+        sessions = earlier.state in ("open", "closed")
+        if groups is not None and sessions and isinstance(known, int) and known != groups:
+            raise PlanRefused(
+                f"scope {plan.request.scope!r} is partitioned into {known} groups since its first session, and a partition "
+                f"is never changed; open {plan.request.name!r} with groups: {known}"
+            )

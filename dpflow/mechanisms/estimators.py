@@ -1,29 +1,185 @@
-"""Built-in holdout estimators: functions of one group's rows and the candidate's predictions.
+"""Built-in holdout estimators: functions of one group's rows and a model's predictions.
 
-The predictor is a callable from a mapping of feature arrays to an array of predictions; ``label`` is the column that a
-candidate predicts. An estimator sees one group at a time: anything fitted across groups would break the gate's claim.
+An estimator sees one group at a time: anything fitted across groups would break the gate's claim. Those that score a model
+read its predictions; the others read columns, in the order of the query.
 """
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from dpflow.core.estimators import Estimator, Rows
+from dpflow.core.estimators import Estimator, Rows, Subject
 from dpflow.hookspecs import hookimpl
 
-
-def _labels_and_predictions(rows: Rows, predictor: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    features = {name: values for name, values in rows.items() if name != predictor.label}
-    return np.asarray(rows[predictor.label]), np.asarray(predictor.predict(features))
+Floats = NDArray[np.float64]
 
 
-def _accuracy(rows: Rows, predictor: Any) -> float:
-    labels, predictions = _labels_and_predictions(rows, predictor)
-    return float(np.mean(labels == predictions))
+def _labels(rows: Rows, subject: Subject) -> Any:
+    return np.asarray(rows[subject.label])
+
+
+def _features(rows: Rows, subject: Subject) -> Rows:
+    return {name: values for name, values in rows.items() if name != subject.label}
+
+
+def _predicted(rows: Rows, subject: Subject) -> Any:
+    assert subject.predict is not None
+    return np.asarray(subject.predict(_features(rows, subject)))
+
+
+def _scored(rows: Rows, subject: Subject) -> Floats:
+    assert subject.score is not None
+    return np.asarray(subject.score(_features(rows, subject)), dtype=float)
+
+
+def _column(rows: Rows, subject: Subject, place: int) -> Floats:
+    """The values a column has: missing ones are left out."""
+    values = np.asarray(rows[subject.columns[place]], dtype=float)
+    kept: Floats = values[~np.isnan(values)]
+    return kept
+
+
+def _complete(rows: Rows, subject: Subject) -> Floats:
+    """The columns side by side, rows with a missing value left out."""
+    matrix = np.column_stack([np.asarray(rows[name], dtype=float) for name in subject.columns])
+    kept: Floats = matrix[~np.isnan(matrix).any(axis=1)]
+    return kept
+
+
+def _accuracy(rows: Rows, subject: Subject) -> float:
+    return float(np.mean(_labels(rows, subject) == _predicted(rows, subject)))
+
+
+def _squared_loss(rows: Rows, subject: Subject) -> float:
+    return float(np.mean((_labels(rows, subject).astype(float) - _scored(rows, subject)) ** 2))
+
+
+def _log_loss(rows: Rows, subject: Subject) -> float:
+    floor = float(subject.options["floor"])
+    truth, p = _labels(rows, subject) == 1, np.clip(_scored(rows, subject), floor, 1 - floor)
+    return float(-np.mean(np.where(truth, np.log(p), np.log1p(-p))))
+
+
+def _auc(rows: Rows, subject: Subject) -> float:
+    """Probability that a positive row scores above a negative one, ties half; fails without both classes."""
+    truth, scores = _labels(rows, subject) == 1, _scored(rows, subject)
+    _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
+    positive, negative = int(truth.sum()), int((~truth).sum())
+    return float((ranks[truth].sum() - positive * (positive + 1) / 2) / (positive * negative))
+
+
+def _f1(rows: Rows, subject: Subject) -> float:
+    truth, said = _labels(rows, subject) == 1, _predicted(rows, subject) == 1
+    return float(2 * (truth & said).sum() / (truth.sum() + said.sum()))
+
+
+def _calibration_error(rows: Rows, subject: Subject) -> float:
+    """Expected calibration error over bins of equal width of the score."""
+    truth, p = _labels(rows, subject) == 1, np.clip(_scored(rows, subject), 0, 1)
+    bins = int(subject.options["bins"])
+    place = np.minimum((p * bins).astype(int), bins - 1)
+    gaps = np.bincount(place, weights=truth - p, minlength=bins)
+    return float(np.abs(gaps).sum() / len(p))
+
+
+def _difference(rows: Rows, subject: Subject) -> float:
+    assert subject.rival is not None
+    truth = _labels(rows, subject)
+    theirs = np.asarray(subject.rival(_features(rows, subject)))
+    return float(np.mean(truth == _predicted(rows, subject)) - np.mean(truth == theirs))
+
+
+def _mean(rows: Rows, subject: Subject) -> float:
+    return float(_column(rows, subject, 0).mean())
+
+
+def _variance(rows: Rows, subject: Subject) -> float:
+    return float(_column(rows, subject, 0).var(ddof=1))
+
+
+def _deviation(rows: Rows, subject: Subject) -> float:
+    return float(_column(rows, subject, 0).std(ddof=1))
+
+
+def _quantile(rows: Rows, subject: Subject) -> float:
+    return float(np.quantile(_column(rows, subject, 0), float(subject.options["p"])))
+
+
+def _correlation(rows: Rows, subject: Subject) -> float:
+    x, y = _complete(rows, subject)[:, :2].T
+    return float(np.asarray(np.corrcoef(x, y))[0, 1])
+
+
+def _slope(rows: Rows, subject: Subject) -> float:
+    y, x = _complete(rows, subject)[:, :2].T
+    return float(((x - x.mean()) * (y - y.mean())).sum() / ((x - x.mean()) ** 2).sum())
+
+
+def _best_loss(rows: Rows, subject: Subject) -> float:
+    """Least squares inside the group: mean squared error of the first column on the others, on the rows it was fitted to."""
+    matrix = _complete(rows, subject)
+    design = np.column_stack([np.ones(len(matrix)), matrix[:, 1:]])
+    weights, *_ = np.linalg.lstsq(design, matrix[:, 0], rcond=None)
+    return float(np.mean((matrix[:, 0] - design @ weights) ** 2))
+
+
+def _trained_loss(rows: Rows, subject: Subject) -> float:
+    """Least squares on the first half of the group, squared error on the second: a learning curve's point."""
+    matrix = _complete(rows, subject)
+    half = len(matrix) // 2
+    design = np.column_stack([np.ones(len(matrix)), matrix[:, 1:]])
+    weights, *_ = np.linalg.lstsq(design[:half], matrix[:half, 0], rcond=None)
+    return float(np.mean((matrix[half:, 0] - design[half:] @ weights) ** 2))
+
+
+SCORES = (
+    Estimator("accuracy", "share of right predictions in a group", 0.0, _accuracy),
+    Estimator("squared_loss", "mean squared error of a score", 1.0, _squared_loss),
+    Estimator(
+        "log_loss",
+        "mean log loss of a probability; floor keeps it finite",
+        1.0,
+        _log_loss,
+        {"floor": Fraction(1, 10**6)},
+    ),
+    Estimator("auc", "area under the ROC curve; label 1 is positive", 0.5, _auc),
+    Estimator("f1", "F1 of class 1", 0.0, _f1),
+    Estimator(
+        "calibration_error", "expected calibration error over bins", 1.0, _calibration_error, {"bins": Fraction(10)}
+    ),
+    Estimator("difference", "accuracy of a model minus its rival's", 0.0, _difference, model="two"),
+)
+COLUMNS = (
+    Estimator("column_mean", "mean of a column", 0.0, _mean, model=""),
+    Estimator("column_variance", "variance of a column", 0.0, _variance, model=""),
+    Estimator("column_deviation", "standard deviation of a column", 0.0, _deviation, model=""),
+    Estimator("column_quantile", "p-quantile of a column", 0.0, _quantile, {"p": Fraction(1, 2)}, model=""),
+    Estimator("column_correlation", "correlation of two columns", 0.0, _correlation, model="", columns=2),
+    Estimator("column_slope", "regression slope of the first column on the second", 0.0, _slope, model="", columns=2),
+    Estimator(
+        "best_loss",
+        "least squared error inside a group, first column on the others",
+        0.0,
+        _best_loss,
+        model="",
+        columns=2,
+    ),
+    Estimator(
+        "trained_loss",
+        "least squares on half a group, error on the other half",
+        0.0,
+        _trained_loss,
+        model="",
+        columns=2,
+    ),
+)
 
 
 @hookimpl
 def dpflow_register_estimators() -> list[Estimator]:
-    return [Estimator("accuracy", "share of right predictions in a group", 0.0, _accuracy)]
+    return [*SCORES, *COLUMNS]

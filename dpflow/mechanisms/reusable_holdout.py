@@ -28,6 +28,7 @@ from pydantic import Field, model_validator
 from dpflow.core.amounts import Delta, Epsilon
 from dpflow.core.composition import step_eps
 from dpflow.core.declaration import Exact, Table
+from dpflow.core.estimators import EstimatorQuery
 from dpflow.core.events import Approximate, Event, SparseVector
 from dpflow.core.mechanism import InteractiveMechanism, Params, State, Verdict
 from dpflow.core.randomness import Source
@@ -64,13 +65,10 @@ class HoldoutParams(Params):
         return Promise(self.queries, self.failures, float(self.beta), float(self.rho), float(self.alpha))
 
 
-class ClaimQuery(Params):
-    """One candidate: its ``estimator`` by name, the ``claim``, the digest of what is evaluated, the columns it reads."""
+class ClaimQuery(EstimatorQuery):
+    """What `EstimatorQuery` asks, and the ``claim``: the number that it is said to have on fresh data."""
 
-    estimator: str
     claim: Exact
-    candidate: str
-    columns: Annotated[tuple[str, ...], Field(min_length=1)]
 
 
 @cache

@@ -5,7 +5,18 @@ sandboxed. `publish` copies settled results into an output table, once. No error
 """
 
 from dpflow.tables.owner import build, open_rows
+from dpflow.tables.predictions import PredictionTable, read_predictions
 from dpflow.tables.private import PrivateTable
 from dpflow.tables.publish import PublishedRelease, publish, published_ids, read_published
 
-__all__ = ["PrivateTable", "PublishedRelease", "build", "open_rows", "publish", "published_ids", "read_published"]
+__all__ = [
+    "PredictionTable",
+    "PrivateTable",
+    "PublishedRelease",
+    "build",
+    "open_rows",
+    "publish",
+    "published_ids",
+    "read_predictions",
+    "read_published",
+]

@@ -124,15 +124,17 @@ class PrivateTable:
         with sandbox.opened(self.declaration.database, self._what) as connection:
             yield _Reading(self.declaration, connection, blocks).open_column(statistic)
 
-    def grouped_rows(self, request: GroupValues, secret: bytes) -> tuple[NDArray[np.int64], dict[str, NDArray[Any]]]:
-        """Rows for holdout estimators: the group of each row, and the requested columns as arrays.
+    def grouped_rows(
+        self, request: GroupValues, secret: bytes, blocks: Sequence[str]
+    ) -> tuple[NDArray[np.int64], dict[str, NDArray[Any]]]:
+        """Rows of the named blocks (or all) for holdout estimators: the group of each row, the requested columns as arrays.
 
         A unit's group, 0 to groups-1, is a keyed hash of the unit: its rows are all in one group, and who shares a group is
         unknown without the secret. Each unit keeps at most ``limits.rows`` rows. Numbers, dates and truth values come as
         float64 within their declared bounds (missing: the declared number, or NaN), text as str or None.
         """
         with sandbox.opened(self.declaration.database, self._what) as connection:
-            reading = _Reading(self.declaration, connection, ())
+            reading = _Reading(self.declaration, connection, blocks)
             found = connection.arrays(reading.grouped(request, secret), reading.parameters)
         columns = {name: _plain(found[f"x{i}"]) for i, name in enumerate(request.columns)}
         return _int64(found["bucket"]), columns

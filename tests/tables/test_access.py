@@ -167,12 +167,12 @@ def test_holdout_groups_keep_units_whole(make: Any) -> None:
     private = make(
         rows, columns={"v": {"lower": 0, "upper": 2}, "label": {}, "u": {"lower": 0, "upper": 9999}}, limits={"rows": 3}
     )
-    groups, found = private.grouped_rows(GroupValues(8, ("v", "label", "u")), b"secret")
+    groups, found = private.grouped_rows(GroupValues(8, ("v", "label", "u")), b"secret", ())
     assert len(groups) == 3000 and set(groups.tolist()) == set(range(8))
     assert all(len(set(groups[found["u"] == unit])) == 1 for unit in range(50))
     assert found["v"].dtype == np.float64 and set(found["v"].tolist()) == {0.0, 1.0, 2.0}
     assert set(found["label"].tolist()) == {"t0", "t1"}
-    others, again = private.grouped_rows(GroupValues(8, ("u",)), b"other")
+    others, again = private.grouped_rows(GroupValues(8, ("u",)), b"other", ())
     assert {*zip(found["u"].tolist(), groups.tolist(), strict=True)} != {
         *zip(again["u"].tolist(), others.tolist(), strict=True)
     }
@@ -186,7 +186,7 @@ def test_holdout_rows_map_missing_values(make: Any) -> None:
         columns={"v": {}, "label": {}, "w": {"lower": 0, "upper": 3, "missing": 2}},
         unit={"column": "u", "missing": "one-unit"},
     )
-    groups, found = private.grouped_rows(GroupValues(1000, ("v", "label", "w")), b"k")
+    groups, found = private.grouped_rows(GroupValues(1000, ("v", "label", "w")), b"k", ())
     order = np.argsort(found["w"])
     assert len(set(groups.tolist())) == 1
     assert found["w"][order].tolist() == [2.0, 3.0]
@@ -195,7 +195,7 @@ def test_holdout_rows_map_missing_values(make: Any) -> None:
 
 def test_holdout_rows_of_an_empty_table(make: Any) -> None:
     """No rows give empty arrays, so that every group exists with nothing in it."""
-    groups, found = make("CREATE TABLE data (u INT, v INT)").grouped_rows(GroupValues(4, ("v",)), b"k")
+    groups, found = make("CREATE TABLE data (u INT, v INT)").grouped_rows(GroupValues(4, ("v",)), b"k", ())
     assert len(groups) == 0 and len(found["v"]) == 0
 
 

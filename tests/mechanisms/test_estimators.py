@@ -1,0 +1,82 @@
+"""Holdout estimators against scikit-learn and numpy; whatever a group holds, they give a number."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpflow.core.estimators import EstimatorQuery, Subject
+from dpflow.errors import InvalidInput, UnknownName
+from dpflow.mechanisms.estimators import COLUMNS, SCORES
+
+ALL = {e.name: e for e in (*SCORES, *COLUMNS)}
+RNG = np.random.default_rng(0)
+SCORE = np.round(RNG.uniform(0, 1, 300), 2)
+LABEL = (RNG.uniform(0, 1, 300) < SCORE).astype(float)
+X = RNG.normal(size=300)
+Y = 3 * X + RNG.normal(size=300)
+
+
+def estimate(name: str, label: Any = LABEL, score: Any = SCORE, **options: Any) -> float:
+    estimator = ALL[name]
+    subject = Subject(
+        ("y", "x"),
+        {**estimator.options, **options},
+        "label",
+        lambda rows: (rows["score"] >= 0.5).astype(float),
+        lambda rows: rows["score"],
+        lambda rows: np.ones(len(rows["score"])),
+    )
+    rows = {"label": np.asarray(label, float), "score": np.asarray(score, float), "y": Y, "x": X}
+    return estimator.value(rows, subject)
+
+
+def test_scores_are_scikit_learns() -> None:
+    from sklearn import metrics
+
+    said = SCORE >= 0.5
+    assert estimate("accuracy") == pytest.approx(metrics.accuracy_score(LABEL, said))
+    assert estimate("squared_loss") == pytest.approx(metrics.brier_score_loss(LABEL, SCORE))
+    assert estimate("log_loss") == pytest.approx(metrics.log_loss(LABEL, np.clip(SCORE, 1e-6, 1 - 1e-6)))
+    assert estimate("auc") == pytest.approx(metrics.roc_auc_score(LABEL, SCORE))
+    assert estimate("f1") == pytest.approx(metrics.f1_score(LABEL, said))
+    assert estimate("difference") == pytest.approx(np.mean(said == LABEL) - LABEL.mean())
+    assert estimate("calibration_error", score=np.full(300, 0.75)) == pytest.approx(abs(LABEL.mean() - 0.75))
+    assert estimate("calibration_error") < 0.15 < estimate("calibration_error", score=1 - SCORE)
+
+
+def test_columns_are_numpys() -> None:
+    assert estimate("column_mean") == pytest.approx(Y.mean())
+    assert estimate("column_variance") == pytest.approx(Y.var(ddof=1))
+    assert estimate("column_deviation") == pytest.approx(Y.std(ddof=1))
+    assert estimate("column_quantile", p=Fraction(1, 4)) == pytest.approx(np.quantile(Y, 0.25))
+    assert estimate("column_correlation") == pytest.approx(np.corrcoef(X, Y)[0, 1])
+    assert estimate("column_slope") == pytest.approx(np.polyfit(X, Y, 1)[0])
+    residual = Y - np.polyval(np.polyfit(X, Y, 1), X)
+    assert estimate("best_loss") == pytest.approx((residual**2).mean())
+    assert estimate("best_loss") < estimate("trained_loss") < 1.5
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("n", [0, 1, 2])
+def test_any_group_gives_a_number(name: str, n: int) -> None:
+    """Nothing, one row, one class, NaN and infinities are the default or a finite number, without a warning."""
+    for fill in (0.0, 1.0, np.nan, np.inf, -np.inf, 1e308):
+        rows = {c: np.full(n, fill) for c in ("label", "score", "y", "x")}
+        predict = lambda r: r["score"]  # noqa: E731
+        subject = Subject(("y", "x"), ALL[name].options, "label", predict, predict, predict)
+        assert np.isfinite(ALL[name].value(rows, subject))
+        assert ALL[name].value({}, subject, 0.25) == 0.25
+
+
+def test_wrong_options_are_refused_before_reading() -> None:
+    with pytest.raises(UnknownName, match="did you mean 'bins'"):
+        ALL["calibration_error"].filled(
+            EstimatorQuery(estimator="calibration_error", columns=("y",), options={"bin": 3})
+        )
+    with pytest.raises(InvalidInput, match="needs 2 columns"):
+        ALL["column_slope"].filled(EstimatorQuery(estimator="column_slope", columns=("y",)))
+    assert ALL["column_quantile"].filled(EstimatorQuery(estimator="q", columns=("y",))) == {"p": Fraction(1, 2)}
