@@ -20,18 +20,20 @@ def occasion(context: Mapping[str, Any], ordinal: int = 0) -> Occasion:
     in the key; the slot, which only serves to notice a changed retry, holds the run id and map index.
     """
     instance, run = context["ti"], context["dag_run"]
-    start, end = context.get("data_interval_start"), context.get("data_interval_end")
-    logical, partition = context.get("logical_date"), getattr(run, "partition_key", None)
-    if logical is not None:
-        name = (
-            logical.isoformat()
-            if start is None or end is None or start == end
-            else f"{start.isoformat()}/{end.isoformat()}"
-        )
-    else:
-        name = partition or instance.run_id
+    name = occasion_name(context, getattr(run, "partition_key", None), instance.run_id)
     slot = f"{instance.dag_id}/{instance.run_id}/{instance.task_id}/{instance.map_index}"
     return Occasion(instance.dag_id, instance.task_id, name, slot, f"airflow:{instance.dag_id}", ordinal)
+
+
+def occasion_name(context: Mapping[str, Any], partition_key: str | None, run_id: str) -> str:
+    """What makes a run the same run again, from whatever it has."""
+    start, end = context.get("data_interval_start"), context.get("data_interval_end")
+    logical = context.get("logical_date")
+    if logical is None:
+        return partition_key or run_id
+    if start is None or end is None or start == end:
+        return str(logical.isoformat())
+    return f"{start.isoformat()}/{end.isoformat()}"
 
 
 @contextmanager

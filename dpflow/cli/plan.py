@@ -1,4 +1,4 @@
-"""`dpflow plan`: cost, error and refusal forecast, without touching data or budget."""
+"""`dpflow plan`: cost, error and refusal forecast, of one release or of a whole schedule, without touching data or budget."""
 
 from __future__ import annotations
 
@@ -7,17 +7,38 @@ from typing import Annotated
 
 import typer
 
+from dpflow.cli import schedule
 from dpflow.cli.common import JsonOption, LedgerOption, open_ledger, show, show_json
 from dpflow.engine import load_request, make_plan
 from dpflow.engine.forecast import forecast
+from dpflow.errors import InvalidInput
 from dpflow.registry import Registry
 
-FileArgument = Annotated[Path, typer.Argument(help="A release file (YAML).")]
 
-
-def command(file: FileArgument, ledger: LedgerOption = None, as_json: JsonOption = False) -> None:
-    """Print what a release file would cost, how accurate it would be, and whether the ledger would take it."""
-    plan = make_plan(load_request(file), Registry.load())
+def command(
+    place: Annotated[Path, typer.Argument(help="A release file, a DAG file, or a folder of them.")],
+    ledger: LedgerOption = None,
+    as_json: JsonOption = False,
+    start: Annotated[str | None, typer.Option(help="First date of the schedule, such as 2026-01-31.")] = None,
+    every: Annotated[
+        str | None, typer.Option(help="How often release files and DAGs without a timetable run: 1d, 12h, 2w.")
+    ] = None,
+    until: Annotated[str | None, typer.Option(help="Look no further than this date; ten years if left out.")] = None,
+    grant: Annotated[
+        list[str] | None, typer.Option(help="Suppose a grant: SCOPE=EPSILON[,DELTA[,FILTER[,TAIL_SHARE]]]; repeatable.")
+    ] = None,
+    runs: Annotated[int | None, typer.Option(help="Find the noise that makes this many runs fit.")] = None,
+    share: Annotated[list[str] | None, typer.Option(help="With --runs: RELEASE=WEIGHT; repeatable.")] = None,
+    error: Annotated[list[str] | None, typer.Option(help="With --runs: RELEASE=ERROR at 95 %; repeatable.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw how the budgets burn down, as SVG or PNG.")] = None,
+) -> None:
+    """Price a release, or a schedule: cost per task, when each scope is exhausted, which filter holds more, what noise fits."""
+    if runs is None and (share or error):
+        raise InvalidInput("--share and --error say how to divide a grant over runs; add --runs N")
+    if place.is_dir() or place.suffix == ".py" or any((start, every, until, grant, runs, plot)):
+        wishes = schedule.Wishes.parsed(start, every, until, grant or [], runs, share or [], error or [])
+        return schedule.command(place, open_ledger(ledger) if ledger else None, wishes, as_json, plot)
+    plan = make_plan(load_request(place), Registry.load())
     view = plan.describe()
     view["forecast"] = forecast(plan, open_ledger(ledger)) if ledger else "no ledger named, so no forecast"
     if as_json:

@@ -20,7 +20,7 @@ from dpflow.core.results import NONE, Result
 from dpflow.engine.occasion import Occasion
 from dpflow.engine.plan import Plan
 from dpflow.errors import DpflowError, PlanRefused
-from dpflow.ledger import Ledger, Reservation
+from dpflow.ledger import Ledger, Reservation, Scope
 from dpflow.registry import Registry
 from dpflow.tables import PrivateTable, PublishedRelease, publish
 
@@ -112,10 +112,14 @@ def release(
 
 def check_scope(plan: Plan, ledger: Ledger) -> None:
     """A scope's budget protects what its grant says; refuse a table that promises something else."""
-    granted = ledger.scope(plan.request.scope).protects
-    if granted and granted != plan.table.protected:
+    check_protection(plan, ledger.scope(plan.request.scope))
+
+
+def check_protection(plan: Plan, scope: Scope) -> None:
+    """Raises `PlanRefused` if a scope was granted to protect something else than the plan's table declares."""
+    if scope.protects and scope.protects != plan.table.protected:
         raise PlanRefused(
-            f"scope {plan.request.scope!r} was granted to protect {granted}, but table {plan.table.name!r} declares "
+            f"scope {scope.scope!r} was granted to protect {scope.protects}, but table {plan.table.name!r} declares "
             f"{plan.table.protected}; use a scope granted for this declaration"
         )
 

@@ -54,9 +54,6 @@ def _cost(granted: Filter, events: tuple[Event, ...]) -> Cost:
     return sum((granted.cost(event) for event in events), Cost())
 
 
-_capacity = functools.lru_cache(maxsize=1024)(Filter.capacity)
-
-
 def _scope(row: Any) -> Scope:
     return Scope(row.name, _filter(row.filter)[0], row.protects, bool(row.blocks))
 
@@ -139,7 +136,7 @@ def _totals(transaction: Transaction, charges: Sequence[Charge]) -> tuple[list[d
         if len(charges) > 4 and name not in kept:
             kept[name] = dict(spent(transaction, charge.scope))
         used = kept[name].get(charge.block, Cost()) if name in kept else _account(transaction, name, charge.block)
-        if not Filter.admits(_capacity(charge.scope.filter), used, charge.cost):
+        if not Filter.admits(charge.scope.capacity, used, charge.cost):
             return [], BudgetExceeded(_sentence(charge, used), scope=name, block=charge.block or None)
         rows.append({"scope": name, "block": charge.block, **asdict(used + charge.cost)})
     return rows, None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
@@ -132,6 +133,25 @@ class Scope:
         parts = self.scope.split("/")
         return tuple("/".join(parts[: n + 1]) for n in range(len(parts)))
 
+    @property
+    def capacity(self) -> Capacity:
+        """What each account is compared with, in whole units."""
+        return _capacity(self.filter)
+
+    def used(self, spent: Cost) -> float:
+        """From 0 to 1, for people: the fullest sum on the path that has most left. Exact amounts decide, not this."""
+        limits = self.capacity
+        paths = [(spent.epsilon, limits.epsilon, limits.delta), (spent.renyi, limits.renyi, limits.renyi_delta)]
+        shares = [max(_full(sum, limit), _full(spent.delta, own)) for sum, limit, own in paths if limit > CLOSED]
+        return round(min(shares, default=1.0), 4)
+
+
+_capacity = functools.lru_cache(maxsize=1024)(Filter.capacity)
+
+
+def _full(amount: int, limit: int) -> float:
+    return 0.0 if amount == 0 else min(amount / limit, 1.0) if limit > 0 else 1.0
+
 
 @dataclass(frozen=True)
 class Remaining:
@@ -151,7 +171,7 @@ class Remaining:
     def _row(self, block: str, spent: Cost) -> dict[str, Any]:
         """A path that the filter does not have is None; ``used`` is the share of the better open path that is gone."""
         granted = self.scope.filter
-        capacity = granted.capacity()
+        capacity = self.scope.capacity
         sums, divergence = granted.name != "renyi", granted.order is not None
         return {
             "scope": self.scope.scope,
@@ -164,7 +184,7 @@ class Remaining:
             "renyi_order": text(granted.order) if granted.order is not None else None,
             "renyi_spent": _shown(spent.renyi, EPSILON_UNIT) if divergence else None,
             "renyi_left": _shown(capacity.renyi - spent.renyi, EPSILON_UNIT) if divergence else None,
-            "used": _used(capacity, spent),
+            "used": self.scope.used(spent),
             "filter": granted.name,
             "protects": self.scope.protects,
         }
@@ -173,17 +193,6 @@ class Remaining:
 def _shown(units: int, unit: Fraction) -> str:
     """Units as text; a sum that cannot be paid on a path is infinite there, and nothing is left below zero."""
     return "inf" if units >= SATURATED else text(max(units, 0) * unit)
-
-
-def _used(capacity: Capacity, spent: Cost) -> float:
-    """From 0 to 1, for people: the fullest of a path's sums, on the path that has most left. Exact amounts decide, not this."""
-
-    def full(amount: int, limit: int) -> float:
-        return 0.0 if amount == 0 else min(amount / limit, 1.0) if limit > 0 else 1.0
-
-    paths = [(spent.epsilon, capacity.epsilon, capacity.delta), (spent.renyi, capacity.renyi, capacity.renyi_delta)]
-    shares = [max(full(amount, limit), full(spent.delta, own)) for amount, limit, own in paths if limit > CLOSED]
-    return round(min(shares, default=1.0), 4)
 
 
 @dataclass(frozen=True)

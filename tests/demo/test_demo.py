@@ -9,10 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from dpflow.airflow.schedule import read_dags
 from dpflow.cli.demo import job
 from dpflow.cli.demo.job import Seen
+from dpflow.engine.outlook import describe
+from dpflow.engine.schedule import forecast
 from dpflow.errors import InvalidInput
 from dpflow.ledger import Ledger
+from dpflow.registry import Registry
 from dpflow.tables import read_published
 
 DAYS = 2
@@ -83,6 +87,19 @@ def test_the_best_honest_claim_is_promoted(seen: Seen) -> None:
     """The alias points at the accepted candidate with the highest claim."""
     best = max((v for v in seen.verdicts if v["verdict"] == "yes"), key=lambda v: (Fraction(v["claim"]), v["promoted"]))
     assert seen.champion == best["name"]
+
+
+def test_the_forecast_is_what_was_charged(seen: Seen, root: Path) -> None:
+    """`dpflow plan dags` prices a day at what each block paid, and knows which days and which session are paid."""
+    jobs, _ = read_dags(root / "dags")
+    ledger = Ledger(root / "demo" / "ledger.sqlite")
+    flights, holdout = describe(forecast(jobs, Registry.load(), ledger))["scopes"]
+    assert (
+        {row["epsilon_spent"] for row in ledger.remaining("flights").rows()} == {flights["round"]["epsilon"]} == {"2"}
+    )
+    assert (flights["runs"], flights["runs_paid_before"], flights["exhausted"]) == (90, DAYS + 1, None)
+    assert [account["rounds_left"] for account in flights["accounts"]] == [0] * (DAYS + 1)
+    assert holdout["once"]["epsilon"] == "0" and holdout["accounts"][0]["used"] == 1
 
 
 def test_no_gate_detects_a_stolen_holdout(seen: Seen) -> None:

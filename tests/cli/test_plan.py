@@ -1,0 +1,94 @@
+"""`dpflow plan` on schedules: tables, JSON, a plot, and one sentence for what cannot be planned."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from typer.testing import CliRunner
+
+from dpflow.cli import app
+from dpflow.errors import DpflowError
+
+if TYPE_CHECKING:
+    from smallworld import Tiny
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def plan(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run the command in this process; a refusal is raised, `--json` output is parsed."""
+    for name in ("DPFLOW_LEDGER", "DPFLOW_LEDGER_ANCHOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "250")
+    monkeypatch.chdir(tiny.folder)
+    tiny.file(params={"epsilon": "0.3"})
+
+    def runs(*words: object) -> Any:
+        done = CliRunner().invoke(app, ["plan", *map(str, words)])
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout) if "--json" in words else done.stdout
+
+    return runs
+
+
+DAILY = ("--start", "2020-01-01", "--every", "1d")
+
+
+def test_a_folder_of_release_files(tiny: Tiny, plan: Run) -> None:
+    """The ledger's grant of 1 holds three runs of 0.3: the fourth day is refused. Nothing is charged."""
+    seen = plan(".", *DAILY, "--ledger", tiny.ledger, "--json")
+    (task,), (scope,) = seen["tasks"], seen["scopes"]
+    assert (task["epsilon"], task["error_95"], task["charged"]) == ("0.3", {"count": 20}, "every run")
+    assert (scope["rounds_that_fit"], scope["runs"], scope["exhausted"]) == (3, 3, "2020-01-04T00:00:00+00:00")
+    assert scope["accounts"] == [{"block": "", "used": 0.0, "rounds_left": 3}]
+    assert {found["filter"]: found["rounds"] for found in scope["filters"]}["basic"] == 3
+    shown = plan(".", *DAILY, "--ledger", tiny.ledger)
+    assert "2020-01-04T00:00, block 2020-01-01" in shown and "only each reservation is authoritative" in shown
+
+
+def test_without_a_grant_only_prices(plan: Run) -> None:
+    """It says what to name, and how to suppose a grant."""
+    assert plan("release.yml", "--every", "1d", "--json")["ungranted"] == ["visits"]
+    assert "suppose one with --grant visits=1,1e-6" in plan(".")
+
+
+def test_the_solver_and_the_plot(tiny: Tiny, plan: Run) -> None:
+    """Ten runs of one release share a grant of 1; the picture is a picture."""
+    seen = plan("release.yml", "--grant", "visits=1", "--runs", "10", "--plot", "left.svg", "--json", *DAILY)
+    (one,) = seen["fitted"]["tasks"]
+    assert (one["epsilon_now"], one["epsilon"]) == ("0.3", "0.1") and one["error_95"]["count"] > 20
+    assert "<svg" in (tiny.folder / "left.svg").read_text()
+    shown = plan("release.yml", "--grant", "visits=1", "--runs", "2", "--error", "visits=20")
+    assert "by its error" in shown and "noise that makes 2 runs fit" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere", *DAILY], "there is nothing at nowhere"),
+        (["empty"], "nothing in empty charges a budget"),
+        (["release.yml", "--share", "visits=1"], "add --runs N"),
+        (["release.yml", "--every", "often"], "write it as 1d"),
+        (["release.yml", "--every", "0d"], "write it as 1d"),
+        (["release.yml", "--start", "1 January"], "is no date"),
+        (["release.yml", "--runs", "3"], "has no grant to fit"),
+        (["release.yml", "--grant", "visits"], "has no NAME=VALUE"),
+        (["release.yml", "--grant", "vists=1"], "no task charges scope 'vists'"),
+        (["release.yml", "--grant", "visits=1,0,pld"], "no filter 'pld'"),
+        (["release.yml", "--grant", "visits=nan"], "epsilon is 'nan'"),
+        (["release.yml", "--grant", "visits=1,0,basic,1,1"], "more than EPSILON"),
+        (["release.yml", "--grant", "visits=1", "--plot", "no/such/x.svg"], "cannot be drawn"),
+        (["release.yml", "--grant", "visits=1", "--plot", "x.doc"], "cannot be drawn"),
+    ],
+)
+def test_what_cannot_be_planned_is_said(tiny: Tiny, plan: Run, words: list[str], message: str) -> None:
+    """A refusal names the option and what to write."""
+    (tiny.folder / "empty").mkdir()
+    with pytest.raises(DpflowError, match=message):
+        plan(*words)
