@@ -117,6 +117,57 @@ class Limits(Strict):
         return self.rows_per_group or self.rows
 
 
+class Join(Strict):
+    """A second relation of the same file, joined to every row before anything is cut. Its columns are ``name.column``.
+
+    ``kind: unit`` is another private table, joined on the unit: its rows of a unit are that unit's, and are protected with
+    them. Each unit keeps ``rows`` of them at random, and a row of the table appears once for each. ``kind: dimension`` is
+    a table that the owner declares public, joined on a key: a key that it holds twice matches nothing, so a row of the
+    table stays one row. ``on`` maps the table's column to the relation's. Rows without a match stay, with NULLs.
+
+    Rules, each named by its refusal: ``unit-key`` (private tables join on the unit and on nothing else),
+    ``multiplicity`` (they declare ``rows``), ``unique-key`` (a dimension has one row a key, hence no ``rows``),
+    ``whole-unit`` (no private table beside budgets per block, which it would cross).
+    """
+
+    relation: str
+    name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}$")]
+    kind: Literal["unit", "dimension"]
+    on: Annotated[dict[str, str], Field(min_length=1, max_length=1)]
+    rows: Annotated[int, Field(ge=1, le=1000)] | None = None
+
+    @property
+    def left(self) -> str:
+        """The key's column in the table."""
+        return next(iter(self.on))
+
+    @property
+    def right(self) -> str:
+        """The key's column in the joined relation."""
+        return self.on[self.left]
+
+    def check(self, table: Table) -> None:
+        """Raises ValueError with the name of the rule that the join breaks."""
+        if self.kind == "dimension":
+            if self.rows is not None:
+                raise ValueError(f"join {self.name}: rule unique-key: a dimension has one row a key; take rows out")
+            return
+        if self.left != table.unit.column:
+            raise ValueError(
+                f"join {self.name}: rule unit-key: a private table joins on the unit, {table.unit.column!r}, and not on "
+                f"{self.left!r}; or declare it a dimension if its rows are public"
+            )
+        if self.rows is None:
+            raise ValueError(
+                f"join {self.name}: rule multiplicity: say how many rows of a unit are joined; add rows: 1"
+            )
+        if table.protects == "unit-block":
+            raise ValueError(
+                f"join {self.name}: rule whole-unit: budgets per block do not protect rows that every block sees; "
+                f"protect the unit, or put the column into the table"
+            )
+
+
 class Table(Strict):
     """A private table as its owner declares it.
 
@@ -135,6 +186,7 @@ class Table(Strict):
     block: str | None = None
     limits: Limits
     columns: dict[str, Column]
+    joins: tuple[Join, ...] = ()
     holdout: bool = False
     generalisation_only: Annotated[bool, Field(alias="generalisation-only")] = False
 
@@ -147,6 +199,10 @@ class Table(Strict):
                 raise ValueError(
                     "protects: unit-block is sound under add-remove only: a replaced row may change its block"
                 )
+        if len({join.name.casefold() for join in self.joins}) != len(self.joins):
+            raise ValueError("two joins have one name")
+        for join in self.joins:
+            join.check(self)
         return self
 
     @property
@@ -158,7 +214,13 @@ class Table(Strict):
     def protected(self) -> str:
         """What a budget of this table protects, in words."""
         where = f" in one {self.block}" if self.protects == "unit-block" else ""
-        return f"all rows of one {self.unit.column}{where} ({self.neighbours})"
+        also = "".join(f" and in {join.relation}" for join in self.joins if join.kind == "unit")
+        return f"all rows of one {self.unit.column}{where}{also} ({self.neighbours})"
+
+    def split(self, name: str) -> tuple[str, ...]:
+        """A declared column as (join, column), or as (column,) of the table itself."""
+        first, dot, rest = name.partition(".")
+        return (first, rest) if dot and any(join.name == first for join in self.joins) else (name,)
 
     def column(self, name: str) -> Column:
         """The declared column, or `UnknownName`."""

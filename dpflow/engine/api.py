@@ -24,6 +24,7 @@ def plan(
     name: str,
     scope: str,
     blocks: Sequence[str] = (),
+    where: str | None = None,
     revision: int = 1,
     publish: Publish | None = None,
     registry: Registry | None = None,
@@ -37,6 +38,7 @@ def plan(
         name: which release this is; the same name, revision and content again is free.
         scope: who pays.
         blocks: the blocks it reads, for a table that protects per block.
+        where: a condition on declared columns, e.g. ``"age >= 18 AND city = 'Oslo'"``; only rows that fulfil it are read.
         params: the mechanism's parameters, e.g. ``by="carrier", epsilon="0.5"``.
 
     Raises:
@@ -52,6 +54,7 @@ def plan(
         "table": table.name,
         "scope": scope,
         "blocks": tuple(blocks),
+        "where": where,
         "revision": revision,
         "params": params,
         "publish": publish,

@@ -18,6 +18,7 @@ from dpflow.core.results import ErrorBound
 from dpflow.engine.request import Request
 from dpflow.errors import InvalidDeclaration, PlanRefused
 from dpflow.registry import Registry
+from dpflow.tables import PrivateTable
 
 
 def digest(value: Any) -> str:
@@ -67,6 +68,7 @@ class Plan:
             "protects": self.table.protected,
             "scope": self.request.scope,
             "blocks": ", ".join(self.request.blocks) or "(none)",
+            "where": self.request.where or "(all rows)",
             "epsilon": epsilon,
             "delta": delta,
             "claim": to_json(self.event),
@@ -85,6 +87,7 @@ class Plan:
             "table": self.table.name,
             "protects": self.table.protected,
             "blocks": list(self.request.blocks),
+            "where": self.request.where,
             "epsilon": self.price()[0],
             "delta": self.price()[1],
         }
@@ -105,6 +108,7 @@ def make_plan(request: Request, registry: Registry, table: Table | None = None) 
     except ValidationError as error:
         raise InvalidDeclaration(f"{request.name}: parameters of {mechanism.name}: {problems(error)}") from None
     _check_blocks(request, table)
+    request = request.model_copy(update={"where": PrivateTable(table, request.where).where})
     if table.holdout and not (isinstance(mechanism, InteractiveMechanism) and mechanism.exclusive):
         raise PlanRefused(
             f"table {table.name!r} is a holdout, readable only through a gate session; "
@@ -121,6 +125,7 @@ def make_plan(request: Request, registry: Registry, table: Table | None = None) 
         "table": table.public(),
         "scope": request.scope,
         "blocks": sorted(request.blocks),
+        "where": request.where,
         "event": to_json(event),
     }
     family = digest(content)

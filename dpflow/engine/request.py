@@ -35,7 +35,8 @@ class Request(Strict):
     """One release, or one session to be opened.
 
     ``name`` says which release this is outside Airflow: the same name, revision and content again is free. ``revision``
-    makes the same thing a new, paid release. ``table`` is a declaration's path, relative to the file.
+    makes the same thing a new, paid release. ``table`` is a declaration's path, relative to the file. ``where`` is a
+    condition on declared columns: only rows that fulfil it are read (`dpflow.tables.filters` has the language).
     """
 
     name: Annotated[str, Field(min_length=1, max_length=200)]
@@ -44,6 +45,7 @@ class Request(Strict):
     scope: Annotated[str, Field(min_length=1, max_length=200)]
     params: dict[str, Any] = Field(default_factory=dict)
     blocks: tuple[Block, ...] = ()
+    where: Annotated[str, Field(min_length=1)] | None = None
     revision: Annotated[int, Field(ge=1)] = 1
     publish: Publish | None = None
 

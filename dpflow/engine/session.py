@@ -38,7 +38,7 @@ class Session:
     def __init__(self, session_id: str, plan: Plan, ledger: Ledger, registry: Registry) -> None:
         self.id = session_id
         self._plan, self._ledger, self._registry = plan, ledger, registry
-        self._private = PrivateTable(plan.table)
+        self._private = PrivateTable(plan.table, plan.request.where)
 
     @classmethod
     def open(cls, plan: Plan, ledger: Ledger, registry: Registry, *, occasion: Occasion | None = None) -> Session:

@@ -10,7 +10,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from dpflow.core.declaration import Table, load_table
+from dpflow.core.declaration import Join, Table, load_table
 from dpflow.core.statistics import (
     Answer,
     GroupedSums,
@@ -24,9 +24,10 @@ from dpflow.core.statistics import (
     Statistic,
     UnboundedValues,
 )
-from dpflow.errors import PlanRefused, TableUnreadable, UnknownName
-from dpflow.tables import sandbox, sql
+from dpflow.errors import PlanRefused
+from dpflow.tables import filters, sandbox, sql
 from dpflow.tables.bounding import Cut, Value, cut_rows, cut_values, numbered
+from dpflow.tables.joins import Joined
 from dpflow.tables.unbounded import TableColumn, keep
 
 
@@ -37,14 +38,27 @@ class PrivateTable:
     than DuckDB's error class. Rows are mapped by the declared rules and cause no error.
     """
 
-    def __init__(self, declaration: Table) -> None:
+    def __init__(self, declaration: Table, where: str | None = None) -> None:
+        """A table, or those of its rows that fulfil a condition of the language of `dpflow.tables.filters`.
+
+        Raises `PlanRefused` or `UnknownName` if the condition is not in the language.
+        """
         self.declaration = declaration
+        self._where = None if where is None else filters.parse(where, declaration)
         self._what = f"table {declaration.name!r}"
 
     @classmethod
     def load(cls, path: Path | str) -> PrivateTable:
         """The table that a YAML declaration describes. Raises `InvalidDeclaration`."""
         return cls(load_table(path))
+
+    @property
+    def where(self) -> str | None:
+        """The condition in its canonical form: conditions that differ in spaces or brackets only are one."""
+        return None if self._where is None else str(self._where)
+
+    def _reading(self, connection: sandbox.Connection, blocks: Sequence[str]) -> _Reading:
+        return _Reading(self.declaration, connection, blocks, self._where)
 
     def snapshot(self) -> bytes:
         """Identity of the data as it is now. Private: it leaves only as the ledger's keyed digest."""
@@ -58,7 +72,7 @@ class PrivateTable:
             TableBusy: another process is writing the file.
         """
         with sandbox.opened(self.declaration.database, self._what) as connection:
-            reading = _Reading(self.declaration, connection, ())
+            reading = self._reading(connection, ())
             for name, column in self.declaration.columns.items():
                 if column.lower is not None:
                     sql.grid(reading.column(name), column)
@@ -76,7 +90,7 @@ class PrivateTable:
             UnknownName: a column that the declaration does not have.
         """
         with sandbox.opened(self.declaration.database, self._what) as connection:
-            reading = _Reading(self.declaration, connection, blocks)
+            reading = self._reading(connection, blocks)
             if isinstance(statistic, GroupedSums):
                 reading.check_keys(statistic)
                 reading.cut(statistic).check()
@@ -101,14 +115,14 @@ class PrivateTable:
     def answer(self, statistic: Statistic, blocks: Sequence[str]) -> Groups | Histogram | RecordArrays:
         """Execute a request on the named blocks, or on the whole table if none is named."""
         with sandbox.opened(self.declaration.database, self._what) as connection:
-            reading = _Reading(self.declaration, connection, blocks)
+            reading = self._reading(connection, blocks)
             if isinstance(statistic, GroupedSums):
                 return reading.groups(statistic)
             if isinstance(statistic, SortedValues):
-                found = connection.arrays(reading.values(statistic), reading.parameters)
+                found = reading.arrays(reading.values(statistic))
                 return Histogram(_int64(found["v"]), _int64(found["n"]))
             if isinstance(statistic, Records):
-                found = connection.arrays(reading.records(statistic), reading.parameters)
+                found = reading.arrays(reading.records(statistic))
                 names = enumerate(statistic.columns)
                 return RecordArrays(_int64(found["number"]), {name: _int64(found[f"x{i}"]) for i, name in names})
         if isinstance(statistic, UnboundedValues):
@@ -122,7 +136,7 @@ class PrivateTable:
             yield self.answer(statistic, blocks)
             return
         with sandbox.opened(self.declaration.database, self._what) as connection:
-            yield _Reading(self.declaration, connection, blocks).open_column(statistic)
+            yield self._reading(connection, blocks).open_column(statistic)
 
     def grouped_rows(
         self, request: GroupValues, secret: bytes, blocks: Sequence[str]
@@ -134,25 +148,30 @@ class PrivateTable:
         float64 within their declared bounds (missing: the declared number, or NaN), text as str or None.
         """
         with sandbox.opened(self.declaration.database, self._what) as connection:
-            reading = _Reading(self.declaration, connection, blocks)
-            found = connection.arrays(reading.grouped(request, secret), reading.parameters)
+            reading = self._reading(connection, blocks)
+            found = reading.arrays(reading.grouped(request, secret))
         columns = {name: _plain(found[f"x{i}"]) for i, name in enumerate(request.columns)}
         return _int64(found["bucket"]), columns
 
 
 class _Reading:
-    """One open file and the request's blocks, turned into queries."""
+    """One open file, the request's blocks and its condition, turned into queries."""
 
-    def __init__(self, table: Table, connection: sandbox.Connection, blocks: Sequence[str]) -> None:
+    def __init__(
+        self, table: Table, connection: sandbox.Connection, blocks: Sequence[str], where: filters.Node | None
+    ) -> None:
         self._table, self._connection = table, connection
-        self._relation = self._find_relation()
+        self._relations = self._known_relations()
+        self._relation = self._find(table.source)
         self._fields = connection.fields(self._relation)
-        self._unit = sql.key(self.column(table.unit.column), "unit")
+        self._joined = {join.name: self._join(n, join) for n, join in enumerate(table.joins)}
+        unit = self._own(table.unit.column)
+        self._unit = sql.key(unit, "unit")
         self.parameters: list[Any] = []
-        self._where = [] if table.unit.missing == "one-unit" else [f"{self.column(table.unit.column).sql} IS NOT NULL"]
+        self._where = [] if table.unit.missing == "one-unit" else [f"{unit.sql} IS NOT NULL"]
         self._part = "0"
         if table.block is not None:
-            block = self.column(table.block)
+            block = self._own(table.block)
             inside = sql.key(block, "block")
             if table.protects == "unit-block":
                 self._part = inside
@@ -162,20 +181,48 @@ class _Reading:
                 self._where.append(f"{inside} IN ({marks})")
         elif blocks:
             raise PlanRefused(f"table {table.name!r} declares no block column, so no blocks can be read")
+        if where is not None:
+            self._where.append(filters.to_sql(where, self.column))
 
-    def _find_relation(self) -> str:
-        """The table or view as the catalog knows it; nothing else, such as a file name, can be read."""
+    def _known_relations(self) -> dict[str, str]:
+        """Tables and views of the file by name; nothing else, such as a file name, can be read."""
         known: dict[str, str] = {}
         for kind in ("table", "view"):
             query = f"SELECT schema_name, {kind}_name FROM duckdb_{kind}s() WHERE database_name = ? AND NOT internal"
             for schema, name in self._connection.rows(query, [sandbox.PRIVATE]):
                 full = ".".join(sql.identifier(part) for part in (sandbox.PRIVATE, schema, name))
                 known[name if schema == "main" else f"{schema}.{name}"] = full
-        return known[_match(self._table.source, known, f"table in the file of {self._table.name!r}")]
+        return known
+
+    def _find(self, relation: str) -> str:
+        """A relation's quoted name, or `TableUnreadable` with close matches."""
+        return self._relations[sql.match(relation, self._relations, f"table in the file of {self._table.name!r}")]
+
+    def _join(self, number: int, join: Join) -> Joined:
+        relation = self._find(join.relation)
+        joined = Joined(join, f"j{number}", relation, self._connection.fields(relation), self._own(join.left))
+        joined.check()
+        return joined
+
+    def _cut_joined(self) -> None:
+        """Cut the private relations that a finished query joins, once."""
+        for joined in self._joined.values():
+            if joined.needed() and joined.join.kind == "unit":
+                self._connection.run(f"CREATE TEMP TABLE IF NOT EXISTS {joined.table} AS {joined.cut()}")
+
+    def arrays(self, query: str) -> dict[str, Any]:
+        """Run a finished query; the only thing here that reads rows, beside what makes temporary tables."""
+        self._cut_joined()
+        return self._connection.arrays(query, self.parameters)
 
     def column(self, name: str) -> sql.Field:
         """The column in the catalog, or `TableUnreadable` with close matches."""
-        return self._fields[_match(name, self._fields, f"column in table {self._table.name!r}")]
+        parts = self._table.split(name)
+        return self._own(name) if len(parts) == 1 else self._joined[parts[0]].column(parts[1])
+
+    def _own(self, name: str) -> sql.Field:
+        """A column of the table itself."""
+        return self._fields[sql.match(name, self._fields, f"column in table {self._table.name!r}")]
 
     def _check_texts(self, column: sql.Field, texts: Sequence[str], role: str) -> None:
         """Refuse a public key or block that the column's type cannot hold, or that DuckDB writes differently."""
@@ -194,9 +241,10 @@ class _Reading:
 
     def _select(self, outputs: list[str], where: Sequence[str] = (), join: str = "") -> str:
         """Rows of the named blocks with their unit and part."""
-        filters = " AND ".join([*self._where, *where]) or "true"
+        conditions = " AND ".join([*self._where, *where]) or "true"
         columns = ", ".join([f"{self._unit} AS unit", f"{self._part} AS part", *outputs])
-        return f"SELECT {columns} FROM {self._relation} AS t{join} WHERE {filters}"
+        joins = "".join(joined.clause() for joined in self._joined.values() if joined.needed())
+        return f"SELECT {columns} FROM {self._relation} AS t{joins}{join} WHERE {conditions}"
 
     def cut(self, request: GroupedSums) -> Cut:
         """The bounded query of a request; reads nothing."""
@@ -219,9 +267,10 @@ class _Reading:
         """Number the keys, cut, add up."""
         cut = self.cut(request)
         cut.check()
+        self._cut_joined()
         if request.by is not None:
             self._number_keys(self.column(request.by), request.keys)
-        found = self._connection.arrays(cut.query(), self.parameters)
+        found = self.arrays(cut.query())
         codes = _int64(found["code"])
         if request.by is None:
             keys: tuple[str, ...] = ("",)
@@ -281,7 +330,9 @@ class _Reading:
         """Number the keys, cut, and stay open for questions."""
         if request.by is not None:
             self._number_keys(self.column(request.by), request.keys)
-        self._connection.run(self.unbounded(request), self.parameters)
+        statement = self.unbounded(request)
+        self._cut_joined()
+        self._connection.run(statement, self.parameters)
         unit = self.column(self._table.unit.column).sql
         units = f"SELECT DISTINCT {self._unit} AS unit FROM {self._relation} AS t"
         if self._table.unit.missing == "drop":
@@ -316,16 +367,6 @@ class _Reading:
         for i, name in enumerate(request.columns):
             outputs.append(f"{sql.number(self.column(name), self._table.column(name))} AS x{i}")
         return f"SELECT * EXCLUDE (unit, part) FROM ({cut_rows(self._select(outputs), self._table.limits.rows)})"
-
-
-def _match(name: str, known: dict[str, Any], kind: str) -> str:
-    """The known name that DuckDB means by this one (case does not matter), or `TableUnreadable`."""
-    if name in known:
-        return name
-    folded = {other.casefold(): other for other in known}
-    if name.casefold() in folded:
-        return folded[name.casefold()]
-    raise TableUnreadable(str(UnknownName(kind, name, known)))
 
 
 def _int64(array: Any) -> NDArray[np.int64]:

@@ -6,12 +6,13 @@ Every expression is total: whatever a row holds, it gives a value or NULL and ne
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 from dpflow.core.declaration import Column
-from dpflow.errors import PlanRefused, TableUnreadable
+from dpflow.errors import PlanRefused, TableUnreadable, UnknownName
 
 _WHOLE = {"tinyint", "smallint", "integer", "bigint", "utinyint", "usmallint", "uinteger", "boolean"}
 _WIDE = {"ubigint", "hugeint", "uhugeint"}
@@ -28,13 +29,17 @@ _INT128 = 2**127 - 1
 
 @dataclass(frozen=True)
 class Field:
-    """A column as the catalog describes it: ``kind`` is the type's family, ``type`` its full name."""
+    """A column as the catalog describes it: ``kind`` is the type's family, ``type`` its full name.
+
+    ``place`` is where a query finds it, if not under its name in ``t``.
+    """
 
     name: str
     kind: str
     type: str
     width: int = 0
     scale: int = 0
+    place: str = ""
 
     @property
     def is_float(self) -> bool:
@@ -43,8 +48,8 @@ class Field:
 
     @property
     def sql(self) -> str:
-        """The quoted name, in a query that reads the relation as ``t``."""
-        return "t." + identifier(self.name)
+        """The column in a query that reads its relation as ``t``."""
+        return self.place or f"t.{identifier(self.name)}"
 
 
 def field(name: str, kind: Any) -> Field:
@@ -53,6 +58,16 @@ def field(name: str, kind: Any) -> Field:
         sizes = dict(kind.children)
         return Field(name, "decimal", str(kind), sizes["precision"], sizes["scale"])
     return Field(name, kind.id, str(kind))
+
+
+def match(name: str, known: Mapping[str, Any], kind: str) -> str:
+    """The known name that DuckDB means by this one (case does not matter), or `TableUnreadable` with close matches."""
+    if name in known:
+        return name
+    folded = {other.casefold(): other for other in known}
+    if name.casefold() in folded:
+        return folded[name.casefold()]
+    raise TableUnreadable(str(UnknownName(kind, name, known)))
 
 
 def identifier(name: str) -> str:
