@@ -8,6 +8,8 @@ Definitions, for every integer x, with q = exp(-1/scale):
     truncated Laplace  Pr[x] proportional to q^|x| for |x| <= radius
     matching           every perfect matching of n things equally likely
     choose             Pr[i] proportional to lengths[i] exp(-rate costs[i])   (the exponential mechanism over pieces)
+    choose_rows        Pr[i] proportional to exp(-rate costs[i]), one choice for each row of a matrix of costs
+    uniform            Pr[x] = 1/n for 0 <= x < n
 
 Claim: the output has exactly the stated distribution, tails included, if the source's bits are uniform and independent. No
 rounded number decides anything: a float or a table entry decides only where its proven error cannot change the answer, and
@@ -325,6 +327,60 @@ def choose(lengths: Sequence[int], costs: Sequence[int], rate: Fraction, source:
     if (i == 0 or sums[i - 1] <= point - margin) and (i == len(lengths) - 1 or point + margin <= sums[i]):
         return i
     return _choose_exactly(lengths, [cost - least for cost in costs], rate, u, source)
+
+
+def choose_rows(costs: Ints, rate: Fraction, source: Source) -> Ints:
+    """For each row of ``costs`` an independent index i with probability exactly proportional to exp(-rate costs[row, i]).
+
+    Args:
+        costs: integers from 0 to below 2^53, shape (rows, alternatives), at least one alternative.
+        rate: the exact price of one unit of cost, 0 or more.
+        source: where the randomness comes from; one word a row, more for the rare row next to a cut.
+
+    The proof is that of `choose` with lengths of 1: a float decides where it provably may, ``_choose_exactly`` elsewhere.
+    """
+    costs = np.asarray(costs)
+    if costs.ndim != 2 or costs.dtype.kind not in "iu" or not costs.shape[1]:
+        raise InvalidAmount("choose_rows needs a matrix of integers with one column for each of 1 or more alternatives")
+    if costs.size and (costs.min() < 0 or costs.max() >= 2**53):
+        raise InvalidAmount("costs are integers from 0 to below 2^53")
+    rate = _rational(rate, "a rate")
+    if rate < 0:
+        raise InvalidAmount(f"a rate is 0 or more, not {rate}")
+    chosen = np.empty(len(costs), dtype=np.int64)
+    for start in range(0, len(costs), CHUNK):
+        part = costs[start : start + CHUNK].astype(np.int64)
+        part -= part.min(axis=1, keepdims=True)
+        chosen[start : start + CHUNK] = _choose_part(part, rate, source.words(len(part)), source)
+    return chosen
+
+
+def _choose_part(costs: Ints, rate: Fraction, words: Words, source: Source) -> Ints:
+    """The choices of some rows, whose least costs are 0; each by its own word."""
+    sums = np.cumsum(np.exp(-costs * float(min(rate, Fraction(2**900)))), axis=1)
+    total = sums[:, -1]
+    point = (words >> np.uint64(11)) * 2.0**-53 * total
+    margin = total * 2 * (2.0**-38 + costs.shape[1] * 2.0**-52)
+    cuts = sums[:, :-1]
+    below, above = (cuts <= (point - margin)[:, None]).sum(axis=1), (cuts < (point + margin)[:, None]).sum(axis=1)
+    for i in np.flatnonzero(below != above):  # a cut lies within the margin
+        row = costs[i].tolist()
+        below[i] = _choose_exactly([1] * len(row), row, rate, int(words[i]), source)
+    chosen: Ints = below.astype(np.int64)
+    return chosen
+
+
+def uniform(n: int, size: int, source: Source) -> Ints:
+    """Independent uniform integers of 0, ..., n - 1, exactly, for n from 1 to 2^62."""
+    n, size = _integers([n])[0], _size(size)
+    if not 1 <= n <= 2**62:
+        raise InvalidAmount(f"uniform numbers below {n} do not exist; ask for a bound from 1 to 2^62")
+    whole = 2**64 // n * n - 1  # words above it would favour small numbers
+    drawn = source.words(size)
+    while (again := np.flatnonzero(drawn > np.uint64(whole))).size:
+        drawn[again] = source.words(again.size)
+    values: Ints = (drawn % np.uint64(n)).astype(np.int64)
+    return values
 
 
 def _choose_exactly(lengths: Sequence[int], costs: Sequence[int], rate: Fraction, u: int, source: Source) -> int:

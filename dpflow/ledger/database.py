@@ -97,9 +97,14 @@ class Transaction:
         self._cursor.execute(sql, parameters) if parameters else self._cursor.execute(sql)
         return list(self._cursor.fetchall()) if self._cursor.description else []
 
+    @property
+    def dialect(self) -> str:
+        """``sqlite`` or ``postgresql``."""
+        return self._dialect.name
+
     def has_ledger(self) -> bool:
         """Whether the tables exist."""
-        if self._dialect.name == "sqlite":
+        if self.dialect == "sqlite":
             return bool(self.text("SELECT 1 FROM sqlite_master WHERE name = 'dpflow_meta'"))
         return self.text("SELECT to_regclass('dpflow_meta')")[0][0] is not None
 

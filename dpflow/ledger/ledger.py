@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
@@ -370,6 +370,37 @@ class Ledger:
         faults.reach("session.after-commit")
         return given
 
+    def answer_many(
+        self,
+        session_id: str,
+        answers: Mapping[str, Mapping[str, Any]],
+        *,
+        expected_version: int,
+        state: Mapping[str, Any],
+        closed: bool = False,
+    ) -> bool:
+        """Store the answers of many queries, none of which has one, and the state they lead to, in one transaction.
+
+        Returns:
+            False if another answer advanced the session first; then nothing was stored, and the caller looks up what was
+            answered meanwhile and asks for the rest from the new state.
+
+        Raises:
+            SessionClosed: no answer is left.
+        """
+        with self._writing() as (transaction, writer):
+            stored = sessions.answer_many(
+                transaction, writer, self._anchor, session_id, answers, expected_version, state, closed
+            )
+            faults.reach("session.before-commit")
+        faults.reach("session.after-commit")
+        return stored
+
+    def stored_answers(self, session_id: str, queries: Iterable[str]) -> dict[str, Mapping[str, Any]]:
+        """The answers that these queries got, by query; those without one are left out."""
+        with self._database.reading() as transaction:
+            return sessions.stored_answers(transaction, session_id, list(queries))
+
     def stored_answer(self, session_id: str, query: str) -> Answered | None:
         """The answer this query got, or None."""
         with self._database.reading() as transaction:
@@ -428,13 +459,13 @@ class Ledger:
             LedgerCorrupt: the export does not verify under this anchor, or ends before its high-water mark.
         """
         checked_name("a principal", principal)
-        entries, results = transfer.read(stream, self._anchor)
+        exported = transfer.read(stream, self._anchor)
         with self._writing() as (transaction, writer):
             if transaction.rows(_NEWEST, limit=1):
                 raise InvalidInput(f"{self._database!r} is not empty; import into a new ledger")
-            closed = transfer.restore(transaction, entries, results)
-            writer.note("import", "", "", principal, {"entries": len(entries), "closed": closed})
-        return len(entries)
+            closed = transfer.restore(transaction, exported)
+            writer.note("import", "", "", principal, {"entries": len(exported.entries), "closed": closed})
+        return len(exported.entries)
 
     def commitment(self, data: bytes, purpose: str) -> str:
         """HMAC of something private under the ledger's key: the only form in which its digest may leave."""

@@ -25,6 +25,11 @@ _LAST = Prepared(
 )
 _ANSWER = Prepared(sa.select(schema.answer).where(where(schema.answer.c.session_id, schema.answer.c.query)))
 ANSWERS = Prepared(sa.select(schema.answer).where(where(schema.answer.c.session_id)).order_by(schema.answer.c.version))
+#: Many keys at once: one JSON text for SQLite, one array for PostgreSQL.
+_AMONG = {
+    "sqlite": "SELECT query, answer FROM dpflow_answer WHERE session_id = ? AND query IN (SELECT value FROM json_each(?))",
+    "postgresql": "SELECT query, answer FROM dpflow_answer WHERE session_id = %s AND query = ANY(%s)",
+}
 _INSERT = insert(schema.answer)
 _ADVANCE = Prepared(
     schema.release.update()
@@ -104,3 +109,41 @@ def answer(
     said = {"query": query, "answer": text, "version": version, "state": sealed(anchor, secret), "becomes": becomes}
     writer.note("answer", row.scope, session_id, row.principal, said)
     return Answered(query, json.loads(text))
+
+
+def stored_answers(transaction: Transaction, session_id: str, queries: list[str]) -> dict[str, Any]:
+    """The answers that these queries got, by query; those without one are left out."""
+    sqlite = transaction.dialect == "sqlite"
+    found = transaction.text(_AMONG[transaction.dialect], [session_id, json.dumps(queries) if sqlite else queries])
+    return {query: json.loads(text) for query, text in found}
+
+
+def answer_many(
+    transaction: Transaction,
+    writer: chain.Writer,
+    anchor: Anchor,
+    session_id: str,
+    answers: Mapping[str, Mapping[str, Any]],
+    expected: int,
+    state: Mapping[str, Any],
+    closed: bool,
+) -> bool:
+    """Store many answers and the state they lead to; the history keeps their digest. See `Ledger.answer_many`."""
+    row = row_of(transaction, anchor, session_id)
+    if row.version != expected:
+        return False
+    if row.state == "closed":
+        raise SessionClosed(f"session {session_id} is closed: its answers are used up")
+    version, secret = row.version + 1, ordered(state)
+    texts = {checked_name("a query", query): ordered(answers[query]) for query in sorted(answers)}
+    becomes = "closed" if closed else "open"
+    transaction.run(
+        _ADVANCE, id=session_id, expected=expected, new_version=version, new_secret=secret, new_state=becomes
+    )
+    transaction.many(
+        _INSERT,
+        [{"session_id": session_id, "query": q, "version": version, "answer": text} for q, text in texts.items()],
+    )
+    said = {"answers": chain.digest(texts), "version": version, "state": sealed(anchor, secret), "becomes": becomes}
+    writer.note("answer", row.scope, session_id, row.principal, said)
+    return True

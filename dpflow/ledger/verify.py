@@ -22,7 +22,7 @@ _PUBLIC = (*schema.KEY, "family", "slot", "exclusive", "blocks", "event", "reque
 
 
 class Expected:
-    """The tables as the entries say they are. Results and secret states are known by digest and commitment only."""
+    """The tables as the entries say they are. Results, batches of answers and secret states are known by digest only."""
 
     def __init__(self, meta: Mapping[str, str]) -> None:
         self.meta = meta
@@ -30,6 +30,7 @@ class Expected:
         self.accounts: dict[tuple[str, str], Cost] = {}
         self.releases: dict[str, dict[str, Any]] = {}
         self.answers: dict[tuple[str, str], tuple[int, str]] = {}
+        self.batches: dict[tuple[str, int], str] = {}
         self.slots: set[tuple[str, str]] = set()
         self.illegal: list[str] = []
 
@@ -81,7 +82,10 @@ class Expected:
     def _answer(self, entry: Mapping[str, Any], body: Mapping[str, Any]) -> None:
         values = {"state": body["becomes"], "version": body["version"], "secret": body["state"]}
         self.releases[entry["release_id"]] |= values
-        self.answers[entry["release_id"], body["query"]] = body["version"], body["answer"]
+        if "answers" in body:
+            self.batches[entry["release_id"], body["version"]] = body["answers"]
+        else:
+            self.answers[entry["release_id"], body["query"]] = body["version"], body["answer"]
 
     def _import(self, entry: Mapping[str, Any], body: Mapping[str, Any]) -> None:
         for session in body["closed"]:
@@ -109,8 +113,16 @@ def problems(transaction: Transaction, expected: Expected, seal: Callable[[str],
     yield from _differences("account {} does not hold what its charges add up to", expected.accounts, sums)
     releases = {row.pop("id"): row for row in tables["dpflow_release"]}
     yield from _differences_of_releases(expected.releases, releases, seal)
-    answers = {(row["session_id"], row["query"]): (row["version"], row["answer"]) for row in tables["dpflow_answer"]}
+    answers: dict[tuple[str, str], tuple[int, str]] = {}
+    batches: dict[tuple[str, int], dict[str, str]] = {place: {} for place in expected.batches}
+    for row in tables["dpflow_answer"]:
+        if (batch := batches.get((row["session_id"], row["version"]))) is not None:
+            batch[row["query"]] = row["answer"]
+        else:
+            answers[row["session_id"], row["query"]] = row["version"], row["answer"]
     yield from _differences("answer {} is not the one that was given", expected.answers, answers)
+    digests = {place: chain.digest(batch) for place, batch in batches.items()}
+    yield from _differences("the answers of batch {} are not those that were given", expected.batches, digests)
     slots = {(row["slot"], row["release_id"]): True for row in tables["dpflow_slot"]}
     yield from _differences("task instance {} did not ask for that", dict.fromkeys(expected.slots, True), slots)
 

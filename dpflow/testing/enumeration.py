@@ -140,6 +140,15 @@ def _choose(lengths: Sequence[int], costs: Sequence[int], rate: Fraction, source
     return source.pick(oracle.exponential_choice(lengths, costs, rate))
 
 
+def _choose_rows(costs: Any, rate: Fraction, source: Enumerator) -> Any:
+    rows = [source.pick(oracle.exponential_choice([1] * len(row), row, rate)) for row in np.asarray(costs).tolist()]
+    return np.array(rows, dtype=np.int64)
+
+
+def _uniform(n: int, size: int, source: Enumerator) -> Any:
+    return np.array([source.below(n) for _ in range(size)], dtype=np.int64)
+
+
 def _bernoulli(p: Fraction, source: Enumerator) -> bool:
     return bool(source.pick({0: float(1 - p), 1: float(p)}))
 
@@ -151,6 +160,8 @@ _LAWS: dict[str, Callable[..., Any]] = {
     "truncated_laplace": _truncated,
     "matching": _matching,
     "choose": _choose,
+    "choose_rows": _choose_rows,
+    "uniform": _uniform,
     "bernoulli": _bernoulli,
 }
 

@@ -69,6 +69,11 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "groups": (20,),
     "failures": (2,),
     "queries": (12,),
+    "features": (["amount", "share"],),
+    "label": ("kind",),
+    "learner": ("GaussianNB",),  # takes no randomness, even of its own
+    "predictions": (3,),
+    "shards": (4,),
 }
 #: The same for the fields of an interactive mechanism's query: one query per place.
 QUERY_VALUES: Mapping[str, tuple[Any, ...]] = {
@@ -77,6 +82,7 @@ QUERY_VALUES: Mapping[str, tuple[Any, ...]] = {
     "claim": ("1/2",) * 6,
     "candidate": tuple(f"candidate-{i}" for i in range(6)),
     "columns": (["amount", "share"],) * 6,
+    "point": ([5, 0.5], [-10, 0.25], [30, 1], [5, 0.5], [7, 0], [0, 0.75]),
 }
 
 

@@ -484,3 +484,63 @@ def test_choose_refuses_what_it_cannot_weigh(lengths: Any, costs: Any, rate: Any
     """Empty, unequal, negative, too large or inexact arguments are refused in words."""
     with pytest.raises(InvalidAmount, match=text):
         choose(lengths, costs, rate, SOURCE)
+
+
+# --- choose_rows and uniform --------------------------------------------------------------------------------------------
+
+
+def test_choose_rows_cuts_are_exact() -> None:
+    """The first word next to the cut between two labels is resolved exactly, on both sides; other rows by their word."""
+    rate, costs = F(1, 3), np.array([[0, 5]])
+    low, high = exp_bounds(F(5, 3), 200)
+    cut = F(1 << 200, (1 << 200) + low)  # label 0 has probability 1 / (1 + exp(-5/3))
+    assert abs(cut - F(1 << 200, (1 << 200) + high)) < F(1, 2**190)
+    word = cut * 2**64 // 1
+    inside = (cut * 2**64 - word) * 2**64 // 1
+    for shift, expected in ((-2, 0), (2, 1)):
+        source = ScriptedSource([int(word), int(inside) + shift, 0])
+        assert samplers.choose_rows(costs, rate, source).tolist() == [expected]
+    far = ScriptedSource([int(word) - 2**40, int(word) + 2**40])
+    assert samplers.choose_rows(np.array([[0, 5], [0, 5]]), rate, far).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("costs", [[0, 3], [7, 7], [4, 0, 9], [2, 2, 2, 10**6]])
+def test_choose_rows_has_the_stated_distribution(costs: list[int]) -> None:
+    """Every row is drawn by its own costs, and independently."""
+    rate, n = F(1, 4), 40_000
+    both = np.tile(np.array([costs, costs[::-1]]), (n, 1))
+    drawn = samplers.choose_rows(both, rate, SOURCE)
+    weights = np.exp(-float(rate) * (np.array(costs) - min(costs)))
+    for part, chances in ((drawn[::2], weights), (drawn[1::2], weights[::-1])):
+        counts = np.bincount(part, minlength=len(costs))
+        seen = chances / chances.sum() * n > 1e-9
+        assert counts[~seen].sum() == 0
+        assert stats.chisquare(counts[seen], (chances / chances.sum() * n)[seen]).pvalue > ALARM
+
+
+def test_choose_rows_takes_no_rows_and_large_costs() -> None:
+    """Nothing to choose, one alternative, weights that vanish."""
+    assert samplers.choose_rows(np.zeros((0, 2), np.int64), F(1), SOURCE).tolist() == []
+    assert samplers.choose_rows(np.full((3, 1), 5), F(1), SOURCE).tolist() == [0, 0, 0]
+    assert samplers.choose_rows(np.array([[2**52, 0]] * 50), F(2**1000), SOURCE).tolist() == [1] * 50
+    for wrong in (np.zeros((2, 0), np.int64), np.zeros((2, 2)), np.array([[-1, 0]]), np.zeros(3, np.int64)):
+        with pytest.raises(InvalidAmount):
+            samplers.choose_rows(wrong, F(1), SOURCE)
+    with pytest.raises(InvalidAmount):
+        samplers.choose_rows(np.array([[0, 1]]), F(-1), SOURCE)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 10, 1000])
+def test_uniform_numbers_are_uniform(n: int) -> None:
+    """Chi-square, and the words that would favour small numbers are drawn again."""
+    drawn = samplers.uniform(n, 50_000, SOURCE)
+    assert stats.chisquare(np.bincount(drawn, minlength=n)).pvalue > ALARM if n > 1 else not drawn.any()
+
+
+def test_uniform_draws_biased_words_again() -> None:
+    """The last words before 2^64 belong to no whole round of n."""
+    assert samplers.uniform(3, 1, ScriptedSource([2**64 - 1, 5])).tolist() == [2]
+    assert samplers.uniform(4, 1, ScriptedSource([2**64 - 1])).tolist() == [3]
+    for wrong in (0, -1, 2**63):
+        with pytest.raises(InvalidAmount):
+            samplers.uniform(wrong, 1, SOURCE)

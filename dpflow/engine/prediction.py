@@ -1,0 +1,209 @@
+"""A prediction session's life: learned once per process, asked in batches, one ledger transaction for each.
+
+A batch is encoded and its known points are looked up; the rest is predicted, and the answers and the count of spent
+predictions are stored together before any of them is seen. Two processes that ask for the same points at once: the one
+whose transaction comes second stores nothing, looks up what the first one stored, and predicts only what is left.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from dpflow.core import faults
+from dpflow.core.points import Codes, Points
+from dpflow.core.points import encode as encoded
+from dpflow.core.prediction import PredictionMechanism, PredictionParams
+from dpflow.core.randomness import SystemSource
+from dpflow.core.statistics import Records
+from dpflow.engine.candidate import Candidate
+from dpflow.engine.occasion import Occasion
+from dpflow.engine.plan import Plan, make_plan
+from dpflow.engine.session import Session
+from dpflow.errors import DpflowError, InvalidInput, PlanRefused, SessionClosed
+from dpflow.ledger import Ledger
+from dpflow.registry import Registry
+
+#: Points of one transaction, unless the caller says otherwise.
+BATCH = 100_000
+
+
+class PredictionSession(Session):
+    """An open session of private predictions. Safe to use from many threads; make one with `PredictionSession.open`."""
+
+    def __init__(self, session_id: str, plan: Plan, ledger: Ledger, registry: Registry) -> None:
+        super().__init__(session_id, plan, ledger, registry)
+        mechanism = plan.mechanism
+        if not isinstance(mechanism, PredictionMechanism):
+            raise PlanRefused(f"{mechanism.name} predicts nothing; name a prediction mechanism, see dpflow mechanisms")
+        assert isinstance(plan.params, PredictionParams)
+        self._mechanism, self._params = mechanism, plan.params
+        self._learning = threading.Lock()
+        self._learned: Any = None
+        self._name = bytes.fromhex(ledger.commitment(session_id.encode(), "points"))
+
+    @classmethod
+    def open(
+        cls, plan: Plan, ledger: Ledger, registry: Registry, *, occasion: Occasion | None = None
+    ) -> PredictionSession:
+        """Charge all predictions of the plan, or resume the session; see `Session.open`."""
+        if not isinstance(plan.mechanism, PredictionMechanism):  # before anything is charged
+            raise PlanRefused(
+                f"{plan.mechanism.name} predicts nothing; name a prediction mechanism, see dpflow mechanisms"
+            )
+        opened = super().open(plan, ledger, registry, occasion=occasion)
+        assert isinstance(opened, cls)
+        return opened
+
+    @property
+    def left(self) -> int:
+        """How many new points may still be asked."""
+        held = self._ledger.session(self.id)
+        return 0 if held.closed else self._params.predictions - int(held.state["answered"])
+
+    def ask(self, query: Mapping[str, Any] | str, candidate: Candidate | None = None, **fields: Any) -> dict[str, Any]:
+        """One point, as ``{"point": [...]}``; the same as a batch of one."""
+        if not isinstance(query, Mapping) or set(query) != {"point"} or candidate is not None or fields:
+            raise InvalidInput("a prediction session is asked points; write the query as {'point': [value, ...]}")
+        return {"answer": self.predict([query["point"]])[0]}
+
+    def share(self, other: PredictionSession) -> None:
+        """Answer from what another session of the same table and parameters has learned, instead of learning again."""
+        with other._learning, self._learning:
+            self._learned = other._learned
+
+    def learn(self) -> None:
+        """Learn now instead of at the first new point."""
+        with self._learning:
+            if self._learned is None:
+                rows = self._private.answer(self._statistic(), self._plan.request.blocks)
+                self._learned = self._mechanism.learn(self._params, self._plan.table, rows, SystemSource())
+
+    def _statistic(self) -> Records:
+        """What is learned from, checked against the catalog: what plan and catalog can refuse is refused here."""
+        statistic = self._mechanism.rows(self._params, self._plan.table)
+        self._private.check(statistic, self._plan.request.blocks)
+        return statistic
+
+    def predict(self, points: Points, *, batch: int = BATCH, notes: Mapping[str, Any] | None = None) -> list[Any]:
+        """Answers for points, in their order; points that were answered before cost nothing.
+
+        Args:
+            points: rows of values in the order of the features, or a mapping from feature to values.
+            batch: points of one transaction.
+            notes: names and JSON values to store in the first batch's transaction, as `noted` finds them.
+
+        Raises:
+            InvalidInput: points that do not fit the declaration; nothing was charged.
+            SessionClosed: more new points than predictions are left; the batches before are answered and stored.
+        """
+        if batch < 1:
+            raise InvalidInput("a batch has 1 or more points")
+        codes = self.encode(points)
+        said: list[Any] = []
+        for start in range(0, max(len(codes), 1), batch):
+            said += self._batch(codes[start : start + batch], dict(notes or {}) if start == 0 else {})
+        return said
+
+    def encode(self, points: Points) -> Codes:
+        """Points as the declaration's integers. Raises `InvalidInput`."""
+        return encoded(self._plan.table, self._params.features, points)
+
+    def noted(self, name: str) -> Any:
+        """A note that was stored with a batch, or None."""
+        found = self._ledger.stored_answer(self.id, "note:" + name)
+        return None if found is None else found.answer["note"]
+
+    def _batch(self, codes: Codes, notes: dict[str, Any]) -> list[Any]:
+        names = self._names(codes)
+        while True:
+            held = self._ledger.session(self.id)
+            known = self._ledger.stored_answers(self.id, names) if held.version else {}
+            places = {name: place for place, name in enumerate(names) if name not in known}
+            if not places and not notes:
+                return [known[name]["answer"] for name in names]
+            left = self._params.predictions - int(held.state.get("answered", 0))
+            if held.closed and places:
+                raise SessionClosed(
+                    f"session {self.id} is closed, and {len(places)} of these points have no stored answer; open a new one"
+                )
+            if len(places) > left:
+                raise SessionClosed(
+                    f"{len(places)} of these points have no stored answer, and session {self.id} has {left} predictions left; "
+                    f"ask at most {left} new points"
+                )
+            answers, failed = self._answers(codes, places)
+            fresh = {name: {"answer": answer} for name, answer in zip(places, answers)}
+            fresh |= {"note:" + name: {"note": note} for name, note in notes.items()}
+            stored = held.closed or self._ledger.answer_many(
+                self.id,
+                fresh,
+                expected_version=held.version,
+                state={"answered": int(held.state["answered"]) + len(places)},
+                closed=failed or len(places) == left,
+            )
+            if stored:
+                return [(fresh[name] if name in fresh else known[name])["answer"] for name in names]
+            # another batch was stored first and none of ours was seen: look up what it answered
+
+    def _answers(self, codes: Codes, places: Mapping[str, int]) -> tuple[list[Any], bool]:
+        """Fresh answers; a failure that may depend on rows or draw is the answer None, and closes the session."""
+        if not places:
+            return [], False
+        if self._learned is None:
+            self._statistic()
+        try:
+            self.learn()
+            faults.reach("aggregate.after")
+            chosen = codes[np.fromiter(places.values(), np.int64, len(places))]
+            learned, table = self._learned, self._plan.table
+            answers = list(self._mechanism.predict(self._params, table, learned, chosen, SystemSource()))
+            json.dumps(answers, allow_nan=False)
+            failed = len(answers) != len(places)
+        except faults.FaultInjected:
+            raise
+        except Exception as error:
+            if isinstance(error, DpflowError) and error.retryable:
+                raise
+            failed = True
+        faults.reach("draw.after")
+        return ([None] * len(places), True) if failed else (answers, False)
+
+    def _names(self, codes: Codes) -> list[str]:
+        """What the ledger calls each point: a digest under its key, so that an export does not show who was asked about."""
+        keyed = hashlib.blake2b(key=self._name, digest_size=16)
+        data, width = np.ascontiguousarray(codes).tobytes(), 8 * codes.shape[1]
+        names = []
+        for start in range(0, len(data), width):
+            digest = keyed.copy()
+            digest.update(data[start : start + width])
+            names.append(digest.hexdigest())
+        return names
+
+
+def most_predictions(plan: Plan, ledger: Ledger, registry: Registry) -> int:
+    """How many predictions the plan's scope could pay for now, with all else as planned; nothing is charged."""
+
+    def accepted(number: int) -> bool:
+        params = plan.request.params | {"predictions": number}
+        try:
+            wanted = make_plan(plan.request.model_copy(update={"params": params}), registry, plan.table)
+        except DpflowError:
+            return False
+        return ledger.check(plan.request.scope, [wanted.event], plan.charged_blocks) is None
+
+    if not accepted(1):
+        return 0
+    low, high = 1, 2
+    while high <= 10**9 and accepted(high):
+        low, high = high, 2 * high
+    high = min(high, 10**9 + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if accepted(middle) else (low, middle)
+    return low

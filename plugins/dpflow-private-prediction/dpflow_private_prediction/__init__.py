@@ -1,0 +1,15 @@
+"""Private prediction: the models stay inside, answers leave, each paid for (Dwork and Feldman 2018)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from dpflow.core.prediction import PredictionMechanism
+from dpflow.hookspecs import hookimpl
+from dpflow_private_prediction.vote import Vote
+
+
+@hookimpl
+def dpflow_register_mechanisms() -> Iterable[PredictionMechanism[Any]]:
+    return [Vote()]

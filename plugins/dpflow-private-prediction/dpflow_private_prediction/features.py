@@ -1,0 +1,63 @@
+"""Encoded rows and points as the numbers a learner sees, scaled by what the declaration says and nothing else.
+
+A bounded column runs from -1 to 1 between its bounds; a column with public keys is one column of 0 and 1 for each key,
+all 0 where the key is not public. A scaler fitted to rows would let one row reach every shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpflow.core.declaration import Table
+from dpflow.core.points import Codes
+from dpflow.core.statistics import RecordArrays, Records
+from dpflow.errors import PlanRefused
+
+MOST_LABELS = 1000
+
+
+def records(table: Table, features: Sequence[str], label: str) -> Records:
+    """The request for the rows of features and label. Raises where a column has neither bounds nor keys."""
+    for name in (*features, label):
+        if table.column(name).keys is None:
+            table.bounded(name)
+    if label in features or len(set(features)) != len(features):
+        raise PlanRefused("the label is not a feature, and each feature is named once; correct features and label")
+    return Records((*features, label), table.limits.rows)
+
+
+def labels(table: Table, name: str) -> tuple[Any, ...]:
+    """The answers that a classifier may give: public keys, or the values of a bounded column with few of them."""
+    column = table.column(name)
+    if column.keys is not None:
+        return column.keys
+    low, high = table.bounded(name).grid()
+    if high - low >= MOST_LABELS:
+        raise PlanRefused(
+            f"column {name!r} has more than {MOST_LABELS} values; predict it as a number, or declare keys"
+        )
+    values = [step * column.step for step in range(low, high + 1)]
+    return tuple(int(value) if value.denominator == 1 else float(value) for value in values)
+
+
+def label_codes(table: Table, name: str, rows: RecordArrays) -> Codes:
+    """Each row's label as its place in `labels`, or -1."""
+    column = table.column(name)
+    return rows.columns[name] if column.keys is not None else rows.columns[name] - column.grid()[0]
+
+
+def matrix(table: Table, features: Sequence[str], columns: Iterable[Codes]) -> NDArray[np.float64]:
+    """Encoded columns as a learner's matrix, shape (rows, numbers)."""
+    blocks = []
+    for name, codes in zip(features, columns):
+        column = table.column(name)
+        if column.keys is not None:
+            blocks.append((codes[:, None] == np.arange(len(column.keys))).astype(np.float64))
+        else:
+            low, high = column.grid()
+            blocks.append(((codes - (low + high) / 2) / max((high - low) / 2, 0.5))[:, None])
+    return np.hstack(blocks)

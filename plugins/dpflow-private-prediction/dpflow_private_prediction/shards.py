@@ -1,0 +1,179 @@
+"""One model per shard: units are dealt to shards without a look at their rows, and a shard's model sees only its own.
+
+So one unit's rows reach one model, whatever they are: each unit draws its shard independently and uniformly. A unit
+that comes, goes or changes leaves every other unit where it was. (Sorting units by a key and cutting into equal parts
+would not: a new unit shifts the boundaries of all parts.)
+
+Each shard has a model whatever happens. Where learning or predicting fails there is a default that only this shard's
+rows decide, and nobody is told: a failure would say something about rows.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpflow.core.randomness import Source
+from dpflow.core.samplers import uniform
+from dpflow_private_prediction.learners import Make
+
+Matrix = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+FEW = 16  # below so many models, threads cost more than they bring
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The default model: one answer for every point."""
+
+    value: int = field(repr=False)
+
+    def predict(self, points: Matrix) -> Ints:
+        """The answer, for each point."""
+        return np.full(len(points), self.value, np.int64)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A fitted estimator and what it answers where it fails."""
+
+    fitted: Any = field(repr=False)
+    default: Constant = field(repr=False)
+
+    def predict(self, points: Matrix) -> NDArray[Any]:
+        """What the estimator says, or the default for all points if it fails on some."""
+        try:
+            said = np.asarray(self.fitted.predict(points))
+            return said if said.shape == (len(points),) else self.default.predict(points)
+        except Exception:  # noqa: BLE001  a failure must not be seen
+            return self.default.predict(points)
+
+
+@dataclass(frozen=True)
+class Shards:
+    """The models of all shards, in memory only."""
+
+    models: tuple[Constant | Model, ...] = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.models)
+
+    def votes(self, points: Matrix, labels: int) -> Ints:
+        """How many models give each point each label, shape (points, labels); an impossible label counts as label 0."""
+
+        def count(models: tuple[Constant | Model, ...]) -> Ints:
+            counts = np.zeros((labels, len(points)), np.int64)
+            for model in models:
+                said = whole(model.predict(points), labels)
+                for label in range(1, labels):
+                    counts[label] += said if labels == 2 else said == label
+            counts[0] = len(models) - counts[1:].sum(axis=0)
+            return counts
+
+        with silent():
+            return sum(_parallel(count, self._parts()), np.zeros((labels, len(points)), np.int64)).T
+
+    def sums(self, points: Matrix, low: int, high: int) -> Ints:
+        """The sum of all models' answers to each point, each rounded and clamped to [low, high] first."""
+
+        def add(models: tuple[Constant | Model, ...]) -> Ints:
+            total = np.zeros(len(points), np.int64)
+            for model in models:
+                total += clamped(model.predict(points), low, high)
+            return total
+
+        with silent():
+            return sum(_parallel(add, self._parts()), np.zeros(len(points), np.int64))
+
+    def _parts(self) -> list[tuple[Constant | Model, ...]]:
+        return [self.models[i::FEW] for i in range(min(FEW, len(self.models)))]
+
+
+def whole(said: NDArray[Any], labels: int) -> Ints:
+    """Answers as label numbers; what is none of them becomes 0."""
+    if said.dtype == np.int64 and said.size and said.min() >= 0 and said.max() < labels:
+        return said
+    numbers = (
+        said if said.dtype.kind in "iu" else np.nan_to_num(said.astype(np.float64), nan=-1.0, posinf=-1.0, neginf=-1.0)
+    )
+    valid = (numbers >= 0) & (numbers < labels) & (numbers == np.floor(numbers))
+    return np.where(valid, numbers, 0).astype(np.int64)
+
+
+def clamped(said: NDArray[Any], low: int, high: int) -> Ints:
+    """Numbers rounded to integers of [low, high]; what is no number becomes the middle."""
+    numbers = np.where(np.isnan(said.astype(np.float64)), (low + high) // 2, said)
+    return np.clip(np.floor(np.clip(numbers, low, high) + 0.5), low, high).astype(np.int64)
+
+
+def deal(units: Ints, shards: int, source: Source) -> Ints:
+    """Each row's shard, by its unit's number; independent and uniform over units."""
+    number = int(units[-1]) + 1 if len(units) else 0
+    drawn: Ints = uniform(shards, number, source)[units]
+    return drawn
+
+
+def train(
+    make: Make,
+    points: Matrix,
+    targets: Ints,
+    shard: Ints,
+    shards: int,
+    source: Source,
+    default: Callable[[Ints], Constant],
+) -> Shards:
+    """Fit one model per shard, in parallel, each on its own rows with a seed of its own.
+
+    Args:
+        make: makes an estimator from a seed.
+        points, targets, shard: one entry per row.
+        default: the model for a shard's targets where no other can be had.
+    """
+    seeds = (source.words(shards) & np.uint64(0x7FFFFFFF)).astype(np.int64).tolist()
+    order = np.argsort(shard, kind="stable")
+    cuts = np.searchsorted(shard[order], np.arange(shards + 1))
+
+    def fit(number: int) -> Constant | Model:
+        mine = order[cuts[number] : cuts[number + 1]]
+        x, y = points[mine], targets[mine]
+        fallback = default(y)
+        if len(y) == 0 or (y == y[0]).all():
+            return fallback
+        try:
+            with np.errstate(all="ignore"):
+                return Model(make(seeds[number]).fit(x, y), fallback)
+        except Exception:  # noqa: BLE001  a failure must not be seen
+            return fallback
+
+    with silent():
+        return Shards(tuple(_parallel(fit, range(shards))))
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """No warnings: whether a model converged is a fact about rows."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _parallel(action: Callable[[Any], Any], items: Any) -> list[Any]:
+    """The action on every item, in as many threads as there are processors; linear algebra runs outside Python's lock."""
+    if len(items) < FEW:
+        return [action(item) for item in items]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(action, items))
+
+
+def majority(labels: int) -> Callable[[Ints], Constant]:
+    """The default of a classifier: the most frequent label of the shard, the first one if there is none."""
+    return lambda y: Constant(int(np.bincount(y, minlength=labels).argmax()))

@@ -1,0 +1,250 @@
+"""The soft majority keeps its epsilon exactly; every broken variant is caught."""
+
+from __future__ import annotations
+
+import math
+import sys
+from fractions import Fraction
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from dpflow_private_prediction import features, vote  # noqa: E402
+from dpflow_private_prediction.auditor import audit, max_divergence  # noqa: E402
+from dpflow_private_prediction.learners import learner  # noqa: E402
+from dpflow_private_prediction.shards import Constant, deal, majority, train  # noqa: E402
+from dpflow_private_prediction.vote import Vote, VoteParams  # noqa: E402
+from prediction_world import ALTERNATIVES, POINTS, TABLE, exact_law, records, tables  # noqa: E402
+
+from dpflow.core.events import BoundedRange, Repeated  # noqa: E402
+from dpflow.errors import InvalidInput  # noqa: E402
+from dpflow.testing.enumeration import outputs  # noqa: E402
+from dpflow.testing.harness import StreamSource  # noqa: E402
+
+MECHANISM = Vote()
+
+
+def params(**changes: Any) -> VoteParams:
+    given = {
+        "features": ["x"],
+        "label": "y",
+        "epsilon": "1",
+        "shards": 3,
+        "predictions": 10,
+        "learner": "DecisionTreeClassifier",
+    }
+    return VoteParams.model_validate(given | changes)
+
+
+def drawn(ones: int, shards: int, epsilon: str) -> dict[int, float]:
+    """The law of the mechanism's own draw from a count of votes."""
+    asked, votes = params(shards=shards, epsilon=epsilon), np.array([[shards - ones, ones]])
+    return outputs(lambda source: int(vote.soft_majority(votes, asked, source)[0]))
+
+
+@pytest.mark.parametrize("epsilon", ["0.1", "1", "3"])
+def test_one_vote_moves_the_answer_by_epsilon(epsilon: str) -> None:
+    """All counts of up to 60 shards, and no less than epsilon is used once shards abound."""
+    worst = 0.0
+    for shards in (*range(1, 25), 40, 60):
+        laws = [drawn(ones, shards, epsilon) for ones in range(shards + 1)]
+        found = max(max_divergence(a, b) for a, b in zip(laws, laws[1:]))
+        assert found <= float(epsilon) * (1 + 1e-12)
+        worst = max(worst, found)
+        if shards >= 24 and epsilon == "1":
+            assert found > 0.9999
+    doubled = [drawn(ones, 24, str(2 * Fraction(epsilon))) for ones in range(25)]
+    assert max(max_divergence(a, b) for a, b in zip(doubled, doubled[1:])) > 1.5 * float(epsilon)
+
+
+def test_the_specification_s_probabilities() -> None:
+    """23 shards at epsilon 1: a unanimous vote, and 16 of 23."""
+    assert drawn(23, 23, "1")[1] == pytest.approx(0.9999898700, abs=5e-11)
+    assert drawn(16, 23, "1")[1] == pytest.approx(0.9890130574, abs=5e-11)
+
+
+def test_more_labels_keep_epsilon_and_the_range() -> None:
+    """All moves of one vote between four labels: losses within an interval of length epsilon (hence epsilon^2/8 zCDP)."""
+    asked = params(shards=6, epsilon="1")
+    for votes in [(6, 0, 0, 0), (3, 3, 0, 0), (2, 2, 1, 1), (4, 1, 1, 0)]:
+        base = _law(votes, asked)
+        for gone in range(4):
+            for come in range(4):
+                if gone != come and votes[gone]:
+                    moved = list(votes)
+                    moved[gone], moved[come] = moved[gone] - 1, moved[come] + 1
+                    other = _law(tuple(moved), asked)
+                    losses = [math.log(base[b] / other[b]) for b in range(4)]
+                    assert max(losses) - min(losses) <= 1 + 1e-12
+
+
+def _law(votes: tuple[int, ...], asked: VoteParams) -> dict[int, float]:
+    return outputs(lambda source: int(vote.soft_majority(np.array([votes]), asked, source)[0]))
+
+
+@pytest.mark.parametrize("relation", ["replace", "add-remove"])
+@pytest.mark.parametrize("name", ["DecisionTreeClassifier", "LogisticRegression", "KNeighborsClassifier", "GaussianNB"])
+def test_retrained_on_every_neighbour(name: str, relation: Any) -> None:
+    """The whole mechanism, learner included: single-class and empty shards, and a learner that refuses small shards."""
+    law = exact_law(MECHANISM, params(learner=name))
+    found = audit(law, tables(5, 2), ALTERNATIVES, POINTS, relation=relation)
+    assert found.keeps(1.0) and found.epsilon > 0.1
+
+
+# --- what must be caught ----------------------------------------------------------------------------------------------
+
+
+def broken(shard: Any, scale: Any = None, sharpness: float = 0.5) -> Any:
+    """A vote whose shards or features are made by a function of all rows."""
+
+    @cache
+    def law(rows: tuple[Any, ...], point: Any) -> dict[int, float]:
+        table = records(rows)
+        columns = table.columns["x"], table.columns["y"]
+        x, query = columns[0][:, None].astype(float), np.array([[float(point)]])
+        if scale is not None:
+            x, query = scale(x, x), scale(x, query)
+        made = train(
+            learner("classifier", "DecisionTreeClassifier", {}),
+            x, columns[1], shard(rows), 3, StreamSource(5), majority(2),
+        )  # fmt: skip
+        ones = int(made.votes(query, 2)[0, 1])
+        logit = sharpness * (2 * ones - 3)
+        return {1: 1 / (1 + math.exp(-logit)), 0: 1 / (1 + math.exp(logit))}
+
+    return law
+
+
+def by_unit(rows: tuple[Any, ...]) -> Any:
+    return deal(np.arange(len(rows)), 3, StreamSource(5))
+
+
+def by_content(rows: tuple[Any, ...]) -> Any:
+    """shard = hash of the row: a changed row changes its shard."""
+    return np.array([(7 * x + 3 * y) % 3 for x, y in rows])
+
+
+def by_rank(rows: tuple[Any, ...]) -> Any:
+    """NTILE over a key of the rows: a changed row shifts the boundaries."""
+    order = np.argsort([x + y / 10 for x, y in rows], kind="stable")
+    shards = np.empty(len(rows), np.int64)
+    shards[order] = np.arange(len(rows)) * 3 // len(rows)
+    return shards
+
+
+def test_the_harness_passes_what_is_right() -> None:
+    """Without a mutation the same harness finds nothing."""
+    assert audit(broken(by_unit), tables(6, 3), ALTERNATIVES, POINTS).keeps(1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "law"),
+    [
+        ("exp of votes, not of half of them", broken(by_unit, sharpness=1.0)),
+        ("shards by content", broken(by_content)),
+        ("shards by rank", broken(by_rank)),
+        (
+            "a scaler of all rows",
+            broken(by_unit, scale=lambda fitted, x: np.round((x - fitted.mean()) / (fitted.std() + 0.1), 1)),
+        ),
+    ],
+)
+def test_a_broken_vote_is_caught(name: str, law: Any) -> None:
+    """Each costs more than epsilon on some pair of tables of six rows."""
+    assert not audit(law, tables(6, 12), ALTERNATIVES, POINTS).keeps(1.0), name
+
+
+def test_a_released_probability_is_caught() -> None:
+    """The margin is a function of the rows without noise: two tables can be told apart for certain."""
+    law = exact_law(MECHANISM, params())
+
+    def shown(rows: tuple[Any, ...], point: Any) -> dict[float, float]:
+        return {round(law(rows, point)[1], 9): 1.0}
+
+    assert audit(shown, tables(5, 4), ALTERNATIVES, POINTS).epsilon == math.inf
+
+
+def test_a_reported_failure_is_caught() -> None:
+    """An answer that says that some shard failed has an outcome that its neighbour lacks."""
+    law = exact_law(MECHANISM, params())
+
+    def telling(rows: tuple[Any, ...], point: Any) -> dict[Any, float]:
+        return {"failed": 1.0} if len({y for _, y in rows}) == 1 else law(rows, point)
+
+    alike = [((0, 1), (1, 1), (2, 1), (3, 1), (4, 1))]
+    assert audit(telling, alike, ALTERNATIVES, POINTS).epsilon == math.inf
+
+
+# --- plans and odd rows ----------------------------------------------------------------------------------------------
+
+
+def test_the_claim_is_bounded_range_for_each_prediction() -> None:
+    """Whatever number of shards and learner."""
+    for shards in (1, 500):
+        assert MECHANISM.event(params(shards=shards), TABLE) == Repeated(BoundedRange(Fraction(1)), 10)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"learner": "LogisticRegresion"}, "did you mean 'LogisticRegression'"),
+        ({"options": {"C": -1}}, "does not take the options"),
+        ({"options": {"no_such": 1}}, "does not take the options"),
+        ({"options": {"random_state": 1}}, "set by the mechanism"),
+        ({"options": {"verbose": 1}}, "set by the mechanism"),
+        ({"label": "x", "features": ["x"]}, "label is not a feature"),
+        ({"label": "who"}, "no bounds"),
+        ({"features": ["x", "x"]}, "named once"),
+    ],
+)
+def test_a_wrong_plan_is_refused(changes: dict[str, Any], said: str) -> None:
+    """Before anything is charged."""
+    with pytest.raises(InvalidInput, match=said):
+        MECHANISM.event(params(**changes), TABLE)
+
+
+def test_rows_without_a_public_label_are_left_out_in_their_shard() -> None:
+    """They are neither a class nor an error."""
+    keyed = TABLE.columns["y"].model_copy(update={"keys": ("no", "yes"), "lower": None, "upper": None})
+    table = TABLE.model_copy(update={"columns": TABLE.columns | {"y": keyed}})
+    rows = records([(0, 0), (1, -1), (4, 1), (3, -1)])
+    made = vote.learn_labels(params(shards=1), table, rows, StreamSource(1))
+    assert features.labels(table, "y") == ("no", "yes")
+    assert MECHANISM.predict(params(shards=1, epsilon="1000"), table, made, np.array([[0], [4]]), StreamSource(2)) == [
+        "no",
+        "yes",
+    ]
+
+
+def test_a_failing_model_has_a_default_for_every_point() -> None:
+    """Fitting raises, predicting raises or answers nonsense: the shard's majority, and nobody hears of it."""
+
+    class Odd:
+        def __init__(self, answer: Any) -> None:
+            self.answer = answer
+
+        def fit(self, x: Any, y: Any) -> Odd:
+            if self.answer == "raise":
+                raise RuntimeError("row 4711")
+            return self
+
+        def predict(self, points: Any) -> Any:
+            if self.answer == "raise later":
+                raise RuntimeError("row 4711")
+            return np.resize(np.array(self.answer), len(points))
+
+    x, y, shard = np.zeros((3, 1)), np.array([1, 1, 0]), np.zeros(3, np.int64)
+    for answer, ones in (("raise", 1), ("raise later", 1), ([7], 0), ([-1], 0), ([np.nan], 0), ([1], 1)):
+        made = train(lambda seed, a=answer: Odd(a), x, y, shard, 1, StreamSource(0), majority(2))
+        assert made.votes(np.zeros((2, 1)), 2)[:, 1].tolist() == [ones, ones], answer
+    assert majority(3)(np.zeros(0, np.int64)) == Constant(0)
+
+
+def test_models_show_nothing() -> None:
+    """A repr of what was learned names no model and no count."""
+    made = vote.learn_labels(params(), TABLE, records([(0, 0), (4, 1)] * 20), StreamSource(1))
+    assert repr(made) == "Shards()"
