@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -16,7 +16,7 @@ from dpflow.core.filters import Capacity, Cost, Filter
 from dpflow.errors import BudgetExceeded, InvalidInput, UnknownName
 from dpflow.ledger import schema
 from dpflow.ledger.database import Prepared, Transaction, where
-from dpflow.ledger.records import Remaining, Scope, checked_name
+from dpflow.ledger.records import Remaining, Scope, checked_name, path_of
 
 _S, _A = schema.scope.c, schema.account.c
 _SCOPE = Prepared(sa.select(schema.scope).where(where(_S.name)))
@@ -24,6 +24,7 @@ _SCOPES = Prepared(sa.select(schema.scope).order_by(_S.name))
 _ACCOUNT = Prepared(sa.select(schema.account).where(where(_A.scope, _A.block)))
 _ACCOUNTS = Prepared(sa.select(schema.account).where(where(_A.scope)).order_by(_A.block))
 _SUMS = ("epsilon", "delta", "renyi")
+_FEW = 4  # accounts that are read one by one; of more, all of a scope's are read at once
 _new = upsert(schema.account).values({c.name: sa.bindparam(c.name) for c in schema.account.columns})
 _DEBIT = Prepared(  # sums are made here, under the write lock; the statement reads alike in both databases
     _new.on_conflict_do_update(index_elements=["scope", "block"], set_={n: _new.excluded[n] for n in _SUMS})
@@ -104,6 +105,15 @@ def bill(transaction: Transaction, scope: str, events: Sequence[Event], blocks: 
     return charges
 
 
+def reads(scope: str, blocks: Sequence[str]) -> list[tuple[Prepared, dict[str, Any]]]:
+    """What `bill` and `debit` will read for a charge."""
+    path = path_of(scope)
+    found: list[tuple[Prepared, dict[str, Any]]] = [(_SCOPE, {"name": name}) for name in path]
+    if len(path) * max(1, len(blocks)) <= _FEW:
+        found += [(_ACCOUNT, {"scope": name, "block": block}) for name in path for block in blocks or ("",)]
+    return found
+
+
 def refused(transaction: Transaction, charges: Sequence[Charge]) -> BudgetExceeded | None:
     """Why these charges cannot be paid, or None."""
     return _totals(transaction, charges)[1]
@@ -133,12 +143,13 @@ def _totals(transaction: Transaction, charges: Sequence[Charge]) -> tuple[list[d
     rows = []
     for charge in charges:
         name = charge.scope.scope
-        if len(charges) > 4 and name not in kept:
+        if len(charges) > _FEW and name not in kept:
             kept[name] = dict(spent(transaction, charge.scope))
         used = kept[name].get(charge.block, Cost()) if name in kept else _account(transaction, name, charge.block)
         if not Filter.admits(charge.scope.capacity, used, charge.cost):
             return [], BudgetExceeded(_sentence(charge, used), scope=name, block=charge.block or None)
-        rows.append({"scope": name, "block": charge.block, **asdict(used + charge.cost)})
+        after = used + charge.cost
+        rows.append({"scope": name, "block": charge.block, **{n: getattr(after, n) for n in _SUMS}})
     return rows, None
 
 

@@ -23,7 +23,9 @@ class Anchor:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._key: bytes | None = None
+        self._mark = str(folder / "mark")
+        self._hmac: hmac.HMAC | None = None
+        self._valid = b""  # the last record this process wrote or checked
 
     def create(self) -> None:
         """Make the directory and the key, if they are missing; only this user can enter."""
@@ -45,9 +47,9 @@ class Anchor:
             raise self._unusable(error) from None
 
     @property
-    def key(self) -> bytes:
-        """The secret key. Raises `LedgerCorrupt` if it is missing: a new one would break every commitment."""
-        if self._key is None:
+    def _keyed(self) -> hmac.HMAC:
+        """An HMAC under the secret key. Raises `LedgerCorrupt` if it is missing: a new one would break every commitment."""
+        if self._hmac is None:
             try:
                 key = (self.folder / "key").read_bytes()
             except OSError:
@@ -56,12 +58,14 @@ class Anchor:
                 ) from None
             if len(key) != 32:
                 raise LedgerCorrupt(f"the ledger's key in {self.folder} is damaged; restore it")
-            self._key = key
-        return self._key
+            self._hmac = hmac.new(key, digestmod=hashlib.sha256)
+        return self._hmac
 
     def commitment(self, data: bytes, purpose: str) -> str:
         """HMAC-SHA256 under the key, separated by purpose."""
-        return hmac.digest(self.key, purpose.encode() + b"\0" + data, hashlib.sha256).hex()
+        made = self._keyed.copy()
+        made.update(purpose.encode() + b"\0" + data)
+        return made.hexdigest()
 
     def mark(self) -> tuple[int, str] | None:
         """The highest committed entry, or None. Raises `LedgerCorrupt` if the mark was not written under this key."""
@@ -78,12 +82,14 @@ class Anchor:
             known = self._read(file)
             if known is None or known[0] < seq:
                 seal = self.commitment(f"{seq} {digest}".encode(), "mark")
-                os.pwrite(file, f"{seq:020d} {digest} {seal}\n".encode(), 0)
+                record = f"{seq:020d} {digest} {seal}\n".encode()
+                os.pwrite(file, record, 0)
+                self._valid = record
 
     @contextlib.contextmanager
     def _marked(self, lock: int) -> Iterator[int]:
         try:
-            file = os.open(self.folder / "mark", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            file = os.open(self._mark, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(file, lock)
                 yield file
@@ -105,11 +111,14 @@ class Anchor:
             return None
         try:
             seq, digest, seal = record.decode("ascii").split()
-            valid = hmac.compare_digest(seal, self.commitment(f"{int(seq)} {digest}".encode(), "mark"))
+            valid = record == self._valid or hmac.compare_digest(
+                seal, self.commitment(f"{int(seq)} {digest}".encode(), "mark")
+            )
         except ValueError:
             valid = False
         if not valid:
             raise LedgerCorrupt(
                 f"the high-water mark in {self.folder} was not written under this ledger's key; restore it"
             )
+        self._valid = record
         return int(seq), digest

@@ -24,16 +24,19 @@ from dpflow.ledger.schema import entry
 FIRST = "0" * 64
 FIELDS = ("seq", "at", "kind", "scope", "release_id", "principal", "body", "previous")
 
-_HEAD = Prepared(
+HEAD = Prepared(
     sa.select(entry.c.seq, entry.c.hash, entry.c.seal).order_by(entry.c.seq.desc()).limit(sa.literal_column("1"))
 )
 _HASH_AT = Prepared(sa.select(entry.c.hash).where(where(entry.c.seq)))
 INSERT = insert(entry)
 
 
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
+
+
 def canonical(value: Any) -> str:
     """JSON with one spelling, in ASCII."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return _ENCODER.encode(value)
 
 
 def digest(value: Any) -> str:
@@ -86,14 +89,16 @@ class Writer:
 
     def _checked_head(self) -> tuple[int, str]:
         mark = self._anchor.mark()
-        row = self._transaction.first(_HEAD)
+        row = self._transaction.first(HEAD)
         if row is None:
             if mark is not None:
                 raise LedgerCorrupt(_gone(mark[0]))
             return 0, FIRST
+        if mark == (row.seq, row.hash):  # the mark is sealed itself
+            return row.seq, row.hash
         if not genuine(self._anchor, row):
             raise LedgerCorrupt(f"entry {row.seq} was not made by this ledger; run dpflow ledger verify")
-        if mark is not None and mark != (row.seq, row.hash):
+        if mark is not None:
             seen = self._transaction.first(_HASH_AT, seq=mark[0])
             if seen is None or seen.hash != mark[1]:
                 raise LedgerCorrupt(_gone(mark[0]))

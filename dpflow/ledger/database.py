@@ -2,7 +2,8 @@
 
 Writers are serial because the history is a chain. SQLite: WAL, synchronous=FULL, BEGIN IMMEDIATE, and a fair queue beside
 the file (SQLite's own waiting starves writers). PostgreSQL: one advisory lock per transaction, which is fair by itself.
-Statements are SQLAlchemy Core; those of the hot path are compiled once and run on the driver's connection.
+Statements are SQLAlchemy Core; those of the hot path are compiled once and run on the driver's connection. A writer on
+PostgreSQL sends statements without waiting for each answer (pipeline mode), because all others wait for it meanwhile.
 """
 
 from __future__ import annotations
@@ -67,35 +68,56 @@ class Transaction:
     """What runs between begin and commit."""
 
     def __init__(self, connection: DBAPIConnection, dialect: sa.Dialect) -> None:
-        cursor = connection.cursor()
-        self._cursor: Any = cursor if faults.after_statement is None else faults.Watched(cursor)
-        self._dialect = dialect
+        self._connection, self._dialect = connection, dialect
+        self._cursor = self._new_cursor()
+        self._ahead: dict[Any, Sequence[Any]] = {}
 
-    def run(self, statement: Prepared, **parameters: Any) -> int:
-        """Execute; returns the number of rows changed."""
+    def _new_cursor(self) -> Any:
+        cursor = self._connection.cursor()
+        return cursor if faults.after_statement is None else faults.Watched(cursor)
+
+    def ahead(self, *reads: tuple[Prepared, dict[str, Any]]) -> None:
+        """Ask for rows that will be needed, in one round trip; `first` and `rows` find them until something is written."""
+        if self._dialect.name != "sqlite":
+            cursors = [self._new_cursor() for _ in reads]
+            for cursor, (statement, parameters) in zip(cursors, reads):
+                cursor.execute(*statement.bound(self._dialect, parameters))
+            for cursor, (statement, parameters) in zip(cursors, reads):
+                self._ahead[statement, *parameters.items()] = cursor.fetchall()
+
+    def run(self, statement: Prepared, **parameters: Any) -> None:
+        """Execute a change."""
+        self._ahead.clear()
         self._cursor.execute(*statement.bound(self._dialect, parameters))
-        return int(self._cursor.rowcount)
 
     def many(self, statement: Prepared, parameters: Sequence[dict[str, Any]]) -> None:
-        """Execute once per mapping."""
+        """Execute a change once per mapping."""
+        self._ahead.clear()
         if parameters:
             self._cursor.executemany(statement.bound(self._dialect, {})[0], parameters)
 
     def first(self, statement: Prepared, **parameters: Any) -> Any:
         """The first row, or None."""
-        self._cursor.execute(*statement.bound(self._dialect, parameters))
-        row = self._cursor.fetchone()
+        found = self._ahead.get((statement, *parameters.items()))
+        if found is None:
+            self._cursor.execute(*statement.bound(self._dialect, parameters))
+            row = self._cursor.fetchone()
+        else:
+            row = found[0] if found else None
         return None if row is None else statement.row._make(row)
 
     def rows(self, statement: Prepared, **parameters: Any) -> list[Any]:
         """All rows."""
-        self._cursor.execute(*statement.bound(self._dialect, parameters))
-        return [statement.row._make(row) for row in self._cursor.fetchall()]
+        found = self._ahead.get((statement, *parameters.items()))
+        if found is None:
+            self._cursor.execute(*statement.bound(self._dialect, parameters))
+            return [statement.row._make(row) for row in self._cursor.fetchall()]
+        return [statement.row._make(row) for row in found]
 
     def text(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
         """Run one of our own constant statements."""
         self._cursor.execute(sql, parameters) if parameters else self._cursor.execute(sql)
-        return list(self._cursor.fetchall()) if self._cursor.description else []
+        return list(self._cursor.fetchall()) if sql.startswith("SELECT") else []
 
     @property
     def dialect(self) -> str:
@@ -131,6 +153,7 @@ class Database:
         self.path = Path(text).absolute() if self.sqlite else None
         self._url = sa.URL.create("sqlite", database=str(self.path)) if self.sqlite else sa.make_url(text)
         self._engine: sa.Engine | None = None
+        self._spare: list[sa.PoolProxiedConnection] = []  # kept at hand, because giving them back costs a rollback
         self._pid = 0
         _databases.add(self)
 
@@ -143,10 +166,8 @@ class Database:
 
         ``committed`` is called after the commit, in the writer's turn as long as that is possible.
         """
-        with self._turn():
-            with self._transaction("BEGIN IMMEDIATE") as transaction:
-                yield transaction
-            committed()
+        with self._turn(), self._transaction("BEGIN IMMEDIATE", committed) as transaction:
+            yield transaction
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Transaction]:
@@ -155,41 +176,48 @@ class Database:
             yield transaction
 
     @contextlib.contextmanager
-    def _transaction(self, begin: str) -> Iterator[Transaction]:
+    def _transaction(self, begin: str, committed: Callable[[], None] = lambda: None) -> Iterator[Transaction]:
         committing = False
         try:
             connection = self._begun(begin)
+            driver: Any = connection.driver_connection
+            pipelined = not self.sqlite and begin != "BEGIN"
             try:
-                faults.passed()
-                yield Transaction(connection.driver_connection, self.engine.dialect)  # type: ignore[arg-type]
-                committing = begin != "BEGIN"
-                connection.commit()
-                faults.passed()
+                with driver.pipeline() if pipelined else contextlib.nullcontext():
+                    faults.passed()
+                    yield Transaction(driver, self.engine.dialect)
+                    committing = begin != "BEGIN"
+                    driver.commit()
+                    faults.passed()
             except BaseException:
                 try:
-                    connection.rollback()
+                    driver.rollback()
+                    self._spare.append(connection)
                 except _DRIVER_ERRORS:
                     connection.invalidate()
                 raise
-            finally:
-                connection.close()
+            self._spare.append(connection)
         except _DRIVER_ERRORS as error:
             raise _translated(error, repr(self), committing) from None
         except (UnicodeError, OverflowError):
             raise InvalidInput(_UNSTORABLE) from None
+        committed()
 
     def _begun(self, begin: str) -> sa.PoolProxiedConnection:
-        """A connection inside a transaction. A pooled one that died meanwhile is replaced once: nothing ran on it."""
-        for last in (False, True):
-            connection = self.engine.raw_connection()
+        """A connection inside a transaction. Those that died while idle are replaced: nothing ran on them."""
+        engine = self.engine
+        while True:
+            try:
+                connection, fresh = self._spare.pop(), False
+            except IndexError:
+                connection, fresh = engine.raw_connection(), True
             try:
                 self._start(connection, begin)
                 return connection
             except BaseException as error:
                 connection.invalidate()
-                if last or self.sqlite or not isinstance(error, psycopg.OperationalError):
+                if fresh or self.sqlite or not isinstance(error, psycopg.OperationalError):
                     raise
-        raise AssertionError("unreachable")
 
     def _start(self, connection: sa.PoolProxiedConnection, begin: str) -> None:
         cursor = connection.cursor()
@@ -214,9 +242,10 @@ class Database:
 
     @property
     def engine(self) -> sa.Engine:
-        """This process's engine; one inherited through a fork is left alone, because its sockets belong to the parent."""
+        """This process's engine; what came through a fork is left alone, because its sockets belong to the parent."""
         if self._engine is None or self._pid != os.getpid():
             if self._engine is not None:
+                self._spare, self._inherited = [], self._spare
                 self._engine.dispose(close=False)
             self._engine, self._pid = None, os.getpid()
             self._engine = self._make()
@@ -287,6 +316,8 @@ def _before_fork() -> None:
         del _forked[path]
     for database in list(_databases):
         if database.path is not None and database._engine is not None and database._pid == pid:
+            while database._spare:
+                database._spare.pop().close()
             if database._engine.pool.checkedout():  # type: ignore[attr-defined]
                 _forked[os.path.realpath(database.path)] = pid
             database._engine.dispose()

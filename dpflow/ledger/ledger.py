@@ -238,6 +238,7 @@ class Ledger:
         """
         ask = Ask(key, event, blocks, family, slot, principal, request, spend_again)
         with self._writing() as (transaction, writer):
+            transaction.ahead(*releases.reads(ask))
             row = releases.known(transaction, writer, ask)
             if row is None:
                 reservation = Reservation(releases.charge(transaction, writer, ask), 1, False)
@@ -260,6 +261,7 @@ class Ledger:
         """
         text = releases.ordered(result)
         with self._writing() as (transaction, writer):
+            transaction.ahead((releases.BY_ID, {"id": reservation.release_id}), (chain.HEAD, {}))
             settled = releases.settle(transaction, writer, reservation, text, snapshot)
             faults.reach("settle.before-commit")
         faults.reach("settle.after-commit")

@@ -22,6 +22,12 @@ def checked_name(what: str, value: str, *, empty: bool = False, longest: int = 2
     return value
 
 
+def path_of(scope: str) -> tuple[str, ...]:
+    """A scope's name and those of the scopes above it, the widest first."""
+    parts = scope.split("/")
+    return tuple("/".join(parts[: n + 1]) for n in range(len(parts)))
+
+
 @dataclass(frozen=True)
 class ReleaseKey:
     """Exactly-once identity of a release: equal keys are the same release, however often they are asked for.
@@ -130,8 +136,7 @@ class Scope:
     @property
     def path(self) -> tuple[str, ...]:
         """This scope and those above it, the widest first."""
-        parts = self.scope.split("/")
-        return tuple("/".join(parts[: n + 1]) for n in range(len(parts)))
+        return path_of(self.scope)
 
     @property
     def capacity(self) -> Capacity:

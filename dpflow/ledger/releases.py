@@ -49,6 +49,9 @@ _RESOLVE = Prepared(
 )
 
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+
+
 @dataclass(frozen=True)
 class Ask:
     """What a caller wants to pay for: the arguments of `Ledger.reserve` and `Ledger.open_session`."""
@@ -106,6 +109,14 @@ def known(transaction: Transaction, writer: chain.Writer, ask: Ask) -> Any:
         "this task released something else in this run (or this name and revision before); a retry must ask for the "
         "same release. To pay for a new one, set spend_again on the operator, or raise revision in the release file"
     )
+
+
+def reads(ask: Ask) -> list[tuple[Prepared, dict[str, Any]]]:
+    """What charging an ask will read."""
+    found: list[tuple[Prepared, dict[str, Any]]] = [(BY_KEY, {name: getattr(ask.key, name) for name in schema.KEY})]
+    if ask.slot is not None:
+        found.append((_IN_SLOT, {"slot": ask.slot}))
+    return [*found, (_GATES, {}), *accounts.reads(ask.key.scope, ask.blocks), (chain.HEAD, {})]
 
 
 def require_no_gate(transaction: Transaction, scope: str) -> None:
@@ -212,7 +223,7 @@ def get(transaction: Transaction, release_id: str) -> Any:
 def ordered(value: Mapping[str, Any]) -> str:
     """JSON that keeps the order of its names, as results and requests are shown. Raises `InvalidInput`."""
     try:
-        return json.dumps(value, separators=(",", ":"), allow_nan=False)
+        return _ENCODER.encode(value)
     except (TypeError, ValueError, RecursionError):
         raise InvalidInput("what the ledger stores must be JSON: texts, finite numbers, lists and mappings") from None
 
