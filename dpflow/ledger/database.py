@@ -9,10 +9,10 @@ PostgreSQL sends statements without waiting for each answer (pipeline mode), bec
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import sqlite3
 import stat
+import threading
 import weakref
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +28,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 from dpflow.core import faults
 from dpflow.errors import DpflowError, InvalidInput, LedgerCorrupt, LedgerUnavailable
 from dpflow.ledger import schema
+from dpflow.ledger.queue import Queue
 
 _LOCK = 0x6470666C6F77  # "dpflow": names the advisory lock on PostgreSQL
 _PATIENCE = 60.0  # seconds a writer waits inside the database
@@ -117,7 +118,7 @@ class Transaction:
     def text(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
         """Run one of our own constant statements."""
         self._cursor.execute(sql, parameters) if parameters else self._cursor.execute(sql)
-        return list(self._cursor.fetchall()) if sql.startswith("SELECT") else []
+        return list(self._cursor.fetchall()) if sql.startswith(("SELECT", "PRAGMA")) else []
 
     @property
     def dialect(self) -> str:
@@ -153,6 +154,7 @@ class Database:
         self.path = Path(text).absolute() if self.sqlite else None
         self._url = sa.URL.create("sqlite", database=str(self.path)) if self.sqlite else sa.make_url(text)
         self._engine: sa.Engine | None = None
+        self._mine = threading.local()  # this thread's place in the queue
         self._spare: list[sa.PoolProxiedConnection] = []  # kept at hand, because giving them back costs a rollback
         self._pid = 0
         _databases.add(self)
@@ -230,15 +232,17 @@ class Database:
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
-        """A place in the queue of this file's writers. Only fairness depends on it: SQLite's own lock does the rest."""
-        with contextlib.ExitStack() as stack:
-            if self.path is not None:
-                with contextlib.suppress(OSError):
-                    turn = stack.enter_context(_opened(f"{self.path}.turn"))
-                    with _opened(f"{self.path}.queue") as queue:
-                        fcntl.flock(queue, fcntl.LOCK_EX)
-                        fcntl.flock(turn, fcntl.LOCK_EX)
+        """A turn among this file's writers. Only fairness depends on it: SQLite's own lock does the rest."""
+        queue = None
+        if self.path is not None:
+            if (queue := getattr(self._mine, "queue", None)) is None or queue.pid != os.getpid():
+                queue = self._mine.queue = Queue(str(self.path))
+            queue.enter()
+        try:
             yield
+        finally:
+            if queue is not None:
+                queue.leave()
 
     @property
     def engine(self) -> sa.Engine:
@@ -324,17 +328,6 @@ def _before_fork() -> None:
 
 
 os.register_at_fork(before=_before_fork)
-
-
-@contextlib.contextmanager
-def _opened(path: str) -> Iterator[int]:
-    """A file to lock, opened anew each time: a lock must not outlive its process in a forked child."""
-    descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    try:
-        yield descriptor
-    finally:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child forked meanwhile has a copy open
-        os.close(descriptor)
 
 
 def _configure(connection: sqlite3.Connection, _: object) -> None:
