@@ -62,8 +62,8 @@ def genuine(anchor: Anchor, row: Any) -> bool:
 class Writer:
     """Appends entries inside one writing transaction."""
 
-    def __init__(self, transaction: Transaction, anchor: Anchor) -> None:
-        self._transaction, self._anchor = transaction, anchor
+    def __init__(self, transaction: Transaction, anchor: Anchor, mark: tuple[int, str] | None) -> None:
+        self._transaction, self._anchor, self._mark = transaction, anchor, mark
         self.head: tuple[int, str] | None = None
 
     def note(self, kind: str, scope: str, release_id: str, principal: str, body: Mapping[str, Any]) -> None:
@@ -88,7 +88,7 @@ class Writer:
         self.head = seq + 1, found
 
     def _checked_head(self) -> tuple[int, str]:
-        mark = self._anchor.mark()
+        mark = self._mark
         row = self._transaction.first(HEAD)
         if row is None:
             if mark is not None:

@@ -15,7 +15,7 @@ import stat
 import threading
 import weakref
 from collections import namedtuple
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -163,12 +163,9 @@ class Database:
         return str(self.path) if self.sqlite else self._url.render_as_string(hide_password=True)
 
     @contextlib.contextmanager
-    def writing(self, committed: Callable[[], None] = lambda: None) -> Iterator[Transaction]:
-        """A transaction that no other writer runs beside; commits at the end, or leaves nothing.
-
-        ``committed`` is called after the commit, in the writer's turn as long as that is possible.
-        """
-        with self._turn(), self._transaction("BEGIN IMMEDIATE", committed) as transaction:
+    def writing(self) -> Iterator[Transaction]:
+        """A transaction that no other writer runs beside; commits at the end, or leaves nothing."""
+        with self._turn(), self._transaction("BEGIN IMMEDIATE") as transaction:
             yield transaction
 
     @contextlib.contextmanager
@@ -178,7 +175,7 @@ class Database:
             yield transaction
 
     @contextlib.contextmanager
-    def _transaction(self, begin: str, committed: Callable[[], None] = lambda: None) -> Iterator[Transaction]:
+    def _transaction(self, begin: str) -> Iterator[Transaction]:
         committing = False
         try:
             connection = self._begun(begin)
@@ -203,7 +200,6 @@ class Database:
             raise _translated(error, repr(self), committing) from None
         except (UnicodeError, OverflowError):
             raise InvalidInput(_UNSTORABLE) from None
-        committed()
 
     def _begun(self, begin: str) -> sa.PoolProxiedConnection:
         """A connection inside a transaction. Those that died while idle are replaced: nothing ran on them."""

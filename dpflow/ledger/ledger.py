@@ -478,11 +478,10 @@ class Ledger:
     @contextlib.contextmanager
     def _writing(self) -> Iterator[tuple[Transaction, chain.Writer]]:
         """A writing transaction that can append entries, and raises the anchor's mark after its commit."""
-        with self._database.writing(lambda: self._advance(writer)) as transaction:
-            writer = chain.Writer(transaction, self._anchor)
+        mark = self._anchor.mark()  # read before the turn, which others wait for: it may be older, never newer
+        with self._database.writing() as transaction:
+            writer = chain.Writer(transaction, self._anchor, mark)
             yield transaction, writer
-
-    def _advance(self, writer: chain.Writer) -> None:
         if writer.head is not None:
             self._anchor.advance(*writer.head)
 

@@ -6,6 +6,7 @@ import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import sqlalchemy as sa
@@ -70,6 +71,18 @@ class Ask:
         checked_name("a family", self.family)
         if self.slot is not None:
             checked_name("a slot", self.slot, longest=1000)
+        _ = self.public  # what it costs to write it down is paid before others wait for the turn
+
+    @cached_property
+    def public(self) -> dict[str, Any]:
+        """What the release's row and its entry say of it."""
+        return {name: getattr(self.key, name) for name in schema.KEY} | {
+            "family": self.family,
+            "slot": self.slot,
+            "blocks": chain.canonical(list(self.request.get("blocks", self.blocks))),
+            "event": chain.canonical(to_json(self.event)),
+            "request": ordered(self.request),
+        }
 
 
 def known(transaction: Transaction, writer: chain.Writer, ask: Ask) -> Any:
@@ -93,7 +106,7 @@ def known(transaction: Transaction, writer: chain.Writer, ask: Ask) -> Any:
         return row
     if not before:
         return None
-    event = chain.canonical(to_json(ask.event))
+    event = ask.public["event"]
     same = [
         other
         for other in before
@@ -144,14 +157,7 @@ def charge(
     bill = accounts.bill(transaction, ask.key.scope, [ask.event], ask.blocks)
     accounts.debit(transaction, bill)
     release_id = secrets.token_hex(8)
-    public: dict[str, Any] = {name: getattr(ask.key, name) for name in schema.KEY} | {
-        "family": ask.family,
-        "slot": ask.slot,
-        "exclusive": int(exclusive),
-        "blocks": chain.canonical(list(ask.request.get("blocks", ask.blocks))),
-        "event": chain.canonical(to_json(ask.event)),
-        "request": ordered(ask.request),
-    }
+    public = ask.public | {"exclusive": int(exclusive)}
     transaction.run(
         _INSERT, id=release_id, state=state, attempts=1, fenced_below=0, principal=ask.principal, version=0,
         result=None, snapshot=None, secret=secret, **public,
