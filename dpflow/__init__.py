@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dpflow.core.declaration import Table, load_table
-    from dpflow.engine.api import plan, release
+    from dpflow.engine.api import plan, predictions, release
     from dpflow.engine.plan import Plan
     from dpflow.engine.release import Receipt
     from dpflow.engine.session import Session
@@ -29,6 +29,7 @@ _HOMES = {
     "hookimpl": "dpflow.hookspecs",
     "load_table": "dpflow.core.declaration",
     "plan": "dpflow.engine.api",
+    "predictions": "dpflow.engine.api",
     "release": "dpflow.engine.api",
 }
 
@@ -43,6 +44,7 @@ __all__ = [
     "hookimpl",
     "load_table",
     "plan",
+    "predictions",
     "release",
 ]
 __version__ = "0.1.0"

@@ -11,13 +11,21 @@ if TYPE_CHECKING:
     from dpflow.airflow.contract import DataContractOperator
     from dpflow.airflow.holdout import ReusableHoldoutOperator
     from dpflow.airflow.ledger import LedgerOperator
+    from dpflow.airflow.prediction import PrivatePredictionOperator
     from dpflow.airflow.release import ReleaseOperator
 
-__all__ = ["DataContractOperator", "LedgerOperator", "ReleaseOperator", "ReusableHoldoutOperator"]
+__all__ = [
+    "DataContractOperator",
+    "LedgerOperator",
+    "PrivatePredictionOperator",
+    "ReleaseOperator",
+    "ReusableHoldoutOperator",
+]
 
 _HOMES = {
     "DataContractOperator": "dpflow.airflow.contract",
     "LedgerOperator": "dpflow.airflow.ledger",
+    "PrivatePredictionOperator": "dpflow.airflow.prediction",
     "ReleaseOperator": "dpflow.airflow.release",
     "ReusableHoldoutOperator": "dpflow.airflow.holdout",
 }

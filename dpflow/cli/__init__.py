@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from dpflow.cli import calculate, demo, ledger, mechanisms, plan, publish, release, samples
+from dpflow.cli import calculate, demo, ledger, mechanisms, plan, predict, publish, release, samples
 from dpflow.errors import DpflowError
 
 app = typer.Typer(
@@ -20,6 +20,7 @@ app.command("plan")(plan.command)
 app.command("release")(release.command)
 app.command("calculate")(calculate.command)
 app.command("samples")(samples.command)
+app.command("predict")(predict.command)
 app.command("publish")(publish.command)
 app.add_typer(ledger.app, name="ledger")
 

@@ -9,6 +9,7 @@ from typing import Any
 from dpflow.core.declaration import Table, load_table
 from dpflow.engine.occasion import Occasion
 from dpflow.engine.plan import Plan, make_plan
+from dpflow.engine.prediction import PredictionSession
 from dpflow.engine.release import Receipt
 from dpflow.engine.release import release as run
 from dpflow.engine.request import Publish, parse_request
@@ -60,6 +61,18 @@ def plan(
         "publish": publish,
     }
     return make_plan(parse_request(given, Path()), registry or Registry.load(), table)
+
+
+def predictions(
+    plan: Plan, ledger: Ledger, *, occasion: Occasion | None = None, registry: Registry | None = None
+) -> PredictionSession:
+    """Open (and charge, whole) or resume the session of predictions that a plan describes; ask it with ``predict``.
+
+    Raises:
+        BudgetExceeded: the scope cannot pay for all of its predictions; nothing was read.
+        PlanRefused: the plan is for something else.
+    """
+    return PredictionSession.open(plan, ledger, registry or Registry.load(), occasion=occasion)
 
 
 def release(

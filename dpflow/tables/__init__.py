@@ -5,6 +5,7 @@ sandboxed. `publish` copies settled results into an output table, once. No error
 """
 
 from dpflow.tables.owner import build, open_rows
+from dpflow.tables.points import publish_answers, read_points
 from dpflow.tables.predictions import PredictionTable, read_predictions
 from dpflow.tables.private import PrivateTable
 from dpflow.tables.publish import PublishedRelease, publish, published_ids, read_published
@@ -16,7 +17,9 @@ __all__ = [
     "build",
     "open_rows",
     "publish",
+    "publish_answers",
     "published_ids",
+    "read_points",
     "read_predictions",
     "read_published",
 ]

@@ -84,7 +84,7 @@ def publish(database: Path, table: str, release: PublishedRelease, *, deadline: 
         raise NotPublished(
             f"{database.parent} cannot be created; the release is settled and paid, repair with: dpflow publish"
         ) from None
-    _patiently(database, deadline, write)
+    patiently(database, deadline, write)
 
 
 def published_ids(database: Path, table: str, *, deadline: float = 30.0) -> set[str]:
@@ -99,7 +99,7 @@ def published_ids(database: Path, table: str, *, deadline: float = 30.0) -> set[
         found = connection.execute(f"SELECT DISTINCT release_id FROM {sql.identifier(table)}").fetchall()
         return {str(row[0]) for row in found}
 
-    return _patiently(database, deadline, read)
+    return patiently(database, deadline, read)
 
 
 def read_published(database: Path, table: str, *, deadline: float = 30.0) -> list[dict[str, Any]]:
@@ -110,7 +110,7 @@ def read_published(database: Path, table: str, *, deadline: float = 30.0) -> lis
         query = f"SELECT {', '.join(names)} FROM {sql.identifier(table)} ORDER BY block, release, group_key, measure, release_id"
         return [dict(zip(names, row, strict=True)) for row in connection.execute(query).fetchall()]
 
-    return _patiently(database, deadline, read)
+    return patiently(database, deadline, read)
 
 
 def _value(value: float | int | str | None) -> tuple[float | None, str | None]:
@@ -121,7 +121,7 @@ def _float(value: float | None) -> float | None:
     return None if value is None else float(value)
 
 
-def _patiently(database: Path, deadline: float, action: Callable[[duckdb.DuckDBPyConnection], T]) -> T:
+def patiently(database: Path, deadline: float, action: Callable[[duckdb.DuckDBPyConnection], T]) -> T:
     """Run an action on the file, waiting for whoever holds it."""
     end, pause = time.monotonic() + deadline, 0.01
     while True:

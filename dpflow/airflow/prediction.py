@@ -1,0 +1,58 @@
+"""`PrivatePredictionOperator`: a table of points in, a table of private labels out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from airflow.sdk import BaseOperator
+
+from dpflow.airflow.connection import LedgerHook
+from dpflow.airflow.context import failures
+from dpflow.airflow.release import dag_folder, requested
+
+
+class PrivatePredictionOperator(BaseOperator):
+    """Answer every point of a DuckDB table from models that stay inside, and publish the answers.
+
+    :param session: a release mapping or file with a prediction mechanism, such as ``predict_vote`` (templated). The session
+        is opened and charged once, whatever run comes first; its name and revision identify it.
+    :param points: ``database``, ``table`` and ``key`` of the query points, which are public; ``batch`` is the number of
+        points in one ledger transaction (templated). Paths are relative to the DAG file.
+    :param answers: ``database`` and ``table`` that the answers are written to (templated).
+    :param ledger_conn_id: connection of type ``dpflow_ledger``.
+
+    A retry, or a point that any run of this session asked before, costs nothing and gets the same answer. Returns session id,
+    number of points, how many were new, and how many predictions are left. What was learned is in no XCom, log or file.
+    """
+
+    template_fields: Sequence[str] = ("session", "points", "answers")
+    ui_color = "#e4d7f5"
+
+    def __init__(
+        self,
+        *,
+        session: Mapping[str, Any] | str,
+        points: Mapping[str, Any],
+        answers: Mapping[str, Any],
+        ledger_conn_id: str = "dpflow_ledger",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.session = session
+        self.points = points
+        self.answers = answers
+        self.ledger_conn_id = ledger_conn_id
+
+    def execute(self, context: Any) -> dict[str, Any]:
+        """Answer and publish; see the class."""
+        from dpflow.engine import make_plan
+        from dpflow.engine.labelling import label_points, parse_tables
+        from dpflow.registry import Registry
+
+        with failures():
+            registry, folder = Registry.load(), dag_folder(context)
+            plan = make_plan(requested(self.session, None, folder), registry)
+            points, answers = parse_tables(self.points, self.answers, folder)
+            ledger = LedgerHook(self.ledger_conn_id).get_conn()
+            return label_points(plan, points, answers, ledger, registry)

@@ -1,0 +1,51 @@
+"""`dpflow predict`: answer a table of points from a prediction session, outside Airflow, with the same guarantees."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dpflow.cli.common import JsonOption, LedgerOption, open_ledger, show, show_json
+from dpflow.engine import load_request, make_plan
+from dpflow.engine.labelling import label_points, parse_tables
+from dpflow.engine.prediction import most_predictions
+from dpflow.errors import InvalidInput
+from dpflow.registry import Registry
+
+
+def command(
+    file: Annotated[Path, typer.Argument(help="A release file (YAML) with a prediction mechanism.")],
+    points: Annotated[str | None, typer.Option(metavar="FILE:TABLE", help="A public DuckDB table of points.")] = None,
+    key: Annotated[str, typer.Option(help="The column that names a point.")] = "id",
+    answers: Annotated[str | None, typer.Option(metavar="FILE:TABLE", help="Where the answers are written.")] = None,
+    ledger: LedgerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Answer points; known ones cost nothing. Without --points, say how many predictions the scope can pay for."""
+    registry, book = Registry.load(), open_ledger(ledger)
+    plan = make_plan(load_request(file), registry)
+    if points is None or answers is None:
+        if points or answers:
+            raise InvalidInput("give both --points and --answers, or neither to see what the scope can pay for")
+        epsilon, delta = plan.price()
+        found = {
+            "session": plan.request.name,
+            "predictions planned": plan.request.params.get("predictions"),
+            "price of the session": f"epsilon {epsilon}, delta {delta}",
+            "predictions the scope can pay for": most_predictions(plan, book, registry),
+        }
+    else:
+        asked, published = parse_tables({**_place(points), "key": key}, _place(answers), Path())
+        found = label_points(plan, asked, published, book, registry)
+    if as_json:
+        return show_json(found)
+    show(f"predictions {plan.request.name}", ("", ""), found.items())
+
+
+def _place(text: str) -> dict[str, str]:
+    database, colon, table = text.rpartition(":")
+    if not colon or not database or not table:
+        raise InvalidInput(f"{text!r} is no table; write FILE:TABLE, such as points.duckdb:tomorrow")
+    return {"database": database, "table": table}

@@ -1,0 +1,90 @@
+"""A table of points in, a table of private answers out: what the operator and the command line run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError
+
+from dpflow.core.declaration import Strict, problems
+from dpflow.core.prediction import PredictionParams
+from dpflow.engine.occasion import Occasion
+from dpflow.engine.plan import Plan
+from dpflow.engine.prediction import BATCH, PredictionSession, most_predictions
+from dpflow.engine.request import Publish
+from dpflow.errors import InvalidDeclaration, PlanRefused
+from dpflow.ledger import Ledger
+from dpflow.registry import Registry
+from dpflow.tables import publish_answers, read_points
+
+log = logging.getLogger("dpflow")
+
+
+class Points(Strict):
+    """A public DuckDB table of query points: its columns are the session's features, ``key`` names each point."""
+
+    database: Path
+    table: str
+    key: str
+    batch: Annotated[int, Field(ge=1, le=10**7)] = BATCH
+
+
+def parse_tables(points: Mapping[str, Any], answers: Mapping[str, Any], base: Path) -> tuple[Points, Publish]:
+    """Both tables, paths taken from ``base``. Raises `InvalidDeclaration` naming the field."""
+    found: list[Any] = []
+    for what, model, given in (("points", Points, points), ("answers", Publish, answers)):
+        try:
+            table = model.model_validate(dict(given))
+        except ValidationError as error:
+            raise InvalidDeclaration(f"{what}: {problems(error)}") from None
+        found.append(table.model_copy(update={"database": (base / table.database).resolve()}))
+    return found[0], found[1]
+
+
+def label_points(
+    plan: Plan,
+    points: Points,
+    answers: Publish,
+    ledger: Ledger,
+    registry: Registry,
+    *,
+    occasion: Occasion | None = None,
+) -> dict[str, Any]:
+    """Answer every point of a table and publish the answers. Again, it costs nothing and writes the same.
+
+    Returns:
+        session id, number of points, how many of them were new (and so used up predictions), how many predictions are left.
+
+    Raises:
+        PlanRefused: the points are in the private table's own file: points are published by their keys.
+        SessionClosed: more new points than predictions are left.
+        BudgetExceeded, InvalidInput, TableError, NotPublished: as for a release.
+    """
+    params = plan.params
+    if not isinstance(params, PredictionParams):
+        raise PlanRefused(f"{plan.mechanism.name} predicts nothing; name a prediction mechanism, see dpflow mechanisms")
+    if points.database.resolve() == plan.table.database.resolve():
+        raise PlanRefused(
+            "points are public, and these are in the private table's file; put them into a file of their own"
+        )
+    found = read_points(points.database, points.table, params.features, points.key)
+    key = (occasion or Occasion.of_request(plan.request)).key(plan)
+    if ledger.find(key) is None:
+        afforded = most_predictions(plan, ledger, registry)
+        log.info("scope %s pays for %d predictions, %d are planned", plan.request.scope, afforded, params.predictions)
+    session = PredictionSession.open(plan, ledger, registry, occasion=occasion)
+    keys = found.pop("").tolist()
+    before = session.left
+    said = session.predict(found, batch=points.batch)
+    publish_answers(answers.database, answers.table, session.id, keys, said)
+    left = session.left
+    return {
+        "session_id": session.id,
+        "points": len(keys),
+        "new": before - left,
+        "predictions_left": left,
+        "published": f"{answers.database.name}:{answers.table}",
+    }

@@ -1,0 +1,85 @@
+"""A private table of 400 persons whose label is mostly x + y > 1, a table of points, and a ledger with epsilon 20."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import yaml
+
+from dpflow.core.declaration import load_table
+from dpflow.ledger import Ledger
+
+DECLARATION: dict[str, Any] = {
+    "name": "loans",
+    "database": "loans.duckdb",
+    "unit": {"column": "person"},
+    "limits": {"rows": 2},
+    "columns": {
+        "x": {"lower": 0, "upper": 1, "step": "0.01"},
+        "y": {"lower": 0, "upper": 1, "step": "0.01", "missing": "0.5"},
+        "town": {"keys": ["Oslo", "Rome"]},
+        "late": {"keys": ["no", "yes"]},
+        "amount": {"lower": 0, "upper": 2, "step": "0.01"},
+    },
+}
+ROWS = """
+CREATE TABLE loans AS SELECT 'p' || (i % 400) AS person, (i * 37 % 101) / 100 AS x, (i * 53 % 97) / 96 AS y,
+    CASE WHEN i % 2 = 0 THEN 'Oslo' ELSE 'Rome' END AS town, CASE WHEN x + y > 1 THEN 'yes' ELSE 'no' END AS late,
+    x + y AS amount
+FROM range(800) t(i)
+"""
+POINTS = """
+CREATE TABLE tomorrow AS SELECT 'q' || i AS id, (i * 7 % 101) / 100 AS x, CASE WHEN i = 3 THEN NULL ELSE (i * 11 % 97) / 96 END AS y,
+    CASE WHEN i % 3 = 0 THEN 'Oslo' ELSE 'Rome' END AS town
+FROM range(50) t(i)
+"""
+SESSION: dict[str, Any] = {
+    "name": "late-payers",
+    "mechanism": "predict_vote",
+    "table": "loans.yml",
+    "scope": "loans",
+    "params": {
+        "features": ["x", "y", "town"],
+        "label": "late",
+        "epsilon": "0.2",
+        "predictions": 100,
+        "shards": 20,
+        "learner": "GaussianNB",
+    },
+}
+
+
+class Doors:
+    """A folder with everything that an operator, a command or a server needs."""
+
+    def __init__(self, folder: Path, epsilon: int = 20, **changes: Any) -> None:
+        self.folder, self.ledger = folder, folder / "ledger.sqlite"
+        self.declaration = folder / "loans.yml"
+        self.declaration.write_text(yaml.safe_dump(DECLARATION | changes))
+        for name, script in (("loans", ROWS), ("points", POINTS)):
+            with duckdb.connect(str(folder / f"{name}.duckdb")) as connection:
+                connection.execute(script)
+        table = load_table(self.declaration)
+        self.book = Ledger(self.ledger, create=True)
+        self.book.grant("loans", epsilon, 0, filter="basic", table=table, principal="owner")
+
+    def session(self, **changes: Any) -> dict[str, Any]:
+        """The session's request, with other parameters."""
+        return SESSION | {"params": SESSION["params"] | changes}
+
+    def file(self, **changes: Any) -> Path:
+        """The session as a release file."""
+        path = self.folder / "session.yml"
+        path.write_text(yaml.safe_dump(self.session(**changes)))
+        return path
+
+    def published(self) -> list[tuple[Any, ...]]:
+        """The answers."""
+        with duckdb.connect(str(self.folder / "answers.duckdb")) as connection:
+            return connection.execute("SELECT point, label, number FROM answers ORDER BY point").fetchall()
+
+    def spent(self) -> str:
+        """Epsilon, as text."""
+        return self.book.remaining("loans").rows()[0]["epsilon_spent"]
