@@ -37,6 +37,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -290,11 +291,13 @@ def _accepted(table: _Table, size: int, source: Source) -> Ints:
     return kept
 
 
-def choose(lengths: Sequence[int], costs: Sequence[int], rate: Fraction, source: Source) -> int:
+def choose(
+    lengths: Sequence[int] | npt.NDArray[Any], costs: Sequence[int] | npt.NDArray[Any], rate: Fraction, source: Source
+) -> int:
     """Index i with probability exactly proportional to lengths[i] exp(-rate costs[i]).
 
     Args:
-        lengths: integers from 1 to below 2^90, e.g. how many values each piece of a range holds.
+        lengths: integers from 1 to below 2^1001, e.g. how many values each piece of a range holds; an array is fastest.
         costs: nonnegative integers below 2^53, as many.
         rate: the exact price of one unit of cost, 0 or more.
         source: where the randomness comes from.
@@ -302,31 +305,32 @@ def choose(lengths: Sequence[int], costs: Sequence[int], rate: Fraction, source:
     Proof: costs are counted from the smallest, which divides all weights by one number, so the total is at least 1. A
     uniform U picks the piece in which U total falls, in the order given. The first word u of U and float weights are tried
     first. Let x be the exact exponent: the float's error is at most 2^-51 x, plus 2^-40 relative for ``exp`` (numpy
-    documents less than 4 units in the last place, 2^-50; this is the only assumption about it), plus what underflows,
-    below 2^-900. For x < 750, where anything is left, that is a relative error below 2^-39 of a weight, so of any sum of
-    weights; summing n of them in floats adds n 2^-52; u and U differ by 2^-53. The margin is more than both sides of a
-    comparison can be wrong by together. Where U total lies within the margin of a cut, rigorous bounds with 128, 256, ...
+    documents less than 4 units in the last place, 2^-50; this is the only assumption about it), plus what underflows, below
+    2^-1074 times a length, so below 2^-73. For x < 745, where anything is left, that is a relative error below 2^-39 of a
+    weight, so of any sum of weights, whose total is at least 1; summing n of them in floats adds n 2^-52; u and U differ by
+    2^-53. The margin is more than both sides of a comparison can be wrong by together. Where U total lies within the margin
+    of a cut, rigorous bounds with 128, 256, ...
     bits decide about the same U (``Cuts.piece``).
     """
     if not len(lengths) == len(costs) > 0:
         raise InvalidAmount(f"choose needs one cost for each of 1 or more lengths, not {len(costs)} for {len(lengths)}")
-    lengths, costs = _integers(lengths), _integers(costs)
-    if min(lengths) < 1 or min(costs) < 0 or max(costs) >= 2**53 or max(lengths) >= 2**90:
-        raise InvalidAmount("lengths are integers from 1 to below 2^90, costs integers from 0 to below 2^53")
+    lengths, costs = _integer_array(lengths), _integer_array(costs)
+    least = int(costs.min())
+    if int(lengths.min()) < 1 or least < 0 or int(costs.max()) >= 2**53 or int(lengths.max()) >= 2**1001:
+        raise InvalidAmount("lengths are integers from 1 to below 2^1001, costs integers from 0 to below 2^53")
     rate = _rational(rate, "a rate")
     if rate < 0:
         raise InvalidAmount(f"a rate is 0 or more, not {rate}")
     u = source.word()
-    least = min(costs)
     # A rate above 2^900 leaves nothing of a cost of 1 or more, whatever it is exactly.
-    exponents = (np.array(costs, dtype=np.float64) - least) * float(min(rate, Fraction(2**900)))
-    sums = np.cumsum(np.array(lengths, dtype=np.float64) * np.exp(-exponents))
+    exponents = (costs.astype(np.float64) - least) * float(min(rate, Fraction(2**900)))
+    sums = np.cumsum(lengths.astype(np.float64) * np.exp(-exponents))
     point = (u >> 11) * 2.0**-53 * sums[-1]
     margin = sums[-1] * 2 * (2.0**-38 + len(lengths) * 2.0**-52)
     i = min(int(np.searchsorted(sums, point)), len(lengths) - 1)
     if (i == 0 or sums[i - 1] <= point - margin) and (i == len(lengths) - 1 or point + margin <= sums[i]):
         return i
-    return _choose_exactly(lengths, [cost - least for cost in costs], rate, u, source)
+    return _choose_exactly(lengths.tolist(), (costs - least).tolist(), rate, u, source)
 
 
 def choose_rows(costs: Ints, rate: Fraction, source: Source) -> Ints:
@@ -396,6 +400,13 @@ def _choose_exactly(lengths: Sequence[int], costs: Sequence[int], rate: Fraction
         piece = Cuts(weights).piece(u, bits)
         if piece is not None:
             return piece
+
+
+def _integer_array(values: Sequence[int] | npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """An array of integers: as it is if numpy's are exact, else of Python integers, since numpy's would overflow silently."""
+    if isinstance(values, np.ndarray) and values.dtype.kind in "iu":
+        return values
+    return np.array(_integers(values), dtype=object)
 
 
 def _rational(value: Fraction, what: str) -> Fraction:

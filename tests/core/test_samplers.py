@@ -473,7 +473,7 @@ def test_other_parameters_are_checked() -> None:
         ([1, 2], [1], F(1), "not 1 for 2"),
         ([0, 1], [0, 0], F(1), "lengths are integers from 1"),
         ([1, 1], [0, -1], F(1), "costs integers from 0"),
-        ([2**90], [0], F(1), r"below 2\^90"),
+        ([2**1001], [0], F(1), r"below 2\^1001"),
         ([1], [2**53], F(1), r"below 2\^53"),
         ([1.5], [0], F(1), "sizes, lengths and costs are integers"),
         ([1], [0], F(-1), "a rate is 0 or more, not -1"),
@@ -544,3 +544,13 @@ def test_uniform_draws_biased_words_again() -> None:
     for wrong in (0, -1, 2**63):
         with pytest.raises(InvalidAmount):
             samplers.uniform(wrong, 1, SOURCE)
+
+
+def test_choose_takes_arrays_as_they_are() -> None:
+    """Arrays and lists of the same numbers give the same piece, lengths above 2^63 and Python integers included."""
+    lengths, costs = [2**63 + 5, 1, 2**64 - 1], [3, 0, 9]
+    for word in (0, 2**62, 2**63 + 12345, 2**64 - 1):
+        again = [ScriptedSource([word, *range(60)]) for _ in range(2)]
+        arrays = np.array(lengths, np.uint64), np.array(costs, np.int64)
+        assert choose(*arrays, F(1, 2), again[0]) == choose(lengths, costs, F(1, 2), again[1])
+    assert choose([2**1000, 1], [0, 0], F(1), SOURCE) == 0
