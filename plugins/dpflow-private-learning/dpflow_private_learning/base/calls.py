@@ -1,0 +1,41 @@
+"""What a run of base mechanisms spends: the source they draw from, and the list of calls that a test adds up again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+from dpflow.core.amounts import text
+from dpflow.core.randomness import Source
+
+NOTHING = Fraction(0)
+
+
+@dataclass
+class Calls:
+    """One run. Every base mechanism draws from ``source`` and notes its own (epsilon, delta) in ``spent``.
+
+    How many calls a run makes may depend on outputs that were drawn privately before, never on the rows; the price of a
+    release is an upper bound of every possible run.
+    """
+
+    source: Source
+    spent: list[tuple[str, Fraction, Fraction]] = field(default_factory=list)
+
+    def pay(self, name: str, epsilon: Fraction, delta: Fraction = NOTHING) -> None:
+        """Note one call of a base mechanism."""
+        self.spent.append((name, epsilon, delta))
+
+    def total(self) -> tuple[Fraction, Fraction]:
+        """Basic composition of all calls so far."""
+        return sum((e for _, e, _ in self.spent), NOTHING), sum((d for _, _, d in self.spent), NOTHING)
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Calls by mechanism and price."""
+        found = Counter(self.spent)
+        return [
+            {"call": name, "epsilon": text(e), "delta": text(d), "times": times}
+            for (name, e, d), times in sorted(found.items())
+        ]

@@ -1,0 +1,175 @@
+"""Scores that are constant on runs of an ordered domain: a range of 2^64 or 2^1000 points with a few thousand runs.
+
+A score over the points 0, 1, ..., ``end`` is held as the start of each run and its integer value. Everything RecConcave
+needs of a score (window minima, best blocks, a clipped range) is computed from the runs, never from the points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+_WIDE = 2**64  # from here on positions are Python integers
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Runs of equal score. Starts ascend; run i reaches to the point before run i+1, the last one to ``end``.
+
+    Attributes:
+        starts: uint64, or Python integers where ``end`` is 2^64 or more.
+        end: the last point.
+        values: the score of each run, an integer number of units.
+        unit: the true score is values/unit.
+    """
+
+    starts: Array = field(repr=False)
+    end: int
+    values: Array = field(repr=False)
+    unit: int = 1
+
+    @classmethod
+    def of(cls, starts: Sequence[int] | Array, end: int, values: Sequence[int] | Array, unit: int = 1) -> Pieces:
+        """Runs from plain numbers; neighbours of equal value are joined."""
+        kind = object if end >= _WIDE else np.uint64
+        first, value = np.asarray(starts, dtype=kind), np.asarray(values, dtype=_integers(values))
+        if len(value) > 1:
+            new = np.concatenate([[True], value[1:] != value[:-1]])
+            if not new.all():
+                first, value = first[new], value[new]
+        return cls(first, end, value, unit)
+
+    @classmethod
+    def around(cls, points: Array, values: Array, end: int) -> Pieces:
+        """The score that is ``values`` at these ascending points and 0 at all others."""
+        x = points.astype(object if end >= _WIDE else np.uint64)
+        behind = x + (1 if end >= _WIDE else np.uint64(1))
+        starts = np.column_stack([x, behind]).ravel()
+        scores = np.column_stack([values, np.zeros_like(values)]).ravel()
+        keep = np.ones(len(starts), bool)
+        keep[1::2] = np.append(behind[:-1] != x[1:], x[-1:] != end)  # no empty run between neighbours or behind the end
+        starts, scores = starts[keep], scores[keep]
+        if not len(x) or x[0] != 0:
+            starts, scores = np.insert(starts, 0, 0), np.insert(scores, 0, 0)
+        return cls.of(starts, end, scores)
+
+    @property
+    def lasts(self) -> Array:
+        """The last point of each run."""
+        one = 1 if self.starts.dtype == object else np.uint64(1)
+        return np.append(self.starts[1:] - one, np.array([self.end], dtype=self.starts.dtype))
+
+    def lengths(self) -> Array:
+        """Points of each run."""
+        if len(self.starts) == 1:
+            return np.array([self.end - int(self.starts[0]) + 1], dtype=object)
+        return self.lasts - self.starts + (1 if self.starts.dtype == object else np.uint64(1))
+
+    def at(self, point: int) -> int:
+        """The score at one point, in units."""
+        return int(self.values[int(np.searchsorted(self.starts, self.starts.dtype.type(point), side="right")) - 1])
+
+    def padded(self, end: int) -> Pieces:
+        """The same up to ``end``, with min(0, last score) on what is new."""
+        if end == self.end:
+            return self
+        starts = self.starts.astype(object) if end >= _WIDE else self.starts
+        extra = np.array([self.end + 1], dtype=starts.dtype)
+        value = np.array([min(0, int(self.values[-1]))], dtype=self.values.dtype)
+        return Pieces.of(np.append(starts, extra), end, np.append(self.values, value), self.unit)
+
+    def clipped(self, low: int, high: int) -> Pieces:
+        """The runs inside [low, high], ends included."""
+        lasts = self.lasts
+        inside = (lasts >= low) & (self.starts <= high)
+        starts = np.maximum(self.starts[inside], self.starts.dtype.type(low) if self.starts.dtype != object else low)
+        return Pieces(starts, min(high, self.end), self.values[inside], self.unit)
+
+    def window_minima(self, powers: int) -> list[int]:
+        """L(0), ..., L(powers): the largest score that some window of 2^j points keeps throughout, for any score at all.
+
+        A run of value v supports windows as long as the stretch around it where the score is at least v. Raises
+        ValueError if no window of 2^powers points fits.
+        """
+        if self.end + 1 < 1 << powers:
+            raise ValueError("the longest window does not fit")
+        before, behind = _nearest_below(self.values), _nearest_below(self.values[::-1])
+        left = before + 1
+        right = len(self.values) - 1 - behind[::-1]  # the first run behind with a smaller value
+        sizes = _bit_lengths(self._stretches(left, right))
+        best = np.full(powers + 1, self.values.min(), dtype=self.values.dtype)
+        np.maximum.at(best, np.minimum(sizes - 1, powers), self.values)
+        return [int(v) for v in np.maximum.accumulate(best[::-1])[::-1]]
+
+    def _stretches(self, left: Array, right: Array) -> Array:
+        """Points from run ``left`` to before run ``right``; for uint64 a stretch of 2^64 points comes out as 0."""
+        wide = self.starts.dtype == object
+        stop = self.end + 1 if wide else np.uint64((self.end + 1) % _WIDE)
+        edges = np.append(self.starts, np.array([stop], dtype=self.starts.dtype))
+        stretch: Array = edges[right] - edges[left]
+        return stretch
+
+    def best_block(self, offset: int, shift: int) -> tuple[int, int, int | None] | None:
+        """The block [offset + b 2^shift, offset + (b+1) 2^shift - 1], b >= 0, with the largest maximal score.
+
+        Returns its b (the smallest at a tie), its score and the score of the next block, None where there is only one
+        block; None where there is none.
+        """
+        if offset > self.end:
+            return None
+        lasts = self.lasts
+        inside = lasts >= offset
+        values = self.values[inside]
+        low = offset if self.starts.dtype == object else np.uint64(offset)
+        first: Array = np.maximum(self.starts[inside], low) - low
+        last: Array = lasts[inside] - low
+        if self.starts.dtype == object or shift < 64:
+            by = shift if self.starts.dtype == object else np.uint64(shift)
+            first, last = first >> by, last >> by
+        else:
+            first, last = np.zeros_like(first), np.zeros_like(last)
+        top = values.max()
+        winner = first[values == top].min()
+        if last[-1] == 0:
+            return int(winner), int(top), None
+        return int(winner), int(top), int(values[(first != winner) | (last != winner)].max())
+
+
+def relative(values: NDArray[np.int64], low: int) -> NDArray[np.uint64]:
+    """int64 values as distances from ``low``, exact up to 2^64 - 1."""
+    return np.ascontiguousarray(values, np.int64).view(np.uint64) - np.uint64(low % _WIDE)
+
+
+def _integers(values: Sequence[int] | Array) -> Any:
+    """int64 where that is enough."""
+    if isinstance(values, np.ndarray):
+        return values.dtype
+    return np.int64 if all(-(2**62) < v < 2**62 for v in values) else object
+
+
+def _nearest_below(values: Array) -> NDArray[np.intp]:
+    """For each entry the nearest index before it with a smaller value, or -1: a stack of candidates."""
+    found, stack, last = [], [-1], values.tolist()
+    last.append(min(last, default=0) - 1)  # the sentinel that index -1 points at
+    for i, value in enumerate(last[:-1]):
+        while last[stack[-1]] >= value:
+            stack.pop()
+        found.append(stack[-1])
+        stack.append(i)
+    return np.array(found, dtype=np.intp)
+
+
+def _bit_lengths(sizes: Array) -> NDArray[np.intp]:
+    """bit_length of each size, exactly; 0 stands for 2^64."""
+    if sizes.dtype == object:
+        return np.array([size.bit_length() for size in sizes.tolist()], dtype=np.intp)
+    bits = np.frexp(sizes.astype(np.float64))[1].astype(np.intp)
+    bits = np.minimum(bits, 64)  # a float may have rounded up to the next power of two
+    bits -= (np.uint64(1) << (np.maximum(bits, 1) - 1).astype(np.uint64) > sizes) & (bits > 0)
+    return np.where(sizes == 0, 65, bits)

@@ -1,0 +1,85 @@
+"""Rows that each method needs for its accuracy to be proven: the formulas of the paper and of its proofs, as floats.
+
+alpha: accuracy, beta: failure, epsilon, delta: price, ``size``: points of the domain (any integer), ``top``: last of them.
+These are planning numbers; whatever decides about privacy is a rounded rational next to the mechanism.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import SupportsFloat
+
+from dpflow_private_learning.base import choosing
+from dpflow_private_learning.base.logs import iterated, iterated_up, log_star
+from dpflow_private_learning.base.rec_concave import depth, rows_needed
+
+Real = SupportsFloat
+
+
+def ln(x: float) -> float:
+    """Natural logarithm, also of huge Python integers."""
+    return math.log(x)
+
+
+def generalisation(alpha: Real, beta: Real, vc: int = 1) -> float:
+    """Rows from which an empirical error of alpha/2 means a true error of alpha, with failure beta/2 (Theorem 2.14)."""
+    a, b = float(alpha), float(beta)
+    return 200 * vc / a**2 * ln(4 / (a * b))
+
+
+def exponential_rows(size: int, alpha: Real, beta: Real, epsilon: Real) -> float:
+    """(4/(alpha epsilon)) ln(2|H|/beta): the exponential mechanism, empirical error alpha/2, failure beta/2."""
+    a, b, e = float(alpha), float(beta), float(epsilon)
+    return 4 / (a * e) * (ln(2 / b) + ln(size))
+
+
+def theorem_3_18(power: int, levels: int, alpha: Real, beta: Real, epsilon: Real, delta: Real) -> float:
+    """Second term of Theorem 3.18 for thresholds over 2^power points and N levels."""
+    a, b, e, d = map(float, (alpha, beta, epsilon, delta))
+    return 8.0**levels * 72 * levels / (a * e) * (math.log2(12 * levels / (b * d)) + iterated(power, levels))
+
+
+def lemma_3_14(power: int, levels: int, alpha: Real, beta: Real, epsilon: Real, delta: Real) -> float:
+    """Lemma 3.14 for accuracy alpha/2, with epsilon/(3N), delta/(3N) and failure beta/(4N)."""
+    a, n = float(alpha) / 2, levels
+    e, d, b = float(epsilon) / (3 * n), float(delta) / (3 * n), float(beta) / (4 * n)
+    return 8.0**n * 4 / (a * e) * (math.log2(32 / (b * d)) + iterated_up(power, n))
+
+
+def remark_3_16(power: int, alpha: Real, beta: Real, epsilon: Real, delta: Real) -> float:
+    """Remark 3.16 for accuracy alpha/2: N = log* of the domain."""
+    a, b, e, d = map(float, (alpha, beta, epsilon, delta))
+    n = log_star(power)
+    return 8.0**n * 72 * n / (a * e) * math.log2(12 * n / (b * d))
+
+
+def threshold_rows(top: int, levels: int, alpha: Real, beta: Real, epsilon: Real, delta: Real) -> float:
+    """Rows for LearnThresholds over 0..top, empirical error alpha/2 and failure beta/2, from the proof's own steps."""
+    if depth(top, levels) == 1:
+        return exponential_rows(top + 1, alpha, beta, epsilon)
+    return rows_needed(top, levels, float(alpha) / 2, float(epsilon), float(delta), float(beta) / 2)
+
+
+def point_rows(alpha: Real, beta: Real, epsilon: Real, delta: Real) -> float:
+    """Lemma 3.2, the paper's constants: the point learner by stability."""
+    a, b, e, d = map(float, (alpha, beta, epsilon, delta))
+    return max(8 / (a * e) * ln(4 / (b * d)), 8 / a * ln(2 / b))
+
+
+def point_rows_small(alpha: Real, beta: Real, epsilon: Real, delta: Real, moves: int = 2) -> float:
+    """A smaller number that suffices for the repaired point learner, by the same argument."""
+    a, b, e, d = map(float, (alpha, beta, epsilon, delta))
+    return max(2 / a * (moves + moves / e * (ln(1 / (2 * d)) + ln(1 / b))), 8 / a * ln(2 / b))
+
+
+def mode_rows(method: str, size: int, alpha: Real, beta: Real, epsilon: Real, delta: Real, moves: int) -> float:
+    """Rows from which the mode is within alpha n of the most frequent value with probability 1 - beta; for stability, a lead
+    of alpha n instead.
+    """
+    a, b, e, d = map(float, (alpha, beta, epsilon, delta))
+    if method == "exponential":
+        return 2 / (a * e) * (ln(size) + ln(1 / b))
+    if method == "choosing":
+        return choosing.proven_rows(a, b, e, d, 1)
+    s = 1 if method == "stability-literal" else moves
+    return (s + s / e * (ln(1 / d) + ln(1 / b))) / a

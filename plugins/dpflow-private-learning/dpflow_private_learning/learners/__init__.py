@@ -1,0 +1,1 @@
+"""Learners: a labelled private table in, a rule out."""

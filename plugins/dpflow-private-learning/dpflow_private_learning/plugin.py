@@ -1,0 +1,16 @@
+"""What this distribution registers with dpflow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dpflow.core.mechanism import Mechanism
+from dpflow.hookspecs import hookimpl
+from dpflow_private_learning.learners.thresholds import LearnThresholds
+from dpflow_private_learning.mode import Mode
+from dpflow_private_learning.quasi_concave import UnimodalMode
+
+
+@hookimpl
+def dpflow_register_mechanisms() -> list[Mechanism[Any]]:
+    return [Mode(), UnimodalMode(), LearnThresholds()]
