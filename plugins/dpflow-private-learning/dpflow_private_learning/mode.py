@@ -4,7 +4,7 @@
   number of grid points, in rows.
 - ``stability`` (section 2.5.3, A_dist repaired): the value, if it leads by enough; else none. Needs a lead of about
   2/epsilon ln(1/delta) rows and nothing of the domain. ``stability-literal`` is the paper's text, charged at what it really
-  guarantees, (2 epsilon, delta e^(2 epsilon)/2), for those who compare.
+  guarantees, (2 epsilon, delta e^(2 epsilon)/(1 + e^-epsilon)), for those who compare.
 - ``choosing`` (section 4.1): a value within alpha n rows of the most frequent one, or none; refuses to run below its
   privacy gate.
 

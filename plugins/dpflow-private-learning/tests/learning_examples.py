@@ -1,0 +1,58 @@
+"""Declarations and parameters on which the conformance checks of this package run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dpflow.core.declaration import Table
+from dpflow.testing.examples import Example
+
+DECLARED = {
+    "name": "example",
+    "database": "example.duckdb",
+    "unit": {"column": "user"},
+    "limits": {"rows": 1},
+    "columns": {
+        "user": {},
+        "amount": {"lower": -10, "upper": 30},
+        "share": {"lower": 0, "upper": 1, "step": "0.25"},
+        "late": {"lower": 0, "upper": 1},
+        "kind": {"keys": ["no", "yes"]},
+        "few": {"lower": 0, "upper": 3},
+    },
+}
+
+
+def example(params: dict[str, Any], relation: str = "add-remove", rows: int = 1) -> Example:
+    """The parameters on one relation, with units of at most so many rows."""
+    return Example(Table.model_validate({**DECLARED, "neighbours": relation, "limits": {"rows": rows}}), params)
+
+
+EXAMPLES: dict[str, list[Example]] = {
+    "mode": [
+        example({"column": "amount", "epsilon": "1"}, rows=2),
+        example({"column": "amount", "method": "stability", "epsilon": "1", "delta": "0.4"}, "replace"),
+        example({"column": "amount", "method": "stability", "epsilon": "1", "delta": "0.4"}, rows=2),
+        example({"column": "amount", "method": "stability-literal", "epsilon": "0.5", "delta": "0.3"}, "replace"),
+        example({"column": "few", "method": "choosing", "epsilon": "20", "delta": "0.4", "rows": 10, "alpha": "1/2"}),
+    ],
+    "unimodal_mode": [
+        example({"column": "amount", "epsilon": "1", "promise": 10}),
+        example({"column": "amount", "epsilon": "4", "delta": "0.4", "promise": 10, "levels": 2}, "replace"),
+    ],
+    "learn_thresholds": [
+        example({"column": "amount", "label": "late", "epsilon": "1", "rows": 200}, rows=2),
+        example(
+            {
+                "column": "amount",
+                "label": "kind",
+                "epsilon": "1",
+                "delta": "0.1",
+                "rows": 200,
+                "levels": 2,
+                "budget": "paper",
+            },
+            "replace",
+        ),
+    ],
+}

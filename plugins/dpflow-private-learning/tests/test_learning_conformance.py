@@ -1,0 +1,38 @@
+"""Every mechanism of this package keeps dpflow's contract, on both neighbouring relations."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dpflow_private_learning.plugin import dpflow_register_mechanisms
+
+from dpflow.testing.conformance import Check, checks
+
+sys.path.insert(0, str(Path(__file__).parent))
+from learning_examples import EXAMPLES  # noqa: E402
+
+MECHANISMS = dpflow_register_mechanisms()
+
+
+SAMPLED = ("claim_survives_audit", "error_bound_holds")  # thousands of draws; exact tests of the claims are elsewhere
+
+
+def cases() -> Iterator[Any]:
+    for mechanism in MECHANISMS:
+        for check in checks(mechanism, EXAMPLES[mechanism.name]):
+            marks = [pytest.mark.slow] if any(name in check.name for name in SAMPLED) else []
+            yield pytest.param(check, id=check.name, marks=marks)
+
+
+@pytest.mark.parametrize("check", cases())
+def test_mechanism_conforms(check: Check) -> None:
+    """The mechanism keeps the rule that the check's docstring states."""
+    check.run()
+
+
+def test_every_mechanism_has_examples() -> None:
+    assert set(EXAMPLES) == {mechanism.name for mechanism in MECHANISMS}

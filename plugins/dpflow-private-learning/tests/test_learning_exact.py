@@ -1,0 +1,157 @@
+"""Claims that hold exactly: output distributions of the code itself on neighbouring tables, and broken variants that do not."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction as F
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pytest
+from dpflow_private_learning.base import choosing, rec_concave, stability
+from dpflow_private_learning.base.calls import Calls
+from dpflow_private_learning.base.pieces import Pieces
+from dpflow_private_learning.learners.thresholds import threshold_score
+from dpflow_private_learning.mode import leader
+
+from dpflow.core.randomness import Source
+from dpflow.testing import oracle
+from dpflow.testing.enumeration import Enumerator, outputs
+
+SLACK = 1e-9
+
+
+@pytest.fixture(autouse=True)
+def noisy_comparisons_have_two_outcomes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A comparison with noise is one choice of two, by the exact tail, instead of one per value of the noise."""
+    real = stability.reaches
+
+    def reaches(value: int, level: int, scale: F, calls: Calls) -> bool:
+        if not isinstance(calls.source, Enumerator):
+            return real(value, level, scale, calls)
+        law = oracle.discrete_laplace(scale, 1e-14)
+        yes = sum(mass for z, mass in law.items() if value + z >= level)
+        return bool(calls.source.pick({0: 1 - yes, 1: yes}))
+
+    monkeypatch.setattr(stability, "reaches", reaches)
+    monkeypatch.setattr(choosing, "reaches", reaches)
+
+
+def replaced(counts: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """All tables with one row moved to another value."""
+    for i, n in enumerate(counts):
+        for j in range(len(counts)):
+            if n and i != j:
+                yield tuple(c - (k == i) + (k == j) for k, c in enumerate(counts))
+
+
+def worst(law: Callable[[Any], dict[Any, float]], tables: Sequence[Any], epsilon: float, near: Any = replaced) -> float:
+    """The largest divergence over the tables and their neighbours."""
+    known: dict[Any, dict[Any, float]] = {}
+    found = 0.0
+    for table in tables:
+        for other in near(table):
+            for one in (table, other):
+                known.setdefault(one, None)  # type: ignore[arg-type]
+                known[one] = known[one] or law(one)
+            found = max(found, oracle.divergence(known[table], known[other], epsilon))
+    return found
+
+
+def stable(counts: tuple[int, ...], epsilon: F, delta: F, literal: bool, moves: int = 2) -> dict[Any, float]:
+    def draw(source: Source) -> int | None:
+        value, gap = leader(np.arange(len(counts)), np.array(counts))
+        return value if stability.is_stable(gap, epsilon, delta, Calls(source), moves, literal) else None
+
+    return outputs(draw)
+
+
+PAIRS = [(m - i, i) for m in (1, 5, 14, 15, 30, 60) for i in range(m + 1)]
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(F(1), F(1, 10**6)), (F(1, 2), F(1, 10**6)), (F(1, 10), F(1, 100))])
+def test_repaired_stability_keeps_its_claim(epsilon: F, delta: F) -> None:
+    assert worst(lambda c: stable(c, epsilon, delta, False), PAIRS, float(epsilon)) <= delta + SLACK
+
+
+def test_literal_stability_is_caught_and_keeps_what_it_really_claims() -> None:
+    """(14, 0) against (13, 1): the printed claim (1, 1e-6) fails by far; the true one holds."""
+    epsilon, delta = F(1), F(1, 10**6)
+    a, b = (stable(c, epsilon, delta, True) for c in ((14, 0), (13, 1)))
+    assert oracle.divergence(a, b, 1.0) == pytest.approx(0.4621, abs=1e-4)  # 0.363 with continuous noise
+    true, chance = stability.literal_claim(epsilon, delta)
+    assert worst(lambda c: stable(c, epsilon, delta, True), PAIRS, float(true)) <= chance + SLACK
+
+
+def test_one_move_suffices_where_rows_only_come_and_go_but_not_where_they_are_replaced() -> None:
+    def coming(counts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+        for i in range(len(counts)):
+            yield tuple(c + (k == i) for k, c in enumerate(counts))
+
+    epsilon, delta = F(1), F(1, 1000)
+    one = lambda c: stable(c, epsilon, delta, False, moves=1)  # noqa: E731
+    assert worst(one, PAIRS, 1.0, coming) <= delta + SLACK
+    assert worst(one, PAIRS, 1.0) > 100 * delta
+
+
+def chosen(counts: tuple[int, ...], rows: int, alpha: F, epsilon: F, delta: F) -> dict[Any, float]:
+    values = np.flatnonzero(counts)
+
+    def draw(source: Source) -> int | None:
+        i = choosing.choosing(np.array(counts)[values], rows, alpha, epsilon, delta, Calls(source))
+        return None if i is None else int(values[i])
+
+    return outputs(draw)
+
+
+def three_values(m: int) -> list[tuple[int, ...]]:
+    return [(a, b, m - a - b) for a in range(m + 1) for b in range(m + 1 - a)]
+
+
+def test_choosing_keeps_its_claim_at_the_gate_and_is_caught_below() -> None:
+    """alpha = 1, epsilon = 2, delta = 0.01: the gate is 41 rows; at 5 and 10 rows the delta is 0.14 and 0.04."""
+    alpha, epsilon, delta = F(1), F(2), F(1, 100)
+
+    def law(rows: int) -> Callable[[Any], dict[Any, float]]:
+        return lambda counts: chosen(counts, rows, alpha, epsilon, delta)
+
+    assert worst(law(5), three_values(5), 2.0) > 0.1
+    assert worst(law(10), three_values(10), 2.0) > 0.03
+    # the declared number is what counts, not the number of rows found
+    for m in (3, 20, 41, 45):
+        assert worst(law(41), three_values(m), 2.0) <= delta + SLACK
+
+
+def test_rec_concave_keeps_its_claim_on_random_neighbours() -> None:
+    """T = 40, two levels: at (3D - 2) epsilon the divergence is below 2 (D - 1) delta, consistent labels or not."""
+    rng = random.Random(4)
+    step = rec_concave.Step(F(1, 2), F(1, 100), 2)
+    epsilon, delta = rec_concave.cost(40, step)
+
+    @lru_cache
+    def law(rows: tuple[tuple[int, int], ...]) -> dict[Any, float]:
+        x, y = np.array([r[0] for r in rows], np.uint64), np.array([r[1] for r in rows], bool)
+        score = threshold_score(x, y, 40)
+        return outputs(lambda s: rec_concave.rec_concave(score, F(6), F(1, 2), step, Calls(s))[0])
+
+    for trial in range(4):
+        rows = tuple(
+            (x, int(x < 17) if trial % 2 else rng.randint(0, 1)) for x in (rng.randrange(40) for _ in range(6))
+        )
+        for other in (
+            rows[1:],
+            ((rng.randrange(40), rng.randint(0, 1)), *rows[1:]),
+            ((rows[0][0], 1 - rows[0][1]), *rows[1:]),
+        ):
+            assert oracle.divergence(law(rows), law(other), float(epsilon)) <= delta + SLACK
+
+
+def test_exponential_is_tight_and_never_above_its_claim() -> None:
+    """Two points, all rows on one of them: the loss comes near epsilon and never passes it."""
+    from dpflow_private_learning.base.exponential import exponential
+
+    law = lambda c: outputs(lambda s: exponential([Pieces.of([0, 1], 1, list(c))], F(1), Calls(s)))  # noqa: E731
+    losses = [oracle.smallest_epsilon(law(c), law(o)) for c in PAIRS[:60] for o in replaced(c)]
+    assert 0.9 < max(losses) <= 1 + 1e-8
