@@ -80,7 +80,10 @@ class State:
 class InteractiveMechanism(ABC, Generic[P, Q]):
     """A session: opened and charged once, whole; then any number of answers until it closes.
 
-    ``exclusive`` sessions close their scope to every other release while they are open.
+    ``exclusive`` sessions close their scope to every other release while they are open. ``separate`` sessions answer each
+    query with a release of its own: given all that is secret and has the same distribution on neighbouring tables, such as
+    a sharding, each answer alone satisfies its part of the claim. Only they may claim more than pure or approximate
+    privacy (docs/accounting.md, sessions).
     """
 
     name: ClassVar[str]
@@ -90,6 +93,7 @@ class InteractiveMechanism(ABC, Generic[P, Q]):
     Params: ClassVar[type[BaseModel]]
     Query: ClassVar[type[BaseModel]]
     exclusive: ClassVar[bool] = False
+    separate: ClassVar[bool] = False
 
     @abstractmethod
     def event(self, params: P, table: Table) -> Event:

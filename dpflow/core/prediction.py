@@ -57,6 +57,7 @@ class PredictionMechanism(InteractiveMechanism[P, PointQuery]):
     """A session of predictions. An author writes `one`, `rows`, `learn` and `predict`; counting and claiming are here."""
 
     Query = PointQuery
+    separate = True
 
     @abstractmethod
     def one(self, params: P, table: Table) -> Event:

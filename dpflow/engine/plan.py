@@ -12,11 +12,11 @@ from pydantic import BaseModel, ValidationError
 
 from dpflow.core.amounts import text
 from dpflow.core.declaration import Table, problems
-from dpflow.core.events import Event, to_json
+from dpflow.core.events import Approximate, Event, Pure, SparseVector, to_json
 from dpflow.core.mechanism import InteractiveMechanism, Mechanism
 from dpflow.core.results import ErrorBound
 from dpflow.engine.request import Request
-from dpflow.errors import InvalidDeclaration, PlanRefused
+from dpflow.errors import InvalidDeclaration, PlanRefused, PluginError
 from dpflow.registry import Registry
 from dpflow.tables import PrivateTable
 
@@ -115,6 +115,12 @@ def make_plan(request: Request, registry: Registry, table: Table | None = None) 
             f"{mechanism.name} would read it besides, so declare another table for it"
         )
     event = mechanism.event(params, table)
+    session = isinstance(mechanism, InteractiveMechanism) and not mechanism.separate
+    if session and not isinstance(event, Pure | Approximate | SparseVector):
+        raise PluginError(
+            f"session {mechanism.name} claims {to_json(event)['kind']}, and the filters are proven for sessions that claim "
+            f"pure.v1, approximate.v1 or sparse-vector.v1; its author must state one of those"
+        )
     bound = None
     if isinstance(mechanism, Mechanism):
         bound = mechanism.error(params, table)

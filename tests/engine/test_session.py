@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +11,13 @@ import pytest
 
 from dpflow import Session, plan, release
 from dpflow.core import faults
+from dpflow.core.events import ZCDP
 from dpflow.engine.gate import judge
 from dpflow.errors import (
     BudgetExceeded,
     InvalidInput,
     PlanRefused,
+    PluginError,
     SessionClosed,
     TableBusy,
     TableUnreadable,
@@ -222,3 +225,10 @@ def test_models_that_may_change_their_mind_are_refused(tiny: Tiny, gate: Session
         gate.ask({"estimator": "accuracy", "claim": "0.9", "candidate": "c", "columns": ["age"]})
     with pytest.raises(UnknownName, match="accuracy"):
         gate.ask({"estimator": "acuracy", "claim": "0.9", "candidate": "c", "columns": ["age"]})
+
+
+def test_a_session_claims_what_is_proven_for_sessions(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The filters' proof covers pure and approximate sessions; another claim is the author's mistake."""
+    monkeypatch.setattr(AboveThreshold, "event", lambda *_: ZCDP(Fraction(1, 10)))
+    with pytest.raises(PluginError, match=r"claims zcdp\.v1"):
+        opened(tiny)
