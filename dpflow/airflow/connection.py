@@ -7,7 +7,7 @@ from typing import Any
 
 from airflow.sdk import BaseHook
 
-from dpflow.errors import InvalidInput
+from dpflow.errors import DpflowError, InvalidInput
 from dpflow.ledger import Ledger
 
 #: The only extras that are read; anything else in a connection's extra is ignored.
@@ -32,6 +32,14 @@ class LedgerHook(BaseHook):
         extras = connection.extra_dejson
         anchor = Path(extras["anchor"]) if extras.get("anchor") else None
         return Ledger(target(connection), anchor=anchor, create=False)
+
+    def test_connection(self) -> tuple[bool, str]:
+        """Airflow's Test button: whether the ledger opens under its anchor, and how many scopes it has. Charges nothing."""
+        try:
+            scopes = self.get_conn().scopes()
+        except DpflowError as error:
+            return False, str(error)
+        return True, f"the ledger opens and has {len(scopes)} granted scope{'' if len(scopes) == 1 else 's'}"
 
 
 def target(connection: Any) -> str:

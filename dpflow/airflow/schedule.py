@@ -145,15 +145,35 @@ def _task(dag: Any, operator: Any, files: set[Path]) -> Task | None:
     if any(True for _ in operator.iter_mapped_task_groups()):
         note = "in a mapped task group: each of its instances charges this"
     folder = Path(dag.fileloc).parent
-    makers = [_asker(dag, operator, given.get(field), given.get("blocks"), folder, files) for given in instances]
+    makers = [_asker(dag, operator, given.get(field), given, folder, files) for given in instances]
     return Task(operator.task_id, lambda run: [make(run.variables) for make in makers], note)
+
+
+def downstream_asks(operator: Any, context: Context) -> list[tuple[str, Ask]]:
+    """What the release and holdout tasks below a running task ask for in its run, by task id.
+
+    Raises:
+        PlanRefused: a task below maps over what only a run knows, or there is nothing below that charges.
+    """
+    below = operator.get_flat_relatives(upstream=False)
+    tasks = [task for found in below if (task := _task(context["dag"], found, set()))]
+    unknown = [task.name for task in tasks if task.note]
+    if unknown or not tasks:
+        what = (
+            f"task {unknown[0]!r} downstream is mapped over what only a run knows"
+            if unknown
+            else "no task downstream releases"
+        )
+        raise PlanRefused(f"{operator.task_id!r} cannot tell what this run will spend: {what}; name it in releases")
+    run = Run(dt.datetime.now(dt.UTC), "", context)
+    return [(task.name, ask) for task in tasks for ask in task.asks(run)]
 
 
 def _instances(operator: Any, field: str) -> tuple[list[dict[str, Any]], str]:
     """The arguments of each task instance, as far as they are written in the DAG file, and what is not."""
     expand = getattr(operator, "expand_input", None)
     if expand is None:
-        return [{name: getattr(operator, name, None) for name in (field, "blocks")}], ""
+        return [{name: getattr(operator, name, None) for name in (field, "blocks", "ordinal")}], ""
     fixed, mapped = dict(operator.partial_kwargs), expand.value
     if isinstance(mapped, Sequence):
         if all(isinstance(given, Mapping) for given in mapped):
@@ -174,14 +194,15 @@ def _written(value: object) -> bool:
 
 
 def _asker(
-    dag: Any, operator: Any, wanted: Any, blocks: Any, folder: Path, files: set[Path]
+    dag: Any, operator: Any, wanted: Any, given: Mapping[str, Any], folder: Path, files: set[Path]
 ) -> Callable[[Context], Ask]:
     """A function from a run's context to what one task instance asks for. What no template changes is parsed once."""
     from dpflow.airflow.release import requested
 
     environment = dag.get_template_env()
     render, same = _renderer(wanted, environment, operator)
-    render_blocks, _ = _renderer(blocks, environment, operator)
+    render_blocks, _ = _renderer(given.get("blocks"), environment, operator)
+    ordinal = int(given.get("ordinal") or 0)
 
     def parsed(context: Context) -> Request:
         release = render(context)
@@ -196,7 +217,7 @@ def _asker(
         request = fixed or parsed(context)
         named = render_blocks(context)
         listed = (named,) if isinstance(named, str) else tuple(map(str, named or ()))
-        return request, listed or request.blocks
+        return Ask(request, listed or request.blocks, ordinal)
 
     return ask
 

@@ -15,7 +15,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from dpflow.core.declaration import load_yaml
 from dpflow.core.events import Event
@@ -35,7 +35,13 @@ HORIZON: Final = dt.timedelta(
 MOST_RUNS: Final = 100_000  #: no forecast plays more
 _KEPT: Final = 4096
 
-Ask = tuple[Request, tuple[str, ...]]  #: a request, and the blocks it names in this run
+
+class Ask(NamedTuple):
+    """A request, the blocks it names in this run, and its number among equal releases of one task."""
+
+    request: Request
+    blocks: tuple[str, ...]
+    ordinal: int = 0
 
 
 @dataclass(frozen=True)
@@ -72,12 +78,17 @@ class Job:
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """One priced release of one task. ``once``: a session, charged whole by the first run that opens it."""
+    """One priced release of one task.
+
+    ``once``: a session, charged whole by the first run that opens it. ``also``: other names under which the same task asks for
+    the same thing: equal releases of one task and run are one release.
+    """
 
     job: Job
     task: Task
     plan: Plan
     once: bool
+    also: tuple[str, ...] = ()
 
     @property
     def path(self) -> tuple[str, ...]:
@@ -99,6 +110,7 @@ class Line:
             "epsilon": epsilon,
             "delta": delta,
             "error_95": dict(self.plan.error.half_width) if self.plan.error else None,
+            "also": list(self.also),
             "note": self.task.note,
         }
 
@@ -239,18 +251,29 @@ def forecast(
 
 
 def _lines(jobs: Sequence[Job], pricer: Pricer) -> list[Line]:
-    """What each job's first run asks for, priced."""
+    """What each job's first run asks for, priced; equal releases of one task together."""
     lines = []
     for job in jobs:
         first = next(job.runs(), None)
         for task in job.tasks if first else ():
             assert first is not None
-            lines += [_line(job, task, pricer.plan(*ask)) for ask in task.asks(first)]
+            same: dict[Any, list[Plan]] = {}
+            for ask in task.asks(first):
+                plan = pricer.plan(ask.request, ask.blocks)
+                same.setdefault(_identity(plan, ask), []).append(plan)
+            for plans in same.values():
+                also = tuple(dict.fromkeys(p.request.name for p in plans[1:]))
+                lines.append(_line(job, task, plans[0], also))
     return lines
 
 
-def _line(job: Job, task: Task, plan: Plan) -> Line:
-    return Line(job, task, plan, isinstance(plan.mechanism, InteractiveMechanism))
+def _line(job: Job, task: Task, plan: Plan, also: tuple[str, ...] = ()) -> Line:
+    return Line(job, task, plan, isinstance(plan.mechanism, InteractiveMechanism), also)
+
+
+def _identity(plan: Plan, ask: Ask) -> tuple[str, tuple[str, ...], int]:
+    """What makes two asks of one task and run the same release."""
+    return plan.family, ask.blocks, ask.ordinal
 
 
 class _Player:
@@ -282,15 +305,21 @@ class _Player:
 
     def _play(self, job: Job, run: Run) -> None:
         touched: dict[str, dict[str, bool]] = {}
+        seen_before: set[tuple[str, Any]] = set()
         for task in job.tasks:
-            for request, blocks in task.asks(run):
+            for ask in task.asks(run):
+                request, blocks = ask.request, ask.blocks
                 plan = self._pricer.plan(request, blocks)
+                same = task.name, _identity(plan, ask)
+                if same in seen_before:
+                    continue
+                seen_before.add(same)
                 line = _line(job, task, plan)
                 charged = blocks if plan.table.protects == "unit-block" else ()
                 open_scopes = [n for n in line.path if n in self.outlooks and not self.outlooks[n].refused]
                 if len(open_scopes) < sum(n in self.outlooks for n in line.path):
                     continue  # a scope on its path has refused before
-                paid = self._paid(job, run, line, request, blocks)
+                paid = self._paid(job, run, line, ask)
                 for name in open_scopes:
                     touched.setdefault(name, {}).update(dict.fromkeys(charged or ("",), paid))
                 refusal = None if paid else self._accounts.charge(line, charged)
@@ -310,8 +339,9 @@ class _Player:
             return False
         return self._ledger.find(Occasion.of_request(line.plan.request).key(line.plan)) is not None
 
-    def _paid(self, job: Job, run: Run, line: Line, request: Request, blocks: tuple[str, ...]) -> bool:
+    def _paid(self, job: Job, run: Run, line: Line, ask: Ask) -> bool:
         """Whether this ask is free: a session that is open, or an occasion that the ledger has seen."""
+        request = ask.request
         if line.once:
             name = request.scope, request.name, request.revision
             if name in self._opened:
@@ -320,11 +350,10 @@ class _Player:
             return self.opened_before(line)
         if self._ledger is None or request.scope not in self.outlooks or run.when > self._now:
             return False
-        plan = self._pricer.exact(request, blocks)
+        occasion = Occasion(job.dag_id, line.task.name, run.occasion, "", "", ask.ordinal)
         if not job.dag_id:
-            revision = request.model_copy(update={"revision": int(run.occasion)})
-            return self._ledger.find(Occasion.of_request(revision).key(plan)) is not None
-        return self._ledger.paid(request.scope, job.dag_id, run.occasion, plan.digest)
+            occasion = Occasion.of_request(request.model_copy(update={"revision": int(run.occasion)}))
+        return self._ledger.find(occasion.key(self._pricer.exact(request, ask.blocks))) is not None
 
 
 def _dated(number: int, job: Job) -> Iterator[tuple[dt.datetime, int, Run]]:
@@ -342,7 +371,7 @@ def file_job(path: Path, start: dt.datetime, every: dt.timedelta | None) -> Job:
         for number in itertools.count() if every else (0,):
             yield Run(start + number * (every or dt.timedelta()), str(request.revision + number))
 
-    task = Task(path.name, lambda run: [(request, request.blocks)])
+    task = Task(path.name, lambda run: [Ask(request, request.blocks)])
     return Job(str(path), "", f"every {every}" if every else "once", (task,), runs)
 
 

@@ -114,6 +114,16 @@ def reads(scope: str, blocks: Sequence[str]) -> list[tuple[Prepared, dict[str, A
     return found
 
 
+def merged(charges: Sequence[Charge]) -> list[Charge]:
+    """The same charges with one per account."""
+    sums: dict[tuple[str, str], Charge] = {}
+    for charge in charges:
+        account = charge.scope.scope, charge.block
+        known = sums.get(account)
+        sums[account] = charge if known is None else Charge(charge.scope, charge.block, known.cost + charge.cost)
+    return list(sums.values())
+
+
 def refused(transaction: Transaction, charges: Sequence[Charge]) -> BudgetExceeded | None:
     """Why these charges cannot be paid, or None."""
     return _totals(transaction, charges)[1]

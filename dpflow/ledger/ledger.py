@@ -201,10 +201,11 @@ class Ledger:
             refusal = accounts.refused(transaction, accounts.bill(transaction, scope, events, blocks))
             return None if refusal is None else str(refusal)
 
-    def require(self, scope: str, events: Sequence[Event], blocks: Sequence[str]) -> None:
-        """Like `check`, but raises `BudgetExceeded`."""
+    def require(self, *asks: tuple[str, Sequence[Event], Sequence[str]]) -> None:
+        """Raises `BudgetExceeded` unless all of these (scope, events, blocks) would be accepted together now."""
         with self._database.reading() as transaction:
-            accounts.require(transaction, accounts.bill(transaction, scope, events, blocks))
+            charges = [charge for ask in asks for charge in accounts.bill(transaction, *ask)]
+            accounts.require(transaction, accounts.merged(charges))
 
     # --- releases -----------------------------------------------------------------------------------------------
 

@@ -60,7 +60,7 @@ def read(tiny: Tiny) -> Callable[..., list[Job]]:
 def asked(job: Job, runs: int = 1) -> list[list[tuple[str, tuple[str, ...]]]]:
     """Names and blocks that the first runs ask for."""
     return [
-        [(request.name, blocks) for task in job.tasks for request, blocks in task.asks(run)]
+        [(request.name, blocks) for task in job.tasks for request, blocks, _ in task.asks(run)]
         for run in itertools.islice(job.runs(), runs)
     ]
 
@@ -109,7 +109,7 @@ def test_a_forecast_is_what_the_operators_charge(tiny: Tiny, read: Any, monkeypa
     assert (before.runs, before.block, before.refused) == (1, "2020-01-01", dt.datetime(2020, 1, 3, tzinfo=dt.UTC))
     (run,) = itertools.islice(job.runs(), 1)
     for task in job.tasks:
-        for number, (request, blocks) in enumerate(task.asks(run)):
+        for number, (request, blocks, _) in enumerate(task.asks(run)):
             operator = ReleaseOperator(task_id=task.name, release=request.model_dump(mode="json"), blocks=list(blocks))
             instance = {"dag_id": "daily", "task_id": task.name, "run_id": "r", "map_index": number}
             operator.execute(
@@ -254,3 +254,20 @@ def test_no_airflow_home_is_made(tiny: Tiny) -> None:
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["scopes"][0]["round"]["epsilon"] == "0.1"
     assert not (empty / "airflow").exists()
+
+
+def test_equal_releases_of_one_task_are_one(tiny: Tiny, read: Any) -> None:
+    """The ledger knows content, task and ordinal, not names: the forecast counts alike."""
+    (job,) = read(
+        """
+        with DAG("d", **DAILY):
+            ReleaseOperator.partial(task_id="t", blocks=DAY).expand(release=[wanted("a"), wanted("b"), wanted("c", "0.2")])
+            ReleaseOperator(task_id="u", release=wanted("a"), blocks=DAY)
+            ReleaseOperator(task_id="v", release=wanted("a"), blocks=DAY, ordinal=1)
+        """
+    )
+    seen = forecast([job], Registry.load(), Ledger(tiny.ledger), until=dt.datetime(2020, 1, 2, tzinfo=dt.UTC))
+    assert [(line.task.name, line.plan.request.name, line.also) for line in seen.lines] == [
+        ("t", "a", ("b",)), ("t", "c", ()), ("u", "a", ()), ("v", "a", ())
+    ]  # fmt: skip
+    assert seen.outlooks["visits"].burn[-1][1] == 0.5

@@ -16,7 +16,7 @@ from dpflow.core.filters import Cost, Filter, make_filter
 from dpflow.engine import Occasion, make_plan, release
 from dpflow.engine.fit import compare, on_grid, rounded_down, rounds, solve, total
 from dpflow.engine.request import parse_request
-from dpflow.engine.schedule import Forecast, Job, Run, Task, file_job, forecast, release_files
+from dpflow.engine.schedule import Ask, Forecast, Job, Run, Task, file_job, forecast, release_files
 from dpflow.errors import BudgetExceeded, InvalidInput, PlanRefused, UnknownName
 from dpflow.ledger import Ledger, Scope
 from dpflow.registry import Registry
@@ -46,7 +46,7 @@ def job(
 
     def asks(run: Run) -> list[Any]:
         block = run.when.strftime("%Y-%m-%d") if moving else "2020-01-01"
-        return [(request, (block,)) for request in requests]
+        return [Ask(request, (block,)) for request in requests]
 
     def runs() -> Iterator[Run]:
         return (Run(START + n * step, f"run {n}") for n in itertools.count())
@@ -103,7 +103,7 @@ def test_the_forecast_is_what_the_ledger_does(tiny: Tiny, registry: Registry) ->
     for run in itertools.islice(daily.runs(), 9):
         occasion = Occasion("daily", "release", run.occasion, run.occasion, "tester")
         try:
-            for request, blocks in daily.tasks[0].asks(run):
+            for request, blocks, _ in daily.tasks[0].asks(run):
                 plan = make_plan(request.model_copy(update={"blocks": blocks}), registry)
                 release(plan, ledger, registry, occasion=occasion, spend_again=True)
         except BudgetExceeded:
@@ -132,7 +132,7 @@ def test_a_session_is_paid_once(tiny: Tiny, registry: Registry) -> None:
     assert seen.lines[0].once and seen.outlooks["visits"].refused is None
     assert seen.outlooks["visits"].burn[-1][1] == 0.6
     ledger = Ledger(tiny.ledger)
-    request, blocks = gate.tasks[0].asks(Run(START, ""))[0]
+    request, blocks, _ = gate.tasks[0].asks(Run(START, ""))[0]
     Session.open(make_plan(request.model_copy(update={"blocks": blocks}), registry), ledger, registry)
     again = forecast([gate], registry, ledger, until=START + 9 * DAY)
     assert len(again.opened) == 1 and again.outlooks["visits"].burn[-1][1] == 0.6
@@ -203,7 +203,7 @@ def test_the_solved_noise_fits_and_wastes_little(
     tiny: Tiny, registry: Registry, name: str, delta: str, runs: int
 ) -> None:
     """Exactly ``runs`` runs are admitted; with every epsilon 3 % larger they are not; shares keep their ratio."""
-    found = lines(tiny, registry, job(tiny, "0.3", "0.3", "0.3")).lines
+    found = lines(tiny, registry, job(tiny, "0.3", "0.31", "0.32")).lines
     scope = granted(tiny, "1", delta, name)
     fitted = solve(found, scope, runs, shares={"daily 0": "2", "daily 2": "1/2"})
     rule = scope["visits"].filter
@@ -218,7 +218,7 @@ def test_the_solved_noise_fits_and_wastes_little(
 
 def test_target_errors_come_first_and_the_rest_is_shared(tiny: Tiny, registry: Registry) -> None:
     """The smallest epsilon that reaches an error, on a grid of three digits; the others divide what is left."""
-    found = lines(tiny, registry, job(tiny, "0.3", "0.3")).lines
+    found = lines(tiny, registry, job(tiny, "0.3", "0.31")).lines
     wanted, rest = solve(found, granted(tiny), 2, errors={"daily 0": "40"})
     assert wanted.share is None and wanted.error is not None and wanted.error.half_width["count"] <= 40
     smaller = make_plan(
@@ -272,7 +272,7 @@ def test_what_cannot_be_solved_is_said(
     tiny: Tiny, registry: Registry, changes: dict[str, Any], kind: type[Exception], message: str
 ) -> None:
     """No answer rather than a wrong one."""
-    found = lines(tiny, registry, job(tiny, "0.3", "0.3")).lines
+    found = lines(tiny, registry, job(tiny, "0.3", "0.31")).lines
     with pytest.raises(kind, match=message):
         solve(found, granted(tiny), **({"runs": 1} | changes))
 

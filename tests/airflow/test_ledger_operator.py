@@ -1,0 +1,266 @@
+"""`LedgerOperator` under a real DAG object, and the connection type's form and Test button."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import textwrap
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dpflow.ledger import Ledger
+
+if TYPE_CHECKING:
+    from smallworld import Tiny
+
+DAY = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
+HEAD = """
+from datetime import datetime
+from airflow.sdk import DAG, task
+from airflow.providers.standard.operators.empty import EmptyOperator
+from dpflow.airflow import LedgerOperator, ReleaseOperator, ReusableHoldoutOperator
+
+def wanted(name, epsilon="0.3", **more):
+    return {"name": name, "mechanism": "count", "table": "visits.yml", "scope": "visits", "params": {"epsilon": epsilon}} | more
+
+BLOCK = "{{ data_interval_start | ds }}"
+"""
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, tiny: Tiny) -> None:
+    """Airflow under a temporary home, and the connection that names the tiny ledger."""
+    monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path_factory.mktemp("airflow")))
+    connection = {"conn_type": "dpflow_ledger", "host": str(tiny.ledger)}
+    monkeypatch.setenv("AIRFLOW_CONN_DPFLOW_LEDGER", json.dumps(connection))
+
+
+@pytest.fixture
+def dag(tiny: Tiny) -> Callable[[str], Any]:
+    """A DAG object from a body of a DAG file in the tiny folder."""
+
+    def makes(body: str) -> Any:
+        from airflow.dag_processing.dagbag import DagBag
+
+        path = tiny.folder / "d.py"
+        path.write_text(
+            HEAD + 'with DAG("d", schedule=None) as dag:\n' + textwrap.indent(textwrap.dedent(body), "    ")
+        )
+        bag = DagBag(path, load_op_links=False)
+        assert not bag.import_errors, bag.import_errors
+        return bag.dags["d"]
+
+    return makes
+
+
+def run(dag: Any, task_id: str, *, map_index: int = -1, day: dt.datetime = DAY) -> Any:
+    """Execute one task of a DAG as a worker would: templates rendered, then `execute`."""
+    operator = dag.get_task(task_id)
+    pushed: dict[str, Any] = {}
+    instance = SimpleNamespace(
+        dag_id="d", task_id=task_id, run_id="r", map_index=map_index, task=operator,
+        xcom_push=lambda key, value: pushed.update({key: value}),
+    )  # fmt: skip
+    context = {
+        "ti": instance, "task": operator, "dag": dag, "dag_run": SimpleNamespace(partition_key=None), "params": {},
+        "logical_date": day, "data_interval_start": day, "data_interval_end": day + dt.timedelta(days=1), "run_id": "r",
+    }  # fmt: skip
+    operator.render_template_fields(context)
+    return operator.execute(context)
+
+
+GATE = """
+gate = LedgerOperator(task_id="gate", action="gate", otherwise="tell")
+tell = EmptyOperator(task_id="tell")
+mapped = ReleaseOperator.partial(task_id="mapped", blocks=BLOCK).expand(release=[wanted("a"), wanted("b", "0.31")])
+single = ReleaseOperator(task_id="single", release=wanted("c"), blocks=BLOCK)
+gate >> mapped >> single
+gate >> tell
+"""
+
+
+def test_a_gate_lets_a_run_through_that_fits(tiny: Tiny, dag: Any) -> None:
+    """0.9 of 1 is planned below, mapped tasks included: the releases go on, the other way is skipped."""
+    from airflow.sdk.exceptions import DownstreamTasksSkipped
+
+    made = dag(GATE)
+    with pytest.raises(DownstreamTasksSkipped) as skipped:
+        run(made, "gate")
+    assert list(skipped.value.tasks) == [("tell", -1)]
+    assert Ledger(tiny.ledger).remaining("visits").rows()[0]["used"] == 0, "a gate charges nothing"
+
+
+def test_a_gate_takes_the_other_way_when_the_scope_cannot_pay(tiny: Tiny, dag: Any) -> None:
+    """After 0.3 was paid elsewhere the three do not fit; on another day's block they do; nothing fails."""
+    from airflow.sdk.exceptions import DownstreamTasksSkipped
+
+    made = dag(GATE + 'before = ReleaseOperator(task_id="before", release=wanted("z"), blocks=BLOCK)\n')
+    run(made, "before")
+    with pytest.raises(DownstreamTasksSkipped) as skipped:
+        run(made, "gate")
+    assert list(skipped.value.tasks) == [("mapped", -1)]
+    with pytest.raises(DownstreamTasksSkipped) as skipped:
+        run(made, "gate", day=DAY + dt.timedelta(days=1))
+    assert list(skipped.value.tasks) == [("tell", -1)]
+
+
+def test_a_gate_without_another_way_stops_what_is_below(tiny: Tiny, dag: Any) -> None:
+    """Open: it returns what was planned. Closed: everything directly below is skipped, and the rest follows Airflow's rules."""
+    from airflow.sdk.exceptions import DownstreamTasksSkipped
+
+    body = 'LedgerOperator(task_id="gate", action="gate") >> ReleaseOperator(task_id="t", release=wanted("a", {}), blocks=BLOCK)'
+    assert run(dag(body.format('"0.9"')), "gate") == {"open": True, "planned": 1, "to_pay": 1, "reason": ""}
+    with pytest.raises(DownstreamTasksSkipped) as skipped:
+        run(dag(body.format('"1.1"')), "gate")
+    assert list(skipped.value.tasks) == [("t", -1)]
+
+
+def test_what_a_run_has_paid_does_not_close_its_gate(tiny: Tiny, dag: Any) -> None:
+    """A cleared run finds the gate open: its releases replay for nothing."""
+    made = dag(
+        """
+        gate = LedgerOperator(task_id="gate", action="gate")
+        one = ReleaseOperator(task_id="one", release=wanted("a", "0.6"), blocks=BLOCK)
+        gate >> one
+        """
+    )
+    assert run(made, "gate")["to_pay"] == 1
+    run(made, "one")
+    assert run(made, "gate")["to_pay"] == 0
+
+
+def test_a_session_below_is_counted_until_it_is_open(tiny: Tiny, dag: Any) -> None:
+    """A holdout's session is charged by whatever run came first; later runs owe nothing for it."""
+    from airflow.sdk.exceptions import AirflowFailException
+
+    body = """
+        check = LedgerOperator(task_id="check")
+        session = {"name": "s", "mechanism": "above_threshold", "table": "visits.yml", "scope": "visits",
+                   "blocks": ["2020-01-01"], "params": {"epsilon": "0.8"}}
+        gate = ReusableHoldoutOperator(task_id="gate", session=session, candidates=[])
+        check >> gate >> ReleaseOperator(task_id="one", release=wanted("a"), blocks=BLOCK)
+        """
+    made = dag(body)
+    with pytest.raises(AirflowFailException, match="BudgetExceeded: scope 'visits'.*epsilon 1.1 is asked"):
+        run(made, "check")
+    run(made, "gate")
+    with pytest.raises(AirflowFailException, match="epsilon 0.3 is asked, 0.2 of 1"):
+        run(made, "check")
+
+
+def test_a_check_adds_up_a_scope_and_its_quotas(tiny: Tiny, dag: Any) -> None:
+    """Two releases that fit apart and not together: one in the scope, one in a quota below it."""
+    from airflow.sdk.exceptions import AirflowFailException
+
+    Ledger(tiny.ledger).quota("visits/a", "0.6", 0, principal="owner")
+    made = dag(
+        """
+        check = LedgerOperator(task_id="check")
+        check >> ReleaseOperator(task_id="t", release=wanted("a", "0.6"), blocks=BLOCK)
+        check >> ReleaseOperator(task_id="q", release=wanted("b", "0.6", scope="visits/a"), blocks=BLOCK)
+        """
+    )
+    with pytest.raises(AirflowFailException, match="epsilon 1.2 is asked, 1 of 1 is left"):
+        run(made, "check")
+
+
+@pytest.mark.parametrize(
+    ("below", "message"),
+    [
+        ('EmptyOperator(task_id="x")', "no task downstream releases"),
+        (
+            'ReleaseOperator.partial(task_id="x", blocks=BLOCK).expand(release=found())',
+            "mapped over what only a run knows",
+        ),
+    ],
+)
+def test_a_gate_that_cannot_know_does_not_guess(dag: Any, below: str, message: str) -> None:
+    """It fails, and asks for ``releases``."""
+    from airflow.sdk.exceptions import AirflowFailException
+
+    made = dag(
+        f"""
+        @task
+        def found(): return []
+        LedgerOperator(task_id="gate", action="gate") >> {below}
+        """
+    )
+    with pytest.raises(AirflowFailException, match=message):
+        run(made, "gate")
+
+
+def test_a_dag_may_grant_and_report(tiny: Tiny, dag: Any) -> None:
+    """Each run grants the same: one entry in the history. Another amount is a new promise. A bad one fails for good."""
+    from airflow.sdk.exceptions import AirflowFailException
+
+    made = dag(
+        """
+        terms = dict(action="grant", scope="new", table="visits.yml", delta="1e-6", filter="hybrid", tail_share="0.5")
+        LedgerOperator(task_id="one", epsilon="0.5", **terms)
+        LedgerOperator(task_id="two", epsilon="{{ 1 }}", **terms)
+        LedgerOperator(task_id="bad", epsilon="-1", **terms)
+        LedgerOperator(task_id="report", action="report", scope="new")
+        LedgerOperator(task_id="odd", action="gift")
+        """
+    )
+    for task_id in ("one", "one", "two"):
+        run(made, task_id)
+    (row,) = run(made, "report")["accounts"]
+    assert (row["epsilon_granted"], row["delta_left"]) == ("1", "5e-7")
+    entries = [entry for entry in Ledger(tiny.ledger).history("new")]
+    assert [(entry.kind, entry.principal) for entry in entries] == [("grant", "airflow:d")] * 2
+    for task_id, message in (("bad", "epsilon is '-1'"), ("odd", "no action 'gift'")):
+        with pytest.raises(AirflowFailException, match=message):
+            run(made, task_id)
+
+
+# --- the connection ---------------------------------------------------------------------------------------------------
+
+
+def test_the_form_asks_for_what_a_ledger_needs() -> None:
+    """What Airflow's UI is served: relabelled fields, the anchor as a typed extra, and a Test button."""
+    from airflow.api_fastapi.core_api.services.ui.connections import HookMetaService
+    from airflow.providers_manager import ProvidersManager
+
+    (form,) = [form for form in HookMetaService.hook_meta_data() if form.connection_type == "dpflow_ledger"]
+    assert form.hook_name == "dpflow ledger"
+    assert form.standard_fields.host.title == "PostgreSQL host, or path of the SQLite file"
+    assert form.standard_fields.url_schema.title == "Database"
+    assert form.extra_fields is not None and set(form.extra_fields) == {"anchor"}
+    assert ProvidersManager().hooks["dpflow_ledger"].connection_testable
+
+
+def test_the_test_button(tiny: Tiny, postgres: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It opens the ledger, on both databases, and says in one sentence why it cannot; no password is repeated."""
+    from sqlalchemy import make_url
+
+    from dpflow.airflow.connection import LedgerHook
+
+    def answers(**connection: Any) -> tuple[bool, str]:
+        monkeypatch.setenv("AIRFLOW_CONN_DPFLOW_LEDGER", json.dumps({"conn_type": "dpflow_ledger"} | connection))
+        return LedgerHook().test_connection()
+
+    assert answers(host=str(tiny.ledger)) == (True, "the ledger opens and has 1 granted scope")
+    assert answers() == (
+        False,
+        "connection of type dpflow_ledger has no host; give a SQLite path or a PostgreSQL server",
+    )
+    failed, why = answers(host=str(tmp_path / "none.sqlite"))
+    assert not failed and "there is no ledger" in why
+    server, anchor = postgres(), tmp_path / "anchor"
+    Ledger(server, anchor=anchor, create=True).grant("s", Fraction(1), 0, principal="owner")
+    url = make_url(server)
+    place = {
+        "host": url.query.get("host", url.host), "schema": url.database, "login": url.username, "password": url.password or "",
+        "port": url.port, "extra": json.dumps({"anchor": str(anchor), "nonsense": "ignored"}),
+    }  # fmt: skip
+    assert answers(**place) == (True, "the ledger opens and has 1 granted scope")
+    failed, why = answers(**place | {"extra": json.dumps({"anchor": str(tmp_path / "other")})})
+    assert not failed and "key is not in" in why
+    failed, why = answers(**place | {"host": "127.0.0.1", "port": 1, "password": "hunter2"})
+    assert not failed and "out of reach" in why and "hunter2" not in why
