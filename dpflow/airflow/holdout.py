@@ -28,6 +28,7 @@ class ReusableHoldoutOperator(BaseOperator):
     """
 
     template_fields: Sequence[str] = ("session", "candidates", "promote")
+    request_field = "session"  #: the argument that says what is charged; `dpflow plan` reads it
     ui_color = "#f5d7e4"
 
     def __init__(

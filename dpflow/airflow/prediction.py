@@ -27,6 +27,7 @@ class PrivatePredictionOperator(BaseOperator):
     """
 
     template_fields: Sequence[str] = ("session", "points", "answers")
+    request_field = "session"  #: the argument that says what is charged; `dpflow plan` reads it
     ui_color = "#e4d7f5"
 
     def __init__(

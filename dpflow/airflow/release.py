@@ -47,6 +47,7 @@ class ReleaseOperator(BaseOperator):
     """
 
     template_fields: Sequence[str] = ("release", "blocks")
+    request_field = "release"  #: the argument that says what is charged; `dpflow plan` reads it
     ui_color = "#d7e8f5"
 
     def __init__(

@@ -134,13 +134,9 @@ def _run(dag: Any, when: Any, interval: Any, partition_key: str | None) -> Run:
 
 def _task(dag: Any, operator: Any, files: set[Path]) -> Task | None:
     """What a task asks for; None if it charges nothing."""
-    from dpflow.airflow.holdout import ReusableHoldoutOperator
-    from dpflow.airflow.release import ReleaseOperator
-
-    kind = getattr(operator, "operator_class", type(operator))
-    if not isinstance(kind, type) or not issubclass(kind, ReleaseOperator | ReusableHoldoutOperator):
+    field = getattr(getattr(operator, "operator_class", type(operator)), "request_field", None)
+    if field is None:
         return None
-    field = "release" if issubclass(kind, ReleaseOperator) else "session"
     instances, note = _instances(operator, field)
     if any(True for _ in operator.iter_mapped_task_groups()):
         note = "in a mapped task group: each of its instances charges this"
