@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from dpflow.airflow.ledger import LedgerOperator
     from dpflow.airflow.prediction import PrivatePredictionOperator
     from dpflow.airflow.release import ReleaseOperator
+    from dpflow.airflow.session import SessionOperator
 
 __all__ = [
     "DataContractOperator",
@@ -20,6 +21,7 @@ __all__ = [
     "PrivatePredictionOperator",
     "ReleaseOperator",
     "ReusableHoldoutOperator",
+    "SessionOperator",
 ]
 
 _HOMES = {
@@ -28,6 +30,7 @@ _HOMES = {
     "PrivatePredictionOperator": "dpflow.airflow.prediction",
     "ReleaseOperator": "dpflow.airflow.release",
     "ReusableHoldoutOperator": "dpflow.airflow.holdout",
+    "SessionOperator": "dpflow.airflow.session",
 }
 
 

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from dpflow.cli import calculate, demo, ledger, mechanisms, plan, predict, publish, release, samples
+from dpflow.cli import ask, calculate, demo, ledger, mechanisms, plan, predict, publish, release, samples
 from dpflow.errors import DpflowError
 
 app = typer.Typer(
@@ -18,6 +18,7 @@ app.command("demo")(demo.command)
 app.command("mechanisms")(mechanisms.command)
 app.command("plan")(plan.command)
 app.command("release")(release.command)
+app.command("ask")(ask.command)
 app.command("calculate")(calculate.command)
 app.command("samples")(samples.command)
 app.command("predict")(predict.command)

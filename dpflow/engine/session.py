@@ -38,6 +38,7 @@ class Session:
     def __init__(self, session_id: str, plan: Plan, ledger: Ledger, registry: Registry) -> None:
         self.id = session_id
         self._plan, self._ledger, self._registry = plan, ledger, registry
+        self._fresh = _first_on_its_data(session_id, plan, ledger)
         self._private = PrivateTable(plan.table, plan.request.where)
 
     @classmethod
@@ -107,6 +108,12 @@ class Session:
                 return dict(kept.answer)
             # somebody else's answer advanced the state first: ours was never seen, so draw again from theirs
 
+    def remaining(self) -> dict[str, Any]:
+        """What the session can still give: its state, and what its last answer said is left. Public."""
+        said = [dict(answer.answer) for answer in self._ledger.answers(self.id)]
+        counts = {k: v for k, v in said[-1].items() if k.endswith("_left")} if said else {}
+        return {"state": self._ledger.release(self.id).state, "answered": len(said), **counts}
+
     def _answer(
         self, mechanism: InteractiveMechanism[Any, Any], query: Any, candidate: Candidate | None, held: Held
     ) -> tuple[Verdict, State]:
@@ -123,6 +130,9 @@ class Session:
             known = read()
             faults.reach("aggregate.after")
             verdict, after = mechanism.answer(plan.params, plan.table, state, query, known, SystemSource())
+            if verdict.body.get("guarantee") == "proven" and not self._fresh:
+                about = "something was released from this data before the session was opened"
+                verdict = Verdict({**verdict.body, "guarantee": "heuristic", "because": about}, verdict.closed)
             json.dumps([verdict.body, after.data], allow_nan=False)  # what cannot be stored is an impossible value, too
         except faults.FaultInjected:
             raise
@@ -155,7 +165,7 @@ class Session:
 
 def _check_partition(plan: Plan, ledger: Ledger) -> None:
     """One scope has one partition into groups, for ever: proofs hold for a fixed one. Raises `PlanRefused`."""
-    groups = getattr(plan.params, "groups", None)
+    groups = getattr(plan.params, "groups", None) if getattr(plan.mechanism, "exclusive", False) else None
     for earlier in ledger.releases(plan.request.scope):
         known = earlier.request.get("params", {}).get("groups")
         sessions = earlier.state in ("open", "closed")
@@ -164,3 +174,16 @@ def _check_partition(plan: Plan, ledger: Ledger) -> None:
                 f"scope {plan.request.scope!r} is partitioned into {known} groups since its first session, and a partition "
                 f"is never changed; open {plan.request.name!r} with groups: {known}"
             )
+
+
+def _first_on_its_data(session_id: str, plan: Plan, ledger: Ledger) -> bool:
+    """Whether nothing was released from the scope's data before this session: proofs of generalisation begin with rows that
+    nobody has seen. All scopes of one path share their data.
+    """
+    root = plan.request.scope.split("/")[0]
+    for earlier in ledger.releases():
+        if earlier.release_id == session_id:
+            return True
+        if earlier.scope.split("/")[0] == root:
+            return False
+    return True

@@ -74,6 +74,7 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "learner": ("GaussianNB",),  # takes no randomness, even of its own
     "predictions": (3,),
     "shards": (4,),
+    "rows": (100,),
 }
 #: The same for the fields of an interactive mechanism's query: one query per place.
 QUERY_VALUES: Mapping[str, tuple[Any, ...]] = {
@@ -83,6 +84,8 @@ QUERY_VALUES: Mapping[str, tuple[Any, ...]] = {
     "candidate": tuple(f"candidate-{i}" for i in range(6)),
     "columns": (["amount", "share"],) * 6,
     "point": ([5, 0.5], [-10, 0.25], [30, 1], [5, 0.5], [7, 0], [0, 0.75]),
+    "column": ("amount", "share") * 3,
+    "weights": ([0, 1, "1/2", 0],) * 6,
 }
 
 

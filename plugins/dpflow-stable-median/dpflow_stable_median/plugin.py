@@ -5,8 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from dpflow.core.calculator import Calculator
+from dpflow.core.mechanism import InteractiveMechanism
 from dpflow.hookspecs import hookimpl
 from dpflow_stable_median import bounds, planner
+from dpflow_stable_median.answering import StableMedian
+from dpflow_stable_median.means import MeanQueries
+from dpflow_stable_median.weights import MultiplicativeWeights
+
+
+@hookimpl
+def dpflow_register_mechanisms() -> list[InteractiveMechanism[Any, Any]]:
+    return [StableMedian(), MeanQueries(), MultiplicativeWeights()]
 
 
 @hookimpl

@@ -1,0 +1,55 @@
+"""`SessionOperator`: a list of questions to a session that was paid for once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from airflow.sdk import BaseOperator
+
+from dpflow.airflow.connection import LedgerHook
+from dpflow.airflow.context import failures
+from dpflow.airflow.release import dag_folder, requested
+
+
+class SessionOperator(BaseOperator):
+    """Open a session, or go on with it, and ask it.
+
+    :param session: a release mapping or file whose mechanism is a session, such as ``stable_median`` or ``mean_queries``
+        (templated). It is opened and charged once, whatever run comes first; its name and revision identify it.
+    :param queries: the questions, in order (templated; may be an XCom): what an earlier task chose may depend on earlier
+        answers.
+    :param ledger_conn_id: connection of type ``dpflow_ledger``.
+
+    Every answer is stored before it is seen: a retry, or the same question in another run, returns it and spends nothing.
+    Returns one answer per question; after the last one that was paid for, ``{"verdict": "exhausted"}``.
+    """
+
+    template_fields: Sequence[str] = ("session", "queries")
+    ui_color = "#e4d7f5"
+
+    def __init__(
+        self,
+        *,
+        session: Mapping[str, Any] | str,
+        queries: Any,
+        ledger_conn_id: str = "dpflow_ledger",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.session = session
+        self.queries = queries
+        self.ledger_conn_id = ledger_conn_id
+
+    def execute(self, context: Any) -> list[dict[str, Any]]:
+        """Ask in order; see the class."""
+        from dpflow.engine import make_plan
+        from dpflow.engine.asking import ask_all
+        from dpflow.engine.session import Session
+        from dpflow.registry import Registry
+
+        with failures():
+            registry, folder = Registry.load(), dag_folder(context)
+            plan = make_plan(requested(self.session, None, folder), registry)
+            session = Session.open(plan, LedgerHook(self.ledger_conn_id).get_conn(), registry)
+            return ask_all(session, self.queries, folder)

@@ -1,0 +1,269 @@
+"""The answering sessions keep their claims exactly, answer well, and say what is proven."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from dpflow_stable_median import means, sizes, weights
+from dpflow_stable_median.answering import AnsweringParams, StableMedian
+from dpflow_stable_median.means import MeanQueries
+from dpflow_stable_median.medians import Exponential, median, medians
+from dpflow_stable_median.weights import MultiplicativeWeights
+
+from dpflow.core.declaration import Table
+from dpflow.core.events import ZCDP, BoundedRange, Repeated
+from dpflow.core.mechanism import State
+from dpflow.core.randomness import Source, SystemSource
+from dpflow.core.ranges import Grid
+from dpflow.core.statistics import GroupedSums, PerGroup
+from dpflow.errors import InvalidInput, PlanRefused, UnknownName
+from dpflow.testing import oracle
+from dpflow.testing.enumeration import outputs
+from dpflow.testing.examples import EXAMPLE_TABLE, REPLACE_TABLE, Example, groups
+from dpflow.testing.interactive import Session
+
+RANGE = {"kind": "grid", "lower": 0, "upper": 3, "step": 1}
+ASK = {"estimator": "column_mean", "columns": ["amount"], "range": RANGE}
+
+
+def answered(
+    mechanism: Any, table: Table, params: dict[str, Any], queries: list[dict[str, Any]], given: list[Any]
+) -> Any:
+    """The law of all transcripts when the statistics' answers are given."""
+
+    def draw(source: Source) -> tuple[str, ...]:
+        answers = iter(given)
+        return Session(mechanism, Example(table, params, queries), source).transcript(lambda _: next(answers))
+
+    return outputs(draw, tail=1e-7)
+
+
+@pytest.mark.parametrize(("name", "epsilon"), [("exponential", "1"), ("binary_search", "8")])
+@pytest.mark.parametrize(("table", "moved"), [(EXAMPLE_TABLE, 1), (REPLACE_TABLE, 2)])
+def test_two_adaptive_answers_cost_twice_epsilon(table: Table, moved: int, name: str, epsilon: str) -> None:
+    """Every transcript of two queries on tables whose unit moves one group's value, or two, keeps 2 epsilon; and needs most of it."""
+    params = {"epsilon": epsilon, "groups": 4, "queries": 2, "range_size": 4, "median": name}
+    asks = [ASK, ASK | {"default": 1}] if name == "exponential" else [ASK | {"range": RANGE | {"upper": 1}}]
+    claim = float(epsilon) * len(asks)
+
+    def law(values: list[float]) -> Any:
+        return answered(StableMedian(), table, params, asks, [PerGroup(np.array(values))] * len(asks))
+
+    a = law([0.0, 0.0, 1.0, 3.0])
+    b = law([0.0] * (2 - moved) + [3.0] * moved + [1.0, 3.0])
+    assert oracle.divergence(a, b, claim) <= 1e-5
+    assert oracle.smallest_epsilon(a, b, 1e-5) > claim / 8
+
+
+def test_a_median_that_forgets_the_second_group_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under replace-unit with the price of one changed group the claim fails."""
+    monkeypatch.setattr(StableMedian, "changed", lambda self, table: 1)
+    params = {"epsilon": "1", "groups": 2, "queries": 1, "range_size": 4}
+    a, b = (
+        answered(StableMedian(), REPLACE_TABLE, params, [ASK], [PerGroup(np.array(v))])
+        for v in ([0.0, 0.0], [3.0, 3.0])
+    )
+    losses = [math.log(a[x] / b[x]) for x in a]
+    assert max(losses) - min(losses) > 1.9  # bounded range would be 1
+
+
+@pytest.mark.parametrize("name", ["exponential", "binary_search", "gaussian_search"])
+@pytest.mark.parametrize("shape", ["uniform", "clustered", "two points", "equal"])
+def test_medians_are_accurate_at_their_sizes(name: str, shape: str) -> None:
+    """With Corollary 3.3's and Theorem 3.1's numbers of values every draw is a 1/4-approximate median."""
+    n, epsilon, delta, rng = 1000, 0.5, 1e-5, np.random.default_rng(0)
+    search = sizes.binary_search(n, epsilon, delta, 0.25, 0.05)
+    m = {"exponential": sizes.median_groups(n, epsilon, 0.25, 0.05), "binary_search": search.laplace_groups}.get(
+        name, search.groups
+    )
+    y = {
+        "uniform": rng.integers(0, n, m),
+        "clustered": 500 + rng.integers(0, 3, m),
+        "two points": np.repeat([3, 990], [m // 2, m - m // 2]),
+        "equal": np.full(m, 7),
+    }[shape]
+    price = Fraction(epsilon)
+    if name == "gaussian_search":  # its price is that of its noise: sigma in counts is q^(1/2)/price
+        price = Fraction(math.sqrt(search.probes) / (search.sigma * m)).limit_denominator(10**6)
+    for _ in range(60):
+        v = median(name).draw(y, 0, n - 1, Fraction(1, 2), price, 1, SystemSource())
+        assert (y <= v).mean() > 3 / 8 and (y < v).mean() < 5 / 8
+
+
+def test_binary_search_probes_no_more_than_it_pays_for() -> None:
+    """At most 2 ceil(log2 N) noisy counts, for every N."""
+
+    class Counting(type(median("binary_search"))):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.asked = 0
+
+        def noise(self, probes: int, epsilon: Fraction, changed: int, source: Source) -> int:
+            self.asked += 1
+            assert self.asked <= probes
+            return int(source.below(2001)) - 1000
+
+    for n in (1, 2, 3, 4, 5, 1000, 2**20 + 1):
+        for _ in range(30):
+            found = Counting()
+            v = found.draw(np.zeros(10, np.int64), 0, n - 1, Fraction(1, 2), Fraction(1), 1, SystemSource())
+            assert 0 <= v < n and found.asked <= 2 * math.ceil(math.log2(n)) if n > 1 else found.asked == 0
+
+
+def test_events_and_names() -> None:
+    made = StableMedian().event(AnsweringParams(epsilon="1/2", groups=5, queries=7), EXAMPLE_TABLE)
+    assert made == Repeated(BoundedRange(Fraction(1, 2)), 7)
+    made = StableMedian().event(
+        AnsweringParams(epsilon="1/2", groups=5, queries=7, median="gaussian_search"), EXAMPLE_TABLE
+    )
+    assert made == Repeated(ZCDP(Fraction(1, 8)), 7)
+    with pytest.raises(UnknownName, match="exponential"):
+        median("exponentiel")
+    assert list(medians())[0] == Exponential.name
+
+
+def test_ranges_and_queries_that_do_not_fit_are_refused_before_reading() -> None:
+    session = StableMedian()
+    params = AnsweringParams(epsilon="1", groups=5, range_size=4)
+    wide = session.Query.model_validate(ASK | {"range": RANGE | {"upper": 4}})
+    with pytest.raises(InvalidInput, match="range has 5 points"):
+        session.statistic(params, wide, EXAMPLE_TABLE)
+    with pytest.raises(UnknownName):
+        session.statistic(params, session.Query.model_validate(ASK | {"columns": ["amuont"]}), EXAMPLE_TABLE)
+
+
+def test_what_is_proven() -> None:
+    """The planner's sizes are proven sessions; a tenth of the epsilon's inverse, or replace without twice the price, is not."""
+    task = sizes.Task(10, 1000, 0.05)
+    plan = sizes.tight(task, True)
+    each = Fraction(plan.each).limit_denominator(10**9)
+    params = AnsweringParams(epsilon=each, groups=plan.groups + 5, queries=10, range_size=1000, require="proven")
+    assert StableMedian().promise(params, EXAMPLE_TABLE)["guarantee"] == "proven"
+    with pytest.raises(PlanRefused, match=r"at least 12134 groups and epsilon"):
+        StableMedian().event(params, REPLACE_TABLE)
+    small = sizes.simple(task)
+    each = Fraction(small.each).limit_denominator(10**9) + Fraction(1, 10**8)
+    params = AnsweringParams(epsilon=each, groups=small.groups, queries=10, range_size=1000, interval="simple")
+    promise = StableMedian().promise(params, EXAMPLE_TABLE)
+    assert promise["guarantee"] == "proven" and promise["interval"][0] == pytest.approx(small.rho)
+
+
+def test_every_answer_lies_between_the_quartiles_of_fresh_groups() -> None:
+    """A proven session of adaptive queries on normal groups: no answer leaves 0.674 standard deviations."""
+    plan, rng = sizes.tight(sizes.Task(10, 1001, 0.05), True), np.random.default_rng(0)
+    each = Fraction(plan.each).limit_denominator(10**9)
+    params = {"epsilon": each, "groups": plan.groups, "queries": 10, "range_size": 1001}
+    ask = ASK | {"range": {"kind": "grid", "lower": -5, "upper": 5, "step": "0.01"}}
+    session = Session(StableMedian(), Example(EXAMPLE_TABLE, params, [ask]), SystemSource())
+    columns = rng.normal(size=(10, plan.groups))
+    said = []
+    for j in range(9):
+        said.append(session.ask(session.queries[0], PerGroup(columns[j])).body["value"])
+    attack = np.sign(said) @ columns[:9] / 3
+    last = session.ask(session.queries[0], PerGroup(attack))
+    assert max(abs(v) for v in [*said, last.body["value"]]) < 0.6745
+    assert last.closed and session.ask(session.queries[0], PerGroup(attack)).body == {"verdict": "exhausted"}
+
+
+# --- means ------------------------------------------------------------------------------------------------------------
+
+
+def test_one_mean_keeps_epsilon_exactly() -> None:
+    """Neighbours as far apart as the limits allow: divergence 0 at epsilon; attained within a grid step."""
+    params, ask = {"epsilon": "4", "rows": 20, "queries": 1}, [{"by": "kind", "key": "a"}]
+    statistic = GroupedSums("kind", ("a",), 1, 2)
+
+    def law(rows: int) -> Any:
+        return answered(MeanQueries(), EXAMPLE_TABLE, params, ask, [groups(statistic, ("a",), rows)])
+
+    a, b = law(10), law(12)  # a unit has two rows in a group
+    assert oracle.divergence(a, b, Fraction(4)) <= 1e-5
+    assert oracle.smallest_epsilon(a, b, 1e-5) > 3.5
+
+
+def test_means_and_shares_are_right() -> None:
+    """Means in the column's unit, shares between 0 and 1, missing rows at the lower bound, never outside what is possible."""
+    mechanism, source = MeanQueries(), SystemSource()
+    params = mechanism.Params(epsilon="50", rows=1000, queries=4)
+    whole = groups(GroupedSums(values=(("share", 0),)), ("",), 900, 2000)
+    state = State({"asked": 0})
+    verdict, state = mechanism.answer(params, EXAMPLE_TABLE, state, mechanism.Query(column="share"), whole, source)
+    assert verdict.body["value"] == pytest.approx(0.5, abs=0.01)  # 2000 quarters over 1000 rows
+    share = groups(GroupedSums("kind", ("a",), 1, 2), ("a",), 250)
+    verdict, state = mechanism.answer(params, EXAMPLE_TABLE, state, mechanism.Query(by="kind", key="a"), share, source)
+    assert verdict.body["value"] == pytest.approx(0.25, abs=0.01)
+    huge = groups(GroupedSums(values=(("share", 0),)), ("",), 900, 10**9)
+    verdict, state = mechanism.answer(params, EXAMPLE_TABLE, state, mechanism.Query(column="share"), huge, source)
+    assert verdict.body["value"] == 1 and not verdict.closed
+    verdict, state = mechanism.answer(params, EXAMPLE_TABLE, state, mechanism.Query(column="share"), whole, source)
+    assert verdict.closed
+    with pytest.raises(UnknownName):
+        mechanism.statistic(params, mechanism.Query(by="kind", key="z"), EXAMPLE_TABLE)
+
+
+def test_tau_is_the_planners() -> None:
+    """At the lecture's planned rows and price the session promises about the planned tau; below the conditions, nothing."""
+    from dpflow_stable_median import lecture
+
+    plan = lecture.plan(1000, 0.1, 0.05)
+    one_row = EXAMPLE_TABLE.model_copy(update={"limits": EXAMPLE_TABLE.limits.model_copy(update={"rows": 1})})
+    params = means.MeanParams(epsilon=Fraction(plan.each), rows=plan.rows, queries=1000)
+    assert means.accuracy(params, one_row) == pytest.approx(0.1, abs=0.001)
+    assert means.accuracy(params, EXAMPLE_TABLE) is None
+    assert means.accuracy(means.MeanParams(epsilon=1, rows=plan.rows, queries=1000), one_row) is None
+
+
+# --- multiplicative weights -------------------------------------------------------------------------------------------
+
+
+def test_the_plan_is_the_papers() -> None:
+    plan = weights.plan(256, 1000, 1000, 0.025)
+    assert (plan.updates, plan.queries) == (22_714, 20_000)
+    assert plan.each == pytest.approx(3.189e-5, rel=1e-3)
+    assert plan.groups == pytest.approx(177_392_992, rel=1e-6)
+
+
+def test_many_queries_over_few_keys_are_accurate() -> None:
+    """400 random queries over 4 keys stay within the accuracy, most of them free; then a median."""
+    mechanism, rng = MultiplicativeWeights(), np.random.default_rng(0)
+    rows = 10_000_000
+    params = {"epsilon": "10", "by": "kind", "rows": rows, "accuracy": "1/10", "queries": 401}
+    session = Session(mechanism, Example(EXAMPLE_TABLE, params), SystemSource())
+    counts = np.array([0.6, 0.25, 0.1, 0.05]) * rows
+    given = groups(GroupedSums("kind", ("b", "a", "d", "c"), 2, 2), ("b", "a", "d", "c"), counts.astype(int))
+    worst, last = 0.0, None
+    for _ in range(400):
+        psi = rng.integers(0, 1001, 4)
+        last = session.ask(mechanism.Query(weights=[Fraction(int(w), 1000) for w in psi]), given)
+        worst = max(worst, abs(last.body["value"] - float(psi @ counts) / rows / 1000))
+    assert worst < 0.1
+    assert last is not None and last.body["updates_left"] > 2000
+    verdict = session.ask(mechanism.Query(values=[4, 1, 2, 3]), given)
+    assert verdict.body["value"] in (2, 3, 4) and verdict.closed  # those lie between the quartiles
+
+
+def test_weights_keep_their_epsilon_exactly() -> None:
+    """One query whose update is always bought: stretch and answer together."""
+    params = {"epsilon": "512", "by": "kind", "rows": 2, "accuracy": 1, "queries": 1}
+    table = EXAMPLE_TABLE.model_copy(
+        update={"limits": EXAMPLE_TABLE.limits.model_copy(update={"rows": 1, "groups": 1, "rows_per_group": 1})}
+    )
+    mechanism = MultiplicativeWeights()
+    stretch = mechanism._engine(mechanism.Params.model_validate(params), table)
+    assert stretch.failures == 23 and stretch.epsilon == Fraction(512, 46)
+    assert stretch.sensitivity == weights.FINE
+
+
+def test_wrong_lengths_are_refused() -> None:
+    mechanism = MultiplicativeWeights()
+    params = mechanism.Params.model_validate({"epsilon": 1, "by": "kind", "rows": 10})
+    with pytest.raises(InvalidInput, match="4 public keys"):
+        mechanism.statistic(params, mechanism.Query(weights=[0, 1]), EXAMPLE_TABLE)
+
+
+def test_default_range_is_a_thousand_steps() -> None:
+    query = StableMedian.Query.model_validate({"estimator": "accuracy", "columns": ["amount"]})
+    assert isinstance(query.range, Grid) and query.range.size == 1001
