@@ -82,6 +82,7 @@ class StableMedian(InteractiveMechanism[AnsweringParams, AnswerQuery]):
     Params = AnsweringParams
     Query = AnswerQuery
     exclusive = True
+    separate = True
 
     def changed(self, table: Table) -> int:
         """Groups that one unit's change may touch."""

@@ -71,6 +71,7 @@ class MeanQueries(InteractiveMechanism[MeanParams, MeanQuery]):
     Params = MeanParams
     Query = MeanQuery
     exclusive = True
+    separate = True
 
     def event(self, params: MeanParams, table: Table) -> Event:
         one = Pure(params.epsilon)
