@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from dpflow.cli import ask, calculate, demo, ledger, mechanisms, plan, predict, publish, release, samples
+from dpflow.cli import ask, calculate, demo, ledger, mechanisms, plan, predict, publish, release, samples, serve
 from dpflow.errors import DpflowError
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app.command("ask")(ask.command)
 app.command("calculate")(calculate.command)
 app.command("samples")(samples.command)
 app.command("predict")(predict.command)
+app.command("serve")(serve.command)
 app.command("publish")(publish.command)
 app.add_typer(ledger.app, name="ledger")
 

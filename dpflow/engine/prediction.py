@@ -10,12 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from dpflow.core import faults
+from dpflow.core.events import to_json
 from dpflow.core.points import Codes, Points
 from dpflow.core.points import encode as encoded
 from dpflow.core.prediction import PredictionMechanism, PredictionParams
@@ -26,15 +27,19 @@ from dpflow.engine.occasion import Occasion
 from dpflow.engine.plan import Plan, make_plan
 from dpflow.engine.session import Session
 from dpflow.errors import DpflowError, InvalidInput, PlanRefused, SessionClosed
-from dpflow.ledger import Ledger
+from dpflow.ledger import Held, Ledger
 from dpflow.registry import Registry
 
 #: Points of one transaction, unless the caller says otherwise.
 BATCH = 100_000
+_NOTE = "note:"  # marks the name of a note among the names of answers
 
 
 class PredictionSession(Session):
-    """An open session of private predictions. Safe to use from many threads; make one with `PredictionSession.open`."""
+    """An open session of private predictions. Safe to use from many threads; make one with `PredictionSession.open`.
+
+    ``known_left`` is how many new points could be asked when the ledger was last looked at; `left` looks again.
+    """
 
     def __init__(self, session_id: str, plan: Plan, ledger: Ledger, registry: Registry) -> None:
         super().__init__(session_id, plan, ledger, registry)
@@ -45,6 +50,7 @@ class PredictionSession(Session):
         self._mechanism, self._params = mechanism, plan.params
         self._learning = threading.Lock()
         self._learned: Any = None
+        self.known_left = self._left(ledger.session(session_id))
         self._name = bytes.fromhex(ledger.commitment(session_id.encode(), "points"))
 
     @classmethod
@@ -63,7 +69,16 @@ class PredictionSession(Session):
     @property
     def left(self) -> int:
         """How many new points may still be asked."""
-        held = self._ledger.session(self.id)
+        self.known_left = self._left(self._ledger.session(self.id))
+        return self.known_left
+
+    def remaining(self) -> dict[str, Any]:
+        """What the session can still give. Public."""
+        left = self.left
+        state = self._ledger.release(self.id).state
+        return {"state": state, "answered": self._params.predictions - left, "predictions_left": left}
+
+    def _left(self, held: Held) -> int:
         return 0 if held.closed else self._params.predictions - int(held.state["answered"])
 
     def ask(self, query: Mapping[str, Any] | str, candidate: Candidate | None = None, **fields: Any) -> dict[str, Any]:
@@ -90,13 +105,12 @@ class PredictionSession(Session):
         self._private.check(statistic, self._plan.request.blocks)
         return statistic
 
-    def predict(self, points: Points, *, batch: int = BATCH, notes: Mapping[str, Any] | None = None) -> list[Any]:
+    def predict(self, points: Points, *, batch: int = BATCH) -> list[Any]:
         """Answers for points, in their order; points that were answered before cost nothing.
 
         Args:
             points: rows of values in the order of the features, or a mapping from feature to values.
             batch: points of one transaction.
-            notes: names and JSON values to store in the first batch's transaction, as `noted` finds them.
 
         Raises:
             InvalidInput: points that do not fit the declaration; nothing was charged.
@@ -106,48 +120,68 @@ class PredictionSession(Session):
             raise InvalidInput("a batch has 1 or more points")
         codes = self.encode(points)
         said: list[Any] = []
-        for start in range(0, max(len(codes), 1), batch):
-            said += self._batch(codes[start : start + batch], dict(notes or {}) if start == 0 else {})
+        for start in range(0, len(codes), batch):
+            said += self.predict_encoded(codes[start : start + batch])
         return said
 
     def encode(self, points: Points) -> Codes:
         """Points as the declaration's integers. Raises `InvalidInput`."""
         return encoded(self._plan.table, self._params.features, points)
 
-    def noted(self, name: str) -> Any:
-        """A note that was stored with a batch, or None."""
-        found = self._ledger.stored_answer(self.id, "note:" + name)
-        return None if found is None else found.answer["note"]
+    def noted(self, names: Sequence[str]) -> dict[str, Any]:
+        """The notes of these names that were stored with some batch."""
+        if not names:
+            return {}
+        found = self._ledger.stored_answers(self.id, [_NOTE + name for name in names])
+        return {name.removeprefix(_NOTE): body["note"] for name, body in found.items()}
 
-    def _batch(self, codes: Codes, notes: dict[str, Any]) -> list[Any]:
+    def describe(self) -> dict[str, Any]:
+        """What whoever asks may know: features with their bounds or keys, the session's claim, what is left."""
+        table, features = self._plan.table, []
+        for name in self._params.features:
+            column = table.column(name)
+            features.append(
+                {"name": name} | column.model_dump(mode="json", include={"lower", "upper", "step", "missing", "keys"})
+            )
+        return {
+            "session_id": self.id,
+            "features": features,
+            "claim": to_json(self._plan.event),
+            "protects": table.protected,
+            "predictions_left": self.left,
+        }
+
+    def predict_encoded(self, codes: Codes, notes: Mapping[str, Any] | None = None) -> list[Any]:
+        """Answers for one batch of encoded points, in one transaction.
+
+        Args:
+            codes: what `encode` made.
+            notes: names and JSON values to store in the same transaction, unless the session is closed; see `noted`.
+        """
         names = self._names(codes)
+        said_aside = {_NOTE + name: {"note": note} for name, note in (notes or {}).items()}
         while True:
             held = self._ledger.session(self.id)
-            known = self._ledger.stored_answers(self.id, names) if held.version else {}
+            known = self._ledger.stored_answers(self.id, [*names, *said_aside]) if held.version else {}
             places = {name: place for place, name in enumerate(names) if name not in known}
-            if not places and not notes:
-                return [known[name]["answer"] for name in names]
-            left = self._params.predictions - int(held.state.get("answered", 0))
-            if held.closed and places:
-                raise SessionClosed(
-                    f"session {self.id} is closed, and {len(places)} of these points have no stored answer; open a new one"
-                )
+            left = self.known_left = self._left(held)
             if len(places) > left:
                 raise SessionClosed(
                     f"{len(places)} of these points have no stored answer, and session {self.id} has {left} predictions left; "
-                    f"ask at most {left} new points"
+                    f"ask at most {left} new points, or open another session"
                 )
             answers, failed = self._answers(codes, places)
             fresh = {name: {"answer": answer} for name, answer in zip(places, answers)}
-            fresh |= {"note:" + name: {"note": note} for name, note in notes.items()}
-            stored = held.closed or self._ledger.answer_many(
+            if not held.closed:
+                fresh |= {name: body for name, body in said_aside.items() if name not in known}
+            if not fresh or self._ledger.answer_many(
                 self.id,
                 fresh,
                 expected_version=held.version,
-                state={"answered": int(held.state["answered"]) + len(places)},
+                state={"answered": self._params.predictions - left + len(places)},
                 closed=failed or len(places) == left,
-            )
-            if stored:
+            ):
+                self.known_left = 0 if failed else left - len(places)
                 return [(fresh[name] if name in fresh else known[name])["answer"] for name in names]
             # another batch was stored first and none of ours was seen: look up what it answered
 

@@ -124,7 +124,7 @@ def test_more_new_points_than_predictions_are_refused_before_a_draw(world: World
     said = session.predict([[age, "Oslo"] for age in (1, 2, 3)])
     assert session.left == 0
     assert session.predict([[3, "Oslo"], [1, "Oslo"]]) == [said[2], said[0]]
-    with pytest.raises(SessionClosed, match="is closed"):
+    with pytest.raises(SessionClosed, match="has 0 predictions left"):
         session.predict([[9, "Oslo"]])
 
 
@@ -252,7 +252,7 @@ def test_only_prediction_mechanisms_predict(world: World) -> None:
 def test_notes_are_stored_with_the_batch(world: World) -> None:
     """A note appears in the transaction of the answers, also when all points are known."""
     session = world.open()
-    assert session.noted("k") is None
-    session.predict([[1, "Oslo"]], notes={"k": {"v": 1}})
-    session.predict([[1, "Oslo"]], notes={"l": 2})
-    assert (session.noted("k"), session.noted("l"), session.left) == ({"v": 1}, 2, 9)
+    assert session.noted(["k"]) == session.noted([]) == {}
+    codes = session.encode([[1, "Oslo"]])
+    assert session.predict_encoded(codes, {"k": {"v": 1}}) == session.predict_encoded(codes, {"l": 2})
+    assert (session.noted(["k", "l", "m"]), session.left) == ({"k": {"v": 1}, "l": 2}, 9)

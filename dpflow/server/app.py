@@ -1,0 +1,216 @@
+"""The endpoints. Everything but health and metrics needs a bearer token; no answer leaves before it was charged and stored."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from contextlib import asynccontextmanager
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, FastAPI, Header, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
+
+from dpflow.engine.prediction import PredictionSession
+from dpflow.errors import BudgetExceeded, DpflowError, InvalidInput, LedgerUnavailable, SessionClosed
+from dpflow.ledger import Ledger
+from dpflow.server.batches import Batches, KeyConflict
+from dpflow.server.service import Service
+
+log = logging.getLogger("dpflow")
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+
+
+class Ask(BaseModel):
+    """Points to answer."""
+
+    points: Annotated[
+        list[list[int | float | str | bool | None]],
+        Field(description="One list per point: a value for each feature, in order; null where it is missing."),
+    ]
+
+
+class Answers(BaseModel):
+    """Private answers, in the order of the points."""
+
+    session_id: str
+    answers: list[int | float | str | None]
+    predictions_left: Annotated[int, Field(description="How many new points this principal may still ask.")]
+
+
+class SessionView(BaseModel):
+    """The public side of a session."""
+
+    session_id: str
+    features: list[dict[str, Any]]
+    claim: dict[str, Any]
+    protects: str
+    predictions_left: int
+
+
+class Refused(Exception):
+    """A request that is answered with an error: HTTP status, error word, sentence."""
+
+    def __init__(self, status: int, error: str, message: str, **headers: str) -> None:
+        self.status, self.error, self.message, self.headers = status, error, message, headers
+        super().__init__(message)
+
+    def response(self) -> JSONResponse:
+        """The error as JSON."""
+        return JSONResponse({"error": self.error, "message": self.message}, self.status, self.headers)
+
+
+def refusal(error: Exception) -> Refused:
+    """What a client hears of an error. Our own messages hold nothing private; the text of any other stays inside."""
+    if isinstance(error, Refused):
+        return error
+    if isinstance(error, KeyConflict):
+        return Refused(409, "key_conflict", str(error))
+    if isinstance(error, InvalidInput):
+        return Refused(422, "invalid_input", str(error))
+    if isinstance(error, SessionClosed | BudgetExceeded):
+        return Refused(429, "quota_exhausted", str(error))
+    if isinstance(error, DpflowError) and error.retryable:
+        return Refused(
+            503, "try_again", "the ledger or the table cannot be used now; repeat the request", **{"Retry-After": "1"}
+        )
+    log.error("a request failed (%s)", type(error).__name__)
+    return Refused(500, "internal_error", "the request failed; nothing of it was charged twice, so it may be repeated")
+
+
+bearer = HTTPBearer(auto_error=False)
+
+
+def principal(request: Request, token: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]) -> str:
+    """Who asks, by the bearer token."""
+    name = None if token is None else request.app.state.service.who(token.credentials)
+    if name is None:
+        raise Refused(401, "unauthorized", "give a valid bearer token", **{"WWW-Authenticate": "Bearer"})
+    return str(name)
+
+
+Who = Annotated[str, Depends(principal)]
+Key = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_length=200)]
+router = APIRouter()
+
+
+@router.post("/v1/predictions")
+async def predict(request: Request, ask: Ask, who: Who, key: Key = None) -> Answers:
+    """Answer points. A point that was answered before costs nothing and gets the same answer, and so does a repeated request."""
+    state = request.app.state
+    session: PredictionSession = state.sessions[who]
+    if len(ask.points) > state.service.most_points:
+        raise Refused(413, "too_large", f"one request holds at most {state.service.most_points} points; split it")
+    said = await asyncio.wrap_future(state.batches.submit(session, session.encode(ask.points), key))
+    return Answers(session_id=session.id, answers=said, predictions_left=session.known_left)
+
+
+@router.get("/v1/session")
+def view(request: Request, who: Who) -> SessionView:
+    """What may be asked, what a prediction costs and how many are left."""
+    return SessionView(**request.app.state.sessions[who].describe())
+
+
+@router.get("/healthz")
+def health(request: Request) -> JSONResponse:
+    """Whether the ledger can be read."""
+    try:
+        request.app.state.ledger.scopes()
+    except LedgerUnavailable:
+        return JSONResponse({"status": "ledger unavailable"}, 503)
+    return JSONResponse({"status": "ok"})
+
+
+@router.get("/metrics", response_class=PlainTextResponse)
+async def metrics(request: Request) -> str:
+    """Counts for Prometheus: requests by status, batches, answered points. Nothing about rows, models or principals."""
+    batches, statuses = request.app.state.batches, request.app.state.statuses
+    lines = [f'dpflow_requests_total{{status="{code}"}} {number}' for code, number in sorted(statuses.items())]
+    lines += [f"dpflow_batches_total {batches.batches}", f"dpflow_answered_points_total {batches.points}"]
+    return "\n".join(lines) + "\n"
+
+
+async def invalid(_: Request, error: Exception) -> JSONResponse:
+    """A body that does not validate: where, and never what it holds."""
+    found = error.errors() if isinstance(error, RequestValidationError) else ()
+    places = sorted({".".join(map(str, item["loc"][:4])) for item in found})[:5]
+    return Refused(422, "invalid_input", f"the request does not validate at {', '.join(places)}; see /docs").response()
+
+
+async def unfit(_: Request, error: Exception) -> JSONResponse:
+    """No such place or method, or a body that is no JSON."""
+    status = error.status_code if isinstance(error, HTTPException) else 400
+    return Refused(
+        422 if status == 400 else status, "invalid_input", "this is no request of this service; see /docs"
+    ).response()
+
+
+async def refuse(_: Request, error: Exception) -> JSONResponse:
+    """Any other error."""
+    return refusal(error).response()
+
+
+def create_app(service: Service, sessions: Mapping[str, PredictionSession], ledger: Ledger) -> FastAPI:
+    """The service as an ASGI application.
+
+    Args:
+        service: tokens and limits.
+        sessions: every principal's open session.
+        ledger: asked by the health check.
+    """
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        app.state.batches = Batches()
+        yield
+        await asyncio.to_thread(app.state.batches.close)
+
+    app = FastAPI(title="dpflow predictions", version="1", lifespan=lifespan, docs_url="/docs", redoc_url=None)
+    statuses = Counter[int]()
+    app.state.service, app.state.sessions, app.state.ledger, app.state.statuses = service, sessions, ledger, statuses
+    app.include_router(router)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(HTTPException, unfit)
+    for kind in (Refused, DpflowError, Exception):
+        app.add_exception_handler(kind, refuse)
+    app.add_middleware(Gate, most=service.most_bytes, statuses=statuses)
+    return app
+
+
+class Gate:
+    """Takes a body whole before the app sees it, refuses one above the limit while it arrives, and counts responses."""
+
+    def __init__(self, app: Any, most: int, statuses: Counter[int]) -> None:
+        self._app, self._most, self._statuses = app, most, statuses
+
+    async def __call__(self, scope: Message, receive: Receive, send: Callable[[Message], Awaitable[None]]) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)  # type: ignore[no-any-return]
+
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._statuses[message["status"]] += 1
+            await send(message)
+
+        arrived, message = bytearray(), await receive()
+        while message["type"] == "http.request":
+            arrived += message.get("body", b"")
+            if len(arrived) > self._most:
+                refused = Refused(413, "too_large", f"a request has at most {self._most} bytes; split it")
+                return await refused.response()(scope, receive, counted)
+            if not message.get("more_body"):
+                break
+            message = await receive()
+        whole: list[Message] = [{"type": "http.request", "body": bytes(arrived), "more_body": False}]
+
+        async def replayed() -> Message:
+            return whole.pop() if whole else await receive()
+
+        await self._app(scope, replayed, counted)

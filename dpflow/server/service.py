@@ -1,0 +1,102 @@
+"""What is served and to whom: one prediction session per principal, in the scope that is the principal's quota.
+
+A principal's session is opened, and charged whole, when the service starts; its scope is a quota below the table's. So
+the table's budget bounds what all principals learn together, however they pool their answers, and no count is kept
+outside the ledger. A bearer token is 32 random bytes, shown once; the file keeps its SHA-256.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError
+
+from dpflow.core.declaration import Strict, load_yaml, problems
+from dpflow.engine.plan import make_plan
+from dpflow.engine.prediction import PredictionSession
+from dpflow.engine.request import load_request
+from dpflow.errors import InvalidDeclaration, InvalidInput
+from dpflow.ledger import Ledger
+from dpflow.registry import Registry
+
+
+class Principal(Strict):
+    """Who may ask: the SHA-256 of the token, the scope that pays, and how many predictions (by default the session's)."""
+
+    token_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    scope: Annotated[str, Field(min_length=1, max_length=200)]
+    predictions: Annotated[int, Field(ge=1, le=10**9)] | None = None
+
+
+class Service(Strict):
+    """The file of ``dpflow serve``. ``session`` is a release file with a prediction mechanism, relative to this file.
+
+    ``most_points`` and ``most_bytes`` bound one request.
+    """
+
+    session: Path
+    principals: Annotated[dict[str, Principal], Field(min_length=1)]
+    most_points: Annotated[int, Field(ge=1, le=10**6)] = 10_000
+    most_bytes: Annotated[int, Field(ge=100, le=10**9)] = 2_000_000
+
+    def who(self, token: str) -> str | None:
+        """The principal of a token, or None; every digest is compared, in constant time."""
+        given, found = token_digest(token), None
+        for name, principal in self.principals.items():
+            if hmac.compare_digest(principal.token_sha256, given):
+                found = name
+        return found
+
+
+def load_service(path: Path) -> Service:
+    """Read a service file. Raises `InvalidDeclaration` naming the field."""
+    try:
+        service = Service.model_validate(load_yaml(path, "service file"))
+    except ValidationError as error:
+        raise InvalidDeclaration(f"{path} is not a service: {problems(error)}") from None
+    digests = [principal.token_sha256 for principal in service.principals.values()]
+    if len(set(digests)) != len(digests):
+        raise InvalidDeclaration(f"{path}: two principals have the same token; give each its own")
+    return service.model_copy(update={"session": (path.parent / service.session).resolve()})
+
+
+def new_token() -> tuple[str, str]:
+    """A fresh bearer token, and what the service file keeps of it."""
+    token = secrets.token_urlsafe(32)
+    return token, token_digest(token)
+
+
+def token_digest(token: str) -> str:
+    """SHA-256 of a token; tokens have 256 bits, so it needs no salt."""
+    return hashlib.sha256(token.encode(errors="replace")).hexdigest()
+
+
+def open_sessions(service: Service, ledger: Ledger, registry: Registry) -> Mapping[str, PredictionSession]:
+    """Every principal's session, charged or resumed; all answer from one set of models.
+
+    Raises:
+        BudgetExceeded: a scope cannot pay; the sessions before it are open and will be resumed.
+        InvalidInput: the session file does not plan.
+    """
+    request = load_request(service.session)
+    opened: dict[str, PredictionSession] = {}
+    for name, principal in service.principals.items():
+        changes: dict[str, Any] = {"scope": principal.scope, "name": f"{request.name}/{name}"}
+        if principal.predictions is not None:
+            changes["params"] = request.params | {"predictions": principal.predictions}
+        if len(changes["name"]) > 200:
+            raise InvalidInput(
+                f"the session's name and the principal's are too long together: {changes['name'][:40]}..."
+            )
+        plan = make_plan(request.model_copy(update=changes), registry)
+        opened[name] = PredictionSession.open(plan, ledger, registry)
+    first, *others = opened.values()
+    first.learn()
+    for session in others:
+        session.share(first)
+    return opened

@@ -1,0 +1,247 @@
+"""The HTTP service: tokens, quotas, idempotency, odd bodies, concurrent duplicates; every answer charged once."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from starlette.testclient import TestClient
+from typer.testing import CliRunner
+
+sys.path.insert(0, str(Path(__file__).parent))
+from prediction_doors import Doors  # noqa: E402
+
+from dpflow.cli import app as cli  # noqa: E402
+from dpflow.core.declaration import load_table  # noqa: E402
+from dpflow.errors import BudgetExceeded, InvalidDeclaration, LedgerUnavailable  # noqa: E402
+from dpflow.registry import Registry  # noqa: E402
+from dpflow.server.app import create_app  # noqa: E402
+from dpflow.server.service import load_service, new_token, open_sessions  # noqa: E402
+
+ANN, BOB = new_token(), new_token()
+REGISTRY = Registry.load()
+
+
+class Served:
+    """A running service with two principals: ann may ask 60 points, bob 5."""
+
+    def __init__(self, doors: Doors, **changes: Any) -> None:
+        self.doors = doors
+        doors.file()
+        table = load_table(doors.declaration)
+        for name, epsilon in (("ann", 12), ("bob", 1)):
+            doors.book.grant(f"loans/{name}", epsilon, 0, filter="basic", table=table, principal="owner")
+        principals = {
+            "ann": {"token_sha256": ANN[1], "scope": "loans/ann", "predictions": 60},
+            "bob": {"token_sha256": BOB[1], "scope": "loans/bob", "predictions": 5},
+        }
+        self.file = doors.folder / "service.yml"
+        self.file.write_text(yaml.safe_dump({"session": "session.yml", "principals": principals} | changes))
+        service = load_service(self.file)
+        self.sessions = open_sessions(service, doors.book, REGISTRY)
+        self.client = TestClient(create_app(service, self.sessions, doors.book), raise_server_exceptions=False)
+
+    def ask(self, points: Any, token: str = ANN[0], **headers: str) -> Any:
+        """One request."""
+        return self.client.post(
+            "/v1/predictions", json={"points": points}, headers={"Authorization": f"Bearer {token}"} | headers
+        )
+
+    def spent(self) -> str:
+        """Epsilon of the table's whole budget."""
+        return self.doors.spent()
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    made = Served(Doors(tmp_path), most_points=40, most_bytes=4000)
+    with made.client:
+        yield made
+
+
+def point(i: int) -> list[Any]:
+    return [i / 100, 0.5, "Oslo"]
+
+
+def test_an_answer_is_charged_once_and_stored(served: Served) -> None:
+    """Both quotas are charged when the service starts; a known point is free; each principal has its own session."""
+    assert served.spent() == "13"
+    first = served.ask([point(1), point(2), point(1)])
+    body = first.json()
+    assert first.status_code == 200 and set(body) == {"session_id", "answers", "predictions_left"}
+    assert body["answers"][0] == body["answers"][2] and set(body["answers"]) <= {"no", "yes"}
+    assert body["predictions_left"] == 58
+    again = served.ask([point(2)]).json()
+    assert again["answers"] == [body["answers"][1]] and again["predictions_left"] == 58
+    other = served.ask([point(1)], BOB[0]).json()
+    assert other["session_id"] != body["session_id"] and other["predictions_left"] == 4
+    assert served.spent() == "13" and served.doors.book.verify().ok
+
+
+def test_a_quota_ends(served: Served) -> None:
+    """More new points than are left are refused whole; known ones are still answered."""
+    assert served.ask([point(i) for i in range(6)], BOB[0]).status_code == 429
+    assert served.ask([point(i) for i in range(5)], BOB[0]).json()["predictions_left"] == 0
+    refused = served.ask([point(9)], BOB[0])
+    assert (refused.status_code, refused.json()["error"]) == (429, "quota_exhausted")
+    assert served.ask([point(4)], BOB[0]).status_code == 200
+    assert served.ask([point(9)]).status_code == 200
+
+
+@pytest.mark.parametrize("token", ["", "x", ANN[0] + "x", ANN[0][:-1], ANN[1], "é", ANN[0].swapcase()])
+def test_a_tampered_token_is_refused(served: Served, token: str) -> None:
+    """No principal, no answer, and nothing about who exists."""
+    answer = served.client.post(
+        "/v1/predictions", json={"points": [point(1)]}, headers={"Authorization": f"Bearer {token}".encode()}
+    )
+    assert (answer.status_code, answer.json()["error"]) == (401, "unauthorized")
+    assert served.client.post("/v1/predictions", json={"points": [point(1)]}).status_code == 401
+    assert served.client.get("/v1/session").status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("points", "status"),
+    [
+        ([[0.1, 0.2]], 422),
+        ([[0.1, 0.2, "Paris"]], 422),
+        ([[None, 0.2, "Oslo"]], 422),
+        ([["high", 0.2, "Oslo"]], 422),
+        ([[[0.1], 0.2, "Oslo"]], 422),
+        ("points", 422),
+        ({"x": 1}, 422),
+        ([[0.1, 0.2, "Oslo"]] * 41, 413),
+        ([[0.1, None, None]], 200),
+        ([[1e300, -5, "Oslo"]], 200),
+        ([], 200),
+    ],
+)
+def test_odd_points(served: Served, points: Any, status: int) -> None:
+    """A clear refusal, or an answer where the declaration says what a value means."""
+    answer = served.ask(points)
+    assert answer.status_code == status, answer.text
+    if status != 200:
+        assert set(answer.json()) == {"error", "message"}
+        assert (
+            served.client.get("/v1/session", headers={"Authorization": f"Bearer {ANN[0]}"}).json()["predictions_left"]
+            == 60
+        )
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b'{"points": [[NaN, 0.2, "Oslo"]]}', b'{"points": 1}', b"[1]", b"\xff", b"[" * 3000]
+)
+def test_odd_bodies(served: Served, body: bytes) -> None:
+    """What is no request is refused as one, never with a traceback."""
+    headers = {"Authorization": f"Bearer {ANN[0]}", "Content-Type": "application/json"}
+    answer = served.client.post("/v1/predictions", content=body, headers=headers)
+    assert answer.status_code == 422 and "Traceback" not in answer.text
+
+
+def test_large_bodies_are_refused_while_they_arrive(served: Served) -> None:
+    """By the announced length, and by counting when none is announced."""
+    headers = {"Authorization": f"Bearer {ANN[0]}", "Content-Type": "application/json"}
+    big = b'{"points": [' + b"[0.1, 0.2, 3]," * 700_000 + b"[0.1, 0.2, 3]]}"
+    assert served.client.post("/v1/predictions", content=big, headers=headers).status_code == 413
+    streamed = served.client.post(
+        "/v1/predictions", content=(big[i : i + 1000] for i in range(0, 10**5, 1000)), headers=headers
+    )
+    assert streamed.status_code == 413
+    assert served.ask([point(1)]).status_code == 200
+
+
+def test_one_answer_per_idempotency_key(served: Served) -> None:
+    """The same key with the same points repeats the answer; with others it is a conflict, also after a restart."""
+    first = served.ask([point(1)], **{"Idempotency-Key": "k"})
+    assert served.ask([point(1)], **{"Idempotency-Key": "k"}).json()["answers"] == first.json()["answers"]
+    again = Served.__new__(Served)
+    again.sessions = open_sessions(load_service(served.file), served.doors.book, REGISTRY)
+    for client in (served.client, TestClient(create_app(load_service(served.file), again.sessions, served.doors.book))):
+        with client:
+            conflict = client.post(
+                "/v1/predictions",
+                json={"points": [point(2)]},
+                headers={"Authorization": f"Bearer {ANN[0]}", "Idempotency-Key": "k"},
+            )
+        assert (conflict.status_code, conflict.json()["error"]) == (409, "key_conflict")
+    assert again.sessions["ann"].left == 59
+
+
+def test_concurrent_duplicates_are_charged_once(served: Served) -> None:
+    """Many clients at once, same points: one stored answer each."""
+    found: list[Any] = []
+
+    def ask(turn: int) -> None:
+        found.append(served.ask([point(i) for i in range(turn % 3, turn % 3 + 10)]).json())
+
+    threads = [threading.Thread(target=ask, args=(turn,)) for turn in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert served.sessions["ann"].left == 60 - 12
+    assert len({json.dumps(body["answers"]) for body in found}) == 3
+    assert served.doors.book.verify().ok
+
+
+def test_the_public_side_and_the_metrics_show_no_rows(served: Served) -> None:
+    """Features, claim, counts; no model, vote, probability or principal."""
+    served.ask([point(1)])
+    view = served.client.get("/v1/session", headers={"Authorization": f"Bearer {ANN[0]}"}).json()
+    assert [feature["name"] for feature in view["features"]] == ["x", "y", "town"]
+    assert view["claim"]["kind"] == "repeated.v1" and "person" in view["protects"]
+    assert served.client.get("/healthz").json() == {"status": "ok"}
+    metrics = served.client.get("/metrics").text
+    assert 'dpflow_requests_total{status="200"}' in metrics and "dpflow_answered_points_total 1" in metrics
+    assert "ann" not in metrics
+    paths = served.client.get("/openapi.json").json()["paths"]
+    assert set(paths) == {"/v1/predictions", "/v1/session", "/healthz", "/metrics"}
+
+
+def test_trouble_is_said_without_its_text(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ledger that is away is a 503, a bug a 500; a repeated request is answered, and charged once."""
+    session = served.sessions["ann"]
+    for error, status in ((LedgerUnavailable("/secret/place"), 503), (RuntimeError("row 4711"), 500)):
+
+        def fail(*_: Any, error: Exception = error, **__: Any) -> Any:
+            raise error
+
+        with monkeypatch.context() as patched:
+            patched.setattr(session._ledger, "answer_many", fail)
+            answer = served.ask([point(7)])
+        assert answer.status_code == status and "secret" not in answer.text and "4711" not in answer.text
+    assert served.ask([point(7)]).json()["predictions_left"] == 59
+
+
+def test_a_service_that_cannot_pay_does_not_start(tmp_path: Path) -> None:
+    """Refused at the start, not at a request."""
+    with pytest.raises(BudgetExceeded):
+        Served(Doors(tmp_path, epsilon=12))
+
+
+def test_a_service_file_is_checked(tmp_path: Path) -> None:
+    """Digests, not tokens; no two principals with one token; no unknown fields."""
+    path = tmp_path / "service.yml"
+    for principals in (
+        {"a": {"token_sha256": ANN[0], "scope": "s"}},
+        {"a": {"token_sha256": ANN[1], "scope": "s"}, "b": {"token_sha256": ANN[1], "scope": "s"}},
+        {},
+        {"a": {"token_sha256": ANN[1], "scope": "s", "token": "x"}},
+    ):
+        path.write_text(yaml.safe_dump({"session": "s.yml", "principals": principals}))
+        with pytest.raises(InvalidDeclaration):
+            load_service(path)
+
+
+def test_the_command_makes_tokens() -> None:
+    """The token is shown once, beside the digest that the file keeps."""
+    said = CliRunner().invoke(cli, ["serve", "--new-token"]).stdout
+    token, digest = (line.rpartition(" ")[2] for line in said.strip().splitlines())
+    from dpflow.server.service import token_digest
+
+    assert token_digest(token) == digest and len(token) >= 43
