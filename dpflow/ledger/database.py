@@ -224,7 +224,10 @@ class Database:
         elif begin == "BEGIN":
             cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         else:
-            cursor.execute(f"SELECT pg_advisory_xact_lock({_LOCK})")
+            cursor.execute(  # a writer that stands still inside its transaction loses it, so that others can go on
+                f"SELECT set_config('idle_in_transaction_session_timeout', '{int(_PATIENCE * 500)}', true), "
+                f"pg_advisory_xact_lock({_LOCK})"
+            )
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
@@ -341,6 +344,7 @@ def _harden(connection: psycopg.Connection[Any], _: object) -> None:
         connection.execute(
             "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
         )
+        connection.execute(f"SET lock_timeout = {int(_PATIENCE * 1000)}")
 
 
 def _translated(error: Exception, place: str, committing: bool) -> DpflowError:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import subprocess
 import sys
 from fractions import Fraction
@@ -15,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dpflow import hookimpl, load_table, plan, release
-from dpflow.core import faults
 from dpflow.core.results import NONE
 from dpflow.engine.repair import publish_missing
 from dpflow.engine.request import Publish
@@ -60,33 +58,6 @@ def test_a_replay_needs_no_table(tiny: Tiny) -> None:
     again = release(planned(tiny), Ledger(tiny.ledger))
     assert again.replayed and again.result == first.result and again.release_id == first.release_id
     assert spent(tiny) == Fraction(1, 4)
-
-
-RUN = """
-import sys
-from pathlib import Path
-from dpflow import Ledger, plan, release
-from dpflow.engine.request import Publish
-folder = Path(sys.argv[1])
-wanted = plan("count", folder / "visits.yml", name="visits", scope="visits", blocks=["2020-01-01"], epsilon="0.25",
-              publish=Publish(database=folder / "out.duckdb"))
-print(release(wanted, Ledger(folder / "ledger.sqlite")).result.rows[0].value)
-"""
-
-
-@pytest.mark.parametrize("point", [p for p in faults.POINTS if not p.startswith("session")])
-def test_sigkill_anywhere_is_one_charge_and_one_result(tiny: Tiny, point: str) -> None:
-    """Killed at every named point, the next run completes: one charge, one result, published once."""
-    environment = os.environ | {"DPFLOW_FAULT": f"{point}:kill:{tiny.folder / 'fired'}"}
-    command = [sys.executable, "-c", RUN, str(tiny.folder)]
-    assert subprocess.run(command, env=environment, check=False).returncode == -9
-    done = [
-        subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout for _ in range(2)
-    ]
-    assert done[0] == done[1]
-    assert spent(tiny) == Fraction(1, 4)
-    assert len(published_ids(tiny.folder / "out.duckdb", "releases")) == 1
-    assert Ledger(tiny.ledger).verify().ok
 
 
 def test_what_may_depend_on_rows_is_settled_as_none(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:

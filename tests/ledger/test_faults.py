@@ -75,6 +75,7 @@ import os, sys
 from dpflow.core.events import Pure
 from dpflow.errors import LedgerUnavailable
 from dpflow.ledger import Ledger, ReleaseKey
+from dpflow.ledger.database import _before_fork
 ledger = Ledger(sys.argv[1], anchor=sys.argv[2])
 def charge(n):
     ledger.reserve(ReleaseKey("flights", "", "", n, "d"), event=Pure("0.1"), blocks=(), family="f", slot=None,
@@ -95,7 +96,7 @@ if os.fork() == 0:
         os.write(charged[1], b"-")
     os._exit(0)
 print(os.read(charged[0], 1).decode())
-ledger._database.engine.dispose()  # the last connection that anybody but the child has
+_before_fork()  # closes the last connection that anybody but the child has
 os.write(closed[1], b"x")
 assert os.wait()[1] == 0
 """

@@ -1,0 +1,367 @@
+"""Death, loss and want after every single statement: at most one charge, at most one visible result, a retry completes.
+
+The named points of `dpflow.core.faults` are tested where their code is (tests/engine, test_faults.py). Here the number of
+the SQL statement, begin and commit included, says where a process dies, an exception is raised or a connection is lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import secrets
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from dpflow.core import faults
+from dpflow.errors import LedgerUnavailable
+from dpflow.ledger import Ledger
+from dpflow.ledger import database as connections
+
+UNIT = Fraction("1e-6")
+
+
+def one_shot(ledger, ask, n):
+    """A release of one scope: charged, settled."""
+    held = ask.reserve(ledger, f"one-{n}", "1e-6", slot=f"slot-{n}")
+    return ledger.settle(held, {"drawn": secrets.token_hex(4)}, snapshot="s").result
+
+
+def in_a_quota(ledger, ask, n):
+    """A release that debits two scopes and two blocks of each."""
+    held = ask.reserve(ledger, f"quota-{n}", "1e-6", scope="days/team", blocks=["mon", "tue"])
+    return ledger.settle(held, {"drawn": secrets.token_hex(4)}).result
+
+
+def session(ledger, ask, n):
+    """A session that is opened, asked twice, and used up."""
+    held = ledger.open_session(ask.key(f"session-{n}"), **ask.terms("1e-6"), state={"left": 2}, exclusive=True)
+    shown = []
+    for version in (0, 1):
+        drawn = {"drawn": secrets.token_hex(4)}
+        given = ledger.answer(
+            held.session_id, query=f"q{version}", expected_version=version, state={"left": 1 - version}, answer=drawn,
+            closed=version == 1,
+        )  # fmt: skip
+        shown.append(given.answer)
+    return shown
+
+
+def taken_over(ledger, ask, n):
+    """An orphan, an owner's decision, and the try that finishes it."""
+    orphan = ask.reserve(ledger, f"orphan-{n}", "1e-6")
+    ledger.resolve(orphan.release_id, reason="r", principal="owner", decision="retry") if not orphan.settled else None
+    held = ask.reserve(ledger, f"orphan-{n}", "1e-6")
+    return ledger.settle(held, {"drawn": secrets.token_hex(4)}).result
+
+
+LIVES = [one_shot, session, *(pytest.param(life, marks=pytest.mark.slow) for life in (in_a_quota, taken_over))]
+
+
+@pytest.fixture
+def ledger(place) -> Ledger:
+    """Scopes for all lives."""
+    ledger = place.open()
+    ledger.grant("flights", 1, 0, filter="basic", principal="owner")
+    for scope in ("days", "days/team"):
+        ledger.grant(scope, 1, 0, filter="basic", blocks=True, principal="owner")
+    return ledger
+
+
+def at_statement(number: int, action: Callable[[], None]) -> Callable[[], None]:
+    """A hook for `faults.after_statement` that acts once."""
+    left = iter([False] * (number - 1) + [True])
+
+    def passed() -> None:
+        if next(left, False):
+            action()
+
+    return passed
+
+
+@contextlib.contextmanager
+def hooked(hook: Callable[[], None]) -> Iterator[None]:
+    faults.after_statement = hook
+    try:
+        yield
+    finally:
+        faults.after_statement = None
+
+
+def statements_of(work: Callable[[], Any]) -> int:
+    """How many statements a whole life runs."""
+    passed: list[None] = []
+    with hooked(lambda: passed.append(None)):
+        work()
+    return len(passed)
+
+
+def forked(work: Callable[[], Any]) -> tuple[int, Any]:
+    """Do it in a child: its exit code, and what it showed before it died."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(write, json.dumps(work()).encode())
+            os._exit(0)
+        except LedgerUnavailable:
+            os._exit(75)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    os.close(write)
+    with open(read, "rb") as shown:
+        text = shown.read()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), json.loads(text) if text else None
+
+
+def books(ledger: Ledger) -> tuple[int, int]:
+    """Charges, and what all of them add up to in the account that every life but one pays."""
+    charged = [entry for entry in ledger.history(limit=10**6) if entry.kind in ("reserve", "session")]
+    ((_, cost),) = ledger.remaining("flights").spent
+    return len(charged), cost.epsilon
+
+
+@pytest.mark.parametrize("life", LIVES)
+def test_killed_after_any_statement(ledger, ask, life):
+    """SIGKILL after the n-th statement, for every n: the retry finds or makes the one charge and the one result."""
+    whole = statements_of(lambda: life(ledger, ask, 0))
+    for n in range(1, whole + 1):
+
+        def doomed(n: int = n) -> Any:
+            faults.after_statement = at_statement(n, lambda: os.kill(os.getpid(), signal.SIGKILL))
+            return life(ledger, ask, n)
+
+        code, shown = forked(doomed)
+        assert (code, shown) == (-signal.SIGKILL, None)
+        assert life(ledger, ask, n) == life(ledger, ask, n)
+    assert books(ledger)[0] == whole + 1
+    for _, cost in ledger.remaining("days/team").spent + ledger.remaining("flights").spent:
+        assert cost.epsilon in (0, (whole + 1) * 10**6)
+    assert ledger.verify().ok
+
+
+@pytest.mark.parametrize("life", LIVES)
+def test_an_exception_after_any_statement(ledger, ask, life):
+    """An exception at the n-th statement undoes its transaction, whose ledger object goes on."""
+    whole = statements_of(lambda: life(ledger, ask, 0))
+
+    def fail() -> None:
+        raise faults.FaultInjected
+
+    for n in range(1, whole + 1):
+        with hooked(at_statement(n, fail)), pytest.raises(faults.FaultInjected):
+            life(ledger, ask, n)
+        assert life(ledger, ask, n) == life(ledger, ask, n)
+    assert books(ledger)[0] == whole + 1 and ledger.verify().ok
+
+
+@pytest.mark.parametrize("life", LIVES)
+def test_a_connection_lost_after_any_statement(postgres, tmp_path, ask, life, caplog):
+    """pg_terminate_backend after the n-th statement: retryable and silent, and the retry completes."""
+    url = postgres()
+    ledger = Ledger(url, anchor=tmp_path / "anchor", create=True)
+    ledger.grant("flights", 1, 0, filter="basic", principal="owner")
+    for scope in ("days", "days/team"):
+        ledger.grant(scope, 1, 0, filter="basic", blocks=True, principal="owner")
+    whole, lost = statements_of(lambda: life(ledger, ask, 0)), 0
+    with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as other:
+        ours = other.info.backend_pid
+
+        def terminate() -> None:
+            other.execute(
+                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = current_database() AND pid <> %s",
+                [ours],
+            )
+
+        for n in range(1, whole + 1):
+            try:
+                with hooked(at_statement(n, terminate)):
+                    first = life(ledger, ask, n)
+            except LedgerUnavailable as error:
+                assert error.retryable and "drawn" not in str(error)
+                lost += 1
+            else:
+                assert life(ledger, ask, n) == first  # lost between two transactions, and replaced
+            assert life(ledger, ask, n) == life(ledger, ask, n)
+    assert lost >= whole // 2 and not [record for record in caplog.records if record.levelname == "ERROR"]
+    assert books(ledger)[0] == whole + 1 and ledger.verify().ok
+
+
+@pytest.mark.parametrize("life", [one_shot, session])
+def test_a_connection_lost_while_committing(postgres, tmp_path, ask, life, monkeypatch):
+    """The server committed and its answer is lost: the message claims nothing, and the same call finds what there is."""
+    ledger = Ledger(postgres(), anchor=tmp_path / "anchor", create=True)
+    ledger.grant("flights", 1, 0, filter="basic", principal="owner")
+    commit = psycopg.Connection.commit
+
+    def lost(connection: Any) -> None:
+        commit(connection)
+        connection.close()
+        raise psycopg.OperationalError("lost")
+
+    for n in range(4):
+        with monkeypatch.context() as patch:
+            patch.setattr(psycopg.Connection, "commit", lost)
+            with pytest.raises(LedgerUnavailable, match="may or may not be recorded"):
+                life(ledger, ask, n)
+        assert life(ledger, ask, n) == life(ledger, ask, n)
+    assert books(ledger) == (4, 4 * 10**6) and ledger.verify().ok
+
+
+def test_no_connection_is_left(postgres, tmp_path, ask):
+    """At max_connections a charge is refused retryably, and succeeds when somebody hangs up."""
+    url = postgres()
+    ledger = Ledger(url, anchor=tmp_path / "anchor", create=True)
+    ledger.grant("flights", 1, 0, filter="basic", principal="owner")
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(ledger._database.reading())  # this process's own connection is in use
+        with pytest.raises(psycopg.OperationalError, match="too many|remaining connection slots"):
+            for _ in range(1000):
+                stack.enter_context(contextlib.closing(psycopg.connect(url.replace("+psycopg", ""))))
+        with pytest.raises(LedgerUnavailable, match="out of reach"):
+            ask.reserve(ledger)
+        with pytest.raises(LedgerUnavailable, match="out of reach"):
+            Ledger(url, anchor=tmp_path / "anchor")
+    one_shot(ledger, ask, 0)
+    assert books(ledger) == (1, 10**6) and ledger.verify().ok
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_somebody_sits_on_the_lock(kind, request, tmp_path, ask, monkeypatch):
+    """A writer that never ends is waited for with patience, then the wait is given up retryably."""
+    monkeypatch.setattr(connections, "_PATIENCE", 0.2)
+    target = str(tmp_path / "l") if kind == "sqlite" else request.getfixturevalue("postgres")()
+    ledger = Ledger(target, anchor=tmp_path / "anchor", create=True)
+    ledger.grant("flights", 1, 0, filter="basic", principal="owner")
+    if kind == "sqlite":
+        other: Any = sqlite3.connect(target, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+    else:
+        other = psycopg.connect(target.replace("+psycopg", ""))
+        other.execute(f"SELECT pg_advisory_xact_lock({connections._LOCK})")
+    with contextlib.closing(other), pytest.raises(LedgerUnavailable, match="nothing was recorded"):
+        ask.reserve(ledger)
+    one_shot(ledger, ask, 0)
+    assert books(ledger)[0] == 1 and ledger.verify().ok
+
+
+# --- disks
+
+
+@pytest.fixture
+def on_disk(tmp_path) -> Ledger:
+    ledger = Ledger(tmp_path / "l", anchor=tmp_path / "anchor", create=True)
+    ledger.grant("flights", 1, 0, filter="basic", principal="owner")
+    return ledger
+
+
+def test_a_file_that_cannot_grow(on_disk, ask, tmp_path):
+    """Whatever size a file may not exceed, a charge is recorded or refused retryably, and the retry completes."""
+    codes = []
+    for n in range(40):
+        limit = 200 if n == 39 else 1777 * n  # the last: not even the anchor's mark
+
+        def cramped(limit: int = limit, n: int = n) -> Any:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+            return one_shot(on_disk, ask, n)
+
+        code, shown = forked(cramped)
+        codes.append(code)
+        kept = one_shot(on_disk, ask, n)
+        assert code == 75 or shown == kept
+    assert set(codes) == {0, 75}
+    assert books(on_disk) == (40, 40 * 10**6) and on_disk.verify().ok
+
+
+FULL = """
+import sys
+from pathlib import Path
+from dpflow.core.events import Pure
+from dpflow.errors import LedgerUnavailable
+from dpflow.ledger import Ledger, ReleaseKey
+ledger = Ledger(sys.argv[1] + "/l", create=True)
+ledger.grant("flights", 1, 0, filter="basic", principal="owner")
+refused = 0
+def release(n):
+    held = ledger.reserve(ReleaseKey("flights", "", "", str(n), "d"), event=Pure("1e-6"), blocks=(), family="f", slot=None,
+                          principal="p", request={"filler": "x" * 5000})
+    return ledger.settle(held, {"drawn": n, "filler": "x" * 3000}).result
+for n in range(300):
+    try:
+        release(n)
+    except LedgerUnavailable as error:
+        refused += 1
+        if refused == 1:
+            first = n
+        if refused > 20:
+            break
+Path(sys.argv[1] + "/ballast").unlink()
+for again in range(first, n + 1):
+    release(again)
+assert len(ledger.releases()) == n + 1 and ledger.verify().ok, ledger.verify()
+assert ledger.remaining("flights").spent[0][1].epsilon == (n + 1) * 10**6
+print("refused", refused)
+"""
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="no way to a file system of our own")
+def test_no_space_left_on_the_device():
+    """A real file system of twelve megabytes, filled to the last byte, then relieved of its ballast."""
+    script = 'mount -t tmpfs -o size=12m none "$0" && dd if=/dev/zero of="$0/ballast" bs=1M count=9 status=none && exec "$1" -c "$2" "$0"'
+    with tempfile.TemporaryDirectory() as folder:
+        command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, folder, sys.executable, FULL]
+        done = subprocess.run(command, capture_output=True, text=True)
+    if "unshare" in done.stderr or "mount" in done.stderr:
+        pytest.skip(f"no file system of our own here: {done.stderr.strip()}")
+    assert (done.returncode, done.stdout) == (0, "refused 21\n"), done.stderr
+
+
+@pytest.mark.parametrize("what", ["file", "folder", "anchor", "mark"])
+def test_a_place_that_is_read_only(ask, what):
+    """Who may not write is refused before anything is charged, and nothing is read for nothing."""
+    folder = Path(tempfile.mkdtemp(prefix="dpflow-read-only-", dir="/tmp"))
+    try:
+        ledger = Ledger(folder / "l", anchor=folder / "anchor", create=True)
+        ledger.grant("flights", 1, 0, filter="basic", principal="owner")
+        connections._before_fork()  # closes what this process has open
+        for path in (folder, *folder.rglob("*")):
+            path.chmod(0o777 if path.is_dir() else 0o666)
+        closed = {
+            "file": folder / "l",
+            "folder": folder,
+            "anchor": folder / "anchor",
+            "mark": folder / "anchor" / "mark",
+        }[what]
+        closed.chmod(0o555 if closed.is_dir() else 0o444)
+        if what == "anchor":
+            (closed / "mark").unlink()
+
+        def unprivileged() -> Any:
+            if os.geteuid() == 0:
+                os.setgroups([])
+                os.setgid(65534)
+                os.setuid(65534)
+            return one_shot(ledger, ask, 0)
+
+        code, shown = forked(unprivileged)
+        assert (code, shown) == (75, None)
+        closed.chmod(0o777 if closed.is_dir() else 0o666)
+        assert ledger.releases() == []
+        one_shot(ledger, ask, 0)
+        assert books(ledger) == (1, 10**6) and ledger.verify().ok
+    finally:
+        shutil.rmtree(folder)
