@@ -44,6 +44,7 @@ class LedgerOperator(BaseOperator, SkipMixin):
 
     template_fields: Sequence[str] = ("releases", "blocks", "scope", "epsilon", "delta", "table")
     ui_color = "#f5ecd7"
+    inherits_from_skipmixin = True  # what a gate skips stays skipped when it is mapped, or cleared
 
     def __init__(
         self,

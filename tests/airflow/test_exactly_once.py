@@ -1,0 +1,250 @@
+"""One row of docs/exactly-once.md per test: what Airflow may do to a task instance, and what it costs."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dpflow.ledger import Ledger
+from dpflow.mechanisms.count import Count
+from dpflow.tables import PrivateTable
+
+if TYPE_CHECKING:
+    from smallworld import Tiny
+
+DAY = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
+NEXT = DAY + dt.timedelta(days=1)
+PAGE = (Path(__file__).parents[2] / "docs" / "exactly-once.md").read_text()
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, tiny: Tiny) -> None:
+    """Airflow under a temporary home, and the connection that names the tiny ledger."""
+    monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path_factory.mktemp("airflow")))
+    connection = {"conn_type": "dpflow_ledger", "host": str(tiny.ledger)}
+    monkeypatch.setenv("AIRFLOW_CONN_DPFLOW_LEDGER", json.dumps(connection))
+
+
+def context(
+    tiny: Tiny,
+    *,
+    dates: tuple[dt.datetime, dt.datetime] | None = (DAY, NEXT),
+    partition: str | None = None,
+    run_type: str = "scheduled",
+    clear_number: int = 0,
+    **instance: Any,
+) -> dict[str, Any]:
+    """What a task sees, as measured on Airflow 3.3: no logical date, no dates."""
+    given = {"dag_id": "d", "task_id": "t", "run_id": "scheduled__1", "map_index": -1, "try_number": 1, "id": "a"}
+    found: dict[str, Any] = {
+        "ti": SimpleNamespace(**(given | instance)),
+        "dag_run": SimpleNamespace(partition_key=partition, run_type=run_type, clear_number=clear_number),
+        "dag": SimpleNamespace(fileloc=str(tiny.folder / "dag.py")),
+    }
+    if dates is not None:
+        found |= {"logical_date": dates[0], "data_interval_start": dates[0], "data_interval_end": dates[1]}
+    return found
+
+
+def pay(context: dict[str, Any], epsilon: str = "0.1", name: str = "visits", **options: Any) -> dict[str, Any]:
+    """Execute a release operator in that context."""
+    from dpflow.airflow import ReleaseOperator
+
+    release = {
+        "name": name, "mechanism": "count", "table": "visits.yml", "scope": "visits", "blocks": ["2020-01-01"],
+        "params": {"epsilon": epsilon},
+    }  # fmt: skip
+    return ReleaseOperator(task_id="t", release=release, **options).execute(context)
+
+
+def spent(tiny: Tiny) -> str:
+    (row,) = Ledger(tiny.ledger).remaining("visits").rows()
+    return str(row["epsilon_spent"])
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        pytest.param({"try_number": 2, "id": "b"}, id="retry"),
+        pytest.param({"try_number": 3, "id": "c", "clear_number": 1}, id="clear"),
+        pytest.param(
+            {"try_number": 2, "id": "b", "clear_number": 1, "run_type": "backfill"}, id="backfill-reprocesses"
+        ),
+        pytest.param({"run_id": "backfill__2020-01-01", "run_type": "backfill"}, id="backfill-of-a-deleted-run"),
+        pytest.param({"run_id": "manual__7", "run_type": "manual"}, id="manual-run-of-the-same-interval"),
+        pytest.param({"id": "z"}, id="deleted-and-triggered-again-under-the-same-run-id"),
+        pytest.param({"map_index": 4}, id="another-map-index"),
+    ],
+)
+def test_the_same_interval_is_the_same_release(tiny: Tiny, again: dict[str, Any]) -> None:
+    """Whatever Airflow changes, what is released is the interval: the stored result, no charge, no noise."""
+    first = pay(context(tiny))
+    second = pay(context(tiny, **again))
+    assert (first["replayed"], second["replayed"]) == (False, True)
+    assert second["release_id"] == first["release_id"] and spent(tiny) == "0.1"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        pytest.param({}, {"dates": (NEXT, NEXT + dt.timedelta(days=1)), "run_id": "x"}, False, id="another-interval"),
+        pytest.param({"dates": (DAY, DAY)}, {"dates": (DAY, DAY), "run_id": "x"}, True, id="a-plain-cron-string"),
+        pytest.param({"dates": None}, {"dates": None}, True, id="manual-same-run-id"),
+        pytest.param({"dates": None}, {"dates": None, "run_id": "manual__8"}, False, id="manual-another-run-id"),
+        pytest.param(
+            {"dates": None, "partition": "2020-01"}, {"dates": None, "partition": "2020-01", "run_id": "x"}, True,
+            id="the-same-partition",
+        ),
+        pytest.param(
+            {"dates": None, "partition": "2020-01"}, {"dates": None, "partition": "2020-02", "run_id": "x"}, False, id="another-partition"
+        ),
+        pytest.param({}, {"dates": (NEXT, NEXT + dt.timedelta(days=1))}, True, id="a-run-id-used-again-with-other-dates"),
+        pytest.param({}, {"dag_id": "e"}, False, id="another-dag"),
+        pytest.param({}, {"task_id": "u"}, False, id="another-task"),
+    ],
+)  # fmt: skip
+def test_what_names_an_occasion(tiny: Tiny, one: dict[str, Any], other: dict[str, Any], same: bool) -> None:
+    """The interval, else the logical date, else the partition, else the run id; with the DAG and the task.
+
+    What a run of the same id without dates repeats is that run: a deleted run triggered again under its run_id is free.
+    """
+    first, second = pay(context(tiny, **one)), pay(context(tiny, **other))
+    assert second["replayed"] == same == (first["release_id"] == second["release_id"])
+    assert spent(tiny) == ("0.1" if same else "0.2")
+
+
+def test_mapped_tasks_pay_for_what_differs(tiny: Tiny) -> None:
+    """Three instances, two different releases: two charges. The ordinal tells equal ones apart."""
+    receipts = [pay(context(tiny, map_index=n), epsilon) for n, epsilon in enumerate(("0.1", "0.2", "0.1"))]
+    assert [r["replayed"] for r in receipts] == [False, False, True] and spent(tiny) == "0.3"
+    assert not pay(context(tiny, map_index=3), "0.1", ordinal=1)["replayed"]
+
+
+def test_mapped_inputs_in_another_order(tiny: Tiny) -> None:
+    """After a clear the inputs come reordered: everybody finds what was paid; one more input pays once, not more."""
+    wanted = ["0.1", "0.2", "0.3"]
+    for number, epsilon in enumerate(wanted):
+        pay(context(tiny, map_index=number), epsilon)
+    again = [pay(context(tiny, map_index=n, clear_number=1), epsilon) for n, epsilon in enumerate(reversed(wanted))]
+    assert all(r["replayed"] for r in again) and spent(tiny) == "0.6"
+
+
+def test_changed_params_are_refused(tiny: Tiny) -> None:
+    """A cleared task whose params were edited would pay anew inside its run: it must say so."""
+    from airflow.sdk.exceptions import AirflowFailException
+
+    pay(context(tiny))
+    with pytest.raises(AirflowFailException, match="RetryConflict.*spend_again"):
+        pay(context(tiny, try_number=2, clear_number=1), "0.2")
+    assert spent(tiny) == "0.1"
+    assert not pay(context(tiny, try_number=3), "0.2", spend_again=True)["replayed"]
+    assert pay(context(tiny, try_number=4), "0.2")["replayed"] and spent(tiny) == "0.3"
+
+
+def test_a_template_with_now_is_refused_at_its_retry(tiny: Tiny) -> None:
+    """Every try renders another release; the first pays, the others are refused, settled or not."""
+    from airflow.sdk.exceptions import AirflowFailException
+
+    pay(context(tiny), "0.1001")
+    for number in (2, 3):
+        with pytest.raises(AirflowFailException, match="RetryConflict"):
+            pay(context(tiny, try_number=number), f"0.100{number}")
+    assert spent(tiny) == "0.1001"
+
+
+def test_a_name_is_no_identity(tiny: Tiny) -> None:
+    """A name may be rendered from anything, now() included: the same content is the same release."""
+    assert not pay(context(tiny), name="at 10:00")["replayed"]
+    assert pay(context(tiny, try_number=2), name="at 10:05")["replayed"]
+
+
+def test_a_new_mechanism_version(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within its run a release keeps what it paid for; the next run's release is one of the new version, and pays."""
+    first = pay(context(tiny))
+    monkeypatch.setattr(Count, "version", Count.version + 1)
+    assert pay(context(tiny, try_number=2, clear_number=1))["release_id"] == first["release_id"]
+    assert not pay(context(tiny, dates=(NEXT, NEXT + dt.timedelta(days=1)), run_id="scheduled__2"))["replayed"]
+    assert spent(tiny) == "0.2"
+
+
+def test_an_orphan_beside_its_retry(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The supervisor dies, the task body goes on, and Airflow starts a retry: one charge, one result, whoever is first."""
+    reading, go_on = threading.Event(), threading.Event()
+    answer, first = PrivateTable.answer, threading.Lock()
+
+    def slow(self: PrivateTable, *arguments: Any, **options: Any) -> Any:
+        if first.acquire(blocking=False):
+            reading.set()
+            assert go_on.wait(30)
+        return answer(self, *arguments, **options)
+
+    monkeypatch.setattr(PrivateTable, "answer", slow)
+    with ThreadPoolExecutor(1) as pool:
+        orphan = pool.submit(pay, context(tiny))
+        assert reading.wait(30)
+        retry = pay(context(tiny, try_number=2, id="b"))
+        go_on.set()
+        late = orphan.result(30)
+    assert late["release_id"] == retry["release_id"] and spent(tiny) == "0.1"
+    (stored,) = Ledger(tiny.ledger).releases()
+    assert (stored.state, stored.attempts) == ("settled", 2)
+
+
+def test_zombies_and_retries_at_once(tiny: Tiny) -> None:
+    """Eight tries at the same moment: one charge, one release, one result for all."""
+    with ThreadPoolExecutor(8) as pool:
+        receipts = list(pool.map(lambda n: pay(context(tiny, try_number=n, id=str(n))), range(1, 9)))
+    assert len({r["release_id"] for r in receipts}) == 1 and spent(tiny) == "0.1"
+    assert [e.kind for e in Ledger(tiny.ledger).history()].count("settle") == 1
+
+
+def test_rows_that_changed_since_are_not_read_again(tiny: Tiny) -> None:
+    """A replay returns what was released; the ledger says from which snapshot, as a commitment."""
+    first = pay(context(tiny))
+    before = Ledger(tiny.ledger).release(first["release_id"])
+    tiny.fill(
+        "CREATE TABLE visits AS SELECT 'p' AS person, DATE '2020-01-01' AS day, 'Oslo' AS city, 'c' AS clinic, 1 AS age, 'n' AS note"
+    )
+    assert pay(context(tiny, try_number=2))["replayed"]
+    assert Ledger(tiny.ledger).release(first["release_id"]) == before and before.snapshot
+
+
+def test_a_resolved_orphan_is_refused(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an owner closed is never drawn again under its key; the charge stays."""
+    from airflow.sdk.exceptions import AirflowFailException
+
+    from dpflow.errors import TableBusy
+
+    def busy(self: PrivateTable, *arguments: Any, **options: Any) -> Any:
+        raise TableBusy("busy")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PrivateTable, "answer", busy)
+        with pytest.raises(Exception, match="TableBusy"):
+            pay(context(tiny))
+    ledger = Ledger(tiny.ledger)
+    (orphan,) = ledger.releases()
+    ledger.resolve(orphan.release_id, reason="gone", principal="owner")
+    with pytest.raises(AirflowFailException, match="closed by an owner"):
+        pay(context(tiny, try_number=2))
+    assert spent(tiny) == "0.1"
+
+
+def test_the_page_names_tests_that_exist() -> None:
+    """Each row of the matrix ends with its test, here or in the ledger's own room."""
+    named = set(re.findall(r"`(test_\w+)`", PAGE))
+    here = Path(__file__)
+    sources = here.read_text() + (here.parents[1] / "ledger" / "test_exactly_once.py").read_text()
+    sources += (here.parents[1] / "engine" / "test_release.py").read_text() + (
+        here.parent / "test_real_runs.py"
+    ).read_text()
+    assert len(named) > 12
+    assert not [name for name in named if f"def {name}(" not in sources]
