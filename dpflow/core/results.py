@@ -27,6 +27,19 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Synthetic:
+    """An artificial table that stands for a private one; published as a DuckDB table that any query may read, at no cost.
+
+    Attributes:
+        columns: names with their kinds, one of ``"whole"``, ``"number"`` and ``"text"``.
+        rows: values in the order of the columns.
+    """
+
+    columns: tuple[tuple[str, str], ...]
+    rows: tuple[tuple[int | float | str, ...], ...]
+
+
+@dataclass(frozen=True)
 class Result:
     """The rows of one release, in an order that tells nothing about the table.
 
@@ -36,16 +49,26 @@ class Result:
 
     rows: tuple[Row, ...]
     document: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    synthetic: Synthetic | None = None
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object from which `from_json` makes an equal result."""
-        rows = [[r.key, r.measure, r.value, r.error_95] for r in self.rows]
-        return {"rows": rows} | ({"document": dict(self.document)} if self.document else {})
+        data: dict[str, Any] = {"rows": [[r.key, r.measure, r.value, r.error_95] for r in self.rows]}
+        if self.document:
+            data["document"] = dict(self.document)
+        if self.synthetic is not None:
+            data["synthetic"] = {
+                "columns": [list(column) for column in self.synthetic.columns],
+                "rows": [list(row) for row in self.synthetic.rows],
+            }
+        return data
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Result:
         """The inverse of `to_json`."""
-        return cls(tuple(Row(*row) for row in data["rows"]), data.get("document", {}))
+        made = data.get("synthetic")
+        synthetic = made and Synthetic(tuple(map(tuple, made["columns"])), tuple(map(tuple, made["rows"])))
+        return cls(tuple(Row(*row) for row in data["rows"]), data.get("document", {}), synthetic or None)
 
 
 #: A release whose draw met something impossible: settled and charged as "none", never redrawn.

@@ -180,4 +180,5 @@ def published_release(receipt: Receipt) -> PublishedRelease:
         epsilon=receipt.epsilon,
         delta=receipt.delta,
         rows=receipt.result.rows,
+        synthetic=receipt.result.synthetic,
     )

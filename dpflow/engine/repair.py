@@ -15,6 +15,7 @@ def publish_missing(ledger: Ledger, database: Path, table: str, scope: str | Non
     missing = [r for r in ledger.releases(scope) if r.settled and r.release_id not in present]
     for stored in missing:
         request = stored.request
+        result = Result.from_json(stored.result or {"rows": []})
         publish(
             database,
             table,
@@ -25,7 +26,8 @@ def publish_missing(ledger: Ledger, database: Path, table: str, scope: str | Non
                 mechanism=str(request["mechanism"]),
                 epsilon=str(request["epsilon"]),
                 delta=str(request["delta"]),
-                rows=Result.from_json(stored.result or {"rows": []}).rows,
+                rows=result.rows,
+                synthetic=result.synthetic,
             ),
         )
     return len(missing)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import duckdb
 
 from dpflow.core import faults
-from dpflow.core.results import Row
+from dpflow.core.results import Row, Synthetic
 from dpflow.errors import NotPublished, TableUnreadable
 from dpflow.tables import sql
 
@@ -39,7 +39,10 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class PublishedRelease:
-    """A settled result as it is published; ``epsilon`` and ``delta`` are exact text."""
+    """A settled result as it is published; ``epsilon`` and ``delta`` are exact text.
+
+    A synthetic table goes to a table of its own, named after the release with ``_synthetic`` behind it.
+    """
 
     release_id: str
     release: str
@@ -48,6 +51,7 @@ class PublishedRelease:
     epsilon: str
     delta: str
     rows: tuple[Row, ...]
+    synthetic: Synthetic | None = None
 
 
 def publish(database: Path, table: str, release: PublishedRelease, *, deadline: float = 30.0) -> None:
@@ -74,6 +78,8 @@ def publish(database: Path, table: str, release: PublishedRelease, *, deadline: 
         if known is None and lines:
             names, marks = ", ".join(column for column, _ in COLUMNS), ", ".join("?" for _ in COLUMNS)
             connection.executemany(f"INSERT INTO {name} ({names}) VALUES ({marks})", lines)
+            if release.synthetic is not None:
+                _insert(connection, release, release.synthetic)
         faults.reach("publish.before-commit")
         connection.execute("COMMIT")
         faults.reach("publish.after-commit")
@@ -111,6 +117,25 @@ def read_published(database: Path, table: str, *, deadline: float = 30.0) -> lis
         return [dict(zip(names, row, strict=True)) for row in connection.execute(query).fetchall()]
 
     return patiently(database, deadline, read)
+
+
+_KINDS = {"whole": "BIGINT", "number": "DOUBLE", "text": "VARCHAR"}
+
+
+def _insert(connection: duckdb.DuckDBPyConnection, release: PublishedRelease, table: Synthetic) -> None:
+    """Add an artificial table's rows, marked with their release and block."""
+    name = sql.identifier(f"{release.release}_synthetic")
+    own = [("release_id", "VARCHAR"), ("block", "VARCHAR")]
+    columns = own + [(column, _KINDS[kind]) for column, kind in table.columns]
+    made = ", ".join(f"{sql.identifier(column)} {kind} NOT NULL" for column, kind in columns)
+    connection.execute(f"CREATE TABLE IF NOT EXISTS {name} ({made})")
+    if not table.rows:
+        return
+    names = ", ".join(sql.identifier(column) for column, _ in columns)
+    parts = ", ".join(f"unnest(CAST(? AS {kind}[]))" for _, kind in columns[2:])
+    values = [list(column) for column in zip(*table.rows, strict=True)]
+    about = [release.release_id, release.block]
+    connection.execute(f"INSERT INTO {name} ({names}) SELECT ?, ?, {parts}", [*about, *values])
 
 
 def _value(value: float | int | str | None) -> tuple[float | None, str | None]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import duckdb
 import pytest
 
 from dpflow.core.faults import FaultInjected
-from dpflow.core.results import Row
+from dpflow.core.results import Row, Synthetic
 from dpflow.errors import NotPublished, TableUnreadable
 from dpflow.tables import PublishedRelease, publish, published_ids
 
@@ -55,6 +56,18 @@ def test_publishing_twice_changes_nothing(tmp_path: Path) -> None:
     before = content(path)
     publish(path, "releases", RELEASE)
     assert content(path) == before
+
+
+def test_a_synthetic_table_becomes_an_ordinary_table(tmp_path: Path) -> None:
+    """Any SQL may query it; the same release again adds nothing, another one adds its own rows."""
+    path = tmp_path / "out.duckdb"
+    made = Synthetic((("distance", "whole"), ("share", "number"), ("weight", "whole")), ((10, 0.5, 3), (2**60, 1.0, 7)))
+    for release_id in ("r1", "r1", "r2"):
+        publish(path, "releases", replace(RELEASE, release_id=release_id, synthetic=made))
+    with duckdb.connect(str(path), read_only=True) as connection:
+        query = "SELECT sum(weight) FILTER (WHERE distance < 100) FROM daily_synthetic WHERE release_id = 'r2'"
+        assert connection.execute(query).fetchall() == [(3,)]
+        assert connection.execute("SELECT count(*), max(distance) FROM daily_synthetic").fetchall() == [(4, 2**60)]
 
 
 def test_published_ids_of_nothing(tmp_path: Path) -> None:

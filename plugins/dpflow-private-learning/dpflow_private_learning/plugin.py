@@ -9,8 +9,10 @@ from dpflow.hookspecs import hookimpl
 from dpflow_private_learning.learners.thresholds import LearnThresholds
 from dpflow_private_learning.mode import Mode
 from dpflow_private_learning.quasi_concave import UnimodalMode
+from dpflow_private_learning.sanitizers.points import SanitizePoints
+from dpflow_private_learning.sanitizers.prefixes import SanitizeThresholds
 
 
 @hookimpl
 def dpflow_register_mechanisms() -> list[Mechanism[Any]]:
-    return [Mode(), UnimodalMode(), LearnThresholds()]
+    return [Mode(), UnimodalMode(), LearnThresholds(), SanitizePoints(), SanitizeThresholds()]

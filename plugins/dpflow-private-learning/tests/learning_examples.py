@@ -55,4 +55,24 @@ EXAMPLES: dict[str, list[Example]] = {
             "replace",
         ),
     ],
+    "sanitize_points": [
+        example({"column": "amount", "epsilon": "1", "rows": 200, "alpha": "1/2"}, rows=2),
+        example(
+            {"column": "few", "method": "san-points", "epsilon": "60", "delta": "0.4", "rows": 20, "alpha": "9/10"}
+        ),
+    ],
+    "sanitize_thresholds": [
+        example({"column": "amount", "epsilon": "1", "rows": 200, "alpha": "1/4"}, rows=2),
+        example(
+            {
+                "column": "few",
+                "method": "san-thresholds",
+                "epsilon": "200",
+                "delta": "0.4",
+                "rows": 30_000,
+                "alpha": "9/10",
+            },
+            "replace",
+        ),
+    ],
 }

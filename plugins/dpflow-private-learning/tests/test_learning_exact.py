@@ -15,6 +15,7 @@ from dpflow_private_learning.base.calls import Calls
 from dpflow_private_learning.base.pieces import Pieces
 from dpflow_private_learning.learners.thresholds import threshold_score
 from dpflow_private_learning.mode import leader
+from dpflow_private_learning.sanitizers.tree import tree
 
 from dpflow.core.randomness import Source
 from dpflow.testing import oracle
@@ -155,3 +156,22 @@ def test_exponential_is_tight_and_never_above_its_claim() -> None:
     law = lambda c: outputs(lambda s: exponential([Pieces.of([0, 1], 1, list(c))], F(1), Calls(s)))  # noqa: E731
     losses = [oracle.smallest_epsilon(law(c), law(o)) for c in PAIRS[:60] for o in replaced(c)]
     assert 0.9 < max(losses) <= 1 + 1e-8
+
+
+def tree_law(counts: tuple[int, ...], rows: int, moves: int) -> dict[Any, float]:
+    """What the tree publishes over four points."""
+    x = np.arange(4, dtype=np.uint64)
+
+    def draw(source: Source) -> Any:
+        return tree(x, np.array(counts), 3, rows, F(1, 2), F(6), moves, Calls(source))
+
+    return outputs(draw, tail=1e-7)
+
+
+def test_tree_keeps_its_claim_and_half_its_noise_is_caught() -> None:
+    """Replacing a row moves two counts of a level: noise for one move only is refuted."""
+    pairs = [((2, 0, 0, 1), (1, 0, 1, 1)), ((0, 2, 1, 0), (0, 1, 2, 0)), ((3, 0, 0, 0), (2, 1, 0, 0))]
+    for a, b in pairs:
+        assert oracle.divergence(tree_law(a, 3, 2), tree_law(b, 3, 2), 6.0) <= 1e-3
+    a, b = pairs[0]
+    assert oracle.divergence(tree_law(a, 3, 1), tree_law(b, 3, 1), 6.0) > 0.1

@@ -7,10 +7,11 @@ These are planning numbers; whatever decides about privacy is a rounded rational
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import SupportsFloat
 
 from dpflow_private_learning.base import choosing
-from dpflow_private_learning.base.logs import iterated, iterated_up, log_star
+from dpflow_private_learning.base.logs import iterated, iterated_up, log_star, log_star_of
 from dpflow_private_learning.base.rec_concave import depth, rows_needed
 
 Real = SupportsFloat
@@ -70,6 +71,55 @@ def point_rows_small(alpha: Real, beta: Real, epsilon: Real, delta: Real, moves:
     """A smaller number that suffices for the repaired point learner, by the same argument."""
     a, b, e, d = map(float, (alpha, beta, epsilon, delta))
     return max(2 / a * (moves + moves / e * (ln(1 / (2 * d)) + ln(1 / b))), 8 / a * ln(2 / b))
+
+
+def half_width(scale: Fraction, failure: float = 0.05) -> int:
+    """The least t with Pr[|Z| > t] <= failure for discrete Laplace noise; for reports, never for a claim."""
+    q = math.exp(-1 / float(scale)) if scale > Fraction(1, 700) else 0.0
+    return max(0, math.ceil(float(scale) * ln(2 / (failure * (1 + q))) - 1)) if q else 0
+
+
+def san_points_rows(alpha: Real, beta: Real, epsilon: Real, delta: Real, small: Real, chance: Real) -> float:
+    """Theorem 4.6: SanPoints for a target (epsilon, delta) with calls of (small, chance)."""
+    a, b, e, d, s, c = map(float, (alpha, beta, epsilon, delta, small, chance))
+    chosen: float = 32 / (a * s) * ln(128 / (a**2 * b * s * c))
+    return max(chosen, 6 / (math.pow(a, 1.5) * e) * ln(4 / (a * b)) * math.sqrt(ln(5 / d)))
+
+
+def peeling_rows(size: int, alpha: Real, beta: Real, epsilon: Real) -> float:
+    """ceil(2/alpha) rounds of the exponential mechanism over the whole domain and a noisy count, epsilon shared equally."""
+    a, b = float(alpha), float(beta)
+    each = float(epsilon) / (2 * math.ceil(2 / a))
+    return 4 / (a * each) * (ln(size) + ln(4 / (a * b)))
+
+
+def tree_error(size: int, beta: Real, epsilon: Real, moves: int = 2) -> float:
+    """How far all prefix counts of the tree stay from the truth, in rows, with probability 1 - beta; d = log2 of the size."""
+    d, b = max(math.ceil(math.log2(size)), 1), float(beta)
+    level = ln(2 / b) + d * math.log(2)
+    return moves * d / float(epsilon) * max(math.sqrt(d), math.sqrt(2 * level)) * math.sqrt(8 * level)
+
+
+def tree_rows(size: int, alpha: Real, beta: Real, epsilon: Real, moves: int = 2) -> float:
+    """Rows from which every prefix of the tree is within alpha n: its noise must stay within alpha n/6."""
+    return 6 * tree_error(size, beta, epsilon, moves) / float(alpha)
+
+
+def lemma_4_12(power: int, calls: int, alpha: Real, beta: Real, epsilon: Real, delta: Real) -> float:
+    """Lemma 4.12: rows for SanThresholds over 2^power points, in inner values."""
+    a, b, e, d = map(float, (alpha, beta, epsilon, delta))
+    n, levels = log_star(power), log_star_of(power)
+    return 8.0**levels * 60 * calls / (a * e) * levels * math.log2(12 * levels / (b * e * d)) if n else 0.0
+
+
+def san_thresholds_rows(
+    power: int, calls: int, gate: int, alpha: Real, beta: Real, epsilon: Real, delta: Real
+) -> float:
+    """Rows for SanThresholds from the steps of its proof, in inner values."""
+    a, b, e, d = map(float, (alpha, beta, epsilon, delta))
+    levels = depth(power, log_star_of(power))
+    inner = rows_needed(power, levels, 0.25, e, d, b)
+    return max(32 / a * inner, gate, 512 / (a * e) * ln(2048 / (a * b * e)), 16 * calls / (a * e) * ln(2 / b))
 
 
 def mode_rows(method: str, size: int, alpha: Real, beta: Real, epsilon: Real, delta: Real, moves: int) -> float:
