@@ -94,7 +94,20 @@ def test_a_quota_ends(served: Served) -> None:
     assert served.ask([point(9)]).status_code == 200
 
 
-@pytest.mark.parametrize("token", ["", "x", ANN[0] + "x", ANN[0][:-1], ANN[1], "é", ANN[0].swapcase()])
+TAMPERED = {
+    "empty": "",
+    "short": "x",
+    "longer": ANN[0] + "x",
+    "cut": ANN[0][:-1],
+    "digest": ANN[1],
+    "é": "é",
+    "case": ANN[0].swapcase(),
+}
+
+
+@pytest.mark.parametrize(
+    "token", TAMPERED.values(), ids=TAMPERED.keys()
+)  # tokens are random: named, for each worker the same
 def test_a_tampered_token_is_refused(served: Served, token: str) -> None:
     """No principal, no answer, and nothing about who exists."""
     answer = served.client.post(
