@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -197,12 +197,40 @@ def discrete_laplace(scale: Fraction, size: int, source: Source) -> Ints:
 
 
 def truncated_laplace(scale: Fraction, radius: int, size: int, source: Source) -> Ints:
-    """Independent discrete Laplace numbers given |x| <= radius: those outside are drawn again."""
-    radius = _size(radius)
-    drawn = discrete_laplace(scale, size, source)
-    while (outside := np.flatnonzero(np.abs(drawn) > radius)).size:
-        drawn[outside] = discrete_laplace(scale, outside.size, source)
+    """Independent discrete Laplace numbers given |x| <= radius: proposals are drawn until one is kept.
+
+    A proposal is a discrete Laplace number, kept if it is inside; or, where most would be outside, a uniform number inside,
+    kept with probability exp(-|x|/scale) >= 1/e.
+    """
+    pair, radius = _scale(scale), _size(radius)
+    drawn = np.empty(_size(size), dtype=np.int64)
+    missing = np.arange(size)
+    while missing.size:
+        x, kept = _inside(*pair, radius, missing.size, source)
+        drawn[missing[kept]] = x[kept]
+        missing = missing[~kept]
     return drawn
+
+
+def _inside(
+    numerator: int, denominator: int, radius: int, size: int, source: Source
+) -> tuple[Ints, npt.NDArray[np.bool_]]:
+    """Proposals, and which of them are kept."""
+    if radius * denominator > numerator:
+        x = discrete_laplace(Fraction(numerator, denominator), size, source)
+        return x, np.abs(x) <= radius
+    x = _uniform(2 * radius + 1, size, source) - radius
+    gamma = np.abs(x) * (denominator / numerator)
+    return x, _survivors(gamma, lambda i: Fraction(abs(int(x[i])) * denominator, numerator), source)
+
+
+def _uniform(n: int, size: int, source: Source) -> Ints:
+    """Independent uniform numbers of 0, ..., n - 1, for n below 2^62; a word beyond the last whole multiple is drawn again."""
+    words = source.words(size)
+    last = np.uint64((1 << WORD) // n * n - 1)
+    while (over := np.flatnonzero(words > last)).size:
+        words[over] = source.words(over.size)
+    return (words % np.uint64(n)).astype(np.int64)
 
 
 def matching(n: int, source: Source) -> Ints:
@@ -256,6 +284,27 @@ def discrete_gaussian(sigma2: Fraction, size: int, source: Source) -> Ints:
     return drawn
 
 
+def _survivors(
+    gamma: npt.NDArray[np.float64], exact: Callable[[int], Fraction], source: Source
+) -> npt.NDArray[np.bool_]:
+    """For each number gamma >= 0, given as a float and by ``exact``, True with probability exactly exp(-gamma).
+
+    1 - gamma + gamma^2/2 - gamma^3/6 <= exp(-gamma) <= 1 - gamma + gamma^2/2. With gamma <= 1 a dozen IEEE operations on
+    numbers of at most 2 err by less than 2^-45, and u is below U by less than 2^-53: outside that margin the float decides,
+    inside it (fewer than one in 10^5, where gamma is small) the bounds of ``_below_exp`` do.
+    """
+    words = source.words(len(gamma))
+    u = (words >> np.uint64(11)) * 2.0**-53
+    above = 1 - gamma + gamma * gamma / 2
+    below = above - gamma * gamma * gamma / 6
+    bounded = gamma <= 1
+    yes: npt.NDArray[np.bool_] = bounded & (u < below - 2.0**-45)
+    no = bounded & (u > above + 2.0**-45)
+    for i in np.flatnonzero(~(yes | no)):
+        yes[i] = _below_exp(exact(int(i)), int(words[i]), source)
+    return yes
+
+
 @lru_cache(maxsize=32)
 def _gaussian_table(numerator: int, denominator: int) -> _Table:
     shift = max(0, math.isqrt(numerator // denominator).bit_length() - TOP)
@@ -265,10 +314,7 @@ def _gaussian_table(numerator: int, denominator: int) -> _Table:
 def _accepted(table: _Table, size: int, source: Source) -> Ints:
     """Those of size proposals that are accepted: a point edge + r of its block with probability exp(-gamma).
 
-    gamma = ((edge + r)^2 - edge^2) rate = r (2 edge + r) rate. For every gamma >= 0,
-    1 - gamma + gamma^2/2 - gamma^3/6 <= exp(-gamma) <= 1 - gamma + gamma^2/2. With gamma <= 1 a dozen IEEE operations on
-    numbers of at most 2 err by less than 2^-45, and u is below U by less than 2^-53: outside that margin the float decides,
-    inside it (fewer than one in 10^5) the bounds of ``_below_exp`` do.
+    gamma = ((edge + r)^2 - edge^2) rate = r (2 edge + r) rate.
     """
     law = table.law
     cell = table.draw(size, source)
@@ -276,17 +322,8 @@ def _accepted(table: _Table, size: int, source: Source) -> Ints:
     inner = (cell ^ side) << law.shift
     r = (source.words(size) & np.uint64((1 << law.shift) - 1)).astype(np.int64)
     edge = inner - side  # the negative side starts at -1
-    words = source.words(size)
-    u = (words >> np.uint64(11)) * 2.0**-53
     gamma = r * (2.0 * edge + r) * float(law.rate)
-    above = 1 - gamma + gamma * gamma / 2
-    below = above - gamma * gamma * gamma / 6
-    bounded = gamma <= 1
-    yes = bounded & (u < below - 2.0**-45)
-    no = bounded & (u > above + 2.0**-45)
-    for i in np.flatnonzero(~(yes | no)):
-        exact = int(r[i]) * (2 * int(edge[i]) + int(r[i])) * law.rate
-        yes[i] = _below_exp(exact, int(words[i]), source)
+    yes = _survivors(gamma, lambda i: int(r[i]) * (2 * int(edge[i]) + int(r[i])) * law.rate, source)
     kept: Ints = ((inner + r) ^ side)[yes]
     return kept
 

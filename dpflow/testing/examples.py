@@ -65,6 +65,7 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "columns": (["amount", "share"],),
     "by": ("kind", "word", OMIT),
     "p": ("1/4", OMIT),
+    "exponent": (1, OMIT),
     "quantiles": (["1/4", "1/2"],),
     "groups": (20,),
     "failures": (2,),
@@ -210,17 +211,14 @@ def _open_answers(statistic: UnboundedValues) -> dict[str, Answer]:
 
 
 def _neighbouring_open(statistic: UnboundedValues, replace: bool) -> list[tuple[Answer, Answer]]:
-    """One unit more, or at another place, beside values that are all over and values that are all at one place."""
-    spread, heap = list(np.arange(40.0) % 16), [3.0] * 40 + [100.0] * 40
-    pairs: list[tuple[Answer, Answer]] = []
-    for base in (spread, heap):
-        sides = []
-        for value, there in ((1000.0, True), (-1000.0, replace)):
-            extra = [value] * statistic.rows_per_group * there
-            groups = [base + extra * (code < statistic.groups) for code in range(len(statistic.keys))]
-            sides.append(ArrayColumn.of(*groups, units=200 + there))
-        pairs.append((sides[0], sides[1]))
-    return pairs
+    """One unit more, or at another place, beside values that are all over and values that are all at two places."""
+    shared = list(np.arange(40.0) % 16) + [3.0] * 40 + [100.0] * 40
+    sides = []
+    for value, there in ((1000.0, True), (-1000.0, replace)):
+        extra = [value] * statistic.rows_per_group * there
+        groups = [shared + extra * (code < statistic.groups) for code in range(len(statistic.keys))]
+        sides.append(ArrayColumn.of(*groups, units=200 + there))
+    return [(sides[0], sides[1])]
 
 
 def _records(statistic: Records, table: Table, n: int) -> RecordArrays:

@@ -1,0 +1,1 @@
+"""Medians and interior points of columns whose range nobody knows."""

@@ -1,0 +1,306 @@
+"""The whole method on tiny tables, exactly: every matching, every noise, all neighbours; and variants that break the claim."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from fractions import Fraction
+from itertools import product
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+from dpflow_interior_point import points, scale, stability
+from dpflow_interior_point.interior import ApproximateMedianParams, InteriorPointParams, Method
+from dpflow_interior_point.noise import Noise
+from dpflow_interior_point.points import Point, middle, middle_cells
+from dpflow_interior_point.price import Purse
+from dpflow_interior_point.scale import Scale, classes, differences, estimate_scale
+
+from dpflow.core.randomness import SystemSource
+from dpflow.core.statistics import Cells
+from dpflow.testing import oracle
+from dpflow.testing.columns import ArrayColumn
+from dpflow.testing.enumeration import outputs
+from dpflow.testing.examples import EXAMPLE_TABLE
+from dpflow.testing.harness import StreamSource
+
+Law = dict[Any, float]
+PUBLIC = EXAMPLE_TABLE.model_copy(
+    update={"neighbours": "replace", "block": None, "limits": EXAMPLE_TABLE.limits.model_copy(update={"rows": 1})}
+)
+PRIVATE = PUBLIC.model_copy(update={"neighbours": "add-remove"})
+VALUES = (0.0, 1.0, 1.5, 7.0, 60.0)
+
+
+def whole(method: Method, values: tuple[float, ...], sizes: dict[int, float]) -> Law:
+    """Outputs of `Method.find` on one group, stage by stage; ``sizes`` is the law of the number of rows."""
+    column = ArrayColumn.of(values)
+    found: Law = defaultdict(float)
+    for size, weight in sizes.items():
+        trim = int(method.cut * size)
+        threshold = int(method.share * max(0, (size - 2 * trim) // 2))
+        slice_ = middle(np.array(values), trim)
+        first = outputs(lambda s: estimate_scale(slice_, method.pairs, threshold, method.rule, s))
+        for seen, mass in first.items():
+            if seen.exponent is None and not (method.atoms and seen.ties):
+                found[seen, points.NO_SCALE] += weight * mass
+                continue
+            for point, chance in second(method, column, seen, trim).items():
+                found[seen, point] += weight * mass * chance
+    return found
+
+
+def second(method: Method, column: ArrayColumn, seen: Scale, trim: int) -> Law:
+    """The law of the point, given what the first stage showed."""
+    exponent = None if method.atoms and seen.mostly_ties else seen.exponent
+    cells = middle_cells(column.cells({0: exponent})[0], trim)
+    if exponent is None:
+        return outputs(lambda s: points.point_among(cells, method.cells, s))
+    return outputs(lambda s: points.point_between(cells, exponent, method.cells, s))
+
+
+def worst(method: Method, pairs: list[tuple[tuple[float, ...], tuple[float, ...]]], epsilon: Fraction) -> float:
+    """The largest divergence; the number of rows is the longer table's, as if it were public."""
+    known: dict[Any, Law] = {}
+
+    def law(values: tuple[float, ...], size: int) -> Law:
+        name = (tuple(sorted(values)), size)
+        if name not in known:
+            known[name] = whole(method, values, {size: 1.0})
+        return known[name]
+
+    return max(oracle.divergence(law(a, max(len(a), len(b))), law(b, max(len(a), len(b))), epsilon) for a, b in pairs)
+
+
+def replaced(n: int, count: int) -> list[tuple[tuple[float, ...], tuple[float, ...]]]:
+    """Tables that differ in one value, spread over all there are."""
+    rng = np.random.default_rng(5)
+    tables = [tuple(map(float, rng.choice(VALUES, n))) for _ in range(count)]
+    return [(table, (*table[:-1], float(rng.choice(VALUES)))) for table in tables]
+
+
+def method_for(params: dict[str, Any], table: Any, median: bool = False) -> Method:
+    model = ApproximateMedianParams if median else InteriorPointParams
+    return Method.of(model.model_validate({"column": "amount"} | params), table)
+
+
+PARAMS = {"epsilon": "8", "delta": "0.3"}
+
+
+@pytest.mark.parametrize("extra", [{}, {"atoms": False}, {"rule": "largest", "tau": "1/3"}])
+@pytest.mark.parametrize("n", [4, 5])
+def test_interior_point_keeps_its_claim_when_a_row_is_replaced(n: int, extra: dict[str, Any]) -> None:
+    """Every pair of neighbours, both stages, all outputs."""
+    method = method_for(PARAMS | extra, PUBLIC)
+    assert worst(method, replaced(n, 12), Fraction(8)) <= 0.3
+
+
+@pytest.mark.parametrize("n", [4, 5])
+def test_interior_point_keeps_its_claim_when_a_row_comes(n: int) -> None:
+    """Even and odd numbers of rows, one row more; the second stage has half the noise there."""
+    method = method_for(PARAMS | {"split": "1/2"}, PRIVATE)
+    pairs = [(a, a[:-1]) for a, _ in replaced(n, 12)]
+    assert method.cells.scale == method.pairs.scale / 2
+    assert worst(method, pairs, Fraction(8)) <= 0.3
+
+
+def test_interior_point_keeps_a_smaller_claim() -> None:
+    """The same with more noise."""
+    method = method_for({"epsilon": "4", "delta": "0.2"}, PUBLIC)
+    assert worst(method, replaced(4, 6), Fraction(4)) <= 0.2
+
+
+def test_median_keeps_its_claim() -> None:
+    """The slice of a table and of its neighbour are neighbours."""
+    method = method_for(PARAMS | {"alpha": "0.3", "gamma": "0"}, PUBLIC, median=True)
+    assert method.cut == Fraction(1, 5)
+    assert worst(method, replaced(5, 12), Fraction(8)) <= 0.3
+
+
+def test_median_with_a_noisy_number_of_rows_keeps_its_claim() -> None:
+    """Under add-remove the noisy number is part of the price."""
+    table = PRIVATE
+    method = method_for(PARAMS | {"alpha": "0.3", "gamma": "0"}, table, median=True)
+    assert method.sizes is not None
+    assert method.sizes.scale == 2
+    noise = oracle.discrete_laplace(method.sizes.scale, 1e-5)
+
+    def law(values: tuple[float, ...]) -> Law:
+        sizes: Law = defaultdict(float)
+        for x, mass in noise.items():
+            sizes[max(0, len(values) + x)] += mass
+        few: Law = defaultdict(float)  # beyond 30 rows to leave out nothing is left of five
+        for size, mass in sizes.items():
+            few[min(size, 30)] += mass
+        return whole(method, values, few)
+
+    for a, _ in replaced(4, 4):
+        assert oracle.divergence(law(a), law(a[:-1]), Fraction(8)) <= 0.3
+
+
+def test_stages_are_what_find_composes() -> None:
+    """The law above is that of `Method.find` itself, enumerated whole."""
+    method = method_for({"epsilon": "20", "delta": "0.4"}, PUBLIC)
+    values = (0.0, 1.0, 1.0)
+    direct = outputs(lambda s: method.find(ArrayColumn.of(values), s)[0])
+    assert direct == pytest.approx(dict(whole(method, values, {3: 1.0})))
+
+
+# --- what must be caught ----------------------------------------------------------------------------------------------
+
+
+def sorted_pairs(values: Any, source: Any) -> Any:
+    ordered = np.sort(values)
+    return np.abs(np.diff(ordered)[::2])
+
+
+def shown_from_one(counts: Any, noise: Noise, threshold: int, source: Any) -> Any:
+    """No threshold: every bin that has rows shows."""
+    places = np.flatnonzero(counts)
+    return places, counts[places] + noise.draw(len(places), source)
+
+
+def test_a_missing_threshold_is_caught() -> None:
+    """A bin of one row shows itself."""
+    method = method_for(PARAMS | {"atoms": False}, PUBLIC)
+    with mock.patch.object(points, "select", shown_from_one), mock.patch.object(scale, "select", shown_from_one):
+        assert worst(method, [((0.0, 0.0, 1.0, 1.0), (0.0, 0.0, 1.0, 60.0))], Fraction(8)) > 0.3
+
+
+def test_sorted_pairing_is_caught() -> None:
+    """Pairs of sorted rows: one value moves every difference, here on six and five rows at a small delta."""
+    method = method_for({"epsilon": "8", "delta": "0.02"}, PRIVATE)
+    base = (0.0, 16.0, 16.0, 32.0, 32.0, 48.0, 48.0, 64.0, 64.0, 80.0, 80.0)
+    pair = (base, base[1:])
+
+    def law(values: tuple[float, ...]) -> Law:
+        return outputs(lambda s: estimate_scale(np.array(values), method.pairs, 0, "argmax", s))
+
+    with mock.patch.object(scale, "differences", sorted_pairs):
+        assert oracle.divergence(law(pair[0]), law(pair[1]), Fraction(8)) > 0.02
+
+
+def test_sorted_pairing_has_no_sensitivity_bound() -> None:
+    """The example of 200 rows: one value changes all 100 sorted differences, and one or two of randomly paired ones."""
+    rows = np.array([0.0, *np.repeat(np.arange(10.0, 1000, 10), 2), 1000.0])
+    other = np.where(rows == 0, 1000.0, rows)
+    distances = []
+    for pairing in (sorted_pairs, differences):
+        counted = []
+        for values in (rows, other):
+            found = pairing(values, StreamSource(11))
+            exponents, counts = classes(found)
+            counted.append(dict(zip(exponents.tolist(), counts.tolist(), strict=True)))
+        keys = counted[0].keys() | counted[1].keys()
+        distances.append(sum(abs(counted[0].get(k, 0) - counted[1].get(k, 0)) for k in keys))
+    assert distances[0] == 200
+    assert distances[1] <= 2
+
+
+# --- the parts --------------------------------------------------------------------------------------------------------
+
+
+def test_noise_in_every_bin_is_noise_in_the_possible_ones() -> None:
+    """Selecting among six bins, some empty, with noise in all of them has the law of `select`."""
+    counts, noise = np.array([0, 1, 3, 0, 2, 5]), Noise(Fraction(3, 2), 2)
+    for threshold in (2, 3, 4):
+        lazy = outputs(lambda s: tuple(map(tuple, stability.select(counts, noise, threshold, s))))
+        one = oracle.truncated_laplace(noise.scale, noise.radius)
+        full: Law = defaultdict(float)
+        for noises in product(one, repeat=len(counts)):
+            noisy = counts + np.array(noises)
+            shown = np.flatnonzero(noisy > threshold)
+            full[tuple(shown), tuple(noisy[shown])] += math.prod(one[x] for x in noises)
+        assert lazy == pytest.approx(dict(full), abs=1e-12)
+
+
+def test_one_row_moves_one_pair_of_any_matching() -> None:
+    """Under the couplings of `scale`, one row replaced, or one more, moves one pair: counted over all matchings.
+
+    The law of the class counts of n and n + 1 rows is compared through the optimal coupling of a small case: every outcome
+    of one table has outcomes of the other within distance two that carry its mass (Hall's condition on all up-sets is the
+    divergence at epsilon 0 of counts that are at most two apart).
+    """
+    values = (0.0, 1.0, 3.5, 9.0, 9.0)
+
+    def law(rows: tuple[float, ...]) -> Law:
+        def counted(source: Any) -> Any:
+            exponents, counts = classes(differences(np.array(rows), source))
+            return tuple(zip(exponents.tolist(), counts.tolist(), strict=True))
+
+        return outputs(counted)
+
+    for more in (0.5, 20.0, 9.0):
+        a, b = law(values), law((*values, more))
+        near = {x: [y for y in b if _l1(x, y) <= 2] for x in a}
+        for mask in range(1, 2 ** len(a)):
+            chosen = [x for i, x in enumerate(a) if mask >> i & 1]
+            reach = {y for x in chosen for y in near[x]}
+            assert sum(a[x] for x in chosen) <= sum(b[y] for y in reach) + 1e-12
+
+
+def _l1(a: Any, b: Any) -> int:
+    left, right = dict(a), dict(b)
+    return sum(abs(left.get(k, 0) - right.get(k, 0)) for k in left.keys() | right.keys())
+
+
+def test_the_slice_is_stable() -> None:
+    """Brute force: with the same t one replaced value replaces one of the slice; with t from n, three may differ."""
+    rng = np.random.default_rng(2)
+
+    def apart(a: Any, b: Any) -> int:
+        """Values that only one of both has, with multiplicity."""
+        keys = set(a.tolist()) | set(b.tolist())
+        return sum(abs(int((a == k).sum() - (b == k).sum())) for k in keys)
+
+    most = {"replaced": 0, "added": 0, "from n": 0}
+    for _ in range(4000):
+        values = rng.integers(0, 6, rng.integers(1, 12)).astype(float)
+        new, t = float(rng.integers(0, 6)), int(rng.integers(0, 5))
+        other = np.append(values[1:], new)
+        most["replaced"] = max(most["replaced"], apart(middle(values, t), middle(other, t)))
+        more = np.append(values, new)
+        most["added"] = max(most["added"], apart(middle(values, t), middle(more, t)))
+        own = [middle(v, int(0.34 * len(v))) for v in (values, more)]
+        most["from n"] = max(most["from n"], apart(*own))
+    assert most == {"replaced": 2, "added": 1, "from n": 3}
+
+
+def test_trimming_cells_is_trimming_values() -> None:
+    """Cells of the slice are the slice's cells, for every width and t, infinities included."""
+    rng = np.random.default_rng(4)
+    for _ in range(300):
+        values = rng.choice([-math.inf, math.inf, -3.5, 0.0, 1.0, 1.25, 9.0, 1e300], rng.integers(0, 12))
+        for exponent, t in product((None, -1, 0, 3), (0, 1, 2, 9)):
+            cut = middle_cells(ArrayColumn.of(values).cells({0: exponent})[0], t)
+            expected = ArrayColumn.of(middle(values, t)).cells({0: exponent})[0]
+            assert (cut.counts >= 0).all()
+            kept = cut.counts > 0
+            assert cut.keys[kept].tolist() == expected.keys.tolist()
+            assert cut.counts[kept].tolist() == expected.counts.tolist()
+
+
+def test_shares_of_the_price() -> None:
+    """All groups that one unit may touch are paid for, and several rows of a unit cost more noise."""
+    request = InteriorPointParams.model_validate({"column": "amount", "by": "kind"} | PARAMS)
+    assert Purse.of(request, EXAMPLE_TABLE) == Purse(Fraction(4), Fraction(3, 20), False, 2)
+    replace = EXAMPLE_TABLE.model_copy(update={"neighbours": "replace"})
+    assert Purse.of(request, replace) == Purse(Fraction(2), Fraction(3, 40), True, 2)
+    alone = InteriorPointParams.model_validate({"column": "amount"} | PARAMS)
+    assert Purse.of(alone, replace) == Purse(Fraction(8), Fraction(3, 10), True, 3)
+
+
+def test_a_second_run_differs() -> None:
+    """Fresh randomness: the noisy numbers beside the point are not the same again."""
+    method = method_for({"epsilon": "1", "delta": "1e-6"}, PUBLIC)
+    column = ArrayColumn.of(np.random.default_rng(1).normal(size=4000))
+    found = {method.find(column, SystemSource())[0][1].below for _ in range(8)}
+    assert len(found) > 1
+
+
+def test_cells_and_points_show_nothing() -> None:
+    """The repr of exact cells holds no count."""
+    assert repr(Cells(np.array([1.0]), np.array([2]))) == "Cells()"
+    assert Point(None, "no_bins").value is None

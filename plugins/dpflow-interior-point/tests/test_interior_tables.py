@@ -1,0 +1,290 @@
+"""From release files to DuckDB and back: every mechanism by name, every type, any rows; and answers that are never wrong."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import math
+import struct
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pytest
+import yaml
+from dpflow_interior_point.interior import ApproximateMedianParams, InteriorPointParams, Method
+from dpflow_interior_point.price import Sizes
+
+from dpflow import Ledger
+from dpflow.core.declaration import Table, load_table
+from dpflow.core.randomness import SystemSource
+from dpflow.engine import api
+from dpflow.engine.request import load_request
+from dpflow.errors import InvalidDeclaration, InvalidInput, PlanRefused, UnknownName
+from dpflow.registry import Registry
+from dpflow.testing.columns import ArrayColumn
+
+DECLARATION: dict[str, Any] = {
+    "name": "visits",
+    "database": "visits.duckdb",
+    "unit": {"column": "person"},
+    "limits": {"rows": 1},
+    "columns": {"cost": {}, "city": {"keys": ["Rome", "Oslo", "Nowhere"]}, "word": {}},
+}
+ROWS = """
+CREATE TABLE visits AS
+SELECT i AS person, 1e6 + 1000 * sin(i * 0.7) + i % 17 AS cost, CASE WHEN i % 3 = 0 THEN 'Rome' ELSE 'Oslo' END AS city,
+       'w' || (i % 3) AS word
+FROM range(6000) t(i)
+"""
+
+
+class World:
+    """A folder with a table, its declaration and a rich ledger."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.fill(ROWS)
+        table = self.declare()
+        self.ledger = Ledger(folder / "ledger.sqlite", create=True)
+        self.ledger.grant("visits", 1000, "1e-2", filter="basic", table=table, principal="owner")
+
+    def fill(self, sql: str) -> None:
+        (self.folder / "visits.duckdb").unlink(missing_ok=True)
+        with duckdb.connect(str(self.folder / "visits.duckdb")) as connection:
+            connection.execute(sql)
+
+    def declare(self, **changes: Any) -> Table:
+        path = self.folder / "visits.yml"
+        path.write_text(yaml.safe_dump(DECLARATION | changes))
+        return load_table(path)
+
+    def release(self, mechanism: str, name: str = "", **params: Any) -> dict[tuple[str, str], Any]:
+        """Through a release file; the rows by key and measure."""
+        column = {} if mechanism == "truncated_count" else {"column": "cost"}
+        content = {
+            "name": name or f"{mechanism} {params}",
+            "mechanism": mechanism,
+            "table": "visits.yml",
+            "scope": "visits",
+            "params": {"epsilon": 2, "delta": "1e-6"} | column | params,
+        }
+        path = self.folder / "release.yml"
+        path.write_text(yaml.safe_dump(content))
+        request = load_request(path)
+        plan = api.plan(request.mechanism, request.table, name=request.name, scope="visits", **request.params)
+        self.receipt = api.release(plan, self.ledger)
+        return {(row.key, row.measure): row.value for row in self.receipt.result.rows}
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def test_every_private_system_answers_by_name(world: World) -> None:
+    """On a table whose range nobody declared; the medians lie in the middle, the rest between the ends."""
+    with duckdb.connect(str(world.folder / "visits.duckdb")) as connection:
+        low, q1, q3, high = connection.execute(
+            "SELECT min(cost), quantile_disc(cost, 0.25), quantile_disc(cost, 0.75), max(cost) FROM visits"
+        ).fetchall()[0]
+    assert low < world.release("interior_point")["", "interior point"] <= high
+    assert q1 <= world.release("approximate_median")["", "median"] <= q3
+    assert q1 <= world.release("seeded_median")["", "median"] <= q3
+    assert world.release("estimate_first_moment")["", "scale"] in (512, 1024, 2048)
+    assert low < world.release("find_interior_point", exponent=9)["", "interior point"] <= high
+    cells = world.release("stability_histogram", exponent=9)
+    assert all(low - 512 <= float(key) <= high for key, _ in cells)
+    assert abs(sum(cells.values()) - 6000) < 500
+    words = world.release("stability_histogram", column="word")
+    assert {key for key, _ in words} == {"w0", "w1", "w2"}
+    counts = world.release("truncated_count", by="city")
+    assert abs(counts["Oslo", "count"] - 4000) < 30
+    assert abs(counts["Nowhere", "count"]) < 30
+
+
+def test_groups_are_answered_in_their_order(world: World) -> None:
+    """One answer per public key, none for a key without rows, each with a status."""
+    found = world.release("approximate_median", by="city")
+    assert [key for key, _ in found] == ["Rome", "Rome", "Oslo", "Oslo", "Nowhere", "Nowhere"]
+    assert found["Oslo", "status"] == "ok"
+    assert (found["Nowhere", "median"], found["Nowhere", "status"]) == (None, "no_scale")
+    assert set(world.receipt.result.document) == {"Rome", "Oslo", "Nowhere"}
+
+
+def test_an_answer_of_none_is_charged_and_kept(world: World) -> None:
+    """Bottom costs what an answer costs, and a second run of the same release is free and the same."""
+    world.fill("CREATE TABLE visits AS SELECT 1 AS person, 5.0 AS cost, 'Rome' AS city")
+    before = world.ledger.remaining("visits")
+    first = world.release("approximate_median", name="one")
+    assert first == {("", "median"): None, ("", "status"): "no_scale"}
+    spent = world.ledger.remaining("visits")
+    assert spent != before
+    assert world.release("approximate_median", name="one") == first
+    assert world.receipt.replayed
+    assert world.ledger.remaining("visits") == spent
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "expected"),
+    [
+        ("DATE", "DATE '2013-01-01' + CAST(i % 300 AS INTEGER)", dt.date),
+        ("TIMESTAMP", "TIMESTAMP '2013-01-01' + to_seconds(i)", dt.datetime),
+        ("DECIMAL(12,2)", "(i % 997) / 100.0", float),
+        ("DECIMAL(30,0)", "i", int),
+        ("BIGINT", "9007199254740993 + i", int),
+        ("INTEGER", "i % 50", int),
+        ("FLOAT", "i / 7.0", float),
+        ("BOOLEAN", "i % 3 = 0", int),
+    ],
+)
+@pytest.mark.parametrize("mechanism", ["interior_point", "approximate_median"])
+def test_answers_have_the_type_of_the_column_and_lie_within(
+    world: World, kind: str, value: str, expected: type, mechanism: str
+) -> None:
+    """The answer, compared by DuckDB with the column itself, lies between its ends, or between its cut ends."""
+    world.fill(f"CREATE TABLE visits AS SELECT i AS person, CAST({value} AS {kind}) AS cost FROM range(5000) t(i)")
+    world.declare(columns={"cost": {}})
+    measure = "median" if mechanism == "approximate_median" else "interior point"
+    found = world.release(mechanism)["", measure]
+    if expected in (dt.date, dt.datetime):
+        assert isinstance(expected.fromisoformat(found), dt.date)
+    else:
+        assert type(found) is expected
+    ends = (0.25, 0.75) if mechanism == "approximate_median" else (0, 1)
+    with duckdb.connect(str(world.folder / "visits.duckdb")) as connection:
+        (inside,) = connection.execute(
+            f"SELECT CAST('{found}' AS {kind}) BETWEEN quantile_disc(cost, {ends[0]}) AND quantile_disc(cost, {ends[1]}) FROM visits"
+        ).fetchall()[0]
+    assert inside
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        "SELECT 1 AS person, NULL::DOUBLE AS cost WHERE false",
+        "SELECT i AS person, NULL::DOUBLE AS cost FROM range(500) t(i)",
+        "SELECT i AS person, 'nan'::DOUBLE AS cost FROM range(500) t(i)",
+        "SELECT i AS person, 'inf'::DOUBLE AS cost FROM range(500) t(i)",
+        "SELECT NULL::INTEGER AS person, i::DOUBLE AS cost FROM range(500) t(i)",
+        "SELECT i AS person, CASE WHEN i % 2 = 0 THEN 1.7e308 ELSE -1.7e308 END AS cost FROM range(900) t(i)",
+        "SELECT i AS person, i * 5e-324 AS cost FROM range(900) t(i)",
+        "SELECT 7 AS person, i::DOUBLE AS cost FROM range(100000) t(i)",
+    ],
+)
+def test_rows_never_cause_an_error(world: World, rows: str) -> None:
+    """Empty, NULL, NaN, infinite, extreme and lone rows: a result with a status, never an error."""
+    world.fill(f"CREATE TABLE visits AS {rows}")
+    world.declare(columns={"cost": {}})
+    for mechanism in ("interior_point", "approximate_median", "seeded_median"):
+        assert world.release(mechanism)["", "status"] in ("ok", "ok_atom", "no_scale", "no_bins")
+    world.release("estimate_first_moment")
+    world.release("find_interior_point", exponent=1000)
+    world.release("stability_histogram", exponent=-1000)
+    json.dumps(world.receipt.to_json())
+
+
+def test_a_constant_column_is_its_atom(world: World) -> None:
+    """With atoms the constant is answered, without them nothing is."""
+    world.fill("CREATE TABLE visits AS SELECT i AS person, -0.25 AS cost FROM range(900) t(i)")
+    world.declare(columns={"cost": {}})
+    assert world.release("interior_point")["", "interior point"] == -0.25
+    assert world.release("interior_point", atoms=False) == {
+        ("", "interior point"): None,
+        ("", "status"): "no_scale",
+    }
+
+
+# --- answers are right or none ----------------------------------------------------------------------------------------
+
+
+def tables(count: int) -> list[np.ndarray]:
+    """Random bits, subnormals, ties, huge values, mixtures of scales, infinities."""
+    rng = np.random.default_rng(9)
+    pool = [0.0, -0.0, 5e-324, -5e-324, 1.0, 1.0 + 2**-52, -1e308, 1.7e308, 2.0**62, math.inf, -math.inf, 0.1, 3.0, 3.0]
+    found = []
+    for i in range(count):
+        n = int(rng.integers(0, 60))
+        bits = np.frombuffer(rng.bytes(8 * n), np.float64)
+        few = rng.choice(pool, n)
+        scaled = rng.normal(size=n) * 2.0 ** rng.integers(-900, 900)
+        values = [bits, few, scaled, np.where(rng.random(n) < 0.5, few, scaled), np.round(rng.normal(size=n))][i % 5]
+        found.append(values[~np.isnan(values)])
+    return found
+
+
+@pytest.mark.parametrize("median", [False, True])
+def test_an_answer_is_never_outside(median: bool) -> None:
+    """On thousands of odd tables with little noise: min <= z <= max, and x_(t+1) <= z <= x_(v-t) for the median."""
+    table = Table.model_validate(
+        {
+            "name": "t",
+            "database": "t.duckdb",
+            "unit": {"column": "u"},
+            "limits": {"rows": 1},
+            "neighbours": "replace",
+            "columns": {"v": {}},
+        }
+    )
+    params = {"column": "v", "epsilon": "20", "delta": "0.2"}
+    model = ApproximateMedianParams if median else InteriorPointParams
+    method = Method.of(model.model_validate(params), table)
+    assert method.sizes == (Sizes(None) if median else None)
+    source, answers = SystemSource(), 0
+    for values in tables(4000):
+        ordered = np.sort(values)
+        point = method.find(ArrayColumn.of(values), source)[0][1]
+        if point.value is None:
+            continue
+        answers += 1
+        trim = int(method.cut * len(values))
+        kept = ordered[trim : len(ordered) - trim]
+        finite = kept[np.isfinite(kept)]
+        assert finite[0] <= point.value <= finite[-1]
+        assert math.copysign(1, point.value) == 1 or point.value < 0
+        if point.status == "ok_atom":
+            assert struct.pack("d", point.value) in {struct.pack("d", x + 0.0) for x in kept}
+    assert answers > 300
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "params", "message"),
+    [
+        ("interior_point", {"epsilon": 0}, "epsilon"),
+        ("interior_point", {"delta": 0}, "delta must be above 0"),
+        ("interior_point", {"delta": "0.6"}, "at most 1/2"),
+        ("interior_point", {"split": 1}, "strictly between 0 and 1"),
+        ("interior_point", {"tau": "1/8"}, "tau belongs to rule: largest"),
+        ("interior_point", {"rule": "smallest"}, "rule"),
+        ("interior_point", {"column": "costs"}, "cost"),
+        ("interior_point", {"by": "word"}, "no public keys"),
+        ("approximate_median", {"alpha": "0.5"}, "strictly between 0 and 1/2"),
+        ("approximate_median", {"alpha": "0.1", "gamma": "0.1"}, "below alpha"),
+        ("find_interior_point", {"exponent": 1001}, "exponent"),
+        ("find_interior_point", {}, "exponent"),
+        ("stability_histogram", {"column": "nothing"}, "nothing"),
+    ],
+)
+def test_refusals_come_before_rows(world: World, mechanism: str, params: dict[str, Any], message: str) -> None:
+    """Wrong parameters are refused from plan and declaration alone, and nothing is spent."""
+    before = world.ledger.remaining("visits")
+    with pytest.raises((InvalidInput, InvalidDeclaration, UnknownName, PlanRefused), match=message):
+        world.release(mechanism, **params)
+    assert world.ledger.remaining("visits") == before
+
+
+def test_the_plan_says_how_many_rows_it_needs() -> None:
+    """The note of a plan for the default price names the rows that an answer needs."""
+    table = Table.model_validate(DECLARATION | {"neighbours": "replace"})
+    plan = api.plan("approximate_median", table, name="m", scope="s", column="cost", epsilon=1, delta="1e-6")
+    described = plan.describe()
+    assert described["error at 95 %"] == {"rank (share of rows)": 0.25}
+    rows = int(str(described["note"]).split()[1])
+    assert 900 < rows < 1300
+    assert Fraction(plan.price()[0]) == 1
+    assert isinstance(Registry.load().mechanism("approximate_median").citation, str)
