@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from dpflow_interior_point.plugin import dpflow_register_mechanisms
 
 from dpflow.testing.conformance import Check, Example
-from dpflow.testing.examples import EXAMPLE_TABLE
+from dpflow.testing.examples import EXAMPLE_TABLE, REPLACE_TABLE
 from dpflow.testing.pytest_plugin import parametrize_with_checks
 
 PUBLIC = EXAMPLE_TABLE.model_copy(
@@ -17,19 +15,29 @@ PUBLIC = EXAMPLE_TABLE.model_copy(
         "limits": EXAMPLE_TABLE.limits.model_copy(update={"rows": 1, "groups": 1, "rows_per_group": None}),
     }
 )
-PARAMS: dict[str, Any] = {"column": "amount", "epsilon": "1", "delta": "0.01"}
-EXTRA: dict[str, dict[str, Any]] = {
-    "interior_point": {"rule": "largest", "split": "1/2", "atoms": False},
-    "approximate_median": {"alpha": "0.2", "gamma": "0.01"},
-    "seeded_median": {},
-    "estimate_first_moment": {"tau": "1/8"},
-    "find_interior_point": {"exponent": 1},
-    "stability_histogram": {"exponent": 1},
-    "truncated_count": {},
-}
+PRICE = {"epsilon": "1", "delta": "0.01"}
+COLUMN = {"column": "amount"} | PRICE
 EXAMPLES = {
-    name: [Example(PUBLIC, (PARAMS if name != "truncated_count" else {"epsilon": "1", "delta": "0.01"}) | extra)]
-    for name, extra in EXTRA.items()
+    "interior_point": [
+        Example(PUBLIC, COLUMN | {"rule": "largest", "split": "1/2", "atoms": False}),
+        Example(EXAMPLE_TABLE, COLUMN),
+        Example(REPLACE_TABLE, COLUMN | {"by": "kind"}),
+    ],
+    "approximate_median": [
+        Example(PUBLIC, COLUMN | {"alpha": "0.2", "gamma": "0.01"}),
+        Example(EXAMPLE_TABLE, COLUMN | {"by": "kind"}),
+    ],
+    "seeded_median": [Example(PUBLIC, COLUMN), Example(EXAMPLE_TABLE, COLUMN)],
+    "estimate_first_moment": [Example(PUBLIC, COLUMN | {"tau": "1/8"}), Example(EXAMPLE_TABLE, COLUMN)],
+    "find_interior_point": [
+        Example(EXAMPLE_TABLE, COLUMN | {"exponent": 1}),
+        Example(REPLACE_TABLE, COLUMN | {"exponent": 1}),
+    ],
+    "stability_histogram": [
+        Example(EXAMPLE_TABLE, PRICE | {"column": "word"}),
+        Example(REPLACE_TABLE, COLUMN | {"exponent": 1}),
+    ],
+    "truncated_count": [Example(EXAMPLE_TABLE, PRICE | {"by": "kind"}), Example(REPLACE_TABLE, PRICE)],
 }
 
 
