@@ -140,7 +140,10 @@ def number(column: Column, grid: int) -> float | int:
 def report(
     method: str, calls: Calls, *, needed: float, rows: int | None, status: str = "ok", **more: Any
 ) -> dict[str, Any]:
-    """The document of a result: the method, whether its accuracy is proven at this size, what it called."""
+    """The document of a result: the method, whether its accuracy is proven at this size, what it called.
+
+    ``assumes`` among the rest says what the data must fulfil for that; the price holds without it.
+    """
     proven = "not stated: no rows given" if rows is None else "proven" if needed <= rows else "unproven at this size"
     return {
         "method": method,

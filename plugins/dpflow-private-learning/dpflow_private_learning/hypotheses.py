@@ -1,8 +1,8 @@
 """What a learner returns: a rule over columns, that predicts, survives JSON and reads as an SQL predicate.
 
 Rules live on the declared grid. A row's value is clamped, rounded half away from zero to grid steps and, where it is missing,
-replaced as the column declares, exactly as the mechanism saw it; `Rule.sql` writes the same steps, so the predicate is true
-on exactly the rows that `Rule.predict` calls positive. Columns of dates are numbers of days there.
+replaced as the column declares, as the mechanism saw it: that is a `Scale`, which writes the same steps as SQL, so the
+predicate is true on the rows that are predicted positive. It reads numbers; of a column of dates, days since 1970-01-01.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from dpflow.core.declaration import Column
 from dpflow.errors import InvalidInput
 
 Bools = NDArray[np.bool_]
+
+_WIDE = 2**63
 
 
 class Rule(ABC):
@@ -108,30 +110,84 @@ def rule(data: Mapping[str, Any]) -> Rule:
     """The rule that `Rule.to_json` wrote. Raises `InvalidInput`."""
     fields = {name: value for name, value in data.items() if name != "kind"}
     try:
-        return KINDS[data["kind"]](**fields)
+        made = KINDS[data["kind"]](**fields)
     except (KeyError, TypeError):
         raise InvalidInput(f"a hypothesis has a kind ({', '.join(KINDS)}) and its fields, such as below: 10") from None
+    numbers = [n for value in vars(made).values() for n in (value if isinstance(value, tuple) else (value,))]
+    if not all(type(n) is int and abs(n) < _WIDE for n in numbers):
+        raise InvalidInput("the ends of a hypothesis are whole numbers of grid steps, below 2^63 in size")
+    if isinstance(made, Rectangle) and len(made.lower) != len(made.upper):
+        raise InvalidInput("a rectangle has as many lower ends as upper ones")
+    return made
 
 
-def grid_sql(name: str, column: Column) -> str:
-    """The grid integer of a numeric column as SQL, as the private table computes it."""
+@dataclass(frozen=True)
+class Scale:
+    """How a column's values become grid integers: low, high in steps; ``missing`` in steps too, None if such rows have none."""
+
+    name: str
+    low: int
+    high: int
+    step: Fraction
+    missing: int | None
+
+    @classmethod
+    def of(cls, name: str, column: Column) -> Scale:
+        """The scale of a bounded column."""
+        low, high = column.grid()
+        return cls(name, low, high, column.step, None if column.missing == "skip" else to_grid(column.missing, column))
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Scale:
+        """The inverse of `to_json`."""
+        return cls(data["name"], data["low"], data["high"], Fraction(data["step"]), data["missing"])
+
+    def to_json(self) -> dict[str, Any]:
+        """As a learner's document has it."""
+        return asdict(self) | {"step": str(self.step)}
+
+    def grid(self, values: Any) -> tuple[NDArray[np.int64], Bools]:
+        """Grid integers of numbers in the column's unit, and which rows have one; None and NaN are missing."""
+        given = np.asarray(values)
+        if given.dtype.kind in "iub" and self.step == 1:
+            return np.clip(given, self.low, self.high).astype(np.int64), np.ones(len(given), bool)
+        numbers = given.astype(float)
+        there = ~np.isnan(numbers)
+        with np.errstate(over="ignore"):
+            scaled = np.where(there, numbers, 0) * self.step.denominator / self.step.numerator
+        whole = np.trunc(scaled)
+        with np.errstate(invalid="ignore"):
+            whole += np.sign(scaled) * (np.abs(scaled - whole) >= 0.5)
+        inside = [min(max(int(v), self.low), self.high) if abs(v) < _WIDE else self._end(v) for v in whole.tolist()]
+        found = np.where(there, np.array(inside, np.int64), 0 if self.missing is None else self.missing)
+        return found, there | (self.missing is not None)
+
+    def _end(self, value: float) -> int:
+        return self.high if value > 0 else self.low
+
+    def sql(self) -> str:
+        """The grid integer of a numeric column; NULL where a row has none."""
+        quoted = '"' + self.name.replace('"', '""') + '"'
+        scaled = quoted
+        if self.step != 1:
+            scaled = f"CAST({quoted} AS DOUBLE) * {self.step.denominator} / {self.step.numerator}"
+        value = f"least(greatest(round({scaled}), {self.low}), {self.high})"
+        value = f"CASE WHEN {quoted} IS NULL OR isnan(CAST({quoted} AS DOUBLE)) THEN NULL ELSE {value} END"
+        return value if self.missing is None else f"coalesce({value}, {self.missing})"
+
+
+def to_grid(value: Fraction, column: Column) -> int:
+    """A value in grid steps within the bounds, rounded half away from zero."""
     low, high = column.grid()
-    quoted = '"' + name.replace('"', '""') + '"'
-    scaled = "" if column.step == 1 else f" * {column.step.denominator} / {column.step.numerator}"
-    value = f"round({quoted}{scaled})"
-    bounded = f"least(greatest({value}, {low}), {high})"
-    if column.missing == "skip":
-        return bounded
-    sign = -1 if column.missing < 0 else 1
-    missing = sign * ((2 * abs(column.missing) / column.step + 1) // 2)
-    return f"coalesce({bounded}, {min(max(int(missing), low), high)})"
+    sign = -1 if value < 0 else 1
+    return min(max(int(sign * ((2 * abs(value) / column.step + 1) // 2)), low), high)
 
 
 def learned(found: Rule, columns: Mapping[str, Column]) -> dict[str, Any]:
-    """The part of a result's document that says what was learned."""
+    """The part of a result's document that says what was learned: rule, scales of its columns, SQL predicate."""
+    scales = [Scale.of(name, column) for name, column in columns.items()]
     return {
         "hypothesis": found.to_json(),
-        "columns": list(columns),
-        "steps": [str(Fraction(column.step)) for column in columns.values()],
-        "sql": found.sql([grid_sql(name, column) for name, column in columns.items()]),
+        "columns": [scale.to_json() for scale in scales],
+        "sql": found.sql([scale.sql() for scale in scales]),
     }

@@ -6,7 +6,11 @@ from typing import Any
 
 from dpflow.core.mechanism import Mechanism
 from dpflow.hookspecs import hookimpl
+from dpflow_private_learning.learners.finite import LearnClass, LearnSemiPrivate
+from dpflow_private_learning.learners.points import LearnPoints
+from dpflow_private_learning.learners.rectangles import LearnRectangles
 from dpflow_private_learning.learners.thresholds import LearnThresholds
+from dpflow_private_learning.learners.warm_up import WarmUp
 from dpflow_private_learning.mode import Mode
 from dpflow_private_learning.quasi_concave import UnimodalMode
 from dpflow_private_learning.sanitizers.points import SanitizePoints
@@ -15,4 +19,15 @@ from dpflow_private_learning.sanitizers.prefixes import SanitizeThresholds
 
 @hookimpl
 def dpflow_register_mechanisms() -> list[Mechanism[Any]]:
-    return [Mode(), UnimodalMode(), LearnThresholds(), SanitizePoints(), SanitizeThresholds()]
+    return [
+        Mode(),
+        UnimodalMode(),
+        LearnClass(),
+        LearnPoints(),
+        LearnThresholds(),
+        WarmUp(),
+        LearnRectangles(),
+        LearnSemiPrivate(),
+        SanitizePoints(),
+        SanitizeThresholds(),
+    ]

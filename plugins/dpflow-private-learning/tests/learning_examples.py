@@ -28,6 +28,12 @@ def example(params: dict[str, Any], relation: str = "add-remove", rows: int = 1)
     return Example(Table.model_validate({**DECLARED, "neighbours": relation, "limits": {"rows": rows}}), params)
 
 
+RULES = [
+    {"kind": "rectangle", "lower": [0, 0], "upper": [20, 2]},
+    {"kind": "threshold", "below": 7},
+    {"kind": "nothing"},
+]
+
 EXAMPLES: dict[str, list[Example]] = {
     "mode": [
         example({"column": "amount", "epsilon": "1"}, rows=2),
@@ -72,6 +78,54 @@ EXAMPLES: dict[str, list[Example]] = {
                 "rows": 30_000,
                 "alpha": "9/10",
             },
+            "replace",
+        ),
+    ],
+    "learn_class": [
+        example({"columns": ["amount"], "label": "late", "epsilon": "1", "rows": 200}, rows=2),
+        example({"columns": ["share"], "label": "late", "epsilon": "1", "rows": 200, "rules": "points"}, "replace"),
+        example({"columns": ["amount", "share"], "label": "kind", "epsilon": "0.01", "rows": 200, "rules": RULES}),
+    ],
+    "learn_points": [
+        example(
+            {
+                "column": "amount",
+                "label": "late",
+                "epsilon": "1",
+                "delta": "0.1",
+                "rows": 200,
+                "alpha": "1/4",
+                "beta": "1/4",
+            }
+        ),
+        example(
+            {"column": "few", "label": "kind", "epsilon": "2", "delta": "0.4", "rows": 200, "allow_zero": True},
+            "replace",
+            2,
+        ),
+    ],
+    "learn_thresholds_by_search": [
+        example(
+            {"column": "few", "label": "late", "epsilon": "0.3", "delta": "0.4", "rows": 50, "alpha": "1/4"}, "replace"
+        ),
+    ],
+    "learn_rectangles": [
+        example({"columns": ["amount", "share"], "label": "late", "epsilon": "20", "rows": 200, "alpha": "1/2"}),
+    ],
+    "learn_semi_private": [
+        example(
+            {
+                "columns": ["amount", "share"],
+                "label": "late",
+                "epsilon": "1",
+                "rows": 200,
+                "public": [["0", "0.25"], ["10", "0.5"], ["20", "1"]],
+                "rules": "rectangles",
+            },
+            rows=2,
+        ),
+        example(
+            {"columns": ["amount"], "label": "kind", "epsilon": "0.01", "rows": 200, "public": [["0"], ["5"]]},
             "replace",
         ),
     ],

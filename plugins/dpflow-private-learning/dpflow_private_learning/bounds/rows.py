@@ -122,6 +122,49 @@ def san_thresholds_rows(
     return max(32 / a * inner, gate, 512 / (a * e) * ln(2048 / (a * b * e)), 16 * calls / (a * e) * ln(2 / b))
 
 
+def warm_up_rows(comparisons: int, alpha: Real, beta: Real, epsilon: Real, delta: Real) -> float:
+    """Rows for the warm-up learner; (epsilon, delta) is the price of each mechanism, beta is shared by all."""
+    a, e, d = float(alpha), float(epsilon), float(delta)
+    b = float(beta) / (comparisons + 3)
+    compare = 4 / (a * e) * max(ln(max(comparisons, 1) / b), 2 * ln(10 / b))
+    return max(compare, 4 / a * (2 + 2 / e * ln(1 / (4 * d * b))))
+
+
+def cell_count(columns: int, alpha: Real) -> float:
+    """The most cells of one side: 32 n/alpha + 2."""
+    return 32 * columns / float(alpha) + 2
+
+
+def significance(columns: int, alpha: Real, beta: Real, epsilon: Real, moves: int = 2) -> float:
+    """nu: how far the noise of all cells stays below, with probability 1 - beta/2; epsilon is that of one histogram."""
+    return moves / float(epsilon) * ln(4 * columns * cell_count(columns, alpha) / float(beta))
+
+
+def rectangle_rows(columns: int, alpha: Real, beta: Real, epsilon: Real, moves: int = 2) -> float:
+    """Rows for the histograms of a rectangle, empirical error alpha/2; the sanitizers' sizes come on top."""
+    nu = significance(columns, alpha, beta, epsilon, moves)
+    return 8 * columns / float(alpha) * cell_count(columns, alpha) * (2 * nu + 1)
+
+
+def label_private_sample(vc: int, alpha: Real, beta: Real, repaired: bool = True) -> int:
+    """n of Figure 13: rows whose points make the class finite; the paper's n is half, and misses its error by two."""
+    a, f = float(alpha), 2 if repaired else 1
+    return math.ceil(32 * f / a * (vc * ln(64 * f / a) + ln(8 / float(beta))))
+
+
+def label_private_rows(rules: float, sample: int, alpha: Real, beta: Real, epsilon: Real) -> float:
+    """Rows that label-private learning really needs: n and enough others to tell so many rules apart."""
+    a, b, e = float(alpha), float(beta), float(epsilon)
+    size = ln(rules) + ln(4 / b)
+    return sample + max(24 / a * ln(4 / b), 8 / a * size, 8 / (a * e) * size)
+
+
+def label_private_theorem(vc: int, alpha: Real, beta: Real, epsilon: Real) -> float:
+    """Theorem 6.2: (768/(alpha^2 epsilon)) (VC ln(64/alpha) + 2 ln(8/beta))."""
+    a = float(alpha)
+    return 768 / (a**2 * float(epsilon)) * (vc * ln(64 / a) + 2 * ln(8 / float(beta)))
+
+
 def mode_rows(method: str, size: int, alpha: Real, beta: Real, epsilon: Real, delta: Real, moves: int) -> float:
     """Rows from which the mode is within alpha n of the most frequent value with probability 1 - beta; for stability, a lead
     of alpha n instead.

@@ -111,6 +111,7 @@ class LearnThresholds(Mechanism[LearnThresholdsParams]):
             rows=params.rows,
             status="fallback" if fallback else "ok",
             levels=levels,
+            assumes="nothing of the labels" if levels == 1 else "some threshold is right on every row",
             **learned(Threshold(low + j), {params.column: column}),
         )
         return Result((Row("", "threshold", frame.number(column, low + j)),), document)
