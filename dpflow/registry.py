@@ -26,6 +26,7 @@ BUILT_INS = (
     "dpflow.mechanisms.above_threshold",
     "dpflow.mechanisms.reusable_holdout",
     "dpflow.mechanisms.estimators",
+    "dpflow.mechanisms.calculators",
 )
 
 AnyMechanism = Mechanism[Any] | InteractiveMechanism[Any, Any]

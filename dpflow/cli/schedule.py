@@ -137,6 +137,12 @@ def _print(seen: Forecast, fitted: list[Fitted], wishes: Wishes) -> None:
         print(note)
     if found["scopes"]:
         show("scopes (a round is one run of every job)", _SCOPES, map(_scope_row, found["scopes"]))
+    for row in found["scopes"]:
+        if fixed := row["fixed_schedule"]:
+            print(
+                f"{row['scope']}: the {fixed['releases']:,} releases forecast on its fullest account cost epsilon "
+                f"{fixed['epsilon']:.4g} at delta {fixed['delta']} ({fixed['report']})"
+            )
     for name in found["ungranted"]:
         print(f"scope {name!r} has no grant here: name its ledger, or suppose one with --grant {name}=1,1e-6")
     if fitted:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
+from dpflow.core import pld
 from dpflow.core.amounts import text
 from dpflow.core.events import Event
 from dpflow.core.filters import DELTA_UNIT, EPSILON_UNIT, SATURATED, Cost
 from dpflow.engine.fit import compare, rounds, total
 from dpflow.engine.schedule import Forecast, Outlook
+from dpflow.errors import InvalidAmount
 
 
 def describe(seen: Forecast) -> dict[str, Any]:
@@ -55,7 +58,20 @@ def _scope(seen: Forecast, name: str, outlook: Outlook) -> dict[str, Any]:
         "exhausted_block": outlook.block,
         "last_run": outlook.last.isoformat() if outlook.last else None,
         "filters": _filters(rule.epsilon, rule.delta, once, each),
+        "fixed_schedule": _fixed(outlook),
     }
+
+
+def _fixed(outlook: Outlook) -> dict[str, Any] | None:
+    """What the forecast charged to the fullest account, as a schedule fixed in advance; None where nothing can be said."""
+    delta, releases = outlook.scope.filter.delta, sum(count for _, count in outlook.charged)
+    try:
+        epsilon = pld.report(outlook.charged, delta) if delta else None
+    except InvalidAmount:  # no release, or too many
+        return None
+    if epsilon is None:
+        return None
+    return {"report": pld.LABEL, "releases": releases, "epsilon": math.ceil(epsilon * 1e6) / 1e6, "delta": text(delta)}
 
 
 def _cost(cost: Cost) -> dict[str, str]:

@@ -12,6 +12,7 @@ import datetime as dt
 import functools
 import heapq
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,9 +30,7 @@ from dpflow.errors import DpflowError, InvalidInput
 from dpflow.ledger import Ledger, Scope
 from dpflow.registry import Registry
 
-HORIZON: Final = dt.timedelta(
-    days=3653
-)  #: how far beyond every job's first run a forecast looks, when nobody says how far
+HORIZON: Final = dt.timedelta(days=3653)  #: how far beyond every job's first run a forecast looks, unless told
 MOST_RUNS: Final = 100_000  #: no forecast plays more
 _KEPT: Final = 4096
 
@@ -126,6 +125,7 @@ class Outlook:
         refused: when the first run starts that it cannot pay, in which block, and the ledger's reason; None if it lasts.
         last: the start of the last run that was played.
         burn: (when, largest share used by any of its accounts) after each run.
+        charged: what the forecast charged to its fullest account, as events and how often.
     """
 
     scope: Scope
@@ -135,6 +135,7 @@ class Outlook:
     block: str = ""
     last: dt.datetime | None = None
     burn: list[tuple[dt.datetime, float]] = field(default_factory=list)
+    charged: tuple[tuple[Event, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -192,6 +193,7 @@ class Accounts:
     def __init__(self, granted: Mapping[str, Scope], spent: Mapping[str, Mapping[str, Cost]]) -> None:
         self.granted = granted
         self._spent = {name: dict(spent.get(name, {})) for name in granted}
+        self._events: dict[tuple[str, str], Counter[Event]] = {}
 
     def charge(self, line: Line, blocks: tuple[str, ...]) -> tuple[str, str] | None:
         """Debit all accounts that a line touches, or none; returns scope and block of the first that cannot pay."""
@@ -206,7 +208,14 @@ class Accounts:
                     due.append((name, block, used + cost))
         for name, block, total in due:
             self._spent[name][block] = total
+            self._events.setdefault((name, block), Counter())[line.plan.event] += 1
         return None
+
+    def charged(self, scope: str) -> tuple[tuple[Event, int], ...]:
+        """What was charged here to the scope's fullest account, or to the first of them."""
+        accounts = [block for name, block in self._events if name == scope]
+        fullest = max(accounts, key=lambda block: self.used(scope, [block]), default=None)
+        return () if fullest is None else tuple(self._events[scope, fullest].items())
 
     def used(self, scope: str, blocks: Iterable[str]) -> float:
         """The largest share used of these accounts, from 0 to 1."""
@@ -246,6 +255,8 @@ def forecast(
     player = _Player(pricer, Accounts(granted, spent), ledger)
     opened = frozenset(line for line in lines if line.once and player.opened_before(line))
     last = player.play(jobs, until)
+    for name, seen in player.outlooks.items():
+        seen.charged = player.accounts.charged(name)
     ungranted = tuple(name for name in scopes if name not in granted)
     return Forecast(tuple(jobs), tuple(lines), player.outlooks, ungranted, last, spent, opened)
 
@@ -280,7 +291,7 @@ class _Player:
     """Plays runs in the order of their dates until every scope has refused one or the calendar ends."""
 
     def __init__(self, pricer: Pricer, accounts: Accounts, ledger: Ledger | None) -> None:
-        self._pricer, self._accounts, self._ledger = pricer, accounts, ledger
+        self._pricer, self.accounts, self._ledger = pricer, accounts, ledger
         self._opened: set[tuple[str, str, int]] = set()
         self._now = dt.datetime.now(dt.UTC)
         self.outlooks = {name: Outlook(scope) for name, scope in accounts.granted.items()}
@@ -322,7 +333,7 @@ class _Player:
                 paid = self._paid(job, run, line, ask)
                 for name in open_scopes:
                     touched.setdefault(name, {}).update(dict.fromkeys(charged or ("",), paid))
-                refusal = None if paid else self._accounts.charge(line, charged)
+                refusal = None if paid else self.accounts.charge(line, charged)
                 if refusal is not None:
                     seen = self.outlooks[refusal[0]]
                     seen.refused, seen.block = run.when, refusal[1]
@@ -331,7 +342,7 @@ class _Player:
             if seen.refused is None:
                 seen.runs, seen.last = seen.runs + 1, run.when
                 seen.paid += all(blocks_of.values())
-            seen.burn.append((run.when, self._accounts.used(name, blocks_of)))
+            seen.burn.append((run.when, self.accounts.used(name, blocks_of)))
 
     def opened_before(self, line: Line) -> bool:
         """Whether the ledger has this session."""

@@ -68,6 +68,14 @@ def test_the_solver_and_the_plot(tiny: Tiny, plan: Run) -> None:
     assert "by its error" in shown and "noise that makes 2 runs fit" in shown
 
 
+def test_the_report_for_a_fixed_schedule(plan: Run) -> None:
+    """One line below the table, labelled; nothing where the grant has no delta."""
+    shown = plan("release.yml", "--grant", "visits=1,1e-6", *DAILY)
+    assert "the 3 releases forecast on its fullest account cost epsilon 0.9" in shown
+    assert "a report for a schedule fixed in advance, not a filter" in shown
+    assert "fixed in advance" not in plan("release.yml", "--grant", "visits=1", *DAILY)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

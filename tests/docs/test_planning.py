@@ -39,8 +39,8 @@ def test_the_commands_run(
     monkeypatch.delenv("DPFLOW_LEDGER", raising=False)
     tiny.file()
     (tiny.folder / "nightly.py").write_text(NIGHTLY)
-    commands = re.findall(r"^    dpflow (plan .*)$", PAGE, re.MULTILINE)
-    assert len(commands) == 4
+    commands = re.findall(r"^    dpflow ((?:plan|calculate) .*)$", PAGE, re.MULTILINE)
+    assert len(commands) == 7
     for command in commands:
         done = CliRunner().invoke(app, shlex.split(command), catch_exceptions=False)
         assert done.exit_code == 0, (command, done.output)

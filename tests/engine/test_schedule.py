@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dpflow.core.composition import optimal_eps
 from dpflow.core.declaration import load_table
 from dpflow.core.events import Approximate, DiscreteGaussian, DiscreteLaplace, Pure
 from dpflow.core.filters import Cost, Filter, make_filter
 from dpflow.engine import Occasion, make_plan, release
 from dpflow.engine.fit import compare, on_grid, rounded_down, rounds, solve, total
+from dpflow.engine.outlook import describe
 from dpflow.engine.request import parse_request
 from dpflow.engine.schedule import Ask, Forecast, Job, Run, Task, file_job, forecast, release_files
 from dpflow.errors import BudgetExceeded, InvalidInput, PlanRefused, UnknownName
@@ -162,6 +164,21 @@ def test_a_scope_for_something_else_is_refused(tiny: Tiny, registry: Registry) -
     other = {"visits": Scope("visits", make_filter("basic", F(1), F(0)), "one flight", True)}
     with pytest.raises(PlanRefused, match="was granted to protect one flight"):
         forecast([job(tiny, "0.1")], registry, None, supposed=other)
+
+
+def test_a_fixed_schedule_is_reported_not_enforced(tiny: Tiny, registry: Registry) -> None:
+    """100 releases of 0.01 fill a basic grant; fixed in advance they cost far less, which is said and changes nothing."""
+    grants = granted(tiny, "1", "1e-6")
+    (scope,) = describe(forecast([job(tiny, "0.01")], registry, None, supposed=grants))["scopes"]
+    seen = scope["fixed_schedule"]
+    assert (scope["rounds_that_fit"], scope["runs"], seen["releases"], seen["delta"]) == (100, 100, 100, "0.000001")
+    assert optimal_eps(0.01, 1e-6, 100) <= seen["epsilon"] < optimal_eps(0.01, 1e-6, 100) + 2e-6 < 0.5
+    assert "a report for a schedule fixed in advance, not a filter" in seen["report"]
+    moving = forecast([job(tiny, "0.7", moving=True)], registry, None, supposed=grants, until=START + 9 * DAY)
+    assert moving.outlooks["visits"].charged == ((DiscreteLaplace(F(20, 7), 2), 1),), "one day's account"
+    for nothing in (granted(tiny), granted(tiny, "0.001", "1e-6")):  # no delta to report at; nothing charged
+        found = describe(forecast([job(tiny, "0.01")], registry, None, supposed=nothing))
+        assert found["scopes"][0]["fixed_schedule"] is None
 
 
 # --- filters and the solver -------------------------------------------------------------------------------------------

@@ -1,0 +1,115 @@
+"""Built-in calculators: what a claim about one unit means for a group of units, and for blocks side by side."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from dpflow.core import composition
+from dpflow.core.amounts import Delta, Epsilon
+from dpflow.core.calculator import Calculator, Sheet
+from dpflow.core.events import ZCDP, Approximate
+from dpflow.core.mechanism import Params
+from dpflow.errors import InvalidAmount, InvalidInput
+from dpflow.hookspecs import hookimpl
+
+Size = Annotated[int, Field(ge=1, le=10**12)]
+
+
+class GroupParams(Params):
+    """A claim for one unit, (``epsilon``, ``delta``) or ``rho`` of zCDP, and ``sizes`` of groups."""
+
+    epsilon: Epsilon | None = None
+    delta: Delta = Fraction(0)
+    rho: str | None = None
+    sizes: list[Size] = Field(default=[1, 2, 3, 5, 10], min_length=1, max_length=1000)
+
+
+class Group(Calculator[GroupParams]):
+    """k units: (k eps, delta (1 + e^eps + ... + e^((k-1) eps))), or k^2 rho. Rounded up."""
+
+    name = "group"
+    summary = "what a claim for one unit means for a group, such as a household"
+    citation = "Dwork, Roth 2014, Thm. 2.2; Bun, Steinke 2016, Prop. 1.9; triangle inequality for delta"
+    Params = GroupParams
+
+    def sheet(self, params: GroupParams) -> Sheet:
+        notes: tuple[str, ...] = ("replacing one unit is a group of two: one leaves, one comes",)
+        if (params.epsilon is None) == (params.rho is None) or (params.rho is not None and params.delta):
+            raise InvalidInput("give the claim of one unit: epsilon=0.5, with delta=1e-6 if it has one, or rho=0.01")
+        if params.rho is not None:
+            one = ZCDP(params.rho)  # type: ignore[arg-type]  # an event checks its own amounts
+            rows = tuple((size, _zcdp(one, size)) for size in params.sizes)
+            return Sheet(("units", "rho"), rows, notes, x="units")
+        assert params.epsilon is not None
+        claim = Approximate(params.epsilon, params.delta)
+        found = tuple((size, *_approximate(claim, size)) for size in params.sizes)
+        if any(row[1] is None for row in found):
+            notes += (
+                "an empty line: that group's epsilon is above 1e6 or its delta is no probability, so nothing is promised",
+            )
+        return Sheet(("units", "epsilon", "delta"), found, notes, x="units")
+
+
+def _zcdp(one: ZCDP, size: int) -> float | None:
+    try:
+        return _up(one.group(size).zcdp()[0])
+    except InvalidAmount:
+        return None
+
+
+def _approximate(one: Approximate, size: int) -> tuple[float | None, float | None]:
+    try:
+        claim = one.group(size).approximate()
+    except InvalidAmount:
+        return None, None
+    assert claim is not None
+    return _up(claim[0]), _up(claim[1])
+
+
+class ParallelParams(Params):
+    """``blocks``: for each block the epsilons of its releases; ``deltas``: theirs, in the same shape."""
+
+    blocks: list[list[Epsilon]] = Field(min_length=1, max_length=100_000)
+    deltas: list[list[Delta]] | None = None
+
+
+class Parallel(Calculator[ParallelParams]):
+    """Releases on disjoint blocks: the dearest block, or the sum of all."""
+
+    name = "parallel"
+    summary = "what releases on disjoint blocks cost a unit in one block, and a unit in all of them"
+    citation = "McSherry 2009, Thm. 4"
+    Params = ParallelParams
+
+    def sheet(self, params: ParallelParams) -> Sheet:
+        deltas = params.deltas or [[Fraction(0)] * len(block) for block in params.blocks]
+        if [len(block) for block in deltas] != [len(block) for block in params.blocks]:
+            raise InvalidInput("deltas must have one entry for every epsilon, in the same shape; correct or drop them")
+        steps = [list(zip(*block, strict=True)) for block in zip(params.blocks, deltas, strict=True)]
+        one = composition.parallel(steps)
+        every = composition.parallel([[step for block in steps for step in block]])
+        rows = tuple(
+            (who, _up(epsilon), _up(delta))
+            for who, (epsilon, delta) in (("a unit in one block", one), ("a unit in every block", every))
+        )
+        notes = (
+            "the first line is a guarantee only if a block is a function of the unit (a hash of its key), or if what is protected "
+            "is unit x block under add/remove",
+            "under replace a row that moves makes two blocks pay",
+        )
+        return Sheet(("who", "epsilon", "delta"), rows, notes)
+
+
+def _up(value: Fraction) -> float:
+    """The least float whose shortest decimal form is not below the exact amount."""
+    near = float(value)
+    return near if Fraction(repr(near)) >= value else math.nextafter(near, math.inf)
+
+
+@hookimpl
+def dpflow_register_calculators() -> list[Calculator[Any]]:
+    return [Group(), Parallel()]

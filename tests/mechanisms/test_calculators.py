@@ -1,0 +1,66 @@
+"""Built-in calculators: groups of units, and blocks side by side."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from dpflow.errors import DpflowError
+from dpflow.registry import Registry
+
+
+@pytest.fixture(scope="module")
+def registry() -> Registry:
+    return Registry.load()
+
+
+def test_a_group_pays_for_all_its_units(registry: Registry) -> None:
+    """k epsilon, and the geometric series of delta, never below the exact value; k^2 rho."""
+    sheet = registry.calculator("group").run({"epsilon": "0.1", "delta": "1e-6", "sizes": [1, 2, 5]})
+    for units, epsilon, delta in sheet.rows:
+        series = 1e-6 * sum(math.exp(0.1 * i) for i in range(int(units or 0)))
+        assert epsilon == pytest.approx(0.1 * int(units or 0)) and delta == pytest.approx(series, rel=1e-12)
+    assert sheet.columns == ("units", "epsilon", "delta") and "group of two" in sheet.notes[0]
+    pure = registry.calculator("group").run({"epsilon": "1/3", "sizes": [3]})
+    assert pure.rows == ((3, 1.0, 0.0),)
+    rho = registry.calculator("group").run({"rho": "0.005", "sizes": [1, 4]})
+    assert rho.rows == ((1, 0.005), (4, 0.08))
+
+
+def test_a_group_that_is_promised_nothing(registry: Registry) -> None:
+    """A delta of 1 or more is no promise: the line is empty and a note says why."""
+    sheet = registry.calculator("group").run({"epsilon": "1", "delta": "1e-6", "sizes": [10, 20, 10**12]})
+    assert [row[1] is None for row in sheet.rows] == [False, True, True] and len(sheet.notes) == 2
+    assert registry.calculator("group").run({"rho": "1", "sizes": [10**6]}).rows == ((10**6, None),)
+
+
+def test_blocks_side_by_side(registry: Registry) -> None:
+    """One block pays its own releases, all blocks their sum; the condition is printed with it."""
+    sheet = registry.calculator("parallel").run(
+        {"blocks": [["0.1", "0.1"], ["0.25"], []], "deltas": [["1e-6", "0"], ["0"], []]}
+    )
+    assert sheet.rows == (("a unit in one block", 0.25, 1e-6), ("a unit in every block", 0.45, 1e-6))
+    assert "function of the unit" in sheet.notes[0] and "two blocks pay" in sheet.notes[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("group", {}, "give the claim of one unit"),
+        ("group", {"epsilon": "1", "rho": "1"}, "give the claim of one unit"),
+        ("group", {"rho": "1", "delta": "0.1"}, "give the claim of one unit"),
+        ("group", {"rho": "nan"}, "rho is 'nan'"),
+        ("group", {"epsilon": "inf"}, "epsilon is 'inf'"),
+        ("group", {"epsilon": "1", "sizes": [0]}, "sizes"),
+        ("group", {"epsilon": "1", "sizes": []}, "sizes"),
+        ("parallel", {"blocks": []}, "blocks"),
+        ("parallel", {"blocks": [["-1"]]}, "epsilon is '-1'"),
+        ("parallel", {"blocks": [["1"]], "deltas": [["0", "0"]]}, "same shape"),
+    ],
+)
+def test_bad_inputs(registry: Registry, name: str, given: dict[str, Any], message: str) -> None:
+    """Each is refused by name."""
+    with pytest.raises(DpflowError, match=message):
+        registry.calculator(name).run(given)
