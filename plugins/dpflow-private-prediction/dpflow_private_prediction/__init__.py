@@ -7,9 +7,13 @@ from typing import Any
 
 from dpflow.core.prediction import PredictionMechanism
 from dpflow.hookspecs import hookimpl
+from dpflow_private_prediction.average import Average
+from dpflow_private_prediction.linear import Linear
+from dpflow_private_prediction.value import Value
 from dpflow_private_prediction.vote import Vote
+from dpflow_private_prediction.walk import WalkMechanism
 
 
 @hookimpl
 def dpflow_register_mechanisms() -> Iterable[PredictionMechanism[Any]]:
-    return [Vote()]
+    return [Vote(), Average(), Value(), Linear(), WalkMechanism()]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpflow.core.declaration import Table
+from dpflow.core.declaration import Column, Table
 from dpflow.core.points import Codes
 from dpflow.core.statistics import RecordArrays, Records
 from dpflow.errors import PlanRefused
@@ -42,6 +42,19 @@ def labels(table: Table, name: str) -> tuple[Any, ...]:
         )
     values = [step * column.step for step in range(low, high + 1)]
     return tuple(int(value) if value.denominator == 1 else float(value) for value in values)
+
+
+def two_labels(table: Table, name: str, mechanism: str) -> None:
+    """Raises `PlanRefused` where the label is not one of two."""
+    if len(labels(table, name)) != 2:
+        raise PlanRefused(f"{mechanism} tells two labels apart, and {name!r} has others; use predict_vote")
+
+
+def number(table: Table, name: str) -> Column:
+    """The label's column if it is a number; raises `PlanRefused` where it has keys or no bounds."""
+    if table.column(name).keys is not None:
+        raise PlanRefused(f"column {name!r} has keys, not numbers; predict it with predict_vote")
+    return table.bounded(name)
 
 
 def label_codes(table: Table, name: str, rows: RecordArrays) -> Codes:

@@ -53,7 +53,8 @@ class Model:
         """What the estimator says, or the default for all points if it fails on some."""
         try:
             said = np.asarray(self.fitted.predict(points))
-            return said if said.shape == (len(points),) else self.default.predict(points)
+            fits = said.shape == (len(points),) and said.dtype.kind in "iuf"
+            return said if fits else self.default.predict(points)
         except Exception:  # noqa: BLE001  a failure must not be seen
             return self.default.predict(points)
 

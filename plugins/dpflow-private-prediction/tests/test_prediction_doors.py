@@ -120,3 +120,30 @@ def test_python_opens_the_same_kind_of_session(doors: Doors) -> None:
     assert session.left == 99
     shown = repr(session) + repr(vars(session)) + str(doors.book.history())
     assert "GaussianNB(" not in shown and "theta" not in shown
+
+
+SHARDED = {"features": ["x", "y", "town"], "shards": 40, "predictions": 4}
+LINEAR = {"features": ["x", "y"], "size": 800, "predictions": 4}
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "params"),
+    [
+        ("predict_average", SHARDED | {"label": "late", "learner": "GaussianNB"}),
+        ("predict_value", SHARDED | {"label": "amount"}),
+        ("predict_linear", LINEAR | {"label": "late", "loss": "logistic", "strength": "0.01"}),
+        ("predict_linear", LINEAR | {"label": "amount", "strength": "0.01"}),
+        ("predict_linear", LINEAR | {"label": "amount", "method": "sgd", "radius": "10"}),
+        ("predict_walk", {"features": ["x"], "label": "late", "predictions": 2}),
+    ],
+)
+def test_every_mechanism_answers_what_is_right(tmp_path: Path, mechanism: str, params: dict[str, Any]) -> None:
+    """Through the plan and the ledger, with epsilon enough: low corner and high corner are told apart."""
+    doors = Doors(tmp_path, epsilon=1000)
+    session = predictions(
+        plan(mechanism, doors.declaration, name="py", scope="loans", epsilon="50", **params), doors.book
+    )
+    corners = [[0.02, 0.02, "Oslo"], [0.98, 0.98, "Rome"]]
+    low, high = session.predict([corner[: len(params["features"])] for corner in corners])
+    assert (low, high) == ("no", "yes") if isinstance(low, str) else low < high - 0.25
+    assert session.left == params["predictions"] - 2

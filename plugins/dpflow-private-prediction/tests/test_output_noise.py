@@ -1,0 +1,351 @@
+"""Averages and linear models with output noise keep their stability rates and epsilons; broken variants are caught."""
+
+from __future__ import annotations
+
+import math
+import sys
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from dpflow_private_prediction import linear, noise  # noqa: E402
+from dpflow_private_prediction.auditor import largest_move, max_divergence  # noqa: E402
+from dpflow_private_prediction.average import Average, AverageParams, noisy_count  # noqa: E402
+from dpflow_private_prediction.linear import Linear, LinearParams, minimise, one_pass, spread  # noqa: E402
+from dpflow_private_prediction.shards import Shards  # noqa: E402
+from dpflow_private_prediction.value import Value, ValueParams  # noqa: E402
+from prediction_world import ALTERNATIVES, POINTS, TABLE, records, tables  # noqa: E402
+
+from dpflow.core.events import DiscreteGaussian, DiscreteLaplace, Repeated  # noqa: E402
+from dpflow.errors import InvalidInput  # noqa: E402
+from dpflow.testing.enumeration import outputs  # noqa: E402
+from dpflow.testing.harness import StreamSource  # noqa: E402
+from dpflow.testing.oracle import discrete_laplace, divergence  # noqa: E402
+from dpflow.testing.sources import ScriptedSource  # noqa: E402
+
+SHARDED = {"features": ["x"], "label": "y", "epsilon": "1", "shards": 3, "predictions": 10}
+
+
+def average(**changes: Any) -> AverageParams:
+    return AverageParams.model_validate(SHARDED | {"learner": "DecisionTreeClassifier"} | changes)
+
+
+def value(**changes: Any) -> ValueParams:
+    return ValueParams.model_validate(SHARDED | {"learner": "DecisionTreeRegressor"} | changes)
+
+
+def line(**changes: Any) -> LinearParams:
+    given = {"features": ["x"], "label": "y", "epsilon": "1", "size": 6, "predictions": 10, "radius": "2"}
+    return LinearParams.model_validate(given | changes)
+
+
+# --- the noise ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sensitivity", [1, 3])
+def test_noise_keeps_what_it_claims(sensitivity: int) -> None:
+    """Laplace: epsilon exactly. Gaussian: the divergence at every order stays under rho times the order."""
+    for shift in (1, sensitivity):
+        a, b = (_law("laplace", sensitivity, at) for at in (0, shift))
+        both = a.keys() & b.keys()  # the tails are cut where less than 1e-13 is left
+        loss = max_divergence({x: a[x] for x in both}, {x: b[x] for x in both})
+        assert loss <= 0.5 + 1e-9 and (shift < sensitivity or loss > 0.5 - 1e-9)
+        gauss = [_law("gaussian", sensitivity, at) for at in (0, shift)]
+        for order in (1.5, 2, 8):
+            moment = sum(p**order * gauss[1][x] ** (1 - order) for x, p in gauss[0].items() if x in gauss[1])
+            assert math.log(moment) / (order - 1) <= order * 0.5**2 / 2 + 1e-6
+
+
+def _law(kind: Any, sensitivity: int, at: int) -> dict[int, float]:
+    return outputs(lambda source: at + int(noise.draw(kind, sensitivity, Fraction(1, 2), 1, source)[0]), tail=1e-13)
+
+
+def test_the_claim_is_that_of_the_noise() -> None:
+    """Scales as in Lemma 4.5 (sensitivity over epsilon, not the reverse), and no noise that cannot be drawn."""
+    assert noise.claim("laplace", 3, Fraction(1, 2)) == DiscreteLaplace(Fraction(6), 3)
+    gauss = noise.claim("gaussian", 3, Fraction(1, 2))
+    assert gauss == DiscreteGaussian(Fraction(36), Fraction(3)) and gauss.zcdp()[0] == Fraction(1, 8)
+    for kind in ("laplace", "gaussian"):
+        with pytest.raises(InvalidInput, match="2\\^50"):
+            noise.claim(kind, 2**40, Fraction(1, 10**6))
+
+
+def test_a_swapped_scale_is_caught() -> None:
+    """Laplace noise of scale epsilon/D, as the paper's proof of Lemma 4.5 prints it."""
+    swapped = discrete_laplace(Fraction(1, 2) / 3, 1e-13)
+    assert divergence(swapped, {x + 3: p for x, p in swapped.items()}, 0.5) > 0.5
+
+
+def test_each_answer_has_noise_of_its_own() -> None:
+    """Equal answers in one batch differ."""
+    assert len(set(noise.draw("laplace", 1000, Fraction(1), 50, StreamSource(1)).tolist())) > 40
+
+
+# --- average -----------------------------------------------------------------------------------------------------------
+
+
+class Fixed(Shards):
+    """Models that say what a test wants."""
+
+    def __init__(self, answer: int) -> None:
+        object.__setattr__(self, "models", ())
+        object.__setattr__(self, "answer", answer)
+
+    def votes(self, points: Any, labels: int) -> Any:
+        return np.array([[3 - self.answer, self.answer]])
+
+    def sums(self, points: Any, low: int, high: int) -> Any:
+        return np.array([self.answer])
+
+
+@pytest.mark.parametrize("answer", ["label", "share"])
+def test_average_keeps_epsilon_for_every_count(answer: str) -> None:
+    """The law of the mechanism's own answer to each number of votes, both forms of it."""
+    asked, point = average(answer=answer), np.array([[0]])
+    laws = [
+        outputs(lambda s, n=n: Average().predict(asked, TABLE, Fixed(n), point, s)[0], tail=1e-13) for n in range(4)
+    ]
+    worst = max(max_divergence(a, b) for a, b in zip(laws, laws[1:]))
+    assert (0.2 if answer == "label" else 0.99) < worst <= 1 + 1e-9
+
+
+@pytest.mark.parametrize("relation", ["replace", "add-remove"])
+def test_one_unit_moves_one_vote_of_an_average(relation: Any) -> None:
+    """Learners included, retrained on every neighbour."""
+
+    def ones(rows: tuple[Any, ...], point: Any) -> float:
+        learned = Average().learn(average(), TABLE, records(rows), StreamSource(5))
+        return float(learned.votes(np.array([[point / 2 - 1]]), 2)[0, 1])
+
+    assert largest_move(ones, tables(5, 3), ALTERNATIVES, POINTS) == 1
+    if relation == "add-remove":
+        for rows in tables(5, 3):
+            assert all(abs(ones(rows, x) - ones(rows[:-1], x)) <= 1 for x in POINTS)
+
+
+def test_an_average_is_as_wrong_as_its_models_and_their_noise() -> None:
+    """|E[error] - mean error of the models| <= 1/(r epsilon), exactly, for every count."""
+    for kind in ("laplace", "gaussian"):
+        asked = average(shards=20, noise=kind)
+        for ones in range(21):
+            law = outputs(lambda source: int(noisy_count(np.array([ones]), asked, source)[0]), tail=1e-13)
+            share = sum(p * count for count, p in law.items()) / 20
+            assert abs(share - ones / 20) <= 1 / 20 + 1e-9
+
+
+def test_average_needs_two_labels() -> None:
+    """And says what to use instead."""
+    with pytest.raises(InvalidInput, match="predict_vote"):
+        Average().event(average(label="x", features=["y"]), TABLE)
+
+
+# --- value -------------------------------------------------------------------------------------------------------------
+
+
+def test_value_keeps_epsilon_for_every_sum() -> None:
+    """Bounds 0 and 1, three models: one unit moves the sum by one, epsilon is used up and not exceeded."""
+    asked, point = value(), np.array([[0]])
+    laws = [outputs(lambda s, n=n: Value().predict(asked, TABLE, Fixed(n), point, s)[0], tail=1e-13) for n in range(4)]
+    assert 0.99 < max(max_divergence(a, b) for a, b in zip(laws, laws[1:])) <= 1 + 1e-9
+
+    def total(rows: tuple[Any, ...], x: Any) -> float:
+        learned = Value().learn(asked, TABLE, records(rows), StreamSource(5))
+        return float(learned.sums(np.array([[x / 2 - 1]]), 0, 1)[0])
+
+    assert largest_move(total, tables(5, 3), ALTERNATIVES, POINTS) == 1
+
+
+def test_the_average_is_stable_and_the_median_is_not() -> None:
+    """Lemma 4.6: one row moves the mean of three models by at most 1/3 of the range; their median by all of it."""
+    asked = value(label="x", features=["y"])
+
+    def models(rows: tuple[Any, ...], point: Any) -> Any:
+        made = Value().learn(asked, TABLE, records(rows), StreamSource(5))
+        return np.array([model.predict(np.array([[2.0 * point - 1]]))[0] for model in made.models])
+
+    few = tables(6, 2)
+    assert (
+        largest_move(lambda r, x: float(np.clip(models(r, x), 0, 4).mean()), few, ALTERNATIVES, [0, 1]) <= 4 / 3 + 1e-9
+    )
+    assert largest_move(lambda r, x: float(np.median(np.clip(models(r, x), 0, 4))), few, ALTERNATIVES, [0, 1]) > 4 / 3
+
+
+def test_value_follows_its_claim_and_its_label() -> None:
+    """D is the number of steps between the bounds; the mean is in the label's unit; what cannot be added up is refused."""
+    steps = TABLE.columns["x"].model_copy(update={"step": Fraction(1, 10)})
+    fine = TABLE.model_copy(update={"columns": TABLE.columns | {"x": steps}})
+    asked = value(label="x", features=["y"], epsilon="1000000", learner="LinearRegression")
+    assert Value().event(asked, fine) == Repeated(DiscreteLaplace(Fraction(40, 10**6), 40), 10)
+    rows = records([(10 + 20 * (i % 2), i % 2) for i in range(40)])
+    learned = Value().learn(asked, fine, rows, StreamSource(1))
+    answers = Value().predict(asked, fine, learned, np.array([[0], [1]]), StreamSource(2))
+    assert answers == pytest.approx([1.0, 3.0], abs=0.04)
+    nothing = Value().learn(asked, fine, records([]), StreamSource(1))
+    assert Value().predict(asked, fine, nothing, np.array([[0]]), StreamSource(2)) == pytest.approx([2.0])
+    wide = TABLE.columns["x"].model_copy(update={"upper": Fraction(2**51)})
+    with pytest.raises(InvalidInput, match="coarsen"):
+        Value().event(asked, TABLE.model_copy(update={"columns": TABLE.columns | {"x": wide}}))
+    keyed = TABLE.columns["x"].model_copy(update={"keys": ("a", "b")})
+    with pytest.raises(InvalidInput, match="keys, not numbers"):
+        Value().event(asked, TABLE.model_copy(update={"columns": TABLE.columns | {"x": keyed}}))
+
+
+# --- linear ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loss", ["huber", "logistic"])
+@pytest.mark.parametrize("method", ["regularised", "sgd"])
+def test_one_row_moves_a_linear_answer_by_no_more_than_the_noise_covers(method: str, loss: str) -> None:
+    """Retrained on every neighbour of small tables; in steps of the grid, which is what the noise is added to."""
+    asked = line(loss=loss, method=method, size=6)
+    g, steps = linear.grid(asked, TABLE)
+
+    def answer(rows: tuple[Any, ...], point: Any) -> float:
+        learned = Linear().learn(asked, TABLE, records(rows), StreamSource(5))
+        return float(np.round((linear.unit_ball(TABLE, asked, np.array([[point]]).T) @ learned.w)[0] / g))
+
+    moved = largest_move(answer, tables(6, 3), ALTERNATIVES, POINTS)
+    assert 0.05 * steps < moved <= steps
+    one = Linear().event(asked, TABLE)
+    assert one == Repeated(DiscreteLaplace(Fraction(steps), steps), 10)
+
+
+def test_rows_come_and_go_without_moving_more() -> None:
+    """Regularised, add-remove: the size is a public number and not the number of rows."""
+    asked = line(loss="logistic")
+
+    def answer(rows: tuple[Any, ...], point: Any) -> float:
+        learned = Linear().learn(asked, TABLE, records(rows), StreamSource(5))
+        return float((linear.unit_ball(TABLE, asked, np.array([[point]]).T) @ learned.w)[0])
+
+    for rows in tables(8, 3):
+        for end in range(8):
+            for point in POINTS:
+                assert abs(answer(rows[:end], point) - answer(rows[: end + 1], point)) <= linear.stability(asked)
+
+
+def test_the_paper_s_sgd_constant_is_caught() -> None:
+    """The replaced row in the first place: twice R/sqrt(n) is attained, R/sqrt(n) is exceeded (erratum A9)."""
+    for n, move in ((100, 0.198), (1000, 0.0631823)):
+        asked = line(method="sgd", size=n, radius="1")
+        points = np.vstack([[[1.0, 0.0]], np.tile([0.0, 1.0], (n - 1, 1))])
+        scores = []
+        for target in (5.0, -5.0):
+            targets = np.array([target] + [0.0] * (n - 1))
+            scores.append(one_pass(points, targets, asked, ScriptedSource(range(n)))[0])
+        moved = abs(scores[0] - scores[1])
+        assert moved == pytest.approx(move, abs=5e-7)
+        assert 1 / math.sqrt(n) < moved <= linear.stability(asked)
+
+
+def test_the_specification_s_regularised_numbers() -> None:
+    """n = 400, R = 3, epsilon 1: lambda and gamma, and what 200 replaced rows move."""
+    asked = line(size=400, radius="3", loss="logistic")
+    assert linear.strength(asked) == pytest.approx(0.0471404521, abs=5e-11)
+    assert linear.stability(asked) == pytest.approx(0.2121320344, abs=5e-11)
+    points, targets = _sample(400, 5)
+    w, worst = minimise(points, targets, asked), 0.0
+    for i in range(200):
+        changed, other = points.copy(), targets.copy()
+        changed[i] = -targets[i] * w / np.linalg.norm(w)  # the row that pulls most
+        worst = max(worst, float(np.linalg.norm(minimise(changed, other, asked) - w)))
+    assert 0.005 < worst <= 1 / (linear.strength(asked) * 400) + 1 / (linear.strength(asked) * 400)
+
+
+def _sample(n: int, seed: int, d: int = 4) -> tuple[Any, Any]:
+    words = StreamSource(seed).words(n * d).astype(np.float64).reshape(n, d) / 2**64
+    points = (2 * words - 1) / math.sqrt(d)
+    return points, np.where(points[:, 0] + 0.3 * points[:, 1] > 0, 1.0, -1.0)
+
+
+def test_the_solver_agrees_with_scikit_learn_and_always_arrives() -> None:
+    """Logistic: the same minimiser. Hard rows (separable, opposed, one only, tiny strength): the gradient gets below 1/n."""
+    from sklearn.linear_model import LogisticRegression
+
+    points, targets = _sample(500, 2)
+    asked = line(size=500, radius="5", loss="logistic")
+    lam = linear.strength(asked)
+    peer = LogisticRegression(C=1 / (2 * lam * 500), fit_intercept=False, tol=1e-10).fit(points, targets)
+    assert minimise(points, targets, asked) == pytest.approx(peer.coef_[0], abs=1 / (lam * 500))
+    for loss in ("logistic", "huber"):
+        for strength in ("0.000001", "0.01", "10"):
+            for size in (1, 500, 10**9):
+                hard = line(size=size, loss=loss, strength=strength)
+                for x, y in (
+                    (points, targets),
+                    (points, -targets),
+                    (points[:1], targets[:1]),
+                    (points[:0], targets[:0]),
+                ):
+                    w = minimise(x, y, hard)
+                    first = linear.slopes(loss, x @ w, y)[0]
+                    assert np.linalg.norm(x.T @ first / size + 2 * float(strength) * w) <= 1 / size
+
+
+def test_one_pass_is_the_paper_s_loop() -> None:
+    """With as many rows as places: the eight lines of Theorem 4.12, on the order that the source drew."""
+    points, targets = _sample(300, 7)
+    asked = line(size=300, radius="0.5", method="sgd")
+    order = np.argsort(StreamSource(4).words(300), kind="stable")
+    w, total, eta = np.zeros(4), np.zeros(4), 0.5 / math.sqrt(300)
+    for i in order:
+        total += w
+        w = w - eta * np.clip(points[i] @ w - targets[i], -1, 1) * points[i]
+        w = w * min(1.0, 0.5 / max(np.linalg.norm(w), 1e-300))
+    assert one_pass(points, targets, asked, StreamSource(4)) == pytest.approx(total / 300, abs=1e-12)
+    assert not one_pass(points[:0], targets[:0], asked, StreamSource(4)).any()
+    for loss, peer in linear.SLOPES.items():
+        for score, target in ((0.3, 1.0), (-2.0, 1.0), (5.0, -1.0)):
+            assert peer(score, target) == pytest.approx(
+                linear.slopes(loss, np.array([score]), np.array([target]))[0][0]
+            )
+
+
+def test_places_are_a_uniform_set() -> None:
+    """Every set of places has the same probability, few or many of them."""
+    for number, size in ((0, 3), (1, 3), (2, 3), (3, 3), (2, 5)):
+        law = outputs(lambda source: tuple(spread(number, size, source).tolist()), tail=0.0) if number < 2 else None
+        if law is not None:
+            assert len(law) == math.comb(size, number) and len({round(p, 12) for p in law.values()}) == 1
+        drawn = [tuple(spread(number, size, StreamSource(i)).tolist()) for i in range(600)]
+        assert len(set(drawn)) == math.comb(size, number) and all(len(d) == number for d in drawn)
+        least = min(drawn.count(one) for one in set(drawn))
+        assert least > 0.6 * 600 / math.comb(size, number)
+
+
+def test_answers_are_in_the_label_s_unit() -> None:
+    """Huber: within the bounds; logistic: probabilities; both near the truth where epsilon is generous."""
+    rows = records([(4 * (i % 2), i % 2) for i in range(400)])
+    for loss in ("huber", "logistic"):
+        asked = line(loss=loss, size=400, epsilon="1000", strength="0.001")
+        learned = Linear().learn(asked, TABLE, rows, StreamSource(1))
+        low, high = Linear().predict(asked, TABLE, learned, np.array([[0], [4]]), StreamSource(2))
+        assert 0 <= low < 0.25 and 0.75 < high <= 1
+        assert repr(learned) == "Weights()"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"loss": "logistic", "label": "x", "features": ["y"]}, "two labels"),
+        ({"method": "sgd", "strength": "0.1"}, "no strength"),
+        ({"method": "sgd", "radius": "100"}, "overshoot"),
+        ({"loss": "hinge"}, "loss"),
+        ({"size": 0}, "size"),
+    ],
+)
+def test_a_wrong_linear_plan_is_refused(changes: dict[str, Any], said: str) -> None:
+    """Before anything is charged; a loss that is not smooth has no one-pass bound and is not offered."""
+    with pytest.raises((InvalidInput, ValueError), match=said):
+        Linear().event(line(**changes), TABLE)
+
+
+def test_a_number_s_label_must_not_have_keys() -> None:
+    """Huber on a column with three keys is refused with the reason."""
+    keyed = TABLE.columns["y"].model_copy(update={"keys": ("a", "b", "c"), "lower": None, "upper": None})
+    with pytest.raises(InvalidInput, match="keys, not numbers"):
+        Linear().event(line(), TABLE.model_copy(update={"columns": TABLE.columns | {"y": keyed}}))
