@@ -51,6 +51,7 @@ class Column(Strict):
     taken, exactly; a value is rounded to it. ``missing`` says what a NULL or NaN is: ``skip`` (the row has no value), or
     a number within the bounds. ``keys`` are public group keys: other values in the rows are ignored. ``groups`` and
     ``rows_per_group`` say how a unit is cut when rows are grouped by this column; what is left out is the table's limit.
+    ``public`` says that everybody knows what each row holds here: only the other columns are protected.
     """
 
     lower: Exact | None = None
@@ -60,6 +61,7 @@ class Column(Strict):
     keys: tuple[str, ...] | None = None
     groups: Annotated[int, Field(ge=1, le=10**6)] | None = None
     rows_per_group: Annotated[int, Field(ge=1, le=10**9)] | None = None
+    public: bool = False
 
     @model_validator(mode="after")
     def _check(self) -> Column:
@@ -172,9 +174,10 @@ class Table(Strict):
     """A private table as its owner declares it.
 
     ``neighbours``: ``add-remove`` (one unit more or less) or ``replace`` (one unit's rows become others; then the number
-    of units is public). ``protects``: ``unit`` (all rows of a unit, in every block), or ``unit-block`` (a unit's rows of
-    one block; budgets are then per block, and a unit seen in d released blocks has d times the loss). ``holdout`` makes
-    the table readable only through a gate session. ``database`` is a path relative to the declaration's file.
+    of units is public; rows keep what they hold in public columns). ``protects``: ``unit`` (all rows of a unit, in every
+    block), or ``unit-block`` (a unit's rows of one block; budgets are then per block, and a unit seen in d released blocks
+    has d times the loss). ``holdout`` makes the table readable only through a gate session. ``database`` is a path relative
+    to the declaration's file.
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}$")]
@@ -199,6 +202,8 @@ class Table(Strict):
                 raise ValueError(
                     "protects: unit-block is sound under add-remove only: a replaced row may change its block"
                 )
+        if self.public_columns and self.neighbours != "replace":
+            raise ValueError("public columns need neighbours: replace: what a unit's rows hold tells that it is there")
         if len({join.name.casefold() for join in self.joins}) != len(self.joins):
             raise ValueError("two joins have one name")
         for join in self.joins:
@@ -215,7 +220,13 @@ class Table(Strict):
         """What a budget of this table protects, in words."""
         where = f" in one {self.block}" if self.protects == "unit-block" else ""
         also = "".join(f" and in {join.relation}" for join in self.joins if join.kind == "unit")
-        return f"all rows of one {self.unit.column}{where}{also} ({self.neighbours})"
+        but = f", {', '.join(self.public_columns)} known" if self.public_columns else ""
+        return f"all rows of one {self.unit.column}{where}{also} ({self.neighbours}{but})"
+
+    @property
+    def public_columns(self) -> tuple[str, ...]:
+        """Columns that the owner declares known."""
+        return tuple(name for name, column in self.columns.items() if column.public)
 
     def split(self, name: str) -> tuple[str, ...]:
         """A declared column as (join, column), or as (column,) of the table itself."""

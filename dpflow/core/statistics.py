@@ -76,10 +76,14 @@ class Records:
     A bounded column comes in grid steps, a column with public keys as the key's place in the list, or -1 for anything
     else. A row in which a bounded column has no value (and declares no number for that) is left out. Each unit is then
     cut to ``rows`` rows. Units are numbered in an order drawn anew at each reading, which tells nothing about them.
+
+    ``known``: the claim rests on public columns, hence on everybody knowing which rows are read; the plan then refuses
+    conditions, blocks and joins, which could choose rows by what is protected.
     """
 
     columns: tuple[str, ...]
     rows: int
+    known: bool = False
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from dpflow.core.declaration import Table, problems
 from dpflow.core.events import Approximate, Event, Pure, SparseVector, to_json
 from dpflow.core.mechanism import InteractiveMechanism, Mechanism
 from dpflow.core.results import ErrorBound
+from dpflow.core.statistics import Records, Statistic
 from dpflow.engine.request import Request
 from dpflow.errors import InvalidDeclaration, PlanRefused, PluginError
 from dpflow.registry import Registry
@@ -124,7 +125,7 @@ def make_plan(request: Request, registry: Registry, table: Table | None = None) 
     bound = None
     if isinstance(mechanism, Mechanism):
         bound = mechanism.error(params, table)
-        mechanism.statistic(params, table)
+        _check_known(mechanism.statistic(params, table), request, table)
     content = {
         "mechanism": mechanism.name,
         "params": params.model_dump(mode="json"),
@@ -139,6 +140,15 @@ def make_plan(request: Request, registry: Registry, table: Table | None = None) 
     if reasons := registry.veto(made):
         raise PlanRefused(f"{request.name} was refused: " + "; ".join(reasons))
     return made
+
+
+def _check_known(statistic: Statistic, request: Request, table: Table) -> None:
+    """A claim that rests on public columns is one about whole tables: what chooses rows may read what is protected."""
+    if isinstance(statistic, Records) and statistic.known and (request.where or request.blocks or table.joins):
+        raise PlanRefused(
+            f"{request.name} rests on public columns, so it must read the whole table: leave out where, blocks and joins, "
+            f"or take a mechanism that protects whole rows"
+        )
 
 
 def _check_blocks(request: Request, table: Table) -> None:

@@ -293,11 +293,15 @@ def neighbouring(statistic: Statistic, table: Table) -> list[tuple[Answer, Answe
 
 
 def _neighbouring_records(statistic: Records, table: Table, replace: bool) -> list[tuple[Answer, Answer]]:
-    """One unit more with rows at the end of every column's domain; under replace they are at the other end."""
+    """One unit more with rows at the end of every column's domain; under replace they are at the other end.
+
+    Public columns are the same on both sides.
+    """
     shared = _records(statistic, table, 30)
 
     def ends(end: int) -> RecordArrays:
-        extra = {name: np.repeat(_cycle(table, name, 1000)[[0, -1][end]], statistic.rows) for name in statistic.columns}
+        far = {name: 0 if table.column(name).public else end for name in statistic.columns}
+        extra = {c: np.repeat(_cycle(table, c, 1000)[[0, -1][side]], statistic.rows) for c, side in far.items()}
         units = np.append(shared.units, np.repeat(len(shared.units), statistic.rows))
         return RecordArrays(units, {name: np.append(shared.columns[name], extra[name]) for name in statistic.columns})
 

@@ -7,6 +7,7 @@ from typing import Any
 from dpflow.core.mechanism import Mechanism
 from dpflow.hookspecs import hookimpl
 from dpflow_private_learning.learners.finite import LearnClass, LearnSemiPrivate
+from dpflow_private_learning.learners.label_private import LearnLabelPrivate
 from dpflow_private_learning.learners.points import LearnPoints
 from dpflow_private_learning.learners.rectangles import LearnRectangles
 from dpflow_private_learning.learners.thresholds import LearnThresholds
@@ -28,6 +29,7 @@ def dpflow_register_mechanisms() -> list[Mechanism[Any]]:
         WarmUp(),
         LearnRectangles(),
         LearnSemiPrivate(),
+        LearnLabelPrivate(),
         SanitizePoints(),
         SanitizeThresholds(),
     ]

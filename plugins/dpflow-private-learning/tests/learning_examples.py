@@ -34,6 +34,23 @@ RULES = [
     {"kind": "nothing"},
 ]
 
+KNOWN = {
+    "neighbours": "replace",
+    "columns": {
+        "amount": {"lower": -10, "upper": 30, "public": True},
+        "share": {"lower": 0, "upper": 1, "step": "0.25", "public": True},
+        "few": {"lower": 0, "upper": 3, "public": True},
+        "late": {"lower": 0, "upper": 1, "missing": 0},
+        "kind": {"keys": ["no", "yes"]},
+    },
+}
+
+
+def known(params: dict[str, Any], rows: int = 1) -> Example:
+    """The parameters on a table whose features are public."""
+    return Example(Table.model_validate(DECLARED | KNOWN | {"limits": {"rows": rows}}), params)
+
+
 EXAMPLES: dict[str, list[Example]] = {
     "mode": [
         example({"column": "amount", "epsilon": "1"}, rows=2),
@@ -127,6 +144,22 @@ EXAMPLES: dict[str, list[Example]] = {
         example(
             {"columns": ["amount"], "label": "kind", "epsilon": "0.01", "rows": 200, "public": [["0"], ["5"]]},
             "replace",
+        ),
+    ],
+    "learn_label_private": [
+        known(
+            {"columns": ["amount"], "label": "late", "epsilon": "0.01", "rows": 2000, "alpha": "9/10", "beta": "1/2"}, 2
+        ),
+        known(
+            {
+                "columns": ["amount", "share"],
+                "label": "kind",
+                "epsilon": "0.01",
+                "rows": 4000,
+                "alpha": "9/10",
+                "beta": "1/2",
+                "rules": "rectangles",
+            }
         ),
     ],
 }

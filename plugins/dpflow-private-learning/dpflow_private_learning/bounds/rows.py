@@ -152,6 +152,11 @@ def label_private_sample(vc: int, alpha: Real, beta: Real, repaired: bool = True
     return math.ceil(32 * f / a * (vc * ln(64 * f / a) + ln(8 / float(beta))))
 
 
+def labellings(vc: int, points: int) -> float:
+    """How many ways a class labels so many points at most: n + 1 for VC dimension 1, (e n/VC)^VC beyond (Sauer)."""
+    return points + 1.0 if vc == 1 else (math.e * points / vc) ** vc
+
+
 def label_private_rows(rules: float, sample: int, alpha: Real, beta: Real, epsilon: Real) -> float:
     """Rows that label-private learning really needs: n and enough others to tell so many rules apart."""
     a, b, e = float(alpha), float(beta), float(epsilon)

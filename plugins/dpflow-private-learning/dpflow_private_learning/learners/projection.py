@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
@@ -49,6 +50,14 @@ def rectangles(x: NDArray[Any], bounds: Bounds) -> list[Rule]:
 
 
 CLASSES: dict[str, Projection] = {"points": points, "thresholds": thresholds, "rectangles": rectangles}
+
+
+def most_points(rules: str, columns: int) -> int | None:
+    """How many points keep the rules listable: all of them but for rectangles, of which s points make up to (s(s+1)/2)^k."""
+    if rules != "rectangles":
+        return None
+    sides = math.floor(MOST ** (1 / columns) + 1e-9)
+    return (math.isqrt(8 * sides + 1) - 1) // 2
 
 
 def vc_dimension(rules: str, columns: int) -> int:
