@@ -101,7 +101,7 @@ class Unit(Strict):
 
 
 class Limits(Strict):
-    """How much one unit may contribute to one statistic; what is above is cut at random, by the unit's own rows only."""
+    """How much one unit may contribute to one statistic; what is above is cut, by the unit's own rows only."""
 
     rows: Annotated[int, Field(ge=1, le=10**9)]
     groups: Annotated[int, Field(ge=1, le=10**6)] = 1

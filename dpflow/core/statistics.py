@@ -23,9 +23,11 @@ Rows = Mapping[str, Any]
 class GroupedSums:
     """Per group: the rows, the units, and for each value column the sum and number of its values, in grid steps.
 
-    Before anything is added up each unit is cut to ``groups`` groups and ``rows_per_group`` rows in each (chosen at
-    random by its own rows only), values are clamped to their declared bounds, rounded to the grid and shifted by the
-    column's ``offsets`` (a grid integer, so that a sum is around a centre).
+    Before anything is added up each unit is brought down to ``groups`` groups (a uniform choice of its own) and to
+    ``rows_per_group`` rows R in each. Values are clamped to their declared bounds, rounded to the grid and shifted by the
+    column's offset (a grid integer, so that a sum is around a centre). Of m rows a unit counts min(m, R) in a group; of m
+    values, min(m, R) and, for m > R, R times their mean, rounded to an integer at random without bias: the expectation of
+    taking R of them at random, and no further from 0 than R times the largest.
 
     Attributes:
         by: the grouping column, or None for one group with key "".

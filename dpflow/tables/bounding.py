@@ -1,14 +1,18 @@
-"""Contribution bounding as SQL: each unit is cut at random to its limits, then exact integer sums.
+"""Contribution bounding as SQL: each unit is brought down to its limits, then exact integer sums.
 
-The cut orders a unit's rows (and then its groups) by a fresh ``random()`` each, and keeps the first ones. The numbers are
-independent of everything in the rows, so every subset of the allowed size is equally likely: no bias towards early rows,
-small values or some keys, which a hash of values or a row number would bring. A unit's choice depends on its own rows
-only, so another unit's presence changes nothing of it. The guarantee needs only that the limits hold, whatever the random
-numbers are; they therefore need no seed and no secrecy.
+Rows: a unit with m > L values in a group contributes L times their mean, rounded up or down at random with the odds that
+keep its expectation. That is the expectation of taking L of them at random, without that draw's variance, and lies where
+every choice of L values lies: between L times the lowest and the highest value that the declaration allows. Counts are
+min(m, L). Groups: of its groups a unit keeps a uniform choice, by a fresh ``random()`` each.
 
-Two forms of the same query. `packed` (fast): a row is one BIGINT word of bit fields, wide enough for the sum of the rows
-a unit may keep, so that adding words adds all fields at once and the cut is one hash aggregate, ``arg_min(word, random(), n)``.
-`plain` (any width): ``row_number()`` windows. The plan chooses between them, never the rows.
+Neither favours early rows, small values or some keys, which a hash of values or a row number would. What a unit
+contributes depends on its own rows and draws only, so another unit's presence changes nothing of it. The guarantee needs
+only that the limits hold, whatever the random numbers are; they therefore need no seed and no secrecy.
+
+Two hash aggregates: rows to cells (one unit, one group), cells to units. For the second a cell is one BIGINT of bit
+fields, lowest first: its counts and sums, its group's code, and a random number on top, so that the least few words are a
+random choice. Where there is no room for that number it stands beside the word, and where there is none for the word the
+choice is made by windows. The plan decides, never the rows.
 """
 
 from __future__ import annotations
@@ -18,28 +22,41 @@ from dataclasses import dataclass
 from dpflow.core.declaration import MAX_MAGNITUDE
 from dpflow.errors import PlanRefused
 
-#: The most rows or groups for which an aggregate per unit is used; DuckDB's ``arg_min`` allows less than 1,000,000.
+#: The most rows or groups for which an aggregate per unit is used; DuckDB's ``min(x, n)`` allows less than 1,000,000.
 MOST_PACKED = 1000
 
 #: Bits of a word: a BIGINT's, without its sign and one more for safety.
 WORD = 62
 
+#: More rows than a table can have.
+MOST_ROWS = 2**40
+
 #: Bits reserved for the number of a private key, of which there is no public bound.
 KEY_BITS = 32
+
+#: Bits of a word's random number, at least and at most. Two of a unit's groups draw the same one at odds of 2^-bits, and
+#: then the one with the lower code comes first: a bias far below any noise, and no matter of privacy.
+LEAST_RANDOM, MOST_RANDOM = 20, 30
 
 
 @dataclass(frozen=True)
 class Value:
-    """A value column of the rows query: its grid bounds and its centre, in steps."""
+    """A value column of the rows query: its grid bounds and its centre, in steps, and whether a row may have none."""
 
     low: int
     high: int
     centre: int
+    optional: bool = True
 
     @property
     def reach(self) -> int:
         """The most that one row can move a sum."""
         return max(abs(self.low - self.centre), abs(self.high - self.centre))
+
+    @property
+    def span(self) -> int:
+        """The most that a value is above ``low``."""
+        return self.high - self.low
 
 
 @dataclass(frozen=True)
@@ -51,7 +68,9 @@ class Cut:
         values: its value columns.
         per_group: rows a unit keeps in one group.
         groups: groups a unit keeps, or None if by plan there are no more.
-        keys: how many public keys there are, or None for private ones.
+        keys: how many public keys there are (1 without grouping), or None for private ones.
+        unit: what a contribution belongs to: ``unit``, or ``unit, part`` where each block is protected by itself.
+        most_rows: a bound on the rows of the query, which says how much room sums need while they are taken.
     """
 
     rows: str
@@ -59,6 +78,8 @@ class Cut:
     per_group: int
     groups: int | None
     keys: int | None
+    unit: str = "unit, part"
+    most_rows: int = MOST_ROWS
 
     def check(self) -> None:
         """Raises `PlanRefused` if one unit could move a sum by 2^62 steps, beyond which integers would not be exact."""
@@ -71,72 +92,176 @@ class Cut:
 
     def query(self) -> str:
         """One row per group that any unit reaches: ``code``, ``row_count``, ``unit_count``, and per value ``s0``, ``c0``, ..."""
-        return self.packed() if self.fits() else self.plain()
-
-    def _widths(self) -> list[int]:
-        """Bits of the fields of a word, lowest first: rows, then per value its count and its sum above ``low``."""
-        sizes = [self.per_group]
-        for value in self.values:
-            sizes += [self.per_group, self.per_group * (value.high - value.low)]
-        return [max(1, size.bit_length()) for size in sizes]
-
-    def fits(self) -> bool:
-        """Whether the packed form can be used."""
-        bits = KEY_BITS if self.keys is None else self.keys.bit_length()
-        picked = max(self.per_group if self.values else 1, self.groups or 1)
-        return picked <= MOST_PACKED and sum(self._widths()) + bits <= WORD
-
-    def packed(self) -> str:
-        """The query on words: a cell is the sum of a unit's words in one group, with the group's code above it."""
-        widths = self._widths()
-        shifts = [sum(widths[:i]) for i in range(len(widths) + 1)]
-        code = f"code * {1 << shifts[-1]}"
-        if self.values:
-            words = f"SELECT unit, part, code, {self._word(shifts)} AS word, random() AS r FROM ({self.rows})"
-            cell = f"{_pick_sum(self.per_group)} + {code}"
+        if self.groups is None:
+            kept = self.cells()
+        elif self.fits():
+            kept = self.packed()
         else:
-            words, cell = self.rows, f"least(count(*), {self.per_group}) + {code}"
-        cells = f"SELECT unit, part, CAST({cell} AS BIGINT) AS cell FROM ({words}) GROUP BY unit, part, code"
-        if self.groups is not None:
-            cells = f"SELECT unnest(arg_min(cell, random(), {self.groups})) AS cell FROM ({cells}) GROUP BY unit, part"
-        fields = [f"sum((cell >> {shift}) & {(1 << width) - 1})" for shift, width in zip(shifts, widths)]
-        measures = [f"CAST({fields[0]} AS BIGINT) AS row_count", "count(*) AS unit_count"]
-        for i, value in enumerate(self.values):
-            count, total = fields[2 * i + 1], fields[2 * i + 2]
-            centred = f"{total} + CAST('{value.low - value.centre}' AS HUGEINT) * {count}"
-            measures += [f"{_saturate(centred)} AS s{i}", f"CAST({count} AS BIGINT) AS c{i}"]
-        return f"SELECT cell >> {shifts[-1]} AS code, {', '.join(measures)} FROM ({cells}) GROUP BY 1 ORDER BY 1"
-
-    def _word(self, shifts: list[int]) -> str:
-        """One row as a word: 1 in the first field, and for each value that is there 1 and its distance from ``low``."""
-        word = "1"
-        for i, value in enumerate(self.values):
-            one, unit = 1 << shifts[2 * i + 1], 1 << shifts[2 * i + 2]
-            word += f" + CASE WHEN v{i} IS NULL THEN 0 ELSE (v{i} - ({value.low})) * {unit} + {one} END"
-        return f"CAST({word} AS BIGINT)"
-
-    def plain(self) -> str:
-        """The query with windows."""
-        cells = ["count(*) AS n"]
+            kept = self.plain()
         measures = ["CAST(sum(n) AS BIGINT) AS row_count", "count(*) AS unit_count"]
         for i, value in enumerate(self.values):
-            centre = f"CAST('{value.centre}' AS HUGEINT)"
-            cells += [f"coalesce(sum(CAST(v{i} AS HUGEINT) - {centre}), 0) AS t{i}", f"count(v{i}) AS m{i}"]
-            measures += [f"{_saturate(f'sum(t{i})')} AS s{i}", f"CAST(sum(m{i}) AS BIGINT) AS c{i}"]
-        kept = _first(self.rows, "unit, part, code", self.per_group)
-        kept = f"SELECT unit, part, code, {', '.join(cells)} FROM ({kept}) GROUP BY unit, part, code"
-        if self.groups is not None:
-            kept = _first(kept, "unit, part", self.groups)
-        return f"SELECT code, {', '.join(measures)} FROM ({kept}) GROUP BY code ORDER BY code"
+            count = f"sum({self._count(i)})"
+            centred = f"sum(s{i}) + CAST('{value.low - value.centre}' AS HUGEINT) * {count}"
+            measures += [f"{_saturate(centred)} AS s{i}", f"CAST({count} AS BIGINT) AS c{i}"]
+        return f"SELECT code, {', '.join(measures)} FROM ({kept}) GROUP BY code"
+
+    def _count(self, i: int) -> str:
+        """The column of a cell with the number of a value's occurrences."""
+        return f"m{i}" if self.values[i].optional else "n"
+
+    def cells(self) -> str:
+        """One row per unit and group within the limit of rows: ``code``, ``n`` rows, per value ``m0`` and ``s0`` (above low)."""
+        packings = [self._packing(i) for i in range(len(self.values))]
+        raw = [] if any(packing.carries for packing in packings) else ["count(*) AS n"]
+        split = ["n"] if raw else []
+        bounded = [f"least(n, {self.per_group}) AS n"]
+        for i, (value, packing) in enumerate(zip(self.values, packings, strict=True)):
+            raw.append(f"{packing.aggregate(i)} AS w{i}")
+            split += packing.split(i)
+            if value.optional:
+                bounded.append(f"least(m{i}, {self.per_group}) AS m{i}")
+                if packing.shift is None:
+                    raw.append(f"count(v{i}) AS m{i}")
+            bounded.append(f"{_rescaled(f's{i}', self._count(i), value, self.per_group, packing)} AS s{i}")
+        by, code = (self.unit, "0 AS code") if self.keys == 1 else (f"{self.unit}, code", "code")
+        summed = f"SELECT {self.unit}, {code}, {', '.join(raw)} FROM ({self.rows}) GROUP BY {by}"
+        if self.values:
+            summed = f"SELECT {self.unit}, code, {', '.join(split)} FROM ({summed})"
+        return f"SELECT {self.unit}, code, {', '.join(bounded)} FROM ({summed})"
+
+    def _packing(self, i: int) -> _Packing:
+        """How the sums of a value are taken."""
+        value = self.values[i]
+        shift, rows = _bits(value.span * self.most_rows), _bits(self.most_rows)
+        if shift > WORD:
+            return _Packing(value, None, None)
+        top = shift + rows if value.optional else shift
+        return _Packing(value, shift, top if i == 0 and top <= WORD else None)
+
+    def _fields(self) -> list[tuple[str, int]]:
+        """Columns of a cell and their largest values."""
+        fields = [("n", self.per_group)]
+        for i, value in enumerate(self.values):
+            fields += [(f"m{i}", self.per_group)] if value.optional else []
+            fields.append((f"s{i}", self.per_group * value.span))
+        return fields
+
+    def _used(self) -> int:
+        """Bits of a word that are not random."""
+        codes = KEY_BITS if self.keys is None else self.keys.bit_length()
+        return codes + sum(_bits(most) for _, most in self._fields())
+
+    def fits(self) -> bool:
+        """Whether a unit's groups can be chosen among words."""
+        return (self.groups or 1) <= MOST_PACKED and self._used() <= WORD
+
+    def packed(self) -> str:
+        """Cells that each unit keeps, chosen as the least words."""
+        terms, columns, shift = [], [], 0
+        for name, most in self._fields():
+            terms.append(f"{name} * {1 << shift}" if shift else name)
+            columns.append(f"(word >> {shift}) & {(1 << _bits(most)) - 1} AS {name}")
+            shift += _bits(most)
+        used = self._used()
+        terms.append(f"code * {1 << shift}")
+        columns.append(f"(word >> {shift}) & {(1 << (used - shift)) - 1} AS code")
+        spare = min(WORD - used, MOST_RANDOM)
+        pick = f"min(word, {self.groups})"
+        if spare >= LEAST_RANDOM:
+            terms.append(f"{_drawn(spare)} * {1 << used}")
+        else:
+            pick = f"arg_min(word, random(), {self.groups})"
+        words = f"SELECT {self.unit}, CAST({' + '.join(terms)} AS BIGINT) AS word FROM ({self.cells()})"
+        least = f"SELECT unnest({pick}) AS word FROM ({words}) GROUP BY {self.unit}"
+        return f"SELECT {', '.join(columns)} FROM ({least})"
+
+    def plain(self) -> str:
+        """Cells that each unit keeps, chosen by windows: any width."""
+        return _first(self.cells(), self.unit, self.groups or 1)
 
 
-def cut_values(rows: str, most: int) -> str:
-    """Distinct values ``v0`` of a rows query without NULLs, ascending as ``v``, with multiplicity ``n``."""
-    if most <= MOST_PACKED:
-        kept = f"SELECT unnest(arg_min(v0, random(), {most})) AS v0 FROM ({rows}) GROUP BY unit, part"
+def _bits(most: int) -> int:
+    return max(1, most.bit_length())
+
+
+@dataclass(frozen=True)
+class _Packing:
+    """How a cell adds up a value over its rows: in a HUGEINT, or with its counts in one sum of BIGINT words.
+
+    Attributes:
+        shift: where in a word the number of values is counted, above their sum; None for a HUGEINT.
+        top: where the number of rows is counted, if it is.
+    """
+
+    value: Value
+    shift: int | None
+    top: int | None
+
+    @property
+    def carries(self) -> bool:
+        """Whether the number of rows is in the word."""
+        return self.top is not None
+
+    def aggregate(self, i: int) -> str:
+        """The sum over a cell's rows."""
+        if self.shift is None:
+            return f"coalesce(sum(CAST(v{i} AS HUGEINT) - CAST('{self.value.low}' AS HUGEINT)), 0)"
+        row = 0 if self.top is None else 1 << self.top
+        present = row + (1 << self.shift if self.value.optional else 0)
+        word = _plus(_plus(f"v{i}", -self.value.low), present)
+        return f"sum(coalesce({word}, {row}))" if self.value.optional else f"sum({word})"
+
+    def split(self, i: int) -> list[str]:
+        """The columns ``s``, and where they are wanted ``m`` and ``n``, out of a cell's ``w``."""
+        count = [f"m{i}"] if self.value.optional else []
+        if self.shift is None:
+            return [*count, f"w{i} AS s{i}"]
+        if self.top is None:
+            return [f"{_high(f'w{i}', self.shift)} AS m{i}" for _ in count] + [f"{_low(f'w{i}', self.shift)} AS s{i}"]
+        low = _low(f"w{i}", self.top)
+        counts = [f"{low} >> {self.shift} AS m{i}" for _ in count]
+        return [f"{_high(f'w{i}', self.top)} AS n", *counts, f"{low} & {(1 << self.shift) - 1} AS s{i}"]
+
+
+def _plus(number: str, constant: int) -> str:
+    return f"{number} + CAST({constant} AS BIGINT)" if constant else number
+
+
+def _high(word: str, shift: int) -> str:
+    return f"CAST({word} >> {shift} AS BIGINT)"
+
+
+def _low(word: str, shift: int) -> str:
+    return f"CAST({word} & CAST('{(1 << shift) - 1}' AS HUGEINT) AS BIGINT)"
+
+
+def _rescaled(total: str, count: str, value: Value, most: int, packing: _Packing) -> str:
+    """At most ``most`` times the mean of a cell's values, rounded at random without bias; the limit holds in any case."""
+    kind = "HUGEINT" if packing.shift is None or packing.shift + _bits(most) > WORD else "BIGINT"
+    rest = f"(({total} % {count}) * CAST({most} AS {kind}) + CAST(floor(random() * {count}) AS BIGINT)) // {count}"
+    scaled = f"({total} // {count}) * CAST({most} AS {kind}) + {rest}"
+    limit = f"CAST('{most * value.span}' AS {kind})"
+    return f"CASE WHEN {count} <= {most} THEN {total} ELSE least({scaled}, {limit}) END"
+
+
+def cut_values(rows: str, value: Value, most: int, unit: str = "unit, part") -> str:
+    """Distinct values of ``v0`` of a rows query, ascending as ``v``, with multiplicity ``n``; NULLs are left out."""
+    present = f"SELECT * FROM ({rows}) WHERE v0 IS NOT NULL"
+    bits = _bits(value.span)
+    if most > MOST_PACKED:
+        kept = _first(present, unit, most)
+    elif (spare := min(WORD - bits, MOST_RANDOM)) >= LEAST_RANDOM:
+        word = f"{_drawn(spare)} * {1 << bits} + {_plus('v0', -value.low)}"
+        kept = f"SELECT unnest(min({word}, {most})) & {(1 << bits) - 1} AS v0 FROM ({present}) GROUP BY {unit}"
+        return f"SELECT {_plus('v0', value.low)} AS v, count(*) AS n FROM ({kept}) GROUP BY v0 ORDER BY v0"
     else:
-        kept = _first(rows, "unit, part", most)
+        kept = f"SELECT unnest(arg_min(v0, random(), {most})) AS v0 FROM ({present}) GROUP BY {unit}"
     return f"SELECT v0 AS v, count(*) AS n FROM ({kept}) GROUP BY v0 ORDER BY v0"
+
+
+def _drawn(bits: int) -> str:
+    """A random number of so many bits."""
+    return f"CAST(floor(random() * {1 << bits}) AS BIGINT)"
 
 
 def cut_rows(rows: str, most: int, within: str = "unit, part") -> str:
@@ -160,15 +285,6 @@ def _first(query: str, partition: str, most: int) -> str:
     drawn = f"SELECT *, random() AS r FROM ({query})"
     ranked = f"SELECT *, row_number() OVER (PARTITION BY {partition} ORDER BY r) AS rank FROM ({drawn})"
     return f"SELECT * EXCLUDE (r, rank) FROM ({ranked}) WHERE rank <= {most}"
-
-
-def _pick_sum(most: int) -> str:
-    """Sum of so many random words of a group. Of two, the ones with the least and the greatest number are random too."""
-    if most == 1:
-        return "arg_min(word, r)"
-    if most == 2:
-        return "arg_min(word, r) + CASE WHEN count(*) > 1 THEN arg_max(word, r) ELSE 0 END"
-    return f"list_sum(arg_min(word, r, {most}))"
 
 
 def _saturate(total: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +27,7 @@ from dpflow.core.statistics import (
 )
 from dpflow.errors import PlanRefused
 from dpflow.tables import filters, sandbox, sql
-from dpflow.tables.bounding import Cut, Value, cut_rows, cut_values, numbered
+from dpflow.tables.bounding import KEY_BITS, MOST_ROWS, Cut, Value, cut_rows, cut_values, numbered
 from dpflow.tables.joins import Joined
 from dpflow.tables.unbounded import TableColumn, keep
 
@@ -161,6 +162,7 @@ class _Reading:
         self, table: Table, connection: sandbox.Connection, blocks: Sequence[str], where: filters.Node | None
     ) -> None:
         self._table, self._connection = table, connection
+        self._sizes: dict[str, int] = {}
         self._relations = self._known_relations()
         self._relation = self._find(table.source)
         self._fields = connection.fields(self._relation)
@@ -187,12 +189,18 @@ class _Reading:
     def _known_relations(self) -> dict[str, str]:
         """Tables and views of the file by name; nothing else, such as a file name, can be read."""
         known: dict[str, str] = {}
-        for kind in ("table", "view"):
-            query = f"SELECT schema_name, {kind}_name FROM duckdb_{kind}s() WHERE database_name = ? AND NOT internal"
-            for schema, name in self._connection.rows(query, [sandbox.PRIVATE]):
-                full = ".".join(sql.identifier(part) for part in (sandbox.PRIVATE, schema, name))
-                known[name if schema == "main" else f"{schema}.{name}"] = full
+        views = "SELECT schema_name, view_name, NULL FROM duckdb_views() WHERE database_name = $1 AND NOT internal"
+        tables = "SELECT schema_name, table_name, estimated_size FROM duckdb_tables() WHERE database_name = $1 AND NOT internal"
+        for schema, name, size in self._connection.rows(f"{tables} UNION ALL {views}", [sandbox.PRIVATE]):
+            full = ".".join(sql.identifier(part) for part in (sandbox.PRIVATE, schema, name))
+            known[name if schema == "main" else f"{schema}.{name}"] = full
+            self._sizes[full] = MOST_ROWS if size is None else size
         return known
+
+    def _most_rows(self) -> int:
+        """A bound on the rows of a finished query, from the catalog: deleted rows may still count, no row is missing."""
+        multiplied = [joined.join.rows or 1 for joined in self._joined.values() if joined.needed()]
+        return min(max(1, self._sizes[self._relation]) * math.prod(multiplied), MOST_ROWS)
 
     def _find(self, relation: str) -> str:
         """A relation's quoted name, or `TableUnreadable` with close matches."""
@@ -252,33 +260,54 @@ class _Reading:
         for i, (name, centre) in enumerate(request.values):
             declared = self._table.bounded(name)
             outputs.append(f"{sql.grid(self.column(name), declared)} AS v{i}")
-            values.append(Value(*declared.grid(), centre))
+            values.append(Value(*declared.grid(), centre, declared.missing == "skip"))
         if request.by is None:
-            return Cut(
-                self._select(["CAST(0 AS BIGINT) AS code", *outputs]), tuple(values), request.rows_per_group, None, 1
-            )
-        key = sql.key(self.column(request.by), "group key")
-        rows = self._select(["keys.code AS code", *outputs], join=f" JOIN keys ON {key} = keys.key")
+            return self._cut(self._select(outputs), values, request, None, 1)
+        by = self.column(request.by)
         size = None if request.keys is None else len(request.keys)
+        if size is None and (number := sql.small_integer(by)):
+            rows = self._select([f"{number} AS code", *outputs], where=[f"{by.sql} IS NOT NULL"])
+        else:
+            on = f" JOIN keys ON {sql.key(by, 'group key')} = keys.key"
+            rows = self._select(["keys.code AS code", *outputs], join=on)
         groups = None if size is not None and size <= request.groups else request.groups
-        return Cut(rows, tuple(values), request.rows_per_group, groups, size)
+        return self._cut(rows, values, request, groups, size)
+
+    def _cut(self, rows: str, values: list[Value], request: GroupedSums, groups: int | None, keys: int | None) -> Cut:
+        most = self._most_rows()
+        return Cut(rows, tuple(values), request.rows_per_group, groups, keys, self._protected, most)
+
+    @property
+    def _protected(self) -> str:
+        """The columns of a rows query that say whose rows they are."""
+        return "unit" if self._table.protects == "unit" else "unit, part"
 
     def groups(self, request: GroupedSums) -> Groups:
         """Number the keys, cut, add up."""
         cut = self.cut(request)
         cut.check()
         self._cut_joined()
+        keys: tuple[str, ...] = ("",)
+        query = cut.query()
         if request.by is not None:
-            self._number_keys(self.column(request.by), request.keys)
-        found = self.arrays(cut.query())
-        codes = _int64(found["code"])
-        if request.by is None:
-            keys: tuple[str, ...] = ("",)
-        elif request.keys is not None:
-            keys = request.keys
+            by = self.column(request.by)
+            if request.keys is not None:
+                keys = request.keys
+                self._number_keys(by, keys)
+            elif sql.small_integer(by):
+                text = f"CAST(code - {sql.SMALL_OFFSET} AS VARCHAR)"
+                query = f"SELECT * EXCLUDE (code), {text} AS text FROM ({query}) ORDER BY text"
+            else:
+                self._collect_keys(by)
+                query = (
+                    f"SELECT found.* EXCLUDE (code), text FROM ({query}) AS found JOIN keys USING (code) ORDER BY text"
+                )
+        found = self.arrays(query)
+        if "text" in found:
+            keys = tuple(map(str, found["text"]))
+            codes = np.arange(len(keys))
         else:
-            keys = self._texts(codes)
-            codes = np.arange(len(codes))
+            codes = _int64(found["code"])
 
         def spread(name: str) -> NDArray[np.int64]:
             whole = np.zeros(len(keys), dtype=np.int64)
@@ -294,28 +323,25 @@ class _Reading:
             {name: spread(f"c{i}") for i, name in enumerate(names)},
         )
 
-    def _number_keys(self, by: sql.Field, keys: tuple[str, ...] | None) -> None:
-        """Fill the in-memory table ``keys``: the public ones in their order, or all that the rows have, sorted."""
-        if keys is not None:
-            listed = "SELECT unnest(CAST(? AS VARCHAR[])) AS text, unnest(range(?)) AS code"
-            query = f"SELECT * FROM (SELECT {sql.from_text(by, 'text')} AS key, text, code FROM ({listed})) WHERE key IS NOT NULL"
-            self._connection.run(f"CREATE TEMP TABLE keys AS {query}", [list(keys), len(keys)])
-            return
+    def _number_keys(self, by: sql.Field, keys: tuple[str, ...]) -> None:
+        """Fill the in-memory table ``keys`` with the public ones in their order."""
+        listed = "SELECT unnest(CAST(? AS VARCHAR[])) AS text, unnest(range(?)) AS code"
+        query = f"SELECT * FROM (SELECT {sql.from_text(by, 'text')} AS key, code FROM ({listed})) WHERE key IS NOT NULL"
+        self._connection.run(f"CREATE TEMP TABLE keys AS {query}", [list(keys), len(keys)])
+
+    def _collect_keys(self, by: sql.Field) -> None:
+        """Fill ``keys`` with all that the rows have, numbered in no order that means anything."""
         key = sql.key(by, "group key")
         rows = self._select([f"{key} AS key"], where=[f"{by.sql} IS NOT NULL"])
-        query = f"SELECT key, {sql.to_text(by, 'key')} AS text FROM (SELECT DISTINCT key FROM ({rows}))"
-        query = f"SELECT key, text, row_number() OVER (ORDER BY text) - 1 AS code FROM ({query})"
+        query = f"SELECT key, (row_number() OVER () - 1) & {2**KEY_BITS - 1} AS code FROM (SELECT DISTINCT key FROM ({rows}))"
+        query = f"SELECT key, {sql.to_text(by, 'key')} AS text, code FROM ({query})"
         self._connection.run(f"CREATE TEMP TABLE keys AS {query}", self.parameters)
-
-    def _texts(self, codes: NDArray[np.int64]) -> tuple[str, ...]:
-        """Texts of private keys that some unit still reaches after the cut, in order."""
-        texts = self._connection.rows("SELECT text FROM keys ORDER BY code")
-        return tuple(str(texts[code][0]) for code in codes)
 
     def values(self, request: SortedValues) -> str:
         """The query of distinct values."""
-        value = sql.grid(self.column(request.column), self._table.bounded(request.column))
-        return cut_values(f"SELECT * FROM ({self._select([f'{value} AS v0'])}) WHERE v0 IS NOT NULL", request.rows)
+        declared = self._table.bounded(request.column)
+        rows = self._select([f"{sql.grid(self.column(request.column), declared)} AS v0"])
+        return cut_values(rows, Value(*declared.grid(), 0), request.rows, self._protected)
 
     def unbounded(self, request: UnboundedValues) -> str:
         """The statement that makes the table ``kept`` of a request; reads nothing."""

@@ -101,6 +101,16 @@ def key(column: Field, role: str) -> str:
     return f"encode({column.sql})" if column.kind == "varchar" else column.sql
 
 
+#: What is added to a `small_integer`, so that it is not negative.
+SMALL_OFFSET = 2**31
+
+
+def small_integer(column: Field) -> str | None:
+    """The column as a number of 32 bits, if every value of its type has one: a private key that needs no dictionary."""
+    small = column.kind in ("tinyint", "smallint", "integer", "utinyint", "usmallint")
+    return f"CAST({column.sql} AS BIGINT) + {SMALL_OFFSET}" if small else None
+
+
 def from_text(column: Field, text: str) -> str:
     """The expression `key` for a key given as text: NULL if the type has no such value or writes it differently."""
     if column.kind == "varchar":
@@ -228,7 +238,7 @@ def _from_float(column: Field, declared: Column) -> str:
     value = f"CAST({value} AS BIGINT)"
     if max(abs(low), abs(high)) > 2**53:  # a bound that a double cannot hold was rounded: clamp again, exactly
         value = f"least(greatest({value}, {integer(low)}), {integer(high)})"
-    return f"CASE WHEN {column.sql} IS NULL OR isnan({column.sql}) THEN NULL ELSE {value} END"
+    return f"CASE WHEN {column.sql} < CAST('NaN' AS {column.type}) THEN {value} END"  # NaN is the largest; NULL is no answer
 
 
 def _from_exact(column: Field, declared: Column) -> str:

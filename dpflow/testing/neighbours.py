@@ -2,7 +2,8 @@
 
 A unit is what one guarantee protects: a tuple of its rows, which are mappings from column to a grid integer, a key or
 None. A table is a tuple of units. Units are cut to their limits before they count, each by its own rows only; here the
-cut keeps the first rows. A random cut is a mixture of such cuts and cannot diverge further (joint convexity).
+cut keeps the first rows. A random cut is a mixture of such cuts and cannot diverge further (joint convexity); rows above a
+limit that count as their mean give, column by column, what some unit within the limits gives.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,10 @@ def _run(
         connection.executemany("INSERT INTO d VALUES (?, 0, ?, ?)", rows)
     cut = Cut("SELECT * FROM d", (Value(-4, 4, 0),), per_group, groups, keys)
     assert cut.fits()
-    return connection.execute(cut.packed() if packed else cut.plain()).fetchall()
+    with pytest.MonkeyPatch.context() as patch:
+        if not packed:
+            patch.setattr(Cut, "fits", lambda self: False)
+        return sorted(connection.execute(cut.query()).fetchall())
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -120,21 +124,69 @@ def test_a_unit_more_moves_counts_by_its_limits(
     assert sum(map(abs, moved[2])) <= 4 * groups * per_group
 
 
-@pytest.mark.parametrize(("per_group", "packed"), [(1, True), (2, True), (3, True), (2, False)])
-def test_every_row_is_kept_equally_often(per_group: int, packed: bool) -> None:
-    """20,000 units with the rows 0..5 each: every value is kept within 5 standard deviations of its fair share."""
+@pytest.mark.parametrize("span", [6, 2**23])
+@pytest.mark.parametrize("per_group", [1, 2, 4, 5])
+def test_rows_above_the_limit_count_as_their_mean(per_group: int, span: int) -> None:
+    """20,000 units with the values 0..5: each contributes its limit times 2.5, rounded without bias; NULLs take no room."""
     with duckdb.connect() as connection:
         connection.execute(
-            "CREATE TABLE d AS SELECT i // 6 AS unit, 0 AS part, 0::BIGINT AS code, 1::BIGINT << (10 * (i % 6)) "
-            "AS v0, i % 6 AS w FROM range(120000) t(i)"
+            "CREATE TABLE d AS SELECT i // 7 AS unit, 0 AS part, 0::BIGINT AS code, nullif(i % 7, 6) AS v0 FROM range(140000) t(i)"
         )
-        for value in range(6):
-            rows = f"SELECT unit, part, code, CASE WHEN w = {value} THEN 1 END AS v0 FROM d"
-            cut = Cut(rows, (Value(0, 1, 0),), per_group, None, 1)
-            row = connection.execute(cut.packed() if packed else cut.plain()).fetchone()
-            assert row is not None
-            share = per_group / 6
-            assert abs(row[4] - 20000 * share) < 5 * (20000 * share * (1 - share)) ** 0.5
+        row = connection.execute(Cut("FROM d", (Value(0, span, 0),), per_group, None, 1).query()).fetchone()
+    assert row is not None and row[1:3] == (20000 * per_group, 20000) and row[4] == 20000 * per_group
+    odds = 0.25 if per_group % 2 else 0
+    assert abs(row[3] - 20000 * per_group * 2.5) <= 5 * (20000 * odds) ** 0.5
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    values=st.lists(st.one_of(st.none(), st.integers(-5, 5)), min_size=1, max_size=40),
+    per_group=st.integers(1, 6),
+    centre=st.integers(-5, 5),
+    scale=st.sampled_from([1, 10**6, 2**50]),
+    most_rows=st.sampled_from([40, 2**26, 2**40]),
+)
+def test_one_cell_is_within_rounding_of_the_mean(
+    values: list[Any], per_group: int, centre: int, scale: int, most_rows: int
+) -> None:
+    """Whatever a unit's values are, its sum is a rounding of min(m, R) times their mean, and its counts are min(m, R).
+
+    This holds however the sum is taken: in one word with both counts, with one, or in a HUGEINT.
+    """
+    present = [value * scale for value in values if value is not None]
+    with duckdb.connect() as connection:
+        connection.execute("CREATE TABLE d (unit INT, part INT, code BIGINT, v0 BIGINT)")
+        connection.executemany("INSERT INTO d VALUES (1, 0, 0, ?)", [[v if v is None else v * scale] for v in values])
+        declared = Value(-5 * scale, 5 * scale, centre * scale)
+        cut = Cut("FROM d", (declared,), per_group, None, 1, most_rows=most_rows)
+        row = connection.execute(cut.query()).fetchone()
+    kept = min(len(present), per_group)
+    assert row is not None and (row[1], row[2], row[4]) == (min(len(values), per_group), 1, kept)
+    exact = Fraction(kept * sum(present), max(len(present), 1)) - kept * centre * scale
+    assert abs(row[3] - exact) < 1 and abs(row[3]) <= per_group * cut.values[0].reach
+    if len(present) <= per_group:
+        assert row[3] == exact
+
+
+@pytest.mark.parametrize("most_rows", [3, 2**30, 2**40])
+@pytest.mark.parametrize("low", [-(2**62), -7, 0, 2**62 - 7])
+@pytest.mark.parametrize("optional", [True, False])
+def test_sums_of_two_columns_do_not_touch(low: int, optional: bool, most_rows: int) -> None:
+    """Full and empty words side by side, at both ends of what is allowed, in every layout: all counts and sums are exact."""
+    narrow, wide = Value(low, low + 7, low, optional), Value(-(2**61), 2**61, 0)
+    rows = [(1, low + 7, 2**61), (1, low, None), (1, low + 7, -(2**61))]
+    rows = rows if not optional else [*rows[:2], (1, None, 5)]
+    with duckdb.connect() as connection:
+        connection.execute("CREATE TABLE d (unit INT, part INT DEFAULT 0, code BIGINT DEFAULT 0, v0 BIGINT, v1 BIGINT)")
+        connection.executemany("INSERT INTO d (unit, v0, v1) VALUES (?, ?, ?)", rows)
+        for values in ((narrow, wide), (wide, narrow)):
+            names = ("v0", "v1") if values[0] is narrow else ("v1", "v0")
+            query = f"SELECT unit, part, code, {names[0]} AS v0, {names[1]} AS v1 FROM d"
+            row = connection.execute(Cut(query, values, 3, None, 1, most_rows=most_rows).query()).fetchone()
+            assert row is not None and row[1:3] == (3, 1)
+            found = dict(zip(names, (row[3:5], row[5:7]), strict=True))
+            assert found["v0"] == ((7, 2) if optional else (14, 3))
+            assert found["v1"] == ((2**61 + 5, 2) if optional else (0, 2))
 
 
 def test_every_group_is_kept_equally_often(make: Any) -> None:
@@ -149,13 +201,12 @@ def test_every_group_is_kept_equally_often(make: Any) -> None:
 
 
 def test_the_cut_is_drawn_anew(make: Any) -> None:
-    """Two answers to one request differ in what they cut: no seed, no hash of values."""
+    """Two answers to one request differ in which groups they keep: no seed, no hash of values."""
     private = make(
-        "CREATE TABLE data AS SELECT i // 50 AS u, i % 50 AS v FROM range(50000) t(i)",
-        columns={"v": {"lower": 0, "upper": 50}},
+        "CREATE TABLE data AS SELECT i // 3 AS u, ['a', 'b', 'c'][i % 3 + 1] AS k, 1 AS v FROM range(30000) t(i)"
     )
-    sums = {int(private.answer(GroupedSums(None, None, 1, 1, (("v", 0),)), ()).sums["v"][0]) for _ in range(3)}
-    assert len(sums) > 1
+    request = GroupedSums("k", ("a", "b", "c"), 1, 1)
+    assert len({tuple(private.answer(request, ()).rows.tolist()) for _ in range(3)}) > 1
 
 
 def test_distinct_values_with_multiplicities(make: Any) -> None:
@@ -176,14 +227,31 @@ def test_distinct_values_keep_each_unit_to_its_rows(make: Any) -> None:
     private = make(HEAVY)
     for rows in (1, 7, 1500):
         assert private.answer(SortedValues("v", rows), ()).counts.sum() == 5 + rows
-    assert "row_number" in cut_values("SELECT 1", 1001) and "row_number" not in cut_values("SELECT 1", 1000)
+    wide, narrow = Value(0, 2**43, 0), Value(0, 200, 0)
+    assert "row_number" in cut_values("", narrow, 1001) and "row_number" not in cut_values("", narrow, 1000)
+    assert "arg_min" in cut_values("", wide, 1000) and "arg_min" not in cut_values("", narrow, 1000)
+
+
+@pytest.mark.parametrize("low", [-3, 2**43])
+@pytest.mark.parametrize("span", [6, 2**43])
+@pytest.mark.parametrize("rows", [1, 4])
+def test_every_value_of_a_unit_is_kept_equally_often(low: int, span: int, rows: int) -> None:
+    """20,000 units with six values each keep some: every value within 5 standard deviations of its fair share."""
+    with duckdb.connect() as connection:
+        connection.execute(
+            f"CREATE TABLE d AS SELECT i // 7 AS unit, 0 AS part, {low} + nullif(i % 7, 6) AS v0 FROM range(140000) t(i)"
+        )
+        found = connection.execute(cut_values("FROM d", Value(low, low + span, 0), rows)).fetchall()
+    assert [value for value, _ in found] == [low + i for i in range(6)] and sum(n for _, n in found) == 20000 * rows
+    share = rows / 6
+    assert all(abs(n - 20000 * share) < 5 * (20000 * share * (1 - share)) ** 0.5 for _, n in found)
 
 
 def test_the_form_of_the_query_follows_from_the_plan() -> None:
     """Wide bounds or high limits take the windowed form; a reach above 2^62 is refused."""
     assert Cut("", (Value(0, 200, 0),), 2, 3, 50).fits()
     assert not Cut("", (Value(0, 2**60, 0),), 2, 3, 50).fits()
-    assert not Cut("", (Value(0, 200, 0),), 1001, 3, 50).fits()
+    assert not Cut("", (Value(0, 200, 0),), 2, 1001, 50).fits()
     assert Cut("", (), 10**6, 3, 50).fits()
     with pytest.raises(PlanRefused, match="coarser step"):
         Cut("", (Value(0, 2**61, 0),), 3, None, 1).check()
