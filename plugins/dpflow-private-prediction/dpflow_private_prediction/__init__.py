@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from dpflow.core.calculator import Calculator
 from dpflow.core.prediction import PredictionMechanism
 from dpflow.hookspecs import hookimpl
+from dpflow_private_prediction import planner
 from dpflow_private_prediction.average import Average
 from dpflow_private_prediction.linear import Linear
 from dpflow_private_prediction.value import Value
@@ -17,3 +19,8 @@ from dpflow_private_prediction.walk import WalkMechanism
 @hookimpl
 def dpflow_register_mechanisms() -> Iterable[PredictionMechanism[Any]]:
     return [Vote(), Average(), Value(), Linear(), WalkMechanism()]
+
+
+@hookimpl
+def dpflow_register_calculators() -> Iterable[Calculator[Any]]:
+    return planner.CALCULATORS
