@@ -12,10 +12,7 @@ different numbers is put into bins.
 
 from __future__ import annotations
 
-import math
 import time
-from bisect import bisect_right
-from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -72,8 +69,7 @@ def audit(
     """
     half = draws // 2
     seen = [[a() for _ in range(2 * half)], [b() for _ in range(2 * half)]]
-    score = _Score(seen[0][:half], seen[1][:half])
-    scores = [np.array([score(outcome) for outcome in side]) for side in seen]
+    scores = _scores(seen[0], seen[1], half)
     failure = (1 - confidence) / 4  # two directions, two intervals in each
     lower = 0.0
     for sign, first, second in ((1, 0, 1), (-1, 1, 0)):
@@ -117,20 +113,17 @@ def _best_cut(likely: NDArray[Any], rare: NDArray[Any], delta: float, failure: f
     return float(cuts[int(np.argmax(_loss(hits[0], hits[1], len(likely), delta, failure)))])
 
 
-class _Score:
-    """Log-likelihood ratio of an outcome, a sum over coordinates, estimated with half a draw added to each count."""
-
-    def __init__(self, first: Sequence[Hashable], second: Sequence[Hashable]) -> None:
-        columns = list(zip(*map(_coordinates, first))), list(zip(*map(_coordinates, second)))
-        self.bins = [_edges(x + y) for x, y in zip(*columns)]
-        self.tables = []
-        for edges, x, y in zip(self.bins, *columns):
-            p, q = (Counter(_binned(value, edges) for value in side) for side in (x, y))
-            self.tables.append({cell: math.log((p[cell] + 0.5) / (q[cell] + 0.5)) for cell in p.keys() | q.keys()})
-
-    def __call__(self, outcome: Hashable) -> float:
-        parts = zip(self.tables, self.bins, _coordinates(outcome))
-        return sum(table.get(_binned(value, edges), 0.0) for table, edges, value in parts)
+def _scores(a: Sequence[Hashable], b: Sequence[Hashable], half: int) -> list[NDArray[np.float64]]:
+    """Log-likelihood ratios, a sum over coordinates, estimated on the first half of either side; half a draw is added to
+    each count. One array per side, over all its outcomes."""
+    n, total = len(a), np.zeros(len(a) + len(b))
+    first = np.zeros(len(a) + len(b), dtype=bool)
+    first[:half] = first[n : n + half] = True
+    for column in zip(*map(_coordinates, (*a, *b))):
+        cells = _cells(column, first)
+        p, q = (np.bincount(cells[side], minlength=cells.max() + 1) for side in (slice(0, half), slice(n, n + half)))
+        total += np.where(p + q > 0, np.log((p + 0.5) / (q + 0.5)), 0.0)[cells]
+    return [total[:n], total[n:]]
 
 
 def _coordinates(outcome: Hashable) -> tuple[Hashable, ...]:
@@ -140,15 +133,18 @@ def _coordinates(outcome: Hashable) -> tuple[Hashable, ...]:
     return (*parts, *grains)
 
 
-def _edges(values: Sequence[Any]) -> list[float] | None:
-    """Bin edges for a coordinate that has many different numbers; None for one that has few, or something else."""
-    numbers = [v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
-    if len(set(numbers)) <= BINS:
-        return None
-    return sorted(set(np.quantile(np.array(numbers, dtype=float), np.linspace(0, 1, BINS + 1)[1:-1]).tolist()))
-
-
-def _binned(value: Any, edges: list[float] | None) -> Hashable:
-    if edges is None or not isinstance(value, (int, float)):
-        return value  # type: ignore[no-any-return]
-    return bisect_right(edges, value)
+def _cells(values: Sequence[Any], first: NDArray[np.bool_]) -> NDArray[np.intp]:
+    """The number of each value's cell: the value itself, or a bin if the first halves have many different numbers."""
+    is_number = np.array([isinstance(v, (int, float)) and not isinstance(v, bool) for v in values])
+    numbers = np.array([float(v) for v, number in zip(values, is_number) if number])
+    chosen = numbers[first[is_number]]
+    if len(np.unique(chosen)) <= BINS:
+        known: dict[Any, int] = {}
+        return np.array([known.setdefault(value, len(known)) for value in values], dtype=np.intp)
+    edges = np.unique(np.quantile(chosen, np.linspace(0, 1, BINS + 1)[1:-1]))
+    cells = np.zeros(len(values), dtype=np.intp)
+    cells[is_number] = np.searchsorted(edges, numbers, side="right")
+    known = {}
+    others = [known.setdefault(v, len(known)) for v, number in zip(values, is_number) if not number]
+    cells[~is_number] = len(edges) + 1 + np.array(others, dtype=np.intp)
+    return cells
