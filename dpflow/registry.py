@@ -21,6 +21,7 @@ BUILT_INS = (
     "dpflow.mechanisms.sum",
     "dpflow.mechanisms.mean",
     "dpflow.mechanisms.histogram",
+    "dpflow.mechanisms.aggregates",
     "dpflow.mechanisms.private_histogram",
     "dpflow.mechanisms.quantile",
     "dpflow.mechanisms.above_threshold",

@@ -35,6 +35,7 @@ class GroupedSums:
         groups: groups one unit may reach.
         rows_per_group: rows one unit may have in one group.
         values: value columns with their centre in grid steps.
+        squares: some of these columns with their centre c and an h: asks for the sum of (x - c)^2 - h besides.
     """
 
     by: str | None = None
@@ -42,6 +43,7 @@ class GroupedSums:
     groups: int = 1
     rows_per_group: int = 1
     values: tuple[tuple[str, int], ...] = ()
+    squares: tuple[tuple[str, int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -114,13 +116,20 @@ Statistic = GroupedSums | SortedValues | GroupValues | Records | UnboundedValues
 
 @dataclass(frozen=True)
 class Groups:
-    """Answer to `GroupedSums`. Arrays have one entry per group; ``sums[c]`` and ``counts[c]`` belong to value column c."""
+    """Answer to `GroupedSums`. Arrays have one entry per group; those of ``sums``, ``counts``, ``squares`` belong to a column."""
 
     keys: tuple[str, ...] = field(repr=False)
     rows: NDArray[np.int64] = field(repr=False)
     units: NDArray[np.int64] = field(repr=False)
     sums: Mapping[str, NDArray[np.int64]] = field(repr=False, default_factory=dict)
     counts: Mapping[str, NDArray[np.int64]] = field(repr=False, default_factory=dict)
+    squares: Mapping[str, NDArray[np.int64]] = field(repr=False, default_factory=dict)
+
+    def moment(self, what: str, column: str) -> NDArray[np.int64]:
+        """One integer per group: ``rows`` or ``units``, or a column's number of ``values``, ``sum`` or ``square``."""
+        if what in ("rows", "units"):
+            return self.rows if what == "rows" else self.units
+        return {"values": self.counts, "sum": self.sums, "square": self.squares}[what][column]
 
 
 @dataclass(frozen=True)

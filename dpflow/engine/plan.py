@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from dpflow.core.amounts import text
+from dpflow.core.amounts import text, to_units_up
 from dpflow.core.declaration import Table, problems
 from dpflow.core.events import Approximate, Event, Pure, SparseVector, to_json
 from dpflow.core.mechanism import InteractiveMechanism, Mechanism
@@ -20,6 +20,8 @@ from dpflow.engine.request import Request
 from dpflow.errors import InvalidDeclaration, PlanRefused, PluginError
 from dpflow.registry import Registry
 from dpflow.tables import PrivateTable
+
+PRICE_STEP = Fraction(1, 10**6)  # of an epsilon that is computed for a report, rounded up
 
 
 def digest(value: Any) -> str:
@@ -53,11 +55,12 @@ class Plan:
         return self.request.blocks if self.table.protects == "unit-block" else ()
 
     def price(self) -> tuple[str, str]:
-        """Epsilon and delta as exact text; an event without a pure form is priced at delta 1e-9."""
+        """Epsilon and delta as exact text; an event without a pure form is priced at the delta it asks for, or at 1e-9."""
         exact = self.event.approximate()
         if exact is None:
-            delta = Fraction(1, 10**9)
-            exact = (self.event.epsilon_at(delta) or Fraction(0), delta)
+            delta = getattr(self.params, "delta", None) or Fraction(1, 10**9)
+            proved = self.event.epsilon_at(delta) or Fraction(0)
+            exact = (to_units_up(proved, PRICE_STEP) * PRICE_STEP, delta)
         return text(exact[0]), text(exact[1])
 
     def describe(self) -> dict[str, Any]:
@@ -73,7 +76,7 @@ class Plan:
             "epsilon": epsilon,
             "delta": delta,
             "claim": to_json(self.event),
-            "error at 95 %": self.error.half_width if self.error else "depends on the rows; part of the result",
+            "error at 95 %": (self.error and self.error.half_width) or "depends on the rows; part of the result",
             "note": self.error.note if self.error else "",
             "digest": self.digest,
         }

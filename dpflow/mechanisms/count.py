@@ -1,58 +1,53 @@
-"""Rows of a table, with discrete Laplace noise.
+"""Rows, or units, of a table: in total or per public key.
 
-Definition: N + X, where N is the number of rows after each unit is cut to ``limits.rows`` rows and X is discrete Laplace
-of scale D/epsilon.
+Definition: the number of rows after each unit is cut to its limits, or the number of units that have any, plus integer noise.
 
-Claim: epsilon-DP (a pure guarantee with the discrete Laplace's Renyi curve) for the declared unit. A unit adds between 0
-and ``rows`` rows, so D = rows under add-remove and under replace alike.
+Claim and error: `dpflow.core.aggregate`. In total a unit moves the rows by at most ``limits.rows`` and the units by 1; per key
+it moves its declared groups by ``rows_per_group`` rows, or by 1. Where a declaration protects a unit's rows of one block, a
+unit counts once in every block that is read.
 
-When not to use it: by group, where `histogram` spends once for all groups; for units instead of rows declare
-``limits.rows: 1``.
+When not to use it: for keys that are themselves learnt from the rows (`private_histogram` selects them privately).
 """
 
 from __future__ import annotations
 
-from dpflow.core.amounts import Epsilon
-from dpflow.core.declaration import Table
-from dpflow.core.events import DiscreteLaplace, Event
-from dpflow.core.mechanism import Mechanism, Params
-from dpflow.core.noise import half_width, scale_for
-from dpflow.core.randomness import Source
-from dpflow.core.results import ErrorBound, Result, Row
-from dpflow.core.samplers import discrete_laplace
-from dpflow.core.statistics import Answer, GroupedSums
+from dpflow.core.aggregate import Aggregate, NoisyParams
+from dpflow.core.moments import Measure, measured
 from dpflow.hookspecs import hookimpl
 
 
-class CountParams(Params):
-    """``epsilon``: the price."""
+class CountParams(NoisyParams):
+    """``by``: a column with public keys, or nothing. ``epsilon``: the price of all counts together. ``delta``: allows Gaussian
+    noise. ``noise``: laplace, gaussian or auto.
+    """
 
-    epsilon: Epsilon
+    by: str | None = None
 
 
-class Count(Mechanism[CountParams]):
+class Count(Aggregate[CountParams]):
     """Number of rows."""
 
     name = "count"
-    summary = "number of rows"
+    summary = "number of rows, in total or by public key"
     citation = "Ghosh, Roughgarden, Sundararajan 2009 (universally utility-maximizing privacy mechanisms)"
     Params = CountParams
 
-    def event(self, params: CountParams, table: Table) -> Event:
-        return DiscreteLaplace(scale_for(table.limits.rows, params.epsilon), table.limits.rows)
+    def measures(self, params: CountParams) -> tuple[Measure, ...]:
+        return measured("count")
 
-    def statistic(self, params: CountParams, table: Table) -> GroupedSums:
-        return GroupedSums(rows_per_group=table.limits.rows)
 
-    def draw(self, params: CountParams, table: Table, answer: Answer, source: Source) -> Result:
-        scale = scale_for(table.limits.rows, params.epsilon)
-        noisy = int(answer.rows[0]) + int(discrete_laplace(scale, 1, source)[0])
-        return Result((Row("", "count", noisy, half_width(scale)),))
+class CountDistinct(Aggregate[CountParams]):
+    """Number of units."""
 
-    def error(self, params: CountParams, table: Table) -> ErrorBound:
-        return ErrorBound({"count": half_width(scale_for(table.limits.rows, params.epsilon))})
+    name = "count_distinct"
+    summary = "number of distinct units, in total or by public key"
+    citation = "Ghosh, Roughgarden, Sundararajan 2009 (universally utility-maximizing privacy mechanisms)"
+    Params = CountParams
+
+    def measures(self, params: CountParams) -> tuple[Measure, ...]:
+        return measured("count_distinct")
 
 
 @hookimpl
-def dpflow_register_mechanisms() -> list[Count]:
-    return [Count()]
+def dpflow_register_mechanisms() -> list[Aggregate[CountParams]]:
+    return [Count(), CountDistinct()]

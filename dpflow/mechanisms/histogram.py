@@ -1,38 +1,30 @@
-"""Rows per public key, with discrete Laplace noise.
+"""Rows per public key.
 
-Definition: for every declared key k, N_k + X_k, after each unit is cut to its declared groups and
-rows per group. Keys that no row has appear with noise around zero; other values are ignored.
+Definition: for every declared key k, N_k + X_k, after each unit is cut to its declared groups and rows per group. Keys that no
+row has appear with noise around zero; other values are ignored. It is `count` with a grouping column that must be there.
 
-Claim: epsilon-DP for the declared unit: the vector moves by at most groups x rows_per_group in L1 under add-remove and
-by twice that under replace.
+Claim and error: `dpflow.core.aggregate`. The vector moves by groups x rows_per_group in L1 and by the root of groups times
+rows_per_group in L2, so Gaussian noise is smaller where a unit reaches many groups; give a delta and the plan compares.
 
 When not to use it: when the list of keys is itself learnt from the rows; `private_histogram` selects keys privately.
 """
 
 from __future__ import annotations
 
-from fractions import Fraction
-
-from dpflow.core.amounts import Epsilon
-from dpflow.core.declaration import Table
-from dpflow.core.events import DiscreteLaplace, Event
-from dpflow.core.mechanism import Mechanism, Params
-from dpflow.core.noise import half_width, scale_for, sum_sensitivity
-from dpflow.core.randomness import Source
-from dpflow.core.results import ErrorBound, Result, Row
-from dpflow.core.samplers import discrete_laplace
-from dpflow.core.statistics import Answer, GroupedSums
+from dpflow.core.aggregate import Aggregate, NoisyParams
+from dpflow.core.moments import Measure, measured
 from dpflow.hookspecs import hookimpl
 
 
-class HistogramParams(Params):
-    """``by``: a column with public keys. ``epsilon``: the price of all keys together."""
+class HistogramParams(NoisyParams):
+    """``by``: a column with public keys. ``epsilon``: the price of all keys together. ``delta``: allows Gaussian noise.
+    ``noise``: laplace, gaussian or auto.
+    """
 
     by: str
-    epsilon: Epsilon
 
 
-class Histogram(Mechanism[HistogramParams]):
+class Histogram(Aggregate[HistogramParams]):
     """Number of rows of every public key."""
 
     name = "histogram"
@@ -42,28 +34,8 @@ class Histogram(Mechanism[HistogramParams]):
     )
     Params = HistogramParams
 
-    def _scale(self, params: HistogramParams, table: Table) -> Fraction:
-        return scale_for(sum_sensitivity(table, 1, params.by), params.epsilon)
-
-    def event(self, params: HistogramParams, table: Table) -> Event:
-        return DiscreteLaplace(self._scale(params, table), sum_sensitivity(table, 1, params.by))
-
-    def statistic(self, params: HistogramParams, table: Table) -> GroupedSums:
-        return GroupedSums(params.by, table.keys(params.by), *table.cut(params.by))
-
-    def draw(self, params: HistogramParams, table: Table, answer: Answer, source: Source) -> Result:
-        scale = self._scale(params, table)
-        noise = discrete_laplace(scale, len(answer.keys), source)
-        width = half_width(scale)
-        return Result(
-            tuple(
-                Row(key, "count", int(n) + int(x), width)
-                for key, n, x in zip(answer.keys, answer.rows, noise, strict=True)
-            )
-        )
-
-    def error(self, params: HistogramParams, table: Table) -> ErrorBound:
-        return ErrorBound({"count": half_width(self._scale(params, table))})
+    def measures(self, params: HistogramParams) -> tuple[Measure, ...]:
+        return measured("count")
 
 
 @hookimpl

@@ -1,11 +1,13 @@
-"""Sum of a bounded column, in total or per public key, with discrete Laplace noise on the declared grid.
+"""Sums of bounded columns, in total or per public key, on their declared grids.
 
-Definition: values are clamped to [lower, upper], rounded to the column's step and added up as integers, after each unit
-is cut to its limits; noise is added in steps, and the result is multiplied by the step.
+Definition: values are clamped to [lower, upper], rounded to the column's step and added up as integers, after each unit is
+cut to its limits; integer noise is added in steps, and the result is multiplied by the step. `vector_sum` adds up several
+columns of the same rows.
 
-Claim: epsilon-DP for the declared unit. One row moves a sum by at most M = max(|lower|, |upper|)/step steps. In total a
-unit moves it by rows x M under add-remove, and by rows x (max(upper, 0) - min(lower, 0))/step under replace; per key by
-groups x rows_per_group x M in L1, twice that under replace.
+Claim and error: `dpflow.core.aggregate`. One row moves a sum by at most M = max(|lower|, |upper|)/step steps. A vector of
+columns is charged by the columns' L1 sensitivities with Laplace noise and by the squares of their L2 sensitivities with
+Gaussian noise: over d alike columns and g groups noise grows as d g against the root of d g. The price is split over the
+columns so that the expected squared length of the error, in the columns' own units, is least.
 
 When not to use it: with bounds much wider than the values; the noise follows the bounds, not the rows.
 """
@@ -13,71 +15,58 @@ When not to use it: with bounds much wider than the values; the noise follows th
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Annotated
 
-from dpflow.core.amounts import Epsilon
-from dpflow.core.declaration import Table
-from dpflow.core.events import DiscreteLaplace, Event
-from dpflow.core.mechanism import Mechanism, Params
-from dpflow.core.noise import half_width, scale_for, sum_sensitivity
-from dpflow.core.randomness import Source
-from dpflow.core.results import ErrorBound, Result, Row
-from dpflow.core.samplers import discrete_laplace
-from dpflow.core.statistics import Answer, GroupedSums
+from pydantic import Field
+
+from dpflow.core import budget
+from dpflow.core.aggregate import Aggregate, ColumnParams, NoisyParams
+from dpflow.core.moments import Measure, Query, measured
 from dpflow.hookspecs import hookimpl
 
 
-class SumParams(Params):
-    """``column``: a bounded column. ``by``: a column with public keys, or nothing. ``epsilon``: the price of all sums."""
+class VectorSumParams(NoisyParams):
+    """``columns``: different bounded columns. ``by``: a column with public keys, or nothing. ``epsilon``: the price of all sums
+    together. ``delta``: allows Gaussian noise. ``noise``: laplace, gaussian or auto.
+    """
 
-    column: str
-    epsilon: Epsilon
+    columns: Annotated[tuple[str, ...], Field(min_length=1, max_length=1000)]
     by: str | None = None
 
 
-def sensitivity(params: SumParams, table: Table) -> int:
-    """L1 sensitivity in grid steps."""
-    low, high = table.bounded(params.column).grid()
-    if params.by is None and table.neighbours == "replace":
-        return table.limits.rows * (max(high, 0) - min(low, 0))
-    return sum_sensitivity(table, max(abs(low), abs(high)), params.by)
-
-
-class Sum(Mechanism[SumParams]):
+class Sum(Aggregate[ColumnParams]):
     """Sum of a bounded column."""
 
     name = "sum"
     summary = "sum of a bounded column, in total or by public key"
     citation = "Dwork, McSherry, Nissim, Smith 2006; discrete form of Ghosh et al. 2009"
-    Params = SumParams
+    Params = ColumnParams
 
-    def _scale(self, params: SumParams, table: Table) -> Fraction:
-        return scale_for(sensitivity(params, table), params.epsilon)
+    def measures(self, params: ColumnParams) -> tuple[Measure, ...]:
+        return measured("sum", params.column)
 
-    def event(self, params: SumParams, table: Table) -> Event:
-        return DiscreteLaplace(self._scale(params, table), max(1, sensitivity(params, table)))
 
-    def statistic(self, params: SumParams, table: Table) -> GroupedSums:
-        table.bounded(params.column)
-        keys = None if params.by is None else table.keys(params.by)
-        return GroupedSums(params.by, keys, *table.cut(params.by), ((params.column, 0),))
+class VectorSum(Aggregate[VectorSumParams]):
+    """Sums of several bounded columns."""
 
-    def draw(self, params: SumParams, table: Table, answer: Answer, source: Source) -> Result:
-        step, scale = table.bounded(params.column).step, self._scale(params, table)
-        noise = discrete_laplace(scale, len(answer.keys), source)
-        width = float(half_width(scale) * step)
-        sums = answer.sums[params.column]
-        return Result(
-            tuple(
-                Row(k, "sum", float((int(s) + int(x)) * step), width)
-                for k, s, x in zip(answer.keys, sums, noise, strict=True)
-            )
-        )
+    name = "vector_sum"
+    summary = "sums of several bounded columns, in total or by public key"
+    citation = "Dwork, McSherry, Nissim, Smith 2006 (L1); Canonne, Kamath, Steinke 2020 (L2, discrete Gaussian)"
+    Params = VectorSumParams
 
-    def error(self, params: SumParams, table: Table) -> ErrorBound:
-        step = table.bounded(params.column).step
-        return ErrorBound({"sum": float(half_width(self._scale(params, table)) * step)})
+    def measures(self, params: VectorSumParams) -> tuple[Measure, ...]:
+        return tuple(measured("sum", column)[0] for column in dict.fromkeys(params.columns))
+
+    def label(self, measure: Measure) -> str:
+        return measure.label
+
+    def shares(self, query: Query, power: int) -> list[Fraction]:
+        """With errors s_j p_j^(-1/power), the sum of their squares is least for p_j proportional to s_j^(2/(1 + 2/power))."""
+        sizes = (query.reach(moment).size(power) * query.grids[moment[1]].step for moment in query.moments)
+        wanted = [size ** (2 * power / (power + 2)) for size in sizes]
+        return budget.shares([one / sum(wanted) for one in wanted])
 
 
 @hookimpl
-def dpflow_register_mechanisms() -> list[Sum]:
-    return [Sum()]
+def dpflow_register_mechanisms() -> list[Sum | VectorSum]:
+    return [Sum(), VectorSum()]

@@ -84,7 +84,7 @@ class Cut:
     def check(self) -> None:
         """Raises `PlanRefused` if one unit could move a sum by 2^62 steps, beyond which integers would not be exact."""
         for value in self.values:
-            if value.reach * self.per_group > MAX_MAGNITUDE:
+            if max(value.reach * self.per_group, value.high) > MAX_MAGNITUDE:
                 raise PlanRefused(
                     "the declared bounds and limits let one unit move a sum by more than 2^62 steps; "
                     "take a coarser step, tighter bounds or lower limits"

@@ -261,6 +261,12 @@ class _Reading:
             declared = self._table.bounded(name)
             outputs.append(f"{sql.grid(self.column(name), declared)} AS v{i}")
             values.append(Value(*declared.grid(), centre, declared.missing == "skip"))
+        for name, centre, half in request.squares:
+            declared = self._table.bounded(name)
+            away = f"({sql.grid(self.column(name), declared)} - {sql.integer(centre)})"
+            outputs.append(f"{away} * {away} AS v{len(values)}")
+            largest = max((end - centre) ** 2 for end in declared.grid())
+            values.append(Value(0, largest, half, declared.missing == "skip"))
         if request.by is None:
             return self._cut(self._select(outputs), values, request, None, 1)
         by = self.column(request.by)
@@ -321,6 +327,7 @@ class _Reading:
             spread("unit_count"),
             {name: spread(f"s{i}") for i, name in enumerate(names)},
             {name: spread(f"c{i}") for i, name in enumerate(names)},
+            {name: spread(f"s{i}") for i, (name, _, _) in enumerate(request.squares, len(names))},
         )
 
     def _number_keys(self, by: sql.Field, keys: tuple[str, ...]) -> None:

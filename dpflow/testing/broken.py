@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
+from dpflow.core.aggregate import Release
 from dpflow.core.declaration import Table
 from dpflow.core.events import DiscreteLaplace, Event, Pure
 from dpflow.core.mechanism import Mechanism
+from dpflow.core.moments import Query
 from dpflow.core.noise import scale_for
+from dpflow.core.partition import Shown
 from dpflow.core.randomness import Source
 from dpflow.core.results import ErrorBound, Result, Row
 from dpflow.core.samplers import discrete_laplace
@@ -41,27 +44,31 @@ class _Wrong(Histogram):
     def event(self, params: Any, table: Table) -> Event:
         return Pure(params.epsilon)
 
+    def _of_sensitivity(self, sensitivity: int, params: Any, query: Query) -> Release:
+        needed = query.reach(query.moments[0]).l1
+        return Release(query, "laplace", (params.epsilon * Fraction(needed, sensitivity),))
+
 
 class OneRowSensitivity(_Wrong):
     """Forgets that a unit reaches several groups with several rows."""
 
-    def _scale(self, params: Any, table: Table) -> Fraction:
-        return 1 / Fraction(params.epsilon)
+    def priced(self, params: Any, query: Query, law: Any) -> Release:
+        return self._of_sensitivity(1, params, query)
 
 
 class RemovalOnly(_Wrong):
     """Uses the add-remove sensitivity where units are replaced."""
 
-    def _scale(self, params: Any, table: Table) -> Fraction:
-        return scale_for(table.limits.groups * table.limits.per_group, params.epsilon)
+    def priced(self, params: Any, query: Query, law: Any) -> Release:
+        return self._of_sensitivity(query.table.limits.groups * query.table.limits.per_group, params, query)
 
 
 class LowThreshold(PrivateHistogram):
     """Shows keys from a count on that lone units reach."""
 
-    def _noise(self, params: Any, table: Table) -> tuple[Fraction, int]:
-        scale, threshold = super()._noise(params, table)
-        return scale, threshold // 3
+    def _rule(self, params: Any, table: Table) -> Shown:
+        rule = super()._rule(params, table)
+        return replace(rule, threshold=rule.threshold // 3)
 
 
 class FloatLaplace(Count):
@@ -140,7 +147,9 @@ class BoastfulError(Count):
     """Promises half of the noise."""
 
     def error(self, params: Any, table: Table) -> ErrorBound:
-        return ErrorBound({name: width / 2 for name, width in super().error(params, table).half_width.items()})
+        bound = super().error(params, table)
+        assert bound is not None
+        return ErrorBound({name: width / 2 for name, width in bound.half_width.items()})
 
 
 class Talkative(Count):

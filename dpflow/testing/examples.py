@@ -6,9 +6,9 @@ tables. A mechanism with a required field of another name passes its own `Exampl
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -57,6 +57,7 @@ REPLACE_TABLE = EXAMPLE_TABLE.model_copy(update={"neighbours": "replace"})
 EXAMPLE_TABLES = (EXAMPLE_TABLE, REPLACE_TABLE)
 
 OMIT = object()
+MEASURES = [{"measure": kind, "column": "share"} for kind in ("sum", "mean", "variance")]
 #: What a parameter of this name is filled with. `OMIT` leaves an optional field out.
 VALUES: Mapping[str, tuple[Any, ...]] = {
     "epsilon": ("1",),
@@ -67,6 +68,10 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "p": ("1/4", OMIT),
     "exponent": (1, OMIT),
     "quantiles": (["1/4", "1/2"],),
+    "noise": (OMIT, "gaussian"),
+    "measures": (["count", "count_distinct", {"measure": "sum", "column": "amount"}], MEASURES),
+    "of": ("units", OMIT),
+    "k": (2,),
     "groups": (20,),
     "failures": (2,),
     "queries": (12,),
@@ -123,28 +128,36 @@ def examples_for(mechanism: AnyMechanism, tables: Sequence[Table] = EXAMPLE_TABL
     unknown = [name for name, info in fields.items() if info.is_required() and name not in VALUES]
     queries = _queries(mechanism.Query) if isinstance(mechanism, InteractiveMechanism) else ()
     found: list[Example] = []
-    if not unknown:
+    for fillings in () if unknown else _fillings(mechanism.Params):
         for table in tables:
             distinct: dict[str, Example] = {}
-            for raw in _fillings(mechanism.Params):
+            for raw in fillings:
                 try:
                     params, _ = plan(mechanism, table, raw)
                 except InvalidInput:
                     continue  # e.g. grouping by a column without keys: another filling does
                 distinct.setdefault(params.model_dump_json(), Example(table, raw, queries))
             found.extend(distinct.values())
+        if found:
+            break
     if not found:
         hint = f"its fields {', '.join(unknown)} have no standard values" if unknown else "no standard parameters plan"
         raise InvalidInput(f"{mechanism.name}: {hint}; pass examples=[Example(table, params), ...]")
     return found
 
 
-def _fillings(model: type[BaseModel]) -> Iterator[dict[str, Any]]:
+def _fillings(model: type[BaseModel]) -> list[list[dict[str, Any]]]:
+    """The first value of every field and then one field changed at a time; second, two fields changed."""
     names = [name for name in model.model_fields if name in VALUES]
-    for values in product(*(VALUES[name] for name in names)):
-        chosen = {name: value for name, value in zip(names, values) if value is not OMIT}
-        if all(name in chosen for name in names if model.model_fields[name].is_required()):
-            yield chosen
+    first = {name: VALUES[name][0] for name in names}
+    others = [(name, value) for name in names for value in VALUES[name][1:]]
+
+    def filled(changes: Iterable[tuple[tuple[str, Any], ...]]) -> list[dict[str, Any]]:
+        chosen = [{k: v for k, v in {**first, **dict(change)}.items() if v is not OMIT} for change in changes]
+        required = [name for name in names if model.model_fields[name].is_required()]
+        return [one for one in chosen if all(name in one for name in required)]
+
+    return [filled([(), *combinations(others, 1)]), filled(combinations(others, 2))]
 
 
 def _queries(model: type[BaseModel]) -> tuple[dict[str, Any], ...]:
@@ -243,12 +256,29 @@ def keys_of(statistic: GroupedSums, most: int = 4) -> tuple[str, ...]:
     return statistic.keys if statistic.keys is not None else tuple(f"word-{i:03d}" for i in range(most))
 
 
-def groups(statistic: GroupedSums, keys: Sequence[str], rows: Any, sums: Any = 0) -> Groups:
-    """An answer with these rows (and as many units and values) and sums in each group."""
-    n = np.array(np.broadcast_to(rows, len(keys)), np.int64)
-    total = np.array(np.broadcast_to(sums, len(keys)), np.int64)
+def groups(
+    statistic: GroupedSums, keys: Sequence[str], rows: Any, sums: Any = 0, squares: Any = 0, units: Any = None
+) -> Groups:
+    """An answer with these rows (and as many values, and units unless given), sums and squares in each group.
+
+    Sums and squares are one for all columns, or a mapping by column.
+    """
+
+    def spread(value: Any) -> NDArray[np.int64]:
+        return np.array(np.broadcast_to(value, len(keys)), np.int64)
+
+    def of(value: Any, column: str) -> NDArray[np.int64]:
+        return spread(value[column] if isinstance(value, Mapping) else value)
+
     names = [column for column, _ in statistic.values]
-    return Groups(tuple(keys), n, n.copy(), {c: total.copy() for c in names}, {c: n.copy() for c in names})
+    return Groups(
+        tuple(keys),
+        spread(rows),
+        spread(rows if units is None else units),
+        {c: of(sums, c) for c in names},
+        {c: spread(rows) for c in names},
+        {c: of(squares, c) for c, _, _ in statistic.squares},
+    )
 
 
 def _group_answers(statistic: GroupedSums) -> dict[str, Answer]:
@@ -322,23 +352,30 @@ def _counted(values: list[int]) -> Histogram:
 
 def _neighbouring_groups(statistic: GroupedSums, table: Table, replace: bool) -> list[tuple[Answer, Answer]]:
     keys, reach, rows = keys_of(statistic), statistic.groups, statistic.rows_per_group
-    if statistic.values:
-        column, centre = statistic.values[0]
-        low, high = (end - centre for end in table.column(column).grid())
-    else:
-        low, high = 0, 0
     first = np.arange(len(keys)) < reach
     last = first[::-1]
-    pairs: list[tuple[Answer, Answer]] = []
     private = statistic.by is not None and statistic.keys is None
-    for n, total in ((40, 100),) if private else ((0, 0), (40, 100)):
-        for end, other in ((high, low), (low, high)) if statistic.values else ((0, 0),):
-            a = groups(statistic, keys, n + rows * first, total + rows * end * first)
-            b = groups(statistic, keys, n + rows * last * replace, total + rows * other * last * replace)
-            pairs.append((a, b))
+
+    def with_unit(base: int, where: Any, end: int) -> Groups:
+        """``base`` rows in every group, and a unit whose values are all at the lower (0) or upper (1) bound."""
+        ends = {column: table.column(column).grid()[end] - centre for column, centre in statistic.values}
+        sums = {column: 3 * base + rows * value * where for column, value in ends.items()}
+        squares = {c: 9 * base + rows * (ends[c] ** 2 - half) * where for c, _, half in statistic.squares}
+        return groups(statistic, keys, base + rows * where, sums, squares, base + where)
+
+    pairs: list[tuple[Answer, Answer]] = [
+        (with_unit(base, first, end), with_unit(base, last * replace, 1 - end))
+        for base in ((40,) if private else (0, 40))
+        for end in ((1, 0) if statistic.values else (0,))
+    ]
     if private:  # keys that only one of the neighbours has
         shared, lone = ("shared",), tuple(f"lone-{i}" for i in range(reach))
         theirs = tuple(f"other-{i}" for i in range(reach * replace))
-        alone = [[200, *[rows] * len(own)] for own in (lone, theirs)]
-        pairs.append((groups(statistic, shared + lone, alone[0]), groups(statistic, shared + theirs, alone[1])))
+        rows_of, units_of = ([[200, *[n] * len(own)] for own in (lone, theirs)] for n in (rows, 1))
+        pairs.append(
+            (
+                groups(statistic, shared + lone, rows_of[0], units=units_of[0]),
+                groups(statistic, shared + theirs, rows_of[1], units=units_of[1]),
+            )
+        )
     return pairs

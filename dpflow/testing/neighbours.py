@@ -66,7 +66,8 @@ def answer(statistic: Statistic, units: Iterable[UnitRows]) -> Answer:
 def fingerprint(given: Answer) -> Any:
     """A hashable form of an answer: equal answers have equal output distributions."""
     if isinstance(given, Groups):
-        values = [(c, tuple(given.sums[c].tolist()), tuple(given.counts[c].tolist())) for c in sorted(given.sums)]
+        each = (given.sums, given.counts, given.squares)
+        values = [(c, *(tuple(one[c].tolist()) for one in each if c in one)) for c in sorted(given.sums)]
         return given.keys, tuple(given.rows.tolist()), tuple(given.units.tolist()), tuple(values)
     if isinstance(given, Histogram):
         return tuple(zip(given.values.tolist(), given.counts.tolist()))
@@ -96,6 +97,7 @@ def _grouped(statistic: GroupedSums, units: Iterable[UnitRows]) -> Groups:
     rows, reached = np.zeros(len(keys), np.int64), np.zeros(len(keys), np.int64)
     sums = {column: np.zeros(len(keys), np.int64) for column, _ in statistic.values}
     counts = {column: np.zeros(len(keys), np.int64) for column, _ in statistic.values}
+    squares = {column: np.zeros(len(keys), np.int64) for column, _, _ in statistic.squares}
     for unit in kept:
         for key in {key for key, _ in unit}:
             reached[place[key]] += 1
@@ -105,7 +107,10 @@ def _grouped(statistic: GroupedSums, units: Iterable[UnitRows]) -> Groups:
                 if row[column] is not None:
                     sums[column][place[key]] += row[column] - centre
                     counts[column][place[key]] += 1
-    return Groups(keys, rows, reached, sums, counts)
+            for column, centre, half in statistic.squares:
+                if row[column] is not None:
+                    squares[column][place[key]] += (row[column] - centre) ** 2 - half
+    return Groups(keys, rows, reached, sums, counts, squares)
 
 
 def _open(statistic: UnboundedValues, units: Iterable[UnitRows]) -> ArrayColumn:

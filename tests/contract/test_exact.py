@@ -31,6 +31,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("mean", {"column": "score", "epsilon": "12"}),
     ("histogram", {"by": "kind", "epsilon": "4"}),
     ("private_histogram", {"by": "word", "epsilon": "4", "delta": "0.01"}),
+    ("private_histogram", {"by": "word", "epsilon": "4", "delta": "0.01", "of": "units"}),
     ("quantile", {"column": "score", "epsilon": "1"}),
     ("quantile", {"column": "score", "epsilon": "1", "p": "1/3"}),
 ]

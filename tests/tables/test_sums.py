@@ -211,6 +211,25 @@ def test_several_values_in_one_scan(make: Any) -> None:
         assert table(groups, "w")[""] == (3, 2, 10, 2)
 
 
+def test_squares_around_a_centre(make: Any) -> None:
+    """The sum of (v - c)^2 - h, packed in one word or in windows, and none where a value is missing."""
+    private = make(
+        "CREATE TABLE data AS SELECT * FROM (VALUES (1, 1), (1, 9), (2, 4), (3, NULL), (4, 999)) t(u, v)",
+        columns={"v": {"lower": 0, "upper": 9}},
+    )
+    for rows in (2, 3, 1500):
+        groups = private.answer(GroupedSums(None, None, 1, rows, (("v", 4),), (("v", 4, 12),)), ())
+        assert groups.squares["v"].tolist() == [(9 - 12) + (25 - 12) + (0 - 12) + (25 - 12)]
+        assert groups.sums["v"].tolist() == [-3 + 5 + 0 + 5]
+
+
+def test_squares_that_would_not_fit_are_refused(make: Any) -> None:
+    """A column of 2^40 steps has squares of 2^80: no plan."""
+    private = make("CREATE TABLE data AS SELECT 1 AS u, 1 AS v", columns={"v": {"lower": 0, "upper": 2**40}})
+    with pytest.raises(PlanRefused, match=r"2\^62"):
+        private.check(GroupedSums(None, None, 1, 1, (("v", 0),), (("v", 0, 5),)))
+
+
 def test_values_without_bounds_are_refused(make: Any) -> None:
     """No bounds, no plan."""
     private = make("CREATE TABLE data AS SELECT 1 AS u, 2 AS v", columns={"v": {}})

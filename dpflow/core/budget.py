@@ -1,0 +1,60 @@
+"""Splitting one price over several noisy vectors, and finding the least price that meets target errors.
+
+A split is a list of shares that add up to at most 1; vector j gets its share of epsilon (Laplace noise) or of rho (Gaussian
+noise). Its error is proportional to share^(-1/power), with power 1 for Laplace and 2 for Gaussian noise.
+
+- One error that is a sum of c_j times the error of vector j is smallest with shares proportional to c_j^(power/(power+1)).
+- Several errors with targets: minimise the sum of x_j^(-power), subject to A x <= 1, where x_j is the error of vector j
+  in units in which the price 1 buys the error 1. This is convex. Its Lagrangian gives x_j from multipliers as
+  (A' lambda)_j^(-1/(power+1)), and the multipliers grow where a target is missed and shrink where it is met too well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+
+GRID = 10**6  # shares are multiples of 1/GRID
+STEPS = 1000
+
+
+def split(coefficients: Sequence[float], power: int) -> list[Fraction]:
+    """Shares that minimise the sum of coefficients times errors; each at least 1/GRID."""
+    weights = [max(c, 1e-300) ** (power / (power + 1)) for c in coefficients]
+    return shares([w / sum(weights) for w in weights])
+
+
+def shares(wanted: Sequence[float]) -> list[Fraction]:
+    """Fractions close to the wanted ones that add up to 1 exactly, none of them below 1/GRID."""
+    parts = [max(1, round(GRID * w)) for w in wanted]
+    parts[parts.index(max(parts))] += GRID - sum(parts)
+    return [Fraction(part, GRID) for part in parts]
+
+
+def least(targets: Sequence[Sequence[float]], power: int) -> list[float]:
+    """Prices of vectors, with the least sum that keeps every row of ``targets`` times the errors at most 1.
+
+    Args:
+        targets: one row per target error, one nonnegative coefficient per vector: how much of the target the vector's error
+            uses up at price 1. Every vector is in some row.
+        power: 1 if an error falls with 1/price, 2 if with 1/sqrt(price).
+
+    Returns:
+        prices that meet every target, within a fraction of a percent of the least sum.
+    """
+    a = np.array(targets, dtype=np.float64)
+    rows = len(a)
+    multipliers = np.ones(rows)
+    best: np.ndarray | None = None
+    for _ in range(STEPS):
+        errors = (multipliers @ a) ** (-1 / (power + 1))
+        used = a @ errors
+        feasible = errors / used.max()
+        if best is None or (feasible**-power).sum() < (best**-power).sum():
+            best = feasible
+        multipliers = np.maximum(multipliers * (used / used.max()) ** 0.5, 1e-300)
+        multipliers /= multipliers.max()
+    assert best is not None
+    return [float(price) for price in best**-power]

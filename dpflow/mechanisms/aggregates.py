@@ -1,0 +1,155 @@
+"""Several counts, sums, means and variances of one GROUP BY: one scan, one cut of contributions, one price.
+
+Definition: ``measures`` is a list of names (``count``, ``count_distinct``) and of mappings such as
+``{measure: mean, column: age}``; each is computed as its own mechanism would, from moments that are drawn once even if
+several measures need them (a sum and a mean of the same column cost what the mean costs).
+
+Claim and error: `dpflow.core.aggregate`. The price is either
+
+- ``epsilon``, split by the measures' ``weight``; or
+- what the measures' ``error`` needs: the least price whose half-widths at 95 % stay within every target. A mean's or variance's
+  is stated for a group with ``size`` values, and holds whatever these values are.
+
+When not to use it: for one measure, which has a shorter name of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from functools import lru_cache
+from statistics import NormalDist
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from dpflow.core import budget
+from dpflow.core.aggregate import POWER, Aggregate, Law, NoisyParams, Release
+from dpflow.core.amounts import Epsilon
+from dpflow.core.moments import Measure, Query
+from dpflow.core.noise import FAILURE
+from dpflow.errors import PlanRefused
+from dpflow.hookspecs import hookimpl
+
+CORRECTIONS = 4
+LARGEST_STEP = 40.0  # of the search for a price, in powers of two
+
+
+def _spelled(value: Any) -> Any:
+    """A measure without a column may be written as its name."""
+    return {"measure": value} if isinstance(value, str) else value
+
+
+class AggregatesParams(NoisyParams):
+    """``measures``: what to release. ``by``: a column with public keys, or nothing. ``epsilon``: the price of everything; left
+    out when every measure names its error. ``delta``: allows Gaussian noise. ``noise``: laplace, gaussian or auto.
+    """
+
+    measures: Annotated[tuple[Annotated[Measure, BeforeValidator(_spelled)], ...], Field(min_length=1, max_length=100)]
+    by: str | None = None
+    epsilon: Epsilon | None = None  # type: ignore[assignment]
+
+    @model_validator(mode="after")
+    def _priced(self) -> AggregatesParams:
+        if len({measure.label for measure in self.measures}) != len(self.measures):
+            raise ValueError("name each measure once")
+        targets = [measure.error is not None for measure in self.measures]
+        if any(targets) if self.epsilon is not None else not all(targets):
+            raise ValueError("give either epsilon, or the error of every measure")
+        return self
+
+
+class Aggregates(Aggregate[AggregatesParams]):
+    """Several aggregates in one release."""
+
+    name = "aggregates"
+    summary = "several counts, sums, means and variances of one GROUP BY, for a price or for target errors"
+    citation = "Dwork, McSherry, Nissim, Smith 2006; budget split proved in dpflow.core.budget"
+    Params = AggregatesParams
+
+    def measures(self, params: AggregatesParams) -> Sequence[Measure]:
+        return params.measures
+
+    def label(self, measure: Measure) -> str:
+        return measure.label
+
+    def priced(self, params: AggregatesParams, query: Query, law: Law) -> Release:
+        return super().priced(params, query, law) if params.epsilon is not None else cheapest(query, law)
+
+    def badness(self, params: AggregatesParams, release: Release) -> float:
+        """With target errors the price, else the noise."""
+        if params.epsilon is not None:
+            return super().badness(params, release)
+        return float(release.event.epsilon_at(params.delta) or math.inf)
+
+
+def cheapest(query: Query, law: Law) -> Release:
+    """The least prices that keep every target error.
+
+    They are optimal for errors linear in the noise; what the true errors are at these prices corrects the linear ones a few
+    times, and at last all prices are scaled until every target is kept.
+    """
+    power = POWER[law]
+    targets = [_used_up(query, measure, law) for measure in query.measures]
+    for _ in range(CORRECTIONS):
+        prices = _least(tuple(map(tuple, targets)), power)
+        release = _at(query, law, prices, 0)
+        for measure, target in zip(query.measures, targets, strict=True):
+            linear = sum(part * price ** (-1 / power) for part, price in zip(target, prices, strict=True))
+            factor = min(max(_used(release, measure), 0.01), 100.0) / linear
+            target[:] = [part * factor for part in target]
+    low, high = -LARGEST_STEP, LARGEST_STEP
+    if not _keeps(_at(query, law, prices, high)):
+        raise PlanRefused("no price keeps these target errors; allow larger errors")
+    while high - low > 1 / 256:
+        middle = (low + high) / 2
+        low, high = (low, middle) if _keeps(_at(query, law, prices, middle)) else (middle, high)
+    return _at(query, law, prices, high)
+
+
+def _at(query: Query, law: Law, prices: Sequence[float], exponent: float) -> Release:
+    """The release at 2^exponent times these prices, in their legal range and rounded up to three digits."""
+    return Release(query, law, tuple(_three_digits(price * 2.0**exponent) for price in prices))
+
+
+def _used(release: Release, measure: Measure) -> float:
+    """The error of a measure as a part of its target."""
+    assert measure.error is not None
+    try:
+        return (release.error(measure) or 0.0) / float(measure.error)
+    except PlanRefused:  # noise too wide for the samplers is too wide for any target
+        return math.inf
+
+
+def _keeps(release: Release) -> bool:
+    return all(_used(release, measure) <= 1 for measure in release.query.measures)
+
+
+def _used_up(query: Query, measure: Measure, law: Law) -> list[float]:
+    """The part of its target that the noise of each moment uses up at price 1, taken as linear."""
+    used = query.weights(measure)
+    failure = FAILURE / len(used)
+    width = math.log(1 / failure) if law == "laplace" else NormalDist().inv_cdf(1 - failure / 2) / math.sqrt(2)
+    assert measure.error is not None
+    small = 1e-6
+    slopes = {m: query.error(measure, {o: small * (o == m) for o in used}) / small for m in used}
+    sizes = (slopes.get(m, 0.0) * query.reach(m).size(POWER[law]) for m in query.moments)
+    return [size * width / float(measure.error) for size in sizes]
+
+
+@lru_cache(maxsize=256)
+def _least(targets: tuple[tuple[float, ...], ...], power: int) -> list[float]:
+    return budget.least(targets, power)
+
+
+def _three_digits(price: float) -> Fraction:
+    """The next number up with three digits, so that a plan's digest does not hang on a last bit."""
+    price = min(max(price, 1e-11), 1e5)
+    digits = 2 - math.floor(math.log10(price))
+    return Fraction(math.ceil(price * 10.0**digits)) / Fraction(10) ** digits
+
+
+@hookimpl
+def dpflow_register_mechanisms() -> list[Aggregates]:
+    return [Aggregates()]
