@@ -9,6 +9,7 @@ from typing import Any
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from dpflow.engine.occasion import Occasion
+from dpflow.engine.plan import Plan
 from dpflow.errors import DpflowError
 
 
@@ -22,7 +23,17 @@ def occasion(context: Mapping[str, Any], ordinal: int = 0) -> Occasion:
     instance, run = context["ti"], context["dag_run"]
     name = occasion_name(context, getattr(run, "partition_key", None), instance.run_id)
     slot = f"{instance.dag_id}/{instance.run_id}/{instance.task_id}/{instance.map_index}"
-    return Occasion(instance.dag_id, instance.task_id, name, slot, f"airflow:{instance.dag_id}", ordinal)
+    return Occasion(instance.dag_id, instance.task_id, name, slot, principal(instance.dag_id), ordinal)
+
+
+def session_occasion(plan: Plan, dag_id: str) -> Occasion:
+    """A session is opened by whatever run comes first, and named by its name; this run's DAG opens or asks it."""
+    return Occasion.of_request(plan.request, principal(dag_id))
+
+
+def principal(dag_id: str) -> str:
+    """Who spends, for the history."""
+    return f"airflow:{dag_id}"
 
 
 def occasion_name(context: Mapping[str, Any], partition_key: str | None, run_id: str) -> str:

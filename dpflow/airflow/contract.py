@@ -8,7 +8,7 @@ from typing import Any
 from airflow.sdk import BaseOperator
 
 from dpflow.airflow.connection import LedgerHook
-from dpflow.airflow.context import failures
+from dpflow.airflow.context import failures, principal
 from dpflow.airflow.release import dag_folder
 
 
@@ -50,7 +50,7 @@ class DataContractOperator(BaseOperator):
             blocks = [self.blocks] if isinstance(self.blocks, str) else list(self.blocks)
             passed = quality.check(table, blocks)
             outcome = {"table": table.name, "blocks": blocks, "passed": passed, "mode": "trusted"}
-            LedgerHook(self.ledger_conn_id).get_conn().record("contract", outcome, principal=f"airflow:{self.dag_id}")
+            LedgerHook(self.ledger_conn_id).get_conn().record("contract", outcome, principal=principal(self.dag_id))
             if not passed:
                 raise ContractViolated(
                     f"the rows of {table.name} {blocks} do not satisfy the declaration; let the table's owner look at them"

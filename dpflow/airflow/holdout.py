@@ -8,7 +8,7 @@ from typing import Any
 from airflow.sdk import BaseOperator
 
 from dpflow.airflow.connection import LedgerHook
-from dpflow.airflow.context import failures
+from dpflow.airflow.context import failures, session_occasion
 from dpflow.airflow.release import dag_folder, requested
 
 
@@ -56,7 +56,8 @@ class ReusableHoldoutOperator(BaseOperator):
         with failures():
             registry = Registry.load()
             plan = make_plan(requested(self.session, None, dag_folder(context)), registry)
-            session = Session.open(plan, LedgerHook(self.ledger_conn_id).get_conn(), registry)
+            ledger = LedgerHook(self.ledger_conn_id).get_conn()
+            session = Session.open(plan, ledger, registry, occasion=session_occasion(plan, self.dag_id))
             promoter = None
             if self.promote:
                 from dpflow.airflow.promotion import Promoter

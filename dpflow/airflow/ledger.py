@@ -10,7 +10,7 @@ from airflow.providers.standard.utils.skipmixin import SkipMixin
 from airflow.sdk import BaseOperator
 
 from dpflow.airflow.connection import LedgerHook
-from dpflow.airflow.context import failures, occasion
+from dpflow.airflow.context import failures, occasion, principal
 from dpflow.airflow.release import dag_folder, requested
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class LedgerOperator(BaseOperator, SkipMixin):
             filter=self.filter,
             tail_share=self.tail_share,
             table=declared,
-            principal=f"airflow:{self.dag_id}",
+            principal=principal(self.dag_id),
         )
         return ledger.remaining(self.scope).to_json()
 

@@ -8,7 +8,7 @@ from typing import Any
 from airflow.sdk import BaseOperator
 
 from dpflow.airflow.connection import LedgerHook
-from dpflow.airflow.context import failures
+from dpflow.airflow.context import failures, session_occasion
 from dpflow.airflow.release import dag_folder, requested
 
 
@@ -56,4 +56,5 @@ class PrivatePredictionOperator(BaseOperator):
             plan = make_plan(requested(self.session, None, folder), registry)
             points, answers = parse_tables(self.points, self.answers, folder)
             ledger = LedgerHook(self.ledger_conn_id).get_conn()
-            return label_points(plan, points, answers, ledger, registry)
+            who = session_occasion(plan, self.dag_id)
+            return label_points(plan, points, answers, ledger, registry, occasion=who)

@@ -8,7 +8,7 @@ from typing import Any
 from airflow.sdk import BaseOperator
 
 from dpflow.airflow.connection import LedgerHook
-from dpflow.airflow.context import failures
+from dpflow.airflow.context import failures, session_occasion
 from dpflow.airflow.release import dag_folder, requested
 
 
@@ -51,5 +51,6 @@ class SessionOperator(BaseOperator):
         with failures():
             registry, folder = Registry.load(), dag_folder(context)
             plan = make_plan(requested(self.session, None, folder), registry)
-            session = Session.open(plan, LedgerHook(self.ledger_conn_id).get_conn(), registry)
+            ledger = LedgerHook(self.ledger_conn_id).get_conn()
+            session = Session.open(plan, ledger, registry, occasion=session_occasion(plan, self.dag_id))
             return ask_all(session, self.queries, folder)

@@ -38,10 +38,14 @@ class Occasion:
     ordinal: int = 0
 
     @classmethod
-    def of_request(cls, request: Request) -> Occasion:
-        """Outside Airflow: the same name and revision again is the same occurrence."""
+    def of_request(cls, request: Request, principal: str | None = None) -> Occasion:
+        """Outside Airflow, and for sessions: the same name and revision again is the same occurrence.
+
+        Args:
+            principal: who asks; by default `current_principal`.
+        """
         name = f"{request.name}#{request.revision}"
-        return cls("", "", name, f"release:{request.scope}:{name}", current_principal())
+        return cls("", "", name, f"release:{request.scope}:{name}", principal or current_principal())
 
     def key(self, plan: Plan) -> ReleaseKey:
         """The exactly-once key of a plan on this occasion."""

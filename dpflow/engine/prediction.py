@@ -41,8 +41,8 @@ class PredictionSession(Session):
     ``known_left`` is how many new points could be asked when the ledger was last looked at; `left` looks again.
     """
 
-    def __init__(self, session_id: str, plan: Plan, ledger: Ledger, registry: Registry) -> None:
-        super().__init__(session_id, plan, ledger, registry)
+    def __init__(self, session_id: str, plan: Plan, ledger: Ledger, registry: Registry, principal: str) -> None:
+        super().__init__(session_id, plan, ledger, registry, principal)
         mechanism = plan.mechanism
         if not isinstance(mechanism, PredictionMechanism):
             raise PlanRefused(f"{mechanism.name} predicts nothing; name a prediction mechanism, see dpflow mechanisms")
@@ -180,6 +180,7 @@ class PredictionSession(Session):
                 expected_version=held.version,
                 state={"answered": self._params.predictions - left + len(places)},
                 closed=failed or len(places) == left,
+                principal=self._principal,
             ):
                 self.known_left = 0 if failed else left - len(places)
                 return [(fresh[name] if name in fresh else known[name])["answer"] for name in names]

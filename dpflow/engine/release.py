@@ -103,7 +103,7 @@ def release(
         request=plan.public(),
     )
     replayed = reservation.result is not None
-    settled = reservation if replayed else _draw(plan, private, ledger, reservation)
+    settled = reservation if replayed else _draw(plan, private, ledger, reservation, occasion.principal)
     receipt = _publish(plan, _receipt(plan, settled, replayed))
     for observer in registry.announce(receipt):
         log.warning("observer %s failed; the release stands", observer)
@@ -124,7 +124,7 @@ def check_protection(plan: Plan, scope: Scope) -> None:
         )
 
 
-def _draw(plan: Plan, private: PrivateTable, ledger: Ledger, reservation: Reservation) -> Reservation:
+def _draw(plan: Plan, private: PrivateTable, ledger: Ledger, reservation: Reservation, principal: str) -> Reservation:
     """Read, add noise, settle. What it returns holds the stored result, whoever stored it."""
     assert isinstance(plan.mechanism, Mechanism)
     snapshot = ledger.commitment(private.snapshot(), "snapshot")
@@ -141,7 +141,7 @@ def _draw(plan: Plan, private: PrivateTable, ledger: Ledger, reservation: Reserv
             raise
         result = NONE
     faults.reach("draw.after")
-    return ledger.settle(reservation, result.to_json(), snapshot=snapshot)
+    return ledger.settle(reservation, result.to_json(), snapshot=snapshot, principal=principal)
 
 
 def _receipt(plan: Plan, reservation: Reservation, replayed: bool) -> Receipt:

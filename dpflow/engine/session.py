@@ -35,8 +35,8 @@ from dpflow.tables import PrivateTable
 class Session:
     """An open session. Make one with `Session.open`; opening the same plan on the same occasion again resumes it."""
 
-    def __init__(self, session_id: str, plan: Plan, ledger: Ledger, registry: Registry) -> None:
-        self.id = session_id
+    def __init__(self, session_id: str, plan: Plan, ledger: Ledger, registry: Registry, principal: str) -> None:
+        self.id, self._principal = session_id, principal
         self._plan, self._ledger, self._registry = plan, ledger, registry
         self._fresh = _first_on_its_data(session_id, plan, ledger)
         self._private = PrivateTable(plan.table, plan.request.where)
@@ -66,7 +66,7 @@ class Session:
             exclusive=mechanism.exclusive,
             request=plan.public(),
         )
-        return cls(opened.session_id, plan, ledger, registry)
+        return cls(opened.session_id, plan, ledger, registry, occasion.principal)
 
     def ask(self, query: Mapping[str, Any] | str, candidate: Candidate | None = None, **fields: Any) -> dict[str, Any]:
         """Answer one query, or return its stored answer.
@@ -103,6 +103,7 @@ class Session:
                 state=state.data,
                 answer=verdict.body,
                 closed=verdict.closed,
+                principal=self._principal,
             )
             if kept is not None:
                 return dict(kept.answer)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,7 @@ from dpflow.core.filters import Capacity, Cost, Filter
 from dpflow.errors import BudgetExceeded, InvalidInput, UnknownName
 from dpflow.ledger import schema
 from dpflow.ledger.database import Prepared, Transaction, where
-from dpflow.ledger.records import Remaining, Scope, checked_name, path_of
+from dpflow.ledger.records import Remaining, Scope, checked_name, path_of, stored_json
 
 _S, _A = schema.scope.c, schema.account.c
 _SCOPE = Prepared(sa.select(schema.scope).where(where(_S.name)))
@@ -46,7 +45,7 @@ class Charge:
 
 @functools.lru_cache(maxsize=1024)
 def _filter(stored: str) -> tuple[Filter, Capacity]:
-    found = Filter.from_json(json.loads(stored))
+    found = Filter.from_json(stored_json(stored))
     return found, found.capacity()
 
 

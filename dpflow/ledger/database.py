@@ -198,6 +198,8 @@ class Database:
             self._spare.append(connection)
         except _DRIVER_ERRORS as error:
             raise _translated(error, repr(self), committing) from None
+        except UnicodeDecodeError:
+            raise LedgerCorrupt(f"{self!r} holds text that no ledger wrote; bring the newest copy back") from None
         except (UnicodeError, OverflowError):
             raise InvalidInput(_UNSTORABLE) from None
 

@@ -29,6 +29,7 @@ from dpflow.ledger.records import (
     Stored,
     Verified,
     checked_name,
+    stored_json,
 )
 from dpflow.ledger.releases import Ask, R
 
@@ -250,12 +251,18 @@ class Ledger:
         return reservation
 
     def settle(
-        self, reservation: Reservation, result: Mapping[str, Any], *, snapshot: str | None = None
+        self,
+        reservation: Reservation,
+        result: Mapping[str, Any],
+        *,
+        snapshot: str | None = None,
+        principal: str = "",
     ) -> Reservation:
         """Store the result of a reservation. The first writer wins; a later one gets the stored result.
 
         Args:
             snapshot: a commitment to the rows that were read, never a plain digest.
+            principal: whose try this is; whoever reserved first if left out.
 
         Raises:
             RetryConflict: the attempt was fenced; its result is discarded.
@@ -263,7 +270,7 @@ class Ledger:
         text = releases.ordered(result)
         with self._writing() as (transaction, writer):
             transaction.ahead((releases.BY_ID, {"id": reservation.release_id}), (chain.HEAD, {}))
-            settled = releases.settle(transaction, writer, reservation, text, snapshot)
+            settled = releases.settle(transaction, writer, reservation, text, snapshot, principal)
             faults.reach("settle.before-commit")
         faults.reach("settle.after-commit")
         return settled
@@ -355,8 +362,12 @@ class Ledger:
         state: Mapping[str, Any],
         answer: Mapping[str, Any],
         closed: bool = False,
+        principal: str = "",
     ) -> Answered | None:
         """Store an answer and the state it leads to, in one transaction.
+
+        Args:
+            principal: who asked; whoever opened the session if left out.
 
         Returns:
             The stored answer: an earlier one if the same query was answered before. None if another answer advanced the
@@ -367,7 +378,7 @@ class Ledger:
         """
         with self._writing() as (transaction, writer):
             given = sessions.answer(
-                transaction, writer, self._anchor, session_id, query, expected_version, state, answer, closed
+                transaction, writer, self._anchor, session_id, query, expected_version, state, answer, closed, principal
             )
             faults.reach("session.before-commit")
         faults.reach("session.after-commit")
@@ -381,8 +392,12 @@ class Ledger:
         expected_version: int,
         state: Mapping[str, Any],
         closed: bool = False,
+        principal: str = "",
     ) -> bool:
         """Store the answers of many queries, none of which has one, and the state they lead to, in one transaction.
+
+        Args:
+            principal: who asked; whoever opened the session if left out.
 
         Returns:
             False if another answer advanced the session first; then nothing was stored, and the caller looks up what was
@@ -393,7 +408,7 @@ class Ledger:
         """
         with self._writing() as (transaction, writer):
             stored = sessions.answer_many(
-                transaction, writer, self._anchor, session_id, answers, expected_version, state, closed
+                transaction, writer, self._anchor, session_id, answers, expected_version, state, closed, principal
             )
             faults.reach("session.before-commit")
         faults.reach("session.after-commit")
@@ -413,7 +428,7 @@ class Ledger:
         """All answers of a session, in the order they were given."""
         with self._database.reading() as transaction:
             rows = transaction.rows(sessions.ANSWERS, session_id=session_id)
-        return [Answered(row.query, json.loads(row.answer)) for row in rows]
+        return [Answered(row.query, stored_json(row.answer)) for row in rows]
 
     # --- history ------------------------------------------------------------------------------------------------
 
@@ -433,7 +448,7 @@ class Ledger:
             which = {} if scope is None else {"scope": scope}
             rows = transaction.rows(_NEWEST_OF if which else _NEWEST, limit=limit, **which)
         names = ("seq", "at", "kind", "scope", "release_id", "principal", "hash")
-        return [Entry(**{n: getattr(row, n) for n in names}, body=json.loads(row.body)) for row in reversed(rows)]
+        return [Entry(**{n: getattr(row, n) for n in names}, body=stored_json(row.body)) for row in reversed(rows)]
 
     def verify(self) -> Verified:
         """Recompute chain and seals, compare with the anchor, and rebuild every table from the entries."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
@@ -10,7 +11,7 @@ from typing import Any, Literal
 
 from dpflow.core.amounts import text
 from dpflow.core.filters import CLOSED, DELTA_UNIT, EPSILON_UNIT, SATURATED, Capacity, Cost, Filter
-from dpflow.errors import InvalidInput
+from dpflow.errors import InvalidInput, LedgerCorrupt
 
 State = Literal["reserved", "settled", "fenced", "open", "closed"]
 
@@ -20,6 +21,14 @@ def checked_name(what: str, value: str, *, empty: bool = False, longest: int = 2
     if not isinstance(value, str) or len(value) > longest or not value.isprintable() or (not value and not empty):
         raise InvalidInput(f"{what} must be a text of 1 to {longest} printable characters; shorten or correct it")
     return value
+
+
+def stored_json(text: Any) -> Any:
+    """What a row's JSON says. Raises `LedgerCorrupt` for a text that no ledger wrote, without repeating it."""
+    try:
+        return json.loads(text)
+    except (ValueError, TypeError, RecursionError):
+        raise LedgerCorrupt("a row of the ledger cannot be read; run dpflow ledger verify") from None
 
 
 def path_of(scope: str) -> tuple[str, ...]:

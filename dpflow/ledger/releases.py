@@ -15,7 +15,7 @@ from dpflow.core.events import Event, to_json
 from dpflow.errors import InvalidInput, LedgerCorrupt, RetryConflict, SessionClosed, UnknownName
 from dpflow.ledger import accounts, chain, schema
 from dpflow.ledger.database import Prepared, Transaction, insert, where
-from dpflow.ledger.records import ReleaseKey, Reservation, Stored, checked_name
+from dpflow.ledger.records import ReleaseKey, Reservation, Stored, checked_name, stored_json
 
 R, _L = schema.release.c, schema.slot.c
 PUBLIC = [column for column in schema.release.columns if column.name != "secret"]
@@ -172,7 +172,7 @@ def charge(
 def take_over(transaction: Transaction, writer: chain.Writer, row: Any, principal: str) -> Reservation:
     """What a known release offers its next try. Raises `RetryConflict` if an owner closed it."""
     if row.state == "settled":
-        return Reservation(row.id, row.attempts, True, json.loads(row.result))
+        return Reservation(row.id, row.attempts, True, stored_json(row.result))
     if row.state == "fenced":
         raise RetryConflict(
             f"release {row.id} is fenced, closed by an owner; its charge stays. Pay for a new one under another name"
@@ -186,17 +186,22 @@ def take_over(transaction: Transaction, writer: chain.Writer, row: Any, principa
 
 
 def settle(
-    transaction: Transaction, writer: chain.Writer, reservation: Reservation, result: str, snapshot: str | None
+    transaction: Transaction,
+    writer: chain.Writer,
+    reservation: Reservation,
+    result: str,
+    snapshot: str | None,
+    principal: str,
 ) -> Reservation:
     """Store a result unless there is one. See `Ledger.settle`."""
     row = get(transaction, reservation.release_id)
     if row.state == "settled":
-        return Reservation(row.id, reservation.attempt, True, json.loads(row.result))
+        return Reservation(row.id, reservation.attempt, True, stored_json(row.result))
     if row.state != "reserved" or not row.fenced_below <= reservation.attempt <= row.attempts:
         raise RetryConflict(f"release {row.id} was fenced by an owner; this late result is discarded")
     transaction.run(_SETTLE, id=row.id, new_state="settled", new_result=result, new_snapshot=snapshot)
     body = {"result": chain.digest(result), "snapshot": snapshot, "attempt": reservation.attempt}
-    writer.note("settle", row.scope, row.id, row.principal, body)
+    writer.note("settle", row.scope, row.id, checked_name("a principal", principal or row.principal), body)
     return Reservation(row.id, reservation.attempt, True, json.loads(result))
 
 
@@ -240,13 +245,13 @@ def stored(row: Any) -> Stored:
         return Stored(
             release_id=row.id,
             scope=row.scope,
-            blocks=tuple(json.loads(row.blocks)),
+            blocks=tuple(stored_json(row.blocks)),
             state=row.state,
             attempts=row.attempts,
             principal=row.principal,
-            request=json.loads(row.request),
-            event=json.loads(row.event),
-            result=None if row.result is None else json.loads(row.result),
+            request=stored_json(row.request),
+            event=stored_json(row.event),
+            result=None if row.result is None else stored_json(row.result),
             snapshot=row.snapshot,
         )
     except ValueError:

@@ -12,7 +12,7 @@ from dpflow.errors import LedgerCorrupt, SessionClosed, UnknownName
 from dpflow.ledger import chain, schema
 from dpflow.ledger.anchor import Anchor
 from dpflow.ledger.database import Prepared, Transaction, insert, where
-from dpflow.ledger.records import Answered, Held, checked_name
+from dpflow.ledger.records import Answered, Held, checked_name, stored_json
 from dpflow.ledger.releases import R, ordered
 
 _SESSION = Prepared(sa.select(schema.release).where(where(R.id)))
@@ -65,20 +65,20 @@ def _is_newest(transaction: Transaction, anchor: Anchor, row: Any) -> bool:
     last = transaction.first(_LAST, release_id=row.id)
     if last is None or last.hash != chain.hashed(last._asdict()) or not chain.genuine(anchor, last):
         return False
-    said = {"version": 0, "becomes": "open"} | json.loads(last.body)
+    said = {"version": 0, "becomes": "open"} | stored_json(last.body)
     found = {"version": row.version, "becomes": "open", "state": sealed(anchor, str(row.secret))}
     return all(said.get(name) == value for name, value in found.items())
 
 
 def held(row: Any) -> Held:
     """A session with its secret state; a closed one needs none, and after an import has none."""
-    return Held(row.id, row.version, row.state == "closed", json.loads(row.secret or "{}"))
+    return Held(row.id, row.version, row.state == "closed", stored_json(row.secret or "{}"))
 
 
 def stored_answer(transaction: Transaction, session_id: str, query: str) -> Answered | None:
     """The answer this query got, or None."""
     row = transaction.first(_ANSWER, session_id=session_id, query=query)
-    return None if row is None else Answered(query, json.loads(row.answer))
+    return None if row is None else Answered(query, stored_json(row.answer))
 
 
 def answer(
@@ -91,6 +91,7 @@ def answer(
     state: Mapping[str, Any],
     body: Mapping[str, Any],
     closed: bool,
+    principal: str,
 ) -> Answered | None:
     """Store an answer and the state it leads to. See `Ledger.answer`."""
     row = row_of(transaction, anchor, session_id)
@@ -107,15 +108,19 @@ def answer(
     )
     transaction.run(_INSERT, session_id=session_id, query=query, version=version, answer=text)
     said = {"query": query, "answer": text, "version": version, "state": sealed(anchor, secret), "becomes": becomes}
-    writer.note("answer", row.scope, session_id, row.principal, said)
+    writer.note("answer", row.scope, session_id, _asker(principal, row), said)
     return Answered(query, json.loads(text))
+
+
+def _asker(principal: str, row: Any) -> str:
+    return checked_name("a principal", principal or row.principal)
 
 
 def stored_answers(transaction: Transaction, session_id: str, queries: list[str]) -> dict[str, Any]:
     """The answers that these queries got, by query; those without one are left out."""
     sqlite = transaction.dialect == "sqlite"
     found = transaction.text(_AMONG[transaction.dialect], [session_id, json.dumps(queries) if sqlite else queries])
-    return {query: json.loads(text) for query, text in found}
+    return {query: stored_json(text) for query, text in found}
 
 
 def answer_many(
@@ -127,6 +132,7 @@ def answer_many(
     expected: int,
     state: Mapping[str, Any],
     closed: bool,
+    principal: str,
 ) -> bool:
     """Store many answers and the state they lead to; the history keeps their digest. See `Ledger.answer_many`."""
     row = row_of(transaction, anchor, session_id)
@@ -145,5 +151,5 @@ def answer_many(
         [{"session_id": session_id, "query": q, "version": version, "answer": text} for q, text in texts.items()],
     )
     said = {"answers": chain.digest(texts), "version": version, "state": sealed(anchor, secret), "becomes": becomes}
-    writer.note("answer", row.scope, session_id, row.principal, said)
+    writer.note("answer", row.scope, session_id, _asker(principal, row), said)
     return True

@@ -97,6 +97,8 @@ class Expected:
 def problems(transaction: Transaction, expected: Expected, seal: Callable[[str], str]) -> Iterator[str]:
     """Every difference between the tables and what the history says."""
     yield from expected.illegal
+    if transaction.dialect == "sqlite" and transaction.text("PRAGMA integrity_check(1)") != [("ok",)]:
+        yield "the file is damaged, though its history may be whole: export it and import that, or bring the newest copy back"
     tables = {
         name: [row._asdict() for row in transaction.rows(all_rows)]
         for name, all_rows in _ALL.items()

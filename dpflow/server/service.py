@@ -17,6 +17,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 
 from dpflow.core.declaration import Strict, load_yaml, problems
+from dpflow.engine.occasion import Occasion
 from dpflow.engine.plan import make_plan
 from dpflow.engine.prediction import PredictionSession
 from dpflow.engine.request import load_request
@@ -94,7 +95,7 @@ def open_sessions(service: Service, ledger: Ledger, registry: Registry) -> Mappi
                 f"the session's name and the principal's are too long together: {changes['name'][:40]}..."
             )
         plan = make_plan(request.model_copy(update=changes), registry)
-        opened[name] = PredictionSession.open(plan, ledger, registry)
+        opened[name] = PredictionSession.open(plan, ledger, registry, occasion=Occasion.of_request(plan.request, name))
     first, *others = opened.values()
     first.learn()
     for session in others:

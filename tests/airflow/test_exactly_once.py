@@ -241,10 +241,8 @@ def test_a_resolved_orphan_is_refused(tiny: Tiny, monkeypatch: pytest.MonkeyPatc
 def test_the_page_names_tests_that_exist() -> None:
     """Each row of the matrix ends with its test, here or in the ledger's own room."""
     named = set(re.findall(r"`(test_\w+)`", PAGE))
-    here = Path(__file__)
-    sources = here.read_text() + (here.parents[1] / "ledger" / "test_exactly_once.py").read_text()
-    sources += (here.parents[1] / "engine" / "test_release.py").read_text() + (
-        here.parent / "test_real_runs.py"
-    ).read_text()
+    tests = Path(__file__).parents[1]
+    rooms = ("ledger/test_exactly_once", "engine/test_release", "engine/test_crashes", "airflow/test_real_runs")
+    sources = Path(__file__).read_text() + "".join((tests / f"{room}.py").read_text() for room in rooms)
     assert len(named) > 12
     assert not [name for name in named if f"def {name}(" not in sources]

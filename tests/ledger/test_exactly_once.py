@@ -125,3 +125,47 @@ def test_equal_asks_at_once_pay_once(ledger, ask):
         got = list(pool.map(lambda n: ledger.settle(ask.reserve(ledger), {"value": n}).result["value"], range(8)))
     assert len(set(got)) == 1
     assert ask.spent(ledger) == {"": "0.1"} and ledger.verify().ok
+
+
+def test_every_entry_names_its_principal(ledger, ask):
+    """Each verb writes down whose act it was: not who opened or reserved first, but who did this."""
+    ledger.quota("flights/team", "0.5", 0, principal="owner 2")
+    ask.reserve(ledger, principal="ann", slot="one")
+    ask.reserve(ledger, principal="bob", slot="two")
+    ledger.settle(ask.reserve(ledger, principal="eve"), {"value": 1}, principal="eve")
+    ledger.settle(ask.reserve(ledger, "quiet", principal="ann"), {"value": 1})
+    orphan = ask.reserve(ledger, "orphan", principal="ann")
+    ledger.resolve(orphan.release_id, reason="lost", principal="owner 3")
+    held = ledger.open_session(ask.key("gate"), **ask.terms(principal="ann"), state={"v": 0}, exclusive=False)
+    ledger.answer(held.session_id, query="q", expected_version=0, state={}, answer={}, principal="bob")
+    ledger.answer_many(held.session_id, {"r": {}}, expected_version=1, state={}, principal="eve")
+    ledger.answer(held.session_id, query="s", expected_version=2, state={}, answer={})
+    ledger.record("contract", {"ok": True}, principal="checker")
+    assert [(entry.kind, entry.principal) for entry in ledger.history()] == [
+        ("grant", "owner"), ("grant", "owner 2"), ("reserve", "ann"), ("join", "bob"), ("retry", "bob"), ("retry", "eve"),
+        ("settle", "eve"), ("reserve", "ann"), ("settle", "ann"), ("reserve", "ann"), ("resolve", "owner 3"),
+        ("session", "ann"), ("answer", "bob"), ("answer", "eve"), ("answer", "ann"), ("contract", "checker"),
+    ]  # fmt: skip
+    assert ledger.verify().ok
+
+
+@pytest.mark.parametrize("nobody", ["a\nb", "x" * 201, 7])
+def test_an_act_of_nobody_is_refused(ledger, ask, nobody):
+    """A principal is a printable name wherever one is given; nothing is recorded otherwise."""
+    held = ledger.open_session(ask.key("gate"), **ask.terms(), state={"v": 0}, exclusive=False)
+    reserved, before = ask.reserve(ledger), len(ledger.history())
+    acts = [
+        lambda: ledger.grant("flights", 2, 0, filter="basic", principal=nobody),
+        lambda: ledger.quota("flights/a", 1, 0, principal=nobody),
+        lambda: ask.reserve(ledger, "new", principal=nobody),
+        lambda: ledger.settle(reserved, {}, principal=nobody),
+        lambda: ledger.resolve(reserved.release_id, reason="r", principal=nobody),
+        lambda: ledger.open_session(ask.key("h"), **ask.terms(principal=nobody), state={}, exclusive=False),
+        lambda: ledger.answer(held.session_id, query="q", expected_version=0, state={}, answer={}, principal=nobody),
+        lambda: ledger.answer_many(held.session_id, {"q": {}}, expected_version=0, state={}, principal=nobody),
+        lambda: ledger.record("contract", {}, principal=nobody),
+    ]
+    for act in acts:
+        with pytest.raises(InvalidInput, match="a principal must be a text"):
+            act()
+    assert len(ledger.history()) == before and ledger.verify().ok
