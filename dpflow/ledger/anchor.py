@@ -72,8 +72,8 @@ class Anchor:
         with self._marked(fcntl.LOCK_SH) as file:
             return self._read(file)
 
-    def advance(self, seq: int, digest: str) -> None:
-        """Raise the mark after a commit; it never goes down, whoever comes last.
+    def advance(self, seq: int, digest: str) -> tuple[int, str] | None:
+        """Raise the mark after a commit; it never goes down, whoever comes last. Returns a mark that says something else.
 
         The record is rewritten in place, within one sector and without fsync: after a power cut it may be some entries
         old, which only means that those last entries are guarded by their seals alone.
@@ -85,6 +85,8 @@ class Anchor:
                 record = f"{seq:020d} {digest} {seal}\n".encode()
                 os.pwrite(file, record, 0)
                 self._valid = record
+                return None
+            return None if known == (seq, digest) else known
 
     @contextlib.contextmanager
     def _marked(self, lock: int) -> Iterator[int]:

@@ -99,16 +99,21 @@ class Writer:
         if not genuine(self._anchor, row):
             raise LedgerCorrupt(f"entry {row.seq} was not made by this ledger; run dpflow ledger verify")
         if mark is not None:
-            seen = self._transaction.first(_HASH_AT, seq=mark[0])
-            if seen is None or seen.hash != mark[1]:
-                raise LedgerCorrupt(_gone(mark[0]))
+            require_seen(self._transaction, mark)
         return row.seq, row.hash
+
+
+def require_seen(transaction: Transaction, mark: tuple[int, str]) -> None:
+    """Raises `LedgerCorrupt` unless the entry that the anchor has seen is in the history."""
+    seen = transaction.first(_HASH_AT, seq=mark[0])
+    if seen is None or seen.hash != mark[1]:
+        raise LedgerCorrupt(_gone(mark[0]))
 
 
 def _gone(seq: int) -> str:
     return (
-        f"the anchor saw entry {seq}, which is gone or another: entries were dropped or an old copy was restored. "
-        f"Bring the newest copy back; a new ledger needs a new anchor directory"
+        f"the anchor saw entry {seq}, which is gone or another: entries were dropped, an old copy was restored, or "
+        f"another copy is in use. Bring the newest copy back; a new ledger needs a new anchor directory"
     )
 
 

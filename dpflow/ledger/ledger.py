@@ -493,13 +493,18 @@ class Ledger:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[tuple[Transaction, chain.Writer]]:
-        """A writing transaction that can append entries, and raises the anchor's mark after its commit."""
+        """A writing transaction that can append entries, and raises the anchor's mark after its commit.
+
+        Raises:
+            LedgerCorrupt: the anchor has seen an entry that is not in this database, such as one of a copy in use elsewhere.
+        """
         mark = self._anchor.mark()  # read before the turn, which others wait for: it may be older, never newer
         with self._database.writing() as transaction:
             writer = chain.Writer(transaction, self._anchor, mark)
             yield transaction, writer
-        if writer.head is not None:
-            self._anchor.advance(*writer.head)
+        if writer.head is not None and (other := self._anchor.advance(*writer.head)) is not None:
+            with self._database.reading() as transaction:
+                chain.require_seen(transaction, other)  # another writer's newer entry, or a copy of this ledger is in use
 
     def _sealed(self, secret: str) -> str:
         return sessions.sealed(self._anchor, secret)

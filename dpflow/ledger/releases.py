@@ -71,6 +71,8 @@ class Ask:
         checked_name("a family", self.family)
         if self.slot is not None:
             checked_name("a slot", self.slot, longest=1000)
+        for block in self.blocks:
+            checked_name("a block", block, empty=True)
         _ = self.public  # what it costs to write it down is paid before others wait for the turn
 
     @cached_property

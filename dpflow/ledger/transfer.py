@@ -80,7 +80,7 @@ def read(stream: TextIO, anchor: Anchor) -> Exported:
                 found.batches[line["session_id"], line["version"]] = line["answers"]
             else:
                 found.results[line["release_id"]] = line["result"]
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise LedgerCorrupt("the export has a line that cannot be read; export it again") from None
     wrong = list(chain.Auditor(anchor).problems([verify.ENTRIES.row(**entry) for entry in found.entries]))
     if wrong:
