@@ -1,127 +1,328 @@
-"""Random interleavings of all verbs against a model that fits on a screen."""
+"""Random interleavings of all verbs, on both databases, against a model that fits on a screen."""
 
 from __future__ import annotations
 
+import copy
+import io
 import itertools
 import tempfile
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from dpflow.core.events import Pure
-from dpflow.errors import BudgetExceeded, GrantConflict, InvalidInput, RetryConflict, SessionClosed
+from dpflow.errors import (
+    BudgetExceeded,
+    DpflowError,
+    GrantConflict,
+    InvalidInput,
+    LedgerCorrupt,
+    RetryConflict,
+    SessionClosed,
+    UnknownName,
+)
 from dpflow.ledger import Ledger, ReleaseKey, Reservation
-
-NAMES = st.sampled_from("abcd")
-TENTHS = st.integers(1, 12)
+from dpflow.ledger.records import path_of
 
 
-class Model(RuleBasedStateMachine):
-    """A grant, what is spent, and per key: its state, its tries, the tries that are fenced, its result."""
+@dataclass
+class Kept:
+    """A release or session: ``slots`` are the task instances that asked for it."""
 
-    numbers = itertools.count()
+    tenths: int
+    state: str
+    exclusive: bool
+    slots: set[str]
+    tries: int = 1
+    fence: int = 0
+    result: Any = None
+    answers: dict[str, Any] = field(default_factory=dict)
+    version: int = 0
+
+
+class Model:
+    """The ledger in memory. A verb that raises changes nothing (`Machine.both` sees to that)."""
+
+    def __init__(self) -> None:
+        self.grants: dict[str, int] = {}
+        self.spent: Counter[tuple[str, str]] = Counter()
+        self.kept: dict[tuple[str, str], Kept] = {}
+        self.lines: list[str] = []
+
+    def grant(self, scope: str, tenths: int, quota: bool) -> None:
+        above, used = scope.rpartition("/")[0], [n for (s, _), n in self.spent.items() if s == scope]
+        if quota and not above:
+            raise InvalidInput
+        if above and (above not in self.grants or quota and tenths > self.grants[above]) or tenths < max([0, *used]):
+            raise GrantConflict
+        self.grants[scope] = tenths
+        self.lines += ["grant"]
+
+    def known(self, scope: str, name: str, tenths: int, slot: str | None, again: bool) -> Kept | None:
+        """Exactly once: by key; else what this slot has, if it is of one family; else it may have to be refused."""
+        kept, task = self.kept.get((scope, name)), [k for (s, _), k in self.kept.items() if s == scope]
+        before = {at: k for at, k in self.kept.items() if slot is not None and slot in k.slots}
+        if kept is not None and slot is not None and slot not in kept.slots:
+            kept.slots.add(slot)
+            self.lines += ["join"]
+        if kept is not None or not before:
+            return kept
+        for (other, named), found in before.items():
+            if (other, named[0], found.tenths) == (scope, name[0], tenths):
+                return found
+        if again or len(set[str]().union(*(k.slots for k in task))) > len(task):
+            return None
+        raise RetryConflict
+
+    def charge(self, at: tuple[str, str], blocks: set[str], kept: Kept) -> None:
+        """Every account pays, or none."""
+        gates = [scope for (scope, _), k in self.kept.items() if k.exclusive and k.state == "open"]
+        if any(scope in path_of(at[0]) or at[0] in path_of(scope) for scope in gates):
+            raise SessionClosed
+        if at[0] not in self.grants:
+            raise UnknownName("", "", ())
+        bill = {(scope, block): kept.tenths for scope in path_of(at[0]) for block in blocks}
+        if any(self.spent[account] + tenths > self.grants[account[0]] for account, tenths in bill.items()):
+            raise BudgetExceeded("", scope="", block=None)
+        self.spent.update(bill)
+        self.kept[at] = kept
+        self.lines += ["session" if kept.state == "open" else "reserve"]
+
+    def reserve(self, scope: str, name: str, tenths: int, blocks: set[str], slot: str | None, again: bool) -> Any:
+        kept = self.known(scope, name, tenths, slot, again)
+        if kept is None:
+            self.charge((scope, name), blocks, Kept(tenths, "reserved", False, {slot} - {None}))
+            return 1, None
+        if kept.state == "settled":
+            return kept.tries, kept.result
+        if kept.state != "reserved":
+            raise RetryConflict
+        kept.tries += 1
+        self.lines += ["retry"]
+        return kept.tries, None
+
+    def settle(self, kept: Kept, attempt: int, result: Any) -> Any:
+        if kept.state != "settled":
+            if kept.state != "reserved" or not kept.fence <= attempt <= kept.tries:
+                raise RetryConflict
+            kept.state, kept.result = "settled", result
+            self.lines += ["settle"]
+        return kept.result
+
+    def resolve(self, kept: Kept, decision: str) -> None:
+        if kept.state not in ("reserved", "open") or (kept.state, decision) == ("open", "retry"):
+            raise InvalidInput
+        kept.state = "reserved" if decision == "retry" else {"reserved": "fenced", "open": "closed"}[kept.state]
+        kept.fence = kept.tries + 1
+        self.lines += ["resolve"]
+
+    def open(self, scope: str, name: str, tenths: int, blocks: set[str], slot: str | None, exclusive: bool) -> Any:
+        kept = self.known(scope, name, tenths, slot, False)
+        if kept is None:
+            kept = Kept(tenths, "open", exclusive, {slot} - {None})
+            self.charge((scope, name), blocks, kept)
+        if kept.state not in ("open", "closed"):
+            raise UnknownName("", "", ())
+        return kept.version, kept.state == "closed"
+
+    def answer(self, kept: Kept, query: str, version: int, given: Any, closed: bool) -> Any:
+        if query in kept.answers:
+            return kept.answers[query]
+        if kept.state == "closed":
+            raise SessionClosed
+        if version != kept.version:
+            return None
+        kept.answers[query], kept.version, kept.state = given, version + 1, "closed" if closed else "open"
+        self.lines += ["answer"]
+        return given
+
+    def move(self) -> None:
+        for kept in self.kept.values():
+            kept.state = "closed" if kept.state == "open" else kept.state
+        self.lines += ["import"]
+
+
+SCOPES = st.sampled_from(["s", "s/a", "s/a/c", "s/b"])
+NAMES = st.sampled_from(["a1", "a2", "b1", "b2"])  # a digest each; those of one letter are versions of one mechanism
+BLOCKS = st.sets(st.sampled_from("xy"), min_size=1)
+SLOTS = st.sampled_from([None, "run/0", "run/1"])
+CHARGES = st.sampled_from([1, 2, 5])
+
+
+class Machine(RuleBasedStateMachine):
+    """Does everything twice, and compares answers, errors, sums, histories and states."""
+
+    places: Callable[[], Any]
 
     def __init__(self) -> None:
         super().__init__()
-        self.folder = tempfile.TemporaryDirectory()
-        self.ledger = Ledger(Path(self.folder.name) / "l", create=True)
-        self.ledger.grant("s", 1, 0, filter="basic", principal="o")
-        self.granted, self.spent, self.gate = 10, 0, None
-        self.known: dict[str, dict] = {}
+        self.folder = tempfile.TemporaryDirectory(prefix="dpflow-model-")
+        self.anchor, self.numbers = Path(self.folder.name) / "anchor", itertools.count()
+        self.model, self.ids = Model(), {}
+        self.target = self.fresh()
+        self.ledger = Ledger(self.target, anchor=self.anchor, create=True)
+        self.grant("s", 12, False)
 
-    def terms(self, tenths: int = 1) -> dict:
-        event = Pure(Fraction(tenths, 10))
-        return {"event": event, "blocks": (), "family": "f", "slot": None, "principal": "p", "request": {}}
+    def fresh(self) -> Any:
+        return self.places() or Path(self.folder.name) / f"ledger-{next(self.numbers)}"
 
-    @rule(tenths=TENTHS)
-    def grant(self, tenths: int) -> None:
-        try:
-            self.ledger.grant("s", Fraction(tenths, 10), 0, filter="basic", principal="o")
-            self.granted = tenths
-        except GrantConflict:
-            assert tenths < self.spent
-
-    @rule(name=NAMES, tenths=st.integers(1, 4))
-    def reserve(self, name: str, tenths: int) -> None:
-        known = self.known.get(name)
-        try:
-            held = self.ledger.reserve(ReleaseKey("s", "", "", "o", name), **self.terms(tenths))
-        except BudgetExceeded:
-            assert known is None and self.spent + tenths > self.granted
-        except SessionClosed:
-            assert known is None and self.gate is not None
-        except RetryConflict:
-            assert known["state"] == "fenced"
-        else:
-            if known is None:
-                assert self.spent + tenths <= self.granted and self.gate is None
-                self.spent += tenths
-                self.known[name] = {"id": held.release_id, "state": "reserved", "tries": 1, "fence": 0, "result": None}
-            elif known["state"] == "settled":
-                assert held.settled and held.result == {"n": known["result"]}
-            else:
-                known["tries"] += 1
-                assert (known["state"], held.attempt) == ("reserved", known["tries"])
-
-    @rule(name=NAMES, attempt=st.integers(1, 4))
-    def settle(self, name: str, attempt: int) -> None:
-        known = self.known.get(name)
-        if known is None:
-            return
-        number = next(self.numbers)
-        legal = known["state"] == "reserved" and known["fence"] <= attempt <= known["tries"]
-        try:
-            done = self.ledger.settle(Reservation(known["id"], attempt, False), {"n": number})
-        except RetryConflict:
-            assert not legal and known["state"] != "settled"
-        else:
-            if legal:
-                known["state"], known["result"] = "settled", number
-            assert known["state"] == "settled" and done.result == {"n": known["result"]}
-
-    @rule(name=NAMES, decision=st.sampled_from(["close", "retry"]))
-    def resolve(self, name: str, decision: str) -> None:
-        known = self.known.get(name, {"id": "x", "state": "unknown"})
-        try:
-            self.ledger.resolve(known["id"], reason="r", principal="o", decision=decision)
-        except InvalidInput:
-            assert known["state"] != "reserved"
-        else:
-            known["state"] = "fenced" if decision == "close" else "reserved"
-            known["fence"] = known["tries"] + 1
-
-    @rule(closed=st.booleans(), stale=st.booleans())
-    def session(self, closed: bool, stale: bool) -> None:
-        if self.gate is None:
-            number = next(self.numbers)
+    def both(self, ours: Callable[[], Any], theirs: Callable[[], Any]) -> None:
+        """The same answer, or the same kind of refusal; a refusal changes nothing."""
+        before, outcomes = copy.deepcopy(self.model.__dict__), []
+        for verb in (theirs, ours):
             try:
-                key = ReleaseKey("s", "", "", "gate", str(number))
-                held = self.ledger.open_session(key, **self.terms(), state={"v": 0}, exclusive=True)
-            except BudgetExceeded:
-                assert self.spent + 1 > self.granted
-                return
-            self.gate, self.version, self.spent = held.session_id, 0, self.spent + 1
-        ask = {"query": str(next(self.numbers)), "state": {"v": self.version + 1}, "answer": {}, "closed": closed}
-        given = self.ledger.answer(self.gate, expected_version=self.version - stale, **ask)
-        assert (given is None) == stale
-        if not stale:
-            self.version += 1
-            assert self.ledger.session(self.gate).state == {"v": self.version}
-            self.gate = None if closed else self.gate
+                outcomes.append(verb())
+            except DpflowError as error:
+                outcomes.append(type(error))
+                if verb is theirs:
+                    self.model.__dict__ = before
+        assert outcomes[1] == outcomes[0]
+
+    def terms(self, name: str, tenths: int, blocks: set[str], slot: str | None) -> dict[str, Any]:
+        event = Pure(Fraction(tenths, 10))
+        return {
+            "event": event,
+            "blocks": sorted(blocks),
+            "family": name[0],
+            "slot": slot,
+            "principal": "p",
+            "request": {},
+        }
+
+    def note(self, scope: str, name: str, release_id: str) -> None:
+        if (scope, name) in self.model.kept:
+            self.ids.setdefault((scope, name), release_id)
+
+    @rule(scope=SCOPES, tenths=st.integers(1, 14), quota=st.booleans())
+    def grant(self, scope: str, tenths: int, quota: bool) -> None:
+        def ours() -> None:
+            terms: Any = {"filter": "basic", "principal": "o"}
+            if quota:
+                self.ledger.quota(scope, Fraction(tenths, 10), 0, **terms)
+            else:
+                self.ledger.grant(scope, Fraction(tenths, 10), 0, blocks=True, **terms)
+
+        self.both(ours, lambda: self.model.grant(scope, tenths, quota))
+
+    @rule(scope=SCOPES, name=NAMES, tenths=CHARGES, blocks=BLOCKS, slot=SLOTS, again=st.booleans())
+    def reserve(self, scope: str, name: str, tenths: int, blocks: set[str], slot: str | None, again: bool) -> None:
+        def ours() -> Any:
+            key = ReleaseKey(scope, "", "", "o", name)
+            held = self.ledger.reserve(key, **self.terms(name, tenths, blocks, slot), spend_again=again)
+            self.note(scope, name, held.release_id)
+            return held.attempt, None if held.result is None else dict(held.result)
+
+        self.both(ours, lambda: self.model.reserve(scope, name, tenths, blocks, slot, again))
+
+    @precondition(lambda self: self.ids)
+    @rule(data=st.data(), off=st.sampled_from([0, 0, -1, 1]))
+    def settle(self, data: st.DataObject, off: int) -> None:
+        at, result = data.draw(st.sampled_from(sorted(self.ids))), {"n": next(self.numbers)}
+        attempt = self.model.kept[at].tries + off
+        held = Reservation(self.ids[at], attempt, False)
+        self.both(
+            lambda: dict(self.ledger.settle(held, result).result or {}),
+            lambda: self.model.settle(self.model.kept[at], attempt, result),
+        )
+
+    @precondition(lambda self: self.ids)
+    @rule(data=st.data(), decision=st.sampled_from(["close", "retry"]))
+    def resolve(self, data: st.DataObject, decision: Any) -> None:
+        at = data.draw(st.sampled_from(sorted(self.ids)))
+        self.both(
+            lambda: self.ledger.resolve(self.ids[at], reason="r", principal="o", decision=decision),
+            lambda: self.model.resolve(self.model.kept[at], decision),
+        )
+
+    @rule(scope=SCOPES, name=NAMES, blocks=BLOCKS, slot=SLOTS, exclusive=st.booleans())
+    def open(self, scope: str, name: str, blocks: set[str], slot: str | None, exclusive: bool) -> None:
+        def ours() -> Any:
+            key = ReleaseKey(scope, "", "", "o", name)
+            held = self.ledger.open_session(
+                key, **self.terms(name, 1, blocks, slot), state={"v": 0}, exclusive=exclusive
+            )
+            self.note(scope, name, held.session_id)
+            return held.version, held.closed
+
+        self.both(ours, lambda: self.model.open(scope, name, 1, blocks, slot, exclusive))
+
+    def sessions(self) -> list[tuple[str, str]]:
+        return sorted(at for at, kept in self.model.kept.items() if kept.state in ("open", "closed"))
+
+    @precondition(lambda self: self.sessions())
+    @rule(data=st.data(), query=st.sampled_from("qrs"), stale=st.integers(0, 1), closed=st.booleans())
+    def answer(self, data: st.DataObject, query: str, stale: int, closed: bool) -> None:
+        at, given = data.draw(st.sampled_from(self.sessions())), {"n": next(self.numbers)}
+        version = self.model.kept[at].version - stale
+
+        def ours() -> Any:
+            asked = {"query": query, "expected_version": version, "state": {"v": version + 1}, "closed": closed}
+            told = self.ledger.answer(self.ids[at], answer=given, **asked)
+            return None if told is None else dict(told.answer)
+
+        self.both(ours, lambda: self.model.answer(self.model.kept[at], query, version, given, closed))
+
+    @rule()
+    def reopen(self) -> None:
+        """Another process takes over: nothing lives outside the database and the anchor."""
+        self.ledger = Ledger(self.target, anchor=self.anchor)
+
+    @rule()
+    def move(self) -> None:
+        """Export here, import there; the old database is of no use any more, and its books still read well."""
+        stream, old = io.StringIO(), self.ledger
+        assert old.verify().ok and old.export(stream) == len(self.model.lines)
+        stream.seek(0)
+        self.target = self.fresh()
+        self.ledger = Ledger(self.target, anchor=self.anchor, create=True)
+        self.ledger.import_(stream, principal="o")
+        self.model.move()
+        with pytest.raises(LedgerCorrupt, match="old copy was restored"):
+            old.grant("s", 20, 0, filter="basic", blocks=True, principal="o")
+        assert not old.verify().ok
 
     @invariant()
     def books_agree(self) -> None:
-        """The sum is exact to the unit, and never above the grant."""
-        ((_, cost),) = self.ledger.remaining("s").spent
-        assert cost.epsilon == self.spent * 10**11 and self.spent <= self.granted
+        """Sums to the unit and never above the grant, the history line by line, every state."""
+        assert [scope.scope for scope in self.ledger.scopes()] == sorted(self.model.grants)
+        for scope, granted in self.model.grants.items():
+            left = self.ledger.remaining(scope)
+            sums = {block: cost.epsilon for block, cost in left.spent if cost.epsilon}
+            assert sums == {b: n * 10**11 for (s, b), n in self.model.spent.items() if s == scope and n}
+            assert left.scope.epsilon == Fraction(granted, 10) and max(sums.values(), default=0) <= granted * 10**11
+        assert [entry.kind for entry in self.ledger.history(limit=1000)] == self.model.lines
+        found = {r.release_id: (r.state, r.attempts) for r in self.ledger.releases()}
+        assert found == {self.ids[at]: (kept.state, kept.tries) for at, kept in self.model.kept.items()}
+        for at in self.sessions():
+            kept = self.model.kept[at]
+            assert [dict(a.answer) for a in self.ledger.answers(self.ids[at])] == list(kept.answers.values())
+            if kept.state == "open":
+                assert self.ledger.session(self.ids[at]).state == {"v": kept.version}
 
     def teardown(self) -> None:
         assert self.ledger.verify().ok
         self.folder.cleanup()
 
 
-TestModel = Model.TestCase
-TestModel.settings = settings(max_examples=25, stateful_step_count=25, deadline=None, database=None)
+@pytest.mark.parametrize(
+    ("kind", "examples"),
+    [
+        ("sqlite", 20),
+        ("postgresql", 3),
+        pytest.param("sqlite", 1000, marks=pytest.mark.slow),
+        pytest.param("postgresql", 100, marks=pytest.mark.slow),
+    ],
+)
+def test_all_verbs_follow_the_model(request: pytest.FixtureRequest, kind: str, examples: int) -> None:
+    """Every sequence that hypothesis finds does on the ledger what it does on the model."""
+    places = (lambda: None) if kind == "sqlite" else request.getfixturevalue("postgres")
+    chosen = settings(max_examples=examples, stateful_step_count=30, deadline=None, database=None)
+    run_state_machine_as_test(type("Machine", (Machine,), {"places": staticmethod(places)}), settings=chosen)
