@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench import ledger, median, samplers, tables
+from bench import hammer, ledger, median, samplers, tables
 
-for module in (samplers, median, tables, ledger):
+for module in (samplers, median, tables, ledger, hammer):
     module.main()

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import psycopg
 import pytest
 
+from bench.hammer import Anvil, hammer
 from dpflow.core import faults
 from dpflow.errors import LedgerUnavailable
 from dpflow.testing.faults import KILLED, armed, run_python
@@ -159,51 +154,11 @@ def _disconnect_all(url: str) -> None:
         )
 
 
-HAMMER = """
-import sys
-from dpflow.core.events import Pure
-from dpflow.errors import BudgetExceeded
-from dpflow.ledger import Ledger, ReleaseKey
-ledger = Ledger(sys.argv[1], anchor=sys.argv[2])
-for n in range(int(sys.argv[4])):
-    key = ReleaseKey("flights", "", "", f"{sys.argv[3]}-{n}", "d")
-    try:
-        held = ledger.reserve(key, event=Pure("0.01"), blocks=(), family="f", slot=None, principal="p", request={})
-        ledger.settle(held, {"rows": []})
-    except BudgetExceeded:
-        pass
-"""
-
-
-def hammer(place, ledger, processes: int, each: int, kill: bool) -> None:
-    """Many processes ask for more than there is; some are killed at random and started again."""
-    command = [sys.executable, "-c", HAMMER, place.target, str(place.anchor)]
-    running = {n: subprocess.Popen([*command, str(n), str(each)]) for n in range(processes)}
-    dice, end = random.Random(7), time.monotonic() + 100
-    while running:
-        assert time.monotonic() < end
-        time.sleep(0.02)
-        for n, process in list(running.items()):
-            code = process.poll()
-            if code == 0:
-                del running[n]
-            elif code is not None:
-                assert code == -signal.SIGKILL
-                running[n] = subprocess.Popen([*command, str(n), str(each)])
-        if kill and running and dice.random() < 0.15:
-            os.kill(dice.choice(list(running.values())).pid, signal.SIGKILL)
-            kill = dice.random() > 0.1
-    ((_, cost),) = ledger.remaining("flights").spent
-    assert cost.epsilon == 10**12
-    assert len(ledger.releases()) == 100 and ledger.verify().ok
-
-
-def test_killed_processes_never_overrun(ledger, place):
-    """Four processes, some killed at random moments and restarted: exactly the hundred charges that fit commit."""
-    hammer(place, ledger, processes=4, each=40, kill=True)
-
-
-@pytest.mark.slow
-def test_sixty_four_processes_never_overrun(ledger, place: Path):
-    """Sixty-four processes on one scope: exactly the hundred charges that fit commit, to the unit."""
-    hammer(place, ledger, processes=64, each=3, kill=True)
+@pytest.mark.parametrize(
+    ("processes", "rounds"), [(4, 1), pytest.param(64, 20, marks=pytest.mark.slow)], ids=["four", "sixty-four"]
+)
+def test_killed_processes_never_overrun(place, processes, rounds):
+    """Processes on one scope, killed at random moments and started again: exactly what fits commits, to the unit."""
+    for n in range(rounds):
+        anvil = Anvil(place.target, place.anchor, f"s{n}", processes, asks=8, fits=5 * processes, kills=processes)
+        assert hammer(anvil, random.Random(7)).commits == 5 * processes  # noqa: S311  it chooses whom to kill
