@@ -504,7 +504,7 @@ class Ledger:
             yield transaction, writer
         if writer.head is not None and (other := self._anchor.advance(*writer.head)) is not None:
             with self._database.reading() as transaction:
-                chain.require_seen(transaction, other)  # another writer's newer entry, or a copy of this ledger is in use
+                chain.require_seen(transaction, other)  # another writer's entry, or one of a copy in use
 
     def _sealed(self, secret: str) -> str:
         return sessions.sealed(self._anchor, secret)
