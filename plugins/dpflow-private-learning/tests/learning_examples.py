@@ -34,6 +34,8 @@ RULES = [
     {"kind": "nothing"},
 ]
 
+PARTS = [{"rules": "subsets", "lower": -10, "upper": -5}, {"rules": "points", "lower": -4}]
+
 KNOWN = {
     "neighbours": "replace",
     "columns": {
@@ -160,6 +162,36 @@ EXAMPLES: dict[str, list[Example]] = {
                 "beta": "1/2",
                 "rules": "rectangles",
             }
+        ),
+    ],
+    "sanitize_small": [
+        example({"column": "few", "epsilon": "1", "rows": 20, "size": 6}, rows=2),
+        example({"column": "few", "epsilon": "1", "rows": 20, "size": 6, "rules": "subsets"}, "replace"),
+        example({"column": "few", "epsilon": "1", "rows": 20, "size": 6, "rules": [{"kind": "threshold", "below": 2}]}),
+    ],
+    "sanitize_union": [
+        example({"column": "amount", "epsilon": "1", "rows": 200, "alpha": "1/2", "parts": PARTS}, rows=2),
+        example(
+            {"column": "amount", "epsilon": "1", "rows": 200, "parts": [{"rules": "points"}, {"rules": "thresholds"}]},
+            "replace",
+        ),
+    ],
+    "sanitize_blocks": [
+        example({"column": "amount", "epsilon": "1", "rows": 200, "alpha": "1/4", "blocks": 3}, rows=2),
+        example(
+            {"column": "few", "epsilon": "1", "rows": 200, "alpha": "1/2", "blocks": 2, "rules": "points"}, "replace"
+        ),
+    ],
+    "sanitize_labelled": [
+        example({"column": "amount", "label": "late", "epsilon": "1", "rows": 200, "alpha": "1/4"}, rows=2),
+        example(
+            {"column": "few", "label": "kind", "epsilon": "1", "rows": 200, "step": 10, "rules": "points"}, "replace"
+        ),
+    ],
+    "learn_from_sanitizer": [
+        example({"column": "amount", "label": "late", "epsilon": "1", "rows": 200, "alpha": "1/4"}, rows=2),
+        example(
+            {"column": "few", "label": "kind", "epsilon": "1", "rows": 200, "step": 10, "rules": "points"}, "replace"
         ),
     ],
 }

@@ -48,10 +48,10 @@ def lemma_3_14(power: int, levels: int, alpha: Real, beta: Real, epsilon: Real, 
 
 
 def remark_3_16(power: int, alpha: Real, beta: Real, epsilon: Real, delta: Real) -> float:
-    """Remark 3.16 for accuracy alpha/2: N = log* of the domain."""
+    """Remark 3.16 for accuracy alpha/2 and failure beta/2: N = log* of the domain."""
     a, b, e, d = map(float, (alpha, beta, epsilon, delta))
     n = log_star(power)
-    return 8.0**n * 72 * n / (a * e) * math.log2(12 * n / (b * d))
+    return 8.0**n * 72 * n / (a * e) * math.log2(24 * n / (b * d))
 
 
 def threshold_rows(top: int, levels: int, alpha: Real, beta: Real, epsilon: Real, delta: Real) -> float:

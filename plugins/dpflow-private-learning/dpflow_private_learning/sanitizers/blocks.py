@@ -1,0 +1,104 @@
+"""Sanitize a large table in blocks, each at the same price (Lemma 5.1): from rows of one size to rows of any.
+
+Definition. Every unit draws one of q blocks. Each block is sanitized for rows/q rows, brought to a fixed size (Theorem 2.21),
+and all are put together.
+
+Claim: epsilon-DP: a unit's rows are in one block, and which one depends on no row.
+
+Accuracy: if the inner sanitizer is within alpha with probability 1 - beta at rows/q rows, the whole is within 2 alpha + 2 beta
+with probability 1 - beta, for q >= (18/beta) ln(1/beta) blocks. Sizes of drawn blocks vary, which costs up to
+sqrt(q ln(2 q/beta)/(2 n)) more, counted in the rows needed.
+
+When not to use it: here the inner sanitizers take tables of any size, and one run on the whole table is better. It is for
+inner methods that do not, and to compare.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+
+from dpflow.core.declaration import Table
+from dpflow.core.events import Event
+from dpflow.core.mechanism import Mechanism
+from dpflow.core.randomness import Source
+from dpflow.core.results import Result, Row
+from dpflow.core.statistics import Answer, Records
+from dpflow_private_learning import frame
+from dpflow_private_learning.base.calls import Calls
+from dpflow_private_learning.base.pieces import Array, relative
+from dpflow_private_learning.sanitizers.inner import rows_for, sanitized
+from dpflow_private_learning.sanitizers.synopsis import Synopsis, check_name
+from dpflow_private_learning.sanitizers.transform import Rules, amplified_blocks, in_blocks, joined, reduced
+
+
+class SanitizeBlocksParams(frame.Approximated):
+    """``column``: bounded. ``rules``: points or thresholds. ``blocks``: q; ``alpha`` and ``beta`` are those of one block."""
+
+    column: str
+    rules: Rules = "thresholds"
+    blocks: Annotated[int, Field(ge=1, le=10**4)] = 10
+
+
+class SanitizeBlocks(Mechanism[SanitizeBlocksParams]):
+    """A sanitized column, block by block."""
+
+    name = "sanitize_blocks"
+    summary = "sanitize a large table in blocks drawn at random: every block at the price of one"
+    citation = "Beimel, Nissim, Stemmer 2013/2016, Theorem 2.21, Lemma 5.1"
+    Params = SanitizeBlocksParams
+
+    def _each(self, params: SanitizeBlocksParams, table: Table) -> Fraction:
+        check_name(table, params.column)
+        end = frame.domain(table, params.column)[2]
+        epsilon, _ = frame.per_row(params.epsilon, Fraction(0), table)
+        rounds = math.ceil(2 / params.alpha) if params.rules == "points" else max((end + 1).bit_length(), 1)
+        frame.need_scale(4 * rounds / epsilon)
+        return epsilon
+
+    def event(self, params: SanitizeBlocksParams, table: Table) -> Event:
+        self._each(params, table)
+        return frame.claim(params.epsilon, Fraction(0))
+
+    def statistic(self, params: SanitizeBlocksParams, table: Table) -> Records:
+        table.bounded(params.column)
+        return Records((params.column,), table.limits.rows)
+
+    def draw(self, params: SanitizeBlocksParams, table: Table, answer: Answer, source: Source) -> Result:
+        column, low, end = frame.domain(table, params.column)
+        epsilon, size, fits = self._each(params, table), max(1, params.rows // params.blocks), True
+        calls = Calls(source)
+
+        def block(x: Array) -> Synopsis:
+            nonlocal fits
+            own = Calls(source)
+            moves = frame.moves(table)
+            values, (counts,) = frame.distinct(x, [np.ones(len(x), bool)])
+            made = sanitized(params.rules, values, counts, end, size, params.alpha, params.beta, epsilon, moves, own)
+            small, drawn = reduced(params.rules, made, params.alpha, params.beta / 2, source)
+            fits &= drawn
+            return small
+
+        calls.pay("one block", epsilon)
+        x = relative(answer.columns[params.column], low)
+        found = joined(in_blocks(answer.units, x, params.blocks, block, source))
+        document = frame.report(
+            f"{params.blocks} blocks",
+            calls,
+            needed=self._needed(params, end + 1, epsilon, frame.moves(table)),
+            rows=params.rows,
+            status="ok" if fits else "fallback",
+            within=str(2 * params.alpha + 2 * params.beta),
+        )
+        return Result((Row("", "rows", found.size),), document, found.table(params.column, column, low))
+
+    def _needed(self, params: SanitizeBlocksParams, size: int, epsilon: Fraction, moves: int) -> float:
+        q, beta = params.blocks, params.beta
+        if q < amplified_blocks(beta):
+            return math.inf
+        uneven = q / (2 * float(params.alpha) ** 2) * math.log(2 * q / beta)
+        return max(q * rows_for(params.rules, size, params.alpha / 2, beta, epsilon, moves), uneven)

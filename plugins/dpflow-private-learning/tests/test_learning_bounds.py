@@ -1,0 +1,182 @@
+"""Planner and bounds: the specification's tables to the digit, workloads that are what the proofs say, VC by brute force."""
+
+from __future__ import annotations
+
+import math
+import random
+from itertools import combinations
+
+import numpy as np
+import pytest
+from dpflow_private_learning.bounds import lower, methods, rows, vc
+from dpflow_private_learning.bounds.planner import (
+    LearningBounds,
+    LearningComparison,
+    LearningCurves,
+    LearningRows,
+    ThresholdTable,
+    VcRows,
+)
+from dpflow_private_learning.learners import projection
+from dpflow_private_learning.sanitizers import small
+
+from dpflow.core.calculator import Sheet
+from dpflow.errors import InvalidInput
+
+SETTING = (0.1, 0.1, 1.0, 1e-6)
+
+
+def test_rows_for_a_threshold_are_the_specifications() -> None:
+    """Table 10.1: EM, Theorem 3.18 at N = 1, 2, 3, log*, Lemma 3.14, the proof's own steps at N = 2 and 3.
+
+    (33,645,870 is printed there as 3.37e7, by rounding twice.)
+    """
+    table = [row[:-2] for row in ThresholdTable().run({}).rows]
+    assert table == [
+        (16, 4, 564, 2.47e5, 2.93e6, 3.36e7, 3.52e8, 1.16e6, 8868, 8868),
+        (32, 5, 1008, 3.39e5, 3.03e6, 3.4e7, 3.47e9, 1.19e6, 9717, 9717),
+        (64, 5, 1895, 5.23e5, 3.12e6, 3.43e7, 3.49e9, 1.22e6, 10_584, 117_396),
+    ]
+    assert [row[10] for row in ThresholdTable().run({}).rows] == [2, 2, 3]
+    assert [row[11] for row in ThresholdTable().run({}).rows] == [3.52e8, 3.56e9, 3.56e9]
+    assert math.ceil(rows.generalisation(0.1, 0.1)) == 119_830
+
+
+def test_crossovers_are_the_specifications() -> None:
+    notes = LearningCurves().run({}).notes
+    assert [int(note.rsplit(" ", 1)[1]) for note in notes] == [469, 55_217, 149_674]
+
+
+def by_name(sheet: Sheet) -> dict[object, object]:
+    return {row[0]: row[2] for row in sheet.rows}
+
+
+def test_other_systems_need_what_the_specification_says() -> None:
+    """Table 10.2."""
+    for d, exponential, pure in ((16, 564, 27_331), (32, 1008, 45_076), (64, 1895, 80_565)):
+        points = by_name(LearningRows().run({"task": "points", "bits": d}))
+        assert points["learn_points by Lemma 3.2"] == 1401 and points["learn_points"] == 657
+        assert points["learn_class, rules: points"] == exponential
+        sanitized = by_name(LearningRows().run({"task": "sanitize-points", "bits": d}))
+        assert sanitized["sanitize_points, san-points, budget: paper"] == 758_535
+        assert sanitized["sanitize_points, method: exponential"] == pure
+        ranges = {m.name: m for m in methods.methods("sanitize-thresholds", d, 1, 2, SETTING)}
+        paper = ranges["sanitize_thresholds, san-thresholds (proof), budget: paper"]
+        assert float(f"{paper.rows:.3g}") == 4.33e8 and paper.gate == 76_248_230
+        lemma = {16: 1.4e13, 32: 1.5e14, 64: 1.5e14}[d]
+        assert float(f"{ranges['san-thresholds by Lemma 4.12'].rows:.2g}") == lemma
+    labels = by_name(LearningRows().run({"task": "label-private"}))
+    assert sorted(labels.values()) == [8392, 1_169_321]  # type: ignore[type-var]
+
+
+def test_planner_takes_what_is_practical_and_says_what_is_proven() -> None:
+    """For every integer type the exponential mechanism, the tree, peeling; with 2^100000 values RecConcave."""
+
+    def taken(**given: object) -> object:
+        return next(row[0] for row in LearningRows().run(given).rows if row[4])
+
+    assert taken(task="thresholds") == "learn_thresholds, levels: 1"
+    assert taken(task="thresholds", bits=100_000) == "learn_thresholds, levels: 2 (proof)"
+    assert taken(task="sanitize-thresholds") == "sanitize_thresholds, method: tree"
+    assert taken(task="points", bits=16) == "learn_class, rules: points" and taken(task="points") == "learn_points"
+    assert taken(task="rectangles") == "learn_rectangles, axes: tree"  # what cannot run is never taken
+    found = {row[0]: row[5:] for row in LearningRows().run({"task": "sanitize-points", "rows": 400_000}).rows}
+    assert found["sanitize_points, method: exponential"] == (True, None)
+    assert found["sanitize_points, san-points, budget: paper"] == (False, True)
+    population = LearningRows().run({"task": "thresholds", "pac": "true"}).rows
+    assert min(row[2] for row in population) == 119_830  # type: ignore[type-var]
+    assert len(LearningComparison().run({}).rows) == 7
+    for wrong in ({"task": "circles"}, {"task": "points", "alpha": "1"}, {"task": "points", "bits": 0}):
+        with pytest.raises(InvalidInput):
+            LearningRows().run(wrong)
+
+
+def test_lower_bounds_are_the_specifications() -> None:
+    cells = [row[3] for row in LearningBounds().run({}).rows]
+    assert cells[:3] == [44.3, 81.3, 155.2]
+    assert cells[3:] == [3.4, 10.4, 24.2, 14.4, 42.1, 97.6, 47.9, 158.8, 380.7, 140.4, 584.0, 1471.3]
+    assert lower.k_point_from(0.1) == pytest.approx(23.1, abs=0.01)
+    assert lower.least_alpha(1) == 0.05
+    for broken in (lambda: lower.least_alpha(2), lambda: LearningBounds().run({"alpha": "0.3"})):
+        with pytest.raises(InvalidInput):
+            broken()
+    grid = [[lower.k_point_rows(d, k, 0.1, 1) for d in (16, 32, 64)] for k in (1, 4, 16, 64)]
+    assert all(row == sorted(row) for row in grid) and all(list(c) == sorted(c) for c in zip(*grid))
+
+
+def test_no_pure_method_here_claims_less_than_the_bound() -> None:
+    rng = random.Random(0)
+    for _ in range(300):
+        alpha, beta, epsilon = rng.uniform(0.01, 0.19), rng.uniform(0.01, 0.3), rng.uniform(0.05, 4)
+        bits = rng.randint(2, 64)
+        bound = lower.sanitizer_rows(2**bits, alpha, beta, epsilon)
+        assert rows.tree_rows(2**bits, alpha, beta, epsilon) >= bound
+        assert rows.peeling_rows(2**bits, alpha, beta, epsilon) >= bound
+
+
+def test_workloads_are_packings() -> None:
+    """Pairwise distances of the tables, pairwise intersections of the sets; too many of them break a small budget."""
+    tables = list(lower.sanitizer_workload(list(range(8)), 200, 0.1))
+    for a, b in combinations(tables, 2):
+        assert sum((np.bincount(a, minlength=8) - np.bincount(b, minlength=8)).clip(0)) == 60
+    assert lower.group_bound(60, 2**16, 0.1, 0.1) is False and lower.group_bound(60, 2**16, 1, 0.1) is True
+    for k, bits in ((1, 4), (2, 5), (5, 10), (16, 12)):
+        sets = list(lower.k_point_sets(k, bits, 150))
+        assert all(len(set(s)) == k and min(s) > 0 and max(s) < 2**bits for s in sets)
+        assert all(len(set(a) & set(b)) <= k / 2 for a, b in combinations(sets, 2)) and len(set(sets)) == len(sets)
+    table = lower.k_point_workload((3, 4, 5), 300, 0.1)
+    assert len(table) == 300 and table.count(0) == 150 and table.count(4) == 50
+    for broken in (
+        lambda: list(lower.sanitizer_workload([1, 2], 10, 0.5)),
+        lambda: lower.k_point_workload((1, 2), 10, 0.3),
+        lambda: list(lower.k_point_sets(16, 8, 5)),
+    ):
+        with pytest.raises(InvalidInput):
+            broken()
+
+
+def test_the_bound_holds_against_the_exponential_mechanism() -> None:
+    """A pure sanitizer that would be right on all 2^16 packed tables of 44 rows: its answers would sum to more than 1."""
+    bound = lower.sanitizer_rows(2**16, 0.1, 0.1, 1)
+    for m in (int(bound * 0.9), math.ceil(bound) + 3):
+        fits = lower.group_bound(math.ceil(3 * 0.1 * m), 2**16, 1, 0.1)
+        assert fits is (m > bound)
+
+
+def test_effective_domain_is_what_concepts_tell_apart() -> None:
+    for rules, size in (("points", 8), ("thresholds", 8), ("subsets", 8)):
+        assert lower.effective_domain(small.concepts(rules, 0, 7)) == size  # type: ignore[arg-type]
+    wide = [{"kind": "threshold", "below": 3}, {"kind": "threshold", "below": 5}]
+    assert lower.effective_domain(small.concepts(tuple(wide), 0, 7)) == 3
+
+
+def test_vc_dimensions_by_brute_force() -> None:
+    """POINT 1, THRESH 1, pairs of points 2, rectangles in two columns 4; with labels at most twice as much."""
+    points, cuts = small.concepts("points", 0, 7), small.concepts("thresholds", 0, 7)
+    pairs = np.array([a | b for a, b in combinations(points, 2)])
+    grid = np.array([(x, y) for x in range(4) for y in range(4)])
+    boxes = np.array([box.predict(grid) for box in projection.rectangles(grid, [(0, 3), (0, 3)])])
+    assert [vc.vc_dimension(c) for c in (points, cuts, pairs, boxes)] == [
+        1,
+        1,
+        2,
+        projection.vc_dimension("rectangles", 2),
+    ]
+    rng = np.random.default_rng(1)
+    for _ in range(30):
+        concepts = rng.random((rng.integers(1, 20), 5)) < 0.5
+        alone, labelled = vc.vc_dimension(concepts), vc.vc_dimension(vc.with_labels(concepts))
+        assert alone <= labelled <= 2 * alone or alone == 0
+    assert [row[1] for row in VcRows().run({}).rows] == [646, 23_026, 119_830]
+
+
+def test_tails_bound_what_they_say() -> None:
+    from scipy.stats import binom
+
+    for p, n, g in ((0.1, 200, 0.5), (0.5, 50, 1.0), (0.02, 1000, 0.9)):
+        assert binom.sf(math.floor((1 + g) * p * n), n, p) <= vc.chernoff_above(p, n, g)
+        if g < 1:
+            assert binom.cdf(math.ceil((1 - g) * p * n) - 1, n, p) <= vc.chernoff_below(p, n, g)
+    for broken in (lambda: vc.chernoff_above(0.5, 10, 3), lambda: vc.chernoff_below(0.5, 10, 1)):
+        with pytest.raises(InvalidInput):
+            broken()

@@ -1,0 +1,299 @@
+"""Sanitizers made of sanitizers: exact claims with controls that fail, weights, sizes, accuracy of what comes out."""
+
+from __future__ import annotations
+
+import math
+import sys
+from fractions import Fraction as F
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from dpflow_private_learning.base.calls import Calls
+from dpflow_private_learning.base.exponential import select
+from dpflow_private_learning.hypotheses import Point, Rule, Threshold
+from dpflow_private_learning.learners.from_sanitizer import LearnFromSanitizer
+from dpflow_private_learning.sanitizers import labelled, small, transform
+from dpflow_private_learning.sanitizers.blocks import SanitizeBlocks
+from dpflow_private_learning.sanitizers.labelled import Half, SanitizeLabelled, algorithm_b, best_rule, lemma_5_4, wrong
+from dpflow_private_learning.sanitizers.small import SanitizeSmall
+from dpflow_private_learning.sanitizers.synopsis import Synopsis
+from dpflow_private_learning.sanitizers.union import SanitizeUnion
+
+from dpflow.core.declaration import Table
+from dpflow.core.randomness import Source, SystemSource
+from dpflow.core.statistics import Histogram, RecordArrays
+from dpflow.errors import PlanRefused
+from dpflow.testing import oracle
+from dpflow.testing.enumeration import exact_delta, outputs
+from dpflow.testing.examples import plan
+from dpflow.testing.neighbours import answer, neighbours, possible_units
+
+sys.path.insert(0, str(Path(__file__).parent))
+from learning_examples import DECLARED, example  # noqa: E402
+
+SLACK = 1e-9
+
+
+def column(*values: int) -> Synopsis:
+    return Synopsis.of({v: values.count(v) for v in values})
+
+
+# --- tiny domains -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rules", ["points", "thresholds", "subsets"])
+@pytest.mark.parametrize("relation", ["add-remove", "replace"])
+def test_small_sanitizer_keeps_its_claim(rules: str, relation: str) -> None:
+    """All neighbours of up to three rows over four values; without the division of epsilon by two it would fail."""
+    table = example({}, relation).table
+    params, _ = plan(SanitizeSmall(), table, {"column": "few", "rules": rules, "epsilon": "1", "rows": 3, "size": 3})
+    statistic = SanitizeSmall().statistic(params, table)
+    units = possible_units([{"few": x} for x in range(4)], 1)
+    pairs = [(answer(statistic, a), answer(statistic, b)) for a, b in neighbours(units, table.neighbours, 2)]
+    assert exact_delta(SanitizeSmall(), params, table, iter(pairs), 1) <= SLACK
+    assert exact_delta(SanitizeSmall(), params, table, iter(pairs), F(1, 4)) > 0.01
+
+
+def test_small_sanitizer_weighs_by_the_worst_answer() -> None:
+    """Two values, two points: multisets 00, 01, 11 against three rows on 0 and one on 1."""
+    counts, classes = np.array([3, 1]), small.concepts("points", 0, 1)
+    law = outputs(lambda s: small.sanitize_small(counts, classes, 4, 2, F(2), Calls(s)))
+    scores = {column(0, 0): -1, column(0, 1): -1, column(1, 1): -3}  # rows by which the worst answer is off
+    total = sum(math.exp(q) for q in scores.values())
+    assert all(law[made] == pytest.approx(math.exp(q) / total) for made, q in scores.items())
+
+
+def test_small_sanitizer_is_accurate_where_that_is_proven() -> None:
+    table = example({}).table
+    given = {"column": "few", "rules": "subsets", "epsilon": "1", "alpha": "1/5", "beta": "0.05", "size": 10}
+    rows = math.ceil(4 / 0.2 * math.log(math.comb(13, 3) / 0.05))
+    params, _ = plan(SanitizeSmall(), table, given | {"rows": rows})
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        counts = rng.multinomial(rows, rng.dirichlet([0.5] * 4))
+        result = SanitizeSmall().draw(params, table, Histogram(np.arange(4), counts), SystemSource())
+        assert result.document["accuracy"] == "proven" and result.synthetic is not None
+        made = {int(v): int(w) for v, w in result.synthetic.rows}
+        off = np.array([made.get(v, 0) / 10 - counts[v] / rows for v in range(4)])
+        assert max(off[off > 0].sum(), -off[off < 0].sum()) <= 0.2
+
+
+def test_small_sanitizer_refuses_what_is_not_small() -> None:
+    for changes in ({"column": "amount"}, {"size": 10**4}, {"rules": []}, {"rows": 2**41}):
+        with pytest.raises(PlanRefused):
+            plan(SanitizeSmall(), example({}).table, {"column": "few", "epsilon": "1", "rows": 20} | changes)
+
+
+def test_union_keeps_its_claim_and_answers_both_parts() -> None:
+    """The paper's example with n = 3, d = 4: all subsets of 0, 1, 2 and the single values from 3 on."""
+    declared = DECLARED | {"neighbours": "replace", "columns": {"x": {"lower": 0, "upper": 15}}}
+    table = Table.model_validate(declared)
+    parts = [{"rules": "subsets", "lower": 0, "upper": 2}, {"rules": "points", "lower": 3}]
+    given = {"column": "x", "epsilon": "1", "alpha": "1/5", "rows": 30_000, "parts": parts}
+    params, _ = plan(SanitizeUnion(), table, given)
+    counts = 10 * np.array([900, 0, 300, *[0] * 9, 1500, 0, 0, 300])
+    result = SanitizeUnion().draw(params, table, Histogram(np.arange(16), counts), SystemSource())
+    assert result.document["accuracy"] == "proven" and result.synthetic is not None
+    made = {(int(part), int(v)): w / 30_000 for v, w, part in result.synthetic.rows}
+    assert all(abs(made.get((0, v), 0) - counts[v] / 30_000) <= 0.05 for v in range(3))
+    assert all(abs(made.get((1, v), 0) - counts[v] / 30_000) <= 0.2 for v in range(3, 16))
+    assert not any(part == 1 and v < 3 for part, v in made)
+
+    halves = [{"rules": "subsets", "lower": 0, "upper": 0}, {"rules": "subsets", "lower": 1, "upper": 2}]
+    params, _ = plan(SanitizeUnion(), table, given | {"parts": halves, "epsilon": "8"})
+
+    def law(values: tuple[int, ...]) -> dict[Any, float]:
+        exact = Histogram(np.array(sorted(set(values))), np.array([values.count(v) for v in sorted(set(values))]))
+        return outputs(lambda s: SanitizeUnion().draw(params, table, exact, s).synthetic, tail=1e-6)
+
+    one, other = law((0, 1)), law((1, 1))
+    assert oracle.divergence(one, other, 8) <= 1e-5 and oracle.divergence(one, other, 3) > 0.01
+    for broken in (
+        [{"rules": "points"}],
+        [{"rules": "points", "lower": 5, "upper": 2}, {"rules": "points"}],
+        [{"rules": "thresholds", "lower": 3}, {"rules": "points"}],
+        [{"rules": "circles"}, {"rules": "points"}],
+    ):
+        with pytest.raises(Exception, match=r"part|parts"):
+            plan(SanitizeUnion(), table, given | {"parts": broken})
+
+
+# --- sizes and blocks -------------------------------------------------------------------------------------------------
+
+
+def test_reduced_columns_stay_close() -> None:
+    rng = np.random.default_rng(1)
+    large = Synopsis.of(dict(enumerate(rng.integers(0, 1000, 300).tolist())))
+    for rules in ("points", "thresholds"):
+        made, fits = transform.reduced(rules, large, F(1, 10), F(1, 10), SystemSource())
+        assert fits and made.size == transform.fixed_size(1, F(1, 10), F(1, 10)) == 23026
+        assert transform.deviation(rules, large, made) <= 0.1
+    assert transform.reduced("points", column(1, 2), F(1, 10), F(1, 10), SystemSource()) == (column(1, 2), True)
+    assert transform.deviation("thresholds", column(1, 1, 5), column(1, 5)) == pytest.approx(1 / 6)
+    assert transform.deviation("points", Synopsis((), ()), column(3)) == 1
+
+
+def test_database_from_improper_answers() -> None:
+    """Answers within 0.1 of a table become a database within 0.1 of them, hence within 0.2 of the table."""
+    rng = np.random.default_rng(2)
+    classes = small.concepts("thresholds", 0, 3)
+    for _ in range(20):
+        truth = rng.multinomial(20, [0.25] * 4) / 20
+        answers = dict(enumerate((classes @ truth + rng.uniform(-0.1, 0.1, len(classes))).tolist()))
+        made, fits = transform.database(answers, classes, 0.1, 20)
+        assert fits and made.size == 20
+        shares = np.array([made.share([v]) for v in range(4)])
+        assert np.abs(classes @ (shares - truth)).max() <= 0.2 + 1e-9
+    assert not transform.database({0: 0.0, 1: 0.9, 2: 0.1, 3: 0.5, 4: 0.2}, classes, 0.1, 6)[1]
+
+
+def modes(rows: tuple[int, ...], sort: bool) -> dict[Any, float]:
+    """Each of two blocks gives a value by the exponential mechanism at epsilon 1."""
+    x = np.array(rows, dtype=np.int64)
+
+    def inner(part: Any) -> int:
+        return select([int((part == v).sum()) for v in range(4)], F(1), Calls(source_of[0]))
+
+    source_of: list[Source] = []
+
+    def draw(source: Source) -> Any:
+        source_of[:] = [source]
+        if sort:
+            ordered = np.sort(x)
+            return tuple(inner(part) for part in np.array_split(ordered, 2))
+        return tuple(transform.in_blocks(np.arange(len(x)), x, 2, inner, source))
+
+    return outputs(draw)
+
+
+def test_blocks_cost_what_one_costs_unless_the_table_is_sorted() -> None:
+    """Four rows, every replaced and every added row: epsilon in all. Cut from a sorted table, a row changes both blocks."""
+    rows = (0, 1, 2, 3)
+    near = [(v, *rows[1:]) for v in (1, 2, 3)] + [(*rows, v) for v in range(4)] + [rows[1:]]
+    assert max(oracle.divergence(modes(rows, False), modes(other, False), 1) for other in near) <= SLACK
+    assert max(oracle.divergence(modes(rows, True), modes((*rows[1:], 3), True), 1), 0) > 0.005
+
+
+def test_blocks_of_a_unit_are_one_block() -> None:
+    units = np.repeat(np.arange(50), 3)
+    block = transform.assigned(units, 7, SystemSource())
+    assert (block.reshape(50, 3) == block.reshape(50, 3)[:, :1]).all() and set(block) <= set(range(7))
+    assert transform.assigned(units[:0], 7, SystemSource()).size == 0
+    parts = transform.in_blocks(units, units, 7, lambda x: x.tolist(), SystemSource())
+    assert sorted(v for part in parts for v in part) == units.tolist()
+    assert transform.amplified_blocks(F(1, 10)) == 415
+
+
+def test_blocks_are_accurate() -> None:
+    table = Table.model_validate(DECLARED | {"columns": {"x": {"lower": 0, "upper": 2**20 - 1}}})
+    n = 400_000
+    given = {"column": "x", "epsilon": "4", "alpha": "1/5", "beta": "1/5", "rows": n, "blocks": 4}
+    x = np.random.default_rng(3).integers(0, 2**19, n)
+    for rules in ("points", "thresholds"):
+        params, _ = plan(SanitizeBlocks(), table, given | {"rules": rules})
+        result = SanitizeBlocks().draw(params, table, RecordArrays(np.arange(n), {"x": x}), SystemSource())
+        assert result.synthetic is not None and result.document["status"] == "ok"
+        made = Synopsis.of({int(v): int(w) for v, w in result.synthetic.rows})
+        if rules == "thresholds":
+            places = np.linspace(0, 2**19, 101).astype(int)
+            assert np.abs(made.below(places) - places / 2**19).max() <= 0.3
+        else:
+            assert max(made.share([p]) for p in made.points) <= 0.3
+
+
+# --- labels -----------------------------------------------------------------------------------------------------------
+
+
+def test_halves_keep_their_weights() -> None:
+    """900 rows of label 0 half of which c covers, 100 of label 1 of which it covers a tenth: 0.54, not 0.505."""
+    c: Rule = Threshold(1)
+    zeros, ones = Half(0, column(0, 1), 900), Half(1, Synopsis((0, 1), (1, 9)), 100)
+    assert wrong((zeros, ones), c) == F(54, 100)
+    equal = (Half(0, column(0, 1), 1), Half(1, Synopsis((0, 1), (1, 9)), 1))
+    assert wrong(equal, c) != F(54, 100)  # every artificial row alike would be wrong
+    copies = Half(0, Synopsis((0, 1), (5, 5)), 10), Half(1, Synopsis((0, 1), (1, 9)), 10)
+    assert float(wrong(copies, c)) == pytest.approx(0.7)
+    assert wrong((Half(0, Synopsis((), ()), 0), Half(1, Synopsis((), ()), 0)), c) == 0
+
+
+def test_error_of_a_rule_is_a_question_to_labelled_rows() -> None:
+    """c^label(x, 0) = c(x) and c^label(x, 1) = 1 - c(x): without noise, artificial errors are the true ones up to the step."""
+    rng = np.random.default_rng(4)
+    x, labels = rng.integers(0, 16, 500).astype(np.uint64), rng.random(500) < 0.3
+
+    def perfect(values: Any, counts: Any, rows: int) -> Synopsis:
+        assert counts.sum() == rows and (counts > 0).all()
+        return Synopsis.of(dict(zip(values.tolist(), counts.tolist())))
+
+    halves = algorithm_b(x, labels, 1, F(1000), perfect, Calls(SystemSource()))
+    for rule in [*(Threshold(v) for v in range(17)), *(Point(v) for v in range(16))]:
+        true = (rule.predict(x.astype(int)[:, None]) != labels).mean()
+        assert float(wrong(halves, rule)) == pytest.approx(true, abs=1e-9)
+    for rules, listed in (("thresholds", [Threshold(v) for v in range(17)]), ("points", [Point(v) for v in range(16)])):
+        found = best_rule(rules, halves, 15)
+        assert wrong(halves, found) == min(wrong(halves, one) for one in listed)
+    wide = algorithm_b(x, labels, 100, F(1000), perfect, Calls(SystemSource()))
+    assert [half.rows % 100 for half in wide] == [0, 0] and all(
+        abs(h.rows - h2.rows) <= 50 for h, h2 in zip(wide, halves)
+    )
+
+
+KINDS = [(x, y) for x in (0, 2) for y in (0, 1)]
+
+
+def b_law(rows: tuple[tuple[int, int], ...]) -> dict[Any, float]:
+    """Algorithm B, an inner mechanism that gives a value of the half by the exponential mechanism, all prices 3."""
+    x, y = np.array([r[0] for r in rows], np.uint64), np.array([r[1] for r in rows], bool)
+
+    def draw(source: Source) -> Any:
+        def inner(values: Any, counts: Any, rows: int) -> Synopsis:
+            assert counts.sum() == rows
+            known = dict(zip(values.tolist(), counts.tolist()))
+            return column(select([known.get(v, 0) for v in range(3)], F(3), Calls(source)))
+
+        return algorithm_b(x, y, 2, F(3), inner, Calls(source))
+
+    return outputs(draw, tail=1e-7)
+
+
+def test_algorithm_b_costs_two_parts_for_a_row_more_and_four_for_another() -> None:
+    """Added rows and changed ones, with halves that are padded and cut: one part less would be a false claim."""
+    law = cache(b_law)
+    tables = (((0, 0), (2, 1)), ((0, 1), (0, 1)), ((0, 0), (2, 0)))
+    more = [oracle.divergence(law(rows), law((*rows, kind)), e) for rows in tables for kind in KINDS for e in (3, 6)]
+    other = [
+        oracle.divergence(law(rows), law((kind, rows[1])), e) for rows in tables for kind in KINDS for e in (6, 12)
+    ]
+    assert max(more[::2]) > 1e-3 and max(more[1::2]) <= 1e-4
+    assert max(other[::2]) > 1e-5 and max(other[1::2]) <= 1e-6
+
+
+def test_algorithm_b_needs_what_the_lemma_says() -> None:
+    for m, epsilon in ((1000, 1.0), (50, 0.1)):
+        t = lemma_5_4(m, 0.1, 0.1, epsilon)
+        assert 100 * m / 0.01 * math.log(100) <= t <= 150 / 0.001 * math.log(200) * (m + 1 / epsilon) * 1.01
+
+
+def test_labelled_rows_answer_for_every_rule_and_teach_one() -> None:
+    declared = {"x": {"lower": 0, "upper": 2**16 - 1}, "late": {"lower": 0, "upper": 1}}
+    table = Table.model_validate(DECLARED | {"columns": declared})
+    n, rng = 200_000, np.random.default_rng(5)
+    x = rng.integers(0, 2**16, n)
+    labels = (x < 20_000) ^ (rng.random(n) < 0.1)
+    given = {"column": "x", "label": "late", "epsilon": "2", "alpha": "1/5", "rows": n, "step": 100}
+    rows = RecordArrays(np.arange(n), {"x": x, "late": labels.astype(np.int64)})
+    params, _ = plan(SanitizeLabelled(), table, given)
+    made = SanitizeLabelled().draw(params, table, rows, SystemSource()).synthetic
+    assert made is not None
+    points, marks, weights = (np.array(c) for c in zip(*made.rows))
+    for cut in (0, 10_000, 20_000, 40_000, 65_536):
+        artificial = (weights * ((points < cut) != (marks == 1))).sum() / weights.sum()
+        assert abs(artificial - ((x < cut) != labels).mean()) <= 0.05
+    found = LearnFromSanitizer().draw(params, table, rows, SystemSource())
+    assert abs(found.document["hypothesis"]["below"] - 20_000) <= 4000 and found.synthetic is not None
+    assert found.document["accuracy"] == "unproven at this size"
+    assert labelled.best_rule("points", (Half(0, column(1), 5), Half(1, column(3), 2)), 9) == Point(3)
+    assert labelled.best_rule("points", (Half(0, column(1), 5), Half(1, Synopsis((), ()), 0)), 9) == Point(0)
