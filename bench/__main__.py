@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench import hammer, ledger, median, samplers, tables
+from bench import hammer, interior, ledger, median, samplers, tables
 
-for module in (samplers, median, tables, ledger, hammer):
+for module in (samplers, median, tables, interior, ledger, hammer):
     module.main()

@@ -156,6 +156,21 @@ class RecordArrays:
 
 
 @dataclass(frozen=True)
+class Grid:
+    """Which cells of an open column are wanted.
+
+    Attributes:
+        exponent: cells have width 2^exponent; None for one cell per value.
+        trim: how many of the lowest and of the highest values to leave out first.
+        least: cells with fewer values are left out.
+    """
+
+    exponent: int | None
+    trim: int = 0
+    least: int = 1
+
+
+@dataclass(frozen=True)
 class Cells:
     """How many values lie in each cell of a grid: ``keys`` ascending, without empty cells."""
 
@@ -191,7 +206,7 @@ class OpenColumn(ABC):
         """
 
     @abstractmethod
-    def cells(self, exponents: Mapping[int, int | None]) -> dict[int, Cells]:
+    def cells(self, grids: Mapping[int, Grid]) -> dict[int, Cells]:
         """For each group asked about, the number of values x with the same floor(x / 2^exponent), the key, exactly.
 
         Without an exponent the key is the value itself. Values too large for their key count under +-inf.
@@ -199,7 +214,8 @@ class OpenColumn(ABC):
 
     @abstractmethod
     def written(self, value: float) -> float | int | str:
-        """The number as the column writes it: whole numbers, decimals and dates rounded up to their grid, dates as text."""
+        """The number as the column writes it: whole numbers, decimals and dates rounded up to their grid; dates, and decimals
+        that no double writes, as text."""
 
 
 #: What `dpflow.tables` gives back: the answer that belongs to the statistic which the mechanism asked for.

@@ -192,7 +192,7 @@ class _Reading:
         views = "SELECT schema_name, view_name, NULL FROM duckdb_views() WHERE database_name = $1 AND NOT internal"
         tables = "SELECT schema_name, table_name, estimated_size FROM duckdb_tables() WHERE database_name = $1 AND NOT internal"
         for schema, name, size in self._connection.rows(f"{tables} UNION ALL {views}", [sandbox.PRIVATE]):
-            full = ".".join(sql.identifier(part) for part in (sandbox.PRIVATE, schema, name))
+            full = sql.qualified(sandbox.PRIVATE, schema, name)
             known[name if schema == "main" else f"{schema}.{name}"] = full
             self._sizes[full] = MOST_ROWS if size is None else size
         return known
@@ -354,10 +354,24 @@ class _Reading:
         """The statement that makes the table ``kept`` of a request; reads nothing."""
         value = f"{sql.real(self.column(request.column))} AS v0"
         if request.by is None:
-            return keep(self._select(["0 AS code", value]), request.rows_per_group, None)
-        key = sql.key(self.column(request.by), "group key")
-        rows = self._select(["keys.code AS code", value], join=f" JOIN keys ON {key} = keys.key")
-        return keep(rows, request.rows_per_group, None if len(request.keys) <= request.groups else request.groups)
+            rows, groups = self._select(["0 AS code", value]), None
+        else:
+            key = sql.key(self.column(request.by), "group key")
+            rows = self._select(["keys.code AS code", value], join=f" JOIN keys ON {key} = keys.key")
+            groups = None if len(request.keys) <= request.groups else request.groups
+        return keep(rows, request.rows_per_group, groups, self._has_unique_units())
+
+    def _has_unique_units(self) -> bool:
+        """Whether DuckDB itself sees to it that no two rows of the query have the same unit."""
+        if any(joined.needed() for joined in self._joined.values()) or self._table.unit.missing == "one-unit":
+            return False
+        query = (
+            "SELECT schema_name, table_name FROM duckdb_constraints() WHERE database_name = ? AND constraint_column_names = [?] "
+            "AND constraint_type IN ('PRIMARY KEY', 'UNIQUE')"
+        )
+        unit = self._own(self._table.unit.column).name
+        found = self._connection.rows(query, [sandbox.PRIVATE, unit])
+        return any(sql.qualified(sandbox.PRIVATE, *names) == self._relation for names in found)
 
     def open_column(self, request: UnboundedValues) -> OpenColumn:
         """Number the keys, cut, and stay open for questions."""

@@ -75,6 +75,11 @@ def identifier(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
+def qualified(*names: str) -> str:
+    """Quoted names, such as database, schema and table, with points between them."""
+    return ".".join(identifier(name) for name in names)
+
+
 def literal(text: str) -> str:
     """A quoted string."""
     return "'" + text.replace("'", "''") + "'"
@@ -169,7 +174,7 @@ def number(column: Field, declared: Column) -> str:
 
 
 def real(column: Field) -> str:
-    """The column as a DOUBLE without bounds, never above the value itself and in the same order; NULL and NaN are NULL.
+    """The column as a DOUBLE without bounds, never above the value itself and in the same order; NULL and NaN stay.
 
     Decimals count their last digit, dates days and timestamps microseconds since 1970-01-01 (UTC); infinities stay.
     Rounding down makes every comparison safe: a double z is at most real(x) only if it is at most x, and above it only if
@@ -177,8 +182,7 @@ def real(column: Field) -> str:
     """
     check_value(column)
     if column.kind in _FLOATS:
-        value = f"CAST({column.sql} AS DOUBLE)"
-        return f"CASE WHEN isnan({value}) THEN NULL ELSE {value} END"
+        return f"CAST({column.sql} AS DOUBLE)"
     whole = _microseconds(column) if column.kind in _TIMES else _steps(column, -_INT128, _INT128)[0]
     value = f"CAST({whole} AS DOUBLE)"
     if column.kind in _WIDE | _TIMES | {"bigint"} or column.width > 15:  # 2^53 may be too small

@@ -1,8 +1,9 @@
 """Values without declared bounds, for draws that ask in rounds: a bounded sample, and the occupied cells of one grid.
 
 The contribution cut is made once, into the temporary table ``kept``: group code ``code``, hash of the unit ``h``, value
-``x``. Rounds read it with two kinds of query, neither of which takes a logarithm: cells are floor(x * 2^-e), exact because
-the factor is a power of two, and distances are taken from the sample, outside.
+``x``. Where DuckDB enforces that units are unique there is nothing to cut and ``kept`` is a view. Rounds read it with two kinds
+of query, neither of which takes a logarithm: cells are floor(x * 2^-e), exact because the factor is a power of two, and
+distances are taken from the sample, outside.
 
 Sample: the rows with the smallest (h, x), h a salted hash of unit and part. Whether a row is in depends on how many others
 come before it, so one row more moves at most one out; no quality of the hash is needed for that.
@@ -12,7 +13,8 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Context, Decimal
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any
@@ -20,21 +22,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpflow.core.statistics import Cells, OpenColumn
+from dpflow.core.statistics import Cells, Grid, OpenColumn
 from dpflow.tables import sql
 from dpflow.tables.bounding import MOST_PACKED, cut_rows
 from dpflow.tables.sandbox import Connection
 
+_WIDE = Context(prec=400)
 _ALL = 2**64 - 1  # the largest hash
 
 
-def keep(rows: str, per_group: int, groups: int | None) -> str:
-    """The statement that makes ``kept`` from a rows query with ``unit``, ``part``, ``code`` and ``v0``, NULLs left out.
+def keep(rows: str, per_group: int, groups: int | None, unique: bool) -> str:
+    """The statement that makes ``kept`` from a rows query with ``unit``, ``part``, ``code`` and ``v0``, NULL and NaN left out.
 
-    Each unit keeps ``per_group`` rows of a group and ``groups`` groups (None: by plan there are no more), at random.
+    Each unit keeps ``per_group`` rows of a group and ``groups`` groups (None: by plan there are no more), at random; all of
+    them if no two rows can have the same unit.
     """
-    h = f"hash(unit, part, code, CAST({secrets.randbits(63)} AS UBIGINT)) AS h"
-    present = f"SELECT * FROM ({rows}) WHERE v0 IS NOT NULL"
+    salt = f"CAST({secrets.randbits(63)} AS UBIGINT)"
+    h = f"hash(unit, part, code, {salt}) AS h"
+    present = f"SELECT * FROM ({rows}) WHERE v0 IS NOT NULL AND NOT isnan(v0)"
+    if unique:
+        return f"CREATE TEMP VIEW kept AS SELECT code, hash(unit, {salt}) AS h, v0 AS x FROM ({present})"
     if per_group <= MOST_PACKED:
         picked = "[arg_min(v0, random())]" if per_group == 1 else f"arg_min(v0, random(), {per_group})"
         if per_group == 1 and groups is None:
@@ -55,7 +62,8 @@ class TableColumn(OpenColumn):
         self._connection, self._column, self._groups, self._units = connection, column, groups, units
         self._slack = 8 * per_group  # rows of one unit share a hash
         self.step = Fraction(1, 10**column.scale)
-        found = connection.arrays("SELECT code, count(*) AS n FROM kept GROUP BY code")
+        self._code, by = ("0", "") if groups == 1 else ("code", "GROUP BY code")  # grouping by a constant takes time
+        found = connection.arrays(f"SELECT {self._code} AS code, count(*) AS n FROM kept {by}")
         self.rows = np.zeros(groups, dtype=np.int64)
         self.rows[_int64(found["code"])] = _int64(found["n"])
 
@@ -76,30 +84,43 @@ class TableColumn(OpenColumn):
 
     def _smallest(self, limits: Sequence[int], most: int) -> list[NDArray[np.float64]]:
         limit = _by_code([f"CAST({n} AS UBIGINT)" for n in limits])
-        found = self._connection.arrays(f"SELECT code, h, x FROM kept WHERE h <= {limit}")
+        found = self._connection.arrays(f"SELECT {self._code} AS code, h, x FROM kept WHERE h <= {limit}")
         code, x = _int64(found["code"]), np.asarray(found["x"], np.float64)
         order = np.lexsort((x, np.asarray(found["h"]), code))
         ends = np.searchsorted(code[order], np.arange(self._groups + 1))
         return [x[order[start:end][:most]] for start, end in pairwise(ends)]
 
-    def cells(self, exponents: Mapping[int, int | None]) -> dict[int, Cells]:
-        if not exponents:
+    def cells(self, grids: Mapping[int, Grid]) -> dict[int, Cells]:
+        if not grids:
             return {}
-        scales = ["CAST(NULL AS DOUBLE)"] * self._groups
-        for code, exponent in exponents.items():
-            if exponent is not None:
-                scales[code] = f"CAST('{2.0**-exponent!r}' AS DOUBLE)"
-        asked = ", ".join(map(str, sorted(exponents)))
-        rows = f"SELECT code, x, {_by_code(scales)} AS s FROM kept WHERE code IN ({asked})"
-        # A negative x that underflows to -0 lies in cell -1; adding 0 makes -0 and 0 one key.
-        below = "CASE WHEN floor(x * s) = 0 AND x < 0 THEN -1 ELSE floor(x * s) + 0 END"
-        key = f"CASE WHEN s IS NULL THEN x + 0 ELSE {below} END"
-        found = self._connection.arrays(f"SELECT code, {key} AS k, count(*) AS n FROM ({rows}) GROUP BY ALL")
+        found = self._connection.arrays(self._cells(grids))
         codes, keys, counts = _int64(found["code"]), np.asarray(found["k"], np.float64), _int64(found["n"])
         order = np.lexsort((keys, codes))
         codes, keys, counts = codes[order], keys[order], counts[order]
-        at = {code: slice(*np.searchsorted(codes, [code, code + 1])) for code in exponents}
+        at = {code: slice(*np.searchsorted(codes, [code, code + 1])) for code in grids}
         return {code: Cells(keys[part], counts[part]) for code, part in at.items()}
+
+    def _cells(self, grids: Mapping[int, Grid]) -> str:
+        """The query of cells: count, take the trimmed values out of the outer cells, drop small cells."""
+
+        def per_group(value: Callable[[Grid], str]) -> str:
+            return _by_code([value(grids[code]) if code in grids else "NULL" for code in range(self._groups)])
+
+        scale = per_group(lambda g: "NULL" if g.exponent is None else f"CAST('{2.0**-g.exponent!r}' AS DOUBLE)")
+        asked = ", ".join(map(str, sorted(grids)))
+        rows = f"SELECT {self._code} AS code, x, CAST({scale} AS DOUBLE) AS s FROM kept WHERE {self._code} IN ({asked})"
+        # A negative x that underflows to -0 lies in cell -1; adding 0 makes -0 and 0 one key.
+        rows = f"SELECT code, x, coalesce(floor(x * s), x) AS k0, s FROM ({rows})"
+        key = "k0 + 0 - CAST(k0 = 0 AND x < 0 AS DOUBLE)"
+        by = "k" if self._groups == 1 else "k, code"
+        query = f"SELECT {self._code} AS code, {key} AS k, count(*) AS n FROM ({rows}) GROUP BY {by}"
+        if any(grid.trim for grid in grids.values()):
+            trim = per_group(lambda g: f"CAST({g.trim} AS BIGINT)")
+            upto = "sum(n) OVER (PARTITION BY code ORDER BY k ROWS UNBOUNDED PRECEDING)"
+            sums = f"SELECT *, {trim} AS t, {upto} AS upto, sum(n) OVER (PARTITION BY code) AS total FROM ({query})"
+            left = "least(upto, total - t) - greatest(upto - n, t)"
+            query = f"SELECT code, k, CAST({left} AS BIGINT) AS n FROM ({sums})"
+        return f"SELECT * FROM ({query}) WHERE n >= {per_group(lambda g: str(max(g.least, 1)))}"
 
     def written(self, value: float) -> float | int | str:
         if sql.is_time(self._column):
@@ -107,7 +128,14 @@ class TableColumn(OpenColumn):
         if self._column.is_float:
             return value + 0.0
         whole = math.ceil(value)
-        return whole if not self._column.scale else float(whole * self.step)
+        if not self._column.scale:
+            return whole
+        near = float(whole * self.step)
+        return (
+            near
+            if Fraction(repr(near)) == whole * self.step
+            else f"{Decimal(whole).scaleb(-self._column.scale, _WIDE):f}"
+        )
 
 
 def _by_code(values: Sequence[str]) -> str:

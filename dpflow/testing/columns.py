@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from dpflow.core.statistics import Cells, OpenColumn
+from dpflow.core.statistics import Cells, Grid, OpenColumn
 
 
 @dataclass(frozen=True)
@@ -38,16 +38,18 @@ class ArrayColumn(OpenColumn):
     def sample(self, most: int) -> list[NDArray[np.float64]]:
         return [values[:most] for values in self.groups]
 
-    def cells(self, exponents: Mapping[int, int | None]) -> dict[int, Cells]:
+    def cells(self, grids: Mapping[int, Grid]) -> dict[int, Cells]:
         found = {}
-        for code, exponent in exponents.items():
-            x = self.groups[code]
-            with np.errstate(over="ignore"):
-                keys = np.floor(x * 2.0**-exponent) if exponent is not None else x
-            if exponent is not None:
+        for code, grid in grids.items():
+            x = np.sort(self.groups[code])[grid.trim :]
+            x = keys = x[: max(len(x) - grid.trim, 0)]
+            if grid.exponent is not None:
+                with np.errstate(over="ignore"):
+                    keys = np.floor(x * 2.0**-grid.exponent)
                 keys = np.where((keys == 0) & (x < 0), -1.0, keys)
             distinct, counts = np.unique(keys + 0.0, return_counts=True)
-            found[code] = Cells(distinct, counts.astype(np.int64))
+            enough = counts >= grid.least
+            found[code] = Cells(distinct[enough], counts[enough].astype(np.int64))
         return found
 
     def written(self, value: float) -> float:

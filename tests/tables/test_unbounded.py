@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import struct
 from fractions import Fraction
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 
 from dpflow.core.declaration import Table
-from dpflow.core.statistics import UnboundedValues
+from dpflow.core.statistics import Grid, UnboundedValues
 from dpflow.errors import PlanRefused, TableUnreadable, UnknownName
 from dpflow.testing.columns import ArrayColumn
 
@@ -35,14 +36,51 @@ def test_cells_of_doubles_are_exact(make: Any, exponent: int | None) -> None:
     values = [*DOUBLES, *np.frombuffer(np.random.default_rng(7).bytes(8 * 400), np.float64)]
     values = [float(value) for value in values if not math.isnan(value)]
     with make(doubles(values), columns={"v": {}}).answering(ASK, ()) as column:
-        found = column.cells({0: exponent})[0]
-        expected = ArrayColumn.of(values).cells({0: exponent})[0]
+        found = column.cells({0: Grid(exponent)})[0]
+        expected = ArrayColumn.of(values).cells({0: Grid(exponent)})[0]
     assert struct.pack(f"{len(found.keys)}d", *found.keys) == struct.pack(f"{len(expected.keys)}d", *expected.keys)
     assert found.counts.tolist() == expected.counts.tolist()
     if exponent is not None:
-        keys = [float(ArrayColumn.of([x]).cells({0: exponent})[0].keys[0]) for x in values]
+        keys = [float(ArrayColumn.of([x]).cells({0: Grid(exponent)})[0].keys[0]) for x in values]
         exact = [math.floor(Fraction(x) / Fraction(2) ** exponent) if math.isfinite(x) else x for x in values]
         assert all(k == e for k, e in zip(keys, exact, strict=True) if math.isfinite(k))
+
+
+def test_trimmed_and_small_cells_stay_in_the_database(make: Any) -> None:
+    """Cells of the values without the lowest and highest, by group, infinities and ties included; small ones are left out."""
+    rng = np.random.default_rng(4)
+    pool = [-math.inf, math.inf, -3.5, 0.0, 1.0, 1.25, 9.0, 1e300]
+    groups = [[float(x) for x in rng.choice(pool, n)] for n in (0, 1, 2, 30)]
+    listed = [f"('{x!r}'::DOUBLE, 'k{code}')" for code, values in enumerate(groups) for x in [*values, math.nan]]
+    private = make(
+        f"CREATE TABLE data AS SELECT row_number() OVER () AS u, * FROM (VALUES {', '.join(listed)}) t(v, k)",
+        columns={"v": {}, "k": {"keys": ["k0", "k1", "k2", "k3"]}},
+    )
+    reference = ArrayColumn.of(*groups)
+    with private.answering(UnboundedValues("v", "k", ("k0", "k1", "k2", "k3")), ()) as column:
+        for trim, least in product((0, 1, 2, 9, 10**12), (1, 2, 4)):
+            grids = {0: Grid(0, trim, least), 1: Grid(None, trim), 2: Grid(-1, 0, least), 3: Grid(None, trim, least)}
+            found, expected = column.cells(grids), reference.cells(grids)
+            for code in grids:
+                assert found[code].keys.tolist() == expected[code].keys.tolist()
+                assert found[code].counts.tolist() == expected[code].counts.tolist()
+
+
+@pytest.mark.parametrize(("key", "view"), [("PRIMARY KEY", True), ("UNIQUE", True), ("", False)])
+def test_units_that_are_unique_need_no_cut(make: Any, key: str, view: bool) -> None:
+    """A key of the table on the unit saves the temporary table, and changes no answer."""
+    private = make(
+        f"CREATE TABLE data (u INTEGER {key}, v DOUBLE, k VARCHAR, w INTEGER UNIQUE)",
+        "INSERT INTO data SELECT i, i, 'ab'[i % 2 + 1], i FROM range(100) t(i)",
+        "INSERT INTO data SELECT 100, NULL, 'a', 100",
+        columns={"v": {}, "k": {"keys": ["b", "a"]}},
+    )
+    with private.answering(UnboundedValues("v", "k", ("b", "a")), ()) as column:
+        kinds = column._connection.rows("SELECT count(*) FROM duckdb_views() WHERE view_name = 'kept'")
+        assert kinds[0][0] == view
+        assert (column.rows.tolist(), column.units()) == ([50, 50], 101)
+        assert column.cells({1: Grid(3)})[1].counts.tolist() == [4] * 12 + [2]
+        assert sorted(column.sample(7)[0] % 2) == [1] * 7
 
 
 def test_values_that_are_none_are_left_out(make: Any) -> None:
@@ -53,7 +91,7 @@ def test_values_that_are_none_are_left_out(make: Any) -> None:
     )
     with private.answering(ASK, ()) as column:
         assert (column.rows.tolist(), column.units()) == ([2], 4)
-        assert column.cells({0: 0})[0].keys.tolist() == [2, math.inf]
+        assert column.cells({0: Grid(0)})[0].keys.tolist() == [2, math.inf]
         assert sorted(column.sample(10)[0].tolist()) == [2, math.inf]
 
 
@@ -62,6 +100,7 @@ def test_values_that_are_none_are_left_out(make: Any) -> None:
     [
         ("DECIMAL(9,2)", ["-1.25", "2.50"], [-125, 250], [-1.25, 2.5]),
         ("DECIMAL(38,20)", ["0.00000000000000000003", "-1"], [-1e20, 3], [-1.0, 3e-20]),
+        ("DECIMAL(38,2)", ["98765432109876543210.01"], None, ["98765432109876536934.40"]),
         ("DECIMAL(4,0)", ["7", "-7"], [-7, 7], [-7, 7]),
         ("BOOLEAN", ["true", "false"], [0, 1], [0, 1]),
         ("BIGINT", ["9007199254740993", "-9007199254740993"], [-(2.0**53) - 2, 2.0**53], [-(2**53) - 2, 2**53]),
@@ -84,7 +123,7 @@ def test_types_become_doubles_that_keep_the_order(
     private = make(f"CREATE TABLE data AS SELECT * FROM (VALUES {listed}) t(u, v)", columns={"v": {}})
     private.check(ASK)
     with private.answering(ASK, ()) as column:
-        found = column.cells({0: None})[0].keys.tolist()
+        found = column.cells({0: Grid(None)})[0].keys.tolist()
         if expected is not None:
             assert found == sorted(expected)
         for value, text in zip(found, written or [], strict=bool(written)):
@@ -99,7 +138,7 @@ def test_every_bigint_lies_at_or_above_its_double(make: Any) -> None:
     rows = ", ".join(f"({i}, {value})" for i, value in enumerate(whole))
     private = make(f"CREATE TABLE data AS SELECT * FROM (VALUES {rows}) t(u, v)", columns={"v": {}})
     with private.answering(ASK, ()) as column:
-        found = {int(x) for x in column.cells({0: None})[0].keys}
+        found = {int(x) for x in column.cells({0: Grid(None)})[0].keys}
 
     def down(value: int) -> int:
         near = float(value)
@@ -124,7 +163,7 @@ def test_a_unit_is_cut(make: Any, rows: int) -> None:
         with private.answering(request, ()) as column:
             assert column.rows.sum() == total
             assert column.rows[2] == 0
-            found = column.cells({0: None, 1: 3, 2: None})
+            found = column.cells({0: Grid(None), 1: Grid(3), 2: Grid(None)})
             assert [int(found[code].counts.sum()) for code in (0, 1, 2)] == column.rows[:3].tolist()
             assert [len(values) for values in column.sample(10**6)] == column.rows.tolist()
             assert set(found[0].keys % 3) <= {2.0}
@@ -186,4 +225,4 @@ def test_refusals(make: Any) -> None:
 def test_answers_show_nothing(make: Any) -> None:
     """The repr of a column and of its cells holds no number of the table."""
     with make("CREATE TABLE data AS SELECT 1 AS u, 77 AS v", columns={"v": {}}).answering(ASK, ()) as column:
-        assert (repr(column), repr(column.cells({0: 0})[0])) == ("TableColumn()", "Cells()")
+        assert (repr(column), repr(column.cells({0: Grid(0)})[0])) == ("TableColumn()", "Cells()")

@@ -24,7 +24,7 @@ from dpflow.core.events import Approximate, Event
 from dpflow.core.mechanism import Mechanism, Params
 from dpflow.core.randomness import Source
 from dpflow.core.results import ErrorBound, Result, Row
-from dpflow.core.statistics import Answer, GroupedSums, UnboundedValues
+from dpflow.core.statistics import Answer, Grid, GroupedSums, UnboundedValues
 from dpflow_interior_point.interior import CITATION
 from dpflow_interior_point.noise import Noise, count_noise
 from dpflow_interior_point.stability import select
@@ -86,11 +86,13 @@ class TruncatedCount(Mechanism[TruncatedCountParams]):
 
 class StabilityHistogramParams(_Priced):
     """``column``: what to count by. ``epsilon``, ``delta``: the price. ``exponent``: for numbers, dates (days) and timestamps
-    (microseconds), cells of width 2^exponent; without it every different text or key is a bin.
+    (microseconds), cells of width 2^exponent; without it every different text or key is a bin. ``least``: rows that a bin which
+    shows certainly has; smaller bins never leave the database.
     """
 
     column: str
     exponent: Annotated[int, Field(ge=-1000, le=1000)] | None = None
+    least: Annotated[int, Field(ge=1, le=10**9)] = 1
 
 
 class StabilityHistogram(Mechanism[StabilityHistogramParams]):
@@ -121,10 +123,10 @@ class StabilityHistogram(Mechanism[StabilityHistogramParams]):
             order = sorted(range(len(answer.keys)), key=answer.keys.__getitem__)
             counts, names = answer.rows[order], [answer.keys[i] for i in order]
         else:
-            cells = answer.cells({0: params.exponent})[0]
+            cells = answer.cells({0: Grid(params.exponent, least=params.least)})[0]
             finite = np.isfinite(cells.keys)
             counts, edges = cells.counts[finite], cells.keys[finite]
-        places, noisy = select(counts, noise, noise.radius, source)
+        places, noisy = select(counts, noise, noise.radius + params.least - 1, source)
         if params.exponent is not None:
             with np.errstate(over="ignore"):
                 lows = np.clip(np.ldexp(edges[places], params.exponent), -np.finfo(float).max, np.finfo(float).max)
@@ -135,5 +137,6 @@ class StabilityHistogram(Mechanism[StabilityHistogramParams]):
 
     def error(self, params: StabilityHistogramParams, table: Table) -> ErrorBound:
         noise = self._noise(params, table)
-        note = f"for bins that show; a bin needs about {noise.radius + noise.half_width} rows to show"
+        rows = noise.radius + params.least - 1 + noise.half_width
+        note = f"for bins that show; a bin needs about {rows} rows to show"
         return ErrorBound({"count": noise.half_width}, note)

@@ -32,19 +32,18 @@ from dpflow.core.events import Event
 from dpflow.core.mechanism import Mechanism
 from dpflow.core.randomness import Source
 from dpflow.core.results import ErrorBound, Result, Row
-from dpflow.core.statistics import Answer, OpenColumn, UnboundedValues
+from dpflow.core.statistics import Answer, Cells, Grid, OpenColumn, UnboundedValues
 from dpflow_interior_point import planner
 from dpflow_interior_point.noise import Noise
 from dpflow_interior_point.points import (
     NO_SCALE,
     Point,
     middle,
-    middle_cells,
     point_among,
     point_between,
 )
 from dpflow_interior_point.price import Purse, ScaleParams, Sizes, event, request
-from dpflow_interior_point.scale import SAMPLE, Rule, Scale, estimate_scale
+from dpflow_interior_point.scale import Rule, Scale, estimate_scale, sample_size
 
 CITATION = "Aliakbarpour, Silver, Steinke, Ullman 2023 (medians and interior points for non-pathological data)"
 
@@ -117,35 +116,42 @@ class Method:
         sizes, purse = None, purse or Purse.of(params, table)
         if cut or params.share:
             sizes, purse = Sizes.of(params, table, purse)
-        split = params.split or (Fraction(3, 5) if purse.exchange else Fraction(3, 4))
-        half = Fraction(1, 2)
-        pairs, cells = purse.part(split, half).pairs(), purse.part(1 - split, half).cells()
+        pairs, cells = purse.stages(params.split)
         return cls(sizes, pairs, cells, params.rule, params.share, params.atoms, cut)
 
     def find(self, column: OpenColumn, source: Source) -> list[tuple[Scale, Point]]:
         """Both rounds, for every group."""
         sizes = [0] * len(column.rows) if self.sizes is None else self.sizes.of_groups(column, source)
-        scales = []
-        for values, size in zip(column.sample(SAMPLE), sizes, strict=True):
-            paired = min(size, SAMPLE)
+        scales, most = [], sample_size(self.pairs)
+        for values, size in zip(column.sample(most), sizes, strict=True):
+            paired = min(size, most)
             trim = int(self.cut * paired)
             threshold = int(self.share * max(0, (paired - 2 * trim) // 2))
             scales.append(estimate_scale(middle(values, trim), self.pairs, threshold, self.rule, source))
-        asked: dict[int, int | None] = {}
-        for code, scale in enumerate(scales):
-            if self.atoms and scale.mostly_ties:
-                asked[code] = None
-            elif scale.exponent is not None:
-                asked[code] = scale.exponent
+        asked = {code: grid for code, grid in enumerate(map(self.grid, scales, sizes)) if grid is not None}
         cells = column.cells(asked)
         points = [NO_SCALE] * len(scales)
-        for code, exponent in asked.items():
-            slice_ = middle_cells(cells[code], int(self.cut * sizes[code]))
-            if exponent is None:
-                points[code] = point_among(slice_, self.cells, source)
-            else:
-                points[code] = point_between(slice_, exponent, self.cells, source)
+        for code, grid in asked.items():
+            points[code] = self.point(cells[code], grid, source)
         return list(zip(scales, points, strict=True))
+
+    def grid(self, scale: Scale, size: int) -> Grid | None:
+        """Which cells the second round looks at, or None if there is no scale.
+
+        Where the chosen class has w of the sampled pairs, there is a second cell, or an atom, with about w/4 rows at least (the
+        inequality in `planner`). Cells of w/64 rows are not even shipped, of which a table of n rows has at most 64 n/w.
+        """
+        atoms = self.atoms and scale.mostly_ties
+        if scale.exponent is None and not atoms:
+            return None
+        spare = max(0, scale.ties if atoms else scale.count) // 64
+        return Grid(None if atoms else scale.exponent, int(self.cut * size), 1 + spare)
+
+    def point(self, cells: Cells, grid: Grid, source: Source) -> Point:
+        """The second round's answer."""
+        if grid.exponent is None:
+            return point_among(cells, self.cells, grid.least - 1, source)
+        return point_between(cells, grid.exponent, self.cells, grid.least - 1, source)
 
 
 P = TypeVar("P", bound=InteriorPointParams)

@@ -4,6 +4,9 @@ Cells [k w, (k+1) w) of width w = 2^e that `stability.select` shows hold a row e
 cell that is not the lowest one therefore lies above some row and not above another: min(x) < z <= max(x) for every table and
 every noise, exactly in doubles too, because k w is exact.
 
+A cell may also be asked for ``spare`` rows beyond the noise: T = R + spare. Then cells with at most ``spare`` rows can be left
+in the database, and a shown cell has more than that.
+
 The middle slice drops the t lowest and the t highest values. With the same t, replacing one value replaces at most one value
 of the slice, and one value more is one value more in the slice, at most. With t = floor(r n) of a private n up to three would
 differ: t has to come from a public or a noisy number of rows.
@@ -48,19 +51,11 @@ def middle(values: NDArray[np.float64], trim: int) -> NDArray[np.float64]:
     return np.sort(values)[trim : max(len(values) - trim, trim)]
 
 
-def middle_cells(cells: Cells, trim: int) -> Cells:
-    """The cells of the middle slice: keys ascend with the values, so dropping values empties cells from both ends."""
-    ends = np.cumsum(cells.counts)
-    total = int(ends[-1]) if len(ends) else 0
-    left = np.minimum(ends, total - trim) - np.maximum(ends - cells.counts, trim)
-    return Cells(cells.keys, np.maximum(left, 0))
-
-
-def point_between(cells: Cells, exponent: int, noise: Noise, source: Source) -> Point:
+def point_between(cells: Cells, exponent: int, noise: Noise, spare: int, source: Source) -> Point:
     """The edge between shown cells that best divides their noisy counts in two; of equal ones the lowest."""
     finite = np.isfinite(cells.keys)
     keys = cells.keys[finite]
-    places, noisy = select(cells.counts[finite], noise, noise.radius, source)
+    places, noisy = select(cells.counts[finite], noise, noise.radius + spare, source)
     if len(places) < 2:
         return NO_BINS
     below = np.cumsum(noisy)[:-1]
@@ -70,11 +65,11 @@ def point_between(cells: Cells, exponent: int, noise: Noise, source: Source) -> 
     return Point(edge, "ok", int(below[cut]), total - int(below[cut]))
 
 
-def point_among(atoms: Cells, noise: Noise, source: Source) -> Point:
+def point_among(atoms: Cells, noise: Noise, spare: int, source: Source) -> Point:
     """Of the shown values the lowest that reaches half of their noisy counts. It is a value of the table."""
     finite = np.isfinite(atoms.keys)
     keys = atoms.keys[finite]
-    places, noisy = select(atoms.counts[finite], noise, noise.radius, source)
+    places, noisy = select(atoms.counts[finite], noise, noise.radius + spare, source)
     if not len(places):
         return NO_BINS
     upto = np.cumsum(noisy)

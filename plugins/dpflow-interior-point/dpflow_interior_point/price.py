@@ -115,6 +115,12 @@ class Purse:
         """Shares of this purse."""
         return Purse(self.epsilon * epsilon, self.delta * delta, self.exchange, self.rows)
 
+    def stages(self, split: Fraction | None) -> tuple[Noise, Noise]:
+        """Noise for pairs, bought with this share of epsilon and half of delta, and for cells, bought with the rest."""
+        split = split or (Fraction(3, 5) if self.exchange else Fraction(3, 4))
+        half = Fraction(1, 2)
+        return self.part(split, half).pairs(), self.part(1 - split, half).cells()
+
     def pairs(self) -> Noise:
         """Noise for counts of pairs: k of them may go and k others come."""
         return count_noise(self.epsilon, self.delta, self.rows, exchange=True)

@@ -8,7 +8,8 @@ joins the one left over. So each row raises and lowers one count at most, under 
 rows is. Pairs of sorted rows have no such bound: one value can change every difference.
 
 Of many rows only a bounded sample is paired, picked by the rows' units alone: one row more exchanges one row of the sample at
-most, which is the case above. A sample of 2^18 rows sees every class that holds a thousandth of all pairs.
+most, which is the case above. Its size is public; a class that holds a twentieth of all pairs shows in it, however much noise
+the price asks for.
 
 A pair is ignored if its difference is not finite or lies outside [2^-1000, 2^1001); that too depends on the pair alone.
 """
@@ -26,7 +27,6 @@ from dpflow.core.samplers import matching
 from dpflow_interior_point.noise import Noise
 from dpflow_interior_point.stability import Ints, select
 
-SAMPLE = 2**18  #: rows that are paired at most; a public constant
 LEAST, MOST = -1000, 1000  #: exponents of classes, so that 2^j and 2^-j are ordinary doubles
 TIES = LEAST - 1  #: the class of differences that are 0
 
@@ -51,6 +51,11 @@ class Scale:
     def mostly_ties(self) -> bool:
         """Whether equal values are the better lead: their pairs are at least half as many as those of the chosen class."""
         return self.ties > 0 and (self.exponent is None or 2 * self.ties >= self.count)
+
+
+def sample_size(noise: Noise) -> int:
+    """Rows that are paired at most: a function of the plan."""
+    return max(2**17, 64 * noise.radius)
 
 
 def differences(values: NDArray[np.float64], source: Source) -> NDArray[np.float64]:

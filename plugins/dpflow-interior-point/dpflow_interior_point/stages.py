@@ -21,13 +21,13 @@ from dpflow.core.mechanism import Mechanism
 from dpflow.core.randomness import Source
 from dpflow.core.results import ErrorBound, Result, Row
 from dpflow.core.samplers import choose
-from dpflow.core.statistics import Answer, Cells, UnboundedValues
+from dpflow.core.statistics import Answer, Cells, Grid, UnboundedValues
 from dpflow_interior_point import planner
 from dpflow_interior_point.interior import CITATION, InteriorPointParams, Method
 from dpflow_interior_point.noise import Noise
 from dpflow_interior_point.points import Point, point_between
 from dpflow_interior_point.price import ColumnParams, Purse, ScaleParams, Sizes, event, request
-from dpflow_interior_point.scale import SAMPLE, Rule, estimate_scale
+from dpflow_interior_point.scale import Rule, estimate_scale, sample_size
 
 Exponent = Annotated[int, Field(ge=-1000, le=1000)]
 
@@ -63,8 +63,9 @@ class EstimateFirstMoment(Mechanism[EstimateFirstMomentParams]):
         sizes, noise = self._method(params, table)
         numbers = [0] * len(answer.rows) if sizes is None else sizes.of_groups(answer, source)
         rows: list[Row] = []
-        for key, values, n in zip(request(params, table).keys, answer.sample(SAMPLE), numbers, strict=True):
-            threshold = int(params.share * (min(n, SAMPLE) // 2))
+        most = sample_size(noise)
+        for key, values, n in zip(request(params, table).keys, answer.sample(most), numbers, strict=True):
+            threshold = int(params.share * (min(n, most) // 2))
             found = estimate_scale(values, noise, threshold, params.rule, source)
             width = None if found.exponent is None else float(Fraction(2) ** found.exponent * answer.step)
             status = "ok" if width is not None else "ties" if found.ties else "no_scale"
@@ -82,10 +83,12 @@ class EstimateFirstMoment(Mechanism[EstimateFirstMomentParams]):
 
 class FindInteriorPointParams(ColumnParams):
     """As `ColumnParams`. ``exponent``: cells have the width 2^exponent, in the column's own measure (decimals: last digits,
-    dates: days, timestamps: microseconds); something near the spread of the values, known from elsewhere.
+    dates: days, timestamps: microseconds); something near the spread of the values, known from elsewhere. ``least``: rows that
+    a cell must certainly have to count.
     """
 
     exponent: Exponent
+    least: Annotated[int, Field(ge=1, le=10**9)] = 1
 
 
 class FindInteriorPoint(Mechanism[FindInteriorPointParams]):
@@ -105,17 +108,17 @@ class FindInteriorPoint(Mechanism[FindInteriorPointParams]):
 
     def draw(self, params: FindInteriorPointParams, table: Table, answer: Answer, source: Source) -> Result:
         noise, keys = Purse.of(params, table).cells(), request(params, table).keys
-        cells = answer.cells({code: params.exponent for code in range(len(keys))})
+        cells = answer.cells({code: Grid(params.exponent, least=params.least) for code in range(len(keys))})
         rows: list[Row] = []
         for code, key in enumerate(keys):
-            point = point_between(cells[code], params.exponent, noise, source)
+            point = point_between(cells[code], params.exponent, noise, params.least - 1, source)
             value = None if point.value is None else answer.written(point.value)
             rows += [Row(key, "interior point", value), Row(key, "status", point.status)]
         return Result(tuple(rows))
 
     def error(self, params: FindInteriorPointParams, table: Table) -> ErrorBound:
         noise = Purse.of(params, table).cells()
-        rows = math.ceil(noise.radius + 3 * float(noise.scale))
+        rows = math.ceil(noise.radius + params.least - 1 + 3 * float(noise.scale))
         note = f"never outside the range; two cells need about {rows} rows each for an answer"
         return ErrorBound({"rank (share of rows)": 0.5}, note)
 
@@ -158,7 +161,7 @@ class SeededMedian(Mechanism[SeededMedianParams]):
         fine = {
             code: self._step(scale.exponent) for code, (scale, point) in enumerate(found) if point.value is not None
         }
-        cells = answer.cells(dict(fine))
+        cells = answer.cells({code: Grid(step) for code, step in fine.items()})
         rows: list[Row] = []
         for code, (key, (_, point)) in enumerate(zip(request(params, table).keys, found, strict=True)):
             value = None

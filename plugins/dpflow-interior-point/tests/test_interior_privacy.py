@@ -14,12 +14,12 @@ import pytest
 from dpflow_interior_point import points, scale, stability
 from dpflow_interior_point.interior import ApproximateMedianParams, InteriorPointParams, Method
 from dpflow_interior_point.noise import Noise
-from dpflow_interior_point.points import Point, middle, middle_cells
+from dpflow_interior_point.points import Point, middle
 from dpflow_interior_point.price import Purse
 from dpflow_interior_point.scale import Scale, classes, differences, estimate_scale
 
 from dpflow.core.randomness import SystemSource
-from dpflow.core.statistics import Cells
+from dpflow.core.statistics import Cells, Grid
 from dpflow.testing import oracle
 from dpflow.testing.columns import ArrayColumn
 from dpflow.testing.enumeration import outputs
@@ -55,10 +55,10 @@ def whole(method: Method, values: tuple[float, ...], sizes: dict[int, float]) ->
 def second(method: Method, column: ArrayColumn, seen: Scale, trim: int) -> Law:
     """The law of the point, given what the first stage showed."""
     exponent = None if method.atoms and seen.mostly_ties else seen.exponent
-    cells = middle_cells(column.cells({0: exponent})[0], trim)
+    cells = column.cells({0: Grid(exponent, trim)})[0]
     if exponent is None:
-        return outputs(lambda s: points.point_among(cells, method.cells, s))
-    return outputs(lambda s: points.point_between(cells, exponent, method.cells, s))
+        return outputs(lambda s: points.point_among(cells, method.cells, 0, s))
+    return outputs(lambda s: points.point_between(cells, exponent, method.cells, 0, s))
 
 
 def worst(method: Method, pairs: list[tuple[tuple[float, ...], tuple[float, ...]]], epsilon: Fraction) -> float:
@@ -268,18 +268,18 @@ def test_the_slice_is_stable() -> None:
     assert most == {"replaced": 2, "added": 1, "from n": 3}
 
 
-def test_trimming_cells_is_trimming_values() -> None:
-    """Cells of the slice are the slice's cells, for every width and t, infinities included."""
-    rng = np.random.default_rng(4)
-    for _ in range(300):
-        values = rng.choice([-math.inf, math.inf, -3.5, 0.0, 1.0, 1.25, 9.0, 1e300], rng.integers(0, 12))
-        for exponent, t in product((None, -1, 0, 3), (0, 1, 2, 9)):
-            cut = middle_cells(ArrayColumn.of(values).cells({0: exponent})[0], t)
-            expected = ArrayColumn.of(middle(values, t)).cells({0: exponent})[0]
-            assert (cut.counts >= 0).all()
-            kept = cut.counts > 0
-            assert cut.keys[kept].tolist() == expected.keys.tolist()
-            assert cut.counts[kept].tolist() == expected.counts.tolist()
+def test_small_cells_may_stay_in_the_database() -> None:
+    """Asking cells for spare rows: leaving smaller cells out beforehand has the law of looking at all of them."""
+    column, noise = ArrayColumn.of([0.0] * 3 + [1.0] * 2 + [2.0] * 5 + [3.0, 9.0]), Noise(Fraction(3, 2), 2)
+    for spare, exponent in product((0, 1, 2), (0, None)):
+        laws = []
+        for least in (1, 1 + spare):
+            cells = column.cells({0: Grid(exponent, least=least)})[0]
+            if exponent is None:
+                laws.append(outputs(lambda s: points.point_among(cells, noise, spare, s)))
+            else:
+                laws.append(outputs(lambda s: points.point_between(cells, 0, noise, spare, s)))
+        assert laws[0] == pytest.approx(laws[1], abs=1e-12)
 
 
 def test_shares_of_the_price() -> None:

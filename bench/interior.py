@@ -1,0 +1,70 @@
+"""Medians of columns without bounds against the plain grouped count over the bins that they end up with."""
+
+from __future__ import annotations
+
+import resource
+import tempfile
+from pathlib import Path
+
+import duckdb
+from dpflow_interior_point.interior import ApproximateMedian, InteriorPoint
+
+from bench.timing import medians, show
+from dpflow.core.declaration import Table
+from dpflow.core.mechanism import Mechanism
+from dpflow.core.randomness import SystemSource
+from dpflow.tables import PrivateTable
+
+ROWS = 10_000_000
+GAUSS = "sqrt(-2 * ln(1 - random())) * cos(2 * pi() * random())"
+FLOOR = "SELECT floor(cost * 1.0) AS k, count(*) FROM visits GROUP BY k"
+BOUNDED = f"WITH visits AS (SELECT any_value(cost) AS cost FROM visits GROUP BY person) {FLOOR}"
+
+
+def main() -> None:
+    """Lognormal costs: one row a person by the table's key, and the same rows without a key, which have to be cut."""
+    for key in (" PRIMARY KEY", ""):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "visits.duckdb"
+            with duckdb.connect(str(path)) as connection:
+                connection.execute(f"CREATE TABLE visits (person BIGINT{key}, cost DOUBLE)")
+                connection.execute(f"INSERT INTO visits SELECT i, exp({GAUSS}) FROM range({ROWS}) t(i)")
+            _compare(path, FLOOR if key else BOUNDED, "unique units" if key else "units to be cut")
+
+
+def _compare(path: Path, floor: str, title: str) -> None:
+    table = Table.model_validate(
+        {
+            "name": "visits",
+            "database": path,
+            "unit": {"column": "person"},
+            "limits": {"rows": 1},
+            "columns": {"cost": {}},
+        }
+    )
+    private = PrivateTable(table)
+
+    def plain() -> None:
+        with duckdb.connect(str(path), read_only=True) as connection:
+            connection.execute(floor).fetchall()
+
+    def release(mechanism: Mechanism) -> None:
+        params = mechanism.Params.model_validate({"column": "cost", "epsilon": 1, "delta": "1e-6"})
+        with private.answering(mechanism.statistic(params, table), ()) as answer:
+            mechanism.draw(params, table, answer, SystemSource())
+
+    taken = medians(
+        {
+            "plain grouped count": plain,
+            "interior_point": lambda: release(InteriorPoint()),
+            "approximate_median": lambda: release(ApproximateMedian()),
+        },
+        repeats=3,
+    )
+    rows = [(name, f"{s:.2f} s", f"{s / taken['plain grouped count']:.2f}") for name, s in taken.items()]
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    show(f"{ROWS:,} rows, {title}; peak so far {peak:.1f} GiB", ("work", "median", "times the count"), rows)
+
+
+if __name__ == "__main__":
+    main()
