@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from dpflow.core.calculator import Calculator
 from dpflow.core.mechanism import Mechanism
 from dpflow.hookspecs import hookimpl
+from dpflow_interior_point.calculators import CheckPoint, HardInstance, InteriorRows, NormalizedVariance, TruncatedNoise
 from dpflow_interior_point.histograms import StabilityHistogram, TruncatedCount
 from dpflow_interior_point.interior import ApproximateMedian, InteriorPoint
 from dpflow_interior_point.stages import EstimateFirstMoment, FindInteriorPoint, SeededMedian
@@ -22,3 +24,8 @@ def dpflow_register_mechanisms() -> list[Mechanism[Any]]:
         StabilityHistogram(),
         TruncatedCount(),
     ]
+
+
+@hookimpl
+def dpflow_register_calculators() -> list[Calculator[Any]]:
+    return [InteriorRows(), TruncatedNoise(), NormalizedVariance(), CheckPoint(), HardInstance()]
