@@ -176,8 +176,9 @@ class Table(Strict):
     ``neighbours``: ``add-remove`` (one unit more or less) or ``replace`` (one unit's rows become others; then the number
     of units is public; rows keep what they hold in public columns). ``protects``: ``unit`` (all rows of a unit, in every
     block), or ``unit-block`` (a unit's rows of one block; budgets are then per block, and a unit seen in d released blocks
-    has d times the loss). ``holdout`` makes the table readable only through a gate session. ``database`` is a path relative
-    to the declaration's file.
+    has d times the loss). ``holdout`` makes the table readable only through a gate session. ``generalisation-only``: nobody is
+    protected; rows may be handed out, or, of a holdout, tested without noise. ``database`` is a path relative to the
+    declaration's file.
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}$")]
@@ -218,6 +219,8 @@ class Table(Strict):
     @property
     def protected(self) -> str:
         """What a budget of this table protects, in words."""
+        if self.generalisation_only:
+            return "nobody (generalisation-only)"
         where = f" in one {self.block}" if self.protects == "unit-block" else ""
         also = "".join(f" and in {join.relation}" for join in self.joins if join.kind == "unit")
         but = f", {', '.join(self.public_columns)} known" if self.public_columns else ""

@@ -220,6 +220,28 @@ class DiscreteGaussian(Event):
 
 
 @dataclass(frozen=True)
+class Unprotected(Event):
+    """No claim at all: for what runs on tables declared generalisation-only, whose scopes protect nobody.
+
+    It costs nothing because nothing is protected; `make_plan` refuses it for any other table, and no other event holds it.
+    """
+
+    kind: ClassVar[str] = "unprotected.v1"
+
+    def approximate(self) -> tuple[Fraction, Fraction]:
+        return Fraction(0), Fraction(0)
+
+    def zcdp(self) -> tuple[Fraction, Fraction]:
+        return Fraction(0), Fraction(0)
+
+    def renyi(self, order: Fraction) -> tuple[Fraction, Fraction]:
+        return Fraction(0), Fraction(0)
+
+    def group(self, size: int) -> Event:
+        raise PlanRefused("an unprotected event has no claim that could be stated for groups.")
+
+
+@dataclass(frozen=True)
 class Composed(Event):
     """Several events of one release, later ones free to look at earlier outputs. At least one."""
 
@@ -231,7 +253,7 @@ class Composed(Event):
         if not self.events:
             raise PlanRefused("a composed event needs at least one event.")
         for event in self.events:
-            known(event)
+            _protecting(event)
 
     def approximate(self) -> tuple[Fraction, Fraction] | None:
         claims = [event.approximate() for event in self.events]
@@ -257,7 +279,7 @@ class Repeated(Event):
     count: int
 
     def __post_init__(self) -> None:
-        known(self.event)
+        _protecting(self.event)
         _check(self, count=_whole("count", LARGEST_COUNT))
 
     def approximate(self) -> tuple[Fraction, Fraction] | None:
@@ -287,7 +309,7 @@ def replace_from_add_remove(event: Event) -> Event:
 
 # --- JSON -------------------------------------------------------------------------------------------------------------
 
-_LEAVES = (Pure, Approximate, ZCDP, BoundedRange, DiscreteLaplace, DiscreteGaussian, SparseVector)
+_LEAVES = (Pure, Approximate, ZCDP, BoundedRange, DiscreteLaplace, DiscreteGaussian, SparseVector, Unprotected)
 _KINDS: Final[Mapping[str, type[Event]]] = {cls.kind: cls for cls in (*_LEAVES, Composed, Repeated)}
 
 
@@ -296,6 +318,13 @@ def known(event: object) -> Event:
     if isinstance(event, Event) and type(event) in _KINDS.values():
         return event
     raise PlanRefused(f"an event of type {type(event).__name__} is not supported; use one of dpflow.core.events.")
+
+
+def _protecting(event: object) -> Event:
+    """A known event that makes a claim: a part without one would make the whole look cheaper than it is."""
+    if isinstance(event, Unprotected):
+        raise PlanRefused("an event without a privacy claim cannot be part of one that has a claim.")
+    return known(event)
 
 
 def to_json(event: Event) -> dict[str, Any]:

@@ -105,6 +105,21 @@ def tight_groups(promise: Promise) -> Tight:
     return Tight(ceil(groups), *best, each)
 
 
+#: Counts by which integer noise and an integer threshold may be worse than the real ones of the proofs, generously.
+ROUNDING = 4
+
+
+def noise_fits(promise: Promise, counts: int, each: float, tolerance: float) -> bool:
+    """Whether ``counts`` noisy counts a claim all stay within ``tolerance`` counts of theirs, but with probability beta/2.
+
+    Args:
+        each: epsilon of a stretch for one group's change.
+        tolerance: alpha m/6 in Theorem 5.1.
+    """
+    tails = 2 * log(4 * promise.failures / promise.beta) + 4 * log(4 * counts * promise.queries / promise.beta)
+    return tolerance - ROUNDING >= tails / each
+
+
 def tight_threshold(promise: Promise, epsilon: float, delta: float, each: float, groups: int) -> float | None:
     """The threshold, as a share of the groups, with which method ``tight`` is proven; None if these amounts prove nothing.
 
@@ -117,11 +132,26 @@ def tight_threshold(promise: Promise, epsilon: float, delta: float, each: float,
         b2 = (1 - share) * promise.beta
         room, work = _tight_terms(promise, epsilon, delta, share)
         half = (room - work / groups) / 2
-        if half * groups * each >= _noise(promise, share):
+        if (half * groups - ROUNDING) * each >= _noise(promise, share):
             error = 4 / (epsilon * groups) * log(4 / b2) + 8 * delta / b2
             gamma = expm1(2 * epsilon)
             found.append((half, promise.rho - error - 2 * gamma * promise.rho * (1 - promise.rho) - half))
     return max(found)[1] if found else None
+
+
+def correction_proven(
+    failures: int, points: int, beta: float, groups: int, epsilon: float, delta: float, each: float
+) -> bool:
+    """Whether corrected values on "no" lie between the quartiles of fresh groups (Theorem 4.2), but with probability beta.
+
+    Args:
+        points: size of the range of corrected values.
+        epsilon, delta: of the whole session for one group's change, verdicts included.
+        each: epsilon of one correcting median for one group's change.
+    """
+    b = beta / 2
+    median = groups * each >= 16 * log(failures * points / b)
+    return median and epsilon <= 1 / 20 and delta <= b / 256 and groups >= 2560 * log(2 * failures / b)
 
 
 def _noise(promise: Promise, share: float) -> float:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from dpflow.core.amounts import text, to_units_up
 from dpflow.core.declaration import Table, problems
-from dpflow.core.events import Approximate, Event, Pure, SparseVector, to_json
+from dpflow.core.events import Approximate, Event, Pure, SparseVector, Unprotected, to_json
 from dpflow.core.mechanism import InteractiveMechanism, Mechanism
 from dpflow.core.results import ErrorBound
 from dpflow.core.statistics import Records, Statistic
@@ -119,8 +119,13 @@ def make_plan(request: Request, registry: Registry, table: Table | None = None) 
             f"{mechanism.name} would read it besides, so declare another table for it"
         )
     event = mechanism.event(params, table)
+    if isinstance(event, Unprotected) and not table.generalisation_only:
+        raise PlanRefused(
+            f"{mechanism.name} makes no privacy claim with these parameters, and table {table.name!r} protects "
+            f"{table.protected}; choose a private method, or let its owner declare generalisation-only"
+        )
     session = isinstance(mechanism, InteractiveMechanism) and not mechanism.separate
-    if session and not isinstance(event, Pure | Approximate | SparseVector):
+    if session and not isinstance(event, Pure | Approximate | SparseVector | Unprotected):
         raise PluginError(
             f"session {mechanism.name} claims {to_json(event)['kind']}, and the filters are proven for sessions that claim "
             f"pure.v1, approximate.v1 or sparse-vector.v1; its author must state one of those"

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dpflow.core import faults
+from dpflow.core.events import Unprotected
 from dpflow.core.mechanism import Mechanism
 from dpflow.core.randomness import SystemSource
 from dpflow.core.results import NONE, Result
@@ -117,6 +118,11 @@ def check_scope(plan: Plan, ledger: Ledger) -> None:
 
 def check_protection(plan: Plan, scope: Scope) -> None:
     """Raises `PlanRefused` if a scope was granted to protect something else than the plan's table declares."""
+    if isinstance(plan.event, Unprotected) and not scope.protects:
+        raise PlanRefused(
+            f"{plan.request.name} makes no privacy claim, and scope {scope.scope!r} does not say that it protects nobody; "
+            f"grant a scope for table {plan.table.name!r} itself"
+        )
     if scope.protects and scope.protects != plan.table.protected:
         raise PlanRefused(
             f"scope {scope.scope!r} was granted to protect {scope.protects}, but table {plan.table.name!r} declares "

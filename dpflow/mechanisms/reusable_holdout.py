@@ -1,16 +1,29 @@
-"""The reusable holdout: a session that says whether a claimed score is plausible on fresh data.
+"""The reusable holdout: a session that says whether a claimed number is plausible on fresh data.
 
-Definition: the holdout's units are split into m groups by a keyed hash. For a candidate with claim v and estimator phi,
-let B be the number of groups with phi >= v and A with phi <= v. The claim fails when the relevant count (B for
-``side: over``, which only rejects claims that are too good; min(A, B) for ``both``) is below (rho - alpha/2) m, decided by
-sparse vector. After ``failures`` failures, or ``queries`` candidates, the session is exhausted.
+Definition: the holdout's units are split into m groups by a keyed hash. For a claim v about an estimator phi let A and B be
+the numbers of groups with phi <= v and phi >= v. The claim fails when B (``side: over``, which rejects only claims that are too
+good) or A or B (``both``) is small. After ``failures`` failures or ``queries`` claims the session is exhausted. With ``correct`` a
+failed claim gets a value that is plausible: a median of phi over the groups.
 
-Claim: (epsilon, delta)-DP for one unit of the holdout, at any size. A unit sits in one group under add-remove (its hash
-decides), so a count moves by 1; under replace two groups may change, so by 2. Each failure may cost e0, the larger of
-epsilon/failures and what advanced composition allows for (epsilon, delta).
+====================  ===================================================================  =======================
+method                a claim fails when                                                   privacy
+====================  ===================================================================  =======================
+sparse_vector         B, then A, plus noise is below (rho - alpha/2) m                     (epsilon, delta)-DP
+one_query             min(A, B) plus noise is below it                                     (epsilon, delta)-DP
+tight                 the same, threshold from the numerical calibration                   (epsilon, delta)-DP
+description_length    min(A, B) <= theta m, no noise; few failures leave few transcripts   none
+splitting             the same on fresh groups for each claim                              none
+====================  ===================================================================  =======================
 
-Generalisation: ``proven`` (Feldman and Steinke, Theorem 5.1: with probability 1-beta every good claim passes and every bad
-one fails) only when m and (epsilon, delta) meet the theorem's sizes, else ``heuristic``; every verdict says which.
+Claim: a unit sits in one group under add-remove (its hash decides), so a count moves by 1; under replace two groups may change,
+so by 2. Each stretch up to and including a failure costs e0, the larger of epsilon/failures and what advanced composition allows
+for (epsilon, delta); with ``correct`` half of e0 is for the verdict, half for the median that follows it. Methods without noise
+claim nothing and run on tables declared generalisation-only.
+
+Generalisation: ``proven`` (with probability 1-beta every claim in the (rho, 1-rho) quantile interval of phi on fresh groups passes
+and every one outside (rho-alpha, 1-rho+alpha) fails: Feldman and Steinke, Theorem 5.1; for description_length a union bound over
+transcripts) when m and the noise meet the method's sizes, else ``heuristic``; every verdict says which. ``require: proven``
+refuses a session that is not, with the numbers that would be. Fresh groups are of the sizes in this partition.
 
 When not to use it: after the holdout was read by other means. No gate detects a model fitted to rows it was not
 supposed to have.
@@ -23,42 +36,76 @@ from fractions import Fraction
 from functools import cache
 from typing import Annotated, Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from dpflow.core.amounts import Delta, Epsilon
 from dpflow.core.composition import step_eps
 from dpflow.core.declaration import Exact, Table
 from dpflow.core.estimators import EstimatorQuery
-from dpflow.core.events import Approximate, Event, SparseVector
+from dpflow.core.events import Approximate, Event, SparseVector, Unprotected
 from dpflow.core.mechanism import InteractiveMechanism, Params, State, Verdict
+from dpflow.core.quantiles import draw_quantile, rate_for
 from dpflow.core.randomness import Source
+from dpflow.core.ranges import AnyRange
 from dpflow.core.sparse_vector import Engine, Memory
 from dpflow.core.statistics import Answer, GroupValues
-from dpflow.core.transfer import Promise, description_length_groups, sparse_vector_groups
+from dpflow.core.transfer import (
+    Promise,
+    balance,
+    correction_proven,
+    description_length_groups,
+    noise_fits,
+    one_query_groups,
+    sparse_vector_groups,
+    splitting_groups,
+    tight_groups,
+    tight_threshold,
+)
+from dpflow.errors import PlanRefused
 from dpflow.hookspecs import hookimpl
+
+HALF = Fraction(1, 2)
+PRIVATE = ("sparse_vector", "one_query", "tight")  #: methods with a privacy claim
 
 
 class HoldoutParams(Params):
     """What a gate is opened with.
 
-    ``groups`` m; ``queries`` k and ``failures`` ell; ``rho``, ``alpha``,
-    ``beta`` of the verdict; ``side`` which claims fail; ``epsilon`` and ``delta`` the price of the whole session.
+    ``method``: see the module. ``groups`` m; ``queries`` k and ``failures`` ell; ``rho``, ``alpha``, ``beta`` of the verdict;
+    ``side`` which claims fail; ``correct``: the range of corrected values, if failed claims get one; ``require: proven``
+    refuses what is not. ``epsilon`` and ``delta``: the price of the whole session, for the methods that have one.
     """
 
-    epsilon: Epsilon
+    method: Literal["sparse_vector", "one_query", "tight", "description_length", "splitting"] = "sparse_vector"
+    epsilon: Epsilon | None = None
     delta: Delta = Fraction(0)
-    groups: Annotated[int, Field(ge=2, le=10**6)]
+    groups: Annotated[int, Field(ge=2, le=10**7)]
     queries: Annotated[int, Field(ge=1, le=10**9)] = 1000
     failures: Annotated[int, Field(ge=1, le=10**6)] = 10
     rho: Exact = Fraction(1, 5)
     alpha: Exact = Fraction(1, 10)
     beta: Exact = Fraction(1, 20)
     side: Literal["over", "both"] = "over"
+    correct: AnyRange | None = None
+    require: Literal["any", "proven"] = "any"
 
     @model_validator(mode="after")
     def _check(self) -> HoldoutParams:
         self.promise()
+        if self.private and self.epsilon is None:
+            raise ValueError(f"method {self.method} needs an epsilon")
+        if not self.private and (self.epsilon is not None or self.delta):
+            raise ValueError(f"method {self.method} has no noise and no privacy; leave epsilon and delta out")
+        if self.method == "splitting" and self.groups < self.queries:
+            raise ValueError("splitting needs at least one fresh group for each query")
         return self
+
+    @property
+    def private(self) -> bool:
+        """Whether the method has a privacy claim."""
+        return self.method in PRIVATE
 
     def promise(self) -> Promise:
         """The generalisation promise in floats. Raises `InvalidInput` outside the theorem's ranges."""
@@ -79,24 +126,36 @@ def per_failure(epsilon: Fraction, delta: Fraction, failures: int) -> Fraction:
 
 
 class ReusableHoldout(InteractiveMechanism[HoldoutParams, ClaimQuery]):
-    """Is a claimed score plausible on fresh data?"""
+    """Is a claimed number plausible on fresh data?"""
 
     name = "reusable_holdout"
+    version = 2
     summary = "session: is a candidate's claimed score plausible on fresh data? yes, no, exhausted"
     citation = "Feldman, Steinke 2017, Theorem 5.1 (stable median); Dwork et al. 2015 (reusable holdout)"
     Params = HoldoutParams
     Query = ClaimQuery
     exclusive = True
 
+    def changed(self, table: Table) -> int:
+        """Groups that one unit's change may touch."""
+        return 2 if table.neighbours == "replace" else 1
+
     def engine(self, params: HoldoutParams, table: Table) -> Engine:
         """Sparse vector's public parameters for this session."""
-        each = per_failure(params.epsilon, params.delta, params.failures)
-        return Engine(each, 2 if table.neighbours == "replace" else 1, params.failures)
+        each = _stretch(params)
+        return Engine(each / 2 if params.correct else each, self.changed(table), params.failures)
 
     def event(self, params: HoldoutParams, table: Table) -> Event:
+        if params.require == "proven" and not proven(params, self.changed(table)):
+            raise PlanRefused(needed(params, table))
+        if not params.private:
+            return Unprotected()
+        assert params.epsilon is not None
         return Approximate(params.epsilon, params.delta) if params.delta > 0 else SparseVector(params.epsilon)
 
     def open(self, params: HoldoutParams, table: Table, source: Source) -> State:
+        if not params.private:
+            return State({"asked": 0, "failures": 0})
         return State({"asked": 0, **self.engine(params, table).start(source).to_json()})
 
     def statistic(self, params: HoldoutParams, query: ClaimQuery, table: Table) -> GroupValues:
@@ -107,42 +166,162 @@ class ReusableHoldout(InteractiveMechanism[HoldoutParams, ClaimQuery]):
     def answer(
         self, params: HoldoutParams, table: Table, state: State, query: ClaimQuery, answer: Answer, source: Source
     ) -> tuple[Verdict, State]:
-        engine, asked = self.engine(params, table), int(state.data["asked"])
-        memory = Memory.from_json(state.data)
-        if memory.exhausted(engine) or asked >= params.queries:
-            return self._verdict("exhausted", params, asked, memory.failures, closed=True), state
+        asked, failures = int(state.data["asked"]), int(state.data["failures"])
+        if failures >= params.failures or asked >= params.queries:
+            return self._verdict("exhausted", params, table, asked, failures), state
+        values = answer.values
+        if params.method == "splitting":
+            fresh = params.groups // params.queries
+            values = values[asked * fresh : (asked + 1) * fresh]
         claim = float(query.claim)
-        agreeing = int((answer.values >= claim).sum())
+        counts = [int((values >= claim).sum())]
         if params.side == "both":
-            agreeing = min(agreeing, int((answer.values <= claim).sum()))
-        threshold = math.floor((params.rho - params.alpha / 2) * params.groups)
-        failed, memory = engine.ask(memory, agreeing, threshold, source)
-        closed = memory.exhausted(engine) or asked + 1 >= params.queries
-        verdict = self._verdict("no" if failed else "yes", params, asked + 1, memory.failures, closed)
-        return verdict, State({"asked": asked + 1, **memory.to_json()})
+            counts.append(int((values <= claim).sum()))
+        failed, after = self._failed(params, table, state, counts, len(values), source)
+        failures += failed
+        said = self._verdict("no" if failed else "yes", params, table, asked + 1, failures)
+        if failed and params.correct is not None:
+            value = _corrected(params, params.correct, self.changed(table), values, source)
+            good = _correction_proven(params, self.changed(table))
+            said.body.update(corrected=value, corrected_guarantee="proven" if good else "heuristic")
+        return said, State({"asked": asked + 1, **after})
 
-    def _verdict(self, word: str, params: HoldoutParams, asked: int, failures: int, closed: bool) -> Verdict:
+    def _failed(
+        self, params: HoldoutParams, table: Table, state: State, counts: list[int], groups: int, source: Source
+    ) -> tuple[bool, dict[str, Any]]:
+        """Whether the claim fails, and the state without the number of claims."""
+        if not params.private:
+            theta = balance(float(params.rho - params.alpha), float(params.rho))[0]
+            failed = min(counts) <= theta * groups
+            return failed, {"failures": int(state.data["failures"]) + failed}
+        engine, memory = self.engine(params, table), Memory.from_json(state.data)
+        if params.method != "sparse_vector":
+            counts = [min(counts)]
+        threshold = math.floor(_threshold(params, self.changed(table)) * groups)
+        for count in counts:  # after a failed first half the second is not asked: the last failure is a "no", too
+            failed, memory = engine.ask(memory, count, threshold, source)
+            if failed:
+                break
+        return failed, memory.to_json()
+
+    def _verdict(self, word: str, params: HoldoutParams, table: Table, asked: int, failures: int) -> Verdict:
         """The public answer. The number of failures is the number of "no" answers, so it is public too."""
         body: dict[str, Any] = {
             "verdict": word,
-            "guarantee": "proven" if self.needed(params)["met"] else "heuristic",
+            "guarantee": "proven" if proven(params, self.changed(table)) else "heuristic",
             "queries_left": params.queries - asked,
             "failures_left": params.failures - failures,
         }
-        return Verdict(body, closed)
+        return Verdict(body, closed=failures >= params.failures or asked >= params.queries)
 
-    def needed(self, params: HoldoutParams) -> dict[str, Any]:
-        """What a proven verdict would need, beside what this session has."""
-        promise = params.promise()
-        m0, m1, epsilon, delta, _ = sparse_vector_groups(promise)
-        private = float(params.epsilon) <= epsilon and float(params.delta) <= delta
-        return {
-            "met": params.groups >= max(m0, m1) and private,
-            "groups": max(m0, m1),
-            "groups_description_length": description_length_groups(promise),
-            "epsilon": epsilon,
-            "delta": delta,
-        }
+
+def _stretch(params: HoldoutParams) -> Fraction:
+    assert params.epsilon is not None
+    return per_failure(params.epsilon, params.delta, params.failures)
+
+
+def _amounts(params: HoldoutParams, changed: int) -> tuple[float, float, float]:
+    """(epsilon, delta, epsilon of a stretch's verdict) for one group's change: ``changed`` groups share a unit's price."""
+    assert params.epsilon is not None
+    verdict = _stretch(params) / (2 if params.correct else 1)
+    return float(params.epsilon) / changed, float(params.delta), float(verdict) / changed
+
+
+def _threshold(params: HoldoutParams, changed: int) -> Fraction:
+    """The share of groups below which a claim fails."""
+    if params.method == "tight":
+        found = tight_threshold(_verdict_promise(params), *_amounts(params, changed), params.groups)
+        if found is not None:
+            return Fraction(found)
+    return params.rho - params.alpha / 2
+
+
+def _verdict_promise(params: HoldoutParams) -> Promise:
+    """The promise of the verdicts: half of beta is for corrected values where there are any."""
+    promise = params.promise()
+    if params.correct is None:
+        return promise
+    return Promise(promise.queries, promise.failures, promise.beta / 2, promise.rho, promise.alpha)
+
+
+@cache
+def _counted(params: HoldoutParams, changed: int) -> bool:
+    """`proven` for the methods with noise."""
+    promise = _verdict_promise(params)
+    epsilon, delta, each = _amounts(params, changed)
+    if params.method == "tight":
+        return tight_threshold(promise, epsilon, delta, each, params.groups) is not None
+    _, m1, most, most_delta, _ = sparse_vector_groups(promise)
+    counts = 2 if params.method == "sparse_vector" else 1
+    fits = noise_fits(promise, counts, each, promise.alpha * params.groups / 6)
+    return fits and params.groups >= m1 and epsilon <= most and delta <= most_delta
+
+
+def proven(params: HoldoutParams, changed: int) -> bool:
+    """Whether the verdicts of a session with these parameters carry their method's proof."""
+    promise = _verdict_promise(params)
+    if params.method == "splitting":
+        return params.groups // params.queries >= splitting_groups(promise) // params.queries
+    if params.method == "description_length":
+        return params.groups >= description_length_groups(promise, params.correct.size if params.correct else 1)
+    return _counted(params, changed)
+
+
+def _corrected(
+    params: HoldoutParams, span: AnyRange, changed: int, values: NDArray[np.float64], source: Source
+) -> float:
+    """A plausible value for a failed claim: a private median, or without a privacy claim the exact lower one."""
+    keys = span.keys(values)
+    if not params.private:
+        middle = (len(keys) - 1) // 2
+        return span.value(int(np.partition(keys, middle)[middle]))
+    rate = rate_for(_stretch(params) / 2, HALF, changed)
+    return span.value(draw_quantile(keys, span.first, span.last, HALF, rate, source))
+
+
+def _correction_proven(params: HoldoutParams, changed: int) -> bool:
+    """Corrected values lie between the quartiles: by Theorem 4.2; without noise by the count of transcripts, where the median
+    of a fixed query is no closer to a quartile, in KL divergence, than the verdict's threshold is to its rates.
+    """
+    assert params.correct is not None
+    if not params.private:
+        verdict = balance(float(params.rho - params.alpha), float(params.rho))[1]
+        return proven(params, changed) and verdict <= math.log(4 / 3) / 2  # KL(1/2 || 1/4), the median's
+    epsilon, delta, each = _amounts(params, changed)
+    beta = float(params.beta) / 2
+    return correction_proven(params.failures, params.correct.size, beta, params.groups, epsilon, delta, each)
+
+
+def sizes(params: HoldoutParams) -> dict[str, int]:
+    """Groups with which each method would be proven for this session's promise."""
+    promise = _verdict_promise(params)
+    points = params.correct.size if params.correct else 1
+    return {
+        "sparse_vector": max(sparse_vector_groups(promise)[:2]),
+        "one_query": max(one_query_groups(promise)[:2]),
+        "tight": tight_groups(promise).groups,
+        "description_length": description_length_groups(promise, points),
+        "splitting": splitting_groups(promise),
+    }
+
+
+def needed(params: HoldoutParams, table: Table) -> str:
+    """The refusal of a session that proves nothing: what it has, what its method needs, and the cheapest proven method."""
+    found, promise, price = sizes(params), _verdict_promise(params), ""
+    allowed = [name for name in found if table.generalisation_only or name in PRIVATE]
+    best = min(allowed, key=lambda name: found[name])
+    mine = found[params.method]
+    if params.private:
+        _, _, epsilon, delta, _ = sparse_vector_groups(promise)
+        if params.method == "tight":
+            epsilon, delta = tight_groups(promise).epsilon, tight_groups(promise).delta
+        changed = 2 if table.neighbours == "replace" else 1
+        price = f", epsilon {epsilon * changed:.4g} and delta {delta:.3g}"
+        mine *= 2 if params.correct else 1  # half of every stretch is for the correcting median
+    return (
+        f"{params.groups} groups prove nothing with method {params.method}: it needs about {mine} groups{price}; the cheapest "
+        f"proven method on this table is {best} with {found[best]} groups; or drop require: proven"
+    )
 
 
 @hookimpl

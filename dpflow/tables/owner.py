@@ -53,7 +53,7 @@ def open_rows(path: Path | str) -> Any:
     What is computed from raw rows has no privacy claim, so only a table declared ``generalisation-only`` is read.
 
     Raises:
-        PlanRefused: the declaration protects units.
+        PlanRefused: the declaration protects units, or the table is a holdout.
     """
     import pandas
 
@@ -62,6 +62,10 @@ def open_rows(path: Path | str) -> Any:
         raise PlanRefused(
             f"table {table.name!r} protects {table.protected}, so its rows are not handed out; release statistics of it, or "
             f"let its owner declare generalisation-only"
+        )
+    if table.holdout:
+        raise PlanRefused(
+            f"table {table.name!r} is a holdout, so its rows are not handed out, for a model that saw them passes any gate"
         )
     columns = ", ".join(sql.identifier(name) for name in table.columns)
     with sandbox.opened(table.database, f"table {table.name!r}") as connection:

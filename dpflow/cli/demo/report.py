@@ -10,7 +10,7 @@ from rich.table import Table
 
 from dpflow.cli.demo import plots
 from dpflow.ledger import Ledger
-from dpflow.mechanisms.reusable_holdout import HoldoutParams, ReusableHoldout
+from dpflow.mechanisms.reusable_holdout import HoldoutParams, sizes
 from dpflow.tables import read_published
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def write(root: Path, ledger: Ledger, seen: Seen) -> Path:
             epsilon=float(ledger.scope("flights").epsilon),
             delta=float(ledger.scope("flights").filter.delta),
             gate_epsilon=float(ledger.scope("flights_holdout").epsilon),
-            needed=ReusableHoldout().needed(params),
+            needed=sizes(params),
             groups=params.groups,
             rows=_table(published),
             claim=plots.number,

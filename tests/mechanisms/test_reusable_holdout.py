@@ -1,0 +1,269 @@
+"""The gate's five methods: what fails, what it costs, what is proven, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpflow.core.events import Approximate, Composed, Pure, Repeated, SparseVector, Unprotected, from_json, to_json
+from dpflow.core.mechanism import State
+from dpflow.core.randomness import Source, SystemSource
+from dpflow.core.sparse_vector import Engine
+from dpflow.core.statistics import PerGroup
+from dpflow.core.transfer import Promise, description_length_groups, sparse_vector_groups, tight_groups
+from dpflow.errors import InvalidInput, PlanRefused
+from dpflow.mechanisms.reusable_holdout import (
+    HoldoutParams,
+    ReusableHoldout,
+    _corrected,
+    _correction_proven,
+    proven,
+    sizes,
+)
+from dpflow.testing import oracle
+from dpflow.testing.enumeration import outputs
+from dpflow.testing.examples import EXAMPLE_TABLE, REPLACE_TABLE, Example
+from dpflow.testing.interactive import Session
+
+GATE = ReusableHoldout()
+OPEN_TABLE = EXAMPLE_TABLE.model_copy(update={"generalisation_only": True})
+SURE = {"epsilon": "1000000", "groups": 100, "queries": 50, "failures": 3}  # no noise to speak of
+GRID = {"kind": "grid", "lower": 0, "upper": 1, "step": "0.01"}
+
+
+def claims(params: dict[str, Any], numbers: list[Any], table: Any = EXAMPLE_TABLE) -> Session:
+    asks = [
+        {"estimator": "accuracy", "columns": ["amount"], "claim": str(v), "candidate": str(i)}
+        for i, v in enumerate(numbers)
+    ]
+    return Session(GATE, Example(table, params, asks), SystemSource())
+
+
+def verdicts(
+    params: dict[str, Any], numbers: list[Any], values: Any = None, table: Any = EXAMPLE_TABLE
+) -> list[dict[str, Any]]:
+    values = np.arange(100) / 100 if values is None else values
+    session = claims(params, numbers, table)
+    return [session.ask(query, PerGroup(np.asarray(values, float))).body for query in session.queries]
+
+
+def test_a_claim_fails_when_few_groups_reach_it() -> None:
+    """With almost no noise: no exactly when at most (rho - alpha/2) m groups are at or above, or below for both sides."""
+    said = [b["verdict"] for b in verdicts(SURE, ["0.84", "0.86", "0.1", "0.95"])]
+    assert said == ["yes", "no", "yes", "no"]
+    both = SURE | {"side": "both"}
+    for method in ("sparse_vector", "one_query"):
+        said = [b["verdict"] for b in verdicts(both | {"method": method}, ["0.5", "0.1", "0.9", "0.16", "0.02"])]
+        assert said == ["yes", "no", "no", "yes", "no"]
+
+
+def test_the_last_failure_is_a_no_and_costs_one() -> None:
+    """A failing first half uses up one failure; the last one is answered no, then everything is exhausted."""
+    found = verdicts(SURE | {"side": "both", "failures": 2}, ["0.99", "0", "0.5"])
+    assert [(b["verdict"], b["failures_left"], b["queries_left"]) for b in found] == [
+        ("no", 1, 49), ("no", 0, 48), ("exhausted", 0, 48),
+    ]  # fmt: skip
+    found = verdicts(SURE | {"queries": 3}, ["0.1", "0.2", "0.3", "0.4"])
+    assert [b["verdict"] for b in found] == ["yes", "yes", "yes", "exhausted"]
+
+
+@pytest.mark.parametrize(
+    ("method", "epsilon", "side", "table"),
+    [
+        ("sparse_vector", 24, "both", EXAMPLE_TABLE),
+        ("one_query", 16, "both", EXAMPLE_TABLE),
+        ("tight", 24, "over", REPLACE_TABLE),
+    ],
+)
+def test_the_price_holds_exactly(method: str, epsilon: int, side: str, table: Any) -> None:
+    """All transcripts of a gate with one failure keep epsilon, and use much of it."""
+    given: dict[str, Any] = {"method": method, "epsilon": epsilon, "groups": 6, "queries": 1, "failures": 1}
+    params, moved = HoldoutParams(**given, side=side), GATE.changed(table)
+    query = GATE.Query(estimator="accuracy", columns=("amount",), claim=Fraction(1))
+
+    def law(values: list[float]) -> Any:
+        known = PerGroup(np.array(values))
+
+        def draw(source: Source) -> str:
+            state = GATE.open(params, table, source)
+            return str(GATE.answer(params, table, state, query, known, source)[0].body["verdict"])
+
+        return outputs(draw, tail=1e-5 * math.exp(-epsilon))
+
+    a, b = law([0.0] * 6), law([0.0] * (6 - moved) + [2.0] * moved)
+    assert oracle.divergence(a, b, epsilon) <= 1e-4
+    assert oracle.smallest_epsilon(a, b, 1e-3) > 1
+
+
+def test_a_gate_that_forgets_the_second_group_is_caught() -> None:
+    """Half of a failure's epsilon is the verdict's, half the median's; under replace two groups may change, and noise for
+    one lets the median lose twice its share.
+    """
+    params = HoldoutParams(epsilon=4, groups=2, queries=1, failures=1, correct={"kind": "set", "values": [0, 1]})
+
+    def widest(changed: int) -> float:
+        span = params.correct
+        assert span is not None
+        a, b = (outputs(lambda s, v=v: _corrected(params, span, changed, np.full(2, v), s)) for v in (0.0, 1.0))
+        losses = [math.log(a[x] / b[x]) for x in a]
+        return max(losses) - min(losses)
+
+    assert GATE.engine(params, REPLACE_TABLE) == Engine(Fraction(2), 2, 1)
+    assert widest(2) <= 2 + 1e-9
+    assert widest(1) > 3.9
+
+
+def test_corrected_values_are_medians() -> None:
+    found = verdicts(SURE | {"correct": GRID}, ["0.99", "0.1"])
+    assert found[0]["corrected"] == pytest.approx(0.5, abs=0.011) and found[0]["corrected_guarantee"] == "heuristic"
+    assert "corrected" not in found[1]
+    free = {"method": "description_length", "groups": 100, "queries": 5, "failures": 2, "correct": GRID}
+    assert verdicts(free, ["0.99"], table=OPEN_TABLE)[0]["corrected"] == 0.49
+
+
+# --- without noise ----------------------------------------------------------------------------------------------------
+
+
+def test_noise_free_methods_claim_nothing() -> None:
+    """Their event is none, it costs nothing, and it cannot hide inside another."""
+    params = HoldoutParams(method="description_length", groups=10)
+    assert GATE.event(params, OPEN_TABLE) == Unprotected() == from_json(to_json(Unprotected()))
+    assert Unprotected().approximate() == (0, 0) and Unprotected().renyi(Fraction(2)) == (0, 0)
+    for hidden in (lambda: Composed((Pure(Fraction(1)), Unprotected())), lambda: Repeated(Unprotected(), 2)):
+        with pytest.raises(PlanRefused, match="without a privacy claim"):
+            hidden()
+    with pytest.raises(PlanRefused):
+        Unprotected().group(2)
+
+
+def test_description_length_counts_transcripts() -> None:
+    """The analyst's possible questions for k = 3, ell = 1, by playing all answers: three nodes, as the size assumes."""
+    for k, ell in ((3, 1), (5, 2), (6, 6)):
+        played = set()
+        for bits in product("yn", repeat=k):
+            for j in range(k):
+                if bits[:j].count("n") < ell:
+                    played.add(bits[:j])
+        assert len(played) == sum(math.comb(k, i) for i in range(1, ell + 1))
+        # and that is the number of nodes inside the size
+        promise = Promise(k, ell, 0.05, 0.24, 0.2)
+        assert description_length_groups(promise) == math.ceil((math.log(len(played)) + math.log(40)) / 0.0498471)
+
+
+def test_description_length_keeps_its_promise_against_an_adaptive_analyst() -> None:
+    """At the proven size: claims 1.2 sd off fail and honest ones pass, for a climber that keeps what passes."""
+    rng = np.random.default_rng(0)
+    size = sizes(
+        HoldoutParams(method="description_length", groups=2, queries=200, failures=10, rho="0.24", alpha="0.2")
+    )
+    m = size["description_length"]
+    params = {
+        "method": "description_length",
+        "groups": m,
+        "queries": 200,
+        "failures": 10,
+        "rho": "0.24",
+        "alpha": "0.2",
+    }
+    session = claims(params, [], OPEN_TABLE)
+    data, boost = rng.normal(size=(m, 190)), np.zeros(m)
+    for j in range(190):
+        query = session.mechanism.Query(estimator="accuracy", columns=("amount",), claim="0.1", candidate=str(j))
+        body = session.ask(query, PerGroup(data[:, j])).body
+        assert body["verdict"] == "yes" and body["guarantee"] == "proven"  # the claim is 0.1 sd off: honest
+        boost += data[:, j] * np.sign(np.median(data[:, j]))
+    boost /= math.sqrt(190)
+    for claim in ("0.5", "1.8"):
+        query = session.mechanism.Query(estimator="accuracy", columns=("amount",), claim=claim, candidate="boosted")
+        verdict = session.ask(query, PerGroup(boost)).body["verdict"]
+        assert verdict == "no" if claim == "1.8" else verdict in ("yes", "no")
+
+
+def test_splitting_uses_every_group_once() -> None:
+    """Query j sees its own groups only."""
+    values = np.repeat([0.0, 1.0, 0.0, 1.0], 5)
+    params = {"method": "splitting", "groups": 20, "queries": 4, "failures": 4}
+    assert [b["verdict"] for b in verdicts(params, ["0.5"] * 4, values, OPEN_TABLE)] == ["no", "yes", "no", "yes"]
+
+
+# --- what is proven ---------------------------------------------------------------------------------------------------
+
+WANTED = {"queries": 1000, "failures": 10}
+
+
+def priced(method: str, groups: int, share: float = 1.0, **more: Any) -> HoldoutParams:
+    """A session at the theorem's own epsilon and delta, or a share of the epsilon."""
+    promise = Promise(1000, 10, 0.05, 0.2, 0.1)
+    _, _, epsilon, delta, _ = sparse_vector_groups(promise)
+    if method == "tight":
+        epsilon, delta = tight_groups(promise).epsilon, tight_groups(promise).delta
+    exact = [Fraction(math.floor(x * share_ * 10**15), 10**15) for x, share_ in ((epsilon, share), (delta, 1))]
+    return HoldoutParams(method=method, epsilon=exact[0], delta=exact[1], groups=groups, **WANTED, **more)
+
+
+def test_proven_needs_the_papers_groups() -> None:
+    for method, groups in (("sparse_vector", 1_821_222), ("tight", 823_221)):
+        assert proven(priced(method, groups + 400), 1)
+        assert not proven(priced(method, groups // 2), 1)
+    for method, groups in (("description_length", 5_692), ("splitting", 1_047_000)):
+        assert proven(HoldoutParams(method=method, groups=groups, **WANTED), 1)
+        assert not proven(HoldoutParams(method=method, groups=groups - 1, **WANTED), 1)
+
+
+def test_less_epsilon_needs_more_groups() -> None:
+    """A smaller price is more noise: it is not proven at the size of a larger price. More than the theorem allows never is."""
+    assert not proven(priced("sparse_vector", 1_821_222 + 400, 0.5), 1)
+    assert proven(priced("sparse_vector", 4_000_000, 0.5), 1)
+    assert not proven(priced("sparse_vector", 10**7, 1.1), 1)
+    assert not proven(priced("sparse_vector", 1_100_000), 1)
+    # under replace a unit touches two groups, so one group's change costs half, and noise is twice as large
+    assert proven(priced("sparse_vector", 10**7, 1.9), 2)
+
+
+def test_unproven_sessions_are_refused_when_proof_is_required() -> None:
+    few = priced("sparse_vector", 2000, require="proven")
+    with pytest.raises(
+        PlanRefused, match=r"2000 groups prove nothing .* about 1821222 groups, epsilon 0.0303.* tight with 823221"
+    ):
+        GATE.event(few, EXAMPLE_TABLE)
+    with pytest.raises(
+        PlanRefused, match="cheapest proven method on this table is description_length with 5692 groups"
+    ):
+        GATE.event(few, OPEN_TABLE)
+    assert isinstance(GATE.event(priced("tight", 900_000, require="proven"), EXAMPLE_TABLE), Approximate)
+    assert GATE.event(HoldoutParams(epsilon="1", groups=10), EXAMPLE_TABLE) == SparseVector(Fraction(1))
+
+
+def test_corrections_are_proven_too() -> None:
+    """With enough groups both guarantees are proven, and they share beta."""
+    params = priced("sparse_vector", 3_000_000, correct=GRID, beta="0.1")
+    assert proven(params, 1) and _correction_proven(params, 1)
+    assert not _correction_proven(priced("sparse_vector", 20_000, correct=GRID, beta="0.1"), 1)
+    free = HoldoutParams(method="description_length", groups=30_000, correct=GRID, **WANTED)
+    assert proven(free, 1) and _correction_proven(free, 1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"groups": 10}, "needs an epsilon"),
+        ({"groups": 10, "method": "splitting", "epsilon": 1}, "leave epsilon and delta out"),
+        ({"groups": 10, "method": "splitting"}, "at least one fresh group"),
+        ({"groups": 10, "epsilon": 1, "rho": "0.3"}, "rho < 1/4"),
+        ({"groups": 1, "epsilon": 1}, "groups"),
+    ],
+)
+def test_impossible_gates_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, InvalidInput), match=message):
+        HoldoutParams.model_validate(fields)
+
+
+def test_ties_and_empty_groups_count_on_both_sides() -> None:
+    """All groups equal to the claim pass either side; a state survives JSON."""
+    assert verdicts(SURE | {"side": "both"}, ["0.5"], np.full(100, 0.5))[0]["verdict"] == "yes"
+    assert State({"asked": 0}).data == {"asked": 0}
