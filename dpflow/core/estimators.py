@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Annotated, Any
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from dpflow.core.declaration import Exact
@@ -16,7 +18,9 @@ from dpflow.core.mechanism import Params
 from dpflow.core.statistics import Rows
 from dpflow.errors import InvalidInput, UnknownName
 
-__all__ = ["Estimator", "EstimatorQuery", "Rows", "Subject"]
+__all__ = ["Estimator", "EstimatorQuery", "FromMoments", "Rows", "Subject"]
+
+Floats = NDArray[np.float64]
 
 
 class EstimatorQuery(Params):
@@ -54,6 +58,25 @@ class Subject:
 
 
 @dataclass(frozen=True)
+class FromMoments:
+    """An estimator as a function of exact sums, one number per group: the database adds up, and no row leaves it.
+
+    Attributes:
+        measures: what it needs, of those of `GroupMoments`.
+        function: from measure to its numbers, to the estimates; not finite means that the estimator fails on the group.
+    """
+
+    measures: tuple[str, ...]
+    function: Callable[[Mapping[str, Floats]], Floats]
+
+    def values(self, moments: Mapping[str, Floats], default: float) -> Floats:
+        """One estimate per group, or the default."""
+        with np.errstate(all="ignore"):
+            found = self.function(moments)
+        return np.where(np.isfinite(found), found, default)
+
+
+@dataclass(frozen=True)
 class Estimator:
     """A named function of (rows of one group, `Subject`) with a default for failures.
 
@@ -64,6 +87,7 @@ class Estimator:
         options: the options it knows, with their defaults.
         model: whether it scores a candidate: "" no, "one" a model, "two" a model and a rival.
         columns: how many columns it needs at least.
+        moments: the same as a function of sums; used where the columns are bounded.
     """
 
     name: str
@@ -73,6 +97,7 @@ class Estimator:
     options: Mapping[str, Fraction] = field(default_factory=dict)
     model: str = "one"
     columns: int = 1
+    moments: FromMoments | None = None
 
     def filled(self, query: EstimatorQuery) -> dict[str, Fraction]:
         """The query's options with defaults. Raises `UnknownName` or `InvalidInput` before anything is read."""

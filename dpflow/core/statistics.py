@@ -74,6 +74,24 @@ class GroupValues:
 
 
 @dataclass(frozen=True)
+class GroupMoments:
+    """Exact sums per holdout group of one or two bounded columns x and y: what some estimators are functions of.
+
+    Rows in which one of them has no value are left out. The answer maps each measure to one float per group, 0 for an empty
+    one, in the columns' own units. Sums are of integers, so no order of the rows can reach another group's number.
+
+    Attributes:
+        groups: number of groups m, formed as for `GroupValues`.
+        columns: x, or x and y.
+        measures: of ``n`` (rows), ``x`` (sum), ``equal`` (rows with x = y), and ``xx``, ``yy``, ``xy`` (n sum(xy) - sum(x) sum(y)).
+    """
+
+    groups: int
+    columns: tuple[str, ...]
+    measures: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Records:
     """Rows of several columns for a learner, as exact integers.
 

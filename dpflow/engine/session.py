@@ -22,7 +22,7 @@ from dpflow.core.mechanism import InteractiveMechanism, State, Verdict
 from dpflow.core.randomness import SystemSource
 from dpflow.core.statistics import GroupValues, PerGroup
 from dpflow.engine.candidate import Candidate
-from dpflow.engine.holdout import group_values
+from dpflow.engine.holdout import group_values, summed
 from dpflow.engine.occasion import Occasion
 from dpflow.engine.plan import Plan, digest
 from dpflow.engine.release import check_scope
@@ -158,6 +158,8 @@ class Session:
         if candidate is not None and candidate.predict is not None:
             given = candidate.submission
             subject = Subject(query.columns, options, given.label, candidate.predict, candidate.score, candidate.rival)
+        if sums := summed(self._private, statistic, estimator):
+            self._private.check(sums, self._plan.request.blocks)
         default = estimator.default if query.default is None else float(query.default)
         secret = bytes.fromhex(self._ledger.commitment(self._plan.request.scope.encode(), "partition"))
         blocks = self._plan.request.blocks

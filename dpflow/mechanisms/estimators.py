@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpflow.core.estimators import Estimator, Rows, Subject
+from dpflow.core.estimators import Estimator, FromMoments, Rows, Subject
 from dpflow.hookspecs import hookimpl
 
 Floats = NDArray[np.float64]
@@ -94,6 +94,11 @@ def _difference(rows: Rows, subject: Subject) -> float:
     return float(np.mean(truth == _predicted(rows, subject)) - np.mean(truth == theirs))
 
 
+def _agreement(rows: Rows, subject: Subject) -> float:
+    x, y = _complete(rows, subject)[:, :2].T
+    return float(np.mean(x == y))
+
+
 def _mean(rows: Rows, subject: Subject) -> float:
     return float(_column(rows, subject, 0).mean())
 
@@ -155,12 +160,58 @@ SCORES = (
     Estimator("difference", "accuracy of a model minus its rival's", 0.0, _difference, model="two"),
 )
 COLUMNS = (
-    Estimator("column_mean", "mean of a column", 0.0, _mean, model=""),
-    Estimator("column_variance", "variance of a column", 0.0, _variance, model=""),
-    Estimator("column_deviation", "standard deviation of a column", 0.0, _deviation, model=""),
+    Estimator(
+        "column_agreement",
+        "share of rows in which two columns are equal: the accuracy of stored predictions",
+        0.0,
+        _agreement,
+        model="",
+        columns=2,
+        moments=FromMoments(("n", "equal"), lambda m: m["equal"] / m["n"]),
+    ),
+    Estimator(
+        "column_mean",
+        "mean of a column",
+        0.0,
+        _mean,
+        model="",
+        moments=FromMoments(("n", "x"), lambda m: m["x"] / m["n"]),
+    ),
+    Estimator(
+        "column_variance",
+        "variance of a column",
+        0.0,
+        _variance,
+        model="",
+        moments=FromMoments(("n", "xx"), lambda m: m["xx"] / (m["n"] * (m["n"] - 1))),
+    ),
+    Estimator(
+        "column_deviation",
+        "standard deviation of a column",
+        0.0,
+        _deviation,
+        model="",
+        moments=FromMoments(("n", "xx"), lambda m: np.sqrt(m["xx"] / (m["n"] * (m["n"] - 1)))),
+    ),
     Estimator("column_quantile", "p-quantile of a column", 0.0, _quantile, {"p": Fraction(1, 2)}, model=""),
-    Estimator("column_correlation", "correlation of two columns", 0.0, _correlation, model="", columns=2),
-    Estimator("column_slope", "regression slope of the first column on the second", 0.0, _slope, model="", columns=2),
+    Estimator(
+        "column_correlation",
+        "correlation of two columns",
+        0.0,
+        _correlation,
+        model="",
+        columns=2,
+        moments=FromMoments(("xx", "yy", "xy"), lambda m: m["xy"] / np.sqrt(m["xx"] * m["yy"])),
+    ),
+    Estimator(
+        "column_slope",
+        "regression slope of the first column on the second",
+        0.0,
+        _slope,
+        model="",
+        columns=2,
+        moments=FromMoments(("yy", "xy"), lambda m: m["xy"] / m["yy"]),
+    ),
     Estimator(
         "best_loss",
         "least squared error inside a group, first column on the others",

@@ -15,6 +15,7 @@ from dpflow.core.declaration import Join, Table, load_table
 from dpflow.core.statistics import (
     Answer,
     GroupedSums,
+    GroupMoments,
     Groups,
     GroupValues,
     Histogram,
@@ -30,6 +31,19 @@ from dpflow.tables import filters, sandbox, sql
 from dpflow.tables.bounding import KEY_BITS, MOST_ROWS, Cut, Value, cut_rows, cut_values, numbered
 from dpflow.tables.joins import Joined
 from dpflow.tables.unbounded import TableColumn, keep
+
+#: The largest grid integer whose products, added up and multiplied by a number of rows, stay within 128 bits.
+MOST_SQUARED = 2**30
+
+#: Measures of `GroupMoments`, in grid steps. The difference of products is exact before it becomes a double.
+_MEASURES = {
+    "n": "count(*)",
+    "x": "sum(x)",
+    "equal": "count_if(x = y)",
+    "xx": "CAST(count(*) AS HUGEINT) * sum(x * x) - sum(x) * sum(x)",
+    "yy": "CAST(count(*) AS HUGEINT) * sum(y * y) - sum(y) * sum(y)",
+    "xy": "CAST(count(*) AS HUGEINT) * sum(x * y) - sum(x) * sum(y)",
+}
 
 
 class PrivateTable:
@@ -82,7 +96,7 @@ class PrivateTable:
                 else:
                     reading.column(name)
 
-    def check(self, statistic: Statistic, blocks: Sequence[str] = ()) -> None:
+    def check(self, statistic: Statistic | GroupMoments, blocks: Sequence[str] = ()) -> None:
         """Check one request against the catalog, before anything is charged; reads no row.
 
         Raises:
@@ -102,6 +116,8 @@ class PrivateTable:
             elif isinstance(statistic, UnboundedValues):
                 reading.check_keys(statistic)
                 reading.unbounded(statistic)
+            elif isinstance(statistic, GroupMoments):
+                reading.moments(statistic, b"")
             else:
                 reading.grouped(statistic, b"")
 
@@ -145,7 +161,7 @@ class PrivateTable:
         """Rows of the named blocks (or all) for holdout estimators: the group of each row, the requested columns as arrays.
 
         A unit's group, 0 to groups-1, is a keyed hash of the unit: its rows are all in one group, and who shares a group is
-        unknown without the secret. Each unit keeps at most ``limits.rows`` rows. Numbers, dates and truth values come as
+        unknown without the secret. No row is cut: a unit may change its whole group. Numbers, dates and truth values come as
         float64 within their declared bounds (missing: the declared number, or NaN), text as str or None.
         """
         with sandbox.opened(self.declaration.database, self._what) as connection:
@@ -153,6 +169,35 @@ class PrivateTable:
             found = reading.arrays(reading.grouped(request, secret))
         columns = {name: _plain(found[f"x{i}"]) for i, name in enumerate(request.columns)}
         return _int64(found["bucket"]), columns
+
+    def sums_exactly(self, request: GroupMoments) -> bool:
+        """Whether the declared bounds let every sum be an exact integer; columns that are compared need one grid."""
+        columns = [self.declaration.column(name) for name in request.columns]
+        if any(column.lower is None or max(map(abs, column.grid())) > MOST_SQUARED for column in columns):
+            return False
+        return "equal" not in request.measures or len({column.step for column in columns}) == 1
+
+    def group_moments(
+        self, request: GroupMoments, secret: bytes, blocks: Sequence[str]
+    ) -> dict[str, NDArray[np.float64]]:
+        """Each measure of each holdout group; groups are those of `grouped_rows`. For requests that `sums_exactly`."""
+        with sandbox.opened(self.declaration.database, self._what) as connection:
+            reading = self._reading(connection, blocks)
+            found = reading.arrays(reading.moments(request, secret))
+        steps = [float(self.declaration.column(name).step) for name in request.columns]
+        unit = {
+            "n": 1.0,
+            "equal": 1.0,
+            "x": steps[0],
+            "xx": steps[0] ** 2,
+            "yy": steps[-1] ** 2,
+            "xy": steps[0] * steps[-1],
+        }
+        answer = {}
+        for name in request.measures:
+            answer[name] = np.zeros(request.groups)
+            answer[name][_int64(found["bucket"])] = unit[name] * np.asarray(found[f"m_{name}"], dtype=np.float64)
+        return answer
 
 
 class _Reading:
@@ -406,14 +451,26 @@ class _Reading:
 
     def grouped(self, request: GroupValues, secret: bytes) -> str:
         """The query of rows by holdout group."""
+        outputs = [self._bucket(request.groups, secret)]
+        for i, name in enumerate(request.columns):
+            outputs.append(f"{sql.number(self.column(name), self._table.column(name))} AS x{i}")
+        return f"SELECT * EXCLUDE (unit, part) FROM ({self._select(outputs)})"
+
+    def moments(self, request: GroupMoments, secret: bytes) -> str:
+        """The query of sums by holdout group: one GROUP BY."""
+        outputs = [self._bucket(request.groups, secret)]
+        for name, column in zip("xy", request.columns):
+            outputs.append(f"{sql.grid(self.column(column), self._table.bounded(column))} AS {name}")
+        present = " AND ".join(f"{name} IS NOT NULL" for name, _ in zip("xy", request.columns))
+        measures = ", ".join(f"CAST({_MEASURES[name]} AS DOUBLE) AS m_{name}" for name in request.measures)
+        return f"SELECT bucket, {measures} FROM ({self._select(outputs)}) WHERE {present} GROUP BY bucket"
+
+    def _bucket(self, groups: int, secret: bytes) -> str:
+        """The holdout group of a row: a keyed hash of its unit."""
         unit = self.column(self._table.unit.column)
         text = sql.to_text(unit, sql.key(unit, "unit"))
         self.parameters = [secret.hex()]
-        bucket = f"md5_number_lower(? || coalesce('=' || {text}, '')) % {request.groups}"
-        outputs = [f"CAST({bucket} AS BIGINT) AS bucket"]
-        for i, name in enumerate(request.columns):
-            outputs.append(f"{sql.number(self.column(name), self._table.column(name))} AS x{i}")
-        return f"SELECT * EXCLUDE (unit, part) FROM ({cut_rows(self._select(outputs), self._table.limits.rows)})"
+        return f"CAST(md5_number_lower(? || coalesce('=' || {text}, '')) % {groups} AS BIGINT) AS bucket"
 
 
 def _int64(array: Any) -> NDArray[np.int64]:

@@ -13,7 +13,7 @@ import duckdb
 import numpy as np
 import pytest
 
-from dpflow.core.statistics import GroupedSums, GroupValues, Records, SortedValues
+from dpflow.core.statistics import GroupedSums, GroupMoments, GroupValues, Records, SortedValues
 from dpflow.errors import InvalidInput, PlanRefused, TableBusy, TableUnreadable
 from dpflow.tables import PrivateTable
 
@@ -162,13 +162,13 @@ def test_the_memory_limit_is_an_amount(make: Any, monkeypatch: pytest.MonkeyPatc
 
 
 def test_holdout_groups_keep_units_whole(make: Any) -> None:
-    """Every unit is in one group, groups follow the secret, rows are cut, and columns come as declared."""
+    """Every unit is in one group with all its rows, groups follow the secret, and columns come as declared."""
     rows = "CREATE TABLE data AS SELECT i // 5 AS u, i % 4 AS v, 't' || (i % 2) AS label FROM range(5000) t(i)"
     private = make(
         rows, columns={"v": {"lower": 0, "upper": 2}, "label": {}, "u": {"lower": 0, "upper": 9999}}, limits={"rows": 3}
     )
     groups, found = private.grouped_rows(GroupValues(8, ("v", "label", "u")), b"secret", ())
-    assert len(groups) == 3000 and set(groups.tolist()) == set(range(8))
+    assert len(groups) == 5000 and set(groups.tolist()) == set(range(8))
     assert all(len(set(groups[found["u"] == unit])) == 1 for unit in range(50))
     assert found["v"].dtype == np.float64 and set(found["v"].tolist()) == {0.0, 1.0, 2.0}
     assert set(found["label"].tolist()) == {"t0", "t1"}
@@ -197,6 +197,31 @@ def test_holdout_rows_of_an_empty_table(make: Any) -> None:
     """No rows give empty arrays, so that every group exists with nothing in it."""
     groups, found = make("CREATE TABLE data (u INT, v INT)").grouped_rows(GroupValues(4, ("v",)), b"k", ())
     assert len(groups) == 0 and len(found["v"]) == 0
+
+
+def test_holdout_sums_are_those_of_the_rows(make: Any) -> None:
+    """What the database adds up gives every estimator what its Python function gives on the rows, missing values included."""
+    from dpflow.core.estimators import Subject
+    from dpflow.mechanisms.estimators import COLUMNS
+
+    rows = """CREATE TABLE data AS SELECT i // 3 AS u, CASE WHEN i % 17 = 0 THEN NULL ELSE i % 11 END AS v,
+              CASE WHEN i % 13 = 0 THEN 'nan'::DOUBLE ELSE (i * 7 % 23) / 2 END AS w FROM range(3000) t(i)"""
+    bounds = {"lower": 0, "upper": 20, "step": "0.5"}
+    private = make(rows, columns={"v": bounds, "w": bounds, "far": {}}, limits={"rows": 1})
+    groups, found = private.grouped_rows(GroupValues(40, ("v", "w")), b"k", ())
+    for estimator in (e for e in COLUMNS if e.moments):
+        sums = GroupMoments(40, ("v", "w")[: estimator.columns], estimator.moments.measures)
+        assert private.sums_exactly(sums)
+        said = estimator.moments.values(private.group_moments(sums, b"k", ()), estimator.default)
+        subject = Subject(("v", "w"))
+        wanted = [estimator.value({n: x[groups == g] for n, x in found.items()}, subject) for g in range(40)]
+        assert said == pytest.approx(wanted, rel=1e-9), estimator.name
+    assert not private.sums_exactly(GroupMoments(40, ("far",), ("n", "x")))
+    wide = make(rows, columns={"v": {"lower": 0, "upper": 2**31}, "w": bounds})
+    assert not wide.sums_exactly(GroupMoments(40, ("v",), ("n", "x")))
+    assert not make(rows, columns={"v": {"lower": 0, "upper": 20}, "w": bounds}).sums_exactly(
+        GroupMoments(40, ("v", "w"), ("n", "equal"))
+    )
 
 
 def test_group_values_have_no_direct_answer(make: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from dpflow.core.calculator import Calculator
 from dpflow.core.mechanism import InteractiveMechanism
 from dpflow.hookspecs import hookimpl
-from dpflow_stable_median import bounds, planner
+from dpflow_stable_median import attacks, bounds, planner
 from dpflow_stable_median.answering import StableMedian
 from dpflow_stable_median.means import MeanQueries
 from dpflow_stable_median.weights import MultiplicativeWeights
@@ -20,4 +20,4 @@ def dpflow_register_mechanisms() -> list[InteractiveMechanism[Any, Any]]:
 
 @hookimpl
 def dpflow_register_calculators() -> list[Calculator[Any]]:
-    return [*planner.CALCULATORS, *bounds.CALCULATORS]
+    return [*planner.CALCULATORS, *bounds.CALCULATORS, *attacks.CALCULATORS]
