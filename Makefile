@@ -7,7 +7,7 @@ PACKAGES := $(wildcard plugins/*/dpflow_*)
 DISTRIBUTIONS := . $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo up down test lint slow browser bench lock clean
+.PHONY: setup demo up down test lint slow browser bench experiments lock clean
 
 setup: $(STAMP)
 
@@ -39,6 +39,9 @@ browser: setup
 
 bench: setup
 	$(BIN)/python -m bench
+
+experiments: setup
+	$(BIN)/python -m experiments
 
 lint: setup
 	$(BIN)/ruff check .
