@@ -23,6 +23,7 @@ BUILT_INS = (
     "dpflow.mechanisms.histogram",
     "dpflow.mechanisms.aggregates",
     "dpflow.mechanisms.private_histogram",
+    "dpflow.mechanisms.select",
     "dpflow.mechanisms.quantile",
     "dpflow.mechanisms.above_threshold",
     "dpflow.mechanisms.reusable_holdout",

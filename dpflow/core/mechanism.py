@@ -28,6 +28,15 @@ class Params(Strict):
     """Base of every parameter model: frozen, unknown fields refused."""
 
 
+@dataclass(frozen=True)
+class Instead:
+    """Another mechanism that a plan should take: its name, its parameters as a release file has them, and why."""
+
+    mechanism: str
+    params: dict[str, Any]
+    why: str
+
+
 class Mechanism(ABC, Generic[P]):
     """A release in one draw.
 
@@ -59,6 +68,10 @@ class Mechanism(ABC, Generic[P]):
 
     def error(self, params: P, table: Table) -> ErrorBound | None:
         """A bound on the noise before anything is spent, or None where it depends on the rows."""
+        return None
+
+    def instead(self, params: P, table: Table) -> Instead | None:
+        """For a front door to several mechanisms: the one that suits the declaration, or None for this one."""
         return None
 
 

@@ -8,6 +8,7 @@ Definitions, for every integer x, with q = exp(-1/scale):
     truncated Laplace  Pr[x] proportional to q^|x| for |x| <= radius
     matching           every perfect matching of n things equally likely
     choose             Pr[i] proportional to lengths[i] exp(-rate costs[i])   (the exponential mechanism over pieces)
+    permute_and_flip   the first i, in random order, that is kept with probability exp(-rate costs[i])
     choose_rows        Pr[i] proportional to exp(-rate costs[i]), one choice for each row of a matrix of costs
     uniform            Pr[x] = 1/n for 0 <= x < n
 
@@ -409,6 +410,34 @@ def _choose_part(costs: Ints, rate: Fraction, words: Words, source: Source) -> I
         below[i] = _choose_exactly([1] * len(row), row, rate, int(words[i]), source)
     chosen: Ints = below.astype(np.int64)
     return chosen
+
+
+def permute_and_flip(costs: npt.NDArray[Any], rate: Fraction, source: Source) -> int:
+    """Index of the first alternative, in uniformly random order, that is kept with probability exp(-rate costs[i]).
+
+    Args:
+        costs: integers from 0 to below 2^53, at least one of them 0, so that something is kept.
+        rate: the exact price of one unit of cost, 0 or more.
+        source: one word an alternative, more for a rare one.
+
+    Every alternative is looked at once at most, and its coin does not depend on the order. So all coins are thrown, and one of
+    those that were kept is chosen uniformly. For a coin, x exp(-x) < 1/2 bounds the float error of exp(-x) by 2^-48 (with
+    what `choose` assumes of numpy, by 2^-41), and u is below U by less than 2^-53: outside 2^-38 the float decides.
+    """
+    costs = np.asarray(costs)
+    if costs.ndim != 1 or costs.dtype.kind not in "iu" or not costs.size or costs.min() or costs.max() >= 2**53:
+        raise InvalidAmount("permute_and_flip needs integers from 0 to below 2^53, the least of them 0")
+    rate = _rational(rate, "a rate")
+    if rate < 0:
+        raise InvalidAmount(f"a rate is 0 or more, not {rate}")
+    words = source.words(len(costs))
+    u = (words >> np.uint64(11)) * 2.0**-53
+    p = np.exp(-costs.astype(np.float64) * float(min(rate, Fraction(2**900))))
+    kept = (u < p - 2.0**-38) | (costs == 0)
+    for i in np.flatnonzero((abs(u - p) <= 2.0**-38) & (costs != 0)):
+        kept[i] = _below_exp(int(costs[i]) * rate, int(words[i]), source)
+    places = np.flatnonzero(kept)
+    return int(places[source.below(len(places))])
 
 
 def uniform(n: int, size: int, source: Source) -> Ints:

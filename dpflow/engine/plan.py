@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
@@ -111,6 +111,14 @@ def make_plan(request: Request, registry: Registry, table: Table | None = None) 
         params = mechanism.Params.model_validate(request.params)
     except ValidationError as error:
         raise InvalidDeclaration(f"{request.name}: parameters of {mechanism.name}: {problems(error)}") from None
+    if isinstance(mechanism, Mechanism) and (other := mechanism.instead(params, table)):
+        if other.mechanism not in registry.mechanisms:
+            raise PlanRefused(f"{request.name}: {other.why}, but no installed distribution has it; install its plugin")
+        made = make_plan(
+            request.model_copy(update={"mechanism": other.mechanism, "params": other.params}), registry, table
+        )
+        note = f"{other.why}; {made.error.note}" if made.error else other.why
+        return replace(made, error=ErrorBound(made.error.half_width if made.error else {}, note))
     _check_blocks(request, table)
     request = request.model_copy(update={"where": PrivateTable(table, request.where).where})
     if table.holdout and not (isinstance(mechanism, InteractiveMechanism) and mechanism.exclusive):

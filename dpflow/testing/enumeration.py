@@ -140,6 +140,10 @@ def _choose(lengths: Sequence[int], costs: Sequence[int], rate: Fraction, source
     return source.pick(oracle.exponential_choice(lengths, costs, rate))
 
 
+def _permute_and_flip(costs: Any, rate: Fraction, source: Enumerator) -> int:
+    return source.pick(oracle.permute_and_flip(np.asarray(costs).tolist(), rate))
+
+
 def _choose_rows(costs: Any, rate: Fraction, source: Enumerator) -> Any:
     rows = [source.pick(oracle.exponential_choice([1] * len(row), row, rate)) for row in np.asarray(costs).tolist()]
     return np.array(rows, dtype=np.int64)
@@ -160,6 +164,7 @@ _LAWS: dict[str, Callable[..., Any]] = {
     "truncated_laplace": _truncated,
     "matching": _matching,
     "choose": _choose,
+    "permute_and_flip": _permute_and_flip,
     "choose_rows": _choose_rows,
     "uniform": _uniform,
     "bernoulli": _bernoulli,

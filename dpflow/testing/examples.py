@@ -72,6 +72,7 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "measures": (["count", "count_distinct", {"measure": "sum", "column": "amount"}], MEASURES),
     "of": ("units", OMIT),
     "k": (2,),
+    "selection": (OMIT, "exponential"),
     "groups": (20,),
     "failures": (2,),
     "queries": (12,),

@@ -21,6 +21,8 @@ from functools import lru_cache
 from itertools import product
 from typing import Any, TypeVar
 
+import numpy as np
+
 Probability = float | Fraction
 Distribution = Mapping[Any, Probability]
 Outcome = TypeVar("Outcome", bound=Hashable)
@@ -100,6 +102,19 @@ def exponential_choice(lengths: Sequence[int], costs: Sequence[int], rate: Fract
     """Pr[i] proportional to lengths[i] exp(-rate costs[i]), the law of `dpflow.core.samplers.choose`."""
     least = min(costs)
     return normalised({i: n * math.exp(-float(rate) * (c - least)) for i, (n, c) in enumerate(zip(lengths, costs))})
+
+
+def permute_and_flip(costs: Sequence[int], rate: Fraction) -> dict[int, float]:
+    """The law of `dpflow.core.samplers.permute_and_flip`: p_i times the integral of the product of 1 - t p_j, j not i, over
+    t in [0, 1], the part of the others that come before i."""
+    kept = [math.exp(-float(rate) * cost) for cost in costs]
+    law = {}
+    for i, p in enumerate(kept):
+        product = np.polynomial.Polynomial([1.0])
+        for j, other in enumerate(kept):
+            product *= np.polynomial.Polynomial([1.0, -other]) if j != i else 1.0
+        law[i] = p * float(product.integ()(1.0))
+    return law
 
 
 def thresholded_counts(counts: Mapping[str, int], scale: Fraction, threshold: int) -> dict[Any, float]:

@@ -34,6 +34,12 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("private_histogram", {"by": "word", "epsilon": "4", "delta": "0.01", "of": "units"}),
     ("quantile", {"column": "score", "epsilon": "1"}),
     ("quantile", {"column": "score", "epsilon": "1", "p": "1/3"}),
+    ("quantiles", {"column": "score", "epsilon": "1", "quantiles": ["1/3", "1/2", "9/10"]}),
+    ("median", {"column": "score", "epsilon": "1"}),
+    ("minimum", {"column": "score", "epsilon": "1"}),
+    ("maximum", {"column": "score", "epsilon": "1", "tail": "1/5"}),
+    ("arg_max", {"by": "kind", "epsilon": "1"}),
+    ("top_k", {"by": "kind", "k": 2, "epsilon": "1", "of": "units"}),
 ]
 
 

@@ -29,6 +29,7 @@ from dpflow.core.samplers import (
     geometric,
 )
 from dpflow.errors import InvalidAmount, InvalidInput
+from dpflow.testing import oracle
 from dpflow.testing.sources import ScriptedSource
 
 Sampler = Callable[[Fraction, int, Source], npt.NDArray[np.int64]]
@@ -528,6 +529,39 @@ def test_choose_rows_takes_no_rows_and_large_costs() -> None:
             samplers.choose_rows(wrong, F(1), SOURCE)
     with pytest.raises(InvalidAmount):
         samplers.choose_rows(np.array([[0, 1]]), F(-1), SOURCE)
+
+
+@pytest.mark.parametrize("costs", [[0], [0, 0, 3], [5, 0, 2, 1], [0, 10**6]])
+def test_permute_and_flip_has_the_stated_distribution(costs: list[int]) -> None:
+    """Frequencies against the law's integral; a rate ten percent off is noticed where there is anything to notice."""
+    rate, draws = F(1, 3), 40_000
+    drawn = [samplers.permute_and_flip(np.array(costs), rate, SystemSource()) for _ in range(draws)]
+    counts = np.bincount(drawn, minlength=len(costs))
+
+    def p(claimed: Fraction) -> float:
+        law = np.array(list(oracle.permute_and_flip(costs, claimed).values())) * draws
+        return float(stats.chisquare(counts[law > 1], law[law > 1] / law[law > 1].sum() * counts[law > 1].sum()).pvalue)
+
+    assert len(costs) == 1 or max(costs) > 5 or p(rate) > 1e-6
+    assert len(costs) < 4 or p(rate * F(4, 5)) < 1e-6
+    assert len(costs) > 2 or set(drawn) == {0}
+
+
+@pytest.mark.parametrize("rate", [F(7, 3), F(22, 7), F(1, 1000)], ids=str)
+def test_permute_and_flip_cuts_are_exact(rate: Fraction) -> None:
+    """The coin's cut lies within 2^-108 of exp(-rate cost); the last word then chooses the second of two that are kept."""
+    with localcontext(prec=80):
+        exact = int(exp(3 * rate) * 2**128)
+    for u, index in ((exact - 2**20, 1), (exact + 2**20, 0)):
+        source = ScriptedSource([0, u >> 64, u & (2**64 - 1), 2**63])
+        assert samplers.permute_and_flip(np.array([0, 3]), rate, source) == index
+
+
+@pytest.mark.parametrize("costs", [[1, 2], [], [0, -1], [0, 2**53], [[0, 1]], [0.0, 1.0]])
+def test_permute_and_flip_refuses_what_it_cannot_weigh(costs: Any) -> None:
+    """Costs are integers from 0, one of them 0."""
+    with pytest.raises(InvalidAmount):
+        samplers.permute_and_flip(np.array(costs), F(1), SystemSource())
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 10, 1000])

@@ -9,8 +9,25 @@ from itertools import product
 import numpy as np
 import pytest
 
+from dpflow.core.declaration import Table
+from dpflow.core.events import BoundedRange, Repeated
+from dpflow.core.randomness import SystemSource
 from dpflow.core.statistics import Histogram
+from dpflow.errors import InvalidInput
 from dpflow.mechanisms.quantile import pieces
+from dpflow.registry import Registry
+from dpflow.testing.examples import plan
+
+REGISTRY = Registry.load()
+TABLE = Table.model_validate(
+    {
+        "name": "t",
+        "database": "t.duckdb",
+        "unit": {"column": "user"},
+        "limits": {"rows": 2},
+        "columns": {"user": {}, "score": {"lower": 0, "upper": 1000}, "open": {}},
+    }
+)
 
 
 def histogram(values: tuple[int, ...]) -> Histogram:
@@ -67,3 +84,67 @@ def test_pieces_cover_the_grid_once() -> None:
     starts, lengths, _ = pieces(histogram((0, 9, 9, 4)), 0, 9, Fraction(1, 2))
     covered = [point for start, length in zip(starts, lengths, strict=True) for point in range(start, start + length)]
     assert sorted(covered) == list(range(10))
+
+
+@pytest.mark.parametrize(("low", "high", "count"), [(-(2**62), 2**62, 3), (0, 2**62, 2**55), (-5, 5, 2**61)])
+def test_costs_do_not_overflow(low: int, high: int, count: int) -> None:
+    """Ranges and counts at the ends of what a plan allows give the costs of exact integers."""
+    data = Histogram(np.array([low, 1, high], dtype=np.int64), np.array([count, 1, 1], dtype=np.int64))
+    p = Fraction(1, 10**6)
+    starts, lengths, costs = pieces(data, low, high, p)
+    assert sum(map(int, lengths)) == high - low + 1
+    total = count + 2
+
+    def cost(v: int) -> int:
+        below = sum(n for x, n in ((low, count), (1, 1), (high, 1)) if x < v)
+        above = sum(n for x, n in ((low, count), (1, 1), (high, 1)) if x > v)
+        return max(10**6 * below - total, 10**6 * above - (10**6 - 1) * total)
+
+    exact = [cost(int(v)) for v in starts]
+    assert costs.tolist() == [min(one - min(exact), 2**53 - 1) for one in exact]
+
+
+def test_several_quantiles_ascend_and_are_near() -> None:
+    """Nine deciles of evenly spread rows: in ascending order, each within the rank that the plan promises."""
+    mechanism = REGISTRY.mechanism("quantiles")
+    params, event = plan(
+        mechanism, TABLE, {"column": "score", "epsilon": "1", "quantiles": [f"0.{i}" for i in range(9, 0, -1)]}
+    )
+    assert event == Repeated(BoundedRange(Fraction(1, 9)), 9)
+    bound = mechanism.error(params, TABLE)
+    assert bound is not None
+    rank = bound.half_width["rank (rows)"]
+    data = Histogram(np.arange(1001), np.full(1001, 10))
+    for _ in range(20):
+        rows = mechanism.draw(params, TABLE, data, SystemSource()).rows
+        assert [row.measure for row in rows] == [f"quantile {Fraction(i, 10)}" for i in range(1, 10)]
+        values = [float(row.value or 0) for row in rows]
+        assert values == sorted(values)
+        assert sum(abs(10 * v - 10010 * i / 10) > rank + 10 for i, v in enumerate(values, 1)) == 0
+
+
+def test_the_ends_are_a_tail_away() -> None:
+    """About one percent of the rows lies beyond the minimum and the maximum."""
+    data = Histogram(np.arange(1001), np.full(1001, 1000))
+    for name, wanted in (("minimum", 10), ("maximum", 990)):
+        mechanism = REGISTRY.mechanism(name)
+        params, _ = plan(mechanism, TABLE, {"column": "score", "epsilon": "1"})
+        (row,) = mechanism.draw(params, TABLE, data, SystemSource()).rows
+        assert row.measure == name
+        assert abs(float(row.value or 0) - wanted) <= 5
+
+
+@pytest.mark.parametrize(
+    ("name", "raw"),
+    [
+        ("quantiles", {"quantiles": []}),
+        ("quantiles", {"quantiles": ["1/2", "0.5"]}),
+        ("quantiles", {"quantiles": ["1"]}),
+        ("minimum", {"tail": 0}),
+        ("median", {"p": "1/4"}),
+    ],
+)
+def test_quantiles_that_mean_nothing_are_refused(name: str, raw: dict[str, object]) -> None:
+    """None, one twice, one outside of (0, 1), a median of another rank."""
+    with pytest.raises(InvalidInput):
+        plan(REGISTRY.mechanism(name), TABLE, {"column": "score", "epsilon": "1", **raw})

@@ -1,0 +1,160 @@
+"""The public keys with the highest counts, one (`arg_max`) or several (`top_k`): their names, not their counts.
+
+Definition: a score per declared key, its rows or units after the cut. `top_k` chooses k times among the keys that are left, by
+
+- *permute-and-flip*: keys in random order, the first that is kept with probability exp(-rate (best - score)); or
+- *exponential*: a key with probability proportional to exp(rate score).
+
+Claim: let D be the most that one unit adds to a score (1 for units, the rows per group for rows; how many keys it reaches does
+not matter). Under add-remove all scores move in one direction by at most D, and rate = epsilon/(k D) makes each choice
+epsilon/k-DP; under replace they move both ways and it is half of that. Proof: permute-and-flip is report-noisy-max with
+exponential noise of rate ``rate`` (Ding et al. 2021). With all other noise fixed, key i wins if its noise exceeds the best of
+the others minus its own score; that number moves by at most D under add-remove, by 2 D under replace, and the noise's tail
+by a factor exp(rate D) or exp(2 rate D). The exponential choice has losses within an interval of that length (bounded range).
+
+Which: permute-and-flip is never worse at the same rate (McKenna, Sheldon 2020, Theorem 2). With a delta, k exponential choices
+cost k rate^2 D^2/8 in zCDP and may take a higher rate; ``auto`` takes the higher one, and the plan says which.
+
+Error: with probability 95 % every choice has a score within ln(20 k K)/rate of the best one left, K keys in all.
+
+When not to use it: if the counts are wanted too, a histogram has both; for keys that are themselves private.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Annotated, Literal, TypeVar
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from dpflow.core.amounts import Delta, Epsilon
+from dpflow.core.declaration import Table
+from dpflow.core.events import BoundedRange, Event, Pure, Repeated
+from dpflow.core.mechanism import Mechanism, Params
+from dpflow.core.noise import FAILURE, rho_for
+from dpflow.core.randomness import Source
+from dpflow.core.results import ErrorBound, Result, Row
+from dpflow.core.samplers import choose, permute_and_flip
+from dpflow.core.statistics import Answer, GroupedSums
+from dpflow.errors import PlanRefused
+from dpflow.hookspecs import hookimpl
+
+P = TypeVar("P", bound="ArgMaxParams")
+MOST_COST = 2**53 - 1  # scores further below the best one count as that far: what is never chosen anyway
+
+
+class ArgMaxParams(Params):
+    """``by``: a column with public keys. ``epsilon``: the price of everything. ``of``: score keys by rows or units. ``delta``:
+    allows exponential choices at a higher rate. ``selection``: permute-and-flip, exponential or auto.
+    """
+
+    by: str
+    epsilon: Epsilon
+    of: Literal["rows", "units"] = "rows"
+    delta: Delta = Fraction(0)
+    selection: Literal["auto", "permute-and-flip", "exponential"] = "auto"
+
+    @model_validator(mode="after")
+    def _check(self) -> ArgMaxParams:
+        if self.delta and self.selection == "permute-and-flip":
+            raise ValueError("permute-and-flip needs no delta; leave it out")
+        return self
+
+
+class TopKParams(ArgMaxParams):
+    """As `ArgMaxParams`. ``k``: how many keys, from 1 to 1000."""
+
+    k: Annotated[int, Field(ge=1, le=1000)]
+
+
+@dataclass(frozen=True)
+class Choices:
+    """k choices: the claim of each, and how they are made."""
+
+    count: int
+    one: Pure | BoundedRange
+    rate: Fraction
+
+    @property
+    def event(self) -> Event:
+        """The claim of all."""
+        return self.one if self.count == 1 else Repeated(self.one, self.count)
+
+
+class _Select(Mechanism[P]):
+    def _count(self, params: P) -> int:
+        return params.k if isinstance(params, TopKParams) else 1
+
+    def _most(self, params: P, table: Table) -> int:
+        return 1 if params.of == "units" else table.cut(params.by)[1]
+
+    def choices(self, params: P, table: Table) -> Choices:
+        """How each of the choices is made. Raises `PlanRefused` if there are fewer keys than are wanted."""
+        count, size = self._count(params), len(table.keys(params.by))
+        if count > size:
+            raise PlanRefused(f"column {params.by!r} declares {size} keys, fewer than k: {count}; ask for fewer")
+        flip = exponential = params.epsilon / count
+        if params.delta:
+            exponential = max(exponential, _bounded_range(rho_for(params.epsilon, params.delta) / count))
+        flips = params.selection == "permute-and-flip" or (params.selection == "auto" and flip >= exponential)
+        epsilon = flip if flips else exponential
+        moved = self._most(params, table) * (2 if table.neighbours == "replace" else 1)
+        return Choices(count, Pure(epsilon) if flips else BoundedRange(epsilon), epsilon / moved)
+
+    def event(self, params: P, table: Table) -> Event:
+        return self.choices(params, table).event
+
+    def statistic(self, params: P, table: Table) -> GroupedSums:
+        return GroupedSums(params.by, table.keys(params.by), table.cut(params.by)[0], self._most(params, table))
+
+    def draw(self, params: P, table: Table, answer: Answer, source: Source) -> Result:
+        choices, scores = self.choices(params, table), answer.moment(params.of, "")
+        left = np.arange(len(scores))
+        ranks: dict[int, int] = {}
+        for rank in range(1, choices.count + 1):
+            costs = np.minimum(scores[left].max() - scores[left], MOST_COST)
+            if isinstance(choices.one, Pure):
+                place = permute_and_flip(costs, choices.rate, source)
+            else:
+                place = choose(np.ones_like(costs), costs, choices.rate, source)
+            ranks[int(left[place])] = rank
+            left = np.delete(left, place)
+        return Result(tuple(Row(answer.keys[i], "rank", ranks[i]) for i in sorted(ranks)))
+
+    def error(self, params: P, table: Table) -> ErrorBound:
+        choices = self.choices(params, table)
+        far = math.log(choices.count * len(table.keys(params.by)) / FAILURE) / float(choices.rate)
+        how = "permute-and-flip" if isinstance(choices.one, Pure) else "exponential mechanism"
+        note = f"{how}; how far a chosen key's {params.of} may be below the best that was left"
+        return ErrorBound({f"{params.of} below the best": far}, note)
+
+
+def _bounded_range(rho: Fraction) -> Fraction:
+    """An epsilon with epsilon^2/8 <= rho, to six digits."""
+    return Fraction(math.isqrt(math.floor(8 * rho * 10**24)), 10**12)
+
+
+class ArgMax(_Select[ArgMaxParams]):
+    """The key with the highest count."""
+
+    name = "arg_max"
+    summary = "the public key with the most rows or units"
+    citation = "McKenna, Sheldon 2020 (permute-and-flip); McSherry, Talwar 2007 (exponential mechanism)"
+    Params = ArgMaxParams
+
+
+class TopK(_Select[TopKParams]):
+    """The keys with the highest counts."""
+
+    name = "top_k"
+    summary = "the public keys with the most rows or units, in order"
+    citation = "Durfee, Rogers 2019 (top-k by repeated choices); McKenna, Sheldon 2020 (permute-and-flip)"
+    Params = TopKParams
+
+
+@hookimpl
+def dpflow_register_mechanisms() -> list[ArgMax | TopK]:
+    return [ArgMax(), TopK()]

@@ -1,0 +1,85 @@
+"""Every aggregate by name: planned, charged, read from a table and released, through the file's door."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dpflow import Ledger, release
+from dpflow.engine import load_request, make_plan
+from dpflow.errors import PlanRefused
+from dpflow.mechanisms import quantile
+from dpflow.registry import Registry
+
+if TYPE_CHECKING:
+    from smallworld import Tiny
+
+MEASURES = ["count", {"measure": "mean", "column": "age"}, {"measure": "variance", "column": "age"}]
+RELEASES: list[tuple[str, dict[str, Any], int]] = [
+    ("count", {"by": "city"}, 2),
+    ("count_distinct", {}, 1),
+    ("sum", {"column": "age"}, 1),
+    ("mean", {"column": "age", "by": "city"}, 2),
+    ("variance", {"column": "age"}, 1),
+    ("standard_deviation", {"column": "age", "by": "city"}, 2),
+    ("vector_sum", {"columns": ["age"], "delta": "1e-7"}, 1),
+    ("aggregates", {"measures": MEASURES, "by": "city"}, 6),
+    ("histogram", {"by": "city"}, 2),
+    ("quantile", {"column": "age"}, 1),
+    ("quantiles", {"column": "age", "quantiles": ["1/4", "3/4"]}, 2),
+    ("median", {"column": "age"}, 1),
+    ("minimum", {"column": "age"}, 1),
+    ("maximum", {"column": "age"}, 1),
+    ("arg_max", {"by": "city"}, 1),
+    ("top_k", {"by": "city", "k": 2}, 2),
+]
+
+
+@pytest.mark.parametrize(("name", "params", "rows"), RELEASES, ids=[name for name, _, _ in RELEASES])
+def test_a_release_by_name(tiny: Tiny, name: str, params: dict[str, Any], rows: int) -> None:
+    """The rows that were asked for, charged as planned, stored: the same file again is free and the same."""
+    file = tiny.file(mechanism=name, params={"epsilon": "0.5", **params})
+    wanted = make_plan(load_request(file), Registry.load())
+    receipt = release(wanted, Ledger(tiny.ledger))
+    assert len(receipt.result.rows) == rows
+    assert float(receipt.epsilon) == pytest.approx(0.5, rel=0.01)
+    again = release(wanted, Ledger(tiny.ledger))
+    assert again.replayed
+    assert again.result == receipt.result
+
+
+def test_target_errors_set_the_price(tiny: Tiny) -> None:
+    """Without an epsilon the plan says what the errors cost, and charges that."""
+    file = tiny.file(mechanism="aggregates", params={"measures": [{"measure": "count", "error": 20}], "by": "city"})
+    wanted = make_plan(load_request(file), Registry.load())
+    described = wanted.describe()
+    assert described["error at 95 %"]["count"] <= 20
+    assert 0.2 < float(described["epsilon"]) < 0.4
+    assert release(wanted, Ledger(tiny.ledger)).epsilon == described["epsilon"]
+
+
+def test_a_median_without_bounds_is_another_mechanism(tiny: Tiny) -> None:
+    """The plan takes approximate_median and says why; without a delta or the plugin it is refused with the way out."""
+    tiny.declare(columns={"city": {}, "age": {}})
+    file = tiny.file(mechanism="median", params={"column": "age", "epsilon": "0.5", "delta": "1e-7"})
+    wanted = make_plan(load_request(file), Registry.load())
+    described = wanted.describe()
+    assert described["mechanism"].startswith("approximate_median")
+    assert "declares no bounds, so approximate_median is taken" in described["note"]
+    assert wanted.request.mechanism == "approximate_median"
+    assert release(wanted, Ledger(tiny.ledger)).result.rows[0].measure == "median"
+    with pytest.raises(PlanRefused, match="install its plugin"):
+        make_plan(load_request(file), Registry({"built-in": quantile}))
+    file = tiny.file(mechanism="median", params={"column": "age", "epsilon": "0.5"})
+    with pytest.raises(PlanRefused, match="needs a delta"):
+        make_plan(load_request(file), Registry.load())
+
+
+def test_a_median_with_bounds_says_what_it_trusts(tiny: Tiny) -> None:
+    """The exponential mechanism over the declared range."""
+    wanted = make_plan(
+        load_request(tiny.file(mechanism="median", params={"column": "age", "epsilon": "0.5"})), Registry.load()
+    )
+    assert "exponential mechanism over the declared bounds" in wanted.describe()["note"]
+    assert wanted.mechanism.name == "median"

@@ -1,0 +1,178 @@
+"""Choices among public keys: exact laws, exact losses on all neighbouring scores, and which selection a plan takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from fractions import Fraction
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpflow.core.declaration import Table
+from dpflow.core.events import BoundedRange, Pure, Repeated
+from dpflow.core.randomness import SystemSource
+from dpflow.core.statistics import Groups
+from dpflow.errors import InvalidInput
+from dpflow.registry import Registry
+from dpflow.testing import oracle
+from dpflow.testing.enumeration import outputs
+from dpflow.testing.examples import plan
+
+REGISTRY = Registry.load()
+
+
+def declared(relation: str, rows: int = 1, keys: int = 3) -> Table:
+    return Table.model_validate(
+        {
+            "name": "t",
+            "database": "t.duckdb",
+            "unit": {"column": "user"},
+            "neighbours": relation,
+            "limits": {"rows": rows * keys, "groups": keys, "rows_per_group": rows},
+            "columns": {"user": {}, "kind": {"keys": [f"k{i}" for i in range(keys)]}},
+        }
+    )
+
+
+def answer(rows: tuple[int, ...]) -> Groups:
+    counts = np.array(rows, dtype=np.int64)
+    return Groups(tuple(f"k{i}" for i in range(len(rows))), counts, np.minimum(counts, 1))
+
+
+def neighbours(relation: str, most: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Scores of three keys, and what one unit more or one that changed makes of them."""
+    parts = list(product(range(most + 1), repeat=3))
+    for base in product((0, 2), repeat=3):
+        for mine, theirs in product(parts, parts if relation == "replace" else [(0, 0, 0)]):
+            yield tuple(b + m for b, m in zip(base, mine)), tuple(b + t for b, t in zip(base, theirs))
+
+
+def worst(name: str, raw: dict[str, Any], relation: str, most: int, planned: Table | None = None) -> float:
+    """The largest loss over all neighbouring scores."""
+    mechanism = REGISTRY.mechanism(name)
+    params, _ = plan(mechanism, declared(relation, most), raw)
+    known: dict[tuple[int, ...], dict[Any, float]] = {}
+
+    def law(rows: tuple[int, ...]) -> dict[Any, float]:
+        if rows not in known:
+            table = planned or declared(relation, most)
+            known[rows] = outputs(lambda source: mechanism.draw(params, table, answer(rows), source).rows)
+        return known[rows]
+
+    pairs = {(a, b) for a, b in neighbours(relation, most) if a != b}
+    return max(abs(math.log(law(a)[x] / law(b)[x])) for a, b in pairs for x in law(a))
+
+
+@pytest.mark.parametrize("selection", ["permute-and-flip", "exponential"])
+@pytest.mark.parametrize(("relation", "most"), [("add-remove", 1), ("add-remove", 2), ("replace", 1)])
+@pytest.mark.parametrize("k", [1, 2])
+def test_no_neighbouring_scores_lose_more_than_epsilon(k: int, relation: str, most: int, selection: str) -> None:
+    """On all scores of three keys; permute-and-flip reaches its epsilon, so no lower noise would do."""
+    raw = {"by": "kind", "k": k, "epsilon": "1", "selection": selection}
+    loss = worst("top_k", raw, relation, most)
+    assert loss <= 1 + 1e-9
+    if k == 1 and selection == "permute-and-flip":
+        assert loss > 0.9
+
+
+@pytest.mark.parametrize("selection", ["permute-and-flip", "exponential"])
+def test_a_rate_that_forgets_replacement_is_seen(selection: str) -> None:
+    """Control: the rate of add-remove, used where units are replaced, loses more than epsilon."""
+    raw = {"by": "kind", "epsilon": "1", "selection": selection}
+    assert worst("arg_max", raw, "replace", 1, declared("add-remove")) > 1.2
+
+
+def test_the_losses_of_exponential_choices_span_epsilon() -> None:
+    """Bounded range: between two neighbours the largest and the least log-ratio differ by at most epsilon; flips' do not."""
+    spans = {}
+    for selection in ("exponential", "permute-and-flip"):
+        params, _ = plan(
+            REGISTRY.mechanism("arg_max"),
+            declared("add-remove"),
+            {"by": "kind", "epsilon": "1", "selection": selection},
+        )
+        law = {
+            rows: outputs(
+                lambda source, rows=rows, params=params: (
+                    REGISTRY.mechanism("arg_max").draw(params, declared("add-remove"), answer(rows), source).rows
+                )
+            )
+            for pair in neighbours("add-remove", 1)
+            for rows in pair
+        }
+        ratios = ([math.log(law[a][x] / law[b][x]) for x in law[a]] for a, b in neighbours("add-remove", 1))
+        spans[selection] = max(max(ratio) - min(ratio) for ratio in ratios)
+    assert spans["exponential"] <= 1 + 1e-9
+    assert spans["permute-and-flip"] > 1.01
+
+
+@pytest.mark.parametrize("k", [1, 3, 30])
+def test_the_plan_takes_the_higher_rate(k: int) -> None:
+    """Permute-and-flip for few choices; exponential choices for many, where a delta allows them a higher rate."""
+    table = declared("add-remove", keys=40)
+    mechanism = REGISTRY.mechanism("top_k")
+    _, event = plan(mechanism, table, {"by": "kind", "k": k, "epsilon": "1"})
+    assert event == (Pure(Fraction(1)) if k == 1 else Repeated(Pure(Fraction(1, k)), k))
+    params, event = plan(mechanism, table, {"by": "kind", "k": k, "epsilon": "1", "delta": "1e-6"})
+    one = event.event if isinstance(event, Repeated) else event
+    assert isinstance(one, BoundedRange if k == 30 else Pure)
+    assert event.epsilon_at(Fraction(1, 10**6)) <= Fraction(1)
+    bound = mechanism.error(params, table)
+    assert bound is not None
+    assert ("exponential mechanism" in bound.note) == (k == 30)
+
+
+@pytest.mark.parametrize("selection", ["permute-and-flip", "exponential"])
+def test_chosen_keys_are_within_the_bound(selection: str) -> None:
+    """In 95 % of draws every choice is near the best one left; far ahead keys are found in their order."""
+    table = declared("add-remove", keys=40)
+    mechanism = REGISTRY.mechanism("top_k")
+    params, _ = plan(mechanism, table, {"by": "kind", "k": 3, "epsilon": "1", "selection": selection})
+    bound = mechanism.error(params, table)
+    assert bound is not None
+    (width,) = bound.half_width.values()
+    scores = np.linspace(0, 60, 40).astype(np.int64)
+    misses = 0
+    for _ in range(300):
+        rows = mechanism.draw(params, table, answer(tuple(scores.tolist())), SystemSource()).rows
+        ranked = sorted(rows, key=lambda row: int(row.value or 0))
+        left = sorted(scores.tolist())
+        far = 0
+        for row in ranked:
+            score = int(scores[int(row.key[1:])])
+            far = max(far, left[-1] - score)
+            left.remove(score)
+        misses += far > width
+    assert misses <= 0.05 * 300
+    scores[[5, 7, 2]] = [10**6, 10**5, 10**4]
+    rows = mechanism.draw(params, table, answer(tuple(scores.tolist())), SystemSource()).rows
+    assert [(row.key, row.value) for row in rows] == [("k2", 3), ("k5", 1), ("k7", 2)]
+
+
+def test_permute_and_flip_errs_less() -> None:
+    """Its expected distance from the best is below the exponential mechanism's, at every gap (McKenna, Sheldon 2020)."""
+    for gap in (0, 1, 3, 10):
+        costs = [0, gap, gap, 2 * gap]
+        flip = oracle.permute_and_flip(costs, Fraction(1, 2))
+        other = oracle.exponential_choice([1] * 4, costs, Fraction(1, 2))
+        assert sum(flip.values()) == pytest.approx(1)
+        assert sum(costs[i] * p for i, p in flip.items()) <= sum(costs[i] * p for i, p in other.items()) + 1e-12
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        {"k": 4},
+        {"k": 0},
+        {"k": 1, "selection": "gumbel"},
+        {"k": 1, "selection": "permute-and-flip", "delta": "1e-6"},
+        {"k": 1, "of": "values"},
+    ],
+)
+def test_choices_that_mean_nothing_are_refused(raw: dict[str, Any]) -> None:
+    """More keys than there are, none, an unknown selection, a delta that is not used, an unknown score."""
+    with pytest.raises(InvalidInput):
+        plan(REGISTRY.mechanism("top_k"), declared("add-remove"), {"by": "kind", "epsilon": "1", **raw})
