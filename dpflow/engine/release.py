@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,20 +92,22 @@ def release(
     private = PrivateTable(plan.table, plan.request.where)
     key = occasion.key(plan)
     stored = ledger.find(key)
-    if stored is None or not stored.settled:
-        private.check(plan.mechanism.statistic(plan.params, plan.table), plan.request.blocks)
-    reservation = ledger.reserve(
-        key,
-        event=plan.event,
-        blocks=plan.charged_blocks,
-        family=plan.family,
-        slot=occasion.slot,
-        principal=occasion.principal,
-        spend_again=spend_again,
-        request=plan.public(),
-    )
-    replayed = reservation.result is not None
-    settled = reservation if replayed else _draw(plan, private, ledger, reservation, occasion.principal)
+    unread = stored is None or not stored.settled
+    with private.held() if unread else nullcontext():
+        if unread:
+            private.check(plan.mechanism.statistic(plan.params, plan.table), plan.request.blocks)
+        reservation = ledger.reserve(
+            key,
+            event=plan.event,
+            blocks=plan.charged_blocks,
+            family=plan.family,
+            slot=occasion.slot,
+            principal=occasion.principal,
+            spend_again=spend_again,
+            request=plan.public(),
+        )
+        replayed = reservation.result is not None
+        settled = reservation if replayed else _draw(plan, private, ledger, reservation, occasion.principal)
     receipt = _publish(plan, _receipt(plan, settled, replayed))
     for observer in registry.announce(receipt):
         log.warning("observer %s failed; the release stands", observer)

@@ -209,7 +209,7 @@ class _Packing:
         row = 0 if self.top is None else 1 << self.top
         present = row + (1 << self.shift if self.value.optional else 0)
         word = _plus(_plus(f"v{i}", -self.value.low), present)
-        return f"sum(coalesce({word}, {row}))" if self.value.optional else f"sum({word})"
+        return f"sum(CASE WHEN v{i} IS NULL THEN {row} ELSE {word} END)" if self.value.optional else f"sum({word})"
 
     def split(self, i: int) -> list[str]:
         """The columns ``s``, and where they are wanted ``m`` and ``n``, out of a cell's ``w``."""
@@ -241,7 +241,7 @@ def _rescaled(total: str, count: str, value: Value, most: int, packing: _Packing
     rest = f"(({total} % {count}) * CAST({most} AS {kind}) + CAST(floor(random() * {count}) AS BIGINT)) // {count}"
     scaled = f"({total} // {count}) * CAST({most} AS {kind}) + {rest}"
     limit = f"CAST('{most * value.span}' AS {kind})"
-    return f"CASE WHEN {count} <= {most} THEN {total} ELSE least({scaled}, {limit}) END"
+    return f"least(CASE WHEN {count} <= {most} THEN {total} ELSE {scaled} END, {limit})"
 
 
 def cut_values(rows: str, value: Value, most: int, unit: str = "unit, part") -> str:

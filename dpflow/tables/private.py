@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
 
@@ -47,7 +48,7 @@ _MEASURES = {
 
 
 class PrivateTable:
-    """A declared table. Every call opens the file read-only, sandboxed, and closes it.
+    """A declared table. Every call opens the file read-only, sandboxed, and closes it; `held` opens it for several.
 
     Calls raise `TableUnreadable` or `TableBusy`; what they raise is decided by file, catalog and request, or says no more
     than DuckDB's error class. Rows are mapped by the declared rules and cause no error.
@@ -61,6 +62,7 @@ class PrivateTable:
         self.declaration = declaration
         self._where = None if where is None else filters.parse(where, declaration)
         self._what = f"table {declaration.name!r}"
+        self._held: sandbox.Connection | None = None
 
     @classmethod
     def load(cls, path: Path | str) -> PrivateTable:
@@ -72,8 +74,25 @@ class PrivateTable:
         """The condition in its canonical form: conditions that differ in spaces or brackets only are one."""
         return None if self._where is None else str(self._where)
 
-    def _reading(self, connection: sandbox.Connection, blocks: Sequence[str]) -> _Reading:
-        return _Reading(self.declaration, connection, blocks, self._where)
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep the file open for the calls inside, in one thread: they see one state of it, and nobody can write it meanwhile.
+
+        Raises `TableUnreadable` or `TableBusy`.
+        """
+        with sandbox.opened(self.declaration.database, self._what) as self._held:
+            try:
+                yield
+            finally:
+                self._held = None
+
+    @contextmanager
+    def _reading(self, blocks: Sequence[str]) -> Iterator[_Reading]:
+        if self._held is not None:
+            yield _Reading(self.declaration, self._held, blocks, self._where)
+            return
+        with sandbox.opened(self.declaration.database, self._what) as connection:
+            yield _Reading(self.declaration, connection, blocks, self._where)
 
     def snapshot(self) -> bytes:
         """Identity of the data as it is now. Private: it leaves only as the ledger's keyed digest."""
@@ -86,8 +105,7 @@ class PrivateTable:
             TableUnreadable: file, relation or column missing, or a type that cannot be used.
             TableBusy: another process is writing the file.
         """
-        with sandbox.opened(self.declaration.database, self._what) as connection:
-            reading = self._reading(connection, ())
+        with self._reading(()) as reading:
             for name, column in self.declaration.columns.items():
                 if column.lower is not None:
                     sql.grid(reading.column(name), column)
@@ -104,8 +122,7 @@ class PrivateTable:
             PlanRefused: no bounds, integers that would not fit, or a key or block its column cannot hold.
             UnknownName: a column that the declaration does not have.
         """
-        with sandbox.opened(self.declaration.database, self._what) as connection:
-            reading = self._reading(connection, blocks)
+        with self._reading(blocks) as reading:
             if isinstance(statistic, GroupedSums):
                 reading.check_keys(statistic)
                 reading.cut(statistic).check()
@@ -131,8 +148,7 @@ class PrivateTable:
     def answer(self, statistic: Statistic, blocks: Sequence[str]) -> Groups | Histogram | RecordArrays: ...
     def answer(self, statistic: Statistic, blocks: Sequence[str]) -> Groups | Histogram | RecordArrays:
         """Execute a request on the named blocks, or on the whole table if none is named."""
-        with sandbox.opened(self.declaration.database, self._what) as connection:
-            reading = self._reading(connection, blocks)
+        with self._reading(blocks) as reading:
             if isinstance(statistic, GroupedSums):
                 return reading.groups(statistic)
             if isinstance(statistic, SortedValues):
@@ -152,8 +168,8 @@ class PrivateTable:
         if not isinstance(statistic, UnboundedValues):
             yield self.answer(statistic, blocks)
             return
-        with sandbox.opened(self.declaration.database, self._what) as connection:
-            yield self._reading(connection, blocks).open_column(statistic)
+        with self._reading(blocks) as reading:
+            yield reading.open_column(statistic)
 
     def grouped_rows(
         self, request: GroupValues, secret: bytes, blocks: Sequence[str]
@@ -164,8 +180,7 @@ class PrivateTable:
         unknown without the secret. No row is cut: a unit may change its whole group. Numbers, dates and truth values come as
         float64 within their declared bounds (missing: the declared number, or NaN), text as str or None.
         """
-        with sandbox.opened(self.declaration.database, self._what) as connection:
-            reading = self._reading(connection, blocks)
+        with self._reading(blocks) as reading:
             found = reading.arrays(reading.grouped(request, secret))
         columns = {name: _plain(found[f"x{i}"]) for i, name in enumerate(request.columns)}
         return _int64(found["bucket"]), columns
@@ -181,8 +196,7 @@ class PrivateTable:
         self, request: GroupMoments, secret: bytes, blocks: Sequence[str]
     ) -> dict[str, NDArray[np.float64]]:
         """Each measure of each holdout group; groups are those of `grouped_rows`. For requests that `sums_exactly`."""
-        with sandbox.opened(self.declaration.database, self._what) as connection:
-            reading = self._reading(connection, blocks)
+        with self._reading(blocks) as reading:
             found = reading.arrays(reading.moments(request, secret))
         steps = [float(self.declaration.column(name).step) for name in request.columns]
         unit = {
@@ -207,10 +221,8 @@ class _Reading:
         self, table: Table, connection: sandbox.Connection, blocks: Sequence[str], where: filters.Node | None
     ) -> None:
         self._table, self._connection = table, connection
-        self._sizes: dict[str, int] = {}
-        self._relations = self._known_relations()
-        self._relation = self._find(table.source)
-        self._fields = connection.fields(self._relation)
+        self._source = connection.relation(table.source)
+        self._relation, self._fields = self._source.quoted, self._source.fields
         self._joined = {join.name: self._join(n, join) for n, join in enumerate(table.joins)}
         unit = self._own(table.unit.column)
         self._unit = sql.key(unit, "unit")
@@ -231,29 +243,9 @@ class _Reading:
         if where is not None:
             self._where.append(filters.to_sql(where, self.column))
 
-    def _known_relations(self) -> dict[str, str]:
-        """Tables and views of the file by name; nothing else, such as a file name, can be read."""
-        known: dict[str, str] = {}
-        views = "SELECT schema_name, view_name, NULL FROM duckdb_views() WHERE database_name = $1 AND NOT internal"
-        tables = "SELECT schema_name, table_name, estimated_size FROM duckdb_tables() WHERE database_name = $1 AND NOT internal"
-        for schema, name, size in self._connection.rows(f"{tables} UNION ALL {views}", [sandbox.PRIVATE]):
-            full = sql.qualified(sandbox.PRIVATE, schema, name)
-            known[name if schema == "main" else f"{schema}.{name}"] = full
-            self._sizes[full] = MOST_ROWS if size is None else size
-        return known
-
-    def _most_rows(self) -> int:
-        """A bound on the rows of a finished query, from the catalog: deleted rows may still count, no row is missing."""
-        multiplied = [joined.join.rows or 1 for joined in self._joined.values() if joined.needed()]
-        return min(max(1, self._sizes[self._relation]) * math.prod(multiplied), MOST_ROWS)
-
-    def _find(self, relation: str) -> str:
-        """A relation's quoted name, or `TableUnreadable` with close matches."""
-        return self._relations[sql.match(relation, self._relations, f"table in the file of {self._table.name!r}")]
-
     def _join(self, number: int, join: Join) -> Joined:
-        relation = self._find(join.relation)
-        joined = Joined(join, f"j{number}", relation, self._connection.fields(relation), self._own(join.left))
+        relation = self._connection.relation(join.relation)
+        joined = Joined(join, f"j{number}", relation.quoted, relation.fields, self._own(join.left))
         joined.check()
         return joined
 
@@ -313,7 +305,7 @@ class _Reading:
             largest = max((end - centre) ** 2 for end in declared.grid())
             values.append(Value(0, largest, half, declared.missing == "skip"))
         if request.by is None:
-            return self._cut(self._select(outputs), values, request, None, 1)
+            return Cut(self._select(outputs), tuple(values), request.rows_per_group, None, 1, self._protected)
         by = self.column(request.by)
         size = None if request.keys is None else len(request.keys)
         if size is None and (number := sql.small_integer(by)):
@@ -322,11 +314,13 @@ class _Reading:
             on = f" JOIN keys ON {sql.key(by, 'group key')} = keys.key"
             rows = self._select(["keys.code AS code", *outputs], join=on)
         groups = None if size is not None and size <= request.groups else request.groups
-        return self._cut(rows, values, request, groups, size)
+        return Cut(rows, tuple(values), request.rows_per_group, groups, size, self._protected)
 
-    def _cut(self, rows: str, values: list[Value], request: GroupedSums, groups: int | None, keys: int | None) -> Cut:
-        most = self._most_rows()
-        return Cut(rows, tuple(values), request.rows_per_group, groups, keys, self._protected, most)
+    def _most_rows(self) -> int:
+        """A bound on the rows of a finished query."""
+        multiplied = [joined.join.rows or 1 for joined in self._joined.values() if joined.needed()]
+        rows = self._connection.rows_of(self._source)
+        return MOST_ROWS if rows is None else min(max(1, rows) * math.prod(multiplied), MOST_ROWS)
 
     @property
     def _protected(self) -> str:
@@ -335,7 +329,7 @@ class _Reading:
 
     def groups(self, request: GroupedSums) -> Groups:
         """Number the keys, cut, add up."""
-        cut = self.cut(request)
+        cut = replace(self.cut(request), most_rows=self._most_rows())
         cut.check()
         self._cut_joined()
         keys: tuple[str, ...] = ("",)
@@ -379,7 +373,7 @@ class _Reading:
         """Fill the in-memory table ``keys`` with the public ones in their order."""
         listed = "SELECT unnest(CAST(? AS VARCHAR[])) AS text, unnest(range(?)) AS code"
         query = f"SELECT * FROM (SELECT {sql.from_text(by, 'text')} AS key, code FROM ({listed})) WHERE key IS NOT NULL"
-        self._connection.run(f"CREATE TEMP TABLE keys AS {query}", [list(keys), len(keys)])
+        self._connection.run(f"CREATE OR REPLACE TEMP TABLE keys AS {query}", [list(keys), len(keys)])
 
     def _collect_keys(self, by: sql.Field) -> None:
         """Fill ``keys`` with all that the rows have, numbered in no order that means anything."""
@@ -387,7 +381,7 @@ class _Reading:
         rows = self._select([f"{key} AS key"], where=[f"{by.sql} IS NOT NULL"])
         query = f"SELECT key, (row_number() OVER () - 1) & {2**KEY_BITS - 1} AS code FROM (SELECT DISTINCT key FROM ({rows}))"
         query = f"SELECT key, {sql.to_text(by, 'key')} AS text, code FROM ({query})"
-        self._connection.run(f"CREATE TEMP TABLE keys AS {query}", self.parameters)
+        self._connection.run(f"CREATE OR REPLACE TEMP TABLE keys AS {query}", self.parameters)
 
     def values(self, request: SortedValues) -> str:
         """The query of distinct values."""

@@ -6,7 +6,8 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -52,11 +53,20 @@ def scrubbed(action: Callable[[], T], what: str) -> T:
     raise failure
 
 
+@dataclass(frozen=True)
+class Relation:
+    """A table or view of the file: its quoted name, and its columns by name."""
+
+    quoted: str
+    fields: dict[str, sql.Field]
+
+
 class Connection:
     """A connection whose errors are scrubbed. ``what`` names the table in messages."""
 
     def __init__(self, raw: duckdb.DuckDBPyConnection, what: str) -> None:
         self._raw, self._what = raw, what
+        self._found: dict[str, Relation] = {}
 
     def run(self, query: str, parameters: list[Any] | None = None) -> None:
         """Execute without looking at a result."""
@@ -70,9 +80,51 @@ class Connection:
         """All rows as one numpy array per output column."""
         return scrubbed(lambda: self._raw.execute(query, parameters).fetchnumpy(), self._what)
 
-    def fields(self, relation: str) -> dict[str, sql.Field]:
+    def relation(self, name: str) -> Relation:
+        """The table or view that DuckDB means by this name, or `TableUnreadable` with close matches.
+
+        Nothing else can be read. A plain name is bound at once; listing the catalog takes DuckDB several milliseconds.
+        """
+        if name not in self._found:
+            parts = name.split(".")
+            found = None
+            if len(parts) <= 2 and all(re.fullmatch(r"[A-Za-z_]\w*", part, re.ASCII) for part in parts):
+                with suppress(TableUnreadable):
+                    found = self._bound(parts if len(parts) == 2 else ["main", *parts])
+            if found is None:
+                known = self._listed()
+                found = self._bound(
+                    known[sql.match(name, known, f"table in the file of {self._what.removeprefix('table ')}")]
+                )
+            self._found[name] = found
+        return self._found[name]
+
+    def rows_of(self, relation: Relation) -> int | None:
+        """How many rows a table has, from its storage; None for a view."""
+        if "rowid" in map(str.casefold, relation.fields):
+            return None  # its own column, of a table or a view
+        try:
+            self.fields(relation.quoted, "rowid")
+        except TableUnreadable:
+            return None
+        return int(self.rows(f"SELECT count(*) FROM {relation.quoted}")[0][0])
+
+    def _listed(self) -> dict[str, list[str]]:
+        """Schema and name of every table and view of the file, by what a declaration may call it."""
+        known = {}
+        for kind in ("table", "view"):
+            query = f"SELECT schema_name, {kind}_name FROM duckdb_{kind}s() WHERE database_name = $1 AND NOT internal"
+            for schema, name in self.rows(query, [PRIVATE]):
+                known[name if schema == "main" else f"{schema}.{name}"] = [schema, name]
+        return known
+
+    def _bound(self, parts: list[str]) -> Relation:
+        full = sql.qualified(PRIVATE, *parts)
+        return Relation(full, self.fields(full))
+
+    def fields(self, relation: str, columns: str = "*") -> dict[str, sql.Field]:
         """Columns of a table or view, from the catalog alone: binding the query runs nothing."""
-        bound = scrubbed(lambda: self._raw.sql(f"SELECT * FROM {relation}"), self._what)
+        bound = scrubbed(lambda: self._raw.sql(f"SELECT {columns} FROM {relation}"), self._what)
         return {name: sql.field(name, kind) for name, kind in zip(bound.columns, bound.types, strict=True)}
 
 
@@ -91,17 +143,16 @@ def opened(database: Path, what: str) -> Iterator[Connection]:
             f"{what}: there is no file {database}; correct the declaration's database, or load the data"
         )
     with tempfile.TemporaryDirectory(prefix="dpflow-") as spill:
-        raw = duckdb.connect(":memory:")
+        settings: dict[str, str | bool | int | float | list[str]] = {
+            "memory_limit": memory_limit(),
+            "temp_directory": spill,
+            "preserve_insertion_order": False,
+            "autoinstall_known_extensions": False,
+            "autoload_known_extensions": False,
+        }
+        raw = duckdb.connect(":memory:", config=settings)
         try:
-            for setting in (
-                f"SET memory_limit = {sql.literal(memory_limit())}",
-                f"SET temp_directory = {sql.literal(spill)}",
-                "SET preserve_insertion_order = false",
-                "SET TimeZone = 'UTC'",
-                "SET autoinstall_known_extensions = false",
-                "SET autoload_known_extensions = false",
-            ):
-                raw.execute(setting)
+            raw.execute("SET TimeZone = 'UTC'")
             connection = Connection(raw, what)
             path = sql.literal(str(database.absolute()))
             connection.run(f"ATTACH {path} AS {PRIVATE} (TYPE duckdb, READ_ONLY)")
