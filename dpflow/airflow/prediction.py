@@ -20,13 +20,16 @@ class PrivatePredictionOperator(BaseOperator):
     :param points: ``database``, ``table`` and ``key`` of the query points, which are public; ``batch`` is the number of
         points in one ledger transaction (templated). Paths are relative to the DAG file.
     :param answers: ``database`` and ``table`` that the answers are written to (templated).
+    :param student: a model to train on points and answers and to publish: ``folder`` of its skops file, ``learner``,
+        ``options``, registered ``model`` with ``tracking_uri`` in MLflow, ``delta`` of the guarantee in its tags (templated);
+        or None.
     :param ledger_conn_id: connection of type ``dpflow_ledger``.
 
     A retry, or a point that any run of this session asked before, costs nothing and gets the same answer. Returns session id,
     number of points, how many were new, and how many predictions are left. What was learned is in no XCom, log or file.
     """
 
-    template_fields: Sequence[str] = ("session", "points", "answers")
+    template_fields: Sequence[str] = ("session", "points", "answers", "student")
     request_field = "session"  #: the argument that says what is charged; `dpflow plan` reads it
     ui_color = "#e4d7f5"
 
@@ -36,6 +39,7 @@ class PrivatePredictionOperator(BaseOperator):
         session: Mapping[str, Any] | str,
         points: Mapping[str, Any],
         answers: Mapping[str, Any],
+        student: Mapping[str, Any] | None = None,
         ledger_conn_id: str = "dpflow_ledger",
         **kwargs: Any,
     ) -> None:
@@ -43,12 +47,14 @@ class PrivatePredictionOperator(BaseOperator):
         self.session = session
         self.points = points
         self.answers = answers
+        self.student = student
         self.ledger_conn_id = ledger_conn_id
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Answer and publish; see the class."""
         from dpflow.engine import make_plan
         from dpflow.engine.labelling import label_points, parse_tables
+        from dpflow.engine.student import parse_student
         from dpflow.registry import Registry
 
         with failures():
@@ -57,4 +63,5 @@ class PrivatePredictionOperator(BaseOperator):
             points, answers = parse_tables(self.points, self.answers, folder)
             ledger = LedgerHook(self.ledger_conn_id).get_conn()
             who = session_occasion(plan, self.dag_id)
-            return label_points(plan, points, answers, ledger, registry, occasion=who)
+            student = None if self.student is None else parse_student(self.student, folder)
+            return label_points(plan, points, answers, ledger, registry, student=student, occasion=who)

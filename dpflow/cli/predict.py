@@ -8,9 +8,11 @@ from typing import Annotated
 import typer
 
 from dpflow.cli.common import JsonOption, LedgerOption, open_ledger, show, show_json
+from dpflow.core.declaration import load_yaml
 from dpflow.engine import load_request, make_plan
 from dpflow.engine.labelling import label_points, parse_tables
 from dpflow.engine.prediction import most_predictions
+from dpflow.engine.student import parse_student
 from dpflow.errors import InvalidInput
 from dpflow.registry import Registry
 
@@ -20,6 +22,9 @@ def command(
     points: Annotated[str | None, typer.Option(metavar="FILE:TABLE", help="A public DuckDB table of points.")] = None,
     key: Annotated[str, typer.Option(help="The column that names a point.")] = "id",
     answers: Annotated[str | None, typer.Option(metavar="FILE:TABLE", help="Where the answers are written.")] = None,
+    student: Annotated[
+        Path | None, typer.Option(help="A YAML file: folder, learner, model ... of a model to train on the answers.")
+    ] = None,
     ledger: LedgerOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -27,7 +32,7 @@ def command(
     registry, book = Registry.load(), open_ledger(ledger)
     plan = make_plan(load_request(file), registry)
     if points is None or answers is None:
-        if points or answers:
+        if points or answers or student:
             raise InvalidInput("give both --points and --answers, or neither to see what the scope can pay for")
         epsilon, delta = plan.price()
         found = {
@@ -38,7 +43,8 @@ def command(
         }
     else:
         asked, published = parse_tables({**_place(points), "key": key}, _place(answers), Path())
-        found = label_points(plan, asked, published, book, registry)
+        taught = None if student is None else parse_student(load_yaml(student, "student"), student.parent)
+        found = label_points(plan, asked, published, book, registry, student=taught)
     if as_json:
         return show_json(found)
     show(f"predictions {plan.request.name}", ("", ""), found.items())

@@ -15,6 +15,7 @@ from dpflow.engine.occasion import Occasion
 from dpflow.engine.plan import Plan
 from dpflow.engine.prediction import BATCH, PredictionSession, most_predictions
 from dpflow.engine.request import Publish
+from dpflow.engine.student import Student, estimator, guarantee, teach
 from dpflow.errors import InvalidDeclaration, PlanRefused
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
@@ -51,12 +52,17 @@ def label_points(
     ledger: Ledger,
     registry: Registry,
     *,
+    student: Student | None = None,
     occasion: Occasion | None = None,
 ) -> dict[str, Any]:
     """Answer every point of a table and publish the answers. Again, it costs nothing and writes the same.
 
+    Args:
+        student: a model to train on points and answers, which may be published.
+
     Returns:
-        session id, number of points, how many of them were new (and so used up predictions), how many predictions are left.
+        session id, number of points, how many of them were new (and so used up predictions), how many predictions are left,
+        and what `teach` says of the student.
 
     Raises:
         PlanRefused: the points are in the private table's own file: points are published by their keys.
@@ -70,6 +76,9 @@ def label_points(
         raise PlanRefused(
             "points are public, and these are in the private table's file; put them into a file of their own"
         )
+    if student is not None:  # before anything is charged
+        guarantee(plan, student.delta)
+        estimator(student, plan.table, params.features)
     found = read_points(points.database, points.table, params.features, points.key)
     key = (occasion or Occasion.of_request(plan.request)).key(plan)
     if ledger.find(key) is None:
@@ -81,10 +90,11 @@ def label_points(
     said = session.predict(found, batch=points.batch)
     publish_answers(answers.database, answers.table, session.id, keys, said)
     left = session.left
+    taught = None if student is None else teach(plan, session.id, session.encode(found), said, student)
     return {
         "session_id": session.id,
         "points": len(keys),
         "new": before - left,
         "predictions_left": left,
         "published": f"{answers.database.name}:{answers.table}",
-    }
+    } | ({"student": taught} if taught else {})

@@ -77,12 +77,15 @@ class Walk:
     def at(self, x: Ints, source: Source) -> Ints:
         """The walk's value at each query, which draws its own tie-breaker."""
         ties = uniform(TIES, len(x), source)
+        order = np.argsort(x)  # neighbouring searches meet in the cache
+        x, ties = x[order], ties[order]
         rank = np.searchsorted(self.places, x, side="right")
         seen = np.zeros(len(x), bool)
         seen[rank > 0] = self.places[rank[rank > 0] - 1] == x[rank > 0]
         # Ranks count from 1. A query between two values of x lies above all rows of the lower one.
         key = rank * TIES + np.where(seen, ties, TIES - 1)
-        found: Ints = self.values[np.searchsorted(self.keys, key, side="right")]
+        found = np.empty(len(x), np.int64)
+        found[order] = self.values[np.searchsorted(self.keys, key, side="right")]
         return found
 
 
@@ -95,11 +98,14 @@ def walk(x: Ints, y: Ints, clip: int, source: Source) -> Walk:
         clip: T.
     """
     ties = uniform(TIES, len(x), source)
-    places, rank = np.unique(x, return_inverse=True)
-    key = (rank + 1) * TIES + ties
-    order = np.argsort(key, kind="stable")
+    order = np.argsort(x, kind="stable")
+    x, new = x[order], np.ones(len(x), bool)
+    new[1:] = x[1:] != x[:-1]
+    key = np.cumsum(new) * TIES + ties[order]
+    within = np.argsort(key, kind="stable")  # in order already but for ties
+    order = order[within]
     values = clipped_walk(2 * y[order] - 1, clip)
-    return Walk(places, key[order], np.concatenate([[0], values]))
+    return Walk(x[new], key[within], np.concatenate([[0], values]))
 
 
 def clipped_walk(steps: Ints, clip: int) -> Ints:

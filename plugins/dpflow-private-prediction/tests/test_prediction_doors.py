@@ -129,7 +129,7 @@ LINEAR = {"features": ["x", "y"], "size": 800, "predictions": 4}
 @pytest.mark.parametrize(
     ("mechanism", "params"),
     [
-        ("predict_average", SHARDED | {"label": "late", "learner": "GaussianNB"}),
+        ("predict_average", SHARDED | {"label": "late", "learner": "GaussianNB", "answer": "share"}),
         ("predict_value", SHARDED | {"label": "amount"}),
         ("predict_linear", LINEAR | {"label": "late", "loss": "logistic", "strength": "0.01"}),
         ("predict_linear", LINEAR | {"label": "amount", "strength": "0.01"}),

@@ -1,0 +1,154 @@
+"""A published student: trained on private answers to public points, registered with the guarantee that it really has."""
+
+from __future__ import annotations
+
+import json
+import sys
+from fractions import Fraction
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+sys.path.insert(0, str(Path(__file__).parent))
+from prediction_doors import Doors  # noqa: E402
+
+from dpflow import plan, predictions  # noqa: E402
+from dpflow.cli import app  # noqa: E402
+from dpflow.engine.candidate import mlflow_file  # noqa: E402
+from dpflow.engine.student import Student, guarantee, parse_student, pool, teach  # noqa: E402
+from dpflow.errors import InvalidInput  # noqa: E402
+
+
+@pytest.fixture
+def doors(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Doors:
+    monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path_factory.mktemp("airflow")))
+    made = Doors(tmp_path)
+    connection = {"conn_type": "dpflow_ledger", "host": str(made.ledger)}
+    monkeypatch.setenv("AIRFLOW_CONN_DPFLOW_LEDGER", json.dumps(connection))
+    return made
+
+
+def run(doors: Doors, student: dict[str, Any], **params: Any) -> dict[str, Any]:
+    """One run of the operator."""
+    from dpflow.airflow import PrivatePredictionOperator
+
+    operator = PrivatePredictionOperator(
+        task_id="predict",
+        session=doors.session(**params),
+        points={"database": "points.duckdb", "table": "tomorrow", "key": "id"},
+        answers={"database": "answers.duckdb", "table": "answers"},
+        student=student,
+    )
+    return operator.execute({"dag": SimpleNamespace(fileloc=str(doors.folder / "dag.py"))})
+
+
+def load(file: Path) -> Any:
+    import skops.io
+
+    return skops.io.loads(file.read_bytes())
+
+
+def test_the_operator_registers_a_student_once(doors: Doors) -> None:
+    """With its epsilon in the tags; a retry spends nothing and finds the same file and version; the file predicts."""
+    from mlflow import MlflowClient
+
+    uri = f"sqlite:///{doors.folder / 'mlflow.db'}"
+    student = {"folder": "students", "model": "late", "tracking_uri": uri, "options": {"C": 10}}
+    first = run(doors, student)
+    spent = doors.spent()
+    again = run(doors, student)
+    assert (doors.spent(), again["new"], again["student"]) == (spent, 0, first["student"])
+    assert first["student"].items() >= {"epsilon": "20", "delta": "0", "points": 50, "version": "1"}.items()
+    tags = MlflowClient(tracking_uri=uri, registry_uri=uri).get_model_version("late", "1").tags
+    assert tags["dpflow.epsilon"] == "20" and tags["dpflow.session"] == first["session_id"]
+    assert "(20, 0)-DP for all rows of one person (add-remove) of loans" in tags["dpflow.guarantee"]
+    assert json.loads(tags["dpflow.event"])["kind"] == "repeated.v1"
+    file = mlflow_file("late", "models:/late/1", uri)
+    assert file == Path(first["student"]["file"]) and list(file.parent.iterdir()) == [file]
+    corners = np.array([[0.02, 0.02, "Oslo"], [0.98, 0.98, "Rome"]], dtype=object)
+    assert load(file).predict(corners).tolist() == ["no", "yes"]
+
+
+def test_a_student_learns_more_from_more_points(tmp_path: Path) -> None:
+    """Accuracy grows with the pool, and the ledger's total is what was planned."""
+    doors = Doors(tmp_path, epsilon=100)
+    rng, right = np.random.default_rng(3), {}
+    made = plan("predict_vote", doors.declaration, name="pool", scope="loans", **doors.session(
+        epsilon="0.1", predictions=1000, shards=60)["params"])  # fmt: skip
+    session = predictions(made, doors.book)
+    assert doors.spent() == "100"
+    points = [[float(x), float(y), "Oslo"] for x, y in rng.random((1000, 2))]
+    codes, answers = session.encode(points), session.predict(points)
+    fresh = rng.random((2000, 2))
+    truth = fresh.sum(axis=1) > 1
+    exam = pool(made.table, ("x", "y", "town"), session.encode([[float(x), float(y), "Oslo"] for x, y in fresh]))
+    for number in (8, 1000):
+        taught = teach(made, session.id, codes[:number], answers[:number], Student(folder=doors.folder / "s"))
+        right[number] = float(((load(Path(taught["file"])).predict(exam) == "yes") == truth).mean())
+    assert right[1000] > 0.85 and right[1000] >= right[8]
+
+
+def test_the_guarantee_is_the_session_s(doors: Doors) -> None:
+    """Basic at delta 0, the vote's zCDP at another, Gaussian noise only with a delta; rounded up."""
+    given = doors.session()["params"] | {"epsilon": "0.01", "predictions": 10000}
+    made = plan("predict_vote", doors.declaration, name="a", scope="loans", **given)
+    assert guarantee(made, Fraction(0)) == ("100", "0")
+    epsilon, delta = guarantee(made, Fraction(1, 10**6))
+    assert 0.5 < float(epsilon) < 10000 * 0.01**2 / 8 + 2 * (10000 * 0.01**2 / 8 * 13.82) ** 0.5 and delta == "0.000001"
+    stated = plan("predict_vote", doors.declaration, name="b", scope="loans", **given | {"delta": "0.00001"})
+    assert guarantee(stated, Fraction(0))[1] == "0.00001" and float(guarantee(stated, Fraction(0))[0]) < 2.6
+    numbers = given | {"noise": "gaussian", "learner": "LinearRegression", "label": "amount"}
+    gaussian = plan("predict_value", doors.declaration, name="c", scope="loans", **numbers)
+    with pytest.raises(InvalidInput, match="give the student one"):
+        guarantee(gaussian, Fraction(0))
+
+
+@pytest.mark.parametrize(
+    ("student", "said"),
+    [
+        ({"folder": "s", "learner": "LogisticRegresion"}, "did you mean 'LogisticRegression'"),
+        ({"folder": "s", "options": {"C": -1}}, "does not take the options"),
+        ({"folder": "s", "model": "late"}, "both model and tracking_uri"),
+        ({"learner": "Ridge"}, "student: folder"),
+    ],
+)
+def test_a_wrong_student_is_refused_before_the_charge(doors: Doors, student: dict[str, Any], said: str) -> None:
+    """And fails the task for good."""
+    from airflow.sdk.exceptions import AirflowFailException
+
+    with pytest.raises(AirflowFailException, match=said):
+        run(doors, student)
+    assert doors.spent() == "0"
+
+
+def test_the_command_line_teaches(doors: Doors) -> None:
+    """dpflow predict --student: a tree on numbers, without a registry."""
+    file = doors.folder / "student.yml"
+    file.write_text(
+        yaml.safe_dump({"folder": "students", "learner": "DecisionTreeClassifier", "options": {"max_depth": 3}})
+    )
+    options = ["predict", str(doors.file()), "--ledger", str(doors.ledger), "--student", str(file), "--json"]
+    assert "give both" in str(CliRunner().invoke(app, options).exception)
+    places = [
+        "--points",
+        f"{doors.folder}/points.duckdb:tomorrow",
+        "--answers",
+        f"{doors.folder}/answers.duckdb:answers",
+    ]
+    done = json.loads(CliRunner().invoke(app, [*options, *places]).stdout)
+    assert Path(done["student"]["file"]).exists() and "version" not in done["student"]
+
+
+def test_answers_that_teach_nothing_are_said_to(doors: Doors) -> None:
+    """One label only: the answers are public, so the error may say so."""
+    made = plan("predict_vote", doors.declaration, name="pool", scope="loans", **doors.session()["params"])
+    session = predictions(made, doors.book)
+    codes = session.encode([[0.1, 0.1, "Oslo"], [0.9, 0.9, None]])
+    student = parse_student({"folder": "s"}, doors.folder)
+    with pytest.raises(InvalidInput, match="cannot learn from these 2 answers"):
+        teach(made, session.id, codes, ["yes", "yes"], student)
