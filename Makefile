@@ -7,7 +7,7 @@ PACKAGES := $(wildcard plugins/*/dpflow_*)
 DISTRIBUTIONS := . $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo up down test lint slow browser bench experiments lock clean
+.PHONY: setup demo up down test lint slow browser bench experiments oracle lock clean
 
 setup: $(STAMP)
 
@@ -42,6 +42,10 @@ bench: setup
 
 experiments: setup
 	$(BIN)/python -m experiments
+
+oracle: setup  # records what dp-accounting says, in an environment of its own: it does not install beside Airflow
+	$(BIN)/uv run --quiet --isolated --no-project --python $(BIN)/python --with dp-accounting==0.6.0 \
+		python tests/core/oracle_dp_accounting.py
 
 lint: setup
 	$(BIN)/ruff check .

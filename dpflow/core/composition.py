@@ -12,7 +12,7 @@ total_eps, step_eps            k e^2/2 + e sqrt(2 k ln(1/delta))                
 lecture_total_eps, _step_eps   k e (exp(e) - 1) + e sqrt(2 k ln(1/delta))            the lecture; Dwork, Rothblum, Vadhan
 coarse_total_eps, _step_eps    2 k e^2 + e sqrt(2 k ln(1/delta)), e <= 1             private-learning paper, Theorem 2.5
 range_total_eps, _step_eps     k e^2/8 + e sqrt(k ln(1/delta)/2), bounded range      Cesar, Rogers 2021
-compose                        different steps, each with its own delta              stable-median paper, Theorem 2.4
+compose, compose_steps         different steps, each with its own delta              stable-median paper, Theorem 2.4
 optimal_eps, optimal_delta     the least true value for k pure steps                 Kairouz, Oh, Viswanath 2015; a report
 gaussian_eps                   the true value for k Gaussian steps                   Balle, Wang 2018; a report
 =============================  ====================================================  =====================================
@@ -89,6 +89,18 @@ def compose(steps: Sequence[Claim], delta: Number) -> tuple[float, float]:
     squares = sum((Fraction(e) ** 2 for e, _ in steps), Fraction(0))
     advanced = squares / 2 + renyi.sqrt_up(2 * squares * _log_inverse(delta))
     return (_up(basic), _up(own)) if basic <= advanced else (_up(advanced), _up(own + _fraction(delta)))
+
+
+def compose_steps(shares: Sequence[Fraction], epsilon: Number, delta: Number) -> list[Fraction]:
+    """`compose` backwards: the largest steps in these proportions, without deltas of their own, that cost at most ``epsilon``."""
+    for share in shares:
+        _checked(share, delta, 1)
+
+    def total(factor: Number, at: Number, _: int) -> float:
+        return compose([(_fraction(factor) * share, Fraction(0)) for share in shares], at)[0]
+
+    factor = Fraction(_largest_step(total, epsilon, delta, 1)) if shares else Fraction(0)
+    return [factor * share for share in shares]
 
 
 def parallel(blocks: Iterable[Sequence[Claim]]) -> Claim:

@@ -1,4 +1,4 @@
-"""Built-in calculators: what a claim about one unit means for a group of units, and for blocks side by side."""
+"""Built-in calculators: what claims add up to, for different steps, for a group of units, for blocks side by side."""
 
 from __future__ import annotations
 
@@ -16,7 +16,38 @@ from dpflow.core.mechanism import Params
 from dpflow.errors import InvalidAmount, InvalidInput
 from dpflow.hookspecs import hookimpl
 
+Open = Annotated[float, Field(gt=0, lt=1)]
 Size = Annotated[int, Field(ge=1, le=10**12)]
+
+
+class StepsParams(Params):
+    """``steps``: epsilons, fixed in advance; ``deltas``: theirs. With ``epsilon``, a total, the steps are only shares of it."""
+
+    steps: list[Epsilon] = Field(min_length=1, max_length=10_000)
+    deltas: list[Delta] | None = None
+    delta: Open = 1e-6
+    epsilon: Epsilon | None = None
+
+
+class Steps(Calculator[StepsParams]):
+    """Theorem 2.4 for steps that differ, forwards and backwards; the plain sum where that is smaller."""
+
+    name = "steps"
+    summary = "total epsilon of different adaptive steps, and the steps that a total allows in given proportions"
+    citation = "Feldman, Steinke 2017, Thm. 2.4"
+    Params = StepsParams
+
+    def sheet(self, params: StepsParams) -> Sheet:
+        deltas = [Fraction(0)] * len(params.steps) if params.deltas is None else params.deltas
+        if len(deltas) != len(params.steps):
+            raise InvalidInput("deltas must have one entry for every step; correct or drop them")
+        steps = params.steps
+        if params.epsilon is not None:
+            steps = composition.compose_steps(steps, params.epsilon, params.delta)
+        epsilon, delta = composition.compose(list(zip(steps, deltas, strict=True)), params.delta)
+        rows = (*((f"step {n}", float(step), float(d)) for n, (step, d) in enumerate(zip(steps, deltas), 1)),)
+        notes = ("number and epsilons must be fixed in advance; jobs that choose later need a filter",)
+        return Sheet(("what", "epsilon", "delta"), (*rows, ("together", epsilon, delta)), notes)
 
 
 class GroupParams(Params):
@@ -86,7 +117,7 @@ class Parallel(Calculator[ParallelParams]):
     Params = ParallelParams
 
     def sheet(self, params: ParallelParams) -> Sheet:
-        deltas = params.deltas or [[Fraction(0)] * len(block) for block in params.blocks]
+        deltas = [[Fraction(0)] * len(b) for b in params.blocks] if params.deltas is None else params.deltas
         if [len(block) for block in deltas] != [len(block) for block in params.blocks]:
             raise InvalidInput("deltas must have one entry for every epsilon, in the same shape; correct or drop them")
         steps = [list(zip(*block, strict=True)) for block in zip(params.blocks, deltas, strict=True)]
@@ -112,4 +143,4 @@ def _up(value: Fraction) -> float:
 
 @hookimpl
 def dpflow_register_calculators() -> list[Calculator[Any]]:
-    return [Group(), Parallel()]
+    return [Steps(), Group(), Parallel()]

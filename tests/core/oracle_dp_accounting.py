@@ -1,7 +1,6 @@
 """Records what dp-accounting says, for tests/core/test_filters.py. It does not install beside Airflow: own environment.
 
-    python -m venv /tmp/oracle && /tmp/oracle/bin/pip install dp-accounting==0.6.0
-    /tmp/oracle/bin/python tests/core/oracle_dp_accounting.py
+    make oracle
 
 Writes oracle_dp_accounting.json next to this file.
 """

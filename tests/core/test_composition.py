@@ -71,6 +71,26 @@ def test_compose_takes_the_better_of_sums_and_theorem_2_4() -> None:
     assert mixed[0] == pytest.approx(squares / 2 + math.sqrt(2 * math.log(1e6) * squares))
 
 
+@pytest.mark.parametrize("shares", [[F(1)], [F(1), F(2)], [F(1)] * 90 + [F(7, 2)] * 10])
+@pytest.mark.parametrize("epsilon", [0.01, 1.0, 30.0])
+def test_compose_backwards(shares: list[Fraction], epsilon: float) -> None:
+    """The proportions stay, the total is within what was asked, and a slightly larger factor is not."""
+    steps = c.compose_steps(shares, epsilon, 1e-6)
+    assert {step / share for step, share in zip(steps, shares, strict=True)} == {steps[0] / shares[0]}
+    assert c.compose([(step, F(0)) for step in steps], 1e-6)[0] <= epsilon
+    more = [(step * (1 + F(1, 10**12)), F(0)) for step in steps]
+    assert c.compose(more, 1e-6)[0] > epsilon
+
+
+def test_compose_backwards_is_step_eps_for_equal_steps() -> None:
+    """Many equal steps: the closed form of DP-5. A few: the plain quotient. None: nothing."""
+    assert float(c.compose_steps([F(1)] * 1000, 1.0, 1e-6)[0]) == pytest.approx(c.step_eps(1.0, 1e-6, 1000), rel=1e-12)
+    assert c.compose_steps([F(1)] * 4, 1, 1e-6) == [F(1, 4)] * 4
+    assert c.compose_steps([], 1.0, 1e-6) == []
+    with pytest.raises(InvalidAmount, match="epsilon must be above 0"):
+        c.compose_steps([F(0)], 1.0, 1e-6)
+
+
 def test_parallel_blocks_cost_the_dearest_block() -> None:
     """Each block sums its own steps; the maximum is what one unit pays."""
     a, b = (F(1, 10), F(1, 10**6)), (F(1, 4), F(0))

@@ -16,6 +16,17 @@ def registry() -> Registry:
     return Registry.load()
 
 
+def test_different_steps_forwards_and_backwards(registry: Registry) -> None:
+    """The formula of Theorem 2.4; as shares of a total they keep their proportions and stay within it."""
+    found = registry.calculator("steps").run({"steps": ["0.01"] * 900 + ["0.02"] * 100, "delta": 1e-6})
+    squares = 900 * 1e-4 + 100 * 4e-4
+    assert found.rows[-1][1] == pytest.approx(squares / 2 + math.sqrt(2 * math.log(1e6) * squares))
+    two = registry.calculator("steps").run({"steps": ["1", "3"], "epsilon": "0.4", "deltas": ["0", "1e-9"]})
+    assert [row[1] for row in two.rows] == pytest.approx([0.1, 0.3, 0.4], rel=1e-12) and two.rows[-1][1] <= 0.4
+    assert two.rows[-1][2] == pytest.approx(1e-9)
+    assert "jobs that choose later need a filter" in two.notes[0]
+
+
 def test_a_group_pays_for_all_its_units(registry: Registry) -> None:
     """k epsilon, and the geometric series of delta, never below the exact value; k^2 rho."""
     sheet = registry.calculator("group").run({"epsilon": "0.1", "delta": "1e-6", "sizes": [1, 2, 5]})
@@ -55,6 +66,9 @@ def test_blocks_side_by_side(registry: Registry) -> None:
         ("group", {"epsilon": "inf"}, "epsilon is 'inf'"),
         ("group", {"epsilon": "1", "sizes": [0]}, "sizes"),
         ("group", {"epsilon": "1", "sizes": []}, "sizes"),
+        ("steps", {"steps": []}, "steps"),
+        ("steps", {"steps": ["1"], "deltas": []}, "one entry for every step"),
+        ("steps", {"steps": ["1"], "delta": 1}, "delta"),
         ("parallel", {"blocks": []}, "blocks"),
         ("parallel", {"blocks": [["-1"]]}, "epsilon is '-1'"),
         ("parallel", {"blocks": [["1"]], "deltas": [["0", "0"]]}, "same shape"),
