@@ -118,12 +118,16 @@ class LedgerOperator(BaseOperator, SkipMixin):
     def _grant(self, context: Any, ledger: Ledger) -> dict[str, Any]:
         from dpflow.core import amounts
         from dpflow.core.declaration import load_table
+        from dpflow.core.filters import make_filter
 
         declared = load_table(dag_folder(context) / Path(self.table)) if self.table else None
         promise = amounts.epsilon(self.epsilon), amounts.delta(self.delta)
+        wanted = make_filter(self.filter, *promise, tail_share=amounts.exact("tail_share", self.tail_share or 1))
+        protects = declared.protected if declared else ""
         for known in ledger.scopes():
             same = (known.epsilon, known.filter.delta, known.filter.name) == (*promise, self.filter)
-            if known.scope == self.scope and same and known.protects == (declared.protected if declared else ""):
+            divided = self.tail_share is None or known.filter.tail_delta == wanted.tail_delta
+            if known.scope == self.scope and same and divided and known.protects == protects:
                 return ledger.remaining(self.scope).to_json()
         ledger.grant(
             self.scope,

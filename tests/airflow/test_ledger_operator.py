@@ -203,6 +203,7 @@ def test_a_dag_may_grant_and_report(tiny: Tiny, dag: Any) -> None:
         terms = dict(action="grant", scope="new", table="visits.yml", delta="1e-6", filter="hybrid", tail_share="0.5")
         LedgerOperator(task_id="one", epsilon="0.5", **terms)
         LedgerOperator(task_id="two", epsilon="{{ 1 }}", **terms)
+        LedgerOperator(task_id="shared", epsilon="1", **(terms | {"tail_share": "0.25"}))
         LedgerOperator(task_id="bad", epsilon="-1", **terms)
         LedgerOperator(task_id="report", action="report", scope="new")
         LedgerOperator(task_id="odd", action="gift")
@@ -214,6 +215,7 @@ def test_a_dag_may_grant_and_report(tiny: Tiny, dag: Any) -> None:
     assert (row["epsilon_granted"], row["delta_left"]) == ("1", "5e-7")
     entries = [entry for entry in Ledger(tiny.ledger).history("new")]
     assert [(entry.kind, entry.principal) for entry in entries] == [("grant", "airflow:d")] * 2
+    assert run(made, "shared")["accounts"][0]["delta_left"] == "7.5e-7", "another division of delta is another grant"
     for task_id, message in (("bad", "epsilon is '-1'"), ("odd", "no action 'gift'")):
         with pytest.raises(AirflowFailException, match=message):
             run(made, task_id)
