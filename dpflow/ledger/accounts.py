@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert as upsert
 
-from dpflow.core.events import Event
+from dpflow.core.events import Event, known
 from dpflow.core.filters import Capacity, Cost, Filter
 from dpflow.errors import BudgetExceeded, InvalidInput, UnknownName
 from dpflow.ledger import schema
@@ -97,7 +97,7 @@ def bill(transaction: Transaction, scope: str, events: Sequence[Event], blocks: 
         if found.blocks != bool(blocks):
             needs = "is charged per block, so name the blocks" if found.blocks else "has no blocks, so name none"
             raise InvalidInput(f"scope {name!r} {needs}")
-        cost = _cost(found.filter, tuple(events))
+        cost = _cost(found.filter, tuple(map(known, events)))
         charges += [
             Charge(found, checked_name("a block", b, empty=not found.blocks), cost) for b in sorted({*blocks} or {""})
         ]

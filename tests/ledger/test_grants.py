@@ -110,6 +110,27 @@ def test_unsupported_event_is_refused_before_anything_is_charged(ledger, ask):
     assert ask.spent(ledger) == {"": "0"}
 
 
+@pytest.mark.parametrize("stranger", ["subclass", "mapping", "text", "nothing"])
+def test_an_event_of_unknown_type_is_refused(ledger, ask, stranger):
+    """The vocabulary is closed: whatever claims to cost something without being in it is refused, never free."""
+
+    class Free(Pure):
+        pass
+
+    event = {"subclass": Free(Fraction(1, 10)), "mapping": {"kind": "pure.v1"}, "text": "pure.v1", "nothing": None}[
+        stranger
+    ]
+    for verb in (
+        lambda: ask.reserve(ledger, event=event),
+        lambda: ledger.check("flights", [event], []),
+        lambda: ledger.require(("flights", [event], [])),
+        lambda: ledger.open_session(ask.key("gate"), **ask.terms(event=event), state={}, exclusive=False),
+    ):
+        with pytest.raises(PlanRefused, match="is not supported"):
+            verb()
+    assert ask.spent(ledger) == {"": "0"} and len(ledger.history()) == 1
+
+
 @pytest.mark.parametrize("amount", ["-1", "0", "NaN", "inf", "1e-400", "1e308", 5e-324, "one", None, True])
 def test_amounts_that_are_none(ledger, amount):
     """Negative, NaN, infinite, subnormal and absurd amounts are refused and nothing changes."""
