@@ -1,0 +1,104 @@
+"""Private learning at size: the exponential mechanism, a threshold and a private distribution function over 2^64 values."""
+
+from __future__ import annotations
+
+import time
+from fractions import Fraction
+
+import numpy as np
+from dpflow_private_learning.base.calls import Calls
+from dpflow_private_learning.base.exponential import exponential
+from dpflow_private_learning.base.pieces import Pieces
+from dpflow_private_learning.base.rec_concave import share
+from dpflow_private_learning.bounds.rows import san_thresholds_rows
+from dpflow_private_learning.learners.thresholds import learn_threshold
+from dpflow_private_learning.sanitizers.synopsis import Synopsis
+from dpflow_private_learning.sanitizers.thresholds import plan, san_thresholds
+from dpflow_private_learning.sanitizers.tree import tree
+
+from bench.timing import medians, show
+from dpflow.core.randomness import SystemSource
+
+VALUES = 1_000_000
+ROWS = 4_000_000
+END = 2**64 - 1
+ONE, MILLIONTH = Fraction(1), Fraction(1, 10**6)
+
+
+def _wide(n: int, rng: np.random.Generator) -> np.ndarray:
+    return rng.integers(0, END, n, dtype=np.uint64, endpoint=True)
+
+
+def choosing() -> None:
+    """A million distinct values, each a piece of its own: choosing one against sorting them."""
+    rng = np.random.default_rng(0)
+    x = _wide(VALUES, rng)
+    ordered, counts = np.unique(x, return_counts=True)
+    taken = medians(
+        {
+            "numpy sort": lambda: np.sort(x),
+            "exponential mechanism": lambda: exponential(
+                [Pieces.around(ordered, counts, END)], ONE, Calls(SystemSource())
+            ),
+        }
+    )
+    rows = [(name, f"{s * 1000:.0f} ms", f"{s / taken['numpy sort']:.2f}") for name, s in taken.items()]
+    show(f"exponential mechanism over 2^64, {len(ordered):,} distinct values", ("work", "median", "of the sort"), rows)
+
+
+def thresholds() -> None:
+    """A million rows: one level (the exponential mechanism) and RecConcave with two and three."""
+    rng = np.random.default_rng(1)
+    x = _wide(VALUES, rng)
+    labels = x < np.uint64(2**63)
+    rows = []
+    for levels in (1, 2, 3):
+        step = share(2**64, levels, ONE, MILLIONTH)
+        start = time.perf_counter()
+        cut, _ = learn_threshold(x, labels, 2**64, VALUES, Fraction(1, 20), step, Calls(SystemSource()))
+        seconds = time.perf_counter() - start
+        wrong = ((x.astype(object) < cut) != labels).mean() if cut == 2**64 else ((x < np.uint64(cut)) != labels).mean()
+        rows.append((str(levels), f"{seconds:.2f} s", f"{wrong:.6f}"))
+    show(f"LearnThresholds, {VALUES:,} rows over 2^64", ("levels", "time", "share of rows wrong"), rows)
+
+
+def ranges() -> None:
+    """SanThresholds above its gate, delta below 1/n: the error of 10,000 random ranges; the tree beside it."""
+    rng = np.random.default_rng(2)
+    x = np.concatenate([_wide(ROWS // 2, rng), rng.normal(2**62, 2**58, ROWS - ROWS // 2).astype(np.uint64)])
+    alpha, epsilon, delta = Fraction(3, 10), Fraction(4), Fraction(2, 10**7)
+    given = plan(alpha, Fraction(1, 10), epsilon, delta, ROWS)
+    ordered, counts = np.unique(x, return_counts=True)
+    ends = np.sort(_wide(20_000, rng).reshape(-1, 2), axis=1)
+    truth = np.diff(np.searchsorted(np.sort(x), ends), axis=1)[:, 0] / ROWS
+    needed = san_thresholds_rows(64, given.calls, given.gate, given.alpha, given.beta, given.epsilon, given.delta)
+    rows = []
+    for name in ("SanThresholds", "tree"):
+        start = time.perf_counter()
+        found = (
+            san_thresholds(ordered, counts, END, given, Calls(SystemSource()))[0]
+            if name == "SanThresholds"
+            else tree(ordered, counts, END, ROWS, alpha, epsilon, 2, Calls(SystemSource()))
+        )
+        seconds = time.perf_counter() - start
+        rows.append((name, f"{seconds:.2f} s", *_errors(found, ends, truth)))
+    label = "proven" if needed <= ROWS else f"unproven at this size: the proof needs {needed:,.0f} rows"
+    title = f"{ROWS:,} rows over 2^64, alpha 0.3, epsilon 4, delta 2e-7 (below 1/n); gate {given.gate:,}; {label}"
+    show(title, ("method", "time", "largest error of 10,000 ranges", "mean error"), rows)
+
+
+def _errors(found: Synopsis, ends: np.ndarray, truth: np.ndarray) -> tuple[str, str]:
+    low, high = (found.below(ends[:, i].astype(object)) for i in (0, 1))
+    errors = np.abs(high - low - truth)
+    return f"{errors.max():.4f}", f"{errors.mean():.4f}"
+
+
+def main() -> None:
+    """All three."""
+    choosing()
+    thresholds()
+    ranges()
+
+
+if __name__ == "__main__":
+    main()
