@@ -11,8 +11,9 @@ import pluggy
 
 from dpflow import hookspecs
 from dpflow.core.calculator import Calculator
-from dpflow.core.estimators import Estimator
+from dpflow.core.estimators import Estimator, reads_across
 from dpflow.core.mechanism import InteractiveMechanism, Mechanism
+from dpflow.core.randomness import SystemSource
 from dpflow.errors import PluginError, UnknownName
 
 #: Modules that register first, by the same hooks as everybody.
@@ -54,6 +55,7 @@ class Registry:
         self.origin: dict[str, str] = {}
         self.mechanisms = MappingProxyType(dict(self._collect("dpflow_register_mechanisms", "mechanism")))
         self.estimators = MappingProxyType(dict(self._collect("dpflow_register_estimators", "estimator")))
+        self._require_alone()
         self.calculators = MappingProxyType(dict(self._collect("dpflow_register_calculators", "calculator")))
 
     @classmethod
@@ -124,6 +126,15 @@ class Registry:
             self._manager.check_pending()
         except pluggy.PluginValidationError as error:
             raise PluginError(f"a plugin implements a hook that dpflow does not have: {error}") from None
+
+    def _require_alone(self) -> None:
+        """Refuse an estimator that reads across groups: one unit would move more than one group's value."""
+        for name, estimator in self.estimators.items():
+            if isinstance(estimator, Estimator) and reads_across(estimator, SystemSource()):
+                raise PluginError(
+                    f"estimator {name!r} of {self.origin[name]} gives a group another value after other groups were estimated; "
+                    f"an estimator is a fixed function of one group's rows, so keep nothing between calls and draw nothing"
+                )
 
     def _collect(self, hook: str, kind: str) -> Iterator[tuple[str, Any]]:
         """Names and objects from one register hook, in registration order, clashes refused."""

@@ -15,10 +15,11 @@ from pydantic import Field
 
 from dpflow.core.declaration import Exact
 from dpflow.core.mechanism import Params
+from dpflow.core.randomness import Source
 from dpflow.core.statistics import Rows
 from dpflow.errors import InvalidInput, UnknownName
 
-__all__ = ["Estimator", "EstimatorQuery", "FromMoments", "Rows", "Subject"]
+__all__ = ["Estimator", "EstimatorQuery", "FromMoments", "Rows", "Subject", "reads_across"]
 
 Floats = NDArray[np.float64]
 
@@ -118,3 +119,40 @@ class Estimator:
         except Exception:  # noqa: BLE001  any failure may depend on a row, so it is mapped, not shown
             return default
         return value if math.isfinite(value) else default
+
+
+def reads_across(estimator: Estimator, source: Source) -> bool:
+    """Whether a group's estimate depends on other groups: a randomised check on made-up rows, as estimators are registered.
+
+    Every group is estimated, then all of them again in another order; sums are given for all groups and for one alone. A
+    function of one group gives the same both times. No check finds an estimator that wants to hide what it keeps.
+    """
+    groups = [_made_up(source) for _ in range(6)]
+    subject = Subject(
+        ("x", "y", "z"),
+        estimator.options,
+        "label",
+        lambda rows: (np.asarray(rows["x"]) > 0.4).astype(float),
+        lambda rows: np.asarray(rows["x"]),
+        lambda rows: (np.asarray(rows["y"]) > 0.4).astype(float),
+    )
+    first = [estimator.value(rows, subject) for rows in groups]
+    again = [0, 1, 2, 3, 4, 5, *(source.below(6) for _ in range(6))][::-1]
+    if any(estimator.value(groups[i], subject) != first[i] for i in again):
+        return True
+    if estimator.moments is None:
+        return False
+    sums = {name: np.array([float(1 + source.below(50)) for _ in range(6)]) for name in estimator.moments.measures}
+    sums["n"] = np.full(6, 51.0)
+    together = estimator.moments.values(sums, estimator.default)
+    alone = [
+        estimator.moments.values({n: s[i : i + 1] for n, s in sums.items()}, estimator.default)[0] for i in range(6)
+    ]
+    return bool((together != np.array(alone)).any())
+
+
+def _made_up(source: Source) -> Rows:
+    """Rows of one group: three numbers in [0, 1] and a label."""
+    size = 6 + source.below(6)
+    numbers = {name: np.array([source.below(1000) / 1000 for _ in range(size)]) for name in ("x", "y", "z")}
+    return {**numbers, "label": np.array([float(source.below(2)) for _ in range(size)])}

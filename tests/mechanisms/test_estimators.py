@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpflow.core.estimators import EstimatorQuery, Subject
-from dpflow.errors import InvalidInput, UnknownName
+from dpflow.core.estimators import Estimator, EstimatorQuery, FromMoments, Subject, reads_across
+from dpflow.core.randomness import SystemSource
+from dpflow.errors import InvalidInput, PluginError, UnknownName
 from dpflow.mechanisms.estimators import COLUMNS, SCORES
 
 ALL = {e.name: e for e in (*SCORES, *COLUMNS)}
@@ -80,3 +81,40 @@ def test_wrong_options_are_refused_before_reading() -> None:
     with pytest.raises(InvalidInput, match="needs 2 columns"):
         ALL["column_slope"].filled(EstimatorQuery(estimator="column_slope", columns=("y",)))
     assert ALL["column_quantile"].filled(EstimatorQuery(estimator="q", columns=("y",))) == {"p": Fraction(1, 2)}
+
+
+# --- estimators that look beyond their group --------------------------------------------------------------------------
+
+
+class _Scaler:
+    """Subtracts the mean of everything it has seen so far, as a scaler fitted on the holdout would."""
+
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+
+    def __call__(self, rows: Any, subject: Subject) -> float:
+        self.seen += list(rows["x"])
+        return float(np.mean(rows["x"]) - np.mean(self.seen))
+
+
+def test_estimators_that_read_across_groups_are_refused_at_registration() -> None:
+    """State between calls, randomness, and sums taken over all groups are found; every built-in passes."""
+    from types import SimpleNamespace
+
+    from dpflow.hookspecs import hookimpl
+    from dpflow.registry import Registry
+
+    rng = np.random.default_rng()
+    centred = FromMoments(("n", "x"), lambda m: m["x"] / m["n"] - (m["x"] / m["n"]).mean())
+    odd = (
+        Estimator("scaled", "s", 0.0, _Scaler(), model=""),
+        Estimator("random", "s", 0.0, lambda rows, subject: rng.random(), model=""),
+        Estimator("centred", "s", 0.0, lambda rows, subject: 0.5, model="", moments=centred),
+    )
+    for estimator in odd:
+        assert reads_across(estimator, SystemSource())
+        plugin = SimpleNamespace(dpflow_register_estimators=hookimpl(lambda e=estimator: [e]))
+        with pytest.raises(PluginError, match=f"estimator '{estimator.name}' of theirs gives a group another value"):
+            Registry({"theirs": plugin})
+    for _ in range(20):
+        assert not any(reads_across(estimator, SystemSource()) for estimator in ALL.values())
