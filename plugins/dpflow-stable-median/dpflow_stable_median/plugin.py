@@ -10,12 +10,13 @@ from dpflow.hookspecs import hookimpl
 from dpflow_stable_median import attacks, bounds, planner
 from dpflow_stable_median.answering import StableMedian
 from dpflow_stable_median.means import MeanQueries
+from dpflow_stable_median.rounds import EffectiveRounds
 from dpflow_stable_median.weights import MultiplicativeWeights
 
 
 @hookimpl
 def dpflow_register_mechanisms() -> list[InteractiveMechanism[Any, Any]]:
-    return [StableMedian(), MeanQueries(), MultiplicativeWeights()]
+    return [StableMedian(), MeanQueries(), MultiplicativeWeights(), EffectiveRounds()]
 
 
 @hookimpl
