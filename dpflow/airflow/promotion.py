@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from fractions import Fraction
 
 from dpflow.engine.candidate import Candidate
@@ -24,10 +25,10 @@ class Promoter:
         if not self._client.search_registered_models(filter_string=f"name = '{model}'"):
             self._client.create_registered_model(model)
 
-    def offer(self, candidate: Candidate, session_id: str, guarantee: str) -> bool:
+    def offer(self, candidate: Candidate, record: Mapping[str, str]) -> bool:
         """Promote an accepted candidate if its claim is above the promoted one's; a retry finds its version again."""
         claim = candidate.submission.claim
-        version = self._version(candidate, session_id, guarantee)
+        version = self._version(candidate, record)
         current = self._current()
         if current is not None and (current[0] == version or current[1] >= claim):
             return current[0] == version
@@ -42,7 +43,7 @@ class Promoter:
         version = self._client.get_model_version(self.model, str(aliases[self.alias]))
         return str(version.version), Fraction(version.tags["dpflow.claim"])
 
-    def _version(self, candidate: Candidate, session_id: str, guarantee: str) -> str:
+    def _version(self, candidate: Candidate, record: Mapping[str, str]) -> str:
         """The model version of this candidate, made once."""
         for version in self._client.search_model_versions(f"name = '{self.model}'"):
             if version.tags.get("dpflow.candidate") == candidate.digest:
@@ -51,8 +52,7 @@ class Promoter:
             "dpflow.candidate": candidate.digest,
             "dpflow.name": candidate.submission.name,
             "dpflow.claim": str(candidate.submission.claim),
-            "dpflow.session": session_id,
-            "dpflow.guarantee": guarantee,
+            **{f"dpflow.{name}": text for name, text in record.items()},
         }
         source = candidate.submission.source
         return str(self._client.create_model_version(self.model, source=source, tags=tags).version)

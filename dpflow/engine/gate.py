@@ -1,8 +1,8 @@
-"""One candidate through the reusable holdout: load, ask, and offer it for promotion on a yes."""
+"""What a submission goes through: load, ask, and offer it for promotion on a yes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from pydantic import ValidationError
@@ -16,15 +16,20 @@ from dpflow.errors import InvalidDeclaration, SessionClosed
 class Promotes(Protocol):
     """Whatever moves a model registry's alias."""
 
-    def offer(self, candidate: Candidate, session_id: str, guarantee: str) -> bool:
-        """Promote an accepted candidate if it improves; say whether it is the promoted one now."""
+    def offer(self, candidate: Candidate, record: Mapping[str, str]) -> bool:
+        """Promote an accepted candidate if it improves; say whether it is the promoted one now.
+
+        Args:
+            record: what is kept beside it: session, guarantee, snapshot, and the commitment to the verdict.
+        """
 
 
 def judge(session: Session, submission: Mapping[str, Any], promoter: Promotes | None = None) -> dict[str, Any]:
     """The gate's verdict on one submission.
 
     Returns:
-        name, claim, candidate digest, verdict ("yes", "no" or "exhausted"), guarantee, and whether it was promoted.
+        name, claim, candidate digest, verdict ("yes", "no" or "exhausted"), guarantee, session, and whether it was promoted;
+        a verdict that was given also has the snapshot it was given on and a commitment to all of it.
     """
     fields = {name: submission[name] for name in Submission.model_fields if name in submission}
     try:
@@ -32,12 +37,43 @@ def judge(session: Session, submission: Mapping[str, Any], promoter: Promotes | 
     except ValidationError as error:
         raise InvalidDeclaration(f"candidate {submission.get('name')!r}: {problems(error)}") from None
     given = candidate.submission
+    about: dict[str, Any] = {"name": given.name, "claim": str(given.claim), "candidate": candidate.digest}
     try:
         answer = session.ask(candidate.query(), candidate)
     except SessionClosed:
-        answer = {"verdict": "exhausted", "guarantee": "none"}
+        return {**about, "promoted": False, "session": session.id, "verdict": "exhausted", "guarantee": "none"}
+    record = {"session": session.id, "commitment": session.commitment({**about, **answer})}
     promoted = False
     if answer["verdict"] == "yes" and promoter is not None:
-        promoted = promoter.offer(candidate, session.id, answer["guarantee"])
-    about = {"name": given.name, "claim": str(given.claim), "candidate": candidate.digest, "promoted": promoted}
-    return about | answer
+        kept = {name: str(answer[name]) for name in ("guarantee", "snapshot") if name in answer}
+        promoted = promoter.offer(candidate, record | kept)
+    return {**about, "promoted": promoted, **record, **answer}
+
+
+def judge_all(
+    sessions: Sequence[Callable[[], Session]],
+    submissions: Sequence[Mapping[str, Any]],
+    promoter: Promotes | None = None,
+) -> list[dict[str, Any]]:
+    """Verdicts in order. A submission that one session has no answer left for goes to the next, which is then opened.
+
+    Sessions are asked from the first one, every time: what they answered before they repeat for nothing, so a retry goes the
+    same way.
+    """
+    opened: list[Session] = []
+    verdicts = []
+    for submission in submissions:
+        for number, opening in enumerate(sessions):
+            if number == len(opened):
+                opened.append(opening())
+            verdict = judge(opened[number], submission, promoter)
+            if verdict["verdict"] != "exhausted":
+                break
+        verdicts.append(verdict)
+    return verdicts
+
+
+def decision(verdicts: Sequence[Mapping[str, Any]]) -> str:
+    """What many verdicts say together: "yes" if one is, else "exhausted" if one is, else "no"."""
+    words = {verdict["verdict"] for verdict in verdicts}
+    return next((word for word in ("yes", "exhausted") if word in words), "no")

@@ -54,7 +54,8 @@ class Session:
             raise PlanRefused(f"{mechanism.name} is a release, not a session; run it with release")
         occasion = occasion or Occasion.of_request(plan.request)
         check_scope(plan, ledger)
-        _check_partition(plan, ledger)
+        if ledger.find(occasion.key(plan)) is None:
+            _check_partition(plan, ledger)
         opened = ledger.open_session(
             occasion.key(plan),
             event=plan.event,
@@ -112,8 +113,15 @@ class Session:
     def remaining(self) -> dict[str, Any]:
         """What the session can still give: its state, and what its last answer said is left. Public."""
         said = [dict(answer.answer) for answer in self._ledger.answers(self.id)]
-        counts = {k: v for k, v in said[-1].items() if k.endswith("_left")} if said else {}
+        params = self._plan.params
+        counts = {f"{k}_left": getattr(params, k) for k in ("queries", "failures") if hasattr(params, k)}
+        if said:
+            counts = {k: v for k, v in said[-1].items() if k.endswith("_left")}
         return {"state": self._ledger.release(self.id).state, "answered": len(said), **counts}
+
+    def commitment(self, said: Mapping[str, Any]) -> str:
+        """A keyed commitment to something said in this session: whoever has the ledger can tell that it was, nobody else."""
+        return self._ledger.commitment(json.dumps([self.id, said], sort_keys=True).encode(), "verdict")
 
     def _answer(
         self, mechanism: InteractiveMechanism[Any, Any], query: Any, candidate: Candidate | None, held: Held
@@ -127,6 +135,7 @@ class Session:
             read = self._scores(statistic, query, candidate)
         else:
             read = partial(self._private.answer, statistic, plan.request.blocks)
+        snapshot = self._ledger.commitment(self._private.snapshot(), "snapshot") if mechanism.exclusive else ""
         try:
             known = read()
             faults.reach("aggregate.after")
@@ -134,6 +143,8 @@ class Session:
             if verdict.body.get("guarantee") == "proven" and not self._fresh:
                 about = "something was released from this data before the session was opened"
                 verdict = Verdict({**verdict.body, "guarantee": "heuristic", "because": about}, verdict.closed)
+            if mechanism.exclusive:
+                verdict = Verdict({**verdict.body, "snapshot": snapshot}, verdict.closed)
             json.dumps([verdict.body, after.data], allow_nan=False)  # what cannot be stored is an impossible value, too
         except faults.FaultInjected:
             raise
@@ -147,7 +158,7 @@ class Session:
     def _scores(
         self, statistic: GroupValues, query: EstimatorQuery, candidate: Candidate | None
     ) -> Callable[[], PerGroup]:
-        """What reads the estimates; groups are one partition per scope, whatever the session."""
+        """What reads the estimates; groups are one partition per data set, whatever the session."""
         estimator = self._registry.estimator(query.estimator)
         options = estimator.filled(query)
         if estimator.model and (candidate is None or candidate.predict is None):
@@ -161,32 +172,50 @@ class Session:
         if sums := summed(self._private, statistic, estimator):
             self._private.check(sums, self._plan.request.blocks)
         default = estimator.default if query.default is None else float(query.default)
-        secret = bytes.fromhex(self._ledger.commitment(self._plan.request.scope.encode(), "partition"))
+        root = self._plan.request.scope.split("/")[0]
+        secret = bytes.fromhex(self._ledger.commitment(root.encode(), "partition"))
         blocks = self._plan.request.blocks
         return lambda: PerGroup(group_values(self._private, statistic, secret, blocks, estimator, subject, default))
 
 
 def _check_partition(plan: Plan, ledger: Ledger) -> None:
-    """One scope has one partition into groups, for ever: proofs hold for a fixed one. Raises `PlanRefused`."""
+    """A holdout has one partition into groups, for ever, and one open gate at a time: proofs are for a fixed partition of data
+    that nothing else reads. Quotas below a scope share its data. Raises `PlanRefused`.
+    """
     groups = getattr(plan.params, "groups", None) if getattr(plan.mechanism, "exclusive", False) else None
-    for earlier in ledger.releases(plan.request.scope):
+    if groups is None:
+        return
+    scope, root = plan.request.scope, plan.request.scope.split("/")[0]
+    for earlier in ledger.releases():
         known = earlier.request.get("params", {}).get("groups")
-        sessions = earlier.state in ("open", "closed")
-        if groups is not None and sessions and isinstance(known, int) and known != groups:
+        if earlier.state not in ("open", "closed") or not isinstance(known, int):
+            continue
+        shared = earlier.scope.split("/")[0] == root
+        if shared and known != groups:
             raise PlanRefused(
-                f"scope {plan.request.scope!r} is partitioned into {known} groups since its first session, and a partition "
+                f"scope {scope!r} is partitioned into {known} groups since its first session, and a partition "
                 f"is never changed; open {plan.request.name!r} with groups: {known}"
+            )
+        if (
+            not shared
+            and plan.table.holdout
+            and earlier.state == "open"
+            and earlier.request["table"] == plan.table.name
+        ):
+            raise PlanRefused(
+                f"a gate on holdout {plan.table.name!r} is open in scope {earlier.scope!r}, and two gates on one partition "
+                f"would each read what the other pays for; ask that one, or wait until it is used up"
             )
 
 
 def _first_on_its_data(session_id: str, plan: Plan, ledger: Ledger) -> bool:
-    """Whether nothing was released from the scope's data before this session: proofs of generalisation begin with rows that
-    nobody has seen. All scopes of one path share their data.
+    """Whether nothing was released from the session's data before it: proofs of generalisation begin with rows that nobody has
+    seen. All scopes of one path share their data, and so do all releases of one table.
     """
     root = plan.request.scope.split("/")[0]
     for earlier in ledger.releases():
         if earlier.release_id == session_id:
             return True
-        if earlier.scope.split("/")[0] == root:
+        if earlier.scope.split("/")[0] == root or earlier.request.get("table") == plan.table.name:
             return False
     return True

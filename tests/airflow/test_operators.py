@@ -137,3 +137,42 @@ def test_only_what_a_retry_can_help_is_retried() -> None:
     with pytest.raises(AirflowException, match="LedgerUnavailable: later") as caught, failures():
         raise LedgerUnavailable("later")
     assert not isinstance(caught.value, AirflowFailException)
+
+
+def test_a_gate_branches_the_run(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the verdicts only the tasks of that word run; a retry takes the same branch; a used-up gate takes the third."""
+    from airflow.sdk.bases.skipmixin import SkipMixin
+
+    from dpflow.airflow import ReusableHoldoutOperator
+    from dpflow.core.declaration import load_table
+
+    tiny.fill("CREATE TABLE visits AS SELECT 'p' || i AS person, i % 7 AS age FROM range(4000) t(i)")
+    columns = {"age": {"lower": 0, "upper": 120}}
+    table = tiny.declare(protects="unit", limits={"rows": 1}, columns=columns, block=None, holdout=True)
+    Ledger(tiny.ledger).grant("gate", 4, 0, filter="basic", table=load_table(table), principal="owner")
+    params = {"groups": 400, "queries": 20, "failures": 1, "rho": "0.24", "alpha": "0.2", "epsilon": "4"}
+    session = {
+        "name": "gate",
+        "mechanism": "reusable_holdout",
+        "table": "visits.yml",
+        "scope": "gate",
+        "params": params,
+    }
+    kept: list[list[str]] = []
+    monkeypatch.setattr(SkipMixin, "skip_all_except", lambda self, ti, ids: kept.append(list(ids or [])))
+    instance = {"task": SimpleNamespace(dag=SimpleNamespace(task_group_dict={}))}
+
+    def run(*claims: str) -> list[str]:
+        operator = ReusableHoldoutOperator(
+            task_id="gate",
+            session=session,
+            candidates=[{"name": c, "estimator": "column_mean", "features": ["age"], "claim": c} for c in claims],
+            branches={"yes": "promote", "no": ["tell", "retrain"], "exhausted": "alert"},
+        )
+        return [verdict["verdict"] for verdict in operator.execute(context(tiny, **instance))]
+
+    assert run("2.9") == ["yes"] and run("40") == ["no"] and run("40") == ["no"]
+    assert run("41") == ["exhausted"] and run("40", "41", "2.9") == ["no", "exhausted", "yes"]
+    assert kept == [["promote"], ["tell", "retrain"], ["tell", "retrain"], ["alert"], ["promote"]]
+    with pytest.raises(ValueError, match="branches are for yes, no and exhausted"):
+        ReusableHoldoutOperator(task_id="g", session=session, candidates=[], branches={"maybe": "x"})
