@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench import hammer, holdout, interior, learning, ledger, median, release, samplers, tables
+from bench import hammer, holdout, interior, learning, ledger, median, prediction, release, samplers, tables
 
-for module in (samplers, median, release, tables, holdout, interior, learning, ledger, hammer):
+for module in (samplers, median, release, tables, holdout, interior, learning, ledger, hammer, prediction):
     module.main()

