@@ -35,7 +35,7 @@ def show(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> N
     """Print a table for people."""
     table = Table(title=title, title_justify="left", header_style="bold")
     for column in columns:
-        table.add_column(column)
+        table.add_column(column, overflow="fold")  # a narrow terminal breaks amounts, but loses none
     for row in rows:
         table.add_row(*("" if cell is None else str(cell) for cell in row))
     Console().print(table)

@@ -124,8 +124,7 @@ def _fitted(seen: Forecast, wishes: Wishes) -> list[Fitted]:
 # --- for people -------------------------------------------------------------------------------------------------------
 
 
-_TASKS = ("job", "runs", "task", "release", "mechanism", "scope", "charged", "epsilon", "delta", "error at 95 %")
-_SCOPES = ("scope", "grant", "account", "a round costs", "rounds that fit", "runs served", "exhausted", "best filter")
+_TASKS = ("task", "charged", "release", "mechanism", "scope", "epsilon", "delta", "error at 95 %")
 _FITS = ("release", "scope", "share", "epsilon now", "epsilon that fits", "error now", "error then")
 
 
@@ -135,14 +134,8 @@ def _print(seen: Forecast, fitted: list[Fitted], wishes: Wishes) -> None:
     show("tasks", _TASKS, (_task_row(task, runs[task["job"]]) for task in found["tasks"]))
     for note in found["notes"]:
         print(note)
-    if found["scopes"]:
-        show("scopes (a round is one run of every job)", _SCOPES, map(_scope_row, found["scopes"]))
     for row in found["scopes"]:
-        if fixed := row["fixed_schedule"]:
-            print(
-                f"{row['scope']}: the {fixed['releases']:,} releases forecast on its fullest account cost epsilon "
-                f"{fixed['epsilon']:.4g} at delta {fixed['delta']} ({fixed['report']})"
-            )
+        show(f"scope {row['scope']} (a round is one run of every job)", ("", ""), _scope_rows(row))
     for name in found["ungranted"]:
         print(f"scope {name!r} has no grant here: name its ledger, or suppose one with --grant {name}=1,1e-6")
     if fitted:
@@ -151,7 +144,8 @@ def _print(seen: Forecast, fitted: list[Fitted], wishes: Wishes) -> None:
 
 
 def _task_row(task: dict[str, Any], runs: str) -> tuple[Any, ...]:
-    where = (task["job"], runs, task["task"], task["release"], task["mechanism"], task["scope"], task["charged"])
+    charged = "once" if task["charged"] == "once" else runs
+    where = (f"{task['job']}: {task['task']}", charged, task["release"], task["mechanism"], task["scope"])
     return (*where, task["epsilon"], task["delta"], _errors(task["error_95"]))
 
 
@@ -161,8 +155,8 @@ def _fitted_row(row: dict[str, Any]) -> tuple[Any, ...]:
     return (row["release"], row["scope"], share, row["epsilon_now"], row["epsilon"], *errors)
 
 
-def _scope_row(row: dict[str, Any]) -> tuple[Any, ...]:
-    best = row["filters"][0]
+def _scope_rows(row: dict[str, Any]) -> list[tuple[str, str]]:
+    best, fixed = row["filters"][0], row["fixed_schedule"]
     shared = f", tail share {best['tail_share']}" if best["tail_share"] not in (None, "1") else ""
     if row["exhausted"]:
         where = f", block {row['exhausted_block']}" if row["exhausted_block"] else ""
@@ -170,16 +164,20 @@ def _scope_row(row: dict[str, Any]) -> tuple[Any, ...]:
     else:
         end = f"no (last run {row['last_run'][:10]})" if row["last_run"] else "no run"
     once = f"; once {row['once']['epsilon']}" if row["once"]["epsilon"] != "0" else ""
-    return (
-        row["scope"],
-        f"{row['epsilon']}, {row['delta']} ({row['filter']})",
-        row["account"],
-        f"{row['round']['epsilon']}, {row['round']['delta']}{once}",
-        _count(row["rounds_that_fit"]),
-        f"{row['runs']}" + (f" ({row['runs_paid_before']} paid before)" if row["runs_paid_before"] else ""),
-        end,
-        f"{best['filter']}: {_count(best['rounds'])}{shared}",
-    )
+    paid = f" ({row['runs_paid_before']} paid before)" if row["runs_paid_before"] else ""
+    found = [
+        ("grant", f"epsilon {row['epsilon']}, delta {row['delta']} ({row['filter']})"),
+        ("account", row["account"]),
+        ("a round costs", f"epsilon {row['round']['epsilon']}, delta {row['round']['delta']}{once}"),
+        ("rounds that fit", _count(row["rounds_that_fit"])),
+        ("runs served", f"{row['runs']}{paid}"),
+        ("exhausted", end),
+        ("best filter", f"{best['filter']}: {_count(best['rounds'])}{shared}"),
+    ]
+    if fixed:
+        cost = f"{fixed['releases']:,} releases cost epsilon {fixed['epsilon']:.4g} at delta {fixed['delta']}"
+        found.append(("fixed in advance", f"{cost} ({fixed['report']})"))
+    return found
 
 
 def _count(number: int | None) -> str:

@@ -20,6 +20,8 @@ from dpflow.errors import InvalidAmount, InvalidDeclaration, InvalidInput, PlanR
 
 #: Integers of a statistic stay below this by plan, so that HUGEINT sums and BIGINT results cannot wrap.
 MAX_MAGNITUDE = 2**62
+#: What a table protects that is declared generalisation-only: the only scopes in which a release without a claim may run.
+NOBODY = "nobody (generalisation-only)"
 
 
 def _exact(value: Any) -> Fraction:
@@ -220,7 +222,7 @@ class Table(Strict):
     def protected(self) -> str:
         """What a budget of this table protects, in words."""
         if self.generalisation_only:
-            return "nobody (generalisation-only)"
+            return NOBODY
         where = f" in one {self.block}" if self.protects == "unit-block" else ""
         also = "".join(f" and in {join.relation}" for join in self.joins if join.kind == "unit")
         but = f", {', '.join(self.public_columns)} known" if self.public_columns else ""

@@ -36,7 +36,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dpflow.core.events import BoundedRange, Composed, Event, Repeated
+from dpflow.core.events import BoundedRange, Composed, Event, Repeated, Unprotected
 from dpflow.errors import InvalidAmount
 
 LABEL: Final = "a report for a schedule fixed in advance, not a filter: no ledger stops by it"
@@ -84,7 +84,7 @@ def report(events: Sequence[tuple[Event, int]], delta: Fraction) -> float | None
     the loss is Gaussian and only its zCDP is claimed. None if nothing finite is proved.
 
     Raises:
-        InvalidAmount: no release, or more than 100,000.
+        InvalidAmount: no release, more than 100,000, or one that claims nothing.
     """
     by_distribution = fixed_schedule(events).epsilon(float(delta))
     by_order = Composed(tuple(Repeated(event, count) for event, count in events)).epsilon_at(delta)
@@ -96,7 +96,7 @@ def fixed_schedule(events: Sequence[tuple[Event, int]]) -> Losses:
     """The loss of these events, each as often as said, when all of it was fixed in advance.
 
     Raises:
-        InvalidAmount: no release, or more than 100,000.
+        InvalidAmount: no release, more than 100,000, or one that claims nothing.
     """
     pure, ranges, rho, kept = _flat(events)
     count = sum(pure.values()) + sum(ranges.values())
@@ -135,6 +135,8 @@ def _flat(
     todo = list(events)
     while todo:
         event, count = todo.pop()
+        if isinstance(event, Unprotected):
+            raise InvalidAmount("a release without a claim has no loss that could be reported; leave it out")
         if isinstance(event, Composed):
             todo += [(part, count) for part in event.events]
             continue

@@ -67,7 +67,7 @@ def _fixed(outlook: Outlook) -> dict[str, Any] | None:
     delta, releases = outlook.scope.filter.delta, sum(count for _, count in outlook.charged)
     try:
         epsilon = pld.report(outlook.charged, delta) if delta else None
-    except InvalidAmount:  # no release, or too many
+    except InvalidAmount:  # no release, too many, or one that claims nothing
         return None
     if epsilon is None:
         return None

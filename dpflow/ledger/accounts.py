@@ -10,9 +10,10 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert as upsert
 
-from dpflow.core.events import Event, known
+from dpflow.core.declaration import NOBODY
+from dpflow.core.events import Event, Unprotected, known
 from dpflow.core.filters import Capacity, Cost, Filter
-from dpflow.errors import BudgetExceeded, InvalidInput, UnknownName
+from dpflow.errors import BudgetExceeded, InvalidInput, PlanRefused, UnknownName
 from dpflow.ledger import schema
 from dpflow.ledger.database import Prepared, Transaction, where
 from dpflow.ledger.records import Remaining, Scope, checked_name, path_of, stored_json
@@ -98,6 +99,11 @@ def bill(transaction: Transaction, scope: str, events: Sequence[Event], blocks: 
             needs = "is charged per block, so name the blocks" if found.blocks else "has no blocks, so name none"
             raise InvalidInput(f"scope {name!r} {needs}")
         cost = _cost(found.filter, tuple(map(known, events)))
+        if found.protects != NOBODY and any(isinstance(event, Unprotected) for event in events):
+            raise PlanRefused(
+                f"this release makes no privacy claim, and scope {name!r} does not say that it protects nobody; "
+                f"grant a scope for a table that is declared generalisation-only"
+            )
         charges += [
             Charge(found, checked_name("a block", b, empty=not found.blocks), cost) for b in sorted({*blocks} or {""})
         ]

@@ -52,6 +52,13 @@ def test_a_folder_of_release_files(tiny: Tiny, plan: Run) -> None:
     assert "2020-01-04T00:00, block 2020-01-01" in shown and "only each reservation is authoritative" in shown
 
 
+def test_a_narrow_terminal_loses_nothing(tiny: Tiny, plan: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cells are broken, never cut: no amount and no date ends in an ellipsis."""
+    monkeypatch.setenv("COLUMNS", "60")
+    shown = plan(".", *DAILY, "--ledger", tiny.ledger)
+    assert "…" not in shown and "2020-01-04T00:00, block" in shown
+
+
 def test_without_a_grant_only_prices(plan: Run) -> None:
     """It says what to name, and how to suppose a grant."""
     assert plan("release.yml", "--every", "1d", "--json")["ungranted"] == ["visits"]
@@ -71,7 +78,7 @@ def test_the_solver_and_the_plot(tiny: Tiny, plan: Run) -> None:
 def test_the_report_for_a_fixed_schedule(plan: Run) -> None:
     """One line below the table, labelled; nothing where the grant has no delta."""
     shown = plan("release.yml", "--grant", "visits=1,1e-6", *DAILY)
-    assert "the 3 releases forecast on its fullest account cost epsilon 0.9" in shown
+    assert "3 releases cost epsilon 0.9 at delta 0.000001" in shown
     assert "a report for a schedule fixed in advance, not a filter" in shown
     assert "fixed in advance" not in plan("release.yml", "--grant", "visits=1", *DAILY)
 

@@ -24,6 +24,7 @@ from dpflow.core.events import (
     Pure,
     Repeated,
     SparseVector,
+    Unprotected,
 )
 from dpflow.errors import InvalidAmount
 
@@ -167,6 +168,12 @@ def test_extremes() -> None:
     assert pld.fixed_schedule([(Pure(F(10**6)), 1)]).epsilon(1e-9) == pytest.approx(10**6)
     assert pld.fixed_schedule([(ZCDP(F(10**6)), 1)]).epsilon(1e-6) == math.inf
     assert pld.fixed_schedule([(Pure(F(1)), 1)]).epsilon(0.9) == 0.0
+
+
+def test_no_claim_has_no_report() -> None:
+    """What protects nobody cannot be said to cost something."""
+    with pytest.raises(InvalidAmount, match="without a claim"):
+        pld.report([(Pure(F(1)), 1), (Unprotected(), 1)], F(1, 10**6))
 
 
 @pytest.mark.parametrize("events", [[], [(Pure(F(1)), 10**5 + 1)], [(Repeated(Pure(F(1)), 10**12), 1)]])

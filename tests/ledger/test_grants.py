@@ -6,7 +6,8 @@ from fractions import Fraction
 
 import pytest
 
-from dpflow.core.events import Pure
+from dpflow.core.declaration import NOBODY
+from dpflow.core.events import Pure, Unprotected
 from dpflow.errors import BudgetExceeded, GrantConflict, InvalidAmount, InvalidInput, PlanRefused, UnknownName
 
 
@@ -129,6 +130,19 @@ def test_an_event_of_unknown_type_is_refused(ledger, ask, stranger):
         with pytest.raises(PlanRefused, match="is not supported"):
             verb()
     assert ask.spent(ledger) == {"": "0"} and len(ledger.history()) == 1
+
+
+def test_nothing_is_free_where_somebody_is_protected(place, ask):
+    """An event without a claim costs nothing, so only a scope that protects nobody takes it, quotas included."""
+    ledger = place.open()
+    for scope, protects in (("people", "all rows of one person"), ("unsaid", ""), ("open", NOBODY)):
+        ledger.grant(scope, 1, 0, filter="basic", protects=protects, principal="owner")
+        ledger.quota(f"{scope}/team", 1, 0, principal="owner")
+    for scope in ("people", "people/team", "unsaid", "unsaid/team"):
+        with pytest.raises(PlanRefused, match="makes no privacy claim, and scope"):
+            ask.reserve(ledger, scope=scope, event=Unprotected())
+    ask.reserve(ledger, scope="open/team", event=Unprotected())
+    assert ask.spent(ledger, "open") == {"": "0"} and ledger.verify().ok
 
 
 @pytest.mark.parametrize("amount", ["-1", "0", "NaN", "inf", "1e-400", "1e308", 5e-324, "one", None, True])
