@@ -8,6 +8,7 @@ import math
 import struct
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import duckdb
@@ -195,6 +196,39 @@ def test_a_constant_column_is_its_atom(world: World) -> None:
         ("", "interior point"): None,
         ("", "status"): "no_scale",
     }
+
+
+def test_the_operator_releases_a_median_without_bounds(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In Airflow by the mechanism's name: charged once, and the same again when the interval runs again."""
+    monkeypatch.setenv("AIRFLOW_HOME", str(world.folder / "airflow"))
+    connection = {"conn_type": "dpflow_ledger", "host": str(world.folder / "ledger.sqlite")}
+    monkeypatch.setenv("AIRFLOW_CONN_DPFLOW_LEDGER", json.dumps(connection))
+    from dpflow.airflow import ReleaseOperator
+
+    day = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
+    release = {
+        "name": "median cost",
+        "mechanism": "approximate_median",
+        "table": "visits.yml",
+        "scope": "visits",
+        "params": {"column": "cost", "by": "city", "epsilon": 2, "delta": "1e-6"},
+    }
+    found = []
+    for number in (1, 2):
+        given = {"dag_id": "d", "task_id": "t", "run_id": "r", "map_index": -1, "try_number": number, "id": str(number)}
+        context = {
+            "ti": SimpleNamespace(**given),
+            "dag_run": SimpleNamespace(partition_key=None, run_type="scheduled", clear_number=0),
+            "dag": SimpleNamespace(fileloc=str(world.folder / "dag.py")),
+            "logical_date": day,
+            "data_interval_start": day,
+            "data_interval_end": day + dt.timedelta(days=1),
+        }
+        found.append(ReleaseOperator(task_id="t", release=release).execute(context))
+    assert [run["replayed"] for run in found] == [False, True]
+    assert found[0]["release_id"] == found[1]["release_id"]
+    (row,) = world.ledger.remaining("visits").rows()
+    assert str(row["epsilon_spent"]) == "2"
 
 
 # --- answers are right or none ----------------------------------------------------------------------------------------
