@@ -7,15 +7,16 @@ import sys
 
 from rich.console import Console
 
-from experiments import adaptive_composition, stable_median
+from experiments import adaptive_composition, interior, stable_median
 from experiments.report import DOCS, draw, section
 
-PAPERS = (stable_median, adaptive_composition)
+PAPERS = (stable_median, adaptive_composition, interior)
 PAGE = DOCS / "experiments.md"
 HEAD = """# Experiments
 
-`make experiments` runs every simulation on this page again and rewrites it; `python -m experiments NAME` runs one. The data are
-simulated, so the truth is known; seeds are fixed. Each section ends with what had to hold and what was found.
+`make experiments` runs every simulation on this page again and rewrites it; `python -m experiments NAME` runs one. Data are
+simulated, so the truth is known, unless a section names real ones; seeds are fixed. Each section ends with what had to hold
+and what was found.
 """
 
 

@@ -1,0 +1,424 @@
+"""Medians without a range: rows they need, how they fail, and what they say of flights and of doctor's visits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from statistics import NormalDist
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import duckdb
+import numpy as np
+from dpflow_interior_point import public
+from dpflow_interior_point.interior import ApproximateMedian, ApproximateMedianParams, InteriorPointParams, Method
+from scipy import stats
+
+from dpflow.cli.demo.data import extract
+from dpflow.core.declaration import Table
+from dpflow.core.randomness import SystemSource
+from dpflow.core.statistics import Histogram
+from dpflow.mechanisms.quantile import Quantile
+from dpflow.tables import PrivateTable
+from dpflow.testing.columns import ArrayColumn
+from dpflow.testing.harness import StreamSource
+from experiments.report import Bound, Experiment, Found, bound
+
+DATA = Path(__file__).parent / "data"
+PRICE = {"column": "v", "epsilon": 1, "delta": "1e-6"}
+TABLE = Table.model_validate(
+    {
+        "name": "t",
+        "database": "t.duckdb",
+        "unit": {"column": "u"},
+        "limits": {"rows": 1},
+        "neighbours": "replace",
+        "columns": {"v": {"lower": -(10**6), "upper": 10**6, "step": "0.001"}},
+    }
+)
+ALPHA = Fraction(1, 4)
+SLACK = 1.04  #: the specification searched in steps of 4 %
+Draw = Callable[[np.random.Generator, int], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Law:
+    """A distribution: how to draw it, its distribution function, and the specification's rows for 95 % (point, median).
+
+    ``free``: whether a random shift and scale are applied to each run; atoms would be torn apart by rounding.
+    """
+
+    draw: Draw
+    below: Callable[[float], float]
+    point: int
+    median: int
+    free: bool = True
+
+    def is_median(self, z: float) -> bool:
+        """Whether z is an alpha-approximate median of the distribution; atoms count on both sides."""
+        least = 0.5 - float(ALPHA)
+        return self.below(z) >= least and 1 - self.below(math.nextafter(z, -math.inf)) >= least
+
+
+def _two_points(p: float) -> tuple[Draw, Callable[[float], float]]:
+    return (lambda r, n: (r.random(n) < p) * 1.0), (lambda z: 0.0 if z < 0 else 1 - p if z < 1 else 1.0)
+
+
+def _pareto(a: float) -> tuple[Draw, Callable[[float], float]]:
+    return (lambda r, n: r.pareto(a, n) + 1), stats.pareto(a).cdf
+
+
+LAWS = {
+    "Gaussian": Law(lambda r, n: r.normal(size=n), stats.norm.cdf, 370, 966),
+    "uniform": Law(lambda r, n: r.random(n), stats.uniform.cdf, 355, 966),
+    "Laplace": Law(lambda r, n: r.laplace(size=n), stats.laplace.cdf, 401, 966),
+    "exponential": Law(lambda r, n: r.exponential(size=n), stats.expon.cdf, 429, 966),
+    "Student t3": Law(lambda r, n: r.standard_t(3, n), stats.t(3).cdf, 401, 966),
+    "lognormal s=1": Law(lambda r, n: r.lognormal(0, 1, n), stats.lognorm(1).cdf, 484, 966),
+    "lognormal s=2": Law(lambda r, n: r.lognormal(0, 2, n), stats.lognorm(2).cdf, 710, 1005),
+    "Pareto a=3": Law(*_pareto(3), 504, 966),
+    "Pareto a=2.1": Law(*_pareto(2.1), 525, 966),
+    "Pareto a=1": Law(*_pareto(1), 609, 1005),
+    "Cauchy": Law(lambda r, n: r.standard_cauchy(n), stats.cauchy.cdf, 504, 966),
+    "Poisson 1": Law(lambda r, n: r.poisson(1, n).astype(float), stats.poisson(1).cdf, 263, 435, False),
+    "Poisson 4": Law(lambda r, n: r.poisson(4, n).astype(float), stats.poisson(4).cdf, 331, 655, False),
+    "Poisson 100": Law(lambda r, n: r.poisson(100, n).astype(float), stats.poisson(100).cdf, 355, 857, False),
+    "2-point p=.5": Law(*_two_points(0.5), 192, 519, False),
+    "2-point p=.2": Law(*_two_points(0.2), 174, 293, False),
+    "2-point p=.05": Law(*_two_points(0.05), 122, 293, False),
+    "bimodal 100 sd": Law(
+        lambda r, n: r.normal(size=n) + 100 * r.integers(0, 2, n),
+        lambda z: float(stats.norm.cdf(z) + stats.norm.cdf(z - 100)) / 2,
+        252,
+        660,
+    ),
+    "60% zeros": Law(
+        lambda r, n: np.where(r.random(n) < 0.6, 0.0, r.exponential(size=n)),
+        lambda z: 0.6 * (z >= 0) + 0.4 * float(stats.expon.cdf(z)),
+        331,
+        585,
+        False,
+    ),
+}
+
+
+def answer(values: np.ndarray, median: bool, source: StreamSource, **params: Any) -> float | None:
+    """One release on values in memory."""
+    model = ApproximateMedianParams if median else InteriorPointParams
+    method = Method.of(model.model_validate(PRICE | params), TABLE)
+    return method.find(ArrayColumn.of(values), source)[0][1].value
+
+
+def known_range(values: np.ndarray, source: StreamSource) -> float:
+    """The exponential mechanism's median on the range of the declaration."""
+    low, high = TABLE.bounded("v").grid()
+    grid = np.clip(np.rint(values * 1000), low, high).astype(np.int64)
+    distinct, counts = np.unique(grid, return_counts=True)
+    params = Quantile.Params.model_validate({"column": "v", "epsilon": 1})
+    (row,) = Quantile().draw(params, TABLE, Histogram(distinct, counts), source).rows  # type: ignore[arg-type]
+    return float(str(row.value))
+
+
+def rows_for_95(success: Callable[[int, int], bool], around: int, runs: int) -> float:
+    """Rows at which a fitted probit curve reaches 95 %, from runs at eight sizes around a guess; seeds are 0 to runs - 1."""
+
+    def shares(sizes: list[int]) -> np.ndarray:
+        return np.array([np.mean([success(n, seed) for seed in range(runs)]) for n in sizes])
+
+    while shares([round(around * 1.3)])[0] < 0.95:
+        around = round(around * 1.3)
+    while around > 8 and shares([round(around / 1.3)])[0] >= 0.95:
+        around = round(around / 1.3)
+    sizes = [max(4, round(around * 1.06**step)) for step in range(-5, 3)]
+    found = np.clip(shares(sizes), 0.25 / runs, 1 - 0.25 / runs)
+    normal = NormalDist()
+    heights = np.array([normal.inv_cdf(float(p)) for p in found])
+    weights = np.array([normal.pdf(float(h)) for h in heights]) / np.sqrt(found * (1 - found))
+    slope, start = np.polyfit(np.log(sizes), heights, 1, w=weights)
+    return float(math.exp((normal.inv_cdf(0.95) - start) / slope))
+
+
+def utility(runs: int) -> Found:
+    """Rows for 95 % success, beside the specification's and the exponential mechanism's."""
+    rows, bounds = [], []
+    points: dict[str, list[tuple[float, float]]] = {"interior point": [], "median": [], "median, known range": []}
+    for place, (name, law) in enumerate(LAWS.items()):
+
+        def sample(n: int, seed: int, law: Law = law) -> tuple[np.ndarray, float, float]:
+            rng = np.random.default_rng([n, seed])
+            shift, scale = (rng.normal() * 1000, 2 ** rng.uniform(-20, 20)) if law.free else (0.0, 1.0)
+            return (law.draw(rng, n) + shift) * scale, shift, scale
+
+        def point(n: int, seed: int, sample: Any = sample) -> bool:
+            values = sample(n, seed)[0]
+            found = answer(values, False, StreamSource(seed))
+            assert found is None or values.min() <= found <= values.max()
+            return found is not None
+
+        def median(n: int, seed: int, law: Law = law, sample: Any = sample) -> bool:
+            values, shift, scale = sample(n, seed)
+            found = answer(values, True, StreamSource(seed))
+            return found is not None and law.is_median(found / scale - shift)
+
+        def known(n: int, seed: int, law: Law = law) -> bool:
+            return law.is_median(known_range(law.draw(np.random.default_rng([n, seed]), n), StreamSource(seed)))
+
+        found = rows_for_95(point, law.point, runs), rows_for_95(median, law.median, runs), rows_for_95(known, 90, runs)
+        rows.append((name, round(found[0]), law.point, round(found[1]), law.median, round(found[2])))
+        for curve, n in zip(points.values(), found, strict=True):
+            curve.append((place, n))
+        for what, n, spec in (("interior point", found[0], law.point), ("median", found[1], law.median)):
+            bounds.append(bound(f"{name}, {what}: at most {spec} rows, and a step of 4 %", n, most=SLACK * spec))
+    worst = max(r[1] / r[2] for r in rows), max(r[3] / r[4] for r in rows)
+    kept = [b for b in bounds if not b.holds]
+    kept.append(bound("largest ratio to the specification's rows, interior point", worst[0], most=SLACK))
+    kept.append(bound("largest ratio to the specification's rows, median", worst[1], most=SLACK))
+    columns = ("distribution", "interior point", "specified", "median", "specified", "median in a known range of 2e6")
+    return Found(columns, tuple(rows), points, tuple(kept))
+
+
+EPSILONS = {"0.25": (1318, 1662), "0.5": (709, 895), "1": (381, 481), "2": (202, 256), "4": (116, 148)}
+
+
+def prices(runs: int) -> Found:
+    """How the rows an interior point needs fall with epsilon."""
+    rows, bounds = [], []
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for place, name in enumerate(("Gaussian", "lognormal s=1")):
+        for text, specified in EPSILONS.items():
+
+            def success(n: int, seed: int, draw: Draw = LAWS[name].draw, epsilon: str = text) -> bool:
+                rng = np.random.default_rng([n, seed])
+                values = (draw(rng, n) + rng.normal() * 1000) * 2 ** rng.uniform(-20, 20)
+                return answer(values, False, StreamSource(seed), epsilon=epsilon) is not None
+
+            n = rows_for_95(success, specified[place], runs)
+            rows.append((name, float(text), round(n), specified[place]))
+            curves.setdefault(name, []).append((float(text), n))
+            curves.setdefault(f"predicted, {name}", []).append((float(text), float(specified[place])))
+            bounds.append(
+                bound(
+                    f"{name}, epsilon {text}: at most {specified[place]} rows, and a step of 4 %",
+                    n,
+                    most=SLACK * specified[place],
+                )
+            )
+    return Found(("distribution", "epsilon", "rows for 95 %", "specified"), tuple(rows), curves, tuple(bounds))
+
+
+SIZES = (300, 1000, 3000, 10_000)
+
+
+def failing(runs: int) -> Found:
+    """Where rows show no scale: none, and never a wrong point."""
+    cases: dict[str, tuple[bool, Callable[[np.random.Generator, StreamSource, int], np.ndarray]]] = {
+        "Gaussian, interior point": (False, lambda r, s, n: r.normal(size=n)),
+        "Cauchy, median": (True, lambda r, s, n: r.standard_cauchy(n)),
+        "constant, interior point": (False, lambda r, s, n: np.full(n, 0.1)),
+        "log spread, interior point": (False, lambda r, s, n: public.log_spread(n, s)),
+        "random bits, interior point": (False, lambda r, s, n: public.random_bits(n, s)),
+        "hard median, interior point": (
+            False,
+            lambda r, s, n: public.hard_median(public.log_spread(n, s, high=0), 0.25, s),
+        ),
+        "hard median, median": (True, lambda r, s, n: public.hard_median(public.log_spread(n, s, high=0), 0.25, s)),
+    }
+    rows, curves, wrong, runs_in_all = [], {}, 0, 0
+    answered: dict[tuple[str, int], float] = {}
+    for name, (median, make) in cases.items():
+        for n in SIZES:
+            hits = 0
+            for seed in range(runs):
+                source = StreamSource(seed)
+                values = make(np.random.default_rng(seed), source, n)
+                found = answer(values, median, source)
+                hits += found is not None
+                wrong += found is not None and not public.is_interior_point(values, found)
+            runs_in_all += runs
+            answered[name, n] = hits / runs
+        rows.append((name, *(answered[name, n] for n in SIZES)))
+        curves[name] = [(float(n), answered[name, n]) for n in SIZES]
+    outside = 0
+    for seed in range(runs):
+        values = np.random.default_rng(seed).normal(1e7, 1, 1000)
+        outside += not public.is_interior_point(values, known_range(values, StreamSource(seed)))
+    rows.append(("exponential mechanism, range off by 10: outside", None, outside / runs, None, None))
+    last = SIZES[-1]
+    nones = [
+        1 - answered[name, last]
+        for name in ("log spread, interior point", "random bits, interior point", "hard median, median")
+    ]
+    bounds = (
+        Bound(f"no answer outside the data in {runs_in_all} runs", f"{wrong} outside", wrong == 0),
+        bound(f"share of none where rows show no scale, {last} rows, least of three", min(nones), least=0.98),
+        bound(
+            f"share of answers on the hard median's interior point, {last} rows",
+            answered["hard median, interior point", last],
+            least=0.99,
+        ),
+        bound("answered on a constant column, 300 rows", answered["constant, interior point", 300], least=0.95),
+        bound(
+            "share of the exponential mechanism's answers outside the data if its range is wrong",
+            outside / runs,
+            least=0.99,
+        ),
+    )
+    return Found(("data", *(f"answered, {n} rows" for n in SIZES)), tuple(rows), curves, bounds)
+
+
+CARRIERS = ("9E", "AA", "AS", "B6", "DL", "EV", "F9", "FL", "HA", "MQ", "OO", "UA", "US", "VX", "WN", "YV")
+
+
+def flights(runs: int) -> Found:
+    """Median air time and arrival delay per carrier of the flights of 2013, an aircraft's day protected, without bounds."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "flights.duckdb"
+        csv = extract(Path(folder))
+        with duckdb.connect(str(path)) as connection:
+            connection.execute(
+                "CREATE TABLE flights AS SELECT carrier, tailnum, make_date(year, month, day) AS day, "
+                "TRY_CAST(air_time AS INTEGER) AS air_time, TRY_CAST(arr_delay AS INTEGER) AS arr_delay "
+                f"FROM read_csv('{csv}', nullstr='NA') WHERE tailnum IS NOT NULL"
+            )
+        table = Table.model_validate(
+            {
+                "name": "flights",
+                "database": path,
+                "unit": {"column": "tailnum"},
+                "block": "day",
+                "protects": "unit-block",
+                "limits": {"rows": 3},
+                "columns": {"carrier": {"keys": list(CARRIERS), "groups": 1}, "air_time": {}, "arr_delay": {}},
+            }
+        )
+        return _medians(table, ("air_time", "arr_delay"), "carrier", runs)
+
+
+def insurance(runs: int) -> Found:
+    """Median visits and dollars of the RAND health insurance experiment, a person's years protected, without bounds."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "randhie.duckdb"
+        with duckdb.connect(str(path)) as connection:
+            connection.execute(f"CREATE TABLE years AS FROM read_csv('{DATA / 'randhie.csv.gz'}')")
+        table = Table.model_validate(
+            {
+                "name": "years",
+                "database": path,
+                "unit": {"column": "person"},
+                "limits": {"rows": 3},
+                "columns": {"visits": {}, "dollars": {}},
+            }
+        )
+        return _medians(table, ("visits", "dollars"), None, runs)
+
+
+def _medians(table: Table, columns: tuple[str, ...], by: str | None, runs: int) -> Found:
+    """Private medians of columns by key beside the true ones, and the share of rows on either side of them."""
+    mechanism, private = ApproximateMedian(), PrivateTable(table)
+    rows, curves, answers, right = [], {}, 0, 0
+    with duckdb.connect(str(table.database), read_only=True) as connection:
+        for column in columns:
+            params = mechanism.Params.model_validate({"column": column, "by": by, "epsilon": 1, "delta": "1e-6"})
+            given: dict[str, list[float | None]] = {}
+            for _ in range(runs):
+                with private.answering(mechanism.statistic(params, table), ()) as asked:
+                    for row in mechanism.draw(params, table, asked, SystemSource()).rows:
+                        if row.measure == "median":
+                            given.setdefault(row.key, []).append(None if row.value is None else float(row.value))
+            ranks: list[tuple[float, float]] = []
+            for key, found in given.items():
+                where = "true" if by is None else f"{by} = '{key}'"
+                query = f"SELECT {column} FROM {table.name} WHERE {where} AND {column} IS NOT NULL"
+                values = np.array([v for (v,) in connection.execute(query).fetchall()], dtype=float)
+                said = [z for z in found if z is not None]
+                answers += len(said)
+                right += sum(public.is_approximate_median(values, z, Fraction(3, 10)) for z in said)
+                shown = None if not said else float(np.median(said))
+                low = None if shown is None else float(np.mean(values <= shown))
+                rows.append((column, key or "all", len(values), float(np.median(values)), shown, low, len(said) / runs))
+                if low is not None:
+                    ranks.append((float(len(values)), low))
+            curves[column] = sorted(ranks)
+    large = [row[-1] for row in rows if row[2] > 15_000]
+    bounds = (
+        Bound(
+            "answers within 0.3 of the middle rank of all rows (0.25 of those read)",
+            f"{right} of {answers}",
+            right >= 0.98 * answers,
+        ),
+        bound("least share of answers where there are 15,000 rows", min(large), least=0.95),
+    )
+    return Found(
+        ("column", "group", "rows", "true median", "private median", "rows at or below", "answered"),
+        tuple(rows),
+        curves,
+        bounds,
+    )
+
+
+EXPERIMENTS = (
+    Experiment(
+        20,
+        "interior-rows",
+        "Rows for a median without a range",
+        "Rows from which 95 % of the releases are right, epsilon 1, delta 1e-6, one row replaced, alpha 1/4, a random shift and a "
+        "scale between 2^-20 and 2^20 for the continuous distributions. *Specified* is the table of our specification. The last "
+        "column is `quantile` on a range that is known to be 2e6 wide, with data of unit scale in it.",
+        ("distribution, in the table's order", "rows"),
+        utility,
+        runs=400,
+        small=20,
+        logarithmic="y",
+    ),
+    Experiment(
+        21,
+        "interior-prices",
+        "Rows for an interior point by epsilon",
+        "As figure 20, delta 1e-6. *Predicted* is the specification's table.",
+        ("epsilon", "rows"),
+        prices,
+        runs=400,
+        small=20,
+        logarithmic="xy",
+    ),
+    Experiment(
+        22,
+        "interior-none",
+        "Right or none",
+        "Share of releases that answer, epsilon 1, delta 1e-6. Log spread, random bits and the middle of the hard median have values of "
+        "so many scales that this few rows show none. The last row is the exponential mechanism on N(10^7, 1) with a "
+        "declared range of +-10^6.",
+        ("rows", "share that answers"),
+        failing,
+        runs=100,
+        small=5,
+        logarithmic="x",
+    ),
+    Experiment(
+        23,
+        "interior-flights",
+        "Flights of 2013 by carrier, without bounds",
+        "`approximate_median` with `by: carrier`, epsilon 1, delta 1e-6, protecting what one aircraft does on one day (3 flights at "
+        "most). No column has a declared range. The private median is the middle one of the runs; *rows at or below* is its rank.",
+        ("rows of the carrier", "share of rows at or below the answer"),
+        flights,
+        runs=5,
+        small=1,
+        logarithmic="x",
+    ),
+    Experiment(
+        24,
+        "interior-insurance",
+        "Doctor's visits and expenses in the RAND health insurance experiment, without bounds",
+        "20,190 person-years of 5,912 persons; a person with all years is protected, 3 of them are read. Visits have a large atom at "
+        "0, dollars a long tail and one. Data: RAND Corporation, Health Insurance Experiment, in the public domain.",
+        ("rows", "share of rows at or below the answer"),
+        insurance,
+        runs=20,
+        small=2,
+        logarithmic="x",
+    ),
+)
