@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from dpflow.testing.harness import StreamSource
 from experiments import interior
 from experiments.__main__ import PAPERS
 
@@ -38,6 +39,18 @@ def test_the_fit_finds_the_size() -> None:
 
     for around in (60, 200, 900):
         assert interior.rows_for_95(success, around, 400) == pytest.approx(200, rel=0.05)
+
+
+@pytest.mark.parametrize("name", interior.LAWS)
+def test_twice_the_rows_are_enough(name: str) -> None:
+    """At twice the specified rows nine of ten releases are right: the median is one of the distribution."""
+    law, right = interior.LAWS[name], [0, 0]
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        right[0] += interior.answer(law.draw(rng, 2 * law.point), False, StreamSource(seed)) is not None
+        found = interior.answer(law.draw(rng, 2 * law.median), True, StreamSource(seed))
+        right[1] += found is not None and law.is_median(found)
+    assert min(right) >= 27
 
 
 @pytest.mark.parametrize("name", ["Gaussian", "Poisson 1", "2-point p=.2", "60% zeros"])

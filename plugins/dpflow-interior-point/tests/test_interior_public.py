@@ -190,6 +190,14 @@ def answered(values: np.ndarray, median: bool, **params: Any) -> bool:
     return point.value is not None
 
 
+def test_heavy_tails_still_answer_on_many_rows() -> None:
+    """A million rows without a mean: thresholds that grow with the tail would end in none."""
+    rng = np.random.default_rng(12)
+    for values in (rng.standard_cauchy(10**6), rng.pareto(1, 10**6)):
+        for median in (False, True):
+            assert answered(values, median)
+
+
 @pytest.mark.parametrize("kind", ["log_spread", "random_bits"])
 def test_pathological_columns_get_none(kind: str) -> None:
     """Values of ten thousand scales: in nearly every run no answer, never a wrong one and never an error."""
