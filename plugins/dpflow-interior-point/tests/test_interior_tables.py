@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import math
+import re
 import struct
 from fractions import Fraction
 from pathlib import Path
@@ -104,6 +105,27 @@ def test_every_private_system_answers_by_name(world: World) -> None:
     counts = world.release("truncated_count", by="city")
     assert abs(counts["Oslo", "count"] - 4000) < 30
     assert abs(counts["Nowhere", "count"]) < 30
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"), [("DOUBLE", "i"), ("DATE", "DATE '2013-01-01' + CAST(i % 300 AS INTEGER)"), ("INTEGER", "i % 2")]
+)
+def test_the_front_door_finds_the_median_without_bounds(world: World, kind: str, value: str) -> None:
+    """`median` on an undeclared range plans approximate_median, says why and how many rows it needs, and answers as it does."""
+    world.fill(f"CREATE TABLE visits AS SELECT i AS person, CAST({value} AS {kind}) AS cost FROM range(6000) t(i)")
+    table = world.declare(columns={"cost": {}})
+    plan = api.plan("median", table, name="m", scope="visits", column="cost", epsilon=2, delta="1e-6")
+    described = plan.describe()
+    assert described["mechanism"].startswith("approximate_median")
+    assert "declares no bounds" in described["note"]
+    assert re.search(r"about \d+ rows are needed", described["note"])
+    found = world.release("median")
+    assert found["", "status"] in ("ok", "ok_atom")
+    with duckdb.connect(str(world.folder / "visits.duckdb")) as connection:
+        inside = (
+            f"CAST('{found['', 'median']}' AS {kind}) BETWEEN quantile_disc(cost, 0.25) AND quantile_disc(cost, 0.75)"
+        )
+        assert connection.execute(f"SELECT {inside} FROM visits").fetchall() == [(True,)]
 
 
 def test_groups_are_answered_in_their_order(world: World) -> None:
