@@ -336,7 +336,7 @@ class Ledger:
         Raises:
             BudgetExceeded, RetryConflict, SessionClosed: as for `reserve`.
         """
-        ask, secret = Ask(key, event, blocks, family, slot, principal, request), releases.ordered(state)
+        ask, secret = Ask(key, event, blocks, family, slot, principal, request), sessions.salted(state)
         with self._writing() as (transaction, writer):
             row = releases.known(transaction, writer, ask)
             if row is None:

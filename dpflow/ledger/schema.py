@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import BigInteger, Column, SmallInteger, Text
 
-VERSION = "3"
+VERSION = "4"
 
 metadata = sa.MetaData()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,8 +39,16 @@ _ADVANCE = Prepared(
 )
 
 
+_SALT = 32  # hexadecimal digits before the JSON of a stored state
+
+
+def salted(state: Mapping[str, Any]) -> str:
+    """A state as its row holds it: behind fresh salt, so that equal states have commitments that do not show it."""
+    return secrets.token_hex(_SALT // 2) + ordered(state)
+
+
 def sealed(anchor: Anchor, secret: str) -> str:
-    """A salted commitment to secret state: the key is the salt, so it cannot be searched."""
+    """A commitment to salted state, under the key: it can be neither searched nor compared with another."""
     return anchor.commitment(secret.encode(), "state")
 
 
@@ -72,7 +81,7 @@ def _is_newest(transaction: Transaction, anchor: Anchor, row: Any) -> bool:
 
 def held(row: Any) -> Held:
     """A session with its secret state; a closed one needs none, and after an import has none."""
-    return Held(row.id, row.version, row.state == "closed", stored_json(row.secret or "{}"))
+    return Held(row.id, row.version, row.state == "closed", stored_json(row.secret[_SALT:] if row.secret else "{}"))
 
 
 def stored_answer(transaction: Transaction, session_id: str, query: str) -> Answered | None:
@@ -101,7 +110,7 @@ def answer(
         raise SessionClosed(f"session {session_id} is closed: its answers are used up")
     if row.version != expected:
         return None
-    version, secret, text = row.version + 1, ordered(state), ordered(body)
+    version, secret, text = row.version + 1, salted(state), ordered(body)
     becomes = "closed" if closed else "open"
     transaction.run(
         _ADVANCE, id=session_id, expected=expected, new_version=version, new_secret=secret, new_state=becomes
@@ -140,7 +149,7 @@ def answer_many(
         return False
     if row.state == "closed":
         raise SessionClosed(f"session {session_id} is closed: its answers are used up")
-    version, secret = row.version + 1, ordered(state)
+    version, secret = row.version + 1, salted(state)
     texts = {checked_name("a query", query): ordered(answers[query]) for query in sorted(answers)}
     becomes = "closed" if closed else "open"
     transaction.run(

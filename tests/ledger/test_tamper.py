@@ -301,6 +301,18 @@ def test_a_damaged_export_is_refused(used, place, tmp_path, damage):
     assert fresh.scopes() == []
 
 
+def test_equal_states_have_unlike_commitments(ledger, ask):
+    """Two sessions that drew the same noise, or one whose state did not change: nobody without the key can tell."""
+    for name in ("one", "two"):
+        held = ledger.open_session(ask.key(name), **ask.terms(), state={"noise": 3}, exclusive=False)
+        for version, query in enumerate("ab"):
+            state = {"noise": 3}
+            ledger.answer(held.session_id, query=query, expected_version=version, state=state, answer={"above": False})
+        assert ledger.session(held.session_id).state == {"noise": 3}
+    seals = [entry.body["state"] for entry in ledger.history() if entry.kind in ("session", "answer")]
+    assert len(set(seals)) == len(seals) == 6 and ledger.verify().ok
+
+
 def test_a_session_can_be_given_up(ledger, ask):
     """An owner closes a gate that nobody will finish; its scope opens again, its charge stays."""
     held = ledger.open_session(ask.key("gate"), **ask.terms(), state={}, exclusive=True)
