@@ -129,11 +129,11 @@ class Session:
         """First everything that plan and catalog can refuse; then rows and draw, whose failures are the answer "none"."""
         plan, state = self._plan, State(held.state)
         statistic = mechanism.statistic(plan.params, query, plan.table)
-        self._private.check(statistic, plan.request.blocks)
         read: Callable[[], Any]
         if isinstance(statistic, GroupValues):
             read = self._scores(statistic, query, candidate)
         else:
+            self._private.check(statistic, plan.request.blocks)
             read = partial(self._private.answer, statistic, plan.request.blocks)
         snapshot = self._ledger.commitment(self._private.snapshot(), "snapshot") if mechanism.exclusive else ""
         try:
@@ -169,8 +169,7 @@ class Session:
         if candidate is not None and candidate.predict is not None:
             given = candidate.submission
             subject = Subject(query.columns, options, given.label, candidate.predict, candidate.score, candidate.rival)
-        if sums := summed(self._private, statistic, estimator):
-            self._private.check(sums, self._plan.request.blocks)
+        self._private.check(summed(self._private, statistic, estimator) or statistic, self._plan.request.blocks)
         default = estimator.default if query.default is None else float(query.default)
         root = self._plan.request.scope.split("/")[0]
         secret = bytes.fromhex(self._ledger.commitment(root.encode(), "partition"))

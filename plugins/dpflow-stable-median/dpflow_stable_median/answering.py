@@ -22,6 +22,7 @@ from fractions import Fraction
 from math import log
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from dpflow.core.amounts import Epsilon
@@ -68,8 +69,14 @@ class AnsweringParams(Params):
 
 
 class AnswerQuery(EstimatorQuery):
-    """What `EstimatorQuery` asks, and the ``range`` of the answer: public, never taken from the rows asked about."""
+    """What `EstimatorQuery` asks, and the ``range`` of the answer: public, never taken from the rows asked about.
 
+    ``blocks`` u above 1 asks for the amplified estimator: every group is cut into u blocks of whole units, and its number is
+    the lower median of the estimates on them. With u >= 8 ln(1/rho) whatever lies in the (rho, 1-rho) interval of that lies
+    between the quartiles of the estimator on a block.
+    """
+
+    blocks: Annotated[int, Field(ge=1, le=1000)] = 1
     range: AnyRange = Grid(lower=Fraction(0), upper=Fraction(1), step=Fraction(1, 1000))
 
 
@@ -105,7 +112,7 @@ class StableMedian(InteractiveMechanism[AnsweringParams, AnswerQuery]):
             )
         for name in query.columns:
             table.column(name)
-        return GroupValues(params.groups, query.columns)
+        return GroupValues(params.groups * query.blocks, query.columns)
 
     def answer(
         self, params: AnsweringParams, table: Table, state: State, query: AnswerQuery, answer: Answer, source: Source
@@ -114,8 +121,10 @@ class StableMedian(InteractiveMechanism[AnsweringParams, AnswerQuery]):
         if asked >= params.queries:
             return Verdict({"verdict": "exhausted"}, closed=True), state
         span = query.range
+        # a unit's block is the hash that decides its group, looked at modulo more: groups stay what they are
+        values = np.sort(answer.values.reshape(query.blocks, -1), axis=0)[(query.blocks - 1) // 2]
         key = median(params.median).draw(
-            span.keys(answer.values), span.first, span.last, Fraction(1, 2), params.epsilon, self.changed(table), source
+            span.keys(values), span.first, span.last, Fraction(1, 2), params.epsilon, self.changed(table), source
         )
         left = params.queries - asked - 1
         body = {"value": span.value(key), **self.promise(params, table), "queries_left": left}

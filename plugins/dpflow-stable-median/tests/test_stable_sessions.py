@@ -267,3 +267,48 @@ def test_wrong_lengths_are_refused() -> None:
 def test_default_range_is_a_thousand_steps() -> None:
     query = StableMedian.Query.model_validate({"estimator": "accuracy", "columns": ["amount"]})
     assert isinstance(query.range, Grid) and query.range.size == 1001
+
+
+def test_the_amplified_estimator_is_the_median_of_a_groups_blocks() -> None:
+    """Blocks refine the same groups: u times as many estimates, and one of them moves one group's number at most."""
+    params = {"epsilon": "1000", "groups": 5, "queries": 3, "range_size": 100}
+    wide = {"kind": "grid", "lower": 0, "upper": 99, "step": 1}
+    query = {"estimator": "column_mean", "columns": ["amount"], "range": wide, "blocks": 3}
+    session = Session(StableMedian(), Example(EXAMPLE_TABLE, params, [query]), SystemSource())
+    statistic = StableMedian().statistic(session.params, session.queries[0], EXAMPLE_TABLE)
+    assert statistic.groups == 15
+    of_group = np.array([10.0, 20.0, 30.0, 40.0, 50.0])
+    blocks = np.concatenate([of_group - 9, of_group, of_group + 40])  # bucket b is block b // 5 of group b % 5
+    assert session.ask(session.queries[0], PerGroup(blocks)).body["value"] == 30
+    rng, exceed = np.random.default_rng(0), []
+    u = math.ceil(
+        8 * math.log(1 / 0.05)
+    )  # whatever is in (0.05, 0.95) of the median is between the quartiles of a block
+    for row in np.sort(rng.normal(size=(4000, u)), axis=1)[:, (u - 1) // 2]:
+        exceed.append(abs(row) > 0.6745)
+    assert np.mean(exceed) <= 2 * 0.05
+
+
+def test_blocks_are_inside_the_groups(tmp_path: Any) -> None:
+    """With more buckets a unit stays in the group it had: its hash modulo the number of groups."""
+    import duckdb
+
+    from dpflow.core.statistics import GroupValues
+    from dpflow.tables import PrivateTable
+
+    with duckdb.connect(str(tmp_path / "t.duckdb")) as connection:
+        connection.execute("CREATE TABLE t AS SELECT i AS person, i AS v FROM range(500) t(i)")
+    table = Table.model_validate(
+        {
+            "name": "t",
+            "database": tmp_path / "t.duckdb",
+            "unit": {"column": "person"},
+            "limits": {"rows": 1},
+            "columns": {"v": {}},
+        }
+    )
+    found = {}
+    for m in (7, 35):
+        groups, rows = PrivateTable(table).grouped_rows(GroupValues(m, ("v",)), b"k", ())
+        found[m] = dict(zip(rows["v"].tolist(), groups.tolist()))
+    assert all(bucket % 7 == found[7][unit] for unit, bucket in found[35].items())
