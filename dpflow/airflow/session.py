@@ -26,6 +26,7 @@ class SessionOperator(BaseOperator):
     """
 
     template_fields: Sequence[str] = ("session", "queries")
+    request_field = "session"  #: the argument that says what is charged; `dpflow plan` reads it
     ui_color = "#e4d7f5"
 
     def __init__(

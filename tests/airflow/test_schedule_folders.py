@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from typer.testing import CliRunner
 
+from dpflow import airflow
 from dpflow.cli import app
 from dpflow.errors import DpflowError, InvalidInput
 
@@ -24,6 +25,9 @@ from dpflow.airflow import ReleaseOperator
 with DAG("{name}", schedule=CronDataIntervalTimetable("{cron}", timezone="UTC"), start_date=datetime(2020, 1, 1)):
     ReleaseOperator(task_id="release", release={release}, blocks=["2020-01-01"])
 """
+
+
+VOTE: dict[str, Any] = {"epsilon": "0.01", "label": "city", "features": ["age"], "predictions": 10}
 
 
 def wanted(name: str, epsilon: str, scope: str = "visits") -> dict[str, Any]:
@@ -86,6 +90,30 @@ def test_every_scope_has_a_date_of_its_own(tiny: Tiny, plan: Any) -> None:
         "visits": None, "visits/team": "2020-01-05", "other": None,
     }  # fmt: skip
     assert (seen["visits/team"]["runs"], seen["other"]["runs"]) == (3, 40)
+
+
+def test_every_operator_that_charges_is_counted(tiny: Tiny, plan: Any) -> None:
+    """Releases, gates, sessions, predictions; the others charge nothing. One that is forgotten here would be forgotten there."""
+
+    def session(name: str, mechanism: str = "above_threshold", **params: Any) -> str:
+        place = {"table": "visits.yml", "scope": "visits", "blocks": ["2020-01-01"]}
+        return "session=" + repr(place | {"name": name, "mechanism": mechanism, "params": params})
+
+    asks = {
+        "ReleaseOperator": f"release={wanted('a release', '0.1') | {'blocks': ['2020-01-01']}!r}",
+        "ReusableHoldoutOperator": session("a gate", epsilon="0.2") + ", candidates=[]",
+        "SessionOperator": session("a session", epsilon="0.3") + ", queries=[]",
+        "PrivatePredictionOperator": session("a vote", "predict_vote", **VOTE) + ", points={}, answers={}",
+    }
+    assert set(airflow.__all__) == {*asks, "LedgerOperator", "DataContractOperator"}, "a new operator: does it charge?"
+    head = "from airflow.sdk import DAG\nfrom dpflow.airflow import *\nwith DAG('all', schedule=None):\n"
+    body = "".join(f"    {name}(task_id={name!r}, {arguments})\n" for name, arguments in asks.items())
+    (tiny.folder / "d.py").write_text(head + body)
+    seen = plan(".", "--grant", "visits=9")
+    assert [(task["task"], task["charged"]) for task in seen["tasks"]] == [
+        (name, "every run" if name == "ReleaseOperator" else "once") for name in asks
+    ]
+    assert seen["scopes"][0]["round"]["epsilon"] == "0.1" and float(seen["scopes"][0]["once"]["epsilon"]) > 0.5
 
 
 def test_neighbours_are_importable_and_ignored_files_are_not_read(tiny: Tiny, plan: Any) -> None:
