@@ -1,10 +1,11 @@
 """Rows or units per key, where the keys themselves are private: noisy counts above a threshold.
 
 Definition: each unit is cut to the groups and rows per group that the column declares. Every key in the rows gets a noisy count,
-and is released, sorted, if that reaches a threshold. `dpflow.core.partition` has the two rules, discrete Laplace noise with a
-tail bound and truncated discrete Laplace noise, and takes the one with the lower threshold.
+and is released, sorted, if that reaches a threshold. `dpflow.core.partition` has the three rules, Laplace and Gaussian noise with a
+tail bound and truncated Laplace noise, and takes the one with the lowest threshold.
 
-Claim: (epsilon, delta)-DP for the declared unit; proofs in `dpflow.core.partition`.
+Claim: (epsilon, delta)-DP for the declared unit; proofs in `dpflow.core.partition`. ``noise: gaussian`` claims delta/2-approximate
+zCDP with the rho that is (epsilon, delta/2)-DP, which a scope with filter renyi or hybrid prices better, and basic refuses.
 
 Counting units instead of rows lowers the threshold by the rows that one unit may have: take it where keys matter more than rows.
 
@@ -21,7 +22,7 @@ from pydantic import AfterValidator
 
 from dpflow.core.amounts import Delta, Epsilon
 from dpflow.core.declaration import Table
-from dpflow.core.events import Approximate, Event
+from dpflow.core.events import Event
 from dpflow.core.mechanism import Mechanism, Params
 from dpflow.core.partition import Shown
 from dpflow.core.randomness import Source
@@ -38,13 +39,14 @@ def _positive(value: Fraction) -> Fraction:
 
 class PrivateHistogramParams(Params):
     """``by``: the grouping column. ``epsilon``, ``delta``: the price; delta is the chance that a lone unit's key shows.
-    ``of``: count rows or units.
+    ``of``: count rows or units. ``noise``: laplace, gaussian or auto.
     """
 
     by: str
     epsilon: Epsilon
     delta: Annotated[Delta, AfterValidator(_positive)]
     of: Literal["rows", "units"] = "rows"
+    noise: Literal["laplace", "gaussian", "auto"] = "auto"
 
 
 class PrivateHistogram(Mechanism[PrivateHistogramParams]):
@@ -56,19 +58,19 @@ class PrivateHistogram(Mechanism[PrivateHistogramParams]):
         "Korolova, Kenthapadi, Mishra, Ntoulas 2009 (releasing search queries); Desfontaines, Voss, Gipson, Mandayam 2022 "
         "(differentially private partition selection); bounds proved in dpflow.core.partition"
     )
-    version = 2
+    version = 3
     Params = PrivateHistogramParams
 
     def _rule(self, params: PrivateHistogramParams, table: Table) -> Shown:
         table.column(params.by)
-        return Shown.least(table, params.by, self._most(params, table), params.epsilon, params.delta)
+        law = None if params.noise == "auto" else params.noise
+        return Shown.least(table, params.by, self._most(params, table), params.epsilon, params.delta, law)
 
     def _most(self, params: PrivateHistogramParams, table: Table) -> int:
         return 1 if params.of == "units" else table.cut(params.by)[1]
 
     def event(self, params: PrivateHistogramParams, table: Table) -> Event:
-        self._rule(params, table)
-        return Approximate(params.epsilon, params.delta)
+        return self._rule(params, table).event
 
     def statistic(self, params: PrivateHistogramParams, table: Table) -> GroupedSums:
         return GroupedSums(params.by, None, table.cut(params.by)[0], self._most(params, table))
@@ -82,8 +84,9 @@ class PrivateHistogram(Mechanism[PrivateHistogramParams]):
 
     def error(self, params: PrivateHistogramParams, table: Table) -> ErrorBound:
         rule = self._rule(params, table)
-        noise = "Laplace" if rule.bound is None else "truncated Laplace"
-        note = f"{noise} noise only, for keys that are released; a key needs about {rule.threshold} {params.of} to be"
+        note = (
+            f"{rule.name} noise only, for keys that are released; a key needs about {rule.threshold} {params.of} to be"
+        )
         return ErrorBound({"count" if params.of == "rows" else "count_distinct": rule.half_width}, note)
 
 

@@ -129,7 +129,8 @@ def claim(event: Event) -> tuple[float, float]:
     exact = event.approximate()
     if exact is not None:
         return float(exact[0]), float(exact[1])
-    epsilon = event.epsilon_at(Fraction(str(REPORT_DELTA)))
+    delta = event.zcdp()[1] + Fraction(str(REPORT_DELTA))
+    epsilon = event.epsilon_at(delta)
     if epsilon is None:
-        raise NotConformant(f"the event has no finite epsilon at delta {REPORT_DELTA}")
-    return float(epsilon), REPORT_DELTA
+        raise NotConformant(f"the event has no finite epsilon at delta {float(delta)}")
+    return float(epsilon), float(delta)

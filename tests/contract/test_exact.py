@@ -32,6 +32,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("histogram", {"by": "kind", "epsilon": "4"}),
     ("private_histogram", {"by": "word", "epsilon": "4", "delta": "0.01"}),
     ("private_histogram", {"by": "word", "epsilon": "4", "delta": "0.01", "of": "units"}),
+    ("private_histogram", {"by": "word", "epsilon": "8", "delta": "0.02", "noise": "gaussian"}),
     ("quantile", {"column": "score", "epsilon": "1"}),
     ("quantile", {"column": "score", "epsilon": "1", "p": "1/3"}),
     ("quantiles", {"column": "score", "epsilon": "1", "quantiles": ["1/3", "1/2", "9/10"]}),

@@ -7,7 +7,9 @@ from fractions import Fraction
 
 import pytest
 
-from dpflow.core.partition import tail_above, truncation
+from dpflow.core.declaration import Table
+from dpflow.core.events import ZCDP, Approximate
+from dpflow.core.partition import Shown, gaussian_above, tail_above, truncation
 from dpflow.testing import oracle
 
 
@@ -69,3 +71,45 @@ def test_one_unit_a_key_is_the_optimal_selection(epsilon: float, delta: float) -
         optimal.append(min(math.exp(epsilon) * before + delta, 1 - math.exp(-epsilon) * (1 - before - delta), 1.0))
         ours = 1 - _shown(count, scale, bound).get(0, 0.0)
         assert optimal[-3] - 1e-12 <= ours <= optimal[-1] + 1e-12
+
+
+@pytest.mark.parametrize("sigma2", [Fraction(1, 3), Fraction(7), Fraction(500)])
+@pytest.mark.parametrize("failure", [Fraction(1, 50), Fraction(1, 10**6)])
+def test_gaussian_thresholds_hold_and_are_tight(sigma2: Fraction, failure: Fraction) -> None:
+    """The tail from t on is at most the failure, and three steps lower it is not."""
+    law = oracle.discrete_gaussian(sigma2, tail=1e-14)
+    t = gaussian_above(sigma2, failure)
+    assert math.fsum(p for x, p in law.items() if x >= t) <= float(failure)
+    assert t <= 3 or math.fsum(p for x, p in law.items() if x >= t - 3) > float(failure)
+
+
+def _table(groups: int) -> Table:
+    limits = {"rows": groups, "groups": groups, "rows_per_group": 1}
+    return Table.model_validate(
+        {
+            "name": "t",
+            "database": "t",
+            "unit": {"column": "user"},
+            "limits": limits,
+            "columns": {"user": {}, "word": {}},
+        }
+    )
+
+
+def test_the_rule_with_the_lowest_threshold_is_taken() -> None:
+    """Truncated Laplace noise for one key, Gaussian for many: at 20 keys its threshold is less than half."""
+    price = Fraction(1), Fraction(1, 10**6)
+    assert Shown.least(_table(1), "word", 1, *price).name == "truncated Laplace"
+    for groups, name in ((1, "truncated Laplace"), (2, "truncated Laplace"), (20, "Gaussian")):
+        best = Shown.least(_table(groups), "word", 1, *price)
+        forms = [Shown.least(_table(groups), "word", 1, *price, law) for law in ("laplace", "gaussian")]
+        assert best.name == name
+        assert best.threshold == min(form.threshold for form in forms)
+        assert best.event == Approximate(*price)
+        assert isinstance(forms[1].event, ZCDP)
+    assert 2 * best.threshold < forms[0].threshold
+
+
+def test_a_price_too_small_for_gaussian_noise_takes_another() -> None:
+    """Where no rho is known for epsilon and delta, auto is Laplace noise."""
+    assert "Laplace" in Shown.least(_table(20), "word", 1, Fraction(1, 10**9), Fraction(1, 10**6)).name
