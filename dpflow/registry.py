@@ -26,6 +26,7 @@ BUILT_INS = (
     "dpflow.mechanisms.private_histogram",
     "dpflow.mechanisms.select",
     "dpflow.mechanisms.quantile",
+    "dpflow.mechanisms.bounds",
     "dpflow.mechanisms.above_threshold",
     "dpflow.mechanisms.reusable_holdout",
     "dpflow.mechanisms.estimators",

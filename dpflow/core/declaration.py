@@ -251,7 +251,7 @@ class Table(Strict):
         if column.lower is None:
             raise PlanRefused(
                 f"column {name!r} of table {self.name!r} declares no bounds, and without bounds no sensitivity is known; "
-                f"add lower and upper to its declaration"
+                f"add lower and upper to its declaration (the mechanism bounds finds some)"
             )
         return column
 

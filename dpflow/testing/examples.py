@@ -219,6 +219,7 @@ def _open_answers(statistic: UnboundedValues) -> dict[str, Answer]:
         "extremes": ends * 60,
         "infinities": [np.inf] * 200 + [-np.inf] * 200,
         "all scales": 1.5 ** np.arange(-800, 800),
+        "rarer and rarer": np.repeat(2.0 ** np.arange(60), np.arange(60, 0, -1)),
         "many": np.sin(np.arange(400.0)) * 10 + np.arange(400.0) % 3,
     }
     return {name: ArrayColumn.of(*[values] * len(statistic.keys)) for name, values in given.items()}

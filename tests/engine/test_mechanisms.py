@@ -15,6 +15,9 @@ from dpflow.registry import Registry
 if TYPE_CHECKING:
     from smallworld import Tiny
 
+MANY = """
+CREATE TABLE visits AS SELECT 'p' || i AS person, DATE '2020-01-01' AS day, 20 + i % 50 AS age FROM range(4000) t(i)
+"""
 MEASURES = ["count", {"measure": "mean", "column": "age"}, {"measure": "variance", "column": "age"}]
 RELEASES: list[tuple[str, dict[str, Any], int]] = [
     ("count", {"by": "city"}, 2),
@@ -32,6 +35,7 @@ RELEASES: list[tuple[str, dict[str, Any], int]] = [
     ("median", {"column": "age"}, 1),
     ("minimum", {"column": "age"}, 1),
     ("maximum", {"column": "age"}, 1),
+    ("bounds", {"column": "age"}, 2),
     ("arg_max", {"by": "city"}, 1),
     ("top_k", {"by": "city", "k": 2}, 2),
 ]
@@ -84,3 +88,23 @@ def test_a_median_with_bounds_says_what_it_trusts(tiny: Tiny) -> None:
     )
     assert "exponential mechanism over the declared bounds" in wanted.describe()["note"]
     assert wanted.mechanism.name == "median"
+
+
+def test_bounds_that_were_found_can_be_declared(tiny: Tiny) -> None:
+    """First a column without bounds, then a sum within those that a release found."""
+    tiny.fill(MANY)
+    tiny.declare(columns={"age": {}})
+    refused = tiny.file(mechanism="sum", params={"column": "age", "epsilon": "0.4"})
+    with pytest.raises(PlanRefused, match="bounds"):
+        make_plan(load_request(refused), Registry.load())
+    found = release(
+        make_plan(
+            load_request(tiny.file(mechanism="bounds", params={"column": "age", "epsilon": "0.5"})), Registry.load()
+        ),
+        Ledger(tiny.ledger),
+    ).result
+    assert found.document["columns"]["age"] == {"lower": 16, "upper": 128}
+    tiny.declare(columns=found.document["columns"])
+    file = tiny.file(name="total", mechanism="sum", params={"column": "age", "epsilon": "0.4"})
+    (row,) = release(make_plan(load_request(file), Registry.load()), Ledger(tiny.ledger)).result.rows
+    assert abs(float(row.value or 0) - 4000 * 44.5) < 10_000

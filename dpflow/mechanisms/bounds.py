@@ -1,0 +1,123 @@
+"""Bounds for a column whose range nobody knows, so that a first sum or quantile can be declared.
+
+Definition: values are counted by sign and power of two, 2^j <= |x| < 2^(j+1) for j = -64, ..., 127, smaller ones as zero, larger
+and infinite ones with the last. Every count gets Laplace noise. Bins whose noisy count reaches t are taken as occupied; the
+answer is the lower edge of the lowest and the upper edge of the highest of them, or none. t is the smallest integer that the noise
+of any of the 385 bins reaches with probability 5 % at most. The list of bins is public, so no delta is needed.
+
+Claim: a unit of R rows moves the counts by R in L1 under add-remove, by 2 R under replace; the noise fits that, so the answer is
+post-processing of an epsilon-DP histogram.
+
+Error: with probability 95 % no empty bin is taken, and with the same a bin of 2 t rows is: what the bounds leave out lies in bins
+with fewer.
+Use: release it once, write ``lower`` and ``upper`` into the declaration (the result's document has them ready), and plan the rest
+with them. The result is stored: the same file again is free. Bounds that were drawn are public; clamping to them is no further loss.
+
+When not to use it: when the range is known from elsewhere, which costs nothing; or where 2 t rows are many, since a quantile
+over a generous guess loses only the logarithm of it.
+
+Source: Wilson, Zhang, Lam, Desfontaines, Simmons-Marengo, Gipson 2020 (approximate bounds); Laplace tails are exact.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpflow.core.amounts import Epsilon
+from dpflow.core.declaration import Table
+from dpflow.core.events import Event
+from dpflow.core.mechanism import Mechanism, Params
+from dpflow.core.noise import FAILURE, Noise, Reach, laplace
+from dpflow.core.partition import tail_above
+from dpflow.core.randomness import Source
+from dpflow.core.results import ErrorBound, Result, Row
+from dpflow.core.statistics import Cells, Grid, OpenColumn, UnboundedValues
+from dpflow.hookspecs import hookimpl
+
+LEAST, MOST = -64, 127  # exponents of the first and the last power of two
+POWERS = MOST - LEAST + 1
+BINS = 2 * POWERS + 1  # the negative ones, zero, the positive ones
+
+
+class BoundsParams(Params):
+    """``column``: a column that can be read as a number, with or without declared bounds. ``epsilon``: the price."""
+
+    column: str
+    epsilon: Epsilon
+
+
+class Bounds(Mechanism[BoundsParams]):
+    """Powers of two between which most of a column lies."""
+
+    name = "bounds"
+    summary = "powers of two between which nearly all values of a column lie, to declare its bounds with"
+    citation = "Wilson et al. 2020 (differentially private SQL with bounded user contribution, approximate bounds)"
+    Params = BoundsParams
+
+    def _moved(self, table: Table) -> int:
+        return table.limits.rows * (2 if table.neighbours == "replace" else 1)
+
+    def _noise(self, params: BoundsParams, table: Table) -> Noise:
+        moved = self._moved(table)
+        return laplace(Reach(moved, moved**2), params.epsilon)
+
+    def _threshold(self, params: BoundsParams, table: Table) -> int:
+        return tail_above(self._moved(table) / params.epsilon, Fraction(str(FAILURE)) / BINS)
+
+    def event(self, params: BoundsParams, table: Table) -> Event:
+        table.column(params.column)
+        return self._noise(params, table).event
+
+    def statistic(self, params: BoundsParams, table: Table) -> UnboundedValues:
+        table.column(params.column)
+        return UnboundedValues(params.column, rows_per_group=table.limits.rows)
+
+    def draw(self, params: BoundsParams, table: Table, answer: OpenColumn, source: Source) -> Result:
+        noisy = self._noise(params, table).add(magnitudes(answer.cells({0: Grid(None)})[0]), source)
+        occupied = np.flatnonzero(noisy >= self._threshold(params, table))
+        if not occupied.size:
+            return Result((Row("", "lower", None), Row("", "upper", None)))
+        lower, upper = (answer.written(edge) for edge in edges(int(occupied[0]), int(occupied[-1])))
+        document = {"columns": {params.column: {"lower": lower, "upper": upper}}}
+        return Result((Row("", "lower", lower), Row("", "upper", upper)), document)
+
+    def error(self, params: BoundsParams, table: Table) -> ErrorBound:
+        rows = 2 * self._threshold(params, table)
+        note = f"a power of two with {rows} rows or more is found; what is outside the bounds lies in rarer ones"
+        return ErrorBound({"rows outside, per power of two": rows}, note)
+
+
+def magnitudes(cells: Cells) -> NDArray[np.int64]:
+    """How many values have each sign and power of two, from the lowest bin to the highest."""
+    size = np.abs(cells.keys)
+    power = np.frexp(size)[1] - 1
+    power = np.where(np.isinf(size) | (power > MOST), MOST, power)
+    away = np.where((size == 0) | (power < LEAST), 0, power - LEAST + 1)
+    counts = np.zeros(BINS, dtype=np.int64)
+    np.add.at(counts, POWERS + np.where(cells.keys < 0, -away, away), cells.counts)
+    return counts
+
+
+def edges(first: int, last: int) -> tuple[float, float]:
+    """The lower edge of the first bin and the upper edge of the last; 0 and 1 if both are zero's."""
+    low, high = _inner(first) if first >= POWERS else _outer(first), _outer(last) if last >= POWERS else _inner(last)
+    return (low, high) if low < high else (0.0, 1.0)
+
+
+def _outer(place: int) -> float:
+    """The edge of a bin that is away from zero."""
+    away = place - POWERS
+    return float(np.sign(away)) * 2.0 ** (LEAST + abs(away))
+
+
+def _inner(place: int) -> float:
+    """The edge of a bin that is next to zero."""
+    return _outer(place) / 2
+
+
+@hookimpl
+def dpflow_register_mechanisms() -> list[Bounds]:
+    return [Bounds()]

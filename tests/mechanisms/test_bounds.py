@@ -1,0 +1,134 @@
+"""A search for bounds: which bins, how far a unit moves them, and what is found."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from dpflow.core.declaration import Table
+from dpflow.core.events import DiscreteLaplace
+from dpflow.core.randomness import SystemSource
+from dpflow.core.statistics import Cells
+from dpflow.mechanisms.bounds import BINS, POWERS, Bounds, edges, magnitudes
+from dpflow.testing import oracle
+from dpflow.testing.columns import ArrayColumn
+from dpflow.testing.enumeration import outputs
+from dpflow.testing.examples import plan
+
+
+def declared(relation: str = "add-remove", rows: int = 1) -> Table:
+    return Table.model_validate(
+        {
+            "name": "t",
+            "database": "t.duckdb",
+            "unit": {"column": "user"},
+            "neighbours": relation,
+            "limits": {"rows": rows},
+            "columns": {"user": {}, "x": {}},
+        }
+    )
+
+
+def counts(*values: float) -> np.ndarray:
+    found, n = np.unique(np.array(values), return_counts=True)
+    return magnitudes(Cells(found, n))
+
+
+@pytest.mark.parametrize(
+    ("x", "low", "high"),
+    [
+        (3.0, 2, 4),
+        (-3.0, -4, -2),
+        (1.0, 1, 2),
+        (2.0, 2, 4),
+        (-1.0, -2, -1),
+        (0.3, 0.25, 0.5),
+        (0.0, 0, 1),
+        (-0.0, 0, 1),
+        (5e-324, 0, 1),
+        (2.0**-64, 2.0**-64, 2.0**-63),
+        (1e308, 2.0**127, 2.0**128),
+        (math.inf, 2.0**127, 2.0**128),
+        (-math.inf, -(2.0**128), -(2.0**127)),
+    ],
+)
+def test_each_value_lies_in_its_bin(x: float, low: float, high: float) -> None:
+    """By sign and power of two, exactly; what is too small is zero, what is too large is in the last bin."""
+    (place,) = np.flatnonzero(counts(x))
+    assert edges(int(place), int(place)) == (low, high)
+
+
+def test_bins_follow_the_number_line() -> None:
+    """Edges ascend, and neighbouring bins touch."""
+    found = [edges(i, i) for i in range(BINS) if i != POWERS]
+    assert [low for low, _ in found] == sorted(low for low, _ in found)
+    assert all(a[1] == b[0] or i == POWERS - 1 for i, (a, b) in enumerate(zip(found, found[1:], strict=False)))
+
+
+@pytest.mark.parametrize(("relation", "rows"), [("add-remove", 1), ("add-remove", 3), ("replace", 2)])
+def test_one_unit_moves_the_counts_by_what_is_claimed(relation: str, rows: int) -> None:
+    """All rows of a unit in one bin, and under replace all of them in another one: exactly the claimed distance, no more."""
+    params, event = plan(Bounds(), declared(relation, rows), {"column": "x", "epsilon": "1"})
+    assert isinstance(event, DiscreteLaplace)
+    others = [1.0, 5.0, -7.0]
+    far = counts(*others, *[1000.0] * rows)
+    near = counts(*others, *[-1000.0] * rows * (relation == "replace"))
+    assert abs(far - near).sum() == event.sensitivity
+    assert event.sensitivity / event.scale == params.epsilon
+
+
+def test_the_answer_keeps_the_claim_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With three bins instead of 385 all outputs are listed; a lone far value does not show more than epsilon allows."""
+    from dpflow.mechanisms import bounds
+
+    for name, value in (("POWERS", 1), ("BINS", 3), ("LEAST", 0), ("MOST", 0)):
+        monkeypatch.setattr(bounds, name, value)
+    table = declared()
+    params, _ = plan(Bounds(), table, {"column": "x", "epsilon": "3"})
+
+    def law(values: list[float]) -> dict[object, float]:
+        column = ArrayColumn.of(values)
+        return outputs(lambda source: Bounds().draw(params, table, column, source).rows, tail=1e-6)
+
+    for shared in ([], [1.0, 1.0, -1.0]):
+        one, two = law([*shared, 1.0]), law([*shared, 1.0, 1.0])
+        assert oracle.divergence(law(shared), one, 3.0) <= 1e-4
+        assert oracle.divergence(one, two, 3.0) <= 1e-4
+        assert oracle.divergence(law(shared), two, 3.0) > 1e-3  # control: two rows more
+
+
+def test_bounds_hold_most_values_and_nothing_far() -> None:
+    """Ten thousand values between 3 and 900 give 2 (or 4) and 1024 (or 512); one at 10^30 changes nothing."""
+    table = declared()
+    params, _ = plan(Bounds(), table, {"column": "x", "epsilon": "1"})
+    values = np.append(np.exp(np.linspace(math.log(3), math.log(900), 10_000)), 1e30)
+    column = ArrayColumn.of(values)
+    wrong = 0
+    for _ in range(60):
+        result = Bounds().draw(params, table, column, SystemSource())
+        lower, upper = (row.value for row in result.rows)
+        wrong += (lower, upper) != (2.0, 1024.0)
+        assert result.document["columns"]["x"] == {"lower": lower, "upper": upper}
+    assert wrong <= 12  # five percent are allowed: P[more than 12 of 60] < 10^-4
+
+
+def test_few_rows_have_no_bounds() -> None:
+    """An empty column, or one with fewer rows than the noise hides, is answered with none, in 95 % of draws."""
+    table = declared()
+    params, _ = plan(Bounds(), table, {"column": "x", "epsilon": "1"})
+    for values in ([], [1.0, 2.0, 3.0]):
+        found = [Bounds().draw(params, table, ArrayColumn.of(values), SystemSource()) for _ in range(60)]
+        assert sum(result.rows[0].value is not None for result in found) <= 12
+
+
+def test_the_threshold_is_rarely_reached_by_noise() -> None:
+    """385 empty bins: one of them is taken with probability 5 % at most, and with one step less it would be more."""
+    params, event = plan(Bounds(), declared(rows=4), {"column": "x", "epsilon": "1/2"})
+    assert isinstance(event, DiscreteLaplace)
+    t = Bounds()._threshold(params, declared(rows=4))
+    law = oracle.discrete_laplace(event.scale, tail=1e-13)
+    assert BINS * math.fsum(p for x, p in law.items() if x >= t) <= float(Fraction(1, 20))
+    assert BINS * math.fsum(p for x, p in law.items() if x >= t - 1) > float(Fraction(1, 20))
