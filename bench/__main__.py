@@ -2,7 +2,31 @@
 
 from __future__ import annotations
 
-from bench import hammer, holdout, interior, learning, ledger, median, prediction, release, samplers, tables
+from bench import (
+    hammer,
+    holdout,
+    interior,
+    learning,
+    ledger,
+    ledger_history,
+    median,
+    prediction,
+    release,
+    samplers,
+    tables,
+)
 
-for module in (samplers, median, release, tables, holdout, interior, learning, ledger, hammer, prediction):
+for module in (
+    samplers,
+    median,
+    release,
+    tables,
+    holdout,
+    interior,
+    learning,
+    ledger,
+    ledger_history,
+    hammer,
+    prediction,
+):
     module.main()
