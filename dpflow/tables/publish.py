@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -151,6 +154,8 @@ def patiently(database: Path, deadline: float, action: Callable[[duckdb.DuckDBPy
     end, pause = time.monotonic() + deadline, 0.01
     while True:
         try:
+            if not database.exists():
+                _create(database)
             with duckdb.connect(str(database)) as connection:
                 return action(connection)
         except _HELD as error:
@@ -169,3 +174,18 @@ def patiently(database: Path, deadline: float, action: Callable[[duckdb.DuckDBPy
             )
         time.sleep(pause)
         pause = min(pause * 1.5, 0.5)
+
+
+def _create(database: Path) -> None:
+    """Put an empty database there in one step: a kill or a full disk while DuckDB writes the first pages of a new file would
+    leave one that nothing can open.
+    """
+    part = database.with_name(f".{database.name}.{secrets.token_hex(8)}")
+    try:
+        duckdb.connect(str(part)).close()
+        with contextlib.suppress(
+            OSError
+        ):  # another process was first, or no links here: then DuckDB makes the file itself
+            os.link(part, database)
+    finally:
+        part.unlink(missing_ok=True)
