@@ -86,6 +86,41 @@ def test_the_radius_is_the_least_that_direct_search_finds(epsilon: str, delta: s
     assert noise.radius == rows or outside(noise.radius - 1) > limit
 
 
+def enclosed_exp(x: Fraction) -> tuple[Fraction, Fraction]:
+    """Rational bounds of exp(-x), x >= 0, by Taylor's series of exp(-x / n) with x / n <= 1."""
+    n = math.ceil(x) or 1
+    term, low = Fraction(1), Fraction(1)
+    for i in range(1, 40):
+        term *= -x / n / i
+        low += term
+    term *= -x / n / 40  # signs alternate, so the next term closes the interval
+    return low**n, (low + term) ** n
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize(
+    ("epsilon", "delta"), [("0.4", "5e-7"), ("0.6", "5e-7"), ("1", "1e-6"), ("2", "1e-9"), ("5", "0.1")]
+)
+def test_radius_in_rational_arithmetic(epsilon: str, delta: str, rows: int, exchange: bool) -> None:
+    """With rational bounds of every power of exp(-a), and nothing rounded, R keeps delta and R - 1 does not."""
+    e, d = Fraction(epsilon), Fraction(delta)
+    noise = count_noise(e, d, rows, exchange=exchange)
+
+    def outside(radius: int) -> tuple[Fraction, Fraction]:
+        weights = [enclosed_exp(x / noise.scale) for x in range(radius + 1)]
+        ends = []
+        for side in (0, 1):
+            lost = sum(w[side] for w in weights[radius - rows + 1 :])
+            total = 2 * sum(w[1 - side] for w in weights) - weights[0][1 - side]
+            m = lost / total
+            ends.append(1 - (1 - m) ** 2 if exchange else m)
+        return ends[0], ends[1]
+
+    assert outside(noise.radius)[1] <= d
+    assert noise.radius == rows or outside(noise.radius - 1)[0] > d
+
+
 @pytest.mark.parametrize(("epsilon", "delta"), [("1", "1e-2"), ("2", "1e-4"), ("4", "0.3"), ("3", "1e-6")])
 def test_exact_divergence_and_off_by_one(epsilon: str, delta: str) -> None:
     """Full sums over two shifted counts keep delta; with a radius smaller by one they do not."""
