@@ -15,7 +15,7 @@ from dpflow.core.mechanism import Params
 from dpflow.core.randomness import SystemSource
 from dpflow_interior_point import planner, public
 from dpflow_interior_point.interior import CITATION
-from dpflow_interior_point.noise import count_noise, pair_radius, scalar_radius, simple_radius
+from dpflow_interior_point.noise import Noise, count_noise, pair_radius, scalar_radius, simple_radius
 from dpflow_interior_point.price import COUNTING, Purse
 
 Count = Annotated[int, Field(ge=1, le=10**9)]
@@ -113,21 +113,39 @@ class TruncatedNoise(Calculator[PriceParams]):
         noise = count_noise(e, d, k, exchange=params.exchange)
         moved = Fraction(k * (2 if params.exchange else 1))
         exact = pair_radius(e, d, k) if params.exchange else scalar_radius(e, d, moved)
+
+        def vector(radius: float) -> float:
+            """Delta that a radius spends on a vector, in units of delta."""
+            return math.expm1(float(e)) / (2 * math.expm1(float(e) * radius / float(moved))) / float(d)
+
+        vectors = {
+            "vector of that L1 sensitivity, continuous": scalar_radius(e, d, moved),
+            "D (1 + ln(1/(2 delta))/epsilon), sufficient": simple_radius(e, d, moved),
+            "D ln(1/(2 delta))/epsilon, in circulation": float(moved / e) * math.log(1 / (2 * d)),
+            "D ln(1/delta)/epsilon, in circulation": float(moved / e) * math.log(1 / d),
+        }
         rows = [
-            ("histogram, integer noise (used)", float(noise.radius), 1.0),
-            ("histogram, continuous", exact, 1.0),
-            ("vector of that L1 sensitivity, continuous", scalar_radius(e, d, moved), 1.0),
-            ("D (1 + ln(1/(2 delta))/epsilon), sufficient", simple_radius(e, d, moved), None),
+            (
+                "histogram, integer noise (used)",
+                float(noise.radius),
+                round(_spent(noise, k, params.exchange) / float(d), 3),
+            ),
+            ("histogram, continuous", round(exact, 3), 1.0),
+            *((name, round(radius, 3), round(vector(radius), 3)) for name, radius in vectors.items()),
         ]
-        for text, inverse in (("D ln(1/(2 delta))/epsilon", 1 / (2 * d)), ("D ln(1/delta)/epsilon", 1 / d)):
-            radius = float(moved) / float(e) * math.log(inverse)
-            spent = math.expm1(float(e)) / (2 * math.expm1(float(e) * radius / float(moved)))
-            rows.append((f"{text}, in circulation", radius, spent / float(d)))
         notes = (
-            "the last column is what the radius spends on a vector of that sensitivity, in units of delta; above 1 it is wrong",
+            "the last column is what the radius spends on what it is for, in units of delta; above 1 it is wrong",
             f"scale {float(noise.scale):g}; one unit changes counts by {float(moved):g} in all",
         )
         return Sheet(("noise", "radius", "delta spent / delta"), tuple(rows), notes)
+
+
+def _spent(noise: Noise, rows: int, exchange: bool) -> float:
+    """Delta that integer noise spends on a histogram: the mass that a shift by ``rows`` leaves out, in one count or two."""
+    a = 1 / float(noise.scale)
+    outside = math.exp(-a * (noise.radius + 1)) * math.expm1(a * rows)
+    lost = outside / (1 + math.exp(-a) - 2 * math.exp(-a * (noise.radius + 1)))
+    return lost * (2 - lost) if exchange else lost
 
 
 class PublicColumnParams(Params):

@@ -175,6 +175,10 @@ def test_radii_and_what_wrong_ones_spend() -> None:
     assert rows["histogram, continuous"][0] == pytest.approx(7.488, abs=1e-3)
     spent = [cells[1] for name, cells in rows.items() if "circulation" in name]
     assert spent == [pytest.approx(6.4, rel=0.01), pytest.approx(3.2, rel=0.01)]
+    assert [cells[1] for name, cells in rows.items() if "continuous" in name] == [1.0, 1.0]
+    for given in ({}, {"rows": 5}, {"neighbours": "add-remove"}, {"epsilon": "0.1", "delta": "1e-9"}):
+        used = calculate("truncated_noise", **given)["histogram, integer noise (used)"]
+        assert 0.3 < used[1] <= 1
     assert calculate("truncated_noise")["histogram, continuous"][0] == pytest.approx(26.766, abs=1e-3)
 
 
