@@ -38,7 +38,7 @@ class Session:
     def __init__(self, session_id: str, plan: Plan, ledger: Ledger, registry: Registry, principal: str) -> None:
         self.id, self._principal = session_id, principal
         self._plan, self._ledger, self._registry = plan, ledger, registry
-        self._fresh = _first_on_its_data(session_id, plan, ledger)
+        self._seen = _seen_before(session_id, plan, ledger)
         self._private = PrivateTable(plan.table, plan.request.where)
 
     @classmethod
@@ -140,9 +140,8 @@ class Session:
             known = read()
             faults.reach("aggregate.after")
             verdict, after = mechanism.answer(plan.params, plan.table, state, query, known, SystemSource())
-            if verdict.body.get("guarantee") == "proven" and not self._fresh:
-                about = "something was released from this data before the session was opened"
-                verdict = Verdict({**verdict.body, "guarantee": "heuristic", "because": about}, verdict.closed)
+            if verdict.body.get("guarantee") == "proven" and self._seen:
+                verdict = Verdict({**verdict.body, "guarantee": "heuristic", "because": self._seen}, verdict.closed)
             if mechanism.exclusive:
                 verdict = Verdict({**verdict.body, "snapshot": snapshot}, verdict.closed)
             json.dumps([verdict.body, after.data], allow_nan=False)  # what cannot be stored is an impossible value, too
@@ -207,14 +206,17 @@ def _check_partition(plan: Plan, ledger: Ledger) -> None:
             )
 
 
-def _first_on_its_data(session_id: str, plan: Plan, ledger: Ledger) -> bool:
-    """Whether nothing was released from the session's data before it: proofs of generalisation begin with rows that nobody has
-    seen. All scopes of one path share their data, and so do all releases of one table.
+def _seen_before(session_id: str, plan: Plan, ledger: Ledger) -> str:
+    """Why the session's data are not fresh, or "": proofs of generalisation begin with rows that nobody has seen.
+
+    All scopes of one path share their data, and so do all releases of one table.
     """
+    if plan.table.generalisation_only and not plan.table.holdout:
+        return "rows of a generalisation-only table may have been handed out; declare holdout: true"
     root = plan.request.scope.split("/")[0]
     for earlier in ledger.releases():
         if earlier.release_id == session_id:
-            return True
+            return ""
         if earlier.scope.split("/")[0] == root or earlier.request.get("table") == plan.table.name:
-            return False
-    return True
+            return "something was released from this data before the session was opened"
+    return ""

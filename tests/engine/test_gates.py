@@ -176,6 +176,11 @@ def test_a_noise_free_gate_is_proven_with_few_groups(tiny: Tiny, ledger: Ledger)
         "heuristic",
         "something was released from this data before the session was opened",
     )
+    text = (tiny.folder / "visits.yml").read_text().replace("holdout: true", "holdout: false")
+    (tiny.folder / "more.yml").write_text(text.replace("name: visits", "name: more\nrelation: visits"))
+    ledger.grant("rows", 1, 0, filter="basic", table=table, principal="owner")
+    handed = judge(opened(tiny, ledger, "rows", table="more.yml", **FREE), HONEST)
+    assert handed["guarantee"] == "heuristic" and "declare holdout" in handed["because"]
     with pytest.raises(
         PlanRefused, match="prove nothing .* cheapest proven method on this table is description_length"
     ):

@@ -7,10 +7,10 @@ from math import inf
 import pytest
 from dpflow_stable_median.attacks import lam, mean_shift, median_shift
 
-from experiments import adaptive_composition, stable_median
+from experiments import adaptive_composition, flights, stable_median
 from experiments.report import Bound, Experiment, Found, section
 
-EXPERIMENTS = [*stable_median.EXPERIMENTS, *adaptive_composition.EXPERIMENTS]
+EXPERIMENTS = [*stable_median.EXPERIMENTS, *adaptive_composition.EXPERIMENTS, *flights.EXPERIMENTS]
 
 
 @pytest.mark.slow
