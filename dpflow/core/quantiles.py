@@ -11,14 +11,15 @@ Accuracy (stable-median paper, Theorem 3.1): with probability 1-beta the rank er
 of m, N the number of keys.
 
 Exactness: L ascends and U descends in v, so the keys of cost at most T are an interval whose ends are two order statistics.
-Keys inside a wide interval are chosen from as runs of equal cost; those outside (all of cost above T) are one run at cost
-T + 1, and one of them is kept with probability exp(-rate (c - T - 1)), else everything is drawn anew: rejection sampling
-from a law that dominates the wanted one.
+Few integers: the whole range is chosen from as runs of equal cost. Many: keys are proposed from bands between such intervals, a
+band of costs C, ..., C + 1/rate as if all of it had cost C, and kept with probability exp(-rate (c - C)): rejection sampling from a
+law that dominates the wanted one and is at most e times it. So the time is that of the sort, whatever epsilon.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
@@ -28,10 +29,10 @@ from numpy.typing import NDArray
 from dpflow.core.randomness import Source
 from dpflow.core.samplers import bernoulli_exp, choose
 
-#: Outside keys together weigh less than exp(-MARGIN) of the best one, so that they are looked at about never.
+#: Keys beyond the last narrow band together weigh less than exp(-MARGIN) of the best one: they are proposed about never.
 MARGIN = 64
 
-#: Up to so many integers, the window is the whole range.
+#: Up to so many integers are looked at run by run.
 SMALL = 4096
 
 
@@ -51,25 +52,50 @@ def draw_quantile(keys: NDArray[np.int64], first: int, last: int, p: Fraction, r
         source: where the randomness comes from.
     """
     window = _Window(np.sort(keys), first, last, p)
-    least = window.least()
-    inside = last - first + 1
-    top = least + 2**52
     if len(keys) > SMALL and rate > 0:
-        top = least + min(math.ceil((math.log(inside) + MARGIN) / rate), 2**52)
-    low, high = window.interval(top)
-    starts, lengths, costs = window.runs(low, high)
-    outside = inside - (high - low + 1)
-    costs = [cost - least for cost in costs]
-    if outside:
-        lengths, costs = [*lengths, outside], [*costs, top + 1 - least]
+        return _draw_from_bands(window, first, last, rate, source)
+    starts, lengths, costs = window.runs(first, last)
+    least = min(costs)
+    piece = choose(lengths, [cost - least for cost in costs], rate, source)
+    return starts[piece] + source.below(lengths[piece])
+
+
+def _draw_from_bands(window: _Window, first: int, last: int, rate: Fraction, source: Source) -> int:
+    """Rejection sampling from keys in bands of cost, each proposed as if all of it had its least cost."""
+    width, least = math.ceil(1 / rate), window.least()
+    far = least + math.ceil((math.log(last - first + 1) + MARGIN) / rate)
+    bands = [_Band(least, *window.interval(least))]
+    while (bands[-1].low, bands[-1].high) != (first, last):
+        inner, floor = bands[-1], bands[-1].floor + (width if len(bands) > 1 else 1)
+        low, high = (first, last) if floor > far else window.interval(floor + width - 1)
+        bands.append(_Band(floor, low, high, inner.low, inner.high))
+    bands = [band for band in bands if band.size]
+    sizes, costs = [band.size for band in bands], [band.floor - least for band in bands]
     while True:
-        piece = choose(lengths, costs, rate, source)
-        if piece < len(starts):
-            return starts[piece] + source.below(lengths[piece])
-        place = first + source.below(outside)
-        key = place if place < low else place + (high - low + 1)
-        if bernoulli_exp(rate * (window.cost(key) - top - 1), source):
+        band = bands[choose(sizes, costs, rate, source)]
+        key = band.key(source.below(band.size))
+        if bernoulli_exp(rate * (window.cost(key) - band.floor), source):
             return key
+
+
+@dataclass(frozen=True)
+class _Band:
+    """The keys of an interval without an inner one (empty if ``start`` > ``end``), all of cost at least ``floor``."""
+
+    floor: int
+    low: int
+    high: int
+    start: int = 1
+    end: int = 0
+
+    @property
+    def size(self) -> int:
+        return (self.high - self.low + 1) - (self.end - self.start + 1)
+
+    def key(self, place: int) -> int:
+        """The key at a place in the band, 0 to size - 1."""
+        key = self.low + place
+        return key if self.end < self.start or key < self.start else key + (self.end - self.start + 1)
 
 
 class _Window:
