@@ -7,10 +7,10 @@ import sys
 
 from rich.console import Console
 
-from experiments import adaptive_composition, interior, learning, prediction, stable_median
+from experiments import adaptive_composition, flights, interior, learning, prediction, stable_median
 from experiments.report import DOCS, draw, section
 
-PAPERS = (stable_median, adaptive_composition, interior, learning, prediction)
+PAPERS = (stable_median, adaptive_composition, flights, interior, learning, prediction)
 PAGE = DOCS / "experiments.md"
 HEAD = """# Experiments
 
