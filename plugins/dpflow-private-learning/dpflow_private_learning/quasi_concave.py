@@ -1,12 +1,12 @@
 """Releases of quasi-concave promise problems: subclass, give the score as pieces, and RecConcave does the rest.
 
     class Middle(QuasiConcaveRelease):
-        name, summary, citation = "middle", "a point with many rows on both sides", "an example"
+        name, summary, citation = "middle", "a value with many rows on both sides", "an example"
 
         def score(self, data: Histogram, low: int, end: int) -> Pieces: ...
 
 A score must move by at most 1 with one row added, removed or replaced; it should rise and then fall on good data. The claim
-holds on all data. `UnimodalMode` is the shipped example.
+holds on all data. `UnimodalMode` is the shipped example; docs/private-learning.md has a whole one, with its registration.
 """
 
 from __future__ import annotations

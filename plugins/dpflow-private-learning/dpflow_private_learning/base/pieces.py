@@ -48,12 +48,17 @@ class Pieces:
     @classmethod
     def around(cls, points: Array, values: Array, end: int) -> Pieces:
         """The score that is ``values`` at these ascending points and 0 at all others."""
+        return cls.between(points, values, np.zeros_like(values), end)
+
+    @classmethod
+    def between(cls, points: Array, values: Array, behind: Array, end: int) -> Pieces:
+        """The score that is ``values`` at these ascending points, ``behind`` from there to the next one, 0 before the first."""
         x = points.astype(object if end >= _WIDE else np.uint64)
-        behind = x + (1 if end >= _WIDE else np.uint64(1))
-        starts = np.column_stack([x, behind]).ravel()
-        scores = np.column_stack([values, np.zeros_like(values)]).ravel()
+        after = x + (1 if end >= _WIDE else np.uint64(1))
+        starts = np.column_stack([x, after]).ravel()
+        scores = np.column_stack([values, behind]).ravel()
         keep = np.ones(len(starts), bool)
-        keep[1::2] = np.append(behind[:-1] != x[1:], x[-1:] != end)  # no empty run between neighbours or behind the end
+        keep[1::2] = np.append(after[:-1] != x[1:], x[-1:] != end)  # no empty run between neighbours or behind the end
         starts, scores = starts[keep], scores[keep]
         if not len(x) or x[0] != 0:
             starts, scores = np.insert(starts, 0, 0), np.insert(scores, 0, 0)
