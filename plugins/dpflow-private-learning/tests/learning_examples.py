@@ -177,9 +177,9 @@ EXAMPLES: dict[str, list[Example]] = {
         ),
     ],
     "sanitize_blocks": [
-        example({"column": "amount", "epsilon": "1", "rows": 200, "alpha": "1/4", "blocks": 3}, rows=2),
+        example({"column": "amount", "epsilon": "1", "rows": 200, "alpha": "1/4", "shards": 3}, rows=2),
         example(
-            {"column": "few", "epsilon": "1", "rows": 200, "alpha": "1/2", "blocks": 2, "rules": "points"}, "replace"
+            {"column": "few", "epsilon": "1", "rows": 200, "alpha": "1/2", "shards": 2, "rules": "points"}, "replace"
         ),
     ],
     "sanitize_labelled": [

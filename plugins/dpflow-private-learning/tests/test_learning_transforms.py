@@ -190,7 +190,7 @@ def test_blocks_of_a_unit_are_one_block() -> None:
 def test_blocks_are_accurate() -> None:
     table = Table.model_validate(DECLARED | {"columns": {"x": {"lower": 0, "upper": 2**20 - 1}}})
     n = 400_000
-    given = {"column": "x", "epsilon": "4", "alpha": "1/5", "beta": "1/5", "rows": n, "blocks": 4}
+    given = {"column": "x", "epsilon": "4", "alpha": "1/5", "beta": "1/5", "rows": n, "shards": 4}
     x = np.random.default_rng(3).integers(0, 2**19, n)
     for rules in ("points", "thresholds"):
         params, _ = plan(SanitizeBlocks(), table, given | {"rules": rules})

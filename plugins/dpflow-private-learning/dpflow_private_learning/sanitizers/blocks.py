@@ -37,11 +37,14 @@ from dpflow_private_learning.sanitizers.transform import Rules, amplified_blocks
 
 
 class SanitizeBlocksParams(frame.Approximated):
-    """``column``: bounded. ``rules``: points or thresholds. ``blocks``: q; ``alpha`` and ``beta`` are those of one block."""
+    """``column``: bounded. ``rules``: points or thresholds. ``shards``: the number q of blocks.
+
+    ``alpha`` and ``beta`` are those of one block.
+    """
 
     column: str
     rules: Rules = "thresholds"
-    blocks: Annotated[int, Field(ge=1, le=10**4)] = 10
+    shards: Annotated[int, Field(ge=1, le=10**4)] = 10
 
 
 class SanitizeBlocks(Mechanism[SanitizeBlocksParams]):
@@ -70,7 +73,7 @@ class SanitizeBlocks(Mechanism[SanitizeBlocksParams]):
 
     def draw(self, params: SanitizeBlocksParams, table: Table, answer: Answer, source: Source) -> Result:
         column, low, end = frame.domain(table, params.column)
-        epsilon, size, fits = self._each(params, table), max(1, params.rows // params.blocks), True
+        epsilon, size, fits = self._each(params, table), max(1, params.rows // params.shards), True
         calls = Calls(source)
 
         def block(x: Array) -> Synopsis:
@@ -85,9 +88,9 @@ class SanitizeBlocks(Mechanism[SanitizeBlocksParams]):
 
         calls.pay("one block", epsilon)
         x = relative(answer.columns[params.column], low)
-        found = joined(in_blocks(answer.units, x, params.blocks, block, source))
+        found = joined(in_blocks(answer.units, x, params.shards, block, source))
         document = frame.report(
-            f"{params.blocks} blocks",
+            f"{params.shards} blocks",
             calls,
             needed=self._needed(params, end + 1, epsilon, frame.moves(table)),
             rows=params.rows,
@@ -97,7 +100,7 @@ class SanitizeBlocks(Mechanism[SanitizeBlocksParams]):
         return Result((Row("", "rows", found.size),), document, found.table(params.column, column, low))
 
     def _needed(self, params: SanitizeBlocksParams, size: int, epsilon: Fraction, moves: int) -> float:
-        q, beta = params.blocks, params.beta
+        q, beta = params.shards, params.beta
         if q < amplified_blocks(beta):
             return math.inf
         uneven = q / (2 * float(params.alpha) ** 2) * math.log(2 * q / beta)

@@ -1,0 +1,153 @@
+"""Every mechanism through the whole engine on tables that are awkward: empty, one row, one label, one value, any domain size."""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+from dpflow_private_learning.classifier import PrivateClassifier
+from dpflow_private_learning.plugin import dpflow_register_mechanisms
+
+import dpflow
+from dpflow.core.declaration import Table
+from dpflow.engine.request import Publish
+from dpflow.errors import InvalidInput, PlanRefused
+from dpflow.ledger import Ledger
+
+NUMBER, REGISTRY = count(), dpflow.Registry.load()
+ONE: dict[str, Any] = {"column": "x", "epsilon": "1"}
+LABELLED = ONE | {"label": "late", "rows": 1000}
+SEVERAL = {"columns": ["x"], "label": "late", "epsilon": "1", "rows": 1000}
+PARAMS: dict[str, dict[str, Any]] = {
+    "mode": ONE,
+    "unimodal_mode": ONE | {"promise": 10},
+    "learn_class": SEVERAL,
+    "learn_points": LABELLED | {"delta": "1e-6", "allow_zero": True},
+    "learn_thresholds": LABELLED | {"delta": "1e-6", "levels": 2},
+    "learn_thresholds_by_search": LABELLED | {"delta": "1e-6"},
+    "learn_rectangles": SEVERAL | {"columns": ["x", "other"]},
+    "learn_semi_private": SEVERAL | {"public": [["0"], ["2"]]},
+    "learn_label_private": SEVERAL | {"alpha": "9/10", "beta": "1/2"},
+    "sanitize_points": ONE | {"rows": 1000},
+    "sanitize_thresholds": ONE | {"rows": 1000},
+    "sanitize_small": {"column": "other", "epsilon": "1", "rows": 1000, "size": 6},
+    "sanitize_union": ONE | {"rows": 1000, "parts": [{"rules": "points"}, {"rules": "thresholds"}]},
+    "sanitize_blocks": ONE | {"rows": 1000, "shards": 3},
+    "sanitize_labelled": LABELLED,
+    "learn_from_sanitizer": LABELLED | {"rules": "points"},
+}
+ROWS = {
+    "no rows": "SELECT 0 AS id, 0 AS x, 0 AS other, 0 AS late WHERE false",
+    "one row": "SELECT 0 AS id, 1 AS x, 1 AS other, 1 AS late",
+    "one label": "SELECT i AS id, i % 7 AS x, i % 3 AS other, 1 AS late FROM range(300) t(i)",
+    "one value": "SELECT i AS id, 2 AS x, 2 AS other, i % 2 AS late FROM range(300) t(i)",
+    "unsorted, twice, missing, wild": """
+        SELECT (i * 7919) % 200 AS id, CASE i % 4 WHEN 0 THEN NULL WHEN 1 THEN 1e300 WHEN 2 THEN 'nan'::DOUBLE ELSE -i END AS x,
+               i % 5 AS other, CASE WHEN i % 3 = 0 THEN NULL ELSE i % 2 END AS late FROM range(400) t(i)""",
+}
+DOMAINS = {"one": (0, 0.5), "three": (0, 2), "2^62": (-(2**61), 2**61)}
+
+
+class World:
+    """A private table, a ledger that can pay for everything, and a place to publish."""
+
+    def __init__(self, folder: Path, rows: str, domain: str) -> None:
+        low, high = DOMAINS[domain]
+        columns = {
+            "x": {"lower": low, "upper": high, "missing": 0, "public": True},
+            "other": {"lower": 0, "upper": 2, "missing": 0, "public": True},
+            "late": {"lower": 0, "upper": 1, "missing": 0},
+        }
+        declared = {"name": "t", "unit": {"column": "id"}, "limits": {"rows": 1}, "neighbours": "replace"}
+        self.table = Table.model_validate(declared | {"database": folder / "t.duckdb", "columns": columns})
+        with duckdb.connect(str(folder / "t.duckdb")) as connection:
+            connection.execute(f"CREATE TABLE t AS {ROWS[rows]}")
+        self.out = folder / "out.duckdb"
+        self.ledger = Ledger(folder / "ledger.sqlite", create=True)
+        self.ledger.grant("all", 1000, "1e-2", filter="basic", table=self.table, principal="owner")
+
+    def release(self, mechanism: str, params: dict[str, Any]) -> Any:
+        """One release, published."""
+        place = Publish(database=self.out, table=f"r{next(NUMBER)}")
+        made = dpflow.plan(
+            mechanism, self.table, name=place.table, scope="all", publish=place, registry=REGISTRY, **params
+        )
+        return dpflow.release(made, self.ledger, registry=REGISTRY), place.table
+
+
+QUICK = {("no rows", "one"), ("one row", "three"), ("one label", "2^62"), ("unsorted, twice, missing, wild", "2^62")}
+WORLDS = [
+    pytest.param(rows, domain, marks=[] if (rows, domain) in QUICK else [pytest.mark.slow])
+    for rows in ROWS
+    for domain in DOMAINS
+]
+
+
+@pytest.mark.parametrize(("rows", "domain"), WORLDS)
+def test_awkward_tables_are_answered(tmp_path: Path, rows: str, domain: str) -> None:
+    """No error, a charge, a result in DuckDB; a rule predicts; an artificial table stands beside it."""
+    world = World(tmp_path, rows, domain)
+    for mechanism in dpflow_register_mechanisms():
+        receipt, name = world.release(mechanism.name, PARAMS[mechanism.name])
+        assert not receipt.replayed and receipt.result.rows[0].measure != "none"
+        with duckdb.connect(str(world.out), read_only=True) as connection:
+            assert connection.execute(f"SELECT count(*) FROM {name}").fetchone() is not None
+        if "hypothesis" in receipt.result.document:
+            model = PrivateClassifier.of(receipt.result.document)
+            assert set(model.predict([[0] * model.n_features_in_, [2] * model.n_features_in_])) <= {0, 1}
+            with duckdb.connect(str(world.table.database), read_only=True) as connection:
+                connection.execute(f"SELECT count(*) FROM t WHERE {receipt.result.document['sql']}").fetchone()
+
+
+def test_a_gate_is_checked_before_any_table_is_opened() -> None:
+    """The private file does not exist: the number of rows that the plan declares is what refuses, under either relation."""
+    columns = {"x": {"lower": 0, "upper": 100}}
+    for relation in ("replace", "add-remove"):
+        declared = {"name": "t", "database": "/nowhere/t.duckdb", "unit": {"column": "id"}, "limits": {"rows": 1}}
+        table = Table.model_validate(declared | {"columns": columns, "neighbours": relation})
+        given = {"column": "x", "epsilon": "1", "delta": "1e-6", "alpha": "1/10"}
+        for mechanism, method in (
+            ("mode", "choosing"),
+            ("sanitize_points", "san-points"),
+            ("sanitize_thresholds", "san-thresholds"),
+        ):
+            with pytest.raises(PlanRefused, match=r"private only from \d+ rows, and rows says 100"):
+                dpflow.plan(
+                    mechanism, table, name="a", scope="all", registry=REGISTRY, method=method, rows=100, **given
+                )
+        with pytest.raises(PlanRefused, match="rows"):
+            dpflow.plan("mode", table, name="a", scope="all", method="choosing", **given)
+
+
+@pytest.mark.parametrize("mechanism", sorted(PARAMS))
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"epsilon": "0"},
+        {"epsilon": "nan"},
+        {"epsilon": "-1"},
+        {"alpha": "0"},
+        {"alpha": "1"},
+        {"beta": "2"},
+        {"rows": -5},
+    ]
+    + [{"delta": "1.5"}, {"alpha": "inf"}, {"label": "x", "column": "nobody", "columns": ["nobody"]}, {"surprise": 1}],
+    ids=str,
+)
+def test_wrong_parameters_are_refused(mechanism: str, wrong: dict[str, Any]) -> None:
+    """Whatever a field may not be, in every mechanism that has the field; and fields that it does not have."""
+    columns = {"x": {"lower": 0, "upper": 2, "public": True}, "other": {"lower": 0, "upper": 2, "public": True}}
+    declared = {
+        "name": "t",
+        "database": "t.duckdb",
+        "unit": {"column": "id"},
+        "limits": {"rows": 1},
+        "neighbours": "replace",
+    }
+    late = {"late": {"lower": 0, "upper": 1, "missing": 0}}
+    table = Table.model_validate(declared | {"columns": columns | late})
+    with pytest.raises(InvalidInput):
+        dpflow.plan(mechanism, table, name="a", scope="all", registry=REGISTRY, **(PARAMS[mechanism] | wrong))
