@@ -10,15 +10,17 @@ from rich.console import Console
 from rich.table import Table
 
 
-def medians(actions: Mapping[str, Callable[[], object]], repeats: int = 5) -> dict[str, float]:
+def medians(
+    actions: Mapping[str, Callable[[], object]], repeats: int = 5, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, float]:
     """Median seconds of each action; every round runs all of them once, after one round that is not counted."""
     seconds: dict[str, list[float]] = {name: [] for name in actions}
     for turn in range(repeats + 1):
         for name, action in actions.items():
-            start = time.perf_counter()
+            start = clock()
             action()
             if turn:
-                seconds[name].append(time.perf_counter() - start)
+                seconds[name].append(clock() - start)
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dpflow.core.aggregate import Aggregate
+from dpflow.mechanisms.select import ArgMax, TopK
 from dpflow.registry import Registry
 from dpflow.testing.examples import examples_for
 from dpflow.testing.harness import Check
@@ -10,8 +11,9 @@ from dpflow.testing.pytest_plugin import parametrize_with_checks
 
 REGISTRY = Registry.load()
 BUILT_IN = [m for name, m in REGISTRY.mechanisms.items() if REGISTRY.origin[name].startswith("dpflow.")]
-# Aggregates share their code and are tested exactly, all forms of noise and groups, in tests/mechanisms/test_aggregate.py.
-FEWER = {m.name: examples_for(m)[::3] for m in BUILT_IN if isinstance(m, Aggregate)}
+# These share their code and are tested exactly, all forms of noise and groups, in tests/mechanisms/test_aggregate.py and
+# test_select.py.
+FEWER = {m.name: examples_for(m)[::3] for m in BUILT_IN if isinstance(m, Aggregate | ArgMax | TopK)}
 
 
 @parametrize_with_checks(BUILT_IN, FEWER)

@@ -26,6 +26,7 @@ from dpflow.errors import InvalidInput, PlanRefused
 from dpflow.mechanisms.aggregates import Aggregates
 from dpflow.registry import Registry
 from dpflow.testing import examples, neighbours, oracle
+from dpflow.testing.broken import FloatLaplace
 from dpflow.testing.examples import plan
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "testing"))
@@ -294,3 +295,30 @@ def test_a_query_asks_for_everything_once() -> None:
     distinct = REGISTRY.mechanism("count_distinct")
     params, _ = plan(distinct, declared, {"epsilon": "1", "by": "kind"})
     assert distinct.statistic(params, declared).rows_per_group == 1  # type: ignore[union-attr]
+
+
+def _on_the_grid(mechanism: Any, raw: Mapping[str, Any], declared: Table, step: Fraction) -> float:
+    """The part of released values, on neighbouring answers and an empty one, that are floats of multiples of the step."""
+    params, _ = plan(mechanism, declared, raw)
+    statistic = mechanism.statistic(params, declared)
+    given = [examples.typical(statistic, declared), *examples.neighbouring(statistic, declared)[0]]
+    found = [
+        float(row.value)
+        for answer in given
+        for _ in range(300)
+        for row in mechanism.draw(params, declared, answer, SystemSource()).rows
+    ]
+    return float(np.mean([value == float(round(Fraction(value) / step) * step) for value in found]))
+
+
+def test_neighbours_share_one_grid_of_outputs() -> None:
+    """Every released sum and count is the float of a multiple of the public step; rounded float noise betrays itself."""
+    declared, step = examples.EXAMPLE_TABLE, Fraction(1, 10)
+    column = declared.columns["share"].model_copy(update={"step": step})
+    declared = declared.model_copy(update={"columns": {**declared.columns, "share": column}})
+    for noise in ({}, {"delta": "1e-6", "noise": "gaussian"}):
+        raw = {"column": "share", "epsilon": "0.3", **noise}
+        assert _on_the_grid(REGISTRY.mechanism("sum"), raw, declared, step) == 1
+    raw = {"epsilon": "0.3"}
+    assert _on_the_grid(REGISTRY.mechanism("count"), raw, declared, Fraction(1)) == 1
+    assert _on_the_grid(FloatLaplace(), raw, declared, Fraction(1, 10**6)) < 0.1  # control
