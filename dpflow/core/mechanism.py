@@ -112,6 +112,10 @@ class InteractiveMechanism(ABC, Generic[P, Q]):
     def event(self, params: P, table: Table) -> Event:
         """The claim for the whole session, whatever the queries."""
 
+    def note(self, params: P, table: Table) -> str:
+        """What a person should know before opening it, such as what its answers prove; "" for nothing."""
+        return ""
+
     @abstractmethod
     def open(self, params: P, table: Table, source: Source) -> State:
         """The first state; may hold secret noise."""

@@ -77,9 +77,14 @@ class Plan:
             "delta": delta,
             "claim": to_json(self.event),
             "error at 95 %": (self.error and self.error.half_width) or "depends on the rows; part of the result",
-            "note": self.error.note if self.error else "",
+            "note": self.error.note if self.error else self._note(),
             "digest": self.digest,
         }
+
+    def _note(self) -> str:
+        if isinstance(self.mechanism, InteractiveMechanism):
+            return str(self.mechanism.note(self.params, self.table))
+        return ""
 
     def public(self) -> dict[str, Any]:
         """What the ledger's history keeps of the request."""

@@ -147,11 +147,16 @@ class ReusableHoldout(InteractiveMechanism[HoldoutParams, ClaimQuery]):
 
     def event(self, params: HoldoutParams, table: Table) -> Event:
         if params.require == "proven" and not proven(params, self.changed(table)):
-            raise PlanRefused(needed(params, table))
+            raise PlanRefused(f"{needed(params, table)}; or drop require: proven")
         if not params.private:
             return Unprotected()
         assert params.epsilon is not None
         return Approximate(params.epsilon, params.delta) if params.delta > 0 else SparseVector(params.epsilon)
+
+    def note(self, params: HoldoutParams, table: Table) -> str:
+        if proven(params, self.changed(table)):
+            return "verdicts are proven to generalise, if nothing was released from this data before"
+        return f"verdicts are heuristic: {needed(params, table)}"
 
     def open(self, params: HoldoutParams, table: Table, source: Source) -> State:
         if not params.private:
@@ -320,7 +325,7 @@ def needed(params: HoldoutParams, table: Table) -> str:
         mine *= 2 if params.correct else 1  # half of every stretch is for the correcting median
     return (
         f"{params.groups} groups prove nothing with method {params.method}: it needs about {mine} groups{price}; the cheapest "
-        f"proven method on this table is {best} with {found[best]} groups; or drop require: proven"
+        f"proven method on this table is {best} with {found[best]} groups"
     )
 
 

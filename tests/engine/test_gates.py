@@ -58,6 +58,13 @@ def test_what_is_left_is_known_from_the_start(tiny: Tiny, ledger: Ledger) -> Non
     assert session.remaining() == {"state": "open", "answered": 2, "queries_left": 18, "failures_left": 1}
 
 
+def test_a_plan_says_what_its_verdicts_prove(tiny: Tiny, ledger: Ledger) -> None:
+    """Before anything is spent: heuristic, with the groups that the method needs and the cheapest that would be proven."""
+    planned = plan("reusable_holdout", tiny.folder / "visits.yml", name="gate", scope="gate", **PARAMS)
+    assert "verdicts are heuristic: 400 groups prove nothing with method sparse_vector" in planned.describe()["note"]
+    assert "cheapest proven method on this table is tight with" in planned.describe()["note"]
+
+
 def test_one_gate_and_one_partition(tiny: Tiny, ledger: Ledger) -> None:
     """No second gate beside, above or below an open one; no other cut of the same rows, in a quota neither, not even later."""
     session = opened(tiny, ledger)
@@ -100,6 +107,20 @@ def test_fresh_data_takes_over_by_itself(tiny: Tiny, ledger: Ledger) -> None:
     assert [ledger.remaining(scope).rows() for scope in ("gate", "more")] == spent
     last = judge_all(gates, [wrong(5), wrong(6)])
     assert [v["verdict"] for v in last] == ["no", "exhausted"]
+
+
+def test_nothing_but_the_verdict_leaves(tiny: Tiny, ledger: Ledger) -> None:
+    """No count, threshold or noise in an answer, the history or a representation; the corrected value is the session's own."""
+    session = opened(tiny, ledger, **PARAMS, correct={"kind": "grid", "lower": 0, "upper": 60, "step": 1})
+    found = [judge(session, s) for s in (HONEST, wrong(0))]
+    said = {"name", "claim", "candidate", "verdict", "guarantee", "queries_left", "failures_left", "snapshot"}
+    said |= {"session", "commitment", "promoted"}
+    assert set(found[0]) == said and set(found[1]) == said | {"corrected", "corrected_guarantee"}
+    assert found[1]["verdict"] == "no" and abs(found[1]["corrected"] - 18) <= 3
+    secret = ledger.session(session.id).state
+    assert set(secret) == {"asked", "failures", "noise"}
+    history = "".join(str(entry) for entry in ledger.history())
+    assert '"noise"' not in history and "threshold" not in history and repr(session).startswith("<")
 
 
 def test_many_verdicts_are_one_decision() -> None:
