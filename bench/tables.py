@@ -2,13 +2,19 @@
 
 W1 total count and sum, W2 count and sum by 50 regions, W3 count by 10,000 private categories, W4 quantiles: a unit has at most 3
 groups with 2 rows each (6 rows where there are no groups). The other case: a million units, 1,000 groups, 5 of them a unit.
+`python -m bench.tables --growth` measures 100 million rows, which takes minutes and 2 GB of disk.
 Floors clamp and cut, but know no NaN, no NULL and no declared grid, and draw no noise; the fastest of several is taken.
 """
 
 from __future__ import annotations
 
+import resource
+import sys
 import tempfile
+import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import duckdb
@@ -171,5 +177,29 @@ def main(rows: int = ROWS) -> None:
     show(f"bounded aggregates, {rows:,} rows", head, lines)
 
 
+def growth(rows: int = 10 * ROWS) -> None:
+    """W1 and W2 of ten times as many rows, in a process of their own each: time by row against the smaller table, and memory."""
+    with tempfile.TemporaryDirectory() as folder:
+        taken: dict[str, list[tuple[float, int]]] = {}
+        for size in (rows // 10, rows):
+            path = Path(folder) / f"{size}.duckdb"
+            make(path, size)
+            for name, statistic, *_ in CASES[:2]:
+                with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+                    taken.setdefault(name, []).append(pool.submit(_measured, path, statistic).result())
+    lines = [
+        (name, f"{small:.2f} s", f"{large:.2f} s", f"{large / small / 10:.2f}", f"{memory / 2**20:.1f} GiB")
+        for name, ((small, _), (large, memory)) in taken.items()
+    ]
+    head = ("work", f"{rows // 10:,} rows", f"{rows:,} rows", "growth by row (bar 1.3)", "memory (bar 4 GiB)")
+    show("ten times the rows", head, lines)
+
+
+def _measured(path: Path, statistic: Statistic) -> tuple[float, int]:
+    start = time.perf_counter()
+    table(path).answer(statistic, ())
+    return time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
 if __name__ == "__main__":
-    main()
+    growth() if "--growth" in sys.argv else main()

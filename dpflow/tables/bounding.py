@@ -17,6 +17,7 @@ choice is made by windows. The plan decides, never the rows.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dpflow.core.declaration import MAX_MAGNITUDE
@@ -27,6 +28,10 @@ MOST_PACKED = 1000
 
 #: Bits of a word: a BIGINT's, without its sign and one more for safety.
 WORD = 62
+
+#: Rows that are aggregated at once. Larger tables are read in parts of all units' rows, each within the memory limit: reading
+#: again is quicker than spilling.
+PART_ROWS = 25_000_000
 
 #: More rows than a table can have.
 MOST_ROWS = 2**40
@@ -242,6 +247,20 @@ def _rescaled(total: str, count: str, value: Value, most: int, packing: _Packing
     scaled = f"({total} // {count}) * CAST({most} AS {kind}) + {rest}"
     limit = f"CAST('{most * value.span}' AS {kind})"
     return f"least(CASE WHEN {count} <= {most} THEN {total} ELSE {scaled} END, {limit})"
+
+
+def parts_of(rows: str, most_rows: int) -> list[str]:
+    """A rows query in parts small enough to be aggregated at once. All rows of a unit are in one part."""
+    parts = 1 if most_rows == MOST_ROWS else -(-most_rows // PART_ROWS)
+    if parts == 1:
+        return [rows]
+    return [f"SELECT * FROM ({rows}) WHERE hash(unit) % {parts} = {part}" for part in range(parts)]
+
+
+def added(relation: str, key: str, columns: Iterable[str]) -> str:
+    """The sums of several parts added up by their key, in its order, within +-2^62."""
+    sums = ", ".join(f"{_saturate(f'sum({name})')} AS {name}" for name in columns if name != key)
+    return f"SELECT {key}, {sums} FROM {relation} GROUP BY {key} ORDER BY {key}"
 
 
 def cut_values(rows: str, value: Value, most: int, unit: str = "unit, part") -> str:

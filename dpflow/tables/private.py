@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from dpflow.core.statistics import (
 )
 from dpflow.errors import PlanRefused
 from dpflow.tables import filters, sandbox, sql
-from dpflow.tables.bounding import KEY_BITS, MOST_ROWS, Cut, Value, cut_rows, cut_values, numbered
+from dpflow.tables.bounding import KEY_BITS, MOST_ROWS, Cut, Value, added, cut_rows, cut_values, numbered, parts_of
 from dpflow.tables.joins import Joined
 from dpflow.tables.unbounded import TableColumn, keep
 
@@ -152,8 +152,7 @@ class PrivateTable:
             if isinstance(statistic, GroupedSums):
                 return reading.groups(statistic)
             if isinstance(statistic, SortedValues):
-                found = reading.arrays(reading.values(statistic))
-                return Histogram(_int64(found["v"]), _int64(found["n"]))
+                return reading.histogram(statistic)
             if isinstance(statistic, Records):
                 found = reading.arrays(reading.records(statistic))
                 names = enumerate(statistic.columns)
@@ -333,17 +332,19 @@ class _Reading:
         cut.check()
         self._cut_joined()
         keys: tuple[str, ...] = ("",)
-        query = cut.query()
         if request.by is not None:
             by = self.column(request.by)
             if request.keys is not None:
                 keys = request.keys
                 self._number_keys(by, keys)
-            elif sql.small_integer(by):
+            elif not sql.small_integer(by):
+                self._collect_keys(by)
+        query = self._in_parts(cut.rows, cut.most_rows, lambda rows: replace(cut, rows=rows).query(), "code")
+        if request.by is not None and request.keys is None:
+            if sql.small_integer(by):
                 text = f"CAST(code - {sql.SMALL_OFFSET} AS VARCHAR)"
                 query = f"SELECT * EXCLUDE (code), {text} AS text FROM ({query}) ORDER BY text"
             else:
-                self._collect_keys(by)
                 query = (
                     f"SELECT found.* EXCLUDE (code), text FROM ({query}) AS found JOIN keys USING (code) ORDER BY text"
                 )
@@ -369,6 +370,16 @@ class _Reading:
             {name: spread(f"s{i}") for i, (name, _, _) in enumerate(request.squares, len(names))},
         )
 
+    def _in_parts(self, rows: str, most_rows: int, query: Callable[[str], str], key: str) -> str:
+        """The sums of a query over rows that are too many to be aggregated at once, added up by their key."""
+        parts = parts_of(rows, most_rows)
+        if len(parts) == 1:
+            return query(rows)
+        for number, part in enumerate(parts):
+            into = "INSERT INTO sums" if number else "CREATE OR REPLACE TEMP TABLE sums AS"
+            self._connection.run(f"{into} {query(part)}", self.parameters)
+        return added("sums", key, self._connection.fields("sums"))
+
     def _number_keys(self, by: sql.Field, keys: tuple[str, ...]) -> None:
         """Fill the in-memory table ``keys`` with the public ones in their order."""
         listed = "SELECT unnest(CAST(? AS VARCHAR[])) AS text, unnest(range(?)) AS code"
@@ -383,11 +394,21 @@ class _Reading:
         query = f"SELECT key, {sql.to_text(by, 'key')} AS text, code FROM ({query})"
         self._connection.run(f"CREATE OR REPLACE TEMP TABLE keys AS {query}", self.parameters)
 
-    def values(self, request: SortedValues) -> str:
-        """The query of distinct values."""
+    def values(self, request: SortedValues) -> tuple[str, Value]:
+        """The rows query of a column and what its values can be; reads nothing."""
         declared = self._table.bounded(request.column)
         rows = self._select([f"{sql.grid(self.column(request.column), declared)} AS v0"])
-        return cut_values(rows, Value(*declared.grid(), 0), request.rows, self._protected)
+        return rows, Value(*declared.grid(), 0)
+
+    def histogram(self, request: SortedValues) -> Histogram:
+        """Cut, count equal values."""
+        rows, value = self.values(request)
+        self._cut_joined()
+        query = self._in_parts(
+            rows, self._most_rows(), lambda part: cut_values(part, value, request.rows, self._protected), "v"
+        )
+        found = self.arrays(query)
+        return Histogram(_int64(found["v"]), _int64(found["n"]))
 
     def unbounded(self, request: UnboundedValues) -> str:
         """The statement that makes the table ``kept`` of a request; reads nothing."""

@@ -23,8 +23,8 @@ PRIVATE = "private"
 
 
 def memory_limit() -> str:
-    """DuckDB's memory limit: ``DPFLOW_MEMORY_LIMIT``, by default 2GB. Raises `InvalidInput` if it is no amount."""
-    limit = os.environ.get("DPFLOW_MEMORY_LIMIT", "2GB")
+    """DuckDB's memory limit: ``DPFLOW_MEMORY_LIMIT``, by default 3GB. Raises `InvalidInput` if it is no amount."""
+    limit = os.environ.get("DPFLOW_MEMORY_LIMIT", "3GB")
     if not re.fullmatch(r"[0-9]+(\.[0-9]+)? ?[KMGT]i?B", limit):
         raise InvalidInput(f"DPFLOW_MEMORY_LIMIT is {limit!r}; write an amount such as 2GB or 512MB")
     return limit

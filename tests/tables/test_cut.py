@@ -12,11 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dpflow.core.declaration import Table
+from dpflow.core.declaration import Column, Table
 from dpflow.core.statistics import GroupedSums, SortedValues
 from dpflow.errors import PlanRefused
-from dpflow.tables import PrivateTable
+from dpflow.tables import PrivateTable, bounding
 from dpflow.tables.bounding import Cut, Value, cut_values
+from dpflow.testing.neighbours import fingerprint
 
 HEAVY = """CREATE TABLE data AS SELECT 1 AS u, ['a', 'b', 'c'][i % 3 + 1] AS k, 9 AS v FROM range(10000) t(i)
            UNION ALL SELECT i + 2, 'a', 1 FROM range(5) t(i)"""
@@ -255,6 +256,30 @@ def test_the_form_of_the_query_follows_from_the_plan() -> None:
     assert Cut("", (), 10**6, 3, 50).fits()
     with pytest.raises(PlanRefused, match="coarser step"):
         Cut("", (Value(0, 2**61, 0),), 3, None, 1).check()
+
+
+def test_a_table_in_parts_gives_the_same_sums(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read in parts of at most 100 rows each, every statistic that nothing is cut from is what it was, for public and private keys."""
+    private = make(
+        "CREATE TABLE data AS SELECT nullif(i % 37, 0) AS u, ['a', 'b', 'x' || i % 5][i % 3 + 1] AS k, i % 11 AS v, i % 7 AS small"
+        " FROM range(1000) t(i)",
+        unit={"column": "u", "missing": "one-unit"},
+    )
+    requests = [
+        GroupedSums("k", ("a", "b", "c"), 99, 99, (("v", 3),)),
+        GroupedSums("k", None, 99, 99, (("v", 0),)),
+        GroupedSums("small", None, 99, 99),
+        GroupedSums(None, None, 1, 99, (("v", 0),)),
+        SortedValues("v", 99),
+    ]
+    private = PrivateTable(
+        private.declaration.model_copy(update={"columns": {**private.declaration.columns, "small": Column()}})
+    )
+    whole = [fingerprint(private.answer(request, ())) for request in requests]
+    monkeypatch.setattr(bounding, "PART_ROWS", 100)
+    assert [fingerprint(private.answer(request, ())) for request in requests] == whole
+    cut = [private.answer(GroupedSums("k", ("a", "b"), 1, 2), ()) for _ in range(2)]
+    assert all(answer.rows.sum() == 2 * 37 and answer.units.sum() == 37 for answer in cut)
 
 
 def test_one_unit_table(tmp_path: Path) -> None:
