@@ -183,14 +183,14 @@ def by_epsilon(task: Task, shards: tuple[int, ...], runs: int) -> Found:
     best = float((plain.predict(task.matrix(task.test)) == truth).mean())
     guess = float(np.bincount(truth).max() / len(truth))
     counts = {r: [votes(task, r, seed) for seed in range(runs)] for r in shards}
-    rows, curves = [], {f"{m:,} predictions": [] for m in COUNTS} | {"published model": []}  # type: ignore[var-annotated]
+    rows, curves = [], {asked(m): [] for m in COUNTS} | {"published model": []}  # type: ignore[var-annotated]
     for epsilon in EPSILONS:
         line: list[Any] = [f"{epsilon:g}"]
         for m in COUNTS:
             e = spent(epsilon, m)
             found = max(float(np.mean([accuracy(c, truth, e) for c in given])) for given in counts.values())
             line.append(found)
-            curves[f"{m:,} predictions"].append((epsilon, found))
+            curves[asked(m)].append((epsilon, found))
         model = published(task, epsilon, 5 * runs)
         rows.append((*line, model, best))
         curves["published model"].append((epsilon, model))
@@ -214,8 +214,13 @@ def by_epsilon(task: Task, shards: tuple[int, ...], runs: int) -> Found:
             all(row[1] + 1e-9 >= row[2] >= row[3] - 1e-9 for row in rows),
         ),
     )
-    columns = ("epsilon in all", *(f"{m:,} predictions" for m in COUNTS), "published model", "no privacy")
+    columns = ("epsilon in all", *map(asked, COUNTS), "published model", "no privacy")
     return Found(columns, tuple(rows), curves, bounds)
+
+
+def asked(count: int) -> str:
+    """So many predictions, in words."""
+    return "1 prediction" if count == 1 else f"{count:,} predictions"
 
 
 def on_digits(runs: int) -> Found:
