@@ -26,7 +26,7 @@ from dpflow.errors import (
     SessionClosed,
     UnknownName,
 )
-from dpflow.ledger import Ledger, chain, schema
+from dpflow.ledger import Ledger, Reservation, chain, schema
 
 # --- two sets of books
 
@@ -307,6 +307,36 @@ def test_an_export_that_was_overtaken_is_refused(papers, books, ask):
     ask.reserve(books, "later")
     with pytest.raises(LedgerCorrupt, match="does not verify"):
         taken(lines)
+
+
+def test_nothing_is_imported_over_books_that_exist(books, ask):
+    """An export is taken by an empty ledger only: its own maker keeps what it has."""
+    ask.reserve(books)
+    stream = io.StringIO()
+    books.export(stream)
+    stream.seek(0)
+    with pytest.raises(InvalidInput, match="is not empty"):
+        books.import_(stream, principal="owner")
+    assert ask.spent(books) == {"": "0.1"} and books.verify().ok
+
+
+def test_a_session_is_no_release(ledger, ask):
+    """Its charge cannot be settled like a release's, taken over by one, or asked about as one that nobody opened."""
+    held = ledger.open_session(ask.key("gate"), **ask.terms(), state={"left": 1}, exclusive=False)
+    with pytest.raises(RetryConflict):
+        ledger.settle(Reservation(held.session_id, 1, False), {"drawn": 1})
+    with pytest.raises(RetryConflict, match="is a session"):
+        ask.reserve(ledger, "gate")
+    release = ask.reserve(ledger, "release")
+    for verb in (
+        lambda: ledger.session(release.release_id),
+        lambda: ledger.answer(release.release_id, query="q", expected_version=0, state={}, answer={}),
+        lambda: ledger.open_session(ask.key("release"), **ask.terms(), state={}, exclusive=True),
+    ):
+        with pytest.raises(UnknownName, match="session"):
+            verb()
+    assert ledger.session(held.session_id).state == {"left": 1} and ask.spent(ledger) == {"": "0.2"}
+    assert ledger.verify().ok
 
 
 # --- names, amounts, clocks
