@@ -154,7 +154,7 @@ SCOPES = st.sampled_from(["s", "s/a", "s/a/c", "s/b"])
 NAMES = st.sampled_from(["a1", "a2", "b1", "b2"])  # a digest each; those of one letter are versions of one mechanism
 BLOCKS = st.sets(st.sampled_from("xy"), min_size=1)
 SLOTS = st.sampled_from([None, "run/0", "run/1"])
-CHARGES = st.sampled_from([1, 2, 5])
+CHARGES = st.sampled_from([1, 1, 2, 5])
 
 
 class Machine(RuleBasedStateMachine):
@@ -169,7 +169,8 @@ class Machine(RuleBasedStateMachine):
         self.model, self.ids = Model(), {}
         self.target = self.fresh()
         self.ledger = Ledger(self.target, anchor=self.anchor, create=True)
-        self.grant("s", 12, False)
+        for scope, tenths in (("s", 14), ("s/a", 12), ("s/a/c", 8)):
+            self.grant(scope, tenths, False)
 
     def fresh(self) -> Any:
         return self.places() or Path(self.folder.name) / f"ledger-{next(self.numbers)}"
@@ -201,6 +202,13 @@ class Machine(RuleBasedStateMachine):
         if (scope, name) in self.model.kept:
             self.ids.setdefault((scope, name), release_id)
 
+    def some(self, data: st.DataObject) -> tuple[str, str]:
+        """Any release or session, more often an unsettled one, and most often the last that a decision let go on."""
+        kept = self.model.kept
+        waiting = sorted(at for at in self.ids if kept[at].state == "reserved")
+        fenced = [at for at in waiting if kept[at].fence > kept[at].tries]
+        return data.draw(st.sampled_from(sorted(self.ids) + 3 * waiting + 3 * fenced))
+
     @rule(scope=SCOPES, tenths=st.integers(1, 14), quota=st.booleans())
     def grant(self, scope: str, tenths: int, quota: bool) -> None:
         def ours() -> None:
@@ -225,7 +233,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.ids)
     @rule(data=st.data(), off=st.sampled_from([0, 0, -1, 1]))
     def settle(self, data: st.DataObject, off: int) -> None:
-        at, result = data.draw(st.sampled_from(sorted(self.ids))), {"n": next(self.numbers)}
+        at, result = self.some(data), {"n": next(self.numbers)}
         attempt = self.model.kept[at].tries + off
         held = Reservation(self.ids[at], attempt, False)
         self.both(
@@ -236,7 +244,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.ids)
     @rule(data=st.data(), decision=st.sampled_from(["close", "retry"]))
     def resolve(self, data: st.DataObject, decision: Any) -> None:
-        at = data.draw(st.sampled_from(sorted(self.ids)))
+        at = self.some(data)
         self.both(
             lambda: self.ledger.resolve(self.ids[at], reason="r", principal="o", decision=decision),
             lambda: self.model.resolve(self.model.kept[at], decision),
@@ -315,7 +323,7 @@ class Machine(RuleBasedStateMachine):
 @pytest.mark.parametrize(
     ("kind", "examples"),
     [
-        ("sqlite", 20),
+        ("sqlite", 30),
         ("postgresql", 3),
         pytest.param("sqlite", 1000, marks=pytest.mark.slow),
         pytest.param("postgresql", 100, marks=pytest.mark.slow),
@@ -324,5 +332,5 @@ class Machine(RuleBasedStateMachine):
 def test_all_verbs_follow_the_model(request: pytest.FixtureRequest, kind: str, examples: int) -> None:
     """Every sequence that hypothesis finds does on the ledger what it does on the model."""
     places = (lambda: None) if kind == "sqlite" else request.getfixturevalue("postgres")
-    chosen = settings(max_examples=examples, stateful_step_count=30, deadline=None, database=None)
+    chosen = settings(max_examples=examples, stateful_step_count=50, deadline=None, database=None)
     run_state_machine_as_test(type("Machine", (Machine,), {"places": staticmethod(places)}), settings=chosen)
