@@ -193,7 +193,13 @@ def test_rec_concave_spends_what_its_plan_says(top: int, levels: int, most: int)
 def test_paper_budget_and_literal_cost() -> None:
     paper = rec_concave.share(2**64, 3, F(1), F(1, 10**6), "paper")
     assert (paper.epsilon, paper.delta) == (F(1, 9), F(1, 9 * 10**6))
-    assert rec_concave.cost(2**16, Step(F(1), F(1, 1000), 2, literal=True))[0] == 6
+    literal = Step(F(1), F(1, 1000), 2, literal=True)
+    calls = Calls(SystemSource())
+    x = np.arange(20_000, 20_500, dtype=np.uint64)
+    rec_concave.rec_concave(threshold_score(x, x < 20_250, 2**16), F(500), F(1, 2), literal, calls)
+    assert rec_concave.cost(2**16, literal)[0] == 6 >= calls.total()[0]
+    assert calls.total()[1] <= rec_concave.cost(2**16, literal)[1]
+    assert calls.spent.count(("stability", *stability.literal_claim(F(1), F(1, 1000)))) == 2
 
 
 @pytest.mark.parametrize("shape", ["uniform", "clumped", "spread"])

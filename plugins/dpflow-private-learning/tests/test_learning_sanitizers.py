@@ -74,6 +74,23 @@ def test_points_are_found_with_their_frequencies(method: str) -> None:
     assert abs(made.share([5, 900]) - 0.5) <= 0.01
 
 
+@pytest.mark.parametrize(("method", "k"), [("san-points", 2), ("exponential", 3)])
+def test_sums_of_k_points_are_within_alpha(method: str, k: int) -> None:
+    """The worst set of k values takes the k largest errors of one sign; and k = 1 is the same plan as points."""
+    rng, alpha = np.random.default_rng(4), F(1, 2)
+    plan = points.rounds(method, 2**64, k, alpha, TENTH, 1, F(2), MILLIONTH, "tight")
+    n = math.ceil(plan.needed)
+    plan = points.rounds(method, 2**64, k, alpha, TENTH, n, F(2), MILLIONTH, "tight")
+    shares = rng.dirichlet([0.2] * 12)
+    x, counts = column(np.repeat(rng.choice(2**60, 12, replace=False), rng.multinomial(n, shares)))
+    found = points.listed(x, counts, 2**64 - 1, plan, Calls(SystemSource()))
+    errors = np.array([found.get(int(v), 0) - c for v, c in zip(x.tolist(), counts.tolist())]) / n
+    ordered = np.sort(errors)
+    worst = max(ordered[-k:].clip(0).sum(), -ordered[:k].clip(None, 0).sum())
+    assert worst <= alpha
+    assert points.rounds(method, 2**64, 1, alpha / k, TENTH, n, F(2), MILLIONTH, "tight") == plan
+
+
 def test_proper_database_edges() -> None:
     """Too much, too little, nothing listed, and a domain too small for what is left over."""
     assert points.proper({}, 10, F(1, 2), 9) == (Synopsis((0, 1), (5, 5)), True)

@@ -25,12 +25,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-from dpflow.core import renyi
 from dpflow_private_learning.base.calls import Calls
 from dpflow_private_learning.base.exponential import exponential
 from dpflow_private_learning.base.logs import ceil_log2
 from dpflow_private_learning.base.pieces import Pieces
-from dpflow_private_learning.base.stability import is_stable
+from dpflow_private_learning.base.stability import is_stable, literal_claim
 
 SMALL = 32  # ranges up to here are the exponential mechanism's
 INNER = Fraction(1, 4)  # accuracy of the inner problem
@@ -60,7 +59,8 @@ def cost(top: int, step: Step) -> tuple[Fraction, Fraction]:
     """(epsilon, delta) of a whole run, literal stability counted at what it really guarantees."""
     d = depth(top, step.levels)
     if step.literal:
-        return (5 * d - 4) * step.epsilon, (d - 1) * step.delta * renyi.exp_up(2 * step.epsilon)
+        epsilon, delta = literal_claim(step.epsilon, step.delta)
+        return (3 * d - 2) * step.epsilon + 2 * (d - 1) * (epsilon - step.epsilon), 2 * (d - 1) * delta
     return (3 * d - 2) * step.epsilon, 2 * (d - 1) * step.delta
 
 
