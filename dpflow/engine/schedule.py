@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from dpflow.core.declaration import load_yaml
+from dpflow.core.declaration import Table, load_yaml
 from dpflow.core.events import Event
 from dpflow.core.filters import Cost, Filter
 from dpflow.core.mechanism import InteractiveMechanism
@@ -161,11 +161,12 @@ class Forecast:
 
 
 class Pricer:
-    """Plans of requests, each made once as long as its object is asked for again."""
+    """Plans of requests, each made once as long as its object is asked for again; declarations are read once."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self._plans: dict[int, tuple[Request, Plan]] = {}
+        self._tables: dict[Path, Table] = {}
 
     def plan(self, request: Request, blocks: tuple[str, ...]) -> Plan:
         """A plan of this request, with the blocks of its first run: good for price and error, not for a digest."""
@@ -178,7 +179,10 @@ class Pricer:
 
     def exact(self, request: Request, blocks: tuple[str, ...]) -> Plan:
         """The plan of this request with exactly these blocks."""
-        return make_plan(request.model_copy(update={"blocks": blocks}), self._registry)
+        if request.table not in self._tables:
+            self._tables[request.table] = request.declaration()
+        wanted = request.model_copy(update={"blocks": blocks})
+        return make_plan(wanted, self._registry, self._tables[request.table])
 
 
 @functools.lru_cache(maxsize=_KEPT)
