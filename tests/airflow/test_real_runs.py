@@ -8,8 +8,6 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from dpflow.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -32,7 +30,7 @@ with DAG("d", schedule=CronDataIntervalTimetable("0 0 * * *", timezone="UTC"), s
         release=[wanted("a", "0.2"), wanted("b", "0.4")])
     gate >> [mapped, tell]
 """
-SCRIPT = """
+START = """
 import datetime as dt, json, os, sys
 from pathlib import Path
 from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db
@@ -55,6 +53,11 @@ def run(day, run_id=None):
         states = sorted((t.task_id, t.map_index, str(t.state), t.try_number) for t in run.get_task_instances(session=session))
     seen.append({"run": done.run_id, "state": str(done.state), "tasks": states})
 
+"""
+END = """
+Path(folder / "seen.json").write_text(json.dumps(seen))
+"""
+RUNS = """
 run(2)                                   # the first try of one task fails after its draw
 run(2)                                   # cleared and run again
 with create_session() as session:
@@ -64,18 +67,12 @@ run(3)                                   # another interval
 os.environ["AIRFLOW_CONN_DPFLOW_LEDGER"] = json.dumps({"conn_type": "dpflow_ledger", "host": str(folder / "poor.sqlite")})
 run(4)                                   # a ledger that can pay one of the two: the gate takes the other way
 run(2)                                   # a ledger that can pay one of the two: the gate takes the other way
-Path(folder / "seen.json").write_text(json.dumps(seen))
 """
 
 
-@pytest.fixture
-def seen(tiny: Tiny) -> list[dict[str, Any]]:
-    """What the runs of the DAG ended as."""
-    from dpflow.core.declaration import load_table
-
-    poor = Ledger(tiny.folder / "poor.sqlite", create=True)
-    poor.grant("visits", "0.5", 0, filter="basic", table=load_table(tiny.folder / "visits.yml"), principal="owner")
-    (tiny.folder / "d.py").write_text(DAG_FILE)
+def ran(tiny: Tiny, dag_file: str, runs: str, **more: str) -> list[dict[str, Any]]:
+    """What the runs of a DAG ended as."""
+    (tiny.folder / "d.py").write_text(dag_file)
     home = tiny.folder / "airflow"
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("AIRFLOW", "DPFLOW"))} | {
         "AIRFLOW_HOME": str(home),
@@ -83,19 +80,24 @@ def seen(tiny: Tiny) -> list[dict[str, Any]]:
         "AIRFLOW__CORE__DAGS_FOLDER": str(home),
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home / 'airflow.db'}",
         "AIRFLOW_CONN_DPFLOW_LEDGER": json.dumps({"conn_type": "dpflow_ledger", "host": str(tiny.ledger)}),
-        "DPFLOW_FAULT": f"draw.after:fail:{tiny.folder / 'fired'}",
         "NO_PROXY": "*",
+        **more,
     }
     home.mkdir()
-    for command in (["-m", "airflow", "db", "migrate"], ["-c", SCRIPT, str(tiny.folder)]):
+    for command in (["-m", "airflow", "db", "migrate"], ["-c", START + runs + END, str(tiny.folder)]):
         done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     found: list[dict[str, Any]] = json.loads((tiny.folder / "seen.json").read_text())
     return found
 
 
-def test_airflow_itself_pays_once(tiny: Tiny, seen: list[dict[str, Any]]) -> None:
+def test_airflow_itself_pays_once(tiny: Tiny) -> None:
     """Retried after a draw, cleared, deleted and run again: one charge per release and interval; a gate that really skips."""
+    from dpflow.core.declaration import load_table
+
+    poor = Ledger(tiny.folder / "poor.sqlite", create=True)
+    poor.grant("visits", "0.5", 0, filter="basic", table=load_table(tiny.folder / "visits.yml"), principal="owner")
+    seen = ran(tiny, DAG_FILE, RUNS, DPFLOW_FAULT=f"draw.after:fail:{tiny.folder / 'fired'}")
     states = [{(task, index): (state, tries) for task, index, state, tries in run["tasks"]} for run in seen]
     assert (tiny.folder / "fired").exists() and max(tries for _, tries in states[0].values()) == 2
     for number in range(4):
@@ -112,3 +114,38 @@ def test_airflow_itself_pays_once(tiny: Tiny, seen: list[dict[str, Any]]) -> Non
     assert sorted(stored.attempts for stored in ledger.releases()) == [1, 1, 1, 2]
     assert [entry.kind for entry in ledger.history()].count("settle") == 4 and ledger.verify().ok
     assert Ledger(tiny.folder / "poor.sqlite").releases() == []
+
+
+HOLDOUT_FILE = """
+from datetime import datetime
+from airflow.sdk import DAG, task
+from airflow.providers.standard.operators.empty import EmptyOperator
+from dpflow.airflow import ReusableHoldoutOperator
+
+GATE = {"name": "gate", "mechanism": "reusable_holdout", "table": "visits.yml", "scope": "gate", "params": {
+    "epsilon": "4", "groups": 400, "queries": 20, "failures": 1, "rho": "0.24", "alpha": "0.2"}}
+
+with DAG("d", schedule=None, start_date=datetime(2020, 1, 1)):
+    @task
+    def train(logical_date):
+        claim = {2: "2.9", 3: "40", 4: "41"}[logical_date.day]
+        return [{"name": "c" + claim, "estimator": "column_mean", "features": ["age"], "claim": claim}]
+
+    gate = ReusableHoldoutOperator(task_id="gate", session=GATE, candidates=train(),
+                                   branches={"yes": "promote", "no": ["tell", "retrain"], "exhausted": "alert"})
+    gate >> [EmptyOperator(task_id=name) for name in ("promote", "tell", "retrain", "alert")]
+"""
+
+
+def test_a_gates_verdict_branches_a_real_run(tiny: Tiny) -> None:
+    """Yes, no and exhausted each run their tasks and skip the others; run again, the same way and for nothing."""
+    from dpflow.core.declaration import load_table
+
+    tiny.fill("CREATE TABLE visits AS SELECT 'p' || i AS person, i % 7 AS age FROM range(4000) t(i)")
+    columns = {"age": {"lower": 0, "upper": 120}}
+    table = tiny.declare(protects="unit", limits={"rows": 1}, columns=columns, block=None, holdout=True)
+    Ledger(tiny.ledger).grant("gate", 4, 0, filter="basic", table=load_table(table), principal="owner")
+    seen = ran(tiny, HOLDOUT_FILE, "\n".join(f"run({day})" for day in (2, 3, 4, 2)))
+    taken = [{task for task, _, state, _ in run["tasks"] if state == "success"} - {"train", "gate"} for run in seen]
+    assert taken == [{"promote"}, {"tell", "retrain"}, {"alert"}, {"promote"}], seen
+    assert len(Ledger(tiny.ledger).releases()) == 1 and Ledger(tiny.ledger).verify().ok
