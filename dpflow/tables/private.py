@@ -281,7 +281,9 @@ class _Reading:
     def check_keys(self, request: GroupedSums | UnboundedValues) -> None:
         """Public keys must fit the column's type; reads the catalog only."""
         if request.by is not None and request.keys is not None:
-            self._check_texts(self.column(request.by), request.keys, "key")
+            by = self.column(request.by)
+            sql.key(by, "group key")
+            self._check_texts(by, request.keys, "key")
 
     def _select(self, outputs: list[str], where: Sequence[str] = (), join: str = "") -> str:
         """Rows of the named blocks with their unit and part."""

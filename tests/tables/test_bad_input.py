@@ -1,0 +1,123 @@
+"""Tables as they come: no rows, one row, hostile names and keys, odd types. Each is answered rightly or refused in words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from dpflow.core.declaration import Table
+from dpflow.core.statistics import GroupedSums, SortedValues
+from dpflow.errors import TableUnreadable
+from dpflow.tables import PrivateTable
+
+REQUESTS = [
+    GroupedSums(None, None, 1, 2, (("v", 0),)),
+    GroupedSums("k", ("a", "b"), 1, 2, (("v", 0),)),
+    GroupedSums("k", None, 1, 2, (("v", 0),)),
+]
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ("SELECT 1 AS u, 'a' AS k, 3.0::DOUBLE AS v WHERE false", ([0], [0, 0], [], [])),
+        ("SELECT 1 AS u, 'a' AS k, 3.0::DOUBLE AS v", ([1], [1, 0], [1], [1])),
+        ("SELECT NULL::INT AS u, 'a' AS k, 3.0::DOUBLE AS v FROM range(9)", ([0], [0, 0], [], [])),
+        ("SELECT 1 AS u, NULL::VARCHAR AS k, 'nan'::DOUBLE AS v FROM range(9)", ([2], [0, 0], [], [])),
+        ("SELECT i AS u, 'z' AS k, 'inf'::DOUBLE AS v FROM range(3) t(i)", ([3], [0, 0], [3], [3])),
+    ],
+)
+def test_few_rows_or_none(make: Any, rows: str, expected: tuple[list[int], ...]) -> None:
+    """No row, one row, only NULLs, NaN or infinities: counts are what they are, and nothing fails."""
+    private = make(f"CREATE TABLE data AS {rows}")
+    found = [private.answer(request, ()).rows.tolist() for request in REQUESTS]
+    values = private.answer(SortedValues("v", 2), ())
+    assert (*found, values.counts.tolist()) == expected
+
+
+KEYS = ["", " ", "a\x00b", "Ω≈ç√", "e\u0301", "é", "🧑‍🚀", "'; DROP TABLE data; --", '"', "\n", "NULL", "x" * 2**20]
+
+
+def test_keys_of_any_text(tmp_path: Path) -> None:
+    """Quotes, NUL bytes, combining characters and a megabyte: each key is itself, public or private, and equal to no other."""
+    path = tmp_path / "x.duckdb"
+    with duckdb.connect(str(path)) as connection:
+        connection.execute(
+            "CREATE TABLE data AS SELECT unnest(range(?)) AS u, unnest(?) AS k, 1 AS v", [len(KEYS), KEYS]
+        )
+    declared = {"name": "data", "database": path, "unit": {"column": "u"}, "limits": {"rows": 1}}
+    columns = {"k": {"keys": KEYS}, "v": {"lower": 0, "upper": 1}}
+    private = PrivateTable(Table.model_validate(declared | {"columns": columns}))
+    public = GroupedSums("k", tuple(KEYS), 1, 1)
+    private.check(public)
+    assert private.answer(public, ()).rows.tolist() == [1] * len(KEYS)
+    found = private.answer(GroupedSums("k", None, 1, 1), ())
+    assert sorted(found.keys) == sorted(KEYS) and found.rows.tolist() == [1] * len(KEYS)
+
+
+@pytest.mark.parametrize("kind", ["INTEGER", "BIGINT", "VARCHAR"])
+def test_very_many_groups(make: Any, kind: str) -> None:
+    """300,000 private keys of one unit each are all counted."""
+    private = make(
+        f"CREATE TABLE data AS SELECT i AS u, CAST(i AS {kind}) AS k, 1 AS v FROM range(300000) t(i)", columns={"k": {}}
+    )
+    found = private.answer(GroupedSums("k", None, 1, 1), ())
+    assert len(set(found.keys)) == 300_000 and found.rows.sum() == 300_000 == found.units.sum()
+
+
+@pytest.mark.slow
+def test_ten_million_groups(make: Any) -> None:
+    """10^7 private keys of one unit each."""
+    private = make(
+        "CREATE TABLE data AS SELECT i AS u, 'k' || i AS k, 1 AS v FROM range(10000000) t(i)", columns={"k": {}}
+    )
+    found = private.answer(GroupedSums("k", None, 1, 1), ())
+    assert len(found.keys) == 10**7 and found.rows.sum() == 10**7
+
+
+def test_names_that_are_words_of_sql(make: Any) -> None:
+    """Reserved words, mixed case, spaces and quotes are names like others; so are those that queries use themselves."""
+    names = ["select", "Group", "unit", "part", "code", "v0", "n", "word", "keys", 'quo"te', "two words", "rowid"]
+    columns = ", ".join(f'i AS "{name.replace(chr(34), chr(34) * 2)}"' for name in names)
+    private = make(
+        f'CREATE TABLE data AS SELECT i // 2 AS "ORDER", i % 2 AS "From", {columns} FROM range(4) t(i)',
+        unit={"column": "order"},
+        columns={name: {"lower": 0, "upper": 9} for name in names} | {"from": {"keys": ["0", "1"]}},
+    )
+    private.check_schema()
+    for by, keys in ((None, None), ("from", ("0", "1")), ("from", None)):
+        found = private.answer(GroupedSums(by, keys, 2, 2, tuple((name, 0) for name in names)), ())
+        assert all(found.sums[name].sum() == 6 for name in names)
+
+
+@pytest.mark.parametrize(
+    "kind", ["INTEGER[]", "STRUCT(a INTEGER)", "MAP(VARCHAR, INTEGER)", "BLOB", "INTERVAL", "INTEGER[2]"]
+)
+def test_types_without_a_number_or_a_key(make: Any, kind: str) -> None:
+    """A LIST, STRUCT, MAP, BLOB or INTERVAL is refused as a value, key or unit by the catalog alone; the message says which types do."""
+    columns = {"v": {"lower": 0, "upper": 1}, "k": {"keys": ["a"]}}
+    table = f"CREATE TABLE data AS SELECT NULL::{kind} AS u, NULL::{kind} AS v, NULL::{kind} AS k, 1 AS fine"
+    with pytest.raises(TableUnreadable, match="cannot be a unit; use"):
+        make(table, columns=columns).check(REQUESTS[0])
+    with pytest.raises(TableUnreadable, match="cannot be a value; use"):
+        make(table, columns=columns, unit={"column": "fine"}).check(REQUESTS[0])
+    with pytest.raises(TableUnreadable, match="cannot be a group key; use"):
+        make(table, columns=columns, unit={"column": "fine"}).check(GroupedSums("k", ("a",), 1, 1))
+
+
+def test_a_parquet_file_or_glob_is_no_database(make: Any, tmp_path: Path) -> None:
+    """A glob names no file, and a Parquet file is no DuckDB file: both are said, and a view over Parquet is out of reach."""
+    with duckdb.connect() as connection:
+        connection.execute(f"COPY (SELECT 1 AS u, 2 AS v) TO '{tmp_path / 'rows.parquet'}'")
+    private = make("CREATE TABLE data AS SELECT 1 AS u, 2 AS v")
+    for name, said in (("*.parquet", "there is no file"), ("rows.parquet", "cannot be read")):
+        with pytest.raises(TableUnreadable, match=said):
+            PrivateTable(private.declaration.model_copy(update={"database": tmp_path / name})).check(REQUESTS[0])
+    with pytest.raises(TableUnreadable, match="there is no table in the file"):
+        make("CREATE TABLE data AS SELECT 1 AS u", relation=f"{tmp_path}/*.parquet").check(REQUESTS[0])
+    view = f"CREATE VIEW data AS SELECT * FROM '{tmp_path}/*.parquet'"
+    with pytest.raises(TableUnreadable, match="cannot be read"):
+        make(view).check(REQUESTS[0])
