@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bench import (
+    daily,
     hammer,
     holdout,
     interior,
@@ -21,6 +22,7 @@ for module in (
     median,
     release,
     tables,
+    daily,
     holdout,
     interior,
     learning,
