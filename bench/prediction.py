@@ -1,7 +1,7 @@
 """Private predictions: training and voting against bare scikit-learn and numpy, the walk, and answers over HTTP.
 
-Two ends of a vote of linear models are the floor of the second table: what the same 200 fitted models take to say their
-labels, with a vectorised vote and draw in numpy and nothing stored; and one matrix product, which knows that they are linear.
+The floor of the second table is what the same 200 fitted models take to say their labels, with a vectorised vote and draw in
+numpy and nothing stored; beside it one matrix product, which knows that they are linear.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ def serving() -> None:
 async def load(port: int, token: str, points: int) -> list[float]:
     """Seconds of every request."""
     rng, took = np.random.default_rng(points), list[float]()
-    for _ in range(600):
+    for _ in range(2400):  # it learns first
         try:
             (await asyncio.open_connection("127.0.0.1", port))[1].close()
             break
