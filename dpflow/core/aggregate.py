@@ -23,8 +23,8 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
-from typing import Literal, TypeVar
+from functools import cached_property, lru_cache
+from typing import Any, Literal, TypeVar
 
 from pydantic import model_validator
 
@@ -141,13 +141,7 @@ class Aggregate(Mechanism[N]):
 
     def planned(self, params: N, table: Table) -> tuple[Release, str]:
         """The release, and a note on the choice of noise."""
-        query = Query(table, self.grouping(params), tuple(self.measures(params)))
-        if params.noise != "auto" or not params.delta:
-            return self.priced(params, query, "gaussian" if params.noise == "gaussian" else "laplace"), ""
-        forms = [self.priced(params, query, law) for law in POWER]
-        best, other = sorted(forms, key=lambda release: self.badness(params, release))
-        gain = 100 * (1 - self.badness(params, best) / self.badness(params, other))
-        return best, f"{best.law} noise: {gain:.0f} % better than with {other.law} noise at the same delta"
+        return _planned(self, params, table)
 
     def badness(self, params: N, release: Release) -> float:
         """What ``auto`` makes small: the half-widths at the asked price."""
@@ -176,3 +170,16 @@ class Aggregate(Mechanism[N]):
         errors = {self.label(m): error for m in release.query.measures if (error := release.error(m)) is not None}
         bound = ErrorBound(errors)
         return ErrorBound(errors, f"{bound.note}; {note}") if note else bound if errors else None
+
+
+@lru_cache(maxsize=64)
+def _planned(mechanism: Aggregate[Any], params: Any, table: Table) -> tuple[Release, str]:
+    """Claim, error and draw of one plan ask for the same release."""
+    query = Query(table, mechanism.grouping(params), tuple(mechanism.measures(params)))
+    if params.noise != "auto" or not params.delta:
+        return mechanism.priced(params, query, "gaussian" if params.noise == "gaussian" else "laplace"), ""
+    forms = [mechanism.priced(params, query, law) for law in POWER]
+    judged = [(mechanism.badness(params, release), release) for release in forms]
+    (least, best), (most, other) = sorted(judged, key=lambda pair: pair[0])
+    note = f"{best.law} noise: {100 * (1 - least / most):.0f} % better than with {other.law} noise at the same delta"
+    return best, note

@@ -213,6 +213,10 @@ class Table(Strict):
             join.check(self)
         return self
 
+    def __hash__(self) -> int:
+        """Equal tables hash alike; columns are left to the comparison."""
+        return hash((self.name, self.unit, self.limits, self.neighbours))
+
     @property
     def source(self) -> str:
         """Name of the relation inside the database file."""

@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from fractions import Fraction
-from functools import lru_cache
 from statistics import NormalDist
 from typing import Annotated, Any
 
@@ -93,7 +92,7 @@ def cheapest(query: Query, law: Law) -> Release:
     power = POWER[law]
     targets = [_used_up(query, measure, law) for measure in query.measures]
     for _ in range(CORRECTIONS):
-        prices = _least(tuple(map(tuple, targets)), power)
+        prices = budget.least(targets, power)
         release = _at(query, law, prices, 0)
         for measure, target in zip(query.measures, targets, strict=True):
             linear = sum(part * price ** (-1 / power) for part, price in zip(target, prices, strict=True))
@@ -136,11 +135,6 @@ def _used_up(query: Query, measure: Measure, law: Law) -> list[float]:
     slopes = {m: query.error(measure, {o: small * (o == m) for o in used}) / small for m in used}
     sizes = (slopes.get(m, 0.0) * query.reach(m).size(POWER[law]) for m in query.moments)
     return [size * width / float(measure.error) for size in sizes]
-
-
-@lru_cache(maxsize=256)
-def _least(targets: tuple[tuple[float, ...], ...], power: int) -> list[float]:
-    return budget.least(targets, power)
 
 
 def _three_digits(price: float) -> Fraction:
