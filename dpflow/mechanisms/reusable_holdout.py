@@ -21,9 +21,10 @@ for (epsilon, delta); with ``correct`` half of e0 is for the verdict, half for t
 claim nothing and run on tables declared generalisation-only.
 
 Generalisation: ``proven`` (with probability 1-beta every claim in the (rho, 1-rho) quantile interval of phi on fresh groups passes
-and every one outside (rho-alpha, 1-rho+alpha) fails: Feldman and Steinke, Theorem 5.1; for description_length a union bound over
-transcripts) when m and the noise meet the method's sizes, else ``heuristic``; every verdict says which. ``require: proven``
-refuses a session that is not, with the numbers that would be. Fresh groups are of the sizes in this partition.
+and every one above (rho-alpha, 1-rho+alpha), or with ``both`` outside it, fails: Feldman and Steinke, Theorem 5.1; for
+description_length a union bound over transcripts) when m and the noise meet the method's sizes, else ``heuristic``; every verdict
+says which. ``require: proven`` refuses a session that is not, with the numbers that would be. Fresh groups are of the sizes in this
+partition, and units are independent draws.
 
 When not to use it: after the holdout was read by other means. No gate detects a model fitted to rows it was not
 supposed to have.
