@@ -198,7 +198,7 @@ def _check_partition(plan: Plan, ledger: Ledger) -> None:
             not shared
             and plan.table.holdout
             and earlier.state == "open"
-            and earlier.request["table"] == plan.table.name
+            and earlier.request.get("table") == plan.table.name
         ):
             raise PlanRefused(
                 f"a gate on holdout {plan.table.name!r} is open in scope {earlier.scope!r}, and two gates on one partition "
