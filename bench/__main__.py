@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bench import (
+    accuracy,
     daily,
     hammer,
     holdout,
@@ -22,6 +23,7 @@ for module in (
     median,
     release,
     tables,
+    accuracy,
     daily,
     holdout,
     interior,
