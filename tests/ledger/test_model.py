@@ -203,11 +203,9 @@ class Machine(RuleBasedStateMachine):
             self.ids.setdefault((scope, name), release_id)
 
     def some(self, data: st.DataObject) -> tuple[str, str]:
-        """Any release or session, more often an unsettled one, and most often the last that a decision let go on."""
-        kept = self.model.kept
-        waiting = sorted(at for at in self.ids if kept[at].state == "reserved")
-        fenced = [at for at in waiting if kept[at].fence > kept[at].tries]
-        return data.draw(st.sampled_from(sorted(self.ids) + 3 * waiting + 3 * fenced))
+        """Any release or session, more often an unsettled one."""
+        waiting = sorted(at for at in self.ids if self.model.kept[at].state == "reserved")
+        return data.draw(st.sampled_from(sorted(self.ids) + 3 * waiting))
 
     @rule(scope=SCOPES, tenths=st.integers(1, 14), quota=st.booleans())
     def grant(self, scope: str, tenths: int, quota: bool) -> None:
@@ -230,25 +228,33 @@ class Machine(RuleBasedStateMachine):
 
         self.both(ours, lambda: self.model.reserve(scope, name, tenths, blocks, slot, again))
 
-    @precondition(lambda self: self.ids)
-    @rule(data=st.data(), off=st.sampled_from([0, 0, -1, 1]))
-    def settle(self, data: st.DataObject, off: int) -> None:
-        at, result = self.some(data), {"n": next(self.numbers)}
-        attempt = self.model.kept[at].tries + off
+    def _settle(self, at: tuple[str, str], off: int) -> None:
+        result, attempt = {"n": next(self.numbers)}, self.model.kept[at].tries + off
         held = Reservation(self.ids[at], attempt, False)
         self.both(
             lambda: dict(self.ledger.settle(held, result).result or {}),
             lambda: self.model.settle(self.model.kept[at], attempt, result),
         )
 
-    @precondition(lambda self: self.ids)
-    @rule(data=st.data(), decision=st.sampled_from(["close", "retry"]))
-    def resolve(self, data: st.DataObject, decision: Any) -> None:
-        at = self.some(data)
+    def _resolve(self, at: tuple[str, str], decision: Any) -> None:
         self.both(
             lambda: self.ledger.resolve(self.ids[at], reason="r", principal="o", decision=decision),
             lambda: self.model.resolve(self.model.kept[at], decision),
         )
+
+    @precondition(lambda self: self.ids)
+    @rule(data=st.data(), off=st.sampled_from([0, 0, -1, 1]))
+    def settle(self, data: st.DataObject, off: int) -> None:
+        self._settle(self.some(data), off)
+
+    @precondition(lambda self: self.ids)
+    @rule(data=st.data(), decision=st.sampled_from(["close", "retry"]), late=st.booleans())
+    def resolve(self, data: st.DataObject, decision: Any, late: bool) -> None:
+        """A decision, and perhaps at once the hand that it was about."""
+        at = self.some(data)
+        self._resolve(at, decision)
+        if late:
+            self._settle(at, 0)
 
     @rule(scope=SCOPES, name=NAMES, blocks=BLOCKS, slot=SLOTS, exclusive=st.booleans())
     def open(self, scope: str, name: str, blocks: set[str], slot: str | None, exclusive: bool) -> None:
