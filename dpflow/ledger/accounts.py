@@ -15,8 +15,8 @@ from dpflow.core.events import Event, Unprotected, known
 from dpflow.core.filters import Capacity, Cost, Filter
 from dpflow.errors import BudgetExceeded, InvalidInput, PlanRefused, UnknownName
 from dpflow.ledger import schema
-from dpflow.ledger.database import Prepared, Transaction, where
 from dpflow.ledger.records import Remaining, Scope, checked_name, path_of, stored_json
+from dpflow.ledger.statements import Prepared, Read, Transaction, where
 
 _S, _A = schema.scope.c, schema.account.c
 _SCOPE = Prepared(sa.select(schema.scope).where(where(_S.name)))
@@ -93,7 +93,7 @@ def bill(transaction: Transaction, scope: str, events: Sequence[Event], blocks: 
         PlanRefused: an event that a filter does not support.
     """
     charges = []
-    for name in get_scope(transaction, scope).path:
+    for name in path_of(scope):
         found = get_scope(transaction, name)
         if found.blocks != bool(blocks):
             needs = "is charged per block, so name the blocks" if found.blocks else "has no blocks, so name none"
@@ -110,10 +110,10 @@ def bill(transaction: Transaction, scope: str, events: Sequence[Event], blocks: 
     return charges
 
 
-def reads(scope: str, blocks: Sequence[str]) -> list[tuple[Prepared, dict[str, Any]]]:
+def reads(scope: str, blocks: Sequence[str]) -> list[Read]:
     """What `bill` and `debit` will read for a charge."""
     path = path_of(scope)
-    found: list[tuple[Prepared, dict[str, Any]]] = [(_SCOPE, {"name": name}) for name in path]
+    found: list[Read] = [(_SCOPE, {"name": name}) for name in path]
     if len(path) * max(1, len(blocks)) <= _FEW:
         found += [(_ACCOUNT, {"scope": name, "block": block}) for name in path for block in blocks or ("",)]
     return found

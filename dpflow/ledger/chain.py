@@ -18,8 +18,8 @@ import sqlalchemy as sa
 
 from dpflow.errors import LedgerCorrupt
 from dpflow.ledger.anchor import Anchor
-from dpflow.ledger.database import Prepared, Transaction, insert, where
 from dpflow.ledger.schema import entry
+from dpflow.ledger.statements import Prepared, Transaction, insert, where
 
 FIRST = "0" * 64
 FIELDS = ("seq", "at", "kind", "scope", "release_id", "principal", "body", "previous")

@@ -1,9 +1,12 @@
 """Connections: one writer at a time on SQLite and PostgreSQL, durable commits, and errors in dpflow's words.
 
-Writers are serial because the history is a chain. SQLite: WAL, synchronous=FULL, BEGIN IMMEDIATE, and a fair queue beside
-the file (SQLite's own waiting starves writers). PostgreSQL: one advisory lock per transaction, which is fair by itself.
-Statements are SQLAlchemy Core; those of the hot path are compiled once and run on the driver's connection. A writer on
-PostgreSQL sends statements without waiting for each answer (pipeline mode), because all others wait for it meanwhile.
+Writers are serial because the history is a chain. SQLite: WAL, BEGIN IMMEDIATE, and a fair queue beside the file (SQLite's
+own waiting starves writers). PostgreSQL: one advisory lock per transaction, which is fair by itself.
+
+A writer lets the next one in when it has committed, and only then waits for the disk, so that several wait for it together.
+The rule that makes this as good as waiting first: **nothing returns to a caller before everything it has seen is on the
+disk**, its own changes and those of others, readers included. Logs are written in order, so one flush covers whatever was
+committed before it; what a power cut takes away nobody was ever told. See docs/adr/0004-flush-after-the-turn.md.
 """
 
 from __future__ import annotations
@@ -14,131 +17,36 @@ import sqlite3
 import stat
 import threading
 import weakref
-from collections import namedtuple
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import sqlalchemy as sa
 from sqlalchemy import exc
-from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.schema import CreateIndex, CreateTable
 
 from dpflow.core import faults
 from dpflow.errors import DpflowError, InvalidInput, LedgerCorrupt, LedgerUnavailable
 from dpflow.ledger import schema
 from dpflow.ledger.queue import Queue
+from dpflow.ledger.statements import Read, Transaction
+from dpflow.ledger.wire import FLUSH, Wire, WireTransaction
 
 _LOCK = 0x6470666C6F77  # "dpflow": names the advisory lock on PostgreSQL
 _PATIENCE = 60.0  # seconds a writer waits inside the database
+_BEGIN = (
+    "BEGIN",
+    # A writer that stands still inside its transaction loses it, so that others can go on. What comes before the flush is
+    # committed without one.
+    f"SELECT set_config('idle_in_transaction_session_timeout', '{int(_PATIENCE * 500)}', true), "
+    f"set_config('synchronous_commit', 'off', true), pg_advisory_xact_lock({_LOCK})",
+)
+_ON_DISK = """SELECT CASE WHEN pg_is_in_recovery() THEN true ELSE current_setting('synchronous_standby_names') = ''
+    AND pg_current_wal_flush_lsn() >= pg_current_wal_insert_lsn() END"""
 _UNSTORABLE = "a name or number that no database can hold was asked for; correct it"
 _DRIVER_ERRORS = (sqlite3.Error, psycopg.Error, exc.SQLAlchemyError)
-
-
-class Prepared:
-    """A Core statement, compiled once per dialect. Its parameters are named ``bindparam``s."""
-
-    def __init__(self, statement: sa.Select[Any] | sa.Insert | sa.Update) -> None:
-        self._statement = statement
-        self._sql: dict[str, tuple[str, dict[str, Any]]] = {}
-        columns = [c.name for c in statement.selected_columns] if isinstance(statement, sa.Select) else []
-        self.row: Any = namedtuple("row", columns, rename=True)  # type: ignore[misc]
-
-    def bound(self, dialect: sa.Dialect, parameters: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        """SQL text in the driver's own parameter style, and all its parameters."""
-        if dialect.name not in self._sql:
-            compiled = self._statement.compile(dialect=dialect)
-            constants = {name: value for name, value in compiled.params.items() if value is not None}
-            self._sql[dialect.name] = str(compiled), constants
-        sql, constants = self._sql[dialect.name]
-        return sql, {**constants, **parameters} if constants else parameters
-
-
-def where(*columns: sa.Column[Any]) -> sa.ColumnElement[bool]:
-    """Equality of columns with parameters of the same names."""
-    return sa.and_(*(column == sa.bindparam(column.name, type_=column.type) for column in columns))
-
-
-def insert(table: sa.Table) -> Prepared:
-    """An insert of one whole row."""
-    return Prepared(table.insert().values({c.name: sa.bindparam(c.name) for c in table.columns}))
-
-
-class Transaction:
-    """What runs between begin and commit."""
-
-    def __init__(self, connection: DBAPIConnection, dialect: sa.Dialect) -> None:
-        self._connection, self._dialect = connection, dialect
-        self._cursor = self._new_cursor()
-        self._ahead: dict[Any, Sequence[Any]] = {}
-
-    def _new_cursor(self) -> Any:
-        cursor = self._connection.cursor()
-        return cursor if faults.after_statement is None else faults.Watched(cursor)
-
-    def ahead(self, *reads: tuple[Prepared, dict[str, Any]]) -> None:
-        """Ask for rows that will be needed, in one round trip; `first` and `rows` find them until something is written."""
-        if self._dialect.name != "sqlite":
-            cursors = [self._new_cursor() for _ in reads]
-            for cursor, (statement, parameters) in zip(cursors, reads):
-                cursor.execute(*statement.bound(self._dialect, parameters))
-            for cursor, (statement, parameters) in zip(cursors, reads):
-                self._ahead[statement, *parameters.items()] = cursor.fetchall()
-
-    def run(self, statement: Prepared, **parameters: Any) -> None:
-        """Execute a change."""
-        self._ahead.clear()
-        self._cursor.execute(*statement.bound(self._dialect, parameters))
-
-    def many(self, statement: Prepared, parameters: Sequence[dict[str, Any]]) -> None:
-        """Execute a change once per mapping."""
-        self._ahead.clear()
-        if parameters:
-            self._cursor.executemany(statement.bound(self._dialect, {})[0], parameters)
-
-    def first(self, statement: Prepared, **parameters: Any) -> Any:
-        """The first row, or None."""
-        found = self._ahead.get((statement, *parameters.items()))
-        if found is None:
-            self._cursor.execute(*statement.bound(self._dialect, parameters))
-            row = self._cursor.fetchone()
-        else:
-            row = found[0] if found else None
-        return None if row is None else statement.row._make(row)
-
-    def rows(self, statement: Prepared, **parameters: Any) -> list[Any]:
-        """All rows."""
-        found = self._ahead.get((statement, *parameters.items()))
-        if found is None:
-            self._cursor.execute(*statement.bound(self._dialect, parameters))
-            return [statement.row._make(row) for row in self._cursor.fetchall()]
-        return [statement.row._make(row) for row in found]
-
-    def text(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
-        """Run one of our own constant statements."""
-        self._cursor.execute(sql, parameters) if parameters else self._cursor.execute(sql)
-        return list(self._cursor.fetchall()) if sql.startswith(("SELECT", "PRAGMA")) else []
-
-    @property
-    def dialect(self) -> str:
-        """``sqlite`` or ``postgresql``."""
-        return self._dialect.name
-
-    def has_ledger(self) -> bool:
-        """Whether the tables exist."""
-        if self.dialect == "sqlite":
-            return bool(self.text("SELECT 1 FROM sqlite_master WHERE name = 'dpflow_meta'"))
-        return self.text("SELECT to_regclass('dpflow_meta')")[0][0] is not None
-
-    def create_tables(self) -> None:
-        """Make tables, indices and triggers."""
-        for table in schema.metadata.sorted_tables:
-            self.text(str(CreateTable(table).compile(dialect=self._dialect)))
-            for index in sorted(table.indexes, key=lambda index: str(index.name)):
-                self.text(str(CreateIndex(index).compile(dialect=self._dialect)))
-        for statement in schema.APPEND_ONLY[self._dialect.name]:
-            self.text(statement)
+_FAILURES = (*_DRIVER_ERRORS, UnicodeError, OverflowError)
 
 
 class Database:
@@ -163,47 +71,62 @@ class Database:
         return str(self.path) if self.sqlite else self._url.render_as_string(hide_password=True)
 
     @contextlib.contextmanager
-    def writing(self) -> Iterator[Transaction]:
-        """A transaction that no other writer runs beside; commits at the end, or leaves nothing."""
-        with self._turn(), self._transaction("BEGIN IMMEDIATE") as transaction:
-            yield transaction
+    def writing(self, *ahead: Read) -> Iterator[Transaction]:
+        """A transaction that no other writer runs beside; commits at the end, or leaves nothing.
+
+        Args:
+            ahead: what it will read for certain, asked for in one round trip where that saves any.
+        """
+        committing, queue = False, self._queue()
+        try:
+            if queue is not None:  # only fairness depends on it: the database's own lock does the rest
+                queue.enter()
+            try:
+                connection, transaction = self._begun(partial(self._start_writing, ahead))
+                try:
+                    yield transaction
+                    committing = True
+                    transaction.commit()
+                except BaseException:
+                    self._undo(connection, transaction)
+                    raise
+            finally:
+                if queue is not None:
+                    queue.leave()
+            self._flush(connection)
+            self._spare.append(connection)
+        except _FAILURES as error:
+            raise _translated(error, repr(self), committing) from None
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Transaction]:
-        """A consistent view."""
-        with self._transaction("BEGIN") as transaction:
-            yield transaction
-
-    @contextlib.contextmanager
-    def _transaction(self, begin: str) -> Iterator[Transaction]:
-        committing = False
+        """A consistent view, all of which is on the disk when it ends."""
         try:
-            connection = self._begun(begin)
-            driver: Any = connection.driver_connection
-            pipelined = not self.sqlite and begin != "BEGIN"
+            connection, transaction = self._begun(self._start_reading)
             try:
-                with driver.pipeline() if pipelined else contextlib.nullcontext():
-                    faults.passed()
-                    yield Transaction(driver, self.engine.dialect)
-                    committing = begin != "BEGIN"
-                    driver.commit()
-                    faults.passed()
+                yield transaction
+                flushed = self.sqlite or transaction.text(_ON_DISK)[0][0]
+                transaction.commit()
+                if not flushed:
+                    transaction.text(FLUSH)
+                    transaction.commit()
             except BaseException:
-                try:
-                    driver.rollback()
-                    self._spare.append(connection)
-                except _DRIVER_ERRORS:
-                    connection.invalidate()
+                self._undo(connection, transaction)
                 raise
+            self._flush(connection)
             self._spare.append(connection)
-        except _DRIVER_ERRORS as error:
-            raise _translated(error, repr(self), committing) from None
-        except UnicodeDecodeError:
-            raise LedgerCorrupt(f"{self!r} holds text that no ledger wrote; bring the newest copy back") from None
-        except (UnicodeError, OverflowError):
-            raise InvalidInput(_UNSTORABLE) from None
+        except _FAILURES as error:
+            raise _translated(error, repr(self), False) from None
 
-    def _begun(self, begin: str) -> sa.PoolProxiedConnection:
+    def _undo(self, connection: sa.PoolProxiedConnection, transaction: Transaction) -> None:
+        """Leave nothing; keep the connection if it still works."""
+        try:
+            transaction.rollback()
+            self._spare.append(connection)
+        except _DRIVER_ERRORS:
+            connection.invalidate()
+
+    def _begun(self, start: Callable[[sa.PoolProxiedConnection], Transaction]) -> tuple[Any, Transaction]:
         """A connection inside a transaction. Those that died while idle are replaced: nothing ran on them."""
         engine = self.engine
         while True:
@@ -212,38 +135,50 @@ class Database:
             except IndexError:
                 connection, fresh = engine.raw_connection(), True
             try:
-                self._start(connection, begin)
-                return connection
+                return connection, start(connection)
             except BaseException as error:
                 connection.invalidate()
                 if fresh or self.sqlite or not isinstance(error, psycopg.OperationalError):
                     raise
 
-    def _start(self, connection: sa.PoolProxiedConnection, begin: str) -> None:
+    def _start_reading(self, connection: sa.PoolProxiedConnection) -> Transaction:
         cursor = connection.cursor()
-        if self.sqlite:
-            cursor.execute(begin)
-        elif begin == "BEGIN":
-            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-        else:
-            cursor.execute(  # a writer that stands still inside its transaction loses it, so that others can go on
-                f"SELECT set_config('idle_in_transaction_session_timeout', '{int(_PATIENCE * 500)}', true), "
-                f"pg_advisory_xact_lock({_LOCK})"
-            )
+        cursor.execute("BEGIN" if self.sqlite else "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        faults.passed()
+        return Transaction(connection.driver_connection, "sqlite" if self.sqlite else "postgresql")
 
-    @contextlib.contextmanager
-    def _turn(self) -> Iterator[None]:
-        """A turn among this file's writers. Only fairness depends on it: SQLite's own lock does the rest."""
-        queue = None
-        if self.path is not None:
-            if (queue := getattr(self._mine, "queue", None)) is None or queue.pid != os.getpid():
-                queue = self._mine.queue = Queue(str(self.path))
-            queue.enter()
-        try:
-            yield
-        finally:
-            if queue is not None:
-                queue.leave()
+    def _start_writing(self, ahead: Sequence[Read], connection: sa.PoolProxiedConnection) -> Transaction:
+        driver: Any = connection.driver_connection
+        if not self.sqlite:
+            if "wire" not in connection.info:
+                connection.info["wire"] = Wire(driver)
+            return WireTransaction(driver, connection.info["wire"], _BEGIN, ahead)
+        driver.execute("BEGIN IMMEDIATE")
+        faults.passed()
+        return Transaction(driver, "sqlite")
+
+    def _flush(self, connection: sa.PoolProxiedConnection) -> None:
+        """Put the SQLite log on the disk. A commit on PostgreSQL has already done it."""
+        if self.sqlite:
+            if "log" not in connection.info:
+                with contextlib.suppress(FileNotFoundError):  # no log: everything is in the database itself
+                    connection.info["log"] = os.open(
+                        f"{os.path.realpath(str(self.path))}-wal", os.O_RDONLY | os.O_CLOEXEC
+                    )
+            if "log" in connection.info:
+                try:
+                    os.fdatasync(connection.info["log"])
+                except OSError as error:
+                    raise LedgerUnavailable(_lost(repr(self), str(error.strerror))) from None
+
+    def _queue(self) -> Queue | None:
+        """This thread's place among the writers of the SQLite file."""
+        if self.path is None:
+            return None
+        queue: Queue | None = getattr(self._mine, "queue", None)
+        if queue is None or queue.pid != os.getpid():
+            queue = self._mine.queue = Queue(str(self.path))
+        return queue
 
     @property
     def engine(self) -> sa.Engine:
@@ -263,10 +198,9 @@ class Database:
             return engine
         if _forked.get(os.path.realpath(str(self.path)), self._pid) != self._pid:
             raise LedgerUnavailable(f"{self!r} was in use when this process was forked; use it from a new process")
-        engine = sa.create_engine(
-            self._url, connect_args={"timeout": _PATIENCE}, hide_parameters=True, max_overflow=-1, paramstyle="named"
-        )
+        engine = sa.create_engine(self._url, connect_args={"timeout": _PATIENCE}, hide_parameters=True, max_overflow=-1)
         sa.event.listen(engine, "connect", _configure)
+        sa.event.listen(engine, "close", _close_log)
         return engine
 
     def exists(self) -> bool:
@@ -332,16 +266,22 @@ os.register_at_fork(before=_before_fork)
 
 
 def _configure(connection: sqlite3.Connection, _: object) -> None:
+    """Keep a log in which commits are ordered and never torn. Where SQLite cannot keep one, it flushes each commit itself."""
     connection.isolation_level = None  # we say BEGIN ourselves
-    for pragma in ("journal_mode = WAL", "synchronous = FULL"):
-        connection.execute(f"PRAGMA {pragma}")
+    ((mode,),) = connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute(f"PRAGMA synchronous = {'NORMAL' if mode == 'wal' else 'FULL'}")
+
+
+def _close_log(_: object, record: Any) -> None:
+    if "log" in record.info:
+        os.close(record.info.pop("log"))
 
 
 def _harden(connection: psycopg.Connection[Any], _: object) -> None:
     """What the ledger relies on, whatever the server's or the role's defaults are."""
     connection.isolation_level = (
         psycopg.IsolationLevel.READ_COMMITTED
-    )  # a writer must see what was committed before its turn
+    )  # a writer sees what was committed before its turn
     with connection.transaction():
         connection.execute(
             "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
@@ -353,21 +293,27 @@ def _translated(error: Exception, place: str, committing: bool) -> DpflowError:
     """A driver's error in our words; its own text may hold a URL or values, so only its class is named."""
     kind = type(getattr(error, "orig", None) or error).__name__
     message = str(error).lower()
+    if isinstance(error, UnicodeDecodeError):
+        return LedgerCorrupt(f"{place} holds text that no ledger wrote; bring the newest copy back")
     if any(sign in message for sign in ("not a database", "malformed", "could not decode")):
         return LedgerCorrupt(f"{place} is not a ledger ({kind}); name the right file, or restore it")
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
         return InvalidInput(f"{place} does not let this database role do that (see roles.sql); ask the ledger's owner")
-    if isinstance(error, psycopg.DataError):
+    if isinstance(error, (psycopg.DataError, UnicodeError, OverflowError)):
         return InvalidInput(_UNSTORABLE)
     operational = (sqlite3.OperationalError, psycopg.OperationalError, psycopg.InterfaceError, psycopg.InternalError)
     if isinstance(error, (*operational, exc.OperationalError, exc.InterfaceError, exc.TimeoutError)):
         if committing:
-            return LedgerUnavailable(
-                f"{place} was lost while it recorded this ({kind}), so it may or may not be recorded; the same call again "
-                f"completes it and is never charged twice"
-            )
+            return LedgerUnavailable(_lost(place, kind))
         return LedgerUnavailable(
             f"{place} cannot be used now ({kind}): it is locked, full, read-only or out of reach; nothing was recorded, "
             f"so try again when that is mended"
         )
     return LedgerCorrupt(f"{place} refused a statement ({kind}); run dpflow ledger verify")
+
+
+def _lost(place: str, kind: str) -> str:
+    return (
+        f"{place} was lost while it recorded this ({kind}), so it may or may not be recorded; the same call again "
+        f"completes it and is never charged twice"
+    )

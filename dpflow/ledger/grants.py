@@ -13,8 +13,8 @@ from dpflow.core.filters import DELTA_UNIT, Cost, Filter, FilterName, make_filte
 from dpflow.errors import GrantConflict, InvalidInput
 from dpflow.ledger import accounts, schema
 from dpflow.ledger.chain import Writer, canonical
-from dpflow.ledger.database import Prepared, Transaction, insert, where
 from dpflow.ledger.records import Scope, checked_name
+from dpflow.ledger.statements import Prepared, Transaction, insert, where
 
 _INSERT = insert(schema.scope)
 _FILTER = sa.bindparam("filter", type_=sa.Text)

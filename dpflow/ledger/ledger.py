@@ -17,7 +17,7 @@ from dpflow.core.filters import Cost, FilterName, Guarantee, odometer
 from dpflow.errors import InvalidInput, LedgerCorrupt
 from dpflow.ledger import accounts, chain, grants, releases, schema, sessions, transfer, verify
 from dpflow.ledger.anchor import Anchor
-from dpflow.ledger.database import Database, Prepared, Transaction, insert, where
+from dpflow.ledger.database import Database
 from dpflow.ledger.records import (
     Answered,
     Entry,
@@ -32,6 +32,7 @@ from dpflow.ledger.records import (
     stored_json,
 )
 from dpflow.ledger.releases import Ask, R
+from dpflow.ledger.statements import Prepared, Read, Transaction, insert, where
 
 _E = schema.entry.c
 _LIMIT = sa.bindparam("limit", type_=sa.Integer)
@@ -239,8 +240,7 @@ class Ledger:
             SessionClosed: an open gate session closes the scope to releases.
         """
         ask = Ask(key, event, blocks, family, slot, principal, request, spend_again)
-        with self._writing() as (transaction, writer):
-            transaction.ahead(*releases.reads(ask))
+        with self._writing(*releases.reads(ask)) as (transaction, writer):
             row = releases.known(transaction, writer, ask)
             if row is None:
                 reservation = Reservation(releases.charge(transaction, writer, ask), 1, False)
@@ -268,8 +268,7 @@ class Ledger:
             RetryConflict: the attempt was fenced; its result is discarded.
         """
         text = releases.ordered(result)
-        with self._writing() as (transaction, writer):
-            transaction.ahead((releases.BY_ID, {"id": reservation.release_id}), (chain.HEAD, {}))
+        with self._writing(*releases.reads_of_one(reservation.release_id)) as (transaction, writer):
             settled = releases.settle(transaction, writer, reservation, text, snapshot, principal)
             faults.reach("settle.before-commit")
         faults.reach("settle.after-commit")
@@ -492,14 +491,14 @@ class Ledger:
     # --- inside -------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[tuple[Transaction, chain.Writer]]:
+    def _writing(self, *ahead: Read) -> Iterator[tuple[Transaction, chain.Writer]]:
         """A writing transaction that can append entries, and raises the anchor's mark after its commit.
 
         Raises:
             LedgerCorrupt: the anchor has seen an entry that is not in this database, such as one of a copy in use elsewhere.
         """
         mark = self._anchor.mark()  # read before the turn, which others wait for: it may be older, never newer
-        with self._database.writing() as transaction:
+        with self._database.writing(*ahead) as transaction:
             writer = chain.Writer(transaction, self._anchor, mark)
             yield transaction, writer
         if writer.head is not None and (other := self._anchor.advance(*writer.head)) is not None:

@@ -14,8 +14,8 @@ import sqlalchemy as sa
 from dpflow.core.events import Event, to_json
 from dpflow.errors import InvalidInput, LedgerCorrupt, RetryConflict, SessionClosed, UnknownName
 from dpflow.ledger import accounts, chain, schema
-from dpflow.ledger.database import Prepared, Transaction, insert, where
 from dpflow.ledger.records import ReleaseKey, Reservation, Stored, checked_name, stored_json
+from dpflow.ledger.statements import Prepared, Read, Transaction, insert, where
 
 R, _L = schema.release.c, schema.slot.c
 PUBLIC = [column for column in schema.release.columns if column.name != "secret"]
@@ -126,9 +126,14 @@ def known(transaction: Transaction, writer: chain.Writer, ask: Ask) -> Any:
     )
 
 
-def reads(ask: Ask) -> list[tuple[Prepared, dict[str, Any]]]:
+def reads_of_one(release_id: str) -> list[Read]:
+    """What settling a release will read."""
+    return [(BY_ID, {"id": release_id}), (chain.HEAD, {})]
+
+
+def reads(ask: Ask) -> list[Read]:
     """What charging an ask will read."""
-    found: list[tuple[Prepared, dict[str, Any]]] = [(BY_KEY, {name: getattr(ask.key, name) for name in schema.KEY})]
+    found: list[Read] = [(BY_KEY, {name: getattr(ask.key, name) for name in schema.KEY})]
     if ask.slot is not None:
         found.append((_IN_SLOT, {"slot": ask.slot}))
     return [*found, (_GATES, {}), *accounts.reads(ask.key.scope, ask.blocks), (chain.HEAD, {})]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy import BigInteger, Column, SmallInteger, Text
+from sqlalchemy import BigInteger, Column, Integer, SmallInteger, Text
 
 VERSION = "4"
 
@@ -19,7 +19,9 @@ def _needed(name: str, kind: type[sa.types.TypeEngine[Any]] = Text) -> Column[An
     return Column(name, kind, nullable=False)
 
 
-meta = sa.Table("dpflow_meta", metadata, Column("name", Text, primary_key=True), _needed("value"))
+_SLIM: dict[str, Any] = {"sqlite_with_rowid": False}  # small rows found by their key: one tree instead of two
+
+meta = sa.Table("dpflow_meta", metadata, Column("name", Text, primary_key=True), _needed("value"), **_SLIM)
 
 scope = sa.Table(
     "dpflow_scope",
@@ -28,6 +30,7 @@ scope = sa.Table(
     _needed("filter"),
     _needed("protects"),
     _needed("blocks", SmallInteger),
+    **_SLIM,
 )
 
 account = sa.Table(
@@ -39,6 +42,7 @@ account = sa.Table(
     _needed("delta", BigInteger),
     _needed("renyi", BigInteger),
     sa.CheckConstraint("epsilon >= 0 AND delta >= 0 AND renyi >= 0"),
+    **_SLIM,
 )
 
 KEY = ("scope", "dag_id", "task_id", "occasion", "digest", "ordinal")
@@ -78,6 +82,7 @@ slot = sa.Table(
     metadata,
     Column("slot", Text, primary_key=True),
     Column("release_id", Text, primary_key=True),
+    **_SLIM,
 )
 sa.Index("dpflow_slot_of_release", slot.c.release_id)
 
@@ -93,7 +98,9 @@ answer = sa.Table(
 entry = sa.Table(
     "dpflow_entry",
     metadata,
-    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    Column(
+        "seq", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=False
+    ),  # SQLite's row number
     _needed("at"),
     _needed("kind"),
     _needed("scope"),

@@ -12,9 +12,9 @@ import sqlalchemy as sa
 from dpflow.errors import LedgerCorrupt, SessionClosed, UnknownName
 from dpflow.ledger import chain, schema
 from dpflow.ledger.anchor import Anchor
-from dpflow.ledger.database import Prepared, Transaction, insert, where
 from dpflow.ledger.records import Answered, Held, checked_name, stored_json
 from dpflow.ledger.releases import R, ordered
+from dpflow.ledger.statements import Prepared, Transaction, insert, where
 
 _SESSION = Prepared(sa.select(schema.release).where(where(R.id)))
 _E = schema.entry.c

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from dpflow.errors import LedgerCorrupt
 from dpflow.ledger import chain, schema, verify
 from dpflow.ledger.anchor import Anchor
-from dpflow.ledger.database import Prepared, Transaction, insert
+from dpflow.ledger.statements import Prepared, Transaction, insert
 
 FORMAT = "dpflow-ledger"
 _RELEASES = Prepared(sa.select(schema.release.c.id, schema.release.c.result))  # no order: a broken index is not asked

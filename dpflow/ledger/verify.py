@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from dpflow.core.filters import Cost
 from dpflow.ledger import chain, schema
-from dpflow.ledger.database import Prepared, Transaction
+from dpflow.ledger.statements import Prepared, Transaction
 
 ENTRIES = Prepared(sa.select(schema.entry).order_by(schema.entry.c.seq))
 _ALL = {table.name: Prepared(sa.select(table)) for table in schema.metadata.sorted_tables}

@@ -30,6 +30,7 @@ from dpflow.core import faults
 from dpflow.errors import LedgerUnavailable
 from dpflow.ledger import Ledger
 from dpflow.ledger import database as connections
+from dpflow.ledger.wire import WireTransaction
 
 UNIT = Fraction("1e-6")
 
@@ -206,16 +207,16 @@ def test_a_connection_lost_while_committing(postgres, tmp_path, ask, life, monke
     """The server committed and its answer is lost: the message claims nothing, and the same call finds what there is."""
     ledger = Ledger(postgres(), anchor=tmp_path / "anchor", create=True)
     ledger.grant("flights", 1, 0, filter="basic", principal="owner")
-    commit = psycopg.Connection.commit
+    commit = WireTransaction.commit
 
-    def lost(connection: Any) -> None:
-        commit(connection)
-        connection.close()
+    def lost(transaction: WireTransaction) -> None:
+        commit(transaction)
+        transaction._connection.close()
         raise psycopg.OperationalError("lost")
 
     for n in range(4):
         with monkeypatch.context() as patch:
-            patch.setattr(psycopg.Connection, "commit", lost)
+            patch.setattr(WireTransaction, "commit", lost)
             with pytest.raises(LedgerUnavailable, match="may or may not be recorded"):
                 life(ledger, ask, n)
         assert life(ledger, ask, n) == life(ledger, ask, n)
