@@ -105,15 +105,19 @@ class Database:
             connection, transaction = self._begun(self._start_reading)
             try:
                 yield transaction
-                flushed = self.sqlite or transaction.text(_ON_DISK)[0][0]
+                seen = transaction.text("PRAGMA data_version" if self.sqlite else _ON_DISK)[0][0]
                 transaction.commit()
-                if not flushed:
+                if not self.sqlite and not seen:
                     transaction.text(FLUSH)
                     transaction.commit()
             except BaseException:
                 self._undo(connection, transaction)
                 raise
-            self._flush(connection)
+            if self.sqlite and seen != connection.info.get(
+                "flushed"
+            ):  # others committed since this connection's last flush
+                self._flush(connection)
+                connection.info["flushed"] = seen
             self._spare.append(connection)
         except _FAILURES as error:
             raise _translated(error, repr(self), False) from None
@@ -169,6 +173,7 @@ class Database:
                 try:
                     os.fdatasync(connection.info["log"])
                 except OSError as error:
+                    connection.info.pop("flushed", None)
                     raise LedgerUnavailable(_lost(repr(self), str(error.strerror))) from None
 
     def _queue(self) -> Queue | None:
@@ -301,8 +306,9 @@ def _translated(error: Exception, place: str, committing: bool) -> DpflowError:
         return InvalidInput(f"{place} does not let this database role do that (see roles.sql); ask the ledger's owner")
     if isinstance(error, (psycopg.DataError, UnicodeError, OverflowError)):
         return InvalidInput(_UNSTORABLE)
+    unfit = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR  # a table or column of ours is not there
     operational = (sqlite3.OperationalError, psycopg.OperationalError, psycopg.InterfaceError, psycopg.InternalError)
-    if isinstance(error, (*operational, exc.OperationalError, exc.InterfaceError, exc.TimeoutError)):
+    if not unfit and isinstance(error, (*operational, exc.OperationalError, exc.InterfaceError, exc.TimeoutError)):
         if committing:
             return LedgerUnavailable(_lost(place, kind))
         return LedgerUnavailable(
