@@ -70,6 +70,14 @@ class Database:
     def __repr__(self) -> str:
         return str(self.path) if self.sqlite else self._url.render_as_string(hide_password=True)
 
+    def __del__(self) -> None:
+        """Close connections now; the engine is in reference cycles, and a server has only so many places."""
+        with contextlib.suppress(Exception):  # the interpreter may be going down
+            if self._engine is not None and self._pid == os.getpid():
+                while self._spare:
+                    self._spare.pop().close()
+                self._engine.dispose()
+
     @contextlib.contextmanager
     def writing(self, *ahead: Read) -> Iterator[Transaction]:
         """A transaction that no other writer runs beside; commits at the end, or leaves nothing.
@@ -154,9 +162,7 @@ class Database:
     def _start_writing(self, ahead: Sequence[Read], connection: sa.PoolProxiedConnection) -> Transaction:
         driver: Any = connection.driver_connection
         if not self.sqlite:
-            if "wire" not in connection.info:
-                connection.info["wire"] = Wire(driver)
-            return WireTransaction(driver, connection.info["wire"], _BEGIN, ahead)
+            return WireTransaction(driver, Wire(driver, connection.info.setdefault("prepared", {})), _BEGIN, ahead)
         driver.execute("BEGIN IMMEDIATE")
         faults.passed()
         return Transaction(driver, "sqlite")

@@ -26,11 +26,14 @@ Command = tuple[str, Sequence[Any]]
 
 
 class Wire:
-    """One connection, as batches of statements. Every statement with parameters is prepared once."""
+    """One connection, as batches of statements.
 
-    def __init__(self, connection: psycopg.Connection[Any]) -> None:
-        self._pg = connection.pgconn
-        self._names: dict[str, bytes] = {}
+    Args:
+        prepared: the names of the statements that this connection knows; each is prepared once.
+    """
+
+    def __init__(self, connection: psycopg.Connection[Any], prepared: dict[str, bytes]) -> None:
+        self._pg, self._names = connection.pgconn, prepared
         self._poll = select.poll()
 
     def ask(self, *batches: Sequence[Command]) -> list[list[Any]]:
