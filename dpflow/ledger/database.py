@@ -290,9 +290,10 @@ def _close_log(_: object, record: Any) -> None:
 
 def _harden(connection: psycopg.Connection[Any], _: object) -> None:
     """What the ledger relies on, whatever the server's or the role's defaults are."""
-    connection.isolation_level = (
-        psycopg.IsolationLevel.READ_COMMITTED
-    )  # a writer sees what was committed before its turn
+    # A writer sees what was committed before its turn.
+    connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+    # What psycopg prepares for itself it drops at a rollback by DEALLOCATE ALL, which would take ours, too.
+    connection.prepare_threshold = None
     with connection.transaction():
         connection.execute(
             "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"

@@ -9,7 +9,8 @@ import pytest
 
 from bench.hammer import Anvil, hammer
 from dpflow.core import faults
-from dpflow.errors import LedgerUnavailable
+from dpflow.errors import LedgerUnavailable, UnknownName
+from dpflow.ledger import Ledger
 from dpflow.testing.faults import KILLED, armed, run_python
 
 OPEN = """
@@ -68,7 +69,8 @@ def test_a_failure_before_the_commit_leaves_nothing(ledger, ask, monkeypatch, po
 FORK = """
 import os, sys
 from dpflow.core.events import Pure
-from dpflow.errors import LedgerUnavailable
+from dpflow.errors import LedgerUnavailable, UnknownName
+from dpflow.ledger import Ledger
 from dpflow.ledger import Ledger, ReleaseKey
 from dpflow.ledger.database import _before_fork
 ledger = Ledger(sys.argv[1], anchor=sys.argv[2])
@@ -162,3 +164,18 @@ def test_killed_processes_never_overrun(place, processes, rounds):
     for n in range(rounds):
         anvil = Anvil(place.target, place.anchor, f"s{n}", processes, asks=8, fits=5 * processes, kills=processes)
         assert hammer(anvil, random.Random(7)).commits == 5 * processes  # noqa: S311  it chooses whom to kill
+
+
+def test_a_refusal_after_many_reads_leaves_prepared_statements(postgres, tmp_path, ask):
+    """What the driver prepares for itself it drops at a rollback, and with it everything that is prepared."""
+    ledger = Ledger(postgres(), anchor=tmp_path / "anchor", create=True)
+    ledger.grant("flights", 1, 0, filter="basic", principal="owner")
+    for n in range(10):
+        ask.reserve(ledger, str(n), "0.01")
+        ledger.remaining("flights")
+        ledger.scope("flights")
+    for n in range(3):
+        with pytest.raises(UnknownName):
+            ledger.scope("nobody")
+        ledger.remaining("flights")
+        ask.reserve(ledger, f"after {n}", "0.01")
