@@ -8,6 +8,7 @@ what a run's date determines, its run id and the DAG's params; a template that n
 from __future__ import annotations
 
 import atexit
+import contextlib
 import datetime as dt
 import itertools
 import os
@@ -43,7 +44,8 @@ def read_dags(
     folder = str(place if place.is_dir() else place.parent)
     sys.path.insert(0, folder)  # DAG files import their neighbours
     try:
-        bag = DagBag(place, load_op_links=False)
+        with contextlib.redirect_stdout(sys.stderr):  # what files print, and what Airflow logs, is no part of a plan
+            bag = DagBag(place, load_op_links=False)
     finally:
         sys.path.remove(folder)
     for file, trace in bag.import_errors.items():

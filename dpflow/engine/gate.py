@@ -60,7 +60,7 @@ def judge_all(
     Sessions are asked from the first one, every time: what they answered before they repeat for nothing, so a retry goes the
     same way.
     """
-    opened: list[Session] = []
+    opened = [sessions[0]()]  # also for no submission: what is declared is charged, as plans and checks count it
     verdicts = []
     for submission in submissions:
         for number, opening in enumerate(sessions):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import json
 import textwrap
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from dpflow.ledger import Ledger
 if TYPE_CHECKING:
     from smallworld import Tiny
 
+NUMBERS = itertools.count()
 DAY = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
 HEAD = """
 from datetime import datetime
@@ -47,7 +49,9 @@ def dag(tiny: Tiny) -> Callable[[str], Any]:
     def makes(body: str) -> Any:
         from airflow.dag_processing.dagbag import DagBag
 
-        path = tiny.folder / "d.py"
+        path = (
+            tiny.folder / f"d{next(NUMBERS)}.py"
+        )  # the same name in the same second would be read from Python's cache
         path.write_text(
             HEAD + 'with DAG("d", schedule=None) as dag:\n' + textwrap.indent(textwrap.dedent(body), "    ")
         )
