@@ -36,7 +36,7 @@ from dpflow.ledger.wire import FLUSH, Wire, WireTransaction
 _LOCK = 0x6470666C6F77  # "dpflow": names the advisory lock on PostgreSQL
 _PATIENCE = 60.0  # seconds a writer waits inside the database
 _BEGIN = (
-    "BEGIN",
+    "BEGIN ISOLATION LEVEL READ COMMITTED",  # it sees what was committed before its turn, whatever the server's default
     # A writer that stands still inside its transaction loses it, so that others can go on. What comes before the flush is
     # committed without one.
     f"SELECT set_config('idle_in_transaction_session_timeout', '{int(_PATIENCE * 500)}', true), "
@@ -65,6 +65,7 @@ class Database:
         self._mine = threading.local()  # this thread's place in the queue
         self._spare: list[sa.PoolProxiedConnection] = []  # kept at hand, because giving them back costs a rollback
         self._pid = 0
+        self._torn = False  # a flush failed, and nothing written since is sure to be on the disk
         _databases.add(self)
 
     def __repr__(self) -> str:
@@ -91,6 +92,9 @@ class Database:
                 queue.enter()
             try:
                 connection, transaction = self._begun(partial(self._start_writing, ahead))
+                flushed = connection.info.pop(
+                    "flushed", None
+                )  # nothing is, should a signal come between commit and flush
                 try:
                     yield transaction
                     committing = True
@@ -102,6 +106,7 @@ class Database:
                 if queue is not None:
                     queue.leave()
             self._flush(connection)
+            connection.info["flushed"] = flushed
             self._spare.append(connection)
         except _FAILURES as error:
             raise _translated(error, repr(self), committing) from None
@@ -169,18 +174,19 @@ class Database:
 
     def _flush(self, connection: sa.PoolProxiedConnection) -> None:
         """Put the SQLite log on the disk. A commit on PostgreSQL has already done it."""
-        if self.sqlite:
-            if "log" not in connection.info:
-                with contextlib.suppress(FileNotFoundError):  # no log: everything is in the database itself
-                    connection.info["log"] = os.open(
-                        f"{os.path.realpath(str(self.path))}-wal", os.O_RDONLY | os.O_CLOEXEC
-                    )
-            if "log" in connection.info:
-                try:
-                    os.fdatasync(connection.info["log"])
-                except OSError as error:
-                    connection.info.pop("flushed", None)
-                    raise LedgerUnavailable(_lost(repr(self), str(error.strerror))) from None
+        if not self.sqlite or "log" not in connection.info:
+            return
+        try:
+            if self._torn:  # the kernel forgets what it failed to write: this writes it again, elsewhere
+                ((busy, _, _),) = connection.driver_connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # type: ignore[union-attr]
+                if busy:
+                    raise LedgerUnavailable(_lost(repr(self), "busy"))
+                self._torn = False
+            os.fdatasync(connection.info["log"])
+        except OSError as error:
+            self._torn = True
+            connection.info.pop("flushed", None)
+            raise LedgerUnavailable(_lost(repr(self), str(error.strerror))) from None
 
     def _queue(self) -> Queue | None:
         """This thread's place among the writers of the SQLite file."""
@@ -246,11 +252,14 @@ class Database:
         if self.path is not None:
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
+                # Closing any descriptor of a file drops SQLite's locks on it in this process: one that exists stays untouched.
+                with _MAKING, contextlib.suppress(FileExistsError):
+                    os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
             except OSError as error:
                 raise LedgerUnavailable(f"{self!r} cannot be written ({error.strerror}); correct its place") from None
 
 
+_MAKING = threading.Lock()
 _databases: weakref.WeakSet[Database] = weakref.WeakSet()
 _forked: dict[str, int] = {}  # files with a transaction going on when the process of this id forked
 
@@ -276,11 +285,17 @@ def _before_fork() -> None:
 os.register_at_fork(before=_before_fork)
 
 
-def _configure(connection: sqlite3.Connection, _: object) -> None:
+def _configure(connection: sqlite3.Connection, record: Any) -> None:
     """Keep a log in which commits are ordered and never torn. Where SQLite cannot keep one, it flushes each commit itself."""
     connection.isolation_level = None  # we say BEGIN ourselves
     ((mode,),) = connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute(f"PRAGMA synchronous = {'NORMAL' if mode == 'wal' else 'FULL'}")
+    connection.execute(f"PRAGMA synchronous = {'NORMAL' if mode == 'wal' else 'EXTRA'}")
+    if (
+        mode == "wal"
+    ):  # opened before anything is written through this connection, so that it hears of every write error
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
+        ((_, _, path),) = connection.execute("PRAGMA database_list")
+        record.info["log"] = os.open(f"{path}-wal", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def _close_log(_: object, record: Any) -> None:
@@ -290,14 +305,13 @@ def _close_log(_: object, record: Any) -> None:
 
 def _harden(connection: psycopg.Connection[Any], _: object) -> None:
     """What the ledger relies on, whatever the server's or the role's defaults are."""
-    # A writer sees what was committed before its turn.
-    connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
     # What psycopg prepares for itself it drops at a rollback by DEALLOCATE ALL, which would take ours, too.
     connection.prepare_threshold = None
     with connection.transaction():
         connection.execute(
             "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
         )
+        connection.execute("SET client_encoding TO 'UTF8'")  # what the wire speaks
         connection.execute(f"SET lock_timeout = {int(_PATIENCE * 1000)}")
 
 

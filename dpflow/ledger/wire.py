@@ -104,7 +104,7 @@ def _bytes(value: Any) -> bytes | None:
     """A parameter in PostgreSQL's text format, which ends at a NUL."""
     if value is None:
         return None
-    data = str(value).encode()
+    data = str.encode(value) if isinstance(value, str) else b"%d" % value
     if b"\0" in data:
         raise InvalidInput("a text with a NUL character was asked for, which no database can hold; correct it")
     return data

@@ -106,6 +106,23 @@ def test_a_retry_waits_for_the_result_that_it_gets(disk, ask, monkeypatch):
     assert disk.after_a_power_cut().find(ask.key()).result == {"rows": [1]}
 
 
+def test_a_signal_between_commit_and_flush(disk, ask, monkeypatch):
+    """Whoever goes on with the same ledger object flushes first what the interrupted call left."""
+    ledger = Ledger(disk.ledger, anchor=disk.anchor)
+    ledger.grant("flights", 1, 0, filter="basic", principal="owner")
+    ledger.remaining("flights")
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Database, "_flush", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            ask.reserve(ledger)
+    assert ledger.find(ask.key()) is not None
+    assert disk.after_a_power_cut().find(ask.key()) is not None
+
+
 def test_a_log_cut_off_anywhere_is_a_shorter_history(disk, ask):
     """Whatever part of the log reached the disk: whole entries, in order, and the mark says that some are missing."""
     ledger = Ledger(disk.ledger, anchor=disk.anchor)

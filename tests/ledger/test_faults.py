@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
@@ -179,3 +180,24 @@ def test_a_refusal_after_many_reads_leaves_prepared_statements(postgres, tmp_pat
             ledger.scope("nobody")
         ledger.remaining("flights")
         ask.reserve(ledger, f"after {n}", "0.01")
+
+
+def test_writers_take_turns_whatever_the_server_prefers(postgres, tmp_path, ask):
+    """A database whose transactions are serializable by default, and a client that speaks Latin 1."""
+    url = postgres()
+    with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as connection:
+        name = connection.info.dbname
+        connection.execute(f"ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'".encode())
+        connection.execute(f"ALTER DATABASE {name} SET client_encoding = 'LATIN1'".encode())
+    ledger = Ledger(url, anchor=tmp_path / "anchor", create=True)
+    ledger.grant("flights", 1, 0, filter="basic", principal="Zoë")
+
+    def charges(who: int) -> None:
+        for n in range(6):
+            ask.reserve(ledger, f"{who}-{n}", "0.01", principal="Zoë", task="é")
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(charges, range(4)))
+    assert ask.spent(ledger) == {"": "0.24"}
+    assert ledger.find(ask.key("1-1", task="é")) is not None
+    assert ledger.verify().ok
