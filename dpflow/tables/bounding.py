@@ -95,8 +95,13 @@ class Cut:
                     "take a coarser step, tighter bounds or lower limits"
                 )
 
-    def query(self) -> str:
-        """One row per group that any unit reaches: ``code``, ``row_count``, ``unit_count``, and per value ``s0``, ``c0``, ..."""
+    def query(self, whole: bool = True) -> str:
+        """One row per group that any unit reaches: ``code``, ``row_count``, ``unit_count``, and per value ``s0``, ``c0``, ...
+
+        Args:
+            whole: false for one of several parts that `added` adds up: then sums are cut at +-2^62 there, once. Cut twice,
+                the parts' sum would differ from the whole's, and a row that makes parts out of a whole would move it.
+        """
         if self.groups is None:
             kept = self.cells()
         elif self.fits():
@@ -107,7 +112,8 @@ class Cut:
         for i, value in enumerate(self.values):
             count = f"sum({self._count(i)})"
             centred = f"sum(s{i}) + CAST('{value.low - value.centre}' AS HUGEINT) * {count}"
-            measures += [f"{_saturate(centred)} AS s{i}", f"CAST({count} AS BIGINT) AS c{i}"]
+            total = _saturate(centred) if whole else f"CAST({centred} AS HUGEINT)"
+            measures += [f"{total} AS s{i}", f"CAST({count} AS BIGINT) AS c{i}"]
         return f"SELECT code, {', '.join(measures)} FROM ({kept}) GROUP BY code"
 
     def _count(self, i: int) -> str:

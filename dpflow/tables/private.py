@@ -223,6 +223,7 @@ class _Reading:
         self._source = connection.relation(table.source)
         self._relation, self._fields = self._source.quoted, self._source.fields
         self._joined = {join.name: self._join(n, join) for n, join in enumerate(table.joins)}
+        self._cut: set[str] = set()  # joined relations that are cut for this request
         unit = self._own(table.unit.column)
         self._unit = sql.key(unit, "unit")
         self.parameters: list[Any] = []
@@ -251,8 +252,9 @@ class _Reading:
     def _cut_joined(self) -> None:
         """Cut the private relations that a finished query joins, once."""
         for joined in self._joined.values():
-            if joined.needed() and joined.join.kind == "unit":
-                self._connection.run(f"CREATE TEMP TABLE IF NOT EXISTS {joined.table} AS {joined.cut()}")
+            if joined.needed() and joined.join.kind == "unit" and joined.table not in self._cut:
+                self._connection.run(f"CREATE OR REPLACE TEMP TABLE {joined.table} AS {joined.cut()}")
+                self._cut.add(joined.table)
 
     def arrays(self, query: str) -> dict[str, Any]:
         """Run a finished query; the only thing here that reads rows, beside what makes temporary tables."""
@@ -341,7 +343,9 @@ class _Reading:
                 self._number_keys(by, keys)
             elif not sql.small_integer(by):
                 self._collect_keys(by)
-        query = self._in_parts(cut.rows, cut.most_rows, lambda rows: replace(cut, rows=rows).query(), "code")
+        query = self._in_parts(
+            cut.rows, cut.most_rows, lambda rows, whole: replace(cut, rows=rows).query(whole), "code"
+        )
         if request.by is not None and request.keys is None:
             if sql.small_integer(by):
                 text = f"CAST(code - {sql.SMALL_OFFSET} AS VARCHAR)"
@@ -372,14 +376,18 @@ class _Reading:
             {name: spread(f"s{i}") for i, (name, _, _) in enumerate(request.squares, len(names))},
         )
 
-    def _in_parts(self, rows: str, most_rows: int, query: Callable[[str], str], key: str) -> str:
-        """The sums of a query over rows that are too many to be aggregated at once, added up by their key."""
+    def _in_parts(self, rows: str, most_rows: int, query: Callable[[str, bool], str], key: str) -> str:
+        """The sums of a query over rows that are too many to be aggregated at once, added up by their key.
+
+        Args:
+            query: of a rows query, and whether that is the whole of the rows.
+        """
         parts = parts_of(rows, most_rows)
         if len(parts) == 1:
-            return query(rows)
+            return query(rows, True)
         for number, part in enumerate(parts):
             into = "INSERT INTO sums" if number else "CREATE OR REPLACE TEMP TABLE sums AS"
-            self._connection.run(f"{into} {query(part)}", self.parameters)
+            self._connection.run(f"{into} {query(part, False)}", self.parameters)
         return added("sums", key, self._connection.fields("sums"))
 
     def _number_keys(self, by: sql.Field, keys: tuple[str, ...]) -> None:
@@ -407,7 +415,7 @@ class _Reading:
         rows, value = self.values(request)
         self._cut_joined()
         query = self._in_parts(
-            rows, self._most_rows(), lambda part: cut_values(part, value, request.rows, self._protected), "v"
+            rows, self._most_rows(), lambda part, _: cut_values(part, value, request.rows, self._protected), "v"
         )
         found = self.arrays(query)
         return Histogram(_int64(found["v"]), _int64(found["n"]))

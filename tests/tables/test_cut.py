@@ -296,3 +296,33 @@ def test_one_unit_table(tmp_path: Path) -> None:
         }
     )
     assert PrivateTable(table).answer(SortedValues("v", 1), ()).values.tolist() == [2]
+
+
+def test_one_more_row_that_makes_two_parts_moves_a_sum_by_its_own_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums beyond +-2^62 are cut once, in the whole: parts that are cut first add up to something else."""
+    bound = 2**58
+    monkeypatch.setattr(bounding, "PART_ROWS", 48)
+
+    def total(extra: int) -> int:
+        path = tmp_path / f"{extra}.duckdb"
+        with duckdb.connect(str(path)) as connection:
+            connection.execute(
+                "CREATE TABLE data AS SELECT u, v FROM ("
+                f"(SELECT u, {bound} AS v FROM range(10000) t(u) WHERE hash(u) % 2 = 0 LIMIT 32) UNION ALL "
+                f"(SELECT u, -{bound} AS v FROM range(10000) t(u) WHERE hash(u) % 2 = 1 LIMIT 16) UNION ALL "
+                f"(SELECT 20000 + u, 0 AS v FROM range({extra}) t(u)))"
+            )
+        table = Table.model_validate(
+            {
+                "name": "data",
+                "database": path,
+                "unit": {"column": "u"},
+                "limits": {"rows": 1},
+                "columns": {"v": {"lower": -bound, "upper": bound}},
+            }
+        )
+        return int(PrivateTable(table).answer(GroupedSums(None, None, 1, 1, (("v", 0),)), ()).sums["v"][0])
+
+    assert total(0) == total(1) == 2**62
