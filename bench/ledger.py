@@ -109,7 +109,7 @@ def bare(place: str, _: Path) -> Charge:
 def worker(make: Callable[[str, Path], Charge], place: str, anchor: Path, start: float) -> list[float]:
     """Charge in a closed loop until the time is up; the seconds that each charge took."""
     charge, took = make(place, anchor), []
-    charge(f"{os.getpid()}-{start!r}")
+    charge(f"{os.getpid()}-{time.monotonic_ns()}")
     time.sleep(max(0.0, start - time.time()))
     while (now := time.time()) < start + SECONDS:
         charge(f"{os.getpid()}-{now!r}")

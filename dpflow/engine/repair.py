@@ -10,12 +10,16 @@ from dpflow.tables import PublishedRelease, publish, published_ids
 
 
 def publish_missing(ledger: Ledger, database: Path, table: str, scope: str | None = None) -> int:
-    """Copy every settled release that the table lacks; returns how many. Charges and draws nothing."""
+    """Copy every settled release that the table lacks and that has something to show; returns how many.
+
+    Charges and draws nothing.
+    """
     present = published_ids(database, table)
-    missing = [r for r in ledger.releases(scope) if r.settled and r.release_id not in present]
-    for stored in missing:
+    settled = [r for r in ledger.releases(scope) if r.settled and r.release_id not in present]
+    results = [(stored, Result.from_json(stored.result or {"rows": []})) for stored in settled]
+    missing = [(stored, result) for stored, result in results if result.rows or result.synthetic]
+    for stored, result in missing:
         request = stored.request
-        result = Result.from_json(stored.result or {"rows": []})
         publish(
             database,
             table,

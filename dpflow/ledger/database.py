@@ -92,9 +92,8 @@ class Database:
                 queue.enter()
             try:
                 connection, transaction = self._begun(partial(self._start_writing, ahead))
-                flushed = connection.info.pop(
-                    "flushed", None
-                )  # nothing is, should a signal come between commit and flush
+                # Nothing counts as flushed, should a signal come between commit and flush.
+                flushed = connection.info.pop("flushed", None)
                 try:
                     yield transaction
                     committing = True
@@ -126,9 +125,8 @@ class Database:
             except BaseException:
                 self._undo(connection, transaction)
                 raise
-            if self.sqlite and seen != connection.info.get(
-                "flushed"
-            ):  # others committed since this connection's last flush
+            # Others committed since this connection's last flush.
+            if self.sqlite and seen != connection.info.get("flushed"):
                 self._flush(connection)
                 connection.info["flushed"] = seen
             self._spare.append(connection)
@@ -290,9 +288,8 @@ def _configure(connection: sqlite3.Connection, record: Any) -> None:
     connection.isolation_level = None  # we say BEGIN ourselves
     ((mode,),) = connection.execute("PRAGMA journal_mode = WAL")
     connection.execute(f"PRAGMA synchronous = {'NORMAL' if mode == 'wal' else 'EXTRA'}")
-    if (
-        mode == "wal"
-    ):  # opened before anything is written through this connection, so that it hears of every write error
+    if mode == "wal":
+        # Opened before anything is written through this connection, so that it hears of every write error.
         connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
         ((_, _, path),) = connection.execute("PRAGMA database_list")
         record.info["log"] = os.open(f"{path}-wal", os.O_RDONLY | os.O_CLOEXEC)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dpflow import hookimpl, load_table, plan, release
-from dpflow.core.results import NONE
+from dpflow.core.results import NONE, Result
 from dpflow.engine.repair import publish_missing
 from dpflow.engine.request import Publish
 from dpflow.errors import BudgetExceeded, DpflowError, PlanRefused, PluginError, RetryConflict, TableBusy
@@ -100,6 +100,13 @@ def test_publishing_is_repaired_from_the_ledger(tiny: Tiny) -> None:
     assert publish_missing(Ledger(tiny.ledger), out, "releases") == 1
     assert published_ids(out, "releases") == {paid.release_id}
     assert publish_missing(Ledger(tiny.ledger), out, "releases") == 0
+
+
+def test_a_result_without_rows_is_not_missing_for_ever(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing to show is complete when nothing is shown."""
+    monkeypatch.setattr(Count, "draw", lambda *_: Result(()))
+    release(planned(tiny), Ledger(tiny.ledger))
+    assert publish_missing(Ledger(tiny.ledger), tiny.folder / "out.duckdb", "releases") == 0
 
 
 def registry_with(**hooks: Any) -> Registry:

@@ -101,13 +101,14 @@ assert os.wait()[1] == 0
 
 
 @pytest.mark.parametrize(("thread", "charges", "said"), [("idle", 3, "+"), ("busy", 1, "-")])
-def test_a_forked_child_loses_no_charge(ledger, place, thread, charges, said):
-    """When the parent closes its connections, what the child charges stays; a child that cannot be safe charges nothing."""
-    if "://" in place.target:
-        pytest.skip("file locks are SQLite's")
-    done = run_python(FORK, place.target, str(place.anchor), thread)
+def test_a_forked_child_loses_no_charge(tmp_path, thread, charges, said):
+    """When the parent closes its connections to a file, what the child charges stays; a child that cannot be safe charges nothing."""
+    file, anchor = str(tmp_path / "ledger.sqlite"), str(tmp_path / "anchor")
+    ledger = Ledger(file, anchor=anchor, create=True)
+    ledger.grant("flights", 1, 0, filter="basic", principal="owner")
+    done = run_python(FORK, file, anchor, thread)
     assert (done.returncode, done.stdout.strip()) == (0, said), done.stderr
-    assert len(place.open().releases()) == charges and place.open().verify().ok
+    assert len(ledger.releases()) == charges and ledger.verify().ok
 
 
 def test_a_lost_connection_is_replaced(postgres, tmp_path, ask):

@@ -13,14 +13,12 @@ When not to use it: to learn one rule once: `learn_class` needs far fewer rows.
 from __future__ import annotations
 
 import math
-from fractions import Fraction
 
 from dpflow.core.declaration import Table
-from dpflow.core.events import Event
 from dpflow.core.mechanism import Mechanism
 from dpflow.core.randomness import Source
 from dpflow.core.results import Result, Row
-from dpflow.core.statistics import Answer, Records
+from dpflow.core.statistics import Answer
 from dpflow_private_learning import frame
 from dpflow_private_learning.base.calls import Calls
 from dpflow_private_learning.hypotheses import Point, Rule, Threshold, learned
@@ -34,14 +32,6 @@ class LearnFromSanitizer(Labelled, Mechanism[SanitizeLabelledParams]):
     summary = "learn a point or threshold from artificial labelled rows, which stay for any later question"
     citation = "Beimel, Nissim, Stemmer 2013/2016, Lemma 5.3, Theorem 5.5"
     Params = SanitizeLabelledParams
-
-    def event(self, params: SanitizeLabelledParams, table: Table) -> Event:
-        self.price(params, table)
-        return frame.claim(params.epsilon, Fraction(0))
-
-    def statistic(self, params: SanitizeLabelledParams, table: Table) -> Records:
-        table.bounded(params.column)
-        return Records((params.column, params.label), table.limits.rows)
 
     def draw(self, params: SanitizeLabelledParams, table: Table, answer: Answer, source: Source) -> Result:
         column, low, end = frame.domain(table, params.column)

@@ -130,7 +130,15 @@ class SanitizeLabelledParams(frame.Approximated):
 
 
 class Labelled:
-    """What the mechanisms on sanitized labelled rows share; ``size`` are the rows of the inner sanitizer's own proof."""
+    """What the mechanisms on sanitized labelled rows share."""
+
+    def event(self, params: SanitizeLabelledParams, table: Table) -> Event:
+        self.price(params, table)
+        return frame.claim(params.epsilon, Fraction(0))
+
+    def statistic(self, params: SanitizeLabelledParams, table: Table) -> Records:
+        table.bounded(params.column)
+        return Records((params.column, params.label), table.limits.rows)
 
     def price(self, params: SanitizeLabelledParams, table: Table) -> Fraction:
         """Epsilon of each part for one row: two parts where rows come and go, four where they are replaced."""
@@ -194,14 +202,6 @@ class SanitizeLabelled(Labelled, Mechanism[SanitizeLabelledParams]):
     summary = "artificial labelled rows: the error of every point or threshold rule, for free"
     citation = "Beimel, Nissim, Stemmer 2013/2016, Lemma 5.4, Figure 12; weights repaired, price tightened here"
     Params = SanitizeLabelledParams
-
-    def event(self, params: SanitizeLabelledParams, table: Table) -> Event:
-        self.price(params, table)
-        return frame.claim(params.epsilon, Fraction(0))
-
-    def statistic(self, params: SanitizeLabelledParams, table: Table) -> Records:
-        table.bounded(params.column)
-        return Records((params.column, params.label), table.limits.rows)
 
     def draw(self, params: SanitizeLabelledParams, table: Table, answer: Answer, source: Source) -> Result:
         calls = Calls(source)
