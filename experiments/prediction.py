@@ -17,7 +17,7 @@ from typing import Any
 import duckdb
 import numpy as np
 from dpflow_private_prediction import features
-from dpflow_private_prediction.linear import LinearParams, minimise
+from dpflow_private_prediction.descent import minimise
 from dpflow_private_prediction.sizes import each
 from dpflow_private_prediction.vote import Vote, VoteParams
 from numpy.typing import NDArray
@@ -161,10 +161,10 @@ def _models(task: Task, strength: str) -> Matrix:
     if place not in _KNOWN:
         train, targets = _in_ball(task.matrix(task.train)), task.labels(task.train)
         names = features.labels(task.table, task.label)
-        given = {"features": ["x"], "label": "y", "epsilon": "1", "predictions": 1, "loss": "logistic"}
-        params = LinearParams.model_validate(given | {"size": len(train), "strength": strength})
         kinds = range(len(names)) if len(names) > 2 else [1]
-        _KNOWN[place] = np.array([minimise(train, np.where(targets == kind, 1.0, -1.0), params) for kind in kinds])
+        _KNOWN[place] = np.array(
+            [minimise(train, np.where(targets == k, 1.0, -1.0), "logistic", float(strength), len(train)) for k in kinds]
+        )
     return _KNOWN[place]
 
 

@@ -74,3 +74,9 @@ def matrix(table: Table, features: Sequence[str], columns: Iterable[Codes]) -> N
             low, high = column.grid()
             blocks.append(((codes - (low + high) / 2) / max((high - low) / 2, 0.5))[:, None])
     return np.hstack(blocks)
+
+
+def width(table: Table, features: Sequence[str]) -> int:
+    """How many numbers a point of these features is."""
+    keys = (table.column(name).keys for name in features)
+    return sum(1 if given is None else len(given) for given in keys)

@@ -12,10 +12,10 @@ too), a label into [-1, 1] by its bounds or as -1 and +1. One weight vector w is
 An answer is <w, x> in steps of a grid g <= gamma/1024 plus integer noise for D = floor(gamma/g) + 1 of them.
 
 Claim: one unit of k rows moves <w, x> by at most k gamma, so `noise` applies with gamma replaced by k gamma. Regularised: the
-exact minimiser moves by at most 1/(lambda n) for each row, under add-remove and replace, and the solver stops where the
-gradient is below 1/n, which is at most 1/(2 lambda n) away: less than gamma in all. A row that is missing counts as one
-without loss, so n need not be the true number. Losses have slope at most 1 in the prediction: ``huber`` for numbers,
-``logistic`` for two labels.
+exact minimiser moves by at most 1/(lambda n) for each row, under add-remove and replace, and what is computed is always within
+3/(4 lambda n) of it (`descent`, whose proof allows for rounding and needs no luck): 2.5/(lambda n), less than gamma in all.
+A row that is missing counts as one without loss, and of more than n rows a random n are taken, so n need not be the true
+number. Losses have slope at most 1 in the prediction: ``huber`` for numbers, ``logistic`` for two labels.
 
 When not to use it: for what is not linear (`value`, `vote`), or if n is far from the number of rows: claims hold, answers
 are poor.
@@ -24,13 +24,11 @@ are poor.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from dpflow.core.amounts import Epsilon
@@ -39,17 +37,11 @@ from dpflow.core.events import Event
 from dpflow.core.points import Codes
 from dpflow.core.prediction import PredictionMechanism, PredictionParams
 from dpflow.core.randomness import Source
-from dpflow.core.samplers import uniform
 from dpflow.core.statistics import Answer, Records
 from dpflow.errors import PlanRefused
-from dpflow_private_prediction import features, noise
+from dpflow_private_prediction import descent, features, noise
+from dpflow_private_prediction.descent import Loss, Vector
 from dpflow_private_prediction.noise import Noise
-from dpflow_private_prediction.shards import Ints
-
-Vector = NDArray[np.float64]
-
-SMOOTHNESS = {"huber": 1.0, "logistic": 0.25}  # of the loss, in the prediction
-MOST_STEPS = 500  # of the solver, whose worst known rows need about twenty
 
 
 class LinearParams(PredictionParams):
@@ -63,7 +55,7 @@ class LinearParams(PredictionParams):
     epsilon: Epsilon
     label: str
     size: Annotated[int, Field(ge=1, le=10**9)]
-    loss: Literal["huber", "logistic"] = "huber"
+    loss: Loss = "huber"
     method: Literal["regularised", "sgd"] = "regularised"
     radius: Annotated[Exact, Field(gt=0, le=10**6)] = Fraction(5)
     strength: Annotated[Exact, Field(gt=0, le=10**6)] | None = None
@@ -83,6 +75,7 @@ class Linear(PredictionMechanism[LinearParams]):
     name = "predict_linear"
     summary = "session: numbers or label probabilities from one linear model, by noise on each answer"
     citation = "Dwork, Feldman 2018, Lemma 4.5, Theorems 4.9, 4.12, Corollary 4.11"
+    version = 2  # 1 minimised by another method
     Params = LinearParams
 
     def one(self, params: LinearParams, table: Table) -> Event:
@@ -92,9 +85,18 @@ class Linear(PredictionMechanism[LinearParams]):
             features.number(table, params.label)
         if params.method == "sgd" and params.strength is not None:
             raise PlanRefused("sgd has no strength; leave it out, or take method regularised")
-        if params.method == "sgd" and SMOOTHNESS[params.loss] * step(params) > 2:
+        step = descent.step(float(params.radius), params.size)
+        if params.method == "sgd" and descent.SMOOTHNESS[params.loss] * step > 2:
             raise PlanRefused(
                 "radius is too large for so few rows: a gradient step would overshoot; lower it, or take more rows"
+            )
+        numbers = features.width(table, params.features) + 1
+        if params.method == "regularised" and not descent.exact_enough(
+            params.loss, strength(params), params.size, numbers
+        ):
+            raise PlanRefused(
+                "the strength is too small for so many rows: the minimum could not be computed as closely as the claim needs; "
+                "raise strength, or lower radius or size"
             )
         return noise.claim(params.noise, grid(params, table)[1], params.epsilon)
 
@@ -111,8 +113,12 @@ class Linear(PredictionMechanism[LinearParams]):
             low, high = table.bounded(params.label).grid()
             targets = (2.0 * answer.columns[params.label] - (low + high)) / max(high - low, 1)
         if params.method == "sgd":
-            return Weights(one_pass(points, targets, params, source))
-        return Weights(minimise(points, targets, params))
+            radius = float(params.radius)
+            return Weights(descent.one_pass(points, targets, params.loss, radius, params.size, source))
+        if len(points) > params.size:
+            kept = descent.some(len(points), params.size, source)
+            points, targets = points[kept], targets[kept]
+        return Weights(descent.minimise(points, targets, params.loss, strength(params), params.size))
 
     def predict(self, params: LinearParams, table: Table, learned: Weights, points: Codes, source: Source) -> list[Any]:
         g, steps = grid(params, table)
@@ -130,6 +136,8 @@ class Linear(PredictionMechanism[LinearParams]):
 def grid(params: LinearParams, table: Table) -> tuple[float, int]:
     """g and D: the grid's step, a power of two, and how many of them one unit can move an answer."""
     gamma = stability(params) * table.limits.rows
+    if params.method == "sgd":
+        gamma += descent.drift(float(params.radius), params.size, features.width(table, params.features) + 1)
     g = 2.0 ** math.floor(math.log2(gamma / 1024))
     return g, math.floor(gamma / g * (1 + 1e-9)) + 1
 
@@ -142,15 +150,10 @@ def strength(params: LinearParams) -> float:
     return 2 / (float(params.radius) * math.sqrt(params.size * epsilon / (1 + epsilon)))
 
 
-def step(params: LinearParams) -> float:
-    """eta of Theorem 4.12."""
-    return float(params.radius) / math.sqrt(params.size)
-
-
 def stability(params: LinearParams) -> float:
     """gamma: how far one row can move a prediction at any point of the unit ball."""
     if params.method == "sgd":
-        return 2 * step(params)
+        return 2 * descent.step(float(params.radius), params.size)
     return 4 / (strength(params) * params.size)
 
 
@@ -160,99 +163,3 @@ def unit_ball(table: Table, params: LinearParams, columns: Any) -> Vector:
     whole = np.hstack([made, np.ones((len(made), 1))])
     scaled: Vector = whole / math.sqrt(len(params.features) + 1)
     return scaled
-
-
-def slopes(loss: str, score: Vector, target: Vector) -> tuple[Vector, Vector]:
-    """First and second derivative of the losses in the prediction."""
-    if loss == "huber":
-        gap = score - target
-        return np.clip(gap, -1, 1), (np.abs(gap) <= 1).astype(np.float64)
-    p = 1 / (1 + np.exp(np.clip(target * score, -700, 700)))
-    return -target * p, p * (1 - p)
-
-
-def losses(loss: str, score: Vector, target: Vector) -> Vector:
-    """The losses of predictions."""
-    if loss == "huber":
-        gap = np.abs(score - target)
-        quadratic: Vector = np.where(gap <= 1, gap**2 / 2, gap - 0.5)
-        return quadratic
-    return np.logaddexp(0, -target * score)
-
-
-def minimise(points: Vector, targets: Vector, params: LinearParams) -> Vector:
-    """The minimiser of the regularised loss, to a gradient below 1/n, by Newton's method with backtracking.
-
-    The objective is strongly convex and each step takes it down by a fixed part of what its slope promises, so this ends
-    whatever the rows are. Were the limit ever reached, the answer would be 0, the default model.
-    """
-    size, strong = params.size, strength(params)
-
-    def objective(at: Vector) -> float:
-        return float(losses(params.loss, points @ at, targets).sum() / size + strong * at @ at)
-
-    def derivatives(at: Vector) -> tuple[Vector, Vector]:
-        first, second = slopes(params.loss, points @ at, targets)
-        return points.T @ first / size + 2 * strong * at, second
-
-    w = np.zeros(points.shape[1])
-    gradient, second = derivatives(w)
-    for _ in range(MOST_STEPS):
-        norm = float(np.linalg.norm(gradient))
-        if norm <= 1 / size:
-            return w
-        hessian = (points.T * second) @ points / size + 2 * strong * np.eye(len(w))
-        direction = -np.linalg.solve(hessian, gradient)
-        slope, now, length = float(gradient @ direction), objective(w), 1.0
-        while True:
-            tried = w + length * direction
-            gradient, second = derivatives(tried)
-            # next to the minimum differences of the objective drown in rounding, and the gradient decides
-            if objective(tried) <= now + 1e-4 * length * slope or float(np.linalg.norm(gradient)) <= norm / 2:
-                break
-            length /= 2
-            if length < 1e-9:
-                break
-        w = tried
-    return np.zeros(points.shape[1])
-
-
-def one_pass(points: Vector, targets: Vector, params: LinearParams, source: Source) -> Vector:
-    """One projected gradient pass over n places, averaged over what w was before each.
-
-    Rows take distinct places at random and a place without a row leaves w alone, so a row more or less, or another, changes
-    one step. Rows beyond n have no place.
-    """
-    size, eta, radius = params.size, step(params), float(params.radius)
-    order = np.argsort(source.words(len(points)), kind="stable")[:size]
-    places = spread(len(order), size, source)
-    slope = SLOPES[params.loss]
-    w, total, last = np.zeros(points.shape[1]), np.zeros(points.shape[1]), 0
-    for place, x, y in zip(places.tolist(), points[order], targets[order].tolist()):
-        total += w * (place + 1 - last)
-        last = place + 1
-        w = w - (eta * slope(float(x @ w), y)) * x
-        norm = math.sqrt(w @ w)
-        if norm > radius:
-            w *= radius / norm
-    averaged: Vector = (total + w * (size - last)) / size
-    return averaged
-
-
-#: The derivative of one loss in the prediction, as `slopes`, for a loop over rows.
-SLOPES: dict[str, Callable[[float, float], float]] = {
-    "huber": lambda score, target: min(1.0, max(-1.0, score - target)),
-    "logistic": lambda score, target: -target / (1 + math.exp(min(700.0, target * score))),
-}
-
-
-def spread(number: int, size: int, source: Source) -> Ints:
-    """So many of the places 0, ..., size - 1, in ascending order, every set of them as likely."""
-    if 2 * number > size:
-        left_out = np.zeros(size, bool)
-        left_out[spread(size - number, size, source)] = True
-        return np.flatnonzero(~left_out)
-    chosen = np.zeros(0, np.int64)
-    while len(chosen) < number:
-        chosen = np.union1d(chosen, uniform(size, number - len(chosen), source))
-    return chosen

@@ -12,16 +12,17 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from dpflow_private_prediction import linear, noise  # noqa: E402
+from dpflow_private_prediction import descent, linear, noise  # noqa: E402
 from dpflow_private_prediction.auditor import largest_move, max_divergence  # noqa: E402
 from dpflow_private_prediction.average import Average, AverageParams, noisy_count  # noqa: E402
-from dpflow_private_prediction.linear import Linear, LinearParams, minimise, one_pass, spread  # noqa: E402
+from dpflow_private_prediction.descent import minimise, one_pass, slopes, spread  # noqa: E402
+from dpflow_private_prediction.linear import Linear, LinearParams  # noqa: E402
 from dpflow_private_prediction.shards import Shards  # noqa: E402
 from dpflow_private_prediction.value import Value, ValueParams  # noqa: E402
 from prediction_world import ALTERNATIVES, POINTS, TABLE, records, tables  # noqa: E402
 
 from dpflow.core.events import DiscreteGaussian, DiscreteLaplace, Repeated  # noqa: E402
-from dpflow.errors import InvalidInput  # noqa: E402
+from dpflow.errors import InvalidInput, PlanRefused  # noqa: E402
 from dpflow.testing.enumeration import outputs  # noqa: E402
 from dpflow.testing.harness import StreamSource  # noqa: E402
 from dpflow.testing.oracle import discrete_laplace, divergence  # noqa: E402
@@ -236,7 +237,7 @@ def test_the_paper_s_sgd_constant_is_caught() -> None:
         scores = []
         for target in (5.0, -5.0):
             targets = np.array([target] + [0.0] * (n - 1))
-            scores.append(one_pass(points, targets, asked, ScriptedSource(range(n)))[0])
+            scores.append(one_pass(points, targets, "huber", 1.0, n, ScriptedSource(range(n)))[0])
         moved = abs(scores[0] - scores[1])
         assert moved == pytest.approx(move, abs=5e-7)
         assert 1 / math.sqrt(n) < moved <= linear.stability(asked)
@@ -248,12 +249,13 @@ def test_the_specification_s_regularised_numbers() -> None:
     assert linear.strength(asked) == pytest.approx(0.0471404521, abs=5e-11)
     assert linear.stability(asked) == pytest.approx(0.2121320344, abs=5e-11)
     points, targets = _sample(400, 5)
-    w, worst = minimise(points, targets, asked), 0.0
+    lam = linear.strength(asked)
+    w, worst = minimise(points, targets, "logistic", lam, 400), 0.0
     for i in range(200):
         changed, other = points.copy(), targets.copy()
         changed[i] = -targets[i] * w / np.linalg.norm(w)  # the row that pulls most
-        worst = max(worst, float(np.linalg.norm(minimise(changed, other, asked) - w)))
-    assert 0.005 < worst <= 1 / (linear.strength(asked) * 400) + 1 / (linear.strength(asked) * 400)
+        worst = max(worst, float(np.linalg.norm(minimise(changed, other, "logistic", lam, 400) - w)))
+    assert 0.005 < worst <= 2.5 / (lam * 400)
 
 
 def _sample(n: int, seed: int, d: int = 4) -> tuple[Any, Any]:
@@ -262,47 +264,106 @@ def _sample(n: int, seed: int, d: int = 4) -> tuple[Any, Any]:
     return points, np.where(points[:, 0] + 0.3 * points[:, 1] > 0, 1.0, -1.0)
 
 
-def test_the_solver_agrees_with_scikit_learn_and_always_arrives() -> None:
-    """Logistic: the same minimiser. Hard rows (separable, opposed, one only, tiny strength): the gradient gets below 1/n."""
+def _off(w: Any, points: Any, targets: Any, loss: Any, strength: float, size: int) -> float:
+    """How far w is from the minimiser, at most, as a multiple of what is proved: by its gradient, in long doubles."""
+    x, v = points.astype(np.longdouble), w.astype(np.longdouble)
+    gradient = x.T @ slopes(loss, x @ v, targets.astype(np.longdouble)) / size + 2 * strength * v
+    return float(np.sqrt((gradient**2).sum()) / (2 * strength) / (1.5 / (2 * strength * size)))
+
+
+@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize("loss", ["logistic", "huber"])
+def test_the_minimum_is_met_as_closely_as_is_proved(loss: Any, early: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hard rows (separable, opposed, one, none), both ways out: a small gradient, and the counted steps alone."""
+    if not early:
+        monkeypatch.setattr(descent, "ENOUGH", 0.0)
+    points, targets = _sample(500, 2)
+    for strength in (1e-4, 0.01, 10.0):
+        for size in (500, 10**5):
+            assert descent.exact_enough(loss, strength, size, 4)
+            for x, y in ((points, targets), (points, -targets), (points[:1], targets[:1]), (points[:0], targets[:0])):
+                assert _off(minimise(x, y, loss, strength, size), x, y, loss, strength, size) <= 1
+
+
+def test_the_minimum_is_met_with_the_largest_rounding_that_a_plan_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients that are off by q/(4n) towards one side, at every step and with no early end, stay within the proof."""
+    points, targets = _sample(500, 2)
+    exact = descent.total
+    monkeypatch.setattr(descent, "ENOUGH", 0.0)
+    for loss in ("logistic", "huber"):
+        strength, size = 0.001, 500
+        true = minimise(points, targets, loss, strength, size)
+        q = math.sqrt(2 * strength / (descent.SMOOTHNESS[loss] + 2 * strength))
+        for side in (np.eye(4)[0], -np.eye(4)[1], true / np.linalg.norm(true)):
+            monkeypatch.setattr(descent, "total", lambda x, f, side=side: exact(x, f) + side * q / 4)
+            found = minimise(points, targets, loss, strength, size)
+            assert np.linalg.norm(found - true) > 1e-5
+            assert np.linalg.norm(found - true) <= 2 * 1.5 / (2 * strength * size)
+            monkeypatch.setattr(descent, "total", exact)
+
+
+def test_too_few_steps_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check above sees a solver that gives up: a few of the steps, and the default vector 0."""
+    points, targets = _sample(500, 2)
+    monkeypatch.setattr(descent, "ENOUGH", 0.0)
+    monkeypatch.setattr(descent.math, "ceil", lambda steps: int(steps / 40))
+    assert _off(minimise(points, targets, "logistic", 1e-4, 500), points, targets, "logistic", 1e-4, 500) > 1
+    assert _off(np.zeros(4), points, targets, "logistic", 1e-4, 500) > 1
+
+
+def test_the_minimiser_is_scikit_learn_s() -> None:
+    """Logistic, at the strength of Corollary 4.11."""
     from sklearn.linear_model import LogisticRegression
 
     points, targets = _sample(500, 2)
-    asked = line(size=500, radius="5", loss="logistic")
-    lam = linear.strength(asked)
+    lam = linear.strength(line(size=500, radius="5", loss="logistic"))
     peer = LogisticRegression(C=1 / (2 * lam * 500), fit_intercept=False, tol=1e-10).fit(points, targets)
-    assert minimise(points, targets, asked) == pytest.approx(peer.coef_[0], abs=1 / (lam * 500))
-    for loss in ("logistic", "huber"):
-        for strength in ("0.000001", "0.01", "10"):
-            for size in (1, 500, 10**9):
-                hard = line(size=size, loss=loss, strength=strength)
-                for x, y in (
-                    (points, targets),
-                    (points, -targets),
-                    (points[:1], targets[:1]),
-                    (points[:0], targets[:0]),
-                ):
-                    w = minimise(x, y, hard)
-                    first = linear.slopes(loss, x @ w, y)[0]
-                    assert np.linalg.norm(x.T @ first / size + 2 * float(strength) * w) <= 1 / size
+    found = minimise(points, targets, "logistic", lam, 500)
+    assert np.linalg.norm(found - peer.coef_[0]) <= 1 / (lam * 500)
+
+
+def test_more_rows_than_places() -> None:
+    """As many as the size are taken, and one row more or other moves the answer no further than the noise covers."""
+    for method in ("regularised", "sgd"):
+        asked = line(method=method, size=4, radius="1")
+
+        def answer(rows: tuple[Any, ...], point: Any, asked: LinearParams = asked) -> float:
+            learned = Linear().learn(asked, TABLE, records(rows), StreamSource(5))
+            return float((linear.unit_ball(TABLE, asked, np.array([[point]]).T) @ learned.w)[0])
+
+        assert largest_move(answer, tables(7, 3), ALTERNATIVES, POINTS) <= linear.stability(asked)
+        for rows in tables(7, 3):
+            for end in range(7):
+                assert abs(answer(rows[:end], 3) - answer(rows[: end + 1], 3)) <= linear.stability(asked)
+
+
+def test_rounding_has_room_in_every_noise() -> None:
+    """One pass: its own allowance is in the noise. The minimum: a plan that rounding would spoil is refused, others not."""
+    asked = line(method="sgd", size=10**7)
+    g, steps = linear.grid(asked, TABLE)
+    assert g * steps >= linear.stability(asked) + descent.drift(2.0, 10**7, 2)
+    assert descent.drift(2.0, 10**7, 2) < 0.001 * linear.stability(asked)
+    for size in (1, 100, 10**4, 10**6, 10**8):
+        for epsilon in ("0.01", "1", "100"):
+            Linear().event(line(size=size, epsilon=epsilon, radius="5"), TABLE)
+    with pytest.raises(PlanRefused, match="raise strength"):
+        Linear().event(line(size=10**9, strength="0.000001"), TABLE)
 
 
 def test_one_pass_is_the_paper_s_loop() -> None:
     """With as many rows as places: the eight lines of Theorem 4.12, on the order that the source drew."""
     points, targets = _sample(300, 7)
-    asked = line(size=300, radius="0.5", method="sgd")
     order = np.argsort(StreamSource(4).words(300), kind="stable")
     w, total, eta = np.zeros(4), np.zeros(4), 0.5 / math.sqrt(300)
     for i in order:
         total += w
         w = w - eta * np.clip(points[i] @ w - targets[i], -1, 1) * points[i]
         w = w * min(1.0, 0.5 / max(np.linalg.norm(w), 1e-300))
-    assert one_pass(points, targets, asked, StreamSource(4)) == pytest.approx(total / 300, abs=1e-12)
-    assert not one_pass(points[:0], targets[:0], asked, StreamSource(4)).any()
-    for loss, peer in linear.SLOPES.items():
+    assert one_pass(points, targets, "huber", 0.5, 300, StreamSource(4)) == pytest.approx(total / 300, abs=1e-12)
+    assert not one_pass(points[:0], targets[:0], "huber", 0.5, 300, StreamSource(4)).any()
+    for loss, peer in descent.SLOPES.items():
         for score, target in ((0.3, 1.0), (-2.0, 1.0), (5.0, -1.0)):
-            assert peer(score, target) == pytest.approx(
-                linear.slopes(loss, np.array([score]), np.array([target]))[0][0]
-            )
+            assert peer(score, target) == pytest.approx(slopes(loss, np.array([score]), np.array([target]))[0])
 
 
 def test_places_are_a_uniform_set() -> None:

@@ -12,7 +12,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from dpflow_private_prediction import linear  # noqa: E402
-from dpflow_private_prediction.linear import LinearParams, minimise, one_pass  # noqa: E402
+from dpflow_private_prediction.descent import minimise, one_pass  # noqa: E402
+from dpflow_private_prediction.linear import LinearParams  # noqa: E402
 from dpflow_private_prediction.walk import walk  # noqa: E402
 
 from dpflow.testing.harness import StreamSource  # noqa: E402
@@ -81,7 +82,10 @@ def test_linear_models_do_not_mind_the_dimension(d: int, rows: int, epsilon: flo
     for method, (low, high) in (("regularised", regularised), ("sgd", sgd)):
         given = {"features": ["x"], "label": "y", "epsilon": str(epsilon), "predictions": 1, "loss": "logistic"}
         params = LinearParams.model_validate(given | {"size": rows, "method": method, "radius": "5"})
-        w = one_pass(x, y, params, StreamSource(d)) if method == "sgd" else minimise(x, y, params)
+        if method == "sgd":
+            w = one_pass(x, y, "logistic", 5.0, rows, StreamSource(d))
+        else:
+            w = minimise(x, y, "logistic", linear.strength(params), rows)
         noise = rng.laplace(0, linear.stability(params) / epsilon, (20, len(fresh)))
         excess = float(np.logaddexp(0, -truth * (fresh @ w + noise)).mean()) - best
         assert 0.75 * low - 0.001 <= excess <= 1.25 * high + 0.001, (method, excess)
