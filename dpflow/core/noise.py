@@ -117,6 +117,22 @@ def rho_for(epsilon: Fraction, delta: Fraction) -> Fraction:
     return Fraction(math.floor(exact * digits), digits) if digits >= 1 else exact
 
 
+def choice_epsilon(epsilon: Fraction, delta: Fraction, count: int) -> Fraction:
+    """The range that each of ``count`` exponential choices may have so that all of them together are (epsilon, delta)-DP.
+
+    An equal part of epsilon, or more where a delta pays: a choice of range e is e^2/8-zCDP (Cesar, Rogers 2021), and count of
+    them may have the rho that is (epsilon, delta)-DP.
+    """
+    share = epsilon / count
+    if not delta:
+        return share
+    try:
+        rho = rho_for(epsilon, delta) / count
+    except PlanRefused:  # an epsilon or delta too small for zCDP
+        return share
+    return max(share, Fraction(math.isqrt(math.floor(8 * rho * 10**24)), 10**12))
+
+
 def scale_for(sensitivity: int, epsilon: Fraction) -> Fraction:
     """Scale of discrete Laplace noise that makes a statistic of this L1 sensitivity epsilon-DP, exactly."""
     scale = Fraction(max(sensitivity, 1)) / epsilon

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -50,11 +51,21 @@ class GroupedSums:
 class SortedValues:
     """Distinct values of one bounded column, in grid steps and ascending, with their multiplicities.
 
-    Rows without a value are left out. Each unit is cut to ``rows`` rows that have one.
+    Rows without a value are left out. Then each unit is cut, by uniform choices of its own.
+
+    Attributes:
+        column: a bounded column.
+        rows_per_group: rows one unit may have in one group.
+        by: the grouping column, or None for one group.
+        keys: its public keys, in output order.
+        groups: groups one unit may reach.
     """
 
     column: str
-    rows: int
+    rows_per_group: int
+    by: str | None = None
+    keys: tuple[str, ...] = ("",)
+    groups: int = 1
 
 
 @dataclass(frozen=True)
@@ -152,10 +163,21 @@ class Groups:
 
 @dataclass(frozen=True)
 class Histogram:
-    """Answer to `SortedValues`: ascending grid integers and how often each occurs."""
+    """Answer to `SortedValues`: ascending grid integers and how often each occurs.
+
+    With several groups ``codes`` has the group of each value, by the place of its key, ascending; values ascend in a group.
+    """
 
     values: NDArray[np.int64] = field(repr=False)
     counts: NDArray[np.int64] = field(repr=False)
+    codes: NDArray[np.int64] | None = field(repr=False, default=None)
+
+    def split(self, groups: int) -> list[Histogram]:
+        """The values of each group, those of empty groups included."""
+        if self.codes is None:
+            return [self]
+        ends = np.searchsorted(self.codes, np.arange(groups + 1))
+        return [Histogram(self.values[a:b], self.counts[a:b]) for a, b in pairwise(ends)]
 
 
 @dataclass(frozen=True)

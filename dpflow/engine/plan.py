@@ -55,12 +55,13 @@ class Plan:
         return self.request.blocks if self.table.protects == "unit-block" else ()
 
     def price(self) -> tuple[str, str]:
-        """Epsilon and delta as exact text; an event without a pure form is priced at the delta it asks for, or at 1e-9."""
-        exact = self.event.approximate()
-        if exact is None:
-            delta = getattr(self.params, "delta", None) or Fraction(1, 10**9)
-            proved = self.event.epsilon_at(delta) or Fraction(0)
-            exact = (to_units_up(proved, PRICE_STEP) * PRICE_STEP, delta)
+        """Epsilon and delta as exact text: at the delta it asks for where that proves less, or needs one (else at 1e-9)."""
+        exact, asked = self.event.approximate(), getattr(self.params, "delta", None)
+        if exact is None or (asked and not exact[1]):
+            delta = asked or Fraction(1, 10**9)
+            proved = to_units_up(self.event.epsilon_at(delta) or Fraction(0), PRICE_STEP) * PRICE_STEP
+            if exact is None or proved < exact[0]:
+                exact = (proved, delta)
         return text(exact[0]), text(exact[1])
 
     def describe(self) -> dict[str, Any]:

@@ -3,10 +3,11 @@
 Definition: values are counted by sign and power of two, 2^j <= |x| < 2^(j+1) for j = -64, ..., 127, smaller ones as zero, larger
 and infinite ones with the last. Every count gets Laplace noise. Bins whose noisy count reaches t are taken as occupied; the
 answer is the lower edge of the lowest and the upper edge of the highest of them, or none. t is the smallest integer that the noise
-of any of the 385 bins reaches with probability 5 % at most. The list of bins is public, so no delta is needed.
+of any of the 385 bins reaches with probability 5 % at most. The list of bins is public, so no delta is needed. With ``by`` each
+public key has bins of its own, and t is that of all of them.
 
-Claim: a unit of R rows moves the counts by R in L1 under add-remove, by 2 R under replace; the noise fits that, so the answer is
-post-processing of an epsilon-DP histogram.
+Claim: a unit with R rows in each of g groups moves the counts by g R in L1 under add-remove, by 2 g R under replace; the noise
+fits that, so the answer is post-processing of an epsilon-DP histogram.
 
 Error: with probability 95 % no empty bin is taken, and with the same a bin of 2 t rows is: what the bounds leave out lies in bins
 with fewer.
@@ -22,6 +23,7 @@ Source: Wilson, Zhang, Lam, Desfontaines, Simmons-Marengo, Gipson 2020 (approxim
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,10 +45,13 @@ BINS = 2 * POWERS + 1  # the negative ones, zero, the positive ones
 
 
 class BoundsParams(Params):
-    """``column``: a column that can be read as a number, with or without declared bounds. ``epsilon``: the price."""
+    """``column``: a column that can be read as a number, with or without declared bounds. ``by``: a column with public keys,
+    or nothing. ``epsilon``: the price of all groups together.
+    """
 
     column: str
     epsilon: Epsilon
+    by: str | None = None
 
 
 class Bounds(Mechanism[BoundsParams]):
@@ -57,15 +62,20 @@ class Bounds(Mechanism[BoundsParams]):
     citation = "Wilson et al. 2020 (differentially private SQL with bounded user contribution, approximate bounds)"
     Params = BoundsParams
 
-    def _moved(self, table: Table) -> int:
-        return table.limits.rows * (2 if table.neighbours == "replace" else 1)
+    def _keys(self, params: BoundsParams, table: Table) -> tuple[str, ...]:
+        return ("",) if params.by is None else table.keys(params.by)
+
+    def _moved(self, params: BoundsParams, table: Table) -> int:
+        groups, rows = table.cut(params.by)
+        return min(groups, len(self._keys(params, table))) * rows * (2 if table.neighbours == "replace" else 1)
 
     def _noise(self, params: BoundsParams, table: Table) -> Noise:
-        moved = self._moved(table)
+        moved = self._moved(params, table)
         return laplace(Reach(moved, moved**2), params.epsilon)
 
     def _threshold(self, params: BoundsParams, table: Table) -> int:
-        return tail_above(self._moved(table) / params.epsilon, Fraction(str(FAILURE)) / BINS)
+        failure = Fraction(str(FAILURE)) / (BINS * len(self._keys(params, table)))
+        return tail_above(self._moved(params, table) / params.epsilon, failure)
 
     def event(self, params: BoundsParams, table: Table) -> Event:
         table.column(params.column)
@@ -73,16 +83,27 @@ class Bounds(Mechanism[BoundsParams]):
 
     def statistic(self, params: BoundsParams, table: Table) -> UnboundedValues:
         table.column(params.column)
-        return UnboundedValues(params.column, rows_per_group=table.limits.rows)
+        groups, rows = table.cut(params.by)
+        return UnboundedValues(params.column, params.by, self._keys(params, table), groups, rows)
 
     def draw(self, params: BoundsParams, table: Table, answer: OpenColumn, source: Source) -> Result:
-        noisy = self._noise(params, table).add(magnitudes(answer.cells({0: Grid(None)})[0]), source)
-        occupied = np.flatnonzero(noisy >= self._threshold(params, table))
-        if not occupied.size:
-            return Result((Row("", "lower", None), Row("", "upper", None)))
-        lower, upper = (answer.written(edge) for edge in edges(int(occupied[0]), int(occupied[-1])))
-        document = {"columns": {params.column: {"lower": lower, "upper": upper}}}
-        return Result((Row("", "lower", lower), Row("", "upper", upper)), document)
+        keys = self._keys(params, table)
+        cells = answer.cells(dict.fromkeys(range(len(keys)), Grid(None)))
+        counts = np.concatenate([magnitudes(cells[code]) for code in range(len(keys))])
+        noisy = self._noise(params, table).add(counts, source).reshape(len(keys), BINS)
+        rows: list[Row] = []
+        found: dict[str, Any] = {}
+        for key, bins in zip(keys, noisy >= self._threshold(params, table), strict=True):
+            occupied = np.flatnonzero(bins)
+            if occupied.size:
+                lower, upper = (answer.written(edge) for edge in edges(int(occupied[0]), int(occupied[-1])))
+                found[key] = {params.column: {"lower": lower, "upper": upper}}
+                rows += [Row(key, "lower", lower), Row(key, "upper", upper)]
+            else:
+                rows += [Row(key, "lower", None), Row(key, "upper", None)]
+        if params.by is not None:
+            return Result(tuple(rows), {"keys": found})
+        return Result(tuple(rows), {"columns": found[""]} if found else {})
 
     def error(self, params: BoundsParams, table: Table) -> ErrorBound:
         rows = 2 * self._threshold(params, table)

@@ -1,16 +1,21 @@
 """Quantiles of a bounded column, one or several, by the exponential mechanism over its grid; the median; lowest and highest values.
 
 Definition: with p = a/b, n rows after the cut, and for a grid point v the counts L(v) = #{x < v}, U(v) = #{x > v}, the
-cost is c(v) = max(b L(v) - a n, b U(v) - (b-a) n), an integer; v is drawn with probability proportional to
-exp(-epsilon c(v) / (2 D)), exactly, over the whole grid between the declared bounds. `quantiles` draws k of them at epsilon/k
-each and sorts the values, since a higher quantile is no smaller. `minimum` and `maximum` are quantiles a small ``tail`` away
-from the ends: the smallest row itself is one person's.
+cost is c(v) = max(b L(v) - a n, b U(v) - (b-a) n); v is drawn with probability proportional to exp(-e c(v) / (2 D)), exactly,
+over the whole grid between the declared bounds. `quantiles` draws k of them and sorts the values, since a higher quantile is no
+smaller. `minimum` and `maximum` are quantiles a small ``tail`` away from the ends: the smallest row itself is one person's.
+With ``by`` all of this happens in each of the column's public keys, those without rows included.
 
-Claim: epsilon-bounded range for each, hence epsilon-DP and epsilon^2/8-zCDP. One row more moves c by at most max(a, b-a), so a
-unit of R rows moves it by D = R max(a, b-a) under add-remove and R b under replace.
+Claim: k g draws with losses in an interval of length e, where a unit reaches g of the K groups: with e = epsilon/(k g)
+they are epsilon-DP together, and k g e^2/8-zCDP. With a ``delta`` the zCDP may pay for a larger e.
+Proof. One row more moves c by at most max(a, b-a). Under add-remove a unit's R rows of a group move it by D = R max(a, b-a) in
+at most g groups; all others have the same rows on both sides and lose nothing, so a loss is a sum of g losses, whichever groups
+these are. Under replace its R rows in a group become others, which moves c by R b: that is D with one group, or g = K. Else the
+unit may leave a group and enter another, each moved by R max(a, b-a); the two together have losses in an interval of the sum
+of both lengths, so D = 2 R max(a, b-a), which is no less than R b, and g such pairs are all there can be.
 
-Error: with probability 95 % the ranks of all k answers are within 2 D k ln(20 k G)/(b epsilon) rows of p n, where G is the
-number of grid points. In the column's own unit no bound is known beforehand.
+Error: with probability 95 % the ranks of all answers, in all groups, are within 2 D ln(20 k K G)/(b e) rows of p n, where G is
+the number of grid points. In the column's own unit no bound is known beforehand.
 
 When not to use it: without a trusted range (`median` then takes `approximate_median`, which finds interior points of unbounded
 data), or where the grid is much coarser than the spread of the rows. Recursive schemes that halve the rows at each answer
@@ -21,6 +26,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated, Any, TypeVar
 
@@ -32,7 +38,7 @@ from dpflow.core.amounts import Delta, Epsilon
 from dpflow.core.declaration import Exact, Table
 from dpflow.core.events import BoundedRange, Event, Repeated
 from dpflow.core.mechanism import Instead, Mechanism, Params
-from dpflow.core.noise import FAILURE
+from dpflow.core.noise import FAILURE, choice_epsilon
 from dpflow.core.randomness import Source
 from dpflow.core.results import ErrorBound, Result, Row
 from dpflow.core.samplers import choose
@@ -58,36 +64,36 @@ P = TypeVar("P", bound="ColumnParams")
 
 
 class ColumnParams(Params):
-    """``column``: a bounded column. ``epsilon``: the price."""
+    """``column``: a bounded column. ``by``: a column with public keys, or nothing. ``epsilon``: the price of everything.
+    ``delta``: lets many answers be drawn at a higher rate.
+    """
 
     column: str
     epsilon: Epsilon
+    by: str | None = None
+    delta: Delta = Fraction(0)
 
 
 class QuantileParams(ColumnParams):
-    """``column``: a bounded column. ``p``: strictly between 0 and 1, 1/2 for the median. ``epsilon``: the price."""
+    """As `ColumnParams`. ``p``: strictly between 0 and 1, 1/2 for the median."""
 
     p: Share = Fraction(1, 2)
 
 
 class QuantilesParams(ColumnParams):
-    """``column``: a bounded column. ``quantiles``: up to 100, strictly between 0 and 1. ``epsilon``: the price of all."""
+    """As `ColumnParams`. ``quantiles``: up to 100, strictly between 0 and 1."""
 
     quantiles: Annotated[tuple[Share, ...], Field(min_length=1, max_length=100), AfterValidator(_different)]
 
 
 class ExtremeParams(ColumnParams):
-    """``column``: a bounded column. ``tail``: the part of the rows that may lie beyond the answer. ``epsilon``: the price."""
+    """As `ColumnParams`. ``tail``: the part of the rows that may lie beyond the answer."""
 
     tail: Share = Fraction(1, 100)
 
 
 class MedianParams(ColumnParams):
-    """``column``: a column, bounded if its range is trusted. ``epsilon``: the price. ``delta``: what a column without bounds
-    needs besides; 0 otherwise.
-    """
-
-    delta: Delta = Fraction(0)
+    """As `ColumnParams`; the column is bounded if its range is trusted, and one without bounds needs a ``delta``."""
 
 
 def pieces(data: Histogram, low: int, high: int, p: Fraction) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]:
@@ -113,48 +119,81 @@ def pieces(data: Histogram, low: int, high: int, p: Fraction) -> tuple[NDArray[A
     return starts[there], lengths[there], np.minimum(costs - costs.min(), 2**53 - 1).astype(np.int64)
 
 
+@dataclass(frozen=True)
+class Draws:
+    """How many draws one unit can change, and the length of the interval in which the losses of each lie."""
+
+    changed: int
+    epsilon: Fraction
+
+    @property
+    def event(self) -> Event:
+        """The claim of all draws together."""
+        one = BoundedRange(self.epsilon)
+        return one if self.changed == 1 else Repeated(one, self.changed)
+
+
 class _Quantiles(Mechanism[P]):
-    """Draws what `wanted` names."""
+    """Draws what `wanted` names, in every group."""
 
     @abstractmethod
     def wanted(self, params: P) -> dict[str, Fraction]:
         """Measures with their p, ascending."""
 
-    def _sensitivity(self, p: Fraction, table: Table) -> int:
-        a, b = p.numerator, p.denominator
-        return table.limits.rows * (b if table.neighbours == "replace" else max(a, b - a))
+    def keys(self, params: P, table: Table) -> tuple[str, ...]:
+        """The groups."""
+        return ("",) if params.by is None else table.keys(params.by)
+
+    def draws(self, params: P, table: Table) -> Draws:
+        """What the price buys."""
+        groups = min(table.cut(params.by)[0], len(self.keys(params, table)))
+        changed = groups * len(self.wanted(params))
+        return Draws(changed, choice_epsilon(params.epsilon, params.delta, changed))
+
+    def _sensitivity(self, p: Fraction, params: P, table: Table) -> int:
+        """D of the module's claim."""
+        groups, rows = table.cut(params.by)
+        peak = max(p.numerator, p.denominator - p.numerator)
+        if table.neighbours == "add-remove":
+            return rows * peak
+        return rows * (p.denominator if len(self.keys(params, table)) <= groups else 2 * peak)
 
     def event(self, params: P, table: Table) -> Event:
         table.bounded(params.column)
-        count = len(self.wanted(params))
-        one = BoundedRange(params.epsilon / count)
-        return one if count == 1 else Repeated(one, count)
+        return self.draws(params, table).event
 
     def statistic(self, params: P, table: Table) -> SortedValues:
         table.bounded(params.column)
-        return SortedValues(params.column, table.limits.rows)
+        groups, rows = table.cut(params.by)
+        return SortedValues(params.column, rows, params.by, self.keys(params, table), groups)
 
     def draw(self, params: P, table: Table, answer: Answer, source: Source) -> Result:
-        column, wanted = table.bounded(params.column), self.wanted(params)
-        found = []
-        for p in wanted.values():
-            starts, lengths, costs = pieces(answer, *column.grid(), p)
-            rate = params.epsilon / len(wanted) / (2 * self._sensitivity(p, table))
-            piece = choose(lengths, costs, rate, source)
-            found.append(int(starts[piece]) + source.below(int(lengths[piece])))
-        values = sorted(found)
-        rows = (Row("", name, float(value * column.step)) for name, value in zip(wanted, values, strict=True))
+        column, wanted, keys = table.bounded(params.column), self.wanted(params), self.keys(params, table)
+        epsilon = self.draws(params, table).epsilon
+        rates = {p: epsilon / (2 * self._sensitivity(p, params, table)) for p in wanted.values()}
+        rows: list[Row] = []
+        for key, data in zip(keys, answer.split(len(keys)), strict=True):
+            found = []
+            for p, rate in rates.items():
+                starts, lengths, costs = pieces(data, *column.grid(), p)
+                piece = choose(lengths, costs, rate, source)
+                found.append(int(starts[piece]) + source.below(int(lengths[piece])))
+            values = zip(wanted, sorted(found), strict=True)
+            rows += (Row(key, name, float(value * column.step)) for name, value in values)
         return Result(tuple(rows))
 
     def error(self, params: P, table: Table) -> ErrorBound:
         low, high = table.bounded(params.column).grid()
-        wanted = self.wanted(params)
-        likely = math.log(len(wanted) * (high - low + 1) / FAILURE)
-        scales = (
-            2 * len(wanted) * self._sensitivity(p, table) / (p.denominator * params.epsilon) for p in wanted.values()
-        )
+        draws, wanted = self.draws(params, table), self.wanted(params)
+        likely = math.log(len(wanted) * len(self.keys(params, table)) * (high - low + 1) / FAILURE)
+        scales = (2 * self._sensitivity(p, params, table) / (p.denominator * draws.epsilon) for p in wanted.values())
         rank = float(max(scales)) * likely
-        return ErrorBound({"rank (rows)": rank}, "rank error; the error in the column's unit depends on the rows")
+        where = "" if params.by is None else " of a group"
+        note = f"rank error{where}; the error in the column's unit depends on the rows"
+        gain = float(draws.epsilon * draws.changed / params.epsilon)
+        if gain > 1:
+            note += f"; the delta makes it {100 * (1 - 1 / gain):.0f} % smaller, at {draws.changed} answers that a unit can change"
+        return ErrorBound({"rank (rows)": rank}, note)
 
 
 class Quantile(_Quantiles[QuantileParams]):
@@ -227,7 +266,7 @@ class Median(_Quantiles[MedianParams]):
 
     def error(self, params: MedianParams, table: Table) -> ErrorBound:
         bound = super().error(params, table)
-        spare = "; delta is not used" if params.delta else ""
+        spare = "; delta is not used" if params.delta and "delta" not in bound.note else ""
         why = f"exponential mechanism over the declared bounds, which are trusted{spare}"
         return ErrorBound(bound.half_width, f"{why}; {bound.note}")
 

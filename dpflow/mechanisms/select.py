@@ -34,7 +34,7 @@ from dpflow.core.amounts import Delta, Epsilon
 from dpflow.core.declaration import Table
 from dpflow.core.events import BoundedRange, Event, Pure, Repeated
 from dpflow.core.mechanism import Mechanism, Params
-from dpflow.core.noise import FAILURE, rho_for
+from dpflow.core.noise import FAILURE, choice_epsilon
 from dpflow.core.randomness import Source
 from dpflow.core.results import ErrorBound, Result, Row
 from dpflow.core.samplers import choose, permute_and_flip
@@ -96,9 +96,8 @@ class _Select(Mechanism[P]):
         count, size = self._count(params), len(table.keys(params.by))
         if count > size:
             raise PlanRefused(f"column {params.by!r} declares {size} keys, fewer than k: {count}; ask for fewer")
-        flip = exponential = params.epsilon / count
-        if params.delta:
-            exponential = max(exponential, _bounded_range(rho_for(params.epsilon, params.delta) / count))
+        flip = params.epsilon / count
+        exponential = choice_epsilon(params.epsilon, params.delta, count)
         flips = params.selection == "permute-and-flip" or (params.selection == "auto" and flip >= exponential)
         epsilon = flip if flips else exponential
         moved = self._most(params, table) * (2 if table.neighbours == "replace" else 1)
@@ -130,11 +129,6 @@ class _Select(Mechanism[P]):
         how = "permute-and-flip" if isinstance(choices.one, Pure) else "exponential mechanism"
         note = f"{how}; how far a chosen key's {params.of} may be below the best that was left"
         return ErrorBound({f"{params.of} below the best": far}, note)
-
-
-def _bounded_range(rho: Fraction) -> Fraction:
-    """An epsilon with epsilon^2/8 <= rho, to six digits."""
-    return Fraction(math.isqrt(math.floor(8 * rho * 10**24)), 10**12)
 
 
 class ArgMax(_Select[ArgMaxParams]):

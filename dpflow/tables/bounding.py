@@ -17,7 +17,7 @@ choice is made by windows. The plan decides, never the rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from dpflow.core.declaration import MAX_MAGNITUDE
@@ -263,9 +263,10 @@ def parts_of(rows: str, most_rows: int) -> list[str]:
     return [f"SELECT * FROM ({rows}) WHERE hash(unit) % {parts} = {part}" for part in range(parts)]
 
 
-def added(relation: str, key: str, columns: Iterable[str]) -> str:
-    """The sums of several parts added up by their key, in its order, within +-2^62."""
-    sums = ", ".join(f"{_saturate(f'sum({name})')} AS {name}" for name in columns if name != key)
+def added(relation: str, keys: Sequence[str], columns: Iterable[str]) -> str:
+    """The sums of several parts added up by their keys, in the keys' order, within +-2^62."""
+    key = ", ".join(keys)
+    sums = ", ".join(f"{_saturate(f'sum({name})')} AS {name}" for name in columns if name not in keys)
     return f"SELECT {key}, {sums} FROM {relation} GROUP BY {key} ORDER BY {key}"
 
 
@@ -282,6 +283,23 @@ def cut_values(rows: str, value: Value, most: int, unit: str = "unit, part") -> 
     else:
         kept = f"SELECT unnest(arg_min(v0, random(), {most})) AS v0 FROM ({present}) GROUP BY {unit}"
     return f"SELECT v0 AS v, count(*) AS n FROM ({kept}) GROUP BY v0 ORDER BY v0"
+
+
+def cut_grouped_values(rows: str, cut: Cut) -> str:
+    """As `cut_values` within groups: ``code``, ``v`` and ``n`` of a rows query with ``code`` and ``v0``, by code and value.
+
+    ``cut`` says how: a unit keeps ``per_group`` values of a group and ``groups`` groups in which it has any.
+    """
+    present = f"SELECT * FROM ({rows}) WHERE v0 IS NOT NULL"
+    if cut.per_group > MOST_PACKED:
+        present, picked = _first(present, f"{cut.unit}, code", cut.per_group), "list(v0)"
+    else:
+        picked = f"arg_min(v0, random(), {cut.per_group})"
+    cells = f"SELECT {cut.unit}, code, {picked} AS vs FROM ({present}) GROUP BY {cut.unit}, code"
+    if cut.groups is not None:
+        cells = _first(cells, cut.unit, cut.groups)
+    kept = f"SELECT code, unnest(vs) AS v FROM ({cells})"
+    return f"SELECT code, v, count(*) AS n FROM ({kept}) GROUP BY code, v ORDER BY code, v"
 
 
 def _drawn(bits: int) -> str:

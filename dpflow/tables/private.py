@@ -29,7 +29,18 @@ from dpflow.core.statistics import (
 )
 from dpflow.errors import PlanRefused
 from dpflow.tables import filters, sandbox, sql
-from dpflow.tables.bounding import KEY_BITS, MOST_ROWS, Cut, Value, added, cut_rows, cut_values, numbered, parts_of
+from dpflow.tables.bounding import (
+    KEY_BITS,
+    MOST_ROWS,
+    Cut,
+    Value,
+    added,
+    cut_grouped_values,
+    cut_rows,
+    cut_values,
+    numbered,
+    parts_of,
+)
 from dpflow.tables.joins import Joined
 from dpflow.tables.unbounded import TableColumn, keep
 
@@ -127,6 +138,7 @@ class PrivateTable:
                 reading.check_keys(statistic)
                 reading.cut(statistic).check()
             elif isinstance(statistic, SortedValues):
+                reading.check_keys(statistic)
                 reading.values(statistic)
             elif isinstance(statistic, Records):
                 reading.records(statistic)
@@ -280,7 +292,7 @@ class _Reading:
                 f"write it as DuckDB prints it"
             )
 
-    def check_keys(self, request: GroupedSums | UnboundedValues) -> None:
+    def check_keys(self, request: GroupedSums | SortedValues | UnboundedValues) -> None:
         """Public keys must fit the column's type; reads the catalog only."""
         if request.by is not None and request.keys is not None:
             by = self.column(request.by)
@@ -344,7 +356,7 @@ class _Reading:
             elif not sql.small_integer(by):
                 self._collect_keys(by)
         query = self._in_parts(
-            cut.rows, cut.most_rows, lambda rows, whole: replace(cut, rows=rows).query(whole), "code"
+            cut.rows, cut.most_rows, lambda rows, whole: replace(cut, rows=rows).query(whole), ["code"]
         )
         if request.by is not None and request.keys is None:
             if sql.small_integer(by):
@@ -376,8 +388,8 @@ class _Reading:
             {name: spread(f"s{i}") for i, (name, _, _) in enumerate(request.squares, len(names))},
         )
 
-    def _in_parts(self, rows: str, most_rows: int, query: Callable[[str, bool], str], key: str) -> str:
-        """The sums of a query over rows that are too many to be aggregated at once, added up by their key.
+    def _in_parts(self, rows: str, most_rows: int, query: Callable[[str, bool], str], keys: Sequence[str]) -> str:
+        """The sums of a query over rows that are too many to be aggregated at once, added up by their keys.
 
         Args:
             query: of a rows query, and whether that is the whole of the rows.
@@ -388,7 +400,7 @@ class _Reading:
         for number, part in enumerate(parts):
             into = "INSERT INTO sums" if number else "CREATE OR REPLACE TEMP TABLE sums AS"
             self._connection.run(f"{into} {query(part, False)}", self.parameters)
-        return added("sums", key, self._connection.fields("sums"))
+        return added("sums", keys, self._connection.fields("sums"))
 
     def _number_keys(self, by: sql.Field, keys: tuple[str, ...]) -> None:
         """Fill the in-memory table ``keys`` with the public ones in their order."""
@@ -404,31 +416,42 @@ class _Reading:
         query = f"SELECT key, {sql.to_text(by, 'key')} AS text, code FROM ({query})"
         self._connection.run(f"CREATE OR REPLACE TEMP TABLE keys AS {query}", self.parameters)
 
-    def values(self, request: SortedValues) -> tuple[str, Value]:
-        """The rows query of a column and what its values can be; reads nothing."""
+    def values(self, request: SortedValues) -> tuple[Cut, Value]:
+        """How the values of a column are cut, and what they can be; reads nothing."""
         declared = self._table.bounded(request.column)
-        rows = self._select([f"{sql.grid(self.column(request.column), declared)} AS v0"])
-        return rows, Value(*declared.grid(), 0)
+        value = Value(*declared.grid(), 0)
+        output = f"{sql.grid(self.column(request.column), declared)} AS v0"
+        rows, groups = self._in_groups(request, [output])
+        return Cut(rows, (value,), request.rows_per_group, groups, len(request.keys), self._protected), value
+
+    def _in_groups(self, request: SortedValues | UnboundedValues, outputs: list[str]) -> tuple[str, int | None]:
+        """Rows with the code of their group, and how many groups a unit keeps; None if by plan there are no more."""
+        if request.by is None:
+            return self._select(["0 AS code", *outputs]), None
+        key = sql.key(self.column(request.by), "group key")
+        rows = self._select(["keys.code AS code", *outputs], join=f" JOIN keys ON {key} = keys.key")
+        return rows, None if len(request.keys) <= request.groups else request.groups
 
     def histogram(self, request: SortedValues) -> Histogram:
         """Cut, count equal values."""
-        rows, value = self.values(request)
+        cut, value = self.values(request)
         self._cut_joined()
+        if request.by is None:
+            query = self._in_parts(
+                cut.rows, self._most_rows(), lambda part, _: cut_values(part, value, cut.per_group, cut.unit), ["v"]
+            )
+            found = self.arrays(query)
+            return Histogram(_int64(found["v"]), _int64(found["n"]))
+        self._number_keys(self.column(request.by), request.keys)
         query = self._in_parts(
-            rows, self._most_rows(), lambda part, _: cut_values(part, value, request.rows, self._protected), "v"
+            cut.rows, self._most_rows(), lambda part, _: cut_grouped_values(part, cut), ["code", "v"]
         )
         found = self.arrays(query)
-        return Histogram(_int64(found["v"]), _int64(found["n"]))
+        return Histogram(_int64(found["v"]), _int64(found["n"]), _int64(found["code"]))
 
     def unbounded(self, request: UnboundedValues) -> str:
         """The statement that makes the table ``kept`` of a request; reads nothing."""
-        value = f"{sql.real(self.column(request.column))} AS v0"
-        if request.by is None:
-            rows, groups = self._select(["0 AS code", value]), None
-        else:
-            key = sql.key(self.column(request.by), "group key")
-            rows = self._select(["keys.code AS code", value], join=f" JOIN keys ON {key} = keys.key")
-            groups = None if len(request.keys) <= request.groups else request.groups
+        rows, groups = self._in_groups(request, [f"{sql.real(self.column(request.column))} AS v0"])
         return keep(rows, request.rows_per_group, groups, self._has_unique_units())
 
     def _has_unique_units(self) -> bool:

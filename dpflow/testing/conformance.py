@@ -134,9 +134,7 @@ def statistic_is_within_limits(mechanism: AnyMechanism, example: Example) -> Non
     for statistic in _statistics(mechanism, example):
         require(isinstance(statistic, Statistic), "statistic must return a request of dpflow.core.statistics")
         hash(statistic)
-        if isinstance(statistic, SortedValues):
-            require(1 <= statistic.rows <= limits.rows, "SortedValues.rows must be at most limits.rows")
-        if isinstance(statistic, GroupedSums | UnboundedValues):
+        if isinstance(statistic, GroupedSums | SortedValues | UnboundedValues):
             most = limits.rows if statistic.by is None else limits.per_group
             require(1 <= statistic.rows_per_group <= most, f"rows_per_group must be at most {most} by the declaration")
             require(1 <= statistic.groups <= limits.groups, "groups must be at most limits.groups")
@@ -186,10 +184,9 @@ def _misnamed(written: Mapping[str, Any], table: Table) -> Iterator[tuple[str, A
 
 def _needs(statistic: Statistic) -> tuple[list[str], list[str]]:
     """The columns whose bounds, and those whose public keys, a statistic cannot do without."""
-    if isinstance(statistic, SortedValues):
-        return [statistic.column], []
-    if isinstance(statistic, UnboundedValues):
-        return [], [statistic.by] if statistic.by is not None else []
+    if isinstance(statistic, SortedValues | UnboundedValues):
+        bounded = [statistic.column] if isinstance(statistic, SortedValues) else []
+        return bounded, [statistic.by] if statistic.by is not None else []
     if isinstance(statistic, GroupedSums):
         keyed = [statistic.by] if statistic.by is not None and statistic.keys is not None else []
         return [column for column, _ in statistic.values], keyed

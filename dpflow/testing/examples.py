@@ -32,6 +32,7 @@ from dpflow.core.statistics import (
 )
 from dpflow.errors import InvalidDeclaration, InvalidInput
 from dpflow.testing.columns import ArrayColumn
+from dpflow.testing.neighbours import histogram
 
 AnyMechanism = Mechanism[Any] | InteractiveMechanism[Any, Any]
 
@@ -186,7 +187,7 @@ def answers(statistic: Statistic, table: Table) -> dict[str, Answer]:
             "every value": (list(range(low, min(high, low + 500) + 1)), None),
             "huge": ([low, middle, high], [10**12, 1, 10**12]),
         }
-        return {name: _histogram(values, counts) for name, (values, counts) in given.items()}
+        return {name: _histogram(statistic, values, counts) for name, (values, counts) in given.items()}
     if isinstance(statistic, Records):
         return {f"{n} rows": _records(statistic, table, n) for n in (0, 1, 2, 7, 1000)}
     if isinstance(statistic, UnboundedValues):
@@ -200,7 +201,7 @@ def typical(statistic: Statistic, table: Table) -> Answer:
     """An answer with many rows in every group, far from the ends."""
     if isinstance(statistic, SortedValues):
         low, high = table.column(statistic.column).grid()
-        return _histogram(list(range(low, high + 1)), None)
+        return _histogram(statistic, list(range(low, high + 1)), None)
     if isinstance(statistic, Records):
         return _records(statistic, table, 200)
     if isinstance(statistic, UnboundedValues):
@@ -247,8 +248,12 @@ def _cycle(table: Table, name: str, n: int) -> NDArray[np.int64]:
     return low + np.arange(n, dtype=np.int64) % (high - low + 1)
 
 
-def _histogram(values: Sequence[int], counts: Sequence[int] | None) -> Histogram:
-    return Histogram(np.array(values, np.int64), np.array([5] * len(values) if counts is None else counts, np.int64))
+def _histogram(statistic: SortedValues, values: Sequence[int], counts: Sequence[int] | None) -> Histogram:
+    """The same values in every group; five times each unless said otherwise."""
+    n = len(statistic.keys)
+    each = np.array([5] * len(values) if counts is None else counts, np.int64)
+    codes = None if statistic.by is None else np.repeat(np.arange(n), len(values))
+    return Histogram(np.tile(np.array(values, np.int64), n), np.tile(each, n), codes)
 
 
 def keys_of(statistic: GroupedSums, most: int = 4) -> tuple[str, ...]:
@@ -307,12 +312,7 @@ def neighbouring(statistic: Statistic, table: Table) -> list[tuple[Answer, Answe
     if isinstance(statistic, GroupedSums):
         return _neighbouring_groups(statistic, table, replace)
     if isinstance(statistic, SortedValues):
-        low, high = table.column(statistic.column).grid()
-        pairs: list[tuple[Answer, Answer]] = []
-        for base in ([], [low, high] * 3, list(range(low, high + 1))):
-            other = base + [low] * statistic.rows * replace
-            pairs.append((_counted(base + [high] * statistic.rows), _counted(other)))
-        return pairs
+        return _neighbouring_values(statistic, *table.column(statistic.column).grid(), replace)
     if isinstance(statistic, Records):
         return _neighbouring_records(statistic, table, replace)
     if isinstance(statistic, UnboundedValues):
@@ -347,9 +347,17 @@ def _moved(values: NDArray[np.float64], count: int) -> PerGroup:
     return PerGroup(changed)
 
 
-def _counted(values: list[int]) -> Histogram:
-    distinct, counts = np.unique(np.array(values, np.int64), return_counts=True)
-    return Histogram(distinct, counts.astype(np.int64))
+def _neighbouring_values(statistic: SortedValues, low: int, high: int, replace: bool) -> list[tuple[Answer, Answer]]:
+    """One unit more with all its values at one end, beside few, outer and evenly spread ones; or it is elsewhere."""
+    pairs: list[tuple[Answer, Answer]] = []
+    first = np.arange(len(statistic.keys)) < statistic.groups
+    for base in ([], [low, high] * 3, list(range(low, high + 1))):
+        sides = [(high, first)] + [(low, places) for places in (first, first[::-1])[: len(first)] if replace]
+        made = [[base + [end] * statistic.rows_per_group * bool(at) for at in places] for end, places in sides]
+        made += [[base] * len(first)] * (not replace)
+        one, *others = (histogram(statistic, *groups) for groups in made)
+        pairs += [(one, other) for other in others]
+    return pairs
 
 
 def _neighbouring_groups(statistic: GroupedSums, table: Table, replace: bool) -> list[tuple[Answer, Answer]]:

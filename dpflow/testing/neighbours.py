@@ -70,7 +70,8 @@ def fingerprint(given: Answer) -> Any:
         values = [(c, *(tuple(one[c].tolist()) for one in each if c in one)) for c in sorted(given.sums)]
         return given.keys, tuple(given.rows.tolist()), tuple(given.units.tolist()), tuple(values)
     if isinstance(given, Histogram):
-        return tuple(zip(given.values.tolist(), given.counts.tolist()))
+        codes = [] if given.codes is None else given.codes.tolist()
+        return tuple(codes), tuple(zip(given.values.tolist(), given.counts.tolist()))
     if isinstance(given, RecordArrays):
         return tuple(zip(given.units.tolist(), *(given.columns[name].tolist() for name in sorted(given.columns))))
     if isinstance(given, ArrayColumn):
@@ -78,7 +79,7 @@ def fingerprint(given: Answer) -> Any:
     return tuple(given.values.tolist())
 
 
-def _cut(statistic: GroupedSums | UnboundedValues, unit: UnitRows) -> Iterator[tuple[str, Row]]:
+def _cut(statistic: GroupedSums | SortedValues | UnboundedValues, unit: UnitRows) -> Iterator[tuple[str, Row]]:
     """The rows of one unit that count, with their group."""
     taken: Counter[str] = Counter()
     for row in unit:
@@ -114,21 +115,29 @@ def _grouped(statistic: GroupedSums, units: Iterable[UnitRows]) -> Groups:
 
 
 def _open(statistic: UnboundedValues, units: Iterable[UnitRows]) -> ArrayColumn:
-    groups: dict[str, list[float]] = {key: [] for key in statistic.keys}
-    size = 0
-    for unit in units:
-        size += 1
-        for key, row in _cut(statistic, tuple(row for row in unit if row[statistic.column] is not None)):
-            groups[key].append(row[statistic.column])
-    return ArrayColumn.of(*groups.values(), units=size)
+    units = list(units)
+    return ArrayColumn.of(*_values(statistic, units).values(), units=len(units))
 
 
 def _sorted(statistic: SortedValues, units: Iterable[UnitRows]) -> Histogram:
-    found: Counter[int] = Counter()
+    return histogram(statistic, *_values(statistic, units).values())
+
+
+def _values(statistic: SortedValues | UnboundedValues, units: Iterable[UnitRows]) -> dict[str, list[Any]]:
+    """The values of every group that count."""
+    groups: dict[str, list[Any]] = {key: [] for key in statistic.keys}
     for unit in units:
-        found.update([row[statistic.column] for row in unit if row[statistic.column] is not None][: statistic.rows])
-    values = sorted(found)
-    return Histogram(np.array(values, np.int64), np.array([found[v] for v in values], np.int64))
+        for key, row in _cut(statistic, tuple(row for row in unit if row[statistic.column] is not None)):
+            groups[key].append(row[statistic.column])
+    return groups
+
+
+def histogram(statistic: SortedValues, *groups: Iterable[int]) -> Histogram:
+    """The answer to a request whose groups have these values, in any order."""
+    found = [np.unique(np.array(list(values), np.int64), return_counts=True) for values in groups]
+    codes = np.repeat(np.arange(len(groups)), [len(values) for values, _ in found])
+    values, counts = (np.concatenate(parts).astype(np.int64) for parts in zip(*found, strict=True))
+    return Histogram(values, counts, None if statistic.by is None else codes)
 
 
 def _records(statistic: Records, units: Iterable[UnitRows]) -> RecordArrays:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dpflow.core.declaration import Table
+from dpflow.core.events import Event, Pure
 from dpflow.core.randomness import Source
 from dpflow.core.statistics import GroupedSums
+from dpflow.mechanisms.quantile import Draws, Quantile
 from dpflow.registry import Registry
 from dpflow.testing import oracle
 from dpflow.testing.enumeration import outputs
@@ -36,6 +40,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("quantile", {"column": "score", "epsilon": "1"}),
     ("quantile", {"column": "score", "epsilon": "1", "p": "1/3"}),
     ("quantiles", {"column": "score", "epsilon": "1", "quantiles": ["1/3", "1/2", "9/10"]}),
+    ("quantile", {"column": "score", "by": "kind", "epsilon": "2", "p": "1/3"}),
+    ("quantiles", {"column": "score", "by": "kind", "epsilon": "2", "quantiles": ["1/5", "1/2"]}),
     ("median", {"column": "score", "epsilon": "1"}),
     ("minimum", {"column": "score", "epsilon": "1"}),
     ("maximum", {"column": "score", "epsilon": "1", "tail": "1/5"}),
@@ -52,6 +58,33 @@ def test_claim_holds_exactly(name: str, params: dict[str, Any], relation: str, g
     # sums only shift with what the neighbours share, and have many pairs under replace
     others = 0 if relation == "replace" and name in ("sum", "mean") else 1
     assert excess(REGISTRY.mechanism(name), params, relation, others, groups) <= SLACK
+
+
+class ForgetsGroups(Quantile):
+    """As if a unit could change one group only."""
+
+    def draws(self, params: Any, table: Table) -> Draws:
+        return replace(super().draws(params, table), epsilon=params.epsilon)
+
+    def event(self, params: Any, table: Table) -> Event:
+        return Pure(params.epsilon)
+
+
+class ForgetsMoves(Quantile):
+    """As if a replaced unit could not leave one group for another."""
+
+    def _sensitivity(self, p: Fraction, params: Any, table: Table) -> int:
+        return table.cut(params.by)[1] * max(p.numerator, p.denominator - p.numerator)
+
+
+@pytest.mark.parametrize(
+    ("broken", "relation", "groups"), [(ForgetsGroups(), "add-remove", 2), (ForgetsMoves(), "replace", 1)]
+)
+def test_grouped_quantiles_without_their_composition_are_seen(broken: Quantile, relation: str, groups: int) -> None:
+    """Controls: half the sensitivity, over groups or over a move between them, exceeds the claim; the right one does not."""
+    params = {"column": "score", "by": "kind", "epsilon": "6"}
+    assert excess(broken, params, relation, 1, groups) > 0.01
+    assert excess(Quantile(), params, relation, 1, groups) <= SLACK
 
 
 def test_sparse_vector_session_holds_exactly() -> None:

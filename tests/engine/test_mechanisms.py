@@ -32,16 +32,21 @@ RELEASES: list[tuple[str, dict[str, Any], int]] = [
     ("private_histogram", {"by": "city", "of": "units", "epsilon": "0.9", "delta": "0.4e-6"}, 0),
     ("quantile", {"column": "age"}, 1),
     ("quantiles", {"column": "age", "quantiles": ["1/4", "3/4"]}, 2),
+    ("quantiles", {"column": "age", "quantiles": ["1/4", "3/4"], "by": "city"}, 4),
     ("median", {"column": "age"}, 1),
+    ("median", {"column": "age", "by": "city"}, 2),
     ("minimum", {"column": "age"}, 1),
     ("maximum", {"column": "age"}, 1),
     ("bounds", {"column": "age"}, 2),
+    ("bounds", {"column": "age", "by": "city"}, 4),
     ("arg_max", {"by": "city"}, 1),
     ("top_k", {"by": "city", "k": 2}, 2),
 ]
 
 
-@pytest.mark.parametrize(("name", "params", "rows"), RELEASES, ids=[name for name, _, _ in RELEASES])
+@pytest.mark.parametrize(
+    ("name", "params", "rows"), RELEASES, ids=[name + " by" * ("by" in params) for name, params, _ in RELEASES]
+)
 def test_a_release_by_name(tiny: Tiny, name: str, params: dict[str, Any], rows: int) -> None:
     """The rows that were asked for, charged as planned, stored: the same file again is free and the same."""
     file = tiny.file(mechanism=name, params={"epsilon": "0.5", **params})

@@ -132,3 +132,43 @@ def test_the_threshold_is_rarely_reached_by_noise() -> None:
     law = oracle.discrete_laplace(event.scale, tail=1e-13)
     assert BINS * math.fsum(p for x, p in law.items() if x >= t) <= float(Fraction(1, 20))
     assert BINS * math.fsum(p for x, p in law.items() if x >= t - 1) > float(Fraction(1, 20))
+
+
+def grouped(relation: str, groups: int, rows: int) -> Table:
+    """Four public keys, of which a unit reaches some."""
+    return Table.model_validate(
+        {
+            "name": "t",
+            "database": "t.duckdb",
+            "unit": {"column": "user"},
+            "neighbours": relation,
+            "limits": {"rows": groups * rows, "groups": groups, "rows_per_group": rows},
+            "columns": {"user": {}, "x": {}, "kind": {"keys": ["a", "b", "c", "d"]}},
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("relation", "groups", "rows"), [("add-remove", 2, 1), ("add-remove", 4, 3), ("replace", 2, 2)]
+)
+def test_one_unit_moves_the_counts_of_all_groups_by_what_is_claimed(relation: str, groups: int, rows: int) -> None:
+    """All rows of a unit in one bin of each of its groups, and elsewhere under replace: exactly the claimed distance."""
+    table = grouped(relation, groups, rows)
+    _, event = plan(Bounds(), table, {"column": "x", "by": "kind", "epsilon": "1"})
+    assert isinstance(event, DiscreteLaplace)
+    far = [counts(1.0, *[1000.0] * rows * (code < groups)) for code in range(4)]
+    near = [counts(1.0, *[-9.0] * rows * (relation == "replace" and code < groups)) for code in range(4)]
+    assert sum(abs(a - b).sum() for a, b in zip(far, near, strict=True)) == event.sensitivity
+    assert event.sensitivity / event.scale == 1
+
+
+def test_every_group_has_bounds_of_its_own() -> None:
+    """Groups that differ in scale, one of them empty: keys in their order, none where there is nothing to find."""
+    table = grouped("add-remove", 1, 1)
+    params, _ = plan(Bounds(), table, {"column": "x", "by": "kind", "epsilon": "1"})
+    column = ArrayColumn.of(np.full(500, 3.0), np.full(500, -1000.0), [], np.full(500, 1e30))
+    result = Bounds().draw(params, table, column, SystemSource())
+    found = {(row.key, row.measure): row.value for row in result.rows}
+    assert list(dict.fromkeys(key for key, _ in found)) == ["a", "b", "c", "d"]
+    assert found["a", "lower"] is not None and found["b", "lower"] is not None
+    assert result.document["keys"]["a"] == {"x": {"lower": found["a", "lower"], "upper": found["a", "upper"]}}

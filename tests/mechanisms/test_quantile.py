@@ -123,6 +123,61 @@ def test_several_quantiles_ascend_and_are_near() -> None:
         assert sum(abs(10 * v - 10010 * i / 10) > rank + 10 for i, v in enumerate(values, 1)) == 0
 
 
+GROUPS = Table.model_validate(
+    {
+        "name": "t",
+        "database": "t.duckdb",
+        "unit": {"column": "user"},
+        "limits": {"rows": 30, "groups": 15, "rows_per_group": 2},
+        "columns": {"user": {}, "score": {"lower": 0, "upper": 1000}, "kind": {"keys": [f"k{i}" for i in range(20)]}},
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("relation", "groups", "per_row"), [("add-remove", 15, 3), ("replace", 15, 6), ("replace", 20, 4)]
+)
+def test_groups_share_the_price(relation: str, groups: int, per_row: int) -> None:
+    """As many draws as groups that a unit reaches; p = 1/4: a row moves the cost by 3, a move by 2 x 3, an exchange by 4."""
+    limits = GROUPS.limits.model_copy(update={"groups": groups})
+    table = GROUPS.model_copy(update={"neighbours": relation, "limits": limits})
+    mechanism = REGISTRY.mechanism("quantile")
+    params, event = plan(mechanism, table, {"column": "score", "by": "kind", "p": "1/4", "epsilon": "1"})
+    assert event == Repeated(BoundedRange(Fraction(1, groups)), groups)
+    bound = mechanism.error(params, table)
+    wanted = 2 * 2 * per_row * groups / 4 * math.log(20 * 1001 / 0.05)
+    assert bound is not None and bound.half_width["rank (rows)"] == pytest.approx(wanted)
+
+
+def test_a_delta_buys_a_higher_rate_of_many_draws() -> None:
+    """Fifteen groups: the draws' zCDP is what epsilon and delta allow, and the plan says by how much errors shrink."""
+    mechanism = REGISTRY.mechanism("quantiles")
+    raw = {"column": "score", "by": "kind", "epsilon": "1", "quantiles": ["1/4", "3/4"]}
+    plain, _ = plan(mechanism, GROUPS, raw)
+    params, event = plan(mechanism, GROUPS, {**raw, "delta": "1e-6"})
+    proved = event.epsilon_at(Fraction(1, 10**6))
+    assert isinstance(event, Repeated) and event.count == 30
+    assert event.event.epsilon > Fraction(1, 30)
+    assert proved is not None and proved <= 1
+    ours, theirs = mechanism.error(params, GROUPS), mechanism.error(plain, GROUPS)
+    assert ours is not None and theirs is not None
+    assert ours.half_width["rank (rows)"] < 0.7 * theirs.half_width["rank (rows)"]
+    assert "% smaller, at 30 answers" in ours.note
+
+
+def test_every_group_has_quantiles_of_its_own() -> None:
+    """Groups at different places, and an empty one, which is answered too; keys in their declared order."""
+    mechanism = REGISTRY.mechanism("quantiles")
+    params, _ = plan(mechanism, GROUPS, {"column": "score", "by": "kind", "epsilon": "30", "quantiles": ["0.9", "0.1"]})
+    codes = np.repeat(np.arange(19), 11)
+    values = (np.arange(11)[None, :] + 50 * np.arange(19)[:, None]).ravel()
+    rows = mechanism.draw(params, GROUPS, Histogram(values, np.full(209, 1000), codes), SystemSource()).rows
+    assert [row.key for row in rows] == [key for i in range(20) for key in [f"k{i}"] * 2]
+    for i in range(19):
+        low, high = (float(row.value or 0) - 50 * i for row in rows[2 * i : 2 * i + 2])
+        assert 0 <= low <= 2 and 8 <= high <= 10
+
+
 def test_the_ends_are_a_tail_away() -> None:
     """About one percent of the rows lies beyond the minimum and the maximum."""
     data = Histogram(np.arange(1001), np.full(1001, 1000))

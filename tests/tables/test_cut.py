@@ -233,6 +233,48 @@ def test_distinct_values_keep_each_unit_to_its_rows(make: Any) -> None:
     assert "arg_min" in cut_values("", wide, 1000) and "arg_min" not in cut_values("", narrow, 1000)
 
 
+GROUPED = """
+CREATE TABLE data AS SELECT i // 12 AS u, ['a', 'b', 'c', 'x'][i % 4 + 1] AS k, nullif(i % 12 // 4, 1) AS v FROM range(36000) t(i)
+"""
+
+
+@pytest.mark.parametrize("rows", [1, 2, 1001])
+@pytest.mark.parametrize("groups", [1, 2, 3])
+def test_grouped_values_keep_each_unit_to_its_groups_and_rows(make: Any, groups: int, rows: int) -> None:
+    """3,000 units with two values in each of three known keys: exactly the limits, every group and value equally often."""
+    keys = ("c", "none", "a", "b")
+    found = make(GROUPED).answer(SortedValues("v", rows, "k", keys, groups), ())
+    parts = [(part.values.tolist(), part.counts) for part in found.split(len(keys))]
+    kept = min(rows, 2)
+    assert [values for values, _ in parts] == [[0, 2], [], [0, 2], [0, 2]]
+    assert found.counts.sum() == 3000 * groups * kept
+    fair = 3000 * groups / 3 * kept / 2
+    assert all(abs(int(n) - fair) < 5 * fair**0.5 for _, counts in parts for n in counts)
+    if groups == 3 and kept == 2:
+        assert all(n == 3000 for _, counts in parts for n in counts)
+
+
+def test_grouped_values_of_one_heavy_unit(make: Any) -> None:
+    """A unit with 10,000 rows in each of three groups brings its limits, whatever stands in other groups."""
+    heavy = (
+        "CREATE TABLE data AS SELECT i // 30000 AS u, ['a', 'b', 'c'][i % 3 + 1] AS k, 3 AS v FROM range(30003) t(i)"
+    )
+    private = make(heavy)
+    for groups, rows in ((1, 1), (2, 7), (3, 5)):
+        found = private.answer(SortedValues("v", rows, "k", ("a", "b", "c"), groups), ())
+        assert found.counts.sum() == groups * rows + groups  # the other unit has one row in each group
+
+
+def test_grouped_values_check_their_keys(make: Any) -> None:
+    """A key that the column cannot hold is refused before anything is charged."""
+    private = make(
+        "CREATE TABLE data AS SELECT 1 AS u, 2 AS v, 3 AS n", columns={"v": {"lower": 0, "upper": 9}, "n": {}}
+    )
+    private.check(SortedValues("v", 1, "n", ("3",)), ())
+    with pytest.raises(PlanRefused, match="not how a INTEGER is written"):
+        private.check(SortedValues("v", 1, "n", ("three",)), ())
+
+
 @pytest.mark.parametrize("low", [-3, 2**43])
 @pytest.mark.parametrize("span", [6, 2**43])
 @pytest.mark.parametrize("rows", [1, 4])
@@ -271,6 +313,7 @@ def test_a_table_in_parts_gives_the_same_sums(make: Any, monkeypatch: pytest.Mon
         GroupedSums("small", None, 99, 99),
         GroupedSums(None, None, 1, 99, (("v", 0),)),
         SortedValues("v", 99),
+        SortedValues("v", 99, "k", ("x0", "a", "b"), 99),
     ]
     private = PrivateTable(
         private.declaration.model_copy(update={"columns": {**private.declaration.columns, "small": Column()}})
