@@ -15,7 +15,7 @@ import duckdb
 import numpy as np
 from dpflow_interior_point import public
 from dpflow_interior_point.interior import ApproximateMedian, ApproximateMedianParams, InteriorPointParams, Method
-from dpflow_interior_point.stages import SeededMedian
+from dpflow_interior_point.seeded import SeededMedian
 from scipy import stats
 
 from dpflow.cli.demo.data import extract
@@ -241,10 +241,7 @@ def seeded(runs: int) -> Found:
         rows.append((name, *(cell for pair in zip(map(round, found), specified, strict=True) for cell in pair)))
         curves[name] = list(zip((0.25, 0.1, 0.05), found, strict=True))
     columns = ("distribution", "alpha 0.25", "specified", "alpha 0.1", "specified", "alpha 0.05", "specified")
-    bounds = (
-        bound("mean ratio to the specification's rows", float(np.mean(ratios)), most=SLACK),
-        bound("largest ratio, with the error of a fit", max(ratios), most=SLACK + 0.06),
-    )
+    bounds = (bound("largest ratio to the specification's rows", max(ratios), most=1),)
     return Found(columns, tuple(rows), curves, bounds)
 
 
@@ -440,11 +437,12 @@ EXPERIMENTS = (
         25,
         "interior-seeded",
         "Rows for a seeded median of a small alpha",
-        "As figure 20, `seeded_median`: an interior point finds a window, the exponential mechanism finds the median in it. "
-        "`approximate_median` at alpha 0.1 needs some 2,400 rows. Continuous data only.",
+        "As figure 20, `seeded_median`: two private rounds find a window, the exponential mechanism finds the median in it. The "
+        "specification takes a whole interior point for the window; wide classes and cells need fewer rows. At alpha 0.05 some 380 "
+        "rows are needed for their own median to be right. `approximate_median` needs some 2,400 at alpha 0.1. Continuous data only.",
         ("alpha", "rows"),
         seeded,
-        runs=150,
+        runs=300,
         small=10,
         logarithmic="xy",
     ),

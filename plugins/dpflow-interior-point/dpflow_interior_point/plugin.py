@@ -10,7 +10,8 @@ from dpflow.hookspecs import hookimpl
 from dpflow_interior_point.calculators import CheckPoint, HardInstance, InteriorRows, NormalizedVariance, TruncatedNoise
 from dpflow_interior_point.histograms import StabilityHistogram, TruncatedCount
 from dpflow_interior_point.interior import ApproximateMedian, InteriorPoint
-from dpflow_interior_point.stages import EstimateFirstMoment, FindInteriorPoint, SeededMedian
+from dpflow_interior_point.seeded import SeededMedian
+from dpflow_interior_point.stages import EstimateFirstMoment, FindInteriorPoint
 
 
 @hookimpl

@@ -65,19 +65,25 @@ def differences(values: NDArray[np.float64], source: Source) -> NDArray[np.float
         return np.abs(pairs[:, 1] - pairs[:, 0])
 
 
-def classes(gaps: NDArray[np.float64]) -> tuple[Ints, Ints]:
-    """Exponents of the differences, or `TIES`, and how often each occurs. No logarithm: the exponent is read off."""
+def classes(gaps: NDArray[np.float64], octaves: int = 1) -> tuple[Ints, Ints]:
+    """Least exponents of the classes of the differences, or `TIES`, and how often each occurs.
+
+    No logarithm: an exponent is read off. With more ``octaves`` a class is [2^j, 2^(j + octaves)), j a multiple of them.
+    """
     gaps = gaps[np.isfinite(gaps)]
     exponents = np.where(gaps == 0, TIES, np.frexp(gaps)[1].astype(np.int64) - 1)
     exponents = exponents[(gaps == 0) | ((exponents >= LEAST) & (exponents <= MOST))]
+    exponents = np.where(exponents == TIES, TIES, exponents // octaves * octaves)
     found, counts = np.unique(exponents, return_counts=True)
     return found.astype(np.int64), counts.astype(np.int64)
 
 
-def estimate_scale(values: NDArray[np.float64], noise: Noise, threshold: int, rule: Rule, source: Source) -> Scale:
+def estimate_scale(
+    values: NDArray[np.float64], noise: Noise, threshold: int, rule: Rule, source: Source, octaves: int = 1
+) -> Scale:
     """Choose among the classes that are selected: the fullest by noisy count ("argmax", of equal ones the largest), or the
     largest exponent ("largest", the paper's rule, which estimates E|X - mean| up to a constant factor)."""
-    exponents, counts = classes(differences(values, source))
+    exponents, counts = classes(differences(values, source), octaves)
     places, noisy = select(counts, noise, max(threshold, noise.radius), source)
     found = [(int(n), int(j)) for j, n in zip(exponents[places], noisy, strict=True)]
     ties = next((n for n, j in found if j == TIES), 0)

@@ -1,9 +1,7 @@
-"""The stages of the method, each as a release of its own, and the extension that narrows the median down.
+"""The stages of the method, each as a release of its own.
 
 Definitions and claims are those of the modules `scale`, `points` and `stability`; each of these mechanisms spends its whole
-price on one stage. `seeded_median` spends 0.7 of epsilon and all of delta on an interior point (j, z), and the rest on the
-exponential mechanism over a grid of 2^42 points of step 2^(j-21) around z, which is public by then. It needs fewer rows for a
-small alpha, but if the median lies outside that window the answer is wrong without notice; and it never answers an atom.
+price on one stage.
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ import math
 from fractions import Fraction
 from typing import Annotated
 
-import numpy as np
 from pydantic import Field
 
 from dpflow.core.declaration import Table
@@ -20,12 +17,10 @@ from dpflow.core.events import Event
 from dpflow.core.mechanism import Mechanism
 from dpflow.core.randomness import Source
 from dpflow.core.results import ErrorBound, Result, Row
-from dpflow.core.samplers import choose
-from dpflow.core.statistics import Answer, Cells, Grid, UnboundedValues
-from dpflow_interior_point import planner
-from dpflow_interior_point.interior import CITATION, InteriorPointParams, Method
+from dpflow.core.statistics import Answer, Grid, UnboundedValues
+from dpflow_interior_point.interior import CITATION
 from dpflow_interior_point.noise import Noise
-from dpflow_interior_point.points import Point, point_between
+from dpflow_interior_point.points import point_between
 from dpflow_interior_point.price import ColumnParams, Purse, ScaleParams, Sizes, event, request
 from dpflow_interior_point.scale import Rule, estimate_scale, sample_size
 
@@ -121,84 +116,3 @@ class FindInteriorPoint(Mechanism[FindInteriorPointParams]):
         rows = math.ceil(noise.radius + params.least - 1 + 3 * float(noise.scale))
         note = f"never outside the range; two cells need about {rows} rows each for an answer"
         return ErrorBound({"rank (share of rows)": 0.5}, note)
-
-
-class SeededMedianParams(ColumnParams):
-    """As `ColumnParams`."""
-
-
-class SeededMedian(Mechanism[SeededMedianParams]):
-    """A median by the exponential mechanism in a window that an interior point found."""
-
-    name = "seeded_median"
-    summary = (
-        "a sharper median of a continuous column without a known range; wrong without notice if the data defeat it"
-    )
-    citation = CITATION + "; McSherry, Talwar 2007; the combination is proved here"
-    Params = SeededMedianParams
-
-    SEED = Fraction(7, 10)  #: share of epsilon for the window
-    REACH = 42  #: the window has 2^REACH steps
-
-    def _methods(self, params: SeededMedianParams, table: Table) -> tuple[Method, Fraction]:
-        """The search for a window, and the exponential mechanism's rate per unit of cost."""
-        purse = Purse.of(params, table)
-        whole = InteriorPointParams.model_validate(params.model_dump())
-        moved = purse.rows * (2 if purse.exchange else 1)  # of #below - #above, by one unit
-        method = Method.of(whole.model_copy(update={"atoms": False}), table, purse.part(self.SEED, Fraction(1)))
-        return method, (1 - self.SEED) * purse.epsilon / (2 * moved)
-
-    def event(self, params: SeededMedianParams, table: Table) -> Event:
-        self._methods(params, table)
-        return event(params)
-
-    def statistic(self, params: SeededMedianParams, table: Table) -> UnboundedValues:
-        return request(params, table)
-
-    def draw(self, params: SeededMedianParams, table: Table, answer: Answer, source: Source) -> Result:
-        method, rate = self._methods(params, table)
-        found = method.find(answer, source)
-        fine = {
-            code: self._step(scale.exponent) for code, (scale, point) in enumerate(found) if point.value is not None
-        }
-        cells = answer.cells({code: Grid(step) for code, step in fine.items()})
-        rows: list[Row] = []
-        for code, (key, (_, point)) in enumerate(zip(request(params, table).keys, found, strict=True)):
-            value = None
-            if point.value is not None:
-                value = answer.written(self._median(cells[code], point, fine[code], rate, source))
-            rows += [Row(key, "median", value), Row(key, "status", point.status)]
-        return Result(tuple(rows))
-
-    def _step(self, exponent: int | None) -> int:
-        """Exponent of the grid: a window of 2^21 widths on 2^42 points."""
-        assert exponent is not None
-        return max(exponent - self.REACH // 2, -1000)
-
-    def _median(self, cells: Cells, point: Point, step: int, rate: Fraction, source: Source) -> float:
-        """The exponential mechanism over the cells of the window; cost |#below - #above|, rows outside at its ends."""
-        assert point.value is not None
-        half = 2 ** (self.REACH - 1)
-        centre = Fraction(point.value) / Fraction(2) ** step  # a whole number, and a double
-        places = np.clip(cells.keys - float(centre), -half, half - 1).astype(np.int64)
-        places, inverse = np.unique(places, return_inverse=True)
-        counts = np.bincount(inverse, weights=cells.counts, minlength=len(places)).astype(np.int64)
-        below = np.concatenate([[0], np.cumsum(counts)])
-        # Every place is a piece of one point, and so is the gap before it; the last gap reaches the end of the window.
-        starts = np.empty(2 * len(places) + 1, np.int64)
-        starts[0::2], starts[1::2] = np.concatenate([[-half], places + 1]), places
-        lengths = np.diff(starts, append=half)
-        costs = np.empty_like(starts)
-        costs[0::2], costs[1::2] = np.abs(2 * below - below[-1]), np.abs(below[:-1] + below[1:] - below[-1])
-        real = lengths > 0
-        starts, lengths, costs = starts[real], lengths[real], costs[real]
-        piece = choose(lengths.tolist(), costs.tolist(), rate, source)
-        at = int(starts[piece]) + source.below(int(lengths[piece]))
-        return float((centre + at) * Fraction(2) ** step)
-
-    def error(self, params: SeededMedianParams, table: Table) -> ErrorBound:
-        method, rate = self._methods(params, table)
-        rank = (self.REACH * math.log(2) + math.log(20)) / float(2 * rate)
-        rows = planner.rows_for_point(method.pairs, method.cells)
-        note = f"in rows, if the median lies in the window that is found; about {rows} rows are needed for an answer"
-        return ErrorBound({"rank (rows)": rank}, note)

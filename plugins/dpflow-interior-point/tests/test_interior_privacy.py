@@ -17,7 +17,6 @@ from dpflow_interior_point.noise import Noise
 from dpflow_interior_point.points import Point, middle
 from dpflow_interior_point.price import Purse
 from dpflow_interior_point.scale import Scale, classes, differences, estimate_scale
-from dpflow_interior_point.stages import SeededMedian
 
 from dpflow.core.randomness import SystemSource
 from dpflow.core.statistics import Cells, Grid
@@ -160,33 +159,6 @@ def test_stages_are_what_find_composes() -> None:
     values = (0.0, 1.0, 1.0)
     direct = outputs(lambda s: method.find(ArrayColumn.of(values), s)[0])
     assert direct == pytest.approx(dict(whole(method, values, {3: 1.0})))
-
-
-def window_law(values: tuple[float, ...], rate: Fraction) -> Law:
-    """The exponential mechanism of `SeededMedian` on a window of eight points around 0."""
-    cells = ArrayColumn.of(values).cells({0: Grid(0)})[0]
-    return outputs(lambda s: SeededMedian()._median(cells, Point(0.0, "ok"), 0, rate, s))
-
-
-def test_the_seeded_median_is_private_in_its_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Given the window, which is paid for: purely epsilon-private under both relations; at twice the rate it is not."""
-    monkeypatch.setattr(SeededMedian, "REACH", 3)
-    rng = np.random.default_rng(6)
-    epsilon, worst_double = Fraction(1), 0.0
-    for n in (1, 2, 5, 6):
-        for _ in range(6):
-            values = tuple(float(x) for x in rng.integers(-7, 8, n))
-            other = (*values[:-1], float(rng.integers(-7, 8)))
-            for a, b, moved in ((values, other, 2), (values, values[:-1], 1)):
-                for left, right in ((a, b), (b, a)):
-                    rate = epsilon / (2 * moved)
-                    found = oracle.divergence(window_law(left, rate), window_law(right, rate), epsilon)
-                    assert found <= 1e-9
-                    doubled = [window_law(side, 4 * rate) for side in (left, right)]
-                    worst_double = max(worst_double, oracle.divergence(*doubled, epsilon))
-    assert worst_double > 0.05
-    assert window_law((), Fraction(1)) == pytest.approx({float(z): 1 / 8 for z in range(-4, 4)})
-    assert sum(window_law((100.0, -100.0, 1e300), Fraction(1)).values()) == pytest.approx(1)
 
 
 # --- what must be caught ----------------------------------------------------------------------------------------------
