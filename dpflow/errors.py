@@ -13,6 +13,7 @@
     │   ├── GrantConflict         a grant that contradicts what was granted or spent before
     │   ├── RetryConflict         a retry that asks for something else than its first try, or whose reservation was fenced
     │   ├── SessionClosed         an interactive session answers no more (exhausted, halted, or a stale state)
+    │   ├── NotSettled            a result that a plan refers to is still being drawn                 (retryable)
     │   ├── LedgerCorrupt         the history does not verify, or the file is not a ledger of this schema version
     │   └── LedgerUnavailable     locked, full or out of reach                                      (retryable)
     ├── TableError                a private or published table
@@ -104,6 +105,12 @@ class RetryConflict(LedgerError):
 
 class SessionClosed(LedgerError):
     """An interactive session that gives no further answers."""
+
+
+class NotSettled(LedgerError):
+    """A plan refers to a release that was charged, but has no result yet."""
+
+    retryable = True
 
 
 class LedgerCorrupt(LedgerError):

@@ -15,6 +15,8 @@ from dpflow.airflow.release import dag_folder, requested
 
 if TYPE_CHECKING:
     from dpflow.engine.forecast import Planned
+    from dpflow.engine.plan import Plan
+    from dpflow.engine.request import Request
     from dpflow.ledger import Ledger
 
 Action = Literal["check", "gate", "report", "grant"]
@@ -95,7 +97,7 @@ class LedgerOperator(BaseOperator, SkipMixin):
     def _check(self, context: Any, ledger: Ledger) -> dict[str, Any]:
         from dpflow.engine.forecast import check_run
 
-        return check_run(self._planned(context), ledger, occasion(context))
+        return check_run(self._planned(context, ledger), ledger, occasion(context))
 
     def _gate(self, context: Any, ledger: Ledger) -> dict[str, Any]:
         from dpflow.errors import BudgetExceeded
@@ -139,18 +141,23 @@ class LedgerOperator(BaseOperator, SkipMixin):
         )
         return ledger.remaining(self.scope).to_json()
 
-    def _planned(self, context: Any) -> list[Planned]:
+    def _planned(self, context: Any, ledger: Ledger) -> list[Planned]:
         """What is named, or what the tasks downstream ask for."""
         from dpflow.airflow.schedule import downstream_asks
         from dpflow.engine import make_plan
+        from dpflow.engine.bounds import supposed
         from dpflow.engine.forecast import Planned
         from dpflow.registry import Registry
 
-        registry, folder = Registry.load(), dag_folder(context)
+        registry, folder, when = Registry.load(), dag_folder(context), occasion(context)
+
+        def plan(request: Request) -> Plan:
+            return make_plan(request, registry, supposed(request, ledger, when))
+
         if self.releases:
             named = (requested(release, self.blocks, folder) for release in self.releases)
-            return [Planned(make_plan(request, registry)) for request in named]
+            return [Planned(plan(request)) for request in named]
         return [
-            Planned(make_plan(ask.request.model_copy(update={"blocks": ask.blocks}), registry), task_id, ask.ordinal)
+            Planned(plan(ask.request.model_copy(update={"blocks": ask.blocks})), task_id, ask.ordinal)
             for task_id, ask in downstream_asks(self, context)
         ]

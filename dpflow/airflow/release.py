@@ -69,12 +69,12 @@ class ReleaseOperator(BaseOperator):
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Run the release; see the class."""
-        from dpflow.engine import make_plan, release
+        from dpflow.engine import declared, make_plan, release
         from dpflow.registry import Registry
 
         with failures():
-            registry = Registry.load()
-            plan = make_plan(requested(self.release, self.blocks, dag_folder(context)), registry)
+            registry, when = Registry.load(), occasion(context, self.ordinal)
+            request = requested(self.release, self.blocks, dag_folder(context))
             ledger = LedgerHook(self.ledger_conn_id).get_conn()
-            when = occasion(context, self.ordinal)
+            plan = make_plan(request, registry, declared(request, ledger, when))
             return release(plan, ledger, registry, occasion=when, spend_again=self.spend_again).to_json()

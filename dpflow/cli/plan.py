@@ -9,7 +9,7 @@ import typer
 
 from dpflow.cli import schedule
 from dpflow.cli.common import JsonOption, LedgerOption, open_ledger, show, show_json
-from dpflow.engine import load_request, make_plan
+from dpflow.engine import declared, load_request, make_plan
 from dpflow.engine.forecast import forecast
 from dpflow.errors import InvalidInput
 from dpflow.registry import Registry
@@ -38,9 +38,10 @@ def command(
     if place.is_dir() or place.suffix == ".py" or any((start, every, until, grant, runs, plot)):
         wishes = schedule.Wishes.parsed(start, every, until, grant or [], runs, share or [], error or [])
         return schedule.command(place, open_ledger(ledger) if ledger else None, wishes, as_json, plot)
-    plan = make_plan(load_request(place), Registry.load())
+    request, kept = load_request(place), open_ledger(ledger) if ledger else None
+    plan = make_plan(request, Registry.load(), declared(request, kept) if request.bounds else None)
     view = plan.describe()
-    view["forecast"] = forecast(plan, open_ledger(ledger)) if ledger else "no ledger named, so no forecast"
+    view["forecast"] = forecast(plan, kept) if kept else "no ledger named, so no forecast"
     if as_json:
         show_json(view)
     else:

@@ -9,7 +9,7 @@ import typer
 
 from dpflow.cli.common import JsonOption, LedgerOption, open_ledger, show, show_json
 from dpflow.core.results import Result
-from dpflow.engine import load_request, make_plan, release
+from dpflow.engine import declared, load_request, make_plan, release
 from dpflow.errors import InvalidInput
 from dpflow.registry import Registry
 
@@ -29,9 +29,9 @@ def command(
     if shown is not None:
         return _show(ledger, shown, as_json)
     assert file is not None
-    registry = Registry.load()
-    plan = make_plan(load_request(file), registry)
-    receipt = release(plan, open_ledger(ledger), registry)
+    registry, request = Registry.load(), load_request(file)
+    kept = open_ledger(ledger)
+    receipt = release(make_plan(request, registry, declared(request, kept)), kept, registry)
     if as_json:
         return show_json(receipt.to_json() | receipt.result.to_json())
     paid = "replayed, nothing charged" if receipt.replayed else f"epsilon {receipt.epsilon}, delta {receipt.delta}"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dpflow.core.declaration import Table, load_table
+from dpflow.engine.bounds import declared
 from dpflow.engine.occasion import Occasion
 from dpflow.engine.plan import Plan, make_plan
 from dpflow.engine.prediction import PredictionSession
@@ -26,6 +27,8 @@ def plan(
     scope: str,
     blocks: Sequence[str] = (),
     where: str | None = None,
+    bounds: Sequence[str] = (),
+    ledger: Ledger | None = None,
     revision: int = 1,
     publish: Publish | None = None,
     registry: Registry | None = None,
@@ -40,6 +43,8 @@ def plan(
         scope: who pays.
         blocks: the blocks it reads, for a table that protects per block.
         where: a condition on declared columns, e.g. ``"age >= 18 AND city = 'Oslo'"``; only rows that fulfil it are read.
+        bounds: names of settled searches for bounds, which the plan takes from the ledger (`dpflow.engine.bounds`).
+        ledger: where these searches are; nothing else is read from it.
         params: the mechanism's parameters, e.g. ``by="carrier", epsilon="0.5"``.
 
     Raises:
@@ -56,11 +61,13 @@ def plan(
         "scope": scope,
         "blocks": tuple(blocks),
         "where": where,
+        "bounds": tuple(bounds),
         "revision": revision,
         "params": params,
         "publish": publish,
     }
-    return make_plan(parse_request(given, Path()), registry or Registry.load(), table)
+    request = parse_request(given, Path())
+    return make_plan(request, registry or Registry.load(), declared(request, ledger, table=table))
 
 
 def predictions(

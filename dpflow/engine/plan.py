@@ -74,6 +74,7 @@ class Plan:
             "scope": self.request.scope,
             "blocks": ", ".join(self.request.blocks) or "(none)",
             "where": self.request.where or "(all rows)",
+            "bounds": ", ".join(map(repr, self.request.bounds)) or "(declared)",
             "epsilon": epsilon,
             "delta": delta,
             "claim": to_json(self.event),
@@ -98,6 +99,7 @@ class Plan:
             "protects": self.table.protected,
             "blocks": list(self.request.blocks),
             "where": self.request.where,
+            "bounds": list(self.request.bounds),
             "epsilon": self.price()[0],
             "delta": self.price()[1],
         }
@@ -106,11 +108,20 @@ class Plan:
 def make_plan(request: Request, registry: Registry, table: Table | None = None) -> Plan:
     """Check everything that can be checked without rows, and price it.
 
+    Args:
+        table: the declaration, if not the one that the request names; where that takes bounds from a release, with these
+            bounds in it (`dpflow.engine.bounds`).
+
     Raises:
         UnknownName: mechanism, column or key that nobody declared.
         InvalidDeclaration: parameters that do not validate.
         PlanRefused: no bounds, a holdout read without a gate, a veto, blocks that do not fit the declaration.
     """
+    if table is None and request.bounds:
+        raise PlanRefused(
+            f"{request.name} takes bounds from {', '.join(map(repr, request.bounds))}, which only releases can; write what was "
+            f"found into the declaration of its table"
+        )
     table = table or request.declaration()
     mechanism = registry.mechanisms.get(request.mechanism) or registry.mechanism(request.mechanism)
     try:

@@ -21,6 +21,11 @@ def _block(value: Any) -> str:
     raise ValueError("a block is a text, an integer or a date")
 
 
+def _listed(value: Any) -> Any:
+    """One name may be written without a list."""
+    return (value,) if isinstance(value, str) else value
+
+
 Block = Annotated[str, BeforeValidator(_block), Field(min_length=1, max_length=200)]
 
 
@@ -36,7 +41,8 @@ class Request(Strict):
 
     ``name`` says which release this is outside Airflow: the same name, revision and content again is free. ``revision``
     makes the same thing a new, paid release. ``table`` is a declaration's path, relative to the file. ``where`` is a
-    condition on declared columns: only rows that fulfil it are read (`dpflow.tables.filters` has the language).
+    condition on declared columns: only rows that fulfil it are read (`dpflow.tables.filters` has the language). ``bounds``
+    names settled releases of the mechanism `bounds`, whose bounds its columns take (`dpflow.engine.bounds`).
     """
 
     name: Annotated[str, Field(min_length=1, max_length=200)]
@@ -46,6 +52,7 @@ class Request(Strict):
     params: dict[str, Any] = Field(default_factory=dict)
     blocks: tuple[Block, ...] = ()
     where: Annotated[str, Field(min_length=1)] | None = None
+    bounds: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=200)], ...], BeforeValidator(_listed)] = ()
     revision: Annotated[int, Field(ge=1)] = 1
     publish: Publish | None = None
 

@@ -22,6 +22,7 @@ from dpflow.core.declaration import Table, load_yaml
 from dpflow.core.events import Event
 from dpflow.core.filters import Cost, Filter
 from dpflow.core.mechanism import InteractiveMechanism
+from dpflow.engine.bounds import supposed
 from dpflow.engine.occasion import Occasion
 from dpflow.engine.plan import Plan, make_plan
 from dpflow.engine.release import check_protection
@@ -163,8 +164,8 @@ class Forecast:
 class Pricer:
     """Plans of requests, each made once as long as its object is asked for again; declarations are read once."""
 
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry
+    def __init__(self, registry: Registry, ledger: Ledger | None = None) -> None:
+        self._registry, self._ledger = registry, ledger
         self._plans: dict[int, tuple[Request, Plan]] = {}
         self._tables: dict[Path, Table] = {}
 
@@ -182,7 +183,7 @@ class Pricer:
         if request.table not in self._tables:
             self._tables[request.table] = request.declaration()
         wanted = request.model_copy(update={"blocks": blocks})
-        return make_plan(wanted, self._registry, self._tables[request.table])
+        return make_plan(wanted, self._registry, supposed(wanted, self._ledger, table=self._tables[request.table]))
 
 
 @functools.lru_cache(maxsize=_KEPT)
@@ -246,7 +247,7 @@ def forecast(
         PlanRefused: a scope granted to protect something else.
         InvalidInput: a request that no ledger would take.
     """
-    pricer = Pricer(registry)
+    pricer = Pricer(registry, ledger)
     lines = _lines(jobs, pricer)
     scopes = dict.fromkeys(name for line in lines for name in line.path)
     known = {s.scope: s for s in ledger.scopes()} if ledger else {}

@@ -46,6 +46,12 @@ _CHARGED = (
     .order_by(_E.seq)
 )
 _RELEASES, _RELEASES_OF = Prepared(_CHARGED), Prepared(_CHARGED.where(where(R.scope)))
+#: Requests are stored with their name first.
+_NAMED = _CHARGED.where(
+    where(R.scope),
+    sa.func.substr(R.request, 1, sa.bindparam("size", type_=sa.Integer)) == sa.bindparam("start", type_=sa.Text),
+)
+_RELEASES_NAMED, _RELEASES_OF_RUN = Prepared(_NAMED), Prepared(_NAMED.where(where(R.dag_id, R.occasion)))
 _PAID = Prepared(sa.select(R.id).where(where(R.scope, R.dag_id, R.occasion, R.digest)))
 
 
@@ -310,6 +316,17 @@ class Ledger:
         """All releases and sessions, in the order they were charged."""
         with self._database.reading() as transaction:
             rows = transaction.rows(_RELEASES) if scope is None else transaction.rows(_RELEASES_OF, scope=scope)
+        return [releases.stored(row) for row in rows]
+
+    def named(self, scope: str, name: str, run: tuple[str, str] | None = None) -> list[Stored]:
+        """Releases of a scope whose request has this name, in the order they were charged; ``run``: of one DAG and occasion."""
+        start = releases.ordered({"name": name})[:-1] + ","
+        asked: dict[str, Any] = {"scope": scope, "start": start, "size": len(start)}
+        with self._database.reading() as transaction:
+            if run is None:
+                rows = transaction.rows(_RELEASES_NAMED, **asked)
+            else:
+                rows = transaction.rows(_RELEASES_OF_RUN, **asked, dag_id=run[0], occasion=run[1])
         return [releases.stored(row) for row in rows]
 
     # --- sessions -----------------------------------------------------------------------------------------------

@@ -11,8 +11,9 @@ fits that, so the answer is post-processing of an epsilon-DP histogram.
 
 Error: with probability 95 % no empty bin is taken, and with the same a bin of 2 t rows is: what the bounds leave out lies in bins
 with fewer.
-Use: release it once, write ``lower`` and ``upper`` into the declaration (the result's document has them ready), and plan the rest
-with them. The result is stored: the same file again is free. Bounds that were drawn are public; clamping to them is no further loss.
+Use: release it once, and name it in the ``bounds`` of other releases (`dpflow.engine.bounds`), or copy what the result's document
+has ready into the declaration. The result is stored: the same file again is free. Bounds that were drawn are public; clamping
+to them is no further loss.
 
 When not to use it: when the range is known from elsewhere, which costs nothing; or where 2 t rows are many, since a quantile
 over a generous guess loses only the logarithm of it.

@@ -94,6 +94,29 @@ def test_a_run_that_does_not_fit_is_stopped_before_it_reads(tiny: Tiny) -> None:
         LedgerOperator(task_id="b", releases=[wanted(params={"epsilon": "0.1"})]).execute(context(tiny))
 
 
+def test_bounds_come_from_an_upstream_task(tiny: Tiny) -> None:
+    """A check before the search supposes bounds; without the search the task fails for good; after it, it clamps to what was found."""
+    from airflow.sdk.exceptions import AirflowFailException
+
+    from dpflow.airflow import LedgerOperator, ReleaseOperator
+
+    tiny.declare(columns={"age": {}})
+    tiny.fill(
+        "CREATE TABLE visits AS SELECT i AS person, DATE '2020-01-01' AS day, 20 + i % 50 AS age FROM range(999) t(i)"
+    )
+    search = wanted(name="look", mechanism="bounds", params={"column": "age", "epsilon": "0.5"})
+    total = wanted(name="total", mechanism="sum", bounds="look", params={"column": "age", "epsilon": "0.25"})
+    check = LedgerOperator(task_id="c", action="check", releases=[search, total])
+    assert check.execute(context(tiny)) == {"planned": 2, "to_pay": 2}
+    below = ReleaseOperator(task_id="total", release=total)
+    with pytest.raises(AirflowFailException, match="there is no release of bounds"):
+        below.execute(context(tiny, task_id="total"))
+    ReleaseOperator(task_id="look", release=search).execute(context(tiny, task_id="look"))
+    assert check.execute(context(tiny)) == {"planned": 2, "to_pay": 1}
+    receipt = below.execute(context(tiny, task_id="total"))
+    assert receipt["epsilon"] == "0.25" and below.execute(context(tiny, task_id="total", try_number=2))["replayed"]
+
+
 def test_a_violated_contract_stops_the_run_and_is_recorded(tiny: Tiny) -> None:
     """One bit, in the history and in the failure; nothing else about the rows."""
     from airflow.sdk.exceptions import AirflowFailException

@@ -51,6 +51,26 @@ def test_plan_says_cost_error_and_forecast_and_spends_nothing(tiny: Tiny) -> Non
     assert json.loads(dpflow(tiny, "release", "--list", "--json").stdout) == []
 
 
+def test_bounds_are_taken_from_a_release(tiny: Tiny) -> None:
+    """First the search, then what clamps to it; before the search the name is unknown, without a ledger nothing is known."""
+    tiny.declare(columns={"age": {}})
+    tiny.fill(
+        "CREATE TABLE visits AS SELECT i AS person, DATE '2020-01-01' AS day, 20 + i % 50 AS age FROM range(999) t(i)"
+    )
+    total = {"name": "total", "mechanism": "sum", "bounds": "look", "params": {"column": "age", "epsilon": "0.2"}}
+    for words, ledger, message in (
+        (["plan"], False, "name the ledger"),
+        (["plan"], True, "there is no release of bounds"),
+        (["release"], True, "there is no release of bounds"),
+    ):
+        ran = dpflow(tiny, *words, tiny.file(**total), ledger=ledger)
+        assert ran.returncode != 0 and message in " ".join(ran.stderr.split())
+    search = tiny.file(name="look", mechanism="bounds", params={"column": "age", "epsilon": "0.5"})
+    assert dpflow(tiny, "release", search).returncode == 0
+    assert "'look'" in dpflow(tiny, "plan", tiny.file(**total)).stdout
+    assert "epsilon 0.2" in " ".join(dpflow(tiny, "release", tiny.file(**total)).stdout.split())
+
+
 def test_past_releases_are_listed_and_reprinted(tiny: Tiny) -> None:
     """`--list` and `--show` need neither the table nor budget."""
     paid = json.loads(dpflow(tiny, "release", tiny.file(), "--json").stdout)

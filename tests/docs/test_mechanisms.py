@@ -29,7 +29,7 @@ def test_every_mechanism_has_a_row() -> None:
 
 def test_the_example_plans(tiny: Tiny) -> None:
     """A price for target errors, and both targets are kept."""
-    block, quantiles, search = re.findall(r"(?:^    .*\n)+", PAGE, re.MULTILINE)
+    block, quantiles, search, total = re.findall(r"(?:^    .*\n)+", PAGE, re.MULTILINE)
     wanted = make_plan(load_request(tiny.file(**yaml.safe_load(block))), Registry.load())
     assert wanted.error is not None
     assert wanted.error.half_width["count"] <= 40
@@ -37,6 +37,8 @@ def test_the_example_plans(tiny: Tiny) -> None:
     assert make_plan(load_request(tiny.file(**yaml.safe_load(quantiles))), Registry.load()).error is not None
     asked = yaml.safe_load(search.replace("cost", "age"))
     assert make_plan(load_request(tiny.file(**asked)), Registry.load()).price() == ("0.1", "0")
+    request = load_request(tiny.file(**yaml.safe_load(total)))
+    assert request.bounds == ("cost range",)
 
 
 def test_the_break_even_is_where_the_page_says() -> None:

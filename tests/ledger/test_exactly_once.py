@@ -169,3 +169,14 @@ def test_an_act_of_nobody_is_refused(ledger, ask, nobody):
         with pytest.raises(InvalidInput, match="a principal must be a text"):
             act()
     assert len(ledger.history()) == before and ledger.verify().ok
+
+
+def test_releases_are_found_by_name(ledger, ask):
+    """By the whole name, quotes and all, in a scope; those of one run alone if asked."""
+    names = ["look", "look", "look 2", 'lo"ok', "lo_k", "%"]
+    for number, name in enumerate(names):
+        ask.reserve(ledger, f"d{number}", occasion=f"o{number}", request={"name": name, "mechanism": "m"})
+    found = {name: [one.request["name"] for one in ledger.named("flights", name)] for name in [*names, "loo"]}
+    assert found == {name: [name] * names.count(name) for name in found}
+    assert len(ledger.named("flights", "look", ("dag", "o1"))) == 1
+    assert ledger.named("flights", "look", ("dag", "o5")) == ledger.named("other", "look") == []

@@ -1,0 +1,176 @@
+"""Bounds that a release takes from a settled search: resolved when it is planned, part of its identity, refused in words."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dpflow import Ledger, plan, release
+from dpflow.core import faults
+from dpflow.core.declaration import load_table
+from dpflow.core.statistics import SortedValues
+from dpflow.engine import declared, load_request, make_plan
+from dpflow.engine.bounds import supposed
+from dpflow.engine.occasion import Occasion
+from dpflow.errors import NotSettled, PlanRefused, UnknownName
+from dpflow.registry import Registry
+
+if TYPE_CHECKING:
+    from smallworld import Tiny
+
+REGISTRY = Registry.load()
+OPEN: dict[str, Any] = {"age": {}, "city": {"keys": ["Oslo", "Rome"]}}
+MANY = """
+CREATE TABLE visits AS SELECT 'p' || i AS person, DATE '2020-01-01' AS day, 20 + i % 50 AS age, 'Oslo' AS city,
+       DATE '2001-01-01' + CAST(i % 90 AS INTEGER) AS born FROM range(4000) t(i)
+"""
+SEARCH: dict[str, Any] = {"name": "look", "mechanism": "bounds", "params": {"column": "age", "epsilon": "0.5"}}
+TOTAL: dict[str, Any] = {
+    "name": "total",
+    "mechanism": "sum",
+    "params": {"column": "age", "epsilon": "0.2"},
+    "bounds": "look",
+}
+
+
+@pytest.fixture
+def world(tiny: Tiny) -> Tiny:
+    """Many rows, a column without bounds, and a budget that is not in the way."""
+    tiny.fill(MANY)
+    tiny.declare(columns=OPEN)
+    return tiny
+
+
+def planned(world: Tiny, occasion: Occasion | None = None, **content: Any) -> Any:
+    """A plan through the door of release files."""
+    request = load_request(world.file(**content))
+    return make_plan(request, REGISTRY, declared(request, Ledger(world.ledger), occasion))
+
+
+def released(world: Tiny, occasion: Occasion | None = None, **content: Any) -> Any:
+    return release(planned(world, occasion, **content), Ledger(world.ledger), occasion=occasion, registry=REGISTRY)
+
+
+def test_a_plan_takes_what_a_search_found(world: Tiny) -> None:
+    """The numbers enter the declaration: same statistic, error and identity as with the numbers written down; and it runs."""
+    document = released(world, **SEARCH).result.document
+    wanted = planned(world, **TOTAL)
+    age = wanted.table.columns["age"]
+    assert document["columns"]["age"] == {"lower": 16, "upper": 128} == {"lower": age.lower, "upper": age.upper}
+    assert wanted.describe()["bounds"] == "'look'" and wanted.public()["bounds"] == ["look"]
+    (row,) = release(wanted, Ledger(world.ledger), registry=REGISTRY).result.rows
+    assert abs(float(row.value or 0) - 4000 * 44.5) < 20_000
+    assert released(world, **TOTAL).replayed
+    world.declare(columns=OPEN | document["columns"])
+    assert planned(world, **TOTAL | {"bounds": None}).digest == wanted.digest
+
+
+def test_other_bounds_are_another_release(world: Tiny) -> None:
+    """Two searches that found different numbers: two digests; a search that is repeated under its name changes nothing."""
+    released(world, **SEARCH)
+    first = planned(world, **TOTAL)
+    world.fill(MANY.replace("20 + i % 50", "2000 + i % 50"))
+    released(world, **SEARCH | {"name": "again", "params": {"column": "age", "epsilon": "0.2"}})
+    assert planned(world, **TOTAL | {"bounds": "again"}).digest != first.digest
+    released(world, **SEARCH | {"revision": 2, "params": {"column": "age", "epsilon": "0.1"}})
+    assert planned(world, **TOTAL).digest == first.digest
+
+
+def test_a_search_that_is_not_settled_is_worth_a_retry(world: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Charged but not drawn: refused retryably, nothing is spent; after the search has ended the same plan works."""
+
+    def interrupted(name: str) -> None:
+        if name == "draw.after":
+            raise faults.FaultInjected(name)
+
+    monkeypatch.setattr(faults, "reach", interrupted)
+    with pytest.raises(faults.FaultInjected):
+        released(world, **SEARCH)
+    monkeypatch.undo()
+    with pytest.raises(NotSettled, match="total takes its bounds from 'look', which is reserved") as refused:
+        planned(world, **TOTAL)
+    assert refused.value.retryable
+    released(world, **SEARCH)
+    assert planned(world, **TOTAL).table.columns["age"].upper == 128
+
+
+def test_what_cannot_give_bounds_is_refused_for_good(world: Tiny) -> None:
+    """A name nobody charged, a release of something else, by group, nothing found, another table, bounds declared already."""
+    released(world, **SEARCH)
+    with pytest.raises(UnknownName, match="did you mean 'look'") as unknown:
+        planned(world, **TOTAL | {"bounds": "lok"})
+    assert not unknown.value.retryable
+    released(world, name="rows", params={"epsilon": "0.1"})
+    with pytest.raises(PlanRefused, match="'rows', which is a release of count"):
+        planned(world, **TOTAL | {"bounds": ["rows"]})
+    asked = {"column": "age", "by": "city", "epsilon": "0.1"}
+    released(world, **SEARCH | {"name": "cities", "params": asked})
+    with pytest.raises(PlanRefused, match="searched by group"):
+        planned(world, **TOTAL | {"bounds": "cities"})
+    with pytest.raises(PlanRefused, match="table 'visits' declares some"):
+        planned(world, **TOTAL | {"bounds": ["look", "look"]})
+    world.declare(columns=OPEN, name="others", relation="visits")
+    with pytest.raises(PlanRefused, match="which searched table 'visits', not 'others'"):
+        planned(world, **TOTAL)
+    world.fill(MANY.replace("4000", "3"))
+    world.declare(columns=OPEN)
+    released(world, **SEARCH | {"name": "few", "params": {"column": "age", "epsilon": "0.01"}})
+    with pytest.raises(PlanRefused, match="'few' found no bounds"):
+        planned(world, **TOTAL | {"bounds": "few"})
+
+
+def test_nothing_is_planned_as_if_no_bounds_were_asked_for(world: Tiny) -> None:
+    """A median would take another mechanism; a door that does not look bounds up refuses instead, as do sessions."""
+    file = world.file(mechanism="median", bounds="look", params={"column": "age", "epsilon": "0.1", "delta": "1e-8"})
+    with pytest.raises(PlanRefused, match="takes bounds from 'look'"):
+        make_plan(load_request(file), REGISTRY)
+    with pytest.raises(PlanRefused, match="name the ledger"):
+        declared(load_request(file), None)
+
+
+def test_a_run_takes_its_own_search_first(world: Tiny) -> None:
+    """An upstream task of the same run comes before older searches; another run takes the first one of all."""
+    runs = [Occasion("d", "search", f"2020-01-0{day}", f"d/{day}/search", "me") for day in (1, 2)]
+    released(world, runs[0], **SEARCH)
+    world.fill(MANY.replace("20 + i % 50", "2000 + i % 50"))
+    released(world, runs[1], **SEARCH | {"params": {"column": "age", "epsilon": "0.4"}})
+    tops = [
+        planned(world, Occasion("d", "t", run, "s", "me"), **TOTAL).table.columns["age"].upper
+        for run in ("2020-01-01", "2020-01-02", "2020-01-03")
+    ]
+    assert tops == [128, 4096, 128]
+
+
+def test_a_quota_finds_the_searches_of_its_scope(world: Tiny) -> None:
+    """A search that the dataset paid for serves its teams."""
+    released(world, **SEARCH)
+    table = load_table(world.folder / "visits.yml")
+    Ledger(world.ledger).grant("visits/team", "0.5", 0, filter="basic", table=table, principal="owner")
+    assert planned(world, **TOTAL | {"scope": "visits/team"}).table.columns["age"].upper == 128
+
+
+def test_dates_are_bounds_too(world: Tiny) -> None:
+    """A search of a DATE column writes dates; the plan reads them as days."""
+    world.declare(columns={"born": {}})
+    found = released(world, **SEARCH | {"params": {"column": "born", "epsilon": "0.5"}}).result.document
+    assert found["columns"]["born"] == {"lower": "1992-06-06", "upper": "2014-11-10"}
+    wanted = planned(world, **TOTAL | {"mechanism": "median", "params": {"column": "born", "epsilon": "0.2"}})
+    (row,) = release(wanted, Ledger(world.ledger), registry=REGISTRY).result.rows
+    assert abs(float(row.value or 0) - 11368) < 60
+    assert isinstance(wanted.mechanism.statistic(wanted.params, wanted.table), SortedValues)
+
+
+def test_python_and_forecasts(world: Tiny) -> None:
+    """`dpflow.plan` takes bounds from a ledger; a forecast before the search supposes wide ones, at the same price."""
+    request = load_request(world.file(**TOTAL))
+    before = make_plan(request, REGISTRY, supposed(request, Ledger(world.ledger)))
+    released(world, **SEARCH)
+    terms: dict[str, Any] = {"name": "total", "scope": "visits", "blocks": ["2020-01-01"], "bounds": ["look"]}
+    wanted = plan(
+        "sum", world.folder / "visits.yml", **terms, ledger=Ledger(world.ledger), column="age", epsilon=Fraction(1, 5)
+    )
+    assert wanted.price() == before.price() == ("0.2", "0")
+    request = load_request(world.file(**TOTAL))
+    assert make_plan(request, REGISTRY, supposed(request, Ledger(world.ledger))).digest == wanted.digest
