@@ -97,9 +97,17 @@ class StableMedian(InteractiveMechanism[AnsweringParams, AnswerQuery]):
 
     def event(self, params: AnsweringParams, table: Table) -> Event:
         if params.require == "proven" and self.promise(params, table)["guarantee"] != "proven":
-            raise PlanRefused(needed(params, self.changed(table)))
+            raise PlanRefused(f"{needed(params, self.changed(table))}; or drop require: proven")
         one = median(params.median).event(params.epsilon)
         return one if params.queries == 1 else Repeated(one, params.queries)
+
+    def note(self, params: AnsweringParams, table: Table) -> str:
+        promise = self.promise(params, table)
+        if promise["guarantee"] == "proven":
+            low, high = promise["interval"]
+            between = f"the ({low:.4g}, {high:.4g}) interval of the estimator on fresh groups"
+            return f"answers are proven to lie in {between}, if nothing was released from this data before"
+        return f"answers are heuristic: {needed(params, self.changed(table))}"
 
     def open(self, params: AnsweringParams, table: Table, source: Source) -> State:
         return State({"asked": 0})
@@ -154,7 +162,9 @@ def simple_proves(task: sizes.Task, groups: int, each: float) -> bool:
 
 
 def needed(params: AnsweringParams, changed: int) -> str:
-    """The refusal of an unproven session: what would be proven, and what does not need this method."""
+    """Why a session is unproven: what would be proven, and what does not need this method."""
+    if params.median != "exponential":
+        return f"nothing is proven here about the median {params.median!r}; take median: exponential"
     task = params.task()
     best: sizes.Calibration | sizes.Simple = sizes.tight(task, True, float(params.half_width))
     if params.interval == "simple":
@@ -163,5 +173,5 @@ def needed(params: AnsweringParams, changed: int) -> str:
     return (
         f"{params.groups} groups at epsilon {float(params.epsilon):.4g} prove nothing for {params.queries} queries: take at "
         f"least {best.groups} groups and epsilon {best.each * changed:.4g}, or split the data into {split} groups and use {each} "
-        f"fresh ones per query, or drop require: proven"
+        f"fresh ones per query"
     )

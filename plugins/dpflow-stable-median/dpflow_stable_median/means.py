@@ -77,6 +77,17 @@ class MeanQueries(InteractiveMechanism[MeanParams, MeanQuery]):
         one = Pure(params.epsilon)
         return one if params.queries == 1 else Repeated(one, params.queries)
 
+    def note(self, params: MeanParams, table: Table) -> str:
+        tau = accuracy(params, table)
+        if tau is not None:
+            return (
+                f"answers are proven to be within {tau:.4g} of the truth on fresh rows, for values in [0, 1], if nothing was "
+                f"released from this data before"
+            )
+        if table.limits.rows != 1:
+            return "answers are heuristic: the theorem is about units of one row"
+        return "answers are heuristic: the calculator mean_sizes names the rows and the epsilon that prove something"
+
     def open(self, params: MeanParams, table: Table, source: Source) -> State:
         return State({"asked": 0})
 

@@ -99,12 +99,13 @@ class EffectiveRounds(InteractiveMechanism[RoundsParams, EstimatorQuery]):
 
     def event(self, params: RoundsParams, table: Table) -> Event:
         if params.require == "proven" and not params.proven:
-            fresh, verifying = params.needed()
-            raise PlanRefused(
-                f"rounds of {params.round_groups} groups and {params.verifying} that verify prove nothing: take {fresh} and "
-                f"{verifying}, {params.rounds * fresh + verifying} groups in all, or drop require: proven"
-            )
+            raise PlanRefused(f"{_unproven(params)}; or drop require: proven")
         return Unprotected()
+
+    def note(self, params: RoundsParams, table: Table) -> str:
+        if params.proven:
+            return "answers are proven to generalise, if nothing was released from this data before"
+        return f"answers are heuristic: {_unproven(params)}"
 
     def open(self, params: RoundsParams, table: Table, source: Source) -> State:
         return State({"asked": 0, "round": 0})
@@ -136,3 +137,12 @@ class EffectiveRounds(InteractiveMechanism[RoundsParams, EstimatorQuery]):
         }
         closed = asked + 1 >= params.queries or now >= params.failures
         return Verdict(body, closed=closed), State({"asked": asked + 1, "round": now})
+
+
+def _unproven(params: RoundsParams) -> str:
+    """Why a session proves nothing, and what would."""
+    fresh, verifying = params.needed()
+    return (
+        f"rounds of {params.round_groups} groups and {params.verifying} that verify prove nothing: take {fresh} and "
+        f"{verifying}, {params.rounds * fresh + verifying} groups in all"
+    )

@@ -64,7 +64,11 @@ def test_it_protects_nobody_and_says_what_it_needs() -> None:
     fresh, verifying = few.needed()
     with pytest.raises(PlanRefused, match=f"take {fresh} and {verifying}, {3 * fresh + verifying} groups in all"):
         ROUNDS.event(few, EXAMPLE_TABLE)
+    assert f"heuristic: rounds of 50 groups and 250 that verify prove nothing: take {fresh}" in ROUNDS.note(
+        few, EXAMPLE_TABLE
+    )
     enough = {"round_groups": fresh, "groups": 3 * fresh + verifying, "require": "proven"}
+    assert ROUNDS.note(RoundsParams.model_validate(GIVEN | enough), EXAMPLE_TABLE).startswith("answers are proven")
     assert ROUNDS.event(RoundsParams.model_validate(GIVEN | enough), EXAMPLE_TABLE) == Unprotected()
     with pytest.raises(ValueError, match="leave groups that verify"):
         RoundsParams.model_validate(GIVEN | {"groups": 150})

@@ -151,6 +151,20 @@ def test_what_is_proven() -> None:
     assert promise["guarantee"] == "proven" and promise["interval"][0] == pytest.approx(small.rho)
 
 
+def test_a_plan_says_what_its_answers_prove() -> None:
+    """Before anything is spent: what is proven, or which groups and epsilon would be; another median proves nothing."""
+    plan = sizes.tight(sizes.Task(10, 1000, 0.05), True)
+    each = Fraction(plan.each).limit_denominator(10**9)
+    enough = {"epsilon": each, "groups": plan.groups + 5, "queries": 10, "range_size": 1000}
+    proven, few = AnsweringParams.model_validate(enough), AnsweringParams.model_validate(enough | {"groups": 400})
+    other = AnsweringParams.model_validate(enough | {"median": "binary_search"})
+    session = StableMedian()
+    assert session.note(proven, EXAMPLE_TABLE).startswith("answers are proven to lie in the (0.25, 0.75) interval")
+    assert "heuristic: 400 groups at epsilon" in session.note(few, EXAMPLE_TABLE)
+    assert f"take at least {plan.groups} groups" in session.note(few, EXAMPLE_TABLE)
+    assert "take median: exponential" in session.note(other, EXAMPLE_TABLE)
+
+
 def test_every_answer_lies_between_the_quartiles_of_fresh_groups() -> None:
     """A proven session of adaptive queries on normal groups: no answer leaves 0.674 standard deviations."""
     plan, rng = sizes.tight(sizes.Task(10, 1001, 0.05), True), np.random.default_rng(0)
@@ -213,6 +227,8 @@ def test_tau_is_the_planners() -> None:
     params = means.MeanParams(epsilon=Fraction(plan.each), rows=plan.rows, queries=1000)
     assert means.accuracy(params, one_row) == pytest.approx(0.1, abs=0.001)
     assert means.accuracy(params, EXAMPLE_TABLE) is None
+    assert "proven to be within 0.1 of the truth" in MeanQueries().note(params, one_row)
+    assert "units of one row" in MeanQueries().note(params, EXAMPLE_TABLE)
     assert means.accuracy(means.MeanParams(epsilon=1, rows=plan.rows, queries=1000), one_row) is None
 
 
