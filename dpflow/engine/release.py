@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -105,6 +106,7 @@ def release(
             principal=occasion.principal,
             spend_again=spend_again,
             request=plan.public(),
+            data=data_names(plan, ledger),
         )
         replayed = reservation.result is not None
         settled = reservation if replayed else _draw(plan, private, ledger, reservation, occasion.principal)
@@ -131,6 +133,16 @@ def check_protection(plan: Plan, scope: Scope) -> None:
             f"scope {scope.scope!r} was granted to protect {scope.protects}, but table {plan.table.name!r} declares "
             f"{plan.table.protected}; use a scope granted for this declaration"
         )
+
+
+def data_names(plan: Plan, ledger: Ledger) -> list[str]:
+    """Public names of what a plan reads, under which the ledger knows it beside its dataset: the table as it is declared, and
+    every private relation by its place, so that a second declaration of the same rows is no second data set.
+    """
+    database = os.path.realpath(plan.table.database)
+    relations = [plan.table.source, *(join.relation for join in plan.table.joins if join.kind == "unit")]
+    places = (f"{database}\0{relation.casefold()}".encode() for relation in relations)
+    return [f"table {plan.table.name}", *(f"place {ledger.commitment(place, 'place')[:32]}" for place in places)]
 
 
 def _draw(plan: Plan, private: PrivateTable, ledger: Ledger, reservation: Reservation, principal: str) -> Reservation:

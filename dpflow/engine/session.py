@@ -25,7 +25,7 @@ from dpflow.engine.candidate import Candidate
 from dpflow.engine.holdout import group_values, summed
 from dpflow.engine.occasion import Occasion
 from dpflow.engine.plan import Plan, digest
-from dpflow.engine.release import check_scope
+from dpflow.engine.release import check_scope, data_names
 from dpflow.errors import DpflowError, InvalidDeclaration, PlanRefused, SessionClosed
 from dpflow.ledger import Held, Ledger
 from dpflow.registry import Registry
@@ -47,15 +47,14 @@ class Session:
 
         Raises:
             BudgetExceeded: the scope cannot pay; nothing was read.
-            PlanRefused: the plan is a one-shot release.
+            PlanRefused: the plan is a one-shot release, or cuts its data into other groups than the first session did.
+            SessionClosed: a gate on the same data is open.
         """
         mechanism = plan.mechanism
         if not isinstance(mechanism, InteractiveMechanism):
             raise PlanRefused(f"{mechanism.name} is a release, not a session; run it with release")
         occasion = occasion or Occasion.of_request(plan.request)
         check_scope(plan, ledger)
-        if ledger.find(occasion.key(plan)) is None:
-            _check_partition(plan, ledger)
         opened = ledger.open_session(
             occasion.key(plan),
             event=plan.event,
@@ -66,6 +65,8 @@ class Session:
             state=mechanism.open(plan.params, plan.table, SystemSource()).data,
             exclusive=mechanism.exclusive,
             request=plan.public(),
+            data=data_names(plan, ledger),
+            cut=_cut(plan),
         )
         return cls(opened.session_id, plan, ledger, registry, occasion.principal)
 
@@ -176,47 +177,21 @@ class Session:
         return lambda: PerGroup(group_values(self._private, statistic, secret, blocks, estimator, subject, default))
 
 
-def _check_partition(plan: Plan, ledger: Ledger) -> None:
-    """A holdout has one partition into groups, for ever, and one open gate at a time: proofs are for a fixed partition of data
-    that nothing else reads. Quotas below a scope share its data. Raises `PlanRefused`.
+def _cut(plan: Plan) -> str:
+    """How a session cuts its data into groups, or "". The keyed hash that does it depends on the dataset, so that is part of it.
+
+    Proofs are for a fixed partition of data that nothing else reads: the ledger keeps the first cut of any data, and refuses others.
     """
-    groups = getattr(plan.params, "groups", None) if getattr(plan.mechanism, "exclusive", False) else None
-    if groups is None:
-        return
-    scope, root = plan.request.scope, plan.request.scope.split("/")[0]
-    for earlier in ledger.releases():
-        known = earlier.request.get("params", {}).get("groups")
-        if earlier.state not in ("open", "closed") or not isinstance(known, int):
-            continue
-        shared = earlier.scope.split("/")[0] == root
-        if shared and known != groups:
-            raise PlanRefused(
-                f"scope {scope!r} is partitioned into {known} groups since its first session, and a partition "
-                f"is never changed; open {plan.request.name!r} with groups: {known}"
-            )
-        if (
-            not shared
-            and plan.table.holdout
-            and earlier.state == "open"
-            and earlier.request.get("table") == plan.table.name
-        ):
-            raise PlanRefused(
-                f"a gate on holdout {plan.table.name!r} is open in scope {earlier.scope!r}, and two gates on one partition "
-                f"would each read what the other pays for; ask that one, or wait until it is used up"
-            )
+    groups = getattr(plan.params, "groups", None)
+    if not isinstance(groups, int):
+        return ""
+    return f"{groups} groups in scope {plan.request.scope.split('/')[0]!r}"
 
 
 def _seen_before(session_id: str, plan: Plan, ledger: Ledger) -> str:
-    """Why the session's data are not fresh, or "": proofs of generalisation begin with rows that nobody has seen.
-
-    All scopes of one path share their data, and so do all releases of one table.
-    """
+    """Why the session's data are not fresh, or "": proofs of generalisation begin with rows that nobody has seen."""
     if plan.table.generalisation_only and not plan.table.holdout:
         return "rows of a generalisation-only table may have been handed out; declare holdout: true"
-    root = plan.request.scope.split("/")[0]
-    for earlier in ledger.releases():
-        if earlier.release_id == session_id:
-            return ""
-        if earlier.scope.split("/")[0] == root or earlier.request.get("table") == plan.table.name:
-            return "something was released from this data before the session was opened"
-    return ""
+    if ledger.is_fresh(session_id, plan.request.scope, data_names(plan, ledger)):
+        return ""
+    return "something was released from this data before the session was opened"

@@ -15,7 +15,7 @@ from dpflow.core import amounts, faults
 from dpflow.core.events import Event
 from dpflow.core.filters import Cost, FilterName, Guarantee, odometer
 from dpflow.errors import InvalidInput, LedgerCorrupt
-from dpflow.ledger import accounts, chain, grants, releases, schema, sessions, transfer, verify
+from dpflow.ledger import accounts, chain, grants, readings, releases, schema, sessions, transfer, verify
 from dpflow.ledger.anchor import Anchor
 from dpflow.ledger.database import Database
 from dpflow.ledger.records import (
@@ -228,6 +228,7 @@ class Ledger:
         principal: str,
         request: Mapping[str, Any],
         spend_again: bool = False,
+        data: Sequence[str] = (),
     ) -> Reservation:
         """Charge a release on all scopes of its path and all its blocks, or return what its key already has.
 
@@ -239,13 +240,14 @@ class Ledger:
             family: the plan's digest without the mechanism's version.
             slot: one task instance of one run; None if nobody retries.
             spend_again: pay even if this slot released something else.
+            data: public names of what it reads, beside its dataset, which is the first part of the scope's path.
 
         Raises:
             BudgetExceeded: a scope or block cannot pay; nothing was charged.
             RetryConflict: this slot released something else before, or an owner closed the release.
-            SessionClosed: an open gate session closes the scope to releases.
+            SessionClosed: an open gate session closes the data to other releases.
         """
-        ask = Ask(key, event, blocks, family, slot, principal, request, spend_again)
+        ask = Ask(key, event, blocks, family, slot, principal, request, spend_again, data)
         with self._writing(*releases.reads(ask)) as (transaction, writer):
             row = releases.known(transaction, writer, ask)
             if row is None:
@@ -343,16 +345,22 @@ class Ledger:
         state: Mapping[str, Any],
         exclusive: bool,
         request: Mapping[str, Any],
+        data: Sequence[str] = (),
+        cut: str = "",
     ) -> Held:
         """Charge an interactive mechanism whole and store its first state; the same key again returns the session.
 
         Args:
-            exclusive: a gate: while it is open, every other release on its scope, those above and below is refused.
+            exclusive: a gate: while it is open, every other release of its dataset or of anything in ``data`` is refused.
+            data: as for `reserve`.
+            cut: how the session cuts this data into groups, such as ``2000 groups``. The first one says so for ever.
 
         Raises:
             BudgetExceeded, RetryConflict, SessionClosed: as for `reserve`.
+            PlanRefused: the data is cut otherwise.
         """
-        ask, secret = Ask(key, event, blocks, family, slot, principal, request), sessions.salted(state)
+        ask = Ask(key, event, blocks, family, slot, principal, request, data=data, cut=cut)
+        secret = sessions.salted(state)
         with self._writing() as (transaction, writer):
             row = releases.known(transaction, writer, ask)
             if row is None:
@@ -363,6 +371,11 @@ class Ledger:
             faults.reach("session.before-commit")
         faults.reach("session.after-commit")
         return held
+
+    def is_fresh(self, release_id: str, scope: str, data: Sequence[str]) -> bool:
+        """Whether nothing was charged before this release on its dataset or on anything in ``data``."""
+        with self._database.reading() as transaction:
+            return readings.is_fresh(transaction, release_id, scope, data)
 
     def session(self, session_id: str) -> Held:
         """A session with its secret state. Raises `UnknownName`."""

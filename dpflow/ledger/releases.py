@@ -12,8 +12,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from dpflow.core.events import Event, to_json
-from dpflow.errors import InvalidInput, LedgerCorrupt, RetryConflict, SessionClosed, UnknownName
-from dpflow.ledger import accounts, chain, schema
+from dpflow.errors import InvalidInput, LedgerCorrupt, RetryConflict, UnknownName
+from dpflow.ledger import accounts, chain, readings, schema
 from dpflow.ledger.records import ReleaseKey, Reservation, Stored, checked_name, stored_json
 from dpflow.ledger.statements import Prepared, Read, Transaction, insert, where
 
@@ -33,8 +33,6 @@ _ASKED = Prepared(
     .select_from(schema.slot.join(schema.release, _L.release_id == R.id))
     .where(_OF_TASK)
 )
-_literal = sa.literal_column
-_GATES = Prepared(sa.select(R.scope).where(R.exclusive == _literal("1"), R.state == _literal("'open'")))
 _SETTLE = Prepared(
     schema.release.update()
     .where(where(R.id))
@@ -65,6 +63,8 @@ class Ask:
     principal: str
     request: Mapping[str, Any]
     spend_again: bool = False
+    data: Sequence[str] = ()
+    cut: str = ""
 
     def __post_init__(self) -> None:
         checked_name("a principal", self.principal)
@@ -73,6 +73,8 @@ class Ask:
             checked_name("a slot", self.slot, longest=1000)
         for block in self.blocks:
             checked_name("a block", block, empty=True)
+        for name in self.data:
+            checked_name("a name of data", name, longest=1000)
         _ = self.public  # what it costs to write it down is paid before others wait for the turn
 
     @cached_property
@@ -136,17 +138,8 @@ def reads(ask: Ask) -> list[Read]:
     found: list[Read] = [(BY_KEY, {name: getattr(ask.key, name) for name in schema.KEY})]
     if ask.slot is not None:
         found.append((_IN_SLOT, {"slot": ask.slot}))
-    return [*found, (_GATES, {}), *accounts.reads(ask.key.scope, ask.blocks), (chain.HEAD, {})]
-
-
-def require_no_gate(transaction: Transaction, scope: str) -> None:
-    """Raises `SessionClosed` while a gate session is open on this scope, above it or below it."""
-    for (name,) in transaction.rows(_GATES):
-        if name == scope or name.startswith(scope + "/") or scope.startswith(name + "/"):
-            raise SessionClosed(
-                f"a gate session is open on scope {name!r}, and while it is no other release reads its table; "
-                f"wait until it is used up, or use another partition"
-            )
+    found += readings.reads(ask.key.scope, ask.data)
+    return [*found, *accounts.reads(ask.key.scope, ask.blocks), (chain.HEAD, {})]
 
 
 def charge(
@@ -160,10 +153,11 @@ def charge(
     commitment: str | None = None,
 ) -> str:
     """Debit every account and add the release, or raise and leave nothing. Returns the release's id."""
-    require_no_gate(transaction, ask.key.scope)
+    known = readings.require(transaction, ask.key.scope, ask.data, ask.cut)
     bill = accounts.bill(transaction, ask.key.scope, [ask.event], ask.blocks)
     accounts.debit(transaction, bill)
     release_id = secrets.token_hex(8)
+    readings.record(transaction, release_id, ask.key.scope, ask.data, known, gate=exclusive, cut=ask.cut)
     public = ask.public | {"exclusive": int(exclusive)}
     transaction.run(
         _INSERT, id=release_id, state=state, attempts=1, fenced_below=0, principal=ask.principal, version=0,
@@ -171,7 +165,12 @@ def charge(
     )  # fmt: skip
     if ask.slot is not None:
         transaction.run(_JOIN, slot=ask.slot, release_id=release_id)
-    body = public | {"charges": [charge.to_json() for charge in bill], "state": commitment}
+    body = public | {
+        "charges": [charge.to_json() for charge in bill],
+        "state": commitment,
+        "data": list(ask.data),
+        "cut": ask.cut,
+    }
     writer.note("reserve" if state == "reserved" else "session", ask.key.scope, release_id, ask.principal, body)
     return release_id
 

@@ -23,16 +23,17 @@ EXCEPTION WHEN duplicate_object THEN NULL;
 END $$;
 GRANT dpflow_spender TO dpflow_interactive;
 
-REVOKE ALL ON dpflow_meta, dpflow_scope, dpflow_account, dpflow_release, dpflow_slot, dpflow_answer, dpflow_entry
-    FROM PUBLIC, dpflow_spender, dpflow_interactive;
-GRANT SELECT ON dpflow_meta, dpflow_scope, dpflow_account, dpflow_slot, dpflow_entry TO dpflow_spender;
+REVOKE ALL ON dpflow_meta, dpflow_scope, dpflow_account, dpflow_release, dpflow_data, dpflow_slot, dpflow_answer,
+    dpflow_entry FROM PUBLIC, dpflow_spender, dpflow_interactive;
+GRANT SELECT ON dpflow_meta, dpflow_scope, dpflow_account, dpflow_data, dpflow_slot, dpflow_entry TO dpflow_spender;
 GRANT SELECT (id, scope, dag_id, task_id, occasion, digest, ordinal, family, slot, state, exclusive, attempts, fenced_below,
     principal, blocks, event, request, result, snapshot, version) ON dpflow_release TO dpflow_spender;
-GRANT INSERT ON dpflow_account, dpflow_release, dpflow_slot, dpflow_entry TO dpflow_spender;
+GRANT INSERT ON dpflow_account, dpflow_release, dpflow_data, dpflow_slot, dpflow_entry TO dpflow_spender;
 GRANT UPDATE (epsilon, delta, renyi) ON dpflow_account TO dpflow_spender;
 GRANT UPDATE (state, result, snapshot, attempts) ON dpflow_release TO dpflow_spender;
 
 GRANT SELECT (secret), UPDATE (secret, version) ON dpflow_release TO dpflow_interactive;
+GRANT UPDATE (gate, cut) ON dpflow_data TO dpflow_interactive;
 GRANT SELECT, INSERT ON dpflow_answer TO dpflow_interactive;
 
 -- What holds for everybody, the owner included: sums grow, and a release only goes forward.
@@ -50,6 +51,17 @@ CREATE OR REPLACE TRIGGER dpflow_release_only_forward BEFORE UPDATE ON dpflow_re
         OR (NEW.state <> OLD.state AND (OLD.state, NEW.state) NOT IN
             (('reserved', 'settled'), ('reserved', 'fenced'), ('open', 'closed'))))
     EXECUTE FUNCTION dpflow_only_forward();
+
+CREATE OR REPLACE FUNCTION dpflow_gate_stays() RETURNS trigger LANGUAGE plpgsql AS
+$$ BEGIN RAISE EXCEPTION 'an open gate and a cut stay so'; END $$;
+
+CREATE OR REPLACE FUNCTION dpflow_is_open(id text) RETURNS boolean LANGUAGE sql STABLE AS
+$$ SELECT EXISTS (SELECT 1 FROM dpflow_release r WHERE r.id = $1 AND r.state = 'open') $$;
+
+CREATE OR REPLACE TRIGGER dpflow_data_stays BEFORE UPDATE ON dpflow_data FOR EACH ROW
+    WHEN (NEW.name <> OLD.name OR NEW.first <> OLD.first OR (OLD.cut IS NOT NULL AND NEW.cut IS DISTINCT FROM OLD.cut)
+        OR (NEW.gate IS DISTINCT FROM OLD.gate AND dpflow_is_open(OLD.gate)))
+    EXECUTE FUNCTION dpflow_gate_stays();
 
 -- What only the owner decides: the policies bind everybody but the tables' owner.
 

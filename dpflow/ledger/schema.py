@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import BigInteger, Column, Integer, SmallInteger, Text
 
-VERSION = "4"
+VERSION = "5"
 
 metadata = sa.MetaData()
 
@@ -73,8 +73,17 @@ release = sa.Table(
     Column("secret", Text),
     sa.UniqueConstraint(*KEY),
 )
-_gate = sa.and_(release.c.exclusive == sa.literal_column("1"), release.c.state == sa.literal_column("'open'"))
-sa.Index("dpflow_open_gate", release.c.scope, sqlite_where=_gate, postgresql_where=_gate)
+
+#: What releases read, by public names: the first release of each, the last gate on it, and how it is cut into groups.
+data = sa.Table(
+    "dpflow_data",
+    metadata,
+    Column("name", Text, primary_key=True),
+    _needed("first"),
+    Column("gate", Text),
+    Column("cut", Text),
+    **_SLIM,
+)
 
 #: Which task instance asked for which release: a slot may bring one release, and may join others.
 slot = sa.Table(

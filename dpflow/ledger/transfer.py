@@ -121,6 +121,7 @@ def _rows(
         state = "closed" if name in closed else row["state"]
         releases.append({**row, "id": name, "result": result, "state": state, "secret": None})
     yield schema.release, releases
+    yield schema.data, [{"name": name, **row} for name, row in expected.data.items()]
     yield schema.slot, [{"slot": slot, "release_id": name} for slot, name in sorted(expected.slots)]
     answers = dict(expected.answers)
     for (name, version), digest in expected.batches.items():

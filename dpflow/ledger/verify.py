@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from dpflow.core.filters import Cost
-from dpflow.ledger import chain, schema
+from dpflow.ledger import chain, readings, schema
 from dpflow.ledger.statements import Prepared, Transaction
 
 ENTRIES = Prepared(sa.select(schema.entry).order_by(schema.entry.c.seq))
@@ -32,6 +32,7 @@ class Expected:
         self.answers: dict[tuple[str, str], tuple[int, str]] = {}
         self.batches: dict[tuple[str, int], str] = {}
         self.slots: set[tuple[str, str]] = set()
+        self.data: dict[str, dict[str, Any]] = {}
         self.illegal: list[str] = []
 
     def apply(self, entry: Mapping[str, Any]) -> None:
@@ -52,6 +53,10 @@ class Expected:
             self.accounts[scope, block] = self.accounts.get((scope, block), Cost()) + Cost(*units)
         if body["slot"] is not None:
             self.slots.add((body["slot"], entry["release_id"]))
+        for name in readings.names(entry["scope"], body["data"]):
+            row = self.data.setdefault(name, {"first": entry["release_id"], "gate": None, "cut": None})
+            row["gate"] = entry["release_id"] if body["exclusive"] else row["gate"]
+            row["cut"] = row["cut"] or body["cut"] or None
         self.releases[entry["release_id"]] = {name: body[name] for name in _PUBLIC} | {
             "principal": entry["principal"],
             "state": state,
@@ -126,6 +131,8 @@ def problems(transaction: Transaction, expected: Expected, seal: Callable[[str],
     digests = {place: chain.digest(batch) for place, batch in batches.items()}
     yield from _differences("the answers of batch {} are not those that were given", expected.batches, digests)
     slots = {(row["slot"], row["release_id"]): True for row in tables["dpflow_slot"]}
+    read = {row.pop("name"): row for row in tables["dpflow_data"]}
+    yield from _differences("what is known of {} is not what its releases left", expected.data, read)
     yield from _differences("task instance {} did not ask for that", dict.fromkeys(expected.slots, True), slots)
 
 

@@ -66,28 +66,48 @@ def test_a_plan_says_what_its_verdicts_prove(tiny: Tiny, ledger: Ledger) -> None
 
 
 def test_one_gate_and_one_partition(tiny: Tiny, ledger: Ledger) -> None:
-    """No second gate beside, above or below an open one; no other cut of the same rows, in a quota neither, not even later."""
+    """No second gate beside, above or below an open one, from whatever scope; no other cut of the same rows, not even later."""
     session = opened(tiny, ledger)
-    with pytest.raises(SessionClosed, match="gate session is open"):
+    with pytest.raises(SessionClosed, match="gate session is open on scope 'gate'"):
         opened(tiny, ledger, scope="gate/a")
-    with pytest.raises(PlanRefused, match="two gates on one partition"):
-        opened(tiny, ledger, scope="more")
+    with pytest.raises(PlanRefused, match="table 'visits' is partitioned into 400 groups in scope 'gate'"):
+        opened(tiny, ledger, scope="more")  # another hash, so other groups
     with pytest.raises(PlanRefused, match="holdout, readable only through a gate"):
         release(plan("count", tiny.folder / "visits.yml", name="n", scope="gate", epsilon="1"), ledger)
     for number in range(2):
         judge(session, wrong(number))
     assert session.remaining()["state"] == "closed"
-    with pytest.raises(PlanRefused, match="a partition is never changed"):
+    with pytest.raises(PlanRefused, match="partitioned into 400 groups in scope 'gate' .* never changed"):
         opened(tiny, ledger, scope="gate/a", **(PARAMS | {"groups": 300, "epsilon": "2"}))
+    with pytest.raises(PlanRefused, match="partitioned into 400 groups in scope 'gate' .* never changed"):
+        opened(tiny, ledger, scope="more")
     again = opened(tiny, ledger, scope="gate/a", **(PARAMS | {"epsilon": "2"}))
     assert judge(again, HONEST)["verdict"] == "yes"
+    assert ledger.remaining("more").rows()[0]["epsilon_spent"] == "0" and ledger.verify().ok
+
+
+def test_a_second_declaration_is_no_second_data_set(tiny: Tiny, ledger: Ledger) -> None:
+    """The same relation under another name, as an ordinary table of another scope: closed while the gate is open, and not fresh
+    for a gate that comes after."""
+    text = (tiny.folder / "visits.yml").read_text().replace("holdout: true", "holdout: false")
+    (tiny.folder / "alias.yml").write_text(text.replace("name: visits", "name: alias\nrelation: VISITS"))
+    count = plan("count", tiny.folder / "alias.yml", name="n", scope="more", epsilon="1")
+    session = opened(tiny, ledger)
+    with pytest.raises(SessionClosed, match="this relation of the database file"):
+        release(count, ledger)
+    assert ledger.remaining("more").rows()[0]["epsilon_spent"] == "0"
+    for number in range(2):
+        judge(session, wrong(number))
+    assert release(count, ledger).result.rows[0].value > 3900
 
 
 def test_fresh_data_takes_over_by_itself(tiny: Tiny, ledger: Ledger) -> None:
     """A used-up gate hands on what it did not answer; a retry says the same and pays nothing; unneeded gates stay shut."""
     tried: list[str] = []
-    declared = (tiny.folder / "visits.yml").read_text().replace("name: visits", "name: more\nrelation: visits")
-    (tiny.folder / "more.yml").write_text(declared)
+    tiny.fill(f"{ROWS}; CREATE TABLE more AS FROM visits")
+    (tiny.folder / "more.yml").write_text(
+        (tiny.folder / "visits.yml").read_text().replace("name: visits", "name: more")
+    )
 
     def opening(scope: str) -> Any:
         def run() -> Session:
@@ -197,8 +217,9 @@ def test_a_noise_free_gate_is_proven_with_few_groups(tiny: Tiny, ledger: Ledger)
         "heuristic",
         "something was released from this data before the session was opened",
     )
+    tiny.fill(f"{ROWS}; CREATE TABLE more AS FROM visits")
     text = (tiny.folder / "visits.yml").read_text().replace("holdout: true", "holdout: false")
-    (tiny.folder / "more.yml").write_text(text.replace("name: visits", "name: more\nrelation: visits"))
+    (tiny.folder / "more.yml").write_text(text.replace("name: visits", "name: more"))
     ledger.grant("rows", 1, 0, filter="basic", table=table, principal="owner")
     handed = judge(opened(tiny, ledger, "rows", table="more.yml", **FREE), HONEST)
     assert handed["guarantee"] == "heuristic" and "declare holdout" in handed["because"]

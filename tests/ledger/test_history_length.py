@@ -35,9 +35,9 @@ def everyday(ledger: Ledger) -> None:
     terms: dict[str, Any] = {"event": Pure("0.001"), "blocks": (), "family": "f", "principal": "p", "request": {}}
     for _ in range(2):
         ledger.reserve(ReleaseKey("bench", "dag", "task", "o", "slotted"), slot="run/0", **terms)
-    held = ledger.open_session(
-        ReleaseKey("bench", "", "", "o", "s"), slot=None, state={"v": 0}, exclusive=True, **terms
-    )
+    key, data = ReleaseKey("bench", "", "", "o", "s"), ["table t", "place p"]
+    held = ledger.open_session(key, slot=None, state={"v": 0}, exclusive=True, data=data, cut="9 groups", **terms)
+    ledger.is_fresh(held.session_id, "bench", data)
     ledger.answer(held.session_id, query="q", expected_version=0, state={}, answer={}, closed=True)
     ledger.history(limit=5)
 

@@ -84,8 +84,8 @@ class Model:
 
     def charge(self, at: tuple[str, str], blocks: set[str], kept: Kept) -> None:
         """Every account pays, or none."""
-        gates = [scope for (scope, _), k in self.kept.items() if k.exclusive and k.state == "open"]
-        if any(scope in path_of(at[0]) or at[0] in path_of(scope) for scope in gates):
+        gates = {path_of(scope)[0] for (scope, _), k in self.kept.items() if k.exclusive and k.state == "open"}
+        if path_of(at[0])[0] in gates:
             raise SessionClosed
         if at[0] not in self.grants:
             raise UnknownName("", "", ())

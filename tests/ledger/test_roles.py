@@ -148,6 +148,8 @@ BY_HAND = (
     "DELETE FROM dpflow_answer",
     "UPDATE dpflow_slot SET slot = ''",
     "DELETE FROM dpflow_slot",
+    "DELETE FROM dpflow_data",
+    "UPDATE dpflow_data SET first = 'another'",
     "DROP TABLE dpflow_entry",
     "ALTER TABLE dpflow_entry DISABLE TRIGGER ALL",
     "ALTER TABLE dpflow_release DISABLE ROW LEVEL SECURITY",
@@ -170,6 +172,20 @@ def test_nothing_is_taken_back_by_hand(owner, login, role):
                 continue
             assert changed == 0, statement
     assert everything(owner) == before and owner.verify().ok
+
+
+def test_an_open_gate_and_a_cut_stay(owner, login, ask):
+    """Whoever holds sessions cannot open the data of a gate by hand, nor cut it anew; the ledger itself still goes on."""
+    owner.grant("gated", 1, 0, filter="basic", principal="owner")
+    terms = ask.terms() | {"state": {}, "exclusive": True, "cut": "9 groups"}
+    held = owner.open_session(ask.key("gate", scope="gated"), **terms)
+    with psycopg.connect(login("dpflow_interactive").replace("+psycopg", ""), autocommit=True) as connection:
+        for change in ("gate = NULL", "gate = 'another'", "cut = NULL", "cut = '1 group'"):
+            with pytest.raises(psycopg.errors.RaiseException):
+                connection.execute(f"UPDATE dpflow_data SET {change} WHERE gate IS NOT NULL")
+    owner.answer(held.session_id, query="q", expected_version=0, state={}, answer={}, closed=True)
+    owner.open_session(ask.key("next", scope="gated"), **terms)
+    assert owner.verify().ok
 
 
 def test_a_spender_closes_no_session(owner, login):
@@ -202,7 +218,7 @@ def test_policies_leave_the_indices_in_use(owner, login, role):
             "SELECT seq FROM dpflow_entry ORDER BY seq DESC LIMIT 1",
             "SELECT id FROM dpflow_release WHERE scope = 's' AND dag_id = '' AND task_id = '' AND occasion = 'o' "
             "AND digest = 'd' AND ordinal = 0",
-            "SELECT scope FROM dpflow_release WHERE exclusive = 1 AND state = 'open'",
+            "SELECT gate FROM dpflow_data WHERE name IN ('dataset s', 'table t')",
         ):
             plan = "\n".join(row[0] for row in connection.execute(f"EXPLAIN {query}").fetchall())
             assert "Index" in plan and "Seq Scan" not in plan, plan
