@@ -65,15 +65,18 @@ def label_codes(table: Table, name: str, rows: RecordArrays) -> Codes:
 
 def matrix(table: Table, features: Sequence[str], columns: Iterable[Codes]) -> NDArray[np.float64]:
     """Encoded columns as a learner's matrix, shape (rows, numbers)."""
-    blocks = []
-    for name, codes in zip(features, columns):
+    given = list(columns)
+    made, place = np.empty((len(given[0]), width(table, features))), 0
+    for name, codes in zip(features, given):
         column = table.column(name)
         if column.keys is not None:
-            blocks.append((codes[:, None] == np.arange(len(column.keys))).astype(np.float64))
+            made[:, place : place + len(column.keys)] = codes[:, None] == np.arange(len(column.keys))
+            place += len(column.keys)
         else:
             low, high = column.grid()
-            blocks.append(((codes - (low + high) / 2) / max((high - low) / 2, 0.5))[:, None])
-    return np.hstack(blocks)
+            np.divide(codes - (low + high) / 2, max((high - low) / 2, 0.5), out=made[:, place])
+            place += 1
+    return made
 
 
 def width(table: Table, features: Sequence[str]) -> int:

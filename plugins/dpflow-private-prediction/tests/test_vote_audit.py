@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from dpflow_private_prediction import features, vote  # noqa: E402
 from dpflow_private_prediction.auditor import audit, max_divergence  # noqa: E402
 from dpflow_private_prediction.learners import learner  # noqa: E402
-from dpflow_private_prediction.shards import Constant, deal, majority, train  # noqa: E402
+from dpflow_private_prediction.shards import Constant, Model, Shards, deal, majority, split, train  # noqa: E402
 from dpflow_private_prediction.vote import Vote, VoteParams  # noqa: E402
 from prediction_world import ALTERNATIVES, POINTS, TABLE, exact_law, records, tables  # noqa: E402
 
@@ -262,3 +262,41 @@ def test_linear_models_vote_side_by_side_as_they_do_alone() -> None:
         alone = sum(np.asarray(model.predict(x)) for model in made.models)
         assert np.abs(made.votes(x, 2)[:, 1] - alone).sum() <= 2  # rounding next to a border
         assert (made.votes(x, 2).sum(axis=1) == 31).all()
+
+
+@pytest.mark.parametrize("name", ["LogisticRegression", "LinearSVC", "RidgeClassifier", "SGDClassifier", "Perceptron"])
+def test_a_product_says_what_each_linear_model_says(name: str) -> None:
+    """Weights and points in 64ths, where scores are exact: the same label at every point, also where a score is 0."""
+    source = StreamSource(9)
+    x = np.floor(source.words(500 * 3).astype(np.float64).reshape(500, 3) / 2**57 - 64) / 64
+    y = (x[:, 0] > x[:, 1]).astype(np.int64)
+    made = train(learner("classifier", name, {}), x, y, np.arange(500) % 300, 300, source, majority(2))
+    fitted = [model.fitted for model in made.models if isinstance(model, Model)]
+    for estimator in fitted:
+        estimator.coef_ = np.floor(estimator.coef_ / np.abs(estimator.coef_).max() * 4) / 4
+        estimator.intercept_ = np.zeros(1)
+    assert len(fitted) > 30 and split(made.models)[0] is not None
+    alone = np.array([np.asarray(model.predict(x)) for model in made.models])
+    assert made.votes(x, 2)[:, 1].tolist() == alone.sum(axis=0).tolist()
+    assert any((estimator.decision_function(x) == 0).any() for estimator in fitted)
+
+
+def test_a_model_s_vote_does_not_mind_what_the_other_shards_hold() -> None:
+    """At points where many scores are 0 but for rounding, a shard that becomes a constant changes its own vote alone."""
+    rng = np.random.default_rng(3)
+    x = rng.uniform(-1, 1, (400, 7))
+    y = (x[:, 0] > 0).astype(np.int64)
+    made = train(
+        learner("classifier", "LogisticRegression", {}), x, y, np.arange(400) % 20, 20, StreamSource(1), majority(2)
+    )
+    points = []
+    for model in made.models:
+        w, b = model.fitted.coef_[0], model.fitted.intercept_[0]  # type: ignore[union-attr]
+        for start in rng.uniform(-1, 1, (50, 7)):
+            points.append(start - (start @ w + b) / (w @ w) * w)
+    border = np.array(points)
+    votes = made.votes(border, 2)[:, 1]
+    for shard in range(20):
+        changed = Shards((*made.models[:shard], Constant(0), *made.models[shard + 1 :]))
+        fewer = votes - changed.votes(border, 2)[:, 1]
+        assert fewer.min() >= 0 and fewer.max() == 1
