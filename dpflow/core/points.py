@@ -43,19 +43,19 @@ def encode(table: Table, features: Sequence[str], points: Points) -> Codes:
         raise InvalidInput(
             f"the features have different numbers of values ({sorted(sizes)}); give each point one of each"
         )
-    codes = np.empty((sizes.pop(), len(features)), np.int64)
+    codes = np.empty((len(features), sizes.pop()), np.int64)  # column by column, as it is written and read
     for place, name in enumerate(features):
         column = table.column(name)
         read = _keyed if column.keys is not None else _bounded
-        codes[:, place] = read(name, column if column.keys is not None else table.bounded(name), columns[name])
-    return codes
+        codes[place] = read(name, column if column.keys is not None else table.bounded(name), columns[name])
+    return codes.T
 
 
 def _columns(features: Sequence[str], points: Any) -> Mapping[str, Any]:
     if isinstance(points, np.ndarray) and points.ndim == 2:
         if points.shape[1] != len(features):
             raise InvalidInput(_size(0, points.shape[1], features))
-        return {name: points[:, i] for i, name in enumerate(features)}
+        return dict(zip(features, points.T.copy()))
     rows = list(points)
     for number, row in enumerate(rows):
         if isinstance(row, str | bytes) or not isinstance(row, Sequence | np.ndarray):
@@ -71,16 +71,30 @@ def _size(number: int, found: int, features: Sequence[str]) -> str:
 
 def _bounded(name: str, column: Column, values: Any) -> Codes:
     """Numbers and dates in grid steps."""
-    array = np.asarray(values)
+    hidden = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
+    array = np.asarray(values)  # what a mask hides is put right below
     if array.dtype.kind == "M":
         numbers = array.astype("datetime64[us]").astype(np.float64) / 86_400_000_000
         numbers[np.isnat(array)] = np.nan
     elif array.dtype.kind in "iufb" and array.ndim == 1:
         numbers = array.astype(np.float64)
     else:
-        numbers = np.array([_number(name, i, value) for i, value in enumerate(values)], np.float64)
-    if isinstance(array, np.ma.MaskedArray) and array.mask.any():
-        numbers = np.where(np.ma.getmaskarray(array), np.nan, numbers)
+        given = values if hidden is None else [None if no else value for no, value in zip(hidden, array)]
+        numbers = np.array([_number(name, i, value) for i, value in enumerate(given)], np.float64)
+    if hidden is not None:
+        numbers = np.where(hidden, np.nan, numbers)
+    if not np.isfinite(numbers).all():
+        numbers = _finite(name, column, numbers)
+    low, high = column.grid()
+    steps = numbers / float(column.step)
+    rounded = np.copysign(np.floor(np.abs(steps) + 0.5), steps)
+    inside = np.clip(rounded, float(low), float(high))
+    codes: Codes = np.clip(inside.astype(np.int64), low, high)
+    return codes
+
+
+def _finite(name: str, column: Column, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Numbers with the declared one for each that is missing."""
     absent = np.isnan(numbers)
     if absent.any():
         if column.missing == "skip":
@@ -92,12 +106,7 @@ def _bounded(name: str, column: Column, values: Any) -> Codes:
         raise InvalidInput(
             f"point {int((~np.isfinite(numbers)).argmax())} has an infinite {name}; give a finite number"
         )
-    low, high = column.grid()
-    steps = numbers / float(column.step)
-    rounded = np.sign(steps) * np.floor(np.abs(steps) + 0.5)
-    inside = np.clip(rounded, float(low), float(high))
-    codes: Codes = np.clip(inside.astype(np.int64), low, high)
-    return codes
+    return numbers
 
 
 def _number(name: str, place: int, value: Any) -> float:

@@ -1,13 +1,14 @@
 """A prediction session's life: learned once per process, asked in batches, one ledger transaction for each.
 
 A batch is encoded and its known points are looked up; the rest is predicted, and the answers and the count of spent
-predictions are stored together before any of them is seen. Two processes that ask for the same points at once: the one
-whose transaction comes second stores nothing, looks up what the first one stored, and predicts only what is left.
+predictions are stored together, as one row, before any of them is seen. What was answered is kept in memory (about 150 bytes
+a point), read from the ledger when a session is first asked and whenever another process answered something. Two processes
+that ask for the same points at once: the one whose transaction comes second stores nothing, looks up what the first one
+stored, and predicts only what is left.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import threading
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,7 @@ from dpflow.core.prediction import PredictionMechanism, PredictionParams
 from dpflow.core.randomness import SystemSource
 from dpflow.core.statistics import Records
 from dpflow.engine.candidate import Candidate
+from dpflow.engine.names import Names
 from dpflow.engine.occasion import Occasion
 from dpflow.engine.plan import Plan, make_plan
 from dpflow.engine.session import Session
@@ -32,7 +34,6 @@ from dpflow.registry import Registry
 
 #: Points of one transaction, unless the caller says otherwise.
 BATCH = 100_000
-_NOTE = "note:"  # marks the name of a note among the names of answers
 
 
 class PredictionSession(Session):
@@ -50,8 +51,13 @@ class PredictionSession(Session):
         self._mechanism, self._params = mechanism, plan.params
         self._learning = threading.Lock()
         self._learned: Any = None
+        self._turn = threading.Lock()  # one batch at a time: two would only draw in vain
+        self._answered: dict[bytes, Any] = {}
+        self._notes: dict[str, Any] = {}
+        self._upto = 0  # the version of the session up to which these are known
         self.known_left = self._left(ledger.session(session_id))
-        self._name = bytes.fromhex(ledger.commitment(session_id.encode(), "points"))
+        key = bytes.fromhex(ledger.commitment(session_id.encode(), "points"))
+        self._names = Names(key, len(plan.params.features))
 
     @classmethod
     def open(
@@ -132,8 +138,9 @@ class PredictionSession(Session):
         """The notes of these names that were stored with some batch."""
         if not names:
             return {}
-        found = self._ledger.stored_answers(self.id, [_NOTE + name for name in names])
-        return {name.removeprefix(_NOTE): body["note"] for name, body in found.items()}
+        with self._turn:
+            self._catch_up()
+            return {name: self._notes[name] for name in names if name in self._notes}
 
     def describe(self) -> dict[str, Any]:
         """What whoever asks may know: features with their bounds or keys, the session's claim, what is left."""
@@ -158,47 +165,65 @@ class PredictionSession(Session):
             codes: what `encode` made.
             notes: names and JSON values to store in the same transaction, unless the session is closed; see `noted`.
         """
-        names = self._names(codes)
-        said_aside = {_NOTE + name: {"note": note} for name, note in (notes or {}).items()}
-        while True:
-            held = self._ledger.session(self.id)
-            known = self._ledger.stored_answers(self.id, [*names, *said_aside]) if held.version else {}
-            places = {name: place for place, name in enumerate(names) if name not in known}
-            left = self.known_left = self._left(held)
-            if len(places) > left:
-                raise SessionClosed(
-                    f"{len(places)} of these points have no stored answer, and session {self.id} has {left} predictions left; "
-                    f"ask at most {left} new points, or open another session"
-                )
-            answers, failed = self._answers(codes, places)
-            fresh = {name: {"answer": answer} for name, answer in zip(places, answers)}
-            if not held.closed:
-                fresh |= {name: body for name, body in said_aside.items() if name not in known}
-            if not fresh or self._ledger.answer_many(
+        names = self._names.of(codes)
+        with self._turn:
+            while (said := self._said(codes, names, notes or {})) is None:
+                pass  # another batch was stored first and none of ours was seen: look up what it answered
+            return said
+
+    def _said(self, codes: Codes, names: Sequence[bytes], notes: Mapping[str, Any]) -> list[Any] | None:
+        """All answers, after storing what had none yet. None if another process was first; then nothing was stored."""
+        held = self._catch_up()
+        places = {name: place for place, name in enumerate(names) if name not in self._answered}
+        left = self.known_left = self._left(held)
+        if len(places) > left:
+            raise SessionClosed(
+                f"{len(places)} of these points have no stored answer, and session {self.id} has {left} predictions left; "
+                f"ask at most {left} new points, or open another session"
+            )
+        answers, text, failed = self._answers(codes, places)
+        aside = {} if held.closed else {name: note for name, note in notes.items() if name not in self._notes}
+        if places or aside:
+            if not self._ledger.answer_batch(
                 self.id,
-                fresh,
+                {"points": self._names.sealed(places), "answers": text, "notes": aside},
                 expected_version=held.version,
                 state={"answered": self._params.predictions - left + len(places)},
                 closed=failed or len(places) == left,
                 principal=self._principal,
             ):
-                self.known_left = 0 if failed else left - len(places)
-                return [(fresh[name] if name in fresh else known[name])["answer"] for name in names]
-            # another batch was stored first and none of ours was seen: look up what it answered
+                return None
+            self._answered.update(zip(places, answers))
+            self._notes |= aside
+            self._upto = held.version + 1
+            self.known_left = 0 if failed else left - len(places)
+        return answers if len(places) == len(names) else [self._answered[name] for name in names]
 
-    def _answers(self, codes: Codes, places: Mapping[str, int]) -> tuple[list[Any], bool]:
-        """Fresh answers; a failure that may depend on rows or draw is the answer None, and closes the session."""
+    def _catch_up(self) -> Held:
+        """The session as it is in the ledger, after looking up what was answered since it was last asked."""
+        held = self._ledger.session(self.id)
+        if held.version > self._upto:
+            for batch in self._ledger.batches(self.id, self._upto):
+                self._answered.update(zip(self._names.opened(batch["points"]), json.loads(batch["answers"])))
+                self._notes |= batch["notes"]
+            self._upto = held.version
+        return held
+
+    def _answers(self, codes: Codes, places: Mapping[bytes, int]) -> tuple[list[Any], str, bool]:
+        """Fresh answers and their JSON; a failure that may depend on rows or draw is the answer None, and closes the session."""
         if not places:
-            return [], False
+            return [], "[]", False
         if self._learned is None:
             self._statistic()
         try:
             self.learn()
             faults.reach("aggregate.after")
-            chosen = codes[np.fromiter(places.values(), np.int64, len(places))]
+            chosen = codes
+            if len(places) < len(codes):
+                chosen = codes[np.fromiter(places.values(), np.int64, len(places))]
             learned, table = self._learned, self._plan.table
             answers = list(self._mechanism.predict(self._params, table, learned, chosen, SystemSource()))
-            json.dumps(answers, allow_nan=False)
+            text = json.dumps(answers, allow_nan=False)
             failed = len(answers) != len(places)
         except faults.FaultInjected:
             raise
@@ -207,18 +232,10 @@ class PredictionSession(Session):
                 raise
             failed = True
         faults.reach("draw.after")
-        return ([None] * len(places), True) if failed else (answers, False)
-
-    def _names(self, codes: Codes) -> list[str]:
-        """What the ledger calls each point: a digest under its key, so that an export does not show who was asked about."""
-        keyed = hashlib.blake2b(key=self._name, digest_size=16)
-        data, width = np.ascontiguousarray(codes).tobytes(), 8 * codes.shape[1]
-        names = []
-        for start in range(0, len(data), width):
-            digest = keyed.copy()
-            digest.update(data[start : start + width])
-            names.append(digest.hexdigest())
-        return names
+        if failed:
+            answers = [None] * len(places)
+            text = json.dumps(answers)
+        return answers, text, failed
 
 
 def most_predictions(plan: Plan, ledger: Ledger, registry: Registry) -> int:

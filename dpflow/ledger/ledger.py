@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
@@ -413,40 +413,40 @@ class Ledger:
         faults.reach("session.after-commit")
         return given
 
-    def answer_many(
+    def answer_batch(
         self,
         session_id: str,
-        answers: Mapping[str, Mapping[str, Any]],
+        batch: Mapping[str, Any],
         *,
         expected_version: int,
         state: Mapping[str, Any],
         closed: bool = False,
         principal: str = "",
     ) -> bool:
-        """Store the answers of many queries, none of which has one, and the state they lead to, in one transaction.
+        """Store many answers as one JSON mapping, of whatever form the caller likes, and the state they lead to.
 
         Args:
             principal: who asked; whoever opened the session if left out.
 
         Returns:
             False if another answer advanced the session first; then nothing was stored, and the caller looks up what was
-            answered meanwhile and asks for the rest from the new state.
+            answered meanwhile (`batches`) and asks for the rest from the new state.
 
         Raises:
             SessionClosed: no answer is left.
         """
         with self._writing() as (transaction, writer):
-            stored = sessions.answer_many(
-                transaction, writer, self._anchor, session_id, answers, expected_version, state, closed, principal
+            stored = sessions.answer_batch(
+                transaction, writer, self._anchor, session_id, batch, expected_version, state, closed, principal
             )
             faults.reach("session.before-commit")
         faults.reach("session.after-commit")
         return stored
 
-    def stored_answers(self, session_id: str, queries: Iterable[str]) -> dict[str, Mapping[str, Any]]:
-        """The answers that these queries got, by query; those without one are left out."""
+    def batches(self, session_id: str, after: int = 0) -> list[dict[str, Any]]:
+        """The batches that led to versions of the session above this one, in order."""
         with self._database.reading() as transaction:
-            return sessions.stored_answers(transaction, session_id, list(queries))
+            return sessions.batches(transaction, session_id, after)
 
     def stored_answer(self, session_id: str, query: str) -> Answered | None:
         """The answer this query got, or None."""

@@ -26,11 +26,15 @@ _LAST = Prepared(
 )
 _ANSWER = Prepared(sa.select(schema.answer).where(where(schema.answer.c.session_id, schema.answer.c.query)))
 ANSWERS = Prepared(sa.select(schema.answer).where(where(schema.answer.c.session_id)).order_by(schema.answer.c.version))
-#: Many keys at once: one JSON text for SQLite, one array for PostgreSQL.
-_AMONG = {
-    "sqlite": "SELECT query, answer FROM dpflow_answer WHERE session_id = ? AND query IN (SELECT value FROM json_each(?))",
-    "postgresql": "SELECT query, answer FROM dpflow_answer WHERE session_id = %s AND query = ANY(%s)",
-}
+_BATCHES = Prepared(
+    sa.select(schema.answer)
+    .where(
+        where(schema.answer.c.session_id),
+        schema.answer.c.query.between(sa.bindparam("first", type_=sa.Text), sa.bindparam("last", type_=sa.Text)),
+    )
+    .order_by(schema.answer.c.query)
+)
+_NEWEST = 10**20 - 1  # above every version
 _INSERT = insert(schema.answer)
 _ADVANCE = Prepared(
     schema.release.update()
@@ -125,40 +129,46 @@ def _asker(principal: str, row: Any) -> str:
     return checked_name("a principal", principal or row.principal)
 
 
-def stored_answers(transaction: Transaction, session_id: str, queries: list[str]) -> dict[str, Any]:
-    """The answers that these queries got, by query; those without one are left out."""
-    sqlite = transaction.dialect == "sqlite"
-    found = transaction.text(_AMONG[transaction.dialect], [session_id, json.dumps(queries) if sqlite else queries])
-    return {query: stored_json(text) for query, text in found}
+def batches(transaction: Transaction, session_id: str, after: int) -> list[dict[str, Any]]:
+    """The batches that led to versions above this one, in order."""
+    rows = transaction.rows(_BATCHES, session_id=session_id, first=_batch(after + 1), last=_batch(_NEWEST))
+    return [stored_json(row.answer) for row in rows]
 
 
-def answer_many(
+def _batch(version: int) -> str:
+    """What a batch is stored under: digits, so that every collation orders batches by version."""
+    return f"{version:020d}"
+
+
+def answer_batch(
     transaction: Transaction,
     writer: chain.Writer,
     anchor: Anchor,
     session_id: str,
-    answers: Mapping[str, Mapping[str, Any]],
+    batch: Mapping[str, Any],
     expected: int,
     state: Mapping[str, Any],
     closed: bool,
     principal: str,
 ) -> bool:
-    """Store many answers and the state they lead to; the history keeps their digest. See `Ledger.answer_many`."""
+    """Store a batch and the state it leads to; the history keeps its digest. See `Ledger.answer_batch`."""
     row = row_of(transaction, anchor, session_id)
     if row.version != expected:
         return False
     if row.state == "closed":
         raise SessionClosed(f"session {session_id} is closed: its answers are used up")
     version, secret = row.version + 1, salted(state)
-    texts = {checked_name("a query", query): ordered(answers[query]) for query in sorted(answers)}
+    name, text = _batch(version), ordered(batch)
     becomes = "closed" if closed else "open"
     transaction.run(
         _ADVANCE, id=session_id, expected=expected, new_version=version, new_secret=secret, new_state=becomes
     )
-    transaction.many(
-        _INSERT,
-        [{"session_id": session_id, "query": q, "version": version, "answer": text} for q, text in texts.items()],
-    )
-    said = {"answers": chain.digest(texts), "version": version, "state": sealed(anchor, secret), "becomes": becomes}
+    transaction.run(_INSERT, session_id=session_id, query=name, version=version, answer=text)
+    said = {
+        "answers": chain.digest({name: text}),
+        "version": version,
+        "state": sealed(anchor, secret),
+        "becomes": becomes,
+    }
     writer.note("answer", row.scope, session_id, _asker(principal, row), said)
     return True

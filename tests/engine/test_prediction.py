@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -15,10 +17,11 @@ from dpflow import hookimpl
 from dpflow.core import faults
 from dpflow.core.declaration import Table
 from dpflow.core.events import BoundedRange, Event
-from dpflow.core.points import Codes
+from dpflow.core.points import Codes, encode
 from dpflow.core.prediction import PredictionMechanism, PredictionParams
 from dpflow.core.randomness import Source
 from dpflow.core.statistics import Records
+from dpflow.engine.names import Names
 from dpflow.engine.plan import make_plan
 from dpflow.engine.prediction import PredictionSession, most_predictions
 from dpflow.engine.request import parse_request
@@ -197,7 +200,7 @@ def test_a_crash_before_the_commit_shows_nothing_and_after_it_loses_nothing(
         session.predict([[1, "Oslo"], [2, "Rome"]])
     monkeypatch.delenv("DPFLOW_FAULT")
     assert session.left == 8
-    stored = [answer.answer["answer"] for answer in world.ledger.answers(session.id)]
+    (stored,) = [json.loads(batch["answers"]) for batch in world.ledger.batches(session.id)]
     assert sorted(session.predict([[1, "Oslo"], [2, "Rome"]])) == sorted(stored)
 
 
@@ -256,3 +259,37 @@ def test_notes_are_stored_with_the_batch(world: World) -> None:
     codes = session.encode([[1, "Oslo"]])
     assert session.predict_encoded(codes, {"k": {"v": 1}}) == session.predict_encoded(codes, {"l": 2})
     assert (session.noted(["k", "l", "m"]), session.left) == ({"k": {"v": 1}, "l": 2}, 9)
+
+
+def test_names_are_the_key_s_and_their_store_shows_nothing() -> None:
+    """The same point has one name in every process; others have others; what is stored differs each time and opens again."""
+    codes = np.array([[0, 1, -1], [1, 0, -1], [0, 1, 2**62], [0, 1, -(2**62)], [0, 1, -1]])
+    names = Names(b"k" * 32, 3).of(codes)
+    assert names == Names(b"k" * 32, 3).of(np.asfortranarray(codes)) and {len(name) for name in names} == {16}
+    assert names[0] == names[4] and len(set(names)) == 4
+    assert not set(names) & set(Names(b"l" * 32, 3).of(codes))
+    many = Names(b"k" * 32, 2)
+    grid = np.stack(np.meshgrid(np.arange(300), np.arange(300)), -1).reshape(-1, 2)
+    found = many.of(grid)
+    assert len(set(found)) == 300**2
+    for part in range(4):  # each quarter is a 32-bit hash of its own
+        quarters = {name[4 * part : 4 * part + 4] for name in found}
+        assert len(quarters) > 300**2 - 12
+    sealed = [many.sealed(found[:50]) for _ in range(2)]
+    assert sealed[0] != sealed[1] and all(many.opened(one) == found[:50] for one in sealed)
+    assert many.opened(many.sealed([])) == []
+    raw = base64.b64decode(sealed[0])
+    assert not any(name in raw for name in found[:50])
+
+
+def test_what_a_mask_hides_is_missing(world: World) -> None:
+    """NULLs of a points table: refused, or the declared number; whatever lies under the mask, as a matrix or by column."""
+    table = world.plan().table
+    age = table.columns["age"]
+    table = table.model_copy(update={"columns": table.columns | {"b": age.model_copy(update={"missing": Fraction(7)})}})
+    values, mask = [[1.0, 2.0], [3.0, 4.0]], [[False, False], [True, False]]
+    with pytest.raises(InvalidInput, match="point 1 has no age"):
+        encode(table, ["age", "b"], np.ma.masked_array(values, mask=mask))
+    for kind in (float, np.int64, object, "datetime64[D]"):
+        column = np.ma.masked_array(np.array([1, 2, 3], "int64").astype(kind), mask=[False, True, False])
+        assert encode(table, ["b"], {"b": column})[:, 0].tolist() == [1, 7, 3]

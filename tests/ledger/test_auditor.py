@@ -189,7 +189,7 @@ def papers(books, ask, tmp_path) -> tuple[list[dict[str, Any]], Callable[[list[d
     ask.reserve(ledger, "orphan")
     held = ledger.open_session(ask.key("gate"), **ask.terms(), state={"threshold": 4711}, exclusive=False)
     ledger.answer(held.session_id, query="q", expected_version=0, state={"threshold": 4712}, answer={"ok": True})
-    ledger.answer_many(held.session_id, {"a": {"y": 1}, "b": {"y": 2}}, expected_version=1, state={"threshold": 4713})
+    ledger.answer_batch(held.session_id, {"a": 1, "b": 2}, expected_version=1, state={"threshold": 4713})
     stream = io.StringIO()
     ledger.export(stream)
 
@@ -363,10 +363,11 @@ def test_an_odd_name_is_only_a_name(place, ask, name):
         ask.key("gate", scope=name), **ask.terms(blocks=[name]), state={name: name}, exclusive=True
     )
     ledger.answer(gate.session_id, query=name, expected_version=0, state={name: 1}, answer={name: name})
-    ledger.answer_many(gate.session_id, {f"{name[:99]}2": {name: 2}}, expected_version=1, state={})
+    ledger.answer_batch(gate.session_id, {name: 2}, expected_version=1, state={})
     ledger.resolve(gate.session_id, reason=name, principal=name)
     ledger.record("note", {name: name}, principal=name, scope=name)
-    assert ledger.stored_answers(gate.session_id, [name, "'"]) == {name: {name: name}}
+    assert ledger.stored_answer(gate.session_id, name).answer == {name: name}
+    assert ledger.batches(gate.session_id) == [{name: 2}]
     assert ask.reserve(ledger, name[:50], scope=name, task=name, occasion=name, **odd).result == {name: [name]}
     assert ask.spent(ledger, name) == {name: "0.2"} and ledger.verify().ok and ledger.history(name)
     stream = io.StringIO()

@@ -138,7 +138,7 @@ def test_every_entry_names_its_principal(ledger, ask):
     ledger.resolve(orphan.release_id, reason="lost", principal="owner 3")
     held = ledger.open_session(ask.key("gate"), **ask.terms(principal="ann"), state={"v": 0}, exclusive=False)
     ledger.answer(held.session_id, query="q", expected_version=0, state={}, answer={}, principal="bob")
-    ledger.answer_many(held.session_id, {"r": {}}, expected_version=1, state={}, principal="eve")
+    ledger.answer_batch(held.session_id, {"r": {}}, expected_version=1, state={}, principal="eve")
     ledger.answer(held.session_id, query="s", expected_version=2, state={}, answer={})
     ledger.record("contract", {"ok": True}, principal="checker")
     assert [(entry.kind, entry.principal) for entry in ledger.history()] == [
@@ -162,7 +162,7 @@ def test_an_act_of_nobody_is_refused(ledger, ask, nobody):
         lambda: ledger.resolve(reserved.release_id, reason="r", principal=nobody),
         lambda: ledger.open_session(ask.key("h"), **ask.terms(principal=nobody), state={}, exclusive=False),
         lambda: ledger.answer(held.session_id, query="q", expected_version=0, state={}, answer={}, principal=nobody),
-        lambda: ledger.answer_many(held.session_id, {"q": {}}, expected_version=0, state={}, principal=nobody),
+        lambda: ledger.answer_batch(held.session_id, {"q": {}}, expected_version=0, state={}, principal=nobody),
         lambda: ledger.record("contract", {}, principal=nobody),
     ]
     for act in acts:

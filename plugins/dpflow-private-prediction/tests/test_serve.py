@@ -227,7 +227,7 @@ def test_trouble_is_said_without_its_text(served: Served, monkeypatch: pytest.Mo
             raise error
 
         with monkeypatch.context() as patched:
-            patched.setattr(session._ledger, "answer_many", fail)
+            patched.setattr(session._ledger, "answer_batch", fail)
             answer = served.ask([point(7)])
         assert answer.status_code == status and "secret" not in answer.text and "4711" not in answer.text
     assert served.ask([point(7)]).json()["predictions_left"] == 59
