@@ -180,7 +180,9 @@ class Table(Strict):
     block), or ``unit-block`` (a unit's rows of one block; budgets are then per block, and a unit seen in d released blocks
     has d times the loss). ``holdout`` makes the table readable only through a gate session. ``generalisation-only``: nobody is
     protected; rows may be handed out, or, of a holdout, tested without noise. ``database`` is a path relative to the
-    declaration's file.
+    declaration's file. ``partials`` keeps exact sums of single blocks beside the database, for later releases that read
+    these blocks among others: ``checked`` reads the rows again to see whether they changed, ``sealed`` relies on the
+    owner's promise that a block's rows do not change once it was released, and only counts them (`dpflow.tables.partials`).
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}$")]
@@ -194,6 +196,7 @@ class Table(Strict):
     columns: dict[str, Column]
     joins: tuple[Join, ...] = ()
     holdout: bool = False
+    partials: Literal["checked", "sealed"] | None = None
     generalisation_only: Annotated[bool, Field(alias="generalisation-only")] = False
 
     @model_validator(mode="after")
@@ -211,6 +214,10 @@ class Table(Strict):
             raise ValueError("two joins have one name")
         for join in self.joins:
             join.check(self)
+        if self.partials and self.protects != "unit-block":
+            raise ValueError(
+                "partials need protects: unit-block: a unit that is protected in all blocks is cut in all of them together"
+            )
         return self
 
     def __hash__(self) -> int:
@@ -277,8 +284,8 @@ class Table(Strict):
         return column.groups or self.limits.groups, column.rows_per_group or self.limits.per_group
 
     def public(self) -> dict[str, Any]:
-        """The declaration as JSON, without the place of the file: what enters a plan's digest."""
-        return self.model_dump(mode="json", exclude={"database"})
+        """The declaration as JSON, without where things are kept: what enters a plan's digest."""
+        return self.model_dump(mode="json", exclude={"database", "partials"})
 
 
 def problems(error: ValidationError) -> str:

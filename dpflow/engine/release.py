@@ -90,7 +90,7 @@ def release(
         raise PlanRefused(f"{plan.mechanism.name} is a session, not a release; open it with a gate or Session")
     occasion = occasion or Occasion.of_request(plan.request)
     check_scope(plan, ledger)
-    private = PrivateTable(plan.table, plan.request.where)
+    private = PrivateTable(plan.table, plan.request.where, lambda data: ledger.commitment(data, "partial"))
     key = occasion.key(plan)
     stored = ledger.find(key)
     unread = stored is None or not stored.settled

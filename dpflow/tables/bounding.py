@@ -7,7 +7,9 @@ min(m, L). Groups: of its groups a unit keeps a uniform choice, by a fresh ``ran
 
 Neither favours early rows, small values or some keys, which a hash of values or a row number would. What a unit
 contributes depends on its own rows and draws only, so another unit's presence changes nothing of it. The guarantee needs
-only that the limits hold, whatever the random numbers are; they therefore need no seed and no secrecy.
+only that the limits hold, whatever the random numbers are; they therefore need no seed and no secrecy. Sums that are kept
+for later are the exception: their draws are a keyed hash of unit, block and group (`Cut.salt`), so that an answer is one
+function of the rows. With fresh draws, sums that are taken again because a row was added would move in all other units too.
 
 Two hash aggregates: rows to cells (one unit, one group), cells to units. For the second a cell is one BIGINT of bit
 fields, lowest first: its counts and sums, its group's code, and a random number on top, so that the least few words are a
@@ -76,6 +78,7 @@ class Cut:
         keys: how many public keys there are (1 without grouping), or None for private ones.
         unit: what a contribution belongs to: ``unit``, or ``unit, part`` where each block is protected by itself.
         most_rows: a bound on the rows of the query, which says how much room sums need while they are taken.
+        salt: a secret that makes the draws a function of unit, part and code; None for fresh ones.
     """
 
     rows: str
@@ -85,6 +88,11 @@ class Cut:
     keys: int | None
     unit: str = "unit, part"
     most_rows: int = MOST_ROWS
+    salt: int | None = None
+
+    def random(self, *columns: str) -> str:
+        """A number from [0, 1) for each unit and part, and each value of further columns."""
+        return "random()" if self.salt is None else _hashed(self.salt, self.unit, *columns)
 
     def check(self) -> None:
         """Raises `PlanRefused` if one unit could move a sum by 2^62 steps, beyond which integers would not be exact."""
@@ -133,7 +141,9 @@ class Cut:
                 bounded.append(f"least(m{i}, {self.per_group}) AS m{i}")
                 if packing.shift is None:
                     raw.append(f"count(v{i}) AS m{i}")
-            bounded.append(f"{_rescaled(f's{i}', self._count(i), value, self.per_group, packing)} AS s{i}")
+            bounded.append(
+                f"{_rescaled(f's{i}', self._count(i), value, self.per_group, packing, self.random('code', str(i)))} AS s{i}"
+            )
         by, code = (self.unit, "0 AS code") if self.keys == 1 else (f"{self.unit}, code", "code")
         summed = f"SELECT {self.unit}, {code}, {', '.join(raw)} FROM ({self.rows}) GROUP BY {by}"
         if self.values:
@@ -179,16 +189,16 @@ class Cut:
         spare = min(WORD - used, MOST_RANDOM)
         pick = f"min(word, {self.groups})"
         if spare >= LEAST_RANDOM:
-            terms.append(f"{_drawn(spare)} * {1 << used}")
+            terms.append(f"{_drawn(spare, self.random('code'))} * {1 << used}")
         else:
-            pick = f"arg_min(word, random(), {self.groups})"
+            pick = f"arg_min(word, {self.random('word')}, {self.groups})"
         words = f"SELECT {self.unit}, CAST({' + '.join(terms)} AS BIGINT) AS word FROM ({self.cells()})"
         least = f"SELECT unnest({pick}) AS word FROM ({words}) GROUP BY {self.unit}"
         return f"SELECT {', '.join(columns)} FROM ({least})"
 
     def plain(self) -> str:
         """Cells that each unit keeps, chosen by windows: any width."""
-        return _first(self.cells(), self.unit, self.groups or 1)
+        return _first(self.cells(), self.unit, self.groups or 1, self.random("code"))
 
 
 def _bits(most: int) -> int:
@@ -246,10 +256,10 @@ def _low(word: str, shift: int) -> str:
     return f"CAST({word} & CAST('{(1 << shift) - 1}' AS HUGEINT) AS BIGINT)"
 
 
-def _rescaled(total: str, count: str, value: Value, most: int, packing: _Packing) -> str:
+def _rescaled(total: str, count: str, value: Value, most: int, packing: _Packing, random: str) -> str:
     """At most ``most`` times the mean of a cell's values, rounded at random without bias; the limit holds in any case."""
     kind = "HUGEINT" if packing.shift is None or packing.shift + _bits(most) > WORD else "BIGINT"
-    rest = f"(({total} % {count}) * CAST({most} AS {kind}) + CAST(floor(random() * {count}) AS BIGINT)) // {count}"
+    rest = f"(({total} % {count}) * CAST({most} AS {kind}) + CAST(floor({random} * {count}) AS BIGINT)) // {count}"
     scaled = f"({total} // {count}) * CAST({most} AS {kind}) + {rest}"
     limit = f"CAST('{most * value.span}' AS {kind})"
     return f"least(CASE WHEN {count} <= {most} THEN {total} ELSE {scaled} END, {limit})"
@@ -291,20 +301,29 @@ def cut_grouped_values(rows: str, cut: Cut) -> str:
     ``cut`` says how: a unit keeps ``per_group`` values of a group and ``groups`` groups in which it has any.
     """
     present = f"SELECT * FROM ({rows}) WHERE v0 IS NOT NULL"
-    if cut.per_group > MOST_PACKED:
-        present, picked = _first(present, f"{cut.unit}, code", cut.per_group), "list(v0)"
+    if cut.salt is not None:  # equal values draw numbers of their own
+        placed = f"row_number() OVER (PARTITION BY {cut.unit}, code ORDER BY v0) AS place"
+        present = f"SELECT *, {placed} FROM ({present})"
+    if cut.salt is not None or cut.per_group > MOST_PACKED:
+        present = _first(present, f"{cut.unit}, code", cut.per_group, cut.random("code", "place"))
+        picked = "list(v0)"
     else:
         picked = f"arg_min(v0, random(), {cut.per_group})"
     cells = f"SELECT {cut.unit}, code, {picked} AS vs FROM ({present}) GROUP BY {cut.unit}, code"
     if cut.groups is not None:
-        cells = _first(cells, cut.unit, cut.groups)
+        cells = _first(cells, cut.unit, cut.groups, cut.random("code"))
     kept = f"SELECT code, unnest(vs) AS v FROM ({cells})"
     return f"SELECT code, v, count(*) AS n FROM ({kept}) GROUP BY code, v ORDER BY code, v"
 
 
-def _drawn(bits: int) -> str:
+def _drawn(bits: int, random: str = "random()") -> str:
     """A random number of so many bits."""
-    return f"CAST(floor(random() * {1 << bits}) AS BIGINT)"
+    return f"CAST(floor({random} * {1 << bits}) AS BIGINT)"
+
+
+def _hashed(salt: int, *columns: str) -> str:
+    """A number from [0, 1) that follows from the columns and the salt."""
+    return f"CAST(hash({', '.join(columns)}, CAST({salt} AS UBIGINT)) >> 11 AS DOUBLE) * {2.0**-53!r}"
 
 
 def cut_rows(rows: str, most: int, within: str = "unit, part") -> str:
@@ -323,9 +342,9 @@ def numbered(rows: str) -> str:
     )
 
 
-def _first(query: str, partition: str, most: int) -> str:
+def _first(query: str, partition: str, most: int, random: str = "random()") -> str:
     """At most so many rows of each partition, at random."""
-    drawn = f"SELECT *, random() AS r FROM ({query})"
+    drawn = f"SELECT *, {random} AS r FROM ({query})"
     ranked = f"SELECT *, row_number() OVER (PARTITION BY {partition} ORDER BY r) AS rank FROM ({drawn})"
     return f"SELECT * EXCLUDE (r, rank) FROM ({ranked}) WHERE rank <= {most}"
 

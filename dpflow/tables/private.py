@@ -42,6 +42,7 @@ from dpflow.tables.bounding import (
     parts_of,
 )
 from dpflow.tables.joins import Joined
+from dpflow.tables.partials import Partials, Seal, together
 from dpflow.tables.unbounded import TableColumn, keep
 
 #: The largest grid integer whose products, added up and multiplied by a number of rows, stay within 128 bits.
@@ -65,12 +66,17 @@ class PrivateTable:
     than DuckDB's error class. Rows are mapped by the declared rules and cause no error.
     """
 
-    def __init__(self, declaration: Table, where: str | None = None) -> None:
+    def __init__(self, declaration: Table, where: str | None = None, seal: Seal | None = None) -> None:
         """A table, or those of its rows that fulfil a condition of the language of `dpflow.tables.filters`.
+
+        Args:
+            seal: a keyed digest; with it, sums of blocks are kept where the declaration says so (`dpflow.tables.partials`).
 
         Raises `PlanRefused` or `UnknownName` if the condition is not in the language.
         """
         self.declaration = declaration
+        kept = seal is not None and declaration.partials is not None and declaration.protects == "unit-block"
+        self._partials = Partials(declaration.database, seal) if seal is not None and kept else None
         self._where = None if where is None else filters.parse(where, declaration)
         self._what = f"table {declaration.name!r}"
         self._held: sandbox.Connection | None = None
@@ -161,10 +167,10 @@ class PrivateTable:
     def answer(self, statistic: Statistic, blocks: Sequence[str]) -> Groups | Histogram | RecordArrays:
         """Execute a request on the named blocks, or on the whole table if none is named."""
         with self._reading(blocks) as reading:
-            if isinstance(statistic, GroupedSums):
-                return reading.groups(statistic)
-            if isinstance(statistic, SortedValues):
-                return reading.histogram(statistic)
+            if isinstance(statistic, GroupedSums | SortedValues):
+                if self._partials is not None and len(blocks) > 1 and reading.is_own(statistic):
+                    return self._from_parts(statistic, blocks, reading, self._partials)
+                return reading.sums(statistic)
             if isinstance(statistic, Records):
                 found = reading.arrays(reading.records(statistic))
                 names = enumerate(statistic.columns)
@@ -172,6 +178,23 @@ class PrivateTable:
         if isinstance(statistic, UnboundedValues):
             raise PlanRefused("a column without bounds is answered in rounds, during a release; release its mechanism")
         raise PlanRefused("values per holdout group need an estimator; ask for them through a gate session")
+
+    def _from_parts(
+        self, statistic: GroupedSums | SortedValues, blocks: Sequence[str], reading: _Reading, partials: Partials
+    ) -> Groups | Histogram:
+        """The sums of blocks added up, of which those are read that are not kept or whose rows have changed."""
+        states = reading.states(blocks, partials.salt)
+        parts = []
+        for block in blocks:
+            name = partials.name((self.declaration.public(), self.where, reading.types(), statistic, block))
+            part = partials.get(name, states[block])
+            if part is None:
+                one = _Reading(self.declaration, reading.connection, [block], self._where, partials.salt)
+                part = one.sums(statistic)
+                partials.put(name, states[block], part)
+            parts.append(part)
+        partials.tidy()
+        return together(parts)
 
     @contextmanager
     def answering(self, statistic: Statistic, blocks: Sequence[str]) -> Iterator[Answer]:
@@ -229,9 +252,15 @@ class _Reading:
     """One open file, the request's blocks and its condition, turned into queries."""
 
     def __init__(
-        self, table: Table, connection: sandbox.Connection, blocks: Sequence[str], where: filters.Node | None
+        self,
+        table: Table,
+        connection: sandbox.Connection,
+        blocks: Sequence[str],
+        where: filters.Node | None,
+        salt: int | None = None,
     ) -> None:
-        self._table, self._connection = table, connection
+        self._table, self._connection, self._salt = table, connection, salt
+        self._read: dict[str, sql.Field] = {}  # own columns that the request reads
         self._source = connection.relation(table.source)
         self._relation, self._fields = self._source.quoted, self._source.fields
         self._joined = {join.name: self._join(n, join) for n, join in enumerate(table.joins)}
@@ -280,7 +309,9 @@ class _Reading:
 
     def _own(self, name: str) -> sql.Field:
         """A column of the table itself."""
-        return self._fields[sql.match(name, self._fields, f"column in table {self._table.name!r}")]
+        own = self._fields[sql.match(name, self._fields, f"column in table {self._table.name!r}")]
+        self._read[own.name] = own
+        return own
 
     def _check_texts(self, column: sql.Field, texts: Sequence[str], role: str) -> None:
         """Refuse a public key or block that the column's type cannot hold, or that DuckDB writes differently."""
@@ -320,7 +351,8 @@ class _Reading:
             largest = max((end - centre) ** 2 for end in declared.grid())
             values.append(Value(0, largest, half, declared.missing == "skip"))
         if request.by is None:
-            return Cut(self._select(outputs), tuple(values), request.rows_per_group, None, 1, self._protected)
+            rows = self._select(outputs)
+            return Cut(rows, tuple(values), request.rows_per_group, None, 1, self._protected, salt=self._salt)
         by = self.column(request.by)
         size = None if request.keys is None else len(request.keys)
         if size is None and (number := sql.small_integer(by)):
@@ -329,7 +361,51 @@ class _Reading:
             on = f" JOIN keys ON {sql.key(by, 'group key')} = keys.key"
             rows = self._select(["keys.code AS code", *outputs], join=on)
         groups = None if size is not None and size <= request.groups else request.groups
-        return Cut(rows, tuple(values), request.rows_per_group, groups, size, self._protected)
+        return Cut(rows, tuple(values), request.rows_per_group, groups, size, self._protected, salt=self._salt)
+
+    @property
+    def connection(self) -> sandbox.Connection:
+        """The open file."""
+        return self._connection
+
+    def sums(self, request: GroupedSums | SortedValues) -> Groups | Histogram:
+        """The answer to a request for sums or values."""
+        return self.groups(request) if isinstance(request, GroupedSums) else self.histogram(request)
+
+    def is_own(self, request: GroupedSums | SortedValues) -> bool:
+        """Whether the table's own columns decide the answer and number its groups; finds out which columns these are.
+
+        Then `states` notices every change, and nobody's groups are numbered by what others have.
+        """
+        if isinstance(request, GroupedSums):
+            self.cut(request)
+        else:
+            self.values(request)
+        numbered = (
+            request.by is None or request.keys is not None or sql.small_integer(self.column(request.by)) is not None
+        )
+        return numbered and not any(joined.needed() for joined in self._joined.values())
+
+    def types(self) -> list[tuple[str, str]]:
+        """The columns that the request reads, with their types."""
+        return sorted((own.name, own.type) for own in self._read.values())
+
+    def states(self, blocks: Sequence[str], salt: int) -> dict[str, str]:
+        """For each block the number of its rows and a fingerprint of what the request reads of them, in any order of rows.
+
+        Rows that differ have the same fingerprint at odds of about 2^-64. Of sealed blocks, which do not change by the
+        declaration's promise, rows are only counted.
+        """
+        assert self._table.block is not None
+        block = self._own(self._table.block)
+        key = sql.key(block, "block")
+        columns = ", ".join([*(own.sql for _, own in sorted(self._read.items())), str(salt)])
+        hashed = "0" if self._table.partials == "sealed" else f"sum(CAST(hash({columns}) AS HUGEINT))"
+        marks = ", ".join(sql.from_text(block, f"CAST({sql.literal(text)} AS VARCHAR)") for text in blocks)
+        query = f"SELECT {key} AS k, count(*) AS n, {hashed} AS h FROM {self._relation} AS t WHERE {key} IN ({marks}) GROUP BY 1"
+        query = f"SELECT {sql.to_text(block, 'k')}, n, h FROM ({query})"
+        found = {text: f"{n} {h}" for text, n, h in self._connection.rows(query)}
+        return {text: found.get(text, "0 0") for text in blocks}
 
     def _most_rows(self) -> int:
         """A bound on the rows of a finished query."""
@@ -422,7 +498,8 @@ class _Reading:
         value = Value(*declared.grid(), 0)
         output = f"{sql.grid(self.column(request.column), declared)} AS v0"
         rows, groups = self._in_groups(request, [output])
-        return Cut(rows, (value,), request.rows_per_group, groups, len(request.keys), self._protected), value
+        size, unit = len(request.keys), self._protected
+        return Cut(rows, (value,), request.rows_per_group, groups, size, unit, salt=self._salt), value
 
     def _in_groups(self, request: SortedValues | UnboundedValues, outputs: list[str]) -> tuple[str, int | None]:
         """Rows with the code of their group, and how many groups a unit keeps; None if by plan there are no more."""
@@ -436,18 +513,20 @@ class _Reading:
         """Cut, count equal values."""
         cut, value = self.values(request)
         self._cut_joined()
-        if request.by is None:
+        if request.by is None and cut.salt is None:
             query = self._in_parts(
                 cut.rows, self._most_rows(), lambda part, _: cut_values(part, value, cut.per_group, cut.unit), ["v"]
             )
             found = self.arrays(query)
             return Histogram(_int64(found["v"]), _int64(found["n"]))
-        self._number_keys(self.column(request.by), request.keys)
+        if request.by is not None:
+            self._number_keys(self.column(request.by), request.keys)
         query = self._in_parts(
             cut.rows, self._most_rows(), lambda part, _: cut_grouped_values(part, cut), ["code", "v"]
         )
         found = self.arrays(query)
-        return Histogram(_int64(found["v"]), _int64(found["n"]), _int64(found["code"]))
+        codes = None if request.by is None else _int64(found["code"])
+        return Histogram(_int64(found["v"]), _int64(found["n"]), codes)
 
     def unbounded(self, request: UnboundedValues) -> str:
         """The statement that makes the table ``kept`` of a request; reads nothing."""

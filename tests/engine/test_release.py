@@ -172,6 +172,22 @@ def test_hook_dpflow_register_estimators() -> None:
         registry_with(dpflow_regster_estimators=dpflow_regster_estimators)
 
 
+def test_kept_sums_stay_in_the_private_zone(tiny: Tiny) -> None:
+    """A release over two days leaves its exact sums beside the database, for their owner only, and nowhere else."""
+    tiny.declare(partials="checked")
+    both = {"blocks": ["2020-01-01", "2020-01-02"]}
+    first = release(planned(tiny, **both), Ledger(tiny.ledger))
+    kept = tiny.folder / "visits.duckdb.partials"
+    assert (kept.stat().st_mode & 0o777, len(list(kept.iterdir()))) == (0o700, 2)
+    again = release(planned(tiny, **both, name="again"), Ledger(tiny.ledger))
+    assert not again.replayed and again.release_id != first.release_id
+    seals = [file.read_bytes().split(b"\n")[0] for file in kept.iterdir()]
+    others = [
+        file for file in tiny.folder.rglob("*") if file.is_file() and file.parent != kept and file != tiny.database
+    ]
+    assert others and not [file for file in others for seal in seals if seal in file.read_bytes()]
+
+
 def test_no_value_of_the_table_shows_anywhere(tiny: Tiny, caplog: pytest.LogCaptureFixture) -> None:
     """A planted value is in no message, chain, log, receipt, repr or history, whatever goes right or wrong."""
     tiny.fill(
