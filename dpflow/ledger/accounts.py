@@ -12,7 +12,7 @@ from sqlalchemy.dialects.postgresql import insert as upsert
 
 from dpflow.core.declaration import NOBODY
 from dpflow.core.events import Event, Unprotected, known
-from dpflow.core.filters import Capacity, Cost, Filter
+from dpflow.core.filters import Cost, Filter
 from dpflow.errors import BudgetExceeded, InvalidInput, PlanRefused, UnknownName
 from dpflow.ledger import schema
 from dpflow.ledger.records import Remaining, Scope, checked_name, path_of, stored_json
@@ -45,18 +45,14 @@ class Charge:
 
 
 @functools.lru_cache(maxsize=1024)
-def _filter(stored: str) -> tuple[Filter, Capacity]:
-    found = Filter.from_json(stored_json(stored))
-    return found, found.capacity()
+def _scope(row: Any) -> Scope:
+    return Scope(row.name, Filter.from_json(stored_json(row.filter)), row.protects, bool(row.blocks))
 
 
 @functools.lru_cache(maxsize=4096)
-def _cost(granted: Filter, events: tuple[Event, ...]) -> Cost:
+def _cost(row: Any, events: tuple[Event, ...]) -> Cost:
+    granted = _scope(row).filter
     return sum((granted.cost(event) for event in events), Cost())
-
-
-def _scope(row: Any) -> Scope:
-    return Scope(row.name, _filter(row.filter)[0], row.protects, bool(row.blocks))
 
 
 def find_scope(transaction: Transaction, name: str) -> Scope | None:
@@ -67,10 +63,14 @@ def find_scope(transaction: Transaction, name: str) -> Scope | None:
 
 def get_scope(transaction: Transaction, name: str) -> Scope:
     """A granted scope. Raises `UnknownName` with the names that exist."""
-    found = find_scope(transaction, name)
-    if found is None:
+    return _scope(_row(transaction, name))
+
+
+def _row(transaction: Transaction, name: str) -> Any:
+    row = transaction.first(_SCOPE, name=name)
+    if row is None:
         raise UnknownName("granted scope", name, [row.name for row in transaction.rows(_SCOPES)])
-    return found
+    return row
 
 
 def all_scopes(transaction: Transaction) -> list[Scope]:
@@ -92,14 +92,15 @@ def bill(transaction: Transaction, scope: str, events: Sequence[Event], blocks: 
         InvalidInput: blocks where the scope has none, or none where it has.
         PlanRefused: an event that a filter does not support.
     """
-    charges = []
+    charges, asked = [], tuple(map(known, events))
     for name in path_of(scope):
-        found = get_scope(transaction, name)
+        row = _row(transaction, name)
+        found = _scope(row)
         if found.blocks != bool(blocks):
             needs = "is charged per block, so name the blocks" if found.blocks else "has no blocks, so name none"
             raise InvalidInput(f"scope {name!r} {needs}")
-        cost = _cost(found.filter, tuple(map(known, events)))
-        if found.protects != NOBODY and any(isinstance(event, Unprotected) for event in events):
+        cost = _cost(row, asked)
+        if found.protects != NOBODY and any(isinstance(event, Unprotected) for event in asked):
             raise PlanRefused(
                 f"this release makes no privacy claim, and scope {name!r} does not say that it protects nobody; "
                 f"grant a scope for a table that is declared generalisation-only"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import hmac
 import os
 import secrets
@@ -24,7 +23,7 @@ class Anchor:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._mark = str(folder / "mark")
-        self._hmac: hmac.HMAC | None = None
+        self._secret = b""
         self._valid = b""  # the last record this process wrote or checked
 
     def create(self) -> None:
@@ -47,9 +46,9 @@ class Anchor:
             raise self._unusable(error) from None
 
     @property
-    def _keyed(self) -> hmac.HMAC:
-        """An HMAC under the secret key. Raises `LedgerCorrupt` if it is missing: a new one would break every commitment."""
-        if self._hmac is None:
+    def _key(self) -> bytes:
+        """The secret key. Raises `LedgerCorrupt` if it is missing: a new one would break every commitment."""
+        if not self._secret:
             try:
                 key = (self.folder / "key").read_bytes()
             except OSError:
@@ -58,14 +57,12 @@ class Anchor:
                 ) from None
             if len(key) != 32:
                 raise LedgerCorrupt(f"the ledger's key in {self.folder} is damaged; restore it")
-            self._hmac = hmac.new(key, digestmod=hashlib.sha256)
-        return self._hmac
+            self._secret = key
+        return self._secret
 
     def commitment(self, data: bytes, purpose: str) -> str:
         """HMAC-SHA256 under the key, separated by purpose."""
-        made = self._keyed.copy()
-        made.update(purpose.encode() + b"\0" + data)
-        return made.hexdigest()
+        return hmac.digest(self._key, purpose.encode() + b"\0" + data, "sha256").hex()
 
     def mark(self) -> tuple[int, str] | None:
         """The highest committed entry, or None. Raises `LedgerCorrupt` if the mark was not written under this key."""

@@ -8,9 +8,11 @@ forged tail nor a restored backup can be built upon.
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import hashlib
 import hmac
 import json
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -59,6 +61,11 @@ def genuine(anchor: Anchor, row: Any) -> bool:
     return hmac.compare_digest(str(row.seal).encode(errors="replace"), sealed(anchor, row.seq, row.hash).encode())
 
 
+@functools.lru_cache(maxsize=1)
+def _shown(second: int) -> str:
+    return dt.datetime.fromtimestamp(second, dt.UTC).isoformat()
+
+
 class Writer:
     """Appends entries inside one writing transaction."""
 
@@ -75,7 +82,7 @@ class Writer:
         seq, previous = self.head or self._checked_head()
         fields: dict[str, Any] = {
             "seq": seq + 1,
-            "at": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+            "at": _shown(int(time.time())),
             "kind": kind,
             "scope": scope,
             "release_id": release_id,

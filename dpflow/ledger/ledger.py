@@ -277,10 +277,10 @@ class Ledger:
         """
         text = releases.ordered(result)
         with self._writing(*releases.reads_of_one(reservation.release_id)) as (transaction, writer):
-            settled = releases.settle(transaction, writer, reservation, text, snapshot, principal)
+            kept = releases.settle(transaction, writer, reservation, text, snapshot, principal)
             faults.reach("settle.before-commit")
         faults.reach("settle.after-commit")
-        return settled
+        return Reservation(reservation.release_id, reservation.attempt, True, stored_json(kept))
 
     def resolve(
         self, release_id: str, *, reason: str, principal: str, decision: Literal["close", "retry"] = "close"

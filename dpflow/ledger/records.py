@@ -147,10 +147,10 @@ class Scope:
         """This scope and those above it, the widest first."""
         return path_of(self.scope)
 
-    @property
+    @functools.cached_property
     def capacity(self) -> Capacity:
         """What each account is compared with, in whole units."""
-        return _capacity(self.filter)
+        return self.filter.capacity()
 
     def used(self, spent: Cost) -> float:
         """From 0 to 1, for people: the fullest sum on the path that has most left. Exact amounts decide, not this."""
@@ -158,9 +158,6 @@ class Scope:
         paths = [(spent.epsilon, limits.epsilon, limits.delta), (spent.renyi, limits.renyi, limits.renyi_delta)]
         shares = [max(_full(sum, limit), _full(spent.delta, own)) for sum, limit, own in paths if limit > CLOSED]
         return round(min(shares, default=1.0), 4)
-
-
-_capacity = functools.lru_cache(maxsize=1024)(Filter.capacity)
 
 
 def _full(amount: int, limit: int) -> float:

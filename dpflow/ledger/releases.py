@@ -198,17 +198,17 @@ def settle(
     result: str,
     snapshot: str | None,
     principal: str,
-) -> Reservation:
-    """Store a result unless there is one. See `Ledger.settle`."""
+) -> str:
+    """Store a result unless there is one; returns what is stored. See `Ledger.settle`."""
     row = get(transaction, reservation.release_id)
     if row.state == "settled":
-        return Reservation(row.id, reservation.attempt, True, stored_json(row.result))
+        return str(row.result)
     if row.state != "reserved" or not row.fenced_below <= reservation.attempt <= row.attempts:
         raise RetryConflict(f"release {row.id} was fenced by an owner; this late result is discarded")
     transaction.run(_SETTLE, id=row.id, new_state="settled", new_result=result, new_snapshot=snapshot)
     body = {"result": chain.digest(result), "snapshot": snapshot, "attempt": reservation.attempt}
     writer.note("settle", row.scope, row.id, checked_name("a principal", principal or row.principal), body)
-    return Reservation(row.id, reservation.attempt, True, json.loads(result))
+    return result
 
 
 def resolve(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import sqlalchemy as sa
@@ -26,20 +27,26 @@ class Prepared:
 
     def __init__(self, statement: sa.Select[Any] | sa.Insert | sa.Update) -> None:
         self._statement = statement
-        self._compiled: dict[str, tuple[str, Sequence[str], dict[str, Any]]] = {}
+        self._compiled: dict[str, tuple[str, Callable[[Mapping[str, Any]], tuple[Any, ...]], dict[str, Any]]] = {}
         columns = [c.name for c in statement.selected_columns] if isinstance(statement, sa.Select) else []
         self.row: Any = namedtuple("row", columns, rename=True)  # type: ignore[misc]
 
-    def bound(self, driver: str, parameters: dict[str, Any]) -> tuple[str, list[Any]]:
+    def bound(self, driver: str, parameters: dict[str, Any]) -> tuple[str, tuple[Any, ...]]:
         """SQL text for a driver, and the parameters in its order."""
         found = self._compiled.get(driver)
         if found is None:
             compiled: Any = self._statement.compile(dialect=DIALECTS[driver])
             constants = {name: value for name, value in compiled.params.items() if value is not None}
-            found = self._compiled[driver] = str(compiled), compiled.positiontup or (), constants
-        sql, order, constants = found
-        given = {**constants, **parameters} if constants else parameters
-        return sql, [given[name] for name in order]
+            found = self._compiled[driver] = str(compiled), _in_order(compiled.positiontup or ()), constants
+        sql, ordered, constants = found
+        return sql, ordered({**constants, **parameters} if constants else parameters)
+
+
+def _in_order(names: Sequence[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
+    """What takes these values out of a mapping."""
+    if len(names) > 1:
+        return itemgetter(*names)
+    return lambda given: tuple(given[name] for name in names)
 
 
 Read = tuple[Prepared, dict[str, Any]]  # a statement that reads, and its parameters

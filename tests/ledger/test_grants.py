@@ -179,27 +179,6 @@ def test_unknown_scope_names_those_that_exist(ledger, ask):
         ask.reserve(ledger, scope="flight")
 
 
-def test_clock_going_backwards_changes_nothing(ledger, ask, monkeypatch):
-    """Order comes from numbers, not from time."""
-    import dpflow.ledger.chain as chain
-
-    class Stopped:
-        UTC = chain.dt.UTC
-
-        class datetime:
-            @staticmethod
-            def now(zone):
-                return chain_time
-
-    import datetime
-
-    chain_time = datetime.datetime(1971, 1, 1, tzinfo=datetime.UTC)
-    monkeypatch.setattr(chain, "dt", Stopped)
-    ask.reserve(ledger)
-    assert ledger.history()[-1].at.startswith("1971") and ledger.verify().ok
-    assert [s.release_id for s in ledger.releases()] == [ledger.history()[-1].release_id]
-
-
 def test_odometer_reports_what_is_spent(ledger, ask):
     """The report of a basic scope is its sum."""
     ask.reserve(ledger)
