@@ -8,9 +8,10 @@ and takes the one whose moments have the smaller geometric mean of half-widths; 
 comparison is of this release alone: a scope with filter ``basic`` cannot pay Gaussian noise (it refuses the plan), and one
 with ``renyi`` charges its rho, which favours Gaussian noise further.
 
-Price: ``epsilon`` (or the rho that it allows at delta) is split by the measures' weights, and inside a measure so that its
-error is smallest. Without epsilon every measure names the error it may have, and the release takes the least price that keeps
-all of them (`dpflow.core.budget`).
+Price: ``epsilon`` (or the rho that it allows at delta) is split so that the geometric mean of the measures' errors, weighted as
+they are, is least: by weight among measures that share no moment, and inside a measure so that its error is smallest. Without
+epsilon every measure names the error it may have, and the release takes the least price that keeps all of them
+(`dpflow.core.budget`).
 
 Error: half-widths at 95 %; a measure of k moments takes each tail at 5 %/k. That of a mean or variance shrinks with the group
 and is computed from the noisy numbers.
@@ -111,6 +112,8 @@ class Release:
 class Aggregate(Mechanism[N]):
     """A mechanism that releases `measures`; everything else follows from them."""
 
+    version = 2
+
     @abstractmethod
     def measures(self, params: N) -> Sequence[Measure]:
         """What to release."""
@@ -124,15 +127,12 @@ class Aggregate(Mechanism[N]):
         return measure.measure
 
     def shares(self, query: Query, power: int) -> list[Fraction]:
-        """How the price is split: by weight among measures, then for the least error of each."""
-        whole = sum(measure.weight for measure in query.measures)
-        total = dict.fromkeys(query.moments, 0.0)
+        """How the price is split: for the least weighted geometric mean of the measures' errors."""
+        errors = []
         for measure in query.measures:
             used = query.weights(measure)
-            sizes = [abs(weight) * query.reach(moment).size(power) for moment, weight in used.items()]
-            for moment, part in zip(used, budget.split(sizes, power), strict=True):
-                total[moment] += float(part * measure.weight / whole)
-        return budget.shares(list(total.values()))
+            errors.append([abs(used.get(moment, 0)) * query.reach(moment).size(power) for moment in query.moments])
+        return budget.balanced(errors, [measure.weight for measure in query.measures], power)
 
     def priced(self, params: N, query: Query, law: Law) -> Release:
         """The release with this noise at the asked price."""

@@ -4,6 +4,9 @@ A split is a list of shares that add up to at most 1; vector j gets its share of
 noise). Its error is proportional to share^(-1/power), with power 1 for Laplace and 2 for Gaussian noise.
 
 - One error that is a sum of c_j times the error of vector j is smallest with shares proportional to c_j^(power/(power+1)).
+- Several such errors, some of the same vectors, with weights w_m: minimise the weighted geometric mean of the errors, which knows no
+  units. Where no vector is shared, error m gets the share w_m. The logarithm of a sum of exponentials is convex, so what
+  makes the derivatives equal is the minimum: p_j = sum over m of w_m r_mj, where r_mj is vector j's part of error m.
 - Several errors with targets: minimise the sum of x_j^(-power), subject to A x <= 1, where x_j is the error of vector j
   in units in which the price 1 buys the error 1. This is convex. Its Lagrangian gives x_j from multipliers as
   (A' lambda)_j^(-1/(power+1)), and the multipliers grow where a target is missed and shrink where it is met too well.
@@ -20,10 +23,23 @@ GRID = 10**6  # shares are multiples of 1/GRID
 STEPS = 1000
 
 
-def split(coefficients: Sequence[float], power: int) -> list[Fraction]:
-    """Shares that minimise the sum of coefficients times errors; each at least 1/GRID."""
-    weights = [max(c, 1e-300) ** (power / (power + 1)) for c in coefficients]
-    return shares([w / sum(weights) for w in weights])
+def balanced(errors: Sequence[Sequence[float]], weights: Sequence[Fraction], power: int) -> list[Fraction]:
+    """Shares that minimise the weighted geometric mean of several errors; each at least 1/GRID.
+
+    Args:
+        errors: one row per error, one nonnegative coefficient per vector; every vector is in some row.
+        weights: of the errors.
+        power: 1 if an error falls with 1/price, 2 if with 1/sqrt(price).
+    """
+    a, w = np.array(errors, dtype=np.float64), np.array([float(weight / sum(weights)) for weight in weights])
+    a /= a.sum(axis=1, keepdims=True)
+    step, price = power / (power + 1), np.full(a.shape[1], 1 / a.shape[1])
+    for _ in range(STEPS):  # one step is exact for one error
+        parts = a * price ** (-1 / power)
+        wanted = w @ (parts / parts.sum(axis=1, keepdims=True))
+        price = price ** (1 - step) * np.maximum(wanted, 1e-12) ** step
+        price /= price.sum()
+    return shares(price.tolist())
 
 
 def shares(wanted: Sequence[float]) -> list[Fraction]:

@@ -4,8 +4,10 @@
     values    number of values of a column            sum       sum of (x - c) over its values x, in grid steps
     square    sum of ((x - c)^2 - h) over them, h half of the largest square
 
-c is the middle of the declared bounds (0 for a column of which only the sum is asked), so that one row moves a moment half as
-far. With n, s and q the noisy values, sum and square of a column, all post-processing of noisy integers:
+c is the middle of the declared bounds, so that one row moves a moment half as far; it is 0 for a column of which only the sum is
+asked while the number of its values is not released anyway. Where a column declares what a missing value is, its values are as
+many as the rows, and ``rows`` is their number: nobody pays for it twice. With n, s and q the noisy number, sum and square of a
+column's values, all post-processing of noisy integers:
 
     sum = s + c n     mean = c + s/n     variance = q/n + h - (s/n)^2     standard deviation = its root
 
@@ -20,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +37,7 @@ Floats = NDArray[np.float64]
 Moment = tuple[str, str]  #: what is added up, and of which column ("" where none is needed)
 Noisy = Mapping[Moment, NDArray[np.int64]]
 Tails = Mapping[Moment, float]
+V = TypeVar("V")
 
 
 class Measure(Params):
@@ -91,10 +94,15 @@ class Query:
 
     @cached_property
     def grids(self) -> dict[str, Grid]:
-        """The columns in steps; centred unless all that is asked of one is its sum."""
-        centred = {m.column for m in self.measures if m.shrinks}
+        """The columns in steps; centred where the number of their values is released for another measure."""
         names = dict.fromkeys(m.column for m in self.measures if m.column is not None)
-        return {name: Grid.of(self.table, name, name in centred) for name in names}
+        known = {self.number(m.column) for m in self.measures if m.shrinks and m.column is not None}
+        known |= {("rows", "") for m in self.measures if m.measure == "count"}
+        return {name: Grid.of(self.table, name, self.number(name) in known) for name in names}
+
+    def number(self, name: str) -> Moment:
+        """The moment that is the number of a column's values."""
+        return ("values", name) if self.table.bounded(name).missing == "skip" else ("rows", "")
 
     def weights(self, measure: Measure) -> Mapping[Moment, float]:
         """The moments of a measure: for counts and sums its exact coefficients, else how much their errors weigh in its own."""
@@ -103,11 +111,11 @@ class Query:
             return {("rows" if measure.measure == "count" else "units", ""): 1}
         grid = self.grids[name]
         if measure.measure == "sum":
-            return {("sum", name): 1} | ({("values", name): grid.centre} if grid.centre else {})
+            return {("sum", name): 1} | ({self.number(name): grid.centre} if grid.centre else {})
         if measure.measure == "mean":
-            return {("sum", name): 1, ("values", name): grid.reach}
+            return {("sum", name): 1, self.number(name): grid.reach}
         # the sum weighs twice the distance of the mean from the centre, for which a quarter of the reach stands
-        return {("square", name): 1, ("sum", name): grid.reach / 2, ("values", name): grid.half}
+        return {("square", name): 1, ("sum", name): grid.reach / 2, self.number(name): grid.half}
 
     def reach(self, moment: Moment) -> Reach:
         """How far one unit moves a moment over all groups."""
@@ -133,15 +141,21 @@ class Query:
         assert measure.column is not None and measure.size is not None
         grid, n = self.grids[measure.column], np.array([float(measure.size)])
         edge = np.array([float(grid.reach)])
-        of_mean, of_square = grid.ratio_errors(n, edge, np.array([float(grid.half)]), measure.column, tails)
+        of_mean, of_square = grid.ratio_errors(n, edge, np.array([float(grid.half)]), self._of(measure.column, tails))
         error, power = (of_mean, 1) if measure.measure == "mean" else (_variance_error(edge, of_mean, of_square), 2)
         return float(error[0]) * grid.step**power
+
+    def _of(self, name: str, moments: Mapping[Moment, V]) -> dict[str, V]:
+        """The moments of one column, ``n`` being the number of its values."""
+        found = {what: moments[what, name] for what in ("sum", "square") if (what, name) in moments}
+        return {"n": moments[self.number(name)], **found}
 
     def read(self, measure: Measure, noisy: Noisy, tails: Tails) -> tuple[list[Any], list[float]]:
         """The measure of every group and its half-width, from noisy moments alone."""
         if measure.shrinks:
             assert measure.column is not None
-            found = self.grids[measure.column].read(measure, noisy, tails)
+            name = measure.column
+            found = self.grids[name].read(measure, self._of(name, noisy), self._of(name, tails))
             return found[0].tolist(), found[1].tolist()
         weights = self.weights(measure)
         parts = zip(*(noisy[moment].tolist() for moment in weights), strict=True)
@@ -185,13 +199,14 @@ class Grid:
             return self.low - self.centre, self.high - self.centre
         return -self.half, self.reach**2 - self.half
 
-    def read(self, measure: Measure, noisy: Noisy, tails: Tails) -> tuple[Floats, Floats]:
+    def read(
+        self, measure: Measure, noisy: Mapping[str, NDArray[np.int64]], tails: Mapping[str, float]
+    ) -> tuple[Floats, Floats]:
         """Mean, variance or standard deviation of every group, and its half-width."""
-        name = measure.column or ""
-        n = np.maximum(noisy["values", name], 1).astype(np.float64)
-        mean = np.clip(noisy["sum", name] / n, self.low - self.centre, self.high - self.centre)
-        square = noisy["square", name] / n if ("square", name) in noisy else np.zeros_like(n)
-        of_mean, of_square = self.ratio_errors(n, mean, square, name, tails)
+        n = np.maximum(noisy["n"], 1).astype(np.float64)
+        mean = np.clip(noisy["sum"] / n, self.low - self.centre, self.high - self.centre)
+        square = noisy["square"] / n if "square" in noisy else np.zeros_like(n)
+        of_mean, of_square = self.ratio_errors(n, mean, square, tails)
         if measure.measure == "mean":
             return (mean + self.centre) * self.step, np.minimum(of_mean, self.high - self.low) * self.step
         most = (self.high - self.low) ** 2 / 4  # the largest variance of bounded values (Popoviciu)
@@ -203,15 +218,17 @@ class Grid:
         below, above = np.sqrt(np.maximum(variance - error, 0.0)), np.sqrt(np.minimum(variance + error, most))
         return root * self.step, np.maximum(root - below, above - root) * self.step
 
-    def ratio_errors(self, n: Floats, mean: Floats, square: Floats, name: str, tails: Tails) -> tuple[Floats, Floats]:
-        """Half-widths of sum/values and square/values; infinite in a group that may be empty."""
-        slack = tails["values", name]
+    def ratio_errors(
+        self, n: Floats, mean: Floats, square: Floats, tails: Mapping[str, float]
+    ) -> tuple[Floats, Floats]:
+        """Half-widths of sum/n and square/n; infinite in a group that may be empty."""
+        slack = tails["n"]
         surely = n - slack
 
         def error(ratio: Floats, tail: float) -> Floats:
             return np.where(surely > 0, (tail + np.abs(ratio) * slack) / np.maximum(surely, 1e-9), np.inf)
 
-        return error(mean, tails["sum", name]), error(square, tails.get(("square", name), 0.0))
+        return error(mean, tails["sum"]), error(square, tails.get("square", 0.0))
 
 
 def _variance_error(mean: Floats, of_mean: Floats, of_square: Floats) -> Floats:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dpflow.core import budget
 from dpflow.core.aggregate import Aggregate
 from dpflow.core.declaration import Table
 from dpflow.core.events import DiscreteGaussian, DiscreteLaplace
@@ -148,6 +149,78 @@ def test_shared_moments_are_paid_once() -> None:
     release, _ = Aggregates().planned(params, examples.EXAMPLE_TABLE)
     assert release.query.moments == (("sum", "amount"), ("values", "amount"))
     assert sum(release.prices) == 1
+
+
+FILLED = {"kind": None, "word": None, "score": 0}
+BOTH = ["count", {"measure": "sum", "column": "score"}, {"measure": "mean", "column": "score"}]
+
+
+def filled(relation: str, groups: int) -> Table:
+    """The tiny table, in which a missing score counts as 0."""
+    declared = table(relation, groups)
+    score = declared.columns["score"].model_copy(update={"missing": Fraction(0)})
+    return declared.model_copy(update={"columns": declared.columns | {"score": score}})
+
+
+@pytest.mark.parametrize("law", LAWS, ids=["laplace", "gaussian"])
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("relation", ["add-remove", "replace"])
+@pytest.mark.parametrize("by", [{}, {"by": "kind"}])
+@pytest.mark.parametrize("measures", [BOTH, BOTH[:2], BOTH[1:]])
+def test_rows_that_all_have_a_value_are_counted_once(
+    measures: list[Any], by: dict[str, Any], relation: str, groups: int, law: dict[str, Any], monkeypatch: Any
+) -> None:
+    """Two moments serve count, sum and mean; the claim holds for all units of a tiny table."""
+    monkeypatch.setattr(sys.modules[__name__], "NOTHING", FILLED)
+    declared = filled(relation, groups)
+    worst, price = losses(Aggregates(), {"measures": measures, **by, **law}, declared)
+    assert worst <= price * (1 + 1e-12)
+    params, _ = plan(Aggregates(), declared, {"measures": measures, **by, **law})
+    release, _ = Aggregates().planned(params, declared)
+    assert sorted(release.query.moments) == [("rows", ""), ("sum", "score")]
+
+
+def test_a_sum_beside_a_count_is_taken_around_the_middle() -> None:
+    """At one price both errors are smaller than with half of it each; without the count the sum stays as it was."""
+    columns = {"user": {}, "amount": {"lower": 0, "upper": 200, "missing": 0}}
+    declared = Table.model_validate(
+        {"name": "t", "database": "t", "unit": {"column": "user"}, "limits": {"rows": 6}, "columns": columns}
+    )
+    params, _ = plan(
+        Aggregates(), declared, {"measures": ["count", {"measure": "sum", "column": "amount"}], "epsilon": 1}
+    )
+    release, _ = Aggregates().planned(params, declared)
+    scales = [noise.event.scale for noise in release.noises.values() if isinstance(noise.event, DiscreteLaplace)]
+    count, centred = map(float, scales)
+    assert count < 0.8 * 12
+    assert math.hypot(centred, 100 * count) < 0.9 * 2400
+    exact = {"count": 1000, "sum(amount)": 33_000}
+    answer = examples.groups(release.query.statistic(), ("",), 1000, 33_000 - 100 * 1000)
+    for row in Aggregates().draw(params, declared, answer, SystemSource()).rows:
+        assert abs(float(row.value or 0) - exact[row.measure]) <= 20 * (row.error_95 or 0)
+    lone, _ = plan(REGISTRY.mechanism("sum"), declared, {"column": "amount", "epsilon": "1"})
+    assert Query(declared, None, REGISTRY.mechanism("sum").measures(lone)).moments == (("sum", "amount"),)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("power", [1, 2])
+def test_the_split_is_the_best_for_the_product_of_errors(power: int) -> None:
+    """No other split of a grid has a smaller weighted geometric mean; without shared vectors it is by weight."""
+    errors, weights = [[6.0, 0, 0], [600, 600, 0], [67, 600, 30]], [Fraction(1), Fraction(2), Fraction(1, 2)]
+
+    def product(shares: list[float]) -> float:
+        made = [sum(c * p ** (-1 / power) for c, p in zip(row, shares, strict=True)) for row in errors]
+        return sum(float(w) * math.log(e) for w, e in zip(weights, made, strict=True))
+
+    found = [float(share) for share in budget.balanced(errors, weights, power)]
+    assert sum(found) == pytest.approx(1)
+    grid = np.arange(1, 40) / 40
+    others = [product([a, b, 1 - a - b]) for a in grid for b in grid if a + b < 1]
+    assert product(found) <= min(others) + 1e-9
+    assert product(found) < product([1 / 3] * 3) - 0.01  # control
+    apart = budget.balanced([[5, 0], [0, 70]], [Fraction(1), Fraction(3)], power)
+    assert [float(share) for share in apart] == pytest.approx([0.25, 0.75], abs=1e-5)
+    one = [float(share) for share in budget.balanced([[8, 1]], [Fraction(1)], power)]
+    assert one[0] / one[1] == pytest.approx(8 ** (power / (power + 1)), rel=1e-4)
 
 
 TARGETS: list[dict[str, Any]] = [
