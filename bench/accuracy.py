@@ -126,14 +126,10 @@ def _peer(path: Path, by: str | None) -> Values:
     """PyDP's counts and sums at epsilon 1/2 each, its mean from both; counts of private keys at 1/2 beside their selection."""
     with duckdb.connect(str(path), read_only=True) as connection:
         found = connection.execute(PEER_TOTAL if by is None else PEER_GROUPS.format(by)).fetchall()
-    rows = found if by else [("", *found[0])]
-    noise = np.random.default_rng().laplace(0, 12, (len(rows), 2)) * [
-        1,
-        200,
-    ]  # 6 rows, or 3 groups with 2 rows each, at 1/2
     values: Values = {}
-    for (key, count, total), (more, further) in zip(rows, noise, strict=True):
-        c, s = count + more, total + further
+    for key, count, total in found if by else [("", *found[0])]:
+        noise = np.random.default_rng().laplace(0, 12, (2, DRAWS))  # 6 rows, or 3 groups with 2 rows each, at 1/2
+        c, s = count + noise[0], total + 200 * noise[1]
         values |= {(key, "count"): c, (key, "sum"): s, (key, "mean"): s / c, (key, "count of the 100 largest"): c}
     return values
 
