@@ -1,4 +1,5 @@
-"""The analyst of `flights_model`: honest candidates, and Freedman's, whose features were picked on the rows they score.
+"""The analyst of `flights_model`: honest candidates, and Freedman's, whose features were picked on the rows they score. `Climber`
+submits them step by step, each a change of the best that passed.
 
 Freedman (1983): with many columns that predict nothing, those that seem to on one sample give a fine score on that
 sample, and nowhere else.
@@ -6,14 +7,18 @@ sample, and nowhere else.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 LABEL = "late"
 USEFUL = ("dep_delay", "departed_late", "hour", "month", "weekday", "distance", "from_jfk", "regional")
 JUNK = tuple(f"noise_{k:02d}" for k in range(40))
 FREEDMAN_ROWS = 80
 FREEDMAN_PICKS = 25
+FREEDMAN_EVERY = 25  #: of a climber's steps
 
 #: Feature subsets an analyst would try, from poor to good.
 SUBSETS = (
@@ -73,6 +78,59 @@ def candidates(
         order += honest[n * tries : (n + 1) * tries]
         order += [_freedman(shuffled, n)] if n < freedman else []
     return [_saved(folder, number, *one) for number, one in enumerate(order)]
+
+
+class Climber:
+    """An analyst who changes the model a little, claims its score on weeks it was not fitted to, and keeps what passes and improves.
+
+    Every 25th step is Freedman's. What was tried and said is in a notebook beside the models, run by run.
+    """
+
+    def __init__(self, training: Any, folder: Path, rows: int = 20_000, seed: int = 0) -> None:
+        shuffled = training.sample(frac=1.0, random_state=seed)
+        held = shuffled["week_of_year"] % 4 == 3
+        self._fit, self._check, self._all = shuffled[~held].iloc[:rows], shuffled[held], shuffled
+        self._folder, self._seed = folder, seed
+
+    def submissions(self, run: str, number: int) -> list[dict[str, Any]]:
+        """The next steps from what other runs wrote down; a retry takes the same ones."""
+        told = [one for other, lines in _notebook(self._folder).items() if other != run for one in lines]
+        tried = {(frozenset(one["features"]), one["depth"]) for one in told if one["kind"] == "honest"}
+        passed = [one for one in told if one["kind"] == "honest" and one["verdict"] == "yes"]
+        best = max(passed, key=lambda one: float(one["claim"]), default={"features": ["distance"], "depth": 2})
+        steps = range(len(told), len(told) + number)
+        return [self._freedman(n) if (n + 1) % FREEDMAN_EVERY == 0 else self._step(n, best, tried) for n in steps]
+
+    def _step(self, number: int, best: dict[str, Any], tried: set[Any]) -> dict[str, Any]:
+        """A feature more or less, or another depth, that was not tried yet."""
+        from sklearn.tree import DecisionTreeClassifier
+
+        dice, features, depth = np.random.default_rng([self._seed, number]), frozenset(best["features"]), best["depth"]
+        while (features, depth) in tried or not features:
+            features ^= {USEFUL[dice.integers(len(USEFUL))]}
+            depth = int(dice.integers(2, 9))
+        tried.add((features, depth))
+        names = tuple(sorted(features))
+        model = DecisionTreeClassifier(max_depth=depth, min_samples_leaf=50, random_state=0)
+        model.fit(self._fit[list(names)].to_numpy(float), self._fit[LABEL].to_numpy(int))
+        claim = model.score(self._check[list(names)].to_numpy(float), self._check[LABEL].to_numpy(int))
+        return _saved(self._folder, number, f"tree {number}", model, names, claim, "honest") | {"depth": depth}
+
+    def _freedman(self, number: int) -> dict[str, Any]:
+        name, *rest = _freedman(self._all, number)
+        return _saved(self._folder, number, name, *rest)
+
+
+def write_down(folder: Path, run: str, submitted: list[dict[str, Any]], verdicts: list[dict[str, Any]]) -> None:
+    """Put a run's submissions and their verdicts into the notebook; again, the same."""
+    lines = [one | {"verdict": said["verdict"]} for one, said in zip(submitted, verdicts, strict=True)]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "notebook.json").write_text(json.dumps(_notebook(folder) | {run: lines}))
+
+
+def _notebook(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    file = folder / "notebook.json"
+    return json.loads(file.read_text()) if file.exists() else {}
 
 
 def naive_control(database: Path, folder: Path) -> tuple[dict[str, Any], float]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from pathlib import Path
 
-from airflow.sdk import DAG, task
+from airflow.providers.standard.operators.empty import EmptyOperator
+from airflow.sdk import DAG, Param, task
 
 from dpflow.airflow import ReusableHoldoutOperator
 
@@ -32,22 +33,48 @@ with DAG(
     "flights_model",
     schedule=None,
     is_paused_upon_creation=False,
+    max_active_runs=1,  # what is submitted next depends on what was answered before
     default_args={"retries": 3, "retry_delay": timedelta(seconds=1)},
+    params={
+        "steps": Param(0, type="integer", minimum=0, description="models to try from what passed; 0: the fixed list")
+    },
     tags=["dpflow"],
 ):
 
     @task
-    def train() -> list[dict[str, object]]:
+    def train(run_id: str, params: dict[str, int]) -> list[dict[str, object]]:
         """Fit candidates on the training weeks; returns what each claims."""
-        from analyst import candidates
+        from analyst import Climber, candidates
 
         from dpflow.tables import open_rows
 
-        return candidates(open_rows(HERE / "tables" / "flights_training.yml"), HERE.parent / "demo" / "models")
+        training, models = open_rows(HERE / "tables" / "flights_training.yml"), HERE.parent / "demo" / "models"
+        if params["steps"]:
+            return Climber(training, models / "steps").submissions(run_id, params["steps"])
+        return candidates(training, models)
 
-    ReusableHoldoutOperator(
+    submitted = train()  # type: ignore[call-arg]  # Airflow fills in what the context has
+
+    # [START branches]
+    gate = ReusableHoldoutOperator(
         task_id="gate",
         session=GATE,
-        candidates=train(),
+        candidates=submitted,
         promote={"model": "late_arrivals", "alias": "champion", "tracking_uri": "{{ var.value.mlflow_uri }}"},
+        branches={
+            "yes": ["note", "deploy"],
+            "no": ["note", "rethink"],
+            "exhausted": ["note", "collect_fresh_data"],
+        },
     )
+    # [END branches]
+
+    @task
+    def note(run_id: str, submitted: list[dict[str, object]], verdicts: list[dict[str, object]]) -> None:
+        """The analyst writes down what was said, which is all that is known of the holdout."""
+        from analyst import write_down
+
+        write_down(HERE.parent / "demo" / "models" / "steps", run_id, submitted, verdicts)
+
+    noted = note(submitted=submitted, verdicts=gate.output)  # type: ignore[call-arg]
+    gate >> [noted, *(EmptyOperator(task_id=name) for name in ("deploy", "rethink", "collect_fresh_data"))]

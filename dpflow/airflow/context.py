@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from airflow.sdk import BaseOperator
+from airflow.sdk.bases.xcom import BaseXCom
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from dpflow.engine.occasion import Occasion
@@ -45,6 +47,12 @@ def occasion_name(context: Mapping[str, Any], partition_key: str | None, run_id:
     if start is None or end is None or start == end:
         return str(logical.isoformat())
     return f"{start.isoformat()}/{end.isoformat()}"
+
+
+def keep(operator: BaseOperator, context: Mapping[str, Any], value: Any) -> None:
+    """Store now what a task returns: Airflow skips other tasks by an exception, and with that the task returns nothing."""
+    if operator.do_xcom_push:
+        context["ti"].xcom_push(key=BaseXCom.XCOM_RETURN_KEY, value=value)
 
 
 @contextmanager

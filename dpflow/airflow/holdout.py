@@ -10,7 +10,7 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.bases.branch import BranchMixIn
 
 from dpflow.airflow.connection import LedgerHook
-from dpflow.airflow.context import failures
+from dpflow.airflow.context import failures, keep
 from dpflow.airflow.release import dag_folder, requested
 
 
@@ -78,6 +78,7 @@ class ReusableHoldoutOperator(BaseOperator, BranchMixIn):
             sessions = [partial(Session.open, plan, ledger, registry) for plan in plans]
             verdicts = judge_all(sessions, self.candidates, promoter)
         if self.branches is not None:
+            keep(self, context, verdicts)
             tasks = self.branches.get(decision(verdicts))
             self.do_branch(context, [tasks] if isinstance(tasks, str) else tasks)
         return verdicts

@@ -10,7 +10,7 @@ from airflow.providers.standard.utils.skipmixin import SkipMixin
 from airflow.sdk import BaseOperator
 
 from dpflow.airflow.connection import LedgerHook
-from dpflow.airflow.context import failures, occasion, principal
+from dpflow.airflow.context import failures, keep, occasion, principal
 from dpflow.airflow.release import dag_folder, requested
 
 if TYPE_CHECKING:
@@ -88,6 +88,7 @@ class LedgerOperator(BaseOperator, SkipMixin):
             ledger = LedgerHook(self.ledger_conn_id).get_conn()
             found = acts[self.action](context, ledger)
         if self.action == "gate":
+            keep(self, context, found)
             self._take_way(context, found["open"])
         return found
 

@@ -62,10 +62,12 @@ def dag(tiny: Tiny) -> Callable[[str], Any]:
     return makes
 
 
-def run(dag: Any, task_id: str, *, map_index: int = -1, day: dt.datetime = DAY) -> Any:
+def run(
+    dag: Any, task_id: str, *, map_index: int = -1, day: dt.datetime = DAY, pushed: dict[str, Any] | None = None
+) -> Any:
     """Execute one task of a DAG as a worker would: templates rendered, then `execute`."""
     operator = dag.get_task(task_id)
-    pushed: dict[str, Any] = {}
+    pushed = {} if pushed is None else pushed
     instance = SimpleNamespace(
         dag_id="d", task_id=task_id, run_id="r", map_index=map_index, task=operator,
         xcom_push=lambda key, value: pushed.update({key: value}),
@@ -105,9 +107,11 @@ def test_a_gate_takes_the_other_way_when_the_scope_cannot_pay(tiny: Tiny, dag: A
 
     made = dag(GATE + 'before = ReleaseOperator(task_id="before", release=wanted("z"), blocks=BLOCK)\n')
     run(made, "before")
+    pushed: dict[str, Any] = {}
     with pytest.raises(DownstreamTasksSkipped) as skipped:
-        run(made, "gate")
+        run(made, "gate", pushed=pushed)
     assert list(skipped.value.tasks) == [("mapped", -1)]
+    assert pushed["return_value"]["open"] is False and "cannot pay" in pushed["return_value"]["reason"]
     with pytest.raises(DownstreamTasksSkipped) as skipped:
         run(made, "gate", day=DAY + dt.timedelta(days=1))
     assert list(skipped.value.tasks) == [("tell", -1)]

@@ -183,7 +183,11 @@ def test_a_gate_branches_the_run(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) ->
     }
     kept: list[list[str]] = []
     monkeypatch.setattr(SkipMixin, "skip_all_except", lambda self, ti, ids: kept.append(list(ids or [])))
-    instance = {"task": SimpleNamespace(dag=SimpleNamespace(task_group_dict={}))}
+    pushed: list[Any] = []
+    instance = {
+        "task": SimpleNamespace(dag=SimpleNamespace(task_group_dict={})),
+        "xcom_push": lambda key, value: pushed.append((key, value)),
+    }
 
     def run(*claims: str) -> list[str]:
         operator = ReusableHoldoutOperator(
@@ -192,7 +196,12 @@ def test_a_gate_branches_the_run(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) ->
             candidates=[{"name": c, "estimator": "column_mean", "features": ["age"], "claim": c} for c in claims],
             branches={"yes": "promote", "no": ["tell", "retrain"], "exhausted": "alert"},
         )
-        return [verdict["verdict"] for verdict in operator.execute(context(tiny, **instance))]
+        verdicts = operator.execute(context(tiny, **instance))
+        assert pushed[-1] == (
+            "return_value",
+            verdicts,
+        )  # Airflow's skipping is an exception, after which nothing is returned
+        return [verdict["verdict"] for verdict in verdicts]
 
     assert run("2.9") == ["yes"] and run("40") == ["no"] and run("40") == ["no"]
     assert run("41") == ["exhausted"] and run("40", "41", "2.9") == ["no", "exhausted", "yes"]

@@ -6,7 +6,10 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import yaml
 
 from dpflow.ledger import Ledger
 
@@ -39,6 +42,7 @@ from airflow.models.dagrun import DagRun
 from airflow.utils.session import create_session
 
 folder = Path(sys.argv[1])
+sys.path.insert(0, str(folder))  # as Airflow does with its DAGs' folder
 with create_session() as session:
     session.merge(DagBundleModel(name="testing"))
 bag = DagBag(folder / "d.py", load_op_links=False, bundle_name="testing", bundle_path=folder)
@@ -116,36 +120,41 @@ def test_airflow_itself_pays_once(tiny: Tiny) -> None:
     assert Ledger(tiny.folder / "poor.sqlite").releases() == []
 
 
-HOLDOUT_FILE = """
-from datetime import datetime
-from airflow.sdk import DAG, task
-from airflow.providers.standard.operators.empty import EmptyOperator
-from dpflow.airflow import ReusableHoldoutOperator
+ANALYST = """
+from pathlib import Path
 
-GATE = {"name": "gate", "mechanism": "reusable_holdout", "table": "visits.yml", "scope": "gate", "params": {
-    "epsilon": "4", "groups": 400, "queries": 20, "failures": 1, "rho": "0.24", "alpha": "0.2"}}
+Climber = None  # nobody climbs here
 
-with DAG("d", schedule=None, start_date=datetime(2020, 1, 1)):
-    @task
-    def train(logical_date):
-        claim = {2: "2.9", 3: "40", 4: "41"}[logical_date.day]
-        return [{"name": "c" + claim, "estimator": "column_mean", "features": ["age"], "claim": claim}]
+def candidates(training, models):
+    kinds = {"good": ["0"], "bad": [str(1000 + n) for n in range(10)], "late": ["2000"]}
+    claims = kinds[(Path(__file__).parent / "kind").read_text()]
+    return [{"name": c, "estimator": "column_mean", "features": ["hour"], "claim": c} for c in claims]
 
-    gate = ReusableHoldoutOperator(task_id="gate", session=GATE, candidates=train(),
-                                   branches={"yes": "promote", "no": ["tell", "retrain"], "exhausted": "alert"})
-    gate >> [EmptyOperator(task_id=name) for name in ("promote", "tell", "retrain", "alert")]
+def write_down(folder, run, submitted, verdicts):
+    assert len(submitted) == len(verdicts)
 """
 
 
-def test_a_gates_verdict_branches_a_real_run(tiny: Tiny) -> None:
-    """Yes, no and exhausted each run their tasks and skip the others; run again, the same way and for nothing."""
+def test_a_gates_verdicts_branch_the_example_dag(tiny: Tiny) -> None:
+    """Yes, no and exhausted each run their tasks of `flights_model` and skip the others; run again, the same way and for nothing."""
     from dpflow.core.declaration import load_table
 
-    tiny.fill("CREATE TABLE visits AS SELECT 'p' || i AS person, i % 7 AS age FROM range(4000) t(i)")
-    columns = {"age": {"lower": 0, "upper": 120}}
-    table = tiny.declare(protects="unit", limits={"rows": 1}, columns=columns, block=None, holdout=True)
-    Ledger(tiny.ledger).grant("gate", 4, 0, filter="basic", table=load_table(table), principal="owner")
-    seen = ran(tiny, HOLDOUT_FILE, "\n".join(f"run({day})" for day in (2, 3, 4, 2)))
+    dags, tables = Path(__file__).parents[2] / "dags", tiny.folder / "tables"
+    tables.mkdir()
+    for name in ("flights_training", "flights_holdout"):
+        declared = yaml.safe_load((dags / "tables" / f"{name}.yml").read_text()) | {"database": "../visits.duckdb"}
+        declared["columns"] = {"hour": declared["columns"]["hour"]}
+        (tables / f"{name}.yml").write_text(yaml.safe_dump(declared))
+    rows = "SELECT 'p' || i AS tailnum, i % 24 AS hour FROM range(4000) t(i)"
+    tiny.fill(f"CREATE TABLE flights_holdout AS {rows}; CREATE TABLE flights_training AS {rows}")
+    holdout = load_table(tables / "flights_holdout.yml")
+    Ledger(tiny.ledger).grant("flights_holdout", 2, 0, filter="basic", table=holdout, principal="owner")
+    (tiny.folder / "analyst.py").write_text(ANALYST)
+    text = (dags / "flights_model.py").read_text().replace('"flights_model",', '"d",')
+    submitted = (("good", 2), ("bad", 3), ("late", 4), ("good", 2))
+    runs = [f"(folder / 'kind').write_text('{kind}'); run({day})" for kind, day in submitted]
+    seen = ran(tiny, text, "\n".join(runs), AIRFLOW_VAR_MLFLOW_URI=f"sqlite:///{tiny.folder / 'mlflow.db'}")
     taken = [{task for task, _, state, _ in run["tasks"] if state == "success"} - {"train", "gate"} for run in seen]
-    assert taken == [{"promote"}, {"tell", "retrain"}, {"alert"}, {"promote"}], seen
+    expected: list[set[str]] = [{"deploy"}, {"rethink"}, {"collect_fresh_data"}, {"deploy"}]
+    assert taken == [branch | {"note"} for branch in expected], seen
     assert len(Ledger(tiny.ledger).releases()) == 1 and Ledger(tiny.ledger).verify().ok

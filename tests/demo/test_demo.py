@@ -83,6 +83,12 @@ def test_the_gate_tells_honest_from_overfitted(seen: Seen) -> None:
     assert {v["guarantee"] for v in seen.verdicts} == {"heuristic"}
 
 
+def test_the_verdicts_branch_the_run(seen: Seen) -> None:
+    """Some candidate passed: the run notes it and deploys, and goes neither of the other ways."""
+    assert {name for name, state in seen.branches.items() if state == "success"} == {"train", "gate", "note", "deploy"}
+    assert {name for name, state in seen.branches.items() if state == "skipped"} == {"rethink", "collect_fresh_data"}
+
+
 def test_the_best_honest_claim_is_promoted(seen: Seen) -> None:
     """The alias points at the accepted candidate with the highest claim."""
     best = max((v for v in seen.verdicts if v["verdict"] == "yes"), key=lambda v: (Fraction(v["claim"]), v["promoted"]))

@@ -40,6 +40,7 @@ class Seen:
     days: list[str] = field(default_factory=list)
     runs: dict[str, str] = field(default_factory=dict)
     verdicts: list[dict[str, Any]] = field(default_factory=list)
+    branches: dict[str, str] = field(default_factory=dict)
     rerun_same: bool = False
     rerun_charged: bool = True
     crash_day: str = ""
@@ -162,6 +163,7 @@ def model(stage: Stage, seen: Seen, tell: Callable[[str], None]) -> None:
         return run if run["state"] in ENDED else None
 
     require(stage.wait("the end of the model run", ended, 240, 1)["state"] == "success", "the model run failed")
+    seen.branches = {task["task_id"]: task["state"] for task in stage.tasks("flights_model", "demo")}
     path = "dags/flights_model/dagRuns/demo/taskInstances/gate/xcomEntries/return_value"
     seen.verdicts = stage.get(path, deserialize=True)["value"]
     path = "dags/flights_model/dagRuns/demo/taskInstances/train/xcomEntries/return_value"
