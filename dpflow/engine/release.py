@@ -147,8 +147,14 @@ def data_names(plan: Plan, ledger: Ledger) -> list[str]:
 
 def _draw(plan: Plan, private: PrivateTable, ledger: Ledger, reservation: Reservation, principal: str) -> Reservation:
     """Read, add noise, settle. What it returns holds the stored result, whoever stored it."""
-    assert isinstance(plan.mechanism, Mechanism)
     snapshot = ledger.commitment(private.snapshot(), "snapshot")
+    result = drawn(plan, private)
+    return ledger.settle(reservation, result.to_json(), snapshot=snapshot, principal=principal)
+
+
+def drawn(plan: Plan, private: PrivateTable) -> Result:
+    """Read and add noise; a failure that may depend on the rows or the draw is the result "none"."""
+    assert isinstance(plan.mechanism, Mechanism)
     try:
         statistic = plan.mechanism.statistic(plan.params, plan.table)
         with private.answering(statistic, plan.request.blocks) as answer:
@@ -162,7 +168,7 @@ def _draw(plan: Plan, private: PrivateTable, ledger: Ledger, reservation: Reserv
             raise
         result = NONE
     faults.reach("draw.after")
-    return ledger.settle(reservation, result.to_json(), snapshot=snapshot, principal=principal)
+    return result
 
 
 def _receipt(plan: Plan, reservation: Reservation, replayed: bool) -> Receipt:

@@ -18,14 +18,15 @@ from pydantic import ValidationError
 from dpflow.core import faults
 from dpflow.core.declaration import problems
 from dpflow.core.estimators import EstimatorQuery, Subject
-from dpflow.core.mechanism import InteractiveMechanism, State, Verdict
+from dpflow.core.mechanism import InteractiveMechanism, Mechanism, State, Verdict
 from dpflow.core.randomness import SystemSource
 from dpflow.core.statistics import GroupValues, PerGroup
+from dpflow.engine import inside
 from dpflow.engine.candidate import Candidate
 from dpflow.engine.holdout import group_values, summed
 from dpflow.engine.occasion import Occasion
 from dpflow.engine.plan import Plan, digest
-from dpflow.engine.release import check_scope, data_names
+from dpflow.engine.release import check_scope, data_names, drawn
 from dpflow.errors import DpflowError, InvalidDeclaration, PlanRefused, SessionClosed
 from dpflow.ledger import Held, Ledger
 from dpflow.registry import Registry
@@ -74,7 +75,8 @@ class Session:
         """Answer one query, or return its stored answer.
 
         Args:
-            query: a query of the mechanism, or the name of an estimator with the query's other ``fields``.
+            query: a query of the mechanism, or the name of an estimator with the query's other ``fields``; or
+                ``{"release": {...}}``, a release inside the session (`dpflow.engine.inside`).
             candidate: what the estimator scores, if it scores one; its digest becomes part of the query.
 
         Raises:
@@ -86,18 +88,27 @@ class Session:
         given = {**({"estimator": query} if isinstance(query, str) else query), **fields}
         if candidate is not None:
             given["candidate"] = candidate.digest
+        if set(given) == {"release"} and isinstance(given["release"], Mapping):
+            inner = inside.inner_plan(self._plan, given["release"], self._registry)
+            return self._answered(
+                digest([self.id, inner.digest, inner.request.revision]), partial(self._release, inner)
+            )
         try:
             parsed = mechanism.Query.model_validate(given)
         except ValidationError as error:
             raise InvalidDeclaration(f"query of {mechanism.name}: {problems(error)}") from None
         name = digest([self.id, parsed.model_dump(mode="json")])
+        return self._answered(name, partial(self._answer, mechanism, parsed, candidate))
+
+    def _answered(self, name: str, answer: Callable[[Held], tuple[Verdict, State]]) -> dict[str, Any]:
+        """The stored answer of a query, or a new one, stored with the state it leads to before it is seen."""
         while True:
             if stored := self._ledger.stored_answer(self.id, name):
                 return dict(stored.answer)
             held = self._ledger.session(self.id)
             if held.closed:
                 raise SessionClosed(f"session {self.id} is closed: its answers are used up; open one on fresh data")
-            verdict, state = self._answer(mechanism, parsed, candidate, held)
+            verdict, state = answer(held)
             kept = self._ledger.answer(
                 self.id,
                 query=name,
@@ -116,8 +127,8 @@ class Session:
         said = [dict(answer.answer) for answer in self._ledger.answers(self.id)]
         params = self._plan.params
         counts = {f"{k}_left": getattr(params, k) for k in ("queries", "failures") if hasattr(params, k)}
-        if said:
-            counts = {k: v for k, v in said[-1].items() if k.endswith("_left")}
+        for answer in said:
+            counts |= {k: v for k, v in answer.items() if k.endswith("_left")}
         return {"state": self._ledger.release(self.id).state, "answered": len(said), **counts}
 
     def commitment(self, said: Mapping[str, Any]) -> str:
@@ -128,7 +139,9 @@ class Session:
         self, mechanism: InteractiveMechanism[Any, Any], query: Any, candidate: Candidate | None, held: Held
     ) -> tuple[Verdict, State]:
         """First everything that plan and catalog can refuse; then rows and draw, whose failures are the answer "none"."""
-        plan, state = self._plan, State(held.state)
+        plan, spent = self._plan, {k: v for k, v in held.state.items() if k == inside.STATE}
+        state = State({k: v for k, v in held.state.items() if k not in spent})
+        doubt = self._seen or (inside.WHY if spent else "")
         statistic = mechanism.statistic(plan.params, query, plan.table)
         read: Callable[[], Any]
         if isinstance(statistic, GroupValues):
@@ -141,8 +154,8 @@ class Session:
             known = read()
             faults.reach("aggregate.after")
             verdict, after = mechanism.answer(plan.params, plan.table, state, query, known, SystemSource())
-            if verdict.body.get("guarantee") == "proven" and self._seen:
-                verdict = Verdict({**verdict.body, "guarantee": "heuristic", "because": self._seen}, verdict.closed)
+            if verdict.body.get("guarantee") == "proven" and doubt:
+                verdict = Verdict({**verdict.body, "guarantee": "heuristic", "because": doubt}, verdict.closed)
             if mechanism.exclusive:
                 verdict = Verdict({**verdict.body, "snapshot": snapshot}, verdict.closed)
             json.dumps([verdict.body, after.data], allow_nan=False)  # what cannot be stored is an impossible value, too
@@ -153,7 +166,20 @@ class Session:
                 raise
             verdict, after = Verdict({"verdict": "none"}, closed=True), state
         faults.reach("draw.after")
-        return verdict, after
+        return verdict, State({**after.data, **spent})
+
+    def _release(self, inner: Plan, held: Held) -> tuple[Verdict, State]:
+        """A release inside the session: refused, or paid out of its reserve and drawn; a failure is the result "none"."""
+        assert isinstance(inner.mechanism, Mechanism)
+        state, said = inside.spend(self._plan, inner, held.state)
+        private = PrivateTable(inner.table, inner.request.where)
+        statistic = inner.mechanism.statistic(inner.params, inner.table)
+        private.check(statistic, inner.request.blocks)
+        snapshot = self._ledger.commitment(private.snapshot(), "snapshot")
+        result = drawn(inner, private)
+        epsilon, delta = inner.price()
+        body = {"verdict": "released", "mechanism": inner.mechanism.name, "epsilon": epsilon, "delta": delta}
+        return Verdict({**body, **said, "result": result.to_json(), "snapshot": snapshot}), State(state)
 
     def _scores(
         self, statistic: GroupValues, query: EstimatorQuery, candidate: Candidate | None

@@ -17,8 +17,9 @@ splitting             the same on fresh groups for each claim                   
 
 Claim: a unit sits in one group under add-remove (its hash decides), so a count moves by 1; under replace two groups may change,
 so by 2. Each stretch up to and including a failure costs e0, the larger of epsilon/failures and what advanced composition allows
-for (epsilon, delta); with ``correct`` half of e0 is for the verdict, half for the median that follows it. Methods without noise
-claim nothing and run on tables declared generalisation-only.
+for (epsilon, delta); with ``correct`` half of e0 is for the verdict, half for the median that follows it. ``reserve`` is subtracted
+first and pays for releases inside the session (`dpflow.engine.inside`). Methods without noise claim nothing and run on tables declared
+generalisation-only.
 
 Generalisation: ``proven`` (with probability 1-beta every claim in the (rho, 1-rho) quantile interval of phi on fresh groups passes
 and every one above (rho-alpha, 1-rho+alpha), or with ``both`` outside it, fails: Feldman and Steinke, Theorem 5.1; for
@@ -45,7 +46,7 @@ from dpflow.core.amounts import Delta, Epsilon
 from dpflow.core.composition import step_eps
 from dpflow.core.declaration import Exact, Table
 from dpflow.core.estimators import EstimatorQuery
-from dpflow.core.events import Approximate, Event, SparseVector, Unprotected
+from dpflow.core.events import Approximate, Event, Pure, SparseVector, Unprotected
 from dpflow.core.mechanism import InteractiveMechanism, Params, State, Verdict
 from dpflow.core.quantiles import draw_quantile, rate_for
 from dpflow.core.randomness import Source
@@ -71,12 +72,20 @@ HALF = Fraction(1, 2)
 PRIVATE = ("sparse_vector", "one_query", "tight")  #: methods with a privacy claim
 
 
+class Reserve(Params):
+    """``epsilon`` and ``delta`` of a gate that are kept for releases inside it."""
+
+    epsilon: Epsilon
+    delta: Delta = Fraction(0)
+
+
 class HoldoutParams(Params):
     """What a gate is opened with.
 
     ``method``: see the module. ``groups`` m; ``queries`` k and ``failures`` ell; ``rho``, ``alpha``, ``beta`` of the verdict;
     ``side`` which claims fail; ``correct``: the range of corrected values, if failed claims get one; ``require: proven``
-    refuses what is not. ``epsilon`` and ``delta``: the price of the whole session, for the methods that have one.
+    refuses what is not. ``epsilon`` and ``delta``: the price of the whole session, for the methods that have one; ``reserve``: the
+    part of it that pays for releases inside the session.
     """
 
     method: Literal["sparse_vector", "one_query", "tight", "description_length", "splitting"] = "sparse_vector"
@@ -91,14 +100,20 @@ class HoldoutParams(Params):
     side: Literal["over", "both"] = "over"
     correct: AnyRange | None = None
     require: Literal["any", "proven"] = "any"
+    reserve: Reserve | None = None
 
     @model_validator(mode="after")
     def _check(self) -> HoldoutParams:
         self.promise()
+        if self.reserve is not None and not self.private:
+            raise ValueError(f"method {self.method} has no epsilon to reserve, and its proof allows no other release")
         if self.private and self.epsilon is None:
             raise ValueError(f"method {self.method} needs an epsilon")
         if not self.private and (self.epsilon is not None or self.delta):
             raise ValueError(f"method {self.method} has no noise and no privacy; leave epsilon and delta out")
+        kept = self.reserve
+        if self.epsilon is not None and kept and (kept.epsilon >= self.epsilon or kept.delta > self.delta):
+            raise ValueError("reserve must be less than epsilon, and its delta no more than delta")
         if self.method == "splitting" and self.groups < self.queries:
             raise ValueError("splitting needs at least one fresh group for each query")
         return self
@@ -152,6 +167,8 @@ class ReusableHoldout(InteractiveMechanism[HoldoutParams, ClaimQuery]):
         if not params.private:
             return Unprotected()
         assert params.epsilon is not None
+        if params.delta == 0 and params.reserve is not None:
+            return Pure(params.epsilon)
         return Approximate(params.epsilon, params.delta) if params.delta > 0 else SparseVector(params.epsilon)
 
     def note(self, params: HoldoutParams, table: Table) -> str:
@@ -223,7 +240,8 @@ class ReusableHoldout(InteractiveMechanism[HoldoutParams, ClaimQuery]):
 
 def _stretch(params: HoldoutParams) -> Fraction:
     assert params.epsilon is not None
-    return per_failure(params.epsilon, params.delta, params.failures)
+    kept = params.reserve or Reserve.model_construct(epsilon=Fraction(0), delta=Fraction(0))
+    return per_failure(params.epsilon - kept.epsilon, params.delta - kept.delta, params.failures)
 
 
 def _amounts(params: HoldoutParams, changed: int) -> tuple[float, float, float]:

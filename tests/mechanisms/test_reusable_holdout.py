@@ -100,6 +100,32 @@ def test_the_price_holds_exactly(method: str, epsilon: int, side: str, table: An
     assert oracle.smallest_epsilon(a, b, 1e-3) > 1
 
 
+def test_what_is_reserved_is_not_spent_on_verdicts() -> None:
+    """With 4 of 24 kept for releases inside, verdicts cost 20, exactly; a gate that forgets to subtract is caught."""
+    given: dict[str, Any] = {"epsilon": 24, "groups": 6, "queries": 1, "failures": 1, "reserve": {"epsilon": 4}}
+    kept, all_of_it = HoldoutParams(**given), HoldoutParams(**given | {"reserve": None})
+    query = GATE.Query(estimator="accuracy", columns=("amount",), claim=Fraction(1))
+
+    def divergence(params: HoldoutParams) -> float:
+        def law(values: list[float]) -> Any:
+            def draw(source: Source) -> str:
+                state = GATE.open(params, EXAMPLE_TABLE, source)
+                known = PerGroup(np.array(values))
+                return str(GATE.answer(params, EXAMPLE_TABLE, state, query, known, source)[0].body["verdict"])
+
+            return outputs(draw, tail=1e-13)
+
+        a, b = law([0.0] * 6), law([0.0] * 5 + [2.0])
+        return float(oracle.smallest_epsilon(a, b, 1e-9))
+
+    assert GATE.engine(kept, EXAMPLE_TABLE).epsilon == 20 and GATE.event(kept, EXAMPLE_TABLE) == Pure(Fraction(24))
+    assert divergence(kept) < divergence(all_of_it)
+    with pytest.raises(ValueError, match="less than epsilon"):
+        HoldoutParams(**given | {"reserve": {"epsilon": 24}})
+    with pytest.raises(ValueError, match="no epsilon to reserve"):
+        HoldoutParams(method="description_length", groups=10, reserve={"epsilon": 1})
+
+
 def test_a_gate_that_forgets_the_second_group_is_caught() -> None:
     """Half of a failure's epsilon is the verdict's, half the median's; under replace two groups may change, and noise for
     one lets the median lose twice its share.
