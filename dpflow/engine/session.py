@@ -90,17 +90,15 @@ class Session:
             given["candidate"] = candidate.digest
         if set(given) == {"release"} and isinstance(given["release"], Mapping):
             inner = inside.inner_plan(self._plan, given["release"], self._registry)
-            return self._answered(
-                digest([self.id, inner.digest, inner.request.revision]), partial(self._release, inner)
-            )
+            return self._once(digest([self.id, inner.digest, inner.request.revision]), partial(self._release, inner))
         try:
             parsed = mechanism.Query.model_validate(given)
         except ValidationError as error:
             raise InvalidDeclaration(f"query of {mechanism.name}: {problems(error)}") from None
         name = digest([self.id, parsed.model_dump(mode="json")])
-        return self._answered(name, partial(self._answer, mechanism, parsed, candidate))
+        return self._once(name, partial(self._answer, mechanism, parsed, candidate))
 
-    def _answered(self, name: str, answer: Callable[[Held], tuple[Verdict, State]]) -> dict[str, Any]:
+    def _once(self, name: str, answer: Callable[[Held], tuple[Verdict, State]]) -> dict[str, Any]:
         """The stored answer of a query, or a new one, stored with the state it leads to before it is seen."""
         while True:
             if stored := self._ledger.stored_answer(self.id, name):
