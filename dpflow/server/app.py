@@ -87,7 +87,7 @@ def refusal(error: Exception) -> Refused:
 bearer = HTTPBearer(auto_error=False)
 
 
-def principal(request: Request, token: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]) -> str:
+async def principal(request: Request, token: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]) -> str:
     """Who asks, by the bearer token."""
     name = None if token is None else request.app.state.service.who(token.credentials)
     if name is None:
@@ -100,15 +100,15 @@ Key = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_le
 router = APIRouter()
 
 
-@router.post("/v1/predictions")
-async def predict(request: Request, ask: Ask, who: Who, key: Key = None) -> Answers:
+@router.post("/v1/predictions", response_model=Answers)
+async def predict(request: Request, ask: Ask, who: Who, key: Key = None) -> JSONResponse:
     """Answer points. A point that was answered before costs nothing and gets the same answer, and so does a repeated request."""
     state = request.app.state
     session: PredictionSession = state.sessions[who]
     if len(ask.points) > state.service.most_points:
         raise Refused(413, "too_large", f"one request holds at most {state.service.most_points} points; split it")
-    said = await asyncio.wrap_future(state.batches.submit(session, session.encode(ask.points), key))
-    return Answers(session_id=session.id, answers=said, predictions_left=session.known_left)
+    said = await asyncio.wrap_future(state.batches.submit(session, ask.points, key))
+    return JSONResponse({"session_id": session.id, "answers": said, "predictions_left": session.known_left})
 
 
 @router.get("/v1/session")

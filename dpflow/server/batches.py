@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import queue
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,19 +25,21 @@ class KeyConflict(InvalidInput):
     """An idempotency key that came with other points before."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Waiting:
-    """One request: encoded points, and the note that ties its idempotency key to them."""
+    """One request: points, encoded when their turn comes, and the note that ties its idempotency key to them."""
 
     session: PredictionSession
-    codes: Codes = field(repr=False)
+    points: Sequence[Sequence[Any]] = field(repr=False)
     key: str | None = None
     done: Future[list[Any]] = field(default_factory=Future)
+    codes: Codes | None = field(default=None, repr=False)
 
     def note(self) -> dict[str, str]:
         """The idempotency key's name and the digest of the points it came with."""
         if self.key is None:
             return {}
+        assert self.codes is not None
         digest = hashlib.sha256(str(self.codes.shape).encode() + self.codes.tobytes()).hexdigest()
         return {"key:" + hashlib.sha256(self.key.encode()).hexdigest(): digest}
 
@@ -51,9 +53,11 @@ class Batches:
         self.batches = self.points = 0
         self._thread.start()
 
-    def submit(self, session: PredictionSession, codes: Codes, key: str | None = None) -> Future[list[Any]]:
+    def submit(
+        self, session: PredictionSession, points: Sequence[Sequence[Any]], key: str | None = None
+    ) -> Future[list[Any]]:
         """Queue a request; the future gets its answers, or the error that it alone caused."""
-        waiting = Waiting(session, codes, key)
+        waiting = Waiting(session, points, key)
         self._queue.put(waiting)
         return waiting.done
 
@@ -67,7 +71,8 @@ class Batches:
         while going:
             taken, going = self._take()
             for session in {waiting.session.id: waiting.session for waiting in taken}.values():
-                self._answer(session, [waiting for waiting in taken if waiting.session.id == session.id])
+                group = [waiting for waiting in taken if waiting.session.id == session.id]
+                self._answer(session, encoded(session, group))
 
     def _take(self) -> tuple[list[Waiting], bool]:
         """Everything that waits, up to one batch; at least one request."""
@@ -80,18 +85,25 @@ class Batches:
                 break
             if waiting is None:
                 return taken, False
-            taken.append(waiting)
-            points += len(waiting.codes)
+            if (
+                waiting.done.set_running_or_notify_cancel()
+            ):  # from here on its answers are charged, whoever still listens
+                taken.append(waiting)
+                points += len(waiting.points)
         return taken, True
 
     def _answer(self, session: PredictionSession, group: list[Waiting]) -> None:
         """All together; each by itself if together they are more than the session can answer."""
+        if not group:
+            return
         try:
             group = self._without_conflicts(session, group)
             if not group:
                 return
             notes = {name: digest for waiting in group for name, digest in waiting.note().items()}
-            said = session.predict_encoded(np.concatenate([waiting.codes for waiting in group]), notes)
+            said = session.predict_encoded(
+                np.concatenate([waiting.codes for waiting in group if waiting.codes is not None]), notes
+            )
         except SessionClosed as error:
             if len(group) == 1:
                 return group[0].done.set_exception(error)
@@ -107,8 +119,8 @@ class Batches:
         self.points += len(said)
         start = 0
         for waiting in group:
-            waiting.done.set_result(said[start : start + len(waiting.codes)])
-            start += len(waiting.codes)
+            waiting.done.set_result(said[start : start + len(waiting.points)])
+            start += len(waiting.points)
 
     def _without_conflicts(self, session: PredictionSession, group: Iterable[Waiting]) -> list[Waiting]:
         """The requests whose idempotency key, if any, is new or came with these points."""
@@ -126,3 +138,19 @@ class Batches:
             else:
                 kept.append(waiting)
         return kept
+
+
+def encoded(session: PredictionSession, group: Sequence[Waiting]) -> list[Waiting]:
+    """The requests whose points fit the declaration, with their codes: all in one go, and one by one if some do not fit."""
+    try:
+        together = session.encode([point for waiting in group for point in waiting.points])
+    except Exception as error:  # noqa: BLE001  the thread lives on; the app decides what a client hears
+        if len(group) > 1:
+            return [kept for waiting in group for kept in encoded(session, [waiting])]
+        group[0].done.set_exception(error)
+        return []
+    start = 0
+    for waiting in group:
+        waiting.codes = together[start : start + len(waiting.points)]
+        start += len(waiting.points)
+    return list(group)

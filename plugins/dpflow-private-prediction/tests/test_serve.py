@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,10 @@ from prediction_doors import Doors  # noqa: E402
 
 from dpflow.cli import app as cli  # noqa: E402
 from dpflow.core.declaration import load_table  # noqa: E402
-from dpflow.errors import BudgetExceeded, InvalidDeclaration, LedgerUnavailable  # noqa: E402
+from dpflow.errors import BudgetExceeded, InvalidDeclaration, InvalidInput, LedgerUnavailable  # noqa: E402
 from dpflow.registry import Registry  # noqa: E402
 from dpflow.server.app import create_app  # noqa: E402
+from dpflow.server.batches import Batches  # noqa: E402
 from dpflow.server.service import load_service, new_token, open_sessions  # noqa: E402
 
 ANN, BOB = new_token(), new_token()
@@ -202,6 +204,27 @@ def test_concurrent_duplicates_are_charged_once(served: Served) -> None:
     assert served.sessions["ann"].left == 60 - 12
     assert [len(answers) for answers in found.values()] == [1, 1, 1]
     assert served.doors.book.verify().ok
+
+
+def test_requests_that_wait_together_are_judged_apart(served: Served) -> None:
+    """One transaction for all that fit; who sent an impossible point hears of it alone, who left is not charged."""
+    session, batches = served.sessions["ann"], Batches()
+    before = served.doors.book.session(session.id).version
+    with session._turn:  # the thread is busy with the first one
+        first = batches.submit(session, [point(1)])
+        while not first.running():
+            time.sleep(0.001)
+        good = [batches.submit(session, [point(i), point(i + 1)]) for i in (2, 4)]
+        odd = [batches.submit(session, wrong) for wrong in ([point(6), [0.1, 0.2]], [[0.1, 0.2, "Atlantis"]])]
+        gone, nothing = batches.submit(session, [point(9)]), batches.submit(session, [])
+        assert gone.cancel()
+    assert [len(done.result(30)) for done in (first, *good, nothing)] == [1, 2, 2, 0]
+    for done, said in zip(odd, ("point 1 has 2 values", "point 0.*Atlantis")):
+        with pytest.raises(InvalidInput, match=said):
+            done.result(30)
+    batches.close()
+    assert session.left == 60 - 5 and served.doors.book.session(session.id).version == before + 2
+    assert batches.batches == 2
 
 
 def test_the_public_side_and_the_metrics_show_no_rows(served: Served) -> None:
