@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ from dpflow.core.mechanism import Params
 from dpflow.core.samplers import MAX_SCALE
 from dpflow.errors import PlanRefused
 from dpflow_private_learning.base.calls import Calls
+from dpflow_private_learning.base.stability import literal_claim
 
 _GRID = Fraction(1, 10**40)
 
@@ -38,6 +39,9 @@ def _inside(value: Fraction) -> Fraction:
 
 #: A share of the rows or a failure probability: strictly between 0 and 1.
 Share = Annotated[Exact, AfterValidator(_inside)]
+
+#: Stability-based selection as repaired here, or as the paper prints it, which is charged at what that really guarantees.
+Selection = Literal["repaired", "literal"]
 
 #: The declared, public number of rows.
 Rows = Annotated[int, Field(ge=1, le=10**15)]
@@ -99,6 +103,20 @@ def claim(epsilon: Fraction, delta: Fraction, exponential: bool = False) -> Even
     if exponential:
         return BoundedRange(epsilon)
     return Approximate(epsilon, delta) if delta else Pure(epsilon)
+
+
+def printed(epsilon: Fraction, delta: Fraction, selections: int, pure: Fraction, table: Table) -> Event:
+    """The event of a run with so many selections by stability as printed, each called with (epsilon, delta), and pure calls.
+
+    Each counts as (2 epsilon, delta e^(2 epsilon)/(1 + e^-epsilon)). Raises `PlanRefused` where that guarantees nothing, or for
+    units of several rows.
+    """
+    if table.limits.rows > 1:
+        raise PlanRefused("stability as printed is for one row a unit; declare limits: {rows: 1}")
+    if epsilon > 10 or selections * literal_claim(epsilon, delta)[1] >= 1:
+        raise PlanRefused("stability as printed guarantees nothing here; take the repaired one")
+    true, chance = literal_claim(epsilon, delta)
+    return claim(pure + selections * true, -(-selections * chance * 10**30 // 1) / Fraction(10**30))
 
 
 def moves(table: Table) -> int:

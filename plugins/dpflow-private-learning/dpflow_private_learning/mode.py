@@ -79,12 +79,7 @@ class Mode(Mechanism[ModeParams]):
                 raise PlanRefused("choosing needs rows: the public number of rows, or a released count")
             frame.need_gate(choosing.gate(params.alpha, epsilon, delta, 1), params.rows, "the choosing mechanism")
         if params.method == "stability-literal":
-            if table.limits.rows > 1:
-                raise PlanRefused("stability-literal is for one row a unit; declare limits: {rows: 1}")
-            if params.epsilon > 10 or stability.literal_claim(epsilon, delta)[1] >= 1:
-                raise PlanRefused("stability as printed guarantees nothing here; use method: stability")
-            true, chance = stability.literal_claim(epsilon, delta)
-            return frame.claim(true, -(-chance * 10**30 // 1) / Fraction(10**30))
+            return frame.printed(params.epsilon, params.delta, 1, Fraction(0), table)
         return frame.claim(params.epsilon, params.delta)
 
     def statistic(self, params: ModeParams, table: Table) -> SortedValues:

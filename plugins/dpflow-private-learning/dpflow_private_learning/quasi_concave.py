@@ -12,6 +12,7 @@ holds on all data. `UnimodalMode` is the shipped example; docs/private-learning.
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import replace
 from fractions import Fraction
 from typing import Literal
 
@@ -29,8 +30,8 @@ from dpflow_private_learning.base.rec_concave import (
     Budget,
     Step,
     best_levels,
-    cost,
     depth,
+    nominal,
     rec_concave,
     rows_needed,
     share,
@@ -44,6 +45,7 @@ class QuasiConcaveParams(frame.Priced):
 
     ``alpha``: how much less than promised will do, as a share, at most 1/2. ``beta``: failure. ``levels``: of recursion, 1
     is the exponential mechanism, auto the one that needs the fewest rows. ``budget``: tight, or the paper's split.
+    ``selection``: stability repaired, or literal, as printed, which costs more than epsilon and delta say.
     """
 
     column: str
@@ -52,10 +54,18 @@ class QuasiConcaveParams(frame.Priced):
     beta: frame.Share = Fraction(1, 20)
     levels: Levels = "auto"
     budget: Budget = "tight"
+    selection: frame.Selection = "repaired"
 
 
 def planned(
-    top: int, levels: Levels, budget: Budget, alpha: Fraction, beta: Fraction, epsilon: Fraction, delta: Fraction
+    top: int,
+    levels: Levels,
+    budget: Budget,
+    alpha: Fraction,
+    beta: Fraction,
+    epsilon: Fraction,
+    delta: Fraction,
+    selection: frame.Selection = "repaired",
 ) -> Step:
     """The price of each base mechanism. Raises `PlanRefused` where levels are used that delta does not pay."""
     if alpha > Fraction(1, 2):
@@ -68,7 +78,17 @@ def planned(
         raise PlanRefused("more than one level needs a delta above 0 and below 1/2; or take levels: 1, which is pure")
     step = share(top, levels, epsilon, delta, budget)
     frame.need_scale(2 / step.epsilon)
-    return step
+    return replace(step, literal=selection == "literal")
+
+
+def price(top: int, step: Step, params: frame.Priced, table: Table) -> Event:
+    """The event of a run over 0..top: the plan's price, or what stability as printed really costs."""
+    levels = depth(top, step.levels)
+    if levels == 1:
+        return frame.claim(params.epsilon, Fraction(0), exponential=True)
+    if step.literal:
+        return frame.printed(step.epsilon, step.delta, 2 * (levels - 1), levels * step.epsilon, table)
+    return frame.claim(params.epsilon, params.delta)
 
 
 class QuasiConcaveRelease(Mechanism[QuasiConcaveParams]):
@@ -83,13 +103,12 @@ class QuasiConcaveRelease(Mechanism[QuasiConcaveParams]):
     def _step(self, params: QuasiConcaveParams, table: Table) -> tuple[int, Step]:
         _, _, end = frame.domain(table, params.column)
         epsilon, delta = frame.per_row(params.epsilon, params.delta, table)
-        return end, planned(end, params.levels, params.budget, params.alpha, params.beta, epsilon, delta)
+        return end, planned(
+            end, params.levels, params.budget, params.alpha, params.beta, epsilon, delta, params.selection
+        )
 
     def event(self, params: QuasiConcaveParams, table: Table) -> Event:
-        end, step = self._step(params, table)
-        if depth(end, step.levels) == 1:
-            return frame.claim(params.epsilon, Fraction(0), exponential=True)
-        return frame.claim(params.epsilon, params.delta)
+        return price(*self._step(params, table), params, table)
 
     def statistic(self, params: QuasiConcaveParams, table: Table) -> SortedValues:
         table.bounded(params.column)
@@ -100,7 +119,7 @@ class QuasiConcaveRelease(Mechanism[QuasiConcaveParams]):
         end, step = self._step(params, table)
         calls = Calls(source)
         point, fallback = rec_concave(self.score(answer, low, end), Fraction(params.promise), params.alpha, step, calls)
-        epsilon, delta = cost(end, step)
+        epsilon, delta = nominal(end, step)
         needed = rows_needed(end, step.levels, *map(float, (params.alpha, epsilon, delta or 0.25, params.beta)))
         levels = depth(end, step.levels)
         document = frame.report(

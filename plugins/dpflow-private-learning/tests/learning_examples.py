@@ -64,6 +64,10 @@ EXAMPLES: dict[str, list[Example]] = {
     "unimodal_mode": [
         example({"column": "amount", "epsilon": "1", "promise": 10}),
         example({"column": "amount", "epsilon": "4", "delta": "0.4", "promise": 10, "levels": 2}, "replace"),
+        example(
+            {"column": "amount", "epsilon": "2", "delta": "0.2", "promise": 10, "levels": 2, "selection": "literal"},
+            "replace",
+        ),
     ],
     "learn_thresholds": [
         example({"column": "amount", "label": "late", "epsilon": "1", "rows": 200}, rows=2),

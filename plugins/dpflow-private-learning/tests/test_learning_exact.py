@@ -125,10 +125,12 @@ def test_choosing_keeps_its_claim_at_the_gate_and_is_caught_below() -> None:
         assert worst(law(41), three_values(m), 2.0) <= delta + SLACK
 
 
-def test_rec_concave_keeps_its_claim_on_random_neighbours() -> None:
-    """T = 40, two levels: at (3D - 2) epsilon the divergence is below 2 (D - 1) delta, consistent labels or not."""
+@pytest.mark.parametrize("literal", [False, True])
+def test_rec_concave_keeps_its_claim_on_random_neighbours(literal: bool) -> None:
+    """T = 40, two levels: at (3D - 2) epsilon the divergence is below 2 (D - 1) delta, consistent labels or not; with stability
+    as printed at (5D - 4) epsilon."""
     rng = random.Random(4)
-    step = rec_concave.Step(F(1, 2), F(1, 100), 2)
+    step = rec_concave.Step(F(1, 2), F(1, 100), 2, literal)
     epsilon, delta = rec_concave.cost(40, step)
 
     @lru_cache

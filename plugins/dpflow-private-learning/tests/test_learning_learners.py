@@ -78,6 +78,16 @@ CLAIMS = [
     (LearnThresholds(), {"column": "few", "label": "late", "epsilon": "1", "rows": 4}),
     (LearnPoints(), {"column": "few", "label": "late", "epsilon": "1", "delta": "0.1", "rows": 4, "allow_zero": True}),
     (WarmUp(), {"column": "few", "label": "late", "epsilon": "3", "delta": "0.2", "rows": 4, "alpha": "1/2"}),
+    (
+        LearnPoints(),
+        {"column": "few", "label": "late", "epsilon": "0.5", "delta": "0.1", "rows": 4, "allow_zero": True}
+        | {"selection": "literal"},
+    ),
+    (
+        WarmUp(),
+        {"column": "few", "label": "late", "epsilon": "2", "delta": "0.1", "rows": 4, "alpha": "1/2"}
+        | {"selection": "literal"},
+    ),
     (LearnSemiPrivate(), {"columns": ["few"], "label": "late", "epsilon": "1", "rows": 4, "public": [["0"], ["2"]]}),
 ]
 
@@ -90,7 +100,8 @@ def test_learners_keep_their_claims(
 ) -> None:
     """All neighbours of up to three rows over three values, labels changed, rows moved, added and taken away."""
     table = example({}, relation).table
-    assert worst(mechanism, table, params, ROWS, shared) <= F(params.get("delta", "0")) + SLACK
+    _, claimed = plan(mechanism, table, params)[1].approximate()
+    assert worst(mechanism, table, params, ROWS, shared) <= claimed + SLACK
 
 
 def test_units_of_two_rows_pay_for_two_rows(two_outcomes: None) -> None:
@@ -106,10 +117,10 @@ def test_learners_that_spend_more_than_they_say_are_caught(two_outcomes: None, m
     table = example({}, "replace").table
     real = finite.select
     monkeypatch.setattr(finite, "select", lambda scores, epsilon, calls: real(scores, 2 * epsilon, calls))
-    params = CLAIMS[5][1]
+    params = CLAIMS[-1][1]
     assert worst(LearnSemiPrivate(), table, params, ROWS) > 0.05
 
-    def literal(gap: int, epsilon: F, delta: F, calls: Calls, moves: int = 2) -> bool:
+    def literal(gap: int, epsilon: F, delta: F, calls: Calls, moves: int, _: bool) -> bool:
         return stability.is_stable(gap, epsilon, delta, calls, moves, literal=True)
 
     monkeypatch.setattr("dpflow_private_learning.learners.points.is_stable", literal)
@@ -123,6 +134,41 @@ def test_learners_that_spend_more_than_they_say_are_caught(two_outcomes: None, m
     pairs = [(counted(m, 0), counted(m - 1, 1)) for m in (4, 5, 6, 7)]
     assert exact_delta(learner, checked, table, iter(pairs), 1) > 10 * 0.01
     monkeypatch.undo()
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "params", "selections", "pure"),
+    [
+        (LearnPoints(), {"epsilon": "1", "delta": "1e-6", "allow_zero": True}, 1, 0),
+        (WarmUp(), {"epsilon": "6", "delta": "2e-6"}, 2, 4),
+        (LearnThresholds(), {"epsilon": "4", "delta": "2e-6", "levels": 2}, 2, 2),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_stability_as_printed_is_charged_at_what_it_guarantees(
+    mechanism: Any, params: dict[str, Any], selections: int, pure: int
+) -> None:
+    """Each selection at (1, 1e-6) costs (2, 1e-6 e^2/(1 + 1/e)); the calls of a run add up to the price at most."""
+    table = example({}, "replace").table
+    given = {"column": "amount", "label": "late", "rows": 100, "alpha": "1/4", "beta": "1/4", **params}
+    checked, event = plan(mechanism, table, given | {"selection": "literal"})
+    epsilon, delta = event.approximate()
+    own = F(params["epsilon"]) / (pure + selections)
+    assert epsilon == (2 * selections + pure) * own
+    assert delta == pytest.approx(selections * 1e-6 * math.exp(2 * own) / (1 + math.exp(-own)), rel=1e-9)
+    rows = RecordArrays(
+        np.arange(60), {"amount": np.arange(60) % 40 - 10, "late": (np.arange(60) % 40 < 9).astype(int)}
+    )
+    document = mechanism.draw(checked, table, rows, SystemSource()).document
+    repaired = mechanism.draw(plan(mechanism, table, given)[0], table, rows, SystemSource()).document
+    assert document["rows_for_proof"] == repaired["rows_for_proof"]
+    spent = document["calls"]
+    assert sum(F(call["epsilon"]) * call["times"] for call in spent) <= epsilon
+    assert sum(F(call["delta"]) * call["times"] for call in spent) <= delta
+    with pytest.raises(PlanRefused, match="one row a unit"):
+        plan(mechanism, example({}, "replace", 2).table, given | {"selection": "literal"})
+    with pytest.raises(PlanRefused, match="guarantees nothing"):
+        plan(mechanism, table, given | {"selection": "literal", "delta": "0.4"})
 
 
 # --- accuracy ---------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 Definition: q(x) = positive rows with value x. If the best value is far enough ahead it is the hypothesis; otherwise a uniform
 value of the domain (proper, right if 2^d >= 1/(alpha beta)) or, with ``allow_zero``, the rule that is positive nowhere.
 
-Claim: (epsilon, delta)-DP, one stable selection.
+Claim: (epsilon, delta)-DP, one stable selection; with ``selection: literal`` what the printed one really guarantees.
 
 Accuracy: an error of at most alpha with probability 1 - beta, for rows of a point concept, from `point_rows_small` on; the
 paper's own constants are `point_rows`.
@@ -12,6 +12,8 @@ When not to use it: for small domains; below about 2^20 points `learn_class` nee
 """
 
 from __future__ import annotations
+
+from fractions import Fraction
 
 from dpflow.core.declaration import Table
 from dpflow.core.events import Event
@@ -31,12 +33,14 @@ from dpflow_private_learning.mode import leader
 
 class LearnPointsParams(frame.Approximated):
     """``column``: bounded. ``label``: 0/1 bounded, or two keys, the second positive. ``allow_zero``: fall back to the rule
-    that is positive nowhere instead of a uniform value.
+    that is positive nowhere instead of a uniform value. ``selection``: stability repaired, or literal, as printed, which costs
+    more than epsilon and delta say.
     """
 
     column: str
     label: str
     allow_zero: bool = False
+    selection: frame.Selection = "repaired"
 
 
 class LearnPoints(Mechanism[LearnPointsParams]):
@@ -56,6 +60,8 @@ class LearnPoints(Mechanism[LearnPointsParams]):
             raise PlanRefused(
                 "a uniform fallback misses too often: the column needs 1/(alpha beta) values; set allow_zero: true"
             )
+        if params.selection == "literal":
+            return frame.printed(params.epsilon, params.delta, 1, Fraction(0), table)
         return frame.claim(params.epsilon, params.delta)
 
     def statistic(self, params: LearnPointsParams, table: Table) -> Records:
@@ -65,13 +71,14 @@ class LearnPoints(Mechanism[LearnPointsParams]):
     def draw(self, params: LearnPointsParams, table: Table, answer: Answer, source: Source) -> Result:
         column, low, end = frame.domain(table, params.column)
         epsilon, delta = frame.per_row(params.epsilon, params.delta, table)
-        calls, moves = Calls(source), frame.moves(table)
+        literal = params.selection == "literal"
+        calls, moves = Calls(source), 2 if literal else frame.moves(table)
         chosen = frame.positive(answer.columns[params.label])
         values, (counts,) = frame.distinct(relative(answer.columns[params.column][chosen], low), [chosen[chosen]])
         best, gap = leader(values, counts)
         point: int | None = best
         status = "ok"
-        if end and not is_stable(gap, epsilon, delta, calls, moves):
+        if end and not is_stable(gap, epsilon, delta, calls, moves, literal):
             point, status = None if params.allow_zero else source.below(end + 1), "fallback"
         found = Nothing() if point is None else Point(low + point)
         needed = point_rows_small(params.alpha, params.beta, epsilon, delta, moves)

@@ -6,7 +6,8 @@ threshold is right everywhere, and reaches n there: a promise problem for RecCon
 exponential mechanism over thresholds, which is pure and for d <= 469 bits needs fewer rows: ``levels: auto`` takes what
 needs fewer.
 
-Claim: epsilon-bounded range with one level, else (epsilon, delta)-DP, on any data.
+Claim: epsilon-bounded range with one level, else (epsilon, delta)-DP, on any data. With ``selection: literal`` the printed
+stability counts as what it really guarantees: (5D - 4)/(3D - 2) times epsilon for D levels.
 
 Accuracy: the rule errs on at most alpha n/2 rows with probability 1 - beta/2 if n is at least `threshold_rows`, and on at
 most a share alpha of the population with probability 1 - beta if n is also at least `generalisation`.
@@ -31,10 +32,10 @@ from dpflow.core.statistics import Answer, Records
 from dpflow_private_learning import frame
 from dpflow_private_learning.base.calls import Calls
 from dpflow_private_learning.base.pieces import Pieces, relative
-from dpflow_private_learning.base.rec_concave import Budget, Step, cost, depth, rec_concave, rows_needed
+from dpflow_private_learning.base.rec_concave import Budget, Step, depth, nominal, rec_concave, rows_needed
 from dpflow_private_learning.bounds.rows import exponential_rows, generalisation
 from dpflow_private_learning.hypotheses import Threshold, learned
-from dpflow_private_learning.quasi_concave import Levels, planned
+from dpflow_private_learning.quasi_concave import Levels, planned, price
 
 
 class LearnThresholdsParams(frame.Approximated):
@@ -42,6 +43,7 @@ class LearnThresholdsParams(frame.Approximated):
 
     ``levels``: of RecConcave, 1 is the exponential mechanism, auto the one that needs the fewest rows. ``budget``: tight or
     the paper's split. ``promise``: empirical (alpha bounds the share of wrong rows, halved) or pac (of the population).
+    ``selection``: stability repaired, or literal, as printed, which costs more than epsilon and delta say.
     """
 
     column: str
@@ -49,6 +51,7 @@ class LearnThresholdsParams(frame.Approximated):
     levels: Levels = "auto"
     budget: Budget = "tight"
     promise: Literal["empirical", "pac"] = "empirical"
+    selection: frame.Selection = "repaired"
 
 
 def threshold_score(x: NDArray[Any], labels: NDArray[np.bool_], end: int) -> Pieces:
@@ -83,13 +86,11 @@ class LearnThresholds(Mechanism[LearnThresholdsParams]):
         frame.check_label(table, params.label)
         end = frame.domain(table, params.column)[2] + 1
         epsilon, delta = frame.per_row(params.epsilon, params.delta, table)
-        return end, planned(end, params.levels, params.budget, params.alpha / 2, params.beta / 2, epsilon, delta)
+        halves = params.alpha / 2, params.beta / 2
+        return end, planned(end, params.levels, params.budget, *halves, epsilon, delta, params.selection)
 
     def event(self, params: LearnThresholdsParams, table: Table) -> Event:
-        end, step = self._step(params, table)
-        if depth(end, step.levels) == 1:
-            return frame.claim(params.epsilon, Fraction(0), exponential=True)
-        return frame.claim(params.epsilon, params.delta)
+        return price(*self._step(params, table), params, table)
 
     def statistic(self, params: LearnThresholdsParams, table: Table) -> Records:
         table.bounded(params.column)
@@ -117,7 +118,7 @@ class LearnThresholds(Mechanism[LearnThresholdsParams]):
         return Result((Row("", "threshold", frame.number(column, low + j)),), document)
 
     def _needed(self, params: LearnThresholdsParams, end: int, step: Step) -> float:
-        epsilon, delta = map(float, cost(end, step))
+        epsilon, delta = map(float, nominal(end, step))
         if depth(end, step.levels) == 1:
             needed = exponential_rows(end + 1, params.alpha, params.beta, epsilon)
         else:

@@ -7,7 +7,7 @@ negatives) by stability; the cuts that divide a released block in four are drawn
 nothing is released, the lowest cut is returned and marked as a fallback.
 
 Claim: ceil(log2(d + 1)) comparisons, two stable selections and one exponential mechanism share epsilon equally and delta in
-two: (epsilon, delta)-DP by basic composition.
+two: (epsilon, delta)-DP by basic composition; with ``selection: literal`` two printed ones, at what these really guarantee.
 
 Accuracy: empirical error alpha for a sample with at least 3 alpha n/4 rows of either label, from `warm_up_rows` on.
 
@@ -42,10 +42,13 @@ Array = NDArray[Any]
 
 
 class WarmUpParams(frame.Approximated):
-    """``column``: bounded. ``label``: 0/1 bounded, or two keys, the second positive."""
+    """``column``: bounded. ``label``: 0/1 bounded, or two keys, the second positive. ``selection``: stability repaired, or literal,
+    as printed, which costs more than epsilon and delta say.
+    """
 
     column: str
     label: str
+    selection: frame.Selection = "repaired"
 
 
 class Sample:
@@ -92,7 +95,9 @@ def comparisons(end: int) -> int:
     return ceil_log2(ceil_log2(end + 1) + 1)
 
 
-def warm_up(sample: Sample, rows: int, alpha: Fraction, epsilon: Fraction, delta: Fraction, calls: Calls) -> int | None:
+def warm_up(
+    sample: Sample, rows: int, alpha: Fraction, epsilon: Fraction, delta: Fraction, calls: Calls, literal: bool = False
+) -> int | None:
     """A cut in 0..end + 1, or None where nothing is released; (epsilon, delta) is the price of each mechanism."""
     low, high = -1, ceil_log2(sample.end + 1)
     level = math.ceil(alpha * rows / 2)
@@ -106,7 +111,7 @@ def warm_up(sample: Sample, rows: int, alpha: Fraction, epsilon: Fraction, delta
         if offset > sample.end:
             continue
         first, score, second = sample.best_block(offset, high + 1)
-        if second is None or stability.is_stable(score - second, epsilon, delta, calls):
+        if second is None or stability.is_stable(score - second, epsilon, delta, calls, literal=literal):
             quarter = max((2 << high) // 4, 1)
             cuts.update(min(first + part, sample.end + 1) for part in range(0, (2 << high) + 1, quarter))
     if not cuts:
@@ -132,7 +137,9 @@ class WarmUp(Mechanism[WarmUpParams]):
         return end, own, delta / 2
 
     def event(self, params: WarmUpParams, table: Table) -> Event:
-        self._each(params, table)
+        end, epsilon, delta = self._each(params, table)
+        if params.selection == "literal":
+            return frame.printed(epsilon, delta, 2, (comparisons(end) + 1) * epsilon, table)
         return frame.claim(params.epsilon, params.delta)
 
     def statistic(self, params: WarmUpParams, table: Table) -> Records:
@@ -145,7 +152,7 @@ class WarmUp(Mechanism[WarmUpParams]):
         calls = Calls(source)
         x = relative(answer.columns[params.column], low)
         sample = Sample(x, frame.positive(answer.columns[params.label]), end)
-        cut = warm_up(sample, params.rows, params.alpha, epsilon, delta, calls)
+        cut = warm_up(sample, params.rows, params.alpha, epsilon, delta, calls, params.selection == "literal")
         needed = warm_up_rows(comparisons(end), params.alpha, params.beta, epsilon, delta)
         status = "fallback" if cut is None else "ok"
         found = Threshold(low + (cut or 0))
