@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin  # noqa: TID253  nothing imports this module at start
-from sklearn.utils.validation import check_is_fitted  # noqa: TID253
+from sklearn.utils.validation import check_array, check_is_fitted  # noqa: TID253
 
 from dpflow.errors import InvalidInput
 from dpflow_private_learning.hypotheses import Scale, rule
@@ -60,12 +60,22 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self._learned(receipt.result.document)
 
     def predict(self, X: Any) -> NDArray[np.int64]:
-        """1 or 0 for rows of a data frame that has the columns, or of an array with the columns in order, in their units."""
+        """1 or 0 for rows of a data frame that has the columns, or of an array with the columns in order, in their units.
+
+        Raises `InvalidInput` for a frame without the columns, scikit-learn's errors for arrays that are no such rows.
+        """
         check_is_fitted(self, "rule_")
-        frame = hasattr(X, "columns")
-        given = X if frame else np.asarray(X)
-        if not frame and (given.ndim != 2 or given.shape[1] != len(self.scales_)):
-            raise InvalidInput(f"predict needs rows of {len(self.scales_)} values: {', '.join(self.feature_names_in_)}")
+        frame, names = hasattr(X, "columns"), self.feature_names_in_.tolist()
+        if frame and not set(names) <= set(X.columns):
+            raise InvalidInput(f"predict needs a frame with the columns {', '.join(names)}")
+        given = (
+            X if frame else check_array(X, dtype=None, ensure_all_finite=False, ensure_min_samples=0, estimator=self)
+        )
+        if not frame and given.shape[1] != len(names):  # ValueError and its wording are scikit-learn's
+            raise ValueError(
+                f"X has {given.shape[1]} features, but PrivateClassifier is expecting {len(names)} features as input: "
+                f"{', '.join(names)}"
+            )
         cells, there = [], np.ones(len(given), bool)
         for i, scale in enumerate(self.scales_):
             values, known = scale.grid(given[scale.name] if frame else given[:, i])

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
-from dpflow.core.declaration import Table
+import numpy as np
+from dpflow_private_learning.hypotheses import Rectangle, learned
+
+from dpflow.core.declaration import Column, Table
 from dpflow.testing.examples import Example
 
 DECLARED = {
@@ -199,3 +203,11 @@ EXAMPLES: dict[str, list[Example]] = {
         ),
     ],
 }
+
+
+def learn_a_box(mechanism: str, rows: Any, **params: Any) -> Any:
+    """A double of a release, for scikit-learn's checks: a box over as many columns as the rows have."""
+    names = [f"x{i}" for i in range(np.asarray(rows).shape[1])]
+    box = Rectangle((0,) * len(names), (400,) * len(names))
+    document = learned(box, {name: Column(lower=-100, upper=100, step="0.25") for name in names})
+    return SimpleNamespace(result=SimpleNamespace(document=document))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import sys
+import warnings
 from collections.abc import Iterator
 from fractions import Fraction as F
 from pathlib import Path
@@ -29,6 +30,7 @@ from dpflow_private_learning.learners.thresholds import LearnThresholds
 from dpflow_private_learning.learners.warm_up import Sample, WarmUp, comparisons, warm_up
 from dpflow_private_learning.sanitizers.synopsis import Synopsis
 from sklearn.base import clone
+from sklearn.utils.estimator_checks import check_estimator
 
 import dpflow
 from dpflow.core.declaration import Column, Table
@@ -41,7 +43,7 @@ from dpflow.testing.examples import plan
 from dpflow.testing.neighbours import answer, neighbours, possible_units
 
 sys.path.insert(0, str(Path(__file__).parent))
-from learning_examples import DECLARED, example, known  # noqa: E402
+from learning_examples import DECLARED, example, known, learn_a_box  # noqa: E402
 
 SLACK = 1e-9
 
@@ -475,10 +477,39 @@ def test_classifier_keeps_the_conventions() -> None:
     for broken in ({}, {"hypothesis": {"kind": "nothing"}}):
         with pytest.raises(InvalidInput, match="holds no hypothesis"):
             PrivateClassifier.of(broken)
-    with pytest.raises(InvalidInput, match="rows of 1 values"):
+    with pytest.raises(ValueError, match="2 features, but PrivateClassifier is expecting 1 features as input: a"):
         again.predict([[1, 2]])
+    with pytest.raises(InvalidInput, match="the columns a"):
+        again.predict(pd.DataFrame({"b": [1]}))
+    assert again.predict(np.zeros((0, 1))).tolist() == []
     with pytest.raises(InvalidInput, match="give release"):
         PrivateClassifier().fit("t.yml")
+
+
+#: scikit-learn's checks of what is given to `fit`, which takes a declared table in the place of rows and labels.
+OF_FIT = (
+    "check_classifier_data_not_an_array",
+    "check_classifiers_classes",
+    "check_complex_data",
+    "check_dtype_object",
+    "check_estimator_sparse_array",
+    "check_estimator_sparse_matrix",
+    "check_estimator_sparse_tag",
+    "check_estimators_empty_data_messages",
+    "check_estimators_nan_inf",
+    "check_fit1d",
+    "check_supervised_y_2d",
+    "check_supervised_y_no_nan",
+)
+
+
+def test_classifier_passes_scikit_learns_own_checks() -> None:
+    """All but those; the release is a double that learns a box of as many columns."""
+    reasons = dict.fromkeys((*OF_FIT, "check_classifiers_train", "check_classifiers_regression_target"), "about fit")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = check_estimator(PrivateClassifier(learn_a_box), expected_failed_checks=reasons, on_skip=None)
+    assert sum(one["status"] == "passed" for one in found) >= 38
 
 
 def test_rules_survive_json_and_refuse_everything_else() -> None:
