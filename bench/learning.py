@@ -1,7 +1,12 @@
-"""Private learning at size: the exponential mechanism, a threshold and a private distribution function over 2^64 values."""
+"""Private learning at size: the exponential mechanism, a threshold and a private distribution function over 2^64 values.
+
+`python -m bench.learning --proven` runs SanThresholds at the size that its proof needs: 17 million rows, some minutes.
+"""
 
 from __future__ import annotations
 
+import resource
+import sys
 import time
 from fractions import Fraction
 
@@ -21,6 +26,7 @@ from dpflow.core.randomness import SystemSource
 
 VALUES = 1_000_000
 ROWS = 4_000_000
+PROVEN = 17_000_000
 END = 2**64 - 1
 ONE, MILLIONTH = Fraction(1), Fraction(1, 10**6)
 
@@ -62,15 +68,15 @@ def thresholds() -> None:
     show(f"LearnThresholds, {VALUES:,} rows over 2^64", ("levels", "time", "share of rows wrong"), rows)
 
 
-def ranges() -> None:
+def ranges(size: int = ROWS, delta: Fraction = Fraction(2, 10**7)) -> None:
     """SanThresholds above its gate, delta below 1/n: the error of 10,000 random ranges; the tree beside it."""
     rng = np.random.default_rng(2)
-    x = np.concatenate([_wide(ROWS // 2, rng), rng.normal(2**62, 2**58, ROWS - ROWS // 2).astype(np.uint64)])
-    alpha, epsilon, delta = Fraction(3, 10), Fraction(4), Fraction(2, 10**7)
-    given = plan(alpha, Fraction(1, 10), epsilon, delta, ROWS)
+    x = np.concatenate([_wide(size // 2, rng), rng.normal(2**62, 2**58, size - size // 2).astype(np.uint64)])
+    alpha, epsilon = Fraction(3, 10), Fraction(4)
+    given = plan(alpha, Fraction(1, 10), epsilon, delta, size)
     ordered, counts = np.unique(x, return_counts=True)
     ends = np.sort(_wide(20_000, rng).reshape(-1, 2), axis=1)
-    truth = np.diff(np.searchsorted(np.sort(x), ends), axis=1)[:, 0] / ROWS
+    truth = np.diff(np.searchsorted(np.sort(x), ends), axis=1)[:, 0] / size
     needed = san_thresholds_rows(64, given.calls, given.gate, given.alpha, given.beta, given.epsilon, given.delta)
     rows = []
     for name in ("SanThresholds", "tree"):
@@ -78,12 +84,18 @@ def ranges() -> None:
         found = (
             san_thresholds(ordered, counts, END, given, Calls(SystemSource()))[0]
             if name == "SanThresholds"
-            else tree(ordered, counts, END, ROWS, alpha, epsilon, 2, Calls(SystemSource()))
+            else tree(ordered, counts, END, size, alpha, epsilon, 2, Calls(SystemSource()))
         )
         seconds = time.perf_counter() - start
         rows.append((name, f"{seconds:.2f} s", *_errors(found, ends, truth)))
-    label = "proven" if needed <= ROWS else f"unproven at this size: the proof needs {needed:,.0f} rows"
-    title = f"{ROWS:,} rows over 2^64, alpha 0.3, epsilon 4, delta 2e-7 (below 1/n); gate {given.gate:,}; {label}"
+    label = (
+        f"proven from {needed:,.0f} rows on"
+        if needed <= size
+        else f"unproven at this size: the proof needs {needed:,.0f} rows"
+    )
+    title = f"{size:,} rows over 2^64, alpha 0.3, epsilon 4, delta {float(delta):g} (below 1/n); gate {given.gate:,}; {label}"
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    title += f"; peak so far {peak:.1f} GiB"
     show(title, ("method", "time", "largest error of 10,000 ranges", "mean error"), rows)
 
 
@@ -101,4 +113,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    ranges(PROVEN, Fraction(5, 10**8)) if "--proven" in sys.argv else main()

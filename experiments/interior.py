@@ -41,7 +41,6 @@ TABLE = Table.model_validate(
     }
 )
 ALPHA = Fraction(1, 4)
-SLACK = 1.04  #: the specification searched in steps of 4 %
 Draw = Callable[[np.random.Generator, int], np.ndarray]
 
 
@@ -172,11 +171,11 @@ def utility(runs: int) -> Found:
         for curve, n in zip(points.values(), found, strict=True):
             curve.append((place, n))
         for what, n, spec in (("interior point", found[0], law.point), ("median", found[1], law.median)):
-            bounds.append(bound(f"{name}, {what}: at most {spec} rows, and a step of 4 %", n, most=SLACK * spec))
+            bounds.append(bound(f"{name}, {what}: at most {spec} rows", n, most=spec))
     worst = max(r[1] / r[2] for r in rows), max(r[3] / r[4] for r in rows)
     kept = [b for b in bounds if not b.holds]
-    kept.append(bound("largest ratio to the specification's rows, interior point", worst[0], most=SLACK))
-    kept.append(bound("largest ratio to the specification's rows, median", worst[1], most=SLACK))
+    kept.append(bound("largest ratio to the specification's rows, interior point", worst[0], most=1))
+    kept.append(bound("largest ratio to the specification's rows, median", worst[1], most=1))
     columns = ("distribution", "interior point", "specified", "median", "specified", "median in a known range of 2e6")
     return Found(columns, tuple(rows), points, tuple(kept))
 
@@ -202,9 +201,9 @@ def prices(runs: int) -> Found:
             curves.setdefault(f"predicted, {name}", []).append((float(text), float(specified[place])))
             bounds.append(
                 bound(
-                    f"{name}, epsilon {text}: at most {specified[place]} rows, and a step of 4 %",
+                    f"{name}, epsilon {text}: at most {specified[place]} rows",
                     n,
-                    most=SLACK * specified[place],
+                    most=specified[place],
                 )
             )
     return Found(("distribution", "epsilon", "rows for 95 %", "specified"), tuple(rows), curves, tuple(bounds))

@@ -34,6 +34,7 @@ from dpflow.core.randomness import Source
 from dpflow.core.results import ErrorBound, Result, Row
 from dpflow.core.statistics import Answer, Cells, Grid, OpenColumn, UnboundedValues
 from dpflow_interior_point import planner
+from dpflow_interior_point import scale as pairing
 from dpflow_interior_point.noise import Noise
 from dpflow_interior_point.points import (
     NO_SCALE,
@@ -43,13 +44,13 @@ from dpflow_interior_point.points import (
     point_between,
 )
 from dpflow_interior_point.price import Purse, ScaleParams, Sizes, event, request
-from dpflow_interior_point.scale import Rule, Scale, estimate_scale, sample_size
+from dpflow_interior_point.scale import Rule, Scale, estimate_scale, least_pairs, sample_size
 
 CITATION = "Aliakbarpour, Silver, Steinke, Ullman 2023 (medians and interior points for non-pathological data)"
 
 
 class InteriorPointParams(ScaleParams):
-    """As `ScaleParams`. ``split``: share of epsilon for the scale, strictly between 0 and 1; by default 0.6 where units are
+    """As `ScaleParams`. ``split``: share of epsilon for the scale, strictly between 0 and 1; by default 0.62 where units are
     replaced and 0.75 elsewhere. ``atoms``: whether a value that many rows share may be answered as it is.
     """
 
@@ -126,7 +127,7 @@ class Method:
         for values, size in zip(column.sample(most), sizes, strict=True):
             paired = min(size, most)
             trim = int(self.cut * paired)
-            threshold = int(self.share * max(0, (paired - 2 * trim) // 2))
+            threshold = least_pairs(self.share, paired - 2 * trim)
             scales.append(estimate_scale(middle(values, trim), self.pairs, threshold, self.rule, source))
         asked = {code: grid for code, grid in enumerate(map(self.grid, scales, sizes)) if grid is not None}
         cells = column.cells(asked)
@@ -138,13 +139,13 @@ class Method:
     def grid(self, scale: Scale, size: int) -> Grid | None:
         """Which cells the second round looks at, or None if there is no scale.
 
-        Where the chosen class has w of the sampled pairs, there is a second cell, or an atom, with about w/4 rows at least (the
+        Where the chosen class has w pairs of a matching, there is a second cell, or an atom, with about w/4 rows at least (the
         inequality in `planner`). Cells of w/64 rows are not even shipped, of which a table of n rows has at most 64 n/w.
         """
         atoms = self.atoms and scale.mostly_ties
         if scale.exponent is None and not atoms:
             return None
-        spare = max(0, scale.ties if atoms else scale.count) // 64
+        spare = max(0, scale.ties if atoms else scale.count) // (64 * pairing.MATCHINGS)
         return Grid(None if atoms else scale.exponent, int(self.cut * size), 1 + spare)
 
     def point(self, cells: Cells, grid: Grid, source: Source) -> Point:
@@ -188,6 +189,7 @@ class InteriorPoint(_Points[InteriorPointParams]):
 
     name = "interior_point"
     summary = "a point inside the range of a column that has no known range, or none"
+    version = 2
     Params = InteriorPointParams
     measure = "interior point"
 
@@ -203,6 +205,7 @@ class ApproximateMedian(_Points[ApproximateMedianParams]):
 
     name = "approximate_median"
     summary = "a median within alpha of the middle rank, for a column that has no known range, or none"
+    version = 2
     Params = ApproximateMedianParams
     measure = "median"
 

@@ -6,9 +6,13 @@ two answers when the second cell holds about (R2 + 3 b2) rows:
 
     rows = max( 2 (R1 + 3 b1) / q , (R2 + 3 b2) / p2 )
 
-For continuous data this is 3 to 14 % above the measured number for 95 % success. p2 >= q / (4 (1 + p1)) for every
-distribution and every position of the grid: such a pair lies in cells at distance 1 or 2, so q <= 2 sum p_k (p_(k+1) + p_(k+2)),
-of which pairs with the heaviest cell give at most 4 p1 p2 and the others at most 2 p2 (1 - p1).
+R1 and b1 belong to one matching, a share of the noise of all. For continuous data this is 5 to 20 % above the measured number
+for 95 % success. p2 >= q / (4 (1 + p1)) for every distribution and every position of the grid: such a pair lies in cells at
+distance 1 or 2, so q <= 2 sum p_k (p_(k+1) + p_(k+2)), of which pairs with the heaviest cell give at most 4 p1 p2 and the others
+at most 2 p2 (1 - p1).
+
+The proved numbers rest on Chernoff bounds for one matching. A mean over several has, by convexity, a moment generating function at
+most as large, so they hold for it as well.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import math
 from fractions import Fraction
 
 from dpflow_interior_point.noise import Noise
+from dpflow_interior_point.scale import MATCHINGS
 
 #: q (at the worst scale) and p2 (at the worst offset) of distributions, by simulation.
 SHAPES = {
@@ -43,7 +48,7 @@ def rows_for_point(pairs: Noise, cells: Noise, shape: str = "cauchy") -> int:
 def rows_needed(pairs: Noise, cells: Noise, q: float, p2: float) -> int:
     """The formula above."""
     first, second = (noise.radius + 3 * float(noise.scale) for noise in (pairs, cells))
-    return math.ceil(max(2 * first / q, second / p2))
+    return math.ceil(max(2 * first / (MATCHINGS * q), second / p2))
 
 
 def rows_for_median(pairs: Noise, cells: Noise, alpha: Fraction, gamma: Fraction) -> int:
@@ -64,7 +69,7 @@ def proved_rows_for_point(pairs: Noise, cells: Noise, c: float, beta: float) -> 
             + 1024 * c * math.exp(-n / (32768 * c))
         )
 
-    return _least(max(1024 * c * pairs.radius, 16384 * c * cells.radius), failure, beta)
+    return _least(max(1024 * c * pairs.radius / MATCHINGS, 16384 * c * cells.radius), failure, beta)
 
 
 def proved_rows_for_largest(pairs: Noise, cells: Noise, c: float, beta: float) -> int:
@@ -77,7 +82,7 @@ def proved_rows_for_largest(pairs: Noise, cells: Noise, c: float, beta: float) -
             + 2048 * c * math.exp(-n / (65536 * c))
         )
 
-    return _least(max(512 * c * pairs.radius, 32768 * c * cells.radius), failure, beta)
+    return _least(max(512 * c * pairs.radius / MATCHINGS, 32768 * c * cells.radius), failure, beta)
 
 
 def proved_rows_for_scale(pairs: Noise, c: float, beta: float) -> int:
@@ -86,7 +91,7 @@ def proved_rows_for_scale(pairs: Noise, c: float, beta: float) -> int:
     def failure(n: float) -> float:
         return math.exp(-n / (4096 * c)) + 697 * c * math.exp(-0.386 * (n / (512 * c) - 1))
 
-    return _least(512 * c * pairs.radius, failure, beta)
+    return _least(512 * c * pairs.radius / MATCHINGS, failure, beta)
 
 
 def proved_rows_for_median(pairs: Noise, cells: Noise, c: float, beta: float, alpha: float) -> int:

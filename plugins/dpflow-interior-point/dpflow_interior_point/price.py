@@ -4,8 +4,8 @@ Per group. Under add-remove a unit reaches at most G groups, under replace it ma
 release is paid with an equal share of epsilon and delta: min(G, all groups) shares, or min(2 G, all groups). In each touched
 group at most k of its rows change, k being the declared limit of rows.
 
-Per stage, by basic adaptive composition. The distances of pairs move up by k and down by k under both relations; cells only
-one way under add-remove. Where the number of rows must be known (the middle slice, a threshold that is a share of the pairs)
+Per stage, by basic adaptive composition. Classes of pairs move up by k and down by k in each matching under both relations; cells
+only one way under add-remove. Where the number of rows must be known (the middle slice, a threshold that is a share of the pairs)
 it is public only if units are replaced, have one row each and are read whole; else a sixteenth of epsilon buys a noisy one.
 """
 
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
 
 import numpy as np
 from pydantic import model_validator
@@ -26,6 +25,7 @@ from dpflow.core.noise import half_width, scale_for
 from dpflow.core.randomness import Source
 from dpflow.core.samplers import discrete_laplace
 from dpflow.core.statistics import OpenColumn, UnboundedValues
+from dpflow_interior_point import scale as pairing
 from dpflow_interior_point.noise import Noise, count_noise
 from dpflow_interior_point.scale import Rule
 
@@ -117,13 +117,13 @@ class Purse:
 
     def stages(self, split: Fraction | None) -> tuple[Noise, Noise]:
         """Noise for pairs, bought with this share of epsilon and half of delta, and for cells, bought with the rest."""
-        split = split or (Fraction(3, 5) if self.exchange else Fraction(3, 4))
+        split = split or (Fraction(31, 50) if self.exchange else Fraction(3, 4))
         half = Fraction(1, 2)
         return self.part(split, half).pairs(), self.part(1 - split, half).cells()
 
     def pairs(self) -> Noise:
-        """Noise for counts of pairs: k of them may go and k others come."""
-        return count_noise(self.epsilon, self.delta, self.rows, exchange=True)
+        """Noise for counts of pairs: in each matching k of them may go and k others come."""
+        return count_noise(self.epsilon, self.delta, self.rows * pairing.MATCHINGS, exchange=True)
 
     def cells(self) -> Noise:
         """Noise for counts of rows."""
@@ -160,6 +160,3 @@ class Sizes:
 def is_size_public(table: Table, by: str | None) -> bool:
     """Whether the number of rows is the number of units, which replacing keeps: one row each, no groups, no blocks."""
     return table.neighbours == "replace" and by is None and table.block is None and table.limits.rows == 1
-
-
-Status = Literal["ok", "ok_atom", "no_scale", "no_bins"]

@@ -7,6 +7,9 @@ new row is the one left over with probability 1/(n+1), else it takes the place o
 joins the one left over. So each row raises and lowers one count at most, under both relations, whatever the order of the
 rows is. Pairs of sorted rows have no such bound: one value can change every difference.
 
+Each row is paired `MATCHINGS` times, in as many independent matchings: their sum moves by that many pairs up and down, noise grows
+alike, and so only the luck of the pairing shrinks, the largest part of which four matchings take away.
+
 Of many rows only a bounded sample is paired, picked by the rows' units alone: one row more exchanges one row of the sample at
 most, which is the case above. Its size is public; a class that holds a twentieth of all pairs shows in it, however much noise
 the price asks for.
@@ -17,6 +20,7 @@ A pair is ignored if its difference is not finite or lies outside [2^-1000, 2^10
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Literal
 
 import numpy as np
@@ -29,6 +33,7 @@ from dpflow_interior_point.stability import Ints, select
 
 LEAST, MOST = -1000, 1000  #: exponents of classes, so that 2^j and 2^-j are ordinary doubles
 TIES = LEAST - 1  #: the class of differences that are 0
+MATCHINGS = 4
 
 Rule = Literal["argmax", "largest"]
 
@@ -39,7 +44,7 @@ class Scale:
 
     Attributes:
         exponent: j of the chosen class, or None.
-        count: its noisy number of pairs.
+        count: its noisy number of pairs in all matchings.
         ties: noisy number of pairs of equal values, 0 if that was not selected.
     """
 
@@ -55,14 +60,15 @@ class Scale:
 
 def sample_size(noise: Noise) -> int:
     """Rows that are paired at most: a function of the plan."""
-    return max(2**17, 64 * noise.radius)
+    return max(2**16, 64 * noise.radius // MATCHINGS)
 
 
 def differences(values: NDArray[np.float64], source: Source) -> NDArray[np.float64]:
-    """|x - x'| of random pairs."""
-    pairs = values[matching(len(values), source)]
+    """|x - x'| of random pairs, of all matchings."""
+    first, second = np.concatenate([matching(len(values), source) for _ in range(MATCHINGS)]).T
     with np.errstate(over="ignore", invalid="ignore"):
-        return np.abs(pairs[:, 1] - pairs[:, 0])
+        gaps: NDArray[np.float64] = np.abs(values[first] - values[second])
+    return gaps
 
 
 def classes(gaps: NDArray[np.float64], octaves: int = 1) -> tuple[Ints, Ints]:
@@ -76,6 +82,11 @@ def classes(gaps: NDArray[np.float64], octaves: int = 1) -> tuple[Ints, Ints]:
     exponents = np.where(exponents == TIES, TIES, exponents // octaves * octaves)
     found, counts = np.unique(exponents, return_counts=True)
     return found.astype(np.int64), counts.astype(np.int64)
+
+
+def least_pairs(share: Fraction, rows: int) -> int:
+    """The threshold for a class that is to hold this share of all pairs of so many rows."""
+    return int(share * MATCHINGS * (max(0, rows) // 2))
 
 
 def estimate_scale(

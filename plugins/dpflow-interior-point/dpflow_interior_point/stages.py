@@ -22,7 +22,7 @@ from dpflow_interior_point.interior import CITATION
 from dpflow_interior_point.noise import Noise
 from dpflow_interior_point.points import point_between
 from dpflow_interior_point.price import ColumnParams, Purse, ScaleParams, Sizes, event, request
-from dpflow_interior_point.scale import Rule, estimate_scale, sample_size
+from dpflow_interior_point.scale import MATCHINGS, Rule, estimate_scale, least_pairs, sample_size
 
 Exponent = Annotated[int, Field(ge=-1000, le=1000)]
 
@@ -38,6 +38,7 @@ class EstimateFirstMoment(Mechanism[EstimateFirstMomentParams]):
 
     name = "estimate_first_moment"
     summary = "the scale of a column: a power of two near its mean absolute deviation, or none"
+    version = 2
     citation = CITATION + ", Proposition 3.2"
     Params = EstimateFirstMomentParams
 
@@ -60,7 +61,7 @@ class EstimateFirstMoment(Mechanism[EstimateFirstMomentParams]):
         rows: list[Row] = []
         most = sample_size(noise)
         for key, values, n in zip(request(params, table).keys, answer.sample(most), numbers, strict=True):
-            threshold = int(params.share * (min(n, most) // 2))
+            threshold = least_pairs(params.share, min(n, most))
             found = estimate_scale(values, noise, threshold, params.rule, source)
             width = None if found.exponent is None else float(Fraction(2) ** found.exponent * answer.step)
             status = "ok" if width is not None else "ties" if found.ties else "no_scale"
@@ -69,7 +70,7 @@ class EstimateFirstMoment(Mechanism[EstimateFirstMomentParams]):
 
     def error(self, params: EstimateFirstMomentParams, table: Table) -> ErrorBound:
         _, noise = self._method(params, table)
-        rows = math.ceil(2 * (noise.radius + 3 * float(noise.scale)) / 0.2)
+        rows = math.ceil(2 * (noise.radius + 3 * float(noise.scale)) / MATCHINGS / 0.2)
         note = (
             "a power of two, mostly 1 to 5 times the mean absolute deviation; dates count days, timestamps microseconds"
         )

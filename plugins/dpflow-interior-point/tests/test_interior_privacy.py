@@ -16,7 +16,7 @@ from dpflow_interior_point.interior import ApproximateMedianParams, InteriorPoin
 from dpflow_interior_point.noise import Noise
 from dpflow_interior_point.points import Point, middle
 from dpflow_interior_point.price import Purse
-from dpflow_interior_point.scale import Scale, classes, differences, estimate_scale
+from dpflow_interior_point.scale import Scale, classes, differences, estimate_scale, least_pairs
 
 from dpflow.core.randomness import SystemSource
 from dpflow.core.statistics import Cells, Grid
@@ -27,6 +27,14 @@ from dpflow.testing.examples import EXAMPLE_TABLE
 from dpflow.testing.harness import StreamSource
 
 Law = dict[Any, float]
+
+
+@pytest.fixture(autouse=True)
+def matchings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One matching, or as many as a test says: enumerating all of four is too much."""
+    monkeypatch.setattr(scale, "MATCHINGS", getattr(request, "param", 1))
+
+
 PUBLIC = EXAMPLE_TABLE.model_copy(
     update={"neighbours": "replace", "block": None, "limits": EXAMPLE_TABLE.limits.model_copy(update={"rows": 1})}
 )
@@ -40,7 +48,7 @@ def whole(method: Method, values: tuple[float, ...], sizes: dict[int, float]) ->
     found: Law = defaultdict(float)
     for size, weight in sizes.items():
         trim = int(method.cut * size)
-        threshold = int(method.share * max(0, (size - 2 * trim) // 2))
+        threshold = least_pairs(method.share, size - 2 * trim)
         slice_ = middle(np.array(values), trim)
         first = outputs(lambda s: estimate_scale(slice_, method.pairs, threshold, method.rule, s))
         for seen, mass in first.items():
@@ -95,6 +103,29 @@ def test_interior_point_keeps_its_claim_when_a_row_is_replaced(n: int, extra: di
     """Every pair of neighbours, both stages, all outputs."""
     method = method_for(PARAMS | extra, PUBLIC)
     assert worst(method, replaced(n, 12), Fraction(8)) <= 0.3
+
+
+@pytest.mark.parametrize("matchings", [2], indirect=True)
+@pytest.mark.parametrize("relation", ["replace", "add-remove"])
+def test_interior_point_keeps_its_claim_with_two_matchings(relation: str) -> None:
+    """One row changes a pair in each of them, and the noise is for both."""
+    method = method_for(PARAMS, PUBLIC if relation == "replace" else PRIVATE)
+    assert method.pairs.scale == 2 * 2 / Fraction(8) / (Fraction(31, 50) if relation == "replace" else Fraction(3, 4))
+    pairs = replaced(4, 6) if relation == "replace" else [(a, a[:-1]) for a, _ in replaced(4, 6)]
+    assert worst(method, pairs, Fraction(8)) <= 0.3
+
+
+@pytest.mark.parametrize("matchings", [2], indirect=True)
+def test_noise_for_one_matching_is_caught_with_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two matchings with the noise of one break the first round's claim."""
+    rows, other = (0.0, 0.0, 0.0, 0.0), (0.0, 0.0, 0.0, 1.0)
+    for many, holds in ((2, True), (1, False)):
+        monkeypatch.setattr(scale, "MATCHINGS", many)
+        noise = Purse(Fraction(2), Fraction(1, 100), True, 1).pairs()
+        monkeypatch.setattr(scale, "MATCHINGS", 2)
+        laws = [outputs(lambda s: estimate_scale(np.array(v), noise, 0, "argmax", s)) for v in (rows, other)]
+        found = max(oracle.divergence(*laws, Fraction(2)), oracle.divergence(*laws[::-1], Fraction(2)))
+        assert (found <= 0.01) == holds
 
 
 @pytest.mark.parametrize("n", [4, 5])

@@ -41,7 +41,8 @@ def table(neighbours: str) -> Table:
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Classes of two octaves, cells of a class's least width, windows of eight points: small enough to enumerate."""
+    """One matching, classes of two octaves, cells of a class's least width, windows of eight points: few enough to enumerate."""
+    monkeypatch.setattr(scale, "MATCHINGS", 1)
     for name, value in {"OCTAVES": 2, "WIDE": 0, "FINE": 1}.items():
         monkeypatch.setattr(SeededMedian, name, value)
 
