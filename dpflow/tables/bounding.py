@@ -153,7 +153,7 @@ class Cut:
     def _packing(self, i: int) -> _Packing:
         """How the sums of a value are taken."""
         value = self.values[i]
-        shift, rows = _bits(value.span * self.most_rows), _bits(self.most_rows)
+        shift, rows = bits(value.span * self.most_rows), bits(self.most_rows)
         if shift > WORD:
             return _Packing(value, None, None)
         top = shift + rows if value.optional else shift
@@ -170,7 +170,7 @@ class Cut:
     def _used(self) -> int:
         """Bits of a word that are not random."""
         codes = KEY_BITS if self.keys is None else self.keys.bit_length()
-        return codes + sum(_bits(most) for _, most in self._fields())
+        return codes + sum(bits(most) for _, most in self._fields())
 
     def fits(self) -> bool:
         """Whether a unit's groups can be chosen among words."""
@@ -181,8 +181,8 @@ class Cut:
         terms, columns, shift = [], [], 0
         for name, most in self._fields():
             terms.append(f"{name} * {1 << shift}" if shift else name)
-            columns.append(f"(word >> {shift}) & {(1 << _bits(most)) - 1} AS {name}")
-            shift += _bits(most)
+            columns.append(f"(word >> {shift}) & {(1 << bits(most)) - 1} AS {name}")
+            shift += bits(most)
         used = self._used()
         terms.append(f"code * {1 << shift}")
         columns.append(f"(word >> {shift}) & {(1 << (used - shift)) - 1} AS code")
@@ -201,7 +201,8 @@ class Cut:
         return _first(self.cells(), self.unit, self.groups or 1, self.random("code"))
 
 
-def _bits(most: int) -> int:
+def bits(most: int) -> int:
+    """Bits of a field whose largest number is ``most``."""
     return max(1, most.bit_length())
 
 
@@ -258,16 +259,16 @@ def _low(word: str, shift: int) -> str:
 
 def _rescaled(total: str, count: str, value: Value, most: int, packing: _Packing, random: str) -> str:
     """At most ``most`` times the mean of a cell's values, rounded at random without bias; the limit holds in any case."""
-    kind = "HUGEINT" if packing.shift is None or packing.shift + _bits(most) > WORD else "BIGINT"
+    kind = "HUGEINT" if packing.shift is None or packing.shift + bits(most) > WORD else "BIGINT"
     rest = f"(({total} % {count}) * CAST({most} AS {kind}) + CAST(floor({random} * {count}) AS BIGINT)) // {count}"
     scaled = f"({total} // {count}) * CAST({most} AS {kind}) + {rest}"
     limit = f"CAST('{most * value.span}' AS {kind})"
     return f"least(CASE WHEN {count} <= {most} THEN {total} ELSE {scaled} END, {limit})"
 
 
-def parts_of(rows: str, most_rows: int) -> list[str]:
-    """A rows query in parts small enough to be aggregated at once. All rows of a unit are in one part."""
-    parts = 1 if most_rows == MOST_ROWS else -(-most_rows // PART_ROWS)
+def parts_of(rows: str, most_rows: int, size: int) -> list[str]:
+    """A rows query in parts of about ``size`` rows, which are worked on at once. All rows of a unit are in one part."""
+    parts = 1 if most_rows == MOST_ROWS else -(-most_rows // size)
     if parts == 1:
         return [rows]
     return [f"SELECT * FROM ({rows}) WHERE hash(unit) % {parts} = {part}" for part in range(parts)]
@@ -283,12 +284,12 @@ def added(relation: str, keys: Sequence[str], columns: Iterable[str]) -> str:
 def cut_values(rows: str, value: Value, most: int, unit: str = "unit, part") -> str:
     """Distinct values of ``v0`` of a rows query, ascending as ``v``, with multiplicity ``n``; NULLs are left out."""
     present = f"SELECT * FROM ({rows}) WHERE v0 IS NOT NULL"
-    bits = _bits(value.span)
+    width = bits(value.span)
     if most > MOST_PACKED:
         kept = _first(present, unit, most)
-    elif (spare := min(WORD - bits, MOST_RANDOM)) >= LEAST_RANDOM:
-        word = f"{_drawn(spare)} * {1 << bits} + {_plus('v0', -value.low)}"
-        kept = f"SELECT unnest(min({word}, {most})) & {(1 << bits) - 1} AS v0 FROM ({present}) GROUP BY {unit}"
+    elif (spare := min(WORD - width, MOST_RANDOM)) >= LEAST_RANDOM:
+        word = f"{_drawn(spare)} * {1 << width} + {_plus('v0', -value.low)}"
+        kept = f"SELECT unnest(min({word}, {most})) & {(1 << width) - 1} AS v0 FROM ({present}) GROUP BY {unit}"
         return f"SELECT {_plus('v0', value.low)} AS v, count(*) AS n FROM ({kept}) GROUP BY v0 ORDER BY v0"
     else:
         kept = f"SELECT unnest(arg_min(v0, random(), {most})) AS v0 FROM ({present}) GROUP BY {unit}"

@@ -32,6 +32,7 @@ from dpflow.tables import filters, sandbox, sql
 from dpflow.tables.bounding import (
     KEY_BITS,
     MOST_ROWS,
+    PART_ROWS,
     Cut,
     Value,
     added,
@@ -44,9 +45,13 @@ from dpflow.tables.bounding import (
 from dpflow.tables.joins import Joined
 from dpflow.tables.partials import Partials, Seal, together
 from dpflow.tables.unbounded import TableColumn, keep
+from dpflow.tables.words import BYTES_PER_WORD, Numbered, Words
 
 #: The largest grid integer whose products, added up and multiplied by a number of rows, stay within 128 bits.
 MOST_SQUARED = 2**30
+
+#: Codes that may have no rows, whatever the number of rows is.
+MOST_SPARE_CODES = 2**17
 
 #: Measures of `GroupMoments`, in grid steps. The difference of products is exact before it becomes a double.
 _MEASURES = {
@@ -431,27 +436,17 @@ class _Reading:
                 self._number_keys(by, keys)
             elif not sql.small_integer(by):
                 self._collect_keys(by)
-        query = self._in_parts(
-            cut.rows, cut.most_rows, lambda rows, whole: replace(cut, rows=rows).query(whole), ["code"]
-        )
+        words = self._words(cut, self._codes(request, len(keys)))
+        found = self._sums(cut) if words is None else self._word_sums(words)
+        codes = found["code"]
+        places = np.arange(len(codes))
         if request.by is not None and request.keys is None:
-            if sql.small_integer(by):
-                text = f"CAST(code - {sql.SMALL_OFFSET} AS VARCHAR)"
-                query = f"SELECT * EXCLUDE (code), {text} AS text FROM ({query}) ORDER BY text"
-            else:
-                query = (
-                    f"SELECT found.* EXCLUDE (code), text FROM ({query}) AS found JOIN keys USING (code) ORDER BY text"
-                )
-        found = self.arrays(query)
-        if "text" in found:
-            keys = tuple(map(str, found["text"]))
+            keys, places = self._private_keys(by, codes)
             codes = np.arange(len(keys))
-        else:
-            codes = _int64(found["code"])
 
         def spread(name: str) -> NDArray[np.int64]:
             whole = np.zeros(len(keys), dtype=np.int64)
-            whole[codes] = _int64(found[name])
+            whole[codes] = found[name][places]
             return whole
 
         names = [name for name, _ in request.values]
@@ -464,13 +459,73 @@ class _Reading:
             {name: spread(f"s{i}") for i, (name, _, _) in enumerate(request.squares, len(names))},
         )
 
+    def _sums(self, cut: Cut) -> dict[str, NDArray[np.int64]]:
+        """The columns of `Cut.query`, by DuckDB alone."""
+        query = self._in_parts(
+            cut.rows, cut.most_rows, lambda rows, whole: replace(cut, rows=rows).query(whole), ["code"]
+        )
+        return {name: _int64(column) for name, column in self.arrays(query).items()}
+
+    def _word_sums(self, words: Words) -> dict[str, NDArray[np.int64]]:
+        """The same by numpy."""
+        return self._connection.scrubbed(lambda: words.sums(self._parts(words)).columns(words.cut))
+
+    def _words(self, cut: Cut, codes: Numbered | None) -> Words | None:
+        """The rows of a cut as words, if they fit; None if DuckDB has to aggregate them, as where draws are hashes of units."""
+        if cut.most_rows == MOST_ROWS or codes is None or cut.salt is not None:
+            return None
+        units = [self._numbered(self._own(self._table.unit.column), "unit")]
+        if self._table.block is not None and "part" in cut.unit:
+            units.append(self._numbered(self._own(self._table.block), "part"))
+        whole = tuple(number for number in units if number is not None)
+        words = Words(cut, whole, codes)
+        return words if len(whole) == len(units) and words.fits() else None
+
+    def _codes(self, request: GroupedSums, keys: int) -> Numbered | None:
+        """The codes of a request's groups."""
+        if request.by is None or request.keys is not None:
+            return Numbered("code", 0, keys)
+        by = self.column(request.by)
+        if sql.small_integer(by) is None:
+            return Numbered("code", 0, self._connection.rows("SELECT count(*) FROM keys")[0][0])
+        found = None if by.place else self._numbered(by, "code")
+        if found is None or found.size > max(2 * (self._connection.rows_of(self._source) or 0), MOST_SPARE_CODES):
+            return None  # an array of a place for each would be mostly empty
+        return replace(found, low=found.low + sql.SMALL_OFFSET)
+
+    def _numbered(self, column: sql.Field, name: str) -> Numbered | None:
+        """A column of the table, which a rows query calls by a name, as numbers; None for types that have too many values."""
+        if (number := sql.ordinal(column.kind)) is None:
+            return None
+        ends = f"SELECT min({column.sql}) AS low, max({column.sql}) AS high FROM {self._relation} AS t"
+        low, high = self._connection.rows(f"SELECT {number('low')}, {number('high')} FROM ({ends})")[0]
+        return Numbered(number(name), 0, 0) if low is None else Numbered(number(name), low, high - low + 1)
+
+    def _parts(self, words: Words) -> Iterator[NDArray[np.int64]]:
+        """The words of all rows, as many at once as memory allows."""
+        size = sandbox.memory_bytes() // BYTES_PER_WORD
+        for part in parts_of(words.cut.rows, words.cut.most_rows, size):
+            yield _int64(self.arrays(words.query(part))["word"])
+
+    def _private_keys(self, by: sql.Field, codes: NDArray[np.int64]) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+        """The keys that these codes mean, in their order, and where in the codes each is."""
+        if sql.small_integer(by):
+            texts = (codes - sql.SMALL_OFFSET).astype(np.bytes_)
+            order = np.argsort(texts)
+            return tuple(text.decode() for text in texts[order].tolist()), order
+        listed = self.arrays("SELECT code, text FROM keys ORDER BY text")
+        places = np.full(len(listed["code"]), -1)
+        places[codes] = np.arange(len(codes))
+        places = places[_int64(listed["code"])]
+        return tuple(map(str, listed["text"][places >= 0])), places[places >= 0]
+
     def _in_parts(self, rows: str, most_rows: int, query: Callable[[str, bool], str], keys: Sequence[str]) -> str:
         """The sums of a query over rows that are too many to be aggregated at once, added up by their keys.
 
         Args:
             query: of a rows query, and whether that is the whole of the rows.
         """
-        parts = parts_of(rows, most_rows)
+        parts = parts_of(rows, most_rows, PART_ROWS)
         if len(parts) == 1:
             return query(rows, True)
         for number, part in enumerate(parts):
@@ -512,21 +567,27 @@ class _Reading:
     def histogram(self, request: SortedValues) -> Histogram:
         """Cut, count equal values."""
         cut, value = self.values(request)
+        cut = replace(cut, most_rows=self._most_rows())
         self._cut_joined()
-        if request.by is None and cut.salt is None:
-            query = self._in_parts(
-                cut.rows, self._most_rows(), lambda part, _: cut_values(part, value, cut.per_group, cut.unit), ["v"]
-            )
-            found = self.arrays(query)
-            return Histogram(_int64(found["v"]), _int64(found["n"]))
         if request.by is not None:
             self._number_keys(self.column(request.by), request.keys)
-        query = self._in_parts(
-            cut.rows, self._most_rows(), lambda part, _: cut_grouped_values(part, cut), ["code", "v"]
-        )
-        found = self.arrays(query)
-        codes = None if request.by is None else _int64(found["code"])
-        return Histogram(_int64(found["v"]), _int64(found["n"]), codes)
+        words = self._words(cut, Numbered("code", 0, len(request.keys)))
+        if words is not None:
+            codes, values, counts = self._connection.scrubbed(lambda: words.histogram(self._parts(words)))
+        else:
+            codes, values, counts = self._counted(cut, value)
+        return Histogram(values, counts, None if request.by is None else codes)
+
+    def _counted(self, cut: Cut, value: Value) -> tuple[NDArray[np.int64], ...]:
+        """Codes, values and multiplicities, by DuckDB alone."""
+        single = cut.keys == 1 and cut.salt is None
+
+        def query(rows: str, _: bool) -> str:
+            return cut_values(rows, value, cut.per_group, cut.unit) if single else cut_grouped_values(rows, cut)
+
+        found = self.arrays(self._in_parts(cut.rows, cut.most_rows, query, ["v"] if single else ["code", "v"]))
+        values = _int64(found["v"])
+        return np.zeros(len(values), np.int64) if single else _int64(found["code"]), values, _int64(found["n"])
 
     def unbounded(self, request: UnboundedValues) -> str:
         """The statement that makes the table ``kept`` of a request; reads nothing."""

@@ -30,8 +30,15 @@ def memory_limit() -> str:
     return limit
 
 
+def memory_bytes() -> int:
+    """The memory limit as a number."""
+    limit = memory_limit()
+    unit = limit.lstrip("0123456789. ")
+    return int(float(limit.removesuffix(unit)) * (1024 if "i" in unit else 1000) ** (1 + "KMGT".index(unit[0])))
+
+
 def scrubbed(action: Callable[[], T], what: str) -> T:
-    """Run an action; a DuckDB error, whose text may quote rows, becomes a fixed sentence with its class name only.
+    """Run an action; an error of DuckDB or for want of memory, whose text may quote rows, becomes a fixed sentence.
 
     The new exception is raised outside the handler, so that not even its ``__context__`` leads to the old one.
 
@@ -42,14 +49,16 @@ def scrubbed(action: Callable[[], T], what: str) -> T:
     failure: TableError
     try:
         return action()
-    except duckdb.Error as error:
+    except (duckdb.Error, MemoryError) as error:
         locked = isinstance(error, duckdb.IOException) and "Could not set lock" in str(error)
         if locked or isinstance(error, duckdb.ResourceInUseException):  # the latter: this very process is writing
             failure = TableBusy(
                 f"{what} is being written by another process or connection; try again when it has finished"
             )
         else:
-            failure = TableUnreadable(f"{what} cannot be read ({type(error).__name__}); DuckDB's own text is withheld")
+            failure = TableUnreadable(
+                f"{what} cannot be read ({type(error).__name__}); the error's own text is withheld"
+            )
     raise failure
 
 
@@ -67,6 +76,10 @@ class Connection:
     def __init__(self, raw: duckdb.DuckDBPyConnection, what: str) -> None:
         self._raw, self._what = raw, what
         self._found: dict[str, Relation] = {}
+
+    def scrubbed(self, action: Callable[[], T]) -> T:
+        """Work on rows that were read: for want of memory it fails as a query does."""
+        return scrubbed(action, self._what)
 
     def run(self, query: str, parameters: list[Any] | None = None) -> None:
         """Execute without looking at a result."""

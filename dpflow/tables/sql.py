@@ -6,7 +6,7 @@ Every expression is total: whatever a row holds, it gives a value or NULL and ne
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -114,6 +114,13 @@ def small_integer(column: Field) -> str | None:
     """The column as a number of 32 bits, if every value of its type has one: a private key that needs no dictionary."""
     small = column.kind in ("tinyint", "smallint", "integer", "utinyint", "usmallint")
     return f"CAST({column.sql} AS BIGINT) + {SMALL_OFFSET}" if small else None
+
+
+def ordinal(kind: str) -> Callable[[str], str] | None:
+    """How a query makes an integer of a value of a type that has one for each; None if it has not."""
+    if kind in _WHOLE - {"boolean"}:
+        return lambda value: value
+    return (lambda value: f"({value} - DATE '1970-01-01')") if kind == "date" else None
 
 
 def from_text(column: Field, text: str) -> str:

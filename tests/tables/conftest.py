@@ -11,8 +11,16 @@ import pytest
 
 from dpflow.core.declaration import Table
 from dpflow.tables import PrivateTable
+from dpflow.tables.words import Words
 
 Maker = Callable[..., PrivateTable]
+
+
+@pytest.fixture(params=["sorted", "queried"])
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contributions are bounded by sorting where rows fit in words, or always by queries."""
+    if request.param == "queried":
+        monkeypatch.setattr(Words, "fits", lambda self: False)
 
 
 @pytest.fixture

@@ -17,6 +17,12 @@ BASIC = """CREATE TABLE data AS SELECT * FROM (VALUES
 BY_KEY = GroupedSums("k", ("a", "b", "c"), 5, 5, (("v", 0),))
 
 
+@pytest.fixture
+def make(make: Any, form: None) -> Any:
+    """Tables whose contributions are bounded in either form."""
+    return make
+
+
 def table(groups: Groups, value: str = "v") -> dict[str, tuple[int, int, int, int]]:
     """Key to (rows, units, sum, count)."""
     columns = (groups.rows, groups.units, groups.sums[value], groups.counts[value])
