@@ -1,8 +1,9 @@
 """What is served and to whom: one prediction session per principal, in the scope that is the principal's quota.
 
-A principal's session is opened, and charged whole, when the service starts; its scope is a quota below the table's. So
-the table's budget bounds what all principals learn together, however they pool their answers, and no count is kept
-outside the ledger. A bearer token is 32 random bytes, shown once; the file keeps its SHA-256.
+A principal's session is opened, and charged whole, when the service starts; all scopes lie below one budget, which so
+bounds what all principals learn together, however they pool their answers, and no count is kept outside the ledger. A file
+may say that principals do not share answers; then each may have a budget of its own, and each budget bounds what its
+principal learns alone (Dwork and Feldman 2018, section 7). A bearer token is 32 random bytes, shown once; the file keeps its SHA-256.
 """
 
 from __future__ import annotations
@@ -37,11 +38,13 @@ class Principal(Strict):
 class Service(Strict):
     """The file of ``dpflow serve``. ``session`` is a release file with a prediction mechanism, relative to this file.
 
-    ``most_points`` and ``most_bytes`` bound one request.
+    ``pooled``: whether principals may share answers; false lets their scopes lie below different budgets. ``most_points``
+    and ``most_bytes`` bound one request.
     """
 
     session: Path
     principals: Annotated[dict[str, Principal], Field(min_length=1)]
+    pooled: bool = True
     most_points: Annotated[int, Field(ge=1, le=10**6)] = 10_000
     most_bytes: Annotated[int, Field(ge=100, le=10**9)] = 2_000_000
 
@@ -63,6 +66,12 @@ def load_service(path: Path) -> Service:
     digests = [principal.token_sha256 for principal in service.principals.values()]
     if len(set(digests)) != len(digests):
         raise InvalidDeclaration(f"{path}: two principals have the same token; give each its own")
+    budgets = sorted({principal.scope.partition("/")[0] for principal in service.principals.values()})
+    if service.pooled and len(budgets) > 1:
+        raise InvalidDeclaration(
+            f"{path}: the principals' scopes lie below different budgets ({', '.join(budgets[:5])}), so none bounds what they learn "
+            f"together; put all below one, or write pooled: false if they share no answers"
+        )
     return service.model_copy(update={"session": (path.parent / service.session).resolve()})
 
 

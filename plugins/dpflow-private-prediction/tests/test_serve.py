@@ -276,6 +276,26 @@ def test_a_service_file_is_checked(tmp_path: Path) -> None:
             load_service(path)
 
 
+def test_budgets_of_their_own_are_for_principals_who_share_nothing(tmp_path: Path) -> None:
+    """Two budgets bound nobody's joint knowledge: refused, unless the file says that answers are not pooled."""
+    doors = Doors(tmp_path)
+    doors.file()
+    for name in ("ann", "bob"):
+        doors.book.grant(name, 1, 0, filter="basic", table=load_table(doors.declaration), principal="owner")
+    principals = {
+        name: {"token_sha256": token[1], "scope": name, "predictions": 5}
+        for name, token in (("ann", ANN), ("bob", BOB))
+    }
+    path = doors.folder / "service.yml"
+    path.write_text(yaml.safe_dump({"session": "session.yml", "principals": principals}))
+    with pytest.raises(InvalidDeclaration, match="ann, bob.*pooled: false"):
+        load_service(path)
+    path.write_text(yaml.safe_dump({"session": "session.yml", "principals": principals, "pooled": False}))
+    open_sessions(load_service(path), doors.book, REGISTRY)
+    spent = [doors.book.remaining(name).rows()[0]["epsilon_spent"] for name in ("ann", "bob", "loans")]
+    assert spent == ["1", "1", "0"]
+
+
 def test_the_command_makes_tokens() -> None:
     """The token is shown once, beside the digest that the file keeps."""
     said = CliRunner().invoke(cli, ["serve", "--new-token"]).stdout
