@@ -24,6 +24,7 @@ BUILT_INS = (
     "dpflow.mechanisms.histogram",
     "dpflow.mechanisms.aggregates",
     "dpflow.mechanisms.private_histogram",
+    "dpflow.mechanisms.key_union",
     "dpflow.mechanisms.select",
     "dpflow.mechanisms.quantile",
     "dpflow.mechanisms.bounds",

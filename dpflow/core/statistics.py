@@ -140,7 +140,20 @@ class UnboundedValues:
     rows_per_group: int = 1
 
 
-Statistic = GroupedSums | SortedValues | GroupValues | Records | UnboundedValues
+@dataclass(frozen=True)
+class KeySets:
+    """The distinct keys of each unit in a column whose keys are private.
+
+    Attributes:
+        by: the column.
+        groups: keys that a unit keeps, a uniform choice of its own.
+    """
+
+    by: str
+    groups: int = 1
+
+
+Statistic = GroupedSums | SortedValues | KeySets | GroupValues | Records | UnboundedValues
 
 
 @dataclass(frozen=True)
@@ -178,6 +191,18 @@ class Histogram:
             return [self]
         ends = np.searchsorted(self.codes, np.arange(groups + 1))
         return [Histogram(self.values[a:b], self.counts[a:b]) for a, b in pairwise(ends)]
+
+
+@dataclass(frozen=True)
+class Sets:
+    """Answer to `KeySets`: pairs of a unit's number, ascending from 0, and the place of one of its keys.
+
+    Units are numbered in an order drawn anew at each reading, and every key is some unit's.
+    """
+
+    keys: tuple[str, ...] = field(repr=False)
+    units: NDArray[np.int64] = field(repr=False)
+    codes: NDArray[np.int64] = field(repr=False)
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,11 @@ from dpflow.core.statistics import (
     Groups,
     GroupValues,
     Histogram,
+    KeySets,
     OpenColumn,
     RecordArrays,
     Records,
+    Sets,
     SortedValues,
     Statistic,
     UnboundedValues,
@@ -151,6 +153,8 @@ class PrivateTable:
             elif isinstance(statistic, SortedValues):
                 reading.check_keys(statistic)
                 reading.values(statistic)
+            elif isinstance(statistic, KeySets):
+                reading.key_rows(statistic)
             elif isinstance(statistic, Records):
                 reading.records(statistic)
             elif isinstance(statistic, UnboundedValues):
@@ -166,16 +170,20 @@ class PrivateTable:
     @overload
     def answer(self, statistic: SortedValues, blocks: Sequence[str]) -> Histogram: ...
     @overload
+    def answer(self, statistic: KeySets, blocks: Sequence[str]) -> Sets: ...
+    @overload
     def answer(self, statistic: Records, blocks: Sequence[str]) -> RecordArrays: ...
     @overload
-    def answer(self, statistic: Statistic, blocks: Sequence[str]) -> Groups | Histogram | RecordArrays: ...
-    def answer(self, statistic: Statistic, blocks: Sequence[str]) -> Groups | Histogram | RecordArrays:
+    def answer(self, statistic: Statistic, blocks: Sequence[str]) -> Groups | Histogram | Sets | RecordArrays: ...
+    def answer(self, statistic: Statistic, blocks: Sequence[str]) -> Groups | Histogram | Sets | RecordArrays:
         """Execute a request on the named blocks, or on the whole table if none is named."""
         with self._reading(blocks) as reading:
             if isinstance(statistic, GroupedSums | SortedValues):
                 if self._partials is not None and len(blocks) > 1 and reading.is_own(statistic):
                     return self._from_parts(statistic, blocks, reading, self._partials)
                 return reading.sums(statistic)
+            if isinstance(statistic, KeySets):
+                return reading.key_sets(statistic)
             if isinstance(statistic, Records):
                 found = reading.arrays(reading.records(statistic))
                 names = enumerate(statistic.columns)
@@ -546,6 +554,30 @@ class _Reading:
         query = f"SELECT key, (row_number() OVER () - 1) & {2**KEY_BITS - 1} AS code FROM (SELECT DISTINCT key FROM ({rows}))"
         query = f"SELECT key, {sql.to_text(by, 'key')} AS text, code FROM ({query})"
         self._connection.run(f"CREATE OR REPLACE TEMP TABLE keys AS {query}", self.parameters)
+
+    def key_rows(self, request: KeySets) -> str:
+        """The query of each unit's distinct keys, of which it keeps some; reads nothing."""
+        by = self.column(request.by)
+        if number := sql.small_integer(by):
+            rows = self._select([f"{number} AS code"], where=[f"{by.sql} IS NOT NULL"])
+        else:
+            rows = self._select(["keys.code AS code"], join=f" JOIN keys ON {sql.key(by, 'group key')} = keys.key")
+        return numbered(cut_rows(f"SELECT DISTINCT unit, part, code FROM ({rows})", request.groups))
+
+    def key_sets(self, request: KeySets) -> Sets:
+        """Number the keys, cut."""
+        query, by = self.key_rows(request), self.column(request.by)
+        self._cut_joined()
+        if not sql.small_integer(by):
+            self._collect_keys(by)
+        found = self.arrays(query)
+        codes, places = np.unique(_int64(found["code"]), return_inverse=True)
+        if sql.small_integer(by):
+            keys = tuple(str(code - sql.SMALL_OFFSET) for code in codes.tolist())
+        else:
+            listed = dict(self._connection.rows("SELECT code, text FROM keys"))
+            keys = tuple(listed[code] for code in codes.tolist())
+        return Sets(keys, _int64(found["number"]), places.astype(np.int64))
 
     def values(self, request: SortedValues) -> tuple[Cut, Value]:
         """How the values of a column are cut, and what they can be; reads nothing."""

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from dpflow.core.declaration import Table
 from dpflow.core.events import Event, from_json, to_json
 from dpflow.core.mechanism import InteractiveMechanism, Mechanism
-from dpflow.core.statistics import GroupedSums, SortedValues, Statistic, UnboundedValues
+from dpflow.core.statistics import GroupedSums, KeySets, SortedValues, Statistic, UnboundedValues
 from dpflow.errors import InvalidInput
 from dpflow.testing.examples import AnyMechanism, Example, examples_for, plan, validated
 from dpflow.testing.harness import Check, NotConformant, require
@@ -137,6 +137,7 @@ def statistic_is_within_limits(mechanism: AnyMechanism, example: Example) -> Non
         if isinstance(statistic, GroupedSums | SortedValues | UnboundedValues):
             most = limits.rows if statistic.by is None else limits.per_group
             require(1 <= statistic.rows_per_group <= most, f"rows_per_group must be at most {most} by the declaration")
+        if isinstance(statistic, GroupedSums | SortedValues | UnboundedValues | KeySets):
             require(1 <= statistic.groups <= limits.groups, "groups must be at most limits.groups")
     require(
         _statistics(mechanism, example) == _statistics(mechanism, example), "the statistic must be the same each time"

@@ -23,6 +23,7 @@ from dpflow.core.statistics import (
     Groups,
     GroupValues,
     Histogram,
+    KeySets,
     PerGroup,
     RecordArrays,
     Records,
@@ -32,7 +33,7 @@ from dpflow.core.statistics import (
 )
 from dpflow.errors import InvalidDeclaration, InvalidInput
 from dpflow.testing.columns import ArrayColumn
-from dpflow.testing.neighbours import histogram
+from dpflow.testing.neighbours import histogram, key_sets
 
 AnyMechanism = Mechanism[Any] | InteractiveMechanism[Any, Any]
 
@@ -188,6 +189,17 @@ def answers(statistic: Statistic, table: Table) -> dict[str, Answer]:
             "huge": ([low, middle, high], [10**12, 1, 10**12]),
         }
         return {name: _histogram(statistic, values, counts) for name, (values, counts) in given.items()}
+    if isinstance(statistic, KeySets):
+        words = [f"word-{i:03d}" for i in range(40)]
+        bags: dict[str, Any] = {
+            "no rows": [],
+            "one unit": [words[: statistic.groups]],
+            "many": [words[i % 4 : i % 4 + statistic.groups] for i in range(20_000)],
+            "odd keys": [["\x00", "é" * 300, "'; --", ""][i % 4 :][: statistic.groups] for i in range(4000)],
+            "many keys": [[f"w{i}"] for i in range(300)],
+            "rare and common keys": [[f"w{i}"] for i in range(40) for _ in range(i)],
+        }
+        return {name: key_sets(bag) for name, bag in bags.items()}
     if isinstance(statistic, Records):
         return {f"{n} rows": _records(statistic, table, n) for n in (0, 1, 2, 7, 1000)}
     if isinstance(statistic, UnboundedValues):
@@ -313,6 +325,11 @@ def neighbouring(statistic: Statistic, table: Table) -> list[tuple[Answer, Answe
         return _neighbouring_groups(statistic, table, replace)
     if isinstance(statistic, SortedValues):
         return _neighbouring_values(statistic, *table.column(statistic.column).grid(), replace)
+    if isinstance(statistic, KeySets):
+        shared = [["shared"]] * 60 + [["other", "shared"][: statistic.groups]] * 30
+        lone, theirs = ([f"{name}-{i}" for i in range(statistic.groups)] for name in ("lone", "theirs"))
+        full = ["shared", "other"][: statistic.groups]
+        return [(key_sets([*shared, bag]), key_sets(shared + [theirs] * replace)) for bag in (lone, full)]
     if isinstance(statistic, Records):
         return _neighbouring_records(statistic, table, replace)
     if isinstance(statistic, UnboundedValues):

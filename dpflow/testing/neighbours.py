@@ -20,8 +20,10 @@ from dpflow.core.statistics import (
     GroupedSums,
     Groups,
     Histogram,
+    KeySets,
     RecordArrays,
     Records,
+    Sets,
     SortedValues,
     Statistic,
     UnboundedValues,
@@ -56,6 +58,10 @@ def answer(statistic: Statistic, units: Iterable[UnitRows]) -> Answer:
         return _grouped(statistic, units)
     if isinstance(statistic, SortedValues):
         return _sorted(statistic, units)
+    if isinstance(statistic, KeySets):
+        return key_sets(
+            ([row[statistic.by] for row in unit if row[statistic.by] is not None] for unit in units), statistic.groups
+        )
     if isinstance(statistic, Records):
         return _records(statistic, units)
     if isinstance(statistic, UnboundedValues):
@@ -72,6 +78,11 @@ def fingerprint(given: Answer) -> Any:
     if isinstance(given, Histogram):
         codes = [] if given.codes is None else given.codes.tolist()
         return tuple(codes), tuple(zip(given.values.tolist(), given.counts.tolist()))
+    if isinstance(given, Sets):
+        bags: dict[int, list[str]] = {}
+        for unit, code in zip(given.units.tolist(), given.codes.tolist()):
+            bags.setdefault(unit, []).append(given.keys[code])
+        return tuple(sorted(tuple(sorted(bag)) for bag in bags.values()))
     if isinstance(given, RecordArrays):
         return tuple(zip(given.units.tolist(), *(given.columns[name].tolist() for name in sorted(given.columns))))
     if isinstance(given, ArrayColumn):
@@ -121,6 +132,14 @@ def _open(statistic: UnboundedValues, units: Iterable[UnitRows]) -> ArrayColumn:
 
 def _sorted(statistic: SortedValues, units: Iterable[UnitRows]) -> Histogram:
     return histogram(statistic, *_values(statistic, units).values())
+
+
+def key_sets(bags: Iterable[Iterable[str]], groups: int = 10**6) -> Sets:
+    """The answer of units that have these keys."""
+    kept = [list(dict.fromkeys(bag))[:groups] for bag in bags]
+    keys = tuple(sorted({key for bag in kept for key in bag}))
+    units = np.repeat(np.arange(len(kept)), [len(bag) for bag in kept])
+    return Sets(keys, units, np.array([keys.index(key) for bag in kept for key in bag], np.int64))
 
 
 def _values(statistic: SortedValues | UnboundedValues, units: Iterable[UnitRows]) -> dict[str, list[Any]]:

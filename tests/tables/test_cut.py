@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dpflow.core.declaration import Column, Table
-from dpflow.core.statistics import GroupedSums, SortedValues
+from dpflow.core.statistics import GroupedSums, KeySets, SortedValues
 from dpflow.errors import PlanRefused
 from dpflow.tables import PrivateTable, sandbox
 from dpflow.tables import private as private_module
@@ -259,6 +260,32 @@ def test_grouped_values_keep_each_unit_to_its_groups_and_rows(make: Any, groups:
     assert all(abs(int(n) - fair) < 5 * fair**0.5 for _, counts in parts for n in counts)
     if groups == 3 and kept == 2:
         assert all(n == 3000 for _, counts in parts for n in counts)
+
+
+@pytest.mark.parametrize("kind", ["VARCHAR", "INTEGER"])
+def test_sets_of_keys_are_cut_to_their_limit(make: Any, kind: str) -> None:
+    """Each unit keeps so many different keys, every key equally often; repeated rows and NULLs change nothing."""
+    rows = (
+        f"""CREATE TABLE data AS SELECT i // 8 AS u, CAST(nullif(i % 8 % 5, 4) AS {kind}) AS k FROM range(24000) t(i)"""
+    )
+    private = make(rows, columns={"k": {}})
+    for groups in (1, 3, 9):
+        private.check(KeySets("k", groups))
+        found = private.answer(KeySets("k", groups), ())
+        kept = min(groups, 4)
+        assert sorted(found.keys) == ["0", "1", "2", "3"]
+        assert np.bincount(found.units).tolist() == [kept] * 3000
+        assert len(set(zip(found.units.tolist(), found.codes.tolist(), strict=True))) == 3000 * kept
+        share = kept / 4
+        assert all(abs(n - 3000 * share) <= 5 * (3000 * share * (1 - share)) ** 0.5 for n in np.bincount(found.codes))
+
+
+def test_sets_of_units_by_block(make: Any) -> None:
+    """A unit is one of its own in every block where blocks are protected one by one, and one in all of them elsewhere."""
+    rows = "CREATE TABLE data AS SELECT i % 10 AS u, i % 3 AS d, 'k' || i % 3 AS k FROM range(300) t(i)"
+    for changes, units in (({"block": "d"}, 10), ({"block": "d", "protects": "unit-block"}, 30)):
+        found = make(rows, columns={"k": {}}, **changes).answer(KeySets("k", 5), ["0", "1", "2"])
+        assert len(set(found.units.tolist())) == units and len(found.codes) == 30
 
 
 def test_grouped_values_of_one_heavy_unit(make: Any) -> None:

@@ -1,0 +1,162 @@
+"""Unions of keys: the claim on all small tables, what a round's noise is fitted to, and what is released."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from fractions import Fraction
+from itertools import combinations
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpflow.core.declaration import Table
+from dpflow.core.events import ZCDP, Approximate
+from dpflow.core.noise import Reach, gaussian, rho_for
+from dpflow.core.randomness import SystemSource
+from dpflow.core.statistics import Sets
+from dpflow.errors import InvalidInput
+from dpflow.mechanisms import key_union
+from dpflow.mechanisms.key_union import KeyUnion, Round, added, weight
+from dpflow.registry import Registry
+from dpflow.testing import oracle
+from dpflow.testing.enumeration import outputs
+from dpflow.testing.examples import plan
+from dpflow.testing.neighbours import key_sets
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "testing"))
+from tiny import excess  # noqa: E402
+
+RAW = {"by": "word", "epsilon": "4", "delta": "0.02"}
+
+
+def declared(groups: int, relation: str = "add-remove") -> Table:
+    return Table.model_validate(
+        {
+            "name": "t",
+            "database": "t.duckdb",
+            "unit": {"column": "user"},
+            "neighbours": relation,
+            "limits": {"rows": 100, "groups": groups, "rows_per_group": 1},
+            "columns": {"user": {}, "word": {}},
+        }
+    )
+
+
+@pytest.fixture
+def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights in halves and one round: noise whose values can be listed."""
+    monkeypatch.setattr(key_union, "UNIT", 2)
+    monkeypatch.setattr(key_union, "SHARES", (Fraction(1),))
+    key_union.rounds.cache_clear()
+    yield
+    key_union.rounds.cache_clear()
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("relation", ["add-remove", "replace"])
+@pytest.mark.usefixtures("coarse")
+def test_the_claim_holds_on_all_small_tables(relation: str, groups: int) -> None:
+    """Hockey-stick divergence of whole releases over all neighbours, at most delta; a unit may have keys of its own."""
+    assert excess(KeyUnion(), RAW, relation, 1, groups) <= 1e-6
+
+
+class LowThreshold(KeyUnion):
+    """As if a lone unit could have one key only, of half the weight."""
+
+    def rounds(self, params: Any, table: Table) -> tuple[Round, ...]:
+        return tuple(Round(one.noise, one.threshold - 4) for one in super().rounds(params, table))
+
+
+class HalfTheNoise(KeyUnion):
+    """Noise for a quarter of the squared length."""
+
+    def rounds(self, params: Any, table: Table) -> tuple[Round, ...]:
+        rho = rho_for(params.epsilon, params.delta / 2)
+        return tuple(Round(gaussian(Reach(1, 1), rho), 3) for _ in super().rounds(params, table))
+
+
+@pytest.mark.parametrize("broken", [LowThreshold(), HalfTheNoise()])
+@pytest.mark.usefixtures("coarse")
+def test_broken_unions_are_seen(broken: KeyUnion) -> None:
+    """Controls."""
+    assert excess(broken, RAW, "add-remove", 1, 2) > 1e-3
+
+
+def test_two_rounds_keep_the_claim(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an earlier round released changes the weights of the next: exact laws of neighbours with shared and own keys."""
+    monkeypatch.setattr(key_union, "UNIT", 2)
+    monkeypatch.setattr(key_union, "SHARES", (Fraction(1, 4), Fraction(3, 4)))
+    key_union.rounds.cache_clear()
+    table = declared(2)
+    params, event = plan(KeyUnion(), table, {"by": "word", "epsilon": "12", "delta": "0.02"})
+
+    def law(bags: Sequence[Sequence[str]]) -> dict[Any, float]:
+        return outputs(lambda source: KeyUnion().draw(params, table, key_sets(bags), source).rows, tail=1e-4)
+
+    for shared, unit in (([["a"]] * 3, ["a", "b"]), ([["a"], ["a", "b"]], ["b"]), ([["b"]] * 2, ["a", "b"])):
+        assert oracle.divergence(law(shared), law([*shared, unit]), 12.0) <= 0.02 + 1e-3
+    key_union.rounds.cache_clear()
+
+
+@pytest.mark.parametrize("groups", [1, 3, 7, 30, 1000])
+def test_no_lone_unit_shows_a_key_more_often_than_delta(groups: int) -> None:
+    """For every number of keys t of a lone unit: t times the tail beyond the threshold is at most the round's delta."""
+    epsilon, delta = Fraction(1), Fraction(1, 10**4)
+    for one, share in zip(key_union.rounds(1, groups, epsilon, delta), key_union.SHARES, strict=True):
+        event: Any = one.noise.event
+        normal = NormalDist(0, float(event.sigma2) ** 0.5)
+        shown = [t * normal.cdf(weight(t) - one.threshold) for t in range(1, groups + 1)]
+        assert float(delta / 2 * share) / 2 < max(shown) <= float(delta / 2 * share) * 1.001
+
+
+def test_a_unit_moves_the_weights_by_one() -> None:
+    """All sets of up to four keys beside all others: at most 1 in L2, root 2 where a unit is exchanged; never negative."""
+    names = "abcd"
+    bags = [bag for size in range(1, 5) for bag in combinations(names, size)]
+
+    def weights(*units: Sequence[str]) -> dict[str, int]:
+        sets = key_sets(units)
+        return dict(zip(sets.keys, added(sets, np.ones(len(sets.keys), bool)).tolist(), strict=True))
+
+    def distance(a: dict[str, int], b: dict[str, int]) -> int:
+        return sum((a.get(name, 0) - b.get(name, 0)) ** 2 for name in names)
+
+    shared = [["a", "b"], ["c"]]
+    for bag in bags:
+        assert distance(weights(*shared, bag), weights(*shared)) <= key_union.UNIT**2
+        assert all(distance(weights(bag), weights(other)) <= 2 * key_union.UNIT**2 for other in bags)
+    assert [weight(k) for k in (1, 4, 16)] == [2**20, 2**19, 2**18]
+
+
+def test_what_is_released() -> None:
+    """Common keys, sorted, without numbers; nothing of a table without units, and no key of a few units."""
+    table = declared(4)
+    params, event = plan(KeyUnion(), table, {"by": "word", "epsilon": "1", "delta": "1e-6"})
+    assert event == Approximate(Fraction(1), Fraction(1, 10**6))
+    bags = [["z", "common"]] * 400 + [["rare", "a"]] * 5 + [["a"]] * 300
+    rows = KeyUnion().draw(params, table, key_sets(bags), SystemSource()).rows
+    assert [(row.key, row.measure, row.value) for row in rows] == [(k, "key", 1) for k in ("a", "common", "z")]
+    assert KeyUnion().draw(params, table, key_sets([]), SystemSource()).rows == ()
+    _, event = plan(KeyUnion(), table, {"by": "word", "epsilon": "1", "delta": "1e-6", "claim": "zcdp"})
+    assert isinstance(event, ZCDP) and event.delta == Fraction(1, 2 * 10**6)
+    assert event.epsilon_at(Fraction(1, 10**6)) <= 1
+    with pytest.raises(InvalidInput, match="delta above 0"):
+        plan(KeyUnion(), table, {"by": "word", "epsilon": "1", "delta": 0})
+
+
+def test_later_rounds_give_their_weight_to_keys_that_need_it() -> None:
+    """Units that share one key that all have: with it released, a key that some also have gets their whole weight."""
+    sets = key_sets([["all", "some"]] * 9 + [["all"]] * 100)
+    before = dict(zip(sets.keys, added(sets, np.ones(2, bool)), strict=True))["some"]
+    after = dict(zip(sets.keys, added(sets, np.array([key != "all" for key in sets.keys])), strict=True))
+    assert (before, after["some"], after["all"]) == (9 * weight(2), 9 * weight(1), 0)
+
+
+def test_the_mechanism_is_registered() -> None:
+    """By name, as everything built in."""
+    assert isinstance(Registry.load().mechanisms["key_union"], KeyUnion)
+    assert "keys" not in repr(Sets(("secret",), np.zeros(1, np.int64), np.zeros(1, np.int64)))
