@@ -137,7 +137,7 @@ def _threshold(groups: int, power: int) -> float:
         tail: Callable[[int], float] = lambda t: -math.log(-2 * math.expm1(math.log1p(-DELTA) / t)) / EPSILON  # noqa: E731
     else:
         tail = lambda t: -_sigma() * NORMAL.inv_cdf(-math.expm1(math.log1p(-DELTA / 2) / t))  # noqa: E731
-    return max(t ** (-1 / power) + tail(t) for t in range(1, groups + 1))
+    return max(float(t) ** (-1 / power) + tail(t) for t in range(1, groups + 1))
 
 
 def _released(weights: NDArray[np.float64], groups: int, power: int) -> float:

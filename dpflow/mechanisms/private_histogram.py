@@ -9,8 +9,8 @@ zCDP with the rho that is (epsilon, delta/2)-DP, which a scope with filter renyi
 
 Counting units instead of rows lowers the threshold by the rows that one unit may have: take it where keys matter more than rows.
 
-When not to use it: for names without counts (`key_union` releases more of them); for keys that are public anyway (`histogram` is pure and shows empty keys), or when most keys have
-few units; what is below the threshold is lost.
+When not to use it: for names without counts (`key_union` releases more of them); for keys that are public anyway (`histogram` is
+pure and shows empty keys), or when most keys have few units; what is below the threshold is lost.
 """
 
 from __future__ import annotations
