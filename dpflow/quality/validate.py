@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 
 from dpflow.core.declaration import Table
-from dpflow.errors import DpflowError, InvalidInput, TableBusy, TableUnreadable
+from dpflow.errors import DpflowError, InvalidInput, PlanRefused, TableBusy, TableUnreadable
 from dpflow.quality.contract import suite
 from dpflow.quality.rows import identifier, query
 
@@ -35,7 +35,13 @@ def check(table: Table, blocks: Sequence[str] = ()) -> bool:
         TableUnreadable: the file is missing, is not DuckDB, lacks the relation, or the suite could not be evaluated.
         TableBusy: another process is writing the file; the same call can succeed later.
         InvalidInput: blocks are named, but the table declares no block column.
+        PlanRefused: the table is a holdout: even one bit besides the gate's answers would be an output that nobody paid for.
     """
+    if table.holdout:
+        raise PlanRefused(
+            f"table {table.name!r} is a holdout, readable only through a gate session, and a contract's outcome is a bit about "
+            f"its rows; check the rows before they become a holdout"
+        )
     if blocks and table.block is None:
         raise InvalidInput(f"table {table.name!r} declares no block column, so no block of it can be checked")
     if not table.database.is_file():

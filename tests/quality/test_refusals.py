@@ -14,7 +14,7 @@ import duckdb
 import pytest
 
 from dpflow.core.declaration import Table
-from dpflow.errors import InvalidInput, TableBusy, TableUnreadable
+from dpflow.errors import InvalidInput, PlanRefused, TableBusy, TableUnreadable
 from dpflow.quality import check, validate
 
 Maker = Callable[..., Table]
@@ -83,6 +83,13 @@ def test_blocks_need_a_block_column(make: Maker) -> None:
     """Blocks of a table without a block column are refused before the file is opened."""
     with pytest.raises(InvalidInput, match="declares no block column"):
         check(make(block=None), ["2013-01-01"])
+
+
+def test_a_holdout_has_no_contract(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One bit besides the gate's answers would be an output that nobody paid for; nothing is read."""
+    monkeypatch.setattr(validate, "_validate", lambda *_: pytest.fail("rows were read"))
+    with pytest.raises(PlanRefused, match="is a holdout, readable only through a gate"):
+        check(make(holdout=True))
 
 
 def test_a_path_means_itself(make: Maker, tmp_path: Path) -> None:

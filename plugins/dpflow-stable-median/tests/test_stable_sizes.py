@@ -138,6 +138,25 @@ def test_cheapest_is_proven() -> None:
     assert 3 < textbook / ours < 5
 
 
+@pytest.mark.parametrize(
+    ("given", "row"),
+    [
+        ({"queries": 1000, "rho": 0.2, "alpha": 0.1}, (1_047_000, 5_692, 17_972, 1_821_222)),
+        ({"queries": 10**6, "rho": 0.1, "alpha": 0.05}, (3_764_000_000, 27_250, 53_984, 5_444_411)),
+        ({"queries": 10, "rho": 0.24, "alpha": 0.2}, (1_210, 214, 2_569, 377_698)),
+        ({"queries": 10**4, "failures": 1000}, (None, 321_035, None, 23_684_913)),
+    ],
+)
+def test_checking_sizes_are_the_tables(given: dict[str, float], row: tuple[int | None, ...]) -> None:
+    """Splitting, description length without and with a value of a million, sparse vector: as `dpflow samples` prints them."""
+    samples = Registry.load().calculator("samples")
+    plain, values = (
+        {r[1]: r[2] for r in samples.run(given | {"answers": n}).rows if r[0] == "check"} for n in (1, 10**6)
+    )
+    found = (plain["splitting"], plain["description length"], values["description length"], plain["sparse vector"])
+    assert [f for f, want in zip(found, row) if want is not None] == [want for want in row if want is not None]
+
+
 def test_every_calculator_runs_with_its_defaults(tmp_path: Path) -> None:
     registry = Registry.load()
     for name, calculator in registry.calculators.items():
