@@ -1,8 +1,8 @@
 """Answers to adaptively chosen estimators: a private median, over groups, of any function of a group's rows.
 
 Definition: the table's units are split into m groups by a keyed hash. For a query (phi, T), phi an estimator and T a finite
-range, phi is computed on every group, projected to T, and the answer is a private median of the m results. After ``queries``
-answers the session is closed.
+range, phi is computed on every group, projected to T, and the answer is a private median of the m results, or their p-quantile.
+After ``queries`` answers the session is closed.
 
 Claim: one unit sits in one group, so it moves one of the m results under add-remove and at most two under replace; each
 answer costs ``epsilon``, the session as many of them as it has queries. The sensitivity of phi never appears.
@@ -37,6 +37,8 @@ from dpflow.errors import InvalidInput, PlanRefused
 from dpflow_stable_median import sizes
 from dpflow_stable_median.medians import median
 
+HALF = Fraction(1, 2)
+
 
 class AnsweringParams(Params):
     """``epsilon``: price of one answer. ``groups`` m. ``queries`` k: how many answers the session gives. ``range_size``:
@@ -69,7 +71,8 @@ class AnsweringParams(Params):
 
 
 class AnswerQuery(EstimatorQuery):
-    """What `EstimatorQuery` asks, and the ``range`` of the answer: public, never taken from the rows asked about.
+    """What `EstimatorQuery` asks, and the ``range`` of the answer: public, never taken from the rows asked about. ``p`` asks for that
+    quantile of the estimator instead of its median; the answer lies in its (p-w, p+w) interval.
 
     ``blocks`` u above 1 asks for the amplified estimator: every group is cut into u blocks of whole units, and its number is
     the lower median of the estimates on them. With u >= 8 ln(1/rho) whatever lies in the (rho, 1-rho) interval of that lies
@@ -77,6 +80,7 @@ class AnswerQuery(EstimatorQuery):
     """
 
     blocks: Annotated[int, Field(ge=1, le=1000)] = 1
+    p: Annotated[Exact, Field(gt=0, lt=1)] = Fraction(1, 2)
     range: AnyRange = Grid(lower=Fraction(0), upper=Fraction(1), step=Fraction(1, 1000))
 
 
@@ -132,26 +136,25 @@ class StableMedian(InteractiveMechanism[AnsweringParams, AnswerQuery]):
         # a unit's block is the hash that decides its group, looked at modulo more: groups stay what they are
         values = np.sort(answer.values.reshape(query.blocks, -1), axis=0)[(query.blocks - 1) // 2]
         key = median(params.median).draw(
-            span.keys(values), span.first, span.last, Fraction(1, 2), params.epsilon, self.changed(table), source
+            span.keys(values), span.first, span.last, query.p, params.epsilon, self.changed(table), source
         )
         left = params.queries - asked - 1
-        body = {"value": span.value(key), **self.promise(params, table), "queries_left": left}
+        body = {"value": span.value(key), **self.promise(params, table, query.p), "queries_left": left}
         if isinstance(span, Grid):
             body["zeta"] = float(span.step)
         return Verdict(body, closed=left == 0), State({"asked": asked + 1})
 
-    def promise(self, params: AnsweringParams, table: Table) -> dict[str, Any]:
-        """What an answer is worth on fresh groups; the same for every answer of a session."""
-        each = float(params.epsilon) / self.changed(table)
-        if params.median != "exponential":
-            return {"guarantee": "heuristic", "interval": [0.25, 0.75]}
-        if params.interval == "simple":
+    def promise(self, params: AnsweringParams, table: Table, p: Fraction = HALF) -> dict[str, Any]:
+        """What an answer about the p-quantile is worth on fresh groups."""
+        each, w, task = float(params.epsilon) / self.changed(table), float(params.half_width), params.task()
+        interval = [max(0.0, float(p) - w), min(1.0, float(p) + w)]
+        proven = params.median == "exponential" and sizes.proves(task, params.groups, each, half_width=w, p=float(p))
+        if params.interval == "simple" and params.median == "exponential" and p == HALF:
             rho = float(params.beta) / (10 * params.queries * params.groups)
-            proven = simple_proves(params.task(), params.groups, each)
-            return {"guarantee": "proven" if proven else "heuristic", "interval": [rho, 1 - rho]}
-        w = float(params.half_width)
-        proven = sizes.proves(params.task(), params.groups, each, half_width=w)
-        return {"guarantee": "proven" if proven else "heuristic", "interval": [0.5 - w, 0.5 + w]}
+            interval, proven = [rho, 1 - rho], simple_proves(task, params.groups, each)
+        elif params.interval == "simple":  # its proof is about interior points
+            proven = False
+        return {"guarantee": "proven" if proven else "heuristic", "interval": interval}
 
 
 def simple_proves(task: sizes.Task, groups: int, each: float) -> bool:

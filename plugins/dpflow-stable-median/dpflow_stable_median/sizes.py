@@ -108,17 +108,24 @@ def _epsilons() -> Iterator[float]:
     return (0.002 * i for i in range(1, 200))
 
 
-def _terms(half_width: float, epsilon: float, delta: float, b2: float) -> tuple[float, float]:
-    """(what is left of the half width with infinitely many groups, how much of it 1/m takes away)."""
-    outside = 0.5 - half_width
+def _terms(half_width: float, epsilon: float, delta: float, b2: float, p: float = 0.5) -> tuple[float, float]:
+    """(what is left of the half width with infinitely many groups, how much of it 1/m takes away).
+
+    An answer below (p - w, p + w) is a function of mean D <= p - w, one above it of D <= 1 - p - w, and 2D(1-D) is largest
+    at the end of that, or at 1/2 if it reaches so far.
+    """
+    outside = min(max(p, 1 - p) - half_width, 0.5)
     room = half_width - expm1(2 * epsilon) * 2 * outside * (1 - outside) - 8 * delta / b2
     return room, 4 * log(2 / b2) / epsilon
 
 
-def proves(task: Task, groups: int, each: float, bounded_range: bool = True, half_width: float = 0.25) -> bool:
-    """Whether medians of epsilon ``each`` on so many groups carry the proof of `tight`.
+def proves(
+    task: Task, groups: int, each: float, bounded_range: bool = True, half_width: float = 0.25, p: float = 0.5
+) -> bool:
+    """Whether medians, or p-quantiles, of epsilon ``each`` on so many groups carry the proof of `tight`.
 
-    ``each`` is per group: what one group's change costs.
+    ``each`` is per group: what one group's change costs. The first division of beta that proves the medians must prove the
+    quantiles, too: all answers of a session together fail with probability beta.
     """
     for share in (0.5, 0.8, 0.9, 0.99):
         b1, b2 = share * task.beta, (1 - share) * task.beta
@@ -130,7 +137,7 @@ def proves(task: Task, groups: int, each: float, bounded_range: bool = True, hal
                 continue
             room, work = _terms(half_width, epsilon, delta, b2)
             if median + work / groups <= room:
-                return True
+                return median + work / groups <= _terms(half_width, epsilon, delta, b2, p)[0]
     return False
 
 

@@ -59,6 +59,46 @@ def test_two_adaptive_answers_cost_twice_epsilon(table: Table, moved: int, name:
     assert oracle.smallest_epsilon(a, b, 1e-5) > claim / 8
 
 
+@pytest.mark.parametrize("p", ["1/4", "0.9"])
+def test_a_quantile_keeps_epsilon_and_is_one(p: str) -> None:
+    """The exact law on neighbours is epsilon-DP and uses much of it; with little noise it is the p-quantile of the groups."""
+    params = {"epsilon": "1", "groups": 4, "queries": 1, "range_size": 4}
+    laws = [
+        answered(StableMedian(), EXAMPLE_TABLE, params, [ASK | {"p": p}], [PerGroup(np.array(v))])
+        for v in ([0.0, 0.0, 1.0, 3.0], [0.0, 0.0, 3.0, 3.0], [0.0, 0.0, 1.0, 0.0])
+    ]
+    for other in laws[1:]:
+        assert oracle.divergence(laws[0], other, 1) <= 1e-5
+    assert max(oracle.smallest_epsilon(laws[0], other, 1e-5) for other in laws[1:]) > 1 / 4
+    ask = ASK | {"p": p, "range": RANGE | {"upper": 100}}
+    sure = params | {"epsilon": "100000", "groups": 101, "range_size": 101}
+    session = Session(StableMedian(), Example(EXAMPLE_TABLE, sure, [ask]), SystemSource())
+    body = session.ask(session.queries[0], PerGroup(np.arange(101.0))).body
+    assert abs(body["value"] - 100 * float(Fraction(p))) <= 1
+    assert body["interval"] == pytest.approx(
+        [max(0, Fraction(p) - Fraction(1, 4)), min(1, Fraction(p) + Fraction(1, 4))]
+    )
+
+
+def test_quantiles_are_proven_with_the_medians_division_of_beta() -> None:
+    """A little more than the planned groups proves the medians; quantiles need the room of 2D(1-D) at 1/2; never by themselves."""
+    task = sizes.Task(10, 1000, 0.05)
+    plan = sizes.tight(task, True)
+    assert sizes.proves(task, plan.groups, plan.each) and not sizes.proves(task, plan.groups, plan.each, p=0.1)
+    enough = plan.groups * 3 // 2
+    assert sizes.proves(task, enough, plan.each * plan.groups / enough, p=0.5)
+    session, each = StableMedian(), Fraction(plan.each / 2).limit_denominator(10**9)
+    params = AnsweringParams(epsilon=each, groups=plan.groups * 3, queries=10, range_size=1000)
+    said = {p: session.promise(params, EXAMPLE_TABLE, Fraction(p)) for p in ("1/2", "1/10", "9/10")}
+    assert {p: one["guarantee"] for p, one in said.items()} == dict.fromkeys(said, "proven")
+    assert said["1/10"]["interval"] == pytest.approx([0, 0.35]) and said["9/10"]["interval"] == pytest.approx([0.65, 1])
+    simple = params.model_copy(update={"interval": "simple"})
+    assert session.promise(simple, EXAMPLE_TABLE, Fraction(1, 10))["guarantee"] == "heuristic"
+    for wrong in ("0", "1", "-1", "x"):
+        with pytest.raises(ValueError):
+            session.Query.model_validate(ASK | {"p": wrong})
+
+
 def test_a_median_that_forgets_the_second_group_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under replace-unit with the price of one changed group the claim fails."""
     monkeypatch.setattr(StableMedian, "changed", lambda self, table: 1)
