@@ -361,8 +361,12 @@ def choose(
         raise InvalidAmount(f"a rate is 0 or more, not {rate}")
     u = source.word()
     # A rate above 2^900 leaves nothing of a cost of 1 or more, whatever it is exactly.
-    exponents = (costs.astype(np.float64) - least) * float(min(rate, Fraction(2**900)))
-    sums = np.cumsum(lengths.astype(np.float64) * np.exp(-exponents))
+    sums = costs.astype(np.float64)
+    sums -= least  # in place all the way: with millions of pieces, memory is what takes the time
+    sums *= -float(min(rate, Fraction(2**900)))
+    np.exp(sums, out=sums)
+    sums *= lengths.astype(np.float64, copy=False)
+    np.cumsum(sums, out=sums)
     point = (u >> 11) * 2.0**-53 * sums[-1]
     margin = sums[-1] * 2 * (2.0**-38 + len(lengths) * 2.0**-52)
     i = min(int(np.searchsorted(sums, point)), len(lengths) - 1)

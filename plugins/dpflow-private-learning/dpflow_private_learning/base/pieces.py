@@ -48,20 +48,24 @@ class Pieces:
     @classmethod
     def around(cls, points: Array, values: Array, end: int) -> Pieces:
         """The score that is ``values`` at these ascending points and 0 at all others."""
-        return cls.between(points, values, np.zeros_like(values), end)
+        return cls.between(points, values, 0, end)
 
     @classmethod
-    def between(cls, points: Array, values: Array, behind: Array, end: int) -> Pieces:
+    def between(cls, points: Array, values: Array, behind: Array | int, end: int) -> Pieces:
         """The score that is ``values`` at these ascending points, ``behind`` from there to the next one, 0 before the first."""
-        x = points.astype(object if end >= _WIDE else np.uint64)
-        after = x + (1 if end >= _WIDE else np.uint64(1))
-        starts = np.column_stack([x, after]).ravel()
-        scores = np.column_stack([values, behind]).ravel()
-        keep = np.ones(len(starts), bool)
-        keep[1::2] = np.append(after[:-1] != x[1:], x[-1:] != end)  # no empty run between neighbours or behind the end
-        starts, scores = starts[keep], scores[keep]
-        if not len(x) or x[0] != 0:
-            starts, scores = np.insert(starts, 0, 0), np.insert(scores, 0, 0)
+        size = 2 * len(points) + 1
+        starts, scores = (
+            np.zeros(size, object if end >= _WIDE else np.uint64),
+            np.zeros(size, np.result_type(values, behind)),
+        )
+        x, after = starts[1::2], starts[2::2]
+        x[:], scores[1::2], scores[2::2] = points, values, behind
+        np.add(x, 1 if end >= _WIDE else np.uint64(1), out=after)
+        keep = np.ones(size, bool)  # no empty run before the first point, between neighbours or behind the end
+        keep[0] = not len(x) or x[0] != 0
+        keep[2::2] = np.append(after[:-1] != x[1:], x[-1:] != end)
+        if not keep.all():
+            starts, scores = starts[keep], scores[keep]
         return cls.of(starts, end, scores)
 
     @property
@@ -74,7 +78,10 @@ class Pieces:
         """Points of each run."""
         if len(self.starts) == 1:
             return np.array([self.end - int(self.starts[0]) + 1], dtype=object)
-        return self.lasts - self.starts + (1 if self.starts.dtype == object else np.uint64(1))
+        found = np.empty_like(self.starts)
+        np.subtract(self.starts[1:], self.starts[:-1], out=found[:-1])
+        found[-1] = self.end - int(self.starts[-1]) + 1
+        return found
 
     def at(self, point: int) -> int:
         """The score at one point, in units."""
