@@ -78,7 +78,7 @@ class InteriorRows(Calculator[InteriorRowsParams]):
         purse = Purse(params.epsilon, params.delta, params.exchange, params.rows)
         counted = purse if params.exchange and params.rows == 1 else purse.part(1 - COUNTING, Fraction(1))
         pairs, cells = purse.stages(None)
-        median = planner.rows_for_median(*counted.stages(None), params.alpha, params.alpha / 4)
+        median = planner.rows_for_median(*counted.stages(None, sliced=True), params.alpha, params.alpha / 4)
         moved = params.rows * (2 if params.exchange else 1)
         quantile = planner.rows_for_quantile(float(params.epsilon) * 2 / moved, float(params.alpha), params.width)
         shapes = dict(planner.SHAPES)
@@ -89,7 +89,7 @@ class InteriorRows(Calculator[InteriorRowsParams]):
         proved = planner.proved_rows_for_point(pairs, cells, c, beta)
         largest = planner.proved_rows_for_largest(pairs, cells, c, beta)
         scale = planner.proved_rows_for_scale(purse.pairs(), c, beta)
-        middle = planner.proved_rows_for_median(*counted.stages(None), c, beta, float(params.alpha))
+        middle = planner.proved_rows_for_median(*counted.stages(None, sliced=True), c, beta, float(params.alpha))
         notes = (
             "planned rows: about 95 % of the releases answer (measured); the median's number supposes continuous data",
             f"proved for every distribution of normalised variance {c:.3g}, failure {beta:g}: interior point {proved}, with rule "

@@ -51,7 +51,7 @@ CITATION = "Aliakbarpour, Silver, Steinke, Ullman 2023 (medians and interior poi
 
 class InteriorPointParams(ScaleParams):
     """As `ScaleParams`. ``split``: share of epsilon for the scale, strictly between 0 and 1; by default 0.62 where units are
-    replaced and 0.75 elsewhere. ``atoms``: whether a value that many rows share may be answered as it is.
+    replaced (0.6 for a median) and 0.75 elsewhere. ``atoms``: whether a value that many rows share may be answered as it is.
     """
 
     split: Exact | None = None
@@ -117,7 +117,7 @@ class Method:
         sizes, purse = None, purse or Purse.of(params, table)
         if cut or params.share:
             sizes, purse = Sizes.of(params, table, purse)
-        pairs, cells = purse.stages(params.split)
+        pairs, cells = purse.stages(params.split, sliced=bool(cut))
         return cls(sizes, pairs, cells, params.rule, params.share, params.atoms, cut)
 
     def find(self, column: OpenColumn, source: Source) -> list[tuple[Scale, Point]]:
