@@ -41,6 +41,7 @@ from dpflow.core.results import ErrorBound, Result, Row
 from dpflow.core.statistics import Answer, GroupedSums
 
 Law = Literal["laplace", "gaussian"]
+SIZES = (1000, 10_000, 100_000)  #: groups for which a plan says the error of what shrinks with a group
 POWER: dict[Law, int] = {"laplace": 1, "gaussian": 2}  #: a price p buys an error proportional to p^(-1/power)
 
 
@@ -102,6 +103,17 @@ class Release:
         """Its half-width before spending, or None where that depends on the rows."""
         known = not measure.shrinks or measure.size is not None
         return self.query.error(measure, self.tails(measure)) if known else None
+
+    def by_size(self, measure: Measure) -> str:
+        """A shrinking measure's largest half-width, whatever the values, for some sizes of a group."""
+        tails, found = self.tails(measure), []
+        for size in SIZES:
+            widest = self.query.error(measure.model_copy(update={"size": size}), tails)
+            widest = (
+                math.sqrt(widest) if measure.measure == "standard_deviation" else widest
+            )  # |a - b|^2 <= |a^2 - b^2|
+            found.append(f"{min(widest, self.query.most(measure)):.3g} in a group of {size:,} values")
+        return f"at most {', '.join(found)}; the result says what it is"
 
     def width(self) -> float:
         """Geometric mean of the moments' half-widths: what two forms of noise are compared by."""
@@ -165,11 +177,13 @@ class Aggregate(Mechanism[N]):
         )
         return Result(tuple(rows))
 
-    def error(self, params: N, table: Table) -> ErrorBound | None:
+    def error(self, params: N, table: Table) -> ErrorBound:
         release, note = self.planned(params, table)
         errors = {self.label(m): error for m in release.query.measures if (error := release.error(m)) is not None}
-        bound = ErrorBound(errors)
-        return ErrorBound(errors, f"{bound.note}; {note}") if note else bound if errors else None
+        shrinking = [
+            f"{self.label(m)}: {release.by_size(m)}" for m in release.query.measures if self.label(m) not in errors
+        ]
+        return ErrorBound(errors, "; ".join([ErrorBound(errors).note, *shrinking, *([note] if note else [])]))
 
 
 @lru_cache(maxsize=64)

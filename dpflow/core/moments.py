@@ -145,6 +145,13 @@ class Query:
         error, power = (of_mean, 1) if measure.measure == "mean" else (_variance_error(edge, of_mean, of_square), 2)
         return float(error[0]) * grid.step**power
 
+    def most(self, measure: Measure) -> float:
+        """The width of what a shrinking measure can be: no error is larger."""
+        assert measure.column is not None
+        grid = self.grids[measure.column]
+        width = (grid.high - grid.low) * grid.step
+        return {"mean": width, "variance": width**2 / 4, "standard_deviation": width / 2}[measure.measure]
+
     def _of(self, name: str, moments: Mapping[Moment, V]) -> dict[str, V]:
         """The moments of one column, ``n`` being the number of its values."""
         found = {what: moments[what, name] for what in ("sum", "square") if (what, name) in moments}

@@ -271,6 +271,23 @@ def test_the_planner_takes_the_smaller_noise_and_says_so() -> None:
 
 
 @pytest.mark.parametrize("name", ["mean", "variance", "standard_deviation"])
+@pytest.mark.parametrize("value", [-10, 3, 30])
+def test_a_plan_says_what_shrinks_with_a_group(name: str, value: int) -> None:
+    """The half-width that a plan states for 1,000 values holds for groups of that size, also at the ends of the bounds."""
+    mechanism, declared = REGISTRY.mechanism(name), examples.EXAMPLE_TABLE
+    params, _ = plan(mechanism, declared, {"column": "amount", "epsilon": "1"})
+    bound = mechanism.error(params, declared)
+    assert bound is not None and bound.half_width == {}
+    stated = float(bound.note.split(f"{name}: at most ")[1].split(" in a group of 1,000 values")[0])
+    away = value - 10
+    statistic = mechanism.statistic(params, declared)
+    answer = examples.groups(statistic, ("",), 1000, 1000 * away, 1000 * (away**2 - 200))
+    true = {"mean": value}.get(name, 0.0)
+    rows = [mechanism.draw(params, declared, answer, SystemSource()).rows[0] for _ in range(300)]
+    assert sum(abs(float(row.value or 0) - true) > stated * 1.001 for row in rows) <= 30  # P < 10^-4 at 5 %
+
+
+@pytest.mark.parametrize("name", ["mean", "variance", "standard_deviation"])
 def test_groups_too_small_for_a_bound_get_the_full_width(name: str) -> None:
     """An empty group has a value within the bounds and an error as wide as they are."""
     mechanism = REGISTRY.mechanism(name)
