@@ -119,8 +119,8 @@ class Fitted:
             "share": None if self.share is None else amounts.text(self.share),
             "epsilon_now": str(plan.request.params.get("epsilon")),
             "epsilon": amounts.text(self.epsilon),
-            "error_95_now": dict(plan.error.half_width) if plan.error else None,
-            "error_95": dict(self.error.half_width) if self.error else None,
+            "error_95_now": (plan.error and dict(plan.error.half_width)) or None,
+            "error_95": (self.error and dict(self.error.half_width)) or None,
         }
 
 
@@ -275,7 +275,7 @@ def _share(line: Line, shares: Mapping[str, object]) -> Fraction:
 def _for_error(line: Line, wanted: object) -> Fraction:
     """The smallest epsilon, to three digits, whose error at 95 % is at most what is wanted."""
     name, target = line.plan.request.name, float(amounts.exact("a target error", wanted))
-    if line.plan.error is None:
+    if line.plan.error is None or not line.plan.error.half_width:
         raise InvalidInput(
             f"the error of {name!r} depends on the rows and is part of its result; give it a share instead"
         )

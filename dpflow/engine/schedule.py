@@ -109,7 +109,7 @@ class Line:
             "charged": "once" if self.once else "every run",
             "epsilon": epsilon,
             "delta": delta,
-            "error_95": dict(self.plan.error.half_width) if self.plan.error else None,
+            "error_95": (self.plan.error and dict(self.plan.error.half_width)) or None,
             "also": list(self.also),
             "note": self.task.note,
         }
