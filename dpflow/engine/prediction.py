@@ -28,7 +28,7 @@ from dpflow.engine.names import Names
 from dpflow.engine.occasion import Occasion
 from dpflow.engine.plan import Plan, make_plan
 from dpflow.engine.session import Session
-from dpflow.errors import DpflowError, InvalidInput, PlanRefused, SessionClosed
+from dpflow.errors import DpflowError, InvalidInput, LedgerCorrupt, PlanRefused, SessionClosed
 from dpflow.ledger import Held, Ledger
 from dpflow.registry import Registry
 
@@ -203,9 +203,16 @@ class PredictionSession(Session):
         """The session as it is in the ledger, after looking up what was answered since it was last asked."""
         held = self._ledger.session(self.id)
         if held.version > self._upto:
-            for batch in self._ledger.batches(self.id, self._upto):
-                self._answered.update(zip(self._names.opened(batch["points"]), json.loads(batch["answers"])))
-                self._notes |= batch["notes"]
+            try:
+                for batch in self._ledger.batches(self.id, self._upto):
+                    names, answers = self._names.opened(batch["points"]), json.loads(batch["answers"])
+                    self._answered.update(zip(names, answers, strict=True))
+                    self._notes |= batch["notes"]
+            except (KeyError, TypeError, ValueError):
+                raise LedgerCorrupt(
+                    f"an answered batch of session {self.id} is damaged, so it gives no answers; run dpflow ledger verify, and "
+                    f"bring the newest copy back"
+                ) from None
             self._upto = held.version
         return held
 

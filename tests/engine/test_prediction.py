@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import sqlite3
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ from dpflow.engine.names import Names
 from dpflow.engine.plan import make_plan
 from dpflow.engine.prediction import PredictionSession, most_predictions
 from dpflow.engine.request import parse_request
-from dpflow.errors import BudgetExceeded, InvalidInput, PlanRefused, SessionClosed
+from dpflow.errors import BudgetExceeded, InvalidInput, LedgerCorrupt, PlanRefused, SessionClosed
 from dpflow.ledger import Ledger
 from dpflow.registry import BUILT_INS, Registry
 
@@ -293,3 +294,18 @@ def test_what_a_mask_hides_is_missing(world: World) -> None:
     for kind in (float, np.int64, object, "datetime64[D]"):
         column = np.ma.masked_array(np.array([1, 2, 3], "int64").astype(kind), mask=[False, True, False])
         assert encode(table, ["b"], {"b": column})[:, 0].tolist() == [1, 7, 3]
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    ["{}", "[]", "7", '{"points": "x", "answers": "[]", "notes": {}}', '{"points": "", "answers": "[1]", "notes": {}}'],
+)
+def test_a_damaged_batch_stops_the_session(world: World, damaged: str) -> None:
+    """Not one answer more, rather than a second draw for a point whose answer cannot be read."""
+    world.open().predict([[1, "Oslo"]])
+    with sqlite3.connect(world.tiny.ledger) as connection:
+        connection.execute("UPDATE dpflow_answer SET answer = ?", [damaged])
+    connection.close()
+    with pytest.raises(LedgerCorrupt):
+        world.open().predict([[1, "Oslo"]])
+    assert world.mechanism.learned == 1
