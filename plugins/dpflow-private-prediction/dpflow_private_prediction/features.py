@@ -18,6 +18,7 @@ from dpflow.core.statistics import RecordArrays, Records
 from dpflow.errors import PlanRefused
 
 MOST_LABELS = 1000
+BLOCK = 8192  # rows of a matrix that are filled column by column while they are in the cache
 
 
 def records(table: Table, features: Sequence[str], label: str) -> Records:
@@ -66,8 +67,15 @@ def label_codes(table: Table, name: str, rows: RecordArrays) -> Codes:
 def matrix(table: Table, features: Sequence[str], columns: Iterable[Codes]) -> NDArray[np.float64]:
     """Encoded columns as a learner's matrix, shape (rows, numbers)."""
     given = list(columns)
-    made, place = np.empty((len(given[0]), width(table, features))), 0
-    for name, codes in zip(features, given):
+    made = np.empty((len(given[0]), width(table, features)))
+    for start in range(0, len(made), BLOCK):
+        _fill(made[start : start + BLOCK], table, features, [codes[start : start + BLOCK] for codes in given])
+    return made
+
+
+def _fill(made: NDArray[np.float64], table: Table, features: Sequence[str], columns: Sequence[Codes]) -> None:
+    place = 0
+    for name, codes in zip(features, columns):
         column = table.column(name)
         if column.keys is not None:
             made[:, place : place + len(column.keys)] = codes[:, None] == np.arange(len(column.keys))
@@ -76,7 +84,6 @@ def matrix(table: Table, features: Sequence[str], columns: Iterable[Codes]) -> N
             low, high = column.grid()
             np.divide(codes - (low + high) / 2, max((high - low) / 2, 0.5), out=made[:, place])
             place += 1
-    return made
 
 
 def width(table: Table, features: Sequence[str]) -> int:

@@ -195,12 +195,12 @@ def train(
 
     Args:
         make: makes an estimator from a seed.
-        points, targets, shard: one entry per row.
+        points, targets, shard: one entry per row; a row of the shard after the last is left out.
         default: the model for a shard's targets where no other can be had.
     """
     seeds = (source.words(shards) & np.uint64(0x7FFFFFFF)).astype(np.int64).tolist()
-    order = np.argsort(shard, kind="stable")
-    cuts = np.searchsorted(shard[order], np.arange(shards + 1))
+    order = np.argsort(shard.astype(np.min_scalar_type(shards)), kind="stable")  # short integers are sorted by radix
+    cuts = np.concatenate([[0], np.cumsum(np.bincount(shard, minlength=shards))])
 
     def fit(number: int) -> Constant | Model:
         mine = order[cuts[number] : cuts[number + 1]]

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+import numpy as np
 from pydantic import Field
 
 from dpflow.core.amounts import Epsilon
@@ -75,10 +76,10 @@ def learn_labels(params: VoteParams, table: Table, answer: Answer, source: Sourc
     targets = features.label_codes(table, params.label, answer)
     shard = deal(answer.units, params.shards, source)
     points = features.matrix(table, params.features, [answer.columns[name] for name in params.features])
-    known = targets >= 0
+    shard = np.where(targets >= 0, shard, params.shards)
     make = learner("classifier", params.learner, params.options)
     default = majority(len(features.labels(table, params.label)))
-    return train(make, points[known], targets[known], shard[known], params.shards, source, default)
+    return train(make, points, targets, shard, params.shards, source, default)
 
 
 def soft_majority(votes: Ints, params: VoteParams, source: Source) -> Ints:
