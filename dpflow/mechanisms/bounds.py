@@ -6,8 +6,9 @@ answer is the lower edge of the lowest and the upper edge of the highest of them
 of any of the 385 bins reaches with probability 5 % at most. The list of bins is public, so no delta is needed. With ``by`` each
 public key has bins of its own, and t is that of all of them.
 
-Claim: a unit with R rows in each of g groups moves the counts by g R in L1 under add-remove, by 2 g R under replace; the noise
-fits that, so the answer is post-processing of an epsilon-DP histogram.
+Claim: a unit with R rows in each of g groups moves the counts by g R in L1 and by root(g) R in L2 under add-remove, by 2 g R and
+root(2 g) R under replace; the noise fits one of them, so the answer is post-processing of an epsilon-DP histogram, or with a
+``delta`` of one with Gaussian noise that is (epsilon, delta)-DP, if its threshold is lower: where a unit reaches many groups.
 
 Error: with probability 95 % no empty bin is taken, and with the same a bin of 2 t rows is: what the bounds leave out lies in bins
 with fewer.
@@ -29,12 +30,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpflow.core.amounts import Epsilon
+from dpflow.core.amounts import Delta, Epsilon
 from dpflow.core.declaration import Table
-from dpflow.core.events import Event
+from dpflow.core.events import DiscreteLaplace, Event
 from dpflow.core.mechanism import Mechanism, Params
-from dpflow.core.noise import FAILURE, Noise, Reach, laplace
-from dpflow.core.partition import tail_above
+from dpflow.core.noise import FAILURE, Noise, Reach, gaussian, laplace, rho_for
+from dpflow.core.partition import gaussian_above, tail_above
 from dpflow.core.randomness import Source
 from dpflow.core.results import ErrorBound, Result, Row
 from dpflow.core.statistics import Cells, Grid, OpenColumn, UnboundedValues
@@ -47,12 +48,13 @@ BINS = 2 * POWERS + 1  # the negative ones, zero, the positive ones
 
 class BoundsParams(Params):
     """``column``: a column that can be read as a number, with or without declared bounds. ``by``: a column with public keys,
-    or nothing. ``epsilon``: the price of all groups together.
+    or nothing. ``epsilon``: the price of all groups together. ``delta``: allows Gaussian noise.
     """
 
     column: str
     epsilon: Epsilon
     by: str | None = None
+    delta: Delta = Fraction(0)
 
 
 class Bounds(Mechanism[BoundsParams]):
@@ -66,17 +68,25 @@ class Bounds(Mechanism[BoundsParams]):
     def _keys(self, params: BoundsParams, table: Table) -> tuple[str, ...]:
         return ("",) if params.by is None else table.keys(params.by)
 
-    def _moved(self, params: BoundsParams, table: Table) -> int:
+    def _reach(self, params: BoundsParams, table: Table) -> Reach:
         groups, rows = table.cut(params.by)
-        return min(groups, len(self._keys(params, table))) * rows * (2 if table.neighbours == "replace" else 1)
+        bins = min(groups, len(self._keys(params, table))) * (2 if table.neighbours == "replace" else 1)
+        return Reach(bins * rows, bins * rows**2)
+
+    def _chosen(self, params: BoundsParams, table: Table) -> tuple[int, Noise]:
+        """The lower threshold, and its noise."""
+        moved, failure = self._reach(params, table), Fraction(str(FAILURE)) / (BINS * len(self._keys(params, table)))
+        forms = [(tail_above(moved.l1 / params.epsilon, failure), laplace(moved, params.epsilon))]
+        if params.delta:
+            rho = rho_for(params.epsilon, params.delta)
+            forms.append((gaussian_above(moved.l2_squared / (2 * rho), failure), gaussian(moved, rho)))
+        return min(forms, key=lambda form: form[0])
 
     def _noise(self, params: BoundsParams, table: Table) -> Noise:
-        moved = self._moved(params, table)
-        return laplace(Reach(moved, moved**2), params.epsilon)
+        return self._chosen(params, table)[1]
 
     def _threshold(self, params: BoundsParams, table: Table) -> int:
-        failure = Fraction(str(FAILURE)) / (BINS * len(self._keys(params, table)))
-        return tail_above(self._moved(params, table) / params.epsilon, failure)
+        return self._chosen(params, table)[0]
 
     def event(self, params: BoundsParams, table: Table) -> Event:
         table.column(params.column)
@@ -108,7 +118,8 @@ class Bounds(Mechanism[BoundsParams]):
 
     def error(self, params: BoundsParams, table: Table) -> ErrorBound:
         rows = 2 * self._threshold(params, table)
-        note = f"a power of two with {rows} rows or more is found; what is outside the bounds lies in rarer ones"
+        law = "Laplace" if isinstance(self._noise(params, table).event, DiscreteLaplace) else "Gaussian"
+        note = f"{law} noise; a power of two with {rows} rows or more is found; what is outside the bounds lies in rarer ones"
         return ErrorBound({"rows outside, per power of two": rows}, note)
 
 

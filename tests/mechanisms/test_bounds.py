@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dpflow.core.declaration import Table
-from dpflow.core.events import DiscreteLaplace
+from dpflow.core.events import DiscreteGaussian, DiscreteLaplace
 from dpflow.core.randomness import SystemSource
 from dpflow.core.statistics import Cells
 from dpflow.mechanisms.bounds import BINS, POWERS, Bounds, edges, magnitudes
@@ -172,3 +172,24 @@ def test_every_group_has_bounds_of_its_own() -> None:
     assert list(dict.fromkeys(key for key, _ in found)) == ["a", "b", "c", "d"]
     assert found["a", "lower"] is not None and found["b", "lower"] is not None
     assert result.document["keys"]["a"] == {"x": {"lower": found["a", "lower"], "upper": found["a", "upper"]}}
+
+
+@pytest.mark.parametrize(("relation", "groups"), [("add-remove", 40), ("replace", 20), ("add-remove", 1)])
+def test_a_delta_allows_gaussian_noise_where_units_reach_many_groups(relation: str, groups: int) -> None:
+    """The plan takes the lower threshold; Gaussian noise fits the L2 distance of neighbours exactly."""
+    table = grouped(relation, groups, 2).model_copy(deep=True)
+    kind = table.columns["kind"].model_copy(update={"keys": tuple(f"k{i}" for i in range(50))})
+    table = table.model_copy(update={"columns": table.columns | {"kind": kind}})
+    raw = {"column": "x", "by": "kind", "epsilon": "1"}
+    plain, _ = plan(Bounds(), table, raw)
+    params, event = plan(Bounds(), table, raw | {"delta": "1e-6"})
+    if groups == 1:
+        assert isinstance(event, DiscreteLaplace)
+        return
+    assert isinstance(event, DiscreteGaussian)
+    assert Bounds()._threshold(params, table) < 0.8 * Bounds()._threshold(plain, table)
+    assert event.epsilon_at(params.delta) <= 1
+    far = [counts(1.0, *[1000.0] * 2 * (code < groups)) for code in range(50)]
+    near = [counts(1.0, *[-9.0] * 2 * (relation == "replace" and code < groups)) for code in range(50)]
+    moved = sum(((a - b) ** 2).sum() for a, b in zip(far, near, strict=True))
+    assert math.sqrt(moved) == pytest.approx(float(event.sensitivity), rel=1e-9)
