@@ -202,14 +202,14 @@ class Session:
 
 
 def _cut(plan: Plan) -> str:
-    """How a session cuts its data into groups, or "". The keyed hash that does it depends on the dataset, so that is part of it.
+    """How a session cuts its data into groups, or "": by a keyed hash of the unit, which depends on the dataset.
 
     Proofs are for a fixed partition of data that nothing else reads: the ledger keeps the first cut of any data, and refuses others.
     """
     groups = getattr(plan.params, "groups", None)
     if not isinstance(groups, int):
         return ""
-    return f"{groups} groups in scope {plan.request.scope.split('/')[0]!r}"
+    return f"{groups} groups by {plan.table.unit.column!r} in scope {plan.request.scope.split('/')[0]!r}"
 
 
 def _seen_before(session_id: str, plan: Plan, ledger: Ledger) -> str:

@@ -70,16 +70,16 @@ def test_one_gate_and_one_partition(tiny: Tiny, ledger: Ledger) -> None:
     session = opened(tiny, ledger)
     with pytest.raises(SessionClosed, match="gate session is open on scope 'gate'"):
         opened(tiny, ledger, scope="gate/a")
-    with pytest.raises(PlanRefused, match="table 'visits' is partitioned into 400 groups in scope 'gate'"):
+    with pytest.raises(PlanRefused, match="table 'visits' is partitioned into 400 groups by 'person' in scope 'gate'"):
         opened(tiny, ledger, scope="more")  # another hash, so other groups
     with pytest.raises(PlanRefused, match="holdout, readable only through a gate"):
         release(plan("count", tiny.folder / "visits.yml", name="n", scope="gate", epsilon="1"), ledger)
     for number in range(2):
         judge(session, wrong(number))
     assert session.remaining()["state"] == "closed"
-    with pytest.raises(PlanRefused, match="partitioned into 400 groups in scope 'gate' .* never changed"):
+    with pytest.raises(PlanRefused, match="partitioned into 400 groups by 'person' in scope 'gate' .* never changed"):
         opened(tiny, ledger, scope="gate/a", **(PARAMS | {"groups": 300, "epsilon": "2"}))
-    with pytest.raises(PlanRefused, match="partitioned into 400 groups in scope 'gate' .* never changed"):
+    with pytest.raises(PlanRefused, match="partitioned into 400 groups by 'person' in scope 'gate' .* never changed"):
         opened(tiny, ledger, scope="more")
     again = opened(tiny, ledger, scope="gate/a", **(PARAMS | {"epsilon": "2"}))
     assert judge(again, HONEST)["verdict"] == "yes"
@@ -220,6 +220,10 @@ def test_a_noise_free_gate_is_proven_with_few_groups(tiny: Tiny, ledger: Ledger)
     tiny.fill(f"{ROWS}; CREATE TABLE more AS FROM visits")
     text = (tiny.folder / "visits.yml").read_text().replace("holdout: true", "holdout: false")
     (tiny.folder / "more.yml").write_text(text.replace("name: visits", "name: more"))
+    other = tiny.folder / "other.yml"
+    other.write_text((tiny.folder / "visits.yml").read_text().replace("column: person", "column: age"))
+    with pytest.raises(PlanRefused, match="400 groups by 'person' in scope 'open' since its first session"):
+        opened(tiny, ledger, "open", name="by age", table="other.yml", **FREE)
     ledger.grant("rows", 1, 0, filter="basic", table=table, principal="owner")
     handed = judge(opened(tiny, ledger, "rows", table="more.yml", **FREE), HONEST)
     assert handed["guarantee"] == "heuristic" and "declare holdout" in handed["because"]
