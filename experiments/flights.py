@@ -15,7 +15,7 @@ from dpflow.engine.candidate import Submission, load_candidate
 from experiments.report import Experiment, Found, bound
 
 DAGS = Path(__file__).parent.parent / "dags"
-RUNS, STEPS = 25, 8  #: DAG runs, and the submissions of each, which build on the verdicts of the runs before
+RUNS, STEPS = 10, 20  #: DAG runs, and the submissions of each, which build on the verdicts of the runs before
 ENDS = {"deploy", "rethink", "collect_fresh_data"}
 
 
@@ -78,7 +78,7 @@ def _climb(stage: Stage, run: str, said: list[dict[str, Any]]) -> str:
         stage.get(f"{place}/taskInstances/{task}/xcomEntries/return_value", deserialize=True)["value"]
         for task in ("train", "gate")
     )
-    said += [one | verdict for one, verdict in zip(submitted, verdicts, strict=True)]
+    said += [verdict | one for one, verdict in zip(submitted, verdicts, strict=True)]
     taken = [t["task_id"] for t in stage.tasks("flights_model", run) if t["state"] == "success"]
     (branch,) = ENDS & set(taken)
     return str(branch)
