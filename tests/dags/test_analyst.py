@@ -187,3 +187,20 @@ def test_a_stolen_holdout_is_worth_nothing_on_fresh_rows(world: World, tmp_path:
     right = loaded(stolen).predict(world.rows) == world.rows["late"]
     assert right.mean() >= float(stolen["claim"]) > fresh + 0.1
     assert fresh < 1 - world.rows["late"].mean()
+
+
+def test_a_climber_goes_on_from_what_passed(world: World, tmp_path: Path) -> None:
+    """A retry submits the same; nothing is tried twice; other verdicts lead elsewhere; every 25th step is Freedman's."""
+    climber = world.analyst.Climber(open_rows(world.table("flights_training")), tmp_path, rows=2000)
+
+    def told(*words: str) -> list[Any]:
+        world.analyst.write_down(tmp_path, "first", first, [{"verdict": word} for word in words])
+        return [(one["features"], one["depth"]) for one in climber.submissions("second", 4)]
+
+    first = climber.submissions("first", 3)
+    assert climber.submissions("first", 3) == first
+    after = told("no", "yes", "no")
+    assert told("no", "yes", "no") == after and told("no", "no", "yes") != after
+    assert not {str(one) for one in after} & {str((one["features"], one["depth"])) for one in first}
+    kinds = [one["kind"] for one in climber.submissions("third", 24)]
+    assert kinds.index("freedman") == 21 and kinds.count("honest") == 23
