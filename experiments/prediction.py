@@ -17,7 +17,6 @@ from typing import Any
 import duckdb
 import numpy as np
 from dpflow_private_prediction import features
-from dpflow_private_prediction.descent import minimise
 from dpflow_private_prediction.sizes import each
 from dpflow_private_prediction.vote import Vote, VoteParams
 from numpy.typing import NDArray
@@ -157,14 +156,16 @@ _KNOWN: dict[tuple[str, str], Matrix] = {}
 
 def _models(task: Task, strength: str) -> Matrix:
     """Minimisers without noise, one a label (one in all for two labels)."""
+    from sklearn.linear_model import LogisticRegression
+
     place = (task.table.name, strength)
     if place not in _KNOWN:
         train, targets = _in_ball(task.matrix(task.train)), task.labels(task.train)
         names = features.labels(task.table, task.label)
         kinds = range(len(names)) if len(names) > 2 else [1]
-        _KNOWN[place] = np.array(
-            [minimise(train, np.where(targets == k, 1.0, -1.0), "logistic", float(strength), len(train)) for k in kinds]
-        )
+        cost = 1 / (2 * float(strength) * len(train))  # scikit-learn's form of the same objective
+        exact = LogisticRegression(C=cost, fit_intercept=False, solver="newton-cholesky", tol=1e-10, max_iter=1000)
+        _KNOWN[place] = np.array([exact.fit(train, targets == k).coef_[0] for k in kinds])
     return _KNOWN[place]
 
 
