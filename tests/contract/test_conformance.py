@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dpflow.core.aggregate import Aggregate
+from dpflow.mechanisms.quantile import Minimum, Quantile, Quantiles
 from dpflow.mechanisms.select import ArgMax, TopK
 from dpflow.registry import Registry
 from dpflow.testing.examples import examples_for
@@ -11,9 +12,13 @@ from dpflow.testing.pytest_plugin import parametrize_with_checks
 
 REGISTRY = Registry.load()
 BUILT_IN = [m for name, m in REGISTRY.mechanisms.items() if REGISTRY.origin[name].startswith("dpflow.")]
-# These share their code and are tested exactly, all forms of noise and groups, in tests/mechanisms/test_aggregate.py and
-# test_select.py.
-FEWER = {m.name: examples_for(m)[::3] for m in BUILT_IN if isinstance(m, Aggregate | ArgMax | TopK)}
+# These share their code and are tested exactly, all forms of noise and groups, in tests/mechanisms/test_aggregate.py,
+# test_select.py, and tests/contract/test_exact.py.
+FEWER = {
+    m.name: examples_for(m)[::3]
+    for m in BUILT_IN
+    if isinstance(m, Aggregate | ArgMax | TopK | Quantile | Quantiles | Minimum)
+}
 
 
 @parametrize_with_checks(BUILT_IN, FEWER)
