@@ -2,7 +2,7 @@
 
 W1 total count and sum, W2 count and sum by 50 regions, W3 count by 10,000 private categories, W4 quantiles: a unit has at most 3
 groups with 2 rows each (6 rows where there are no groups). The other case: a million units, 1,000 groups, 5 of them a unit.
-`python -m bench.tables --growth` measures 100 million rows, which takes minutes and 2 GB of disk.
+`python -m bench.tables --growth` measures 100 million rows, which takes ten minutes and 2 GB of disk.
 Floors clamp and cut, but know no NaN, no NULL and no declared grid, and draw no noise; the fastest of several is taken.
 """
 
@@ -11,16 +11,16 @@ from __future__ import annotations
 import resource
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
 import duckdb
 
 from bench.events import REGIONS, SECTORS, make
-from bench.timing import medians, show
+from bench.timing import show, wall_and_cpu
 from dpflow.core.declaration import Table
 from dpflow.core.statistics import GroupedSums, SortedValues, Statistic
 from dpflow.tables import PrivateTable
@@ -139,66 +139,81 @@ def table(path: Path) -> PrivateTable:
     )
 
 
+def sql(path: Path, text: str) -> Callable[[], object]:
+    """A query that computes and fetches a floor's answer."""
+
+    def run() -> object:
+        with duckdb.connect(str(path), read_only=True) as connection:
+            connection.execute("SET preserve_insertion_order = false")
+            return connection.execute(text).fetchnumpy()
+
+    return run
+
+
 def main(rows: int = ROWS) -> None:
     """One line for each workload."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "events.duckdb"
         make(path, rows)
         private = table(path)
-
-        def sql(text: str) -> Callable[[], object]:
-            def run() -> object:
-                with duckdb.connect(str(path), read_only=True) as connection:
-                    connection.execute("SET preserve_insertion_order = false")
-                    return connection.execute(text).fetchnumpy()
-
-            return run
-
         lines = []
         for name, statistic, windows, floors, peer in CASES:
-            actions = {"dpflow": lambda statistic=statistic: private.answer(statistic, ()), "windows": sql(windows)}
-            actions |= {floor: sql(text) for floor, text in floors.items()}
-            taken = medians(
-                {name: action for name, action in actions.items() if name != "windows" or windows}, repeats=3
-            )
+            actions = {"dpflow": partial(private.answer, statistic, ())}
+            actions |= {floor: sql(path, text) for floor, text in floors.items()}
+            if windows:
+                actions["windows"] = sql(path, windows)
+            taken = wall_and_cpu(actions, repeats=3)
             best = min(floors, key=taken.__getitem__)
-            ours, form = taken["dpflow"], taken.get("windows")
+            ours, floor = taken["dpflow"], taken[best]
             lines.append(
                 (
                     name,
-                    f"{ours:.2f} s",
-                    f"{taken[best]:.2f} s ({best})",
-                    f"{ours / taken[best]:.2f}",
-                    f"{ours / form:.2f}" if form else "",
+                    f"{ours[0]:.2f} s",
+                    f"{floor[0]:.2f} s ({best})",
+                    f"{ours[0] / floor[0]:.2f}",
+                    f"{ours[1] / floor[1]:.2f}",
+                    f"{ours[0] / taken['windows'][0]:.2f}" if windows else "",
                     peer,
                 )
             )
-    head = ("work", "dpflow", "best SQL", "ratio (bar 1.15)", "times the window SQL", "best peer's")
+    head = ("work", "dpflow", "best SQL", "ratio (bar 1.15)", "of CPU", "times the window SQL", "best peer's")
     show(f"bounded aggregates, {rows:,} rows", head, lines)
 
 
 def growth(rows: int = 10 * ROWS) -> None:
-    """W1 and W2 of ten times as many rows, in a process of their own each: time by row against the smaller table, and memory."""
+    """Every workload on ten times as many rows: time by row against the smaller table, beside the last of its floors, and memory."""
     with tempfile.TemporaryDirectory() as folder:
-        taken: dict[str, list[tuple[float, int]]] = {}
-        for size in (rows // 10, rows):
-            path = Path(folder) / f"{size}.duckdb"
+        paths = [Path(folder) / f"{size}.duckdb" for size in (rows // 10, rows)]
+        for path, size in zip(paths, (rows // 10, rows), strict=True):
             make(path, size)
-            for name, statistic, *_ in CASES[:2]:
-                with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-                    taken.setdefault(name, []).append(pool.submit(_measured, path, statistic).result())
-    lines = [
-        (name, f"{small:.2f} s", f"{large:.2f} s", f"{large / small / 10:.2f}", f"{memory / 2**20:.1f} GiB")
-        for name, ((small, _), (large, memory)) in taken.items()
-    ]
-    head = ("work", f"{rows // 10:,} rows", f"{rows:,} rows", "growth by row (bar 1.3)", "memory (bar 4 GiB)")
-    show("ten times the rows", head, lines)
+        lines = []
+        for number, (name, *_) in enumerate(CASES):
+            small, large, *floor = (_alone(path, number, ours) for ours in (True, False) for path in paths)
+            lines.append(
+                (
+                    name,
+                    *(f"{wall:.1f} s, {cpu:.1f} s" for wall, cpu, _ in (small, large, floor[1])),
+                    f"{large[0] / small[0] / 10:.2f}, {large[1] / small[1] / 10:.2f}",
+                    f"{floor[1][0] / floor[0][0] / 10:.2f}, {floor[1][1] / floor[0][1] / 10:.2f}",
+                    f"{large[2] / 2**20:.1f} GiB",
+                )
+            )
+    sizes = (f"{rows // 10:,} rows", f"{rows:,} rows", "SQL")
+    head = ("work", *sizes, "growth by row (bar 1.3)", "of SQL", "memory (bar 4 GiB)")
+    show("ten times the rows: seconds on the wall, and of the processor", head, lines)
 
 
-def _measured(path: Path, statistic: Statistic) -> tuple[float, int]:
-    start = time.perf_counter()
-    table(path).answer(statistic, ())
-    return time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def _alone(path: Path, number: int, ours: bool) -> tuple[float, float, int]:
+    """Wall and CPU seconds and KiB of memory of one workload in a process of its own."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(_measured, path, number, ours).result()
+
+
+def _measured(path: Path, number: int, ours: bool) -> tuple[float, float, int]:
+    _, statistic, _, floors, _ = CASES[number]
+    action = partial(table(path).answer, statistic, ()) if ours else sql(path, list(floors.values())[-1])
+    ((wall, cpu),) = wall_and_cpu({"": action}, repeats=1).values()
+    return wall, cpu, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ T = TypeVar("T")
 Integers = NDArray[np.int64]
 
 #: Words that are worked on at once: their arrays stay in a core's cache.
-CHUNK = 1 << 17
+CHUNK = 1 << 16
 
 #: The largest choice that is made in all runs at once, a step for each member.
 MOST_STEPS = 256
@@ -333,6 +333,9 @@ def in_threads(action: Callable[[T], object], items: Sequence[T]) -> None:
         for item in items:
             action(item)
         return
+    np.empty(
+        32 * CHUNK, np.int64
+    )  # once freed, glibc keeps blocks up to that size, instead of asking the system each time
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for _ in pool.map(action, items):
             pass
