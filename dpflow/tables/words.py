@@ -138,7 +138,8 @@ class Words:
         totals = Totals(self.codes, len(self.cut.values))
         for words in parts:
             cells = 1 + self.units[0].size << self._code_bits
-            dense = len(self.units) == 1 and cells <= 2 * len(words) and self._packs()
+            room = cells * (1 + len(self.cut.values)) <= 2 * len(words)  # 16 bytes for each word at most
+            dense = len(self.units) == 1 and room and self._packs()
             pieces = self._summed(words, cells) if dense else self._sorted(words)
             in_threads(lambda piece: totals.add(piece().bounded(self.cut)), pieces)
         return totals
@@ -333,9 +334,8 @@ def in_threads(action: Callable[[T], object], items: Sequence[T]) -> None:
         for item in items:
             action(item)
         return
-    np.empty(
-        32 * CHUNK, np.int64
-    )  # once freed, glibc keeps blocks up to that size, instead of asking the system each time
+    # Once that is freed, glibc keeps blocks up to its size instead of asking the system for each.
+    np.empty(32 * CHUNK, np.int64)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for _ in pool.map(action, items):
             pass
