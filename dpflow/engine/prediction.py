@@ -9,7 +9,6 @@ stored, and predicts only what is left.
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,6 +22,7 @@ from dpflow.core.points import encode as encoded
 from dpflow.core.prediction import PredictionMechanism, PredictionParams
 from dpflow.core.randomness import SystemSource
 from dpflow.core.statistics import Records
+from dpflow.engine.answered import Answered, packed, unpacked
 from dpflow.engine.candidate import Candidate
 from dpflow.engine.names import Names
 from dpflow.engine.occasion import Occasion
@@ -52,7 +52,7 @@ class PredictionSession(Session):
         self._learning = threading.Lock()
         self._learned: Any = None
         self._turn = threading.Lock()  # one batch at a time: two would only draw in vain
-        self._answered: dict[bytes, Any] = {}
+        self._answered = Answered()
         self._notes: dict[str, Any] = {}
         self._upto = 0  # the version of the session up to which these are known
         self.known_left = self._left(ledger.session(session_id))
@@ -174,30 +174,32 @@ class PredictionSession(Session):
     def _said(self, codes: Codes, names: Sequence[bytes], notes: Mapping[str, Any]) -> list[Any] | None:
         """All answers, after storing what had none yet. None if another process was first; then nothing was stored."""
         held = self._catch_up()
-        places = {name: place for place, name in enumerate(names) if name not in self._answered}
+        new = self._answered.new(names)
+        asked = names if new is None else list(new)
         left = self.known_left = self._left(held)
-        if len(places) > left:
+        if len(asked) > left:
             raise SessionClosed(
-                f"{len(places)} of these points have no stored answer, and session {self.id} has {left} predictions left; "
+                f"{len(asked)} of these points have no stored answer, and session {self.id} has {left} predictions left; "
                 f"ask at most {left} new points, or open another session"
             )
-        answers, text, failed = self._answers(codes, places)
+        chosen = codes if new is None else codes[np.fromiter(new.values(), np.int64, len(new))]
+        answers, text, failed = self._answers(chosen)
         aside = {} if held.closed else {name: note for name, note in notes.items() if name not in self._notes}
-        if places or aside:
+        if asked or aside:
             if not self._ledger.answer_batch(
                 self.id,
-                {"points": self._names.sealed(places), "answers": text, "notes": aside},
+                {"points": self._names.sealed(asked), "answers": text, "notes": aside},
                 expected_version=held.version,
-                state={"answered": self._params.predictions - left + len(places)},
-                closed=failed or len(places) == left,
+                state={"answered": self._params.predictions - left + len(asked)},
+                closed=failed or len(asked) == left,
                 principal=self._principal,
             ):
                 return None
-            self._answered.update(zip(places, answers))
+            self._answered.add(asked, answers)
             self._notes |= aside
             self._upto = held.version + 1
-            self.known_left = 0 if failed else left - len(places)
-        return answers if len(places) == len(names) else [self._answered[name] for name in names]
+            self.known_left = 0 if failed else left - len(asked)
+        return answers if new is None else self._answered.of(names)
 
     def _catch_up(self) -> Held:
         """The session as it is in the ledger, after looking up what was answered since it was last asked."""
@@ -205,10 +207,12 @@ class PredictionSession(Session):
         if held.version > self._upto:
             try:
                 for batch in self._ledger.batches(self.id, self._upto):
-                    names, answers = self._names.opened(batch["points"]), json.loads(batch["answers"])
-                    self._answered.update(zip(names, answers, strict=True))
+                    names, answers = self._names.opened(batch["points"]), unpacked(batch["answers"])
+                    if len(names) != len(answers):
+                        raise ValueError
+                    self._answered.add(names, answers)
                     self._notes |= batch["notes"]
-            except (KeyError, TypeError, ValueError):
+            except (LookupError, TypeError, AttributeError, ValueError):
                 raise LedgerCorrupt(
                     f"an answered batch of session {self.id} is damaged, so it gives no answers; run dpflow ledger verify, and "
                     f"bring the newest copy back"
@@ -216,22 +220,19 @@ class PredictionSession(Session):
             self._upto = held.version
         return held
 
-    def _answers(self, codes: Codes, places: Mapping[bytes, int]) -> tuple[list[Any], str, bool]:
+    def _answers(self, codes: Codes) -> tuple[list[Any], str, bool]:
         """Fresh answers and their JSON; a failure that may depend on rows or draw is the answer None, and closes the session."""
-        if not places:
-            return [], "[]", False
+        if not len(codes):
+            return [], packed([]), False
         if self._learned is None:
             self._statistic()
         try:
             self.learn()
             faults.reach("aggregate.after")
-            chosen = codes
-            if len(places) < len(codes):
-                chosen = codes[np.fromiter(places.values(), np.int64, len(places))]
             learned, table = self._learned, self._plan.table
-            answers = list(self._mechanism.predict(self._params, table, learned, chosen, SystemSource()))
-            text = json.dumps(answers, allow_nan=False)
-            failed = len(answers) != len(places)
+            answers = list(self._mechanism.predict(self._params, table, learned, codes, SystemSource()))
+            text = packed(answers)
+            failed = len(answers) != len(codes)
         except faults.FaultInjected:
             raise
         except Exception as error:
@@ -240,8 +241,8 @@ class PredictionSession(Session):
             failed = True
         faults.reach("draw.after")
         if failed:
-            answers = [None] * len(places)
-            text = json.dumps(answers)
+            answers = [None] * len(codes)
+            text = packed(answers)
         return answers, text, failed
 
 

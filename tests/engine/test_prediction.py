@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import sqlite3
 import threading
 from collections import Counter
@@ -22,6 +21,7 @@ from dpflow.core.points import Codes, encode
 from dpflow.core.prediction import PredictionMechanism, PredictionParams
 from dpflow.core.randomness import Source
 from dpflow.core.statistics import Records
+from dpflow.engine.answered import unpacked
 from dpflow.engine.names import Names
 from dpflow.engine.plan import make_plan
 from dpflow.engine.prediction import PredictionSession, most_predictions
@@ -201,7 +201,7 @@ def test_a_crash_before_the_commit_shows_nothing_and_after_it_loses_nothing(
         session.predict([[1, "Oslo"], [2, "Rome"]])
     monkeypatch.delenv("DPFLOW_FAULT")
     assert session.left == 8
-    (stored,) = [json.loads(batch["answers"]) for batch in world.ledger.batches(session.id)]
+    (stored,) = [unpacked(batch["answers"]) for batch in world.ledger.batches(session.id)]
     assert sorted(session.predict([[1, "Oslo"], [2, "Rome"]])) == sorted(stored)
 
 
