@@ -15,6 +15,7 @@ from dpflow.engine import declared, load_request, make_plan
 from dpflow.engine.bounds import supposed
 from dpflow.engine.occasion import Occasion
 from dpflow.errors import NotSettled, PlanRefused, UnknownName
+from dpflow.mechanisms import bounds
 from dpflow.registry import Registry
 
 if TYPE_CHECKING:
@@ -36,8 +37,9 @@ TOTAL: dict[str, Any] = {
 
 
 @pytest.fixture
-def world(tiny: Tiny) -> Tiny:
-    """Many rows, a column without bounds, and a budget that is not in the way."""
+def world(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> Tiny:
+    """Many rows, a column without bounds, a budget that is not in the way, and a search that takes no empty bin."""
+    monkeypatch.setattr(bounds, "FAILURE", 1e-12)
     tiny.fill(MANY)
     tiny.declare(columns=OPEN)
     return tiny
