@@ -32,6 +32,7 @@ def balanced(errors: Sequence[Sequence[float]], weights: Sequence[Fraction], pow
         power: 1 if an error falls with 1/price, 2 if with 1/sqrt(price).
     """
     a, w = np.array(errors, dtype=np.float64), np.array([float(weight / sum(weights)) for weight in weights])
+    a = np.maximum(a, 1e-300)  # a column with one possible value has no error
     a /= a.sum(axis=1, keepdims=True)
     step, price = power / (power + 1), np.full(a.shape[1], 1 / a.shape[1])
     for _ in range(STEPS):  # one step is exact for one error

@@ -1,7 +1,7 @@
 """Bounds that a search found, put into a declaration: how a plan refers to a settled release of the mechanism `bounds`.
 
 ``bounds`` of a request names searches. A name means the search of the same run, if that made one (an upstream task of the same
-DAG run), else the first one that was ever charged under this name to the release's scope or one above it. The first, so that
+DAG run), else the first one of this name in the release's scope, or in the nearest scope above it that has one. The first, so that
 a retry or the next day finds the same numbers; a new search takes a new name. What it found is public, so clamping to it costs
 nothing more. The numbers enter the declaration, and with it the plan's digest: other bounds are another release.
 """
@@ -84,6 +84,7 @@ def _search(ledger: Ledger, scope: str, name: str, occasion: Occasion | None) ->
     if occasion is not None and occasion.dag_id:
         found = [one for at in path for one in ledger.named(at, name, (occasion.dag_id, occasion.name))]
     found += [one for at in path for one in ledger.named(at, name)]
+    found = [one for one in found if one.state != "fenced"]  # what its owner closed finds nothing any more
     for one in found:
         if one.request.get("mechanism") == SEARCH:
             return one
@@ -132,6 +133,10 @@ def _bounded(table: Table, name: str, found: Mapping[str, Mapping[str, Any]], as
             columns[column] = Column.model_validate(known.model_dump() | exact)
         except ValidationError as error:
             raise PlanRefused(f"{name!r} found bounds that column {column!r} cannot have: {problems(error)}") from None
+        except ValueError:  # such as a day after the year 9999
+            raise PlanRefused(
+                f"{name!r} found bounds that column {column!r} cannot have; declare its bounds, or leave such values out with where"
+            ) from None
     return table.model_copy(update={"columns": columns})
 
 

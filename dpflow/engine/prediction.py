@@ -95,8 +95,10 @@ class PredictionSession(Session):
 
     def share(self, other: PredictionSession) -> None:
         """Answer from what another session of the same table and parameters has learned, instead of learning again."""
-        with other._learning, self._learning:
-            self._learned = other._learned
+        with other._learning:
+            learned = other._learned
+        with self._learning:
+            self._learned = learned
 
     def learn(self) -> None:
         """Learn now instead of at the first new point."""
@@ -133,6 +135,10 @@ class PredictionSession(Session):
     def encode(self, points: Points) -> Codes:
         """Points as the declaration's integers. Raises `InvalidInput`."""
         return encoded(self._plan.table, self._params.features, points)
+
+    def keyed(self, data: bytes) -> str:
+        """A digest of something about points, under the ledger's key and this session's name."""
+        return self._ledger.commitment(self.id.encode() + b"\0" + data, "note")
 
     def noted(self, names: Sequence[str]) -> dict[str, Any]:
         """The notes of these names that were stored with some batch."""
@@ -206,7 +212,10 @@ class PredictionSession(Session):
         held = self._ledger.session(self.id)
         if held.version > self._upto:
             try:
-                for batch in self._ledger.batches(self.id, self._upto):
+                batches = self._ledger.batches(self.id, self._upto)
+                if len(batches) < held.version - self._upto:
+                    raise ValueError
+                for batch in batches:
                     names, answers = self._names.opened(batch["points"]), unpacked(batch["answers"])
                     if len(names) != len(answers):
                         raise ValueError

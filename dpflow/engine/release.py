@@ -141,7 +141,8 @@ def data_names(plan: Plan, ledger: Ledger) -> list[str]:
     """
     database = os.path.realpath(plan.table.database)
     relations = [plan.table.source, *(join.relation for join in plan.table.joins if join.kind == "unit")]
-    places = (f"{database}\0{relation.casefold()}".encode() for relation in relations)
+    plain = (relation.casefold().removeprefix("main.") for relation in relations)  # one table, however it is written
+    places = (f"{database}\0{relation}".encode() for relation in plain)
     return [f"table {plan.table.name}", *(f"place {ledger.commitment(place, 'place')[:32]}" for place in places)]
 
 

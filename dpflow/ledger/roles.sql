@@ -55,8 +55,9 @@ CREATE OR REPLACE TRIGGER dpflow_release_only_forward BEFORE UPDATE ON dpflow_re
 CREATE OR REPLACE FUNCTION dpflow_gate_stays() RETURNS trigger LANGUAGE plpgsql AS
 $$ BEGIN RAISE EXCEPTION 'an open gate and a cut stay so'; END $$;
 
-CREATE OR REPLACE FUNCTION dpflow_is_open(id text) RETURNS boolean LANGUAGE sql STABLE AS
-$$ SELECT EXISTS (SELECT 1 FROM dpflow_release r WHERE r.id = $1 AND r.state = 'open') $$;
+-- Its body is bound now: a temporary table of the same name means nothing to it.
+CREATE OR REPLACE FUNCTION dpflow_is_open(id text) RETURNS boolean LANGUAGE sql STABLE
+BEGIN ATOMIC SELECT EXISTS (SELECT 1 FROM dpflow_release r WHERE r.id = $1 AND r.state = 'open'); END;
 
 CREATE OR REPLACE TRIGGER dpflow_data_stays BEFORE UPDATE ON dpflow_data FOR EACH ROW
     WHEN (NEW.name <> OLD.name OR NEW.first <> OLD.first OR (OLD.cut IS NOT NULL AND NEW.cut IS DISTINCT FROM OLD.cut)
@@ -67,6 +68,14 @@ CREATE OR REPLACE TRIGGER dpflow_data_stays BEFORE UPDATE ON dpflow_data FOR EAC
 
 ALTER TABLE dpflow_entry ENABLE ROW LEVEL SECURITY;
 ALTER TABLE dpflow_release ENABLE ROW LEVEL SECURITY;
+ALTER TABLE dpflow_data ENABLE ROW LEVEL SECURITY;
+
+DROP POLICY IF EXISTS dpflow_reads ON dpflow_data;
+CREATE POLICY dpflow_reads ON dpflow_data FOR SELECT USING (true);
+DROP POLICY IF EXISTS dpflow_no_gate ON dpflow_data;
+CREATE POLICY dpflow_no_gate ON dpflow_data FOR INSERT TO dpflow_spender WITH CHECK (gate IS NULL AND cut IS NULL);
+DROP POLICY IF EXISTS dpflow_gate ON dpflow_data;
+CREATE POLICY dpflow_gate ON dpflow_data FOR ALL TO dpflow_interactive USING (true) WITH CHECK (true);
 
 DROP POLICY IF EXISTS dpflow_reads ON dpflow_entry;
 CREATE POLICY dpflow_reads ON dpflow_entry FOR SELECT USING (true);

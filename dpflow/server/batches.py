@@ -6,7 +6,6 @@ larger the batches, and nobody waits for a clock. An answer is handed out after 
 
 from __future__ import annotations
 
-import hashlib
 import queue
 import threading
 from collections.abc import Iterable, Sequence
@@ -27,7 +26,10 @@ class KeyConflict(InvalidInput):
 
 @dataclass
 class Waiting:
-    """One request: points, encoded when their turn comes, and the note that ties its idempotency key to them."""
+    """One request: points, encoded when their turn comes, and the note that ties its idempotency key to them.
+
+    The note holds keyed digests: an export does not show who was asked about.
+    """
 
     session: PredictionSession
     points: Sequence[Sequence[Any]] = field(repr=False)
@@ -40,8 +42,8 @@ class Waiting:
         if self.key is None:
             return {}
         assert self.codes is not None
-        digest = hashlib.sha256(str(self.codes.shape).encode() + self.codes.tobytes()).hexdigest()
-        return {"key:" + hashlib.sha256(self.key.encode()).hexdigest(): digest}
+        digest = self.session.keyed(str(self.codes.shape).encode() + self.codes.tobytes())
+        return {"key:" + self.session.keyed(self.key.encode()): digest}
 
 
 class Batches:

@@ -6,7 +6,9 @@ every choice of L values lies: between L times the lowest and the highest value 
 min(m, L). Groups: of its groups a unit keeps a uniform choice, by a fresh ``random()`` each.
 
 Neither favours early rows, small values or some keys, which a hash of values or a row number would. What a unit
-contributes depends on its own rows and draws only, so another unit's presence changes nothing of it. The guarantee needs
+contributes depends on its own rows and draws only, so another unit's presence changes nothing of it, but for one thing: whether
+this form or that of `dpflow.tables.words` answers depends on the number of rows and the range of unit numbers, and the laws of
+their choices agree but for ties (`LEAST_RANDOM`), see docs/known-limits.md. The guarantee needs
 only that the limits hold, whatever the random numbers are; they therefore need no seed and no secrecy. Sums that are kept
 for later are the exception: their draws are a keyed hash of unit, block and group (`Cut.salt`), so that an answer is one
 function of the rows. With fresh draws, sums that are taken again because a row was added would move in all other units too.
@@ -14,7 +16,7 @@ function of the rows. With fresh draws, sums that are taken again because a row 
 Two hash aggregates: rows to cells (one unit, one group), cells to units. For the second a cell is one BIGINT of bit
 fields, lowest first: its counts and sums, its group's code, and a random number on top, so that the least few words are a
 random choice. Where there is no room for that number it stands beside the word, and where there is none for the word the
-choice is made by windows. The plan decides, never the rows.
+choice is made by windows. Among these three the plan decides, never the rows.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ MOST_ROWS = 2**40
 KEY_BITS = 32
 
 #: Bits of a word's random number, at least and at most. Two of a unit's groups draw the same one at odds of 2^-bits, and
-#: then the one with the lower code comes first: a bias far below any noise, and no matter of privacy.
+#: then the one with the lower code comes first: a bias far below any noise, the same for whoever else is in the table.
 LEAST_RANDOM, MOST_RANDOM = 20, 30
 
 
@@ -323,8 +325,8 @@ def _drawn(bits: int, random: str = "random()") -> str:
 
 
 def _hashed(salt: int, *columns: str) -> str:
-    """A number from [0, 1) that follows from the columns and the salt."""
-    return f"CAST(hash({', '.join(columns)}, CAST({salt} AS UBIGINT)) >> 11 AS DOUBLE) * {2.0**-53!r}"
+    """A number from [0, 1) that follows from the columns and the salt: a keyed digest, because ``hash`` is no uniform choice."""
+    return f"CAST(md5_number_lower(concat_ws(' ', '{salt}', {', '.join(columns)})) >> 11 AS DOUBLE) * {2.0**-53!r}"
 
 
 def cut_rows(rows: str, most: int, within: str = "unit, part") -> str:

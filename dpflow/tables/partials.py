@@ -43,7 +43,7 @@ log = logging.getLogger("dpflow")
 Part = Groups | Histogram
 Seal = Callable[[bytes], str]  #: a keyed digest, as hexadecimal text
 
-FORMAT = 1  #: raised whenever cut or file change
+FORMAT = 2  #: raised whenever cut or file change
 MOST = 5000  #: entries; beyond it the oldest go
 ABANDONED = 3600  #: seconds after which a half-written file belongs to nobody
 
@@ -90,7 +90,8 @@ class Partials:
                 file.write(self._seal(data).encode() + b"\n" + data)
             os.replace(half, self.folder / name)
         except OSError as error:
-            half.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # nothing about keeping may change what a release answers
+                half.unlink(missing_ok=True)
             log.warning(
                 "sums of blocks are not kept in %s (%s); releases read every block", self.folder, error.strerror
             )

@@ -406,14 +406,17 @@ class _Reading:
     def states(self, blocks: Sequence[str], salt: int) -> dict[str, str]:
         """For each block the number of its rows and a fingerprint of what the request reads of them, in any order of rows.
 
-        Rows that differ have the same fingerprint at odds of about 2^-64. Of sealed blocks, which do not change by the
-        declaration's promise, rows are only counted.
+        It is the sum of keyed digests of the rows. DuckDB's own ``hash`` would not do: who writes rows could make others that
+        have the same sum, whatever the salt. Of sealed blocks, which do not change by the declaration's promise, rows are
+        only counted.
         """
         assert self._table.block is not None
         block = self._own(self._table.block)
         key = sql.key(block, "block")
-        columns = ", ".join([*(own.sql for _, own in sorted(self._read.items())), str(salt)])
-        hashed = "0" if self._table.partials == "sealed" else f"sum(CAST(hash({columns}) AS HUGEINT))"
+        texts = [f"CAST({own.sql} AS VARCHAR)" for _, own in sorted(self._read.items())]
+        row = " || ".join(f"coalesce(length({text}) || ':' || {text}, '-')" for text in texts)
+        digest = f"md5_number_lower('{salt} ' || {row})"
+        hashed = "0" if self._table.partials == "sealed" else f"sum(CAST({digest} AS HUGEINT))"
         marks = ", ".join(sql.from_text(block, f"CAST({sql.literal(text)} AS VARCHAR)") for text in blocks)
         query = f"SELECT {key} AS k, count(*) AS n, {hashed} AS h FROM {self._relation} AS t WHERE {key} IN ({marks}) GROUP BY 1"
         query = f"SELECT {sql.to_text(block, 'k')}, n, h FROM ({query})"

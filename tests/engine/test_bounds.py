@@ -73,7 +73,7 @@ def test_other_bounds_are_another_release(world: Tiny) -> None:
     """Two searches that found different numbers: two digests; a search that is repeated under its name changes nothing."""
     released(world, **SEARCH)
     first = planned(world, **TOTAL)
-    world.fill(MANY.replace("20 + i % 50", "2000 + i % 50"))
+    world.fill(MANY.replace("20 + i % 50", "3000 + i % 50"))
     released(world, **SEARCH | {"name": "again", "params": {"column": "age", "epsilon": "0.2"}})
     assert planned(world, **TOTAL | {"bounds": "again"}).digest != first.digest
     released(world, **SEARCH | {"revision": 2, "params": {"column": "age", "epsilon": "0.1"}})
@@ -123,6 +123,34 @@ def test_what_cannot_give_bounds_is_refused_for_good(world: Tiny) -> None:
         planned(world, **TOTAL | {"bounds": "few"})
 
 
+def test_dates_that_nobody_can_declare_are_refused(world: Tiny) -> None:
+    """Many rows at a far day, such as 9999-12-31, have an upper edge after the last year that can be written."""
+    world.fill(MANY.replace("DATE '2001-01-01' + CAST(i % 90 AS INTEGER)", "DATE '9999-12-31'"))
+    world.declare(columns=OPEN | {"born": {}})
+    released(world, **SEARCH | {"params": {"column": "born", "epsilon": "0.5"}})
+    with pytest.raises(PlanRefused, match="found bounds that column 'born' cannot have"):
+        planned(world, **TOTAL | {"params": {"column": "born", "epsilon": "0.2"}})
+
+
+def test_a_search_that_its_owner_closed_is_passed_over(world: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It never has a result; the next one of its name counts."""
+
+    def interrupted(name: str) -> None:
+        if name == "draw.after":
+            raise faults.FaultInjected(name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(faults, "reach", interrupted)
+        with pytest.raises(faults.FaultInjected):
+            released(world, **SEARCH)
+    ledger = Ledger(world.ledger)
+    ledger.resolve(ledger.releases()[0].release_id, reason="host lost", principal="owner")
+    with pytest.raises(UnknownName):
+        planned(world, **TOTAL)
+    released(world, **SEARCH | {"revision": 2})
+    assert planned(world, **TOTAL).table.columns["age"].upper == 128
+
+
 def test_nothing_is_planned_as_if_no_bounds_were_asked_for(world: Tiny) -> None:
     """A median would take another mechanism; a door that does not look bounds up refuses instead, as do sessions."""
     file = world.file(mechanism="median", bounds="look", params={"column": "age", "epsilon": "0.1", "delta": "1e-8"})
@@ -136,7 +164,7 @@ def test_a_run_takes_its_own_search_first(world: Tiny) -> None:
     """An upstream task of the same run comes before older searches; another run takes the first one of all."""
     runs = [Occasion("d", "search", f"2020-01-0{day}", f"d/{day}/search", "me") for day in (1, 2)]
     released(world, runs[0], **SEARCH)
-    world.fill(MANY.replace("20 + i % 50", "2000 + i % 50"))
+    world.fill(MANY.replace("20 + i % 50", "3000 + i % 50"))
     released(world, runs[1], **SEARCH | {"params": {"column": "age", "epsilon": "0.4"}})
     tops = [
         planned(world, Occasion("d", "t", run, "s", "me"), **TOTAL).table.columns["age"].upper

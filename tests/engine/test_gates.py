@@ -86,11 +86,12 @@ def test_one_gate_and_one_partition(tiny: Tiny, ledger: Ledger) -> None:
     assert ledger.remaining("more").rows()[0]["epsilon_spent"] == "0" and ledger.verify().ok
 
 
-def test_a_second_declaration_is_no_second_data_set(tiny: Tiny, ledger: Ledger) -> None:
+@pytest.mark.parametrize("relation", ["VISITS", "main.visits", "Main.Visits"])
+def test_a_second_declaration_is_no_second_data_set(tiny: Tiny, ledger: Ledger, relation: str) -> None:
     """The same relation under another name, as an ordinary table of another scope: closed while the gate is open, and not fresh
     for a gate that comes after."""
     text = (tiny.folder / "visits.yml").read_text().replace("holdout: true", "holdout: false")
-    (tiny.folder / "alias.yml").write_text(text.replace("name: visits", "name: alias\nrelation: VISITS"))
+    (tiny.folder / "alias.yml").write_text(text.replace("name: visits", f"name: alias\nrelation: {relation}"))
     count = plan("count", tiny.folder / "alias.yml", name="n", scope="more", epsilon="1")
     session = opened(tiny, ledger)
     with pytest.raises(SessionClosed, match="this relation of the database file"):

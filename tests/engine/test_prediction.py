@@ -309,3 +309,14 @@ def test_a_damaged_batch_stops_the_session(world: World, damaged: str) -> None:
     with pytest.raises(LedgerCorrupt):
         world.open().predict([[1, "Oslo"]])
     assert world.mechanism.learned == 1
+
+
+def test_a_batch_that_is_gone_stops_the_session(world: World) -> None:
+    """The session's version says how many there are."""
+    for n in range(2):
+        world.open().predict([[n, "Oslo"]])
+    with sqlite3.connect(world.tiny.ledger) as connection:
+        connection.execute("DELETE FROM dpflow_answer WHERE query = (SELECT min(query) FROM dpflow_answer)")
+    connection.close()
+    with pytest.raises(LedgerCorrupt):
+        world.open().predict([[0, "Oslo"]])

@@ -183,8 +183,20 @@ def test_an_open_gate_and_a_cut_stay(owner, login, ask):
         for change in ("gate = NULL", "gate = 'another'", "cut = NULL", "cut = '1 group'"):
             with pytest.raises(psycopg.errors.RaiseException):
                 connection.execute(f"UPDATE dpflow_data SET {change} WHERE gate IS NOT NULL")
+        connection.execute("CREATE TEMP TABLE dpflow_release (id text, state text)")  # what it would read in its place
+        with pytest.raises(psycopg.errors.RaiseException):
+            connection.execute("UPDATE dpflow_data SET gate = NULL WHERE gate IS NOT NULL")
     owner.answer(held.session_id, query="q", expected_version=0, state={}, answer={}, closed=True)
     owner.open_session(ask.key("next", scope="gated"), **terms)
+    assert owner.verify().ok
+
+
+@pytest.mark.parametrize("values", ["'gate', NULL", "NULL, '9 groups'"])
+def test_a_spender_closes_and_cuts_no_data(owner, login, ask, values):
+    """One row written by hand would shut a dataset, or divide it for ever."""
+    with psycopg.connect(login("dpflow_spender").replace("+psycopg", ""), autocommit=True) as connection:
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            connection.execute(f"INSERT INTO dpflow_data VALUES ('table x', 'somebody', {values})")
     assert owner.verify().ok
 
 

@@ -219,6 +219,9 @@ def test_the_split_is_the_best_for_the_product_of_errors(power: int) -> None:
     assert product(found) < product([1 / 3] * 3) - 0.01  # control
     apart = budget.balanced([[5, 0], [0, 70]], [Fraction(1), Fraction(3)], power)
     assert [float(share) for share in apart] == pytest.approx([0.25, 0.75], abs=1e-5)
+    assert (
+        sum(budget.balanced([[5, 1], [0, 0]], [Fraction(1), Fraction(3)], power)) == 1
+    )  # one has a single possible value
     one = [float(share) for share in budget.balanced([[8, 1]], [Fraction(1)], power)]
     assert one[0] / one[1] == pytest.approx(8 ** (power / (power + 1)), rel=1e-4)
 

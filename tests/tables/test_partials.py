@@ -235,16 +235,47 @@ def test_only_the_owner_can_enter(table: PrivateTable, reads: list[Any], caplog:
         ]
 
 
-def test_a_place_that_cannot_be_written_keeps_nothing(table: PrivateTable, monkeypatch: Any, caplog: Any) -> None:
-    """A full or read-only disk does not stop a release."""
+@pytest.mark.parametrize("refused", [["replace"], ["replace", "unlink"], ["open", "unlink"]])
+def test_a_place_that_cannot_be_written_keeps_nothing(
+    table: PrivateTable, monkeypatch: Any, caplog: Any, refused: list[str]
+) -> None:
+    """A full or read-only disk does not stop a release, whatever fails on it: rows decide whether there is anything to keep."""
 
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
+    def fails(real: Any) -> Any:
+        def full(path: Any, *more: Any, **named: Any) -> Any:
+            if ".partials" in str(path):
+                raise OSError(28, "No space left on device")
+            return real(path, *more, **named)
 
-    monkeypatch.setattr(os, "replace", full)
+        return full
+
     expected = fingerprint(PrivateTable(table.declaration).answer(REQUESTS[0], DAYS))
-    assert fingerprint(table.answer(REQUESTS[0], DAYS)) == expected
-    assert list(folder(table).iterdir()) == [] and "No space left" in caplog.text
+    with monkeypatch.context() as patch:
+        for name in refused:
+            patch.setattr(os, name, fails(getattr(os, name)))
+        assert fingerprint(table.answer(REQUESTS[0], DAYS)) == expected
+    kept = [entry for entry in folder(table).iterdir() if not entry.name.startswith(".")]
+    assert kept == [] and "No space left" in caplog.text
+
+
+def test_rows_that_collide_under_duckdbs_hash_are_other_rows(table: PrivateTable) -> None:
+    """Its ``hash`` adds a salt in the last place by xor only, so such pairs can be computed and hold under every salt."""
+    with duckdb.connect(str(table.declaration.database)) as connection:
+        connection.execute(
+            "CREATE OR REPLACE TABLE data AS SELECT 1 AS u, DATE '2013-01-01' AS d, 'a' AS k, 0 AS n, 1 AS v"
+        )
+    request = GroupedSums(None, None, 1, 999, (("v", 0),))
+    with table._reading(DAYS) as reading:
+        assert reading.is_own(request)
+        first, again = reading.states(DAYS, 5), reading.states(DAYS, 6)
+    assert first[DAYS[0]] != again[DAYS[0]] and first[DAYS[1]] == again[DAYS[1]] == "0 0"
+    spread = {int(again[DAYS[0]].split()[1]) ^ int(first[DAYS[0]].split()[1])}
+    with duckdb.connect(str(table.declaration.database)) as connection:
+        connection.execute("UPDATE data SET v = 2")
+    with table._reading(DAYS) as reading:
+        assert reading.is_own(request)
+        first, again = reading.states(DAYS, 5), reading.states(DAYS, 6)
+    assert {int(again[DAYS[0]].split()[1]) ^ int(first[DAYS[0]].split()[1])} != spread
 
 
 KILLED = """

@@ -23,7 +23,7 @@ from math import log
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from dpflow.core.amounts import Epsilon
 from dpflow.core.declaration import Exact, Table
@@ -70,6 +70,13 @@ class AnsweringParams(Params):
         return sizes.Task(self.queries, self.range_size, float(self.beta))
 
 
+def _few_decimals(p: Fraction) -> Fraction:
+    """Costs are whole numbers of 1/denominator: small ones, or rows would decide whether they can be drawn from."""
+    if p.denominator > 10**6:
+        raise ValueError("p has at most six decimals")
+    return p
+
+
 class AnswerQuery(EstimatorQuery):
     """What `EstimatorQuery` asks, and the ``range`` of the answer: public, never taken from the rows asked about. ``p`` asks for that
     quantile of the estimator instead of its median; the answer lies in its (p-w, p+w) interval.
@@ -80,7 +87,7 @@ class AnswerQuery(EstimatorQuery):
     """
 
     blocks: Annotated[int, Field(ge=1, le=1000)] = 1
-    p: Annotated[Exact, Field(gt=0, lt=1)] = Fraction(1, 2)
+    p: Annotated[Exact, Field(gt=0, lt=1), AfterValidator(_few_decimals)] = Fraction(1, 2)
     range: AnyRange = Grid(lower=Fraction(0), upper=Fraction(1), step=Fraction(1, 1000))
 
 

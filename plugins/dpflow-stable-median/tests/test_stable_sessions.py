@@ -13,6 +13,7 @@ from dpflow_stable_median.answering import AnsweringParams, StableMedian
 from dpflow_stable_median.means import MeanQueries
 from dpflow_stable_median.medians import Exponential, median, medians
 from dpflow_stable_median.weights import MultiplicativeWeights
+from pydantic import ValidationError
 
 from dpflow.core.declaration import Table
 from dpflow.core.events import ZCDP, BoundedRange, Repeated
@@ -173,6 +174,14 @@ def test_ranges_and_queries_that_do_not_fit_are_refused_before_reading() -> None
         session.statistic(params, wide, EXAMPLE_TABLE)
     with pytest.raises(UnknownName):
         session.statistic(params, session.Query.model_validate(ASK | {"columns": ["amuont"]}), EXAMPLE_TABLE)
+
+
+@pytest.mark.parametrize("p", ["1500000000000000/3000000000000001", "0.5000000000000001", "1e-7", "0", "1"])
+def test_a_quantile_of_too_many_decimals_is_refused(p: str) -> None:
+    """Costs are whole numbers of 1/denominator: with large ones rows would decide whether an answer can be drawn."""
+    with pytest.raises(ValidationError):
+        StableMedian.Query.model_validate(ASK | {"p": p})
+    assert StableMedian.Query.model_validate(ASK | {"p": "0.999999"}).p.denominator == 10**6
 
 
 def test_what_is_proven() -> None:
