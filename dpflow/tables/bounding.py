@@ -6,9 +6,8 @@ every choice of L values lies: between L times the lowest and the highest value 
 min(m, L). Groups: of its groups a unit keeps a uniform choice, by a fresh ``random()`` each.
 
 Neither favours early rows, small values or some keys, which a hash of values or a row number would. What a unit
-contributes depends on its own rows and draws only, so another unit's presence changes nothing of it, but for one thing: whether
-this form or that of `dpflow.tables.words` answers depends on the number of rows and the range of unit numbers, and the laws of
-their choices agree but for ties (`LEAST_RANDOM`), see docs/known-limits.md. The guarantee needs
+contributes depends on its own rows and draws only, so another unit's presence changes nothing of it. (Whether this form or that of
+`dpflow.tables.words` answers is decided by types and declaration: their laws differ where draws are equal.) The guarantee needs
 only that the limits hold, whatever the random numbers are; they therefore need no seed and no secrecy. Sums that are kept
 for later are the exception: their draws are a keyed hash of unit, block and group (`Cut.salt`), so that an answer is one
 function of the rows. With fresh draws, sums that are taken again because a row was added would move in all other units too.

@@ -47,13 +47,10 @@ from dpflow.tables.bounding import (
 from dpflow.tables.joins import Joined
 from dpflow.tables.partials import Partials, Seal, together
 from dpflow.tables.unbounded import TableColumn, keep
-from dpflow.tables.words import BYTES_PER_WORD, Numbered, Words
+from dpflow.tables.words import BYTES_PER_WORD, CODE_BITS, ROW_BITS, Numbered, Words
 
 #: The largest grid integer whose products, added up and multiplied by a number of rows, stay within 128 bits.
 MOST_SQUARED = 2**30
-
-#: Codes that may have no rows, whatever the number of rows is.
-MOST_SPARE_CODES = 2**17
 
 #: Measures of `GroupMoments`, in grid steps. The difference of products is exact before it becomes a double.
 _MEASURES = {
@@ -483,14 +480,19 @@ class _Reading:
 
     def _words(self, cut: Cut, codes: Numbered | None) -> Words | None:
         """The rows of a cut as words, if they fit; None if DuckDB has to aggregate them, as where draws are hashes of units."""
-        if cut.most_rows == MOST_ROWS or codes is None or cut.salt is not None:
+        if cut.most_rows >= 1 << ROW_BITS or codes is None or cut.salt is not None or not Words(cut, (), codes).fits():
             return None
         units = [self._numbered(self._own(self._table.unit.column), "unit")]
         if self._table.block is not None and "part" in cut.unit:
             units.append(self._numbered(self._own(self._table.block), "part"))
         whole = tuple(number for number in units if number is not None)
+        if len(whole) < len(units):
+            return None
         words = Words(cut, whole, codes)
-        return words if len(whole) == len(units) and words.fits() else None
+        if words.direct():
+            return words
+        numbered = f"SELECT *, dense_rank() OVER (ORDER BY {cut.unit}) - 1 AS number FROM ({cut.rows})"
+        return Words(replace(cut, rows=numbered), (Numbered("number", 0, cut.most_rows),), codes)
 
     def _codes(self, request: GroupedSums, keys: int) -> Numbered | None:
         """The codes of a request's groups."""
@@ -498,11 +500,10 @@ class _Reading:
             return Numbered("code", 0, keys)
         by = self.column(request.by)
         if sql.small_integer(by) is None:
-            return Numbered("code", 0, self._connection.rows("SELECT count(*) FROM keys")[0][0])
-        found = None if by.place else self._numbered(by, "code")
-        if found is None or found.size > max(2 * (self._connection.rows_of(self._source) or 0), MOST_SPARE_CODES):
-            return None  # an array of a place for each would be mostly empty
-        return replace(found, low=found.low + sql.SMALL_OFFSET)
+            size = self._connection.rows("SELECT count(*) FROM keys")[0][0]
+            return Numbered("code", 0, size, private=True) if size < 1 << CODE_BITS else None
+        found = None if by.place or not sql.tiny(by) else self._numbered(by, "code")
+        return None if found is None else replace(found, low=found.low + sql.SMALL_OFFSET, private=True)
 
     def _numbered(self, column: sql.Field, name: str) -> Numbered | None:
         """A column of the table, which a rows query calls by a name, as numbers; None for types that have too many values."""

@@ -116,6 +116,11 @@ def small_integer(column: Field) -> str | None:
     return f"CAST({column.sql} AS BIGINT) + {SMALL_OFFSET}" if small else None
 
 
+def tiny(column: Field) -> bool:
+    """Whether the column's type has so few numbers that an array may have a place for each."""
+    return column.kind in ("tinyint", "smallint", "utinyint", "usmallint")
+
+
 def ordinal(kind: str) -> Callable[[str], str] | None:
     """How a query makes an integer of a value of a type that has one for each; None if it has not."""
     if kind in _WHOLE - {"boolean"}:

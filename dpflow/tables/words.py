@@ -34,17 +34,24 @@ CHUNK = 1 << 16
 #: The largest choice that is made in all runs at once, a step for each member.
 MOST_STEPS = 256
 
+#: Bits reserved for a unit's number, and for a private key's: the form is for tables with fewer rows and keys.
+ROW_BITS, CODE_BITS = 33, 20
+
 #: Bytes for each word of a part: DuckDB's copy, numpy's, and room for what is kept of them.
 BYTES_PER_WORD = 24
 
 
 @dataclass(frozen=True)
 class Numbered:
-    """A column of the rows query as numbers 0, 1, ...: ``sql`` less ``low`` is below ``size``, which itself stands for NULL."""
+    """A column of the rows query as numbers 0, 1, ...: ``sql`` less ``low`` is below ``size``, which itself stands for NULL.
+
+    ``private``: rows decide how many there are.
+    """
 
     sql: str
     low: int
     size: int
+    private: bool = False
 
     @property
     def number(self) -> str:
@@ -95,12 +102,18 @@ class Words:
     codes: Numbered
 
     def fits(self) -> bool:
-        """Whether every row fits in a word, and every sum over all rows in 64 bits."""
-        rows = self.cut.most_rows
-        sums = [max(value.span, value.reach, self.cut.per_group) * rows for value in self.cut.values]
-        return self._unit_shift + sum(number.bits for number in self.units) <= WORD and all(
-            bits(most) <= WORD for most in sums
-        )
+        """Whether every row of any table fits in a word, and every sum over all rows in 64 bits.
+
+        Types and the declaration decide, not the rows: the two forms of the cut have different laws where draws are equal, so
+        a row more must not change the form. Units have room for a number each.
+        """
+        codes = CODE_BITS if self.codes.private else self._code_bits
+        sums = [max(value.span, value.reach, self.cut.per_group) << ROW_BITS for value in self.cut.values]
+        return ROW_BITS + codes + self._cell_shift <= WORD and all(bits(most) <= WORD for most in sums)
+
+    def direct(self) -> bool:
+        """Whether the units' own numbers fit; else they have to be numbered one after the other."""
+        return self._unit_shift + sum(number.bits for number in self.units) <= WORD
 
     @property
     def _spans(self) -> list[int]:
