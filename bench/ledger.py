@@ -42,7 +42,7 @@ RESERVE: tuple[Step, ...] = (
         f"{OF_RELEASE}scope = 'bench' AND dag_id = '' AND task_id = '' AND occasion = ? AND digest = '{HASH}' AND ordinal = 0",
         lambda name: (name,),
     ),
-    ("SELECT scope FROM dpflow_release WHERE exclusive = 1 AND state = 'open'", lambda name: ()),
+    ("SELECT * FROM dpflow_data WHERE name = 'dataset bench'", lambda name: ()),
     ("SELECT * FROM dpflow_scope WHERE name = 'bench'", lambda name: ()),
     ("SELECT * FROM dpflow_account WHERE scope = 'bench' AND block = ''", lambda name: ()),
     (
