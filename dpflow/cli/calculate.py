@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from dpflow.cli.common import JsonOption, show, show_json
+from dpflow.cli.common import JsonOption, explain, show, show_json
 from dpflow.core.calculator import Calculator, Sheet
 from dpflow.errors import InvalidInput
 from dpflow.registry import Registry
@@ -21,19 +21,25 @@ PlotOption = Annotated[Path | None, typer.Option("--plot", help="Draw the column
 
 
 def command(
-    name: NameArgument = None, inputs: InputsArgument = None, plot: PlotOption = None, as_json: JsonOption = False
+    name: NameArgument = None,
+    inputs: InputsArgument = None,
+    explained: Annotated[bool, typer.Option("--inputs", help="Say what the calculator's inputs mean.")] = False,
+    plot: PlotOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Answer a question about methods: how many rows, how much noise, what no method can reach."""
     registry = Registry.load()
     if name is None:
         return _list(registry, as_json)
     calculator = registry.calculator(name)
+    if explained:
+        return explain(calculator, as_json)
     sheet = calculator.run(parsed(inputs or []))
     if plot is not None:
         draw(calculator, sheet, plot)
     if as_json:
         return show_json(sheet.to_json())
-    show(calculator.summary, sheet.columns, sheet.rows)
+    show(calculator.summary, sheet.columns, (tuple(map(_cell, row)) for row in sheet.rows))
     for note in sheet.notes:
         print(note)
 
@@ -87,6 +93,15 @@ def draw(calculator: Calculator[Any], sheet: Sheet, file: Path) -> None:
         plt.close(figure)
 
 
+def _cell(value: Any) -> Any:
+    """A cell for people: six digits, yes, or nothing; JSON has them all."""
+    if isinstance(value, bool):
+        return "yes" if value else None
+    if isinstance(value, float):
+        return f"{value:.6g}" if abs(value) < 1e-4 or abs(value) >= 1e15 or value != int(value) else str(int(value))
+    return value
+
+
 def _number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
@@ -104,5 +119,9 @@ def _list(registry: Registry, as_json: bool) -> None:
     ]
     if as_json:
         return show_json(rows)
-    cells = ((r["name"], r["summary"], ", ".join(r["inputs"]), r["origin"]) for r in rows)
-    show("calculators", ("name", "answers", "inputs (? may be left out)", "from"), cells)
+    cells = ((r["name"], r["summary"], ", ".join(r["inputs"])) for r in rows)
+    show(
+        "calculators (dpflow calculate NAME --inputs says more)",
+        ("name", "answers", "inputs (? may be left out)"),
+        cells,
+    )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import tempfile
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +15,11 @@ from typing import Annotated, Any, TextIO
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from dpflow.core.calculator import Calculator
+from dpflow.core.declaration import Strict
+from dpflow.core.mechanism import InteractiveMechanism, Mechanism
 from dpflow.errors import InvalidInput
 from dpflow.ledger import Ledger
 
@@ -32,18 +38,43 @@ def open_ledger(target: str | None, *, create: bool = False, anchor: Path | None
 
 
 def show(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Print a table for people."""
-    table = Table(title=title, title_justify="left", header_style="bold")
-    for column in columns:
-        table.add_column(column, overflow="fold")  # a narrow terminal breaks amounts, but loses none
-    for row in rows:
-        table.add_row(*("" if cell is None else str(cell) for cell in row))
-    Console().print(table)
+    """Print a table for people: in a terminal as wide as that, in a file or a pipe one line a row. Empty columns stay out."""
+    cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    kept = [i for i in range(len(columns)) if not cells or any(row[i] for row in cells)]
+    table = Table(header_style="bold", show_header=any(columns))
+    for i in kept:  # a narrow terminal breaks amounts, but loses none, and never the name in front
+        table.add_column(Text(columns[i]), overflow="fold", no_wrap=i == 0)
+    for row in cells:
+        table.add_row(*(Text(row[i]) for i in kept))  # brackets in a key are no markup
+    console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 10_000)
+    console.print(title, style="italic", highlight=False, markup=False)
+    console.print(table)
 
 
 def show_json(value: Any) -> None:
     """Print JSON for programs."""
-    print(json.dumps(value, indent=2, default=str))
+    print(json.dumps(value, indent=2, default=str, ensure_ascii=False))
+
+
+def explain(entry: Mechanism[Any] | InteractiveMechanism[Any, Any] | Calculator[Any], as_json: bool) -> None:
+    """Print what a mechanism or calculator is, and what its fields mean."""
+    fields = entry.Params.model_fields
+    rows = [(name, "required" if f.is_required() else _default(f.default)) for name, f in fields.items()]
+    meaning = ""
+    for model in entry.Params.__mro__:  # a base's text stands for the fields that nearer ones leave out
+        own, text = vars(model).get("__annotations__", {}), vars(model).get("__doc__") or ""
+        if issubclass(model, Strict) and any(name in fields and f"``{name}``" not in meaning for name in own):
+            meaning += " ".join(text.split()) + " "
+    meaning = meaning.replace("``", "").strip()
+    if as_json:
+        about = {"name": entry.name, "summary": entry.summary, "citation": entry.citation}
+        return show_json(about | {"fields": dict(rows), "meaning": meaning})
+    show(f"{entry.name}: {entry.summary} ({entry.citation})", ("field", "if left out"), rows)
+    print(textwrap.fill(meaning, 120))
+
+
+def _default(value: Any) -> str:
+    return "nothing" if value is None or value == () else str(value)
 
 
 @contextmanager

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from dpflow.cli.common import JsonOption, show, show_json
+from typing import Annotated
+
+import typer
+
+from dpflow.cli.common import JsonOption, explain, show, show_json
 from dpflow.core.mechanism import InteractiveMechanism
 from dpflow.registry import Registry
 
 
-def command(as_json: JsonOption = False) -> None:
-    """List installed mechanisms: built-ins and plugins."""
+def command(
+    name: Annotated[
+        str | None, typer.Argument(help="A mechanism, to see its parameters; all are listed without.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List installed mechanisms, built-ins and plugins, or explain one and its parameters."""
     registry = Registry.load()
+    if name is not None:
+        return explain(registry.mechanisms.get(name) or registry.mechanism(name), as_json)
     rows = [
         {
             "name": m.name,
@@ -25,5 +36,5 @@ def command(as_json: JsonOption = False) -> None:
     if as_json:
         show_json(rows)
     else:
-        cells = ((r["name"], r["kind"], r["summary"], ", ".join(r["params"]), r["origin"]) for r in rows)
-        show("mechanisms", ("name", "kind", "summary", "params", "from"), cells)
+        cells = ((r["name"], r["kind"], r["summary"], r["origin"]) for r in rows)
+        show("mechanisms (dpflow mechanisms NAME explains one)", ("name", "kind", "summary", "from"), cells)

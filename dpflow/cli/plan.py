@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -45,4 +45,12 @@ def command(
     if as_json:
         show_json(view)
     else:
-        show(f"plan {plan.request.name}", ("", ""), ((k, v) for k, v in view.items()))
+        view |= {"claim": _words(view["claim"]), "error at 95 %": _words(view["error at 95 %"])}
+        show(f"plan {plan.request.name}", ("", ""), ((k, v) for k, v in view.items() if v != ""))
+
+
+def _words(value: Any) -> str:
+    """A claim or the errors by measure, on one line."""
+    if isinstance(value, list):
+        return "; ".join(map(_words, value))
+    return ", ".join(f"{k} {_words(v)}" for k, v in value.items()) if isinstance(value, dict) else str(value)

@@ -36,6 +36,15 @@ def command(
         return show_json(receipt.to_json() | receipt.result.to_json())
     paid = "replayed, nothing charged" if receipt.replayed else f"epsilon {receipt.epsilon}, delta {receipt.delta}"
     _print(f"{receipt.name} ({paid}; protects {receipt.protects}; id {receipt.release_id})", receipt.result)
+    if receipt.published:
+        print(f"published in {receipt.published}")
+    if receipt.result.synthetic is not None:
+        print(
+            f"its artificial rows are the table {receipt.name + '_synthetic'!r} there"
+            if receipt.published
+            else "its artificial rows are in the ledger; add publish: {database: FILE.duckdb} to the release file and run it "
+            "again, at no cost"
+        )
 
 
 def _print(title: str, result: Result) -> None:
@@ -59,7 +68,8 @@ def _list(ledger: str | None, as_json: bool) -> None:
     ]
     if as_json:
         return show_json(rows)
-    show("releases", ("id", "scope", "name", "blocks", "state"), (tuple(r.values()) for r in rows))
+    cells = ((r.release_id, r.scope, r.request.get("name"), ", ".join(r.blocks), r.state) for r in releases)
+    show("releases", ("id", "scope", "name", "blocks", "state"), cells)
 
 
 def _show(ledger: str | None, release_id: str, as_json: bool) -> None:

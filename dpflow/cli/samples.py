@@ -14,4 +14,4 @@ def command(
     if plot is not None:
         curves = Registry.load().calculator("sample_curves")
         calculate.draw(curves, curves.run(calculate.parsed(inputs or [])), plot)
-    calculate.command("samples", inputs, None, as_json)
+    calculate.command("samples", inputs, as_json=as_json)

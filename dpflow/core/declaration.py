@@ -41,9 +41,20 @@ Exact = Annotated[Fraction, BeforeValidator(_exact), PlainSerializer(str, return
 
 
 class Strict(BaseModel):
-    """Base of every model a person writes: unknown fields are errors, values are frozen."""
+    """Base of every model a person writes: unknown fields are errors that list close ones, values are frozen."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, data: Any) -> Any:
+        known = [field.alias or name for name, field in cls.model_fields.items()]
+        unknown = [str(name) for name in data if name not in known] if isinstance(data, dict) else []
+        if len(unknown) > 2:
+            raise ValueError(f"there are no fields {', '.join(unknown[:20])}; known: {', '.join(known)}")
+        if unknown:
+            raise ValueError("; ".join(str(UnknownName("field", name, known)).rstrip(".") for name in unknown))
+        return data
 
 
 class Column(Strict):
@@ -254,7 +265,7 @@ class Table(Strict):
         try:
             return self.columns[name]
         except KeyError:
-            raise UnknownName(f"column of table {self.name!r}", name, self.columns) from None
+            raise UnknownName(f"column of table {self.name!r} called", name, self.columns) from None
 
     def bounded(self, name: str) -> Column:
         """The declared column if it has bounds; raises `PlanRefused` if not: no bounds, no plan."""

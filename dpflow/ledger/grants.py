@@ -81,7 +81,7 @@ def grant(
         if (other.protects, other.blocks) != (protects, blocks):
             raise GrantConflict(
                 f"scope {other.scope!r} was granted to protect {other.protects or 'nothing named'!r}"
-                f"{', per block' if other.blocks else ''}; grant {scope!r} for the same declaration"
+                f"{', per block' if other.blocks else ''}; grant {scope!r} for the same declaration (--table FILE)"
             )
     if known is not None and known.filter.name != terms.name:
         raise GrantConflict(f"scope {scope!r} uses the {known.filter.name} filter; its filter cannot be changed")
@@ -131,5 +131,5 @@ def _require_covers(granted: Scope, used: list[tuple[str, Cost]]) -> None:
             place = f" in block {block!r}" if block else ""
             raise GrantConflict(
                 f"scope {granted.scope!r} has already spent more than epsilon {text(granted.filter.epsilon)}, delta "
-                f"{text(granted.filter.delta)}{place}; grant at least what is spent"
+                f"{text(granted.filter.delta)}{place}; grant at least what is spent, as dpflow ledger odometer shows it"
             )

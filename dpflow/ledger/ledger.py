@@ -78,7 +78,9 @@ class Ledger:
         self._anchor = Anchor(Path(place) if place else Path(f"{self._database.path}.anchor"))
         if not self._database.exists():
             if not create:
-                raise InvalidInput(f"there is no ledger at {self._database!r}; make one with: dpflow ledger grant")
+                raise InvalidInput(
+                    f"there is no ledger at {self._database!r}; name the right file, or make one: dpflow ledger grant"
+                )
             self._create()
         with self._database.reading() as transaction:
             found = transaction.text("SELECT value FROM dpflow_meta WHERE name = 'anchor'")
@@ -310,7 +312,7 @@ class Ledger:
             return row is not None
 
     def release(self, release_id: str) -> Stored:
-        """One release by id. Raises `UnknownName`."""
+        """One release by id. Raises `InvalidInput`."""
         with self._database.reading() as transaction:
             return releases.stored(releases.get(transaction, release_id))
 
@@ -472,8 +474,10 @@ class Ledger:
             writer.note(kind, scope, "", principal, note)
 
     def history(self, scope: str | None = None, *, limit: int = 100) -> list[Entry]:
-        """The newest entries, oldest of them first."""
+        """The newest entries, oldest of them first. Raises `UnknownName` for a scope that nobody granted."""
         with self._database.reading() as transaction:
+            if scope is not None:
+                accounts.get_scope(transaction, scope)
             which = {} if scope is None else {"scope": scope}
             rows = transaction.rows(_NEWEST_OF if which else _NEWEST, limit=limit, **which)
         names = ("seq", "at", "kind", "scope", "release_id", "principal", "hash")

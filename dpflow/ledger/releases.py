@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from dpflow.core.events import Event, to_json
-from dpflow.errors import InvalidInput, LedgerCorrupt, RetryConflict, UnknownName
+from dpflow.errors import InvalidInput, LedgerCorrupt, RetryConflict
 from dpflow.ledger import accounts, chain, readings, schema
 from dpflow.ledger.records import ReleaseKey, Reservation, Stored, checked_name, stored_json
 from dpflow.ledger.statements import Prepared, Read, Transaction, insert, where
@@ -230,10 +230,12 @@ def resolve(
 
 
 def get(transaction: Transaction, release_id: str) -> Any:
-    """A release's row. Raises `UnknownName`."""
+    """A release's row. Raises `InvalidInput`."""
     row = transaction.first(BY_ID, id=release_id)
     if row is None:
-        raise UnknownName("release", release_id, ())
+        raise InvalidInput(
+            f"there is no release {release_id[:80]!r} in this ledger; dpflow release --list has their ids"
+        )
     return row
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dpflow import Ledger, release
+from dpflow.cli.common import explain, show
 from dpflow.engine import load_request, make_plan
 from dpflow.registry import Registry
 
@@ -114,6 +115,25 @@ def test_mechanisms_are_listed_with_their_origin(tiny: Tiny) -> None:
     assert rows["quantile"]["params"] == ["by", "column", "delta", "epsilon", "p"] and rows["quantile"]["origin"]
 
 
+def test_one_entry_is_explained_with_all_its_fields(capsys: pytest.CaptureFixture[str]) -> None:
+    """Mechanisms, sessions and calculators: every field and what it is if left out, and the words of the bases once."""
+    registry = Registry.load()
+    for entry in [*registry.mechanisms.values(), *registry.calculators.values()]:
+        explain(entry, as_json=True)
+        told = json.loads(capsys.readouterr().out)
+        assert set(told["fields"]) == set(entry.Params.model_fields), entry.name
+        assert told["meaning"] and "``" not in told["meaning"], entry.name
+        assert all(name in told["meaning"] for name in told["fields"]), entry.name
+
+
+def test_a_table_keeps_brackets_and_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key such as [red] is no markup; what is piped has one line a row however long; a column of nothing is not shown."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    show("of [all]", ("key", "value", "error"), [("[red]x[/]", "long " * 60, None)])
+    shown = capsys.readouterr().out
+    assert "of [all]" in shown and "[red]x[/]" in shown and "long " * 60 in shown and "error" not in shown
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -127,7 +147,7 @@ def test_mechanisms_are_listed_with_their_origin(tiny: Tiny) -> None:
         ({"params": {"epsilon": "nan"}}, "epsilon is 'nan'"),
         ({"params": {"epsilon": "1e-400"}}, "epsilon is '1e-400'"),
         ({"params": {}}, "Field required"),
-        ({"params": {"epsilon": 1, "dleta": 1}}, "Extra inputs"),
+        ({"params": {"epsilon": 1, "dleta": 1}}, "there is no field 'dleta'; did you mean 'delta'?"),
         ({"mechanism": "private_histogram", "params": {"by": "clinic", "epsilon": 1, "delta": 1}}, "delta is 1"),
         ({"mechanism": "private_histogram", "params": {"by": "clinic", "epsilon": 1, "delta": 0}}, "delta above 0"),
         ({"scope": "visit"}, "did you mean 'visits'"),
@@ -135,7 +155,7 @@ def test_mechanisms_are_listed_with_their_origin(tiny: Tiny) -> None:
         ({"blocks": ["2020-01-01", "2020-01-01"]}, "names a block twice"),
         ({"blocks": ["1 January"]}, "1 January"),
         ({"params": {"epsilon": 3}}, "cannot pay: epsilon 3 is asked, 1 of 1 is left"),
-        ({"colour": "red"}, "Extra inputs"),
+        ({"colour": "red"}, "there is no field 'colour'; known: "),
         ({"name": None}, "Field required"),
     ],
 )

@@ -41,7 +41,7 @@ def declared(**changes: Any) -> Table:
         ({"limits": {"rows": 2, "rows_per_group": 3}}, "cannot be above rows"),
         ({"protects": "unit-block"}, "needs a block column"),
         ({"protects": "unit-block", "block": "day", "neighbours": "replace"}, "under add-remove only"),
-        ({"colums": {}}, "Extra inputs"),
+        ({"colums": {}}, "there is no field 'colums'; did you mean 'columns'"),
         ({"name": "a b"}, "match pattern"),
     ],
 )

@@ -377,7 +377,10 @@ class Certificate(Calculator[CertificateParams]):
 
 
 class VersusParams(Params):
-    """``d`` dimension; ``log_class`` ln|C|; ``log2_domain`` log2 of the number of places on the line, inf for the reals."""
+    """``d`` dimension; ``log_class`` ln|C|; ``log2_domain`` log2 of the number of places on the line, inf for the reals.
+
+    ``alpha``: the error wanted. ``epsilon``, ``delta``: the price of all predictions, or of the model.
+    """
 
     alpha: Open = 0.1
     epsilon: Positive = 1

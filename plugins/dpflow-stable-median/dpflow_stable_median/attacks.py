@@ -81,7 +81,9 @@ def _positive(queries: int, size: int, each: float) -> None:
 
 
 class SignParams(Params):
-    """``queries`` k of the attack, ``groups`` m it is run against (rows, for means); epsilons of an answer to compare."""
+    """``queries`` k of the attack, ``groups`` m it is run against (rows, for means); ``each``: the
+    epsilons of an answer to compare.
+    """
 
     queries: Count = 4000
     groups: Count = 1000

@@ -69,7 +69,7 @@ class LearningRows(Calculator[RowsParams]):
             runs = None if params.rows is None or m.gate is None else params.rows >= m.gate
             cells.append((m.name, "pure" if m.pure else "approximate", _whole(m.rows), m.gate, m is best, proven, runs))
         notes = (
-            f"take {best.name}; an empty gate means that it is private with any number of rows",
+            f"take {best.name}; a method without a gate is private with any number of rows",
             "rows are those from which accuracy is proven; a method runs below that, and its result says so",
         )
         return Sheet(("method", "privacy", "rows", "privacy gate", "take", "proven", "may run"), tuple(cells), notes)
