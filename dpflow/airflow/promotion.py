@@ -52,6 +52,7 @@ class Promoter:
             "dpflow.candidate": candidate.digest,
             "dpflow.name": candidate.submission.name,
             "dpflow.claim": str(candidate.submission.claim),
+            "dpflow.estimator": candidate.submission.measure,
             **{f"dpflow.{name}": text for name, text in record.items()},
         }
         source = candidate.submission.source

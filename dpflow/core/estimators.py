@@ -1,4 +1,4 @@
-"""Estimators: functions of one holdout group's rows, and nothing else, by name."""
+"""Estimators: functions of one holdout group's rows, and nothing else, by name or in a user's own SQL."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from dpflow.core.declaration import Exact
 from dpflow.core.mechanism import Params
@@ -19,23 +19,80 @@ from dpflow.core.randomness import Source
 from dpflow.core.statistics import Rows
 from dpflow.errors import InvalidInput, UnknownName
 
-__all__ = ["Estimator", "EstimatorQuery", "FromMoments", "Rows", "Subject", "reads_across"]
+__all__ = [
+    "AnyEstimator",
+    "Estimator",
+    "EstimatorQuery",
+    "FromMoments",
+    "Rows",
+    "SqlEstimator",
+    "Subject",
+    "reads_across",
+]
 
 Floats = NDArray[np.float64]
+
+
+class SqlEstimator(Params):
+    """A user's own estimator: ``sql``, an expression of aggregates over one group's rows (`dpflow.tables.expressions`).
+
+    Its number is clamped to ``range`` [low, high]. ``default``, within it, is that of a group without rows, or on which the
+    expression gives NULL, NaN or an infinity.
+    """
+
+    sql: Annotated[str, Field(min_length=1)]
+    range: tuple[Exact, Exact]
+    default: Exact
+
+    @model_validator(mode="after")
+    def _check(self) -> SqlEstimator:
+        low, high = self.range
+        if not low < high:
+            raise ValueError(f"range must be [low, high] with low below high, not [{low}, {high}]")
+        if not low <= self.default <= high:
+            raise ValueError(f"default must lie within range [{low}, {high}]")
+        return self
+
+    def values(self, found: Floats) -> Floats:
+        """What is used of the expression's numbers, one per group, NaN where it has none."""
+        low, high = map(float, self.range)
+        return np.where(np.isfinite(found), np.clip(found, low, high) + 0.0, float(self.default))  # never -0.0
+
+
+def _kind(given: Any) -> str:
+    return "name" if isinstance(given, str) else "sql"
+
+
+#: An estimator by name, or a user's own.
+AnyEstimator = Annotated[
+    Annotated[str, Field(min_length=1), Tag("name")] | Annotated[SqlEstimator, Tag("sql")], Discriminator(_kind)
+]
 
 
 class EstimatorQuery(Params):
     """What is asked of every group.
 
     ``estimator`` by name, the ``columns`` it reads, its ``options``, the ``default`` of a group on which it fails (or the
-    estimator's own), and the digest of the ``candidate`` it scores, if it scores one.
+    estimator's own), and the digest of the ``candidate`` it scores, if it scores one. Or a user's own ``estimator``, whose
+    columns and default are in itself.
     """
 
-    estimator: str
-    columns: Annotated[tuple[str, ...], Field(min_length=1)]
+    estimator: AnyEstimator
+    columns: tuple[str, ...] = ()
     options: dict[str, Exact] = Field(default_factory=dict)
     default: Exact | None = None
     candidate: str = ""
+
+    @model_validator(mode="after")
+    def _check_columns(self) -> EstimatorQuery:
+        if isinstance(self.estimator, str):
+            if not self.columns:
+                raise ValueError("name the columns that the estimator reads")
+        elif self.options or self.default is not None or (self.columns and not self.candidate):
+            raise ValueError(
+                "an estimator in SQL names its columns and default itself; leave columns, options and default out"
+            )
+        return self
 
 
 @dataclass(frozen=True)

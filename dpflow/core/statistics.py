@@ -103,6 +103,19 @@ class GroupMoments:
 
 
 @dataclass(frozen=True)
+class GroupEstimates:
+    """One number per holdout group: a user's own expression of aggregates, as text, in the language of `dpflow.tables.expressions`.
+
+    Attributes:
+        groups: number of groups m, formed as for `GroupValues`.
+        sql: the expression.
+    """
+
+    groups: int
+    sql: str
+
+
+@dataclass(frozen=True)
 class Records:
     """Rows of several columns for a learner, as exact integers.
 

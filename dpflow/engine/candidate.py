@@ -22,7 +22,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from dpflow.core.declaration import Exact, Strict
-from dpflow.core.estimators import Rows
+from dpflow.core.estimators import AnyEstimator, Rows, SqlEstimator
 from dpflow.errors import InvalidInput
 from dpflow.tables import read_predictions
 
@@ -67,7 +67,8 @@ class Submission(Strict):
     ``models:/name@alias``, with its ``tracking_uri``) and ``predictions``. ``features``: numeric columns, in the order a
     model was fitted on. ``label``: the column it predicts. ``claim``: the score the analyst says it has. ``estimator``:
     what scores it, with ``options`` and, for groups on which it fails, a ``default``. ``rival``: a second estimator file on
-    the same features, for comparisons. An ``estimator`` of columns needs neither model nor label; it reads ``features``.
+    the same features, for comparisons. An ``estimator`` of columns needs neither model nor label; it reads ``features``. One
+    in SQL, ``{sql, range, default}``, names its columns and default itself.
     """
 
     name: str
@@ -79,7 +80,7 @@ class Submission(Strict):
     label: str = ""
     features: tuple[str, ...] = ()
     claim: Exact
-    estimator: str = "accuracy"
+    estimator: AnyEstimator = "accuracy"
     options: dict[str, Exact] = Field(default_factory=dict)
     default: Exact | None = None
 
@@ -90,7 +91,10 @@ class Submission(Strict):
             raise ValueError("give one of file, model and predictions")
         if sources and not self.label:
             raise ValueError("a candidate that predicts needs the label it predicts")
-        if self.predictions is None and not self.features:
+        own = isinstance(self.estimator, SqlEstimator)
+        if own and (self.options or self.default is not None):
+            raise ValueError("an estimator in SQL has its default in itself, and no options; leave both out")
+        if self.predictions is None and not self.features and not (own and not sources):
             raise ValueError("name the features it reads")
         return self
 
@@ -100,7 +104,12 @@ class Submission(Strict):
         if self.model is not None:
             return self.model
         file = self.file or (self.predictions.database if self.predictions else None)
-        return file.resolve().as_uri() if file else "estimator:" + self.estimator
+        return file.resolve().as_uri() if file else "estimator:" + self.measure
+
+    @property
+    def measure(self) -> str:
+        """The estimator's name or SQL."""
+        return self.estimator if isinstance(self.estimator, str) else self.estimator.sql
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -123,7 +132,7 @@ class Candidate:
         """The question that a gate is asked about it."""
         given = self.submission
         return {
-            "estimator": given.estimator,
+            "estimator": given.model_dump(mode="json")["estimator"],
             "claim": str(given.claim),
             "candidate": self.digest,
             "columns": list(given.columns),

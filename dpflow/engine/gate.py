@@ -33,10 +33,10 @@ def judge(session: Session, submission: Mapping[str, Any], promoter: Promotes | 
     """
     fields = {name: submission[name] for name in Submission.model_fields if name in submission}
     try:
-        candidate = load_candidate(Submission.model_validate(fields))
+        given = session.canonical(Submission.model_validate(fields))
     except ValidationError as error:
         raise InvalidDeclaration(f"candidate {submission.get('name')!r}: {problems(error)}") from None
-    given = candidate.submission
+    candidate = load_candidate(given)
     about: dict[str, Any] = {"name": given.name, "claim": str(given.claim), "candidate": candidate.digest}
     try:
         answer = session.ask(candidate.query(), candidate)

@@ -11,18 +11,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from dpflow.core import faults
 from dpflow.core.declaration import problems
-from dpflow.core.estimators import EstimatorQuery, Subject
+from dpflow.core.estimators import EstimatorQuery, SqlEstimator, Subject
 from dpflow.core.mechanism import InteractiveMechanism, Mechanism, State, Verdict
 from dpflow.core.randomness import SystemSource
-from dpflow.core.statistics import GroupValues, PerGroup
+from dpflow.core.statistics import GroupEstimates, GroupValues, PerGroup
 from dpflow.engine import inside
-from dpflow.engine.candidate import Candidate
+from dpflow.engine.candidate import Candidate, Submission
 from dpflow.engine.holdout import group_values, summed
 from dpflow.engine.occasion import Occasion
 from dpflow.engine.plan import Plan, digest
@@ -31,6 +31,8 @@ from dpflow.errors import DpflowError, InvalidDeclaration, PlanRefused, SessionC
 from dpflow.ledger import Held, Ledger
 from dpflow.registry import Registry
 from dpflow.tables import PrivateTable
+
+Q = TypeVar("Q", EstimatorQuery, Submission)
 
 
 class Session:
@@ -75,8 +77,9 @@ class Session:
         """Answer one query, or return its stored answer.
 
         Args:
-            query: a query of the mechanism, or the name of an estimator with the query's other ``fields``; or
-                ``{"release": {...}}``, a release inside the session (`dpflow.engine.inside`).
+            query: a query of the mechanism, or the name of an estimator with the query's other ``fields``, or
+                ``{"sql": ..., "range": ..., "default": ...}``, an estimator of one's own, with them; or ``{"release": {...}}``,
+                a release inside the session (`dpflow.engine.inside`).
             candidate: what the estimator scores, if it scores one; its digest becomes part of the query.
 
         Raises:
@@ -85,7 +88,7 @@ class Session:
         """
         mechanism = self._plan.mechanism
         assert isinstance(mechanism, InteractiveMechanism)
-        given = {**({"estimator": query} if isinstance(query, str) else query), **fields}
+        given = {**({"estimator": query} if isinstance(query, str) or "sql" in query else query), **fields}
         if candidate is not None:
             given["candidate"] = candidate.digest
         if set(given) == {"release"} and isinstance(given["release"], Mapping):
@@ -95,8 +98,20 @@ class Session:
             parsed = mechanism.Query.model_validate(given)
         except ValidationError as error:
             raise InvalidDeclaration(f"query of {mechanism.name}: {problems(error)}") from None
+        if isinstance(parsed, EstimatorQuery):
+            parsed = self.canonical(parsed)
         name = digest([self.id, parsed.model_dump(mode="json")])
         return self._once(name, partial(self._answer, mechanism, parsed, candidate))
+
+    def canonical(self, asked: Q) -> Q:
+        """The same with an estimator's SQL in its canonical form, so that spaces make no other question of it.
+
+        Raises `PlanRefused` or `UnknownName` if it is not in the language of `dpflow.tables.expressions`.
+        """
+        if not isinstance(asked.estimator, SqlEstimator):
+            return asked
+        text = self._private.expression(asked.estimator.sql)
+        return asked.model_copy(update={"estimator": asked.estimator.model_copy(update={"sql": text})})
 
     def _once(self, name: str, answer: Callable[[Held], tuple[Verdict, State]]) -> dict[str, Any]:
         """The stored answer of a query, or a new one, stored with the state it leads to before it is seen."""
@@ -183,6 +198,12 @@ class Session:
         self, statistic: GroupValues, query: EstimatorQuery, candidate: Candidate | None
     ) -> Callable[[], PerGroup]:
         """What reads the estimates; groups are one partition per data set, whatever the session."""
+        root, blocks = self._plan.request.scope.split("/")[0], self._plan.request.blocks
+        secret = bytes.fromhex(self._ledger.commitment(root.encode(), "partition"))
+        if isinstance(query.estimator, SqlEstimator):
+            own, request = query.estimator, GroupEstimates(statistic.groups, query.estimator.sql)
+            self._private.check(request, blocks)
+            return lambda: PerGroup(own.values(self._private.group_estimates(request, secret, blocks)))
         estimator = self._registry.estimator(query.estimator)
         options = estimator.filled(query)
         if estimator.model and (candidate is None or candidate.predict is None):
@@ -193,11 +214,8 @@ class Session:
         if candidate is not None and candidate.predict is not None:
             given = candidate.submission
             subject = Subject(query.columns, options, given.label, candidate.predict, candidate.score, candidate.rival)
-        self._private.check(summed(self._private, statistic, estimator) or statistic, self._plan.request.blocks)
+        self._private.check(summed(self._private, statistic, estimator) or statistic, blocks)
         default = estimator.default if query.default is None else float(query.default)
-        root = self._plan.request.scope.split("/")[0]
-        secret = bytes.fromhex(self._ledger.commitment(root.encode(), "partition"))
-        blocks = self._plan.request.blocks
         return lambda: PerGroup(group_values(self._private, statistic, secret, blocks, estimator, subject, default))
 
 

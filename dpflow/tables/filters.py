@@ -4,8 +4,9 @@ A condition is compared with one row at a time, before contributions are cut, so
 themselves and every limit and sensitivity stays what the declaration says. Rows where it is false or NULL are left out.
 
 The language: declared columns and literals; ``= <> < <= > >=``, ``BETWEEN``, ``IN (...)``, ``IS NULL``, ``LIKE`` with a
-literal, ``AND OR NOT``; ``+ - * / %`` and ``abs`` of numbers; ``lower``, ``upper`` and ``length`` of text. Nothing else: what
-sqlglot parses is copied node by node into `Node`, and a node or an argument that this file does not name is refused.
+literal, ``AND OR NOT``; ``+ - * / %``, ``abs``, ``sqrt``, ``ln`` and ``exp`` of numbers; ``lower``, ``upper`` and ``length`` of text;
+``CASE WHEN``, ``coalesce``, ``least`` and ``greatest``. Nothing else: what sqlglot parses is copied node by node into `Node`, and
+a node or an argument that this file does not name is refused. `dpflow.tables.expressions` adds aggregates to it.
 
 No expression raises, whatever a row holds, because a condition that fails on a chosen row is an oracle. Whole columns
 compare exactly with whole literals; every other number, and all arithmetic, is a DOUBLE, in which NaN and a division by
@@ -32,8 +33,18 @@ MOST_TEXT, MOST_DEPTH = 10_000, 100
 _COMPARISONS = {"EQ": "=", "NEQ": "<>", "LT": "<", "LTE": "<=", "GT": ">", "GTE": ">="}
 _CONNECTIVES = {"And": "AND", "Or": "OR"}
 _ARITHMETIC = {"Add": "+", "Sub": "-", "Mul": "*", "Div": "/", "Mod": "%"}
-_FUNCTIONS = {"Abs": "abs", "Lower": "lower", "Upper": "upper", "Length": "length"}
+_FUNCTIONS = {
+    "Abs": "abs",
+    "Sqrt": "sqrt",
+    "Ln": "ln",
+    "Exp": "exp",
+    "Lower": "lower",
+    "Upper": "upper",
+    "Length": "length",
+}
+_CHOICES = {"Least": "least", "Greatest": "greatest", "Coalesce": "coalesce"}
 _BINARY = _COMPARISONS | _CONNECTIVES | _ARITHMETIC
+_INFIX = {*_BINARY.values(), "LIKE"}
 
 _SMALL = {"tinyint", "smallint", "integer", "bigint", "utinyint", "usmallint", "uinteger"}
 _INT64 = 2**63
@@ -61,9 +72,12 @@ class Node:
             return f"({shown[0]} IN ({', '.join(shown[1:])}))"
         if self.op == "IS NULL":
             return f"({shown[0]} IS NULL)"
-        if len(shown) == 2:
+        if self.op == "CASE":
+            whens = "".join(f" WHEN {when} THEN {then}" for when, then in zip(shown[::2], shown[1::2]))
+            return f"CASE{whens}{f' ELSE {shown[-1]}' if len(shown) % 2 else ''} END"
+        if len(shown) == 2 and self.op in _INFIX:
             return f"({shown[0]} {self.op} {shown[1]})"
-        return f"({self.op} {shown[0]})" if self.op in ("NOT", "-") else f"{self.op}({shown[0]})"
+        return f"({self.op} {shown[0]})" if self.op in ("NOT", "-") else f"{self.op}({', '.join(shown)})"
 
     def columns(self) -> set[str]:
         """Names of the declared columns that it reads."""
@@ -79,33 +93,41 @@ def parse(text: str, table: Table) -> Node:
         PlanRefused: it is outside the language; the message names the rule.
         UnknownName: a column that the declaration does not have.
     """
-    return _Reader(text, table).read()
+    return Reader(text, table).read()
 
 
-class _Reader:
+class Reader:
     """Copies what sqlglot parsed, node by node, into the language."""
 
     def __init__(self, text: str, table: Table) -> None:
         self._text, self._table = text, table
 
     def read(self) -> Node:
-        from sqlglot import Dialect, exp
+        """The condition."""
+        from sqlglot import exp
+
+        parsed = self.parsed(exp.Where, "WHERE")
+        if parsed is None:
+            refuse("one condition", "it is not one SQL condition; write what stands after WHERE and nothing else")
+        return self._node(parsed.this, MOST_DEPTH)
+
+    def parsed(self, kind: Any, keyword: str) -> Any:
+        """What sqlglot makes of the text after a keyword; None if it is not one thing of this kind."""
+        from sqlglot import Dialect
         from sqlglot.errors import SqlglotError
 
         if len(self._text) > MOST_TEXT or "\0" in self._text or not _is_unicode(self._text):
-            _refuse("length", f"it is longer than {MOST_TEXT} characters, or has characters that are no text")
+            refuse("length", f"it is longer than {MOST_TEXT} characters, or has characters that are no text")
         try:
-            parsed = Dialect.get_or_raise("duckdb").parse_into(exp.Where, f"WHERE {self._text}")
+            parsed = Dialect.get_or_raise("duckdb").parse_into(kind, f"{keyword} {self._text}")
         except (SqlglotError, RecursionError):
-            parsed = []
-        if len(parsed) != 1 or not isinstance(parsed[0], exp.Where):
-            _refuse("one condition", "it is not one SQL condition; write what stands after WHERE and nothing else")
-        return self._node(parsed[0].this, MOST_DEPTH)
+            return None
+        return parsed[0] if len(parsed) == 1 and isinstance(parsed[0], kind) else None
 
     def _node(self, found: Any, depth: int) -> Node:
         kind = type(found).__name__
         if depth == 0:
-            _refuse("depth", f"it is nested deeper than {MOST_DEPTH}; list values with IN")
+            refuse("depth", f"it is nested deeper than {MOST_DEPTH}; list values with IN")
         if kind == "Paren":
             return self._node(self._only(found, "this")[0], depth)
         if kind in _BINARY:
@@ -113,9 +135,12 @@ class _Reader:
             return self._op(_BINARY[kind], self._only(found, "this", "expression", ignore=extra), depth)
         if kind in _FUNCTIONS:
             return self._op(_FUNCTIONS[kind], self._only(found, "this"), depth)
+        if kind in _CHOICES:
+            first, others = self._only(found, "this", "expressions", ignore=("ignore_nulls",))
+            return self._op(_CHOICES[kind], [first, *(others or ())], depth)
         build: Callable[[Any, int], Node] | None = getattr(self, f"_{kind.lower()}", None)
         if build is None or kind not in _SPECIAL:
-            _refuse("allow-list", f"{_name(found)} is not in the language")
+            refuse("allow-list", f"{_name(found)} is not in the language")
         return build(found, depth)
 
     def _op(self, name: str, operands: Iterable[Any], depth: int) -> Node:
@@ -125,19 +150,19 @@ class _Reader:
         """The named arguments. Any other that is set would change the meaning, so it is refused."""
         for name, value in found.args.items():
             if name not in (*names, *ignore) and value not in (None, False, [], ""):
-                _refuse("allow-list", f"{_name(found)} with {name} is not in the language")
+                refuse("allow-list", f"{_name(found)} with {name} is not in the language")
         return [found.args.get(name) for name in names]
 
     def _column(self, found: Any, depth: int) -> Node:
         self._only(found, "this", "table")
         parts = [found.args.get(name) for name in ("table", "this")]
         if any(part is not None and type(part).__name__ != "Identifier" for part in parts):
-            _refuse("declared columns", "* and lambda parameters are not columns")
+            refuse("declared columns", "* and lambda parameters are not columns")
         wanted = ".".join(part.name for part in parts if part is not None)
         names = {name.casefold(): name for name in reversed(self._table.columns)}
         name = wanted if wanted in self._table.columns else names.get(wanted.casefold())
         if name is None:
-            raise UnknownName(f"column of table {self._table.name!r}, named in a filter,", wanted, self._table.columns)
+            raise UnknownName(f"column of table {self._table.name!r}, named in SQL,", wanted, self._table.columns)
         return Node("column", (self._table.split(name),))
 
     def _literal(self, found: Any, depth: int) -> Node:
@@ -146,9 +171,9 @@ class _Reader:
         try:
             number = Decimal(str(found.this))
         except InvalidOperation:
-            _refuse("literals", "a number is not written in decimal digits")
+            refuse("literals", "a number is not written in decimal digits")
         if number and not 0 < float(number) < float("inf"):
-            _refuse("literals", "a number is beyond what a DOUBLE holds")
+            refuse("literals", "a number is beyond what a DOUBLE holds")
         number = number.normalize() if len(number.as_tuple().digits) <= 28 else number
         return Node("number", (number or Decimal(0),))
 
@@ -156,7 +181,7 @@ class _Reader:
         return Node("truth", (bool(found.this),))
 
     def _null(self, found: Any, depth: int) -> NoReturn:
-        _refuse("literals", "NULL compares with nothing; write IS NULL")
+        refuse("literals", "NULL compares with nothing; write IS NULL")
 
     def _neg(self, found: Any, depth: int) -> Node:
         inside = self._node(self._only(found, "this")[0], depth - 1)
@@ -168,29 +193,36 @@ class _Reader:
     def _is(self, found: Any, depth: int) -> Node:
         left, right = self._only(found, "this", "expression")
         if type(right).__name__ != "Null":
-            _refuse("allow-list", "only IS NULL and IS NOT NULL are in the language")
+            refuse("allow-list", "only IS NULL and IS NOT NULL are in the language")
         return self._op("IS NULL", [left], depth)
 
     def _between(self, found: Any, depth: int) -> Node:
         value, low, high = self._only(found, "this", "low", "high")
         return Node("AND", (self._op(">=", (value, low), depth), self._op("<=", (value, high), depth)))
 
+    def _case(self, found: Any, depth: int) -> Node:
+        ifs, default = self._only(found, "ifs", "default")
+        parts = [part for one in ifs for part in self._only(one, "this", "true")]
+        if type(default).__name__ in ("NoneType", "Null"):
+            default = None
+        return self._op("CASE", [*parts, *([] if default is None else [default])], depth)
+
     def _in(self, found: Any, depth: int) -> Node:
         value, listed = self._only(found, "this", "expressions")
         nodes = [self._node(item, depth - 1) for item in listed or ()]
         if not nodes or any(node.op not in ("number", "text", "truth") for node in nodes):
-            _refuse("literals", "IN takes a list of literals")
+            refuse("literals", "IN takes a list of literals")
         return Node("IN", (self._node(value, depth - 1), *sorted(set(nodes), key=str)))
 
     def _like(self, found: Any, depth: int) -> Node:
         value, pattern = self._only(found, "this", "expression", ignore=("negate",))
         node = self._op("LIKE", (value, pattern), depth)
         if node.args[1].op != "text":
-            _refuse("literals", "LIKE takes a literal pattern")
+            refuse("literals", "LIKE takes a literal pattern")
         return Node("NOT", (node,)) if found.args.get("negate") else node
 
 
-_SPECIAL = {"Column", "Literal", "Boolean", "Null", "Neg", "Not", "Is", "Between", "In", "Like"}
+_SPECIAL = {"Case", "Column", "Literal", "Boolean", "Null", "Neg", "Not", "Is", "Between", "In", "Like"}
 
 
 def _is_unicode(text: str) -> bool:
@@ -207,15 +239,16 @@ def _name(found: Any) -> str:
     return f"the function {found.name!r}" if kind == "Anonymous" else kind
 
 
-def _refuse(rule: str, what: str) -> NoReturn:
-    raise PlanRefused(f"the filter breaks the rule {rule!r}: {what}")
+def refuse(rule: str, what: str) -> NoReturn:
+    """Raise `PlanRefused` with the name of the rule that is broken."""
+    raise PlanRefused(f"the SQL breaks the rule {rule!r}: {what}")
 
 
 # --- SQL for DuckDB -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class _Term:
+class Term:
     """An expression that cannot raise, and its family: whole, number, text, truth, or a column's time or UUID kind."""
 
     sql: str
@@ -223,6 +256,7 @@ class _Term:
 
     @property
     def double(self) -> str:
+        """The number as a DOUBLE."""
         return self.sql if self.family == "number" else f"CAST({self.sql} AS DOUBLE)"
 
 
@@ -231,25 +265,51 @@ def to_sql(node: Node, column: Callable[[str], sql.Field]) -> str:
 
     Raises `PlanRefused` where types do not fit, `TableUnreadable` where a column is missing.
     """
-    return _truth(_Writer(column).term(node), node)
+    return truth(Writer(column).term(node), node)
 
 
-class _Writer:
+class Writer:
     """Writes nodes as SQL."""
 
     def __init__(self, column: Callable[[str], sql.Field]) -> None:
         self._column = column
 
-    def term(self, node: Node) -> _Term:
+    def term(self, node: Node) -> Term:
+        """A node as SQL, with its family."""
         if node.op == "column":
-            return _column_term(self._column(".".join(node.args[0])))
+            return self.column(".".join(node.args[0]))
         if node.op == "number":
             return _number(node.args[0])
         if node.op == "text":
-            return _Term(sql.literal(node.args[0]), "text")
+            return Term(sql.literal(node.args[0]), "text")
         if node.op == "truth":
-            return _Term(str(node), "truth")
-        return _Term(*self._operator(node))
+            return Term(str(node), "truth")
+        return self._choice(node) if node.op in ("CASE", *_CHOICES.values()) else Term(*self._operator(node))
+
+    def column(self, name: str) -> Term:
+        """A column's value."""
+        return column_term(self._column(name))
+
+    def _choice(self, node: Node) -> Term:
+        """One of several values of one family. ``least`` and ``greatest`` pass over NULL, as DuckDB's do."""
+        terms = [self.term(arg) for arg in node.args]
+        whens: list[str] = []
+        if node.op == "CASE":
+            pairs = len(terms) // 2
+            whens = [truth(term, node) for term in terms[: 2 * pairs : 2]]
+            terms = [*terms[1 : 2 * pairs : 2], *terms[2 * pairs :]]
+        families = {term.family for term in terms}
+        if families == {"whole", "number"}:
+            terms = [Term(term.double, "number") for term in terms]
+        need(len(families) == 1 or families == {"whole", "number"}, node, "values of one type")
+        ordered = terms[0].family in ("whole", "number")
+        need(ordered or node.op not in ("least", "greatest"), node, "numbers")
+        texts = [term.sql for term in terms]
+        if node.op != "CASE":
+            return Term(f"{node.op}({', '.join(texts)})", terms[0].family)
+        otherwise = f" ELSE {texts[-1]}" if len(texts) > len(whens) else ""
+        parts = "".join(f" WHEN {when} THEN {then}" for when, then in zip(whens, texts))
+        return Term(f"(CASE{parts}{otherwise} END)", terms[0].family)
 
     def _operator(self, node: Node) -> tuple[str, str]:
         if node.op == "IS NULL" and node.args[0].op == "column":  # of any type
@@ -259,19 +319,21 @@ class _Writer:
             return self._compare(node), "truth"
         terms = [self.term(arg) for arg in node.args]
         if node.op in ("AND", "OR"):
-            return f"({_truth(terms[0], node)} {node.op} {_truth(terms[1], node)})", "truth"
+            return f"({truth(terms[0], node)} {node.op} {truth(terms[1], node)})", "truth"
         if node.op == "NOT":
-            return f"(NOT {_truth(terms[0], node)})", "truth"
+            return f"(NOT {truth(terms[0], node)})", "truth"
         if node.op == "IS NULL":
             return f"({terms[0].sql} IS NULL)", "truth"
         if node.op in ("LIKE", "lower", "upper", "length"):
-            _need(all(term.family == "text" for term in terms), node, "text")
+            need(all(term.family == "text" for term in terms), node, "text")
             if node.op == "LIKE":
                 return f"({terms[0].sql} LIKE {terms[1].sql})", "truth"
             return f"{node.op}({terms[0].sql})", "whole" if node.op == "length" else "text"
-        _need(all(term.family in ("whole", "number") for term in terms), node, "numbers")
+        need(all(term.family in ("whole", "number") for term in terms), node, "numbers")
         values = [term.double for term in terms]
-        if node.op == "abs" or len(values) == 1:
+        if node.op in ("sqrt", "ln", "exp"):
+            return f"nullif({node.op}({values[0]}), CAST('NaN' AS DOUBLE))", "number"
+        if len(values) == 1:
             return f"{node.op}({values[0]})", "number"
         if node.op in ("/", "%"):
             values[1] = f"nullif({values[1]}, CAST(0 AS DOUBLE))"
@@ -289,11 +351,11 @@ class _Writer:
             texts = [f"encode({term.sql})" for term in terms]
         elif len(families) == 1:
             family = families.pop()
-            _need(family not in ("truth", "uuid") or node.op in ("=", "<>", "IN"), node, "an order")
+            need(family not in ("truth", "uuid") or node.op in ("=", "<>", "IN"), node, "an order")
             texts = [_typed(arg, family) if arg.op == "text" else term.sql for term, arg in zip(terms, node.args)]
         else:
             texts = []
-        _need(bool(texts) and (families <= {"text"} or _no_stray_text(node, families)), node, "operands of one type")
+        need(bool(texts) and (families <= {"text"} or _no_stray_text(node, families)), node, "operands of one type")
         if node.op == "IN":
             return f"({texts[0]} IN ({', '.join(texts[1:])}))"
         return f"({texts[0]} {node.op} {texts[1]})"
@@ -304,35 +366,36 @@ def _no_stray_text(node: Node, families: set[str]) -> bool:
     return not (families & {"whole", "number"} and any(arg.op == "text" for arg in node.args))
 
 
-def _column_term(field: sql.Field) -> _Term:
+def column_term(field: sql.Field) -> Term:
+    """A column's value by its type, NaN as NULL. Raises `PlanRefused` for types without values to compare."""
     kind, name = field.kind, field.sql
     if kind in _SMALL:
-        return _Term(name, "whole")
+        return Term(name, "whole")
     if kind in ("ubigint", "hugeint"):
-        return _Term(f"CAST({name} AS HUGEINT)", "whole")
+        return Term(f"CAST({name} AS HUGEINT)", "whole")
     if kind in ("float", "double"):
-        return _Term(f"nullif(CAST({name} AS DOUBLE), CAST('NaN' AS DOUBLE))", "number")
+        return Term(f"nullif(CAST({name} AS DOUBLE), CAST('NaN' AS DOUBLE))", "number")
     if kind in ("decimal", "uhugeint"):
-        return _Term(f"CAST({name} AS DOUBLE)", "number")
+        return Term(f"CAST({name} AS DOUBLE)", "number")
     if kind in ("varchar", "enum"):
-        return _Term(f"CAST({name} AS VARCHAR)", "text")
+        return Term(f"CAST({name} AS VARCHAR)", "text")
     if kind in ("date", "uuid", "timestamp with time zone"):
-        return _Term(name, kind)
+        return Term(name, kind)
     if kind.startswith("timestamp"):
-        return _Term(f"TRY_CAST({name} AS TIMESTAMP)", "timestamp")
+        return Term(f"TRY_CAST({name} AS TIMESTAMP)", "timestamp")
     if kind == "boolean":
-        return _Term(name, "truth")
-    _refuse("types", f"column {field.name!r} is a {field.kind.upper()}, of which only IS NULL can be asked")
+        return Term(name, "truth")
+    refuse("types", f"column {field.name!r} is a {field.kind.upper()}, of which only IS NULL can be asked")
 
 
 def _null_or_nan(field: sql.Field) -> str:
     return f"({field.sql} IS NULL OR isnan({field.sql}))"
 
 
-def _number(value: Decimal) -> _Term:
+def _number(value: Decimal) -> Term:
     if value == value.to_integral_value() and -_INT64 <= value < _INT64:
-        return _Term(sql.integer(int(value)), "whole")
-    return _Term(f"CAST('{float(value)!r}' AS DOUBLE)", "number")
+        return Term(sql.integer(int(value)), "whole")
+    return Term(f"CAST('{float(value)!r}' AS DOUBLE)", "number")
 
 
 def _typed(node: Node, family: str) -> str:
@@ -349,9 +412,7 @@ def _typed(node: Node, family: str) -> str:
             return f"make_timestamp{zone}({since // dt.timedelta(microseconds=1)})"
     except ValueError:
         pass
-    _refuse(
-        "types", f"a literal compared with a {family.upper()} is not one; write it like {_LIKE.get(family, 'TRUE')}"
-    )
+    refuse("types", f"a literal compared with a {family.upper()} is not one; write it like {_LIKE.get(family, 'TRUE')}")
 
 
 _LIKE = {
@@ -362,11 +423,13 @@ _LIKE = {
 }
 
 
-def _truth(term: _Term, node: Node) -> str:
-    _need(term.family == "truth", node, "conditions")
+def truth(term: Term, node: Node) -> str:
+    """The SQL of a condition, or `PlanRefused`."""
+    need(term.family == "truth", node, "conditions")
     return term.sql
 
 
-def _need(holds: bool, node: Node, what: str) -> None:
+def need(holds: bool, node: Node, what: str) -> None:
+    """Raise `PlanRefused` unless the operands fit the operator."""
     if not holds:
-        _refuse("types", f"{node.op} needs {what}")
+        refuse("types", f"{node.op} needs {what}")

@@ -16,6 +16,7 @@ from dpflow.core.declaration import Join, Table, load_table
 from dpflow.core.statistics import (
     Answer,
     GroupedSums,
+    GroupEstimates,
     GroupMoments,
     Groups,
     GroupValues,
@@ -30,7 +31,7 @@ from dpflow.core.statistics import (
     UnboundedValues,
 )
 from dpflow.errors import PlanRefused
-from dpflow.tables import filters, sandbox, sql
+from dpflow.tables import expressions, filters, sandbox, sql
 from dpflow.tables.bounding import (
     KEY_BITS,
     MOST_ROWS,
@@ -135,7 +136,7 @@ class PrivateTable:
                 else:
                     reading.column(name)
 
-    def check(self, statistic: Statistic | GroupMoments, blocks: Sequence[str] = ()) -> None:
+    def check(self, statistic: Statistic | GroupMoments | GroupEstimates, blocks: Sequence[str] = ()) -> None:
         """Check one request against the catalog, before anything is charged; reads no row.
 
         Raises:
@@ -159,6 +160,8 @@ class PrivateTable:
                 reading.unbounded(statistic)
             elif isinstance(statistic, GroupMoments):
                 reading.moments(statistic, b"")
+            elif isinstance(statistic, GroupEstimates):
+                reading.estimates(statistic, b"")
             else:
                 reading.grouped(statistic, b"")
 
@@ -255,6 +258,18 @@ class PrivateTable:
         for name in request.measures:
             answer[name] = np.zeros(request.groups)
             answer[name][_int64(found["bucket"])] = unit[name] * np.asarray(found[f"m_{name}"], dtype=np.float64)
+        return answer
+
+    def expression(self, text: str) -> str:
+        """A user's expression in its canonical form. Raises `PlanRefused` or `UnknownName` if it is not in the language."""
+        return str(expressions.parse(text, self.declaration))
+
+    def group_estimates(self, request: GroupEstimates, secret: bytes, blocks: Sequence[str]) -> NDArray[np.float64]:
+        """An expression's number for each holdout group, NaN where it has none; groups are those of `grouped_rows`."""
+        with self._reading(blocks) as reading:
+            found = reading.arrays(reading.estimates(request, secret))
+        answer = np.full(request.groups, np.nan)
+        answer[_int64(found["bucket"])] = np.ma.filled(np.ma.asarray(found["value"], dtype=np.float64), np.nan)
         return answer
 
 
@@ -688,6 +703,12 @@ class _Reading:
         present = " AND ".join(f"{name} IS NOT NULL" for name, _ in zip("xy", request.columns))
         measures = ", ".join(f"CAST({_MEASURES[name]} AS DOUBLE) AS m_{name}" for name in request.measures)
         return f"SELECT bucket, {measures} FROM ({self._select(outputs)}) WHERE {present} GROUP BY bucket"
+
+    def estimates(self, request: GroupEstimates, secret: bytes) -> str:
+        """The query of a user's expression by holdout group: one GROUP BY."""
+        written = expressions.to_sql(expressions.parse(request.sql, self._table), self._table, self.column)
+        outputs = [self._bucket(request.groups, secret), *(f"{row} AS r{i}" for i, row in enumerate(written.rows))]
+        return f"SELECT bucket, {written.value} AS value FROM ({self._select(outputs)}) GROUP BY bucket"
 
     def _bucket(self, groups: int, secret: bytes) -> str:
         """The holdout group of a row: a keyed hash of its unit."""

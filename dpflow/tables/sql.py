@@ -180,8 +180,8 @@ def number(column: Field, declared: Column) -> str:
         value = f"CAST({steps} AS DOUBLE) / CAST({divisor} AS DOUBLE)"
     inside = value
     if declared.lower is not None and declared.upper is not None:
-        inside = f"least(greatest({value}, {_double(declared.lower)}), {_double(declared.upper)})"
-    default = "CAST('NaN' AS DOUBLE)" if declared.missing == "skip" else _double(declared.missing)
+        inside = f"least(greatest({value}, {double(declared.lower)}), {double(declared.upper)})"
+    default = "CAST('NaN' AS DOUBLE)" if declared.missing == "skip" else double(declared.missing)
     return f"CASE WHEN {column.sql} IS NULL OR isnan({value}) THEN {default} ELSE {inside} END"
 
 
@@ -236,7 +236,8 @@ def _half_away(value: Fraction) -> int:
     return int(sign * ((2 * abs(value) + 1) // 2))
 
 
-def _double(value: Fraction) -> str:
+def double(value: Fraction) -> str:
+    """A number as a DOUBLE."""
     return f"CAST('{float(value)!r}' AS DOUBLE)"
 
 
@@ -247,10 +248,10 @@ def _from_float(column: Field, declared: Column) -> str:
         raise PlanRefused(f"the step of column {column.name!r} is out of the range of a {column.kind.upper()}")
     scaled = f"CAST({column.sql} AS DOUBLE)"
     if step.denominator != 1:
-        scaled += f" * {_double(Fraction(step.denominator))}"
+        scaled += f" * {double(Fraction(step.denominator))}"
     if step.numerator != 1:
-        scaled += f" / {_double(Fraction(step.numerator))}"
-    value = f"least(greatest(round({scaled}), {_double(Fraction(low))}), {_double(Fraction(high))})"
+        scaled += f" / {double(Fraction(step.numerator))}"
+    value = f"least(greatest(round({scaled}), {double(Fraction(low))}), {double(Fraction(high))})"
     value = f"CAST({value} AS BIGINT)"
     if max(abs(low), abs(high)) > 2**53:  # a bound that a double cannot hold was rounded: clamp again, exactly
         value = f"least(greatest({value}, {integer(low)}), {integer(high)})"

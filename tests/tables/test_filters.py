@@ -97,6 +97,16 @@ def nasty(tmp_path_factory: pytest.TempPathFactory) -> Any:
         ("ts = '2020-02-29 12:00:00'", 1),
         ("tz < '2020-01-01 00:00:01'", 3),
         ("id = '00000000-0000-0000-0000-000000000000'", 1),
+        ("CASE WHEN i = 1 THEN flag END", 1),
+        ("CASE WHEN i > 0 THEN 'a' WHEN i = 0 THEN 'b' ELSE 'c' END = 'c'", 2),
+        ("coalesce(i, 1) = 1", 2),
+        ("coalesce(txt, en) = 'Oslo'", 1),
+        ("least(i, 0) = 0", 4),  # NULL is passed over, as in DuckDB
+        ("greatest(f, 0) >= 0", 5),
+        ("sqrt(i) >= 0", 3),  # of a negative number it is NULL
+        ("ln(i) < 100", 3),
+        ("ln(-i) > 0", 1),
+        ("exp(i) > 1e300", 1),
         ("TRUE", 5),
         ('"I" = 0 -- names ignore case', 1),
     ],
@@ -142,7 +152,12 @@ def test_what_conditions_mean(nasty: Any, where: str, rows: int) -> None:
         ("i ** 99 > 1", "Pow"),
         ("i << 99 > 1", "allow-list"),
         ("txt || txt = ''", "DPipe"),
-        ("CASE WHEN i = 1 THEN flag END", "Case"),
+        ("CASE i WHEN 1 THEN flag END", "Case with this"),
+        ("CASE WHEN i THEN flag END", "types"),
+        ("CASE WHEN flag THEN i ELSE txt END = 1", "types"),
+        ("coalesce(i, txt) = 1", "types"),
+        ("least(txt, 'a') = 'a'", "types"),
+        ("sqrt(txt) = 1", "types"),
         ("sum(i) > 3", "Sum"),
         ("row_number() OVER () = 1", "Window"),
         ("i = $1", "Placeholder"),
@@ -179,7 +194,7 @@ def test_what_is_refused(nasty: Any, where: str, rule: str) -> None:
     """Everything outside the language is refused before a row is read, and the refusal names the rule."""
     with pytest.raises(PlanRefused) as caught:
         nasty(where)
-    assert rule in str(caught.value) and "the filter breaks the rule" in str(caught.value)
+    assert rule in str(caught.value) and "the SQL breaks the rule" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["u", "rowid", "nothing", "data.i", "private.main.data.i", "memory.i"])
@@ -246,6 +261,11 @@ numbers = st.deferred(
         st.sampled_from(["i", "big", "huge", "dec", "f", "0", "1", "-1.5", "1e300", "9223372036854775808"])
         | st.tuples(numbers, st.sampled_from("+-*/%"), numbers).map(lambda t: f"({' '.join(t)})")
         | numbers.map(lambda n: f"abs(- {n})")
+        | st.tuples(st.sampled_from(["sqrt", "ln", "exp"]), numbers).map(lambda t: f"{t[0]}({t[1]})")
+        | st.tuples(st.sampled_from(["least", "greatest", "coalesce"]), numbers, numbers).map(
+            lambda t: f"{t[0]}({t[1]}, {t[2]})"
+        )
+        | st.tuples(conditions, numbers, numbers).map(lambda t: f"CASE WHEN {t[0]} THEN {t[1]} ELSE {t[2]} END")
         | texts.map(lambda t: f"length({t})")
     )
 )
