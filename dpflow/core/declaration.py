@@ -192,7 +192,7 @@ class Table(Strict):
     has d times the loss). ``holdout`` makes the table readable only through a gate session. ``generalisation-only``: nobody is
     protected; rows may be handed out, or, of a holdout, tested without noise. ``database`` is a path relative to the
     declaration's file. ``partials`` keeps exact sums of single blocks beside the database, for later releases that read
-    these blocks among others: ``checked`` reads the rows again to see whether they changed, ``sealed`` relies on the
+    these blocks among others: ``checked`` sees from where they are stored whether they changed, ``sealed`` relies on the
     owner's promise that a block's rows do not change once it was released, and only counts them (`dpflow.tables.partials`).
     """
 

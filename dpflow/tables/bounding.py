@@ -324,8 +324,12 @@ def _drawn(bits: int, random: str = "random()") -> str:
 
 
 def _hashed(salt: int, *columns: str) -> str:
-    """A number from [0, 1) that follows from the columns and the salt: a keyed digest, because ``hash`` is no uniform choice."""
-    return f"CAST(md5_number_lower(concat_ws(' ', '{salt}', {', '.join(columns)})) >> 11 AS DOUBLE) * {2.0**-53!r}"
+    """A number from [0, 1) that follows from the columns and the salt.
+
+    DuckDB's hash of several values combines theirs by xor, so that among three the least is no uniform choice; the hash of
+    that hash mixes it. No guarantee rests on these numbers, only that choices are fair.
+    """
+    return f"CAST(hash(hash({', '.join([f'CAST({salt} AS UBIGINT)', *columns])})) >> 11 AS DOUBLE) * {2.0**-53!r}"
 
 
 def cut_rows(rows: str, most: int, within: str = "unit, part") -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from dpflow.core.declaration import Join
 from dpflow.errors import PlanRefused
-from dpflow.tables import sql
+from dpflow.tables import sandbox, sql, storage
 from dpflow.tables.bounding import cut_rows
 
 #: Integer types that compare with each other by widening, which cannot fail.
@@ -57,6 +57,11 @@ class Joined:
                 f"join {self.join.name}: rule same-type: {self.join.left!r} is a {self.left.type} and {self.join.right!r} a "
                 f"{right.type}; give both columns one type"
             )
+
+    def state(self, connection: sandbox.Connection) -> str | None:
+        """What determines the relation's columns that are read; None where that cannot be told."""
+        names = {self._right().name, *self.read}
+        return storage.state(connection, sandbox.Relation(self.relation, dict(self.fields)), names)
 
     def clause(self) -> str:
         """The LEFT JOIN onto ``t``."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,9 @@ T = TypeVar("T")
 
 #: Name of the attached database; everything else in the connection is in memory.
 PRIVATE = "private"
+
+#: Bytes of a DuckDB file before its first block, and of the checksum that a block begins with.
+_HEADERS, _CHECKSUM = 3 * 4096, 8
 
 
 def memory_limit() -> str:
@@ -73,8 +76,8 @@ class Relation:
 class Connection:
     """A connection whose errors are scrubbed. ``what`` names the table in messages."""
 
-    def __init__(self, raw: duckdb.DuckDBPyConnection, what: str) -> None:
-        self._raw, self._what = raw, what
+    def __init__(self, raw: duckdb.DuckDBPyConnection, what: str, file: int | None = None) -> None:
+        self._raw, self._what, self._file = raw, what, file
         self._found: dict[str, Relation] = {}
 
     def scrubbed(self, action: Callable[[], T]) -> T:
@@ -92,6 +95,18 @@ class Connection:
     def arrays(self, query: str, parameters: list[Any] | None = None) -> dict[str, Any]:
         """All rows as one numpy array per output column."""
         return scrubbed(lambda: self._raw.execute(query, parameters).fetchnumpy(), self._what)
+
+    def checksums(self, blocks: Sequence[int]) -> list[bytes]:
+        """The checksums with which these blocks of the file begin, or `TableUnreadable`."""
+        query = "SELECT block_size FROM pragma_database_size() WHERE database_name = ?"
+        size = self.rows(query, [PRIVATE])[0][0]
+        found = []
+        if self._file is not None:
+            with suppress(OSError):
+                found = [os.pread(self._file, _CHECKSUM, _HEADERS + size * block) for block in blocks]
+        if self._file is None or any(len(one) < _CHECKSUM for one in found) or len(found) < len(blocks):
+            raise TableUnreadable(f"the blocks of {self._what} cannot be looked at")
+        return found
 
     def relation(self, name: str) -> Relation:
         """The table or view that DuckDB means by this name, or `TableUnreadable` with close matches.
@@ -164,16 +179,23 @@ def opened(database: Path, what: str) -> Iterator[Connection]:
             "autoload_known_extensions": False,
         }
         raw = duckdb.connect(":memory:", config=settings)
+        file = None
         try:
+            with suppress(OSError):  # attaching says what is wrong
+                file = os.open(database, os.O_RDONLY | os.O_CLOEXEC)
             raw.execute("SET TimeZone = 'UTC'")
-            connection = Connection(raw, what)
+            connection = Connection(raw, what, file)
             path = sql.literal(str(database.absolute()))
             connection.run(f"ATTACH {path} AS {PRIVATE} (TYPE duckdb, READ_ONLY)")
             connection.run("SET enable_external_access = false")
             connection.run("SET lock_configuration = true")
+            if file is not None and not os.path.samestat(os.fstat(file), database.stat()):
+                raise TableBusy(f"{what} was exchanged while it was opened; try again")
             yield connection
         finally:
             raw.close()
+            if file is not None:
+                os.close(file)  # with the last handle: closing any of them ends this process's locks
 
 
 def identity(database: Path, what: str) -> bytes:

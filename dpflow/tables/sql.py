@@ -6,7 +6,7 @@ Every expression is total: whatever a row holds, it gives a value or NULL and ne
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -104,6 +104,11 @@ def key(column: Field, role: str) -> str:
     if column.kind == "enum":
         return f"CAST({column.sql} AS VARCHAR)"
     return f"encode({column.sql})" if column.kind == "varchar" else column.sql
+
+
+def listed(column: Field, texts: Sequence[str]) -> str:
+    """Keys given as text as values of `key`, with commas between them."""
+    return ", ".join(from_text(column, f"CAST({literal(text)} AS VARCHAR)") for text in texts)
 
 
 #: What is added to a `small_integer`, so that it is not negative.

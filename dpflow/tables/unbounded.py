@@ -22,9 +22,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpflow.core.statistics import Cells, Grid, OpenColumn
+from dpflow.core.statistics import Cells, Grid, OpenColumn, UnboundedValues
 from dpflow.tables import sql
 from dpflow.tables.bounding import MOST_PACKED, cut_rows
+from dpflow.tables.reading import Reading
 from dpflow.tables.sandbox import Connection
 
 _WIDE = Context(prec=400)
@@ -53,6 +54,27 @@ def keep(rows: str, per_group: int, groups: int | None, unique: bool) -> str:
     if groups is not None:
         cells = cut_rows(cells, groups)
     return f"CREATE TEMP TABLE kept AS SELECT code, h, unnest(xs) AS x FROM ({cells})"
+
+
+def statement(reading: Reading, request: UnboundedValues) -> str:
+    """The statement that makes the table ``kept`` of a request; reads nothing."""
+    rows, groups = reading.in_groups(request, [f"{sql.real(reading.column(request.column))} AS v0"])
+    return keep(rows, request.rows_per_group, groups, reading.has_unique_units())
+
+
+def open_column(reading: Reading, request: UnboundedValues) -> OpenColumn:
+    """Number the keys, cut, and stay open for questions."""
+    if request.by is not None:
+        reading.number_keys(reading.column(request.by), request.keys)
+    making = statement(reading, request)
+    reading.cut_joined()
+    reading.connection.run(making, reading.parameters)
+    unit = reading.column(reading.table.unit.column).sql
+    units = f"SELECT DISTINCT {reading.unit} AS unit FROM {reading.relation} AS t"
+    if reading.table.unit.missing == "drop":
+        units += f" WHERE {unit} IS NOT NULL"
+    column = reading.column(request.column)
+    return TableColumn(reading.connection, column, len(request.keys), request.rows_per_group, units)
 
 
 class TableColumn(OpenColumn):

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from dpflow.core.declaration import Column, Table
 from dpflow.core.statistics import GroupedSums, KeySets, SortedValues
 from dpflow.errors import PlanRefused
-from dpflow.tables import PrivateTable, sandbox
-from dpflow.tables import private as private_module
+from dpflow.tables import PrivateTable, sandbox, sums
 from dpflow.tables.bounding import Cut, Value, cut_values
 from dpflow.testing.neighbours import fingerprint
 
@@ -353,8 +352,8 @@ def test_a_table_in_parts_gives_the_same_sums(make: Any, monkeypatch: pytest.Mon
         private.declaration.model_copy(update={"columns": {**private.declaration.columns, "small": Column()}})
     )
     whole = [fingerprint(private.answer(request, ())) for request in requests]
-    monkeypatch.setattr(private_module, "PART_ROWS", 100)
-    monkeypatch.setattr(private_module, "BYTES_PER_WORD", sandbox.memory_bytes() // 100)
+    monkeypatch.setattr(sums, "PART_ROWS", 100)
+    monkeypatch.setattr(sums, "BYTES_PER_WORD", sandbox.memory_bytes() // 100)
     assert [fingerprint(private.answer(request, ())) for request in requests] == whole
     cut = [private.answer(GroupedSums("k", ("a", "b"), 1, 2), ()) for _ in range(2)]
     assert all(answer.rows.sum() == 2 * 37 and answer.units.sum() == 37 for answer in cut)
@@ -381,8 +380,8 @@ def test_one_more_row_that_makes_two_parts_moves_a_sum_by_its_own_value(
 ) -> None:
     """Sums beyond +-2^62 are cut once, in the whole: parts that are cut first add up to something else."""
     bound = 2**58
-    monkeypatch.setattr(private_module, "PART_ROWS", 48)
-    monkeypatch.setattr(private_module, "BYTES_PER_WORD", sandbox.memory_bytes() // 48)
+    monkeypatch.setattr(sums, "PART_ROWS", 48)
+    monkeypatch.setattr(sums, "BYTES_PER_WORD", sandbox.memory_bytes() // 48)
 
     def total(extra: int) -> int:
         path = tmp_path / f"{extra}.duckdb"
