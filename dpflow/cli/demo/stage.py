@@ -21,6 +21,8 @@ import httpx
 from dpflow.errors import DpflowError
 
 PROCESSES = ("api-server", "scheduler", "dag-processor")
+AIRFLOW = (sys.executable, "-m", "airflow")
+RESTARTS = 3  # of processes that end by themselves, as a supervisor would; on SQLite a busy Airflow's scheduler may
 
 
 class DemoFailed(DpflowError):
@@ -77,6 +79,8 @@ class Stage:
         self.url = env["AIRFLOW__API__BASE_URL"]
         self.logs = root / "demo" / "logs"
         self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._homes: dict[str, str] = {}
+        self._restarts = 0
         self._client = httpx.Client(base_url=self.url, timeout=30, trust_env=False)
 
     def start(self, processes: tuple[str, ...] = PROCESSES, *, migrate: bool = True, own_homes: bool = False) -> None:
@@ -85,18 +89,33 @@ class Stage:
         ``own_homes`` gives each an AIRFLOW_HOME of its own, as containers have.
         """
         self.logs.mkdir(parents=True, exist_ok=True)
-        airflow = [sys.executable, "-m", "airflow"]
         if migrate:
             with (self.logs / "migrate.log").open("wb") as log:
-                done = subprocess.run([*airflow, "db", "migrate"], env=self.env, stdout=log, stderr=log, check=False)
+                done = subprocess.run([*AIRFLOW, "db", "migrate"], env=self.env, stdout=log, stderr=log, check=False)
             if done.returncode:
                 raise DemoFailed(f"airflow db migrate failed; read {log.name}")
         for name in processes:
-            env = self.env | ({"AIRFLOW_HOME": str(self.root / f"home-{name}")} if own_homes else {})
-            with (self.logs / f"{name}.log").open("wb") as log:
-                self._running[name] = subprocess.Popen(
-                    [*airflow, name], env=env, stdout=log, stderr=log, start_new_session=True
-                )
+            self._homes[name] = str(self.root / f"home-{name}") if own_homes else self.env["AIRFLOW_HOME"]
+            (self.logs / f"{name}.log").unlink(missing_ok=True)
+            self._launch(name)
+
+    def _launch(self, name: str) -> None:
+        env = self.env | {"AIRFLOW_HOME": self._homes[name]}
+        with (self.logs / f"{name}.log").open("ab") as log:
+            self._running[name] = subprocess.Popen(
+                [*AIRFLOW, name], env=env, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def _supervise(self) -> None:
+        """Start again what ended by itself, a few times. Raises `DemoFailed` after that."""
+        for name, process in list(self._running.items()):
+            if process.poll() is None:
+                continue
+            end_groups([process.pid])
+            if self._restarts == RESTARTS:
+                raise DemoFailed(f"airflow {name} ended by itself; read {self.logs / (name + '.log')}")
+            self._restarts += 1
+            self._launch(name)
 
     def groups(self) -> list[int]:
         """Process groups that were started."""
@@ -110,12 +129,10 @@ class Stage:
             process.wait()
 
     def wait(self, what: str, done: Callable[[], Any], seconds: float = 120, every: float = 0.5) -> Any:
-        """Poll until ``done`` returns something true. Raises `DemoFailed` when time is up or a process died."""
+        """Poll until ``done`` returns something true. Raises `DemoFailed` when time is up or a process keeps ending."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
-            for name, process in self._running.items():
-                if process.poll() is not None:
-                    raise DemoFailed(f"airflow {name} ended by itself; read {self.logs / (name + '.log')}")
+            self._supervise()
             if result := done():
                 return result
             time.sleep(every)
