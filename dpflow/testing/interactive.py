@@ -10,7 +10,7 @@ from typing import Any
 from dpflow.core.mechanism import InteractiveMechanism, State, Verdict
 from dpflow.core.randomness import Source, SystemSource
 from dpflow.core.statistics import Answer
-from dpflow.testing.audit import affordable, audit
+from dpflow.testing.audit import affordable, confirmed
 from dpflow.testing.examples import Example, answers, neighbouring, plan, typical, validated
 from dpflow.testing.harness import NotConformant, StreamSource, claim, forbid_hidden_randomness, require, same, silence
 
@@ -128,7 +128,7 @@ def claim_survives_audit(mechanism: Interactive, example: Example) -> None:
             return lambda: Session(mechanism, example, source).transcript(pick)
 
         draws = affordable(sampler(0), DRAWS, SECONDS)
-        found = audit(sampler(0), sampler(1), epsilon, delta, draws=draws)
+        found = confirmed(sampler(0), sampler(1), epsilon, delta, draws=draws)
         require(found.passed, f"neighbouring answers {number}: {found}")
 
 

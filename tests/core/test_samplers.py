@@ -1,6 +1,6 @@
 """Exact samplers: cuts pinned to 2^-108 against decimal arithmetic, distributions by chi-square, errors by text.
 
-A chi-square test fails wrongly with probability 10^-6; each has a control that shows it would see a scale 10 % off.
+A chi-square test fails wrongly with probability below 10^-9; each has a control that shows it would see a scale 10 % off.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ Sampler = Callable[[Fraction, int, Source], npt.NDArray[np.int64]]
 Cdf = Callable[[npt.NDArray[np.int64], float], npt.NDArray[np.float64]]
 
 SOURCE = SystemSource()
-ALARM = 1e-6
+ALARM = (
+    1e-15  # of the chi-square law; the statistic itself exceeds that less than once in 10^9 times from 10 expected on
+)
 F = Fraction
 
 
@@ -131,7 +133,7 @@ def test_neighbouring_draws_are_independent() -> None:
     """The signs and sizes of consecutive draws show no correlation."""
     drawn = discrete_laplace(F(100), 400_000, SOURCE).astype(float)
     for part in (drawn, abs(drawn)):
-        assert abs(np.corrcoef(part[:-1], part[1:])[0, 1]) < 6 / 400_000**0.5
+        assert abs(np.corrcoef(part[:-1], part[1:])[0, 1]) < 8 / 400_000**0.5
 
 
 @pytest.mark.parametrize("law", LAWS)
@@ -145,7 +147,7 @@ def test_single_draws_follow_the_same_law(law: str) -> None:
 def test_tail_is_not_cut() -> None:
     """Among 2 x 10^6 draws of scale 40 the largest is where extreme values belong."""
     largest = int(abs(discrete_laplace(F(40), 2_000_000, SOURCE)).max())
-    assert 40 * (math.log(2e6) - 4) < largest < 40 * (math.log(2e6) + 20)
+    assert 40 * (math.log(2e6) - 4) < largest < 40 * (math.log(2e6) + 25)  # missed once in e^25 times
 
 
 # --- cuts, against 60-digit decimals -------------------------------------------------------------------------------
@@ -293,8 +295,8 @@ def test_bernoulli_exp_of_a_huge_gamma_is_rare_but_possible() -> None:
     [(lambda: bernoulli(F(3, 7), SOURCE), 3 / 7), (lambda: bernoulli_exp(F(5, 4), SOURCE), math.exp(-1.25))],
 )
 def test_coin_frequencies(draw: Callable[[], bool], p: float) -> None:
-    """40,000 coins come up within 6 standard deviations of their probability."""
-    assert abs(sum(draw() for _ in range(40_000)) - 40_000 * p) < 6 * (40_000 * p * (1 - p)) ** 0.5
+    """40,000 coins come up within 8 standard deviations of their probability."""
+    assert abs(sum(draw() for _ in range(40_000)) - 40_000 * p) < 8 * (40_000 * p * (1 - p)) ** 0.5
 
 
 # --- choose --------------------------------------------------------------------------------------------------------
@@ -542,8 +544,8 @@ def test_permute_and_flip_has_the_stated_distribution(costs: list[int]) -> None:
         law = np.array(list(oracle.permute_and_flip(costs, claimed).values())) * draws
         return float(stats.chisquare(counts[law > 1], law[law > 1] / law[law > 1].sum() * counts[law > 1].sum()).pvalue)
 
-    assert len(costs) == 1 or max(costs) > 5 or p(rate) > 1e-6
-    assert len(costs) < 4 or p(rate * F(4, 5)) < 1e-6
+    assert len(costs) == 1 or max(costs) > 5 or p(rate) > ALARM
+    assert len(costs) < 4 or p(rate * F(4, 5)) < ALARM
     assert len(costs) > 2 or set(drawn) == {0}
 
 

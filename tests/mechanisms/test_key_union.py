@@ -16,7 +16,6 @@ import pytest
 from dpflow.core.declaration import Table
 from dpflow.core.events import ZCDP, Approximate
 from dpflow.core.noise import Reach, gaussian, rho_for
-from dpflow.core.randomness import SystemSource
 from dpflow.core.statistics import Sets
 from dpflow.errors import InvalidInput
 from dpflow.mechanisms import key_union
@@ -25,6 +24,7 @@ from dpflow.registry import Registry
 from dpflow.testing import oracle
 from dpflow.testing.enumeration import outputs
 from dpflow.testing.examples import plan
+from dpflow.testing.harness import StreamSource
 from dpflow.testing.neighbours import key_sets
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "testing"))
@@ -138,9 +138,9 @@ def test_what_is_released() -> None:
     params, event = plan(KeyUnion(), table, {"by": "word", "epsilon": "1", "delta": "1e-6"})
     assert event == Approximate(Fraction(1), Fraction(1, 10**6))
     bags = [["z", "common"]] * 400 + [["rare", "a"]] * 5 + [["a"]] * 300
-    rows = KeyUnion().draw(params, table, key_sets(bags), SystemSource()).rows
+    rows = KeyUnion().draw(params, table, key_sets(bags), StreamSource(1)).rows
     assert [(row.key, row.measure, row.value) for row in rows] == [(k, "key", 1) for k in ("a", "common", "z")]
-    assert KeyUnion().draw(params, table, key_sets([]), SystemSource()).rows == ()
+    assert KeyUnion().draw(params, table, key_sets([]), StreamSource(1)).rows == ()
     _, event = plan(KeyUnion(), table, {"by": "word", "epsilon": "1", "delta": "1e-6", "claim": "zcdp"})
     assert isinstance(event, ZCDP) and event.delta == Fraction(1, 2 * 10**6)
     assert event.epsilon_at(Fraction(1, 10**6)) <= 1

@@ -16,6 +16,7 @@ from dpflow.core.statistics import Histogram
 from dpflow.errors import InvalidInput
 from dpflow.mechanisms.quantile import pieces
 from dpflow.registry import Registry
+from dpflow.testing.audit import too_often
 from dpflow.testing.examples import plan
 
 REGISTRY = Registry.load()
@@ -105,7 +106,7 @@ def test_costs_do_not_overflow(low: int, high: int, count: int) -> None:
 
 
 def test_several_quantiles_ascend_and_are_near() -> None:
-    """Nine deciles of evenly spread rows: in ascending order, each within the rank that the plan promises."""
+    """Nine deciles of evenly spread rows: in ascending order, all within the rank that the plan promises in 95 % of draws."""
     mechanism = REGISTRY.mechanism("quantiles")
     params, event = plan(
         mechanism, TABLE, {"column": "score", "epsilon": "1", "quantiles": [f"0.{i}" for i in range(9, 0, -1)]}
@@ -115,12 +116,14 @@ def test_several_quantiles_ascend_and_are_near() -> None:
     assert bound is not None
     rank = bound.half_width["rank (rows)"]
     data = Histogram(np.arange(1001), np.full(1001, 10))
-    for _ in range(20):
+    misses = 0
+    for _ in range(60):
         rows = mechanism.draw(params, TABLE, data, SystemSource()).rows
         assert [row.measure for row in rows] == [f"quantile {Fraction(i, 10)}" for i in range(1, 10)]
         values = [float(row.value or 0) for row in rows]
         assert values == sorted(values)
-        assert sum(abs(10 * v - 10010 * i / 10) > rank + 10 for i, v in enumerate(values, 1)) == 0
+        misses += any(abs(10 * v - 10010 * i / 10) > rank + 10 for i, v in enumerate(values, 1))
+    assert not too_often(misses, 60, 0.05)
 
 
 GROUPS = Table.model_validate(
