@@ -151,6 +151,14 @@ class Join(Strict):
     on: Annotated[dict[str, str], Field(min_length=1, max_length=1)]
     rows: Annotated[int, Field(ge=1, le=1000)] | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _read_on(cls, given: Any) -> Any:
+        """YAML 1.1 takes the bare word ``on`` for true."""
+        if isinstance(given, dict) and True in given:
+            return {"on" if name is True else name: value for name, value in given.items()}
+        return given
+
     @property
     def left(self) -> str:
         """The key's column in the table."""

@@ -24,6 +24,7 @@ from dpflow.engine.occasion import Occasion
 from dpflow.engine.plan import Plan
 from dpflow.errors import DpflowError, PlanRefused
 from dpflow.ledger import Ledger, Reservation, Scope
+from dpflow.ledger.readings import JOINED
 from dpflow.registry import Registry
 from dpflow.tables import PrivateTable, PublishedRelease, publish
 
@@ -137,13 +138,17 @@ def check_protection(plan: Plan, scope: Scope) -> None:
 
 def data_names(plan: Plan, ledger: Ledger) -> list[str]:
     """Public names of what a plan reads, under which the ledger knows it beside its dataset: the table as it is declared, and
-    every private relation by its place, so that a second declaration of the same rows is no second data set.
+    every relation by its place, so that a second declaration of the same rows is no second data set. Dimensions are public,
+    so a gate does not close its own; another gate may be on their rows all the same.
     """
     database = os.path.realpath(plan.table.database)
-    relations = [plan.table.source, *(join.relation for join in plan.table.joins if join.kind == "unit")]
-    plain = (relation.casefold().removeprefix("main.") for relation in relations)  # one table, however it is written
-    places = (f"{database}\0{relation}".encode() for relation in plain)
-    return [f"table {plan.table.name}", *(f"place {ledger.commitment(place, 'place')[:32]}" for place in places)]
+
+    def place(relation: str) -> str:
+        plain = relation.casefold().removeprefix("main.")  # one table, however it is written
+        return "place " + ledger.commitment(f"{database}\0{plain}".encode(), "place")[:32]
+
+    joins = [("" if join.kind == "unit" else JOINED) + place(join.relation) for join in plan.table.joins]
+    return [f"table {plan.table.name}", place(plan.table.source), *joins]
 
 
 def _draw(plan: Plan, private: PrivateTable, ledger: Ledger, reservation: Reservation, principal: str) -> Reservation:

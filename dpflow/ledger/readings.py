@@ -3,6 +3,9 @@
 A name says what may be one and the same data: the dataset (the first part of the scope's path), and what the caller names
 besides, such as a table and its place. Two releases that share one name read the same data. A gate is recorded on
 all its names in the transaction that opens it, so of two that open at once, from whatever scopes, the second is refused.
+
+A name after "joined " is of rows that are read, too, but are declared public: an open gate on them closes them, and a later one
+finds them no longer fresh, but whoever joins them neither closes nor cuts them.
 """
 
 from __future__ import annotations
@@ -28,14 +31,24 @@ _UPDATE = Prepared(
 )
 
 
+JOINED = "joined "
+
+
 def names(scope: str, named: Sequence[str]) -> list[str]:
-    """All names of the data that a release on this scope reads."""
-    return list(dict.fromkeys((f"dataset {scope.split('/')[0]}", *named)))
+    """All names of the data that a release on this scope is about."""
+    own = (name for name in named if not name.startswith(JOINED))
+    return list(dict.fromkeys((f"dataset {scope.split('/')[0]}", *own)))
+
+
+def joined(scope: str, named: Sequence[str]) -> list[str]:
+    """Names of the public data that it reads besides."""
+    also = dict.fromkeys(name.removeprefix(JOINED) for name in named if name.startswith(JOINED))
+    return [name for name in also if name not in names(scope, named)]
 
 
 def reads(scope: str, named: Sequence[str]) -> list[Read]:
     """What `require` will read for certain."""
-    found = names(scope, named)
+    found = names(scope, named) + joined(scope, named)
     groups = [found[at : at + _TOGETHER] for at in range(0, len(found), _TOGETHER)]
     return [(_FIND, {f"name{n}": group[min(n, len(group) - 1)] for n in range(_TOGETHER)}) for group in groups]
 
@@ -43,12 +56,13 @@ def reads(scope: str, named: Sequence[str]) -> list[Read]:
 def _known(transaction: Transaction, scope: str, named: Sequence[str]) -> dict[str, Any]:
     rows = [row for statement, values in reads(scope, named) for row in transaction.rows(statement, **values)]
     found = {row.name: row for row in rows}
-    return {name: found[name] for name in names(scope, named) if name in found}
+    return {name: found[name] for name in names(scope, named) + joined(scope, named) if name in found}
 
 
 def is_fresh(transaction: Transaction, release_id: str, scope: str, named: Sequence[str]) -> bool:
     """Whether nothing was charged before this release on any of these names."""
-    return all(row.first == release_id for row in _known(transaction, scope, named).values())
+    own = names(scope, named)
+    return all(row.first == release_id for row in _known(transaction, scope, own).values())
 
 
 def require(transaction: Transaction, scope: str, named: Sequence[str], cut: str = "") -> dict[str, Any]:
@@ -59,7 +73,7 @@ def require(transaction: Transaction, scope: str, named: Sequence[str], cut: str
         SessionClosed: an open gate closes it.
     """
     known = _known(transaction, scope, named)
-    for row in known.values():
+    for row in (known[name] for name in names(scope, named) if name in known):
         if cut and row.cut is not None and row.cut != cut:
             raise PlanRefused(
                 f"{_shown(row.name)} is partitioned into {row.cut} since its first session, and a partition is never "
@@ -94,6 +108,9 @@ def record(
         elif gate or (cut and row.cut is None):
             closing = release_id if gate else row.gate
             transaction.run(_UPDATE, name=name, new_gate=closing, new_cut=row.cut or cut or None)
+    for name in joined(scope, named):
+        if name not in known:
+            transaction.run(_INSERT, name=name, first=release_id, gate=None, cut=None)
 
 
 def _shown(name: str) -> str:

@@ -57,6 +57,8 @@ class Expected:
             row = self.data.setdefault(name, {"first": entry["release_id"], "gate": None, "cut": None})
             row["gate"] = entry["release_id"] if body["exclusive"] else row["gate"]
             row["cut"] = row["cut"] or body["cut"] or None
+        for name in readings.joined(entry["scope"], body["data"]):
+            self.data.setdefault(name, {"first": entry["release_id"], "gate": None, "cut": None})
         self.releases[entry["release_id"]] = {name: body[name] for name in _PUBLIC} | {
             "principal": entry["principal"],
             "state": state,

@@ -110,3 +110,13 @@ def test_what_is_protected_is_said_in_words() -> None:
     """Budgets can print what they protect."""
     table = declared(protects="unit-block", block="day")
     assert table.protected == "all rows of one user in one day (add-remove)"
+
+
+def test_on_needs_no_quotes(tmp_path: Path) -> None:
+    """YAML 1.1 takes the bare word for true; a declaration means the field."""
+    path = tmp_path / "t.yml"
+    path.write_text(
+        "{name: t, database: t.duckdb, unit: {column: u}, limits: {rows: 1}, columns: {},\n"
+        " joins: [{relation: d, name: d, kind: dimension, on: {k: id}}]}"
+    )
+    assert load_table(path).joins[0].on == {"k": "id"}

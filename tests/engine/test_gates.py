@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from dpflow import Session, plan, release
 from dpflow.core.declaration import load_table
 from dpflow.engine.gate import decision, judge, judge_all
+from dpflow.engine.plan import Plan
+from dpflow.engine.release import data_names
 from dpflow.errors import PlanRefused, SessionClosed
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
@@ -100,6 +103,60 @@ def test_a_second_declaration_is_no_second_data_set(tiny: Tiny, ledger: Ledger, 
     for number in range(2):
         judge(session, wrong(number))
     assert release(count, ledger).result.rows[0].value > 3900
+
+
+def test_joining_a_holdout_as_a_dimension_is_reading_it(tiny: Tiny, ledger: Ledger) -> None:
+    """Its rows as somebody's public dimension: closed while a gate on them is open, and not fresh for a gate that comes after.
+    A dimension that a gate joins itself stays open to all, and makes nobody's data stale.
+    """
+    tiny.fill(f"{ROWS}; CREATE TABLE other AS FROM visits; CREATE TABLE cities AS SELECT 'p1' AS person, 3 AS size")
+    text = (
+        (tiny.folder / "visits.yml")
+        .read_text()
+        .replace("name: visits", "name: other")
+        .replace("holdout: true", "holdout: false")
+    )
+    for name, relation in (("peeks", "Visits"), ("fair", "cities")):
+        join = f"joins: [{{relation: {relation}, name: d, kind: dimension, on: {{person: person}}}}]\n"
+        (tiny.folder / f"{name}.yml").write_text(text + join)
+    peek, fair = (plan("count", tiny.folder / f"{n}.yml", name=n, scope="more", epsilon="1") for n in ("peeks", "fair"))
+    mine = (tiny.folder / "visits.yml").read_text()
+    (tiny.folder / "visits.yml").write_text(
+        mine + "joins: [{relation: cities, name: c, kind: dimension, on: {person: person}}]\n"
+    )
+    assert (
+        release(fair, ledger).result.rows[0].value > 3900
+    )  # before the gate: its dimension was read, its rows were not
+    session = opened(tiny, ledger)
+    planned = plan("reusable_holdout", tiny.folder / "visits.yml", name="gate", scope="gate", **PARAMS)
+    assert ledger.is_fresh(session.id, "gate", data_names(planned, ledger))
+    with pytest.raises(SessionClosed, match="this relation of the database file"):
+        release(peek, ledger)
+    assert release(fair, ledger).replayed
+    assert release(replace_name(fair, "again"), ledger).result.rows[0].value > 3900
+    for number in range(2):
+        judge(session, wrong(number))
+    assert release(peek, ledger).result.rows[0].value > 3900 and ledger.verify().ok
+
+
+def test_a_dimension_that_was_read_is_no_fresh_holdout(tiny: Tiny, ledger: Ledger) -> None:
+    text = (
+        (tiny.folder / "visits.yml")
+        .read_text()
+        .replace("name: visits", "name: other")
+        .replace("holdout: true", "holdout: false")
+    )
+    join = "joins: [{relation: visits, name: d, kind: dimension, on: {person: person}}]\n"
+    (tiny.folder / "peeks.yml").write_text(text + join)
+    tiny.fill(f"{ROWS}; CREATE TABLE other AS FROM visits")
+    release(plan("count", tiny.folder / "peeks.yml", name="n", scope="more", epsilon="1"), ledger)
+    session = opened(tiny, ledger)
+    table = plan("reusable_holdout", tiny.folder / "visits.yml", name="gate", scope="gate", **PARAMS)
+    assert not ledger.is_fresh(session.id, "gate", data_names(table, ledger))
+
+
+def replace_name(planned: Plan, name: str) -> Plan:
+    return replace(planned, request=planned.request.model_copy(update={"name": name}))
 
 
 def test_fresh_data_takes_over_by_itself(tiny: Tiny, ledger: Ledger) -> None:
