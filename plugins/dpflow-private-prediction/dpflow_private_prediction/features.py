@@ -6,7 +6,9 @@ all 0 where the key is not public. A scaler fitted to rows would let one row rea
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -64,12 +66,33 @@ def label_codes(table: Table, name: str, rows: RecordArrays) -> Codes:
     return rows.columns[name] if column.keys is not None else rows.columns[name] - column.grid()[0]
 
 
-def matrix(table: Table, features: Sequence[str], columns: Iterable[Codes]) -> NDArray[np.float64]:
-    """Encoded columns as a learner's matrix, shape (rows, numbers)."""
+def matrix(
+    table: Table, features: Sequence[str], columns: Iterable[Codes], order: Codes | None = None
+) -> NDArray[np.float64]:
+    """Encoded columns as a learner's matrix, shape (rows, numbers); ``order``: which row comes first, second and so on.
+
+    Blocks of rows are filled column by column in the cache and then put in their places, in threads: numpy does both
+    outside Python's lock.
+    """
     given = list(columns)
     made = np.empty((len(given[0]), width(table, features)))
-    for start in range(0, len(made), BLOCK):
-        _fill(made[start : start + BLOCK], table, features, [codes[start : start + BLOCK] for codes in given])
+    places = np.arange(len(made))
+    if order is not None:
+        places[order] = np.arange(len(made))
+
+    def fill(start: int) -> None:
+        rows = slice(start, start + BLOCK)
+        block = made[rows] if order is None else np.empty_like(made[rows])
+        _fill(block, table, features, [codes[rows] for codes in given])
+        if order is not None:
+            made[places[rows]] = block
+
+    starts = range(0, len(made), BLOCK)
+    if len(starts) == 1:
+        fill(0)
+    else:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(fill, starts))
     return made
 
 

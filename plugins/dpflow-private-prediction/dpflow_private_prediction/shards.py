@@ -11,16 +11,18 @@ rows decide, and nobody is told: a failure would say something about rows.
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import ThreadpoolController
 
 from dpflow.core.randomness import Source
 from dpflow.core.samplers import uniform
@@ -182,12 +184,20 @@ def deal(units: Ints, shards: int, source: Source) -> Ints:
     return drawn
 
 
+def by_shard(shard: Ints, shards: int) -> tuple[Ints, Ints]:
+    """Rows in order of their shard, and where each shard begins in that order and the last one ends.
+
+    Rows of the shard after the last come at the end, where no shard is.
+    """
+    order = np.argsort(shard.astype(np.min_scalar_type(shards)), kind="stable")  # short integers are sorted by radix
+    return order, np.concatenate([[0], np.cumsum(np.bincount(shard, minlength=shards)[:shards])])
+
+
 def train(
     make: Make,
     points: Matrix,
     targets: Ints,
-    shard: Ints,
-    shards: int,
+    cuts: Ints,
     source: Source,
     default: Callable[[Ints], Constant],
 ) -> Shards:
@@ -195,15 +205,14 @@ def train(
 
     Args:
         make: makes an estimator from a seed.
-        points, targets, shard: one entry per row; a row of the shard after the last is left out.
+        points, targets: one entry per row, shard after shard.
+        cuts: where each shard begins and the last one ends; see `by_shard`.
         default: the model for a shard's targets where no other can be had.
     """
-    seeds = (source.words(shards) & np.uint64(0x7FFFFFFF)).astype(np.int64).tolist()
-    order = np.argsort(shard.astype(np.min_scalar_type(shards)), kind="stable")  # short integers are sorted by radix
-    cuts = np.concatenate([[0], np.cumsum(np.bincount(shard, minlength=shards))])
+    seeds = (source.words(len(cuts) - 1) & np.uint64(0x7FFFFFFF)).astype(np.int64).tolist()
 
     def fit(number: int) -> Constant | Model:
-        mine = order[cuts[number] : cuts[number + 1]]
+        mine = slice(cuts[number], cuts[number + 1])
         x, y = points[mine], targets[mine]
         fallback = default(y)
         if len(y) == 0 or (y == y[0]).all():
@@ -215,7 +224,7 @@ def train(
             return fallback
 
     with silent():
-        return Shards(tuple(_parallel(fit, range(shards))))
+        return Shards(tuple(_parallel(fit, range(len(seeds)))))
 
 
 @contextmanager
@@ -226,12 +235,39 @@ def silent() -> Iterator[None]:
         yield
 
 
+_ALL_PROCESSORS = threading.Lock()  # two such loops at once would only wait for each other
+
+
+def _fresh_lock() -> None:
+    global _ALL_PROCESSORS
+    _ALL_PROCESSORS = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_fresh_lock)
+
+
+@cache
+def _libraries() -> ThreadpoolController:
+    """The libraries of linear algebra that are loaded."""
+    return ThreadpoolController()
+
+
 def _parallel(action: Callable[[Any], Any], items: Any) -> list[Any]:
-    """The action on every item, in as many threads as there are processors; linear algebra runs outside Python's lock."""
+    """The action on every item, in as many threads as there are processors, each with linear algebra on one of them.
+
+    A library that splits every small product over all processors, in all threads at once, makes them wait for each other
+    ten times longer than they compute. Points and options were checked before, so scikit-learn need not.
+    """
+    import sklearn
+
+    def run(item: Any) -> Any:
+        with sklearn.config_context(assume_finite=True, skip_parameter_validation=True):  # of this thread
+            return action(item)
+
     if len(items) < FEW:
-        return [action(item) for item in items]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(action, items))
+        return [run(item) for item in items]
+    with _ALL_PROCESSORS, _libraries().limit(limits=1), ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(run, items))
 
 
 def majority(labels: int) -> Callable[[Ints], Constant]:

@@ -29,7 +29,7 @@ from dpflow.errors import PlanRefused
 from dpflow_private_prediction import features, noise
 from dpflow_private_prediction.learners import learner
 from dpflow_private_prediction.noise import Noise
-from dpflow_private_prediction.shards import Constant, Ints, Shards, deal, train
+from dpflow_private_prediction.shards import Constant, Ints, Shards, by_shard, deal, train
 
 LARGEST = 2**52  # of a sum of answers: floats hold every integer up to it
 
@@ -68,14 +68,14 @@ class Value(PredictionMechanism[ValueParams]):
 
     def learn(self, params: ValueParams, table: Table, answer: Answer, source: Source) -> Shards:
         low, high = table.bounded(params.label).grid()
-        shard = deal(answer.units, params.shards, source)
-        points = features.matrix(table, params.features, [answer.columns[name] for name in params.features])
+        order, cuts = by_shard(deal(answer.units, params.shards, source), params.shards)
+        points = features.matrix(table, params.features, [answer.columns[name] for name in params.features], order)
         make, targets = learner("regressor", params.learner, params.options), answer.columns[params.label]
 
         def mean(mine: Ints) -> Constant:
             return Constant(round(float(mine.mean())) if len(mine) else (low + high) // 2)
 
-        return train(make, points, targets, shard, params.shards, source, mean)
+        return train(make, points, targets[order], cuts, source, mean)
 
     def predict(self, params: ValueParams, table: Table, learned: Shards, points: Codes, source: Source) -> list[Any]:
         column = table.bounded(params.label)

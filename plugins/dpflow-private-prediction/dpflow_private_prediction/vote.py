@@ -29,7 +29,7 @@ from dpflow.core.samplers import choose_rows
 from dpflow.core.statistics import Answer, Records
 from dpflow_private_prediction import features
 from dpflow_private_prediction.learners import learner
-from dpflow_private_prediction.shards import Ints, Shards, deal, majority, train
+from dpflow_private_prediction.shards import Ints, Shards, by_shard, deal, majority, train
 
 
 class VoteParams(PredictionParams):
@@ -74,12 +74,12 @@ class Vote(PredictionMechanism[VoteParams]):
 def learn_labels(params: VoteParams, table: Table, answer: Answer, source: Source) -> Shards:
     """A classifier for each shard. Rows whose label is not public are left out, each in its own shard."""
     targets = features.label_codes(table, params.label, answer)
-    shard = deal(answer.units, params.shards, source)
-    points = features.matrix(table, params.features, [answer.columns[name] for name in params.features])
-    shard = np.where(targets >= 0, shard, params.shards)
+    shard = np.where(targets >= 0, deal(answer.units, params.shards, source), params.shards)
+    order, cuts = by_shard(shard, params.shards)
+    points = features.matrix(table, params.features, [answer.columns[name] for name in params.features], order)
     make = learner("classifier", params.learner, params.options)
     default = majority(len(features.labels(table, params.label)))
-    return train(make, points, targets, shard, params.shards, source, default)
+    return train(make, points, targets[order], cuts, source, default)
 
 
 def soft_majority(votes: Ints, params: VoteParams, source: Source) -> Ints:

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from dpflow_private_prediction import features, vote  # noqa: E402
 from dpflow_private_prediction.auditor import audit, max_divergence  # noqa: E402
 from dpflow_private_prediction.learners import learner  # noqa: E402
-from dpflow_private_prediction.shards import Constant, Model, Shards, deal, majority, split, train  # noqa: E402
+from dpflow_private_prediction.shards import Constant, Model, Shards, by_shard, deal, majority, split, train  # noqa: E402
 from dpflow_private_prediction.vote import Vote, VoteParams  # noqa: E402
 from prediction_world import ALTERNATIVES, POINTS, TABLE, exact_law, records, tables  # noqa: E402
 
@@ -98,6 +98,12 @@ def test_retrained_on_every_neighbour(name: str, relation: Any) -> None:
 # --- what must be caught ----------------------------------------------------------------------------------------------
 
 
+def trained(make: Any, x: Any, y: Any, shard: Any, shards: int, source: Any) -> Shards:
+    """Two labels, learned from rows in any order."""
+    order, cuts = by_shard(shard, shards)
+    return train(make, x[order], y[order], cuts, source, majority(2))
+
+
 def broken(shard: Any, scale: Any = None, sharpness: float = 0.5) -> Any:
     """A vote whose shards or features are made by a function of all rows."""
 
@@ -108,10 +114,9 @@ def broken(shard: Any, scale: Any = None, sharpness: float = 0.5) -> Any:
         x, query = columns[0][:, None].astype(float), np.array([[float(point)]])
         if scale is not None:
             x, query = scale(x, x), scale(x, query)
-        made = train(
-            learner("classifier", "DecisionTreeClassifier", {}),
-            x, columns[1], shard(rows), 3, StreamSource(5), majority(2),
-        )  # fmt: skip
+        made = trained(
+            learner("classifier", "DecisionTreeClassifier", {}), x, columns[1], shard(rows), 3, StreamSource(5)
+        )
         ones = int(made.votes(query, 2)[0, 1])
         logit = sharpness * (2 * ones - 3)
         return {1: 1 / (1 + math.exp(-logit)), 0: 1 / (1 + math.exp(logit))}
@@ -239,7 +244,7 @@ def test_a_failing_model_has_a_default_for_every_point() -> None:
 
     x, y, shard = np.zeros((3, 1)), np.array([1, 1, 0]), np.zeros(3, np.int64)
     for answer, ones in (("raise", 1), ("raise later", 1), ([7], 0), ([-1], 0), ([np.nan], 0), ([1], 1)):
-        made = train(lambda seed, a=answer: Odd(a), x, y, shard, 1, StreamSource(0), majority(2))
+        made = trained(lambda seed, a=answer: Odd(a), x, y, shard, 1, StreamSource(0))
         assert made.votes(np.zeros((2, 1)), 2)[:, 1].tolist() == [ones, ones], answer
     assert majority(3)(np.zeros(0, np.int64)) == Constant(0)
 
@@ -258,7 +263,7 @@ def test_linear_models_vote_side_by_side_as_they_do_alone() -> None:
     shard = np.where(x[:, 2] > 0.9, 0, 1 + np.arange(9000) % 30)
     y[shard == 0] = 1
     for name in ("LogisticRegression", "Perceptron", "RidgeClassifier", "GaussianNB"):
-        made = train(learner("classifier", name, {}), x, y, shard, 31, source, majority(2))
+        made = trained(learner("classifier", name, {}), x, y, shard, 31, source)
         alone = sum(np.asarray(model.predict(x)) for model in made.models)
         assert np.abs(made.votes(x, 2)[:, 1] - alone).sum() <= 2  # rounding next to a border
         assert (made.votes(x, 2).sum(axis=1) == 31).all()
@@ -270,7 +275,7 @@ def test_a_product_says_what_each_linear_model_says(name: str) -> None:
     source = StreamSource(9)
     x = np.floor(source.words(500 * 3).astype(np.float64).reshape(500, 3) / 2**57 - 64) / 64
     y = (x[:, 0] > x[:, 1]).astype(np.int64)
-    made = train(learner("classifier", name, {}), x, y, np.arange(500) % 300, 300, source, majority(2))
+    made = trained(learner("classifier", name, {}), x, y, np.arange(500) % 300, 300, source)
     fitted = [model.fitted for model in made.models if isinstance(model, Model)]
     for estimator in fitted:
         estimator.coef_ = np.floor(estimator.coef_ / np.abs(estimator.coef_).max() * 4) / 4
@@ -286,9 +291,7 @@ def test_a_model_s_vote_does_not_mind_what_the_other_shards_hold() -> None:
     rng = np.random.default_rng(3)
     x = rng.uniform(-1, 1, (400, 7))
     y = (x[:, 0] > 0).astype(np.int64)
-    made = train(
-        learner("classifier", "LogisticRegression", {}), x, y, np.arange(400) % 20, 20, StreamSource(1), majority(2)
-    )
+    made = trained(learner("classifier", "LogisticRegression", {}), x, y, np.arange(400) % 20, 20, StreamSource(1))
     points = []
     for model in made.models:
         w, b = model.fitted.coef_[0], model.fitted.intercept_[0]  # type: ignore[union-attr]
