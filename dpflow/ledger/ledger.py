@@ -448,18 +448,17 @@ class Ledger:
     def batches(self, session_id: str, after: int = 0) -> list[dict[str, Any]]:
         """The batches that led to versions of the session above this one, in order."""
         with self._database.reading() as transaction:
-            return sessions.batches(transaction, session_id, after)
+            return sessions.batches(transaction, self._anchor, session_id, after)
 
     def stored_answer(self, session_id: str, query: str) -> Answered | None:
         """The answer this query got, or None."""
         with self._database.reading() as transaction:
-            return sessions.stored_answer(transaction, session_id, query)
+            return sessions.stored_answer(transaction, self._anchor, session_id, query)
 
     def answers(self, session_id: str) -> list[Answered]:
         """All answers of a session, in the order they were given."""
         with self._database.reading() as transaction:
-            rows = transaction.rows(sessions.ANSWERS, session_id=session_id)
-        return [Answered(row.query, stored_json(row.answer)) for row in rows]
+            return sessions.answers(transaction, self._anchor, session_id)
 
     # --- history ------------------------------------------------------------------------------------------------
 

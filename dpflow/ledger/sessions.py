@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -24,8 +24,15 @@ _LAST = Prepared(
     .order_by(_E.seq.desc())
     .limit(sa.literal_column("1"))
 )
+_SAID = Prepared(
+    sa.select(schema.entry)
+    .where(schema.OF_SESSIONS, where(_E.release_id), _E.kind == sa.literal_column("'answer'"))
+    .order_by(_E.seq)
+    .limit(sa.bindparam("number", type_=sa.Integer))
+    .offset(sa.bindparam("after", type_=sa.Integer))
+)
 _ANSWER = Prepared(sa.select(schema.answer).where(where(schema.answer.c.session_id, schema.answer.c.query)))
-ANSWERS = Prepared(sa.select(schema.answer).where(where(schema.answer.c.session_id)).order_by(schema.answer.c.version))
+_ANSWERS = Prepared(sa.select(schema.answer).where(where(schema.answer.c.session_id)).order_by(schema.answer.c.version))
 _BATCHES = Prepared(
     sa.select(schema.answer)
     .where(
@@ -88,10 +95,40 @@ def held(row: Any) -> Held:
     return Held(row.id, row.version, row.state == "closed", stored_json(row.secret[_SALT:] if row.secret else "{}"))
 
 
-def stored_answer(transaction: Transaction, session_id: str, query: str) -> Answered | None:
-    """The answer this query got, or None."""
+def stored_answer(transaction: Transaction, anchor: Anchor, session_id: str, query: str) -> Answered | None:
+    """The answer this query got, or None. Raises `LedgerCorrupt` if it is not the one that was given."""
     row = transaction.first(_ANSWER, session_id=session_id, query=query)
-    return None if row is None else Answered(query, stored_json(row.answer))
+    if row is None:
+        return None
+    before = max(row.version - 1, 0) if type(row.version) is int else 0
+    _require_given(transaction, anchor, session_id, before, [row])
+    return Answered(query, stored_json(row.answer))
+
+
+def answers(transaction: Transaction, anchor: Anchor, session_id: str) -> list[Answered]:
+    """All answers of a session, in order. Raises `LedgerCorrupt` if they are not those that were given."""
+    rows = transaction.rows(_ANSWERS, session_id=session_id)
+    _require_given(transaction, anchor, session_id, 0, rows)
+    return [Answered(row.query, stored_json(row.answer)) for row in rows]
+
+
+def _require_given(transaction: Transaction, anchor: Anchor, session_id: str, after: int, rows: Sequence[Any]) -> None:
+    """Raises `LedgerCorrupt` unless these are what the history says was answered right after this version.
+
+    Every answer adds one entry and one to the version, so the history has the answers in the same places.
+    """
+    entries = transaction.rows(_SAID, release_id=session_id, after=after, number=len(rows)) if rows else []
+    said = [stored_json(e.body) for e in entries if e.hash == chain.hashed(e._asdict()) and chain.genuine(anchor, e)]
+    given = [(body.get("version"), body.get("answers") or [body.get("query"), body.get("answer")]) for body in said]
+    found = [
+        (row.version, chain.digest({str(row.query): str(row.answer)}) if "answers" in body else [row.query, row.answer])
+        for row, body in zip(rows, said)
+    ]
+    if len(said) != len(rows) or given != found:
+        raise LedgerCorrupt(
+            f"a stored answer of session {session_id} is not the one that was given, so it gives no answers; "
+            f"run dpflow ledger verify, and bring the newest copy back"
+        )
 
 
 def answer(
@@ -108,7 +145,7 @@ def answer(
 ) -> Answered | None:
     """Store an answer and the state it leads to. See `Ledger.answer`."""
     row = row_of(transaction, anchor, session_id)
-    if (earlier := stored_answer(transaction, session_id, checked_name("a query", query))) is not None:
+    if (earlier := stored_answer(transaction, anchor, session_id, checked_name("a query", query))) is not None:
         return earlier
     if row.state == "closed":
         raise SessionClosed(f"session {session_id} is closed: its answers are used up")
@@ -129,9 +166,10 @@ def _asker(principal: str, row: Any) -> str:
     return checked_name("a principal", principal or row.principal)
 
 
-def batches(transaction: Transaction, session_id: str, after: int) -> list[dict[str, Any]]:
-    """The batches that led to versions above this one, in order."""
+def batches(transaction: Transaction, anchor: Anchor, session_id: str, after: int) -> list[dict[str, Any]]:
+    """The batches that led to versions above this one, in order. Raises `LedgerCorrupt` if one is not what was stored."""
     rows = transaction.rows(_BATCHES, session_id=session_id, first=_batch(after + 1), last=_batch(_NEWEST))
+    _require_given(transaction, anchor, session_id, after, rows)
     return [stored_json(row.answer) for row in rows]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import sqlite3
 import threading
 from collections import Counter
@@ -21,7 +22,7 @@ from dpflow.core.points import Codes, encode
 from dpflow.core.prediction import PredictionMechanism, PredictionParams
 from dpflow.core.randomness import Source
 from dpflow.core.statistics import Records
-from dpflow.engine.answered import unpacked
+from dpflow.engine.answered import packed, unpacked
 from dpflow.engine.names import Names
 from dpflow.engine.plan import make_plan
 from dpflow.engine.prediction import PredictionSession, most_predictions
@@ -309,6 +310,18 @@ def test_a_damaged_batch_stops_the_session(world: World, damaged: str) -> None:
     with pytest.raises(LedgerCorrupt):
         world.open().predict([[1, "Oslo"]])
     assert world.mechanism.learned == 1
+
+
+def test_a_changed_batch_that_reads_well_is_not_believed(world: World) -> None:
+    """Its digest is in the sealed history: another answer put in its place is refused, not given."""
+    world.open().predict([[1, "Oslo"]])
+    with sqlite3.connect(world.tiny.ledger) as connection:
+        ((text,),) = connection.execute("SELECT answer FROM dpflow_answer").fetchall()
+        batch = json.loads(text) | {"answers": packed(["forged"])}
+        connection.execute("UPDATE dpflow_answer SET answer = ?", [json.dumps(batch, separators=(",", ":"))])
+    connection.close()
+    with pytest.raises(LedgerCorrupt, match="not the one that was given"):
+        world.open().predict([[1, "Oslo"]])
 
 
 def test_a_batch_that_is_gone_stops_the_session(world: World) -> None:

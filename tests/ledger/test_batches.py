@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dpflow.errors import InvalidInput, SessionClosed
+from dpflow.errors import InvalidInput, LedgerCorrupt, SessionClosed
 from dpflow.ledger import Ledger
+from dpflow.ledger.records import Answered
 
 if TYPE_CHECKING:
     from conftest import Asks, Place
@@ -68,6 +69,39 @@ def test_a_changed_answer_of_a_batch_is_found(place: Place, ledger: Ledger, ask:
     ledger.answer_batch(name, {"answers": [1, 2]}, expected_version=0, state={})
     place.sql("UPDATE dpflow_answer SET answer = '{\"answers\":[1,3]}'")
     assert [problem for problem in ledger.verify().problems if f"batch {name}/1" in problem]
+
+
+def test_what_was_stored_is_given_again_or_nothing(place: Place, ledger: Ledger, ask: Asks) -> None:
+    """A batch or an answer that somebody changed, although it reads well, put at another's place or took away is not believed."""
+    name = opened(ledger, ask)
+    for version in range(3):
+        ledger.answer_batch(name, {"answers": [version]}, expected_version=version, state={})
+    single = ledger.open_session(ask.key("single"), **ask.terms(), state={}, exclusive=False).session_id
+    for version in range(3):
+        ledger.answer(single, query=f"q{version}", expected_version=version, state={}, answer={"v": version})
+    assert [answer.answer["v"] for answer in ledger.answers(single)] == [0, 1, 2]
+    assert ledger.stored_answer(single, "q1") == ledger.answers(single)[1]
+
+    for change in (
+        "UPDATE dpflow_answer SET answer = '{\"answers\":[7]}' WHERE session_id = '{}' AND version = 2",
+        "UPDATE dpflow_answer SET answer = '{\"v\":7}' WHERE session_id = '{}' AND version = 2",
+    ):
+        place.sql(change.replace("{}", single if '"v"' in change else name))
+    for refused in (
+        lambda: ledger.batches(name),
+        lambda: ledger.batches(name, 1),
+        lambda: ledger.answers(single),
+        lambda: ledger.stored_answer(single, "q1"),
+        lambda: ledger.answer(single, query="q1", expected_version=3, state={}, answer={"v": 1}),
+    ):
+        with pytest.raises(LedgerCorrupt, match="not the one that was given"):
+            refused()
+    assert ledger.batches(name, 2) == [{"answers": [2]}]
+    assert ledger.stored_answer(single, "q2") == Answered("q2", {"v": 2})
+
+    place.sql(f"DELETE FROM dpflow_answer WHERE session_id = '{name}' AND version = 2")
+    with pytest.raises(LedgerCorrupt, match="not the one that was given"):
+        ledger.batches(name)
 
 
 def test_a_batch_survives_an_export(tmp_path: Any, ask: Asks) -> None:
