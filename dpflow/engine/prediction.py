@@ -36,6 +36,10 @@ from dpflow.registry import Registry
 BATCH = 100_000
 
 
+class NoteConflict(InvalidInput):
+    """A note whose name was stored with another value before; nothing was charged."""
+
+
 class PredictionSession(Session):
     """An open session of private predictions. Safe to use from many threads; make one with `PredictionSession.open`.
 
@@ -170,6 +174,10 @@ class PredictionSession(Session):
         Args:
             codes: what `encode` made.
             notes: names and JSON values to store in the same transaction, unless the session is closed; see `noted`.
+
+        Raises:
+            NoteConflict: another process stored a note of this name with another value, were it a moment ago.
+            SessionClosed: more new points than predictions are left.
         """
         names = self._names.of(codes)
         with self._turn:
@@ -180,6 +188,8 @@ class PredictionSession(Session):
     def _said(self, codes: Codes, names: Sequence[bytes], notes: Mapping[str, Any]) -> list[Any] | None:
         """All answers, after storing what had none yet. None if another process was first; then nothing was stored."""
         held = self._catch_up()
+        if any(self._notes.get(name, note) != note for name, note in notes.items()):
+            raise NoteConflict("a note of this name has another value; name it otherwise")
         new = self._answered.new(names)
         asked = names if new is None else list(new)
         left = self.known_left = self._left(held)

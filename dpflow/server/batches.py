@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from dpflow.core.points import Codes
-from dpflow.engine.prediction import BATCH, PredictionSession
+from dpflow.engine.prediction import BATCH, NoteConflict, PredictionSession
 from dpflow.errors import InvalidInput, SessionClosed
 
 
@@ -106,6 +106,8 @@ class Batches:
             said = session.predict_encoded(
                 np.concatenate([waiting.codes for waiting in group if waiting.codes is not None]), notes
             )
+        except NoteConflict:  # another server took one of these keys since we looked
+            return self._answer(session, group)
         except SessionClosed as error:
             if len(group) == 1:
                 return group[0].done.set_exception(error)

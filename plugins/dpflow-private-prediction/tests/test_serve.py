@@ -187,6 +187,35 @@ def test_one_answer_per_idempotency_key(served: Served) -> None:
     assert again.sessions["ann"].left == 59
 
 
+@pytest.mark.parametrize("moment", ["noted", "_answers"])
+def test_two_servers_agree_on_an_idempotency_key(served: Served, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
+    """Another server stores the key with another point after this one looked, or drew: a conflict for its request alone."""
+    service = load_service(served.file)
+    session, other = (open_sessions(service, served.doors.book, REGISTRY)["ann"] for _ in range(2))
+    batches, others = Batches(), Batches()
+    looked, theirs = getattr(session, moment), list[Any]()
+
+    def meanwhile(given: Any) -> Any:
+        found = looked(given)
+        if len(given) == 2 and not theirs:  # two keys, or two points
+            theirs.extend(others.submit(other, [point(1)], "k").result(30))
+        return found
+
+    with session._turn:
+        first = batches.submit(session, [point(9)])
+        while not first.running():
+            time.sleep(0.001)
+        late, friend = batches.submit(session, [point(2)], "k"), batches.submit(session, [point(3)], "mine")
+        monkeypatch.setattr(session, moment, meanwhile)
+    with pytest.raises(InvalidInput, match="idempotency key came with other points"):
+        late.result(30)
+    assert len(friend.result(30)) == len(first.result(30)) == 1
+    assert batches.submit(session, [point(1)], "k").result(30) == theirs
+    batches.close()
+    others.close()
+    assert served.sessions["ann"].left == 60 - 3 and served.doors.book.verify().ok
+
+
 def test_concurrent_duplicates_are_charged_once(served: Served) -> None:
     """Many clients at once, same points: one stored answer each."""
     found: dict[int, set[str]] = {0: set(), 1: set(), 2: set()}
