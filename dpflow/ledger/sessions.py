@@ -100,8 +100,7 @@ def stored_answer(transaction: Transaction, anchor: Anchor, session_id: str, que
     row = transaction.first(_ANSWER, session_id=session_id, query=query)
     if row is None:
         return None
-    before = max(row.version - 1, 0) if type(row.version) is int else 0
-    _require_given(transaction, anchor, session_id, before, [row])
+    _require_given(transaction, anchor, session_id, max(_version(row) - 1, 0), [row])
     return Answered(query, stored_json(row.answer))
 
 
@@ -112,19 +111,35 @@ def answers(transaction: Transaction, anchor: Anchor, session_id: str) -> list[A
     return [Answered(row.query, stored_json(row.answer)) for row in rows]
 
 
-def _require_given(transaction: Transaction, anchor: Anchor, session_id: str, after: int, rows: Sequence[Any]) -> None:
-    """Raises `LedgerCorrupt` unless these are what the history says was answered right after this version.
+def _version(row: Any) -> int:
+    """The version that an answer led to; SQLite may hold anything."""
+    return row.version if type(row.version) is int else 0
+
+
+def _require_given(
+    transaction: Transaction, anchor: Anchor, session_id: str, after: int, rows: Sequence[Any], batches: bool = False
+) -> None:
+    """Raises `LedgerCorrupt` unless these are what the history says was answered after this version, or its batches.
 
     Every answer adds one entry and one to the version, so the history has the answers in the same places.
     """
-    entries = transaction.rows(_SAID, release_id=session_id, after=after, number=len(rows)) if rows else []
-    said = [stored_json(e.body) for e in entries if e.hash == chain.hashed(e._asdict()) and chain.genuine(anchor, e)]
-    given = [(body.get("version"), body.get("answers") or [body.get("query"), body.get("answer")]) for body in said]
-    found = [
-        (row.version, chain.digest({str(row.query): str(row.answer)}) if "answers" in body else [row.query, row.answer])
-        for row, body in zip(rows, said)
-    ]
-    if len(said) != len(rows) or given != found:
+    if not rows:
+        return
+    number = max(_version(rows[-1]) - after, len(rows))
+    entries = transaction.rows(_SAID, release_id=session_id, after=after, number=number)
+    bodies = [stored_json(e.body) for e in entries if e.hash == chain.hashed(e._asdict()) and chain.genuine(anchor, e)]
+    given = {
+        body["version"]: body["answers"] if "answers" in body else [body["query"], body["answer"]]
+        for body in bodies
+        if "answers" in body or not batches
+    }
+    found = {
+        row.version: chain.digest({str(row.query): str(row.answer)})
+        if isinstance(given.get(row.version), str)
+        else [row.query, row.answer]
+        for row in rows
+    }
+    if given != found:
         raise LedgerCorrupt(
             f"a stored answer of session {session_id} is not the one that was given, so it gives no answers; "
             f"run dpflow ledger verify, and bring the newest copy back"
@@ -169,7 +184,7 @@ def _asker(principal: str, row: Any) -> str:
 def batches(transaction: Transaction, anchor: Anchor, session_id: str, after: int) -> list[dict[str, Any]]:
     """The batches that led to versions above this one, in order. Raises `LedgerCorrupt` if one is not what was stored."""
     rows = transaction.rows(_BATCHES, session_id=session_id, first=_batch(after + 1), last=_batch(_NEWEST))
-    _require_given(transaction, anchor, session_id, after, rows)
+    _require_given(transaction, anchor, session_id, after, rows, batches=True)
     return [stored_json(row.answer) for row in rows]
 
 
