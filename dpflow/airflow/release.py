@@ -17,14 +17,15 @@ def requested(release: Mapping[str, Any] | str, blocks: Sequence[str] | str | No
     from dpflow.core.declaration import load_yaml
     from dpflow.engine.request import parse_request
 
+    what = "what the task is given"
     if isinstance(release, str):
-        path = folder / release
+        what, path = release, folder / release
         data, folder = load_yaml(path, "release file"), path.parent
     else:
         data = dict(release)
     if blocks:
         data["blocks"] = [blocks] if isinstance(blocks, str) else list(blocks)
-    return parse_request(data, folder)
+    return parse_request(data, folder, what)
 
 
 def dag_folder(context: Mapping[str, Any]) -> Path:

@@ -12,6 +12,7 @@ import contextlib
 import datetime as dt
 import itertools
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from dpflow.engine.request import Request
-from dpflow.engine.schedule import Ask, Job, Run, Task
+from dpflow.engine.schedule import Ask, Job, Run, Task, span
 from dpflow.errors import InvalidInput, PlanRefused
 
 Context = Mapping[str, Any]
@@ -44,12 +45,20 @@ def read_dags(
     folder = str(place if place.is_dir() else place.parent)
     sys.path.insert(0, folder)  # DAG files import their neighbours
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # what files print, and what Airflow logs, is no part of a plan
+        with contextlib.redirect_stdout(
+            sys.stderr
+        ):  # what files print is no part of a plan; what Airflow logs is said below
             bag = DagBag(place, load_op_links=False)
     finally:
         sys.path.remove(folder)
     for file, trace in bag.import_errors.items():
-        raise InvalidInput(f"{file} cannot be read as a DAG file: {trace.strip().splitlines()[-1]}")
+        lines = [line for line in trace.strip().splitlines() if line.strip()]
+        first = max(
+            (i for i, line in enumerate(lines) if re.match(r"[\w.]+(Error|Exception|NotFound)\b", line)), default=-1
+        )
+        raise InvalidInput(
+            f"{file} cannot be read as a DAG file: {' '.join(lines[first:])}; correct it, or try: python {file}"
+        )
     files: set[Path] = set()
     jobs = []
     for dag in bag.dags.values():
@@ -70,7 +79,7 @@ def _at_home() -> None:
         home = tempfile.TemporaryDirectory(prefix="dpflow-plan-")
         atexit.register(home.cleanup)
         os.environ["AIRFLOW_HOME"] = home.name
-    os.environ.setdefault("AIRFLOW__LOGGING__LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("AIRFLOW__LOGGING__LOGGING_LEVEL", "CRITICAL")
     os.environ.setdefault("AIRFLOW__CORE__LOAD_EXAMPLES", "False")
 
 
@@ -105,7 +114,7 @@ def _calendar(
 
     if next(scheduled(), None) is not None:
         return scheduled, str(timetable.summary)
-    return by_hand, f"every {every} (assumed)" if every else "by hand"
+    return by_hand, f"every {span(every)} (assumed)" if every else "by hand"
 
 
 def _run(dag: Any, when: Any, interval: Any, partition_key: str | None) -> Run:
@@ -206,7 +215,10 @@ def _asker(
         release = render(context)
         if isinstance(release, str):
             files.add((folder / release).resolve())
-        request: Request = requested(release, None, folder)
+        try:
+            request: Request = requested(release, None, folder)
+        except InvalidInput as error:
+            raise InvalidInput(f"task {dag.dag_id}.{operator.task_id}: {error}") from None
         return request
 
     fixed = parsed({}) if same else None

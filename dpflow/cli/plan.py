@@ -53,4 +53,6 @@ def _words(value: Any) -> str:
     """A claim or the errors by measure, on one line."""
     if isinstance(value, list):
         return "; ".join(map(_words, value))
-    return ", ".join(f"{k} {_words(v)}" for k, v in value.items()) if isinstance(value, dict) else str(value)
+    if not isinstance(value, dict):
+        return str(value)
+    return ", ".join(_words(v) if k == "kind" else f"{k} {_words(v)}" for k, v in value.items())

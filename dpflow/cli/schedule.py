@@ -145,7 +145,8 @@ def _print(seen: Forecast, fitted: list[Fitted], wishes: Wishes) -> None:
 
 def _task_row(task: dict[str, Any], runs: str) -> tuple[Any, ...]:
     charged = "once" if task["charged"] == "once" else runs
-    where = (f"{task['job']}: {task['task']}", charged, task["release"], task["mechanism"], task["scope"])
+    name = task["job"] if task["task"] == task["job"] else f"{task['job']}: {task['task']}"
+    where = (name, charged, task["release"], task["mechanism"], task["scope"])
     return (*where, task["epsilon"], task["delta"], _errors(task["error_95"]))
 
 

@@ -12,8 +12,19 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PlainSerializer,
+    PrivateAttr,
+    ValidationError,
+    model_validator,
+)
 
 from dpflow.core import amounts
 from dpflow.errors import InvalidAmount, InvalidDeclaration, InvalidInput, PlanRefused, UnknownName
@@ -75,6 +86,19 @@ class Column(Strict):
     groups: Annotated[int, Field(ge=1, le=10**6)] | None = None
     rows_per_group: Annotated[int, Field(ge=1, le=10**9)] | None = None
     public: bool = False
+    _dates: bool = PrivateAttr(default=False)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _remember(cls, data: Any, handler: ModelWrapValidatorHandler[Column]) -> Column:
+        made = handler(data)
+        made._dates = isinstance(data, dict) and type(data.get("lower")) is dt.date and made.step == 1
+        return made
+
+    @property
+    def dates(self) -> bool:
+        """Whether the bounds were written as dates, and the grid is days: what is released is a date then."""
+        return self._dates
 
     @model_validator(mode="after")
     def _check(self) -> Column:
@@ -101,6 +125,13 @@ class Column(Strict):
             raise ValueError("the column declares no bounds")
         low, high = -((-self.lower) // self.step), self.upper // self.step
         return int(low), int(high)
+
+    def unit(self, grid: int) -> int | float | str:
+        """A grid integer in the column's own unit: whole numbers exactly while a double holds them, a date as 2013-01-31."""
+        if self.dates:
+            return str(np.datetime64(grid, "D"))
+        value = grid * self.step
+        return int(value) if value.denominator == 1 and abs(value) < 2**53 else float(value)
 
 
 class Unit(Strict):

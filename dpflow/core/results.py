@@ -31,7 +31,7 @@ class Synthetic:
     """An artificial table that stands for a private one; published as a DuckDB table that any query may read, at no cost.
 
     Attributes:
-        columns: names with their kinds, one of ``"whole"``, ``"number"`` and ``"text"``.
+        columns: names with their kinds, one of ``"whole"``, ``"number"``, ``"text"`` and ``"date"`` (as 2013-01-31).
         rows: values in the order of the columns.
     """
 

@@ -61,7 +61,7 @@ class Request(Strict):
         return load_table(self.table)
 
 
-def parse_request(data: dict[str, Any], base: Path, what: str = "release") -> Request:
+def parse_request(data: dict[str, Any], base: Path, what: str = "what was asked") -> Request:
     """Validate a request; relative paths are taken from ``base``. Raises `InvalidDeclaration` naming the field."""
     try:
         request = Request.model_validate(data)

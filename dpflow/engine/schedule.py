@@ -388,7 +388,12 @@ def file_job(path: Path, start: dt.datetime, every: dt.timedelta | None) -> Job:
             yield Run(start + number * (every or dt.timedelta()), str(request.revision + number))
 
     task = Task(path.name, lambda run: [Ask(request, request.blocks)])
-    return Job(str(path), "", f"every {every}" if every else "once", (task,), runs)
+    return Job(str(path), "", f"every {span(every)}" if every else "once", (task,), runs)
+
+
+def span(every: dt.timedelta) -> str:
+    """A span of time in words: 1 day, 14 days, 12:00:00."""
+    return str(every).removesuffix(", 0:00:00")
 
 
 def release_files(folder: Path) -> list[Path]:

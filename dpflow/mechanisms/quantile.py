@@ -179,7 +179,8 @@ class _Quantiles(Mechanism[P]):
                 piece = choose(lengths, costs, rate, source)
                 found.append(int(starts[piece]) + source.below(int(lengths[piece])))
             values = zip(wanted, sorted(found), strict=True)
-            rows += (Row(key, name, float(value * column.step)) for name, value in values)
+            unit = column.unit if column.dates else lambda value: float(value * column.step)
+            rows += (Row(key, name, unit(value)) for name, value in values)
         return Result(tuple(rows))
 
     def error(self, params: P, table: Table) -> ErrorBound:

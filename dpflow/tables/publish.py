@@ -122,7 +122,7 @@ def read_published(database: Path, table: str, *, deadline: float = 30.0) -> lis
     return patiently(database, deadline, read)
 
 
-_KINDS = {"whole": "BIGINT", "number": "DOUBLE", "text": "VARCHAR"}
+_KINDS = {"whole": "BIGINT", "number": "DOUBLE", "text": "VARCHAR", "date": "DATE"}
 
 
 def _insert(connection: duckdb.DuckDBPyConnection, release: PublishedRelease, table: Synthetic) -> None:

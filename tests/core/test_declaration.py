@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -120,3 +121,13 @@ def test_on_needs_no_quotes(tmp_path: Path) -> None:
         " joins: [{relation: d, name: d, kind: dimension, on: {k: id}}]}"
     )
     assert load_table(path).joins[0].on == {"k": "id"}
+
+
+def test_bounds_written_as_dates_are_answered_in_dates() -> None:
+    """Days remember that they were dates; numbers, moments and coarser grids stay numbers."""
+    day = Column.model_validate({"lower": dt.date(1940, 1, 1), "upper": dt.date(9999, 12, 31)})
+    assert (day.unit(-10958), day.unit(0), day.unit(day.grid()[1] + 1)) == ("1940-01-01", "1970-01-01", "10000-01-01")
+    assert day.model_copy(update={"missing": Fraction(0)}).dates
+    for other in ({"lower": 0, "upper": 9}, {"lower": dt.date(1940, 1, 1), "upper": dt.date(1950, 1, 1), "step": 7}):
+        assert not Column.model_validate(other).dates
+    assert Column.model_validate({"lower": 0, "upper": 1, "step": "0.25"}).unit(3) == 0.75

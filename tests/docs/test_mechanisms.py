@@ -11,6 +11,7 @@ import yaml
 from dpflow.core.declaration import Table
 from dpflow.core.mechanism import Mechanism
 from dpflow.engine import load_request, make_plan
+from dpflow.engine.request import Request, parse_request
 from dpflow.registry import Registry
 
 if TYPE_CHECKING:
@@ -25,6 +26,13 @@ def test_every_mechanism_has_a_row() -> None:
     built_in = {n for n, m in registry.mechanisms.items() if registry.origin[n].startswith("dpflow.mechanisms.")}
     listed = {name for row in re.findall(r"^\| (`.*?) \|", PAGE, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
     assert listed == {name for name in built_in if isinstance(registry.mechanisms[name], Mechanism)}
+
+
+def test_the_release_file_has_every_field() -> None:
+    """The commented file lists all fields there are, and is one."""
+    (block,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    assert set(yaml.safe_load(block)) == set(Request.model_fields)
+    assert parse_request(yaml.safe_load(block), Path()).publish is not None
 
 
 def test_the_example_plans(tiny: Tiny) -> None:

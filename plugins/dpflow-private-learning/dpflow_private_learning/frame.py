@@ -1,10 +1,10 @@
 """What all mechanisms of this package share: parameters, the price of one row, labels, and the report in a result.
 
-Relation. The paper replaces one of exactly m rows, with m public. Here m is a constant of the plan, the parameter ``rows``:
-every threshold and fraction uses the declared number, never the number found. All algorithms then hold for one row added,
-removed or replaced alike, and a unit of up to R rows (``limits.rows``) is a path of at most R such rows: the price of the
-plan is that of the unit, and each row gets `per_row` of it. Under replace, ``rows`` is the public number; under add-remove take
-a released count. A wrong number costs accuracy, never privacy.
+Relation. The paper replaces one of exactly m rows, with m public. Here m is a constant, the parameter ``rows``: every
+threshold and fraction uses that number, never the number found. All algorithms then hold for one row added, removed or
+replaced alike, and a unit of up to R rows (``limits.rows``) is a path of at most R such rows: the price of the plan is that
+of the unit, and each row gets `per_row` of it. Under replace, ``rows`` is the public number; under add-remove it may be left
+out, and `dpflow_private_learning.counted` puts a charged noisy count in its place. A wrong number costs accuracy, never privacy.
 """
 
 from __future__ import annotations
@@ -55,11 +55,21 @@ class Priced(Params):
 
 
 class Approximated(Priced):
-    """``alpha``: accuracy as a share of the rows; ``beta``: probability of missing it; ``rows``: the public number."""
+    """``alpha``: accuracy as a share of the rows; ``beta``: probability of missing it.
 
-    rows: Rows
+    ``rows``: the public number; left out, under add-remove, a twentieth of epsilon counts them where they matter.
+    """
+
+    rows: Rows | None = None
     alpha: Share = Fraction(1, 10)
     beta: Share = Fraction(1, 20)
+
+    @property
+    def n(self) -> int:
+        """The number of rows that thresholds refer to: given, or counted before (`dpflow_private_learning.counted`)."""
+        if self.rows is None:
+            raise PlanRefused("rows is missing; give the number of rows")
+        return self.rows
 
 
 def per_row(epsilon: Fraction, delta: Fraction, table: Table) -> tuple[Fraction, Fraction]:
@@ -147,12 +157,6 @@ def check_label(table: Table, name: str) -> None:
 def positive(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Which rows are positive: 1, or the second key; anything else is negative."""
     return np.asarray(labels == 1, bool)
-
-
-def number(column: Column, grid: int) -> float | int:
-    """A grid integer in the column's own unit."""
-    value = grid * column.step
-    return int(value) if value.denominator == 1 and abs(value) < 2**53 else float(value)
 
 
 def report(

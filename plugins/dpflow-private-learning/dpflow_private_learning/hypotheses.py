@@ -2,11 +2,13 @@
 
 Rules live on the declared grid. A row's value is clamped, rounded half away from zero to grid steps and, where it is missing,
 replaced as the column declares, as the mechanism saw it: that is a `Scale`, which writes the same steps as SQL, so the
-predicate is true on the rows that are predicted positive. It reads numbers; of a column of dates, days since 1970-01-01.
+predicate is true on the rows that are predicted positive. Rules count dates in days since 1970-01-01; where the bounds are
+declared as dates, the predicate reads the dates themselves.
 """
 
 from __future__ import annotations
 
+import datetime as dt
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -123,32 +125,40 @@ def rule(data: Mapping[str, Any]) -> Rule:
 
 @dataclass(frozen=True)
 class Scale:
-    """How a column's values become grid integers: low, high in steps; ``missing`` in steps too, None if such rows have none."""
+    """How a column's values become grid integers: low, high in steps; ``missing`` in steps too, None if such rows have none.
+
+    ``dates``: the column holds dates or timestamps, the grid days since 1970-01-01.
+    """
 
     name: str
     low: int
     high: int
     step: Fraction
     missing: int | None
+    dates: bool = False
 
     @classmethod
     def of(cls, name: str, column: Column) -> Scale:
         """The scale of a bounded column."""
         low, high = column.grid()
-        return cls(name, low, high, column.step, None if column.missing == "skip" else to_grid(column.missing, column))
+        missing = None if column.missing == "skip" else to_grid(column.missing, column)
+        return cls(name, low, high, column.step, missing, column.dates)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Scale:
         """The inverse of `to_json`."""
-        return cls(data["name"], data["low"], data["high"], Fraction(data["step"]), data["missing"])
+        return cls(**dict(data) | {"step": Fraction(data["step"])})
 
     def to_json(self) -> dict[str, Any]:
         """As a learner's document has it."""
         return asdict(self) | {"step": str(self.step)}
 
     def grid(self, values: Any) -> tuple[NDArray[np.int64], Bools]:
-        """Grid integers of numbers in the column's unit, and which rows have one; None and NaN are missing."""
+        """Grid integers of numbers in the column's unit, or of dates, and which rows have one; None, NaN, NaT are missing."""
         given = np.asarray(values)
+        if given.dtype.kind == "M" or (self.dates and given.dtype.kind in "OU"):
+            moments = given.astype("datetime64[us]")
+            given = np.where(np.isnat(moments), np.nan, moments.astype(np.int64) / 86_400_000_000)
         if given.dtype.kind in "iub" and self.step == 1:
             return np.clip(given, self.low, self.high).astype(np.int64), np.ones(len(given), bool)
         numbers = given.astype(float)
@@ -166,8 +176,13 @@ class Scale:
         return self.high if value > 0 else self.low
 
     def sql(self) -> str:
-        """The grid integer of a numeric column; NULL where a row has none."""
+        """The grid integer of a column; NULL where a row has none."""
         quoted = '"' + self.name.replace('"', '""') + '"'
+        if self.dates:
+            ends = [dt.date(1970, 1, 1) + dt.timedelta(days=day) for day in (self.low, self.high)]
+            inside = "least(greatest(CAST({} AS TIMESTAMP), TIMESTAMP '{}'), TIMESTAMP '{}')".format(quoted, *ends)
+            value = f"CASE WHEN {quoted} IS NULL THEN NULL ELSE round(epoch_us({inside}) / 86400000000) END"
+            return value if self.missing is None else f"coalesce({value}, {self.missing})"
         scaled = quoted
         if self.step != 1:
             scaled = f"CAST({quoted} AS DOUBLE) * {self.step.denominator} / {self.step.numerator}"

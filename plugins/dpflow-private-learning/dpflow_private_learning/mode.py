@@ -23,7 +23,6 @@ import numpy as np
 
 from dpflow.core.declaration import Table
 from dpflow.core.events import Event
-from dpflow.core.mechanism import Mechanism
 from dpflow.core.randomness import Source
 from dpflow.core.results import Result, Row
 from dpflow.core.statistics import Answer, Histogram, SortedValues
@@ -34,12 +33,14 @@ from dpflow_private_learning.base.calls import Calls
 from dpflow_private_learning.base.exponential import exponential
 from dpflow_private_learning.base.pieces import Array, Pieces, relative
 from dpflow_private_learning.bounds.rows import mode_rows
+from dpflow_private_learning.counted import Counted
 
 
 class ModeParams(frame.Priced):
     """``column``: bounded. ``method``: exponential, stability, stability-literal or choosing.
 
-    ``rows``: the public number of rows (choosing), ``alpha``: accuracy as a share of them, ``beta``: failure.
+    ``rows``: the public number of rows (choosing; left out, under add-remove, a twentieth of epsilon counts them), ``alpha``:
+    accuracy as a share of them, ``beta``: failure.
     """
 
     column: str
@@ -59,7 +60,7 @@ def leader(values: Array, counts: Array) -> tuple[int, int]:
     return int(values[best]), int(counts[best]) - second
 
 
-class Mode(Mechanism[ModeParams]):
+class Mode(Counted[ModeParams]):
     """The most frequent value of a bounded column."""
 
     name = "mode"
@@ -67,7 +68,10 @@ class Mode(Mechanism[ModeParams]):
     citation = "Beimel, Nissim, Stemmer 2013/2016, sections 2.5 and 4.1; gap sensitivity and gate proved here"
     Params = ModeParams
 
-    def event(self, params: ModeParams, table: Table) -> Event:
+    def counts(self, params: ModeParams, table: Table) -> bool:
+        return params.rows is None and params.method == "choosing"
+
+    def claimed(self, params: ModeParams, table: Table) -> Event:
         frame.domain(table, params.column)
         epsilon, delta = frame.per_row(params.epsilon, params.delta, table)
         frame.need_scale(8 / epsilon)
@@ -86,12 +90,12 @@ class Mode(Mechanism[ModeParams]):
         table.bounded(params.column)
         return SortedValues(params.column, table.limits.rows)
 
-    def draw(self, params: ModeParams, table: Table, answer: Answer, source: Source) -> Result:
+    def drawn(self, params: ModeParams, table: Table, answer: Answer, source: Source) -> Result:
         column, low, end = frame.domain(table, params.column)
         epsilon, delta = frame.per_row(params.epsilon, params.delta, table)
         calls = Calls(source)
         found = self._found(params, table, answer, (low, end), (epsilon, delta), calls)
-        value = None if found is None else frame.number(column, low + found)
+        value = None if found is None else column.unit(low + found)
         needed = mode_rows(params.method, end + 1, params.alpha, params.beta, epsilon, delta, frame.moves(table))
         status = "bottom" if found is None else "ok"
         return Result(

@@ -130,7 +130,7 @@ class QuasiConcaveRelease(Mechanism[QuasiConcaveParams]):
             status="fallback" if fallback else "ok",
             levels=levels,
         )
-        return Result((Row("", self.name, frame.number(column, low + point)),), document)
+        return Result((Row("", self.name, column.unit(low + point)),), document)
 
 
 class UnimodalMode(QuasiConcaveRelease):

@@ -64,6 +64,7 @@ EXAMPLES: dict[str, list[Example]] = {
         example({"column": "amount", "method": "stability", "epsilon": "1", "delta": "0.4"}, rows=2),
         example({"column": "amount", "method": "stability-literal", "epsilon": "0.5", "delta": "0.3"}, "replace"),
         example({"column": "few", "method": "choosing", "epsilon": "20", "delta": "0.4", "rows": 10, "alpha": "1/2"}),
+        example({"column": "few", "method": "choosing", "epsilon": "20", "delta": "0.4", "alpha": "1/2"}, rows=2),
     ],
     "unimodal_mode": [
         example({"column": "amount", "epsilon": "1", "promise": 10}),
@@ -74,6 +75,8 @@ EXAMPLES: dict[str, list[Example]] = {
         ),
     ],
     "learn_thresholds": [
+        example({"column": "amount", "label": "late", "epsilon": "1"}, "replace"),
+        example({"column": "amount", "label": "late", "epsilon": "2", "delta": "0.1", "levels": 2}),
         example({"column": "amount", "label": "late", "epsilon": "1", "rows": 200}, rows=2),
         example(
             {
@@ -93,9 +96,11 @@ EXAMPLES: dict[str, list[Example]] = {
         example(
             {"column": "few", "method": "san-points", "epsilon": "60", "delta": "0.4", "rows": 20, "alpha": "9/10"}
         ),
+        example({"column": "few", "epsilon": "60", "delta": "0.4", "alpha": "9/10"}),
     ],
     "sanitize_thresholds": [
         example({"column": "amount", "epsilon": "1", "rows": 200, "alpha": "1/4"}, rows=2),
+        example({"column": "amount", "epsilon": "1", "alpha": "1/4"}, rows=2),
         example(
             {
                 "column": "few",

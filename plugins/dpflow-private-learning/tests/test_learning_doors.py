@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from dpflow_private_learning.classifier import PrivateClassifier
 from dpflow_private_learning.plugin import dpflow_register_mechanisms
 
 import dpflow
-from dpflow.core.declaration import Table
+from dpflow.core.declaration import Column, Table
 from dpflow.engine.request import Publish
 from dpflow.errors import InvalidInput, PlanRefused
 from dpflow.ledger import Ledger
@@ -118,8 +119,32 @@ def test_a_gate_is_checked_before_any_table_is_opened() -> None:
                 dpflow.plan(
                     mechanism, table, name="a", scope="all", registry=REGISTRY, method=method, rows=100, **given
                 )
-        with pytest.raises(PlanRefused, match="rows"):
-            dpflow.plan("mode", table, name="a", scope="all", method="choosing", **given)
+        if relation == "replace":  # under add-remove rows are counted, and the count is charged
+            with pytest.raises(PlanRefused, match="needs rows"):
+                dpflow.plan("mode", table, name="a", scope="all", method="choosing", registry=REGISTRY, **given)
+
+
+def test_rows_are_counted_within_the_release_where_they_are_private(tmp_path: Path) -> None:
+    """One charge pays for count and choice; a table below the gate is charged too, and gives none. Chances are below e^-40."""
+    world = World(tmp_path, "no rows", "three")
+    world.table = world.table.model_copy(update={"neighbours": "add-remove", "columns": _private(world.table)})
+    world.ledger.grant("coming", 10, "1e-3", filter="basic", table=world.table, principal="owner")
+    given = {"column": "x", "method": "choosing", "epsilon": "1", "delta": "1e-6"}
+    for n, value in ((50_000, 2), (10, None)):
+        with duckdb.connect(str(tmp_path / "t.duckdb")) as connection:
+            connection.execute(
+                f"CREATE OR REPLACE TABLE t AS SELECT i AS id, 2 AS x, 2 AS other, 1 AS late FROM range({n}) t(i)"
+            )
+        made = dpflow.plan("mode", world.table, name=f"of {n}", scope="coming", registry=REGISTRY, **given)
+        assert made.price() == ("1", "0.000001")
+        result = dpflow.release(made, world.ledger, registry=REGISTRY).result
+        assert [(row.measure, row.value) for row in result.rows] == [("none" if value is None else "mode", value)]
+        assert abs(result.document["rows"] - n) < 1000
+    assert world.ledger.remaining("coming").rows()[0]["epsilon_left"] == "8"
+
+
+def _private(table: Table) -> dict[str, Column]:
+    return {name: column.model_copy(update={"public": False}) for name, column in table.columns.items()}
 
 
 @pytest.mark.parametrize("mechanism", sorted(PARAMS))
@@ -151,3 +176,31 @@ def test_wrong_parameters_are_refused(mechanism: str, wrong: dict[str, Any]) -> 
     table = Table.model_validate(declared | {"columns": columns | late})
     with pytest.raises(InvalidInput):
         dpflow.plan(mechanism, table, name="a", scope="all", registry=REGISTRY, **(PARAMS[mechanism] | wrong))
+
+
+def test_a_column_of_dates_is_answered_in_dates(tmp_path: Path) -> None:
+    """A cut, its predicate on dates and on timestamps, predictions for both, and artificial rows: dates all through."""
+    world = World(tmp_path, "no rows", "three")
+    with duckdb.connect(str(tmp_path / "t.duckdb")) as connection:
+        day = "DATE '2000-01-01' + CAST(i % 4000 AS INTEGER)"
+        connection.execute(
+            f"CREATE OR REPLACE TABLE t AS SELECT i AS id, {day} AS x, i % 4000 < 1000 AS late FROM range(20000) t(i)"
+        )
+    bounds = {"lower": dt.date(2000, 1, 1), "upper": dt.date(2012, 12, 31), "public": True}
+    columns = world.table.columns | {"x": Column.model_validate(bounds)}
+    world.table = world.table.model_copy(update={"columns": columns})
+    receipt, _ = world.release("learn_thresholds", LABELLED | {"epsilon": "5"})
+    cut = dt.date.fromisoformat(receipt.result.rows[0].value)
+    assert abs(cut - dt.date(2002, 9, 27)) < dt.timedelta(days=100)  # 500 rows worse, at odds of e^-1250
+    model = PrivateClassifier.of(receipt.result.document)
+    days = [cut - dt.timedelta(days=1), cut, None]
+    assert model.predict([[day] for day in days]).tolist() == [1, 0, 0]
+    for kind in ("DATE", "TIMESTAMP"):
+        with duckdb.connect() as connection:
+            connection.execute(f"CREATE TABLE s AS SELECT CAST(unnest(?) AS {kind}) AS x", [days])
+            assert connection.execute(f"SELECT {model.sql_} FROM s").fetchall() == [(True,), (False,), (None,)]
+            assert model.predict(connection.execute("FROM s").df()).tolist() == [1, 0, 0]
+    _, name = world.release("sanitize_thresholds", ONE | {"rows": 20000})
+    with duckdb.connect(str(world.out)) as connection:
+        made = connection.execute(f"SELECT typeof(x), x >= DATE '2000-01-01' FROM {name}_synthetic").fetchall()
+    assert made and set(made) == {("DATE", True)}

@@ -11,6 +11,7 @@ from dpflow.core.amounts import text
 from dpflow.core.randomness import Source
 
 NOTHING = Fraction(0)
+_DELTAS = Fraction(10**30)
 
 
 @dataclass
@@ -33,9 +34,9 @@ class Calls:
         return sum((e for _, e, _ in self.spent), NOTHING), sum((d for _, _, d in self.spent), NOTHING)
 
     def to_json(self) -> list[dict[str, Any]]:
-        """Calls by mechanism and price."""
+        """Calls by mechanism and price; a delta is rounded up to 30 decimals, as in a plan."""
         found = Counter(self.spent)
         return [
-            {"call": name, "epsilon": text(e), "delta": text(d), "times": times}
+            {"call": name, "epsilon": text(e), "delta": text(-(-d * _DELTAS // 1) / _DELTAS), "times": times}
             for (name, e, d), times in sorted(found.items())
         ]

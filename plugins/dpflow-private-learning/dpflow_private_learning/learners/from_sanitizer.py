@@ -15,17 +15,17 @@ from __future__ import annotations
 import math
 
 from dpflow.core.declaration import Table
-from dpflow.core.mechanism import Mechanism
 from dpflow.core.randomness import Source
 from dpflow.core.results import Result, Row
 from dpflow.core.statistics import Answer
 from dpflow_private_learning import frame
 from dpflow_private_learning.base.calls import Calls
+from dpflow_private_learning.counted import Counted
 from dpflow_private_learning.hypotheses import Point, Rule, Threshold, learned
 from dpflow_private_learning.sanitizers.labelled import Labelled, SanitizeLabelledParams, best_rule, table_of, wrong
 
 
-class LearnFromSanitizer(Labelled, Mechanism[SanitizeLabelledParams]):
+class LearnFromSanitizer(Labelled, Counted[SanitizeLabelledParams]):
     """The best point or threshold on artificial labelled rows, together with these rows."""
 
     name = "learn_from_sanitizer"
@@ -33,7 +33,7 @@ class LearnFromSanitizer(Labelled, Mechanism[SanitizeLabelledParams]):
     citation = "Beimel, Nissim, Stemmer 2013/2016, Lemma 5.3, Theorem 5.5"
     Params = SanitizeLabelledParams
 
-    def draw(self, params: SanitizeLabelledParams, table: Table, answer: Answer, source: Source) -> Result:
+    def drawn(self, params: SanitizeLabelledParams, table: Table, answer: Answer, source: Source) -> Result:
         column, low, end = frame.domain(table, params.column)
         calls = Calls(source)
         halves, needed = self.halves(params, table, answer, calls)

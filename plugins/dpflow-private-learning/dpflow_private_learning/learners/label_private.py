@@ -24,7 +24,6 @@ from pydantic import Field
 
 from dpflow.core.declaration import Column, Table
 from dpflow.core.events import Event
-from dpflow.core.mechanism import Mechanism
 from dpflow.core.randomness import Source
 from dpflow.core.results import Result, Row
 from dpflow.core.statistics import Answer, Records
@@ -33,6 +32,7 @@ from dpflow_private_learning import frame
 from dpflow_private_learning.base.calls import Calls
 from dpflow_private_learning.base.exponential import select
 from dpflow_private_learning.bounds.rows import label_private_rows, label_private_sample, labellings
+from dpflow_private_learning.counted import Counted
 from dpflow_private_learning.hypotheses import learned
 from dpflow_private_learning.learners.finite import matrix, right
 from dpflow_private_learning.learners.projection import CLASSES, most_points, vc_dimension
@@ -48,7 +48,7 @@ class LearnLabelPrivateParams(frame.Approximated):
     rules: Literal["points", "thresholds", "rectangles"] = "thresholds"
 
 
-class LearnLabelPrivate(Mechanism[LearnLabelPrivateParams]):
+class LearnLabelPrivate(Counted[LearnLabelPrivateParams]):
     """A rule from public features and private labels."""
 
     name = "learn_label_private"
@@ -56,7 +56,7 @@ class LearnLabelPrivate(Mechanism[LearnLabelPrivateParams]):
     citation = "Beimel, Nissim, Stemmer 2013/2016, Theorem 6.2, Figure 13; sample size repaired"
     Params = LearnLabelPrivateParams
 
-    def event(self, params: LearnLabelPrivateParams, table: Table) -> Event:
+    def claimed(self, params: LearnLabelPrivateParams, table: Table) -> Event:
         frame.check_label(table, params.label)
         label = table.column(params.label)
         if label.public or (label.keys is None and label.missing == "skip"):
@@ -70,9 +70,9 @@ class LearnLabelPrivate(Mechanism[LearnLabelPrivateParams]):
             )
         if params.rules != "rectangles" and len(params.columns) != 1:
             raise PlanRefused("points and thresholds are rules of one column; name one")
-        if self._sample(params) >= params.rows:
+        if self._sample(params) >= params.n:
             raise PlanRefused(
-                f"{self._sample(params)} rows give only their features, and rows says {params.rows}; take a larger alpha"
+                f"{self._sample(params)} rows give only their features, and rows says {params.n}; take a larger alpha"
             )
         epsilon, _ = frame.per_row(params.epsilon, params.delta, table)
         frame.need_scale(2 / epsilon)
@@ -82,7 +82,7 @@ class LearnLabelPrivate(Mechanism[LearnLabelPrivateParams]):
         self._columns(params, table)
         return Records((*params.columns, params.label), table.limits.rows, known=True)
 
-    def draw(self, params: LearnLabelPrivateParams, table: Table, answer: Answer, source: Source) -> Result:
+    def drawn(self, params: LearnLabelPrivateParams, table: Table, answer: Answer, source: Source) -> Result:
         columns, n, calls = self._columns(params, table), self._sample(params), Calls(source)
         x, labels = matrix(table, params.columns, answer), frame.positive(answer.columns[params.label])
         bounds = [column.grid() for column in columns.values()]

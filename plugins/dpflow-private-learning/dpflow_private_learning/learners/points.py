@@ -91,5 +91,5 @@ class LearnPoints(Mechanism[LearnPointsParams]):
             assumes="all positive rows have one value, and no others do",
             **learned(found, {params.column: column}),
         )
-        value = None if point is None else frame.number(column, low + point)
+        value = None if point is None else column.unit(low + point)
         return Result((Row("", "point", value),), document)

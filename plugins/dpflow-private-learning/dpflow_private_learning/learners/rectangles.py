@@ -26,7 +26,6 @@ from pydantic import Field
 
 from dpflow.core.declaration import Table
 from dpflow.core.events import Event
-from dpflow.core.mechanism import Mechanism
 from dpflow.core.randomness import Source
 from dpflow.core.results import Result, Row
 from dpflow.core.samplers import discrete_laplace
@@ -36,6 +35,7 @@ from dpflow_private_learning.base.budget import each
 from dpflow_private_learning.base.calls import Calls
 from dpflow_private_learning.base.pieces import relative
 from dpflow_private_learning.bounds.rows import rectangle_rows, significance, tree_rows
+from dpflow_private_learning.counted import Counted
 from dpflow_private_learning.hypotheses import Rectangle, learned
 from dpflow_private_learning.sanitizers import thresholds
 from dpflow_private_learning.sanitizers.synopsis import Synopsis
@@ -68,7 +68,7 @@ def cells(found: Synopsis, size: int, mass: Fraction, end: int) -> NDArray[Any]:
     return np.array(kept, dtype=object if end >= 2**64 else np.uint64)
 
 
-class LearnRectangles(Mechanism[LearnRectanglesParams]):
+class LearnRectangles(Counted[LearnRectanglesParams]):
     """A box of several columns whose inside is positive."""
 
     name = "learn_rectangles"
@@ -88,14 +88,14 @@ class LearnRectangles(Mechanism[LearnRectanglesParams]):
         frame.need_scale(max(level_scale(end, own, frame.moves(table)) for end in ends))
         small = delta / (2 * k)
         if params.axes == "san-thresholds":
-            frame.need_gate(self._plan(params, own, small).gate, params.rows, "san-thresholds")
+            frame.need_gate(self._plan(params, own, small).gate, params.n, "san-thresholds")
         return own, small
 
     def _plan(self, params: LearnRectanglesParams, epsilon: Fraction, delta: Fraction) -> thresholds.Plan:
         k = len(params.columns)
-        return thresholds.plan(params.alpha / (32 * k), params.beta / (4 * k), epsilon, delta, params.rows)
+        return thresholds.plan(params.alpha / (32 * k), params.beta / (4 * k), epsilon, delta, params.n)
 
-    def event(self, params: LearnRectanglesParams, table: Table) -> Event:
+    def claimed(self, params: LearnRectanglesParams, table: Table) -> Event:
         self._budget(params, table)
         return frame.claim(params.epsilon, params.delta)
 
@@ -104,7 +104,7 @@ class LearnRectangles(Mechanism[LearnRectanglesParams]):
             table.bounded(name)
         return Records((*params.columns, params.label), table.limits.rows)
 
-    def draw(self, params: LearnRectanglesParams, table: Table, answer: Answer, source: Source) -> Result:
+    def drawn(self, params: LearnRectanglesParams, table: Table, answer: Answer, source: Source) -> Result:
         epsilon, delta = self._budget(params, table)
         calls, positive = Calls(source), frame.positive(answer.columns[params.label])
         sides = []
@@ -130,7 +130,7 @@ class LearnRectangles(Mechanism[LearnRectanglesParams]):
             **learned(found, columns),
         )
         rows = tuple(
-            Row(name, measure, frame.number(columns[name], ends[i]))
+            Row(name, measure, columns[name].unit(ends[i]))
             for i, name in enumerate(params.columns)
             for measure, ends in (("from", found.lower), ("to", found.upper))
         )
@@ -147,7 +147,7 @@ class LearnRectangles(Mechanism[LearnRectanglesParams]):
     ) -> NDArray[Any]:
         """The cells of one column."""
         values, (counts,) = frame.distinct(x, [np.ones(len(x), bool)])
-        target, n = params.alpha / (16 * len(params.columns)), params.rows
+        target, n = params.alpha / (16 * len(params.columns)), params.n
         if params.axes == "tree":
             made = tree(values, counts, end, n, target / 2, price[0], frame.moves(table), calls)
         else:

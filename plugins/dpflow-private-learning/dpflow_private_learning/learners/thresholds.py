@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 
 from dpflow.core.declaration import Table
 from dpflow.core.events import Event
-from dpflow.core.mechanism import Mechanism
 from dpflow.core.randomness import Source
 from dpflow.core.results import Result, Row
 from dpflow.core.statistics import Answer, Records
@@ -34,6 +33,7 @@ from dpflow_private_learning.base.calls import Calls
 from dpflow_private_learning.base.pieces import Pieces, relative
 from dpflow_private_learning.base.rec_concave import Budget, Step, depth, nominal, rec_concave, rows_needed
 from dpflow_private_learning.bounds.rows import exponential_rows, generalisation
+from dpflow_private_learning.counted import Counted
 from dpflow_private_learning.hypotheses import Threshold, learned
 from dpflow_private_learning.quasi_concave import Levels, planned, price
 
@@ -72,7 +72,7 @@ def learn_threshold(
     return rec_concave(threshold_score(x, labels, end), Fraction(rows), alpha, step, calls)
 
 
-class LearnThresholds(Mechanism[LearnThresholdsParams]):
+class LearnThresholds(Counted[LearnThresholdsParams]):
     """A cut of one column that tells positive rows from negative ones."""
 
     name = "learn_thresholds"
@@ -89,20 +89,24 @@ class LearnThresholds(Mechanism[LearnThresholdsParams]):
         halves = params.alpha / 2, params.beta / 2
         return end, planned(end, params.levels, params.budget, *halves, epsilon, delta, params.selection)
 
-    def event(self, params: LearnThresholdsParams, table: Table) -> Event:
+    def counts(self, params: LearnThresholdsParams, table: Table) -> bool:
+        end, step = self._step(params, table)
+        return params.rows is None and depth(end, step.levels) > 1
+
+    def claimed(self, params: LearnThresholdsParams, table: Table) -> Event:
         return price(*self._step(params, table), params, table)
 
     def statistic(self, params: LearnThresholdsParams, table: Table) -> Records:
         table.bounded(params.column)
         return Records((params.column, params.label), table.limits.rows)
 
-    def draw(self, params: LearnThresholdsParams, table: Table, answer: Answer, source: Source) -> Result:
+    def drawn(self, params: LearnThresholdsParams, table: Table, answer: Answer, source: Source) -> Result:
         column, low, _ = frame.domain(table, params.column)
         end, step = self._step(params, table)
         calls = Calls(source)
         x = relative(answer.columns[params.column], low)
         labels = frame.positive(answer.columns[params.label])
-        j, fallback = learn_threshold(x, labels, end, params.rows, params.alpha / 2, step, calls)
+        j, fallback = learn_threshold(x, labels, end, params.rows or 1, params.alpha / 2, step, calls)
         levels = depth(end, step.levels)
         needed = self._needed(params, end, step)
         document = frame.report(
@@ -115,7 +119,7 @@ class LearnThresholds(Mechanism[LearnThresholdsParams]):
             assumes="nothing of the labels" if levels == 1 else "some threshold is right on every row",
             **learned(Threshold(low + j), {params.column: column}),
         )
-        return Result((Row("", "threshold", frame.number(column, low + j)),), document)
+        return Result((Row("", "threshold", column.unit(low + j)),), document)
 
     def _needed(self, params: LearnThresholdsParams, end: int, step: Step) -> float:
         epsilon, delta = map(float, nominal(end, step))

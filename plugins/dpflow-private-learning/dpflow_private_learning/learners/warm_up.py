@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 
 from dpflow.core.declaration import Table
 from dpflow.core.events import Event
-from dpflow.core.mechanism import Mechanism
 from dpflow.core.randomness import Source
 from dpflow.core.results import Result, Row
 from dpflow.core.statistics import Answer, Records
@@ -36,6 +35,7 @@ from dpflow_private_learning.base.exponential import select
 from dpflow_private_learning.base.logs import ceil_log2
 from dpflow_private_learning.base.pieces import relative
 from dpflow_private_learning.bounds.rows import warm_up_rows
+from dpflow_private_learning.counted import Counted
 from dpflow_private_learning.hypotheses import Threshold, learned
 
 Array = NDArray[Any]
@@ -120,7 +120,7 @@ def warm_up(
     return listed[select([sample.right(cut) for cut in listed], epsilon, calls)]
 
 
-class WarmUp(Mechanism[WarmUpParams]):
+class WarmUp(Counted[WarmUpParams]):
     """A cut of one column by noisy binary search."""
 
     name = "learn_thresholds_by_search"
@@ -136,7 +136,7 @@ class WarmUp(Mechanism[WarmUpParams]):
         frame.need_scale(2 / own)
         return end, own, delta / 2
 
-    def event(self, params: WarmUpParams, table: Table) -> Event:
+    def claimed(self, params: WarmUpParams, table: Table) -> Event:
         end, epsilon, delta = self._each(params, table)
         if params.selection == "literal":
             return frame.printed(epsilon, delta, 2, (comparisons(end) + 1) * epsilon, table)
@@ -146,13 +146,13 @@ class WarmUp(Mechanism[WarmUpParams]):
         table.bounded(params.column)
         return Records((params.column, params.label), table.limits.rows)
 
-    def draw(self, params: WarmUpParams, table: Table, answer: Answer, source: Source) -> Result:
+    def drawn(self, params: WarmUpParams, table: Table, answer: Answer, source: Source) -> Result:
         column, low, _ = frame.domain(table, params.column)
         end, epsilon, delta = self._each(params, table)
         calls = Calls(source)
         x = relative(answer.columns[params.column], low)
         sample = Sample(x, frame.positive(answer.columns[params.label]), end)
-        cut = warm_up(sample, params.rows, params.alpha, epsilon, delta, calls, params.selection == "literal")
+        cut = warm_up(sample, params.n, params.alpha, epsilon, delta, calls, params.selection == "literal")
         needed = warm_up_rows(comparisons(end), params.alpha, params.beta, epsilon, delta)
         status = "fallback" if cut is None else "ok"
         found = Threshold(low + (cut or 0))
@@ -165,4 +165,4 @@ class WarmUp(Mechanism[WarmUpParams]):
             assumes="some threshold is right on every row, and 3 alpha n/4 rows have either label",
             **learned(found, {params.column: column}),
         )
-        return Result((Row("", "threshold", frame.number(column, found.below)),), document)
+        return Result((Row("", "threshold", column.unit(found.below)),), document)

@@ -24,13 +24,13 @@ from pydantic import Field
 
 from dpflow.core.declaration import Table
 from dpflow.core.events import Event
-from dpflow.core.mechanism import Mechanism
 from dpflow.core.randomness import Source
 from dpflow.core.results import Result, Row
 from dpflow.core.statistics import Answer, Records
 from dpflow_private_learning import frame
 from dpflow_private_learning.base.calls import Calls
 from dpflow_private_learning.base.pieces import Array, relative
+from dpflow_private_learning.counted import Counted
 from dpflow_private_learning.sanitizers.inner import rows_for, sanitized
 from dpflow_private_learning.sanitizers.synopsis import Synopsis, check_name
 from dpflow_private_learning.sanitizers.transform import Rules, amplified_blocks, in_blocks, joined, reduced
@@ -47,7 +47,7 @@ class SanitizeBlocksParams(frame.Approximated):
     shards: Annotated[int, Field(ge=1, le=10**4)] = 10
 
 
-class SanitizeBlocks(Mechanism[SanitizeBlocksParams]):
+class SanitizeBlocks(Counted[SanitizeBlocksParams]):
     """A sanitized column, block by block."""
 
     name = "sanitize_blocks"
@@ -63,7 +63,7 @@ class SanitizeBlocks(Mechanism[SanitizeBlocksParams]):
         frame.need_scale(4 * rounds / epsilon)
         return epsilon
 
-    def event(self, params: SanitizeBlocksParams, table: Table) -> Event:
+    def claimed(self, params: SanitizeBlocksParams, table: Table) -> Event:
         self._each(params, table)
         return frame.claim(params.epsilon, Fraction(0))
 
@@ -71,9 +71,9 @@ class SanitizeBlocks(Mechanism[SanitizeBlocksParams]):
         table.bounded(params.column)
         return Records((params.column,), table.limits.rows)
 
-    def draw(self, params: SanitizeBlocksParams, table: Table, answer: Answer, source: Source) -> Result:
+    def drawn(self, params: SanitizeBlocksParams, table: Table, answer: Answer, source: Source) -> Result:
         column, low, end = frame.domain(table, params.column)
-        epsilon, size, fits = self._each(params, table), max(1, params.rows // params.shards), True
+        epsilon, size, fits = self._each(params, table), max(1, params.n // params.shards), True
         calls = Calls(source)
 
         def block(x: Array) -> Synopsis:

@@ -28,7 +28,6 @@ from pydantic import Field
 
 from dpflow.core.declaration import Table
 from dpflow.core.events import Event
-from dpflow.core.mechanism import Mechanism
 from dpflow.core.randomness import Source
 from dpflow.core.results import Result, Row, Synthetic
 from dpflow.core.samplers import discrete_laplace
@@ -37,6 +36,7 @@ from dpflow.errors import PlanRefused
 from dpflow_private_learning import frame
 from dpflow_private_learning.base.calls import Calls
 from dpflow_private_learning.base.pieces import Array, relative
+from dpflow_private_learning.counted import Counted
 from dpflow_private_learning.hypotheses import Point, Rule, Threshold
 from dpflow_private_learning.sanitizers.inner import rows_for, sanitized
 from dpflow_private_learning.sanitizers.synopsis import Synopsis, in_unit, kind
@@ -132,7 +132,7 @@ class SanitizeLabelledParams(frame.Approximated):
 class Labelled:
     """What the mechanisms on sanitized labelled rows share."""
 
-    def event(self, params: SanitizeLabelledParams, table: Table) -> Event:
+    def claimed(self, params: SanitizeLabelledParams, table: Table) -> Event:
         self.price(params, table)
         return frame.claim(params.epsilon, Fraction(0))
 
@@ -160,7 +160,7 @@ class Labelled:
         """The artificial rows, and the rows for which their accuracy is proven."""
         _, low, end = frame.domain(table, params.column)
         own = self.price(params, table)
-        step = params.step or max(1, math.floor(params.alpha**2 * params.rows / 6))
+        step = params.step or max(1, math.floor(params.alpha**2 * params.n / 6))
 
         def inner(values: Array, counts: NDArray[np.int64], rows: int) -> Synopsis:
             return sanitized(params.rules, values, counts, end, rows, params.alpha / 9, params.beta / 5, own, 2, calls)
@@ -195,7 +195,7 @@ def table_of(halves: tuple[Half, Half], name: str, table: Table) -> Synthetic:
     return Synthetic(((name, kind(column)), ("label", "whole"), ("weight", "number")), tuple(rows))
 
 
-class SanitizeLabelled(Labelled, Mechanism[SanitizeLabelledParams]):
+class SanitizeLabelled(Labelled, Counted[SanitizeLabelledParams]):
     """Artificial labelled rows on which every rule of a class errs about as often as on the table."""
 
     name = "sanitize_labelled"
@@ -203,7 +203,7 @@ class SanitizeLabelled(Labelled, Mechanism[SanitizeLabelledParams]):
     citation = "Beimel, Nissim, Stemmer 2013/2016, Lemma 5.4, Figure 12; weights repaired, price tightened here"
     Params = SanitizeLabelledParams
 
-    def draw(self, params: SanitizeLabelledParams, table: Table, answer: Answer, source: Source) -> Result:
+    def drawn(self, params: SanitizeLabelledParams, table: Table, answer: Answer, source: Source) -> Result:
         calls = Calls(source)
         halves, needed = self.halves(params, table, answer, calls)
         rows = tuple(Row(str(half.label), "rows", half.rows) for half in halves)

@@ -30,7 +30,6 @@ from pydantic import Field
 
 from dpflow.core.declaration import Table
 from dpflow.core.events import Event
-from dpflow.core.mechanism import Mechanism
 from dpflow.core.randomness import Source
 from dpflow.core.results import ErrorBound, Result, Row
 from dpflow.core.samplers import discrete_laplace
@@ -43,6 +42,7 @@ from dpflow_private_learning.base.exponential import exponential
 from dpflow_private_learning.base.pieces import Array, Pieces, relative
 from dpflow_private_learning.base.rec_concave import Budget
 from dpflow_private_learning.bounds.rows import half_width, peeling_rows, san_points_rows
+from dpflow_private_learning.counted import Counted
 from dpflow_private_learning.sanitizers.synopsis import Synopsis, check_name
 
 
@@ -146,7 +146,7 @@ def proper(estimates: dict[int, int], rows: int, alpha: Fraction, end: int) -> t
     return Synopsis.of(weights), left == 0
 
 
-class SanitizePoints(Mechanism[SanitizePointsParams]):
+class SanitizePoints(Counted[SanitizePointsParams]):
     """Frequencies of all values of a bounded column, or of all sets of k of them."""
 
     name = "sanitize_points"
@@ -162,15 +162,13 @@ class SanitizePoints(Mechanism[SanitizePointsParams]):
         if params.method == "san-points":
             frame.need_delta(params, "san-points")
         epsilon, delta = frame.per_row(params.epsilon, params.delta, table)
-        plan = rounds(
-            params.method, size, params.k, params.alpha, params.beta, params.rows, epsilon, delta, params.budget
-        )
+        plan = rounds(params.method, size, params.k, params.alpha, params.beta, params.n, epsilon, delta, params.budget)
         if plan.method == "san-points":
-            frame.need_gate(gate(plan.alpha, plan.epsilon, plan.delta, 1), params.rows, "san-points")
+            frame.need_gate(gate(plan.alpha, plan.epsilon, plan.delta, 1), params.n, "san-points")
         frame.need_scale(4 / plan.epsilon)
         return plan
 
-    def event(self, params: SanitizePointsParams, table: Table) -> Event:
+    def claimed(self, params: SanitizePointsParams, table: Table) -> Event:
         plan = self._rounds(params, table)
         return frame.claim(params.epsilon, params.delta if plan.method == "san-points" else Fraction(0))
 
@@ -178,19 +176,22 @@ class SanitizePoints(Mechanism[SanitizePointsParams]):
         table.bounded(params.column)
         return SortedValues(params.column, table.limits.rows)
 
-    def draw(self, params: SanitizePointsParams, table: Table, answer: Answer, source: Source) -> Result:
+    def drawn(self, params: SanitizePointsParams, table: Table, answer: Answer, source: Source) -> Result:
         column, low, end = frame.domain(table, params.column)
         plan, calls = self._rounds(params, table), Calls(source)
         found = listed(relative(answer.values, low), answer.counts, end, plan, calls)
-        made, fits = proper(found, params.rows, params.alpha / params.k, end)
+        made, fits = proper(found, params.n, params.alpha / params.k, end)
         width = half_width(1 / plan.epsilon)
         rows = tuple(
-            Row(str(frame.number(column, low + point)), "count", count, width) for point, count in sorted(found.items())
+            Row(str(column.unit(low + point)), "count", count, width) for point, count in sorted(found.items())
         )
         status = "ok" if fits else "fallback"
         document = frame.report(plan.method, calls, needed=plan.needed, rows=params.rows, status=status, k=params.k)
         return Result(rows, document, made.table(params.column, column, low))
 
     def error(self, params: SanitizePointsParams, table: Table) -> ErrorBound:
-        plan = self._rounds(params, table)
-        return ErrorBound({"count": half_width(1 / plan.epsilon)}, "noise of a listed value; others are estimated as 0")
+        planned = self.planned(params, table)
+        own = self._rounds(planned, table).epsilon
+        if self.counts(params, table) and params.method == "auto":  # below the gate it takes the pure method
+            own = min(own, self._rounds(planned.model_copy(update={"method": "exponential"}), table).epsilon)
+        return ErrorBound({"count": half_width(1 / own)}, "noise of a listed value; others are estimated as 0")

@@ -11,7 +11,6 @@ from typing import Literal
 
 from dpflow.core.declaration import Table
 from dpflow.core.events import Event
-from dpflow.core.mechanism import Mechanism
 from dpflow.core.randomness import Source
 from dpflow.core.results import Result, Row
 from dpflow.core.statistics import Answer, SortedValues
@@ -21,6 +20,7 @@ from dpflow_private_learning.base.logs import ceil_log2
 from dpflow_private_learning.base.pieces import relative
 from dpflow_private_learning.base.rec_concave import Budget
 from dpflow_private_learning.bounds.rows import san_thresholds_rows, tree_rows
+from dpflow_private_learning.counted import Counted
 from dpflow_private_learning.sanitizers.synopsis import check_name
 from dpflow_private_learning.sanitizers.thresholds import Plan, plan, san_thresholds
 from dpflow_private_learning.sanitizers.tree import level_scale, tree
@@ -34,7 +34,7 @@ class SanitizeThresholdsParams(frame.Approximated):
     budget: Budget = "tight"
 
 
-class SanitizeThresholds(Mechanism[SanitizeThresholdsParams]):
+class SanitizeThresholds(Counted[SanitizeThresholdsParams]):
     """A private distribution function."""
 
     name = "sanitize_thresholds"
@@ -54,16 +54,16 @@ class SanitizeThresholds(Mechanism[SanitizeThresholdsParams]):
             frame.need_scale(level_scale(end, epsilon, frame.moves(table)))
             return None, pure
         frame.need_delta(params, "san-thresholds")
-        made = plan(params.alpha, params.beta, epsilon, delta, params.rows, params.budget)
+        made = plan(params.alpha, params.beta, epsilon, delta, params.n, params.budget)
         power = max(ceil_log2(end + 1), 1)
         needed = san_thresholds_rows(power, made.calls, made.gate, made.alpha, made.beta, made.epsilon, made.delta)
-        if params.method == "auto" and (pure <= needed or params.rows < made.gate):
+        if params.method == "auto" and (pure <= needed or params.n < made.gate):
             frame.need_scale(level_scale(end, epsilon, frame.moves(table)))
             return None, pure
-        frame.need_gate(made.gate, params.rows, "san-thresholds")
+        frame.need_gate(made.gate, params.n, "san-thresholds")
         return made, needed
 
-    def event(self, params: SanitizeThresholdsParams, table: Table) -> Event:
+    def claimed(self, params: SanitizeThresholdsParams, table: Table) -> Event:
         made, _ = self._plan(params, table)
         return frame.claim(params.epsilon, Fraction(0) if made is None else params.delta)
 
@@ -71,14 +71,14 @@ class SanitizeThresholds(Mechanism[SanitizeThresholdsParams]):
         table.bounded(params.column)
         return SortedValues(params.column, table.limits.rows)
 
-    def draw(self, params: SanitizeThresholdsParams, table: Table, answer: Answer, source: Source) -> Result:
+    def drawn(self, params: SanitizeThresholdsParams, table: Table, answer: Answer, source: Source) -> Result:
         column, low, end = frame.domain(table, params.column)
         made, needed = self._plan(params, table)
         x, calls = relative(answer.values, low), Calls(source)
         if made is None:
             epsilon, _ = frame.per_row(params.epsilon, params.delta, table)
             moves = frame.moves(table)
-            found = tree(x, answer.counts, end, params.rows, params.alpha, epsilon, moves, calls)
+            found = tree(x, answer.counts, end, params.n, params.alpha, epsilon, moves, calls)
             document = frame.report("tree", calls, needed=needed, rows=params.rows)
         else:
             found, used = san_thresholds(x, answer.counts, end, made, calls)

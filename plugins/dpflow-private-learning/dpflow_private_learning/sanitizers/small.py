@@ -25,7 +25,6 @@ from pydantic import Field
 
 from dpflow.core.declaration import Table
 from dpflow.core.events import Event
-from dpflow.core.mechanism import Mechanism
 from dpflow.core.randomness import Source
 from dpflow.core.results import Result, Row
 from dpflow.core.statistics import Answer, SortedValues
@@ -34,6 +33,7 @@ from dpflow_private_learning import frame
 from dpflow_private_learning.base.calls import Calls
 from dpflow_private_learning.base.exponential import exponential
 from dpflow_private_learning.base.pieces import Pieces, relative
+from dpflow_private_learning.counted import Counted
 from dpflow_private_learning.hypotheses import Point, Rectangle, Rule, Threshold, rule
 from dpflow_private_learning.sanitizers.synopsis import Synopsis, check_name
 
@@ -96,7 +96,7 @@ def sanitize_small(
     return Synopsis.of({point: int(n) for point, n in enumerate(found)})
 
 
-class SanitizeSmall(Mechanism[SanitizeSmallParams]):
+class SanitizeSmall(Counted[SanitizeSmallParams]):
     """A tiny column, for any class of questions."""
 
     name = "sanitize_small"
@@ -111,14 +111,14 @@ class SanitizeSmall(Mechanism[SanitizeSmallParams]):
             raise PlanRefused(f"sanitize_small is for columns of at most {WIDEST} values, and this has {end + 1}")
         if math.comb(params.size + end, end) > MOST:
             raise PlanRefused(f"a size of {params.size} makes more than {MOST} candidates; take a smaller size")
-        if params.rows > MOST_ROWS:
+        if params.n > MOST_ROWS:
             raise PlanRefused("sanitize_small counts up to 2^40 rows")
         found = concepts(params.rules, low, end)
         if not len(found):
             raise PlanRefused("a class needs at least one rule")
         return found
 
-    def event(self, params: SanitizeSmallParams, table: Table) -> Event:
+    def claimed(self, params: SanitizeSmallParams, table: Table) -> Event:
         self._classes(params, table)
         epsilon, _ = frame.per_row(params.epsilon, params.delta, table)
         frame.need_scale(2 * params.size / epsilon)
@@ -128,13 +128,13 @@ class SanitizeSmall(Mechanism[SanitizeSmallParams]):
         table.bounded(params.column)
         return SortedValues(params.column, table.limits.rows)
 
-    def draw(self, params: SanitizeSmallParams, table: Table, answer: Answer, source: Source) -> Result:
+    def drawn(self, params: SanitizeSmallParams, table: Table, answer: Answer, source: Source) -> Result:
         column, low, end = frame.domain(table, params.column)
         epsilon, _ = frame.per_row(params.epsilon, params.delta, table)
         counts = np.zeros(end + 1, np.int64)
         counts[relative(answer.values, low).astype(np.intp)] = np.minimum(answer.counts, MOST_ROWS)
         calls = Calls(source)
-        found = sanitize_small(counts, self._classes(params, table), params.rows, params.size, epsilon, calls)
+        found = sanitize_small(counts, self._classes(params, table), params.n, params.size, epsilon, calls)
         near = Fraction(end + 1, 4 * params.size) <= params.alpha / 2
         size = math.comb(params.size + end, end)
         needed = 4 / float(params.alpha * epsilon) * math.log(size / params.beta) if near else math.inf

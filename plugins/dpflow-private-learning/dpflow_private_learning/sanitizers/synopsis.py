@@ -57,12 +57,14 @@ class Synopsis:
 
 
 def kind(column: Column) -> str:
-    """Whether a column's grid holds whole numbers only."""
-    return "whole" if column.step.denominator == 1 else "number"
+    """What an artificial column holds: dates, whole numbers, or numbers."""
+    return "date" if column.dates else "whole" if column.step.denominator == 1 else "number"
 
 
-def in_unit(column: Column, grid: int) -> int | float:
-    """A grid integer in the column's unit, whole numbers exactly."""
+def in_unit(column: Column, grid: int) -> int | float | str:
+    """A grid integer in the column's unit, all whole numbers exactly."""
+    if column.dates:
+        return column.unit(grid)
     value = grid * column.step
     return int(value) if column.step.denominator == 1 else float(value)
 

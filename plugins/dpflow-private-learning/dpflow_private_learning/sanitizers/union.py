@@ -21,7 +21,6 @@ from pydantic import Field
 
 from dpflow.core.declaration import Exact, Strict, Table
 from dpflow.core.events import Event
-from dpflow.core.mechanism import Mechanism
 from dpflow.core.randomness import Source
 from dpflow.core.results import Result, Row, Synthetic
 from dpflow.core.samplers import discrete_laplace
@@ -31,6 +30,7 @@ from dpflow_private_learning import frame
 from dpflow_private_learning.base.calls import Calls
 from dpflow_private_learning.base.pieces import Array, relative
 from dpflow_private_learning.bounds.rows import peeling_rows, tree_rows
+from dpflow_private_learning.counted import Counted
 from dpflow_private_learning.hypotheses import to_grid
 from dpflow_private_learning.sanitizers.points import listed, rounds
 from dpflow_private_learning.sanitizers.synopsis import Synopsis, check_name, in_unit, kind
@@ -54,7 +54,7 @@ class SanitizeUnionParams(frame.Approximated):
     parts: tuple[Part, ...] = Field(min_length=2, max_length=16)
 
 
-class SanitizeUnion(Mechanism[SanitizeUnionParams]):
+class SanitizeUnion(Counted[SanitizeUnionParams]):
     """An artificial table with one part for each class."""
 
     name = "sanitize_union"
@@ -85,7 +85,7 @@ class SanitizeUnion(Mechanism[SanitizeUnionParams]):
         epsilon, _ = frame.per_row(params.epsilon, Fraction(0), table)
         return epsilon / len(params.parts)
 
-    def event(self, params: SanitizeUnionParams, table: Table) -> Event:
+    def claimed(self, params: SanitizeUnionParams, table: Table) -> Event:
         self._ranges(params, table)
         return frame.claim(params.epsilon, Fraction(0))
 
@@ -93,11 +93,11 @@ class SanitizeUnion(Mechanism[SanitizeUnionParams]):
         table.bounded(params.column)
         return SortedValues(params.column, table.limits.rows)
 
-    def draw(self, params: SanitizeUnionParams, table: Table, answer: Answer, source: Source) -> Result:
+    def drawn(self, params: SanitizeUnionParams, table: Table, answer: Answer, source: Source) -> Result:
         column, low, _ = frame.domain(table, params.column)
         epsilon, moves, calls = self._each(params, table), frame.moves(table), Calls(source)
         x, beta = relative(answer.values, low), params.beta / len(params.parts)
-        rows: list[tuple[int | float, int, int]] = []
+        rows: list[tuple[int | float | str, int, int]] = []
         needed = 0.0
         for number, (part, (first, last)) in enumerate(zip(params.parts, self._ranges(params, table))):
             found, need = self._part(part, x, answer.counts, first, last, params, (epsilon, beta, moves), calls)
@@ -105,7 +105,7 @@ class SanitizeUnion(Mechanism[SanitizeUnionParams]):
             needed = max(needed, need)
         document = frame.report("union", calls, needed=needed, rows=params.rows)
         columns = ((params.column, kind(column)), ("weight", "whole"), ("part", "whole"))
-        return Result((Row("", "rows", params.rows),), document, Synthetic(columns, tuple(rows)))
+        return Result((Row("", "rows", params.n),), document, Synthetic(columns, tuple(rows)))
 
     def _part(
         self,
@@ -121,12 +121,12 @@ class SanitizeUnion(Mechanism[SanitizeUnionParams]):
         """The artificial column of one part, and the rows for which it is proven."""
         (epsilon, beta, moves), size, alpha = price, last - first + 1, params.alpha
         if part.rules == "thresholds":
-            made = tree(x, counts, last, params.rows, alpha, epsilon, moves, calls)
+            made = tree(x, counts, last, params.n, alpha, epsilon, moves, calls)
             return made, tree_rows(size, alpha, beta, epsilon, moves)
         inside = (x >= first) & (x <= last)
         own = x[inside] - np.uint64(first)
         if part.rules == "points":
-            plan = rounds("exponential", size, 1, alpha, beta, params.rows, epsilon, Fraction(0), "tight")
+            plan = rounds("exponential", size, 1, alpha, beta, params.n, epsilon, Fraction(0), "tight")
             noisy = listed(own, counts[inside], last - first, plan, calls)
             return Synopsis.of({first + p: n for p, n in noisy.items()}), peeling_rows(size, alpha, beta, epsilon)
         calls.pay("histogram", epsilon)

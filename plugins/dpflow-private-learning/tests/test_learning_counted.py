@@ -1,0 +1,178 @@
+"""Rows that are counted with noise: the claim holds exactly, an exact count and a gate that is not asked are caught."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from fractions import Fraction as F
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from dpflow_private_learning import counted
+from dpflow_private_learning.base import choosing, stability
+from dpflow_private_learning.base.calls import Calls
+from dpflow_private_learning.learners.finite import LearnClass
+from dpflow_private_learning.learners.thresholds import LearnThresholds
+from dpflow_private_learning.mode import Mode
+from dpflow_private_learning.plugin import dpflow_register_mechanisms
+from dpflow_private_learning.sanitizers.points import SanitizePoints
+from dpflow_private_learning.sanitizers.prefixes import SanitizeThresholds
+
+from dpflow.core.declaration import Table
+from dpflow.core.events import Approximate, Composed, Pure
+from dpflow.core.randomness import Source, SystemSource
+from dpflow.core.statistics import Histogram
+from dpflow.errors import PlanRefused
+from dpflow.testing import oracle
+from dpflow.testing.enumeration import Enumerator, outputs
+
+EPSILON, DELTA, ALPHA = F(4), F(1, 50), F(9, 10)
+
+
+def table(neighbours: str = "add-remove", rows: int = 1) -> Table:
+    return Table.model_validate(
+        {
+            "name": "t",
+            "database": "t.duckdb",
+            "unit": {"column": "u"},
+            "neighbours": neighbours,
+            "limits": {"rows": rows},
+            "columns": {
+                "x": {"lower": 0, "upper": 2},
+                "wide": {"lower": 0, "upper": 2**40},
+                "y": {"lower": 0, "upper": 1},
+            },
+        }
+    )
+
+
+MODE = Mode()
+PARAMS = Mode.Params.model_validate(
+    {"column": "x", "method": "choosing", "epsilon": EPSILON, "delta": DELTA, "alpha": ALPHA, "beta": F(1, 2)}
+)
+
+
+@pytest.fixture
+def two_outcomes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A comparison with noise is one choice of two, by the exact tail."""
+
+    def reaches(value: int, level: int, scale: F, calls: Calls) -> bool:
+        source = calls.source
+        assert isinstance(source, Enumerator)
+        law = oracle.discrete_laplace(scale, 1e-13)
+        yes = sum(mass for z, mass in law.items() if value + z >= level)
+        return bool(source.pick({0: 1 - yes, 1: yes}))
+
+    monkeypatch.setattr(stability, "reaches", reaches)
+    monkeypatch.setattr(choosing, "reaches", reaches)
+
+
+def law(counts: tuple[int, ...]) -> dict[Any, float]:
+    """What is released: the noisy count that stands in for the rows, and the value, bottom or none."""
+    kept = np.flatnonzero(counts)
+
+    def draw(source: Source) -> Any:
+        result = MODE.draw(PARAMS, table(), Histogram(kept, np.array(counts)[kept]), source)
+        return result.document["rows"], result.rows[0].measure, result.rows[0].value
+
+    return outputs(draw, tail=1e-9)
+
+
+def divergence(law: Callable[[tuple[int, ...]], dict[Any, float]], epsilon: F) -> float:
+    """The largest over some tables around the gate and those with one row more."""
+    found = 0.0
+    for counts in ((11, 10, 0), (20, 2, 1), (40, 0, 0), (0, 0, 0)):
+        here = law(counts)
+        for i in range(3):
+            there = law(tuple(c + (k == i) for k, c in enumerate(counts)))
+            both = [oracle.divergence(a, b, float(epsilon)) for a, b in ((here, there), (there, here))]
+            found = max(found, *both)
+    return found
+
+
+def test_the_claim_holds_exactly_around_the_gate(two_outcomes: None) -> None:
+    claim = MODE.event(PARAMS, table())
+    assert claim == Composed((Pure(EPSILON / 20), Approximate(EPSILON * F(19, 20), DELTA)))
+    assert claim.approximate() == (EPSILON, DELTA)
+    gate = choosing.gate(ALPHA, EPSILON * F(19, 20), DELTA, 1)
+    assert 15 < gate < 45  # the tables below stand on both sides of it
+    known = cache(law)
+    assert divergence(known, EPSILON) <= float(DELTA) + 1e-8
+    assert divergence(known, EPSILON / 20) > float(DELTA)  # the count alone does not pay for all of it
+
+
+def test_an_exact_count_and_a_gate_not_asked_are_caught(two_outcomes: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken variants: rows found instead of a noisy count; noise, but no gate."""
+    with monkeypatch.context() as broken:
+        broken.setattr(counted.Counted, "_count", lambda self, params, table, answer, source: (_size(answer), 0))
+        assert divergence(law, EPSILON) > 0.5
+    with monkeypatch.context() as broken:
+        broken.setattr(choosing, "gate", lambda *_: 1)
+        assert divergence(law, EPSILON) > 2 * float(DELTA)
+
+
+def _size(answer: Histogram) -> int:
+    return max(int(answer.counts.sum()), 1)
+
+
+def test_the_count_is_a_lower_bound_with_the_probability_it_states() -> None:
+    """Pr[m > n] <= beta and Pr[m < n - 2 t] <= beta, by the exact law of the noise, for units of one and of three rows."""
+    for rows, beta in ((1, F(1, 20)), (3, F(1, 100))):
+        params = PARAMS.model_copy(update={"beta": beta, "epsilon": F(1)})
+
+        def draw(source: Source, rows: int = rows, params: Any = params) -> int:
+            return MODE._count(params, table(rows=rows), Histogram(np.array([0]), np.array([5000])), source)[0]
+
+        made = outputs(draw, tail=1e-12)
+        margin = math.ceil(20 * rows * math.log(1 / beta))
+        assert sum(p for m, p in made.items() if m > 5000) <= beta
+        assert sum(p for m, p in made.items() if m < 5000 - 2 * margin) <= beta
+        assert sum(p for m, p in made.items() if m > 5000) > beta / 4  # no wider than it must be
+
+
+def test_rows_are_public_under_replace_and_counted_only_where_they_matter() -> None:
+    """Under replace a missing number is refused; what only prints it spends nothing on it."""
+    for mechanism, params in (
+        (MODE, PARAMS),
+        (SanitizePoints(), {"column": "x", "epsilon": 1, "delta": "1e-6", "method": "san-points"}),
+        (SanitizeThresholds(), {"column": "x", "epsilon": 1}),
+        (LearnThresholds(), {"column": "wide", "label": "y", "epsilon": 1, "delta": "1e-6", "levels": 2}),
+    ):
+        given = mechanism.Params.model_validate(params) if isinstance(params, dict) else params
+        with pytest.raises(PlanRefused, match="needs rows, the number of rows: under replace it is public"):
+            mechanism.event(given, table("replace"))
+        assert isinstance(mechanism.event(given, table()), Composed)
+    for mechanism, params in (
+        (LearnThresholds(), {"column": "x", "label": "y", "epsilon": 1}),
+        (LearnClass(), {"columns": ["x"], "label": "y", "epsilon": 1}),
+    ):
+        given = mechanism.Params.model_validate(params)
+        for neighbours in ("replace", "add-remove"):
+            assert not isinstance(mechanism.event(given, table(neighbours)), Composed)
+
+
+def test_below_the_gate_the_result_is_none_and_says_what_it_needs() -> None:
+    """No error, which would depend on rows: a charged "none" with the noisy count and the gate.
+
+    Noise of scale 20 is beyond 900 rows, either way, with probability below e^-44.
+    """
+    params = PARAMS.model_copy(update={"epsilon": F(1), "delta": F(1, 10**6), "alpha": F(1, 4)})
+    few, many = (
+        MODE.draw(params, table(), Histogram(np.array([1]), np.array([n])), SystemSource()) for n in (3, 10**6)
+    )
+    assert [(row.measure, row.value) for row in few.rows] == [("none", None)]
+    assert "is private only from" in few.document["status"] and few.document["rows"] >= 1
+    assert few.document["calls"] == [{"call": "count", "epsilon": "0.05", "delta": "0", "times": 1}]
+    assert many.rows[0].value == 1 and many.document["accuracy"] == "proven up to the error of the count"
+    assert abs(many.document["rows"] - 10**6) < 2000
+    spent = sum(F(call["epsilon"]) * call["times"] for call in many.document["calls"])
+    assert spent == params.epsilon
+
+
+def test_every_mechanism_that_takes_rows_can_do_without() -> None:
+    """No mechanism requires the field; those that refuse say why."""
+    for mechanism in dpflow_register_mechanisms():
+        fields = mechanism.Params.model_fields
+        assert "rows" not in fields or not fields["rows"].is_required(), mechanism.name
