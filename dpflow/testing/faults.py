@@ -30,7 +30,7 @@ def armed(
 
 
 def run_python(
-    code: str, *arguments: str, env: Mapping[str, str] | None = None, seconds: float = 60
+    code: str, *arguments: str, env: Mapping[str, str] | None = None, seconds: float = 600
 ) -> subprocess.CompletedProcess[str]:
     """Run Python code in a fresh process and wait for it."""
     command: Sequence[str] = (sys.executable, "-c", code, *arguments)

@@ -183,16 +183,16 @@ def test_an_orphan_beside_its_retry(tiny: Tiny, monkeypatch: pytest.MonkeyPatch)
     def slow(self: PrivateTable, *arguments: Any, **options: Any) -> Any:
         if first.acquire(blocking=False):
             reading.set()
-            assert go_on.wait(30)
+            assert go_on.wait(600)
         return answer(self, *arguments, **options)
 
     monkeypatch.setattr(PrivateTable, "answer", slow)
     with ThreadPoolExecutor(1) as pool:
         orphan = pool.submit(pay, context(tiny))
-        assert reading.wait(30)
+        assert reading.wait(600)
         retry = pay(context(tiny, try_number=2, id="b"))
         go_on.set()
-        late = orphan.result(30)
+        late = orphan.result(600)
     assert late["release_id"] == retry["release_id"] and spent(tiny) == "0.1"
     (stored,) = Ledger(tiny.ledger).releases()
     assert (stored.state, stored.attempts) == ("settled", 2)

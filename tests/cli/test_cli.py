@@ -7,7 +7,6 @@ import os
 import sqlite3
 import subprocess
 import sys
-import time
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -203,12 +202,11 @@ def test_odd_files_get_one_sentence(tiny: Tiny) -> None:
 
 def test_a_file_another_process_writes_is_worth_a_retry(tiny: Tiny) -> None:
     """Exit 75, and after the writer has finished the same command works."""
-    hold = "import duckdb, sys, time; c = duckdb.connect(sys.argv[1]); print('held', flush=True); time.sleep(60)"
+    hold = "import duckdb, sys, time; c = duckdb.connect(sys.argv[1]); print('held', flush=True); time.sleep(3600)"
     with subprocess.Popen([sys.executable, "-c", hold, str(tiny.database)], stdout=subprocess.PIPE) as writer:
         assert writer.stdout is not None and writer.stdout.readline()
         done = dpflow(tiny, "release", tiny.file())
         writer.kill()
-    time.sleep(0.1)
     assert done.returncode == 75 and "being written by another process" in done.stderr
     assert dpflow(tiny, "release", tiny.file()).returncode == 0
 

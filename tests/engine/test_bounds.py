@@ -63,7 +63,7 @@ def test_a_plan_takes_what_a_search_found(world: Tiny) -> None:
     assert document["columns"]["age"] == {"lower": 16, "upper": 128} == {"lower": age.lower, "upper": age.upper}
     assert wanted.describe()["bounds"] == "'look'" and wanted.public()["bounds"] == ["look"]
     (row,) = release(wanted, Ledger(world.ledger), registry=REGISTRY).result.rows
-    assert abs(float(row.value or 0) - 4000 * 44.5) < 20_000
+    assert abs(float(row.value or 0) - 4000 * 44.5) < 30_000  # 23 scales of its noise
     assert released(world, **TOTAL).replayed
     world.declare(columns=OPEN | document["columns"])
     assert planned(world, **TOTAL | {"bounds": None}).digest == wanted.digest
@@ -87,10 +87,9 @@ def test_a_search_that_is_not_settled_is_worth_a_retry(world: Tiny, monkeypatch:
         if name == "draw.after":
             raise faults.FaultInjected(name)
 
-    monkeypatch.setattr(faults, "reach", interrupted)
-    with pytest.raises(faults.FaultInjected):
+    with monkeypatch.context() as patch, pytest.raises(faults.FaultInjected):
+        patch.setattr(faults, "reach", interrupted)
         released(world, **SEARCH)
-    monkeypatch.undo()
     with pytest.raises(NotSettled, match="total takes its bounds from 'look', which is reserved") as refused:
         planned(world, **TOTAL)
     assert refused.value.retryable

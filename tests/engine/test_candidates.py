@@ -166,9 +166,12 @@ def test_a_gate_reads_the_blocks_it_pays_for(tiny: Tiny) -> None:
     """Under a budget per block, rows of other days change nothing, because nobody paid for them."""
     tiny.fill(ROWS.replace("(i % 2) * 30 + i % 7", "CASE WHEN i % 2 = 0 THEN 10 ELSE 100 END"))
     table = tiny.declare(limits={"rows": 1}, columns={"day": {}, "age": {"lower": 0, "upper": 120}})
-    planned = plan(
-        "reusable_holdout", table, name="day", scope="visits", blocks=["2020-01-01"], **(PARAMS | {"epsilon": "1"})
-    )
+    sure = PARAMS | {
+        "epsilon": "1",
+        "failures": 1,
+        "groups": 1000,
+    }  # 140 groups from the threshold: 35 scales of the noise
+    planned = plan("reusable_holdout", table, name="day", scope="visits", blocks=["2020-01-01"], **sure)
     session = Session.open(planned, Ledger(tiny.ledger), Registry.load())
     assert session.ask("column_mean", columns=["age"], claim="10")["verdict"] == "yes"
     assert session.ask("column_mean", columns=["age"], claim="11")["verdict"] == "no"

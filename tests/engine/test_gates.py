@@ -189,7 +189,8 @@ def test_fresh_data_takes_over_by_itself(tiny: Tiny, ledger: Ledger) -> None:
 
 def test_nothing_but_the_verdict_leaves(tiny: Tiny, ledger: Ledger) -> None:
     """No count, threshold or noise in an answer, the history or a representation; the corrected value is the session's own."""
-    session = opened(tiny, ledger, **PARAMS, correct={"kind": "grid", "lower": 0, "upper": 60, "step": 1})
+    sure = PARAMS | {"epsilon": "8", "correct": {"kind": "grid", "lower": 0, "upper": 60, "step": 1}}
+    session = opened(tiny, ledger, **sure)
     found = [judge(session, s) for s in (HONEST, wrong(0))]
     said = {"name", "claim", "candidate", "verdict", "guarantee", "queries_left", "failures_left", "snapshot"}
     said |= {"session", "commitment", "promoted"}

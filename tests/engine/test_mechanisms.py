@@ -114,4 +114,4 @@ def test_bounds_that_were_found_can_be_declared(tiny: Tiny, monkeypatch: pytest.
     tiny.declare(columns=found.document["columns"])
     file = tiny.file(name="total", mechanism="sum", params={"column": "age", "epsilon": "0.4"})
     (row,) = release(make_plan(load_request(file), Registry.load()), Ledger(tiny.ledger)).result.rows
-    assert abs(float(row.value or 0) - 4000 * 44.5) < 10_000
+    assert abs(float(row.value or 0) - 4000 * 44.5) < 15_000  # 23 scales of its noise

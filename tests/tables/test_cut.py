@@ -96,7 +96,9 @@ def _run(
         return sorted(connection.execute(cut.query()).fetchall())
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(rows=ROWS, packed=st.booleans(), keys=st.sampled_from([5, None]))
 def test_without_a_binding_limit_nothing_is_lost(rows: list[Any], packed: bool, keys: int | None) -> None:
     """Both forms of the query equal a plain Python reference when no unit exceeds a limit."""

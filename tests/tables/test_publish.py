@@ -83,7 +83,7 @@ def test_four_processes_publish_at_once(tmp_path: Path) -> None:
     command = [sys.executable, "-c", WRITE, str(path)]
     running = [subprocess.Popen([*command, str(i)], stderr=subprocess.PIPE, text=True) for i in range(4)]
     for process in running:
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=600)
         assert process.returncode == 0, errors
     ids = [row[0] for row in content(path)]
     assert len(ids) == len(set(ids)) == 13

@@ -340,7 +340,7 @@ def test_a_second_run_differs() -> None:
     """Fresh randomness: the noisy numbers beside the point are not the same again."""
     method = method_for({"epsilon": "1", "delta": "1e-6"}, PUBLIC)
     column = ArrayColumn.of(np.random.default_rng(1).normal(size=4000))
-    found = {method.find(column, SystemSource())[0][1].below for _ in range(8)}
+    found = {method.find(column, SystemSource())[0][1].below for _ in range(20)}
     assert len(found) > 1
 
 

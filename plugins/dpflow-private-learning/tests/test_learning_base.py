@@ -17,8 +17,8 @@ from dpflow_private_learning.base.pieces import Pieces, relative
 from dpflow_private_learning.base.rec_concave import Step
 from dpflow_private_learning.learners.thresholds import threshold_score
 
-from dpflow.core.randomness import SystemSource
 from dpflow.testing.enumeration import outputs
+from dpflow.testing.harness import StreamSource
 
 LN2 = F(math.log(2))
 
@@ -95,10 +95,10 @@ def test_exponential_over_enormous_domains() -> None:
     """2^64, 2^200 and 2^1000 points: a heavy point far out is found, and one point alone costs nothing."""
     for bits in (64, 200, 1000):
         x = np.array([5, 2**bits - 7], dtype=np.uint64 if bits == 64 else object)
-        calls = Calls(SystemSource())
+        calls = Calls(StreamSource(1))
         assert exponential([Pieces.around(x, np.array([10, 3000]), 2**bits - 1)], F(1), calls) == 2**bits - 7
         assert calls.total() == (1, 0)
-    free = Calls(SystemSource())
+    free = Calls(StreamSource(1))
     assert exponential([Pieces.of([0], 0, [4])], F(1), free) == 0 and not free.spent
 
 
@@ -136,7 +136,7 @@ def test_choosing_example_and_gate() -> None:
     assert found[None] == pytest.approx(1 / 6, abs=1e-9)  # Pr[Z <= -2] of discrete noise; 1/4 with continuous noise
     assert [found[i] / passed for i in range(3)] == pytest.approx([64 / 74, 8 / 74, 2 / 74])
     assert choosing.gate(F(1), F(2), F(1, 100), 1) == 41
-    assert choosing.choosing(np.zeros(0, np.int64), 10, F(1), F(1), F(1, 100), Calls(SystemSource())) is None
+    assert choosing.choosing(np.zeros(0, np.int64), 10, F(1), F(1), F(1, 100), Calls(StreamSource(1))) is None
 
 
 def test_threshold_score_example() -> None:
@@ -183,7 +183,7 @@ def test_rec_concave_spends_what_its_plan_says(top: int, levels: int, most: int)
         (wide, [i % 2 for i in range(500)]),
         (wide, [v < top // 2 for v in wide]),
     ):
-        calls = Calls(SystemSource())
+        calls = Calls(StreamSource(1))
         score = threshold_score(np.array(x, dtype=object if top >= 2**64 else np.uint64), np.array(y, bool), top)
         point, _ = rec_concave.rec_concave(score, F(500), F(1, 2), step, calls)
         assert 0 <= point <= top and len(calls.spent) <= most
@@ -194,7 +194,7 @@ def test_paper_budget_and_literal_cost() -> None:
     paper = rec_concave.share(2**64, 3, F(1), F(1, 10**6), "paper")
     assert (paper.epsilon, paper.delta) == (F(1, 9), F(1, 9 * 10**6))
     literal = Step(F(1), F(1, 1000), 2, literal=True)
-    calls = Calls(SystemSource())
+    calls = Calls(StreamSource(1))
     x = np.arange(20_000, 20_500, dtype=np.uint64)
     rec_concave.rec_concave(threshold_score(x, x < 20_250, 2**16), F(500), F(1, 2), literal, calls)
     assert rec_concave.cost(2**16, literal)[0] == 6 >= calls.total()[0]
@@ -217,5 +217,5 @@ def test_rec_concave_finds_thresholds_over_2_to_the_64(shape: str) -> None:
             x = cut + (2.0 ** rng.uniform(0, 62, m) * rng.choice([-1, 1], m)).astype(np.int64).astype(object)
         score = threshold_score(x, np.array(x < cut, bool), top)
         step = rec_concave.share(top, 2, F(1), F(1, 10**6))
-        point, _ = rec_concave.rec_concave(score, F(m), F(1, 20), step, Calls(SystemSource()))
+        point, _ = rec_concave.rec_concave(score, F(m), F(1, 20), step, Calls(StreamSource(1)))
         assert score.at(point) >= 0.95 * m

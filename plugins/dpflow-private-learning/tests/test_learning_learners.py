@@ -34,12 +34,12 @@ from sklearn.utils.estimator_checks import check_estimator
 
 import dpflow
 from dpflow.core.declaration import Column, Table
-from dpflow.core.randomness import SystemSource
 from dpflow.core.statistics import RecordArrays
 from dpflow.errors import InvalidInput, PlanRefused
 from dpflow.testing import oracle
 from dpflow.testing.enumeration import Enumerator, exact_delta
 from dpflow.testing.examples import plan
+from dpflow.testing.harness import StreamSource
 from dpflow.testing.neighbours import answer, neighbours, possible_units
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -161,8 +161,8 @@ def test_stability_as_printed_is_charged_at_what_it_guarantees(
     rows = RecordArrays(
         np.arange(60), {"amount": np.arange(60) % 40 - 10, "late": (np.arange(60) % 40 < 9).astype(int)}
     )
-    document = mechanism.draw(checked, table, rows, SystemSource()).document
-    repaired = mechanism.draw(plan(mechanism, table, given)[0], table, rows, SystemSource()).document
+    document = mechanism.draw(checked, table, rows, StreamSource(1)).document
+    repaired = mechanism.draw(plan(mechanism, table, given)[0], table, rows, StreamSource(1)).document
     assert document["rows_for_proof"] == repaired["rows_for_proof"]
     spent = document["calls"]
     assert sum(F(call["epsilon"]) * call["times"] for call in spent) <= epsilon
@@ -189,12 +189,14 @@ WIDE = Table.model_validate(
 )
 
 
-def learn(mechanism: Any, params: dict[str, Any], columns: dict[str, np.ndarray]) -> tuple[Rule, dict[str, Any]]:
+def learn(
+    mechanism: Any, params: dict[str, Any], columns: dict[str, np.ndarray], seed: int = 1
+) -> tuple[Rule, dict[str, Any]]:
     """A rule from rows, one a unit."""
     checked, _ = plan(mechanism, WIDE, params)
     n = len(columns["late"])
     arrays = {name: np.asarray(values, np.int64) for name, values in columns.items()}
-    document = mechanism.draw(checked, WIDE, RecordArrays(np.arange(n), arrays), SystemSource()).document
+    document = mechanism.draw(checked, WIDE, RecordArrays(np.arange(n), arrays), StreamSource(seed)).document
     return rule(document["hypothesis"]), dict(document)
 
 
@@ -210,9 +212,9 @@ def test_points_are_learned_from_657_rows_whatever_the_domain() -> None:
     assert math.ceil(needed.point_rows(0.1, 0.1, 1, 1e-6)) == 1401
     assert math.ceil(needed.point_rows_small(0.1, 0.1, 1, 1e-6)) == 657
     rng, target, missed = np.random.default_rng(0), 2**61 + 5, 0
-    for _ in range(60):
+    for seed in range(60):
         x = np.where(rng.random(657) < 0.1, target, rng.integers(0, 2**62, 657))
-        found, document = learn(LearnPoints(), params | {"rows": 657}, {"x": x, "late": x == target})
+        found, document = learn(LearnPoints(), params | {"rows": 657}, {"x": x, "late": x == target}, seed)
         missed += found != Point(target)
         assert document["accuracy"] == "proven"
     assert missed <= 1
@@ -277,7 +279,7 @@ def test_search_finds_the_interval_and_the_cut_without_noise() -> None:
             for j in range(end + 1)
         ]
         assert lengths == brute and lengths == sorted(lengths) and lengths[0] == 0
-        calls = Calls(SystemSource())
+        calls = Calls(StreamSource(1))
         found = warm_up(sample, 60, alpha, F(100), F(1, 100), calls)
         assert found is not None and ((x < found) != labels).mean() <= alpha
         assert len(calls.spent) <= comparisons(end) + 3
@@ -395,7 +397,7 @@ def test_label_private_sizes_and_accuracy() -> None:
     for _ in range(5):
         x = rng.integers(0, 2**62, 8392)
         labels = (x < 2**60).astype(np.int64)
-        document = learner.draw(params, table, RecordArrays(x, {"x": x, "late": labels}), SystemSource()).document
+        document = learner.draw(params, table, RecordArrays(x, {"x": x, "late": labels}), StreamSource(1)).document
         assert document["accuracy"] == "proven"
         assert wrong(rule(document["hypothesis"]), {"x": x, "late": labels}, "x") <= 0.05
 

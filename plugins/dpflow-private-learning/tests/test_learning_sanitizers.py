@@ -18,9 +18,9 @@ from dpflow_private_learning.sanitizers.prefixes import SanitizeThresholds
 from dpflow_private_learning.sanitizers.synopsis import Synopsis
 from dpflow_private_learning.sanitizers.tree import tree
 
-from dpflow.core.randomness import SystemSource
 from dpflow.errors import PlanRefused
 from dpflow.testing.examples import plan as planned
+from dpflow.testing.harness import StreamSource
 
 sys.path.insert(0, str(Path(__file__).parent))
 from learning_examples import example  # noqa: E402
@@ -62,7 +62,7 @@ def test_points_are_found_with_their_frequencies(method: str) -> None:
     values = np.concatenate([np.repeat([5, 900, 2**40, 2**63, 17], sizes), rng.integers(2**20, 2**39, n - sizes.sum())])
     x, counts = column(values)
     plan = points.rounds(method, 2**64, 1, TENTH, TENTH, n, ONE, MILLIONTH, "paper")
-    calls = Calls(SystemSource())
+    calls = Calls(StreamSource(1))
     found = points.listed(x, counts, 2**64 - 1, plan, calls)
     assert {5, 900, 2**40, 2**63} <= set(found)
     true = dict(zip(x.tolist(), counts.tolist()))
@@ -83,7 +83,7 @@ def test_sums_of_k_points_are_within_alpha(method: str, k: int) -> None:
     plan = points.rounds(method, 2**64, k, alpha, TENTH, n, F(2), MILLIONTH, "tight")
     shares = rng.dirichlet([0.2] * 12)
     x, counts = column(np.repeat(rng.choice(2**60, 12, replace=False), rng.multinomial(n, shares)))
-    found = points.listed(x, counts, 2**64 - 1, plan, Calls(SystemSource()))
+    found = points.listed(x, counts, 2**64 - 1, plan, Calls(StreamSource(1)))
     errors = np.array([found.get(int(v), 0) - c for v, c in zip(x.tolist(), counts.tolist())]) / n
     ordered = np.sort(errors)
     worst = max(ordered[-k:].clip(0).sum(), -ordered[:k].clip(None, 0).sum())
@@ -137,7 +137,7 @@ def test_san_thresholds_is_accurate_from_its_gate_on(shape: str) -> None:
     }
     x, counts = column(shapes[shape]())
     plan = thresholds.plan(F(1, 2), TENTH, F(4), F(1, 1000), n, "paper")
-    calls = Calls(SystemSource())
+    calls = Calls(StreamSource(1))
     found, used = thresholds.san_thresholds(x, counts, end, plan, calls)
     assert prefix_error(x, counts, found) < 0.2
     assert used <= plan.calls and len(calls.spent) <= 4 * plan.calls
@@ -155,7 +155,7 @@ def test_tree_is_accurate_where_that_is_proven(end: int) -> None:
         (rng.random(n) < 0.3).astype(object) * end,
     ):
         x, counts = column(values)
-        found = tree(x, counts, end, n, alpha, F(4), 2, Calls(SystemSource()))
+        found = tree(x, counts, end, n, alpha, F(4), 2, Calls(StreamSource(1)))
         assert found.size == n and prefix_error(x, counts, found) <= 0.2
 
 
@@ -167,12 +167,12 @@ def test_wrong_row_numbers_cost_accuracy_only() -> None:
     """Empty tables, ten times too many rows declared, ten times too few: an answer of the right shape."""
     for x, counts in (column(np.zeros(0)), column(np.arange(100))):
         for n in (1, 10, 1000):
-            found = tree(x, counts, 999, n, TENTH, ONE, 2, Calls(SystemSource()))
+            found = tree(x, counts, 999, n, TENTH, ONE, 2, Calls(StreamSource(1)))
             assert found.size <= n
         plan = thresholds.plan(F(1, 2), TENTH, F(4), F(1, 1000), 10**7)
-        assert thresholds.san_thresholds(x, counts, 999, plan, Calls(SystemSource()))[1] <= plan.calls
+        assert thresholds.san_thresholds(x, counts, 999, plan, Calls(StreamSource(1)))[1] <= plan.calls
         rounds = points.rounds("san-points", 1000, 1, TENTH, TENTH, 10**7, ONE, MILLIONTH, "tight")
-        assert len(points.listed(x, counts, 999, rounds, Calls(SystemSource()))) <= rounds.count
+        assert len(points.listed(x, counts, 999, rounds, Calls(StreamSource(1)))) <= rounds.count
 
 
 def test_below_the_gate_nothing_is_planned() -> None:

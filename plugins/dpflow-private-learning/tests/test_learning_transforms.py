@@ -23,12 +23,13 @@ from dpflow_private_learning.sanitizers.synopsis import Synopsis
 from dpflow_private_learning.sanitizers.union import SanitizeUnion
 
 from dpflow.core.declaration import Table
-from dpflow.core.randomness import Source, SystemSource
+from dpflow.core.randomness import Source
 from dpflow.core.statistics import Histogram, RecordArrays
 from dpflow.errors import PlanRefused
 from dpflow.testing import oracle
 from dpflow.testing.enumeration import exact_delta, outputs
 from dpflow.testing.examples import plan
+from dpflow.testing.harness import StreamSource
 from dpflow.testing.neighbours import answer, neighbours, possible_units
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -74,7 +75,7 @@ def test_small_sanitizer_is_accurate_where_that_is_proven() -> None:
     rng = np.random.default_rng(0)
     for _ in range(40):
         counts = rng.multinomial(rows, rng.dirichlet([0.5] * 4))
-        result = SanitizeSmall().draw(params, table, Histogram(np.arange(4), counts), SystemSource())
+        result = SanitizeSmall().draw(params, table, Histogram(np.arange(4), counts), StreamSource(1))
         assert result.document["accuracy"] == "proven" and result.synthetic is not None
         made = {int(v): int(w) for v, w in result.synthetic.rows}
         off = np.array([made.get(v, 0) / 10 - counts[v] / rows for v in range(4)])
@@ -95,7 +96,7 @@ def test_union_keeps_its_claim_and_answers_both_parts() -> None:
     given = {"column": "x", "epsilon": "1", "alpha": "1/5", "rows": 30_000, "parts": parts}
     params, _ = plan(SanitizeUnion(), table, given)
     counts = 10 * np.array([900, 0, 300, *[0] * 9, 1500, 0, 0, 300])
-    result = SanitizeUnion().draw(params, table, Histogram(np.arange(16), counts), SystemSource())
+    result = SanitizeUnion().draw(params, table, Histogram(np.arange(16), counts), StreamSource(1))
     assert result.document["accuracy"] == "proven" and result.synthetic is not None
     made = {(int(part), int(v)): w / 30_000 for v, w, part in result.synthetic.rows}
     assert all(abs(made.get((0, v), 0) - counts[v] / 30_000) <= 0.05 for v in range(3))
@@ -128,10 +129,10 @@ def test_reduced_columns_stay_close() -> None:
     rng = np.random.default_rng(1)
     large = Synopsis.of(dict(enumerate(rng.integers(0, 1000, 300).tolist())))
     for rules in ("points", "thresholds"):
-        made, fits = transform.reduced(rules, large, F(1, 10), F(1, 10), SystemSource())
+        made, fits = transform.reduced(rules, large, F(1, 10), F(1, 10), StreamSource(1))
         assert fits and made.size == transform.fixed_size(1, F(1, 10), F(1, 10)) == 23026
         assert transform.deviation(rules, large, made) <= 0.1
-    assert transform.reduced("points", column(1, 2), F(1, 10), F(1, 10), SystemSource()) == (column(1, 2), True)
+    assert transform.reduced("points", column(1, 2), F(1, 10), F(1, 10), StreamSource(1)) == (column(1, 2), True)
     assert transform.deviation("thresholds", column(1, 1, 5), column(1, 5)) == pytest.approx(1 / 6)
     assert transform.deviation("points", Synopsis((), ()), column(3)) == 1
 
@@ -179,10 +180,10 @@ def test_blocks_cost_what_one_costs_unless_the_table_is_sorted() -> None:
 
 def test_blocks_of_a_unit_are_one_block() -> None:
     units = np.repeat(np.arange(50), 3)
-    block = transform.assigned(units, 7, SystemSource())
+    block = transform.assigned(units, 7, StreamSource(1))
     assert (block.reshape(50, 3) == block.reshape(50, 3)[:, :1]).all() and set(block) <= set(range(7))
-    assert transform.assigned(units[:0], 7, SystemSource()).size == 0
-    parts = transform.in_blocks(units, units, 7, lambda x: x.tolist(), SystemSource())
+    assert transform.assigned(units[:0], 7, StreamSource(1)).size == 0
+    parts = transform.in_blocks(units, units, 7, lambda x: x.tolist(), StreamSource(1))
     assert sorted(v for part in parts for v in part) == units.tolist()
     assert transform.amplified_blocks(F(1, 10)) == 415
 
@@ -194,7 +195,7 @@ def test_blocks_are_accurate() -> None:
     x = np.random.default_rng(3).integers(0, 2**19, n)
     for rules in ("points", "thresholds"):
         params, _ = plan(SanitizeBlocks(), table, given | {"rules": rules})
-        result = SanitizeBlocks().draw(params, table, RecordArrays(np.arange(n), {"x": x}), SystemSource())
+        result = SanitizeBlocks().draw(params, table, RecordArrays(np.arange(n), {"x": x}), StreamSource(1))
         assert result.synthetic is not None and result.document["status"] == "ok"
         made = Synopsis.of({int(v): int(w) for v, w in result.synthetic.rows})
         if rules == "thresholds":
@@ -228,14 +229,14 @@ def test_error_of_a_rule_is_a_question_to_labelled_rows() -> None:
         assert counts.sum() == rows and (counts > 0).all()
         return Synopsis.of(dict(zip(values.tolist(), counts.tolist())))
 
-    halves = algorithm_b(x, labels, 1, F(1000), perfect, Calls(SystemSource()))
+    halves = algorithm_b(x, labels, 1, F(1000), perfect, Calls(StreamSource(1)))
     for rule in [*(Threshold(v) for v in range(17)), *(Point(v) for v in range(16))]:
         true = (rule.predict(x.astype(int)[:, None]) != labels).mean()
         assert float(wrong(halves, rule)) == pytest.approx(true, abs=1e-9)
     for rules, listed in (("thresholds", [Threshold(v) for v in range(17)]), ("points", [Point(v) for v in range(16)])):
         found = best_rule(rules, halves, 15)
         assert wrong(halves, found) == min(wrong(halves, one) for one in listed)
-    wide = algorithm_b(x, labels, 100, F(1000), perfect, Calls(SystemSource()))
+    wide = algorithm_b(x, labels, 100, F(1000), perfect, Calls(StreamSource(1)))
     assert [half.rows % 100 for half in wide] == [0, 0] and all(
         abs(h.rows - h2.rows) <= 50 for h, h2 in zip(wide, halves)
     )
@@ -286,13 +287,13 @@ def test_labelled_rows_answer_for_every_rule_and_teach_one() -> None:
     given = {"column": "x", "label": "late", "epsilon": "2", "alpha": "1/5", "rows": n, "step": 100}
     rows = RecordArrays(np.arange(n), {"x": x, "late": labels.astype(np.int64)})
     params, _ = plan(SanitizeLabelled(), table, given)
-    made = SanitizeLabelled().draw(params, table, rows, SystemSource()).synthetic
+    made = SanitizeLabelled().draw(params, table, rows, StreamSource(1)).synthetic
     assert made is not None
     points, marks, weights = (np.array(c) for c in zip(*made.rows))
     for cut in (0, 10_000, 20_000, 40_000, 65_536):
         artificial = (weights * ((points < cut) != (marks == 1))).sum() / weights.sum()
         assert abs(artificial - ((x < cut) != labels).mean()) <= 0.05
-    found = LearnFromSanitizer().draw(params, table, rows, SystemSource())
+    found = LearnFromSanitizer().draw(params, table, rows, StreamSource(1))
     assert abs(found.document["hypothesis"]["below"] - 20_000) <= 4000 and found.synthetic is not None
     assert found.document["accuracy"] == "unproven at this size"
     assert labelled.best_rule("points", (Half(0, column(1), 5), Half(1, column(3), 2)), 9) == Point(3)
