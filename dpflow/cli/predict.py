@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -35,7 +35,7 @@ def command(
         if points or answers or student:
             raise InvalidInput("give both --points and --answers, or neither to see what the scope can pay for")
         epsilon, delta = plan.price()
-        found = {
+        found: dict[str, Any] = {
             "session": plan.request.name,
             "predictions planned": plan.request.params.get("predictions"),
             "price of the session": f"epsilon {epsilon}, delta {delta}",
@@ -47,7 +47,8 @@ def command(
         found = label_points(plan, asked, published, book, registry, student=taught)
     if as_json:
         return show_json(found)
-    show(f"predictions {plan.request.name}", ("", ""), found.items())
+    taught_rows = {f"student {name}": value for name, value in found.pop("student", {}).items()}
+    show(f"predictions {plan.request.name}", ("", ""), (found | taught_rows).items())
 
 
 def _place(text: str) -> dict[str, str]:

@@ -38,6 +38,8 @@ def encode(table: Table, features: Sequence[str], points: Points) -> Codes:
     columns = points if isinstance(points, Mapping) else _columns(features, points)
     if missing := [name for name in features if name not in columns]:
         raise InvalidInput(f"the points lack {', '.join(missing)}; a point has the features {', '.join(features)}")
+    if odd := [name for name in features if not _listed(columns[name])]:
+        raise InvalidInput(f"the values of {odd[0]} are no list; give a list with one value for each point")
     sizes = {len(columns[name]) for name in features}
     if len(sizes) != 1:
         raise InvalidInput(
@@ -56,13 +58,22 @@ def _columns(features: Sequence[str], points: Any) -> Mapping[str, Any]:
         if points.shape[1] != len(features):
             raise InvalidInput(_size(0, points.shape[1], features))
         return dict(zip(features, points.T.copy()))
+    if not _listed(points):
+        raise InvalidInput(f"points are a list of points, each a list of {len(features)} values: {', '.join(features)}")
     rows = list(points)
     for number, row in enumerate(rows):
-        if isinstance(row, str | bytes) or not isinstance(row, Sequence | np.ndarray):
+        if not _listed(row):
             raise InvalidInput(f"point {number} is no list; write it as [{', '.join(features)}]")
         if len(row) != len(features):
             raise InvalidInput(_size(number, len(row), features))
     return {name: [row[i] for row in rows] for i, name in enumerate(features)}
+
+
+def _listed(values: Any) -> bool:
+    """Whether these are values in a row, and not one value or a text."""
+    if isinstance(values, str | bytes):
+        return False
+    return isinstance(values, Sequence) or (hasattr(values, "__array__") and getattr(values, "ndim", 1) > 0)
 
 
 def _size(number: int, found: int, features: Sequence[str]) -> str:

@@ -194,9 +194,10 @@ class PredictionSession(Session):
         asked = names if new is None else list(new)
         left = self.known_left = self._left(held)
         if len(asked) > left:
+            fewer = f"ask at most {left} new points" if left else "ask points that were answered before"
             raise SessionClosed(
                 f"{len(asked)} of these points have no stored answer, and session {self.id} has {left} predictions left; "
-                f"ask at most {left} new points, or open another session"
+                f"{fewer}, or open another session"
             )
         chosen = codes if new is None else codes[np.fromiter(new.values(), np.int64, len(new))]
         answers, text, failed = self._answers(chosen)

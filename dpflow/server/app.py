@@ -139,6 +139,8 @@ async def metrics(request: Request) -> str:
 async def invalid(_: Request, error: Exception) -> JSONResponse:
     """A body that does not validate: where, and never what it holds."""
     found = error.errors() if isinstance(error, RequestValidationError) else ()
+    if any(item["type"] == "json_invalid" for item in found):
+        return Refused(422, "invalid_input", "the body is no JSON; see /docs").response()
     places = sorted({".".join(map(str, item["loc"][:4])) for item in found})[:5]
     return Refused(422, "invalid_input", f"the request does not validate at {', '.join(places)}; see /docs").response()
 

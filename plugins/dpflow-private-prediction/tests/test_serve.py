@@ -156,6 +156,7 @@ def test_odd_bodies(served: Served, body: bytes) -> None:
     headers = {"Authorization": f"Bearer {ANN[0]}", "Content-Type": "application/json"}
     answer = served.client.post("/v1/predictions", content=body, headers=headers)
     assert answer.status_code == 422 and "Traceback" not in answer.text
+    assert (answer.json()["message"] == "the body is no JSON; see /docs") == (body == b"{")
 
 
 def test_large_bodies_are_refused_while_they_arrive(served: Served) -> None:
