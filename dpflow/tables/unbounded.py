@@ -38,19 +38,22 @@ def keep(rows: str, per_group: int, groups: int | None, unique: bool) -> str:
     Each unit keeps ``per_group`` rows of a group and ``groups`` groups (None: by plan there are no more), at random; all of
     them if no two rows can have the same unit.
     """
-    salt = f"CAST({secrets.randbits(63)} AS UBIGINT)"
-    h = f"hash(unit, part, code, {salt}) AS h"
+
+    def h(*columns: str) -> str:
+        # Salted afterwards, one operation a row: as another column the salt would be hashed with every row.
+        return f"xor(hash({', '.join(columns)}), CAST({secrets.randbits(64)} AS UBIGINT)) AS h"
+
     present = f"SELECT * FROM ({rows}) WHERE v0 IS NOT NULL AND NOT isnan(v0)"
     if unique:
-        return f"CREATE TEMP VIEW kept AS SELECT code, hash(unit, {salt}) AS h, v0 AS x FROM ({present})"
+        return f"CREATE TEMP VIEW kept AS SELECT code, {h('unit')}, v0 AS x FROM ({present})"
     if per_group <= MOST_PACKED:
         picked = "[arg_min(v0, random())]" if per_group == 1 else f"arg_min(v0, random(), {per_group})"
         if per_group == 1 and groups is None:
-            cells = f"SELECT code, {h}, arg_min(v0, random()) AS x FROM ({present}) GROUP BY unit, part, code"
+            cells = f"SELECT code, {h('unit', 'part', 'code')}, arg_min(v0, random()) AS x FROM ({present}) GROUP BY unit, part, code"
             return f"CREATE TEMP TABLE kept AS {cells}"
     else:
         present, picked = cut_rows(present, per_group, "unit, part, code"), "list(v0)"
-    cells = f"SELECT unit, part, code, {h}, {picked} AS xs FROM ({present}) GROUP BY unit, part, code"
+    cells = f"SELECT unit, part, code, {h('unit', 'part', 'code')}, {picked} AS xs FROM ({present}) GROUP BY unit, part, code"
     if groups is not None:
         cells = cut_rows(cells, groups)
     return f"CREATE TEMP TABLE kept AS SELECT code, h, unnest(xs) AS x FROM ({cells})"
@@ -107,10 +110,12 @@ class TableColumn(OpenColumn):
     def _smallest(self, limits: Sequence[int], most: int) -> list[NDArray[np.float64]]:
         limit = _by_code([f"CAST({n} AS UBIGINT)" for n in limits])
         found = self._connection.arrays(f"SELECT {self._code} AS code, h, x FROM kept WHERE h <= {limit}")
-        code, x = _int64(found["code"]), np.asarray(found["x"], np.float64)
-        order = np.lexsort((x, np.asarray(found["h"]), code))
+        code, h, x = _int64(found["code"]), np.asarray(found["h"], np.uint64), np.asarray(found["x"], np.float64)
+        if self._groups == 1:
+            return [_first(h, x, most)]
+        order = np.argsort(code, kind="stable")
         ends = np.searchsorted(code[order], np.arange(self._groups + 1))
-        return [x[order[start:end][:most]] for start, end in pairwise(ends)]
+        return [_first(h[part], x[part], most) for part in (order[a:b] for a, b in pairwise(ends))]
 
     def cells(self, grids: Mapping[int, Grid]) -> dict[int, Cells]:
         if not grids:
@@ -158,6 +163,15 @@ class TableColumn(OpenColumn):
             if Fraction(repr(near)) == whole * self.step
             else f"{Decimal(whole).scaleb(-self._column.scale, _WIDE):f}"
         )
+
+
+def _first(h: NDArray[np.uint64], x: NDArray[np.float64], most: int) -> NDArray[np.float64]:
+    """The x of the first rows by (h, x), at most so many, in no order."""
+    if len(x) <= most:
+        return x
+    last = np.partition(h, most - 1)[most - 1]
+    before = x[h < last]
+    return np.concatenate([before, np.sort(x[h == last])[: most - len(before)]])
 
 
 def _by_code(values: Sequence[str]) -> str:
