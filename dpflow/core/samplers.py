@@ -6,7 +6,7 @@ Definitions, for every integer x, with q = exp(-1/scale):
     discrete Laplace   Pr[x] = (1 - q) / (1 + q) q^|x|             (the same, two-sided)
     discrete Gaussian  Pr[x] proportional to exp(-x^2 / (2 sigma2))   (Canonne, Kamath, Steinke 2020)
     truncated Laplace  Pr[x] proportional to q^|x| for |x| <= radius
-    matching           every perfect matching of n things equally likely
+    ring               every circular order of n things equally likely
     choose             Pr[i] proportional to lengths[i] exp(-rate costs[i])   (the exponential mechanism over pieces)
     permute_and_flip   the first i, in random order, that is kept with probability exp(-rate costs[i])
     choose_rows        Pr[i] proportional to exp(-rate costs[i]), one choice for each row of a matrix of costs
@@ -234,10 +234,10 @@ def _uniform(n: int, size: int, source: Source) -> Ints:
     return (words % np.uint64(n)).astype(np.int64)
 
 
-def matching(n: int, source: Source) -> Ints:
-    """A uniformly random perfect matching of 0, ..., n - 1 as an array of n // 2 pairs; of an odd n one is left over.
+def ring(n: int, source: Source) -> Ints:
+    """0, ..., n - 1 around a circle, every circular order equally likely. Neither its start nor its direction means anything.
 
-    Words in random order are a uniformly random permutation, given that no two are equal; then they are drawn again.
+    The order of words is a uniformly random permutation, given that no two are equal; then they are drawn again.
     """
     n = _size(n)
     while True:
@@ -245,7 +245,7 @@ def matching(n: int, source: Source) -> Ints:
         order = np.argsort(words)
         ranked = words[order]
         if not (ranked[1:] == ranked[:-1]).any():
-            return order[: n - n % 2].astype(np.int64).reshape(-1, 2)
+            return order.astype(np.int64)
 
 
 def _geometric(scale: tuple[int, int], two_sided: bool, size: int, source: Source) -> Ints:

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
+from itertools import permutations
 from typing import Any, TypeVar
 
 import numpy as np
@@ -123,17 +124,11 @@ def _truncated(scale: Any, radius: int, size: int, source: Enumerator) -> Any:
     return _vector(lambda b, _: oracle.truncated_laplace(b, radius))(scale, size, source)
 
 
-def _matching(n: int, source: Enumerator) -> Any:
-    """Pairs of positions: whoever is first in line takes one of the others, or stays over if that is still to happen."""
-    line, pairs, spare = list(range(n)), [], n % 2
-    while len(line) > spare:
-        partner = source.pick({i: 1 / (len(line) - 1 + spare) for i in range(1, len(line) + spare)})
-        first = line.pop(0)
-        if partner > len(line):
-            spare = 0
-        else:
-            pairs.append((first, line.pop(partner - 1)))
-    return np.array(pairs, dtype=np.int64).reshape(-1, 2)
+def _ring(n: int, source: Enumerator) -> Any:
+    """Each circle once: it starts with 0 and goes round towards the smaller of its neighbours."""
+    circles = [(0, *rest)[:n] for rest in permutations(range(1, n)) if not rest or rest[0] <= rest[-1]]
+    place = source.pick(dict.fromkeys(range(len(circles)), 1 / len(circles)))
+    return np.array(circles[place], dtype=np.int64)
 
 
 def _choose(lengths: Sequence[int], costs: Sequence[int], rate: Fraction, source: Enumerator) -> int:
@@ -162,7 +157,7 @@ _LAWS: dict[str, Callable[..., Any]] = {
     "discrete_gaussian": _vector(oracle.discrete_gaussian),
     "geometric": _vector(oracle.geometric),
     "truncated_laplace": _truncated,
-    "matching": _matching,
+    "ring": _ring,
     "choose": _choose,
     "permute_and_flip": _permute_and_flip,
     "choose_rows": _choose_rows,

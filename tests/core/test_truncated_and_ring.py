@@ -1,4 +1,4 @@
-"""Truncated noise and random pairs: their laws, and that an enumeration follows the same laws."""
+"""Truncated noise and random circles: their laws, and that an enumeration follows the same laws."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from scipy import stats
 
 from dpflow.core import samplers
 from dpflow.core.randomness import SystemSource
-from dpflow.core.samplers import matching, truncated_laplace
+from dpflow.core.samplers import ring, truncated_laplace
 from dpflow.errors import InvalidAmount
 from dpflow.testing import oracle
 from dpflow.testing.enumeration import outputs
 from dpflow.testing.sources import ScriptedSource
 
 ALARM = 1e-15  # of the chi-square law: see tests/core/test_samplers.py
-Pairs = frozenset[frozenset[int]]
 
 
-def pairs(found: np.ndarray) -> Pairs:
-    return frozenset(frozenset(pair) for pair in found.tolist())
+def neighbours(circle: np.ndarray) -> frozenset[frozenset[int]]:
+    """What a circle is, whatever its start and direction."""
+    return frozenset(map(frozenset, zip(circle.tolist(), np.roll(circle, 1).tolist(), strict=True)))
 
 
 @pytest.mark.parametrize(
@@ -42,21 +42,21 @@ def test_truncated_noise_has_its_law(scale: Fraction, radius: int) -> None:
     assert radius < 5 or p(scale * Fraction(4, 5)) < ALARM
 
 
-@pytest.mark.parametrize(("n", "count"), [(0, 1), (1, 1), (2, 1), (3, 3), (4, 3), (5, 15), (6, 15)])
-def test_every_matching_is_equally_likely(n: int, count: int) -> None:
-    """n // 2 disjoint pairs, all (n-1)!! (or n!!) choices, drawn and enumerated alike."""
-    law = outputs(lambda source: pairs(matching(n, source)))
+@pytest.mark.parametrize(("n", "count"), [(0, 1), (1, 1), (2, 1), (3, 1), (4, 3), (5, 12), (6, 60)])
+def test_every_circle_is_equally_likely(n: int, count: int) -> None:
+    """(n-1)!/2 orders around a circle, drawn and enumerated alike."""
+    law = outputs(lambda source: neighbours(ring(n, source)))
     assert len(law) == count
     assert list(law.values()) == pytest.approx([1 / count] * count)
-    drawn = Counter(pairs(matching(n, SystemSource())) for _ in range(400 * count))
+    drawn = Counter(neighbours(ring(n, SystemSource())) for _ in range(400 * count))
     assert stats.chisquare([drawn[x] for x in law]).pvalue > ALARM if count > 1 else set(drawn) == set(law)
 
 
 def test_equal_words_are_drawn_again() -> None:
-    """Two equal words have no order: the next ones decide, and a large matching is one."""
+    """Two equal words have no order: the next ones decide, and a large circle has everybody once."""
     source = ScriptedSource([5, 5, 1, 4, 3, 2])
-    assert matching(3, source).tolist() == [[2, 1]]
-    assert sorted(matching(100_001, SystemSource()).ravel().tolist())[-1] <= 100_000
+    assert ring(3, source).tolist() == [2, 1, 0]
+    assert sorted(ring(100_001, SystemSource()).tolist()) == list(range(100_001))
 
 
 @pytest.mark.parametrize("n", [3, 10, 2**61 - 1])
@@ -68,6 +68,6 @@ def test_uniform_numbers_have_no_modulo_bias(n: int) -> None:
 
 def test_sizes_and_radii_are_checked() -> None:
     """Negative sizes and radii are refused."""
-    for draw in (lambda: matching(-1, SystemSource()), lambda: truncated_laplace(Fraction(1), -1, 1, SystemSource())):
+    for draw in (lambda: ring(-1, SystemSource()), lambda: truncated_laplace(Fraction(1), -1, 1, SystemSource())):
         with pytest.raises(InvalidAmount):
             draw()

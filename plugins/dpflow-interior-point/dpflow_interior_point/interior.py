@@ -139,13 +139,13 @@ class Method:
     def grid(self, scale: Scale, size: int) -> Grid | None:
         """Which cells the second round looks at, or None if there is no scale.
 
-        Where the chosen class has w pairs of a matching, there is a second cell, or an atom, with about w/4 rows at least (the
-        inequality in `planner`). Cells of w/64 rows are not even shipped, of which a table of n rows has at most 64 n/w.
+        Where the chosen class has w pairs of each row's `scale.PARTNERS`, there is a second cell, or an atom, with about w/4 rows at
+        least (the inequality in `planner`). Cells of w/64 rows are not even shipped, of which n rows have at most 64 n/w.
         """
         atoms = self.atoms and scale.mostly_ties
         if scale.exponent is None and not atoms:
             return None
-        spare = max(0, scale.ties if atoms else scale.count) // (64 * pairing.MATCHINGS)
+        spare = max(0, scale.ties if atoms else scale.count) // (64 * pairing.PARTNERS)
         return Grid(None if atoms else scale.exponent, int(self.cut * size), 1 + spare)
 
     def point(self, cells: Cells, grid: Grid, source: Source) -> Point:
@@ -189,7 +189,7 @@ class InteriorPoint(_Points[InteriorPointParams]):
 
     name = "interior_point"
     summary = "a point inside the range of a column that has no known range, or none"
-    version = 2
+    version = 3
     Params = InteriorPointParams
     measure = "interior point"
 
@@ -205,7 +205,7 @@ class ApproximateMedian(_Points[ApproximateMedianParams]):
 
     name = "approximate_median"
     summary = "a median within alpha of the middle rank, for a column that has no known range, or none"
-    version = 2
+    version = 3
     Params = ApproximateMedianParams
     measure = "median"
 

@@ -6,13 +6,15 @@ two answers when the second cell holds about (R2 + 3 b2) rows:
 
     rows = max( 2 (R1 + 3 b1) / q , (R2 + 3 b2) / p2 )
 
-R1 and b1 belong to one matching, a share of the noise of all. For continuous data this is 5 to 20 % above the measured number
-for 95 % success. p2 >= q / (4 (1 + p1)) for every distribution and every position of the grid: such a pair lies in cells at
-distance 1 or 2, so q <= 2 sum p_k (p_(k+1) + p_(k+2)), of which pairs with the heaviest cell give at most 4 p1 p2 and the others
-at most 2 p2 (1 - p1).
+R1 and b1 are the share of one matching: `scale` counts the pairs of `PARTNERS` matchings, with as much more noise. For
+continuous data this is 5 to 20 % above the measured number for 95 % success. p2 >= q / (4 (1 + p1)) for every distribution and
+every position of the grid: such a pair lies in cells at distance 1 or 2, so q <= 2 sum p_k (p_(k+1) + p_(k+2)), of which pairs
+with the heaviest cell give at most 4 p1 p2 and the others at most 2 p2 (1 - p1).
 
-The proved numbers rest on Chernoff bounds for one matching. A mean over several has, by convexity, a moment generating function at
-most as large, so they hold for it as well.
+The proved numbers rest on Chernoff bounds for one matching. In a circle of rows take a largest matching among the pairs of one
+distance: it leaves out two rows at most, and turned around the circle it meets all those pairs equally often. So the share of the
+pairs that lie in a class is a mean of matchings' shares, whose moment generating function is, by convexity, at most that of one
+matching; two rows more make up for those left out.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import math
 from fractions import Fraction
 
 from dpflow_interior_point.noise import Noise
-from dpflow_interior_point.scale import MATCHINGS
+from dpflow_interior_point.scale import PARTNERS
 
 #: q (at the worst scale) and p2 (at the worst offset) of distributions, by simulation.
 SHAPES = {
@@ -48,7 +50,7 @@ def rows_for_point(pairs: Noise, cells: Noise, shape: str = "cauchy") -> int:
 def rows_needed(pairs: Noise, cells: Noise, q: float, p2: float) -> int:
     """The formula above."""
     first, second = (noise.radius + 3 * float(noise.scale) for noise in (pairs, cells))
-    return math.ceil(max(2 * first / (MATCHINGS * q), second / p2))
+    return math.ceil(max(2 * first / (PARTNERS * q), second / p2))
 
 
 def rows_for_median(pairs: Noise, cells: Noise, alpha: Fraction, gamma: Fraction) -> int:
@@ -69,7 +71,7 @@ def proved_rows_for_point(pairs: Noise, cells: Noise, c: float, beta: float) -> 
             + 1024 * c * math.exp(-n / (32768 * c))
         )
 
-    return _least(max(1024 * c * pairs.radius / MATCHINGS, 16384 * c * cells.radius), failure, beta)
+    return _least(max(1024 * c * pairs.radius / PARTNERS, 16384 * c * cells.radius), failure, beta)
 
 
 def proved_rows_for_largest(pairs: Noise, cells: Noise, c: float, beta: float) -> int:
@@ -82,7 +84,7 @@ def proved_rows_for_largest(pairs: Noise, cells: Noise, c: float, beta: float) -
             + 2048 * c * math.exp(-n / (65536 * c))
         )
 
-    return _least(max(512 * c * pairs.radius / MATCHINGS, 32768 * c * cells.radius), failure, beta)
+    return _least(max(512 * c * pairs.radius / PARTNERS, 32768 * c * cells.radius), failure, beta)
 
 
 def proved_rows_for_scale(pairs: Noise, c: float, beta: float) -> int:
@@ -91,7 +93,7 @@ def proved_rows_for_scale(pairs: Noise, c: float, beta: float) -> int:
     def failure(n: float) -> float:
         return math.exp(-n / (4096 * c)) + 697 * c * math.exp(-0.386 * (n / (512 * c) - 1))
 
-    return _least(512 * c * pairs.radius / MATCHINGS, failure, beta)
+    return _least(512 * c * pairs.radius / PARTNERS, failure, beta)
 
 
 def proved_rows_for_median(pairs: Noise, cells: Noise, c: float, beta: float, alpha: float) -> int:
@@ -115,14 +117,14 @@ def rows_for_quantile(epsilon: float, alpha: float, spread: float, beta: float =
 
 
 def _least(floor: float, failure: object, beta: float) -> int:
-    """The least n from ``floor`` on with failure(n) <= beta; failure falls."""
+    """Two more than the least n from ``floor`` on with failure(n) <= beta; failure falls."""
     assert callable(failure)
     low, high = 0, max(1, math.ceil(floor))
     if failure(high) <= beta:
-        return high
+        return high + 2
     while failure(high) > beta:
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if failure(middle) > beta else (low, middle)
-    return high
+    return high + 2

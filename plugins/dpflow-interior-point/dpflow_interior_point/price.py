@@ -4,9 +4,10 @@ Per group. Under add-remove a unit reaches at most G groups, under replace it ma
 release is paid with an equal share of epsilon and delta: min(G, all groups) shares, or min(2 G, all groups). In each touched
 group at most k of its rows change, k being the declared limit of rows.
 
-Per stage, by basic adaptive composition. Classes of pairs move up by k and down by k in each matching under both relations; cells
-only one way under add-remove. Where the number of rows must be known (the middle slice, a threshold that is a share of the pairs)
-it is public only if units are replaced, have one row each and are read whole; else a sixteenth of epsilon buys a noisy one.
+Per stage, by basic adaptive composition. A row is in `scale.PARTNERS` pairs, so for each of k rows classes move up by as many, and
+down, under both relations; cells only one way under add-remove. Where the number of rows must be known (the middle slice, a
+threshold that is a share of the pairs) it is public only if units are replaced, have one row each and are read whole; else a
+sixteenth of epsilon buys a noisy one.
 """
 
 from __future__ import annotations
@@ -125,8 +126,8 @@ class Purse:
         return self.part(split, half).pairs(), self.part(1 - split, half).cells()
 
     def pairs(self) -> Noise:
-        """Noise for counts of pairs: in each matching k of them may go and k others come."""
-        return count_noise(self.epsilon, self.delta, self.rows * pairing.MATCHINGS, exchange=True)
+        """Noise for counts of pairs: for each of k rows `scale.PARTNERS` of them may go and as many others come."""
+        return count_noise(self.epsilon, self.delta, self.rows * pairing.PARTNERS, exchange=True)
 
     def cells(self) -> Noise:
         """Noise for counts of rows."""

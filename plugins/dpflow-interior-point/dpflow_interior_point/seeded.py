@@ -40,7 +40,7 @@ from dpflow.core.statistics import Answer, Cells, Grid, UnboundedValues
 from dpflow_interior_point.interior import CITATION
 from dpflow_interior_point.noise import Noise
 from dpflow_interior_point.price import ColumnParams, Purse, event, request
-from dpflow_interior_point.scale import LEAST, MATCHINGS, MOST, estimate_scale, sample_size
+from dpflow_interior_point.scale import LEAST, MOST, PARTNERS, estimate_scale, sample_size
 from dpflow_interior_point.stability import select
 
 FARTHEST = 2.0**900  #: cells whose number is larger count as outside, so that all numbers of grid points are doubles
@@ -59,7 +59,7 @@ class SeededMedian(Mechanism[SeededMedianParams]):
         "a sharper median of a continuous column without a known range; wrong without notice if the data defeat it"
     )
     citation = CITATION + "; McSherry, Talwar 2007; the combination is proved here"
-    version = 3
+    version = 4
     Params = SeededMedianParams
 
     SHARES = Fraction(3, 10), Fraction(3, 20)  #: of epsilon, for the scale and for the window
@@ -157,4 +157,4 @@ def rows_for_window(pairs: Noise, cells: Noise) -> int:
     Of two neighbouring classes one holds half of the pairs nearly always, and so it is with cells and rows.
     """
     first, second = (noise.radius + 3 * float(noise.scale) for noise in (pairs, cells))
-    return math.ceil(max(4 * first / MATCHINGS, 2 * second))
+    return math.ceil(max(4 * first / PARTNERS, 2 * second))

@@ -22,7 +22,7 @@ from dpflow_interior_point.interior import CITATION
 from dpflow_interior_point.noise import Noise
 from dpflow_interior_point.points import point_between
 from dpflow_interior_point.price import ColumnParams, Purse, ScaleParams, Sizes, event, request
-from dpflow_interior_point.scale import MATCHINGS, Rule, estimate_scale, least_pairs, sample_size
+from dpflow_interior_point.scale import PARTNERS, Rule, estimate_scale, least_pairs, sample_size
 
 Exponent = Annotated[int, Field(ge=-1000, le=1000)]
 
@@ -38,7 +38,7 @@ class EstimateFirstMoment(Mechanism[EstimateFirstMomentParams]):
 
     name = "estimate_first_moment"
     summary = "the scale of a column: a power of two near its mean absolute deviation, or none"
-    version = 2
+    version = 3
     citation = CITATION + ", Proposition 3.2"
     Params = EstimateFirstMomentParams
 
@@ -70,7 +70,7 @@ class EstimateFirstMoment(Mechanism[EstimateFirstMomentParams]):
 
     def error(self, params: EstimateFirstMomentParams, table: Table) -> ErrorBound:
         _, noise = self._method(params, table)
-        rows = math.ceil(2 * (noise.radius + 3 * float(noise.scale)) / MATCHINGS / 0.2)
+        rows = math.ceil(2 * (noise.radius + 3 * float(noise.scale)) / PARTNERS / 0.2)
         note = (
             "a power of two, mostly 1 to 5 times the mean absolute deviation; dates count days, timestamps microseconds"
         )

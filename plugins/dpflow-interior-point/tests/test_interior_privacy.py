@@ -1,11 +1,13 @@
-"""The whole method on tiny tables, exactly: every matching, every noise, all neighbours; and variants that break the claim."""
+"""The whole method on tiny tables, exactly: every circle, every noise, all neighbours; and variants that break the claim."""
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
-from itertools import product
+from functools import cache
+from itertools import permutations, product
 from typing import Any
 from unittest import mock
 
@@ -16,7 +18,7 @@ from dpflow_interior_point.interior import ApproximateMedianParams, InteriorPoin
 from dpflow_interior_point.noise import Noise
 from dpflow_interior_point.points import Point, middle
 from dpflow_interior_point.price import Purse
-from dpflow_interior_point.scale import Scale, classes, differences, estimate_scale, least_pairs
+from dpflow_interior_point.scale import Scale, choose_class, classes, differences, estimate_scale, least_pairs
 
 from dpflow.core.randomness import SystemSource
 from dpflow.core.statistics import Cells, Grid
@@ -30,9 +32,16 @@ Law = dict[Any, float]
 
 
 @pytest.fixture(autouse=True)
-def matchings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One matching, or as many as a test says: enumerating all of four is too much."""
-    monkeypatch.setattr(scale, "MATCHINGS", getattr(request, "param", 1))
+def reach(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pairs of direct neighbours only, or as a test says: with less noise there is less to enumerate."""
+    scales.cache_clear()
+    set_reach(monkeypatch, getattr(request, "param", 1))
+
+
+def set_reach(monkeypatch: pytest.MonkeyPatch, reach: int, partners: int | None = None) -> None:
+    """Pair rows at most so many places apart; with noise for so many pairs of a row, by default what it takes."""
+    monkeypatch.setattr(scale, "REACH", reach)
+    monkeypatch.setattr(scale, "PARTNERS", 2 * reach if partners is None else partners)
 
 
 PUBLIC = EXAMPLE_TABLE.model_copy(
@@ -50,14 +59,39 @@ def whole(method: Method, values: tuple[float, ...], sizes: dict[int, float]) ->
         trim = int(method.cut * size)
         threshold = least_pairs(method.share, size - 2 * trim)
         slice_ = middle(np.array(values), trim)
-        first = outputs(lambda s: estimate_scale(slice_, method.pairs, threshold, method.rule, s))
-        for seen, mass in first.items():
+        for seen, mass in first(method, slice_, threshold).items():
             if seen.exponent is None and not (method.atoms and seen.ties):
                 found[seen, points.NO_SCALE] += weight * mass
                 continue
             for point, chance in second(method, column, seen, trim).items():
                 found[seen, point] += weight * mass * chance
     return found
+
+
+def first(method: Method, values: Any, threshold: int) -> Law:
+    """The law of the scale: over circles, then over noise."""
+    found: Law = defaultdict(float)
+    for counted, weight in class_counts(values).items():
+        for seen, mass in scales(method, threshold, counted).items():
+            found[seen] += weight * mass
+    return found
+
+
+def class_counts(values: Any) -> Law:
+    """The law of the numbers of pairs by class, over circles."""
+
+    def counted(source: Any) -> Any:
+        exponents, counts = classes(differences(np.asarray(values), source))
+        return tuple(zip(exponents.tolist(), counts.tolist(), strict=True))
+
+    return outputs(counted)
+
+
+@cache
+def scales(method: Method, threshold: int, counted: tuple[tuple[int, int], ...]) -> Law:
+    """The law of the scale over noise alone, enumerated once for all circles and tables that lead to the same counts."""
+    exponents, counts = np.array(counted, dtype=np.int64).reshape(-1, 2).T
+    return outputs(lambda s: choose_class(exponents, counts, method.pairs, threshold, method.rule, s))
 
 
 def second(method: Method, column: ArrayColumn, seen: Scale, trim: int) -> Law:
@@ -105,35 +139,23 @@ def test_interior_point_keeps_its_claim_when_a_row_is_replaced(n: int, extra: di
     assert worst(method, replaced(n, 12), Fraction(8)) <= 0.3
 
 
-@pytest.mark.parametrize("matchings", [2], indirect=True)
+@pytest.mark.parametrize("reach", [2], indirect=True)
 @pytest.mark.parametrize("relation", ["replace", "add-remove"])
-def test_interior_point_keeps_its_claim_with_two_matchings(relation: str) -> None:
-    """One row changes a pair in each of them, and the noise is for both."""
-    method = method_for(PARAMS, PUBLIC if relation == "replace" else PRIVATE)
-    assert method.pairs.scale == 2 * 2 / Fraction(8) / (Fraction(31, 50) if relation == "replace" else Fraction(3, 4))
-    pairs = replaced(4, 6) if relation == "replace" else [(a, a[:-1]) for a, _ in replaced(4, 6)]
-    assert worst(method, pairs, Fraction(8)) <= 0.3
-
-
-@pytest.mark.parametrize("matchings", [2], indirect=True)
-def test_noise_for_one_matching_is_caught_with_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two matchings with the noise of one break the first round's claim."""
-    rows, other = (0.0, 0.0, 0.0, 0.0), (0.0, 0.0, 0.0, 1.0)
-    for many, holds in ((2, True), (1, False)):
-        monkeypatch.setattr(scale, "MATCHINGS", many)
-        noise = Purse(Fraction(2), Fraction(1, 100), True, 1).pairs()
-        monkeypatch.setattr(scale, "MATCHINGS", 2)
-        laws = [outputs(lambda s: estimate_scale(np.array(v), noise, 0, "argmax", s)) for v in (rows, other)]
-        found = max(oracle.divergence(*laws, Fraction(2)), oracle.divergence(*laws[::-1], Fraction(2)))
-        assert (found <= 0.01) == holds
+def test_interior_point_keeps_its_claim_as_it_pairs(relation: str) -> None:
+    """With the pairs that are really taken: each row in four, and noise for as many."""
+    params = {"epsilon": "16", "delta": "0.3"}
+    method = method_for(params, PUBLIC if relation == "replace" else PRIVATE)
+    assert method.pairs.scale == 2 * 4 / Fraction(16) / (Fraction(31, 50) if relation == "replace" else Fraction(3, 4))
+    pairs = replaced(4, 8) if relation == "replace" else [(a, a[:-1]) for a, _ in replaced(4, 8)]
+    assert worst(method, pairs, Fraction(16)) <= 0.3
 
 
 @pytest.mark.parametrize("n", [4, 5])
 def test_interior_point_keeps_its_claim_when_a_row_comes(n: int) -> None:
-    """Even and odd numbers of rows, one row more; the second stage has half the noise there."""
+    """Even and odd numbers of rows, one row more; a row is in two pairs, and only rows come, so cells need a quarter of the noise."""
     method = method_for(PARAMS | {"split": "1/2"}, PRIVATE)
     pairs = [(a, a[:-1]) for a, _ in replaced(n, 12)]
-    assert method.cells.scale == method.pairs.scale / 2
+    assert method.cells.scale == method.pairs.scale / 4
     assert worst(method, pairs, Fraction(8)) <= 0.3
 
 
@@ -206,6 +228,54 @@ def shown_from_one(counts: Any, noise: Noise, threshold: int, source: Any) -> An
     return places, counts[places] + noise.draw(len(places), source)
 
 
+def shown_divergence(noise: Noise, tables: Iterable[tuple[float, ...]], epsilon: Fraction) -> float:
+    """Of everything that a stability histogram shows of the classes of two tables' pairs, both ways; the circle is as patched."""
+    counts = [
+        Counter(dict(zip(*map(np.ndarray.tolist, classes(differences(np.array(rows), SystemSource()))))))
+        for rows in tables
+    ]
+    laws = [np.ones(1), np.ones(1)]  # of the classes that differ; the others are as likely on both sides
+    for name in (name for name in counts[0].keys() | counts[1].keys() if counts[0][name] != counts[1][name]):
+        one: list[Law] = [defaultdict(float), defaultdict(float)]
+        for x, mass in oracle.truncated_laplace(noise.scale, noise.radius).items():
+            for law, counted in zip(one, counts, strict=True):
+                law[max(counted[name] + x, noise.radius)] += mass  # up to the threshold nothing shows
+        outcomes = one[0].keys() | one[1].keys()
+        laws = [np.multiply.outer(law, [of[x] for x in outcomes]).ravel() for law, of in zip(laws, one, strict=True)]
+    p, q = laws
+    return float(max(np.clip(u - math.exp(epsilon) * v, 0, None).sum() for u, v in ((p, q), (q, p))))
+
+
+@pytest.mark.parametrize("reach", [2], indirect=True)
+def test_the_scale_keeps_its_claim_and_would_not_with_less_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of forty equal rows one is replaced: in every circle four pairs go and four come. Noise for that holds, any less is caught."""
+    tables, epsilon, delta = [(0.0,) * 40, (*(0.0,) * 39, 1.0)], Fraction(2), Fraction(1, 100)
+
+    def noise(partners: int) -> Noise:
+        set_reach(monkeypatch, 2, partners)
+        return Purse(epsilon, delta, True, 1).pairs()
+
+    right = noise(4)
+    assert shown_divergence(right, tables, epsilon) == pytest.approx(0.01, rel=0.5)
+    assert shown_divergence(right, tables, epsilon) <= delta
+    assert shown_divergence(Noise(right.scale, right.radius - 1), tables, epsilon) > delta
+    for partners in (1, 2, 3):  # of a matching; of direct neighbours only; of what a row that comes changes on average
+        assert shown_divergence(noise(partners), tables, epsilon) > delta
+
+
+@pytest.mark.parametrize("reach", [2], indirect=True)
+def test_a_circle_in_order_of_the_values_is_caught() -> None:
+    """Sorted, a new value stands in another place: six pairs go and six come, and noise for four does not hide them."""
+    cluster = (0.0, 0.0, 32.0, 64.0, 64.0, 128.0, 128.0)
+    rest = tuple(1.5 * 2**20 * far + x for far in range(1, 16) for x in cluster)
+    tables = [(*cluster[:2], x, *cluster[3:], *rest) for x in (32.0, 0.75 * 2**20)]
+    epsilon, delta = Fraction(2), Fraction(1, 100)
+    noise = Purse(epsilon, delta, True, 1).pairs()
+    with mock.patch.object(scale, "ring", lambda n, source: np.arange(n)):
+        assert shown_divergence(noise, tables, epsilon) <= delta
+        assert shown_divergence(noise, [tuple(sorted(rows)) for rows in tables], epsilon) > delta
+
+
 def test_a_missing_threshold_is_caught() -> None:
     """A bin of one row shows itself."""
     method = method_for(PARAMS | {"atoms": False}, PUBLIC)
@@ -226,8 +296,9 @@ def test_sorted_pairing_is_caught() -> None:
         assert oracle.divergence(law(pair[0]), law(pair[1]), Fraction(8)) > 0.02
 
 
+@pytest.mark.parametrize("reach", [2], indirect=True)
 def test_sorted_pairing_has_no_sensitivity_bound() -> None:
-    """The example of 200 rows: one value changes all 100 sorted differences, and one or two of randomly paired ones."""
+    """The example of 200 rows: one value changes all 100 sorted differences, and at most four in a random circle."""
     rows = np.array([0.0, *np.repeat(np.arange(10.0, 1000, 10), 2), 1000.0])
     other = np.where(rows == 0, 1000.0, rows)
     distances = []
@@ -240,7 +311,7 @@ def test_sorted_pairing_has_no_sensitivity_bound() -> None:
         keys = counted[0].keys() | counted[1].keys()
         distances.append(sum(abs(counted[0].get(k, 0) - counted[1].get(k, 0)) for k in keys))
     assert distances[0] == 200
-    assert distances[1] <= 2
+    assert distances[1] <= 2 * scale.PARTNERS
 
 
 # --- the parts --------------------------------------------------------------------------------------------------------
@@ -260,34 +331,49 @@ def test_noise_in_every_bin_is_noise_in_the_possible_ones() -> None:
         assert lazy == pytest.approx(dict(full), abs=1e-12)
 
 
-def test_one_row_moves_one_pair_of_any_matching() -> None:
-    """Under the couplings of `scale`, one row replaced, or one more, moves one pair: counted over all matchings.
+@pytest.mark.parametrize("reach", [1, 2], indirect=True)
+def test_one_row_forms_and_breaks_few_pairs() -> None:
+    """All circles of up to seven rows: one replaced changes 2 r pairs; one more forms 2 r and breaks r; no more, and so many."""
+    names = np.array([0.0, 1, 5, 24, 100, 431, 1900, 9000])  # no two differences are equal
+    replaced, formed, broken = 0, 0, 0
+    for n in range(1, 7):
+        law: Law = defaultdict(float)
+        for circle in permutations(range(n + 1)):
+            smaller = [row for row in circle if row != n]
+            law[tuple(smaller)] += 1
+            more, fewer = pairs_of(names, circle), pairs_of(names, smaller)
+            other = pairs_of(names, [7 if row == n else row for row in circle])
+            replaced = max(replaced, (more - other).total(), (other - more).total())
+            formed, broken = max(formed, (more - fewer).total()), max(broken, (fewer - more).total())
+        assert len(law) == math.factorial(n) and set(law.values()) == {n + 1}  # uniform, as the claim says
+    assert (replaced, formed, broken) == (scale.PARTNERS, scale.PARTNERS, scale.REACH)
 
-    The law of the class counts of n and n + 1 rows is compared through the optimal coupling of a small case: every outcome
-    of one table has outcomes of the other within distance two that carry its mass (Hall's condition on all up-sets is the
-    divergence at epsilon 0 of counts that are at most two apart).
+
+def pairs_of(names: Any, circle: Sequence[int]) -> Counter[float]:
+    """The pairs of rows that stand in this order, by their differences."""
+    with mock.patch.object(scale, "ring", lambda n, source: np.arange(n)):
+        return Counter(differences(names[list(circle)], SystemSource()).tolist())
+
+
+@pytest.mark.parametrize("reach", [1, 2], indirect=True)
+def test_class_counts_of_neighbours_are_near() -> None:
+    """The same without the claim's coupling: the laws of the counts of n and n + 1 rows can be coupled within its distances.
+
+    Every set of outcomes of one table has outcomes of the other, near enough, that carry its mass (Hall's condition).
     """
-    values = (0.0, 1.0, 3.5, 9.0, 9.0)
-
-    def law(rows: tuple[float, ...]) -> Law:
-        def counted(source: Any) -> Any:
-            exponents, counts = classes(differences(np.array(rows), source))
-            return tuple(zip(exponents.tolist(), counts.tolist(), strict=True))
-
-        return outputs(counted)
-
+    values = (0.0, 1.0, 3.5, 9.0)
     for more in (0.5, 20.0, 9.0):
-        a, b = law(values), law((*values, more))
-        near = {x: [y for y in b if _l1(x, y) <= 2] for x in a}
+        a, b = class_counts(values), class_counts((*values, more))
+        near = {x: [y for y in b if moved(x, y) <= scale.PARTNERS and moved(y, x) <= scale.REACH] for x in a}
         for mask in range(1, 2 ** len(a)):
             chosen = [x for i, x in enumerate(a) if mask >> i & 1]
-            reach = {y for x in chosen for y in near[x]}
-            assert sum(a[x] for x in chosen) <= sum(b[y] for y in reach) + 1e-12
+            reached = {y for x in chosen for y in near[x]}
+            assert sum(a[x] for x in chosen) <= sum(b[y] for y in reached) + 1e-12
 
 
-def _l1(a: Any, b: Any) -> int:
-    left, right = dict(a), dict(b)
-    return sum(abs(left.get(k, 0) - right.get(k, 0)) for k in left.keys() | right.keys())
+def moved(a: Any, b: Any) -> int:
+    """By how much counts go up, in all."""
+    return (Counter(dict(b)) - Counter(dict(a))).total()
 
 
 def test_the_slice_is_stable() -> None:

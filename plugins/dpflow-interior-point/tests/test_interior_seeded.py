@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from fractions import Fraction
+from functools import cache
 from typing import Any
 from unittest import mock
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from dpflow_interior_point import scale, seeded, stability
 from dpflow_interior_point.noise import Noise
-from dpflow_interior_point.scale import classes, estimate_scale
+from dpflow_interior_point.scale import choose_class, classes, differences
 from dpflow_interior_point.seeded import SeededMedian, Window, median_in, rows_for_window
 
 from dpflow.core.declaration import Table
@@ -41,8 +42,10 @@ def table(neighbours: str) -> Table:
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One matching, classes of two octaves, cells of a class's least width, windows of eight points: few enough to enumerate."""
-    monkeypatch.setattr(scale, "MATCHINGS", 1)
+    """Pairs of direct neighbours, classes of two octaves, cells of a class's least width, windows of eight points: little to enumerate."""
+    chosen.cache_clear()
+    monkeypatch.setattr(scale, "REACH", 1)
+    monkeypatch.setattr(scale, "PARTNERS", 2)
     for name, value in {"OCTAVES": 2, "WIDE": 0, "FINE": 1}.items():
         monkeypatch.setattr(SeededMedian, name, value)
 
@@ -53,10 +56,9 @@ def whole(values: tuple[float, ...], declared: Table, shares: Any = None) -> Law
     pairs, cells, rate = mechanism._methods(PARAMS, declared)
     found: Law = defaultdict(float)
     scales: Law = defaultdict(float)
-    for seen, mass in outputs(
-        lambda s: estimate_scale(np.array(values), pairs, 0, "argmax", s, SeededMedian.OCTAVES)
-    ).items():
-        scales[seen.exponent] += mass
+    for counted, weight in outputs(lambda s: class_counts(values, s)).items():
+        for seen, mass in chosen(counted, pairs).items():
+            scales[seen.exponent] += weight * mass
     for exponent, mass in scales.items():
         if exponent is None:
             found["no_scale"] += mass
@@ -71,6 +73,18 @@ def whole(values: tuple[float, ...], declared: Table, shares: Any = None) -> Law
                 # The window is an output of its own here, though a release shows the median alone: a stronger claim.
                 found[exponent, window, value] += mass * chance * last
     return found
+
+
+def class_counts(values: tuple[float, ...], source: Any) -> Any:
+    exponents, counts = classes(differences(np.array(values), source), SeededMedian.OCTAVES)
+    return tuple(zip(exponents.tolist(), counts.tolist(), strict=True))
+
+
+@cache
+def chosen(counted: tuple[tuple[int, int], ...], noise: Noise) -> Law:
+    """The law of the scale over noise alone, enumerated once for all circles and tables that lead to the same counts."""
+    exponents, counts = np.array(counted, dtype=np.int64).reshape(-1, 2).T
+    return outputs(lambda s: choose_class(exponents, counts, noise, 0, "argmax", s))
 
 
 def neighbours(count: int, n: int) -> list[tuple[tuple[float, ...], tuple[float, ...], str]]:
@@ -102,6 +116,7 @@ def every_cell(counts: Any, noise: Noise, threshold: int, source: Any) -> Any:
 @pytest.mark.usefixtures("tiny")
 def test_a_missing_threshold_is_caught() -> None:
     """In the first round by the whole law; in the second a lone row would make the window."""
+    chosen.cache_clear()
     with mock.patch.object(scale, "select", every_cell):
         a, b = (whole((0.0, 0.0, 1.0, x), table("replace")) for x in (1.0, 60.0))
         assert max(oracle.divergence(a, b, Fraction(12)), oracle.divergence(b, a, Fraction(12))) > 0.3
