@@ -18,7 +18,7 @@ from dpflow.registry import Registry
 
 FileArgument = Annotated[Path, typer.Argument(help="A release file (YAML) whose mechanism is a session.")]
 QueryArgument = Annotated[
-    list[str] | None, typer.Argument(help="One query as field=value; a value may be a list: [a, b].")
+    list[str] | None, typer.Argument(help="One query as field=value; a value may be a list: \\[a, b].")
 ]
 QueriesOption = Annotated[
     Path | None, typer.Option("--queries", help="A YAML file with a list of queries or candidates.")

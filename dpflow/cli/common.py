@@ -59,7 +59,10 @@ def show_json(value: Any) -> None:
 def explain(entry: Mechanism[Any] | InteractiveMechanism[Any, Any] | Calculator[Any], as_json: bool) -> None:
     """Print what a mechanism or calculator is, and what its fields mean."""
     fields = entry.Params.model_fields
-    rows = [(name, "required" if f.is_required() else _default(f.default)) for name, f in fields.items()]
+    rows = [
+        (name, "required" if f.is_required() else _default(f.get_default(call_default_factory=True)))
+        for name, f in fields.items()
+    ]
     meaning = ""
     for model in entry.Params.__mro__:  # a base's text stands for the fields that nearer ones leave out
         own, text = vars(model).get("__annotations__", {}), vars(model).get("__doc__") or ""
@@ -74,7 +77,7 @@ def explain(entry: Mechanism[Any] | InteractiveMechanism[Any, Any] | Calculator[
 
 
 def _default(value: Any) -> str:
-    return "nothing" if value is None or value == () else str(value)
+    return "nothing" if value in (None, (), {}) else str(value)
 
 
 @contextmanager

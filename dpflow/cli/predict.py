@@ -9,6 +9,7 @@ import typer
 
 from dpflow.cli.common import JsonOption, LedgerOption, open_ledger, show, show_json
 from dpflow.core.declaration import load_yaml
+from dpflow.core.prediction import PredictionMechanism
 from dpflow.engine import load_request, make_plan
 from dpflow.engine.labelling import label_points, parse_tables
 from dpflow.engine.prediction import most_predictions
@@ -31,6 +32,11 @@ def command(
     """Answer points; known ones cost nothing. Without --points, say how many predictions the scope can pay for."""
     registry, book = Registry.load(), open_ledger(ledger)
     plan = make_plan(load_request(file), registry)
+    if not isinstance(plan.mechanism, PredictionMechanism):
+        known = ", ".join(n for n, m in registry.mechanisms.items() if isinstance(m, PredictionMechanism))
+        raise InvalidInput(
+            f"{plan.mechanism.name} predicts nothing; take one of {known}, or run it with release or ask"
+        )
     if points is None or answers is None:
         if points or answers or student:
             raise InvalidInput("give both --points and --answers, or neither to see what the scope can pay for")

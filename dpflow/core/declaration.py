@@ -342,8 +342,8 @@ def problems(error: ValidationError) -> str:
     """Pydantic's findings in one line; names fields, never quotes more than their names."""
     found = []
     for item in error.errors(include_input=False, include_url=False):
-        where = ".".join(str(part) for part in item["loc"]) or "the whole"
-        found.append(f"{where}: {item['msg'].removeprefix('Value error, ')}")
+        where = "".join(f"{part}." for part in item["loc"])[:-1]
+        found.append(f"{where}{': ' if where else ''}{item['msg'].removeprefix('Value error, ')}")
     return "; ".join(found)
 
 

@@ -127,7 +127,9 @@ def make_plan(request: Request, registry: Registry, table: Table | None = None) 
     try:
         params = mechanism.Params.model_validate(request.params)
     except ValidationError as error:
-        raise InvalidDeclaration(f"{request.name}: parameters of {mechanism.name}: {problems(error)}") from None
+        raise InvalidDeclaration(
+            f"{request.name}: parameters of {mechanism.name}: {problems(error)}; dpflow mechanisms {mechanism.name} explains them"
+        ) from None
     if isinstance(mechanism, Mechanism) and (other := mechanism.instead(params, table)):
         if other.mechanism not in registry.mechanisms:
             raise PlanRefused(f"{request.name}: {other.why}, but no installed distribution has it; install its plugin")

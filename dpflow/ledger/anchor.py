@@ -53,7 +53,8 @@ class Anchor:
                 key = (self.folder / "key").read_bytes()
             except OSError:
                 raise LedgerCorrupt(
-                    f"the ledger's key is not in {self.folder}; restore it, or name the anchor"
+                    f"the ledger's key is not in {self.folder}; restore it, or name the anchor directory "
+                    f"that the ledger was made or imported under: DPFLOW_LEDGER_ANCHOR=DIR"
                 ) from None
             if len(key) != 32:
                 raise LedgerCorrupt(f"the ledger's key in {self.folder} is damaged; restore it")
