@@ -43,9 +43,14 @@ def command(
     if as_json:
         return show_json({"session": session.id, "answers": answers, "left": session.remaining()})
     for question, answer in zip(asked, answers):
-        title = ", ".join(f"{k} {v}" for k, v in question.items() if k not in ("file", "features"))
+        title = ", ".join(f"{k} {_shown(v)}" for k, v in question.items() if k not in ("file", "features"))
         show(title, ("", ""), answer.items())
     show(f"left of session {session.id}", ("", ""), session.remaining().items())
+
+
+def _shown(value: Any) -> Any:
+    """A value of a query; an estimator in SQL is its text."""
+    return value["sql"] if isinstance(value, dict) and "sql" in value else value
 
 
 def _listed(path: Path) -> list[Any]:

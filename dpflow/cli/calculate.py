@@ -19,6 +19,8 @@ InputsArgument = Annotated[
 ]
 PlotOption = Annotated[Path | None, typer.Option("--plot", help="Draw the columns of numbers to this PNG or SVG file.")]
 
+MANY = 7  #: columns beside each other
+
 
 def command(
     name: NameArgument = None,
@@ -39,7 +41,7 @@ def command(
         draw(calculator, sheet, plot)
     if as_json:
         return show_json(sheet.to_json())
-    show(calculator.summary, sheet.columns, (tuple(map(_cell, row)) for row in sheet.rows))
+    show(calculator.summary, *_table(sheet))
     for note in sheet.notes:
         print(note)
 
@@ -71,26 +73,39 @@ def draw(calculator: Calculator[Any], sheet: Sheet, file: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
+    figure, axes = plt.subplots(figsize=(8 if len(sheet.columns) <= MANY else 11, 5), layout="constrained")
     columns = {name: [row[i] for row in sheet.rows] for i, name in enumerate(sheet.columns)}
     xs = columns.pop(sheet.x)
     positive = True
     for label, ys in columns.items():
         points = [(x, y) for x, y in zip(xs, ys) if _number(x) and _number(y)]
         if points:
-            axes.plot(*zip(*points), marker="o", markersize=3, label=label)
+            drawn = len(axes.lines)  # colours come again after ten curves, then dashed
+            axes.plot(*zip(*points), "--" if drawn >= 10 else "-", marker="o", markersize=3, label=label)
             positive = positive and all(x > 0 and y > 0 for x, y in points)  # type: ignore[operator]
     if positive:
         axes.set_xscale("log")
         axes.set_yscale("log")
     axes.set(xlabel=sheet.x, title=calculator.summary)
-    axes.legend()
+    if len(axes.lines) > MANY:  # beside the curves, where it hides none
+        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    else:
+        axes.legend()
     try:
         figure.savefig(file, dpi=150)
     except (OSError, ValueError):
         raise InvalidInput(f"{file} cannot be written as a picture; give a path that ends in .png or .svg") from None
     finally:
         plt.close(figure)
+
+
+def _table(sheet: Sheet) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+    """Headings and cells; a curve a line where there are more curves than a screen is wide."""
+    rows = [tuple(map(_cell, row)) for row in sheet.rows]
+    if sheet.columns[0] != sheet.x or len(sheet.columns) <= MANY:
+        return sheet.columns, rows
+    turned = list(zip(sheet.columns, *rows, strict=True))
+    return tuple(map(str, turned[0])), turned[1:]
 
 
 def _cell(value: Any) -> Any:

@@ -343,7 +343,9 @@ def problems(error: ValidationError) -> str:
     found = []
     for item in error.errors(include_input=False, include_url=False):
         where = "".join(f"{part}." for part in item["loc"])[:-1]
-        found.append(f"{where}{': ' if where else ''}{item['msg'].removeprefix('Value error, ')}")
+        listed = item["type"] in ("tuple_type", "list_type")
+        said = "write a list, such as [1, 2]" if listed else item["msg"].removeprefix("Value error, ")
+        found.append(f"{where}{': ' if where else ''}{said}")
     return "; ".join(found)
 
 

@@ -85,3 +85,14 @@ def test_samples_is_the_planner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     rows = {(row[0], row[1]): row[2] for row in json.loads(done.output)["rows"]}
     assert rows["check", "description length"] == 5_692
     assert picture.stat().st_size > 10_000
+
+
+def test_many_curves_are_a_line_each() -> None:
+    """A sheet with more curves than a screen is wide is printed with one method a line, so that no number is broken in two."""
+    from dpflow.cli.calculate import MANY, _table
+    from dpflow.core.calculator import Sheet
+
+    wide = Sheet(("x", *(f"method {i}" for i in range(MANY))), ((10, *range(MANY)), (100, *range(MANY))), x="x")
+    columns, rows = _table(wide)
+    assert columns == ("x", "10", "100") and rows[1] == ("method 1", 1, 1) and len(rows) == MANY
+    assert _table(Sheet(("x", "y"), ((1, 2),), x="x")) == (("x", "y"), [(1, 2)])

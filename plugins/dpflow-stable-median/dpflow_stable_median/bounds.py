@@ -168,7 +168,10 @@ class Accuracy(Calculator[AccuracyParams]):
         note = (
             "with no moments at all: the answer lies between the quartiles of the estimator on fresh groups (plus zeta)"
         )
-        return Sheet(("reading", "at most", "source"), tuple(readings(params.sd, params.mad, params.zeta)), (note,))
+        found = tuple(readings(params.sd, params.mad, params.zeta))
+        if not found:
+            note += "; give sd or mad, of the estimator over groups, for numbers"
+        return Sheet(("reading", "at most", "source"), found, (note,))
 
 
 class MeanTransferParams(Params):
