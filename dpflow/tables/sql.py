@@ -93,7 +93,7 @@ def integer(value: int) -> str:
 def key(column: Field, role: str) -> str:
     """The column as something to group, partition and compare by: equal exactly when the values are the same.
 
-    Text is compared as bytes, because a column's collation could make different keys equal. Raises `TableUnreadable`
+    Text is compared as bytes (collation C), because a column's own collation could make different keys equal. Raises `TableUnreadable`
     for types without one exact equality.
     """
     if column.kind not in _KEYS:
@@ -103,7 +103,7 @@ def key(column: Field, role: str) -> str:
         )
     if column.kind == "enum":
         return f"CAST({column.sql} AS VARCHAR)"
-    return f"encode({column.sql})" if column.kind == "varchar" else column.sql
+    return f"({column.sql} COLLATE C)" if column.kind == "varchar" else column.sql
 
 
 def listed(column: Field, texts: Sequence[str]) -> str:
@@ -136,7 +136,7 @@ def ordinal(kind: str) -> Callable[[str], str] | None:
 def from_text(column: Field, text: str) -> str:
     """The expression `key` for a key given as text: NULL if the type has no such value or writes it differently."""
     if column.kind == "varchar":
-        return f"encode({text})"
+        return f"({text} COLLATE C)"
     if column.kind == "enum":
         return text
     value = f"TRY_CAST({text} AS {column.type})"
@@ -145,7 +145,7 @@ def from_text(column: Field, text: str) -> str:
 
 def to_text(column: Field, value: str) -> str:
     """The text of something that `key` gave."""
-    return f"decode({value})" if column.kind == "varchar" else f"CAST({value} AS VARCHAR)"
+    return f"CAST({value} AS VARCHAR)"
 
 
 def check_value(column: Field) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpflow.core.statistics import GroupedSums, Groups
+from dpflow.core.statistics import GroupedSums, Groups, KeySets, SortedValues
 from dpflow.errors import PlanRefused, TableUnreadable
 from dpflow.tables import PrivateTable
 
@@ -152,6 +152,25 @@ def test_a_collation_does_not_merge_keys_or_units(make: Any) -> None:
     )
     groups = private.answer(GroupedSums("k", ("A", "a"), 2, 1), ())
     assert (groups.rows.tolist(), groups.units.tolist()) == ([2, 1], [2, 1])
+
+
+def test_a_collation_merges_no_blocks_joined_keys_or_values(make: Any) -> None:
+    """Blocks, keys of a dimension and holdout groups are told apart by bytes, too, on either side of a comparison."""
+    table = make(
+        "CREATE TABLE data (u VARCHAR COLLATE NOCASE, k VARCHAR COLLATE NOCASE, d VARCHAR COLLATE NOCASE, v INT)",
+        "INSERT INTO data VALUES ('p', 'a', 'mon', 1), ('P', 'A', 'mon', 1), ('p', 'a', 'MON', 1)",
+        "CREATE TABLE sides (k VARCHAR COLLATE NOCASE, side VARCHAR COLLATE NOCASE)",
+        "INSERT INTO sides VALUES ('a', 'n'), ('A', 'N')",
+        block="d",
+        protects="unit-block",
+        joins=[{"relation": "sides", "name": "s", "kind": "dimension", "on": {"k": "k"}}],
+        columns={"s.side": {"keys": ["n", "N"]}, "v": {"lower": 0, "upper": 1}, "k": {}},
+    )
+    assert table.answer(GroupedSums("s.side", ("n", "N"), 2, 5), ["mon"]).rows.tolist() == [1, 1]
+    assert table.answer(GroupedSums("s.side", ("n", "N"), 2, 5), ["mon", "MON"]).rows.tolist() == [2, 1]
+    assert table.answer(GroupedSums("k", None, 2, 5), ["MON"]).keys == ("a",)
+    assert table.answer(SortedValues("v", 1, "s.side", ("n", "N"), 1), ["mon", "MON"]).counts.tolist() == [2, 1]
+    assert sorted(table.answer(KeySets("k", 2), ["mon", "MON"]).keys) == ["A", "a"]
 
 
 def test_names_are_quoted(make: Any) -> None:
