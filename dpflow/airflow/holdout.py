@@ -62,14 +62,15 @@ class ReusableHoldoutOperator(BaseOperator, BranchMixIn):
 
     def execute(self, context: Any) -> list[dict[str, Any]]:
         """Answer the candidates in order, then branch; see the class."""
-        from dpflow.engine import make_plan
+        from dpflow.engine import declared, make_plan
         from dpflow.engine.gate import decision, judge_all
         from dpflow.engine.session import Session
         from dpflow.registry import Registry
 
         with failures():
             registry, ledger = Registry.load(), LedgerHook(self.ledger_conn_id).get_conn()
-            plans = [make_plan(requested(s, None, dag_folder(context)), registry) for s in (self.session, *self.fresh)]
+            requests = [requested(session, None, dag_folder(context)) for session in (self.session, *self.fresh)]
+            plans = [make_plan(request, registry, declared(request, ledger)) for request in requests]
             promoter = None
             if self.promote:
                 from dpflow.airflow.promotion import Promoter

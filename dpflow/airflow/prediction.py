@@ -52,16 +52,16 @@ class PrivatePredictionOperator(BaseOperator):
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Answer and publish; see the class."""
-        from dpflow.engine import make_plan
+        from dpflow.engine import declared, make_plan
         from dpflow.engine.labelling import label_points, parse_tables
         from dpflow.engine.student import parse_student
         from dpflow.registry import Registry
 
         with failures():
             registry, folder = Registry.load(), dag_folder(context)
-            plan = make_plan(requested(self.session, None, folder), registry)
+            request, ledger = requested(self.session, None, folder), LedgerHook(self.ledger_conn_id).get_conn()
+            plan = make_plan(request, registry, declared(request, ledger))
             points, answers = parse_tables(self.points, self.answers, folder)
-            ledger = LedgerHook(self.ledger_conn_id).get_conn()
             who = session_occasion(plan, self.dag_id)
             student = None if self.student is None else parse_student(self.student, folder)
             return label_points(plan, points, answers, ledger, registry, student=student, occasion=who)

@@ -44,14 +44,14 @@ class SessionOperator(BaseOperator):
 
     def execute(self, context: Any) -> list[dict[str, Any]]:
         """Ask in order; see the class."""
-        from dpflow.engine import make_plan
+        from dpflow.engine import declared, make_plan
         from dpflow.engine.asking import ask_all
         from dpflow.engine.session import Session
         from dpflow.registry import Registry
 
         with failures():
             registry, folder = Registry.load(), dag_folder(context)
-            plan = make_plan(requested(self.session, None, folder), registry)
-            ledger = LedgerHook(self.ledger_conn_id).get_conn()
+            request, ledger = requested(self.session, None, folder), LedgerHook(self.ledger_conn_id).get_conn()
+            plan = make_plan(request, registry, declared(request, ledger))
             session = Session.open(plan, ledger, registry, occasion=session_occasion(plan, self.dag_id))
             return ask_all(session, self.queries, folder)

@@ -10,7 +10,7 @@ import yaml
 
 from dpflow.cli.calculate import parsed
 from dpflow.cli.common import JsonOption, LedgerOption, open_ledger, show, show_json
-from dpflow.engine import load_request, make_plan
+from dpflow.engine import declared, load_request, make_plan
 from dpflow.engine.asking import ask_all
 from dpflow.engine.session import Session
 from dpflow.errors import InvalidInput
@@ -37,8 +37,8 @@ def command(
         raise InvalidInput("give either one query as field=value words, or a file of queries")
     asked: list[Any] = [parsed(query)] if query else _listed(queries) if queries else []
     registry = Registry.load()
-    plan = make_plan(load_request(file), registry)
-    session = Session.open(plan, open_ledger(ledger), registry)
+    request, book = load_request(file), open_ledger(ledger)
+    session = Session.open(make_plan(request, registry, declared(request, book)), book, registry)
     answers = ask_all(session, asked, (queries or file).parent)
     if as_json:
         return show_json({"session": session.id, "answers": answers, "left": session.remaining()})

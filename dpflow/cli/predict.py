@@ -10,7 +10,7 @@ import typer
 from dpflow.cli.common import JsonOption, LedgerOption, open_ledger, show, show_json
 from dpflow.core.declaration import load_yaml
 from dpflow.core.prediction import PredictionMechanism
-from dpflow.engine import load_request, make_plan
+from dpflow.engine import declared, load_request, make_plan
 from dpflow.engine.labelling import label_points, parse_tables
 from dpflow.engine.prediction import most_predictions
 from dpflow.engine.student import parse_student
@@ -31,7 +31,8 @@ def command(
 ) -> None:
     """Answer points; known ones cost nothing. Without --points, say how many predictions the scope can pay for."""
     registry, book = Registry.load(), open_ledger(ledger)
-    plan = make_plan(load_request(file), registry)
+    request = load_request(file)
+    plan = make_plan(request, registry, declared(request, book))
     if not isinstance(plan.mechanism, PredictionMechanism):
         known = ", ".join(n for n, m in registry.mechanisms.items() if isinstance(m, PredictionMechanism))
         raise InvalidInput(

@@ -131,7 +131,8 @@ class Filter:
         elif direct is None:
             raise PlanRefused(
                 "this release has no epsilon of its own (Gaussian noise or zCDP), which basic accounting cannot pay; "
-                "grant the scope with filter renyi or hybrid and delta > 0, or choose a mechanism with Laplace noise."
+                "leave out its delta where it can do without (then noise is Laplace), or grant the scope with filter renyi or hybrid "
+                "and delta > 0."
             )
         price = Cost(epsilon, _units(own_delta, DELTA_UNIT), divergence)
         if price.delta > 0 and self.delta == self.tail_delta:

@@ -3,14 +3,14 @@
 ``bounds`` of a request names searches. A name means the search of the same run, if that made one (an upstream task of the same
 DAG run), else the first one of this name in the release's scope, or in the nearest scope above it that has one. The first, so that
 a retry or the next day finds the same numbers; a new search takes a new name. What it found is public, so clamping to it costs
-nothing more. The numbers enter the declaration, and with it the plan's digest: other bounds are another release.
+nothing more. Sessions, which outlive a run, take the first search of the name; a gate takes none, because nothing but the gate reads
+its holdout. The numbers enter the declaration, and with it the plan's digest: other bounds are another release.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping
-from contextlib import suppress
 from fractions import Fraction
 from typing import Any
 
@@ -42,6 +42,11 @@ def declared(
     """
     table = table or request.declaration()
     for name in request.bounds:
+        if table.holdout:
+            raise PlanRefused(
+                f"{request.name} takes bounds from {name!r}, but table {table.name!r} is a holdout, which no search may read beside "
+                f"its gate; write bounds into its declaration, such as those found on the table that candidates are fitted on"
+            )
         if ledger is None:
             raise PlanRefused(f"{request.name} takes bounds from {name!r}, a release in the ledger; name the ledger")
         table = _with(table, name, _search(ledger, request.scope, name, occasion), request.name)
@@ -141,9 +146,7 @@ def _bounded(table: Table, name: str, found: Mapping[str, Mapping[str, Any]], as
 
 
 def _exact(value: Any) -> Any:
-    """Texts are dates, or decimals that no double writes."""
+    """Texts are dates, which have hyphens between their numbers, or decimals that no double writes."""
     if not isinstance(value, str):
         return value
-    with suppress(ValueError):
-        return dt.datetime.fromisoformat(value)
-    return Fraction(value)
+    return dt.datetime.fromisoformat(value) if "-" in value[1:] else Fraction(value)

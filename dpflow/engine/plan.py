@@ -119,8 +119,8 @@ def make_plan(request: Request, registry: Registry, table: Table | None = None) 
     """
     if table is None and request.bounds:
         raise PlanRefused(
-            f"{request.name} takes bounds from {', '.join(map(repr, request.bounds))}, which only releases can; write what was "
-            f"found into the declaration of its table"
+            f"{request.name} takes bounds from {', '.join(map(repr, request.bounds))}, which are in a "
+            f"ledger; put them into the declaration with dpflow.engine.declared, or name the ledger"
         )
     table = table or request.declaration()
     mechanism = registry.mechanisms.get(request.mechanism) or registry.mechanism(request.mechanism)

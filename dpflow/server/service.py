@@ -18,6 +18,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 
 from dpflow.core.declaration import Strict, load_yaml, problems
+from dpflow.engine.bounds import declared
 from dpflow.engine.occasion import Occasion
 from dpflow.engine.plan import make_plan
 from dpflow.engine.prediction import PredictionSession
@@ -103,7 +104,8 @@ def open_sessions(service: Service, ledger: Ledger, registry: Registry) -> Mappi
             raise InvalidInput(
                 f"the session's name and the principal's are too long together: {changes['name'][:40]}..."
             )
-        plan = make_plan(request.model_copy(update=changes), registry)
+        wanted = request.model_copy(update=changes)
+        plan = make_plan(wanted, registry, declared(wanted, ledger))
         opened[name] = PredictionSession.open(plan, ledger, registry, occasion=Occasion.of_request(plan.request, name))
     first, *others = opened.values()
     first.learn()

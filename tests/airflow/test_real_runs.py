@@ -120,6 +120,29 @@ def test_airflow_itself_pays_once(tiny: Tiny) -> None:
     assert Ledger(tiny.folder / "poor.sqlite").releases() == []
 
 
+def test_a_search_upstream_gives_the_next_task_its_bounds(tiny: Tiny) -> None:
+    """The DAG of docs/mechanisms.md: each run clamps to what its own search found, and run again costs nothing."""
+    page = (Path(__file__).parents[2] / "docs" / "mechanisms.md").read_text()
+    (text,) = (block for block in page.split("```") if block.startswith("python") and "searched >>" in block)
+    sure = "from dpflow.mechanisms import bounds\nbounds.FAILURE = 1e-12  # no empty bin is taken\n"
+    tiny.fill(
+        "CREATE TABLE visits AS SELECT 'p' || i AS person, DATE '2020-01-01' + CAST(i % 2 AS INTEGER) AS day, "
+        "CASE WHEN i % 2 = 0 THEN 20 + i % 40 ELSE 1200 + i % 700 END AS age FROM range(8000) t(i)"
+    )
+    tiny.declare(columns={"age": {}})
+    seen = ran(tiny, sure + text.removeprefix("python\n").replace('"ages",', '"d",'), "run(2)\nrun(3)\nrun(2)")
+    assert [run["state"] for run in seen] == ["success"] * 3, seen
+    ledger = Ledger(tiny.ledger)
+    assert {row["epsilon_spent"] for row in ledger.remaining("visits").rows()} == {"0.6"}
+    found = {(one.request["name"], *one.request["blocks"]): one.result for one in ledger.releases()}
+    assert len(found) == 4
+    for day, lower, upper in (("2020-01-01", 16, 64), ("2020-01-02", 1024, 2048)):
+        search, total = found["age range", day], found["total age", day]
+        assert search is not None and total is not None
+        assert search["document"]["columns"]["age"] == {"lower": lower, "upper": upper}
+        assert len(total["rows"]) == 1
+
+
 ANALYST = """
 from pathlib import Path
 

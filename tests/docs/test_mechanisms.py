@@ -37,7 +37,8 @@ def test_the_release_file_has_every_field() -> None:
 
 def test_the_example_plans(tiny: Tiny) -> None:
     """A price for target errors, and both targets are kept."""
-    block, quantiles, search, total = re.findall(r"(?:^    .*\n)+", PAGE, re.MULTILINE)
+    prose = re.sub(r"```.*?```", "", PAGE, flags=re.DOTALL)
+    block, quantiles, search, total = re.findall(r"(?:^    .*\n)+", prose, re.MULTILINE)
     wanted = make_plan(load_request(tiny.file(**yaml.safe_load(block))), Registry.load())
     assert wanted.error is not None
     assert wanted.error.half_width["count"] <= 40

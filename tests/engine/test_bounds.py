@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dpflow import Ledger, plan, release
+from dpflow import Ledger, Session, plan, release
 from dpflow.core import faults
 from dpflow.core.declaration import load_table
 from dpflow.core.statistics import SortedValues
 from dpflow.engine import declared, load_request, make_plan
-from dpflow.engine.bounds import supposed
+from dpflow.engine.bounds import _exact, supposed
 from dpflow.engine.occasion import Occasion
 from dpflow.errors import NotSettled, PlanRefused, UnknownName
 from dpflow.mechanisms import bounds
@@ -151,12 +152,58 @@ def test_a_search_that_its_owner_closed_is_passed_over(world: Tiny, monkeypatch:
 
 
 def test_nothing_is_planned_as_if_no_bounds_were_asked_for(world: Tiny) -> None:
-    """A median would take another mechanism; a door that does not look bounds up refuses instead, as do sessions."""
+    """A median would take another mechanism; a door that does not look bounds up refuses instead."""
     file = world.file(mechanism="median", bounds="look", params={"column": "age", "epsilon": "0.1", "delta": "1e-8"})
     with pytest.raises(PlanRefused, match="takes bounds from 'look'"):
         make_plan(load_request(file), REGISTRY)
     with pytest.raises(PlanRefused, match="name the ledger"):
         declared(load_request(file), None)
+
+
+def test_a_session_takes_the_first_search(world: Tiny) -> None:
+    """Opened, resumed and asked with the bounds that were found first, whatever is searched later; refused without a search."""
+    asked: dict[str, Any] = {"name": "watch", "mechanism": "above_threshold", "bounds": "look"}
+    with pytest.raises(UnknownName, match="named 'look'"):
+        planned(world, **asked | {"params": {"epsilon": "0.1"}})
+    released(world, **SEARCH)
+    wanted = planned(world, **asked | {"params": {"epsilon": "0.1"}})
+    assert wanted.table.columns["age"].upper == 128
+    session = Session.open(wanted, Ledger(world.ledger), REGISTRY)
+    released(world, **SEARCH | {"revision": 2, "params": {"column": "age", "epsilon": "0.1"}})
+    again = Session.open(planned(world, **asked | {"params": {"epsilon": "0.1"}}), Ledger(world.ledger), REGISTRY)
+    assert again.id == session.id and again.ask({"threshold": -(2**40)}) == {"verdict": "above"}
+
+
+def test_a_gate_takes_no_bounds(world: Tiny) -> None:
+    """Nothing but the gate reads its holdout, so no search can have been there; said before anything is looked up."""
+    world.declare(columns=OPEN, holdout=True)
+    with pytest.raises(PlanRefused, match="'visits' is a holdout, which no search may read beside its gate"):
+        planned(world, mechanism="reusable_holdout", bounds="look")
+
+
+@pytest.mark.parametrize(
+    ("text", "exact"),
+    [
+        ("2014-01-02", dt.datetime(2014, 1, 2)),
+        ("2014-01-02 03:04:05+00", dt.datetime(2014, 1, 2, 3, 4, 5, tzinfo=dt.UTC)),
+        ("20140102", Fraction(20140102)),  # which ISO 8601 also reads as a date
+        ("-20140102.5", Fraction("-20140102.5")),
+        (16, 16),
+    ],
+)
+def test_dates_are_told_from_numbers(text: Any, exact: Any) -> None:
+    """By the hyphens that every date and no number has inside."""
+    assert _exact(text) == exact
+
+
+def test_without_a_delta_every_scope_pays_a_search(world: Tiny) -> None:
+    """Gaussian noise has no price in a scope of filter basic; the refusal says what has."""
+    params = {"column": "age", "by": "city", "epsilon": "0.2"}
+    world.declare(columns=OPEN | {"city": {"keys": [f"c{n}" for n in range(60)], "groups": 60}}, limits={"rows": 60})
+    asked = SEARCH | {"params": params | {"delta": "1e-7"}}
+    with pytest.raises(PlanRefused, match="leave out its delta"):
+        released(world, **asked)
+    assert released(world, **SEARCH | {"params": params}).delta == "0"
 
 
 def test_a_run_takes_its_own_search_first(world: Tiny) -> None:
