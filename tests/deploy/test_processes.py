@@ -62,7 +62,7 @@ def stage(postgres: Callable[[], str], tmp_path_factory: pytest.TempPathFactory)
     services = [s["command"] for name, s in COMPOSE["services"].items() if name not in ("postgres", "init")]
     try:
         running.start(tuple(command[1] for command in services), own_homes=True, migrate=False)
-        running.wait("a healthy Airflow", running.healthy, 90)
+        running.wait("a healthy Airflow", running.healthy, 300)
         yield running
     finally:
         running.stop()
@@ -112,7 +112,7 @@ def environment(root: Path, database: sa.URL, port: int) -> dict[str, str]:
 
 def test_a_release_is_paid_once_on_postgresql(stage: Stage) -> None:
     """A task releases through the PostgreSQL ledger; cleared and run again it costs nothing."""
-    stage.wait("the DAG", lambda: stage.get("dags/visits"), 90)
+    stage.wait("the DAG", lambda: stage.get("dags/visits"), 300)
     stage.post("dags/visits/dagRuns", {"dag_run_id": "one", "logical_date": None})
 
     def succeeded(tries: int) -> bool:
@@ -120,11 +120,11 @@ def test_a_release_is_paid_once_on_postgresql(stage: Stage) -> None:
         assert task["state"] not in ("failed", "upstream_failed"), "read the task's log"
         return bool(task["state"] == "success" and task["try_number"] >= tries)
 
-    stage.wait("the run", lambda: stage.tasks("visits", "one") and succeeded(1), 180)
+    stage.wait("the run", lambda: stage.tasks("visits", "one") and succeeded(1), 600)
     ledger = Ledger(stage.env["DPFLOW_LEDGER"], anchor=stage.env["DPFLOW_LEDGER_ANCHOR"])
     first = ledger.releases()
     stage.clear("visits", "one")
-    stage.wait("the cleared run", lambda: succeeded(2), 180)
+    stage.wait("the cleared run", lambda: succeeded(2), 600)
     assert [r.state for r in first] == ["settled"] and ledger.releases() == first
     assert ledger.remaining("visits").rows()[0]["epsilon_left"] == "0.5"
     assert ledger.verify().ok

@@ -147,7 +147,7 @@ def daily(stage: Stage, seen: Seen, days: int, tell: Callable[[str], None]) -> N
         seen.runs = states
         return len(states) == days and all(s in ENDED for s in states.values())
 
-    stage.wait("the end of the daily runs", ended, seconds=60 + 20 * days, every=1)
+    stage.wait("the end of the daily runs", ended, seconds=300 + 20 * days, every=1)
     require(
         set(seen.runs.values()) == {"success"}, f"daily runs ended as {seen.runs}; read {stage.root}/demo/airflow/logs"
     )
@@ -162,7 +162,7 @@ def model(stage: Stage, seen: Seen, tell: Callable[[str], None]) -> None:
         tell(", ".join(f"{t['task_id']} {t['state'] or 'waiting'}" for t in stage.tasks("flights_model", "demo")))
         return run if run["state"] in ENDED else None
 
-    require(stage.wait("the end of the model run", ended, 240, 1)["state"] == "success", "the model run failed")
+    require(stage.wait("the end of the model run", ended, 600, 1)["state"] == "success", "the model run failed")
     seen.branches = {task["task_id"]: task["state"] for task in stage.tasks("flights_model", "demo")}
     path = "dags/flights_model/dagRuns/demo/taskInstances/gate/xcomEntries/return_value"
     seen.verdicts = stage.get(path, deserialize=True)["value"]
@@ -205,7 +205,7 @@ def rerun(stage: Stage, ledger: Ledger, demo: Path, seen: Seen) -> None:
         require(all(t["state"] not in ("failed", "upstream_failed") for t in tasks), "a task of the cleared day failed")
         return all(t["state"] == "success" and t["try_number"] > 1 for t in tasks) and len(tasks) == len(tries)
 
-    stage.wait("the cleared day to finish", again, 120, 1)
+    stage.wait("the cleared day to finish", again, 300, 1)
     after = read_published(demo / "published.duckdb", "flights_daily"), ledger.remaining("flights").rows()
     seen.rerun_same, seen.rerun_charged = before[0] == after[0], before[1] != after[1]
     require(seen.rerun_same and not seen.rerun_charged, "a cleared day changed a result or was charged")
@@ -221,7 +221,7 @@ def crash(stage: Stage, ledger: Ledger, fault: Path, seen: Seen) -> None:
         runs = [r for r in stage.runs("flights_daily") if day_of(r) == seen.crash_day]
         return runs[0] if runs and runs[0]["state"] in ENDED else None
 
-    run = stage.wait("the end of the crash day", ended, 180, 1)
+    run = stage.wait("the end of the crash day", ended, 600, 1)
     require(run["state"] == "success", f"the crash day ended as {run['state']}")
     of_day = [r for r in ledger.releases("flights") if seen.crash_day in r.blocks]
     seen.crash_fired = fault.exists()

@@ -128,7 +128,7 @@ class Stage:
         for process in self._running.values():
             process.wait()
 
-    def wait(self, what: str, done: Callable[[], Any], seconds: float = 120, every: float = 0.5) -> Any:
+    def wait(self, what: str, done: Callable[[], Any], seconds: float = 300, every: float = 0.5) -> Any:
         """Poll until ``done`` returns something true. Raises `DemoFailed` when time is up or a process keeps ending."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import duckdb
+import pytest
 import yaml
 
 from dpflow.core.declaration import load_table
 from dpflow.ledger import Ledger
+from dpflow.testing.harness import StreamSource
 
 DECLARATION: dict[str, Any] = {
     "name": "loans",
@@ -49,6 +52,13 @@ SESSION: dict[str, Any] = {
         "learner": "GaussianNB",
     },
 }
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shards and answers are drawn from written-down noise."""
+    seeds = count(1)
+    monkeypatch.setattr("dpflow.engine.prediction.SystemSource", lambda: StreamSource(next(seeds)))
 
 
 class Doors:

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 sys.path.insert(0, str(Path(__file__).parent))
-from prediction_doors import Doors  # noqa: E402
+from prediction_doors import Doors, written  # noqa: E402, F401
 
 from dpflow import plan, predictions  # noqa: E402
 from dpflow.cli import app  # noqa: E402
@@ -61,6 +61,7 @@ def test_the_operator_answers_a_table_once(doors: Doors) -> None:
     assert doors.book.verify().ok
 
 
+@pytest.mark.usefixtures("written")
 def test_labels_follow_the_rows(doors: Doors) -> None:
     """With shards and epsilon enough, most labels are right: the learner sees what it should."""
     run(doors, session=doors.session(epsilon="0.2", predictions=50, shards=40))
@@ -126,6 +127,7 @@ SHARDED = {"features": ["x", "y", "town"], "shards": 40, "predictions": 4}
 LINEAR = {"features": ["x", "y"], "size": 800, "predictions": 4}
 
 
+@pytest.mark.usefixtures("written")
 @pytest.mark.parametrize(
     ("mechanism", "params"),
     [

@@ -15,7 +15,7 @@ import yaml
 from typer.testing import CliRunner
 
 sys.path.insert(0, str(Path(__file__).parent))
-from prediction_doors import Doors  # noqa: E402
+from prediction_doors import Doors, written  # noqa: E402, F401
 
 from dpflow import plan, predictions  # noqa: E402
 from dpflow.cli import app  # noqa: E402
@@ -53,6 +53,7 @@ def load(file: Path) -> Any:
     return skops.io.loads(file.read_bytes())
 
 
+@pytest.mark.usefixtures("written")
 def test_the_operator_registers_a_student_once(doors: Doors) -> None:
     """With its epsilon in the tags; a retry spends nothing and finds the same file and version; the file predicts."""
     from mlflow import MlflowClient
@@ -74,6 +75,7 @@ def test_the_operator_registers_a_student_once(doors: Doors) -> None:
     assert load(file).predict(corners).tolist() == ["no", "yes"]
 
 
+@pytest.mark.usefixtures("written")
 def test_a_student_learns_more_from_more_points(tmp_path: Path) -> None:
     """Accuracy grows with the pool, and the ledger's total is what was planned."""
     doors = Doors(tmp_path, epsilon=100)
