@@ -8,14 +8,15 @@ table is scanned depends on rows of other groups. Estimators that are functions 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpflow.core.estimators import Estimator, Subject
-from dpflow.core.statistics import GroupMoments, GroupValues
+from dpflow.core.estimators import Estimator, Rows, Subject
+from dpflow.core.statistics import GroupEstimates, GroupMoments, GroupValues
 from dpflow.tables import PrivateTable
 
 
@@ -32,15 +33,52 @@ def group_values(
     sums = summed(private, request, estimator)
     if sums is not None and estimator.moments is not None:
         return estimator.moments.values(private.group_moments(sums, secret, blocks), default)
+    _, ordered, parts = _ordered(private, request, secret, blocks)
+    values = np.full(request.groups, default)
+    for group, part in parts:
+        values[group] = estimator.value({name: column[part] for name, column in ordered.items()}, subject, default)
+    return values
+
+
+def predicted_values(
+    private: PrivateTable,
+    request: GroupValues,
+    own: GroupEstimates,
+    secret: bytes,
+    blocks: Sequence[str],
+    predict: Mapping[str, Callable[[Rows], Any]],
+) -> NDArray[np.float64]:
+    """A user's expression on every group, over its rows and what a candidate says about them; NaN where that fails.
+
+    Args:
+        predict: by the expression's names of the candidate's columns, what gives one number per row of a group.
+    """
+    groups, ordered, parts = _ordered(private, request, secret, blocks)
+    said = {name: np.full(len(groups), np.nan) for name in predict}
+    failed = []
+    for group, part in parts:
+        rows = {name: column[part] for name, column in ordered.items()}
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # a warning about one group's rows is a message about them
+                for name, function in predict.items():
+                    said[name][part] = np.asarray(function(rows), dtype=float)
+        except Exception:  # noqa: BLE001  any failure may depend on a row, so it is mapped, not shown
+            failed.append(group)
+    values = private.estimates_over(own, groups, {**ordered, **said})
+    values[np.array(failed, dtype=np.intp)] = np.nan
+    return values
+
+
+def _ordered(
+    private: PrivateTable, request: GroupValues, secret: bytes, blocks: Sequence[str]
+) -> tuple[NDArray[np.int64], dict[str, NDArray[Any]], list[tuple[int, slice]]]:
+    """Rows by group, in each in the order of their values, and where the rows of every group that has some are."""
     groups, rows = private.grouped_rows(request, secret, blocks)
     order = np.lexsort([*(_sortable(column) for column in rows.values()), groups])
     starts = np.searchsorted(groups[order], np.arange(request.groups + 1))
-    ordered = {name: values[order] for name, values in rows.items()}
-    values = np.full(request.groups, default)
-    for group in np.flatnonzero(np.diff(starts)):
-        part = slice(starts[group], starts[group + 1])
-        values[group] = estimator.value({name: column[part] for name, column in ordered.items()}, subject, default)
-    return values
+    parts = [(int(group), slice(starts[group], starts[group + 1])) for group in np.flatnonzero(np.diff(starts))]
+    return groups[order], {name: values[order] for name, values in rows.items()}, parts
 
 
 def summed(private: PrivateTable, request: GroupValues, estimator: Estimator) -> GroupMoments | None:

@@ -23,7 +23,7 @@ from dpflow.core.randomness import SystemSource
 from dpflow.core.statistics import GroupEstimates, GroupValues, PerGroup
 from dpflow.engine import inside
 from dpflow.engine.candidate import Candidate, Submission
-from dpflow.engine.holdout import group_values, summed
+from dpflow.engine.holdout import group_values, predicted_values, summed
 from dpflow.engine.occasion import Occasion
 from dpflow.engine.plan import Plan, digest
 from dpflow.engine.release import check_scope, data_names, drawn
@@ -201,9 +201,7 @@ class Session:
         root, blocks = self._plan.request.scope.split("/")[0], self._plan.request.blocks
         secret = bytes.fromhex(self._ledger.commitment(root.encode(), "partition"))
         if isinstance(query.estimator, SqlEstimator):
-            own, request = query.estimator, GroupEstimates(statistic.groups, query.estimator.sql)
-            self._private.check(request, blocks)
-            return lambda: PerGroup(own.values(self._private.group_estimates(request, secret, blocks)))
+            return self._own_scores(statistic, query, query.estimator, candidate, secret)
         estimator = self._registry.estimator(query.estimator)
         options = estimator.filled(query)
         if estimator.model and (candidate is None or candidate.predict is None):
@@ -217,6 +215,33 @@ class Session:
         self._private.check(summed(self._private, statistic, estimator) or statistic, blocks)
         default = estimator.default if query.default is None else float(query.default)
         return lambda: PerGroup(group_values(self._private, statistic, secret, blocks, estimator, subject, default))
+
+    def _own_scores(
+        self,
+        statistic: GroupValues,
+        query: EstimatorQuery,
+        own: SqlEstimator,
+        candidate: Candidate | None,
+        secret: bytes,
+    ) -> Callable[[], PerGroup]:
+        """The same of an estimator in SQL: in the database, or over its rows with what a candidate says about them."""
+        private, blocks = self._private, self._plan.request.blocks
+        request = GroupEstimates(statistic.groups, own.sql)
+        columns, theirs = private.expression_columns(own.sql)
+        functions = {name: getattr(candidate, _SAYS[name], None) for name in theirs}
+        if absent := sorted(name for name, function in functions.items() if function is None):
+            raise PlanRefused(f"the estimator reads {', '.join(absent)}, and no candidate says that; hand one to ask")
+        private.check(request, blocks)
+        if not theirs:
+            return lambda: PerGroup(own.values(private.group_estimates(request, secret, blocks)))
+        rows = GroupValues(statistic.groups, tuple(dict.fromkeys((*query.columns, *columns))))
+        private.check(rows, blocks)
+        found = {name: function for name, function in functions.items() if function is not None}
+        return lambda: PerGroup(own.values(predicted_values(private, rows, request, secret, blocks, found)))
+
+
+#: Which function of a candidate gives the columns that an estimator in SQL reads of it.
+_SAYS = {"candidate.prediction": "predict", "candidate.score": "score", "candidate.rival": "rival"}
 
 
 def _cut(plan: Plan) -> str:

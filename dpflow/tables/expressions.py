@@ -16,13 +16,16 @@ number of its own group only.
   put on a fine grid first, which the declared bounds of the columns decide, and added as integers: 2^-60 of the largest
   possible value, or 2^-30 for the products in variances. So what is summed needs bounds; ``least`` and ``greatest`` give some.
 - Columns are read within their declared bounds, missing values as declared; rows without a value are passed over, as in SQL.
-  A group with no rows, or without a finite number, has the declared default; that is `dpflow.engine.holdout`'s.
+  A group with no rows, or without a finite number, has the declared default; that is `dpflow.core.estimators`'.
+
+What a candidate predicts is a column, too: ``candidate.prediction``, ``candidate.score`` and ``candidate.rival``, numbers without bounds.
+Then rows are read with their predictions beside them, and the same expression is computed over those (`over`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
@@ -58,6 +61,9 @@ _OTHERS = {"Count", "CountIf", "Median", "Filter"}
 _AGGREGATES = {"count(*)", "count", "count distinct", "quantile_cont", "quantile_disc", *_ONE.values(), *_TWO.values()}
 _HALF = Node("number", (Decimal("0.5"),))
 
+#: Columns that a candidate adds to its rows, unless the table has some of these names.
+PREDICTED = ("candidate.prediction", "candidate.score", "candidate.rival")
+
 
 class Aggregate(Node):
     """An aggregate of row expressions, or one with its ``FILTER``."""
@@ -79,7 +85,19 @@ def parse(text: str, table: Table) -> Node:
         PlanRefused: it is outside the language; the message names the rule.
         UnknownName: a column that the declaration does not have.
     """
-    return _Reader(text, table).read()
+    return _Reader(text, _widened(table)).read()
+
+
+def predicted(node: Node, table: Table) -> set[str]:
+    """Names of the columns that an expression takes from a candidate."""
+    return (node.columns() & set(PREDICTED)) - set(table.columns)
+
+
+def _widened(table: Table) -> Table:
+    """The table with a candidate's columns."""
+    return table.model_copy(
+        update={"columns": {**table.columns, **{n: Column() for n in PREDICTED if n not in table.columns}}}
+    )
 
 
 class _Reader(Reader):
@@ -191,10 +209,24 @@ def to_sql(node: Node, table: Table, column: Callable[[str], sql.Field]) -> Writ
 
     Raises `PlanRefused` where types do not fit or a sum has no bounds, `TableUnreadable` where a column is missing.
     """
-    groups = _Groups(_Rows(table, column))
+    groups = _Groups(_Rows(_widened(table), column))
     term = groups.term(node)
     need(term.family in ("whole", "number"), node, "to be a number")
     return Written(tuple(groups.rows), term.double)
+
+
+def over(node: Node, table: Table, kinds: Mapping[str, str]) -> str:
+    """The query of an expression's ``value`` by ``bucket`` over arrays: the relation ``given`` of `dpflow.tables.sandbox.over`.
+
+    Args:
+        kinds: of each array after the groups' numbers, the column that it is, and "double" or "varchar".
+    """
+    places = {
+        name: sql.Field(name, kind, kind.upper(), place=f"t.c{i}") for i, (name, kind) in enumerate(kinds.items(), 1)
+    }
+    written = to_sql(node, table, places.__getitem__)
+    rows = ", ".join(["t.c0 AS bucket", *(f"{row} AS r{i}" for i, row in enumerate(written.rows))])
+    return f"SELECT bucket, {written.value} AS value FROM (SELECT {rows} FROM given AS t) GROUP BY bucket"
 
 
 class _Rows(Writer):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, overload
@@ -133,7 +133,7 @@ class PrivateTable:
             elif isinstance(statistic, GroupMoments):
                 rows.moments(reading, statistic, b"")
             elif isinstance(statistic, GroupEstimates):
-                rows.estimates(reading, statistic, b"")
+                rows.check_estimates(reading, statistic)
             else:
                 rows.grouped(reading, statistic, b"")
 
@@ -219,13 +219,33 @@ class PrivateTable:
         """A user's expression in its canonical form. Raises `PlanRefused` or `UnknownName` if it is not in the language."""
         return str(expressions.parse(text, self.declaration))
 
+    def expression_columns(self, text: str) -> tuple[list[str], list[str]]:
+        """Names of the columns that an expression reads of the table, and of a candidate."""
+        node = expressions.parse(text, self.declaration)
+        theirs = expressions.predicted(node, self.declaration)
+        return sorted(node.columns() - theirs), sorted(theirs)
+
     def group_estimates(self, request: GroupEstimates, secret: bytes, blocks: Sequence[str]) -> NDArray[np.float64]:
         """An expression's number for each holdout group, NaN where it has none; groups are those of `grouped_rows`."""
         with self._reading(blocks) as reading:
-            found = reading.arrays(rows.estimates(reading, request, secret))
-        answer = np.full(request.groups, np.nan)
-        answer[int64(found["bucket"])] = np.ma.filled(np.ma.asarray(found["value"], dtype=np.float64), np.nan)
-        return answer
+            return _by_group(request.groups, reading.arrays(rows.estimates(reading, request, secret)))
+
+    def estimates_over(
+        self, request: GroupEstimates, groups: NDArray[np.int64], columns: Mapping[str, NDArray[Any]]
+    ) -> NDArray[np.float64]:
+        """The same, computed over rows of `grouped_rows` with a candidate's columns beside them."""
+        node = expressions.parse(request.sql, self.declaration)
+        kinds = {name: "varchar" if values.dtype == object else "double" for name, values in columns.items()}
+        query = expressions.over(node, self.declaration, kinds)
+        with sandbox.over([groups, *columns.values()], self._what) as connection:
+            return _by_group(request.groups, connection.arrays(query))
+
+
+def _by_group(groups: int, found: Mapping[str, Any]) -> NDArray[np.float64]:
+    """Values by their group's number, NaN for groups that have none."""
+    answer = np.full(groups, np.nan)
+    answer[int64(found["bucket"])] = np.ma.filled(np.ma.asarray(found["value"], dtype=np.float64), np.nan)
+    return answer
 
 
 def _plain(array: Any) -> NDArray[Any]:

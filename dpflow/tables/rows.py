@@ -89,6 +89,19 @@ def estimates(reading: Reading, request: GroupEstimates, secret: bytes) -> str:
     return f"SELECT bucket, {written.value} AS value FROM ({reading.select(outputs)}) GROUP BY bucket"
 
 
+def check_estimates(reading: Reading, request: GroupEstimates) -> None:
+    """Refuse an expression whose types do not fit; with a candidate's columns it is computed over rows that were read."""
+    node = expressions.parse(request.sql, reading.table)
+    theirs = expressions.predicted(node, reading.table)
+    if not theirs:
+        estimates(reading, request, b"")
+        return
+    own = {name: reading.column(name).kind for name in sorted(node.columns() - theirs)}
+    grouped(reading, GroupValues(request.groups, tuple(own)), b"")
+    kinds = {name: "varchar" if kind in ("varchar", "enum") else "double" for name, kind in own.items()}
+    expressions.over(node, reading.table, kinds | dict.fromkeys(theirs, "double"))
+
+
 def _bucket(reading: Reading, groups: int, secret: bytes) -> str:
     """The holdout group of a row: a keyed hash of its unit."""
     unit = reading.column(reading.table.unit.column)

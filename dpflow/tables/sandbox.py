@@ -198,6 +198,26 @@ def opened(database: Path, what: str) -> Iterator[Connection]:
                 os.close(file)  # with the last handle: closing any of them ends this process's locks
 
 
+@contextmanager
+def over(columns: Sequence[Any], what: str) -> Iterator[Connection]:
+    """Arrays as the columns c0, c1, ... of the relation ``given`` in a locked-down in-memory session; objects are texts, or None."""
+    import pandas as pd
+
+    raw = duckdb.connect(":memory:", config={"memory_limit": memory_limit(), "preserve_insertion_order": False})
+    try:
+        connection = Connection(raw, what)
+        raw.register("frame", pd.DataFrame({f"c{i}": values for i, values in enumerate(columns)}))
+        kinds = ["VARCHAR" if v.dtype == object else "BIGINT" if v.dtype.kind == "i" else "DOUBLE" for v in columns]
+        listed = ", ".join(f"CAST(c{i} AS {kind}) AS c{i}" for i, kind in enumerate(kinds))
+        connection.run(f"CREATE TABLE given AS SELECT {listed} FROM frame")
+        raw.unregister("frame")
+        connection.run("SET enable_external_access = false")
+        connection.run("SET lock_configuration = true")
+        yield connection
+    finally:
+        raw.close()
+
+
 def identity(database: Path, what: str) -> bytes:
     """Identity of the file's content without opening it: device, inode, size and time of file and write-ahead log.
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import duckdb
+import numpy as np
 import pytest
 
 from dpflow import Session, plan
 from dpflow.core.declaration import load_table
+from dpflow.core.statistics import GroupValues
 from dpflow.engine.asking import ask_all
-from dpflow.engine.candidate import Submission, load_candidate
+from dpflow.engine.candidate import Candidate, Submission, load_candidate
 from dpflow.engine.gate import judge
 from dpflow.errors import InvalidDeclaration, PlanRefused, UnknownName
 from dpflow.ledger import Ledger
+from dpflow.mechanisms.reusable_holdout import ClaimQuery
 from dpflow.registry import Registry
 from dpflow.tables import PrivateTable
 
@@ -21,7 +26,7 @@ if TYPE_CHECKING:
 
 ROWS = """
 CREATE TABLE visits AS SELECT 'p' || i AS person, DATE '2020-01-01' AS day, i % 2 AS sick, 0.1 + 0.8 * (i % 2) AS said,
-       (i % 2) * 30 + i % 7 AS age FROM range(4000) t(i)
+       'r' || i AS visit, (i % 2) * 30 + i % 7 AS age FROM range(4000) t(i)
 """
 PARAMS = {"groups": 400, "queries": 20, "failures": 2, "rho": "0.24", "alpha": "0.2", "epsilon": "4"}
 LOSS = {"sql": "avg(abs(sick - said))", "range": [0, 1], "default": 1}
@@ -33,7 +38,7 @@ BIT = {"lower": 0, "upper": 1}
 def opened(tiny: Tiny) -> Any:
     """Opens a session on 4,000 people with stored predictions that are off by 0.1."""
     tiny.fill(ROWS)
-    columns = {"sick": BIT, "said": BIT, "age": {"lower": 0, "upper": 120}}
+    columns = {"sick": BIT, "said": BIT, "age": {"lower": 0, "upper": 120}, "visit": {}}
     table = load_table(tiny.declare(protects="unit", limits={"rows": 1}, columns=columns, block=None, holdout=True))
     Ledger(tiny.ledger).grant("gate", 8, 0, filter="basic", table=table, principal="owner")
 
@@ -86,6 +91,95 @@ def test_answering_sessions_take_expressions(opened: Any) -> None:
     )
     assert [answer["queries_left"] for answer in answers] == [4, 3]
     assert abs(answers[0]["value"] - 0.1) <= 0.2  # all 400 groups agree: beyond 0.2 with probability below e^-45
+
+
+def predictions(tiny: Tiny, expression: str, rows: int = 4000) -> dict[str, str]:
+    """A prediction table; ``expression`` is over i."""
+    path = tiny.folder / "said.duckdb"
+    path.unlink(missing_ok=True)
+    with duckdb.connect(str(path)) as connection:
+        connection.execute(
+            f"CREATE TABLE said AS SELECT 'r' || i AS visit, {expression} AS prediction FROM range({rows}) t(i)"
+        )
+    return {"database": str(path), "table": "said", "id": "visit"}
+
+
+def values(session: Session, text: str, candidate: Candidate | None = None) -> np.ndarray[Any, Any]:
+    """What the session's estimator in SQL gives on each group."""
+    own = {"sql": text, "range": [-1000, 1000], "default": -7}
+    given: dict[str, Any] = {"estimator": own, "claim": 0}
+    if candidate is not None:
+        given |= {"candidate": candidate.digest, "columns": list(candidate.submission.columns)}
+    query = session.canonical(ClaimQuery.model_validate(given))
+    return session._scores(GroupValues(400, query.columns), query, candidate)().values
+
+
+def test_predictions_are_columns_of_the_expression(tiny: Tiny, opened: Any) -> None:
+    """A candidate's predictions beside the rows give what the same numbers in the table give, to the last bit."""
+    gate = opened()
+    given = {
+        "name": "c",
+        "label": "sick",
+        "claim": 0,
+        "estimator": LOSS,
+        "predictions": predictions(tiny, "0.1 + 0.8 * (i % 2)"),
+    }
+    candidate = load_candidate(Submission.model_validate(given))
+    for text in (
+        "avg(abs(sick - {})) ",
+        "count_if({} > 0.5 AND visit LIKE 'r1%') / count(*)",
+        "quantile_cont({}, 0.25) + max(age)",
+        "corr({}, sick) FILTER (WHERE age > 3)",
+    ):
+        theirs = text.format("least(greatest(candidate.prediction, 0), 1)")
+        assert values(gate, theirs, candidate).tobytes() == values(gate, text.format("said")).tobytes()
+    score = "avg(abs(sick - least(greatest(candidate.score, 0), 1)))"
+    assert values(gate, score, candidate) == pytest.approx(0.1)
+    right = "avg(CASE WHEN abs(sick - candidate.prediction) < 0.5 THEN 1 ELSE 0 END)"
+    verdict = judge(gate, given | {"estimator": {"sql": right, "range": [0, 1], "default": 0}, "claim": "0.99"})
+    assert verdict["verdict"] == "yes"
+
+
+def test_rows_without_a_prediction_have_none(tiny: Tiny, opened: Any) -> None:
+    given = {
+        "name": "c",
+        "label": "sick",
+        "claim": 0,
+        "estimator": LOSS,
+        "predictions": predictions(tiny, "i % 2", 1000),
+    }
+    candidate = load_candidate(Submission.model_validate(given))
+    assert values(opened(), "count(candidate.prediction)", candidate).sum() == 1000
+
+
+def test_a_model_that_fails_on_a_group_leaves_the_others_alone(tiny: Tiny, opened: Any) -> None:
+    """The failing group has the default; every other has what it had."""
+    gate = opened()
+    given = {"name": "c", "label": "sick", "claim": 0, "estimator": LOSS, "predictions": predictions(tiny, "i % 2")}
+    sound = load_candidate(Submission.model_validate(given))
+
+    def fails(rows: Any) -> Any:
+        if "r77" in rows["visit"]:
+            raise RuntimeError("r77 was here")
+        return sound.predict(rows)  # type: ignore[misc]
+
+    text = "avg(least(greatest(candidate.prediction, 0), 1)) + count(*)"
+    whole, broken = values(gate, text, sound), values(gate, text, replace(sound, predict=fails))
+    assert (whole != broken).sum() == 1 and broken[whole != broken] == -7
+
+
+def test_a_prediction_needs_somebody_who_predicts(tiny: Tiny, opened: Any) -> None:
+    gate = opened()
+    with pytest.raises(PlanRefused, match="reads candidate.prediction, and no candidate says that"):
+        gate.ask(LOSS | {"sql": "avg(least(greatest(candidate.prediction, 0), 1))"}, claim="0.5")
+    given = {"name": "c", "label": "sick", "claim": 0, "predictions": predictions(tiny, "i % 2")}
+    for text, message in (
+        ("max(candidate.rival)", "reads candidate.rival"),
+        ("avg(candidate.score)", "bounds are not known"),
+    ):
+        with pytest.raises(PlanRefused, match=message):
+            judge(gate, given | {"estimator": LOSS | {"sql": text}})
+    assert gate.remaining()["answered"] == 0
 
 
 @pytest.mark.parametrize(
