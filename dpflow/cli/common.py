@@ -34,7 +34,15 @@ def open_ledger(target: str | None, *, create: bool = False, anchor: Path | None
     """The ledger a command works on. There is no default place: two ledgers for one table would spend its budget twice."""
     if not target:
         raise InvalidInput("no ledger was named; give --ledger FILE or set DPFLOW_LEDGER, the same one for every run")
-    return Ledger(target, create=create, anchor=anchor)
+    if not create:
+        return Ledger(target, anchor=anchor)
+    try:
+        return Ledger(target, anchor=anchor)
+    except InvalidInput:
+        made = Ledger(target, create=True, anchor=anchor)
+    where = "" if "://" in target else f" at {Path(target).resolve()}"  # a URL may hold a password
+    print(f"made a new ledger{where}", file=sys.stderr)
+    return made
 
 
 def show(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

@@ -42,7 +42,8 @@ def grant(
 ) -> None:
     """Give a scope a budget, raise it, or lower it to no less than what is spent. The first grant makes the ledger."""
     declared = load_table(table) if table else None
-    granted = open_ledger(ledger, create=True).grant(
+    book = open_ledger(ledger, create=True)
+    granted = book.grant(
         scope,
         epsilon,
         delta,
@@ -52,6 +53,15 @@ def grant(
         principal=current_principal(),
     )
     _granted(granted, as_json)
+    root = scope.partition("/")[0]
+    beside = [
+        s.scope for s in book.scopes() if "/" not in s.scope and s.scope != root and s.protects == granted.protects
+    ]
+    if beside and granted.protects:
+        print(
+            f"note: {', '.join(beside)} protects the same; a table that pays from several scopes spends the sum of their budgets",
+            file=sys.stderr,
+        )
 
 
 @app.command()

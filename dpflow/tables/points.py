@@ -37,7 +37,7 @@ def read_points(database: Path, table: str, columns: Sequence[str], key: str) ->
         fields = connection.fields(relation)
         for name in (*columns, key):
             if name not in fields:
-                raise UnknownName(f"column of {what}", name, fields)
+                raise UnknownName(f"column of {what} called", name, fields)
         outputs = [f"{_output(fields[name])} AS x{i}" for i, name in enumerate(columns)]
         name = f"CAST(t.{sql.identifier(key)} AS VARCHAR)"
         found = connection.arrays(f"SELECT {', '.join([*outputs, f'{name} AS key'])} FROM {relation} AS t ORDER BY key")

@@ -40,6 +40,15 @@ def memory_bytes() -> int:
     return int(float(limit.removesuffix(unit)) * (1024 if "i" in unit else 1000) ** (1 + "KMGT".index(unit[0])))
 
 
+#: What usually stands behind an error's kind.
+_HINTS = {
+    duckdb.CatalogException: "the file has no such table or column",
+    duckdb.IOException: "give a DuckDB file of this version that may be read",
+    duckdb.OutOfMemoryException: "raise DPFLOW_MEMORY_LIMIT, or read fewer blocks",
+    MemoryError: "read fewer blocks, or use a machine with more memory",
+}
+
+
 def scrubbed(action: Callable[[], T], what: str) -> T:
     """Run an action; an error of DuckDB or for want of memory, whose text may quote rows, becomes a fixed sentence.
 
@@ -59,8 +68,9 @@ def scrubbed(action: Callable[[], T], what: str) -> T:
                 f"{what} is being written by another process or connection; try again when it has finished"
             )
         else:
+            hint = next((f"; {words}" for kind, words in _HINTS.items() if isinstance(error, kind)), "")
             failure = TableUnreadable(
-                f"{what} cannot be read ({type(error).__name__}); the error's own text is withheld"
+                f"{what} cannot be read ({type(error).__name__}); the error's own text is withheld{hint}"
             )
     raise failure
 

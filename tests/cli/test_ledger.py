@@ -184,3 +184,17 @@ def test_a_ledger_moves_and_the_old_one_is_refused(tiny: Tiny, run: Run, postgre
     assert [row for s in back.scopes() for row in back.remaining(s.scope).rows()] == before
     with pytest.raises(LedgerCorrupt, match="does not verify under this anchor"):
         run("import", "back.jsonl", *place, "--ledger", tiny.folder / "back.sqlite")
+
+
+def test_a_grant_says_when_it_makes_a_ledger_and_when_another_scope_protects_the_same(tiny: Tiny, run: Run) -> None:
+    """In a wrong folder a grant would make a second ledger, and a second scope spends beside the first: neither in silence."""
+    said: list[str] = []
+    for words in (
+        ("other", "--ledger", tiny.ledger),
+        ("visits", "--ledger", "new.sqlite"),
+        ("visits", "--ledger", "new.sqlite"),
+    ):
+        grant = ["ledger", "grant", *map(str, words), "--epsilon", "1", "--table", "visits.yml"]
+        said.append(CliRunner().invoke(app, grant).stderr)
+    assert said[0].startswith("note: visits protects the same") and "made a new ledger" not in said[0]
+    assert said[1] == f"made a new ledger at {tiny.folder / 'new.sqlite'}\n" and said[2] == ""
