@@ -32,7 +32,7 @@ Matrix = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 BLOCK = 4096  # points of one matrix product
-FEW = 16  # below so many models, threads cost more than they bring
+FEW = 16  # below so many models or blocks, threads cost more than they bring
 
 
 @dataclass(frozen=True)
@@ -124,10 +124,13 @@ class Lines:
     def ones(self, points: Matrix) -> Ints:
         """How many models give each point label 1: the score, as scikit-learn's `predict`, is above 0."""
         ones = np.zeros(len(points), np.int64)
-        for start in range(0, len(points), BLOCK):
+
+        def count(start: int) -> None:
             above = self.weights @ points[start : start + BLOCK].T > -self.bias
             for first in range(0, len(above), 255):  # as many as a byte can count
                 ones[start : start + BLOCK] += above[first : first + 255].sum(axis=0, dtype=np.uint8)
+
+        _parallel(count, range(0, len(points), BLOCK))
         return ones
 
 
