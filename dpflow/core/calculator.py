@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -61,9 +61,23 @@ class Calculator(ABC, Generic[P]):
         """The answer. Raises `InvalidInput` where the formula does not hold."""
 
     def run(self, given: Mapping[str, Any]) -> Sheet:
-        """Validate inputs and calculate. Raises `InvalidDeclaration` naming the field."""
+        """Validate inputs and calculate; one value where a list may be given is a list of one.
+
+        Raises:
+            InvalidDeclaration: naming the field.
+        """
+        many = {name for name, field in self.Params.model_fields.items() if _is_list(field.annotation)}
+        inputs = {
+            name: [value] if name in many and isinstance(value, str | int | float) else value
+            for name, value in given.items()
+        }
         try:
-            params = self.Params.model_validate(dict(given))
+            params = self.Params.model_validate(inputs)
         except ValidationError as error:
             raise InvalidDeclaration(f"calculator {self.name}: {problems(error)}") from None
         return self.sheet(params)  # type: ignore[arg-type]
+
+
+def _is_list(kind: Any) -> bool:
+    """Whether a field holds values of any number."""
+    return get_origin(kind) is list or (get_origin(kind) is tuple and get_args(kind)[-1] is Ellipsis)

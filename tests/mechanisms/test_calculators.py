@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dpflow.errors import DpflowError
+from dpflow.errors import DpflowError, InvalidDeclaration
 from dpflow.registry import Registry
 
 
@@ -38,6 +38,15 @@ def test_a_group_pays_for_all_its_units(registry: Registry) -> None:
     assert pure.rows == ((3, 1.0, 0.0),)
     rho = registry.calculator("group").run({"rho": "0.005", "sizes": [1, 4]})
     assert rho.rows == ((1, 0.005), (4, 0.08))
+
+
+def test_one_value_is_a_list_of_one(registry: Registry) -> None:
+    """``sizes=3`` on the command line, and 3 from Python, mean [3]; what is no size is named."""
+    group = registry.calculator("group")
+    sheets = [group.run({"epsilon": "0.1", "sizes": sizes}) for sizes in ([3], "3", 3)]
+    assert sheets[0] == sheets[1] == sheets[2] and len(sheets[0].rows) == 1
+    with pytest.raises(InvalidDeclaration, match="sizes"):
+        group.run({"epsilon": "0.1", "sizes": "many"})
 
 
 def test_a_group_that_is_promised_nothing(registry: Registry) -> None:
