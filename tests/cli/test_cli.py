@@ -123,6 +123,7 @@ def test_one_entry_is_explained_with_all_its_fields(capsys: pytest.CaptureFixtur
         assert set(told["fields"]) == set(entry.Params.model_fields), entry.name
         assert told["meaning"] and "``" not in told["meaning"], entry.name
         assert all(name in told["meaning"] for name in told["fields"]), entry.name
+        assert not any("Undefined" in default or default == "{}" for default in told["fields"].values()), entry.name
 
 
 def test_a_table_keeps_brackets_and_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
