@@ -13,7 +13,7 @@ overflow for the number of rows at hand. Where words would not fit the SQL form 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,6 +30,10 @@ Integers = NDArray[np.int64]
 
 #: Words that are worked on at once: their arrays stay in a core's cache.
 CHUNK = 1 << 16
+
+#: Chunks in one run of words (a unit's, or a cell's) from which on it is worked on in pieces: arrays beside it would take several
+#: times its memory.
+LARGE = 4
 
 #: The largest choice that is made in all runs at once, a step for each member.
 MOST_STEPS = 256
@@ -73,6 +77,21 @@ class Cells:
     rows: Integers
     counts: tuple[Integers, ...]
     sums: tuple[Integers, ...]
+
+    @classmethod
+    def together(cls, parts: Sequence[Cells]) -> Cells:
+        """Those of neighbouring parts, of which a cell may reach from one into the next."""
+        unit, code, rows = (
+            np.concatenate([getattr(part, name) for part in parts]) for name in ("unit", "code", "rows")
+        )
+        new = np.ones(len(unit), bool)
+        new[1:] = (unit[1:] != unit[:-1]) | (code[1:] != code[:-1])
+        starts = np.flatnonzero(new)
+        counts, sums = (
+            tuple(np.add.reduceat(np.concatenate(columns), starts) for columns in zip(*named, strict=True))
+            for named in ([part.counts for part in parts], [part.sums for part in parts])
+        )
+        return cls(unit[starts], code[starts], np.add.reduceat(rows, starts), counts, sums)
 
     def bounded(self, cut: Cut) -> Cells:
         """The cells that the units keep, each within the limit of rows."""
@@ -162,47 +181,71 @@ class Words:
         found: list[tuple[Integers, Integers]] = []
         for words in parts:
             sort(words)
-            in_threads(lambda chunk: found.append(self._kept(chunk)), self._chunks(words))
+            in_threads(lambda chunk: found.append(self._kept(chunk)), runs(words, self._unit_shift))
         kept, counts = _merged(found)
         width = self._cell_shift
         return kept >> width, (kept & (1 << width) - 1) + self.cut.values[0].low, counts
 
     def _kept(self, words: Integers) -> tuple[Integers, Integers]:
-        """Codes and values of what the units of a chunk keep, in one word, and their multiplicities."""
+        """Codes and values of what the units of a chunk keep, in one word, and their multiplicities.
+
+        First each unit's choice of groups in which it has any value, then of values in each.
+        """
         draws = np.random.default_rng()
-        value, width = self.cut.values[0], self._cell_shift
-        if value.optional:
-            words = words[words & (1 << width) - 1 <= value.span]
-        words = words[chosen(starts_of(words >> width), len(words), self.cut.per_group, draws)]
+        kept: Integers | None = None
         if self.cut.groups is not None:
-            cells = starts_of(words >> width)
-            unit = words[cells] >> self._unit_shift
-            kept = np.zeros(len(cells), bool)
-            kept[chosen(starts_of(unit), len(unit), self.cut.groups, draws)] = True
-            words = words[np.repeat(kept, np.diff(cells, append=len(words)))]
+            cells = np.concatenate([piece[starts_of(piece)] for piece in map(self._of_cells, self._pieces(words))])
+            kept = cells[chosen(starts_of(cells >> self._code_bits), len(cells), self.cut.groups, draws)]
+        return _merged([self._counted(piece, kept, draws) for piece in self._pieces(words)])
+
+    def _pieces(self, words: Integers) -> Iterator[Integers]:
+        """A chunk's words that have a value: as one array, or as several with whole cells each, the large ones alone."""
+        width, value = self._cell_shift, self.cut.values[0]
+        for piece in runs(words, width) if _is_large(words) else [words]:
+            if not _is_large(piece):
+                yield piece[piece & (1 << width) - 1 <= value.span] if value.optional else piece
+                continue
+            cell = int(piece[-1]) >> width  # of all, if it is large, the last one
+            start = int(np.searchsorted(piece, cell << width))
+            if start:
+                yield from self._pieces(piece[:start])
+            yield piece[start : int(np.searchsorted(piece, cell << width | value.span, "right"))]
+
+    def _of_cells(self, piece: Integers) -> Integers:
+        """The cells of a piece's words, or of its only cell."""
+        return (piece[:1] if _is_large(piece) else piece) >> self._cell_shift
+
+    def _counted(self, piece: Integers, kept: Integers | None, draws: np.random.Generator) -> tuple[Integers, Integers]:
+        """The numbers of a piece's rows that are kept, and their multiplicities."""
+        large = _is_large(piece)
+        if kept is not None and len(piece):
+            cells = self._of_cells(piece)
+            starts = starts_of(cells)
+            inside = np.isin(cells[starts], kept, assume_unique=True)
+            piece = piece[: len(piece) * bool(inside[0])] if large else piece[inside[_numbers(starts, len(piece))]]
+        if not large:
+            piece = piece[chosen(starts_of(piece >> self._cell_shift), len(piece), self.cut.per_group, draws)]
+        elif len(piece) > self.cut.per_group:
+            piece = piece[draws.choice(len(piece), self.cut.per_group, replace=False, shuffle=False)]
+        size = LARGE * CHUNK
+        return _merged([self._unique(piece[at : at + size]) for at in range(0, len(piece), size)])
+
+    def _unique(self, words: Integers) -> tuple[Integers, Integers]:
         numbers = words & (1 << self._unit_shift) - 1
         if self._unit_shift > 17:
             return np.unique(numbers, return_counts=True)
         counts = np.bincount(numbers)
         return np.flatnonzero(counts), counts[counts > 0]
 
-    def _chunks(self, words: Integers) -> list[Integers]:
-        """Sorted words in chunks, none of which ends inside a unit."""
-        chunks, start = [], 0
-        while start < len(words):
-            last = words[min(start + CHUNK, len(words)) - 1] >> self._unit_shift
-            end = int(np.searchsorted(words, (last + 1) << self._unit_shift))
-            chunks.append(words[start:end])
-            start = end
-        return chunks
-
     def _sorted(self, words: Integers) -> list[Callable[[], Cells]]:
         """Cells of each chunk, after sorting."""
         sort(words)
-        return [partial(self._cells, chunk) for chunk in self._chunks(words)]
+        return [partial(self._cells, chunk) for chunk in runs(words, self._unit_shift)]
 
     def _cells(self, words: Integers) -> Cells:
         """The cells of a chunk of sorted words."""
+        if _is_large(words):
+            return Cells.together([self._cells(words[at : at + CHUNK]) for at in range(0, len(words), CHUNK)])
         cell = words >> self._cell_shift
         starts = starts_of(cell)
         rows, cell = np.diff(starts, append=len(words)), cell[starts]
@@ -294,11 +337,31 @@ class Totals:
                 np.add.at(into, cells.code, numbers)
 
 
+def runs(words: Integers, shift: int) -> list[Integers]:
+    """Sorted words in chunks, none of which ends inside a run of equal ``words >> shift``."""
+    chunks, start = [], 0
+    while start < len(words):
+        last = words[min(start + CHUNK, len(words)) - 1] >> shift
+        end = int(np.searchsorted(words, (last + 1) << shift))
+        chunks.append(words[start:end])
+        start = end
+    return chunks
+
+
+def _is_large(words: Integers) -> bool:
+    return len(words) > LARGE * CHUNK
+
+
 def starts_of(sorted_numbers: Integers) -> Integers:
     """Where runs of equal numbers begin."""
     changes = np.ones(len(sorted_numbers), bool)
     np.not_equal(sorted_numbers[1:], sorted_numbers[:-1], out=changes[1:])
     return np.flatnonzero(changes)
+
+
+def _numbers(starts: Integers, size: int) -> Integers:
+    """The number of each member's run."""
+    return np.repeat(np.arange(len(starts)), np.diff(starts, append=size))
 
 
 def chosen(starts: Integers, size: int, most: int, draws: np.random.Generator) -> Integers:
@@ -358,6 +421,8 @@ def _merged(found: Sequence[tuple[Integers, Integers]]) -> tuple[Integers, Integ
     """Distinct numbers, ascending, and their multiplicities, out of several such."""
     if not found:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    if len(found) == 1:
+        return found[0]
     numbers, counts = (np.concatenate(arrays) for arrays in zip(*found, strict=True))
     order = np.argsort(numbers)
     numbers, counts = numbers[order], counts[order]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import Counter, defaultdict
 from itertools import combinations
 from typing import Any
@@ -93,9 +94,12 @@ def test_values_are_counted_by_group(rows: list[Any], parts: int, chunk: int, gr
     extra=st.lists(st.tuples(st.integers(0, 4), st.one_of(st.none(), st.integers(-4, 4))), max_size=25),
     per_group=st.integers(1, 3),
     groups=st.integers(1, 3),
+    chunk=st.sampled_from([1, 2, 1000]),
 )
-def test_a_unit_more_moves_sums_by_its_limits(rows: list[Any], extra: list[Any], per_group: int, groups: int) -> None:
-    """With limits that bind nobody else, one more unit moves counts, sums and values by its limits at most."""
+def test_a_unit_more_moves_sums_by_its_limits(
+    rows: list[Any], extra: list[Any], per_group: int, groups: int, chunk: int
+) -> None:
+    """With limits that bind nobody else, one more unit moves counts, sums and values by its limits at most, however it is cut up."""
     base = {(row[0], row[1]): row for row in rows}.values()
     more = [(2, 9, code, v0, 10) for code, v0 in extra]
     cut = Cut("", (Value(-4, 4, 0),), per_group, groups, 5, most_rows=70)
@@ -107,14 +111,57 @@ def test_a_unit_more_moves_sums_by_its_limits(rows: list[Any], extra: list[Any],
         codes, values, counts = layout.histogram([found.copy()])
         return Counter(dict(zip(zip(codes.tolist(), values.tolist(), strict=True), counts.tolist(), strict=True)))
 
-    old, new = layout.sums([before.copy()]), layout.sums([after.copy()])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(words, "CHUNK", chunk)
+        old, new = layout.sums([before.copy()]), layout.sums([after.copy()])
+        less, added = counted(before) - counted(after), counted(after) - counted(before)
     moved = new.rows - old.rows
     assert moved.sum() <= groups * per_group and moved.min() >= 0 and moved.max() <= per_group
     assert (new.units - old.units).sum() <= groups
     old_sum, new_sum = (found.columns(cut)["s0"].sum() for found in (old, new))
     assert abs(new_sum - old_sum) <= 4 * groups * per_group
-    less, added = counted(before) - counted(after), counted(after) - counted(before)
     assert not less and added.total() <= groups * per_group and len({code for code, _ in added}) <= groups
+
+
+@pytest.mark.parametrize("most", [1, 3, 12])
+def test_a_large_cell_and_a_large_unit_choose_evenly(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """12 values in one cell of a unit with 7 cells, 5,000 times: each value, and each cell, within 9 standard deviations."""
+    monkeypatch.setattr(words, "CHUNK", 1)
+    cut = Cut("", (Value(0, 11, 0, optional=False),), most, 2, 7, most_rows=100)
+    layout = Words(cut, (Numbered("unit", 0, 1),), Numbered("code", 0, 7))
+    found = np.array([code << 4 | v for code in range(7) for v in (range(12) if code == 3 else range(2))])
+    seen, cells, runs = np.zeros(12), np.zeros(7), 5000
+    for _ in range(runs):
+        codes, values, counts = layout.histogram([found.copy()])
+        taken = codes == 3
+        assert counts.max() == 1 and len(set(codes.tolist())) == 2 and taken.sum() in (0, min(most, 12))
+        seen[values[taken]] += 1
+        cells[np.unique(codes)] += 1
+    for total, odds in ((cells, 2 / 7), (seen, 2 / 7 * most / 12)):
+        assert np.abs(total - runs * odds).max() < 9 * (runs * odds * (1 - odds)) ** 0.5
+
+
+@pytest.mark.parametrize("what", ["sums", "histogram"])
+def test_one_unit_with_all_rows_takes_little_memory(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    """Beside 32 MB of words 24 MB, of which 16 are every sort's; more than the words, were such a unit one array."""
+    cut = Cut("", (Value(0, 200, 0),), 2, 3, 50, most_rows=1 << 22)
+    layout = Words(cut, (Numbered("unit", 0, 9),), Numbered("code", 0, 50))
+    monkeypatch.setattr(Words, "_packs", lambda self: False)  # or cells this few are added up by their number
+    made = np.arange(1 << 22)
+    made = 4 << layout._unit_shift | made % 50 << layout._cell_shift | made % 190
+
+    def peak() -> int:
+        given = made.copy()
+        tracemalloc.start()
+        try:
+            getattr(layout, what)([given])
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    assert peak() < made.nbytes * 3 / 4
+    monkeypatch.setattr(words, "LARGE", 10**9)
+    assert peak() > made.nbytes
 
 
 @pytest.mark.parametrize("steps", [0, 256])
