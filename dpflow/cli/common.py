@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, TextIO
 
 import typer
+from pydantic import BaseModel
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -66,26 +67,43 @@ def show_json(value: Any) -> None:
 
 def explain(entry: Mechanism[Any] | InteractiveMechanism[Any, Any] | Calculator[Any], as_json: bool) -> None:
     """Print what a mechanism or calculator is, and what its fields mean."""
-    fields = entry.Params.model_fields
+    models: dict[str, type[BaseModel]] = {"field": entry.Params}
+    if isinstance(entry, InteractiveMechanism):
+        models["a query's field"] = entry.Query
+    if as_json:
+        about: dict[str, Any] = {"name": entry.name, "summary": entry.summary, "citation": entry.citation}
+        for kind, model in zip(("", "query_"), models.values()):
+            rows, meaning = _fields(model)
+            about |= {f"{kind}fields": dict(rows), f"{kind}meaning": meaning}
+        return show_json(about)
+    title = f"{entry.name}: {entry.summary} ({entry.citation})"
+    for heading, model in models.items():
+        rows, meaning = _fields(model)
+        show(title, (heading, "if left out"), rows)
+        print(textwrap.fill(meaning, 120))
+        title = f"what {entry.name} is asked"
+
+
+def _fields(model: type[BaseModel]) -> tuple[list[tuple[str, str]], str]:
+    """Every field with its default, and what they mean."""
+    fields = model.model_fields
     rows = [
         (name, "required" if f.is_required() else _default(f.get_default(call_default_factory=True)))
         for name, f in fields.items()
     ]
     meaning = ""
-    for model in entry.Params.__mro__:  # a base's text stands for the fields that nearer ones leave out
-        own, text = vars(model).get("__annotations__", {}), vars(model).get("__doc__") or ""
-        if issubclass(model, Strict) and any(name in fields and f"``{name}``" not in meaning for name in own):
+    for base in model.__mro__:  # a base's text stands for the fields that nearer ones leave out
+        own, text = vars(base).get("__annotations__", {}), vars(base).get("__doc__") or ""
+        if issubclass(base, Strict) and any(name in fields and f"``{name}``" not in meaning for name in own):
             meaning += " ".join(text.split()) + " "
-    meaning = meaning.replace("``", "").strip()
-    if as_json:
-        about = {"name": entry.name, "summary": entry.summary, "citation": entry.citation}
-        return show_json(about | {"fields": dict(rows), "meaning": meaning})
-    show(f"{entry.name}: {entry.summary} ({entry.citation})", ("field", "if left out"), rows)
-    print(textwrap.fill(meaning, 120))
+    return rows, meaning.replace("``", "").strip()
 
 
 def _default(value: Any) -> str:
-    return "nothing" if value in (None, (), {}) else str(value)
+    if isinstance(value, BaseModel):
+        value = {name: str(part) for name, part in value.model_dump(mode="json").items()}
+        return ", ".join(f"{name}: {part}" for name, part in value.items())
+    return "nothing" if value is None or value in ((), {}, "") else str(value)
 
 
 @contextmanager

@@ -73,8 +73,8 @@ class EstimatorQuery(Params):
     """What is asked of every group.
 
     ``estimator`` by name, the ``columns`` it reads, its ``options``, the ``default`` of a group on which it fails (or the
-    estimator's own), and the digest of the ``candidate`` it scores, if it scores one. Or a user's own ``estimator``, whose
-    columns and default are in itself.
+    estimator's own), and the digest of the ``candidate`` it scores, if it scores one. Or one of the user's own: then
+    ``estimator`` is {sql, range, default}, and columns and default are in itself.
     """
 
     estimator: AnyEstimator

@@ -129,7 +129,7 @@ class HoldoutParams(Params):
 
 
 class ClaimQuery(EstimatorQuery):
-    """What `EstimatorQuery` asks, and the ``claim``: the number that it is said to have on fresh data."""
+    """``claim``: the number that the estimator is said to have on fresh data."""
 
     claim: Exact
 

@@ -15,6 +15,7 @@ import pytest
 
 from dpflow import Ledger, release
 from dpflow.cli.common import explain, show
+from dpflow.core.mechanism import InteractiveMechanism
 from dpflow.engine import load_request, make_plan
 from dpflow.registry import Registry
 
@@ -124,6 +125,8 @@ def test_one_entry_is_explained_with_all_its_fields(capsys: pytest.CaptureFixtur
         assert told["meaning"] and "``" not in told["meaning"], entry.name
         assert all(name in told["meaning"] for name in told["fields"]), entry.name
         assert not any("Undefined" in default or default == "{}" for default in told["fields"].values()), entry.name
+        assert ("query_fields" in told) == isinstance(entry, InteractiveMechanism), entry.name
+        assert all(name in told["query_meaning"] for name in told.get("query_fields", ())), entry.name
 
 
 def test_a_table_keeps_brackets_and_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,7 +78,7 @@ def _few_decimals(p: Fraction) -> Fraction:
 
 
 class AnswerQuery(EstimatorQuery):
-    """What `EstimatorQuery` asks, and the ``range`` of the answer: public, never taken from the rows asked about. ``p`` asks for that
+    """``range`` of the answer: public, never taken from the rows asked about. ``p`` asks for that
     quantile of the estimator instead of its median; the answer lies in its (p-w, p+w) interval.
 
     ``blocks`` u above 1 asks for the amplified estimator: every group is cut into u blocks of whole units, and its number is
