@@ -20,7 +20,11 @@ FROM range({start}, {end}) t(i)
 """
 
 
-def make(path: Path, rows: int, days: int = 365) -> None:
+#: Units of other types: what a query makes of the number.
+UNITS = {"BIGINT": "unit", "VARCHAR": "'user-' || unit", "UUID": "CAST(md5(CAST(unit AS VARCHAR)) AS UUID)"}
+
+
+def make(path: Path, rows: int, days: int = 365, unit: str = "BIGINT") -> None:
     """Write a table ``events`` of so many rows, spread evenly and in order over so many days, in pieces that fit in memory."""
     with duckdb.connect(str(path), config={"memory_limit": "3GB"}) as connection:
         connection.execute("SET preserve_insertion_order = false")
@@ -28,4 +32,5 @@ def make(path: Path, rows: int, days: int = 365) -> None:
         piece = 10_000_000
         for start in range(0, rows, piece):
             query = _ROWS.format(units=rows // 10, rows=rows, days=days, start=start, end=min(start + piece, rows))
+            query = f"SELECT * REPLACE ({UNITS[unit]} AS unit) FROM ({query})"
             connection.execute(f"INSERT INTO events {query}" if start else f"CREATE TABLE events AS {query}")

@@ -3,6 +3,7 @@
 W1 total count and sum, W2 count and sum by 50 regions, W3 count by 10,000 private categories, W4 quantiles: a unit has at most 3
 groups with 2 rows each (6 rows where there are no groups). The other case: a million units, 1,000 groups, 5 of them a unit.
 `python -m bench.tables --growth` measures 100 million rows, which takes ten minutes and 2 GB of disk.
+`python -m bench.tables --units` has units that are texts and UUIDs, which go through queries on both sides.
 Floors clamp and cut, but know no NaN, no NULL and no declared grid, and draw no noise; the fastest of several is taken.
 """
 
@@ -150,11 +151,11 @@ def sql(path: Path, text: str) -> Callable[[], object]:
     return run
 
 
-def main(rows: int = ROWS) -> None:
+def main(rows: int = ROWS, unit: str = "BIGINT") -> None:
     """One line for each workload."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "events.duckdb"
-        make(path, rows)
+        make(path, rows, unit=unit)
         private = table(path)
         lines = []
         for name, statistic, windows, floors, peer in CASES:
@@ -177,7 +178,7 @@ def main(rows: int = ROWS) -> None:
                 )
             )
     head = ("work", "dpflow", "best SQL", "ratio (bar 1.15)", "of CPU", "times the window SQL", "best peer's")
-    show(f"bounded aggregates, {rows:,} rows", head, lines)
+    show(f"bounded aggregates, {rows:,} rows, {unit} units", head, lines)
 
 
 def growth(rows: int = 10 * ROWS) -> None:
@@ -217,4 +218,10 @@ def _measured(path: Path, number: int, ours: bool) -> tuple[float, float, int]:
 
 
 if __name__ == "__main__":
-    growth() if "--growth" in sys.argv else main()
+    if "--growth" in sys.argv:
+        growth()
+    elif "--units" in sys.argv:
+        main(unit="VARCHAR")
+        main(unit="UUID")
+    else:
+        main()
