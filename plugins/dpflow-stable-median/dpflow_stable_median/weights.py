@@ -9,8 +9,10 @@ binary search whose steps are such queries.
 Claim: the session has c stretches, each a sparse-vector stretch and one Laplace answer of the same epsilon, so 2 c steps compose
 to (epsilon, delta). A unit moves a mean by at most its rows/m.
 
-Accuracy (Dwork, Roth 2014, section 4.2): with probability 1-beta all answers are within ``accuracy`` e of the rows' means when
-m is at least `plan`'s. ``proven`` then says so about the rows, and about fresh data up to the transfer theorem.
+Accuracy (Dwork, Roth 2014, section 4.2): with probability 1-beta/2 all answers are within ``accuracy`` e of the rows' means when
+m >= (2 ln(6c/beta) + 4 ln(6K/beta))/(e0 h), h = e/4, K statistical queries. Then Theorem 4.1 says how far they are from the means
+of fresh rows: ``proven`` answers say ``tau``, which holds for all of them with probability 1-beta; a median is proven where tau is at
+most 1/8 and then lies between the quartiles. Units are taken to be independent draws and to have one row each.
 
 When not to use it: for anything but a few dozen keys. It is here because no efficient algorithm can do better; the sizes it needs
 are enormous.
@@ -21,7 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
-from math import ceil, floor, log, log1p
+from math import ceil, exp, expm1, floor, log, log1p
 from typing import Annotated, Any
 
 import numpy as np
@@ -76,7 +78,7 @@ def plan(universe: int, queries: int, points: int, beta: float) -> Plan:
 
 class WeightsParams(Params):
     """``epsilon`` and ``delta``: price of the session. ``by``: a column with public keys, the universe. ``rows`` m.
-    ``accuracy`` e of an answer. ``queries``: how many the session answers; a median counts as one.
+    ``accuracy`` e of an answer. ``queries``: how many the session answers; a median counts as one. ``beta``: failure of all.
     """
 
     epsilon: Epsilon
@@ -85,6 +87,7 @@ class WeightsParams(Params):
     rows: Annotated[int, Field(ge=1, le=10**12)]
     accuracy: Exact = Fraction(1, 10)
     queries: Annotated[int, Field(ge=1, le=10**9)] = 1000
+    beta: Annotated[Exact, Field(gt=0, le=Fraction(1, 2))] = Fraction(1, 20)
 
     @model_validator(mode="after")
     def _check(self) -> WeightsParams:
@@ -130,6 +133,23 @@ class MultiplicativeWeights(InteractiveMechanism[WeightsParams, WeightsQuery]):
         table.keys(params.by)
         return Approximate(params.epsilon, params.delta) if params.delta > 0 else SparseVector(params.epsilon)
 
+    def tau(self, params: WeightsParams, table: Table) -> float | None:
+        """How far any answer is from its mean over fresh rows, but with probability beta; None where nothing is proven."""
+        keys, m, b = len(table.keys(params.by)), params.rows, float(params.beta) / 2
+        engine = self._engine(params, table)
+        statistical = params.queries * 2 * ceil(log(max(2, keys), 2))
+        noise = 2 * log(3 * engine.failures / b) + 4 * log(3 * statistical / b)
+        if engine.sensitivity != FINE or table.limits.rows != 1:  # rows of one unit are no independent draws
+            return None
+        if m < noise / (float(engine.epsilon) * float(params.accuracy) / 4):
+            return None
+        epsilon, delta = float(params.epsilon), float(params.delta)
+        if table.neighbours == "add-remove":  # the theorem is about a row that is replaced
+            epsilon, delta = 2 * epsilon, (1 + exp(min(epsilon, 700.0))) * delta
+        overfit = 4 / (epsilon * m) * log(4 / b) + 8 * delta / b + expm1(min(2 * epsilon, 700.0)) / 2
+        tau = float(params.accuracy) + 1 / (2 * FINE) + 1 / m + overfit  # weights are rounded to 1/FINE
+        return tau if tau < 1 else None
+
     def open(self, params: WeightsParams, table: Table, source: Source) -> State:
         memory = self._engine(params, table).start(source)
         return State({"asked": 0, "log_weights": [0.0] * len(table.keys(params.by)), **memory.to_json()})
@@ -151,7 +171,15 @@ class MultiplicativeWeights(InteractiveMechanism[WeightsParams, WeightsQuery]):
             return Verdict({"verdict": "exhausted"}, closed=True), state
         value = run.mean(query.weights) if query.weights else run.median(query.values)
         left = params.queries - asked - 1
-        body = {"value": value, "updates_left": run.updates_left, "queries_left": left}
+        tau = self.tau(params, table)
+        good = tau is not None and (bool(query.weights) or tau <= 1 / 8)
+        body = {
+            "value": value,
+            "guarantee": "proven" if good else "heuristic",
+            "tau": tau if good and query.weights else None,
+            "updates_left": run.updates_left,
+            "queries_left": left,
+        }
         return Verdict(body, closed=left == 0 or run.used_up), State({"asked": asked + 1, **run.state()})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from math import ceil, expm1, log
 from typing import Any
 
 import numpy as np
@@ -357,6 +358,31 @@ def test_weights_keep_their_epsilon_exactly() -> None:
     stretch = mechanism._engine(mechanism.Params.model_validate(params), table)
     assert stretch.failures == 23 and stretch.epsilon == Fraction(512, 46)
     assert stretch.sensitivity == weights.FINE
+
+
+def test_weights_say_what_they_prove() -> None:
+    """Proven from exactly the rows that the formula asks for, with one row a unit; a median only if tau is at most 1/8."""
+    one = EXAMPLE_TABLE.limits.model_copy(update={"rows": 1, "groups": 1, "rows_per_group": 1})
+    columns = {
+        name: c.model_copy(update={"groups": None, "rows_per_group": None}) for name, c in EXAMPLE_TABLE.columns.items()
+    }
+    table = EXAMPLE_TABLE.model_copy(update={"limits": one, "columns": columns, "neighbours": "replace"})
+    mechanism = MultiplicativeWeights()
+
+    def tau(rows: int, where: Table = table, **changes: Any) -> float | None:
+        given = {"epsilon": "0.02", "by": "kind", "rows": rows, "accuracy": "1/16", "queries": 100, **changes}
+        return mechanism.tau(mechanism.Params.model_validate(given), where)
+
+    updates = ceil(4 * log(4) * 32**2)
+    noise = 2 * log(6 * updates / 0.05) + 4 * log(6 * 400 / 0.05)
+    needed = ceil(noise / (0.02 / (2 * updates) / 64))
+    assert tau(needed - 1) is None
+    found = tau(needed)
+    assert found == pytest.approx(1 / 16 + 1 / 2000 + expm1(0.04) / 2 + 4 / (0.02 * needed) * log(160), abs=1e-6)
+    assert found is not None and found <= 1 / 8
+    looser = tau(needed, table.model_copy(update={"neighbours": "add-remove"}))
+    assert looser is not None and looser > found
+    assert tau(needed, EXAMPLE_TABLE) is None and tau(10**12, epsilon="5") is None
 
 
 def test_wrong_lengths_are_refused() -> None:
