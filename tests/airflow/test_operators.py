@@ -190,11 +190,14 @@ def test_a_gate_branches_the_run(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) ->
         "xcom_push": lambda key, value: pushed.append((key, value)),
     }
 
+    named = {"estimator": "column_mean", "features": ["age"]}
+    own = {"estimator": {"sql": "avg(age)", "range": [0, 120], "default": 0}}
+
     def run(*claims: str) -> list[str]:
         operator = ReusableHoldoutOperator(
             task_id="gate",
             session=session,
-            candidates=[{"name": c, "estimator": "column_mean", "features": ["age"], "claim": c} for c in claims],
+            candidates=[{"name": c, "claim": c, **(own if c == "2.9" else named)} for c in claims],
             branches={"yes": "promote", "no": ["tell", "retrain"], "exhausted": "alert"},
         )
         verdicts = operator.execute(context(tiny, **instance))
