@@ -46,6 +46,11 @@ def open_ledger(target: str | None, *, create: bool = False, anchor: Path | None
     return made
 
 
+def terminal() -> Console:
+    """Where people read: as wide as the terminal; in a file or a pipe as wide as what is written."""
+    return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 10_000)
+
+
 def show(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Print a table for people: in a terminal as wide as that, in a file or a pipe one line a row. Empty columns stay out."""
     cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
@@ -55,7 +60,7 @@ def show(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> N
         table.add_column(Text(columns[i]), overflow="fold", no_wrap=i == 0)
     for row in cells:
         table.add_row(*(Text(row[i]) for i in kept))  # brackets in a key are no markup
-    console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 10_000)
+    console = terminal()
     console.print(title, style="italic", highlight=False, markup=False)
     console.print(table)
 

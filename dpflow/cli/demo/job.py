@@ -14,6 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
+from dpflow.cli.common import terminal
 from dpflow.cli.demo import data, report
 from dpflow.cli.demo.stage import DemoFailed, Stage, running
 from dpflow.core.declaration import load_table
@@ -57,7 +58,7 @@ class Seen:
 
 def run(root: Path, days: int) -> Seen:
     """Do all of it; raises `DemoFailed` when a step does not hold."""
-    began, console, seen = time.monotonic(), Console(), Seen()
+    began, console, seen = time.monotonic(), terminal(), Seen()
     demo = fresh(root)
     with step(console, "load the flights of 2013 and grant budgets"):
         ledger = prepare(root, demo)
