@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from fractions import Fraction as F
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,9 @@ from dpflow.core.statistics import Histogram
 from dpflow.errors import PlanRefused
 from dpflow.testing import oracle
 from dpflow.testing.enumeration import Enumerator, outputs
+
+sys.path.insert(0, str(Path(__file__).parent))
+from learning_examples import EXAMPLES  # noqa: E402
 
 EPSILON, DELTA, ALPHA = F(4), F(1, 50), F(9, 10)
 
@@ -176,3 +181,27 @@ def test_every_mechanism_that_takes_rows_can_do_without() -> None:
     for mechanism in dpflow_register_mechanisms():
         fields = mechanism.Params.model_fields
         assert "rows" not in fields or not fields["rows"].is_required(), mechanism.name
+
+
+def test_no_number_of_rows_costs_more_than_the_plan_says() -> None:
+    """Whatever is counted, the claim at that number is at most the one that the plan charges, or there is none."""
+    tried = 0
+    for mechanism in dpflow_register_mechanisms():
+        for example in EXAMPLES[mechanism.name]:
+            given = {name: value for name, value in example.params.items() if name != "rows"}
+            params = mechanism.Params.model_validate(given)
+            if not isinstance(mechanism, counted.Counted) or example.table.neighbours == "replace":
+                continue
+            if not mechanism.counts(params, example.table):
+                continue
+            total = mechanism.event(params, example.table).approximate()
+            assert total is not None and total[0] >= params.epsilon
+            for rows in (1, 30, 1000, 10**5, 10**8):
+                try:
+                    claim = mechanism.claimed(mechanism._at(params, rows), example.table).approximate()
+                except PlanRefused:
+                    continue
+                assert claim is not None
+                assert claim[0] + params.epsilon / 20 <= total[0] and claim[1] <= total[1], mechanism.name
+                tried += 1
+    assert tried > 30
