@@ -181,14 +181,7 @@ def opened(database: Path, what: str) -> Iterator[Connection]:
             f"{what}: there is no file {database}; correct the declaration's database, or load the data"
         )
     with tempfile.TemporaryDirectory(prefix="dpflow-") as spill:
-        settings: dict[str, str | bool | int | float | list[str]] = {
-            "memory_limit": memory_limit(),
-            "temp_directory": spill,
-            "preserve_insertion_order": False,
-            "autoinstall_known_extensions": False,
-            "autoload_known_extensions": False,
-        }
-        raw = duckdb.connect(":memory:", config=settings)
+        raw = duckdb.connect(":memory:", config=_settings(spill))
         file = None
         try:
             with suppress(OSError):  # attaching says what is wrong
@@ -213,19 +206,31 @@ def over(columns: Sequence[Any], what: str) -> Iterator[Connection]:
     """Arrays as the columns c0, c1, ... of the relation ``given`` in a locked-down in-memory session; objects are texts, or None."""
     import pandas as pd
 
-    raw = duckdb.connect(":memory:", config={"memory_limit": memory_limit(), "preserve_insertion_order": False})
-    try:
-        connection = Connection(raw, what)
-        raw.register("frame", pd.DataFrame({f"c{i}": values for i, values in enumerate(columns)}))
-        kinds = ["VARCHAR" if v.dtype == object else "BIGINT" if v.dtype.kind == "i" else "DOUBLE" for v in columns]
-        listed = ", ".join(f"CAST(c{i} AS {kind}) AS c{i}" for i, kind in enumerate(kinds))
-        connection.run(f"CREATE TABLE given AS SELECT {listed} FROM frame")
-        raw.unregister("frame")
-        connection.run("SET enable_external_access = false")
-        connection.run("SET lock_configuration = true")
-        yield connection
-    finally:
-        raw.close()
+    with tempfile.TemporaryDirectory(prefix="dpflow-") as spill:
+        raw = duckdb.connect(":memory:", config=_settings(spill))
+        try:
+            connection = Connection(raw, what)
+            raw.register("frame", pd.DataFrame({f"c{i}": values for i, values in enumerate(columns)}))
+            kinds = ["VARCHAR" if v.dtype == object else "BIGINT" if v.dtype.kind == "i" else "DOUBLE" for v in columns]
+            listed = ", ".join(f"CAST(c{i} AS {kind}) AS c{i}" for i, kind in enumerate(kinds))
+            connection.run(f"CREATE TABLE given AS SELECT {listed} FROM frame")
+            raw.unregister("frame")
+            connection.run("SET enable_external_access = false")
+            connection.run("SET lock_configuration = true")
+            yield connection
+        finally:
+            raw.close()
+
+
+def _settings(spill: str) -> dict[str, str | bool | int | float | list[str]]:
+    """A session that spills into this directory only, and loads nothing."""
+    return {
+        "memory_limit": memory_limit(),
+        "temp_directory": spill,
+        "preserve_insertion_order": False,
+        "autoinstall_known_extensions": False,
+        "autoload_known_extensions": False,
+    }
 
 
 def identity(database: Path, what: str) -> bytes:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import duckdb
@@ -15,11 +17,11 @@ from dpflow.core.statistics import GroupValues
 from dpflow.engine.asking import ask_all
 from dpflow.engine.candidate import Candidate, Submission, load_candidate
 from dpflow.engine.gate import judge
-from dpflow.errors import InvalidDeclaration, PlanRefused, UnknownName
+from dpflow.errors import InvalidDeclaration, PlanRefused, TableUnreadable, UnknownName
 from dpflow.ledger import Ledger
 from dpflow.mechanisms.reusable_holdout import ClaimQuery
 from dpflow.registry import Registry
-from dpflow.tables import PrivateTable
+from dpflow.tables import PrivateTable, sandbox
 
 if TYPE_CHECKING:
     from smallworld import Tiny
@@ -166,6 +168,25 @@ def test_a_model_that_fails_on_a_group_leaves_the_others_alone(tiny: Tiny, opene
     text = "avg(least(greatest(candidate.prediction, 0), 1)) + count(*)"
     whole, broken = values(gate, text, sound), values(gate, text, replace(sound, predict=fails))
     assert (whole != broken).sum() == 1 and broken[whole != broken] == -7
+
+
+def test_rows_beside_predictions_are_in_a_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are private rows in memory: spilled into a directory of this user's that goes away, and no file is in reach."""
+    monkeypatch.chdir(tmp_path)
+    with sandbox.over(
+        [np.array([0, 1]), np.array(["a", None], dtype=object), np.array([0.5, np.nan])], "table 't'"
+    ) as made:
+        assert made.rows("SELECT c1 FROM given WHERE c1 IS NOT NULL") == [("a",)]
+        spill = Path(made.rows("SELECT current_setting('temp_directory')")[0][0])
+        assert spill.is_relative_to(tempfile.gettempdir()) and spill.stat().st_mode & 0o077 == 0
+        for query in (
+            "SELECT * FROM read_text('/etc/passwd')",
+            "SET enable_external_access = true",
+            "COPY given TO 'x.csv'",
+        ):
+            with pytest.raises(TableUnreadable):
+                made.run(query)
+    assert not spill.exists() and not any(tmp_path.iterdir())
 
 
 def test_a_prediction_needs_somebody_who_predicts(tiny: Tiny, opened: Any) -> None:
