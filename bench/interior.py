@@ -9,7 +9,7 @@ from pathlib import Path
 import duckdb
 from dpflow_interior_point.interior import ApproximateMedian, InteriorPoint
 
-from bench.timing import medians, show
+from bench.timing import show, wall_and_cpu
 from dpflow.core.declaration import Table
 from dpflow.core.mechanism import Mechanism
 from dpflow.core.randomness import SystemSource
@@ -53,17 +53,22 @@ def _compare(path: Path, floor: str, title: str) -> None:
         with private.answering(mechanism.statistic(params, table), ()) as answer:
             mechanism.draw(params, table, answer, SystemSource())
 
-    taken = medians(
+    taken = wall_and_cpu(
         {
             "plain grouped count": plain,
             "interior_point": lambda: release(InteriorPoint()),
             "approximate_median": lambda: release(ApproximateMedian()),
         },
-        repeats=3,
+        repeats=9 if floor == FLOOR else 5,
     )
-    rows = [(name, f"{s:.2f} s", f"{s / taken['plain grouped count']:.2f}") for name, s in taken.items()]
+    wall, cpu = taken["plain grouped count"]
+    rows = [
+        (name, f"{own_wall:.2f} s", f"{own_wall / wall:.2f}", f"{own_cpu:.2f} s", f"{own_cpu / cpu:.2f}")
+        for name, (own_wall, own_cpu) in taken.items()
+    ]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    show(f"{ROWS:,} rows, {title}; peak so far {peak:.1f} GiB", ("work", "median", "times the count"), rows)
+    columns = ("work", "median", "times the count", "CPU", "times the count")
+    show(f"{ROWS:,} rows, {title}; peak so far {peak:.1f} GiB", columns, rows)
 
 
 if __name__ == "__main__":
