@@ -20,7 +20,7 @@ from dpflow.core.statistics import RecordArrays, Records
 from dpflow.errors import PlanRefused
 
 MOST_LABELS = 1000
-BLOCK = 32768  # rows that are filled column by column: few stay in the cache, many let threads pass Python's lock on seldom
+BLOCK = 32768  # rows filled at once: few stay in the cache, many let threads pass Python's lock on seldom
 
 
 def records(table: Table, features: Sequence[str], label: str) -> Records:
