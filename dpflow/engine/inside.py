@@ -28,6 +28,7 @@ from dpflow.core.mechanism import Mechanism
 from dpflow.engine.plan import Plan, make_plan
 from dpflow.errors import BudgetExceeded, InvalidDeclaration, PlanRefused
 from dpflow.registry import Registry
+from dpflow.tables import PrivateTable
 
 STATE = "inside"  #: where a session's state keeps what is left of its reserve, once some of it is spent
 WHY = "a release inside the session is private by unit, and the proof is about whole groups"
@@ -58,7 +59,8 @@ def inner_plan(gate: Plan, given: Mapping[str, Any], registry: Registry) -> Plan
         inner = Inner.model_validate(dict(given))
     except ValidationError as error:
         raise InvalidDeclaration(f"release inside {gate.request.name}: {problems(error)}") from None
-    where = [f"({condition})" for condition in (gate.request.where, inner.where) if condition]
+    # Each is read by itself: a text such as "a) OR (b" is a condition only between the brackets of two others.
+    where = [f"({PrivateTable(gate.table, each).where})" for each in (gate.request.where, inner.where) if each]
     changes = inner.model_dump(include={"mechanism", "params", "revision"}) | {
         "where": " AND ".join(where) or None,
         "publish": None,

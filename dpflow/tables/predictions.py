@@ -34,9 +34,23 @@ class PredictionTable:
         return self._look_up(rows, self.predictions if self.scores is None else self.scores)
 
     def _look_up(self, rows: Rows, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        wanted = _ids(rows[self.id], self.ids.dtype)
+        wanted, known = self._wanted(rows[self.id])
         place = np.minimum(np.searchsorted(self.ids, wanted), len(self.ids) - 1)
-        return np.where(self.ids[place] == wanted, values[place], np.nan)
+        return np.where(known & (self.ids[place] == wanted), values[place], np.nan)
+
+    def _wanted(self, values: Any) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+        """Ids of rows as ours are kept, and which of them can be one of ours.
+
+        A text that is longer than ours is none of them. An array of texts has room for the longest in every place: kept
+        whole, one row's text would decide how much memory and time everything takes.
+        """
+        kind = self.ids.dtype
+        if kind.kind != "U":
+            return _ids(values, kind), np.ones(len(values), bool)
+        longest = kind.itemsize // 4
+        texts = [None if v is None else str(v) for v in values]
+        known = [text is not None and len(text) <= longest and not text.endswith("\0") for text in texts]
+        return np.array([text if one else "" for text, one in zip(texts, known)], kind), np.array(known, bool)
 
 
 def read_predictions(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +73,17 @@ def test_scores_are_looked_up_by_id(tiny: Tiny) -> None:
     rows = {"visit": np.array(["r8", "r3", "none", None], dtype=object)}
     assert table.predict(rows).tolist()[:2] == [0, 1] and np.isnan(table.predict(rows)[2:]).all()
     assert table.score(rows)[0] == 8 / 4000
+
+
+def test_one_rows_long_text_costs_nobody_memory(tiny: Tiny) -> None:
+    """Compared as it is, it would make every id of the predictions as long; cut, or without its NUL, it would be another id."""
+    table = read_predictions(**{**predictions(tiny, "i % 2"), "database": tiny.folder / "said.duckdb"})
+    long = "r3999" + "x" * 10**6
+    tracemalloc.start()
+    said = table.predict({"visit": np.array(["r3", long, "r3\0"], dtype=object)})
+    assert tracemalloc.get_traced_memory()[1] < 10**6
+    tracemalloc.stop()
+    assert said[0] == 1 and np.isnan(said[1:]).all()
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,7 @@ def test_what_has_no_place_inside(tiny: Tiny, ledger: Ledger) -> None:
         (count(mechanism="cuont"), UnknownName, "count"),
         (count(params={}), InvalidInput, "epsilon"),
         (count(table="visits.yml"), InvalidInput, "table"),
+        (count(where="age >= 0) OR (sick = 0"), InvalidInput, "where|condition|filter|parse"),
         (count("1.1"), BudgetExceeded, "1.1"),
     ):
         with pytest.raises(error, match=message):
