@@ -1,10 +1,11 @@
 """Bounds that a search found, put into a declaration: how a plan refers to a settled release of the mechanism `bounds`.
 
 ``bounds`` of a request names searches. A name means the search of the same run, if that made one (an upstream task of the same
-DAG run), else the first one of this name in the release's scope, or in the nearest scope above it that has one. The first, so that
-a retry or the next day finds the same numbers; a new search takes a new name. What it found is public, so clamping to it costs
-nothing more. Sessions, which outlive a run, take the first search of the name; a gate takes none, because nothing but the gate reads
-its holdout. The numbers enter the declaration, and with it the plan's digest: other bounds are another release.
+DAG run), else the first one of this name that was charged to the release's scope or one above it. The first, so that a retry or the
+next day finds the same numbers, whatever is searched later; a new search takes a new name. Only an owner who fences the first one
+gives way to the next. What it found is public, so clamping to it costs nothing more. Sessions, which outlive a run, take the first
+search of the name; a gate takes none, because nothing but the gate reads its holdout. The numbers enter the declaration, and with
+it the plan's digest: other bounds are another release.
 """
 
 from __future__ import annotations
@@ -84,11 +85,10 @@ def _wide(table: Table) -> Table:
 
 def _search(ledger: Ledger, scope: str, name: str, occasion: Occasion | None) -> Stored:
     """The search that a name means."""
-    path = path_of(scope)[::-1]
     found: list[Stored] = []
     if occasion is not None and occasion.dag_id:
-        found = [one for at in path for one in ledger.named(at, name, (occasion.dag_id, occasion.name))]
-    found += [one for at in path for one in ledger.named(at, name)]
+        found = ledger.named(scope, name, (occasion.dag_id, occasion.name))
+    found += ledger.named(scope, name)
     found = [one for one in found if one.state != "fenced"]  # what its owner closed finds nothing any more
     for one in found:
         if one.request.get("mechanism") == SEARCH:
@@ -98,7 +98,7 @@ def _search(ledger: Ledger, scope: str, name: str, occasion: Occasion | None) ->
         raise PlanRefused(
             f"bounds are taken from {name!r}, which is a release of {what}; name one of the mechanism {SEARCH}"
         )
-    asked = (one.request for at in path for one in ledger.releases(at))
+    asked = (one.request for at in path_of(scope) for one in ledger.releases(at))
     known = {request["name"] for request in asked if request.get("mechanism") == SEARCH}
     raise UnknownName(f"release of {SEARCH} charged to scope {scope!r} named", name, known)
 

@@ -98,7 +98,11 @@ class PredictionSession(Session):
         return {"answer": self.predict([query["point"]])[0]}
 
     def share(self, other: PredictionSession) -> None:
-        """Answer from what another session of the same table and parameters has learned, instead of learning again."""
+        """Answer from what another session of the same table and parameters has learned, instead of learning again.
+
+        Raises `PlanRefused` if the two would not learn the same; see `require_alike`.
+        """
+        require_alike(self._plan, other._plan)
         with other._learning:
             learned = other._learned
         with self._learning:
@@ -287,3 +291,20 @@ def most_predictions(plan: Plan, ledger: Ledger, registry: Registry) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if accepted(middle) else (low, middle)
     return low
+
+
+def require_alike(plan: Plan, other: Plan) -> None:
+    """Raises `PlanRefused` unless two sessions may answer from one set of models.
+
+    Models depend on the bounds of the columns, and those that a search found were paid by the scope of that search: who answers
+    from them must have paid for it, too.
+    """
+    same = [
+        (p.mechanism.name, p.table, p.request.blocks, p.params.model_copy(update={"predictions": 0}))
+        for p in (plan, other)
+    ]
+    if same[0] != same[1]:
+        raise PlanRefused(
+            f"{plan.request.name} and {other.request.name} cannot answer from one set of models: their declarations or parameters "
+            f"differ, such as by bounds that searches in two scopes found; search in a scope above both, or declare the bounds"
+        )

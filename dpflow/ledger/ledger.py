@@ -29,6 +29,7 @@ from dpflow.ledger.records import (
     Stored,
     Verified,
     checked_name,
+    path_of,
     stored_json,
 )
 from dpflow.ledger.releases import Ask, R
@@ -47,7 +48,7 @@ _CHARGED = (
 )
 _RELEASES, _RELEASES_OF = Prepared(_CHARGED), Prepared(_CHARGED.where(where(R.scope)))
 #: Requests are stored with their name first.
-_NAMED = _CHARGED.where(
+_NAMED = _CHARGED.add_columns(_E.seq).where(
     where(R.scope),
     sa.func.substr(R.request, 1, sa.bindparam("size", type_=sa.Integer)) == sa.bindparam("start", type_=sa.Text),
 )
@@ -323,15 +324,18 @@ class Ledger:
         return [releases.stored(row) for row in rows]
 
     def named(self, scope: str, name: str, run: tuple[str, str] | None = None) -> list[Stored]:
-        """Releases of a scope whose request has this name, in the order they were charged; ``run``: of one DAG and occasion."""
+        """Releases of a scope and those above it whose request has this name, in the order they were charged.
+
+        ``run``: only those of one DAG and occasion.
+        """
         start = releases.ordered({"name": name})[:-1] + ","
-        asked: dict[str, Any] = {"scope": scope, "start": start, "size": len(start)}
+        asked: dict[str, Any] = {"start": start, "size": len(start)}
+        if run is not None:
+            asked |= {"dag_id": run[0], "occasion": run[1]}
+        statement = _RELEASES_NAMED if run is None else _RELEASES_OF_RUN
         with self._database.reading() as transaction:
-            if run is None:
-                rows = transaction.rows(_RELEASES_NAMED, **asked)
-            else:
-                rows = transaction.rows(_RELEASES_OF_RUN, **asked, dag_id=run[0], occasion=run[1])
-        return [releases.stored(row) for row in rows]
+            rows = [row for at in path_of(scope) for row in transaction.rows(statement, scope=at, **asked)]
+        return [releases.stored(row) for row in sorted(rows, key=lambda row: row.seq)]
 
     # --- sessions -----------------------------------------------------------------------------------------------
 

@@ -20,8 +20,8 @@ from pydantic import Field, ValidationError
 from dpflow.core.declaration import Strict, load_yaml, problems
 from dpflow.engine.bounds import declared
 from dpflow.engine.occasion import Occasion
-from dpflow.engine.plan import make_plan
-from dpflow.engine.prediction import PredictionSession
+from dpflow.engine.plan import Plan, make_plan
+from dpflow.engine.prediction import PredictionSession, require_alike
 from dpflow.engine.request import load_request
 from dpflow.errors import InvalidDeclaration, InvalidInput
 from dpflow.ledger import Ledger
@@ -93,9 +93,10 @@ def open_sessions(service: Service, ledger: Ledger, registry: Registry) -> Mappi
     Raises:
         BudgetExceeded: a scope cannot pay; the sessions before it are open and will be resumed.
         InvalidInput: the session file does not plan.
+        PlanRefused: two principals would not learn the same models; nothing was charged.
     """
     request = load_request(service.session)
-    opened: dict[str, PredictionSession] = {}
+    plans: dict[str, Plan] = {}
     for name, principal in service.principals.items():
         changes: dict[str, Any] = {"scope": principal.scope, "name": f"{request.name}/{name}"}
         if principal.predictions is not None:
@@ -105,8 +106,12 @@ def open_sessions(service: Service, ledger: Ledger, registry: Registry) -> Mappi
                 f"the session's name and the principal's are too long together: {changes['name'][:40]}..."
             )
         wanted = request.model_copy(update=changes)
-        plan = make_plan(wanted, registry, declared(wanted, ledger))
-        opened[name] = PredictionSession.open(plan, ledger, registry, occasion=Occasion.of_request(plan.request, name))
+        plans[name] = make_plan(wanted, registry, declared(wanted, ledger))
+        require_alike(plans[name], next(iter(plans.values())))
+    opened = {
+        name: PredictionSession.open(plan, ledger, registry, occasion=Occasion.of_request(plan.request, name))
+        for name, plan in plans.items()
+    }
     first, *others = opened.values()
     first.learn()
     for session in others:

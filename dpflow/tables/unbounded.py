@@ -40,8 +40,9 @@ def keep(rows: str, per_group: int, groups: int | None, unique: bool) -> str:
     """
 
     def h(*columns: str) -> str:
-        # Salted afterwards, one operation a row: as another column the salt would be hashed with every row.
-        return f"xor(hash({', '.join(columns)}), CAST({secrets.randbits(64)} AS UBIGINT)) AS h"
+        # Salted between two hashes: one column less than a salt among the columns. A salt after the last hash would keep together
+        # what has a like hash, and whoever chooses units' names chooses that.
+        return f"hash(xor(hash({', '.join(columns)}), CAST({secrets.randbits(64)} AS UBIGINT))) AS h"
 
     present = f"SELECT * FROM ({rows}) WHERE v0 IS NOT NULL AND NOT isnan(v0)"
     if unique:

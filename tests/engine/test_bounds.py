@@ -174,6 +174,19 @@ def test_a_session_takes_the_first_search(world: Tiny) -> None:
     assert again.id == session.id and again.ask({"threshold": -(2**40)}) == {"verdict": "above"}
 
 
+def test_a_later_search_in_a_nearer_scope_changes_nothing(world: Tiny) -> None:
+    """What a release or session of a quota was planned with stays, whoever searches there afterwards; the earliest counts."""
+    ledger = Ledger(world.ledger)
+    ledger.quota("visits/team", "0.9", "1e-6", principal="owner")
+    ours: dict[str, Any] = TOTAL | {"scope": "visits/team"}
+    released(world, **SEARCH)
+    before = planned(world, **ours).digest
+    narrow = SEARCH | {"scope": "visits/team", "where": "age < 40", "params": {"column": "age", "epsilon": "0.4"}}
+    found = released(world, **narrow).result.document["columns"]["age"]
+    assert found == {"lower": 16, "upper": 64} and planned(world, **ours).digest == before
+    assert [one.scope for one in ledger.named("visits/team", "look")] == ["visits", "visits/team"]
+
+
 def test_a_gate_takes_no_bounds(world: Tiny) -> None:
     """Nothing but the gate reads its holdout, so no search can have been there; said before anything is looked up."""
     world.declare(columns=OPEN, holdout=True)

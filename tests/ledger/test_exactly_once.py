@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from dpflow.errors import InvalidInput, RetryConflict, UnknownName
+from dpflow.errors import InvalidInput, RetryConflict
 from dpflow.ledger import Reservation
 
 
@@ -113,7 +113,7 @@ def test_only_orphans_can_be_resolved(ledger, ask):
 def test_invented_reservations_settle_nothing(ledger, ask):
     """A reservation or attempt that the ledger never gave out is refused."""
     real = ask.reserve(ledger)
-    with pytest.raises(UnknownName, match="no release"):
+    with pytest.raises(InvalidInput, match="no release 'feed'"):
         ledger.settle(Reservation("feed", 1, False), {})
     with pytest.raises(RetryConflict, match="discarded"):
         ledger.settle(Reservation(real.release_id, 7, False), {})

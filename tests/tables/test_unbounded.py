@@ -194,6 +194,22 @@ def test_a_sample_is_of_all_units_alike(make: Any) -> None:
     assert abs(hits[:100].sum() - hits[100:].sum()) < 400
 
 
+def test_chosen_names_do_not_choose_the_sample(make: Any) -> None:
+    """Units whose names have hashes of one region are sampled like all others: the salt comes before the last hash.
+
+    Half of the units have values above 0. Were the sample a region of the hashes without salt, it would hold them all or none.
+    """
+    private = make(
+        "CREATE TABLE data AS SELECT i AS u, CASE WHEN hash(i, 0, 0) >> 63 = 0 OR hash(i) >> 63 = 0 THEN i ELSE -i - 1 END AS v "
+        "FROM range(3000) t(i)",
+        columns={"v": {}},
+    )
+    for _ in range(5):
+        with private.answering(ASK, ()) as column:
+            drawn = column.sample(300)[0]
+            assert 30 < (drawn < 0).sum() and (drawn >= 0).sum() > 90
+
+
 def test_blocks_and_parts(make: Any) -> None:
     """Only named blocks are read; where a unit is protected per block it is cut in each."""
     private = make(

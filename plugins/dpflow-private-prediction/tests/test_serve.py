@@ -18,9 +18,11 @@ from typer.testing import CliRunner
 sys.path.insert(0, str(Path(__file__).parent))
 from prediction_doors import Doors  # noqa: E402
 
+from dpflow import plan, release  # noqa: E402
 from dpflow.cli import app as cli  # noqa: E402
 from dpflow.core.declaration import load_table  # noqa: E402
-from dpflow.errors import BudgetExceeded, InvalidDeclaration, InvalidInput, LedgerUnavailable  # noqa: E402
+from dpflow.errors import BudgetExceeded, InvalidDeclaration, InvalidInput, LedgerUnavailable, PlanRefused  # noqa: E402
+from dpflow.mechanisms import bounds  # noqa: E402
 from dpflow.registry import Registry  # noqa: E402
 from dpflow.server.app import create_app  # noqa: E402
 from dpflow.server.batches import Batches  # noqa: E402
@@ -324,6 +326,25 @@ def test_budgets_of_their_own_are_for_principals_who_share_nothing(tmp_path: Pat
     open_sessions(load_service(path), doors.book, REGISTRY)
     spent = [doors.book.remaining(name).rows()[0]["epsilon_spent"] for name in ("ann", "bob", "loans")]
     assert spent == ["1", "1", "0"]
+
+
+def test_nobody_answers_from_bounds_that_another_budget_paid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two searches of one name in two scopes make two declarations, so there is no one set of models; nothing is charged."""
+    monkeypatch.setattr(bounds, "FAILURE", 1e-12)
+    doors = Doors(tmp_path, columns={"x": {"step": "0.01"}, "late": {"keys": ["no", "yes"]}})
+    table = load_table(doors.declaration)
+    for name, where in (("ann", "x < 0.1"), ("bob", "x > 0.1")):
+        doors.book.grant(name, 50, 0, filter="basic", table=table, principal="owner")
+        made = plan("bounds", doors.declaration, name="look", scope=name, where=where, column="x", epsilon=8)
+        release(made, doors.book)
+    session = doors.session(features=["x"]) | {"scope": "ann", "bounds": ["look"]}
+    (doors.folder / "session.yml").write_text(yaml.safe_dump(session))
+    principals = {name: {"token_sha256": token[1], "scope": name} for name, token in (("ann", ANN), ("bob", BOB))}
+    path = doors.folder / "service.yml"
+    path.write_text(yaml.safe_dump({"session": "session.yml", "principals": principals, "pooled": False}))
+    with pytest.raises(PlanRefused, match="search in a scope above both"):
+        open_sessions(load_service(path), doors.book, REGISTRY)
+    assert [doors.book.remaining(name).rows()[0]["epsilon_spent"] for name in ("ann", "bob")] == ["8", "8"]
 
 
 def test_the_command_makes_tokens() -> None:
