@@ -15,7 +15,7 @@ number of its own group only.
 - No sum is one of floats, which would depend on the order in which threads meet the rows of all groups. What is added up is
   put on a fine grid first, which the declared bounds of the columns decide, and added as integers: 2^-60 of the largest
   possible value, or 2^-30 for the products in variances. So what is summed needs bounds; ``least`` and ``greatest`` give some.
-- Columns are read within their declared bounds, missing values as declared; rows without a value are passed over, as in SQL.
+- Columns of numbers are read within their declared bounds, missing values as declared; rows without a value are passed over, as in SQL.
   A group with no rows, or without a finite number, has the declared default; that is `dpflow.core.estimators`'.
 
 What a candidate predicts is a column, too: ``candidate.prediction``, ``candidate.score`` and ``candidate.rival``, numbers without bounds.
@@ -68,8 +68,7 @@ PREDICTED = ("candidate.prediction", "candidate.score", "candidate.rival")
 class Aggregate(Node):
     """An aggregate of row expressions, or one with its ``FILTER``."""
 
-    def __str__(self) -> str:
-        """The canonical text."""
+    def _written(self) -> str:
         shown = [str(arg) for arg in self.args]
         if self.op == "FILTER":
             return f"{shown[0]} FILTER (WHERE {shown[1]})"
@@ -131,7 +130,7 @@ class _Reader(Reader):
             return super()._node(found, depth)
         if self._inside:
             refuse("aggregates", "an aggregate stands inside another one")
-        if depth == 0:
+        if depth <= 0:
             refuse("depth", f"it is nested deeper than {MOST_DEPTH}")
         if kind == "Filter":
             return self._filter(found, depth)
@@ -239,8 +238,10 @@ class _Rows(Writer):
 
     def column(self, name: str) -> Term:
         term, declared = super().column(name), self.table.column(name)
-        if declared.lower is None or declared.upper is None or term.family not in ("whole", "number"):
+        if term.family not in ("whole", "number"):
             return term
+        if declared.lower is None or declared.upper is None:
+            return term if declared.missing == "skip" else _filled(term, declared.missing)
         integer = term.family == "whole" and _whole(declared)
         value, text = (term.sql, _integer) if integer else (term.double, sql.double)
         inside = f"least(greatest({value}, {text(declared.lower)}), {text(declared.upper)})"
@@ -251,6 +252,13 @@ class _Rows(Writer):
             return Term(inside, "number")
         self.integers.add(name)
         return Term(f"CAST({inside} AS BIGINT)", "whole")
+
+
+def _filled(term: Term, missing: Fraction) -> Term:
+    """A number without bounds, or what a missing one is."""
+    if term.family == "whole" and missing.denominator == 1 and abs(missing) < 2**62:
+        return Term(f"coalesce({term.sql}, {_integer(missing)})", "whole")
+    return Term(f"coalesce({term.double}, {sql.double(missing)})", "number")
 
 
 def _whole(declared: Column) -> bool:

@@ -19,15 +19,16 @@ import datetime as dt
 import re
 import uuid
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
-from typing import Any, NoReturn
+from functools import cache
+from typing import Any, ClassVar, NoReturn
 
 from dpflow.core.declaration import Table
 from dpflow.errors import PlanRefused, UnknownName
 from dpflow.tables import sql
 
-#: The longest condition, in characters, and the deepest, in brackets and operators.
+#: The longest condition, in characters as written and in its canonical form, and the deepest, in brackets and operators.
 MOST_TEXT, MOST_DEPTH = 10_000, 100
 
 _COMPARISONS = {"EQ": "=", "NEQ": "<>", "LT": "<", "LTE": "<=", "GT": ">", "GTE": ">="}
@@ -52,13 +53,31 @@ _INT64 = 2**63
 
 @dataclass(frozen=True)
 class Node:
-    """``column``, ``number``, ``text`` or ``truth`` with one value, or an operator with its operands."""
+    """``column``, ``number``, ``text`` or ``truth`` with one value, or an operator with its operands.
+
+    Raises `PlanRefused` if its text is longer than what is read again: whatever walks a node is bounded by its text.
+    """
 
     op: str
     args: tuple[Any, ...]
+    _text: str = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Write the text, from those of the operands."""
+        text = self._written()
+        if len(text) > MOST_TEXT:
+            refuse(
+                "length",
+                f"its canonical form, with every bracket, all digits of a number and the operand of a BETWEEN twice, is "
+                f"longer than {MOST_TEXT} characters; write it shorter",
+            )
+        object.__setattr__(self, "_text", text)
 
     def __str__(self) -> str:
         """The canonical text, with every bracket."""
+        return self._text
+
+    def _written(self) -> str:
         if self.op == "column":
             return ".".join(sql.identifier(part) for part in self.args[0])
         if self.op == "number":
@@ -113,20 +132,21 @@ class Reader:
 
     def parsed(self, kind: Any, keyword: str) -> Any:
         """What sqlglot makes of the text after a keyword; None if it is not one thing of this kind."""
-        from sqlglot import Dialect
         from sqlglot.errors import SqlglotError
 
         if len(self._text) > MOST_TEXT or "\0" in self._text or not _is_unicode(self._text):
             refuse("length", f"it is longer than {MOST_TEXT} characters, or has characters that are no text")
         try:
-            parsed = Dialect.get_or_raise("duckdb").parse_into(kind, f"{keyword} {self._text}")
-        except (SqlglotError, RecursionError):
+            parsed = _parsed(kind, f"{keyword} {self._text}")
+        except (SqlglotError, LookupError, AttributeError, TypeError):  # some builders look blindly at arguments
             return None
+        except RecursionError:
+            refuse("depth", "it is nested too deeply to be read, perhaps in its canonical form, with every bracket")
         return parsed[0] if len(parsed) == 1 and isinstance(parsed[0], kind) else None
 
     def _node(self, found: Any, depth: int) -> Node:
         kind = type(found).__name__
-        if depth == 0:
+        if depth <= 0:
             refuse("depth", f"it is nested deeper than {MOST_DEPTH}; list values with IN")
         if kind == "Paren":
             return self._node(self._only(found, "this")[0], depth)
@@ -197,8 +217,9 @@ class Reader:
         return self._op("IS NULL", [left], depth)
 
     def _between(self, found: Any, depth: int) -> Node:
-        value, low, high = self._only(found, "this", "low", "high")
-        return Node("AND", (self._op(">=", (value, low), depth), self._op("<=", (value, high), depth)))
+        """Each operand is read once: twice would be 2^n times in n of them, one inside the other."""
+        value, low, high = (self._node(one, depth - 2) for one in self._only(found, "this", "low", "high"))
+        return Node("AND", (Node(">=", (value, low)), Node("<=", (value, high))))
 
     def _case(self, found: Any, depth: int) -> Node:
         ifs, default = self._only(found, "ifs", "default")
@@ -223,6 +244,36 @@ class Reader:
 
 
 _SPECIAL = {"Case", "Column", "Literal", "Boolean", "Null", "Neg", "Not", "Is", "Between", "In", "Like"}
+
+
+@cache
+def _parser() -> Any:
+    """sqlglot's parser of DuckDB's SQL, but no argument of a function is lost or changes its place."""
+    from sqlglot.parsers.duckdb import DuckDBParser
+
+    class Strict(DuckDBParser):
+        #: like(value, pattern), whose arguments sqlglot exchanges, is no function of the language
+        FUNCTIONS: ClassVar[dict[str, Any]] = {n: build for n, build in DuckDBParser.FUNCTIONS.items() if n != "LIKE"}
+        #: those of quantiles look at two arguments only
+        FUNCTION_PARSERS: ClassVar[dict[str, Any]] = {
+            n: parse for n, parse in DuckDBParser.FUNCTION_PARSERS.items() if not n.startswith("QUANTILE")
+        }
+
+        def validate_expression(self, expression: Any, args: Any = None) -> Any:
+            """As sqlglot does, and that every argument has found a place."""
+            if any(getattr(arg, "parent", expression) is None for arg in args or ()):
+                refuse("allow-list", f"{_name(expression)} with {len(args)} arguments is not in the language")
+            return super().validate_expression(expression, args)
+
+    return Strict
+
+
+def _parsed(kind: Any, text: str) -> list[Any]:
+    from sqlglot import Dialect
+
+    dialect = Dialect.get_or_raise("duckdb")
+    found: list[Any] = _parser()(dialect=dialect).parse_into(kind, dialect.tokenize(text), text)
+    return found
 
 
 def _is_unicode(text: str) -> bool:

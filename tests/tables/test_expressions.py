@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dpflow.core.declaration import Table
 from dpflow.core.estimators import SqlEstimator
-from dpflow.core.statistics import GroupEstimates
+from dpflow.core.statistics import GroupEstimates, GroupValues
 from dpflow.errors import PlanRefused, UnknownName
 from dpflow.tables import PrivateTable
 
@@ -162,6 +162,8 @@ def test_an_expression_means_what_duckdb_means(data: PrivateTable, text: str) ->
         ("avg(random())", "Rand"),
         ("percentile_cont(0.5) WITHIN GROUP (ORDER BY p)", "WithinGroup"),
         ("quantile_cont(p, label)", "literal between 0 and 1"),
+        ("quantile_cont(p, 0.5, 0.6)", "PercentileCont with 3 arguments"),
+        ("avg(mod(x, 2, 3))", "Mod with 3 arguments"),
         ("quantile_cont(p, 1.5)", "literal between 0 and 1"),
         ("quantile_cont(p, [0.5])", "allow-list"),
         ("median(city)", "types"),
@@ -201,6 +203,32 @@ def test_equal_expressions_have_one_text(data: PrivateTable) -> None:
     assert data.expression("median(p)") == data.expression("quantile_cont(p, 0.50)") == 'quantile_cont("p", 0.5)'
     assert data.expression("count_if(flag)") == data.expression("count(*) FILTER (WHERE flag)")
     assert data.expression("avg(abs(p - label))") not in texts
+
+
+def test_a_canonical_text_that_is_too_long_is_called_so(data: PrivateTable) -> None:
+    """666 characters become 18,488: the refusal says whose length it is, and what is accepted can be read again."""
+    text = "avg(p) + " + " + ".join(["1e-300"] * 60)
+    with pytest.raises(PlanRefused, match="its canonical form, with every bracket, all digits .* longer than 10000"):
+        data.expression(text)
+    short = data.expression("avg(p) + " + " + ".join(["1e-300"] * 25))
+    assert data.expression(short) == short and len(short) > 7000
+
+
+def test_missing_numbers_are_as_declared_without_bounds(make: Any) -> None:
+    """As estimators by name read them: NULL and NaN are the declared number, in a column of either kind; others stay missing."""
+    columns: dict[str, Any] = {"w": {"missing": 7}, "n": {"missing": -3}, "half": {"missing": "0.5"}, "none": {}}
+    private = make(
+        "CREATE TABLE data AS SELECT i AS u, CASE WHEN i < 10 THEN 1.0::DOUBLE WHEN i < 20 THEN 'nan' END AS w, "
+        "CASE WHEN i < 10 THEN i END AS n, CASE WHEN i < 10 THEN i END AS half, CASE WHEN i < 10 THEN i END AS none "
+        "FROM range(100) t(i)",
+        columns=columns,
+    )
+    _, rows = private.grouped_rows(GroupValues(1, tuple(columns)), b"secret", ())
+    for name in columns:
+        there = rows[name][~np.isnan(rows[name])]
+        for text, value in (("count", len(there)), ("median", np.median(there)), ("min", there.min())):
+            assert estimates(private, f"{text}({name})", 1)[0] == value, (text, name)
+    assert estimates(private, "median(w)", 1)[0] == 7 and estimates(private, "count(none)", 1)[0] == 10
 
 
 rows = st.deferred(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import duckdb
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from dpflow.core.declaration import Table
 from dpflow.core.statistics import GroupedSums, SortedValues
 from dpflow.errors import InvalidInput, PlanRefused, UnknownName
-from dpflow.tables import PrivateTable, filters
+from dpflow.tables import PrivateTable, expressions, filters
 
 COUNT = GroupedSums(None, None, 1, 100)
 NAMES = ["i", "big", "huge", "dec", "f", "txt", "en", "flag", "day", "ts", "tz", "id"]
@@ -124,7 +125,7 @@ def test_what_conditions_mean(nasty: Any, where: str, rows: int) -> None:
         ("i = 1 GROUP BY u", "one condition"),
         ("i = 1 UNION SELECT 1", "one condition"),
         ("", "one condition"),
-        ("(" * 3000 + "flag" + ")" * 3000, "one condition"),
+        ("(" * 3000 + "flag" + ")" * 3000, "depth"),
         ("i = 1" + " " * 10_000, "length"),
         ("txt = '\0'", "length"),
         ("txt = '\ud800'", "length"),
@@ -293,6 +294,57 @@ def test_the_canonical_text_means_itself(where: str) -> None:
     """Reading the canonical text again gives the same condition."""
     node = filters.parse(where, TABLE)
     assert filters.parse(str(node), TABLE) == node
+
+
+def test_what_is_nested_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A BETWEEN names its operand twice, so 25 of them would be 2^25 conditions: each node is read once, then it is refused."""
+    visits, real = [0], filters.Reader._node
+
+    def counted(self: filters.Reader, found: Any, depth: int) -> filters.Node:
+        visits[0] += 1
+        assert visits[0] <= 200
+        return real(self, found, depth)
+
+    monkeypatch.setattr(filters.Reader, "_node", counted)
+    for levels, rule in ((25, "length.*canonical form"), (40, "length|depth")):
+        visits[0] = 0
+        with pytest.raises(PlanRefused, match=rule):
+            filters.parse("(" * levels + "i" + " BETWEEN 0 AND 1)" * levels, TABLE)
+    visits[0] = 0
+    twice = filters.parse("(i BETWEEN 0 AND big) BETWEEN f AND dec", TABLE)
+    assert visits[0] == 8
+    once = filters.parse("i BETWEEN 0 AND big", TABLE)
+    assert str(twice) == f'(({once} >= "f") AND ({once} <= "dec"))'
+
+
+def test_no_argument_of_a_function_is_lost() -> None:
+    """Every function that the parser knows, with up to five arguments: all are in the canonical text in their order, or it is refused.
+
+    sqlglot drops the third argument of mod and of quantiles, and exchanges those of like.
+    """
+    from sqlglot.parsers.duckdb import DuckDBParser
+
+    names, accepted = ["i", "big", "huge", "dec", "f"], set()
+    for function in sorted({*DuckDBParser.FUNCTIONS, *DuckDBParser.FUNCTION_PARSERS}):
+        for count in range(6):
+            for language in (filters, expressions):
+                text = f"{function}({', '.join(names[:count])})"
+                try:
+                    node = language.parse(text, TABLE)
+                except (PlanRefused, UnknownName):
+                    continue
+                assert re.findall(r'"(\w+)"', str(node)) == names[:count], text
+                accepted.add(text)
+    assert {"ABS(i)", "MOD(i, big)", "CORR(i, big)", "COALESCE(i, big, huge)"} <= accepted
+    for text, language in (
+        ("mod(i, 2, 3) = 1", filters),
+        ("like('%', txt)", filters),
+        ("quantile_cont(i, 0.5, 0.6)", expressions),
+        ("quantile_disc(i, 0.5, big)", expressions),
+        ("quantile(i, 0.5, 0.6)", expressions),
+    ):
+        with pytest.raises(PlanRefused):
+            language.parse(text, TABLE)
 
 
 def test_no_condition_fails_on_any_row(nasty: Any) -> None:
