@@ -148,7 +148,8 @@ class PrivateTable:
     @overload
     def answer(self, statistic: Statistic, blocks: Sequence[str]) -> Groups | Histogram | Sets | RecordArrays: ...
     def answer(self, statistic: Statistic, blocks: Sequence[str]) -> Groups | Histogram | Sets | RecordArrays:
-        """Execute a request on the named blocks, or on the whole table if none is named."""
+        """Execute a request on the named blocks, each once, or on the whole table if none is named."""
+        blocks = tuple(dict.fromkeys(blocks))
         with self._reading(blocks) as reading:
             if isinstance(statistic, GroupedSums | SortedValues):
                 if self._partials is not None and len(blocks) > 1 and kept.can_be_kept(reading, statistic):

@@ -66,6 +66,15 @@ def folder(found: PrivateTable) -> Path:
     return found.declaration.database.with_name(found.declaration.database.name + ".partials")
 
 
+def test_a_block_named_twice_is_read_once(table: PrivateTable) -> None:
+    """Whether sums are kept or not: adding it up twice would double what one unit moves."""
+    plain = PrivateTable(table.declaration)
+    for request in REQUESTS:
+        for one in (table, plain):
+            for blocks in ([DAYS[0]], DAYS[:2]):
+                assert fingerprint(one.answer(request, blocks * 2)) == fingerprint(one.answer(request, blocks))
+
+
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """One entry for each block that is cut."""
