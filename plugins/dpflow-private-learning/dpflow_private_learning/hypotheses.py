@@ -176,12 +176,15 @@ class Scale:
         return self.high if value > 0 else self.low
 
     def sql(self) -> str:
-        """The grid integer of a column; NULL where a row has none."""
+        """The grid integer of a column; NULL where a row has none. No date is too far: what no timestamp holds is clamped first."""
         quoted = '"' + self.name.replace('"', '""') + '"'
         if self.dates:
-            ends = [dt.date(1970, 1, 1) + dt.timedelta(days=day) for day in (self.low, self.high)]
-            inside = "least(greatest(CAST({} AS TIMESTAMP), TIMESTAMP '{}'), TIMESTAMP '{}')".format(quoted, *ends)
-            value = f"CASE WHEN {quoted} IS NULL THEN NULL ELSE round(epoch_us({inside}) / 86400000000) END"
+            first, last = (dt.date(1970, 1, 1) + dt.timedelta(days=day) for day in (self.low, self.high))
+            day, nearest = f"CAST({quoted} AS DATE)", f"round(epoch_us(TRY_CAST({quoted} AS TIMESTAMP)) / 86400000000)"
+            value = (
+                f"CASE WHEN {day} < DATE '{first}' THEN {self.low} WHEN {day} > DATE '{last}' THEN {self.high} "
+                f"WHEN {quoted} IS NOT NULL THEN least({nearest}, {self.high}) END"
+            )
             return value if self.missing is None else f"coalesce({value}, {self.missing})"
         scaled = quoted
         if self.step != 1:

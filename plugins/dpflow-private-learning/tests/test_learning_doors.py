@@ -8,15 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import numpy as np
 import pytest
 from dpflow_private_learning.classifier import PrivateClassifier
+from dpflow_private_learning.hypotheses import Scale
 from dpflow_private_learning.plugin import dpflow_register_mechanisms
 
 import dpflow
 from dpflow.core.declaration import Column, Table
+from dpflow.core.statistics import SortedValues
 from dpflow.engine.request import Publish
 from dpflow.errors import InvalidInput, PlanRefused
 from dpflow.ledger import Ledger
+from dpflow.tables import PrivateTable
 
 NUMBER, REGISTRY = count(), dpflow.Registry.load()
 ONE: dict[str, Any] = {"column": "x", "epsilon": "1"}
@@ -204,3 +208,35 @@ def test_a_column_of_dates_is_answered_in_dates(tmp_path: Path) -> None:
     with duckdb.connect(str(world.out)) as connection:
         made = connection.execute(f"SELECT typeof(x), x >= DATE '2000-01-01' FROM {name}_synthetic").fetchall()
     assert made and set(made) == {("DATE", True)}
+
+
+@pytest.mark.parametrize("kind", ["DATE", "TIMESTAMP", "TIMESTAMP_NS", "TIMESTAMP WITH TIME ZONE"])
+def test_no_date_is_too_far_for_the_predicate(tmp_path: Path, kind: str) -> None:
+    """Every date of the type has the grid integer that the mechanism gives it; DuckDB's own cast to a timestamp would fail on some."""
+    far = {"DATE": ("5881580-07-10", "5877642-06-25 (BC)"), "TIMESTAMP": ("290309-12-22 (BC) 00:00:00", "294247-01-10")}
+    moments = [
+        "infinity",
+        "-infinity",
+        "1999-12-31 18:00:00",
+        "2000-01-01",
+        "2012-12-31 18:00:00",
+        "2013-01-01",
+        "2005-05-05",
+    ]
+    near = ["2005-05-05 11:59:59", "2005-05-05 12:00:00", *far.get(kind, ("2262-04-11 23:47:16", "1677-09-22"))]
+    with duckdb.connect(str(tmp_path / "t.duckdb")) as connection:
+        connection.execute("SET TimeZone = 'UTC'")
+        connection.execute(f"CREATE TABLE t (id INTEGER, x {kind})")
+        rows = [*enumerate([*moments, *near]), (99, None)]
+        connection.executemany(f"INSERT INTO t VALUES (?, CAST(CAST(? AS VARCHAR) AS {kind}))", rows)
+    column = Column.model_validate({"lower": dt.date(2000, 1, 1), "upper": dt.date(2012, 12, 31)})
+    declared = {"name": "t", "database": tmp_path / "t.duckdb", "unit": {"column": "id"}, "limits": {"rows": 1}}
+    table = Table.model_validate(declared | {"columns": {"x": {}}}).model_copy(update={"columns": {"x": column}})
+    found = PrivateTable(table).answer(SortedValues("x", 1), ())
+    wanted = [None, *np.repeat(found.values, found.counts).tolist()]
+    with duckdb.connect(str(tmp_path / "t.duckdb")) as connection:
+        connection.execute("SET TimeZone = 'UTC'")
+        values = connection.execute(
+            f"SELECT {Scale.of('x', column).sql()} AS d FROM t ORDER BY d NULLS FIRST"
+        ).fetchall()
+    assert [value for (value,) in values] == wanted and len(wanted) == len(rows)
