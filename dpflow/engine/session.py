@@ -80,7 +80,8 @@ class Session:
             query: a query of the mechanism, or the name of an estimator with the query's other ``fields``, or
                 ``{"sql": ..., "range": ..., "default": ...}``, an estimator of one's own, with them; or ``{"release": {...}}``,
                 a release inside the session (`dpflow.engine.inside`).
-            candidate: what the estimator scores, if it scores one; its digest becomes part of the query.
+            candidate: what the estimator scores, if it scores one; its digest becomes part of the query, and so do the columns it
+                reads where an estimator in SQL leaves columns out.
 
         Raises:
             SessionClosed: no answer is left and this question was not answered before.
@@ -100,6 +101,8 @@ class Session:
             raise InvalidDeclaration(f"query of {mechanism.name}: {problems(error)}") from None
         if isinstance(parsed, EstimatorQuery):
             parsed = self.canonical(parsed)
+            if candidate is not None and not parsed.columns:
+                parsed = parsed.model_copy(update={"columns": candidate.submission.columns})
         name = digest([self.id, parsed.model_dump(mode="json")])
         return self._once(name, partial(self._answer, mechanism, parsed, candidate))
 
@@ -211,6 +214,8 @@ class Session:
         subject = Subject(query.columns, options)
         if candidate is not None and candidate.predict is not None:
             given = candidate.submission
+            if estimator.model:
+                _check_covered(query, given)
             subject = Subject(query.columns, options, given.label, candidate.predict, candidate.score, candidate.rival)
         self._private.check(summed(self._private, statistic, estimator) or statistic, blocks)
         default = estimator.default if query.default is None else float(query.default)
@@ -234,6 +239,8 @@ class Session:
         private.check(request, blocks)
         if not theirs:
             return lambda: PerGroup(own.values(private.group_estimates(request, secret, blocks)))
+        if candidate is not None:
+            _check_covered(query, candidate.submission)
         rows = GroupValues(statistic.groups, tuple(dict.fromkeys((*query.columns, *columns))))
         private.check(rows, blocks)
         found = {name: function for name, function in functions.items() if function is not None}
@@ -242,6 +249,15 @@ class Session:
 
 #: Which function of a candidate gives the columns that an estimator in SQL reads of it.
 _SAYS = {"candidate.prediction": "predict", "candidate.score": "score", "candidate.rival": "rival"}
+
+
+def _check_covered(query: EstimatorQuery, given: Submission) -> None:
+    """A candidate without one of its columns would fail on every group, and each would have the default."""
+    if absent := sorted(set(given.columns) - set(query.columns)):
+        raise PlanRefused(
+            f"candidate {given.name!r} reads {', '.join(absent)}, which the query's columns leave out; name "
+            f"{', '.join(given.columns)}"
+        )
 
 
 def _cut(plan: Plan) -> str:

@@ -34,6 +34,7 @@ PARAMS = {"groups": 400, "queries": 20, "failures": 2, "rho": "0.24", "alpha": "
 LOSS = {"sql": "avg(abs(sick - said))", "range": [0, 1], "default": 1}
 RIGHT = {"sql": "1 - avg(abs(sick - said))", "range": [0, 1], "default": 0}
 BIT = {"lower": 0, "upper": 1}
+EMPTY = -7  #: of a group without rows: one of the 400 is empty once in 55 draws of the partition
 
 
 @pytest.fixture
@@ -108,7 +109,7 @@ def predictions(tiny: Tiny, expression: str, rows: int = 4000) -> dict[str, str]
 
 def values(session: Session, text: str, candidate: Candidate | None = None) -> np.ndarray[Any, Any]:
     """What the session's estimator in SQL gives on each group."""
-    own = {"sql": text, "range": [-1000, 1000], "default": -7}
+    own = {"sql": text, "range": [-1000, 1000], "default": EMPTY}
     given: dict[str, Any] = {"estimator": own, "claim": 0}
     if candidate is not None:
         given |= {"candidate": candidate.digest, "columns": list(candidate.submission.columns)}
@@ -136,10 +137,33 @@ def test_predictions_are_columns_of_the_expression(tiny: Tiny, opened: Any) -> N
         theirs = text.format("least(greatest(candidate.prediction, 0), 1)")
         assert values(gate, theirs, candidate).tobytes() == values(gate, text.format("said")).tobytes()
     score = "avg(abs(sick - least(greatest(candidate.score, 0), 1)))"
-    assert values(gate, score, candidate) == pytest.approx(0.1)
+    scores = values(gate, score, candidate)
+    assert scores[scores != EMPTY] == pytest.approx(0.1)
     right = "avg(CASE WHEN abs(sick - candidate.prediction) < 0.5 THEN 1 ELSE 0 END)"
     verdict = judge(gate, given | {"estimator": {"sql": right, "range": [0, 1], "default": 0}, "claim": "0.99"})
     assert verdict["verdict"] == "yes"
+
+
+SAME = {"sql": "avg(CASE WHEN abs(sick - candidate.prediction) < 0.5 THEN 1 ELSE 0 END)", "range": [0, 1], "default": 0}
+
+
+def test_a_candidate_brings_its_columns_to_any_question(tiny: Tiny, opened: Any) -> None:
+    """Asked without columns, perfect predictions are as perfect; without the row id, every group would have the default."""
+    gate = opened()
+    given = {"name": "c", "label": "sick", "claim": "0.9", "predictions": predictions(tiny, "i % 2")}
+    candidate = load_candidate(Submission.model_validate(given | {"estimator": SAME}))
+    said = gate.ask(SAME, candidate, claim="0.9")
+    assert said["verdict"] == "yes" and said["failures_left"] == 2
+    assert (
+        gate.ask(candidate.query(), candidate)
+        == said
+        == gate.ask(SAME, candidate, claim="0.9", columns=["sick", "visit"])
+    )
+    assert gate.remaining()["answered"] == 1
+    for estimator in (SAME, "accuracy"):
+        with pytest.raises(PlanRefused, match=r"candidate 'c' reads visit, which the query's columns leave out"):
+            gate.ask({"estimator": estimator}, candidate, claim="0.9", columns=["sick"])
+    assert gate.remaining() == {"state": "open", "answered": 1, "queries_left": 19, "failures_left": 2}
 
 
 def test_rows_without_a_prediction_have_none(tiny: Tiny, opened: Any) -> None:
@@ -151,7 +175,8 @@ def test_rows_without_a_prediction_have_none(tiny: Tiny, opened: Any) -> None:
         "predictions": predictions(tiny, "i % 2", 1000),
     }
     candidate = load_candidate(Submission.model_validate(given))
-    assert values(opened(), "count(candidate.prediction)", candidate).sum() == 1000
+    counts = values(opened(), "count(candidate.prediction)", candidate)
+    assert counts[counts != EMPTY].sum() == 1000
 
 
 def test_a_model_that_fails_on_a_group_leaves_the_others_alone(tiny: Tiny, opened: Any) -> None:
@@ -167,7 +192,7 @@ def test_a_model_that_fails_on_a_group_leaves_the_others_alone(tiny: Tiny, opene
 
     text = "avg(least(greatest(candidate.prediction, 0), 1)) + count(*)"
     whole, broken = values(gate, text, sound), values(gate, text, replace(sound, predict=fails))
-    assert (whole != broken).sum() == 1 and broken[whole != broken] == -7
+    assert (whole != broken).sum() == 1 and broken[whole != broken] == EMPTY
 
 
 def test_rows_beside_predictions_are_in_a_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,6 +204,8 @@ def test_rows_beside_predictions_are_in_a_sandbox(tmp_path: Path, monkeypatch: p
         assert made.rows("SELECT c1 FROM given WHERE c1 IS NOT NULL") == [("a",)]
         spill = Path(made.rows("SELECT current_setting('temp_directory')")[0][0])
         assert spill.is_relative_to(tempfile.gettempdir()) and spill.stat().st_mode & 0o077 == 0
+        for setting in ("autoload_known_extensions", "autoinstall_known_extensions", "enable_external_access"):
+            assert made.rows(f"SELECT current_setting('{setting}')") == [(False,)]
         for query in (
             "SELECT * FROM read_text('/etc/passwd')",
             "SET enable_external_access = true",
