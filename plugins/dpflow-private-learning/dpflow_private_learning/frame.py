@@ -118,7 +118,7 @@ def claim(epsilon: Fraction, delta: Fraction, exponential: bool = False) -> Even
 def printed(epsilon: Fraction, delta: Fraction, selections: int, pure: Fraction, table: Table) -> Event:
     """The event of a run with so many selections by stability as printed, each called with (epsilon, delta), and pure calls.
 
-    Each counts as (2 epsilon, delta e^(2 epsilon)/(1 + e^-epsilon)). Raises `PlanRefused` where that guarantees nothing, or for
+    Each counts as (2 epsilon, delta e^(2 epsilon)/(1 + e^-epsilon)), rounded up to 30 decimals as its call shows it. Raises `PlanRefused` where that guarantees nothing, or for
     units of several rows.
     """
     if table.limits.rows > 1:
@@ -126,7 +126,7 @@ def printed(epsilon: Fraction, delta: Fraction, selections: int, pure: Fraction,
     if epsilon > 10 or selections * literal_claim(epsilon, delta)[1] >= 1:
         raise PlanRefused("stability as printed guarantees nothing here; take the repaired one")
     true, chance = literal_claim(epsilon, delta)
-    return claim(pure + selections * true, -(-selections * chance * 10**30 // 1) / Fraction(10**30))
+    return claim(pure + selections * true, selections * -(-chance * 10**30 // 1) / Fraction(10**30))
 
 
 def moves(table: Table) -> int:
