@@ -118,8 +118,8 @@ def claim(epsilon: Fraction, delta: Fraction, exponential: bool = False) -> Even
 def printed(epsilon: Fraction, delta: Fraction, selections: int, pure: Fraction, table: Table) -> Event:
     """The event of a run with so many selections by stability as printed, each called with (epsilon, delta), and pure calls.
 
-    Each counts as (2 epsilon, delta e^(2 epsilon)/(1 + e^-epsilon)), rounded up to 30 decimals as its call shows it. Raises `PlanRefused` where that guarantees nothing, or for
-    units of several rows.
+    Each counts as (2 epsilon, delta e^(2 epsilon)/(1 + e^-epsilon)), rounded up to 30 decimals as its call shows it. Raises
+    `PlanRefused` where that guarantees nothing, or for units of several rows.
     """
     if table.limits.rows > 1:
         raise PlanRefused("stability as printed is for one row a unit; declare limits: {rows: 1}")
