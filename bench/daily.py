@@ -88,7 +88,7 @@ def _plot(path: Path, curves: dict[str, list[float]]) -> None:
     for name, taken in curves.items():
         axes.plot(range(1, DAYS + 1), taken, label=name)
     axes.set(xlabel=f"day, {ROWS // DAYS:,} rows each", ylabel="seconds", ylim=(0, None))
-    axes.legend()
+    figure.legend(loc="outside upper center", ncols=2, frameon=False)
     figure.savefig(path)
 
 

@@ -144,8 +144,8 @@ def rows_for_95(success: Callable[[int, int], bool], around: int, runs: int) -> 
 def utility(runs: int) -> Found:
     """Rows for 95 % success, beside the specification's and the exponential mechanism's."""
     rows, bounds = [], []
-    points: dict[str, list[tuple[float, float]]] = {"interior point": [], "median": [], "median, known range": []}
-    for place, (name, law) in enumerate(LAWS.items()):
+    points: dict[str, list[tuple[Any, float]]] = {"interior point": [], "median": [], "median, known range": []}
+    for name, law in LAWS.items():
 
         def sample(n: int, seed: int, law: Law = law) -> tuple[np.ndarray, float, float]:
             rng = np.random.default_rng([n, seed])
@@ -169,7 +169,7 @@ def utility(runs: int) -> Found:
         found = rows_for_95(point, law.point, runs), rows_for_95(median, law.median, runs), rows_for_95(known, 90, runs)
         rows.append((name, round(found[0]), law.point, round(found[1]), law.median, round(found[2])))
         for curve, n in zip(points.values(), found, strict=True):
-            curve.append((place, n))
+            curve.append((name, n))
         for what, n, spec in (("interior point", found[0], law.point), ("median", found[1], law.median)):
             bounds.append(bound(f"{name}, {what}: at most {spec} rows", n, most=spec))
     worst = max(r[1] / r[2] for r in rows), max(r[3] / r[4] for r in rows)
@@ -402,7 +402,7 @@ EXPERIMENTS = (
         "Rows from which 95 % of the releases are right, epsilon 1, delta 1e-6, one row replaced, alpha 1/4, a random shift and a "
         "scale between 2^-20 and 2^20 for the continuous distributions. *Specified* is the table of our specification. The last "
         "column is `quantile` on a range that is known to be 2e6 wide, with data of unit scale in it.",
-        ("distribution, in the table's order", "rows"),
+        ("", "rows"),
         utility,
         runs=400,
         small=20,

@@ -28,7 +28,7 @@ class Found:
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
-    curves: dict[str, list[tuple[float, float]]]
+    curves: dict[str, list[tuple[Any, float]]]  # points of numbers, or of names and numbers
     bounds: tuple[Bound, ...]
 
     @property
@@ -73,6 +73,8 @@ def draw(experiment: Experiment, found: Found) -> str:
         axes.set_xscale("log")
     if "y" in experiment.logarithmic:
         axes.set_yscale("log")
+    if any(isinstance(x, str) for points in found.curves.values() for x, _ in points):
+        axes.tick_params("x", rotation=90, labelsize=8)
     axes.set_xlabel(experiment.axes[0])
     axes.set_ylabel(experiment.axes[1])
     axes.legend(fontsize=8, frameon=False)
