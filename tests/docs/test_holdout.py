@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import yaml
 
 from dpflow.core.declaration import Table
-from dpflow.core.estimators import SqlEstimator
+from dpflow.core.estimators import SqlEstimator, Subject
 from dpflow.engine.candidate import Submission
 from dpflow.mechanisms.reusable_holdout import HoldoutParams, sizes
+from dpflow.registry import Registry
 from dpflow.tables import expressions
 
 PAGE = (Path(__file__).parents[2] / "docs" / "holdout.md").read_text()
@@ -20,6 +24,18 @@ def test_the_sizes_are_the_planners() -> None:
     found = {name: int(n.replace(",", "")) for name, n in re.findall(r"\| `(\w+)` \| ([\d,]+) \|", PAGE)}
     planned = sizes(HoldoutParams(epsilon=1, groups=2, queries=1000, failures=10))
     assert found == {name: planned[name] for name in found} and len(found) == 4
+
+
+def test_the_python_estimator_is_registered_and_right() -> None:
+    """The plugin on the page loads beside the others, passes the check across groups, and computes what it says."""
+    (block,) = [text for text in re.findall(r"```python\n(.*?)```", PAGE, re.S) if "hookimpl" in text]
+    found: dict[str, Any] = {}
+    exec(compile(block, "holdout.md", "exec"), found)  # noqa: S102  our own page
+    plugin = SimpleNamespace(dpflow_register_estimators=found["dpflow_register_estimators"])
+    made = Registry({"page": plugin}).estimator("pinball")
+    asked = Subject(("x",), {}, "label", lambda rows: rows["x"])
+    assert made.value({"x": np.array([1.0, 3.0]), "label": np.array([2.0, 1.0])}, asked) == -(0.9 + 0.2) / 2
+    assert made.value({"label": np.array([2.0])}, asked) == -1000
 
 
 def test_every_method_is_on_the_page() -> None:
