@@ -11,6 +11,8 @@ from pathlib import Path
 import duckdb
 import pytest
 
+from dpflow.cli.demo.job import DAILY
+
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 
@@ -61,3 +63,11 @@ def test_every_make_target_and_file_named_exists() -> None:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
     for path in re.findall(r"`((?:dpflow|docs|dags|plugins)/[\w/.]*)`|\]\(([\w/.]+)\)", README):
         assert (ROOT / "".join(path)).exists(), path
+
+
+def test_the_demos_budget_is_what_the_readme_says() -> None:
+    """The claim about an aircraft's day is the grant that the demo makes."""
+    epsilon, delta = DAILY
+    said = " ".join(README.split())
+    assert f"at epsilon {epsilon} and delta {delta} a day" in said
+    assert f"adds up to epsilon {epsilon}d and delta d x {delta}" in said
