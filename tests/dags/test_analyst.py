@@ -21,7 +21,6 @@ from dpflow.engine.candidate import Submission, load_candidate
 from dpflow.errors import PlanRefused
 from dpflow.mechanisms.reusable_holdout import HoldoutParams, ReusableHoldout
 from dpflow.tables import PrivateTable, build, open_rows
-from dpflow.testing.audit import too_often
 
 DAGS = Path(__file__).parents[2] / "dags"
 TABLES = ("flights", "flights_training", "flights_holdout")
@@ -179,7 +178,7 @@ def test_the_gate_is_right_about_every_candidate_in_99_of_100_runs(world: World)
             failed, memory = engine.ask(memory, agreeing, threshold, source)
             told.append("freedman" if failed else "honest")
         wrong += told != [c["kind"] for c in world.candidates]
-    assert not too_often(wrong, RUNS, 1 / 100)  # an exact sum over the noise says 1 in 22,000
+    assert wrong <= RUNS // 100  # the noise alone makes a run wrong once in 22,000, and more than this once in 10^7
 
 
 def test_a_stolen_holdout_is_worth_nothing_on_fresh_rows(world: World, tmp_path: Path) -> None:

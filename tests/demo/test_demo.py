@@ -77,12 +77,12 @@ def test_a_killed_task_is_charged_once(seen: Seen) -> None:
 def test_the_gate_tells_honest_from_overfitted(seen: Seen) -> None:
     """At least thirty candidates, one answer each; honest claims pass and Freedman's do not.
 
-    The gate's noise crosses the nearest margin (186 groups, at scales 10 and 20) once in 22,000 runs; two of them once in 10^8.
+    The gate's noise crosses the nearest margin (186 groups, at scales 10 and 20) once in 22,000 runs.
     """
     assert len(seen.verdicts) >= 30
     assert len({v["candidate"] for v in seen.verdicts}) == len(seen.verdicts)
-    wanted = {"honest": "yes", "freedman": "no"}
-    assert sum(v["verdict"] != wanted[v["kind"]] for v in seen.verdicts) <= 1
+    assert {v["verdict"] for v in seen.verdicts if v["kind"] == "honest"} == {"yes"}
+    assert {v["verdict"] for v in seen.verdicts if v["kind"] == "freedman"} == {"no"}
     assert {v["guarantee"] for v in seen.verdicts} == {"heuristic"}
 
 
