@@ -74,12 +74,12 @@ def by_hand(place: str, kind: str = "by_hand") -> str:
 
 def ours(place: str, anchor: Path) -> Charge:
     """Reserve and settle through the ledger."""
-    ledger = Ledger(place, anchor=anchor)
+    ledger, event = Ledger(place, anchor=anchor), Pure(1)
 
     def charge(name: str) -> None:
         key = ReleaseKey("bench", "", "", name, "0" * 64)
         held = ledger.reserve(
-            key, event=Pure(1), blocks=(), family="bench", slot=None, principal="bench", request={"name": "bench"}
+            key, event=event, blocks=(), family="bench", slot=None, principal="bench", request={"name": "bench"}
         )
         ledger.settle(held, {"rows": []})
 

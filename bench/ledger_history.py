@@ -20,7 +20,7 @@ from bench.hammer import places
 from bench.timing import show
 from dpflow.core.events import Pure
 from dpflow.ledger import Ledger, ReleaseKey, chain, schema
-from dpflow.ledger.anchor import Anchor
+from dpflow.ledger.anchor import Anchor, Mark
 
 FEW, MANY, TURNS = 10, 1_000_000, 400
 
@@ -70,7 +70,7 @@ def fill(ledger: Ledger, target: str, anchor: Path, scope: str, number: int) -> 
         if table is schema.entry:
             last = batch[-1]
             last["hash"] = chain.hashed(last)
-            last["seal"] = chain.sealed(Anchor(anchor), last["seq"], last["hash"])
+            last["seal"] = Anchor(anchor).seal(last["seq"], last["hash"])
         if "://" in target:
             with connection.cursor().copy(f"COPY {table.name} ({', '.join(names)}) FROM STDIN") as copy:
                 for row in batch:
@@ -88,7 +88,7 @@ def fill(ledger: Ledger, target: str, anchor: Path, scope: str, number: int) -> 
     else:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     connection.close()
-    Anchor(anchor).advance(last["seq"], last["hash"])
+    Mark(Anchor(anchor)).advance(last["seq"], last["hash"], last["seal"])
 
 
 def charge(ledger: Ledger, scope: str, name: str) -> None:

@@ -31,6 +31,9 @@ POINTS = (
 )
 STATEMENT: Final = re.compile(r"statement\.[1-9]\d*")
 
+#: What is armed. Read once, because asking the environment takes longer than all else that happens at a point.
+armed = os.environ.get("DPFLOW_FAULT", "")
+
 #: What a ledger calls after each of its SQL statements, or None: then nothing is wrapped and nothing is called.
 after_statement: Callable[[], None] | None = None
 
@@ -41,7 +44,6 @@ class FaultInjected(Exception):
 
 def reach(point: str) -> None:
     """Pass a named point: nothing happens unless this very point is armed."""
-    armed = os.environ.get("DPFLOW_FAULT")
     if not armed:
         return
     if point not in POINTS and not STATEMENT.fullmatch(point):
@@ -93,5 +95,5 @@ def count_statements() -> None:
     after_statement = lambda: reach(f"statement.{next(numbers)}")  # noqa: E731
 
 
-if os.environ.get("DPFLOW_FAULT", "").startswith("statement."):
+if armed.startswith("statement."):
     count_statements()

@@ -16,15 +16,21 @@ from pathlib import Path
 
 from dpflow.errors import LedgerCorrupt, LedgerUnavailable
 
+Seen = tuple[int, str]  # an entry's number and hash
+_LONGEST = 512  # bytes of a record
+
 
 class Anchor:
     """The key and the high-water mark of one ledger."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._mark = str(folder / "mark")
+        self.place = str(folder / "mark")
+        self.valid: tuple[bytes, Seen | None] = (
+            b"",
+            None,
+        )  # the last record of the mark that this process wrote or checked
         self._secret = b""
-        self._valid = b""  # the last record this process wrote or checked
 
     def create(self) -> None:
         """Make the directory and the key, if they are missing; only this user can enter."""
@@ -43,7 +49,7 @@ class Anchor:
             os.fsync(folder)
             os.close(folder)
         except OSError as error:
-            raise self._unusable(error) from None
+            raise self.unusable(error) from None
 
     @property
     def _key(self) -> bytes:
@@ -65,60 +71,88 @@ class Anchor:
         """HMAC-SHA256 under the key, separated by purpose."""
         return hmac.digest(self._key, purpose.encode() + b"\0" + data, "sha256").hex()
 
-    def mark(self) -> tuple[int, str] | None:
+    def seal(self, seq: int, entry_hash: str) -> str:
+        """What only this ledger can put under an entry."""
+        return self.commitment(f"{seq} {entry_hash}".encode(), "entry")
+
+    def mark(self) -> Seen | None:
         """The highest committed entry, or None. Raises `LedgerCorrupt` if the mark was not written under this key."""
-        with self._marked(fcntl.LOCK_SH) as file:
-            return self._read(file)
+        with contextlib.closing(Mark(self)) as mark:
+            return mark.seen()
 
-    def advance(self, seq: int, digest: str) -> tuple[int, str] | None:
-        """Raise the mark after a commit; it never goes down, whoever comes last. Returns a mark that says something else.
-
-        The record is rewritten in place, within one sector and without fsync: after a power cut it may be some entries
-        old, which only means that those last entries are guarded by their seals alone.
-        """
-        with self._marked(fcntl.LOCK_EX) as file:
-            known = self._read(file)
-            if known is None or known[0] < seq:
-                seal = self.commitment(f"{seq} {digest}".encode(), "mark")
-                record = f"{seq:020d} {digest} {seal}\n".encode()
-                os.pwrite(file, record, 0)
-                self._valid = record
-                return None
-            return None if known == (seq, digest) else known
-
-    @contextlib.contextmanager
-    def _marked(self, lock: int) -> Iterator[int]:
-        try:
-            file = os.open(self._mark, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(file, lock)
-                yield file
-            finally:
-                fcntl.flock(file, fcntl.LOCK_UN)  # a child forked meanwhile has a copy
-                os.close(file)
-        except OSError as error:
-            raise self._unusable(error) from None
-
-    def _unusable(self, error: OSError) -> LedgerUnavailable:
+    def unusable(self, error: OSError) -> LedgerUnavailable:
+        """What to say when the directory fails."""
         return LedgerUnavailable(
             f"the anchor directory {self.folder} cannot be used ({error.strerror}); mend it and repeat the call, which is "
             f"never charged twice"
         )
 
-    def _read(self, file: int) -> tuple[int, str] | None:
-        record = os.pread(file, 512, 0)
-        if not record:
-            return None
+
+class Mark:
+    """The open file of the mark: number, hash and seal of the highest entry.
+
+    It is rewritten in place, within one sector and without fsync: after a power cut it may be some entries old, which only
+    means that those last entries are guarded by their seals alone.
+    """
+
+    def __init__(self, anchor: Anchor) -> None:
+        self._anchor = anchor
+        try:
+            self._file = os.open(anchor.place, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise anchor.unusable(error) from None
+
+    def seen(self) -> Seen | None:
+        """The highest committed entry, or None. Raises `LedgerCorrupt` if it was not written under the anchor's key."""
+        try:
+            return self._read()
+        except LedgerCorrupt:  # or half of it is new: somebody is just writing
+            with self._locked(fcntl.LOCK_SH):
+                return self._read()
+
+    def advance(self, seq: int, digest: str, seal: str) -> Seen | None:
+        """Raise the mark after a commit; it never goes down, whoever comes last. Returns a mark that says something else."""
+        record = f"{seq:020d} {digest} {seal}\n".encode()
+        with self._locked(fcntl.LOCK_EX):
+            known = self._read()
+            if known is not None and known[0] >= seq:
+                return None if known == (seq, digest) else known
+            os.pwrite(self._file, record, 0)
+        self._anchor.valid = record, (seq, digest)
+        return None
+
+    def close(self) -> None:
+        """Let go of the file."""
+        os.close(self._file)
+
+    @contextlib.contextmanager
+    def _locked(self, lock: int) -> Iterator[None]:
+        try:
+            fcntl.flock(self._file, lock)
+            try:
+                yield
+            finally:
+                fcntl.flock(self._file, fcntl.LOCK_UN)  # a child forked meanwhile has a copy
+        except OSError as error:
+            raise self._anchor.unusable(error) from None
+
+    def _read(self) -> Seen | None:
+        try:
+            record = os.pread(self._file, _LONGEST, 0)
+        except OSError as error:
+            raise self._anchor.unusable(error) from None
+        known, seen = self._anchor.valid
+        if record == known or not record:
+            return seen if record else None
         try:
             seq, digest, seal = record.decode("ascii").split()
-            valid = record == self._valid or hmac.compare_digest(
-                seal, self.commitment(f"{int(seq)} {digest}".encode(), "mark")
-            )
+            seen = int(seq), digest
+            valid = hmac.compare_digest(seal, self._anchor.seal(*seen))
         except ValueError:
             valid = False
         if not valid:
             raise LedgerCorrupt(
-                f"the high-water mark in {self.folder} was not written under this ledger's key; restore it"
+                f"the high-water mark in {self._anchor.folder} was not written under this ledger's key; restore it"
             )
-        self._valid = record
-        return int(seq), digest
+        self._anchor.valid = record, seen
+        return seen

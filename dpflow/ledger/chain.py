@@ -19,15 +19,17 @@ from typing import Any
 import sqlalchemy as sa
 
 from dpflow.errors import LedgerCorrupt
-from dpflow.ledger.anchor import Anchor
+from dpflow.ledger.anchor import Anchor, Seen
 from dpflow.ledger.schema import entry
-from dpflow.ledger.statements import Prepared, Transaction, insert, where
+from dpflow.ledger.statements import Prepared, Read, Transaction, insert, where
 
 FIRST = "0" * 64
 FIELDS = ("seq", "at", "kind", "scope", "release_id", "principal", "body", "previous")
 
-HEAD = Prepared(
-    sa.select(entry.c.seq, entry.c.hash, entry.c.seal).order_by(entry.c.seq.desc()).limit(sa.literal_column("1"))
+_ENDS = entry.c.seq, entry.c.hash, entry.c.seal
+_HEAD = Prepared(sa.select(*_ENDS).order_by(entry.c.seq.desc()).limit(sa.literal_column("1")))
+_SINCE = Prepared(
+    sa.select(*_ENDS).where(entry.c.seq >= sa.bindparam("seq", type_=entry.c.seq.type)).order_by(entry.c.seq)
 )
 _HASH_AT = Prepared(sa.select(entry.c.hash).where(where(entry.c.seq)))
 INSERT = insert(entry)
@@ -51,14 +53,9 @@ def hashed(fields: Mapping[str, Any]) -> str:
     return digest([fields[name] for name in FIELDS])
 
 
-def sealed(anchor: Anchor, seq: int, entry_hash: str) -> str:
-    """The seal of an entry."""
-    return anchor.commitment(f"{seq} {entry_hash}".encode(), "entry")
-
-
 def genuine(anchor: Anchor, row: Any) -> bool:
     """Whether an entry's hash carries the seal of this ledger's key."""
-    return hmac.compare_digest(str(row.seal).encode(errors="replace"), sealed(anchor, row.seq, row.hash).encode())
+    return hmac.compare_digest(str(row.seal).encode(errors="replace"), anchor.seal(row.seq, row.hash).encode())
 
 
 @functools.lru_cache(maxsize=1)
@@ -69,9 +66,9 @@ def _shown(second: int) -> str:
 class Writer:
     """Appends entries inside one writing transaction."""
 
-    def __init__(self, transaction: Transaction, anchor: Anchor, mark: tuple[int, str] | None) -> None:
+    def __init__(self, transaction: Transaction, anchor: Anchor, mark: Seen | None) -> None:
         self._transaction, self._anchor, self._mark = transaction, anchor, mark
-        self.head: tuple[int, str] | None = None
+        self.head: tuple[int, str, str] | None = None  # number, hash and seal of the newest entry it added
 
     def note(self, kind: str, scope: str, release_id: str, principal: str, body: Mapping[str, Any]) -> None:
         """Add an entry. The time is for people; nothing depends on the clock.
@@ -79,7 +76,7 @@ class Writer:
         Raises:
             LedgerCorrupt: the newest entry is not one that this ledger's key sealed and the anchor has seen.
         """
-        seq, previous = self.head or self._checked_head()
+        seq, previous = self._checked_head() if self.head is None else self.head[:2]
         fields: dict[str, Any] = {
             "seq": seq + 1,
             "at": _shown(int(time.time())),
@@ -91,26 +88,31 @@ class Writer:
             "previous": previous,
         }
         found = hashed(fields)
-        self._transaction.run(INSERT, **fields, hash=found, seal=sealed(self._anchor, seq + 1, found))
-        self.head = seq + 1, found
+        seal = self._anchor.seal(seq + 1, found)
+        self._transaction.run(INSERT, **fields, hash=found, seal=seal)
+        self.head = seq + 1, found, seal
 
-    def _checked_head(self) -> tuple[int, str]:
+    def _checked_head(self) -> Seen:
+        """The newest entry, if all is as the anchor has seen it; the mark is sealed itself."""
         mark = self._mark
-        row = self._transaction.first(HEAD)
-        if row is None:
-            if mark is not None:
-                raise LedgerCorrupt(_gone(mark[0]))
+        ((statement, values),) = reads(mark)
+        rows = self._transaction.rows(statement, **values)
+        if mark is not None and (not rows or mark != (rows[0].seq, rows[0].hash)):
+            raise LedgerCorrupt(_gone(mark[0]))
+        if not rows:
             return 0, FIRST
-        if mark == (row.seq, row.hash):  # the mark is sealed itself
-            return row.seq, row.hash
-        if not genuine(self._anchor, row):
-            raise LedgerCorrupt(f"entry {row.seq} was not made by this ledger; run dpflow ledger verify")
-        if mark is not None:
-            require_seen(self._transaction, mark)
-        return row.seq, row.hash
+        head = rows[-1]
+        if (head.seq, head.hash) != mark and not genuine(self._anchor, head):
+            raise LedgerCorrupt(f"entry {head.seq} was not made by this ledger; run dpflow ledger verify")
+        return head.seq, head.hash
 
 
-def require_seen(transaction: Transaction, mark: tuple[int, str]) -> None:
+def reads(mark: Seen | None) -> list[Read]:
+    """What a writer will read: the newest entry; all since the mark, if there is one, are a few."""
+    return [(_HEAD, {}) if mark is None else (_SINCE, {"seq": mark[0]})]
+
+
+def require_seen(transaction: Transaction, mark: Seen) -> None:
     """Raises `LedgerCorrupt` unless the entry that the anchor has seen is in the history."""
     seen = transaction.first(_HASH_AT, seq=mark[0])
     if seen is None or seen.hash != mark[1]:
@@ -129,7 +131,7 @@ class Auditor:
 
     def __init__(self, anchor: Anchor) -> None:
         self._anchor, self._damaged = anchor, ""
-        self._mark: tuple[int, str] | None = None
+        self._mark: Seen | None = None
         try:
             self._mark = anchor.mark()
         except LedgerCorrupt as error:

@@ -80,11 +80,11 @@ class Database:
                 self._engine.dispose()
 
     @contextlib.contextmanager
-    def writing(self, *ahead: Read) -> Iterator[Transaction]:
+    def writing(self, ahead: Callable[[], Sequence[Read]] = tuple) -> Iterator[Transaction]:
         """A transaction that no other writer runs beside; commits at the end, or leaves nothing.
 
         Args:
-            ahead: what it will read for certain, asked for in one round trip where that saves any.
+            ahead: says what it will read for certain, which is asked for in one round trip where that saves any.
         """
         committing, queue = False, self._queue()
         try:
@@ -162,10 +162,10 @@ class Database:
         faults.passed()
         return Transaction(connection.driver_connection, "sqlite" if self.sqlite else "postgresql")
 
-    def _start_writing(self, ahead: Sequence[Read], connection: sa.PoolProxiedConnection) -> Transaction:
+    def _start_writing(self, ahead: Callable[[], Sequence[Read]], connection: sa.PoolProxiedConnection) -> Transaction:
         driver: Any = connection.driver_connection
         if not self.sqlite:
-            return WireTransaction(driver, Wire(driver, connection.info.setdefault("prepared", {})), _BEGIN, ahead)
+            return WireTransaction(driver, Wire(driver, connection.info.setdefault("prepared", {})), _BEGIN, ahead())
         driver.execute("BEGIN IMMEDIATE")
         faults.passed()
         return Transaction(driver, "sqlite")

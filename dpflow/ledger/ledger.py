@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
@@ -16,7 +17,7 @@ from dpflow.core.events import Event
 from dpflow.core.filters import Cost, FilterName, Guarantee, odometer
 from dpflow.errors import InvalidInput, LedgerCorrupt
 from dpflow.ledger import accounts, chain, grants, readings, releases, schema, sessions, transfer, verify
-from dpflow.ledger.anchor import Anchor
+from dpflow.ledger.anchor import Anchor, Mark
 from dpflow.ledger.database import Database
 from dpflow.ledger.records import (
     Answered,
@@ -251,7 +252,7 @@ class Ledger:
             SessionClosed: an open gate session closes the data to other releases.
         """
         ask = Ask(key, event, blocks, family, slot, principal, request, spend_again, data)
-        with self._writing(*releases.reads(ask)) as (transaction, writer):
+        with self._writing(partial(releases.reads, ask)) as (transaction, writer):
             row = releases.known(transaction, writer, ask)
             if row is None:
                 reservation = Reservation(releases.charge(transaction, writer, ask), 1, False)
@@ -279,7 +280,7 @@ class Ledger:
             RetryConflict: the attempt was fenced; its result is discarded.
         """
         text = releases.ordered(result)
-        with self._writing(*releases.reads_of_one(reservation.release_id)) as (transaction, writer):
+        with self._writing(partial(releases.reads_of_one, reservation.release_id)) as (transaction, writer):
             kept = releases.settle(transaction, writer, reservation, text, snapshot, principal)
             faults.reach("settle.before-commit")
         faults.reach("settle.after-commit")
@@ -528,17 +529,19 @@ class Ledger:
     # --- inside -------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _writing(self, *ahead: Read) -> Iterator[tuple[Transaction, chain.Writer]]:
+    def _writing(self, ahead: Callable[[], Sequence[Read]] = tuple) -> Iterator[tuple[Transaction, chain.Writer]]:
         """A writing transaction that can append entries, and raises the anchor's mark after its commit.
 
         Raises:
             LedgerCorrupt: the anchor has seen an entry that is not in this database, such as one of a copy in use elsewhere.
         """
-        mark = self._anchor.mark()  # read before the turn, which others wait for: it may be older, never newer
-        with self._database.writing(*ahead) as transaction:
-            writer = chain.Writer(transaction, self._anchor, mark)
-            yield transaction, writer
-        if writer.head is not None and (other := self._anchor.advance(*writer.head)) is not None:
+        with contextlib.closing(Mark(self._anchor)) as mark:
+            seen = mark.seen()  # read before the turn, which others wait for: it may be older, never newer
+            with self._database.writing(lambda: [*ahead(), *chain.reads(seen)]) as transaction:
+                writer = chain.Writer(transaction, self._anchor, seen)
+                yield transaction, writer
+            other = None if writer.head is None else mark.advance(*writer.head)
+        if other is not None:
             with self._database.reading() as transaction:
                 chain.require_seen(transaction, other)  # another writer's entry, or one of a copy in use
 

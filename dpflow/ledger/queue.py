@@ -1,9 +1,10 @@
-"""Turns among the writers of one SQLite file: fair over a tenth of a second, in slices for speed.
+"""Turns among the writers of one SQLite file: a few at a time, each for one slice.
 
 SQLite's own waiting is a lottery: a writer that comes back at once nearly always wins, and the others sleep longer and longer.
-Passing the turn on after every transaction is fair but slow, because each time another process must wake up with cold
-caches. So who had to queue for a turn may come back without queueing for one slice of time, and those in the queue look
-only now and then: mostly two or three processes work, one in its turn while the others wait for the disk.
+Passing the turn on to the next in line after every transaction is fair but slow, because each time another process must wake
+up with cold caches, and pushes somebody from the processor who is in the middle of a turn. So a writer first takes one of a few seats, and
+only those who sit take turns: one works while another waits for the disk. A seat is free again after a slice of time, or
+when whoever sat there stayed away for a moment; who has none queues for the next one, and sleeps until then.
 """
 
 from __future__ import annotations
@@ -11,47 +12,54 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import struct
 import time
 import weakref
 
-SLICE = 0.010
+SEATS = min(2, os.cpu_count() or 1)
+SLICE = 0.03
+AWAY = 0.004
+SPIN = 0.001  # a turn is mostly shorter than it takes to fall asleep and to wake up
 LOOK = 0.0003
 PATIENCE = 60.0  # seconds after which it goes on without a turn, and SQLite's lock decides
+_END = struct.Struct("=d")  # when a seat is free again, in seconds of this machine's monotonic clock
 
 
 class Queue:
-    """One thread's place among the writers. Two locks on empty files: the turn, and who is next."""
+    """One thread's place among the writers. Locks on two empty files: the turn, and who is next; and a file of seats."""
 
     def __init__(self, path: str) -> None:
         self.pid = os.getpid()
         self._files: list[int] = []
-        self._until = 0.0
+        self._seat, self._until, self._kept = 0, 0.0, 0.0
         _OPEN.add(self)
         with contextlib.suppress(OSError):  # a place that cannot be written: no turns, no fairness
-            for name in ("turn", "queue"):
+            for name in ("turn", "queue", "seats"):
                 self._files.append(os.open(f"{path}.{name}", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
 
     def enter(self) -> None:
         """Wait for a turn."""
-        if len(self._files) < 2:
+        if len(self._files) < 3:
             return
-        while time.monotonic() < self._until:
-            if self._taken():
-                return
-            os.sched_yield()
-        fcntl.flock(self._files[1], fcntl.LOCK_EX)
-        try:
-            end = time.monotonic() + PATIENCE
-            while not self._taken() and time.monotonic() < end:
+        now = time.monotonic()
+        if now >= self._kept:
+            self._sit()
+            now = time.monotonic()
+        spin, end = now + SPIN, now + PATIENCE
+        while not self._taken() and (now := time.monotonic()) < end:
+            if now < spin:
+                os.sched_yield()
+            else:
                 time.sleep(LOOK)
-        finally:
-            fcntl.flock(self._files[1], fcntl.LOCK_UN)
-        self._until = time.monotonic() + SLICE
 
     def leave(self) -> None:
-        """Give the turn back."""
-        if len(self._files) == 2:
-            fcntl.flock(self._files[0], fcntl.LOCK_UN)
+        """Give the turn back, and keep the seat for a moment."""
+        if len(self._files) < 3:
+            return
+        fcntl.flock(self._files[0], fcntl.LOCK_UN)
+        until = min(self._until, time.monotonic() + AWAY)
+        if abs(until - self._kept) > AWAY / 2:
+            self._keep(until)
 
     def close(self) -> None:
         """Let go of the files."""
@@ -59,6 +67,28 @@ class Queue:
             os.close(self._files.pop())
 
     __del__ = close
+
+    def _sit(self) -> None:
+        """Wait in line for the seat that is free first. Where seats cannot be written, everybody sits."""
+        fcntl.flock(self._files[1], fcntl.LOCK_EX)
+        try:
+            end = time.monotonic() + PATIENCE
+            while (now := time.monotonic()) < end:
+                kept = os.pread(self._files[2], SEATS * _END.size, 0).ljust(SEATS * _END.size, b"\0")
+                until, self._seat = min((until, seat) for seat, (until,) in enumerate(_END.iter_unpack(kept)))
+                if not now < until <= now + SLICE:  # later than that is of a clock before the last boot
+                    break
+                time.sleep(until - now)
+            self._until = now + SLICE
+            self._keep(self._until)
+        finally:
+            fcntl.flock(self._files[1], fcntl.LOCK_UN)
+
+    def _keep(self, until: float) -> None:
+        """Say when the seat is free again."""
+        self._kept = until
+        with contextlib.suppress(OSError):
+            os.pwrite(self._files[2], _END.pack(until), self._seat * _END.size)
 
     def _taken(self) -> bool:
         try:

@@ -10,6 +10,7 @@ finds them no longer fresh, but whoever joins them neither closes nor cuts them.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,8 +21,9 @@ from dpflow.ledger import schema
 from dpflow.ledger.statements import Prepared, Read, Transaction, insert, where
 
 _D, _R = schema.data.c, schema.release.c
-_TOGETHER = 3  # names that one statement looks up
+_TOGETHER = 3  # names that one statement looks up, if there is more than one
 _FIND = Prepared(sa.select(schema.data).where(_D.name.in_([sa.bindparam(f"name{n}") for n in range(_TOGETHER)])))
+_FIND_ONE = Prepared(sa.select(schema.data).where(where(_D.name)))
 _GATE = Prepared(sa.select(_R.scope, _R.state).where(where(_R.id)))
 _INSERT = insert(schema.data)
 _UPDATE = Prepared(
@@ -34,21 +36,29 @@ _UPDATE = Prepared(
 JOINED = "joined "
 
 
-def names(scope: str, named: Sequence[str]) -> list[str]:
+def names(scope: str, named: Sequence[str]) -> tuple[str, ...]:
     """All names of the data that a release on this scope is about."""
-    own = (name for name in named if not name.startswith(JOINED))
-    return list(dict.fromkeys((f"dataset {scope.split('/')[0]}", *own)))
+    return _names(scope, tuple(named))[0]
 
 
-def joined(scope: str, named: Sequence[str]) -> list[str]:
+def joined(scope: str, named: Sequence[str]) -> tuple[str, ...]:
     """Names of the public data that it reads besides."""
+    return _names(scope, tuple(named))[1]
+
+
+@functools.lru_cache(maxsize=1024)
+def _names(scope: str, named: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    own = dict.fromkeys((f"dataset {scope.split('/')[0]}", *(name for name in named if not name.startswith(JOINED))))
     also = dict.fromkeys(name.removeprefix(JOINED) for name in named if name.startswith(JOINED))
-    return [name for name in also if name not in names(scope, named)]
+    return tuple(own), tuple(name for name in also if name not in own)
 
 
 def reads(scope: str, named: Sequence[str]) -> list[Read]:
     """What `require` will read for certain."""
-    found = names(scope, named) + joined(scope, named)
+    own, also = _names(scope, tuple(named))
+    found = own + also
+    if len(found) == 1:
+        return [(_FIND_ONE, {"name": found[0]})]
     groups = [found[at : at + _TOGETHER] for at in range(0, len(found), _TOGETHER)]
     return [(_FIND, {f"name{n}": group[min(n, len(group) - 1)] for n in range(_TOGETHER)}) for group in groups]
 

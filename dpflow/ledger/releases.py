@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import sqlalchemy as sa
 
-from dpflow.core.events import Event, to_json
+from dpflow.core import events
+from dpflow.core.events import Event
 from dpflow.errors import InvalidInput, LedgerCorrupt, RetryConflict
 from dpflow.ledger import accounts, chain, readings, schema
 from dpflow.ledger.records import ReleaseKey, Reservation, Stored, checked_name, stored_json
@@ -51,6 +52,11 @@ _RESOLVE = Prepared(
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
+@functools.lru_cache(maxsize=1024)
+def _written(event: Event) -> str:
+    return chain.canonical(events.to_json(event))
+
+
 @dataclass(frozen=True)
 class Ask:
     """What a caller wants to pay for: the arguments of `Ledger.reserve` and `Ledger.open_session`."""
@@ -77,14 +83,14 @@ class Ask:
             checked_name("a name of data", name, longest=1000)
         _ = self.public  # what it costs to write it down is paid before others wait for the turn
 
-    @cached_property
+    @functools.cached_property
     def public(self) -> dict[str, Any]:
         """What the release's row and its entry say of it."""
         return {name: getattr(self.key, name) for name in schema.KEY} | {
             "family": self.family,
             "slot": self.slot,
             "blocks": chain.canonical(list(self.request.get("blocks", self.blocks))),
-            "event": chain.canonical(to_json(self.event)),
+            "event": _written(events.known(self.event)),
             "request": ordered(self.request),
         }
 
@@ -130,7 +136,7 @@ def known(transaction: Transaction, writer: chain.Writer, ask: Ask) -> Any:
 
 def reads_of_one(release_id: str) -> list[Read]:
     """What settling a release will read."""
-    return [(BY_ID, {"id": release_id}), (chain.HEAD, {})]
+    return [(BY_ID, {"id": release_id})]
 
 
 def reads(ask: Ask) -> list[Read]:
@@ -139,7 +145,7 @@ def reads(ask: Ask) -> list[Read]:
     if ask.slot is not None:
         found.append((_IN_SLOT, {"slot": ask.slot}))
     found += readings.reads(ask.key.scope, ask.data)
-    return [*found, *accounts.reads(ask.key.scope, ask.blocks), (chain.HEAD, {})]
+    return [*found, *accounts.reads(ask.key.scope, ask.blocks)]
 
 
 def charge(

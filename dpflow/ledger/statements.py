@@ -46,7 +46,7 @@ def _in_order(names: Sequence[str]) -> Callable[[Mapping[str, Any]], tuple[Any, 
     """What takes these values out of a mapping."""
     if len(names) > 1:
         return itemgetter(*names)
-    return lambda given: tuple(given[name] for name in names)
+    return lambda given: tuple([given[name] for name in names])
 
 
 Read = tuple[Prepared, dict[str, Any]]  # a statement that reads, and its parameters

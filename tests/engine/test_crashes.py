@@ -79,7 +79,7 @@ def doomed(name, point):
             return trace
         sys.settrace(trace)
     else:
-        os.environ["DPFLOW_FAULT"] = point + ":kill"
+        faults.armed = point + ":kill"
         if kind == "statement":
             faults.count_statements()
     return run(name)

@@ -100,7 +100,7 @@ def test_a_crash_inside_is_charged_once(tiny: Tiny, ledger: Ledger, monkeypatch:
     """After the draw and before the answer is stored nothing is spent and nothing was seen; the next try draws afresh."""
     session = opened(tiny, ledger, **RESERVE)
     with monkeypatch.context() as patched:
-        patched.setenv("DPFLOW_FAULT", "draw.after:fail")
+        patched.setattr("dpflow.core.faults.armed", "draw.after:fail")
         with pytest.raises(faults.FaultInjected):
             session.ask(count())
     assert session.remaining()["answered"] == 0

@@ -196,15 +196,15 @@ def test_a_crash_before_the_commit_shows_nothing_and_after_it_loses_nothing(
     """The same points after each fault: one stored answer each, counted once."""
     session = world.open()
     for point in ("draw.after", "session.before-commit"):
-        monkeypatch.setenv("DPFLOW_FAULT", f"{point}:fail")
+        monkeypatch.setattr("dpflow.core.faults.armed", f"{point}:fail")
         with pytest.raises(faults.FaultInjected):
             session.predict([[1, "Oslo"], [2, "Rome"]])
-        monkeypatch.delenv("DPFLOW_FAULT")
+        monkeypatch.setattr("dpflow.core.faults.armed", "")
         assert session.left == 10
-    monkeypatch.setenv("DPFLOW_FAULT", "session.after-commit:fail")
+    monkeypatch.setattr("dpflow.core.faults.armed", "session.after-commit:fail")
     with pytest.raises(faults.FaultInjected):
         session.predict([[1, "Oslo"], [2, "Rome"]])
-    monkeypatch.delenv("DPFLOW_FAULT")
+    monkeypatch.setattr("dpflow.core.faults.armed", "")
     assert session.left == 8
     (stored,) = [unpacked(batch["answers"]) for batch in world.ledger.batches(session.id)]
     assert sorted(session.predict([[1, "Oslo"], [2, "Rome"]])) == sorted(stored)

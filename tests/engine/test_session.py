@@ -121,7 +121,7 @@ def test_a_retryable_failure_stores_nothing(tiny: Tiny, monkeypatch: pytest.Monk
         with pytest.raises(TableBusy):
             session.ask(FAR)
     with monkeypatch.context() as patched:
-        patched.setenv("DPFLOW_FAULT", f"draw.after:fail:{tiny.folder / 'marker'}")
+        patched.setattr("dpflow.core.faults.armed", f"draw.after:fail:{tiny.folder / 'marker'}")
         with pytest.raises(faults.FaultInjected):
             session.ask(FAR)
     assert Ledger(tiny.ledger).session(session.id).version == 0

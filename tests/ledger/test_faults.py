@@ -58,10 +58,10 @@ def test_a_failure_before_the_commit_leaves_nothing(ledger, ask, monkeypatch, po
     """An exception inside a transaction undoes all of it, and the same ledger object goes on."""
     held = ask.reserve(ledger) if point.startswith("settle") else None
     before = len(ledger.history())
-    monkeypatch.setenv("DPFLOW_FAULT", f"{point}:fail")
+    monkeypatch.setattr("dpflow.core.faults.armed", f"{point}:fail")
     with pytest.raises(faults.FaultInjected, match=point):
         ledger.settle(held, {}) if held else ask.reserve(ledger)
-    monkeypatch.delenv("DPFLOW_FAULT")
+    monkeypatch.setattr("dpflow.core.faults.armed", "")
     assert len(ledger.history()) == before and ledger.verify().ok
     ledger.settle(held or ask.reserve(ledger), {"value": 1})
     assert ask.spent(ledger) == {"": "0.1"}

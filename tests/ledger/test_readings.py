@@ -120,7 +120,7 @@ def test_a_gate_whose_opener_dies_is_open_or_was_never_opened(ledger, ask, place
     """Killed before the commit: nothing is closed, the other scope opens. Killed after it: the gate stands and is resumed."""
 
     def dies() -> None:
-        monkeypatch.setenv("DPFLOW_FAULT", f"{point}:kill")
+        monkeypatch.setattr("dpflow.core.faults.armed", f"{point}:kill")
         gate(place.open(create=False), ask, "a", cut="400 groups")
 
     assert ended(child(dies)) == -signal.SIGKILL

@@ -114,10 +114,10 @@ def test_a_crash_publishes_all_or_nothing(
 ) -> None:
     """A failure before the commit leaves nothing, one after it everything; publishing again completes either."""
     path = tmp_path / "out.duckdb"
-    monkeypatch.setenv("DPFLOW_FAULT", f"{point}:fail")
+    monkeypatch.setattr("dpflow.core.faults.armed", f"{point}:fail")
     with pytest.raises(FaultInjected, match=point):
         publish(path, "releases", RELEASE)
-    monkeypatch.delenv("DPFLOW_FAULT")
+    monkeypatch.setattr("dpflow.core.faults.armed", "")
     assert published_ids(path, "releases") == present
     publish(path, "releases", RELEASE)
     assert len(content(path)) == 2
