@@ -17,11 +17,12 @@ import time
 import weakref
 
 SEATS = min(2, os.cpu_count() or 1)
-SLICE = 0.03
-AWAY = 0.004
+SLICE = 0.05  # seconds
+BACK = 0.001  # who comes back so soon is at work
+AWAY = 0.01  # after which a seat is free again
 SPIN = 0.001  # a turn is mostly shorter than it takes to fall asleep and to wake up
 LOOK = 0.0003
-PATIENCE = 60.0  # seconds after which it goes on without a turn, and SQLite's lock decides
+PATIENCE = 60.0  # after which it goes on without a turn, and SQLite's lock decides
 _END = struct.Struct("=d")  # when a seat is free again, in seconds of this machine's monotonic clock
 
 
@@ -31,7 +32,7 @@ class Queue:
     def __init__(self, path: str) -> None:
         self.pid = os.getpid()
         self._files: list[int] = []
-        self._seat, self._until, self._kept = 0, 0.0, 0.0
+        self._seat, self._until, self._kept, self._left = 0, 0.0, 0.0, 0.0
         _OPEN.add(self)
         with contextlib.suppress(OSError):  # a place that cannot be written: no turns, no fairness
             for name in ("turn", "queue", "seats"):
@@ -42,24 +43,18 @@ class Queue:
         if len(self._files) < 3:
             return
         now = time.monotonic()
-        if now >= self._kept:
-            self._sit()
-            now = time.monotonic()
-        spin, end = now + SPIN, now + PATIENCE
-        while not self._taken() and (now := time.monotonic()) < end:
-            if now < spin:
-                os.sched_yield()
-            else:
-                time.sleep(LOOK)
+        if now < self._kept:
+            if self._kept < min(self._until, now + AWAY / 2):
+                self._keep(now)
+            self._take(now + SPIN)
+        else:
+            self._line_up(at_work=now < self._left + BACK)
 
     def leave(self) -> None:
-        """Give the turn back, and keep the seat for a moment."""
-        if len(self._files) < 3:
-            return
-        fcntl.flock(self._files[0], fcntl.LOCK_UN)
-        until = min(self._until, time.monotonic() + AWAY)
-        if abs(until - self._kept) > AWAY / 2:
-            self._keep(until)
+        """Give the turn back."""
+        if len(self._files) == 3:
+            fcntl.flock(self._files[0], fcntl.LOCK_UN)
+            self._left = time.monotonic()
 
     def close(self) -> None:
         """Let go of the files."""
@@ -68,27 +63,40 @@ class Queue:
 
     __del__ = close
 
-    def _sit(self) -> None:
-        """Wait in line for the seat that is free first. Where seats cannot be written, everybody sits."""
+    def _line_up(self, at_work: bool) -> None:
+        """Wait in line until a seat is free. Who is at work takes it, others only their turn."""
         fcntl.flock(self._files[1], fcntl.LOCK_EX)
         try:
             end = time.monotonic() + PATIENCE
             while (now := time.monotonic()) < end:
                 kept = os.pread(self._files[2], SEATS * _END.size, 0).ljust(SEATS * _END.size, b"\0")
                 until, self._seat = min((until, seat) for seat, (until,) in enumerate(_END.iter_unpack(kept)))
-                if not now < until <= now + SLICE:  # later than that is of a clock before the last boot
+                if not now < until <= now + AWAY:  # later than that is of a clock before the last boot
                     break
                 time.sleep(until - now)
-            self._until = now + SLICE
-            self._keep(self._until)
+            if at_work:
+                self._until = now + SLICE
+                self._keep(now)
+            else:
+                self._take(now)
         finally:
             fcntl.flock(self._files[1], fcntl.LOCK_UN)
+        if at_work:
+            self._take(now)
 
-    def _keep(self, until: float) -> None:
-        """Say when the seat is free again."""
-        self._kept = until
+    def _keep(self, now: float) -> None:
+        """Say until when the seat is taken."""
+        self._kept = min(self._until, now + AWAY)
         with contextlib.suppress(OSError):
-            os.pwrite(self._files[2], _END.pack(until), self._seat * _END.size)
+            os.pwrite(self._files[2], _END.pack(self._kept), self._seat * _END.size)
+
+    def _take(self, spin: float) -> None:
+        """Take the turn when it is free: look all the time until then, and now and then from then on."""
+        while not self._taken() and (now := time.monotonic()) < spin + PATIENCE:
+            if now < spin:
+                os.sched_yield()
+            else:
+                time.sleep(LOOK)
 
     def _taken(self) -> bool:
         try:
