@@ -143,9 +143,8 @@ class Filter:
         return price
 
     @staticmethod
-    def admits(capacity: Capacity, spent: Cost, price: Cost) -> bool:
-        """Whether the price may still be charged: the predicate that the ledger writes in SQL."""
-        total = spent + price
+    def admits(capacity: Capacity, total: Cost) -> bool:
+        """Whether so much may have been charged, a new price included."""
         basic = total.epsilon <= capacity.epsilon and total.delta <= capacity.delta
         return basic or (total.renyi <= capacity.renyi and total.delta <= capacity.renyi_delta)
 

@@ -39,12 +39,12 @@ def _times(cost: Cost, count: int) -> Cost:
 def rounds(filter: Filter, once: Sequence[Event], each: Sequence[Event], spent: Cost = Cost()) -> int | None:  # noqa: B008
     """How often ``each`` fits after ``once`` was paid, before the first refusal; -1 if not even ``once`` does, None without end."""
     limits, start, step = filter.capacity(), spent + total(filter, [(e, 1) for e in once]), Cost()
-    if not Filter.admits(limits, start, Cost()):
+    if not Filter.admits(limits, start):
         return -1
     step = total(filter, [(e, 1) for e in each])
     if step == Cost():
         return None
-    return _largest(lambda n: Filter.admits(limits, start, _times(step, n)))
+    return _largest(lambda n: Filter.admits(limits, start + _times(step, n)))
 
 
 def _largest(holds: Callable[[int], bool]) -> int:
@@ -244,7 +244,7 @@ class _Solver:
                 events.append((self._lines[n], _at(self._lines[n].plan, epsilon)[0]))
         for name, scope in self._granted.items():
             asked = [(event, 1 if line.once else self._runs) for line, event in events if name in line.path]
-            if asked and not Filter.admits(scope.capacity, self._spent.get(name, Cost()), total(scope.filter, asked)):
+            if asked and not Filter.admits(scope.capacity, self._spent.get(name, Cost()) + total(scope.filter, asked)):
                 return name
         return ""
 

@@ -208,7 +208,7 @@ class Accounts:
                 cost = price(scope.filter, line.plan.event)
                 for block in blocks if scope.blocks else ("",):
                     used = self._spent[name].get(block, Cost())
-                    if not Filter.admits(scope.capacity, used, cost):
+                    if not Filter.admits(scope.capacity, used + cost):
                         return name, block
                     due.append((name, block, used + cost))
         for name, block, total in due:

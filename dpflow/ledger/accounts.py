@@ -50,9 +50,16 @@ def _scope(row: Any) -> Scope:
 
 
 @functools.lru_cache(maxsize=4096)
-def _cost(row: Any, events: tuple[Event, ...]) -> Cost:
-    granted = _scope(row).filter
-    return sum((granted.cost(event) for event in events), Cost())
+def _priced(row: Any, events: tuple[Event, ...]) -> tuple[Scope, Cost]:
+    """A scope, and what events cost there. Raises `PlanRefused`."""
+    found = _scope(row)
+    cost = sum((found.filter.cost(event) for event in events), Cost())
+    if found.protects != NOBODY and any(isinstance(event, Unprotected) for event in events):
+        raise PlanRefused(
+            f"this release makes no privacy claim, and scope {found.scope!r} does not say that it protects nobody; "
+            f"grant a scope for a table that is declared generalisation-only"
+        )
+    return found, cost
 
 
 def find_scope(transaction: Transaction, name: str) -> Scope | None:
@@ -94,17 +101,10 @@ def bill(transaction: Transaction, scope: str, events: Sequence[Event], blocks: 
     """
     charges, asked = [], tuple(map(known, events))
     for name in path_of(scope):
-        row = _row(transaction, name)
-        found = _scope(row)
+        found, cost = _priced(_row(transaction, name), asked)
         if found.blocks != bool(blocks):
             needs = "is charged per block, so name the blocks" if found.blocks else "has no blocks, so name none"
             raise InvalidInput(f"scope {name!r} {needs}")
-        cost = _cost(row, asked)
-        if found.protects != NOBODY and any(isinstance(event, Unprotected) for event in asked):
-            raise PlanRefused(
-                f"this release makes no privacy claim, and scope {name!r} does not say that it protects nobody; "
-                f"grant a scope for a table that is declared generalisation-only"
-            )
         charges += [
             Charge(found, checked_name("a block", b, empty=not found.blocks), cost) for b in sorted({*blocks} or {""})
         ]
@@ -162,10 +162,10 @@ def _totals(transaction: Transaction, charges: Sequence[Charge]) -> tuple[list[d
         if len(charges) > _FEW and name not in kept:
             kept[name] = dict(spent(transaction, charge.scope))
         used = kept[name].get(charge.block, Cost()) if name in kept else _account(transaction, name, charge.block)
-        if not Filter.admits(charge.scope.capacity, used, charge.cost):
-            return [], BudgetExceeded(_sentence(charge, used), scope=name, block=charge.block or None)
         after = used + charge.cost
-        rows.append({"scope": name, "block": charge.block, **{n: getattr(after, n) for n in _SUMS}})
+        if not Filter.admits(charge.scope.capacity, after):
+            return [], BudgetExceeded(_sentence(charge, used), scope=name, block=charge.block or None)
+        rows.append({"scope": name, "block": charge.block, **vars(after)})
     return rows, None
 
 

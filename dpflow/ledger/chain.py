@@ -95,14 +95,16 @@ class Writer:
     def _checked_head(self) -> Seen:
         """The newest entry, if all is as the anchor has seen it; the mark is sealed itself."""
         mark = self._mark
-        ((statement, values),) = reads(mark)
-        rows = self._transaction.rows(statement, **values)
-        if mark is not None and (not rows or mark != (rows[0].seq, rows[0].hash)):
-            raise LedgerCorrupt(_gone(mark[0]))
+        if mark is None:
+            rows = self._transaction.rows(_HEAD)
+        else:
+            rows = self._transaction.rows(_SINCE, seq=mark[0])
+            if not rows or mark != rows[0][:2]:
+                raise LedgerCorrupt(_gone(mark[0]))
         if not rows:
             return 0, FIRST
         head = rows[-1]
-        if (head.seq, head.hash) != mark and not genuine(self._anchor, head):
+        if head[:2] != mark and not genuine(self._anchor, head):
             raise LedgerCorrupt(f"entry {head.seq} was not made by this ledger; run dpflow ledger verify")
         return head.seq, head.hash
 

@@ -127,7 +127,7 @@ def _require_covers(granted: Scope, used: list[tuple[str, Cost]]) -> None:
     """Raises `GrantConflict` if an account has spent more than the new grant holds."""
     capacity = granted.filter.capacity()
     for block, cost in used:
-        if cost != Cost() and not Filter.admits(capacity, cost, Cost()):
+        if cost != Cost() and not Filter.admits(capacity, cost):
             place = f" in block {block!r}" if block else ""
             raise GrantConflict(
                 f"scope {granted.scope!r} has already spent more than epsilon {text(granted.filter.epsilon)}, delta "

@@ -1,10 +1,12 @@
-"""Turns among the writers of one SQLite file: a few at a time, each for one slice.
+"""Turns among the writers of one SQLite file: two at work at a time, each for one slice.
 
 SQLite's own waiting is a lottery: a writer that comes back at once nearly always wins, and the others sleep longer and longer.
-Passing the turn on to the next in line after every transaction is fair but slow, because each time another process must wake
-up with cold caches, and pushes somebody from the processor who is in the middle of a turn. So a writer first takes one of a few seats, and
-only those who sit take turns: one works while another waits for the disk. A seat is free again after a slice of time, or
-when whoever sat there stayed away for a moment; who has none queues for the next one, and sleeps until then.
+Passing the turn on to the next in line after every transaction is fair but slow, because each time another process wakes up
+with cold caches, and the more processes are awake, the oftener one is pushed from its processor in the middle of a turn. So
+who writes in a loop must have one of two seats: one of them works while the other waits for the disk, and everybody
+else sleeps until a seat is free. A writer that comes once in a while takes none, and passes in line whenever one is free.
+
+Only fairness and speed depend on all this. The database's own lock keeps writers apart.
 """
 
 from __future__ import annotations
@@ -17,12 +19,12 @@ import time
 import weakref
 
 SEATS = min(2, os.cpu_count() or 1)
-SLICE = 0.05  # seconds
-BACK = 0.001  # who comes back so soon is at work
-AWAY = 0.01  # after which a seat is free again
-SPIN = 0.001  # a turn is mostly shorter than it takes to fall asleep and to wake up
-LOOK = 0.0003
-PATIENCE = 60.0  # after which it goes on without a turn, and SQLite's lock decides
+SLICE = 0.05  # seconds for which a writer keeps its seat at most
+AWAY = 0.01  # and how long at most if it does not come back
+BACK = 0.001  # who comes back so soon writes in a loop
+SPIN = 0.001  # for how long to look all the time: a turn is mostly shorter than it takes to fall asleep and wake up
+LOOK = 0.0003  # how often after that
+PATIENCE = 60.0  # after which it goes on without a turn
 _END = struct.Struct("=d")  # when a seat is free again, in seconds of this machine's monotonic clock
 
 
@@ -43,17 +45,19 @@ class Queue:
         if len(self._files) < 3:
             return
         now = time.monotonic()
-        if now < self._kept:
-            if self._kept < min(self._until, now + AWAY / 2):
-                self._keep(now)
-            self._take(now + SPIN)
-        else:
-            self._line_up(at_work=now < self._left + BACK)
+        with contextlib.suppress(OSError):  # such as a file system without locks
+            if now >= self._kept:
+                self._line_up(in_a_loop=now < self._left + BACK)
+            else:
+                if self._kept < min(self._until, now + AWAY / 2):
+                    self._keep(now)
+                self._take(now + SPIN)
 
     def leave(self) -> None:
         """Give the turn back."""
         if len(self._files) == 3:
-            fcntl.flock(self._files[0], fcntl.LOCK_UN)
+            with contextlib.suppress(OSError):
+                fcntl.flock(self._files[0], fcntl.LOCK_UN)
             self._left = time.monotonic()
 
     def close(self) -> None:
@@ -63,8 +67,8 @@ class Queue:
 
     __del__ = close
 
-    def _line_up(self, at_work: bool) -> None:
-        """Wait in line until a seat is free. Who is at work takes it, others only their turn."""
+    def _line_up(self, in_a_loop: bool) -> None:
+        """Wait in line until a seat is free. Who writes in a loop takes it, others only their turn."""
         fcntl.flock(self._files[1], fcntl.LOCK_EX)
         try:
             end = time.monotonic() + PATIENCE
@@ -74,21 +78,20 @@ class Queue:
                 if not now < until <= now + AWAY:  # later than that is of a clock before the last boot
                     break
                 time.sleep(until - now)
-            if at_work:
+            if in_a_loop:
                 self._until = now + SLICE
                 self._keep(now)
             else:
                 self._take(now)
         finally:
             fcntl.flock(self._files[1], fcntl.LOCK_UN)
-        if at_work:
+        if in_a_loop:
             self._take(now)
 
     def _keep(self, now: float) -> None:
         """Say until when the seat is taken."""
         self._kept = min(self._until, now + AWAY)
-        with contextlib.suppress(OSError):
-            os.pwrite(self._files[2], _END.pack(self._kept), self._seat * _END.size)
+        os.pwrite(self._files[2], _END.pack(self._kept), self._seat * _END.size)
 
     def _take(self, spin: float) -> None:
         """Take the turn when it is free: look all the time until then, and now and then from then on."""

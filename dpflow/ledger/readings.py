@@ -64,9 +64,12 @@ def reads(scope: str, named: Sequence[str]) -> list[Read]:
 
 
 def _known(transaction: Transaction, scope: str, named: Sequence[str]) -> dict[str, Any]:
-    rows = [row for statement, values in reads(scope, named) for row in transaction.rows(statement, **values)]
-    found = {row.name: row for row in rows}
-    return {name: found[name] for name in names(scope, named) + joined(scope, named) if name in found}
+    own, also = _names(scope, tuple(named))
+    found: dict[str, Any] = {}
+    for statement, values in reads(scope, named):
+        for row in transaction.rows(statement, **values):
+            found[row.name] = row
+    return found if len(found) < 2 else {name: found[name] for name in own + also if name in found}
 
 
 def is_fresh(transaction: Transaction, release_id: str, scope: str, named: Sequence[str]) -> bool:
@@ -83,14 +86,16 @@ def require(transaction: Transaction, scope: str, named: Sequence[str], cut: str
         SessionClosed: an open gate closes it.
     """
     known = _known(transaction, scope, named)
-    for row in (known[name] for name in names(scope, named) if name in known):
-        if cut and row.cut is not None and row.cut != cut:
+    for row in (known[name] for name in names(scope, named) if cut and name in known):
+        if row.cut is not None and row.cut != cut:
             raise PlanRefused(
                 f"{_shown(row.name)} is partitioned into {row.cut} since its first session, and a partition is never "
                 f"changed; open the session with that, or name other data"
             )
     for row in known.values():
-        gate = None if row.gate is None else transaction.first(_GATE, id=row.gate)
+        if row.gate is None:
+            continue
+        gate = transaction.first(_GATE, id=row.gate)
         if gate is not None and gate.state == "open":
             raise SessionClosed(
                 f"a gate session is open on scope {gate.scope!r}, and while it is no other release reads its data "

@@ -86,7 +86,7 @@ class Ask:
     @functools.cached_property
     def public(self) -> dict[str, Any]:
         """What the release's row and its entry say of it."""
-        return {name: getattr(self.key, name) for name in schema.KEY} | {
+        return vars(self.key) | {
             "family": self.family,
             "slot": self.slot,
             "blocks": chain.canonical(list(self.request.get("blocks", self.blocks))),
@@ -107,7 +107,7 @@ def known(transaction: Transaction, writer: chain.Writer, ask: Ask) -> Any:
     Raises:
         RetryConflict: a changed retry that may not pay.
     """
-    row = transaction.first(BY_KEY, **{name: getattr(ask.key, name) for name in schema.KEY})
+    row = transaction.first(BY_KEY, **vars(ask.key))
     before = [] if ask.slot is None else transaction.rows(_IN_SLOT, slot=ask.slot)
     if row is not None:
         if ask.slot is not None and row.id not in {other.id for other in before}:
@@ -141,7 +141,7 @@ def reads_of_one(release_id: str) -> list[Read]:
 
 def reads(ask: Ask) -> list[Read]:
     """What charging an ask will read."""
-    found: list[Read] = [(BY_KEY, {name: getattr(ask.key, name) for name in schema.KEY})]
+    found: list[Read] = [(BY_KEY, vars(ask.key))]
     if ask.slot is not None:
         found.append((_IN_SLOT, {"slot": ask.slot}))
     found += readings.reads(ask.key.scope, ask.data)

@@ -26,20 +26,28 @@ class Prepared:
     """A Core statement, compiled once for each driver. Its parameters are named ``bindparam``s."""
 
     def __init__(self, statement: sa.Select[Any] | sa.Insert | sa.Update) -> None:
-        self._statement = statement
-        self._compiled: dict[str, tuple[str, Callable[[Mapping[str, Any]], tuple[Any, ...]], dict[str, Any]]] = {}
+        self.on = _Compiled(statement)
         columns = [c.name for c in statement.selected_columns] if isinstance(statement, sa.Select) else []
         self.row: Any = namedtuple("row", columns, rename=True)  # type: ignore[misc]
 
     def bound(self, driver: str, parameters: dict[str, Any]) -> tuple[str, tuple[Any, ...]]:
         """SQL text for a driver, and the parameters in its order."""
-        found = self._compiled.get(driver)
-        if found is None:
-            compiled: Any = self._statement.compile(dialect=DIALECTS[driver])
-            constants = {name: value for name, value in compiled.params.items() if value is not None}
-            found = self._compiled[driver] = str(compiled), _in_order(compiled.positiontup or ()), constants
-        sql, ordered, constants = found
-        return sql, ordered({**constants, **parameters} if constants else parameters)
+        sql, ordered = self.on[driver]
+        return sql, ordered(parameters)
+
+
+class _Compiled(dict[str, tuple[str, Callable[[Mapping[str, Any]], tuple[Any, ...]]]]):
+    """By driver: SQL text, and what puts parameters into its order."""
+
+    def __init__(self, statement: sa.Select[Any] | sa.Insert | sa.Update) -> None:
+        self._statement = statement
+
+    def __missing__(self, driver: str) -> tuple[str, Callable[[Mapping[str, Any]], tuple[Any, ...]]]:
+        compiled: Any = self._statement.compile(dialect=DIALECTS[driver])
+        ordered = _in_order(compiled.positiontup or ())
+        constants = {name: value for name, value in compiled.params.items() if value is not None}
+        found = self[driver] = str(compiled), (lambda given: ordered({**constants, **given})) if constants else ordered
+        return found
 
 
 def _in_order(names: Sequence[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
@@ -72,7 +80,8 @@ class Transaction:
 
     def run(self, statement: Prepared, **parameters: Any) -> None:
         """Execute a change."""
-        self._cursor.execute(*statement.bound(self._driver, parameters))
+        sql, ordered = statement.on[self._driver]
+        self._cursor.execute(sql, ordered(parameters))
 
     def many(self, statement: Prepared, parameters: Sequence[dict[str, Any]]) -> None:
         """Execute a change once per mapping."""
@@ -82,13 +91,15 @@ class Transaction:
 
     def first(self, statement: Prepared, **parameters: Any) -> Any:
         """The first row, or None."""
-        self._cursor.execute(*statement.bound(self._driver, parameters))
+        sql, ordered = statement.on[self._driver]
+        self._cursor.execute(sql, ordered(parameters))
         row = self._cursor.fetchone()
         return None if row is None else statement.row._make(row)
 
     def rows(self, statement: Prepared, **parameters: Any) -> list[Any]:
         """All rows."""
-        self._cursor.execute(*statement.bound(self._driver, parameters))
+        sql, ordered = statement.on[self._driver]
+        self._cursor.execute(sql, ordered(parameters))
         return [statement.row._make(row) for row in self._cursor.fetchall()]
 
     def text(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:

@@ -36,7 +36,7 @@ ORACLE = json.loads(Path(__file__).with_name("oracle_dp_accounting.json").read_t
 def jobs(capacity: Capacity, price: Cost) -> int:
     """Charges before the first refusal, as the ledger would count them."""
     spent, count = Cost(), 0
-    while Filter.admits(capacity, spent, price):
+    while Filter.admits(capacity, spent + price):
         spent, count = spent + price, count + 1
     return count
 
@@ -122,8 +122,8 @@ def test_hybrid_admits_whatever_basic_admits(grant: Fraction, steps: list[Fracti
     spent_basic = spent_hybrid = Cost()
     for step in steps:
         price = basic.cost(Pure(step))
-        if Filter.admits(basic.capacity(), spent_basic, price):
-            assert Filter.admits(hybrid.capacity(), spent_hybrid, hybrid.cost(Pure(step)))
+        if Filter.admits(basic.capacity(), spent_basic + price):
+            assert Filter.admits(hybrid.capacity(), spent_hybrid + hybrid.cost(Pure(step)))
             spent_basic, spent_hybrid = spent_basic + price, spent_hybrid + hybrid.cost(Pure(step))
 
 
@@ -153,16 +153,16 @@ def test_a_saturated_path_stays_closed_and_never_overflows() -> None:
     assert gaussian.epsilon == SATURATED and 2 * SATURATED < 2**63
     spent = gaussian + gaussian + rule.cost(Pure(F(1, 100)))
     assert spent.epsilon == SATURATED
-    assert Filter.admits(rule.capacity(), spent, rule.cost(Pure(F(1, 100)))), "the Renyi path goes on"
-    assert not Filter.admits(rule.capacity(), spent, rule.cost(Pure(F(9, 10))))
+    assert Filter.admits(rule.capacity(), spent + rule.cost(Pure(F(1, 100)))), "the Renyi path goes on"
+    assert not Filter.admits(rule.capacity(), spent + rule.cost(Pure(F(9, 10))))
     assert rule.cost(ZCDP(F(10**6))).renyi == SATURATED
 
 
 def test_closed_paths_admit_nothing() -> None:
     """A capacity of -1 is below every sum, zero included."""
-    assert not Filter.admits(Capacity(CLOSED, 0, CLOSED, CLOSED), Cost(), Cost())
-    assert not Filter.admits(Capacity(5, CLOSED, CLOSED, 5), Cost(), Cost())
-    assert Filter.admits(Capacity(0, 0, CLOSED, CLOSED), Cost(), Cost())
+    assert not Filter.admits(Capacity(CLOSED, 0, CLOSED, CLOSED), Cost())
+    assert not Filter.admits(Capacity(5, CLOSED, CLOSED, 5), Cost())
+    assert Filter.admits(Capacity(0, 0, CLOSED, CLOSED), Cost())
 
 
 def test_hybrid_without_delta_is_basic() -> None:
@@ -301,7 +301,7 @@ def ledger_rule(rule: Filter, menu: list[Event]) -> Callable[[Counts], bool]:
             sum(n * getattr(p, part) for n, p in zip(counts, prices, strict=True))
             for part in ("epsilon", "delta", "renyi")
         ]
-        return Filter.admits(capacity, Cost(*total), Cost())
+        return Filter.admits(capacity, Cost(*total))
 
     return admits
 

@@ -227,7 +227,7 @@ def test_the_solved_noise_fits_and_wastes_little(
 
     def fits(factor: Fraction) -> bool:
         spent = total(rule, [(DiscreteLaplace(2 / (one.epsilon * factor), 2), runs) for one in fitted])
-        return Filter.admits(rule.capacity(), spent, Cost())
+        return Filter.admits(rule.capacity(), spent)
 
     assert fits(F(1)) and not fits(F(103, 100))
     assert float(fitted[0].epsilon / fitted[2].epsilon) == pytest.approx(4, rel=0.02)
