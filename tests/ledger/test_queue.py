@@ -63,11 +63,11 @@ def test_who_writes_once_takes_no_seat(path):
 
 def test_two_who_write_in_a_loop_sit_and_the_third_waits_until_one_has_gone(path, monkeypatch):
     """A seat is kept for AWAY after its writer was last seen, whoever else wants it."""
-    monkeypatch.setattr(turns, "AWAY", 1.0)
-    monkeypatch.setattr(turns, "SLICE", 1.0)
+    monkeypatch.setattr(turns, "AWAY", 2.0)
+    monkeypatch.setattr(turns, "SLICE", 2.0)
     sitting = [in_a_loop(path) for _ in range(2)]
     left = min(claims(path))
-    assert 0 < left <= 1
+    assert 0 < left <= 2
     start = time.monotonic()
     visitor = Queue(path)
     visitor.enter()
@@ -81,15 +81,22 @@ def test_two_who_write_in_a_loop_sit_and_the_third_waits_until_one_has_gone(path
 
 def test_a_seat_is_given_up_after_a_slice(path, monkeypatch):
     """Whoever sits longer than a slice lines up again, as long as it keeps writing."""
-    monkeypatch.setattr(turns, "SLICE", 0.05)
+    monkeypatch.setattr(turns, "AWAY", 60.0)
     lined_up = []
     real = Queue._line_up
-    monkeypatch.setattr(Queue, "_line_up", lambda self, in_a_loop: (lined_up.append(in_a_loop), real(self, in_a_loop)))
-    queue, end = Queue(path), time.monotonic() + 0.3
-    while time.monotonic() < end:
+
+    def seen(queue: Queue, in_a_loop: bool) -> None:
+        lined_up.append((time.monotonic(), in_a_loop))
+        real(queue, in_a_loop)
+
+    monkeypatch.setattr(Queue, "_line_up", seen)
+    queue, end = Queue(path), time.monotonic() + 60
+    while len(lined_up) < 4 and time.monotonic() < end:
         queue.enter()
         queue.leave()
-    assert lined_up[0] is False and all(lined_up[1:]) and 2 <= len(lined_up) <= 8
+    assert [in_a_loop for _, in_a_loop in lined_up] == [False, True, True, True]
+    times = [at for at, in_a_loop in lined_up if in_a_loop]
+    assert min(later - earlier for earlier, later in zip(times, times[1:])) >= turns.SLICE
 
 
 @pytest.mark.parametrize(
