@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
@@ -74,7 +75,7 @@ class Plan:
             "scope": self.request.scope,
             "blocks": ", ".join(self.request.blocks) or "(none)",
             "where": self.request.where or "(all rows)",
-            "bounds": ", ".join(map(repr, self.request.bounds)) or "(declared)",
+            "bounds": self._bounds(),
             "epsilon": epsilon,
             "delta": delta,
             "claim": to_json(self.event),
@@ -82,6 +83,19 @@ class Plan:
             "note": self.error.note if self.error else self._note(),
             "digest": self.digest,
         }
+
+    def _bounds(self) -> str:
+        """The searches that find them, or the declared bounds of the columns that the request names."""
+        if self.request.bounds:
+            return ", ".join(map(repr, self.request.bounds))
+        named = set(_texts(self.params.model_dump(mode="json")))
+        shown = [
+            f"{name} from {column.unit(low)} to {column.unit(high)}"
+            for name, column in self.table.columns.items()
+            if name in named and column.lower is not None
+            for low, high in [column.grid()]
+        ]
+        return ", ".join(shown) or "(none needed)"
 
     def _note(self) -> str:
         if isinstance(self.mechanism, InteractiveMechanism):
@@ -197,3 +211,12 @@ def _check_blocks(request: Request, table: Table) -> None:
             f"table {table.name!r} protects {table.protected}, so {request.name} must name the blocks it reads; "
             f"add blocks, such as blocks: [2013-01-01]"
         )
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in JSON, names of fields left out."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (list, dict)):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _texts(inner)

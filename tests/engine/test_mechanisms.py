@@ -70,6 +70,30 @@ def test_target_errors_set_the_price(tiny: Tiny) -> None:
     assert release(wanted, Ledger(tiny.ledger)).epsilon == described["epsilon"]
 
 
+@pytest.mark.parametrize(
+    ("mechanism", "params", "shown"),
+    [
+        ("sum", {"column": "age", "epsilon": "0.5"}, "age from 0 to 100"),
+        ("count", {"epsilon": "0.5"}, "(none needed)"),
+        ("count", {"by": "city", "epsilon": "0.5"}, "(none needed)"),
+        (
+            "aggregates",
+            {"measures": [{"measure": "count"}, {"measure": "mean", "column": "age"}], "epsilon": "0.5"},
+            "age from 0 to 100",
+        ),
+    ],
+)
+def test_a_plan_says_which_bounds_it_trusts(tiny: Tiny, mechanism: str, params: dict[str, Any], shown: str) -> None:
+    """Those of the columns that it names; the rest of the declaration is none of its business."""
+    tiny.declare(
+        columns={"city": {"keys": ["a", "b"]}, "age": {"lower": 0, "upper": 100}, "pay": {"lower": 0, "upper": 1}}
+    )
+    assert (
+        make_plan(load_request(tiny.file(mechanism=mechanism, params=params)), Registry.load()).describe()["bounds"]
+        == shown
+    )
+
+
 def test_a_median_without_bounds_is_another_mechanism(tiny: Tiny) -> None:
     """The plan takes approximate_median and says why; without a delta or the plugin it is refused with the way out."""
     tiny.declare(columns={"city": {}, "age": {}})
