@@ -36,6 +36,8 @@ def judge(session: Session, submission: Mapping[str, Any], promoter: Promotes | 
         given = session.canonical(Submission.model_validate(fields))
     except ValidationError as error:
         raise InvalidDeclaration(f"candidate {submission.get('name')!r}: {problems(error)}") from None
+    if given.predictions is not None:
+        session.require_public(given.predictions.database, "predictions")
     candidate = load_candidate(given)
     about: dict[str, Any] = {"name": given.name, "claim": str(given.claim), "candidate": candidate.digest}
     try:

@@ -14,7 +14,7 @@ from dpflow.core.prediction import PredictionParams
 from dpflow.engine.occasion import Occasion
 from dpflow.engine.plan import Plan
 from dpflow.engine.prediction import BATCH, PredictionSession, most_predictions
-from dpflow.engine.request import Publish
+from dpflow.engine.request import Publish, require_public
 from dpflow.engine.student import Student, estimator, guarantee, teach
 from dpflow.errors import InvalidDeclaration, PlanRefused
 from dpflow.ledger import Ledger
@@ -72,10 +72,7 @@ def label_points(
     params = plan.params
     if not isinstance(params, PredictionParams):
         raise PlanRefused(f"{plan.mechanism.name} predicts nothing; name a prediction mechanism, see dpflow mechanisms")
-    if points.database.resolve() == plan.table.database.resolve():
-        raise PlanRefused(
-            "points are public, and these are in the private table's file; put them into a file of their own"
-        )
+    require_public(points.database, plan.table, "points")
     if student is not None:  # before anything is charged
         guarantee(plan, student.delta)
         estimator(student, plan.table, params.features)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, ValidationError
 
 from dpflow.core.declaration import Strict, Table, load_table, load_yaml, problems
-from dpflow.errors import InvalidDeclaration, InvalidInput
+from dpflow.errors import InvalidDeclaration, InvalidInput, PlanRefused
 
 
 def _block(value: Any) -> str:
@@ -79,3 +79,15 @@ def load_request(path: Path | str) -> Request:
     if path.is_dir():
         raise InvalidInput(f"{path} is a directory; give one release file")
     return parse_request(load_yaml(path, "release file"), path.parent, str(path))
+
+
+def require_public(file: Path, table: Table, what: str) -> None:
+    """Raises `PlanRefused` if what should be public is in a private table's file, under whatever name: it is read without a charge."""
+    try:
+        same = file.samefile(table.database)
+    except OSError:
+        same = False  # one of them is missing, which whoever opens it says
+    if same:
+        raise PlanRefused(
+            f"{what} are public, and these are in the private table's file; put them into a file of their own"
+        )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -27,6 +28,7 @@ from dpflow.engine.holdout import group_values, predicted_values, summed
 from dpflow.engine.occasion import Occasion
 from dpflow.engine.plan import Plan, digest
 from dpflow.engine.release import check_scope, data_names, drawn
+from dpflow.engine.request import require_public
 from dpflow.errors import DpflowError, InvalidDeclaration, PlanRefused, SessionClosed
 from dpflow.ledger import Held, Ledger
 from dpflow.registry import Registry
@@ -115,6 +117,10 @@ class Session:
             return asked
         text = self._private.expression(asked.estimator.sql)
         return asked.model_copy(update={"estimator": asked.estimator.model_copy(update={"sql": text})})
+
+    def require_public(self, file: Path, what: str) -> None:
+        """Raises `PlanRefused` if a file of the analyst's is that of the session's table (`dpflow.engine.request`)."""
+        require_public(file, self._plan.table, what)
 
     def _once(self, name: str, answer: Callable[[Held], tuple[Verdict, State]]) -> dict[str, Any]:
         """The stored answer of a query, or a new one, stored with the state it leads to before it is seen."""

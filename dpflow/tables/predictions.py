@@ -83,7 +83,10 @@ def read_predictions(
     if (ids[1:] == ids[:-1]).any():
         raise InvalidInput(f"{what} holds an id twice; keep one prediction per row")
     values, scores = _floats(found["prediction"])[order], _floats(found["score"])[order]
-    digest = hashlib.sha256(ids.tobytes() + b"\0" + values.tobytes() + b"\0" + scores.tobytes()).digest()
+    shape = repr(
+        (ids.dtype.str, len(ids), score is not None)
+    ).encode()  # says where the ids end, and if scores are read
+    digest = hashlib.sha256(shape + ids.tobytes() + values.tobytes() + scores.tobytes()).digest()
     return PredictionTable(id, digest, ids, values, scores if score else None)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tracemalloc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,6 +87,19 @@ def test_one_rows_long_text_costs_nobody_memory(tiny: Tiny) -> None:
     assert said[0] == 1 and np.isnan(said[1:]).all()
 
 
+@pytest.mark.parametrize("link", [None, os.symlink, os.link])
+@pytest.mark.parametrize("prediction", ["sick", "person"])
+def test_private_rows_are_no_predictions(tiny: Tiny, gate: Session, link: Any, prediction: str) -> None:
+    """A digest of them, and whether an id occurs twice or a text is a number, would leave for nothing: all are refused alike."""
+    file = tiny.database if link is None else tiny.folder / "link.duckdb"
+    if link is not None:
+        link(tiny.database, file)
+    place = {"database": str(file), "table": "visits", "id": "visit", "prediction": prediction}
+    with pytest.raises(PlanRefused, match="in the private table's file"):
+        judge(gate, {"name": "mine", "label": "sick", "predictions": place, "claim": "0.9"})
+    assert gate.remaining()["answered"] == 0
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -128,6 +142,21 @@ def test_a_registered_model_is_a_candidate(tiny: Tiny, gate: Session) -> None:
     for missing in ("models:/sick/7", "models:/well/1", "runs:/1"):
         with pytest.raises(InvalidInput):
             judge(gate, given | {"model": missing})
+
+
+def test_no_two_submissions_share_a_digest(tiny: Tiny) -> None:
+    """A zip file may follow other bytes. Were a model and its rival digested as one text, both in one file would be the same
+    submission, and have its stored verdict, though that file loads as the rival.
+    """
+    first, second, joined = fitted(tiny, "tree"), fitted(tiny, "worse", 50), tiny.folder / "joined.skops"
+    joined.write_bytes(first.read_bytes() + b"\0\0" + second.read_bytes())
+    given = {"name": "m", "label": "sick", "features": ["age"], "claim": "0.9"}
+    two = load_candidate(Submission.model_validate(given | {"file": first, "rival": second}))
+    one = load_candidate(Submission.model_validate(given | {"file": joined}))
+    assert one.predict is not None and two.rival is not None
+    rows = {"age": np.arange(60.0)}
+    assert one.predict(rows).tolist() == two.rival(rows).tolist()
+    assert one.digest != two.digest
 
 
 def test_estimators_by_name(tiny: Tiny, gate: Session) -> None:
