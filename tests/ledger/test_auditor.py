@@ -26,6 +26,7 @@ from dpflow.errors import (
     UnknownName,
 )
 from dpflow.ledger import Ledger, Reservation, chain, schema
+from dpflow.ledger.anchor import Mark
 
 # --- two sets of books
 
@@ -48,7 +49,7 @@ def test_two_copies_cannot_both_spend_at_once(twins, ask, monkeypatch, ahead):
     stale = copy._anchor.mark()
     for n in range(ahead):
         ask.reserve(first, f"first-{n}")
-    monkeypatch.setattr(copy._anchor, "mark", lambda: stale)
+    monkeypatch.setattr(Mark, "seen", lambda _: stale)
     with pytest.raises(LedgerCorrupt, match="another copy is in use"):
         ask.reserve(copy, "copy")
     monkeypatch.undo()
