@@ -26,10 +26,8 @@ class Anchor:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.place = str(folder / "mark")
-        self.valid: tuple[bytes, Seen | None] = (
-            b"",
-            None,
-        )  # the last record of the mark that this process wrote or checked
+        #: The last record of the mark that this process wrote or checked; none before it had a lock on it.
+        self.valid: tuple[bytes, Seen | None] = b"", None
         self._secret = b""
 
     def create(self) -> None:
@@ -53,19 +51,25 @@ class Anchor:
 
     @property
     def _key(self) -> bytes:
-        """The secret key. Raises `LedgerCorrupt` if it is missing: a new one would break every commitment."""
+        """The secret key, read once."""
         if not self._secret:
-            try:
-                key = (self.folder / "key").read_bytes()
-            except OSError:
-                raise LedgerCorrupt(
-                    f"the ledger's key is not in {self.folder}; restore it, or name the anchor directory "
-                    f"that the ledger was made or imported under: DPFLOW_LEDGER_ANCHOR=DIR"
-                ) from None
-            if len(key) != 32:
-                raise LedgerCorrupt(f"the ledger's key in {self.folder} is damaged; restore it")
-            self._secret = key
+            self._secret = self.stored_key()
         return self._secret
+
+    def stored_key(self) -> bytes:
+        """The key in the directory. Raises `LedgerCorrupt` if it is missing: a new one would break every commitment."""
+        try:
+            key = (self.folder / "key").read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            raise LedgerCorrupt(
+                f"the ledger's key is not in {self.folder}; mount or restore it, or name the anchor directory "
+                f"that the ledger was made or imported under: DPFLOW_LEDGER_ANCHOR=DIR"
+            ) from None
+        except OSError as error:
+            raise self.unusable(error) from None
+        if len(key) != 32:
+            raise LedgerCorrupt(f"the ledger's key in {self.folder} is damaged; restore it")
+        return key
 
     def commitment(self, data: bytes, purpose: str) -> str:
         """HMAC-SHA256 under the key, separated by purpose."""
@@ -103,12 +107,15 @@ class Mark:
             raise anchor.unusable(error) from None
 
     def seen(self) -> Seen | None:
-        """The highest committed entry, or None. Raises `LedgerCorrupt` if it was not written under the anchor's key."""
-        try:
-            return self._read()
-        except LedgerCorrupt:  # or half of it is new: somebody is just writing
-            with self._locked(fcntl.LOCK_SH):
+        """The highest committed entry, or None. Raises `LedgerCorrupt` if it was not written under the anchor's key.
+
+        It is read without a lock, but for the first time: where nothing can be locked, nothing must be charged.
+        """
+        if self._anchor.valid[0]:
+            with contextlib.suppress(LedgerCorrupt):  # or half of it is new: somebody is just writing
                 return self._read()
+        with self._locked(fcntl.LOCK_SH):
+            return self._read()
 
     def advance(self, seq: int, digest: str, seal: str) -> Seen | None:
         """Raise the mark after a commit; it never goes down, whoever comes last. Returns a mark that says something else."""
@@ -122,8 +129,11 @@ class Mark:
         return None
 
     def close(self) -> None:
-        """Let go of the file."""
-        os.close(self._file)
+        """Let go of the file. A disk across the network may say only now that it did not take what was written."""
+        try:
+            os.close(self._file)
+        except OSError as error:
+            raise self._anchor.unusable(error) from None
 
     @contextlib.contextmanager
     def _locked(self, lock: int) -> Iterator[None]:
@@ -134,6 +144,7 @@ class Mark:
             finally:
                 fcntl.flock(self._file, fcntl.LOCK_UN)  # a child forked meanwhile has a copy
         except OSError as error:
+            self._anchor.valid = b"", None
             raise self._anchor.unusable(error) from None
 
     def _read(self) -> Seen | None:
@@ -142,8 +153,11 @@ class Mark:
         except OSError as error:
             raise self._anchor.unusable(error) from None
         known, seen = self._anchor.valid
-        if record == known or not record:
-            return seen if record else None
+        if record == known and record:
+            return seen
+        if not record:  # a new ledger; or a directory that is not mounted, which has no key either
+            self._anchor.stored_key()
+            return None
         try:
             seq, digest, seal = record.decode("ascii").split()
             seen = int(seq), digest
