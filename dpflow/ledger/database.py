@@ -88,13 +88,13 @@ class Database:
         """
         committing, queue = False, self._queue()
         try:
-            if queue is not None:  # only fairness depends on it: the database's own lock does the rest
-                queue.enter()
             try:
+                if queue is not None:  # only fairness depends on it: the database's own lock does the rest
+                    queue.enter()
                 connection, transaction = self._begun(partial(self._start_writing, ahead))
-                # Nothing counts as flushed, should a signal come between commit and flush.
-                flushed = connection.info.pop("flushed", None)
                 try:
+                    # Nothing counts as flushed, should a signal come between commit and flush.
+                    flushed = connection.info.pop("flushed", None)
                     yield transaction
                     committing = True
                     transaction.commit()
@@ -292,7 +292,10 @@ def _configure(connection: sqlite3.Connection, record: Any) -> None:
         # Opened before anything is written through this connection, so that it hears of every write error.
         connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
         ((_, _, path),) = connection.execute("PRAGMA database_list")
-        record.info["log"] = os.open(f"{path}-wal", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            record.info["log"] = os.open(f"{path}-wal", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise sqlite3.OperationalError(error.strerror) from None
 
 
 def _close_log(_: object, record: Any) -> None:

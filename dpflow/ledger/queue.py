@@ -69,13 +69,18 @@ class Queue:
 
     def _line_up(self, in_a_loop: bool) -> None:
         """Wait in line until a seat is free. Who writes in a loop takes it, others only their turn."""
-        fcntl.flock(self._files[1], fcntl.LOCK_EX)
         try:
+            fcntl.flock(self._files[1], fcntl.LOCK_EX)
             end = time.monotonic() + PATIENCE
             while (now := time.monotonic()) < end:
                 kept = os.pread(self._files[2], SEATS * _END.size, 0).ljust(SEATS * _END.size, b"\0")
-                until, self._seat = min((until, seat) for seat, (until,) in enumerate(_END.iter_unpack(kept)))
-                if not now < until <= now + AWAY:  # later than that is of a clock before the last boot
+                ends = [
+                    until for (until,) in _END.iter_unpack(kept)
+                ]  # later than AWAY: of a clock before the last boot
+                until, self._seat = min(
+                    (until if now < until <= now + AWAY else 0.0, n) for n, until in enumerate(ends)
+                )
+                if not until:
                     break
                 time.sleep(until - now)
             if in_a_loop:

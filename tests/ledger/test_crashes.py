@@ -289,6 +289,29 @@ def test_a_file_that_cannot_grow(on_disk, ask, tmp_path):
     assert books(on_disk) == (40, 40 * 10**6) and on_disk.verify().ok
 
 
+def test_a_process_with_too_many_open_files(on_disk, ask, tmp_path):
+    """However few are left, a charge is recorded or refused retryably, and the retry completes."""
+    codes = []
+    for left in range(8):
+
+        def crowded(left: int = left) -> Any:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+            held = []
+            with contextlib.suppress(OSError):
+                while True:
+                    held.append(os.dup(0))
+            for descriptor in held[:left]:
+                os.close(descriptor)
+            return one_shot(Ledger(tmp_path / "l", anchor=tmp_path / "anchor"), ask, left)
+
+        code, shown = forked(crowded)
+        codes.append(code)
+        assert code == 75 or shown == one_shot(on_disk, ask, left)
+        one_shot(on_disk, ask, left)
+    assert set(codes) == {0, 75}
+    assert books(on_disk) == (8, 8 * 10**6) and on_disk.verify().ok
+
+
 FULL = """
 import sys
 from pathlib import Path

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import itertools
 import os
+import sqlite3
 import struct
 import threading
 import time
@@ -10,6 +14,7 @@ import time
 import pytest
 
 from dpflow.ledger import queue as turns
+from dpflow.ledger.database import Database
 from dpflow.ledger.queue import Queue
 
 SEATS = struct.Struct("=2d")
@@ -111,6 +116,39 @@ def test_a_damaged_file_or_another_clock_holds_nobody_up(path, kept):
         queue.enter()
         queue.leave()
     assert time.monotonic() - start < turns.PATIENCE
+
+
+def test_a_seat_of_another_clock_is_free_again(path):
+    """After a boot both seats are taken, not only the one whose old time comes first."""
+    with open(f"{path}.seats", "wb") as file:
+        file.write(SEATS.pack(time.monotonic() + 1e6, time.monotonic() + 2e6))
+    first, second = Queue(path), Queue(path)
+    for queue in (first, second):
+        queue._line_up(in_a_loop=True)
+        queue.leave()
+    assert {first._seat, second._seat} == {0, 1}
+
+
+@pytest.mark.parametrize("nth", range(1, 5))
+def test_whoever_is_interrupted_leaves_no_lock(path, monkeypatch, nth):
+    """Ctrl-C right after any lock was given or taken: the process may go on, and nobody waits for it."""
+    database, calls, flock = Database(path), itertools.count(1), fcntl.flock
+    database.make_place()
+
+    def interrupted(*arguments: int) -> None:
+        flock(*arguments)
+        if next(calls) == nth:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", interrupted)
+        with pytest.raises(KeyboardInterrupt), database.writing():
+            pass
+    other = Queue(path)
+    for file in other._files[:2]:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None, timeout=0)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
 
 
 def test_without_a_place_for_files_nobody_waits(tmp_path):
