@@ -68,15 +68,12 @@ class Writer:
 
     def __init__(self, transaction: Transaction, anchor: Anchor, mark: Seen | None) -> None:
         self._transaction, self._anchor, self._mark = transaction, anchor, mark
-        self.head: tuple[int, str, str] | None = None  # number, hash and seal of the newest entry it added
+        self._newest: Seen | None = None
+        self.added: tuple[int, str, str] | None = None  # number, hash and seal of the newest entry that it made
 
     def note(self, kind: str, scope: str, release_id: str, principal: str, body: Mapping[str, Any]) -> None:
-        """Add an entry. The time is for people; nothing depends on the clock.
-
-        Raises:
-            LedgerCorrupt: the newest entry is not one that this ledger's key sealed and the anchor has seen.
-        """
-        seq, previous = self._checked_head() if self.head is None else self.head[:2]
+        """Add an entry. The time is for people; nothing depends on the clock. Raises `LedgerCorrupt`, as `newest` does."""
+        seq, previous = self.newest()
         fields: dict[str, Any] = {
             "seq": seq + 1,
             "at": _shown(int(time.time())),
@@ -90,11 +87,20 @@ class Writer:
         found = hashed(fields)
         seal = self._anchor.seal(seq + 1, found)
         self._transaction.run(INSERT, **fields, hash=found, seal=seal)
-        self.head = seq + 1, found, seal
+        self._newest, self.added = (seq + 1, found), (seq + 1, found, seal)
 
-    def _checked_head(self) -> Seen:
-        """The newest entry, if all is as the anchor has seen it; the mark is sealed itself."""
-        mark = self._mark
+    def newest(self) -> Seen:
+        """The newest entry.
+
+        Raises:
+            LedgerCorrupt: it is not one that this ledger's key sealed, or the one that the anchor has seen is gone.
+        """
+        if self._newest is None:
+            self._newest = self._checked(self._mark)
+        return self._newest
+
+    def _checked(self, mark: Seen | None) -> Seen:
+        """The newest entry in the database. The mark is sealed itself, and what comes after it must be."""
         if mark is None:
             rows = self._transaction.rows(_HEAD)
         else:

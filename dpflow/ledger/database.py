@@ -80,7 +80,7 @@ class Database:
                 self._engine.dispose()
 
     @contextlib.contextmanager
-    def writing(self, ahead: Callable[[], Sequence[Read]] = tuple) -> Iterator[Transaction]:
+    def writing(self, ahead: Callable[[], Sequence[Read]] | None = None) -> Iterator[Transaction]:
         """A transaction that no other writer runs beside; commits at the end, or leaves nothing.
 
         Args:
@@ -162,10 +162,14 @@ class Database:
         faults.passed()
         return Transaction(connection.driver_connection, "sqlite" if self.sqlite else "postgresql")
 
-    def _start_writing(self, ahead: Callable[[], Sequence[Read]], connection: sa.PoolProxiedConnection) -> Transaction:
+    def _start_writing(
+        self, ahead: Callable[[], Sequence[Read]] | None, connection: sa.PoolProxiedConnection
+    ) -> Transaction:
         driver: Any = connection.driver_connection
         if not self.sqlite:
-            return WireTransaction(driver, Wire(driver, connection.info.setdefault("prepared", {})), _BEGIN, ahead())
+            return WireTransaction(
+                driver, Wire(driver, connection.info.setdefault("prepared", {})), _BEGIN, ahead() if ahead else ()
+            )
         driver.execute("BEGIN IMMEDIATE")
         faults.passed()
         return Transaction(driver, "sqlite")

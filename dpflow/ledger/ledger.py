@@ -529,18 +529,24 @@ class Ledger:
     # --- inside -------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _writing(self, ahead: Callable[[], Sequence[Read]] = tuple) -> Iterator[tuple[Transaction, chain.Writer]]:
+    def _writing(self, ahead: Callable[[], Sequence[Read]] | None = None) -> Iterator[tuple[Transaction, chain.Writer]]:
         """A writing transaction that can append entries, and raises the anchor's mark after its commit.
+
+        Args:
+            ahead: says what it will read for certain before it writes, if it will certainly write.
 
         Raises:
             LedgerCorrupt: the anchor has seen an entry that is not in this database, such as one of a copy in use elsewhere.
         """
         with contextlib.closing(Mark(self._anchor)) as mark:
             seen = mark.seen()  # read before the turn, which others wait for: it may be older, never newer
-            with self._database.writing(lambda: [*ahead(), *chain.reads(seen)]) as transaction:
+            reads = None if ahead is None else lambda: [*ahead(), *chain.reads(seen)]
+            with self._database.writing(reads) as transaction:
                 writer = chain.Writer(transaction, self._anchor, seen)
+                if ahead is not None:
+                    writer.newest()  # at hand until something is written
                 yield transaction, writer
-            other = None if writer.head is None else mark.advance(*writer.head)
+            other = None if writer.added is None else mark.advance(*writer.added)
         if other is not None:
             with self._database.reading() as transaction:
                 chain.require_seen(transaction, other)  # another writer's entry, or one of a copy in use
