@@ -302,17 +302,24 @@ def _steps(column: Field, least: int, most: int) -> tuple[str, int]:
         return f"CASE WHEN {value} IS NULL THEN NULL ELSE {clamped} END", _DAY
     divisor = 10**column.scale
     if kind == "decimal":
-        if column.scale and column.width <= 18:
-            value = f"CAST({name} * CAST({divisor} AS DECIMAL({column.scale + 1}, 0)) AS BIGINT)"
-        elif column.scale:  # the digits without the point: exact at every width
-            value = f"CAST(replace(CAST({name} AS VARCHAR), '.', '') AS HUGEINT)"
-        else:
-            value = f"CAST({name} AS HUGEINT)"
+        value = _digits(column) if column.scale else f"CAST({name} AS HUGEINT)"
     elif kind == "uhugeint":
         value = f"CAST(least({name}, CAST('{_INT128}' AS UHUGEINT)) AS HUGEINT)"
     else:
         value = f"CAST({name} AS {'HUGEINT' if kind in _WIDE else 'BIGINT'})"
     return f"least(greatest({value}, {_bound(least)}), {_bound(most)})", divisor
+
+
+def _digits(column: Field) -> str:
+    """A DECIMAL's digits without the point, exactly: DuckDB's product of decimals fails where it has more than 18 digits."""
+    name, width, scale = column.sql, column.width, column.scale
+    ten = f"CAST({10**scale} AS DECIMAL({scale + 1}, 0))"
+    if width + scale <= 18:
+        return f"CAST({name} * {ten} AS BIGINT)"
+    if width <= 18 and 2 * scale <= 18:
+        part = f"CAST({name} - trunc({name}) AS DECIMAL({scale}, {scale}))"
+        return f"(CAST(trunc({name}) AS BIGINT) * {10**scale} + CAST({part} * {ten} AS BIGINT))"
+    return f"CAST(replace(CAST({name} AS VARCHAR), '.', '') AS HUGEINT)"
 
 
 def _bound(value: int) -> str:

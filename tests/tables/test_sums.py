@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import duckdb
 import numpy as np
 import pytest
 
+from dpflow.core.declaration import Column
 from dpflow.core.statistics import GroupedSums, Groups, KeySets, SortedValues
 from dpflow.errors import PlanRefused, TableUnreadable
-from dpflow.tables import PrivateTable
+from dpflow.tables import PrivateTable, sql
 
 BASIC = """CREATE TABLE data AS SELECT * FROM (VALUES
     (1, 'a', 3.0), (1, 'a', 4.0), (1, 'b', 99.0), (2, 'a', -5.0), (2, 'zzz', 1.0), (3, NULL, 1.0), (NULL, 'b', 2.0)
@@ -108,6 +110,24 @@ def test_value_types_round_exactly_to_the_grid(
     columns = {"v": {"lower": -100, "upper": 100, "step": step}}
     private = make(f"CREATE TABLE data AS SELECT * FROM (VALUES {listed}) t(u, v)", columns=columns)
     assert one(private) == (3, 3, expected, 3)
+
+
+def test_the_largest_decimals_are_numbers() -> None:
+    """In every DECIMAL up to 37 digits. DuckDB multiplies those of 18 in 64 bits, and fails beyond: one row of a million in a
+    DECIMAL(18, 6) made a release fail, which tells that it is there.
+    """
+    declared = Column.model_validate({"lower": -1, "upper": 1})
+    with duckdb.connect() as connection:
+        for width, scale in [(width, scale) for width in range(1, 38) for scale in range(width + 1)]:
+            most, text = 10**width - 1, f"{'9' * (width - scale)}.{'9' * scale}"
+            rows = f"SELECT CAST(unnest(['{text}', '-{text}']) AS DECIMAL({width}, {scale})) AS v"
+            column = sql.field("v", connection.sql(rows).types[0])
+            outputs = f"{sql.grid(column, declared)}, {sql.number(column, declared)}, {sql.real(column)}"
+            found = connection.execute(f"SELECT {outputs} FROM ({rows}) AS t").fetchall()
+            inside = min(1.0, most / 10**scale)
+            assert [row[0] for row in found] == [1, -1], (width, scale)
+            assert [row[1] for row in found] == pytest.approx([inside, -inside], rel=1e-15), (width, scale)
+            assert [row[2] for row in found] == pytest.approx([most, -most], rel=1e-15), (width, scale)
 
 
 @pytest.mark.parametrize(
