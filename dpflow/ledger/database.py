@@ -76,7 +76,7 @@ class Database:
         with contextlib.suppress(Exception):  # the interpreter may be going down
             if self._engine is not None and self._pid == os.getpid():
                 while self._spare:
-                    self._spare.pop().close()
+                    self._spare.pop().invalidate()
                 self._engine.dispose()
 
     @contextlib.contextmanager
@@ -148,13 +148,21 @@ class Database:
             try:
                 connection, fresh = self._spare.pop(), False
             except IndexError:
-                connection, fresh = engine.raw_connection(), True
+                connection, fresh = self._connected(engine), True
             try:
                 return connection, start(connection)
             except BaseException as error:
                 connection.invalidate()
                 if fresh or self.sqlite or not isinstance(error, psycopg.OperationalError):
                     raise
+
+    def _connected(self, engine: sa.Engine) -> sa.PoolProxiedConnection:
+        try:
+            return engine.raw_connection()
+        except OSError as error:  # not of the database: such as no descriptor left
+            raise LedgerUnavailable(
+                f"{self!r} cannot be used now ({error.strerror}); nothing was recorded, so try again when that is mended"
+            ) from None
 
     def _start_reading(self, connection: sa.PoolProxiedConnection) -> Transaction:
         cursor = connection.cursor()
@@ -278,7 +286,7 @@ def _before_fork() -> None:
     for database in list(_databases):
         if database.path is not None and database._engine is not None and database._pid == pid:
             while database._spare:
-                database._spare.pop().close()
+                database._spare.pop().invalidate()  # not into a pool that an earlier fork has given up
             if database._engine.pool.checkedout():  # type: ignore[attr-defined]
                 _forked[os.path.realpath(database.path)] = pid
             database._engine.dispose()
@@ -296,10 +304,7 @@ def _configure(connection: sqlite3.Connection, record: Any) -> None:
         # Opened before anything is written through this connection, so that it hears of every write error.
         connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
         ((_, _, path),) = connection.execute("PRAGMA database_list")
-        try:
-            record.info["log"] = os.open(f"{path}-wal", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise sqlite3.OperationalError(error.strerror) from None
+        record.info["log"] = os.open(f"{path}-wal", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def _close_log(_: object, record: Any) -> None:

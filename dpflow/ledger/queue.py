@@ -73,13 +73,7 @@ class Queue:
             fcntl.flock(self._files[1], fcntl.LOCK_EX)
             end = time.monotonic() + PATIENCE
             while (now := time.monotonic()) < end:
-                kept = os.pread(self._files[2], SEATS * _END.size, 0).ljust(SEATS * _END.size, b"\0")
-                ends = [
-                    until for (until,) in _END.iter_unpack(kept)
-                ]  # later than AWAY: of a clock before the last boot
-                until, self._seat = min(
-                    (until if now < until <= now + AWAY else 0.0, n) for n, until in enumerate(ends)
-                )
+                until, self._seat = self._free(now)
                 if not until:
                     break
                 time.sleep(until - now)
@@ -92,6 +86,13 @@ class Queue:
             fcntl.flock(self._files[1], fcntl.LOCK_UN)
         if in_a_loop:
             self._take(now)
+
+    def _free(self, now: float) -> tuple[float, int]:
+        """When the first seat is free, 0 for now, and which. A time after AWAY is of a clock before the last boot."""
+        kept = os.pread(self._files[2], SEATS * _END.size, 0).ljust(SEATS * _END.size, b"\0")
+        return min(
+            (until if now < until <= now + AWAY else 0.0, n) for n, (until,) in enumerate(_END.iter_unpack(kept))
+        )
 
     def _keep(self, now: float) -> None:
         """Say until when the seat is taken."""

@@ -308,7 +308,7 @@ def test_a_file_that_cannot_grow(on_disk, ask, tmp_path):
     assert books(on_disk) == (40, 40 * 10**6) and on_disk.verify().ok
 
 
-def test_a_process_with_too_many_open_files(on_disk, ask, tmp_path):
+def test_a_process_with_too_many_open_files(ledger, place, ask):
     """However few are left, a charge is recorded or refused retryably, and the retry completes."""
     codes = []
     for left in range(8):
@@ -321,14 +321,14 @@ def test_a_process_with_too_many_open_files(on_disk, ask, tmp_path):
                     held.append(os.dup(0))
             for descriptor in held[:left]:
                 os.close(descriptor)
-            return one_shot(Ledger(tmp_path / "l", anchor=tmp_path / "anchor"), ask, left)
+            return one_shot(place.open(create=False), ask, left)
 
         code, shown = forked(crowded)
         codes.append(code)
-        assert code == 75 or shown == one_shot(on_disk, ask, left)
-        one_shot(on_disk, ask, left)
+        kept = one_shot(ledger, ask, left)
+        assert code == 75 or shown == kept
     assert set(codes) == {0, 75}
-    assert books(on_disk) == (8, 8 * 10**6) and on_disk.verify().ok
+    assert books(ledger) == (8, 8 * 10**6) and ledger.verify().ok
 
 
 FULL = """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import random
 from concurrent.futures import ThreadPoolExecutor
 
@@ -109,6 +111,25 @@ def test_a_forked_child_loses_no_charge(tmp_path, thread, charges, said):
     done = run_python(FORK, file, anchor, thread)
     assert (done.returncode, done.stdout.strip()) == (0, said), done.stderr
     assert len(ledger.releases()) == charges and ledger.verify().ok
+
+
+def test_forks_in_the_middle_of_a_transaction_keep_no_descriptors(tmp_path, ask):
+    """A connection that was busy when its process forked is closed with its log, later."""
+    ledger, open_files = Ledger(tmp_path / "l", create=True), []
+    for _ in range(6):
+        with ledger._database.reading():
+            _fork()
+        _fork()
+        gc.collect()
+        open_files.append(len(os.listdir("/proc/self/fd")))
+    assert len(set(open_files)) == 1, open_files
+
+
+def _fork() -> None:
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
 
 
 def test_a_lost_connection_is_replaced(postgres, tmp_path, ask):

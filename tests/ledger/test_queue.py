@@ -118,8 +118,10 @@ def test_a_damaged_file_or_another_clock_holds_nobody_up(path, kept):
     assert time.monotonic() - start < turns.PATIENCE
 
 
-def test_a_seat_of_another_clock_is_free_again(path):
+def test_a_seat_of_another_clock_is_free_again(path, monkeypatch):
     """After a boot both seats are taken, not only the one whose old time comes first."""
+    monkeypatch.setattr(turns, "AWAY", 60.0)
+    monkeypatch.setattr(turns, "SLICE", 60.0)
     with open(f"{path}.seats", "wb") as file:
         file.write(SEATS.pack(time.monotonic() + 1e6, time.monotonic() + 2e6))
     first, second = Queue(path), Queue(path)
