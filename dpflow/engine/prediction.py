@@ -300,11 +300,11 @@ def require_alike(plan: Plan, other: Plan) -> None:
     from them must have paid for it, too.
     """
     same = [
-        (p.mechanism.name, p.table, p.request.blocks, p.params.model_copy(update={"predictions": 0}))
+        (p.mechanism.name, p.table, p.request.blocks, p.request.where, p.params.model_copy(update={"predictions": 0}))
         for p in (plan, other)
     ]
     if same[0] != same[1]:
         raise PlanRefused(
-            f"{plan.request.name} and {other.request.name} cannot answer from one set of models: their declarations or parameters "
-            f"differ, such as by bounds that searches in two scopes found; search in a scope above both, or declare the bounds"
+            f"{plan.request.name} and {other.request.name} cannot answer from one set of models: their declarations, conditions or "
+            f"parameters differ, such as by bounds that searches in two scopes found; search in a scope above both, or declare the bounds"
         )

@@ -144,6 +144,16 @@ def test_batches_are_transactions(world: World) -> None:
     assert session.predict([]) == []
 
 
+def test_sessions_of_other_rows_share_no_models(world: World) -> None:
+    """Two sessions that differ in name alone may answer from one set of models; other conditions learn from other rows."""
+    first, second = world.open(name="first"), world.open(name="second")
+    first.learn()
+    second.share(first)
+    assert world.mechanism.learned == 1
+    with pytest.raises(PlanRefused, match="cannot answer from one set of models"):
+        world.open(name="third", where="age > 30").share(first)
+
+
 @pytest.mark.parametrize(
     ("points", "said"),
     [
