@@ -163,6 +163,11 @@ class Limits(Strict):
         return self.rows_per_group or self.rows
 
 
+def plain(relation: str) -> str:
+    """One relation's name, however it is written."""
+    return relation.casefold().removeprefix("main.")
+
+
 class Join(Strict):
     """A second relation of the same file, joined to every row before anything is cut. Its columns are ``name.column``.
 
@@ -173,7 +178,8 @@ class Join(Strict):
 
     Rules, each named by its refusal: ``unit-key`` (private tables join on the unit and on nothing else),
     ``multiplicity`` (they declare ``rows``), ``unique-key`` (a dimension has one row a key, hence no ``rows``),
-    ``whole-unit`` (no private table beside budgets per block, which it would cross).
+    ``public-rows`` (a dimension is neither the table nor one of its private relations), ``whole-unit`` (no private table
+    beside budgets per block, which it would cross).
     """
 
     relation: str
@@ -205,6 +211,12 @@ class Join(Strict):
         if self.kind == "dimension":
             if self.rows is not None:
                 raise ValueError(f"join {self.name}: rule unique-key: a dimension has one row a key; take rows out")
+            private = (table.source, *(join.relation for join in table.joins if join.kind == "unit"))
+            if plain(self.relation) in map(plain, private):
+                raise ValueError(
+                    f"join {self.name}: rule public-rows: {self.relation} is private in this declaration, and a dimension would show its "
+                    f"rows to other units'; put the column into the table"
+                )
             return
         if self.left != table.unit.column:
             raise ValueError(

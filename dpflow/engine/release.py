@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dpflow.core import faults
+from dpflow.core.declaration import plain
 from dpflow.core.events import Unprotected
 from dpflow.core.mechanism import Mechanism
 from dpflow.core.randomness import SystemSource
@@ -144,8 +145,7 @@ def data_names(plan: Plan, ledger: Ledger) -> list[str]:
     database = os.path.realpath(plan.table.database)
 
     def place(relation: str) -> str:
-        plain = relation.casefold().removeprefix("main.")  # one table, however it is written
-        return "place " + ledger.commitment(f"{database}\0{plain}".encode(), "place")[:32]
+        return "place " + ledger.commitment(f"{database}\0{plain(relation)}".encode(), "place")[:32]
 
     joins = [("" if join.kind == "unit" else JOINED) + place(join.relation) for join in plan.table.joins]
     return [f"table {plan.table.name}", place(plan.table.source), *joins]

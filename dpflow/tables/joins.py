@@ -53,9 +53,10 @@ class Joined:
         """Raises `PlanRefused` if the keys' types differ, so that comparing them could fail on a row."""
         right = self._right()
         if right.type != self.left.type and not {right.kind, self.left.kind} <= _INTEGERS:
+            left, right_type = (own.kind.upper() if own.kind == "enum" else own.type for own in (self.left, right))
             raise PlanRefused(
-                f"join {self.join.name}: rule same-type: {self.join.left!r} is a {self.left.type} and {self.join.right!r} a "
-                f"{right.type}; give both columns one type"
+                f"join {self.join.name}: rule same-type: {self.join.left!r} is a {left} and {self.join.right!r} a {right_type}; "
+                f"give both columns one type"
             )
 
     def state(self, connection: sandbox.Connection) -> str | None:

@@ -93,6 +93,8 @@ def test_private_keys_of_a_cut_join_are_those_of_one_cut(make: Any) -> None:
         ({"joins": [PERSON | {"kind": "cross"}]}, "'unit' or 'dimension'"),
         ({"joins": [PERSON | {"rows": 0}]}, "greater than or equal to 1"),
         ({"joins": [PERSON, DIMENSION | {"name": "PERSON"}]}, "two joins have one name"),
+        ({"joins": [DIMENSION | {"relation": "Main.DATA"}]}, "rule public-rows"),
+        ({"joins": [DIMENSION | {"relation": "People"}, PERSON]}, "rule public-rows"),
         ({"joins": [PERSON | {"name": "a.b"}]}, "match pattern"),
     ],
 )
@@ -110,6 +112,14 @@ def test_keys_of_two_types_are_refused(make: Any) -> None:
         private.check_schema()
     private = make(DATA, TOWNS, "CREATE TABLE people AS SELECT 1::TINYINT AS id, 1 AS age, 'x' AS job", **declared())
     private.check_schema()
+
+
+def test_a_refused_enum_lists_no_values(make: Any) -> None:
+    """The values of an ENUM are often SELECT DISTINCT of private rows; a refusal says its kind alone."""
+    enum = "CREATE TYPE names AS ENUM (SELECT 'Ann Secret'); CREATE TABLE people AS SELECT 'Ann Secret'::names AS id, 1 AS age, 1 AS job"
+    with pytest.raises(PlanRefused, match="'u' is a INTEGER and 'id' a ENUM; give both") as refusal:
+        make(DATA, TOWNS, enum, **declared()).check_schema()
+    assert "Ann" not in str(refusal.value)
 
 
 def test_missing_relations_and_columns_are_named(make: Any) -> None:
