@@ -6,7 +6,8 @@ with cold caches, and the more processes are awake, the oftener one is pushed fr
 who writes in a loop must have one of two seats: one of them works while the other waits for the disk, and everybody
 else sleeps until a seat is free. A writer that comes once in a while takes none, and passes in line whenever one is free.
 
-Only fairness and speed depend on all this. The database's own lock keeps writers apart.
+Only fairness and speed depend on all this. The database's own lock keeps writers apart. Who is next holds a lock that has no
+time limit: a process that is stopped just then (SIGSTOP, a paused container) holds up all others until it goes on or is killed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ AWAY = 0.01  # and how long at most if it does not come back
 BACK = 0.001  # who comes back so soon writes in a loop
 SPIN = 0.001  # for how long to look all the time: a turn is mostly shorter than it takes to fall asleep and wake up
 LOOK = 0.0003  # how often after that
-PATIENCE = 60.0  # after which it goes on without a turn
+PATIENCE = 60.0  # how long who is next waits for a seat, and then for its turn, before it goes on without
 _END = struct.Struct("=d")  # when a seat is free again, in seconds of this machine's monotonic clock
 
 

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import itertools
 import os
+import signal
 import sqlite3
 import struct
 import threading
@@ -172,6 +173,25 @@ def test_a_disk_that_fails_stops_no_writer(path, monkeypatch):
     for queue in [in_a_loop(path) for _ in range(3)]:
         queue.enter()
         queue.leave()
+
+
+def test_whoever_is_stopped_while_next_holds_others_up_until_killed(path):
+    """The limit of a lock that hands on in order: nobody can give up waiting for it. Nothing but time is lost."""
+    child = os.fork()
+    if child == 0:
+        queue = Queue(path)
+        fcntl.flock(queue._files[1], fcntl.LOCK_EX)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        os._exit(0)
+    assert os.WIFSTOPPED(os.waitpid(child, os.WUNTRACED)[1])
+    passed = threading.Event()
+    other = threading.Thread(target=lambda: (Queue(path).enter(), passed.set()))
+    other.start()
+    assert not passed.wait(0.2)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert passed.wait(60)
+    other.join()
 
 
 def test_a_child_holds_no_turn_of_its_parent(path):
