@@ -250,9 +250,10 @@ def _by_group(groups: int, found: Mapping[str, Any]) -> NDArray[np.float64]:
 
 
 def _plain(array: Any) -> NDArray[Any]:
-    """Without numpy's mask: a missing text is None."""
+    """Without numpy's mask and without negative zeros: a missing text is None."""
     if np.ma.isMaskedArray(array):
         whole = np.asarray(array.data, dtype=object)
         whole[np.ma.getmaskarray(array)] = None
         return whole
-    return np.asarray(array)
+    plain = np.asarray(array)
+    return plain + 0.0 if plain.dtype.kind == "f" else plain

@@ -194,6 +194,17 @@ def test_the_order_of_rows_changes_nothing(tiny: Tiny) -> None:
     assert found[0] == found[1] == found[2]
 
 
+def test_no_row_tells_two_zeros_apart(tiny: Tiny) -> None:
+    """They sort alike, so which comes first would follow the order of the table's rows, in which other groups' are."""
+    from dpflow.core.statistics import GroupValues
+
+    tiny.fill("CREATE TABLE visits AS SELECT 'p' AS person, CAST(unnest(['-0.0', '0.0', '-0.0']) AS DOUBLE) AS age")
+    for bounds in ({}, {"lower": -1, "upper": 1}):
+        table = tiny.declare(protects="unit", limits={"rows": 1}, columns={"age": bounds}, block=None)
+        _, rows = PrivateTable.load(table).grouped_rows(GroupValues(1, ("age",)), b"k", ())
+        assert not np.signbit(rows["age"]).any()
+
+
 def test_a_scope_has_one_partition(tiny: Tiny, gate: Session) -> None:
     """Another number of groups on the same scope is refused, also after the gate is closed."""
     with pytest.raises(PlanRefused, match="partitioned into 400 groups"):
