@@ -1,7 +1,8 @@
 """The second place: a directory with the ledger's key and the highest entry that was ever committed.
 
 Whoever can write the database but not this directory cannot make an entry that carries a valid seal, and cannot take an
-entry away that the mark has seen. Keep it on other storage, readable by those who spend.
+entry away that the mark has seen. Keep it on other storage that has locks, where those who spend can read the
+key and write the mark.
 """
 
 from __future__ import annotations

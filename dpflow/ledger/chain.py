@@ -116,7 +116,7 @@ class Writer:
 
 
 def reads(mark: Seen | None) -> list[Read]:
-    """What a writer will read: the newest entry; all since the mark, if there is one, are a few."""
+    """What a writer will read: the newest entry, or all since the mark: a few, but for once after an old mark was restored."""
     return [(_HEAD, {}) if mark is None else (_SINCE, {"seq": mark[0]})]
 
 
