@@ -65,7 +65,7 @@ def label_points(
         and what `teach` says of the student.
 
     Raises:
-        PlanRefused: the points are in the private table's own file: points are published by their keys.
+        PlanRefused: points or answers are in the private table's own file: points are published by their keys.
         SessionClosed: more new points than predictions are left.
         BudgetExceeded, InvalidInput, TableError, NotPublished: as for a release.
     """
@@ -73,6 +73,7 @@ def label_points(
     if not isinstance(params, PredictionParams):
         raise PlanRefused(f"{plan.mechanism.name} predicts nothing; name a prediction mechanism, see dpflow mechanisms")
     require_public(points.database, plan.table, "points")
+    require_public(answers.database, plan.table, "answers")
     if student is not None:  # before anything is charged
         guarantee(plan, student.delta)
         estimator(student, plan.table, params.features)

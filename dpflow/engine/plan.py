@@ -17,7 +17,7 @@ from dpflow.core.events import Approximate, Event, Pure, SparseVector, Unprotect
 from dpflow.core.mechanism import InteractiveMechanism, Mechanism
 from dpflow.core.results import ErrorBound
 from dpflow.core.statistics import Records, Statistic
-from dpflow.engine.request import Request
+from dpflow.engine.request import Request, require_public
 from dpflow.errors import InvalidDeclaration, PlanRefused, PluginError
 from dpflow.registry import Registry
 from dpflow.tables import PrivateTable
@@ -153,6 +153,8 @@ def make_plan(request: Request, registry: Registry, table: Table | None = None) 
         note = f"{other.why}; {made.error.note}" if made.error else other.why
         return replace(made, error=ErrorBound(made.error.half_width if made.error else {}, note))
     _check_blocks(request, table)
+    if request.publish is not None:
+        require_public(request.publish.database, table, "published results")
     request = request.model_copy(update={"where": PrivateTable(table, request.where).where})
     if table.holdout and not (isinstance(mechanism, InteractiveMechanism) and mechanism.exclusive):
         raise PlanRefused(

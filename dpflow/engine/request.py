@@ -82,7 +82,10 @@ def load_request(path: Path | str) -> Request:
 
 
 def require_public(file: Path, table: Table, what: str) -> None:
-    """Raises `PlanRefused` if what should be public is in a private table's file, under whatever name: it is read without a charge."""
+    """Raises `PlanRefused` if what should be public is in a private table's file, under whatever name.
+
+    It is read without a charge, and whoever may see it could see the rows beside it.
+    """
     try:
         same = file.samefile(table.database)
     except OSError:

@@ -92,6 +92,14 @@ def test_the_same_name_with_other_content_is_refused(tiny: Tiny) -> None:
     assert spent(tiny) == Fraction(3, 4)
 
 
+def test_results_are_not_published_beside_the_rows(tiny: Tiny) -> None:
+    """Refused by the plan: whoever reads the results would have to open the private file, which no release writes."""
+    (tiny.folder / "link.duckdb").symlink_to(tiny.database)
+    for name in ("visits.duckdb", "link.duckdb"):
+        with pytest.raises(PlanRefused, match="in the private table's file"):
+            planned(tiny, publish=Publish(database=tiny.folder / name))
+
+
 def test_publishing_is_repaired_from_the_ledger(tiny: Tiny) -> None:
     """What is settled can be copied again, once."""
     out = tiny.folder / "out.duckdb"

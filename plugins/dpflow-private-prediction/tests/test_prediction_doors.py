@@ -81,6 +81,7 @@ def test_labels_follow_the_rows(doors: Doors) -> None:
         ({"points": {"database": "nothing.duckdb", "table": "tomorrow", "key": "id"}}, "there is no file"),
         ({"points": {"table": "tomorrow"}}, "points: database"),
         ({"answers": {"database": "answers.duckdb", "table": "a b"}}, "answers: table"),
+        ({"answers": {"database": "loans.duckdb", "table": "answers"}}, "answers are public"),
         ({"session": {"mechanism": "count", "params": {"epsilon": "0.1"}}}, "predicts nothing"),
     ],
 )
