@@ -88,7 +88,7 @@ def fill(ledger: Ledger, target: str, anchor: Path, scope: str, number: int) -> 
     else:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     connection.close()
-    Mark(Anchor(anchor)).advance(last["seq"], last["hash"], last["seal"])
+    Mark(Anchor(anchor)).advance(last["seq"], last["hash"])
 
 
 def charge(ledger: Ledger, scope: str, name: str) -> None:

@@ -14,6 +14,7 @@ import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 from dpflow.errors import LedgerCorrupt, LedgerUnavailable
 
@@ -76,9 +77,9 @@ class Anchor:
         """HMAC-SHA256 under the key, separated by purpose."""
         return hmac.digest(self._key, purpose.encode() + b"\0" + data, "sha256").hex()
 
-    def seal(self, seq: int, entry_hash: str) -> str:
-        """What only this ledger can put under an entry."""
-        return self.commitment(f"{seq} {entry_hash}".encode(), "entry")
+    def seal(self, seq: int, entry_hash: str, purpose: Literal["entry", "mark"] = "entry") -> str:
+        """What only this ledger can put under an entry, or under the mark at one: nobody makes a mark from an export."""
+        return self.commitment(f"{seq} {entry_hash}".encode(), purpose)
 
     def mark(self) -> Seen | None:
         """The highest committed entry, or None. Raises `LedgerCorrupt` if the mark was not written under this key."""
@@ -94,7 +95,7 @@ class Anchor:
 
 
 class Mark:
-    """The open file of the mark: number, hash and seal of the highest entry.
+    """The open file of the mark: number and hash of the highest entry, and a seal.
 
     It is rewritten in place, within one sector and without fsync: after a power cut it may be some entries old, which only
     means that those last entries are guarded by their seals alone.
@@ -118,9 +119,9 @@ class Mark:
         with self._locked(fcntl.LOCK_SH):
             return self._read()
 
-    def advance(self, seq: int, digest: str, seal: str) -> Seen | None:
+    def advance(self, seq: int, digest: str) -> Seen | None:
         """Raise the mark after a commit; it never goes down, whoever comes last. Returns a mark that says something else."""
-        record = f"{seq:020d} {digest} {seal}\n".encode()
+        record = f"{seq:020d} {digest} {self._anchor.seal(seq, digest, 'mark')}\n".encode()
         with self._locked(fcntl.LOCK_EX):
             known = self._read()
             if known is not None and known[0] >= seq:
@@ -162,7 +163,7 @@ class Mark:
         try:
             seq, digest, seal = record.decode("ascii").split()
             seen = int(seq), digest
-            valid = hmac.compare_digest(seal, self._anchor.seal(*seen))
+            valid = hmac.compare_digest(seal, self._anchor.seal(*seen, "mark"))
         except ValueError:
             valid = False
         if not valid:

@@ -27,10 +27,9 @@ FIRST = "0" * 64
 FIELDS = ("seq", "at", "kind", "scope", "release_id", "principal", "body", "previous")
 
 _ENDS = entry.c.seq, entry.c.hash, entry.c.seal
-_HEAD = Prepared(sa.select(*_ENDS).order_by(entry.c.seq.desc()).limit(sa.literal_column("1")))
-_SINCE = Prepared(
-    sa.select(*_ENDS).where(entry.c.seq >= sa.bindparam("seq", type_=entry.c.seq.type)).order_by(entry.c.seq)
-)
+_LAST = sa.select(*_ENDS).order_by(entry.c.seq.desc()).limit(sa.literal_column("1"))
+_HEAD = Prepared(_LAST)
+_MARKED_AND_HEAD = Prepared(sa.union_all(sa.select(*_ENDS).where(where(entry.c.seq)), sa.select(_LAST.subquery())))
 _HASH_AT = Prepared(sa.select(entry.c.hash).where(where(entry.c.seq)))
 INSERT = insert(entry)
 
@@ -69,7 +68,7 @@ class Writer:
     def __init__(self, transaction: Transaction, anchor: Anchor, mark: Seen | None) -> None:
         self._transaction, self._anchor, self._mark = transaction, anchor, mark
         self._newest: Seen | None = None
-        self.added: tuple[int, str, str] | None = None  # number, hash and seal of the newest entry that it made
+        self.added: Seen | None = None  # the newest entry that it made
 
     def note(self, kind: str, scope: str, release_id: str, principal: str, body: Mapping[str, Any]) -> None:
         """Add an entry. The time is for people; nothing depends on the clock. Raises `LedgerCorrupt`, as `newest` does."""
@@ -85,9 +84,8 @@ class Writer:
             "previous": previous,
         }
         found = hashed(fields)
-        seal = self._anchor.seal(seq + 1, found)
-        self._transaction.run(INSERT, **fields, hash=found, seal=seal)
-        self._newest, self.added = (seq + 1, found), (seq + 1, found, seal)
+        self._transaction.run(INSERT, **fields, hash=found, seal=self._anchor.seal(seq + 1, found))
+        self._newest = self.added = seq + 1, found
 
     def newest(self) -> Seen:
         """The newest entry.
@@ -104,20 +102,20 @@ class Writer:
         if mark is None:
             rows = self._transaction.rows(_HEAD)
         else:
-            rows = self._transaction.rows(_SINCE, seq=mark[0])
-            if not rows or mark != rows[0][:2]:
+            rows = self._transaction.rows(_MARKED_AND_HEAD, seq=mark[0])
+            if mark not in [row[:2] for row in rows]:
                 raise LedgerCorrupt(_gone(mark[0]))
         if not rows:
             return 0, FIRST
-        head = rows[-1]
+        head = max(rows)
         if head[:2] != mark and not genuine(self._anchor, head):
             raise LedgerCorrupt(f"entry {head.seq} was not made by this ledger; run dpflow ledger verify")
         return head.seq, head.hash
 
 
 def reads(mark: Seen | None) -> list[Read]:
-    """What a writer will read: the newest entry, or all since the mark: a few, but for once after an old mark was restored."""
-    return [(_HEAD, {}) if mark is None else (_SINCE, {"seq": mark[0]})]
+    """What a writer will read: the newest entry and the marked one."""
+    return [(_HEAD, {}) if mark is None else (_MARKED_AND_HEAD, {"seq": mark[0]})]
 
 
 def require_seen(transaction: Transaction, mark: Seen) -> None:

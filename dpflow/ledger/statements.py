@@ -22,12 +22,15 @@ DIALECTS: dict[str, sa.Dialect] = {
 }
 
 
+Statement = sa.Select[Any] | sa.CompoundSelect[Any] | sa.Insert | sa.Update
+
+
 class Prepared:
     """A Core statement, compiled once for each driver. Its parameters are named ``bindparam``s."""
 
-    def __init__(self, statement: sa.Select[Any] | sa.Insert | sa.Update) -> None:
+    def __init__(self, statement: Statement) -> None:
         self.on = _Compiled(statement)
-        columns = [c.name for c in statement.selected_columns] if isinstance(statement, sa.Select) else []
+        columns = [c.name for c in statement.selected_columns] if isinstance(statement, sa.SelectBase) else []
         self.row: Any = namedtuple("row", columns, rename=True)  # type: ignore[misc]
 
     def bound(self, driver: str, parameters: dict[str, Any]) -> tuple[str, tuple[Any, ...]]:
@@ -39,7 +42,7 @@ class Prepared:
 class _Compiled(dict[str, tuple[str, Callable[[Mapping[str, Any]], tuple[Any, ...]]]]):
     """By driver: SQL text, and what puts parameters into its order."""
 
-    def __init__(self, statement: sa.Select[Any] | sa.Insert | sa.Update) -> None:
+    def __init__(self, statement: Statement) -> None:
         self._statement = statement
 
     def __missing__(self, driver: str) -> tuple[str, Callable[[Mapping[str, Any]], tuple[Any, ...]]]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import io
+import json
 import os
 import threading
 from collections.abc import Callable
@@ -119,7 +121,7 @@ def test_a_mark_is_read_whole_while_others_write(tmp_path, monkeypatch):
     def writes() -> None:
         mark = Mark(anchor)
         for n in range(1, 301):
-            assert mark.advance(n, hashes[n], anchor.seal(n, hashes[n])) is None
+            assert mark.advance(n, hashes[n]) is None
         mark.close()
         done.set()
 
@@ -133,3 +135,16 @@ def test_a_mark_is_read_whole_while_others_write(tmp_path, monkeypatch):
             seen, last = seen + 1, found[0]
     writer.join()
     assert seen and reader.mark() == (300, hashes[300])
+
+
+def test_nobody_makes_a_mark_from_an_export(ledger, place, ask):
+    """An entry's own seal stands in every export, and is none for the mark."""
+    ask.reserve(ledger)
+    export = io.StringIO()
+    ledger.export(export)
+    entries = [row for line in export.getvalue().splitlines() if "seal" in (row := json.loads(line))]
+    first = min(entries, key=lambda row: row["seq"])
+    (place.anchor / "mark").write_text(f"{first['seq']:020d} {first['hash']} {first['seal']}\n")
+    with pytest.raises(LedgerCorrupt, match="was not written under this ledger's key"):
+        ask.reserve(ledger, "another")
+    assert ask.spent(ledger) == {"": "0.1"}

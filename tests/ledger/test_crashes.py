@@ -216,9 +216,7 @@ def test_a_connection_lost_after_any_statement(postgres, tmp_path, ask, life, ca
             else:
                 assert life(ledger, ask, n) == first  # lost between two transactions, and replaced
             assert life(ledger, ask, n) == life(ledger, ask, n)
-    assert lost == whole - begun >= whole // 3 and not [
-        record for record in caplog.records if record.levelname == "ERROR"
-    ]
+    assert lost == whole - begun > 0 and not [record for record in caplog.records if record.levelname == "ERROR"]
     assert books(ledger)[0] == whole + 2 and ledger.verify().ok
 
 
