@@ -43,9 +43,11 @@ def _exact(value: Any) -> Fraction:
     if isinstance(value, dt.date):
         return Fraction((value - dt.date(1970, 1, 1)).days)
     try:
-        return amounts.exact("a number", value)
-    except InvalidAmount:
+        number = amounts.exact("a number", value)
+        float(number)  # a claim or an option becomes a double in the end, when it is too late to refuse it
+    except (InvalidAmount, OverflowError):
         raise ValueError("write a finite number, such as -60 or '0.25'") from None
+    return number
 
 
 Exact = Annotated[Fraction, BeforeValidator(_exact), PlainSerializer(str, return_type=str)]

@@ -33,6 +33,7 @@ def declared(**changes: Any) -> Table:
         ({"columns": {"age": {"lower": 0}}}, "both lower and upper"),
         ({"columns": {"age": {"lower": 0, "upper": "inf"}}}, "finite number"),
         ({"columns": {"age": {"lower": float("nan"), "upper": 1}}}, "finite number"),
+        ({"columns": {"age": {"lower": 0, "upper": 1, "step": "1e400"}}}, "finite number"),
         ({"columns": {"age": {"lower": 0, "upper": 1, "step": 0}}}, "step must be positive"),
         ({"columns": {"age": {"lower": 0, "upper": 10, "missing": 11}}}, "within the bounds"),
         ({"columns": {"age": {"lower": 0, "upper": 2**63}}}, "coarser step"),

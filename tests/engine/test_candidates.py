@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from dpflow import Session, plan
 from dpflow.engine.candidate import Submission, load_candidate
 from dpflow.engine.gate import judge
 from dpflow.errors import InvalidDeclaration, InvalidInput, PlanRefused
 from dpflow.ledger import Ledger
+from dpflow.mechanisms.reusable_holdout import ClaimQuery
 from dpflow.registry import Registry
 from dpflow.tables import PrivateTable, read_predictions
 
@@ -227,3 +229,16 @@ def test_a_gate_reads_the_blocks_it_pays_for(tiny: Tiny) -> None:
     session = Session.open(planned, Ledger(tiny.ledger), Registry.load())
     assert session.ask("column_mean", columns=["age"], claim="10")["verdict"] == "yes"
     assert session.ask("column_mean", columns=["age"], claim="11")["verdict"] == "no"
+
+
+@pytest.mark.parametrize("field", ["claim", "option"])
+def test_a_claim_that_no_double_holds_is_refused_before_it_is_asked(field):
+    """It overflowed in the middle of its answer, and an error there closes the gate for everybody."""
+    given = {"name": "n", "features": ["x"], "estimator": "mean", "claim": "0.5"}
+    given |= {"claim": "1e400"} if field == "claim" else {"options": {"target": "-1e400"}}
+    with pytest.raises(ValidationError, match="finite number"):
+        Submission.model_validate(given)
+    with pytest.raises(ValidationError, match="finite number"):
+        ClaimQuery.model_validate(
+            {k: v for k, v in given.items() if k not in ("name", "features")} | {"columns": ["x"]}
+        )
