@@ -1,4 +1,4 @@
-"""SIGKILL after every statement, at every named point and at every line: one charge, one result, published once.
+"""SIGKILL after every statement, at every named point and at every line of seven modules: one charge, one result, published once.
 
 A release is charged, aggregated, drawn, settled and published; a session is opened and asked twice, with answers so noisy
 that a second draw would show.
