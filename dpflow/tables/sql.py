@@ -22,6 +22,9 @@ _VALUES = _WHOLE | _WIDE | _FLOATS | _TIMES | {"decimal", "date"}
 _KEYS = _WHOLE | _WIDE | _TIMES | {"decimal", "date", "time", "uuid", "varchar", "enum"}
 
 _DAY = 86_400_000_000  # microseconds
+_FIRST = "290309-12-22 (BC) 00:00:00"  # of what DuckDB writes as a date and time
+_LAST = {kind: "294247-01-10 04:00:54.775806" for kind in _TIMES - {"timestamp_ns"}}
+_LAST |= {"timestamp_s": "294247-01-10 04:00:54", "timestamp_ms": "294247-01-10 04:00:54.775"}
 _FAR = 9 * 10**18  # microseconds that every timestamp type reaches
 _INT64 = 2**63 - 1
 _INT128 = 2**127 - 1
@@ -48,8 +51,19 @@ class Field:
 
     @property
     def sql(self) -> str:
-        """The column in a query that reads its relation as ``t``."""
-        return self.place or f"t.{identifier(self.name)}"
+        """The column in a query that reads its relation as ``t``; NULL for a number that its type has and no date stands for.
+
+        Files and frames bring such timestamps. DuckDB compares and groups them, but fails where it writes or converts one, and a
+        row must not make a query fail.
+        """
+        found = self.place or f"t.{identifier(self.name)}"
+        if self.type == "JSON":  # a VARCHAR that takes no collation
+            return f"CAST({found} AS VARCHAR)"
+        if self.kind not in _LAST:
+            return found
+        texts = (_FIRST, _LAST[self.kind], "infinity", "-infinity")
+        first, last, *ends = (f"CAST('{text}' AS {self.type})" for text in texts)
+        return f"CASE WHEN {found} BETWEEN {first} AND {last} OR {found} IN ({', '.join(ends)}) THEN {found} END"
 
 
 def field(name: str, kind: Any) -> Field:

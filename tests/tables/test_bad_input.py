@@ -6,10 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import numpy as np
+import pandas as pd
 import pytest
 
-from dpflow.core.declaration import Table
-from dpflow.core.statistics import GroupedSums, SortedValues
+from dpflow.core.declaration import Table, Unit
+from dpflow.core.statistics import (
+    GroupedSums,
+    GroupEstimates,
+    GroupValues,
+    KeySets,
+    Records,
+    SortedValues,
+    UnboundedValues,
+)
 from dpflow.errors import TableUnreadable
 from dpflow.tables import PrivateTable
 
@@ -121,3 +131,50 @@ def test_a_parquet_file_or_glob_is_no_database(make: Any, tmp_path: Path) -> Non
     view = f"CREATE VIEW data AS SELECT * FROM '{tmp_path}/*.parquet'"
     with pytest.raises(TableUnreadable, match="cannot be read"):
         make(view).check(REQUESTS[0])
+
+
+#: Numbers that DuckDB's timestamps can be and no date stands for: what a file or a frame brings, not what SQL writes.
+NO_DATES = {"s": [2**63 - 2, -(2**63) + 2, 2**50], "ms": [2**63 - 2, -(2**62)], "us": [-(2**63) + 2]}
+
+
+@pytest.mark.parametrize("unit", NO_DATES)
+def test_timestamps_that_are_no_date_are_missing(tmp_path: Path, unit: str) -> None:
+    """As a value, key, block, unit and in a condition, and nothing fails: DuckDB fails where it writes or converts one, and one
+    such row made a release fail, which tells that it is there.
+    """
+    rows = pd.DataFrame({"t": np.array([0, *NO_DATES[unit]], dtype=np.int64).view(f"datetime64[{unit}]")})
+    path = tmp_path / "x.duckdb"
+    with duckdb.connect(str(path)) as connection:
+        connection.register("rows", rows)
+        connection.execute("CREATE TABLE data AS SELECT row_number() OVER () AS u, t, 1 AS v FROM rows")
+    declared = {"name": "data", "database": path, "unit": {"column": "u"}, "limits": {"rows": 9}}
+    columns = {"t": {"lower": -1, "upper": 1}, "v": {"lower": 0, "upper": 1}}
+    table = Table.model_validate(declared | {"columns": columns})
+    days = PrivateTable(table)
+    assert days.answer(SortedValues("t", 1), ()).counts.tolist() == [1]
+    assert days.answer(GroupedSums("t", None, 1, 1), ()).keys == ("1970-01-01 00:00:00",)
+    assert days.answer(KeySets("t"), ()).keys == ("1970-01-01 00:00:00",)
+    assert days.answer(Records(("t",), 1), ()).units.tolist() == [0]
+    assert days.group_estimates(GroupEstimates(1, "count(t)"), b"", ()).tolist() == [1]
+    with days.answering(UnboundedValues("t"), ()) as column:
+        assert column.rows.tolist() == [1]
+    early = PrivateTable(table, "t < '2020-01-01'")
+    assert early.answer(GroupedSums(None, None, 1, 1), ()).rows.tolist() == [1]
+    of_times = table.model_copy(update={"unit": Unit(column="t"), "block": "t"})
+    for blocks in ((), ("1970-01-01 00:00:00",)):
+        assert PrivateTable(of_times).answer(GroupedSums(None, None, 1, 1), blocks).rows.tolist() == [1]
+        assert len(PrivateTable(of_times).grouped_rows(GroupValues(3, ("v",)), b"", blocks)[0]) == 1
+
+
+def test_json_is_text(make: Any) -> None:
+    """A JSON column is a unit, block and key like the text that it is; DuckDB fails where it is to be collated."""
+    private = make(
+        """CREATE TABLE data AS SELECT CAST(unnest(['1', '{"a": 2}']) AS JSON) AS u, u AS k, u AS day, 1 AS v""",
+        columns={"k": {"keys": ["1"]}, "v": {"lower": 0, "upper": 1}},
+        block="day",
+    )
+    for blocks, rows in (((), 2), (("1",), 1)):
+        assert private.answer(GroupedSums(None, None, 1, 1), blocks).rows.tolist() == [rows]
+        assert len(private.answer(KeySets("k"), blocks).keys) == rows
+        assert len(private.grouped_rows(GroupValues(3, ("v",)), b"", blocks)[0]) == rows
+    assert private.answer(GroupedSums("k", ("1",), 1, 1), ()).rows.tolist() == [1]
