@@ -184,9 +184,8 @@ def load_candidate(submission: Submission) -> Candidate:
     elif submission.file is not None or submission.model is not None:
         file = submission.file or mlflow_file(submission.name, str(submission.model), submission.tracking_uri)
         model, data = _load(submission, file)
-        about.update(
-            b"\0" + hashlib.sha256(data).digest()
-        )  # each of one length, so that no two make the text of a third
+        # Each of one length, so that no two make the text of a third.
+        about.update(b"\0" + hashlib.sha256(data).digest())
         predict, score = _predictor(submission, model), _scorer(submission, model)
     if submission.rival is not None:
         model, data = _load(submission, submission.rival)

@@ -83,9 +83,8 @@ def read_predictions(
     if (ids[1:] == ids[:-1]).any():
         raise InvalidInput(f"{what} holds an id twice; keep one prediction per row")
     values, scores = _floats(found["prediction"])[order], _floats(found["score"])[order]
-    shape = repr(
-        (ids.dtype.str, len(ids), score is not None)
-    ).encode()  # says where the ids end, and if scores are read
+    # What follows the shape has one reading: where the ids end, and whether scores are read.
+    shape = repr((ids.dtype.str, len(ids), score is not None)).encode()
     digest = hashlib.sha256(shape + ids.tobytes() + values.tobytes() + scores.tobytes()).digest()
     return PredictionTable(id, digest, ids, values, scores if score else None)
 

@@ -71,9 +71,11 @@ def test_two_who_write_in_a_loop_sit_and_the_third_waits_until_one_has_gone(path
     """A seat is kept for AWAY after its writer was last seen, whoever else wants it."""
     monkeypatch.setattr(turns, "AWAY", 2.0)
     monkeypatch.setattr(turns, "SLICE", 2.0)
-    sitting = [in_a_loop(path) for _ in range(2)]
-    left = min(claims(path))
-    assert 0 < left <= 2
+    left = 0.0
+    while left <= 0:  # again if this process stood still meanwhile
+        sitting = [in_a_loop(path) for _ in range(2)]
+        left = min(claims(path))
+    assert left <= 2
     start = time.monotonic()
     visitor = Queue(path)
     visitor.enter()
