@@ -45,7 +45,7 @@ experiments: setup
 
 oracle: setup  # records what dp-accounting says, in an environment of its own: it does not install beside Airflow
 	$(BIN)/uv run --quiet --isolated --no-project --python $(BIN)/python --with dp-accounting==0.6.0 \
-		python tests/core/oracle_dp_accounting.py
+		python tests/core/accounting/oracle_dp_accounting.py
 
 lint: setup
 	$(BIN)/ruff check .

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from bench.events import make
 from bench.tables import CLAMPED, ROWS, table
 from bench.timing import show
-from dpflow.core.declaration import Column, Table
-from dpflow.core.randomness import SystemSource
+from dpflow.core.contract.declaration import Column, Table
+from dpflow.core.sampling.randomness import SystemSource
 from dpflow.registry import Registry
 from dpflow.tables import PrivateTable
 

@@ -18,8 +18,8 @@ import duckdb
 
 from bench.events import REGIONS, make
 from bench.timing import show
-from dpflow.core.declaration import Table
-from dpflow.core.statistics import GroupedSums
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.requests import GroupedSums
 from dpflow.tables import PrivateTable
 
 DAYS, ROWS = 30, 10_000_000

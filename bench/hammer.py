@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from bench.timing import show
-from dpflow.core.events import Pure
+from dpflow.core.accounting.events import Pure
 from dpflow.errors import BudgetExceeded, LedgerUnavailable
 from dpflow.ledger import Ledger, ReleaseKey
 

@@ -16,10 +16,10 @@ import duckdb
 import numpy as np
 
 from bench.timing import show, wall_and_cpu
-from dpflow.core.declaration import Table
+from dpflow.core.contract.declaration import Table
 from dpflow.engine import make_plan
-from dpflow.engine.request import Request
-from dpflow.engine.session import Session
+from dpflow.engine.releases.request import Request
+from dpflow.engine.sessions.session import Session
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
 

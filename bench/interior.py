@@ -7,12 +7,12 @@ import tempfile
 from pathlib import Path
 
 import duckdb
-from dpflow_interior_point.interior import ApproximateMedian, InteriorPoint
+from dpflow_interior_point.mechanisms.interior_point import ApproximateMedian, InteriorPoint
 
 from bench.timing import show, wall_and_cpu
-from dpflow.core.declaration import Table
-from dpflow.core.mechanism import Mechanism
-from dpflow.core.randomness import SystemSource
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.mechanism import Mechanism
+from dpflow.core.sampling.randomness import SystemSource
 from dpflow.tables import PrivateTable
 
 ROWS = 10_000_000

@@ -26,11 +26,11 @@ from numpy.typing import NDArray
 from bench.events import make
 from bench.tables import table
 from bench.timing import show
-from dpflow.core.partition import Shown
-from dpflow.core.randomness import SystemSource
-from dpflow.core.statistics import Sets
+from dpflow.core.contract.requests import Sets
+from dpflow.core.sampling.randomness import SystemSource
+from dpflow.core.toolbox.partition_selection import Shown
 from dpflow.mechanisms.key_union import KeyUnion
-from dpflow.testing import oracle
+from dpflow.testing import exact_divergence
 
 EPSILON, DELTA = 1.0, 1e-6
 LIMITS = (3, 10, 30)
@@ -105,11 +105,11 @@ def _counted(cells: Cells, declared: Any) -> float:
     counts = counts[counts > 0]
     event: Any = rule.noise.event
     if rule.bound is not None:
-        law = oracle.truncated_laplace(event.scale, rule.bound)
+        law = exact_divergence.truncated_laplace(event.scale, rule.bound)
     elif rule.name == "Gaussian":
-        law = oracle.discrete_gaussian(event.sigma2)
+        law = exact_divergence.discrete_gaussian(event.sigma2)
     else:
-        law = oracle.discrete_laplace(event.scale)
+        law = exact_divergence.discrete_laplace(event.scale)
     values = np.array(list(law))
     above = np.cumsum(np.array(list(law.values()))[::-1])[::-1]  # Pr[X >= value], values ascending
     needed = np.searchsorted(values, rule.threshold - counts)

@@ -11,18 +11,18 @@ import time
 from fractions import Fraction
 
 import numpy as np
-from dpflow_private_learning.base.calls import Calls
-from dpflow_private_learning.base.exponential import exponential
-from dpflow_private_learning.base.pieces import Pieces
-from dpflow_private_learning.base.rec_concave import share
-from dpflow_private_learning.bounds.rows import san_thresholds_rows
-from dpflow_private_learning.learners.thresholds import learn_threshold
-from dpflow_private_learning.sanitizers.synopsis import Synopsis
-from dpflow_private_learning.sanitizers.thresholds import plan, san_thresholds
-from dpflow_private_learning.sanitizers.tree import tree
+from dpflow_private_learning.building_blocks.exponential_mechanism import exponential
+from dpflow_private_learning.building_blocks.prefix_tree import tree
+from dpflow_private_learning.building_blocks.rec_concave import share
+from dpflow_private_learning.building_blocks.row_bounds import san_thresholds_rows
+from dpflow_private_learning.building_blocks.san_thresholds import plan, san_thresholds
+from dpflow_private_learning.building_blocks.spend_log import Calls
+from dpflow_private_learning.building_blocks.step_function import Pieces
+from dpflow_private_learning.building_blocks.synopsis import Synopsis
+from dpflow_private_learning.mechanisms.learn_thresholds import learn_threshold
 
 from bench.timing import medians, show
-from dpflow.core.randomness import SystemSource
+from dpflow.core.sampling.randomness import SystemSource
 
 VALUES = 1_000_000
 ROWS = 4_000_000

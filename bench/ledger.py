@@ -24,7 +24,7 @@ import numpy as np
 import psycopg
 
 from bench.timing import show
-from dpflow.core.events import Pure
+from dpflow.core.accounting.events import Pure
 from dpflow.ledger import Ledger, ReleaseKey
 
 PROCESSES, SECONDS, ROUNDS = 8, 3.0, 4

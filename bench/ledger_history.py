@@ -18,9 +18,11 @@ import psycopg
 
 from bench.hammer import places
 from bench.timing import show
-from dpflow.core.events import Pure
-from dpflow.ledger import Ledger, ReleaseKey, chain, schema
-from dpflow.ledger.anchor import Anchor, Mark
+from dpflow.core.accounting.events import Pure
+from dpflow.ledger import Ledger, ReleaseKey
+from dpflow.ledger.history import chain
+from dpflow.ledger.history.anchor import Anchor, Mark
+from dpflow.ledger.storage import schema
 
 FEW, MANY, TURNS = 10, 1_000_000, 400
 

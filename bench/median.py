@@ -7,8 +7,8 @@ from fractions import Fraction
 import numpy as np
 
 from bench.timing import medians, show
-from dpflow.core.quantiles import draw_quantile, rate_for
-from dpflow.core.randomness import SystemSource
+from dpflow.core.sampling.randomness import SystemSource
+from dpflow.core.toolbox.quantiles import draw_quantile, rate_for
 
 VALUES = 10_000_000
 

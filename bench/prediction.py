@@ -22,15 +22,15 @@ from typing import Any
 import duckdb
 import numpy as np
 import yaml
-from dpflow_private_prediction.features import matrix
-from dpflow_private_prediction.vote import Vote, VoteParams
-from dpflow_private_prediction.walk import WalkMechanism, WalkParams
+from dpflow_private_prediction.building_blocks.features import matrix
+from dpflow_private_prediction.mechanisms.vote import Vote, VoteParams
+from dpflow_private_prediction.mechanisms.walk import WalkMechanism, WalkParams
 
 from bench.timing import medians, show
 from dpflow import plan, predictions
-from dpflow.core.declaration import Table, load_table
-from dpflow.core.randomness import SystemSource
-from dpflow.core.statistics import RecordArrays
+from dpflow.core.contract.declaration import Table, load_table
+from dpflow.core.contract.requests import RecordArrays
+from dpflow.core.sampling.randomness import SystemSource
 from dpflow.ledger import Ledger
 
 ROWS, FEATURES, SHARDS, POINTS = 1_000_000, 20, 200, 100_000
@@ -224,7 +224,7 @@ async def load(port: int, token: str, points: int) -> list[float]:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         while (now := time.perf_counter()) < start + SECONDS:
             body = json.dumps({"points": (rng.integers(-3000, 3001, (points, FEATURES)) / 1000).tolist()}).encode()
-            head = f"POST /v1/predictions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"  # noqa: E501
+            head = f"POST /v1/predictions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
             writer.write(head.encode() + body)
             answer = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
             assert answer.startswith("http/1.1 200"), answer

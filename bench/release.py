@@ -9,9 +9,9 @@ from pathlib import Path
 import duckdb
 
 from bench.timing import medians, show
-from dpflow.core.declaration import load_table
+from dpflow.core.contract.declaration import load_table
 from dpflow.engine import make_plan, release
-from dpflow.engine.request import parse_request
+from dpflow.engine.releases.request import parse_request
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
 

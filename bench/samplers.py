@@ -11,8 +11,8 @@ from fractions import Fraction
 from pathlib import Path
 
 from bench.timing import medians, show
-from dpflow.core.randomness import SystemSource
-from dpflow.core.samplers import discrete_gaussian, discrete_laplace
+from dpflow.core.sampling.randomness import SystemSource
+from dpflow.core.sampling.samplers import discrete_gaussian, discrete_laplace
 
 SIZE, ALONE = 10**6, 10**4
 PEER = """

@@ -22,8 +22,8 @@ import duckdb
 
 from bench.events import REGIONS, SECTORS, make
 from bench.timing import show, wall_and_cpu
-from dpflow.core.declaration import Table
-from dpflow.core.statistics import GroupedSums, SortedValues, Statistic
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.requests import GroupedSums, SortedValues, Statistic
 from dpflow.tables import PrivateTable
 
 ROWS = 10_000_000

@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dpflow.core.declaration import Table, load_table
-    from dpflow.engine.api import plan, predictions, release
-    from dpflow.engine.plan import Plan
-    from dpflow.engine.release import Receipt
-    from dpflow.engine.session import Session
+    from dpflow.api import plan, predictions, release
+    from dpflow.core.contract.declaration import Table, load_table
+    from dpflow.engine.releases.execute import Receipt
+    from dpflow.engine.releases.plan import Plan
+    from dpflow.engine.sessions.session import Session
     from dpflow.hookspecs import hookimpl
     from dpflow.ledger import Ledger
     from dpflow.registry import Registry
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Ledger": "dpflow.ledger",
-    "Plan": "dpflow.engine.plan",
+    "Plan": "dpflow.engine.releases.plan",
     "PrivateTable": "dpflow.tables",
-    "Receipt": "dpflow.engine.release",
+    "Receipt": "dpflow.engine.releases.execute",
     "Registry": "dpflow.registry",
-    "Session": "dpflow.engine.session",
-    "Table": "dpflow.core.declaration",
+    "Session": "dpflow.engine.sessions.session",
+    "Table": "dpflow.core.contract.declaration",
     "hookimpl": "dpflow.hookspecs",
-    "load_table": "dpflow.core.declaration",
-    "plan": "dpflow.engine.api",
-    "predictions": "dpflow.engine.api",
-    "release": "dpflow.engine.api",
+    "load_table": "dpflow.core.contract.declaration",
+    "plan": "dpflow.api",
+    "predictions": "dpflow.api",
+    "release": "dpflow.api",
 }
 
 __all__ = [

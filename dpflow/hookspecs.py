@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 if TYPE_CHECKING:
-    from dpflow.core.calculator import Calculator
-    from dpflow.core.estimators import Estimator
-    from dpflow.core.mechanism import InteractiveMechanism, Mechanism
+    from dpflow.core.contract.calculator import Calculator
+    from dpflow.core.contract.estimators import Estimator
+    from dpflow.core.contract.mechanism import InteractiveMechanism, Mechanism
 
 PROJECT = "dpflow"
 hookspec = pluggy.HookspecMarker(PROJECT)

@@ -10,10 +10,10 @@ from typing import Any
 import pluggy
 
 from dpflow import hookspecs
-from dpflow.core.calculator import Calculator
-from dpflow.core.estimators import Estimator, reads_across
-from dpflow.core.mechanism import InteractiveMechanism, Mechanism
-from dpflow.core.randomness import SystemSource
+from dpflow.core.contract.calculator import Calculator
+from dpflow.core.contract.estimators import Estimator, reads_across
+from dpflow.core.contract.mechanism import InteractiveMechanism, Mechanism
+from dpflow.core.sampling.randomness import SystemSource
 from dpflow.errors import PluginError, UnknownName
 
 #: Modules that register first, by the same hooks as everybody.

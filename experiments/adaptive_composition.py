@@ -6,9 +6,9 @@ from fractions import Fraction
 from math import inf
 
 import numpy as np
-from dpflow_stable_median.attacks import mean_shift
+from dpflow_stable_median.theory.sign_attack import mean_shift
 
-from dpflow.core.samplers import discrete_laplace
+from dpflow.core.sampling.samplers import discrete_laplace
 from dpflow.testing.harness import StreamSource
 from experiments.report import Bound, Experiment, Found
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from dpflow.cli.demo import job
-from dpflow.cli.demo.stage import Stage, running
-from dpflow.engine.candidate import Submission, load_candidate
+from dpflow.demo import job
+from dpflow.demo.airflow_stage import Stage, running
+from dpflow.engine.sessions.candidate import Submission, load_candidate
 from experiments.report import Experiment, Found, bound
 
 DAGS = Path(__file__).parent.parent / "dags"

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpflow.core.mechanism import State
-from dpflow.core.statistics import PerGroup
+from dpflow.core.contract.mechanism import State
+from dpflow.core.contract.requests import PerGroup
 from dpflow.mechanisms.reusable_holdout import ReusableHoldout
 from dpflow.testing.examples import EXAMPLE_TABLE
 from dpflow.testing.harness import StreamSource

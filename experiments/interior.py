@@ -13,18 +13,23 @@ from typing import Any
 
 import duckdb
 import numpy as np
-from dpflow_interior_point import public
-from dpflow_interior_point.interior import ApproximateMedian, ApproximateMedianParams, InteriorPointParams, Method
-from dpflow_interior_point.seeded import SeededMedian
+from dpflow_interior_point.mechanisms.interior_point import (
+    ApproximateMedian,
+    ApproximateMedianParams,
+    InteriorPointParams,
+    Method,
+)
+from dpflow_interior_point.mechanisms.seeded_median import SeededMedian
+from dpflow_interior_point.theory import public_columns
 from scipy import stats
 
-from dpflow.cli.demo.data import extract
-from dpflow.core.declaration import Table
-from dpflow.core.randomness import SystemSource
-from dpflow.core.statistics import Histogram
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.requests import Histogram
+from dpflow.core.sampling.randomness import SystemSource
+from dpflow.demo.data import extract
 from dpflow.mechanisms.quantile import Quantile
 from dpflow.tables import PrivateTable
-from dpflow.testing.columns import ArrayColumn
+from dpflow.testing.column_in_memory import ArrayColumn
 from dpflow.testing.harness import StreamSource
 from experiments.report import Bound, Experiment, Found, bound
 
@@ -253,13 +258,16 @@ def failing(runs: int) -> Found:
         "Gaussian, interior point": (False, lambda r, s, n: r.normal(size=n)),
         "Cauchy, median": (True, lambda r, s, n: r.standard_cauchy(n)),
         "constant, interior point": (False, lambda r, s, n: np.full(n, 0.1)),
-        "log spread, interior point": (False, lambda r, s, n: public.log_spread(n, s)),
-        "random bits, interior point": (False, lambda r, s, n: public.random_bits(n, s)),
+        "log spread, interior point": (False, lambda r, s, n: public_columns.log_spread(n, s)),
+        "random bits, interior point": (False, lambda r, s, n: public_columns.random_bits(n, s)),
         "hard median, interior point": (
             False,
-            lambda r, s, n: public.hard_median(public.log_spread(n, s, high=0), 0.25, s),
+            lambda r, s, n: public_columns.hard_median(public_columns.log_spread(n, s, high=0), 0.25, s),
         ),
-        "hard median, median": (True, lambda r, s, n: public.hard_median(public.log_spread(n, s, high=0), 0.25, s)),
+        "hard median, median": (
+            True,
+            lambda r, s, n: public_columns.hard_median(public_columns.log_spread(n, s, high=0), 0.25, s),
+        ),
     }
     rows, curves, wrong, runs_in_all = [], {}, 0, 0
     answered: dict[tuple[str, int], float] = {}
@@ -271,7 +279,7 @@ def failing(runs: int) -> Found:
                 values = make(np.random.default_rng(seed), source, n)
                 found = answer(values, median, source)
                 hits += found is not None
-                wrong += found is not None and not public.is_interior_point(values, found)
+                wrong += found is not None and not public_columns.is_interior_point(values, found)
             runs_in_all += runs
             answered[name, n] = hits / runs
         rows.append((name, *(answered[name, n] for n in SIZES)))
@@ -279,7 +287,7 @@ def failing(runs: int) -> Found:
     outside = 0
     for seed in range(runs):
         values = np.random.default_rng(seed).normal(1e7, 1, 1000)
-        outside += not public.is_interior_point(values, known_range(values, StreamSource(seed)))
+        outside += not public_columns.is_interior_point(values, known_range(values, StreamSource(seed)))
     rows.append(("exponential mechanism, range off by 10: outside", None, outside / runs, None, None))
     last = SIZES[-1]
     nones = [
@@ -370,7 +378,7 @@ def _medians(table: Table, columns: tuple[str, ...], by: str | None, runs: int) 
                 values = np.array([v for (v,) in connection.execute(query).fetchall()], dtype=float)
                 said = [z for z in found if z is not None]
                 answers += len(said)
-                right += sum(public.is_approximate_median(values, z, Fraction(3, 10)) for z in said)
+                right += sum(public_columns.is_approximate_median(values, z, Fraction(3, 10)) for z in said)
                 shown = None if not said else float(np.median(said))
                 low = None if shown is None else float(np.mean(values <= shown))
                 rows.append((column, key or "all", len(values), float(np.median(values)), shown, low, len(said) / runs))

@@ -13,21 +13,21 @@ from typing import Any
 
 import duckdb
 import numpy as np
-from dpflow_private_learning.base import stability
-from dpflow_private_learning.base.calls import Calls
-from dpflow_private_learning.base.rec_concave import rec_concave, share
-from dpflow_private_learning.bounds import lower, rows
-from dpflow_private_learning.bounds.planner import LearningCurves
-from dpflow_private_learning.classifier import PrivateClassifier
-from dpflow_private_learning.learners.thresholds import threshold_score
-from dpflow_private_learning.sanitizers import points
-from dpflow_private_learning.sanitizers.synopsis import Synopsis
+from dpflow_private_learning.building_blocks import row_bounds, stability_selection
+from dpflow_private_learning.building_blocks.classifier import PrivateClassifier
+from dpflow_private_learning.building_blocks.rec_concave import rec_concave, share
+from dpflow_private_learning.building_blocks.spend_log import Calls
+from dpflow_private_learning.building_blocks.synopsis import Synopsis
+from dpflow_private_learning.mechanisms import sanitize_points
+from dpflow_private_learning.mechanisms.learn_thresholds import threshold_score
+from dpflow_private_learning.theory import lower_bounds
+from dpflow_private_learning.theory.calculators import LearningCurves
 
 import dpflow
-from dpflow.cli.demo.data import extract
-from dpflow.core.declaration import Table
+from dpflow.core.contract.declaration import Table
+from dpflow.demo.data import extract
 from dpflow.ledger import Ledger
-from dpflow.testing import oracle
+from dpflow.testing import exact_divergence
 from dpflow.testing.harness import StreamSource
 from experiments.report import Bound, Experiment, Found, bound
 
@@ -97,11 +97,11 @@ def pure(runs: int) -> Found:
     """Rows to sanitize single values: what no pure method undercuts, what two pure ones and the approximate one need."""
     grid = (8, 16, 32, 48, 64, 96, 128, 192, 256)
     curves: dict[str, list[tuple[float, float]]] = {
-        "predicted: lower bound, pure": [(d, lower.sanitizer_rows(2**d, 0.1, 0.1, 1)) for d in grid],
-        "exponential (pure)": [(d, rows.peeling_rows(2**d, 0.1, 0.1, 1)) for d in grid],
-        "tree, all thresholds (pure)": [(d, rows.tree_rows(2**d, 0.1, 0.1, 1)) for d in grid],
+        "predicted: lower bound, pure": [(d, lower_bounds.sanitizer_rows(2**d, 0.1, 0.1, 1)) for d in grid],
+        "exponential (pure)": [(d, row_bounds.peeling_rows(2**d, 0.1, 0.1, 1)) for d in grid],
+        "tree, all thresholds (pure)": [(d, row_bounds.tree_rows(2**d, 0.1, 0.1, 1)) for d in grid],
     }
-    plan = points.rounds("san-points", 2**64, 1, TENTH, TENTH, 10**9, ONE, MILLIONTH, "tight")
+    plan = sanitize_points.rounds("san-points", 2**64, 1, TENTH, TENTH, 10**9, ONE, MILLIONTH, "tight")
     curves["SanPoints (approximate)"] = [(d, plan.needed) for d in grid]
     cells = tuple((d, *(math.ceil(dict(curve)[d]) for curve in curves.values())) for d in grid)
     said = [round(y, 1) for d, y in curves["predicted: lower bound, pure"] if d in (16, 32, 64)]
@@ -117,11 +117,11 @@ def pure(runs: int) -> Found:
 
 def _true_delta(epsilon: Fraction, delta: Fraction, at: float, literal: bool) -> float:
     """The largest divergence at ``at`` over (m, 0) against (m - 1, 1), from the exact law of the comparison."""
-    scale, level = stability.threshold(epsilon, delta, 2, literal)
-    law = oracle.discrete_laplace(scale, 1e-14)
+    scale, level = stability_selection.threshold(epsilon, delta, 2, literal)
+    law = exact_divergence.discrete_laplace(scale, 1e-14)
     release = [sum(p for z, p in law.items() if gap + z >= level) for gap in range(101)]
     laws = [{1: p, 0: 1 - p} for p in release]
-    return max(oracle.divergence(laws[m], laws[m - 2], at) for m in range(2, 101))
+    return max(exact_divergence.divergence(laws[m], laws[m - 2], at) for m in range(2, 101))
 
 
 def literal(runs: int) -> Found:
@@ -133,7 +133,7 @@ def literal(runs: int) -> Found:
             curves[name].append((at, max(_true_delta(ONE, MILLIONTH, at, printed), 1e-12)))
         curves["predicted: claimed delta"].append((at, claimed))
     cells = tuple((at, *(f"{dict(curve)[at]:.3g}" for curve in curves.values())) for at in steps)
-    true, chance = stability.literal_claim(ONE, MILLIONTH)
+    true, chance = stability_selection.literal_claim(ONE, MILLIONTH)
     printed, repaired = dict(curves["as printed"]), dict(curves["repaired"])
     bounds = (
         bound("as printed, delta at the claimed epsilon is above 0.3", printed[1.0], least=0.3),

@@ -16,14 +16,14 @@ from typing import Any
 
 import duckdb
 import numpy as np
-from dpflow_private_prediction import features
-from dpflow_private_prediction.sizes import each
-from dpflow_private_prediction.vote import Vote, VoteParams
+from dpflow_private_prediction.building_blocks import features
+from dpflow_private_prediction.mechanisms.vote import Vote, VoteParams
+from dpflow_private_prediction.theory.prediction_sizes import each
 from numpy.typing import NDArray
 
-from dpflow.cli.demo.data import extract
-from dpflow.core.declaration import Table
-from dpflow.core.statistics import RecordArrays
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.requests import RecordArrays
+from dpflow.demo.data import extract
 from dpflow.testing.harness import StreamSource
 from experiments.report import Bound, Experiment, Found
 
@@ -303,7 +303,7 @@ def _most(p: float, m: int) -> float:
 
 def on_a_line(runs: int) -> Found:
     """A threshold with label noise on domains of 10 to 10^12 places: the walk against a vote of stumps, at one budget."""
-    from dpflow_private_prediction.walk import clipped_walk
+    from dpflow_private_prediction.mechanisms.walk import clipped_walk
 
     rows, curves = [], {"walk": [], "vote of 23 shards": [], "predicted bound of the walk": []}  # type: ignore[var-annotated]
     for places in (10, 10**3, 10**6, 10**12):

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 import numpy as np
-from dpflow_stable_median.attacks import aggregate, mean_shift, median_shift, naive_medians, split_answers
+from dpflow_stable_median.theory.sign_attack import aggregate, mean_shift, median_shift, naive_medians, split_answers
 from numpy.typing import NDArray
 
-from dpflow.core.quantiles import draw_quantile, rate_for
-from dpflow.core.ranges import Grid
+from dpflow.core.toolbox.quantiles import draw_quantile, rate_for
+from dpflow.core.toolbox.ranges import Grid
 from dpflow.testing.harness import StreamSource
 from experiments.gate import Gate
 from experiments.report import Bound, Experiment, Found, bound

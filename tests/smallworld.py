@@ -70,7 +70,7 @@ class Tiny:
 @pytest.fixture
 def tiny(tmp_path: Path) -> Tiny:
     """A small world in which everything works."""
-    from dpflow.core.declaration import load_table
+    from dpflow.core.contract.declaration import load_table
 
     made = Tiny(tmp_path)
     made.fill()

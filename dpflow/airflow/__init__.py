@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dpflow.airflow.contract import DataContractOperator
-    from dpflow.airflow.holdout import ReusableHoldoutOperator
-    from dpflow.airflow.ledger import LedgerOperator
-    from dpflow.airflow.prediction import PrivatePredictionOperator
+    from dpflow.airflow.budget import LedgerOperator
+    from dpflow.airflow.data_contract import DataContractOperator
+    from dpflow.airflow.private_prediction import PrivatePredictionOperator
     from dpflow.airflow.release import ReleaseOperator
+    from dpflow.airflow.reusable_holdout import ReusableHoldoutOperator
     from dpflow.airflow.session import SessionOperator
 
 __all__ = [
@@ -25,11 +25,11 @@ __all__ = [
 ]
 
 _HOMES = {
-    "DataContractOperator": "dpflow.airflow.contract",
-    "LedgerOperator": "dpflow.airflow.ledger",
-    "PrivatePredictionOperator": "dpflow.airflow.prediction",
+    "DataContractOperator": "dpflow.airflow.data_contract",
+    "LedgerOperator": "dpflow.airflow.budget",
+    "PrivatePredictionOperator": "dpflow.airflow.private_prediction",
     "ReleaseOperator": "dpflow.airflow.release",
-    "ReusableHoldoutOperator": "dpflow.airflow.holdout",
+    "ReusableHoldoutOperator": "dpflow.airflow.reusable_holdout",
     "SessionOperator": "dpflow.airflow.session",
 }
 

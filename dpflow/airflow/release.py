@@ -9,13 +9,13 @@ from typing import Any
 from airflow.sdk import BaseOperator
 
 from dpflow.airflow.connection import LedgerHook
-from dpflow.airflow.context import failures, occasion
+from dpflow.airflow.task_context import failures, occasion
 
 
 def requested(release: Mapping[str, Any] | str, blocks: Sequence[str] | str | None, folder: Path) -> Any:
     """The request an operator's arguments describe; paths are relative to the DAG file's folder."""
-    from dpflow.core.declaration import load_yaml
-    from dpflow.engine.request import parse_request
+    from dpflow.core.contract.declaration import load_yaml
+    from dpflow.engine.releases.request import parse_request
 
     what = "what the task is given"
     if isinstance(release, str):

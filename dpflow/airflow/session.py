@@ -8,8 +8,8 @@ from typing import Any
 from airflow.sdk import BaseOperator
 
 from dpflow.airflow.connection import LedgerHook
-from dpflow.airflow.context import failures, session_occasion
 from dpflow.airflow.release import dag_folder, requested
+from dpflow.airflow.task_context import failures, session_occasion
 
 
 class SessionOperator(BaseOperator):
@@ -45,8 +45,8 @@ class SessionOperator(BaseOperator):
     def execute(self, context: Any) -> list[dict[str, Any]]:
         """Ask in order; see the class."""
         from dpflow.engine import declared, make_plan
-        from dpflow.engine.asking import ask_all
-        from dpflow.engine.session import Session
+        from dpflow.engine.sessions.query_list import ask_all
+        from dpflow.engine.sessions.session import Session
         from dpflow.registry import Registry
 
         with failures():

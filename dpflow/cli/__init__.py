@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from dpflow.cli import ask, calculate, demo, ledger, mechanisms, plan, predict, publish, release, samples, serve
+from dpflow.cli import ask, calculate, demo, ledger, mechanisms, plan, predict, publish, release, sample_sizes, serve
 from dpflow.errors import DpflowError
 
 app = typer.Typer(
@@ -20,7 +20,7 @@ app.command("plan")(plan.command)
 app.command("release")(release.command)
 app.command("ask")(ask.command)
 app.command("calculate")(calculate.command)
-app.command("samples")(samples.command)
+app.command("samples")(sample_sizes.command)
 app.command("predict")(predict.command)
 app.command("serve")(serve.command)
 app.command("publish")(publish.command)

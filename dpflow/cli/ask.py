@@ -9,10 +9,10 @@ import typer
 import yaml
 
 from dpflow.cli.calculate import parsed
-from dpflow.cli.common import JsonOption, LedgerOption, open_ledger, show, show_json
+from dpflow.cli.console import JsonOption, LedgerOption, open_ledger, show, show_json
 from dpflow.engine import declared, load_request, make_plan
-from dpflow.engine.asking import ask_all
-from dpflow.engine.session import Session
+from dpflow.engine.sessions.query_list import ask_all
+from dpflow.engine.sessions.session import Session
 from dpflow.errors import InvalidInput
 from dpflow.registry import Registry
 

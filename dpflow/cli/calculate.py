@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from dpflow.cli.common import JsonOption, explain, show, show_json
-from dpflow.core.calculator import Calculator, Sheet
+from dpflow.cli.console import JsonOption, explain, show, show_json
+from dpflow.core.contract.calculator import Calculator, Sheet
 from dpflow.errors import InvalidInput
 from dpflow.registry import Registry
 

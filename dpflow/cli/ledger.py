@@ -8,12 +8,12 @@ from typing import Annotated, Literal
 
 import typer
 
-from dpflow.cli.common import JsonOption, LedgerOption, open_ledger, show, show_json, writing
-from dpflow.core.amounts import show as short
-from dpflow.core.amounts import text
-from dpflow.core.declaration import load_table
-from dpflow.core.filters import FilterName
-from dpflow.engine.occasion import current_principal
+from dpflow.cli.console import JsonOption, LedgerOption, open_ledger, show, show_json, writing
+from dpflow.core.accounting.amounts import show as short
+from dpflow.core.accounting.amounts import text
+from dpflow.core.accounting.privacy_filters import FilterName
+from dpflow.core.contract.declaration import load_table
+from dpflow.engine.releases.run_identity import current_principal
 from dpflow.errors import InvalidInput
 from dpflow.ledger import Ledger, Scope, Verified
 

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from dpflow.cli.common import JsonOption, explain, show, show_json
-from dpflow.core.mechanism import InteractiveMechanism
+from dpflow.cli.console import JsonOption, explain, show, show_json
+from dpflow.core.contract.mechanism import InteractiveMechanism
 from dpflow.registry import Registry
 
 

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from dpflow.cli import schedule
-from dpflow.cli.common import JsonOption, LedgerOption, open_ledger, show, show_json
+from dpflow.cli import plan_schedule
+from dpflow.cli.console import JsonOption, LedgerOption, open_ledger, show, show_json
 from dpflow.engine import declared, load_request, make_plan
-from dpflow.engine.forecast import forecast
+from dpflow.engine.planning.precheck import forecast
 from dpflow.errors import InvalidInput
 from dpflow.registry import Registry
 
@@ -36,8 +36,8 @@ def command(
     if runs is None and (share or error):
         raise InvalidInput("--share and --error say how to divide a grant over runs; add --runs N")
     if place.is_dir() or place.suffix == ".py" or any((start, every, until, grant, runs, plot)):
-        wishes = schedule.Wishes.parsed(start, every, until, grant or [], runs, share or [], error or [])
-        return schedule.command(place, open_ledger(ledger) if ledger else None, wishes, as_json, plot)
+        wishes = plan_schedule.Wishes.parsed(start, every, until, grant or [], runs, share or [], error or [])
+        return plan_schedule.command(place, open_ledger(ledger) if ledger else None, wishes, as_json, plot)
     request, kept = load_request(place), open_ledger(ledger) if ledger else None
     plan = make_plan(request, Registry.load(), declared(request, kept) if request.bounds else None)
     view = plan.describe()

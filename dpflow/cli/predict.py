@@ -7,13 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
-from dpflow.cli.common import JsonOption, LedgerOption, open_ledger, show, show_json
-from dpflow.core.declaration import load_yaml
-from dpflow.core.prediction import PredictionMechanism
+from dpflow.cli.console import JsonOption, LedgerOption, open_ledger, show, show_json
+from dpflow.core.contract.declaration import load_yaml
+from dpflow.core.contract.prediction import PredictionMechanism
 from dpflow.engine import declared, load_request, make_plan
-from dpflow.engine.labelling import label_points, parse_tables
-from dpflow.engine.prediction import most_predictions
-from dpflow.engine.student import parse_student
+from dpflow.engine.prediction.batch import label_points, parse_tables
+from dpflow.engine.prediction.session import most_predictions
+from dpflow.engine.prediction.student import parse_student
 from dpflow.errors import InvalidInput
 from dpflow.registry import Registry
 

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from dpflow.cli.common import LedgerOption, open_ledger
-from dpflow.engine.repair import publish_missing
+from dpflow.cli.console import LedgerOption, open_ledger
+from dpflow.engine.releases.republish import publish_missing
 
 
 def command(

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from dpflow.cli.common import JsonOption, LedgerOption, open_ledger, show, show_json
-from dpflow.core.results import Result
+from dpflow.cli.console import JsonOption, LedgerOption, open_ledger, show, show_json
+from dpflow.core.contract.results import Result
 from dpflow.engine import declared, load_request, make_plan, release
 from dpflow.errors import InvalidInput
 from dpflow.registry import Registry

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dpflow.cli.common import LedgerOption, open_ledger
+from dpflow.cli.console import LedgerOption, open_ledger
 from dpflow.errors import InvalidInput
 
 

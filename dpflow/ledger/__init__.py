@@ -1,10 +1,20 @@
 """The ledger: grants, reservations, settled releases, sessions, and a history nobody can quietly change.
 
-It knows integers and names. Filters (`dpflow.core.filters`) turn events into integers; the ledger adds and compares them.
+It knows integers and names. Filters (`dpflow.core.accounting.privacy_filters`) turn events into integers; the ledger adds and compares them.
 """
 
+from dpflow.ledger.books.records import (
+    Answered,
+    Entry,
+    Held,
+    ReleaseKey,
+    Remaining,
+    Reservation,
+    Scope,
+    Stored,
+    Verified,
+)
 from dpflow.ledger.ledger import Ledger
-from dpflow.ledger.records import Answered, Entry, Held, ReleaseKey, Remaining, Reservation, Scope, Stored, Verified
 
 __all__ = [
     "Answered",

@@ -12,14 +12,14 @@ from typing import Any, Literal, TextIO
 
 import sqlalchemy as sa
 
-from dpflow.core import amounts, faults
-from dpflow.core.events import Event
-from dpflow.core.filters import Cost, FilterName, Guarantee, odometer
+from dpflow import fault_points
+from dpflow.core.accounting import amounts
+from dpflow.core.accounting.events import Event
+from dpflow.core.accounting.privacy_filters import Cost, FilterName, Guarantee, odometer
 from dpflow.errors import InvalidInput, LedgerCorrupt
-from dpflow.ledger import accounts, chain, grants, readings, releases, schema, sessions, transfer, verify
-from dpflow.ledger.anchor import Anchor, Mark
-from dpflow.ledger.database import Database
-from dpflow.ledger.records import (
+from dpflow.ledger.audit import export, verify
+from dpflow.ledger.books import charges, data_claims, grants, releases, sessions
+from dpflow.ledger.books.records import (
     Answered,
     Entry,
     Held,
@@ -33,8 +33,12 @@ from dpflow.ledger.records import (
     path_of,
     stored_json,
 )
-from dpflow.ledger.releases import Ask, R
-from dpflow.ledger.statements import Prepared, Read, Transaction, insert, where
+from dpflow.ledger.books.releases import Ask, R
+from dpflow.ledger.history import chain
+from dpflow.ledger.history.anchor import Anchor, Mark
+from dpflow.ledger.storage import schema
+from dpflow.ledger.storage.database import Database
+from dpflow.ledger.storage.statements import Prepared, Read, Transaction, insert, where
 
 _E = schema.entry.c
 _LIMIT = sa.bindparam("limit", type_=sa.Integer)
@@ -170,7 +174,7 @@ class Ledger:
             above = grants.above(transaction, scope)
             if above is None:
                 raise InvalidInput(f"{scope!r} is below no other scope; name a quota as in {scope}/team-a")
-            known = accounts.find_scope(transaction, scope)
+            known = charges.find_scope(transaction, scope)
             name = filter or (known or above).filter.name
             terms = grants.Terms.checked(name, epsilon, delta, tail_share)
             grants.require_inside(scope, terms, above)
@@ -179,18 +183,18 @@ class Ledger:
     def scope(self, name: str) -> Scope:
         """A granted scope. Raises `UnknownName`."""
         with self._database.reading() as transaction:
-            return accounts.get_scope(transaction, name)
+            return charges.get_scope(transaction, name)
 
     def scopes(self) -> list[Scope]:
         """All granted scopes, by name."""
         with self._database.reading() as transaction:
-            return accounts.all_scopes(transaction)
+            return charges.all_scopes(transaction)
 
     def remaining(self, scope: str) -> Remaining:
         """What is left in a scope, by block."""
         with self._database.reading() as transaction:
-            found = accounts.get_scope(transaction, scope)
-            return Remaining(found, tuple(accounts.spent(transaction, found)))
+            found = charges.get_scope(transaction, scope)
+            return Remaining(found, tuple(charges.spent(transaction, found)))
 
     def odometer(self, scope: str, *, delta: object | None = None) -> dict[str, Guarantee | None]:
         """What was spent so far, per block, as (epsilon, delta); a report, while the promise is the grant.
@@ -210,14 +214,14 @@ class Ledger:
     def check(self, scope: str, events: Sequence[Event], blocks: Sequence[str]) -> str | None:
         """Would these be accepted together now? None if so, else why not. Charges nothing."""
         with self._database.reading() as transaction:
-            refusal = accounts.refused(transaction, accounts.bill(transaction, scope, events, blocks))
+            refusal = charges.refused(transaction, charges.bill(transaction, scope, events, blocks))
             return None if refusal is None else str(refusal)
 
     def require(self, *asks: tuple[str, Sequence[Event], Sequence[str]]) -> None:
         """Raises `BudgetExceeded` unless all of these (scope, events, blocks) would be accepted together now."""
         with self._database.reading() as transaction:
-            charges = [charge for ask in asks for charge in accounts.bill(transaction, *ask)]
-            accounts.require(transaction, accounts.merged(charges))
+            bills = [charge for ask in asks for charge in charges.bill(transaction, *ask)]
+            charges.require(transaction, charges.merged(bills))
 
     # --- releases -----------------------------------------------------------------------------------------------
 
@@ -238,7 +242,7 @@ class Ledger:
 
         The same key again is free: settled, it returns the stored result; reserved, the caller takes the reservation over
         and draws afresh, because nothing of the first try was visible. A new mechanism version inside one slot keeps the
-        slot's reservation. See `dpflow.ledger.releases.known` for mapped inputs in another order.
+        slot's reservation. See `dpflow.ledger.books.releases.known` for mapped inputs in another order.
 
         Args:
             family: the plan's digest without the mechanism's version.
@@ -258,8 +262,8 @@ class Ledger:
                 reservation = Reservation(releases.charge(transaction, writer, ask), 1, False)
             else:
                 reservation = releases.take_over(transaction, writer, row, principal)
-            faults.reach("reserve.before-commit")
-        faults.reach("reserve.after-commit")
+            fault_points.reach("reserve.before-commit")
+        fault_points.reach("reserve.after-commit")
         return reservation
 
     def settle(
@@ -282,8 +286,8 @@ class Ledger:
         text = releases.ordered(result)
         with self._writing(partial(releases.reads_of_one, reservation.release_id)) as (transaction, writer):
             kept = releases.settle(transaction, writer, reservation, text, snapshot, principal)
-            faults.reach("settle.before-commit")
-        faults.reach("settle.after-commit")
+            fault_points.reach("settle.before-commit")
+        fault_points.reach("settle.after-commit")
         return Reservation(reservation.release_id, reservation.attempt, True, stored_json(kept))
 
     def resolve(
@@ -375,14 +379,14 @@ class Ledger:
                 name = releases.charge(transaction, writer, ask, commitment=self._sealed(secret), **options)
                 row = releases.get(transaction, name)
             held = sessions.held(sessions.row_of(transaction, self._anchor, row.id))
-            faults.reach("session.before-commit")
-        faults.reach("session.after-commit")
+            fault_points.reach("session.before-commit")
+        fault_points.reach("session.after-commit")
         return held
 
     def is_fresh(self, release_id: str, scope: str, data: Sequence[str]) -> bool:
         """Whether nothing was charged before this release on its dataset or on anything in ``data``."""
         with self._database.reading() as transaction:
-            return readings.is_fresh(transaction, release_id, scope, data)
+            return data_claims.is_fresh(transaction, release_id, scope, data)
 
     def session(self, session_id: str) -> Held:
         """A session with its secret state. Raises `UnknownName`."""
@@ -416,8 +420,8 @@ class Ledger:
             given = sessions.answer(
                 transaction, writer, self._anchor, session_id, query, expected_version, state, answer, closed, principal
             )
-            faults.reach("session.before-commit")
-        faults.reach("session.after-commit")
+            fault_points.reach("session.before-commit")
+        fault_points.reach("session.after-commit")
         return given
 
     def answer_batch(
@@ -446,8 +450,8 @@ class Ledger:
             stored = sessions.answer_batch(
                 transaction, writer, self._anchor, session_id, batch, expected_version, state, closed, principal
             )
-            faults.reach("session.before-commit")
-        faults.reach("session.after-commit")
+            fault_points.reach("session.before-commit")
+        fault_points.reach("session.after-commit")
         return stored
 
     def batches(self, session_id: str, after: int = 0) -> list[dict[str, Any]]:
@@ -481,7 +485,7 @@ class Ledger:
         """The newest entries, oldest of them first. Raises `UnknownName` for a scope that nobody granted."""
         with self._database.reading() as transaction:
             if scope is not None:
-                accounts.get_scope(transaction, scope)
+                charges.get_scope(transaction, scope)
             which = {} if scope is None else {"scope": scope}
             rows = transaction.rows(_NEWEST_OF if which else _NEWEST, limit=limit, **which)
         names = ("seq", "at", "kind", "scope", "release_id", "principal", "hash")
@@ -501,7 +505,7 @@ class Ledger:
     def export(self, stream: TextIO) -> int:
         """Write the whole ledger but secret state as JSON lines; returns the number of entries."""
         with self._database.reading() as transaction:
-            return transfer.export(transaction, stream)
+            return export.export(transaction, stream)
 
     def import_(self, stream: TextIO, *, principal: str) -> int:
         """Fill this empty ledger from an export, under the anchor of the ledger that wrote it.
@@ -514,11 +518,11 @@ class Ledger:
             LedgerCorrupt: the export does not verify under this anchor, or ends before its high-water mark.
         """
         checked_name("a principal", principal)
-        exported = transfer.read(stream, self._anchor)
+        exported = export.read(stream, self._anchor)
         with self._writing() as (transaction, writer):
             if transaction.rows(_NEWEST, limit=1):
                 raise InvalidInput(f"{self._database!r} is not empty; import into a new ledger")
-            closed = transfer.restore(transaction, exported)
+            closed = export.restore(transaction, exported)
             writer.note("import", "", "", principal, {"entries": len(exported.entries), "closed": closed})
         return len(exported.entries)
 

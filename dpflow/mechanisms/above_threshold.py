@@ -1,6 +1,6 @@
 """A session that answers "is this count below its threshold?" for any number of adaptively chosen counts.
 
-Definition and claim: `dpflow.core.sparse_vector`. The whole session costs epsilon, split evenly over the ``failures``
+Definition and claim: `dpflow.core.toolbox.sparse_vector`. The whole session costs epsilon, split evenly over the ``failures``
 "below" answers it allows; "above" answers are free. Counts are rows, after each unit is cut to its limits, so one unit
 moves a count by at most the largest declared number of rows, under add-remove and replace alike.
 
@@ -13,13 +13,13 @@ from typing import Annotated
 
 from pydantic import Field
 
-from dpflow.core.amounts import Epsilon
-from dpflow.core.declaration import Table
-from dpflow.core.events import Event, SparseVector
-from dpflow.core.mechanism import InteractiveMechanism, Params, State, Verdict
-from dpflow.core.randomness import Source
-from dpflow.core.sparse_vector import Engine, Memory
-from dpflow.core.statistics import Answer, GroupedSums
+from dpflow.core.accounting.amounts import Epsilon
+from dpflow.core.accounting.events import Event, SparseVector
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.mechanism import InteractiveMechanism, Params, State, Verdict
+from dpflow.core.contract.requests import Answer, GroupedSums
+from dpflow.core.sampling.randomness import Source
+from dpflow.core.toolbox.sparse_vector import Engine, Memory
 from dpflow.errors import UnknownName
 from dpflow.hookspecs import hookimpl
 

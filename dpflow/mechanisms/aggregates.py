@@ -4,7 +4,7 @@ Definition: ``measures`` is a list of names (``count``, ``count_distinct``) and 
 ``{measure: mean, column: age}``; each is computed as its own mechanism would, from moments that are drawn once even if
 several measures need them (a sum and a mean of the same column cost what the mean costs).
 
-Claim and error: `dpflow.core.aggregate`. The price is either
+Claim and error: `dpflow.core.toolbox.aggregate`. The price is either
 
 - ``epsilon``, split by the measures' ``weight``; or
 - what the measures' ``error`` needs: the least price whose half-widths at 95 % stay within every target. A mean's or variance's
@@ -23,11 +23,11 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from dpflow.core import budget
-from dpflow.core.aggregate import POWER, Aggregate, Law, NoisyParams, Release
-from dpflow.core.amounts import Epsilon
-from dpflow.core.moments import Measure, Query
-from dpflow.core.noise import FAILURE
+from dpflow.core.accounting.amounts import Epsilon
+from dpflow.core.toolbox import budget_split
+from dpflow.core.toolbox.aggregate import POWER, Aggregate, Law, NoisyParams, Release
+from dpflow.core.toolbox.moments import Measure, Query
+from dpflow.core.toolbox.noise import FAILURE
 from dpflow.errors import PlanRefused
 from dpflow.hookspecs import hookimpl
 
@@ -64,7 +64,7 @@ class Aggregates(Aggregate[AggregatesParams]):
 
     name = "aggregates"
     summary = "several counts, sums, means and variances of one GROUP BY, for a price or for target errors"
-    citation = "Dwork, McSherry, Nissim, Smith 2006; budget split proved in dpflow.core.budget"
+    citation = "Dwork, McSherry, Nissim, Smith 2006; budget split proved in dpflow.core.toolbox.budget_split"
     Params = AggregatesParams
 
     def measures(self, params: AggregatesParams) -> Sequence[Measure]:
@@ -92,7 +92,7 @@ def cheapest(query: Query, law: Law) -> Release:
     power = POWER[law]
     targets = [_used_up(query, measure, law) for measure in query.measures]
     for _ in range(CORRECTIONS):
-        prices = budget.least(targets, power)
+        prices = budget_split.least(targets, power)
         release = _at(query, law, prices, 0)
         for measure, target in zip(query.measures, targets, strict=True):
             linear = sum(part * price ** (-1 / power) for part, price in zip(target, prices, strict=True))

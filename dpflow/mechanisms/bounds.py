@@ -12,7 +12,7 @@ root(2 g) R under replace; the noise fits one of them, so the answer is post-pro
 
 Error: with probability 95 % no empty bin is taken, and with the same a bin of 2 t rows is: what the bounds leave out lies in bins
 with fewer.
-Use: release it once, and name it in the ``bounds`` of other releases (`dpflow.engine.bounds`), or copy what the result's document
+Use: release it once, and name it in the ``bounds`` of other releases (`dpflow.engine.releases.released_bounds`), or copy what the result's document
 has ready into the declaration. The result is stored: the same file again is free. Bounds that were drawn are public; clamping
 to them is no further loss.
 
@@ -30,15 +30,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpflow.core.amounts import Delta, Epsilon
-from dpflow.core.declaration import Table
-from dpflow.core.events import DiscreteLaplace, Event
-from dpflow.core.mechanism import Mechanism, Params
-from dpflow.core.noise import FAILURE, Noise, Reach, gaussian, laplace, rho_for
-from dpflow.core.partition import gaussian_above, tail_above
-from dpflow.core.randomness import Source
-from dpflow.core.results import ErrorBound, Result, Row
-from dpflow.core.statistics import Cells, Grid, OpenColumn, UnboundedValues
+from dpflow.core.accounting.amounts import Delta, Epsilon
+from dpflow.core.accounting.events import DiscreteLaplace, Event
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.mechanism import Mechanism, Params
+from dpflow.core.contract.requests import Cells, Grid, OpenColumn, UnboundedValues
+from dpflow.core.contract.results import ErrorBound, Result, Row
+from dpflow.core.sampling.randomness import Source
+from dpflow.core.toolbox.noise import FAILURE, Noise, Reach, gaussian, laplace, rho_for
+from dpflow.core.toolbox.partition_selection import gaussian_above, tail_above
 from dpflow.hookspecs import hookimpl
 
 LEAST, MOST = -64, 127  # exponents of the first and the last power of two

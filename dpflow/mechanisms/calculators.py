@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from dpflow.core import composition
-from dpflow.core.amounts import Delta, Epsilon
-from dpflow.core.calculator import Calculator, Sheet
-from dpflow.core.events import ZCDP, Approximate
-from dpflow.core.mechanism import Params
+from dpflow.core.accounting import composition
+from dpflow.core.accounting.amounts import Delta, Epsilon
+from dpflow.core.accounting.events import ZCDP, Approximate
+from dpflow.core.contract.calculator import Calculator, Sheet
+from dpflow.core.contract.mechanism import Params
 from dpflow.errors import InvalidAmount, InvalidInput
 from dpflow.hookspecs import hookimpl
 

@@ -2,7 +2,7 @@
 
 Definition: the number of rows after each unit is cut to its limits, or the number of units that have any, plus integer noise.
 
-Claim and error: `dpflow.core.aggregate`. In total a unit moves the rows by at most ``limits.rows`` and the units by 1; per key
+Claim and error: `dpflow.core.toolbox.aggregate`. In total a unit moves the rows by at most ``limits.rows`` and the units by 1; per key
 it moves its declared groups by ``rows_per_group`` rows, or by 1. Where a declaration protects a unit's rows of one block, a
 unit counts once in every block that is read.
 
@@ -11,8 +11,8 @@ When not to use it: for keys that are themselves learnt from the rows (`private_
 
 from __future__ import annotations
 
-from dpflow.core.aggregate import Aggregate, NoisyParams
-from dpflow.core.moments import Measure, measured
+from dpflow.core.toolbox.aggregate import Aggregate, NoisyParams
+from dpflow.core.toolbox.moments import Measure, measured
 from dpflow.hookspecs import hookimpl
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpflow.core.estimators import Estimator, FromMoments, Rows, Subject
+from dpflow.core.contract.estimators import Estimator, FromMoments, Rows, Subject
 from dpflow.hookspecs import hookimpl
 
 Floats = NDArray[np.float64]

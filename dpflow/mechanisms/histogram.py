@@ -3,7 +3,7 @@
 Definition: for every declared key k, N_k + X_k, after each unit is cut to its declared groups and rows per group. Keys that no
 row has appear with noise around zero; other values are ignored. It is `count` with a grouping column that must be there.
 
-Claim and error: `dpflow.core.aggregate`. The vector moves by groups x rows_per_group in L1 and by the root of groups times
+Claim and error: `dpflow.core.toolbox.aggregate`. The vector moves by groups x rows_per_group in L1 and by the root of groups times
 rows_per_group in L2, so Gaussian noise is smaller where a unit reaches many groups; give a delta and the plan compares.
 
 When not to use it: when the list of keys is itself learnt from the rows; `private_histogram` selects keys privately.
@@ -11,8 +11,8 @@ When not to use it: when the list of keys is itself learnt from the rows; `priva
 
 from __future__ import annotations
 
-from dpflow.core.aggregate import Aggregate, NoisyParams
-from dpflow.core.moments import Measure, measured
+from dpflow.core.toolbox.aggregate import Aggregate, NoisyParams
+from dpflow.core.toolbox.moments import Measure, measured
 from dpflow.hookspecs import hookimpl
 
 

@@ -35,15 +35,15 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator
 
-from dpflow.core.amounts import Delta, Epsilon
-from dpflow.core.declaration import Table
-from dpflow.core.events import ZCDP, Approximate, Event
-from dpflow.core.mechanism import Mechanism, Params
-from dpflow.core.noise import Noise, Reach, gaussian, rho_for
-from dpflow.core.partition import gaussian_above
-from dpflow.core.randomness import Source
-from dpflow.core.results import ErrorBound, Result, Row
-from dpflow.core.statistics import KeySets, Sets
+from dpflow.core.accounting.amounts import Delta, Epsilon
+from dpflow.core.accounting.events import ZCDP, Approximate, Event
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.mechanism import Mechanism, Params
+from dpflow.core.contract.requests import KeySets, Sets
+from dpflow.core.contract.results import ErrorBound, Result, Row
+from dpflow.core.sampling.randomness import Source
+from dpflow.core.toolbox.noise import Noise, Reach, gaussian, rho_for
+from dpflow.core.toolbox.partition_selection import gaussian_above
 from dpflow.hookspecs import hookimpl
 
 UNIT = 2**20  #: grid steps in a weight of 1

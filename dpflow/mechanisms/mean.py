@@ -1,10 +1,10 @@
 """Mean, variance and standard deviation of a bounded column, in total or per public key.
 
 Definition: from the noisy number, sum and (for the latter two) sum of squares of values around the middle of the bounds, all
-exact integers on the declared grid; see `dpflow.core.moments`. Results are clamped to what bounded values can have. Variance
+exact integers on the declared grid; see `dpflow.core.toolbox.moments`. Results are clamped to what bounded values can have. Variance
 divides by the number of values.
 
-Claim: `dpflow.core.aggregate`: two moments for a mean, three for the others, composed; each gets about the same part of epsilon.
+Claim: `dpflow.core.toolbox.aggregate`: two moments for a mean, three for the others, composed; each gets about the same part of epsilon.
 
 Error: computed from the noisy numbers (post-processing), because it shrinks with the group; a group with too few values for a
 bound gets the full width of what is possible.
@@ -15,8 +15,8 @@ an error near the root of the variance's, which is large.
 
 from __future__ import annotations
 
-from dpflow.core.aggregate import Aggregate, ColumnParams
-from dpflow.core.moments import Measure, measured
+from dpflow.core.toolbox.aggregate import Aggregate, ColumnParams
+from dpflow.core.toolbox.moments import Measure, measured
 from dpflow.hookspecs import hookimpl
 
 
@@ -37,9 +37,7 @@ class Variance(Mean):
 
     name = "variance"
     summary = "variance of a bounded column, in total or by public key"
-    citation = (
-        "Dwork, McSherry, Nissim, Smith 2006 (noisy moments); centred squares: bound proved in dpflow.core.moments"
-    )
+    citation = "Dwork, McSherry, Nissim, Smith 2006 (noisy moments); centred squares: bound proved in dpflow.core.toolbox.moments"
 
 
 class StandardDeviation(Mean):

@@ -1,10 +1,10 @@
 """Rows or units per key, where the keys themselves are private: noisy counts above a threshold.
 
 Definition: each unit is cut to the groups and rows per group that the column declares. Every key in the rows gets a noisy count,
-and is released, sorted, if that reaches a threshold. `dpflow.core.partition` has the three rules, Laplace and Gaussian noise with a
+and is released, sorted, if that reaches a threshold. `dpflow.core.toolbox.partition_selection` has the three rules, Laplace and Gaussian noise with a
 tail bound and truncated Laplace noise, and takes the one with the lowest threshold.
 
-Claim: (epsilon, delta)-DP for the declared unit; proofs in `dpflow.core.partition`. ``noise: gaussian`` claims delta/2-approximate
+Claim: (epsilon, delta)-DP for the declared unit; proofs in `dpflow.core.toolbox.partition_selection`. ``noise: gaussian`` claims delta/2-approximate
 zCDP with the rho that is (epsilon, delta/2)-DP, which a scope with filter renyi or hybrid prices better, and basic refuses.
 
 Counting units instead of rows lowers the threshold by the rows that one unit may have: take it where keys matter more than rows.
@@ -20,14 +20,14 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator
 
-from dpflow.core.amounts import Delta, Epsilon
-from dpflow.core.declaration import Table
-from dpflow.core.events import Event
-from dpflow.core.mechanism import Mechanism, Params
-from dpflow.core.partition import Shown
-from dpflow.core.randomness import Source
-from dpflow.core.results import ErrorBound, Result, Row
-from dpflow.core.statistics import Answer, GroupedSums
+from dpflow.core.accounting.amounts import Delta, Epsilon
+from dpflow.core.accounting.events import Event
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.mechanism import Mechanism, Params
+from dpflow.core.contract.requests import Answer, GroupedSums
+from dpflow.core.contract.results import ErrorBound, Result, Row
+from dpflow.core.sampling.randomness import Source
+from dpflow.core.toolbox.partition_selection import Shown
 from dpflow.hookspecs import hookimpl
 
 
@@ -56,7 +56,7 @@ class PrivateHistogram(Mechanism[PrivateHistogramParams]):
     summary = "number of rows or units by key, keys selected privately"
     citation = (
         "Korolova, Kenthapadi, Mishra, Ntoulas 2009 (releasing search queries); Desfontaines, Voss, Gipson, Mandayam 2022 "
-        "(differentially private partition selection); bounds proved in dpflow.core.partition"
+        "(differentially private partition selection); bounds proved in dpflow.core.toolbox.partition_selection"
     )
     version = 3
     Params = PrivateHistogramParams

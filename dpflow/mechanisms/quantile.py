@@ -34,15 +34,15 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, Field
 
-from dpflow.core.amounts import Delta, Epsilon
-from dpflow.core.declaration import Exact, Table
-from dpflow.core.events import BoundedRange, Event, Repeated
-from dpflow.core.mechanism import Instead, Mechanism, Params
-from dpflow.core.noise import FAILURE, choice_epsilon
-from dpflow.core.randomness import Source
-from dpflow.core.results import ErrorBound, Result, Row
-from dpflow.core.samplers import choose
-from dpflow.core.statistics import Answer, Histogram, SortedValues
+from dpflow.core.accounting.amounts import Delta, Epsilon
+from dpflow.core.accounting.events import BoundedRange, Event, Repeated
+from dpflow.core.contract.declaration import Exact, Table
+from dpflow.core.contract.mechanism import Instead, Mechanism, Params
+from dpflow.core.contract.requests import Answer, Histogram, SortedValues
+from dpflow.core.contract.results import ErrorBound, Result, Row
+from dpflow.core.sampling.randomness import Source
+from dpflow.core.sampling.samplers import choose
+from dpflow.core.toolbox.noise import FAILURE, choice_epsilon
 from dpflow.errors import PlanRefused
 from dpflow.hookspecs import hookimpl
 

@@ -18,7 +18,7 @@ splitting             the same on fresh groups for each claim                   
 Claim: a unit sits in one group under add-remove (its hash decides), so a count moves by 1; under replace two groups may change,
 so by 2. Each stretch up to and including a failure costs e0, the larger of epsilon/failures and what advanced composition allows
 for (epsilon, delta); with ``correct`` half of e0 is for the verdict, half for the median that follows it. ``reserve`` is subtracted
-first and pays for releases inside the session (`dpflow.engine.inside`). Methods without noise claim nothing and run on tables declared
+first and pays for releases inside the session (`dpflow.engine.sessions.nested_release`). Methods without noise claim nothing and run on tables declared
 generalisation-only.
 
 Generalisation: ``proven`` (with probability 1-beta every claim in the (rho, 1-rho) quantile interval of phi on fresh groups passes
@@ -42,18 +42,15 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from dpflow.core.amounts import Delta, Epsilon
-from dpflow.core.composition import step_eps
-from dpflow.core.declaration import Exact, Table
-from dpflow.core.estimators import EstimatorQuery
-from dpflow.core.events import Approximate, Event, Pure, SparseVector, Unprotected
-from dpflow.core.mechanism import InteractiveMechanism, Params, State, Verdict
-from dpflow.core.quantiles import draw_quantile, rate_for
-from dpflow.core.randomness import Source
-from dpflow.core.ranges import AnyRange
-from dpflow.core.sparse_vector import Engine, Memory
-from dpflow.core.statistics import Answer, GroupValues
-from dpflow.core.transfer import (
+from dpflow.core.accounting.amounts import Delta, Epsilon
+from dpflow.core.accounting.composition import step_eps
+from dpflow.core.accounting.events import Approximate, Event, Pure, SparseVector, Unprotected
+from dpflow.core.contract.declaration import Exact, Table
+from dpflow.core.contract.estimators import EstimatorQuery
+from dpflow.core.contract.mechanism import InteractiveMechanism, Params, State, Verdict
+from dpflow.core.contract.requests import Answer, GroupValues
+from dpflow.core.sampling.randomness import Source
+from dpflow.core.toolbox.generalisation_bounds import (
     Promise,
     balance,
     correction_proven,
@@ -65,6 +62,9 @@ from dpflow.core.transfer import (
     tight_groups,
     tight_threshold,
 )
+from dpflow.core.toolbox.quantiles import draw_quantile, rate_for
+from dpflow.core.toolbox.ranges import AnyRange
+from dpflow.core.toolbox.sparse_vector import Engine, Memory
 from dpflow.errors import PlanRefused
 from dpflow.hookspecs import hookimpl
 

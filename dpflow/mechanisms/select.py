@@ -30,15 +30,15 @@ from typing import Annotated, Literal, TypeVar
 import numpy as np
 from pydantic import Field, model_validator
 
-from dpflow.core.amounts import Delta, Epsilon
-from dpflow.core.declaration import Table
-from dpflow.core.events import BoundedRange, Event, Pure, Repeated
-from dpflow.core.mechanism import Mechanism, Params
-from dpflow.core.noise import FAILURE, choice_epsilon
-from dpflow.core.randomness import Source
-from dpflow.core.results import ErrorBound, Result, Row
-from dpflow.core.samplers import choose, permute_and_flip
-from dpflow.core.statistics import Answer, GroupedSums
+from dpflow.core.accounting.amounts import Delta, Epsilon
+from dpflow.core.accounting.events import BoundedRange, Event, Pure, Repeated
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.mechanism import Mechanism, Params
+from dpflow.core.contract.requests import Answer, GroupedSums
+from dpflow.core.contract.results import ErrorBound, Result, Row
+from dpflow.core.sampling.randomness import Source
+from dpflow.core.sampling.samplers import choose, permute_and_flip
+from dpflow.core.toolbox.noise import FAILURE, choice_epsilon
 from dpflow.errors import PlanRefused
 from dpflow.hookspecs import hookimpl
 

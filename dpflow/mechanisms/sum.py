@@ -4,7 +4,7 @@ Definition: values are clamped to [lower, upper], rounded to the column's step a
 cut to its limits; integer noise is added in steps, and the result is multiplied by the step. `vector_sum` adds up several
 columns of the same rows.
 
-Claim and error: `dpflow.core.aggregate`. One row moves a sum by at most M = max(|lower|, |upper|)/step steps. A vector of
+Claim and error: `dpflow.core.toolbox.aggregate`. One row moves a sum by at most M = max(|lower|, |upper|)/step steps. A vector of
 columns is charged by the columns' L1 sensitivities with Laplace noise and by the squares of their L2 sensitivities with
 Gaussian noise: over d alike columns and g groups noise grows as d g against the root of d g. The price is split over the
 columns so that the expected squared length of the error, in the columns' own units, is least.
@@ -19,9 +19,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from dpflow.core import budget
-from dpflow.core.aggregate import Aggregate, ColumnParams, NoisyParams
-from dpflow.core.moments import Measure, Query, measured
+from dpflow.core.toolbox import budget_split
+from dpflow.core.toolbox.aggregate import Aggregate, ColumnParams, NoisyParams
+from dpflow.core.toolbox.moments import Measure, Query, measured
 from dpflow.hookspecs import hookimpl
 
 
@@ -64,7 +64,7 @@ class VectorSum(Aggregate[VectorSumParams]):
         """With errors s_j p_j^(-1/power), the sum of their squares is least for p_j proportional to s_j^(2/(1 + 2/power))."""
         sizes = (query.reach(moment).size(power) * query.grids[moment[1]].step for moment in query.moments)
         wanted = [size ** (2 * power / (power + 2)) for size in sizes]
-        return budget.shares([one / sum(wanted) for one in wanted])
+        return budget_split.shares([one / sum(wanted) for one in wanted])
 
 
 @hookimpl

@@ -5,7 +5,7 @@ one lone unit, no row at all) keep it. What leaves is one bit; no value, count o
 charged to any budget, so it is for owners who trust whoever sees it.
 """
 
-from dpflow.quality.contract import suite
+from dpflow.quality.expectations import suite
 from dpflow.quality.validate import check
 
 __all__ = ["check", "suite"]

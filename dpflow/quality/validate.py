@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
-from dpflow.core.declaration import Table
+from dpflow.core.contract.declaration import Table
 from dpflow.errors import DpflowError, InvalidInput, PlanRefused, TableBusy, TableUnreadable
-from dpflow.quality.contract import suite
-from dpflow.quality.rows import identifier, query
+from dpflow.quality.contract_rows import identifier, query
+from dpflow.quality.expectations import suite
 
 if TYPE_CHECKING:
     from great_expectations.core import ExpectationSuiteValidationResult

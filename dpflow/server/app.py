@@ -16,7 +16,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
-from dpflow.engine.prediction import PredictionSession
+from dpflow.engine.prediction.session import PredictionSession
 from dpflow.errors import BudgetExceeded, DpflowError, InvalidInput, LedgerUnavailable, SessionClosed
 from dpflow.ledger import Ledger
 from dpflow.server.batches import Batches, KeyConflict

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from dpflow.core.points import Codes
-from dpflow.engine.prediction import BATCH, NoteConflict, PredictionSession
+from dpflow.core.contract.point_encoding import Codes
+from dpflow.engine.prediction.session import BATCH, NoteConflict, PredictionSession
 from dpflow.errors import InvalidInput, SessionClosed
 
 

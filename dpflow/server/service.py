@@ -17,12 +17,12 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from dpflow.core.declaration import Strict, load_yaml, problems
-from dpflow.engine.bounds import declared
-from dpflow.engine.occasion import Occasion
-from dpflow.engine.plan import Plan, make_plan
-from dpflow.engine.prediction import PredictionSession, require_alike
-from dpflow.engine.request import load_request
+from dpflow.core.contract.declaration import Strict, load_yaml, problems
+from dpflow.engine.prediction.session import PredictionSession, require_alike
+from dpflow.engine.releases.plan import Plan, make_plan
+from dpflow.engine.releases.released_bounds import declared
+from dpflow.engine.releases.request import load_request
+from dpflow.engine.releases.run_identity import Occasion
 from dpflow.errors import InvalidDeclaration, InvalidInput
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry

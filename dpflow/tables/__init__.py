@@ -4,11 +4,11 @@
 sandboxed. `publish` copies settled results into an output table, once. No error of this package holds a value of a row.
 """
 
-from dpflow.tables.owner import build, open_rows
-from dpflow.tables.points import publish_answers, read_points
-from dpflow.tables.predictions import PredictionTable, read_predictions
 from dpflow.tables.private import PrivateTable
-from dpflow.tables.publish import PublishedRelease, publish, published_ids, read_published
+from dpflow.tables.public.load import build, open_rows
+from dpflow.tables.public.predictions import PredictionTable, read_predictions
+from dpflow.tables.public.publish import PublishedRelease, publish, published_ids, read_published
+from dpflow.tables.public.query_points import publish_answers, read_points
 
 __all__ = [
     "PredictionTable",

@@ -10,8 +10,8 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from dpflow.core.declaration import Table, load_table
-from dpflow.core.statistics import (
+from dpflow.core.contract.declaration import Table, load_table
+from dpflow.core.contract.requests import (
     Answer,
     GroupedSums,
     GroupEstimates,
@@ -28,9 +28,11 @@ from dpflow.core.statistics import (
     UnboundedValues,
 )
 from dpflow.errors import PlanRefused
-from dpflow.tables import expressions, filters, kept, rows, sandbox, sql, sums, unbounded
-from dpflow.tables.partials import Partials, Seal
-from dpflow.tables.reading import Reading, int64
+from dpflow.tables.access import sandbox, sql
+from dpflow.tables.language import conditions, expressions
+from dpflow.tables.requests import cached_blocks, records, sums, unbounded_values
+from dpflow.tables.requests.partial_cache import Partials, Seal
+from dpflow.tables.requests.query import Reading, int64
 
 #: The largest grid integer whose products, added up and multiplied by a number of rows, stay within 128 bits.
 MOST_SQUARED = 2**30
@@ -44,17 +46,17 @@ class PrivateTable:
     """
 
     def __init__(self, declaration: Table, where: str | None = None, seal: Seal | None = None) -> None:
-        """A table, or those of its rows that fulfil a condition of the language of `dpflow.tables.filters`.
+        """A table, or those of its rows that fulfil a condition of the language of `dpflow.tables.language.conditions`.
 
         Args:
-            seal: a keyed digest; with it, sums of blocks are kept where the declaration says so (`dpflow.tables.partials`).
+            seal: a keyed digest; with it, sums of blocks are kept where the declaration says so (`dpflow.tables.requests.partial_cache`).
 
         Raises `PlanRefused` or `UnknownName` if the condition is not in the language.
         """
         self.declaration = declaration
         kept = seal is not None and declaration.partials is not None and declaration.protects == "unit-block"
         self._partials = Partials(declaration.database, seal) if seal is not None and kept else None
-        self._where = None if where is None else filters.parse(where, declaration)
+        self._where = None if where is None else conditions.parse(where, declaration)
         self._what = f"table {declaration.name!r}"
         self._held: sandbox.Connection | None = None
 
@@ -124,18 +126,18 @@ class PrivateTable:
                 reading.check_keys(statistic)
                 sums.values_cut(reading, statistic)
             elif isinstance(statistic, KeySets):
-                rows.key_rows(reading, statistic)
+                records.key_rows(reading, statistic)
             elif isinstance(statistic, Records):
-                rows.records(reading, statistic)
+                records.records(reading, statistic)
             elif isinstance(statistic, UnboundedValues):
                 reading.check_keys(statistic)
-                unbounded.statement(reading, statistic)
+                unbounded_values.statement(reading, statistic)
             elif isinstance(statistic, GroupMoments):
-                rows.moments(reading, statistic, b"")
+                records.moments(reading, statistic, b"")
             elif isinstance(statistic, GroupEstimates):
-                rows.check_estimates(reading, statistic)
+                records.check_estimates(reading, statistic)
             else:
-                rows.grouped(reading, statistic, b"")
+                records.grouped(reading, statistic, b"")
 
     @overload
     def answer(self, statistic: GroupedSums, blocks: Sequence[str]) -> Groups: ...
@@ -152,13 +154,13 @@ class PrivateTable:
         blocks = tuple(dict.fromkeys(blocks))
         with self._reading(blocks) as reading:
             if isinstance(statistic, GroupedSums | SortedValues):
-                if self._partials is not None and len(blocks) > 1 and kept.can_be_kept(reading, statistic):
-                    return kept.from_blocks(reading, statistic, blocks, self._partials)
+                if self._partials is not None and len(blocks) > 1 and cached_blocks.can_be_kept(reading, statistic):
+                    return cached_blocks.from_blocks(reading, statistic, blocks, self._partials)
                 return sums.answer(reading, statistic)
             if isinstance(statistic, KeySets):
-                return rows.key_sets(reading, statistic)
+                return records.key_sets(reading, statistic)
             if isinstance(statistic, Records):
-                found = reading.arrays(rows.records(reading, statistic))
+                found = reading.arrays(records.records(reading, statistic))
                 names = enumerate(statistic.columns)
                 return RecordArrays(int64(found["number"]), {name: int64(found[f"x{i}"]) for i, name in names})
         if isinstance(statistic, UnboundedValues):
@@ -172,7 +174,7 @@ class PrivateTable:
             yield self.answer(statistic, blocks)
             return
         with self._reading(blocks) as reading:
-            yield unbounded.open_column(reading, statistic)
+            yield unbounded_values.open_column(reading, statistic)
 
     def grouped_rows(
         self, request: GroupValues, secret: bytes, blocks: Sequence[str]
@@ -184,7 +186,7 @@ class PrivateTable:
         float64 within their declared bounds (missing: the declared number, or NaN), text as str or None.
         """
         with self._reading(blocks) as reading:
-            found = reading.arrays(rows.grouped(reading, request, secret))
+            found = reading.arrays(records.grouped(reading, request, secret))
         columns = {name: _plain(found[f"x{i}"]) for i, name in enumerate(request.columns)}
         return int64(found["bucket"]), columns
 
@@ -200,7 +202,7 @@ class PrivateTable:
     ) -> dict[str, NDArray[np.float64]]:
         """Each measure of each holdout group; groups are those of `grouped_rows`. For requests that `sums_exactly`."""
         with self._reading(blocks) as reading:
-            found = reading.arrays(rows.moments(reading, request, secret))
+            found = reading.arrays(records.moments(reading, request, secret))
         steps = [float(self.declaration.column(name).step) for name in request.columns]
         unit = {
             "n": 1.0,
@@ -229,7 +231,7 @@ class PrivateTable:
     def group_estimates(self, request: GroupEstimates, secret: bytes, blocks: Sequence[str]) -> NDArray[np.float64]:
         """An expression's number for each holdout group, NaN where it has none; groups are those of `grouped_rows`."""
         with self._reading(blocks) as reading:
-            return _by_group(request.groups, reading.arrays(rows.estimates(reading, request, secret)))
+            return _by_group(request.groups, reading.arrays(records.estimates(reading, request, secret)))
 
     def estimates_over(
         self, request: GroupEstimates, groups: NDArray[np.int64], columns: Mapping[str, NDArray[Any]]

@@ -19,15 +19,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from dpflow.core.declaration import Table
-from dpflow.core.events import Event, from_json, to_json
-from dpflow.core.mechanism import InteractiveMechanism, Mechanism
-from dpflow.core.statistics import GroupedSums, KeySets, SortedValues, Statistic, UnboundedValues
+from dpflow.core.accounting.events import Event, from_json, to_json
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.mechanism import InteractiveMechanism, Mechanism
+from dpflow.core.contract.requests import GroupedSums, KeySets, SortedValues, Statistic, UnboundedValues
 from dpflow.errors import InvalidInput
 from dpflow.testing.examples import AnyMechanism, Example, examples_for, plan, validated
 from dpflow.testing.harness import Check, NotConformant, require
-from dpflow.testing.interactive import SESSION
-from dpflow.testing.one_shot import ONE_SHOT
+from dpflow.testing.release_checks import ONE_SHOT
+from dpflow.testing.session_checks import SESSION
 
 __all__ = ["Check", "Example", "NotConformant", "checks", "interactive_checks", "mechanism_checks"]
 
@@ -81,7 +81,7 @@ def params_are_strict(mechanism: AnyMechanism, example: Example) -> None:
     except ValidationError:
         pass
     else:
-        raise NotConformant("Params must be frozen: derive it from dpflow.core.mechanism.Params")
+        raise NotConformant("Params must be frozen: derive it from dpflow.core.contract.mechanism.Params")
     stored = json.loads(json.dumps(params.model_dump(mode="json"), allow_nan=False))
     require(mechanism.Params.model_validate(stored) == params, "parameters must be equal after a JSON round trip")
 
@@ -89,7 +89,7 @@ def params_are_strict(mechanism: AnyMechanism, example: Example) -> None:
 def event_is_public(mechanism: AnyMechanism, example: Example) -> None:
     """The claim is a function of parameters and declaration alone, and survives JSON."""
     params, event = plan(mechanism, example.table, example.params)
-    require(isinstance(event, Event), "event must return an event of dpflow.core.events")
+    require(isinstance(event, Event), "event must return an event of dpflow.core.accounting.events")
     again = from_json(json.loads(json.dumps(to_json(event))))
     require(again == event, "the event must be equal after a JSON round trip")
     elsewhere = example.table.model_copy(update={"database": Path("/nowhere/at-all.duckdb")})
@@ -132,7 +132,7 @@ def statistic_is_within_limits(mechanism: AnyMechanism, example: Example) -> Non
     """The statistic is public, declared, and asks for no more of one unit than the declaration allows."""
     limits = example.table.limits
     for statistic in _statistics(mechanism, example):
-        require(isinstance(statistic, Statistic), "statistic must return a request of dpflow.core.statistics")
+        require(isinstance(statistic, Statistic), "statistic must return a request of dpflow.core.contract.requests")
         hash(statistic)
         if isinstance(statistic, GroupedSums | SortedValues | UnboundedValues):
             most = limits.rows if statistic.by is None else limits.per_group

@@ -1,6 +1,6 @@
 """The exact output distribution of a mechanism's own code, by running it once for every value its noise can take.
 
-While `outputs` runs, the samplers of `dpflow.core.samplers` answer an `Enumerator` from their exact laws (`oracle`)
+While `outputs` runs, the samplers of `dpflow.core.sampling.samplers` answer an `Enumerator` from their exact laws (`oracle`)
 instead of drawing: each run follows one path through all random choices, and its probability is the product along the
 path. What is audited is everything but the samplers, which have their own tests: scales, thresholds, costs, clamping.
 Noise is truncated where less than ``tail`` is left of each number.
@@ -18,12 +18,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from dpflow.core import samplers
-from dpflow.core.declaration import Table
-from dpflow.core.mechanism import Mechanism
-from dpflow.core.randomness import Source, Words
-from dpflow.core.statistics import Answer
-from dpflow.testing import oracle
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.mechanism import Mechanism
+from dpflow.core.contract.requests import Answer
+from dpflow.core.sampling import samplers
+from dpflow.core.sampling.randomness import Source, Words
+from dpflow.testing import exact_divergence
 from dpflow.testing.neighbours import fingerprint
 
 Outcome = TypeVar("Outcome", bound=Hashable)
@@ -59,7 +59,7 @@ class Enumerator(Source):
 
     def words(self, n: int) -> Words:
         """Refused: 2^64 alternatives."""
-        raise NotEnumerable("raw random words cannot be enumerated; draw through dpflow.core.samplers")
+        raise NotEnumerable("raw random words cannot be enumerated; draw through dpflow.core.sampling.samplers")
 
     def next_path(self) -> list[int] | None:
         """The path after this one in depth-first order, or None after the last."""
@@ -70,7 +70,9 @@ class Enumerator(Source):
         return None
 
 
-def outputs(draw: Callable[[Source], Outcome], tail: float = oracle.TAIL, paths: int = 500_000) -> dict[Outcome, float]:
+def outputs(
+    draw: Callable[[Source], Outcome], tail: float = exact_divergence.TAIL, paths: int = 500_000
+) -> dict[Outcome, float]:
     """Every outcome of ``draw`` with its probability. Raises `NotEnumerable`."""
     found: dict[Outcome, float] = defaultdict(float)
     path: list[int] = []
@@ -108,7 +110,7 @@ def exact_delta(
         pair = frozenset((fingerprint(a), fingerprint(b)))
         if len(pair) == 2 and pair not in done:
             done.add(pair)
-            worst = max(worst, oracle.divergence(law(a), law(b), epsilon))
+            worst = max(worst, exact_divergence.divergence(law(a), law(b), epsilon))
     return worst
 
 
@@ -121,7 +123,7 @@ def _vector(law: Callable[[Fraction, float], Mapping[int, float]]) -> Callable[[
 
 
 def _truncated(scale: Any, radius: int, size: int, source: Enumerator) -> Any:
-    return _vector(lambda b, _: oracle.truncated_laplace(b, radius))(scale, size, source)
+    return _vector(lambda b, _: exact_divergence.truncated_laplace(b, radius))(scale, size, source)
 
 
 def _ring(n: int, source: Enumerator) -> Any:
@@ -132,15 +134,18 @@ def _ring(n: int, source: Enumerator) -> Any:
 
 
 def _choose(lengths: Sequence[int], costs: Sequence[int], rate: Fraction, source: Enumerator) -> int:
-    return source.pick(oracle.exponential_choice(lengths, costs, rate))
+    return source.pick(exact_divergence.exponential_choice(lengths, costs, rate))
 
 
 def _permute_and_flip(costs: Any, rate: Fraction, source: Enumerator) -> int:
-    return source.pick(oracle.permute_and_flip(np.asarray(costs).tolist(), rate))
+    return source.pick(exact_divergence.permute_and_flip(np.asarray(costs).tolist(), rate))
 
 
 def _choose_rows(costs: Any, rate: Fraction, source: Enumerator) -> Any:
-    rows = [source.pick(oracle.exponential_choice([1] * len(row), row, rate)) for row in np.asarray(costs).tolist()]
+    rows = [
+        source.pick(exact_divergence.exponential_choice([1] * len(row), row, rate))
+        for row in np.asarray(costs).tolist()
+    ]
     return np.array(rows, dtype=np.int64)
 
 
@@ -153,9 +158,9 @@ def _bernoulli(p: Fraction, source: Enumerator) -> bool:
 
 
 _LAWS: dict[str, Callable[..., Any]] = {
-    "discrete_laplace": _vector(oracle.discrete_laplace),
-    "discrete_gaussian": _vector(oracle.discrete_gaussian),
-    "geometric": _vector(oracle.geometric),
+    "discrete_laplace": _vector(exact_divergence.discrete_laplace),
+    "discrete_gaussian": _vector(exact_divergence.discrete_gaussian),
+    "geometric": _vector(exact_divergence.geometric),
     "truncated_laplace": _truncated,
     "ring": _ring,
     "choose": _choose,

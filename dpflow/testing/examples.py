@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
-from dpflow.core.declaration import Table, problems
-from dpflow.core.mechanism import InteractiveMechanism, Mechanism
-from dpflow.core.statistics import (
+from dpflow.core.contract.declaration import Table, problems
+from dpflow.core.contract.mechanism import InteractiveMechanism, Mechanism
+from dpflow.core.contract.requests import (
     Answer,
     GroupedSums,
     Groups,
@@ -32,7 +32,7 @@ from dpflow.core.statistics import (
     UnboundedValues,
 )
 from dpflow.errors import InvalidDeclaration, InvalidInput
-from dpflow.testing.columns import ArrayColumn
+from dpflow.testing.column_in_memory import ArrayColumn
 from dpflow.testing.neighbours import histogram, key_sets
 
 AnyMechanism = Mechanism[Any] | InteractiveMechanism[Any, Any]

@@ -18,14 +18,14 @@ from unittest import mock
 
 import numpy as np
 
-from dpflow.core.events import Event
-from dpflow.core.randomness import Source, Words
+from dpflow.core.accounting.events import Event
+from dpflow.core.sampling.randomness import Source, Words
 
 BUFFER = 512  # words made at once
 
 
 class NotConformant(AssertionError):
-    """A mechanism breaks the contract of `dpflow.core.mechanism`."""
+    """A mechanism breaks the contract of `dpflow.core.contract.mechanism`."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dpflow.core.statistics import (
+from dpflow.core.contract.requests import (
     Answer,
     GroupedSums,
     Groups,
@@ -28,7 +28,7 @@ from dpflow.core.statistics import (
     Statistic,
     UnboundedValues,
 )
-from dpflow.testing.columns import ArrayColumn
+from dpflow.testing.column_in_memory import ArrayColumn
 
 Row = Mapping[str, Any]
 UnitRows = tuple[Row, ...]

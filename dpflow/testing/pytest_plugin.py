@@ -9,7 +9,7 @@ import pytest
 from dpflow.testing.conformance import checks
 from dpflow.testing.examples import AnyMechanism, Example
 from dpflow.testing.harness import StreamSource
-from dpflow.testing.sources import ScriptedSource
+from dpflow.testing.scripted_sources import ScriptedSource
 
 
 def parametrize_with_checks(

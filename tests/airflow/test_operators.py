@@ -137,7 +137,7 @@ def test_a_violated_contract_stops_the_run_and_is_recorded(tiny: Tiny) -> None:
 
 def test_runs_without_a_date_are_named_by_their_id(tiny: Tiny) -> None:
     """A manual run has no interval: its id, or its partition key, is the occasion."""
-    from dpflow.airflow.context import occasion
+    from dpflow.airflow.task_context import occasion
 
     manual = context(tiny, run_id="manual__7") | {
         "logical_date": None,
@@ -153,7 +153,7 @@ def test_only_what_a_retry_can_help_is_retried() -> None:
     """Every error class is mapped by its own word."""
     from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-    from dpflow.airflow.context import failures
+    from dpflow.airflow.task_context import failures
     from dpflow.errors import LedgerUnavailable, PlanRefused
 
     with pytest.raises(AirflowFailException, match="PlanRefused: no"), failures():
@@ -168,7 +168,7 @@ def test_a_gate_branches_the_run(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) ->
     from airflow.sdk.bases.skipmixin import SkipMixin
 
     from dpflow.airflow import ReusableHoldoutOperator
-    from dpflow.core.declaration import load_table
+    from dpflow.core.contract.declaration import load_table
 
     tiny.fill("CREATE TABLE visits AS SELECT 'p' || i AS person, i % 7 AS age FROM range(4000) t(i)")
     columns = {"age": {"lower": 0, "upper": 120}}

@@ -97,7 +97,7 @@ def ran(tiny: Tiny, dag_file: str, runs: str, **more: str) -> list[dict[str, Any
 
 def test_airflow_itself_pays_once(tiny: Tiny) -> None:
     """Retried after a draw, cleared, deleted and run again: one charge per release and interval; a gate that really skips."""
-    from dpflow.core.declaration import load_table
+    from dpflow.core.contract.declaration import load_table
 
     poor = Ledger(tiny.folder / "poor.sqlite", create=True)
     poor.grant("visits", "0.5", 0, filter="basic", table=load_table(tiny.folder / "visits.yml"), principal="owner")
@@ -160,7 +160,7 @@ def write_down(folder, run, submitted, verdicts):
 
 def test_a_gates_verdicts_branch_the_example_dag(tiny: Tiny) -> None:
     """Yes, no and exhausted each run their tasks of `flights_model` and skip the others; run again, the same way and for nothing."""
-    from dpflow.core.declaration import load_table
+    from dpflow.core.contract.declaration import load_table
 
     dags, tables = Path(__file__).parents[2] / "dags", tiny.folder / "tables"
     tables.mkdir()

@@ -11,9 +11,9 @@ from pydantic import Field
 from typer.testing import CliRunner
 
 from dpflow.cli import app
-from dpflow.core.amounts import Epsilon
-from dpflow.core.calculator import Calculator, Sheet
-from dpflow.core.mechanism import Params
+from dpflow.core.accounting.amounts import Epsilon
+from dpflow.core.contract.calculator import Calculator, Sheet
+from dpflow.core.contract.mechanism import Params
 from dpflow.errors import DpflowError, InvalidInput, UnknownName
 from dpflow.hookspecs import hookimpl
 from dpflow.registry import Registry
@@ -90,7 +90,7 @@ def test_samples_is_the_planner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_many_curves_are_a_line_each() -> None:
     """A sheet with more curves than a screen is wide is printed with one method a line, so that no number is broken in two."""
     from dpflow.cli.calculate import MANY, _table
-    from dpflow.core.calculator import Sheet
+    from dpflow.core.contract.calculator import Sheet
 
     wide = Sheet(("x", *(f"method {i}" for i in range(MANY))), ((10, *range(MANY)), (100, *range(MANY))), x="x")
     columns, rows = _table(wide)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dpflow import Ledger, release
-from dpflow.cli.common import explain, show
-from dpflow.core.mechanism import InteractiveMechanism
+from dpflow.cli.console import explain, show
+from dpflow.core.contract.mechanism import InteractiveMechanism
 from dpflow.engine import load_request, make_plan
 from dpflow.registry import Registry
 

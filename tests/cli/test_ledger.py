@@ -42,7 +42,7 @@ def charge(tiny: Tiny, name: str, scope: str = "visits", epsilon: str = "0.1", b
     """Reserve without settling: an orphan."""
     from fractions import Fraction
 
-    from dpflow.core.events import Pure
+    from dpflow.core.accounting.events import Pure
 
     return (
         Ledger(tiny.ledger)

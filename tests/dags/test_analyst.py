@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpflow.cli.demo import data
-from dpflow.core.declaration import load_table
-from dpflow.core.randomness import SystemSource
-from dpflow.engine.candidate import Submission, load_candidate
+from dpflow.core.contract.declaration import load_table
+from dpflow.core.sampling.randomness import SystemSource
+from dpflow.demo import data
+from dpflow.engine.sessions.candidate import Submission, load_candidate
 from dpflow.errors import PlanRefused
 from dpflow.mechanisms.reusable_holdout import HoldoutParams, ReusableHoldout
 from dpflow.tables import PrivateTable, build, open_rows

@@ -8,12 +8,13 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from dpflow.airflow.schedule import read_dags
-from dpflow.cli.demo import job
-from dpflow.cli.demo.job import Seen
-from dpflow.engine.outlook import describe
-from dpflow.engine.schedule import forecast
+from dpflow.airflow.dag_jobs import read_dags
+from dpflow.demo import job
+from dpflow.demo.job import Seen
+from dpflow.engine.planning.report import describe
+from dpflow.engine.planning.simulate import forecast
 from dpflow.errors import InvalidInput
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
@@ -34,7 +35,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def seen(root: Path) -> Seen:
     """The demo, run once for all tests of this module."""
-    return job.run(root, DAYS)
+    return job.run(root, DAYS, Console())
 
 
 def test_every_day_succeeds_through_the_scheduler(seen: Seen) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dpflow.cli.demo import stage as module
-from dpflow.cli.demo.stage import DemoFailed, Stage, environment
+from dpflow.demo import airflow_stage as module
+from dpflow.demo.airflow_stage import DemoFailed, Stage, environment
 
 ONCE = """
 import pathlib, sys, time

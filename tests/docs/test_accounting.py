@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from dpflow.core import composition, pld, renyi
-from dpflow.core.events import DiscreteGaussian, DiscreteLaplace, Event, Pure
-from dpflow.core.filters import EPSILON_UNIT, Filter, make_filter
-from dpflow.engine.fit import rounds
+from dpflow.core.accounting import composition, pld, renyi
+from dpflow.core.accounting.events import DiscreteGaussian, DiscreteLaplace, Event, Pure
+from dpflow.core.accounting.privacy_filters import EPSILON_UNIT, Filter, make_filter
+from dpflow.engine.planning.solve import rounds
 from dpflow.errors import PlanRefused
 
 ROOT = Path(__file__).parents[2]
@@ -96,7 +96,7 @@ def test_the_numbers_in_the_text() -> None:
 
 def test_every_kind_of_event_is_in_the_table() -> None:
     """A claim that the page does not explain does not exist."""
-    from dpflow.core.events import _KINDS
+    from dpflow.core.accounting.events import _KINDS
 
     for cls in _KINDS.values():
         assert f"`{cls.__name__}" in PAGE, cls.__name__

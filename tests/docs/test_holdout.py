@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import yaml
 
-from dpflow.core.declaration import Table
-from dpflow.core.estimators import SqlEstimator, Subject
-from dpflow.engine.candidate import Submission
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.estimators import SqlEstimator, Subject
+from dpflow.engine.sessions.candidate import Submission
 from dpflow.mechanisms.reusable_holdout import HoldoutParams, sizes
 from dpflow.registry import Registry
-from dpflow.tables import expressions
+from dpflow.tables.language import expressions
 
 PAGE = (Path(__file__).parents[2] / "docs" / "holdout.md").read_text()
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from dpflow.core.declaration import Table
-from dpflow.core.mechanism import Mechanism
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.mechanism import Mechanism
 from dpflow.engine import load_request, make_plan
-from dpflow.engine.request import Request, parse_request
+from dpflow.engine.releases.request import Request, parse_request
 from dpflow.registry import Registry
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ import pytest
 from dpflow_private_learning.plugin import dpflow_register_calculators, dpflow_register_mechanisms
 
 import dpflow
-from dpflow.core.declaration import Table
-from dpflow.core.statistics import Histogram
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.requests import Histogram
 from dpflow.ledger import Ledger
 from dpflow.testing.conformance import checks
 from dpflow.testing.examples import Example

@@ -11,7 +11,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from dpflow.cli.demo.job import DAILY
+from dpflow.demo.job import DAILY
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

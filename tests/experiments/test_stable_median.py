@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 
 import pytest
-from dpflow_stable_median.attacks import lam, mean_shift, median_shift
+from dpflow_stable_median.theory.sign_attack import lam, mean_shift, median_shift
 
 from experiments import adaptive_composition, flights, stable_median
 from experiments.report import Bound, Experiment, Found, section

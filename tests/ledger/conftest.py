@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from dpflow.core.events import Pure
+from dpflow.core.accounting.events import Pure
 from dpflow.ledger import Ledger, ReleaseKey, Reservation
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from dpflow.errors import InvalidInput, LedgerCorrupt, SessionClosed
 from dpflow.ledger import Ledger
-from dpflow.ledger.records import Answered
+from dpflow.ledger.books.records import Answered
 
 if TYPE_CHECKING:
     from conftest import Asks, Place

@@ -1,6 +1,6 @@
 """Death, loss and want after every single statement: at most one charge, at most one visible result, a retry completes.
 
-The named points of `dpflow.core.faults` are tested where their code is (tests/engine, test_faults.py). Here the number of
+The named points of `dpflow.fault_points` are tested where their code is (tests/engine, test_faults.py). Here the number of
 the SQL statement, begin and commit included, says where a process dies, an exception is raised or a connection is lost.
 """
 
@@ -26,11 +26,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from dpflow.core import faults
+from dpflow import fault_points
 from dpflow.errors import LedgerUnavailable
 from dpflow.ledger import Ledger
-from dpflow.ledger import database as connections
-from dpflow.ledger.wire import WireTransaction
+from dpflow.ledger.storage import database as connections
+from dpflow.ledger.storage.postgres_pipeline import WireTransaction
 
 UNIT = Fraction("1e-6")
 
@@ -95,11 +95,11 @@ def at_statement(number: int, action: Callable[[], None]) -> Callable[[], None]:
 
 @contextlib.contextmanager
 def hooked(hook: Callable[[], None]) -> Iterator[None]:
-    faults.after_statement = hook
+    fault_points.after_statement = hook
     try:
         yield
     finally:
-        faults.after_statement = None
+        fault_points.after_statement = None
 
 
 def statements_of(life: Callable[..., Any], ledger: Ledger, ask: Any, passed: list[None] | None = None) -> int:
@@ -144,7 +144,7 @@ def test_killed_after_any_statement(ledger, ask, life):
     for n in range(1, whole + 1):
 
         def doomed(n: int = n) -> Any:
-            faults.after_statement = at_statement(n, lambda: os.kill(os.getpid(), signal.SIGKILL))
+            fault_points.after_statement = at_statement(n, lambda: os.kill(os.getpid(), signal.SIGKILL))
             return life(ledger, ask, n)
 
         code, shown = forked(doomed)
@@ -162,10 +162,10 @@ def test_an_exception_after_any_statement(ledger, ask, life):
     whole = statements_of(life, ledger, ask)
 
     def fail() -> None:
-        raise faults.FaultInjected
+        raise fault_points.FaultInjected
 
     for n in range(1, whole + 1):
-        with hooked(at_statement(n, fail)), pytest.raises(faults.FaultInjected):
+        with hooked(at_statement(n, fail)), pytest.raises(fault_points.FaultInjected):
             life(ledger, ask, n)
         assert life(ledger, ask, n) == life(ledger, ask, n)
     assert books(ledger)[0] == whole + 2 and ledger.verify().ok
@@ -332,7 +332,7 @@ def test_a_process_with_too_many_open_files(ledger, place, ask):
 FULL = """
 import sys
 from pathlib import Path
-from dpflow.core.events import Pure
+from dpflow.core.accounting.events import Pure
 from dpflow.errors import LedgerUnavailable
 from dpflow.ledger import Ledger, ReleaseKey
 ledger = Ledger(sys.argv[1] + "/l", create=True)

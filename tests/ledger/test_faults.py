@@ -11,14 +11,14 @@ import psycopg
 import pytest
 
 from bench.hammer import Anvil, hammer
-from dpflow.core import faults
+from dpflow import fault_points
 from dpflow.errors import LedgerUnavailable, UnknownName
 from dpflow.ledger import Ledger
-from dpflow.testing.faults import KILLED, armed, run_python
+from dpflow.testing.crashes import KILLED, armed, run_python
 
 OPEN = """
 import sys
-from dpflow.core.events import Pure
+from dpflow.core.accounting.events import Pure
 from dpflow.ledger import Ledger, ReleaseKey
 ledger = Ledger(sys.argv[1], anchor=sys.argv[2])
 held = ledger.open_session(ReleaseKey("flights", "", "", "o", "d"), event=Pure("0.5"), blocks=(), family="f", slot="s",
@@ -60,10 +60,10 @@ def test_a_failure_before_the_commit_leaves_nothing(ledger, ask, monkeypatch, po
     """An exception inside a transaction undoes all of it, and the same ledger object goes on."""
     held = ask.reserve(ledger) if point.startswith("settle") else None
     before = len(ledger.history())
-    monkeypatch.setattr("dpflow.core.faults.armed", f"{point}:fail")
-    with pytest.raises(faults.FaultInjected, match=point):
+    monkeypatch.setattr("dpflow.fault_points.armed", f"{point}:fail")
+    with pytest.raises(fault_points.FaultInjected, match=point):
         ledger.settle(held, {}) if held else ask.reserve(ledger)
-    monkeypatch.setattr("dpflow.core.faults.armed", "")
+    monkeypatch.setattr("dpflow.fault_points.armed", "")
     assert len(ledger.history()) == before and ledger.verify().ok
     ledger.settle(held or ask.reserve(ledger), {"value": 1})
     assert ask.spent(ledger) == {"": "0.1"}
@@ -71,11 +71,11 @@ def test_a_failure_before_the_commit_leaves_nothing(ledger, ask, monkeypatch, po
 
 FORK = """
 import os, sys
-from dpflow.core.events import Pure
+from dpflow.core.accounting.events import Pure
 from dpflow.errors import LedgerUnavailable, UnknownName
 from dpflow.ledger import Ledger
 from dpflow.ledger import Ledger, ReleaseKey
-from dpflow.ledger.database import _before_fork
+from dpflow.ledger.storage.database import _before_fork
 ledger = Ledger(sys.argv[1], anchor=sys.argv[2])
 def charge(n):
     ledger.reserve(ReleaseKey("flights", "", "", n, "d"), event=Pure("0.1"), blocks=(), family="f", slot=None,

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from dpflow.core.events import Approximate, DiscreteGaussian, Pure
+from dpflow.core.accounting.events import Approximate, DiscreteGaussian, Pure
 from dpflow.errors import (
     BudgetExceeded,
     GrantConflict,
@@ -370,7 +370,7 @@ def test_a_full_disk_records_nothing(tmp_path: Path) -> None:
 
 RACE = """
 import sys
-from dpflow.core.events import Pure
+from dpflow.core.accounting.events import Pure
 from dpflow.errors import BudgetExceeded
 from dpflow.ledger import Ledger, ReleaseKey
 ledger, won = Ledger(sys.argv[1], anchor=sys.argv[2]), 0
@@ -399,7 +399,7 @@ def test_racing_processes_never_overrun(place: Place) -> None:
 
 CRASH = """
 import sys
-from dpflow.core.events import Pure
+from dpflow.core.accounting.events import Pure
 from dpflow.ledger import Ledger, ReleaseKey
 ledger = Ledger(sys.argv[1], anchor=sys.argv[2])
 key = ReleaseKey("s", "dag", "task", "day", "d1")

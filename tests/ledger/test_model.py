@@ -19,7 +19,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from dpflow.core.events import Pure
+from dpflow.core.accounting.events import Pure
 from dpflow.errors import (
     BudgetExceeded,
     DpflowError,
@@ -31,7 +31,7 @@ from dpflow.errors import (
     UnknownName,
 )
 from dpflow.ledger import Ledger, ReleaseKey, Reservation
-from dpflow.ledger.records import path_of
+from dpflow.ledger.books.records import path_of
 
 
 @dataclass

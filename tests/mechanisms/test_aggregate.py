@@ -16,19 +16,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpflow.core import budget
-from dpflow.core.aggregate import Aggregate
-from dpflow.core.declaration import Table
-from dpflow.core.events import DiscreteGaussian, DiscreteLaplace
-from dpflow.core.moments import Query
-from dpflow.core.noise import gaussian, laplace, reach, rho_for
-from dpflow.core.randomness import SystemSource
+from dpflow.core.accounting.events import DiscreteGaussian, DiscreteLaplace
+from dpflow.core.contract.declaration import Table
+from dpflow.core.sampling.randomness import SystemSource
+from dpflow.core.toolbox import budget_split
+from dpflow.core.toolbox.aggregate import Aggregate
+from dpflow.core.toolbox.moments import Query
+from dpflow.core.toolbox.noise import gaussian, laplace, reach, rho_for
 from dpflow.errors import InvalidInput, PlanRefused
 from dpflow.mechanisms.aggregates import Aggregates
 from dpflow.registry import Registry
-from dpflow.testing import examples, neighbours, oracle
+from dpflow.testing import exact_divergence, examples, neighbours
 from dpflow.testing.audit import too_often
-from dpflow.testing.broken import FloatLaplace
+from dpflow.testing.broken_mechanisms import FloatLaplace
 from dpflow.testing.examples import plan
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "testing"))
@@ -212,18 +212,18 @@ def test_the_split_is_the_best_for_the_product_of_errors(power: int) -> None:
         made = [sum(c * p ** (-1 / power) for c, p in zip(row, shares, strict=True)) for row in errors]
         return sum(float(w) * math.log(e) for w, e in zip(weights, made, strict=True))
 
-    found = [float(share) for share in budget.balanced(errors, weights, power)]
+    found = [float(share) for share in budget_split.balanced(errors, weights, power)]
     assert sum(found) == pytest.approx(1)
     grid = np.arange(1, 40) / 40
     others = [product([a, b, 1 - a - b]) for a in grid for b in grid if a + b < 1]
     assert product(found) <= min(others) + 1e-9
     assert product(found) < product([1 / 3] * 3) - 0.01  # control
-    apart = budget.balanced([[5, 0], [0, 70]], [Fraction(1), Fraction(3)], power)
+    apart = budget_split.balanced([[5, 0], [0, 70]], [Fraction(1), Fraction(3)], power)
     assert [float(share) for share in apart] == pytest.approx([0.25, 0.75], abs=1e-5)
     assert (
-        sum(budget.balanced([[5, 1], [0, 0]], [Fraction(1), Fraction(3)], power)) == 1
+        sum(budget_split.balanced([[5, 1], [0, 0]], [Fraction(1), Fraction(3)], power)) == 1
     )  # one has a single possible value
-    one = [float(share) for share in budget.balanced([[8, 1]], [Fraction(1)], power)]
+    one = [float(share) for share in budget_split.balanced([[8, 1]], [Fraction(1)], power)]
     assert one[0] / one[1] == pytest.approx(8 ** (power / (power + 1)), rel=1e-4)
 
 
@@ -356,9 +356,9 @@ def test_gaussian_noise_has_the_epsilon_that_was_asked(epsilon: str, delta: str)
     assert 0.998 * float(epsilon) <= found <= Fraction(epsilon) * (1 + Fraction(1, 10**6))
     assert isinstance(noise.event, DiscreteGaussian)
     if noise.event.sigma2 < 10**4:
-        law = oracle.discrete_gaussian(noise.event.sigma2, tail=1e-14)
+        law = exact_divergence.discrete_gaussian(noise.event.sigma2, tail=1e-14)
         moved = {x + 3: p for x, p in law.items()}
-        assert oracle.divergence(law, moved, float(epsilon)) <= float(delta) * (1 + 1e-6) + 1e-12
+        assert exact_divergence.divergence(law, moved, float(epsilon)) <= float(delta) * (1 + 1e-6) + 1e-12
 
 
 @pytest.mark.parametrize("failure", [0.05, 0.001])
@@ -369,9 +369,9 @@ def test_half_widths_hold(size: int, failure: float) -> None:
     for noise in (laplace(far, Fraction(1, 2)), gaussian(far, Fraction(1, 50))):
         event, width = noise.event, noise.half_width(failure)
         law = (
-            oracle.discrete_laplace(event.scale)
+            exact_divergence.discrete_laplace(event.scale)
             if isinstance(event, DiscreteLaplace)
-            else oracle.discrete_gaussian(event.sigma2)
+            else exact_divergence.discrete_gaussian(event.sigma2)
         )
         assert math.fsum(p for x, p in law.items() if abs(x) > width) <= failure
         assert math.fsum(p for x, p in law.items() if abs(x) > 0.8 * width - 2) > failure

@@ -8,14 +8,14 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from dpflow.core.declaration import Table
-from dpflow.core.events import DiscreteGaussian, DiscreteLaplace
-from dpflow.core.randomness import SystemSource
-from dpflow.core.statistics import Cells
+from dpflow.core.accounting.events import DiscreteGaussian, DiscreteLaplace
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.requests import Cells
+from dpflow.core.sampling.randomness import SystemSource
 from dpflow.mechanisms.bounds import BINS, POWERS, Bounds, edges, magnitudes
-from dpflow.testing import oracle
+from dpflow.testing import exact_divergence
 from dpflow.testing.audit import too_often
-from dpflow.testing.columns import ArrayColumn
+from dpflow.testing.column_in_memory import ArrayColumn
 from dpflow.testing.enumeration import outputs
 from dpflow.testing.examples import plan
 
@@ -96,9 +96,9 @@ def test_the_answer_keeps_the_claim_exactly(monkeypatch: pytest.MonkeyPatch) -> 
 
     for shared in ([], [1.0, 1.0, -1.0]):
         one, two = law([*shared, 1.0]), law([*shared, 1.0, 1.0])
-        assert oracle.divergence(law(shared), one, 3.0) <= 1e-4
-        assert oracle.divergence(one, two, 3.0) <= 1e-4
-        assert oracle.divergence(law(shared), two, 3.0) > 1e-3  # control: two rows more
+        assert exact_divergence.divergence(law(shared), one, 3.0) <= 1e-4
+        assert exact_divergence.divergence(one, two, 3.0) <= 1e-4
+        assert exact_divergence.divergence(law(shared), two, 3.0) > 1e-3  # control: two rows more
 
 
 def test_bounds_hold_most_values_and_nothing_far() -> None:
@@ -130,7 +130,7 @@ def test_the_threshold_is_rarely_reached_by_noise() -> None:
     params, event = plan(Bounds(), declared(rows=4), {"column": "x", "epsilon": "1/2"})
     assert isinstance(event, DiscreteLaplace)
     t = Bounds()._threshold(params, declared(rows=4))
-    law = oracle.discrete_laplace(event.scale, tail=1e-13)
+    law = exact_divergence.discrete_laplace(event.scale, tail=1e-13)
     assert BINS * math.fsum(p for x, p in law.items() if x >= t) <= float(Fraction(1, 20))
     assert BINS * math.fsum(p for x, p in law.items() if x >= t - 1) > float(Fraction(1, 20))
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpflow.core.estimators import Estimator, EstimatorQuery, FromMoments, Subject, reads_across
-from dpflow.core.randomness import SystemSource
+from dpflow.core.contract.estimators import Estimator, EstimatorQuery, FromMoments, Subject, reads_across
+from dpflow.core.sampling.randomness import SystemSource
 from dpflow.errors import InvalidInput, PluginError, UnknownName
 from dpflow.mechanisms.estimators import COLUMNS, SCORES
 

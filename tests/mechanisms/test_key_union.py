@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpflow.core.declaration import Table
-from dpflow.core.events import ZCDP, Approximate
-from dpflow.core.noise import Reach, gaussian, rho_for
-from dpflow.core.statistics import Sets
+from dpflow.core.accounting.events import ZCDP, Approximate
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.requests import Sets
+from dpflow.core.toolbox.noise import Reach, gaussian, rho_for
 from dpflow.errors import InvalidInput
 from dpflow.mechanisms import key_union
 from dpflow.mechanisms.key_union import KeyUnion, Round, added, weight
 from dpflow.registry import Registry
-from dpflow.testing import oracle
+from dpflow.testing import exact_divergence
 from dpflow.testing.enumeration import outputs
 from dpflow.testing.examples import plan
 from dpflow.testing.harness import StreamSource
@@ -98,7 +98,7 @@ def test_two_rounds_keep_the_claim(monkeypatch: pytest.MonkeyPatch) -> None:
         return outputs(lambda source: KeyUnion().draw(params, table, key_sets(bags), source).rows, tail=1e-4)
 
     for shared, unit in (([["a"]] * 3, ["a", "b"]), ([["a"], ["a", "b"]], ["b"]), ([["b"]] * 2, ["a", "b"])):
-        assert oracle.divergence(law(shared), law([*shared, unit]), 12.0) <= 0.02 + 1e-3
+        assert exact_divergence.divergence(law(shared), law([*shared, unit]), 12.0) <= 0.02 + 1e-3
     key_union.rounds.cache_clear()
 
 

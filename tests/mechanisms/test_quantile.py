@@ -9,10 +9,10 @@ from itertools import product
 import numpy as np
 import pytest
 
-from dpflow.core.declaration import Table
-from dpflow.core.events import BoundedRange, Repeated
-from dpflow.core.randomness import SystemSource
-from dpflow.core.statistics import Histogram
+from dpflow.core.accounting.events import BoundedRange, Repeated
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.requests import Histogram
+from dpflow.core.sampling.randomness import SystemSource
 from dpflow.errors import InvalidInput
 from dpflow.mechanisms.quantile import pieces
 from dpflow.registry import Registry

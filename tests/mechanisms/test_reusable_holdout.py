@@ -10,12 +10,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpflow.core.events import Approximate, Composed, Pure, Repeated, SparseVector, Unprotected, from_json, to_json
-from dpflow.core.mechanism import State
-from dpflow.core.randomness import Source, SystemSource
-from dpflow.core.sparse_vector import Engine
-from dpflow.core.statistics import PerGroup
-from dpflow.core.transfer import Promise, description_length_groups, sparse_vector_groups, tight_groups
+from dpflow.core.accounting.events import (
+    Approximate,
+    Composed,
+    Pure,
+    Repeated,
+    SparseVector,
+    Unprotected,
+    from_json,
+    to_json,
+)
+from dpflow.core.contract.mechanism import State
+from dpflow.core.contract.requests import PerGroup
+from dpflow.core.sampling.randomness import Source, SystemSource
+from dpflow.core.toolbox.generalisation_bounds import (
+    Promise,
+    description_length_groups,
+    sparse_vector_groups,
+    tight_groups,
+)
+from dpflow.core.toolbox.sparse_vector import Engine
 from dpflow.errors import InvalidInput, PlanRefused
 from dpflow.mechanisms.reusable_holdout import (
     HoldoutParams,
@@ -25,10 +39,10 @@ from dpflow.mechanisms.reusable_holdout import (
     proven,
     sizes,
 )
-from dpflow.testing import oracle
+from dpflow.testing import exact_divergence
 from dpflow.testing.enumeration import outputs
 from dpflow.testing.examples import EXAMPLE_TABLE, REPLACE_TABLE, Example
-from dpflow.testing.interactive import Session
+from dpflow.testing.session_checks import Session
 
 GATE = ReusableHoldout()
 OPEN_TABLE = EXAMPLE_TABLE.model_copy(update={"generalisation_only": True})
@@ -96,8 +110,8 @@ def test_the_price_holds_exactly(method: str, epsilon: int, side: str, table: An
         return outputs(draw, tail=1e-5 * math.exp(-epsilon))
 
     a, b = law([0.0] * 6), law([0.0] * (6 - moved) + [2.0] * moved)
-    assert oracle.divergence(a, b, epsilon) <= 1e-4
-    assert oracle.smallest_epsilon(a, b, 1e-3) > 1
+    assert exact_divergence.divergence(a, b, epsilon) <= 1e-4
+    assert exact_divergence.smallest_epsilon(a, b, 1e-3) > 1
 
 
 def test_what_is_reserved_is_not_spent_on_verdicts() -> None:
@@ -116,7 +130,7 @@ def test_what_is_reserved_is_not_spent_on_verdicts() -> None:
             return outputs(draw, tail=1e-13)
 
         a, b = law([0.0] * 6), law([0.0] * 5 + [2.0])
-        return float(oracle.smallest_epsilon(a, b, 1e-9))
+        return float(exact_divergence.smallest_epsilon(a, b, 1e-9))
 
     assert GATE.engine(kept, EXAMPLE_TABLE).epsilon == 20 and GATE.event(kept, EXAMPLE_TABLE) == Pure(Fraction(24))
     assert divergence(kept) < divergence(all_of_it)

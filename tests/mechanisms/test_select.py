@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpflow.core.declaration import Table
-from dpflow.core.events import BoundedRange, Pure, Repeated
-from dpflow.core.randomness import SystemSource
-from dpflow.core.statistics import Groups
+from dpflow.core.accounting.events import BoundedRange, Pure, Repeated
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.requests import Groups
+from dpflow.core.sampling.randomness import SystemSource
 from dpflow.errors import InvalidInput
 from dpflow.registry import Registry
-from dpflow.testing import oracle
+from dpflow.testing import exact_divergence
 from dpflow.testing.audit import too_often
 from dpflow.testing.enumeration import outputs
 from dpflow.testing.examples import plan
@@ -157,8 +157,8 @@ def test_permute_and_flip_errs_less() -> None:
     """Its expected distance from the best is below the exponential mechanism's, at every gap (McKenna, Sheldon 2020)."""
     for gap in (0, 1, 3, 10):
         costs = [0, gap, gap, 2 * gap]
-        flip = oracle.permute_and_flip(costs, Fraction(1, 2))
-        other = oracle.exponential_choice([1] * 4, costs, Fraction(1, 2))
+        flip = exact_divergence.permute_and_flip(costs, Fraction(1, 2))
+        other = exact_divergence.exponential_choice([1] * 4, costs, Fraction(1, 2))
         assert sum(flip.values()) == pytest.approx(1)
         assert sum(costs[i] * p for i, p in flip.items()) <= sum(costs[i] * p for i, p in other.items()) + 1e-12
 

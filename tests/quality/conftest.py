@@ -9,7 +9,7 @@ from typing import Any
 import duckdb
 import pytest
 
-from dpflow.core.declaration import Table
+from dpflow.core.contract.declaration import Table
 
 Maker = Callable[..., Table]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dpflow.core.declaration import Table
+from dpflow.core.contract.declaration import Table
 from dpflow.quality import check, suite
 
 Maker = Callable[..., Table]

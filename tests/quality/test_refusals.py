@@ -13,7 +13,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from dpflow.core.declaration import Table
+from dpflow.core.contract.declaration import Table
 from dpflow.errors import InvalidInput, PlanRefused, TableBusy, TableUnreadable
 from dpflow.quality import check, validate
 
@@ -143,7 +143,7 @@ def test_import_is_cheap_and_a_check_leaves_home_alone(make: Maker, tmp_path: Pa
     home = tmp_path / "home"
     home.mkdir()
     code = (
-        "import sys, dpflow.quality as q, pathlib; from dpflow.core.declaration import Table\n"
+        "import sys, dpflow.quality as q, pathlib; from dpflow.core.contract.declaration import Table\n"
         "assert not {'great_expectations', 'pandas', 'duckdb'} & set(sys.modules)\n"
         "print(q.check(Table.model_validate_json(sys.argv[1])))"
     )

@@ -9,9 +9,9 @@ from typing import Any
 import duckdb
 import pytest
 
-from dpflow.core.declaration import Table
+from dpflow.core.contract.declaration import Table
 from dpflow.tables import PrivateTable
-from dpflow.tables.words import Words
+from dpflow.tables.bounding.sort_bounding import Words
 
 Maker = Callable[..., PrivateTable]
 

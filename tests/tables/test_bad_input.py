@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dpflow.core.declaration import Table, Unit
-from dpflow.core.statistics import (
+from dpflow.core.contract.declaration import Table, Unit
+from dpflow.core.contract.requests import (
     GroupedSums,
     GroupEstimates,
     GroupValues,

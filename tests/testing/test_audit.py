@@ -7,8 +7,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from dpflow.core.randomness import SystemSource
-from dpflow.core.samplers import discrete_laplace
+from dpflow.core.sampling.randomness import SystemSource
+from dpflow.core.sampling.samplers import discrete_laplace
 from dpflow.testing.audit import Sampler, audit, clopper_pearson
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dpflow.testing.broken import CONTROLS, Control
+from dpflow.testing.broken_mechanisms import CONTROLS, Control
 from dpflow.testing.conformance import NotConformant, checks
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dpflow.core.declaration import Table
-from dpflow.core.mechanism import Mechanism
-from dpflow.core.statistics import Answer
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.mechanism import Mechanism
+from dpflow.core.contract.requests import Answer
 from dpflow.testing import neighbours
 from dpflow.testing.enumeration import exact_delta
 from dpflow.testing.examples import plan

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from dpflow.core.calculator import Calculator
-from dpflow.core.mechanism import Mechanism
+from dpflow.core.contract.calculator import Calculator
+from dpflow.core.contract.mechanism import Mechanism
 from dpflow.hookspecs import hookimpl
-from dpflow_interior_point.calculators import CheckPoint, HardInstance, InteriorRows, NormalizedVariance, TruncatedNoise
-from dpflow_interior_point.histograms import StabilityHistogram, TruncatedCount
-from dpflow_interior_point.interior import ApproximateMedian, InteriorPoint
-from dpflow_interior_point.seeded import SeededMedian
-from dpflow_interior_point.stages import EstimateFirstMoment, FindInteriorPoint
+from dpflow_interior_point.mechanisms.interior_point import ApproximateMedian, InteriorPoint
+from dpflow_interior_point.mechanisms.seeded_median import SeededMedian
+from dpflow_interior_point.mechanisms.single_stages import EstimateFirstMoment, FindInteriorPoint
+from dpflow_interior_point.mechanisms.truncated_histograms import StabilityHistogram, TruncatedCount
+from dpflow_interior_point.theory.calculators import (
+    CheckPoint,
+    HardInstance,
+    InteriorRows,
+    NormalizedVariance,
+    TruncatedNoise,
+)
 
 
 @hookimpl

@@ -13,17 +13,24 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from dpflow_interior_point import points, scale, stability
-from dpflow_interior_point.interior import ApproximateMedianParams, InteriorPointParams, Method
-from dpflow_interior_point.noise import Noise
-from dpflow_interior_point.points import Point, middle
-from dpflow_interior_point.price import Purse
-from dpflow_interior_point.scale import Scale, choose_class, classes, differences, estimate_scale, least_pairs
+from dpflow_interior_point.building_blocks import column_scale, interior_cell, stable_bins
+from dpflow_interior_point.building_blocks.column_scale import (
+    Scale,
+    choose_class,
+    classes,
+    differences,
+    estimate_scale,
+    least_pairs,
+)
+from dpflow_interior_point.building_blocks.interior_cell import Point, middle
+from dpflow_interior_point.building_blocks.stage_costs import Purse
+from dpflow_interior_point.building_blocks.truncated_noise import Noise
+from dpflow_interior_point.mechanisms.interior_point import ApproximateMedianParams, InteriorPointParams, Method
 
-from dpflow.core.randomness import SystemSource
-from dpflow.core.statistics import Cells, Grid
-from dpflow.testing import oracle
-from dpflow.testing.columns import ArrayColumn
+from dpflow.core.contract.requests import Cells, Grid
+from dpflow.core.sampling.randomness import SystemSource
+from dpflow.testing import exact_divergence
+from dpflow.testing.column_in_memory import ArrayColumn
 from dpflow.testing.enumeration import outputs
 from dpflow.testing.examples import EXAMPLE_TABLE
 from dpflow.testing.harness import StreamSource
@@ -40,8 +47,8 @@ def reach(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 def set_reach(monkeypatch: pytest.MonkeyPatch, reach: int, partners: int | None = None) -> None:
     """Pair rows at most so many places apart; with noise for so many pairs of a row, by default what it takes."""
-    monkeypatch.setattr(scale, "REACH", reach)
-    monkeypatch.setattr(scale, "PARTNERS", 2 * reach if partners is None else partners)
+    monkeypatch.setattr(column_scale, "REACH", reach)
+    monkeypatch.setattr(column_scale, "PARTNERS", 2 * reach if partners is None else partners)
 
 
 PUBLIC = EXAMPLE_TABLE.model_copy(
@@ -61,7 +68,7 @@ def whole(method: Method, values: tuple[float, ...], sizes: dict[int, float]) ->
         slice_ = middle(np.array(values), trim)
         for seen, mass in first(method, slice_, threshold).items():
             if seen.exponent is None and not (method.atoms and seen.ties):
-                found[seen, points.NO_SCALE] += weight * mass
+                found[seen, interior_cell.NO_SCALE] += weight * mass
                 continue
             for point, chance in second(method, column, seen, trim).items():
                 found[seen, point] += weight * mass * chance
@@ -99,8 +106,8 @@ def second(method: Method, column: ArrayColumn, seen: Scale, trim: int) -> Law:
     exponent = None if method.atoms and seen.mostly_ties else seen.exponent
     cells = column.cells({0: Grid(exponent, trim)})[0]
     if exponent is None:
-        return outputs(lambda s: points.point_among(cells, method.cells, 0, s))
-    return outputs(lambda s: points.point_between(cells, exponent, method.cells, 0, s))
+        return outputs(lambda s: interior_cell.point_among(cells, method.cells, 0, s))
+    return outputs(lambda s: interior_cell.point_between(cells, exponent, method.cells, 0, s))
 
 
 def worst(method: Method, pairs: list[tuple[tuple[float, ...], tuple[float, ...]]], epsilon: Fraction) -> float:
@@ -113,7 +120,9 @@ def worst(method: Method, pairs: list[tuple[tuple[float, ...], tuple[float, ...]
             known[name] = whole(method, values, {size: 1.0})
         return known[name]
 
-    return max(oracle.divergence(law(a, max(len(a), len(b))), law(b, max(len(a), len(b))), epsilon) for a, b in pairs)
+    return max(
+        exact_divergence.divergence(law(a, max(len(a), len(b))), law(b, max(len(a), len(b))), epsilon) for a, b in pairs
+    )
 
 
 def replaced(n: int, count: int) -> list[tuple[tuple[float, ...], tuple[float, ...]]]:
@@ -191,7 +200,7 @@ def test_median_with_a_noisy_number_of_rows_keeps_its_claim() -> None:
     method = method_for(PARAMS | {"alpha": "0.3", "gamma": "0"}, table, median=True)
     assert method.sizes is not None
     assert method.sizes.scale == 2
-    noise = oracle.discrete_laplace(method.sizes.scale, 1e-5)
+    noise = exact_divergence.discrete_laplace(method.sizes.scale, 1e-5)
 
     def law(values: tuple[float, ...]) -> Law:
         sizes: Law = defaultdict(float)
@@ -203,7 +212,7 @@ def test_median_with_a_noisy_number_of_rows_keeps_its_claim() -> None:
         return whole(method, values, few)
 
     for a, _ in replaced(4, 4):
-        assert oracle.divergence(law(a), law(a[:-1]), Fraction(8)) <= 0.3
+        assert exact_divergence.divergence(law(a), law(a[:-1]), Fraction(8)) <= 0.3
 
 
 def test_stages_are_what_find_composes() -> None:
@@ -237,7 +246,7 @@ def shown_divergence(noise: Noise, tables: Iterable[tuple[float, ...]], epsilon:
     laws = [np.ones(1), np.ones(1)]  # of the classes that differ; the others are as likely on both sides
     for name in (name for name in counts[0].keys() | counts[1].keys() if counts[0][name] != counts[1][name]):
         one: list[Law] = [defaultdict(float), defaultdict(float)]
-        for x, mass in oracle.truncated_laplace(noise.scale, noise.radius).items():
+        for x, mass in exact_divergence.truncated_laplace(noise.scale, noise.radius).items():
             for law, counted in zip(one, counts, strict=True):
                 law[max(counted[name] + x, noise.radius)] += mass  # up to the threshold nothing shows
         outcomes = one[0].keys() | one[1].keys()
@@ -271,7 +280,7 @@ def test_a_circle_in_order_of_the_values_is_caught() -> None:
     tables = [(*cluster[:2], x, *cluster[3:], *rest) for x in (32.0, 0.75 * 2**20)]
     epsilon, delta = Fraction(2), Fraction(1, 100)
     noise = Purse(epsilon, delta, True, 1).pairs()
-    with mock.patch.object(scale, "ring", lambda n, source: np.arange(n)):
+    with mock.patch.object(column_scale, "ring", lambda n, source: np.arange(n)):
         assert shown_divergence(noise, tables, epsilon) <= delta
         assert shown_divergence(noise, [tuple(sorted(rows)) for rows in tables], epsilon) > delta
 
@@ -279,7 +288,10 @@ def test_a_circle_in_order_of_the_values_is_caught() -> None:
 def test_a_missing_threshold_is_caught() -> None:
     """A bin of one row shows itself."""
     method = method_for(PARAMS | {"atoms": False}, PUBLIC)
-    with mock.patch.object(points, "select", shown_from_one), mock.patch.object(scale, "select", shown_from_one):
+    with (
+        mock.patch.object(interior_cell, "select", shown_from_one),
+        mock.patch.object(column_scale, "select", shown_from_one),
+    ):
         assert worst(method, [((0.0, 0.0, 1.0, 1.0), (0.0, 0.0, 1.0, 60.0))], Fraction(8)) > 0.3
 
 
@@ -292,8 +304,8 @@ def test_sorted_pairing_is_caught() -> None:
     def law(values: tuple[float, ...]) -> Law:
         return outputs(lambda s: estimate_scale(np.array(values), method.pairs, 0, "argmax", s))
 
-    with mock.patch.object(scale, "differences", sorted_pairs):
-        assert oracle.divergence(law(pair[0]), law(pair[1]), Fraction(8)) > 0.02
+    with mock.patch.object(column_scale, "differences", sorted_pairs):
+        assert exact_divergence.divergence(law(pair[0]), law(pair[1]), Fraction(8)) > 0.02
 
 
 @pytest.mark.parametrize("reach", [2], indirect=True)
@@ -311,7 +323,7 @@ def test_sorted_pairing_has_no_sensitivity_bound() -> None:
         keys = counted[0].keys() | counted[1].keys()
         distances.append(sum(abs(counted[0].get(k, 0) - counted[1].get(k, 0)) for k in keys))
     assert distances[0] == 200
-    assert distances[1] <= 2 * scale.PARTNERS
+    assert distances[1] <= 2 * column_scale.PARTNERS
 
 
 # --- the parts --------------------------------------------------------------------------------------------------------
@@ -321,8 +333,8 @@ def test_noise_in_every_bin_is_noise_in_the_possible_ones() -> None:
     """Selecting among six bins, some empty, with noise in all of them has the law of `select`."""
     counts, noise = np.array([0, 1, 3, 0, 2, 5]), Noise(Fraction(3, 2), 2)
     for threshold in (2, 3, 4):
-        lazy = outputs(lambda s: tuple(map(tuple, stability.select(counts, noise, threshold, s))))
-        one = oracle.truncated_laplace(noise.scale, noise.radius)
+        lazy = outputs(lambda s: tuple(map(tuple, stable_bins.select(counts, noise, threshold, s))))
+        one = exact_divergence.truncated_laplace(noise.scale, noise.radius)
         full: Law = defaultdict(float)
         for noises in product(one, repeat=len(counts)):
             noisy = counts + np.array(noises)
@@ -346,12 +358,12 @@ def test_one_row_forms_and_breaks_few_pairs() -> None:
             replaced = max(replaced, (more - other).total(), (other - more).total())
             formed, broken = max(formed, (more - fewer).total()), max(broken, (fewer - more).total())
         assert len(law) == math.factorial(n) and set(law.values()) == {n + 1}  # uniform, as the claim says
-    assert (replaced, formed, broken) == (scale.PARTNERS, scale.PARTNERS, scale.REACH)
+    assert (replaced, formed, broken) == (column_scale.PARTNERS, column_scale.PARTNERS, column_scale.REACH)
 
 
 def pairs_of(names: Any, circle: Sequence[int]) -> Counter[float]:
     """The pairs of rows that stand in this order, by their differences."""
-    with mock.patch.object(scale, "ring", lambda n, source: np.arange(n)):
+    with mock.patch.object(column_scale, "ring", lambda n, source: np.arange(n)):
         return Counter(differences(names[list(circle)], SystemSource()).tolist())
 
 
@@ -364,7 +376,9 @@ def test_class_counts_of_neighbours_are_near() -> None:
     values = (0.0, 1.0, 3.5, 9.0)
     for more in (0.5, 20.0, 9.0):
         a, b = class_counts(values), class_counts((*values, more))
-        near = {x: [y for y in b if moved(x, y) <= scale.PARTNERS and moved(y, x) <= scale.REACH] for x in a}
+        near = {
+            x: [y for y in b if moved(x, y) <= column_scale.PARTNERS and moved(y, x) <= column_scale.REACH] for x in a
+        }
         for mask in range(1, 2 ** len(a)):
             chosen = [x for i, x in enumerate(a) if mask >> i & 1]
             reached = {y for x in chosen for y in near[x]}
@@ -406,9 +420,9 @@ def test_small_cells_may_stay_in_the_database() -> None:
         for least in (1, 1 + spare):
             cells = column.cells({0: Grid(exponent, least=least)})[0]
             if exponent is None:
-                laws.append(outputs(lambda s: points.point_among(cells, noise, spare, s)))
+                laws.append(outputs(lambda s: interior_cell.point_among(cells, noise, spare, s)))
             else:
-                laws.append(outputs(lambda s: points.point_between(cells, 0, noise, spare, s)))
+                laws.append(outputs(lambda s: interior_cell.point_between(cells, 0, noise, spare, s)))
         assert laws[0] == pytest.approx(laws[1], abs=1e-12)
 
 

@@ -8,16 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dpflow_interior_point import planner, public
-from dpflow_interior_point.interior import ApproximateMedianParams, InteriorPointParams, Method
-from dpflow_interior_point.price import Purse
-from dpflow_interior_point.scale import classes
+from dpflow_interior_point.building_blocks import row_counts
+from dpflow_interior_point.building_blocks.column_scale import classes
+from dpflow_interior_point.building_blocks.stage_costs import Purse
+from dpflow_interior_point.mechanisms.interior_point import ApproximateMedianParams, InteriorPointParams, Method
+from dpflow_interior_point.theory import public_columns
 
-from dpflow.core.declaration import Table
-from dpflow.core.randomness import Source, SystemSource
+from dpflow.core.contract.declaration import Table
+from dpflow.core.sampling.randomness import Source, SystemSource
 from dpflow.errors import InvalidDeclaration, InvalidInput
 from dpflow.registry import Registry
-from dpflow.testing.columns import ArrayColumn
+from dpflow.testing.column_in_memory import ArrayColumn
 from dpflow.testing.harness import StreamSource
 
 TABLE = Table.model_validate(
@@ -56,7 +57,7 @@ def test_normalised_variance_of_known_distributions(draw: Any, expected: float) 
     """The specification's table, whatever the scale is."""
     values = draw(np.random.default_rng(3), 400_000)
     for factor in (1.0, 2.0**-900 if values.max() < 1e9 else 1.0):
-        assert public.normalized_variance(values * factor).normalized == pytest.approx(expected, rel=0.02)
+        assert public_columns.normalized_variance(values * factor).normalized == pytest.approx(expected, rel=0.02)
 
 
 def test_normalised_variance_of_odd_columns() -> None:
@@ -66,12 +67,12 @@ def test_normalised_variance_of_odd_columns() -> None:
         "variance": 0.0,
         "normalised variance": None,
     }
-    extreme = public.normalized_variance([-1.7e308, 1.7e308])
+    extreme = public_columns.normalized_variance([-1.7e308, 1.7e308])
     assert (extreme.normalized, extreme.variance) == (1.0, math.inf)
-    assert public.normalized_variance([5e-324, 0.0]).normalized == 1.0
+    assert public_columns.normalized_variance([5e-324, 0.0]).normalized == 1.0
     for values in ([], [1, math.nan], [math.inf], [[1.0]]):
         with pytest.raises(InvalidInput):
-            public.normalized_variance(values)
+            public_columns.normalized_variance(values)
     with pytest.raises(InvalidDeclaration, match="values"):
         calculate("normalized_variance", values=["nan"])
 
@@ -88,21 +89,21 @@ def test_checkers_count_atoms_on_both_sides() -> None:
         "share of values at or below": 0.9,
         "share of values at or above": 1.0,
     }
-    assert not public.is_approximate_median(values, 10, Fraction(1, 4))
-    assert public.is_approximate_median(values, 10, Fraction(2, 5))
-    assert public.is_interior_point(values, 10)
-    assert not public.is_interior_point(values, 10.5)
+    assert not public_columns.is_approximate_median(values, 10, Fraction(1, 4))
+    assert public_columns.is_approximate_median(values, 10, Fraction(2, 5))
+    assert public_columns.is_interior_point(values, 10)
+    assert not public_columns.is_interior_point(values, 10.5)
     with pytest.raises(InvalidInput, match="between 0 and 1/2"):
-        public.is_approximate_median(values, 0, Fraction(1, 2))
+        public_columns.is_approximate_median(values, 0, Fraction(1, 2))
 
 
 def test_thresholds_of_the_median_are_exact() -> None:
     """Exactly a share 1/2 - alpha is enough, one row less is not."""
     values = list(range(10))
-    assert public.is_approximate_median(values, 2, Fraction(1, 5))
-    assert not public.is_approximate_median(values, 1, Fraction(1, 5))
-    assert public.is_approximate_median(values, 7, Fraction(1, 5))
-    assert not public.is_approximate_median(values, 8, Fraction(1, 5))
+    assert public_columns.is_approximate_median(values, 2, Fraction(1, 5))
+    assert not public_columns.is_approximate_median(values, 1, Fraction(1, 5))
+    assert public_columns.is_approximate_median(values, 7, Fraction(1, 5))
+    assert not public_columns.is_approximate_median(values, 8, Fraction(1, 5))
 
 
 # --- lemmas of the planner --------------------------------------------------------------------------------------------
@@ -135,7 +136,7 @@ def test_a_scale_that_pairs_have_separates_rows_into_cells() -> None:
             cells = np.unique(np.floor(values * 2.0**-j), return_counts=True)[1]
             second = sorted(cells)[-2] if len(cells) > 1 else 0
             assert second >= (n - 1) * pairs / (n * (n - 1) / 2) / 8
-        spread = public.normalized_variance(values)
+        spread = public_columns.normalized_variance(values)
         if spread.normalized is not None:
             heavy = [
                 2 * c / n**2 for j, c in zip(exponents, counts, strict=True) if 2.0 ** float(j) > spread.deviation / 8
@@ -158,10 +159,10 @@ def test_planned_rows_are_the_specification_s() -> None:
     own = calculate("interior_rows", q="0.29", p2="0.209")
     assert own["yours"][0] == rows["gaussian"][0]
     pairs, cells = Purse(Fraction(1), Fraction(1, 10**6), True, 1).stages(None)
-    proved = planner.proved_rows_for_point(pairs, cells, math.pi / 2, 0.05)
+    proved = row_counts.proved_rows_for_point(pairs, cells, math.pi / 2, 0.05)
     assert 10**6 < proved < 10**7
-    assert planner.proved_rows_for_largest(pairs, cells, math.pi / 2, 0.05) > proved
-    assert planner.proved_rows_for_median(pairs, cells, 4 / 3, 0.05, 0.25) > proved
+    assert row_counts.proved_rows_for_largest(pairs, cells, math.pi / 2, 0.05) > proved
+    assert row_counts.proved_rows_for_median(pairs, cells, 4 / 3, 0.05, 0.25) > proved
     more = calculate("interior_rows", rows=3)
     assert all(more[shape][0] > rows[shape][0] for shape in rows)
     with pytest.raises(InvalidDeclaration, match="belong together"):
@@ -190,7 +191,7 @@ def answered(values: np.ndarray, median: bool, source: Source | None = None, **p
     method = Method.of(model.model_validate(PRICE | params), TABLE)
     point = method.find(ArrayColumn.of(values), source or SystemSource())[0][1]
     if point.value is not None:
-        assert public.is_interior_point(values, point.value)
+        assert public_columns.is_interior_point(values, point.value)
     return point.value is not None
 
 
@@ -207,7 +208,7 @@ def test_pathological_columns_get_none(kind: str) -> None:
     """Values of ten thousand scales: no answer in runs whose noise was written down, never a wrong one and never an error."""
     source = StreamSource(5)
     found = [
-        answered(getattr(public, kind)(n, source), median, source)
+        answered(getattr(public_columns, kind)(n, source), median, source)
         for n in (10, 3000)
         for median in (False, True)
         for _ in range(8)
@@ -219,14 +220,14 @@ def test_a_hard_median_has_interior_points_and_no_median() -> None:
     """NV is bounded, an interior point is always found, an approximate median never."""
     source = StreamSource(6)
     for alpha in ("0.1", "0.25"):
-        values = public.hard_median(public.log_spread(4000, source, high=0), 0.5 - float(alpha), source)
-        spread = public.normalized_variance(values).normalized
+        values = public_columns.hard_median(public_columns.log_spread(4000, source, high=0), 0.5 - float(alpha), source)
+        spread = public_columns.normalized_variance(values).normalized
         assert spread is not None
         assert spread <= 1.1 / (2 * (0.5 - float(alpha))) ** 2
         assert answered(values, False, source)
         assert not answered(values, True, source, alpha=alpha)
     with pytest.raises(InvalidInput, match="share"):
-        public.hard_median([0.0], 0.5, source)
+        public_columns.hard_median([0.0], 0.5, source)
 
 
 @pytest.mark.parametrize("kind", ["log_spread", "random_bits", "hard_median"])

@@ -11,16 +11,17 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from dpflow_interior_point import scale, seeded, stability
-from dpflow_interior_point.noise import Noise
-from dpflow_interior_point.scale import choose_class, classes, differences
-from dpflow_interior_point.seeded import SeededMedian, Window, median_in, rows_for_window
+from dpflow_interior_point.building_blocks import column_scale, stable_bins
+from dpflow_interior_point.building_blocks.column_scale import choose_class, classes, differences
+from dpflow_interior_point.building_blocks.truncated_noise import Noise
+from dpflow_interior_point.mechanisms import seeded_median
+from dpflow_interior_point.mechanisms.seeded_median import SeededMedian, Window, median_in, rows_for_window
 
-from dpflow.core.declaration import Table
-from dpflow.core.randomness import SystemSource
-from dpflow.core.statistics import Cells, Grid
-from dpflow.testing import oracle
-from dpflow.testing.columns import ArrayColumn
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.requests import Cells, Grid
+from dpflow.core.sampling.randomness import SystemSource
+from dpflow.testing import exact_divergence
+from dpflow.testing.column_in_memory import ArrayColumn
 from dpflow.testing.enumeration import outputs
 from dpflow.testing.harness import StreamSource
 
@@ -44,8 +45,8 @@ def table(neighbours: str) -> Table:
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pairs of direct neighbours, classes of two octaves, cells of a class's least width, windows of eight points: little to enumerate."""
     chosen.cache_clear()
-    monkeypatch.setattr(scale, "REACH", 1)
-    monkeypatch.setattr(scale, "PARTNERS", 2)
+    monkeypatch.setattr(column_scale, "REACH", 1)
+    monkeypatch.setattr(column_scale, "PARTNERS", 2)
     for name, value in {"OCTAVES": 2, "WIDE": 0, "FINE": 1}.items():
         monkeypatch.setattr(SeededMedian, name, value)
 
@@ -104,7 +105,9 @@ def test_the_whole_keeps_its_claim(n: int) -> None:
     for left, right, relation in neighbours(6, n):
         a, b = (whole(side, table(relation)) for side in (left, right))
         assert sum(a.values()) == pytest.approx(1)
-        assert max(oracle.divergence(a, b, Fraction(12)), oracle.divergence(b, a, Fraction(12))) <= 0.3
+        assert (
+            max(exact_divergence.divergence(a, b, Fraction(12)), exact_divergence.divergence(b, a, Fraction(12))) <= 0.3
+        )
 
 
 def every_cell(counts: Any, noise: Noise, threshold: int, source: Any) -> Any:
@@ -117,17 +120,19 @@ def every_cell(counts: Any, noise: Noise, threshold: int, source: Any) -> Any:
 def test_a_missing_threshold_is_caught() -> None:
     """In the first round by the whole law; in the second a lone row would make the window."""
     chosen.cache_clear()
-    with mock.patch.object(scale, "select", every_cell):
+    with mock.patch.object(column_scale, "select", every_cell):
         a, b = (whole((0.0, 0.0, 1.0, x), table("replace")) for x in (1.0, 60.0))
-        assert max(oracle.divergence(a, b, Fraction(12)), oracle.divergence(b, a, Fraction(12))) > 0.3
+        assert (
+            max(exact_divergence.divergence(a, b, Fraction(12)), exact_divergence.divergence(b, a, Fraction(12))) > 0.3
+        )
     noise = SeededMedian()._methods(PARAMS, table("replace"))[1]
-    for select, least, most in ((stability.select, 0.0, 0.15), (every_cell, 0.99, 1.0)):
-        with mock.patch.object(seeded, "select", select):
+    for select, least, most in ((stable_bins.select, 0.0, 0.15), (every_cell, 0.99, 1.0)):
+        with mock.patch.object(seeded_median, "select", select):
             a, b = (
                 outputs(lambda s, at=at: SeededMedian()._window(Cells(np.array([at]), np.array([1])), 0, noise, s))
                 for at in (7.0, 9.0)
             )
-        assert least <= oracle.divergence(a, b, Fraction(12, 5)) <= most
+        assert least <= exact_divergence.divergence(a, b, Fraction(12, 5)) <= most
 
 
 @pytest.mark.usefixtures("tiny")
@@ -164,9 +169,9 @@ def test_the_last_round_is_private_in_its_window() -> None:
             for a, b, moved in ((values, other, 2), (values, values[:-1], 1)):
                 for left, right in ((a, b), (b, a)):
                     rate = epsilon / (2 * moved)
-                    assert oracle.divergence(window_law(left, rate), window_law(right, rate), epsilon) <= 1e-9
+                    assert exact_divergence.divergence(window_law(left, rate), window_law(right, rate), epsilon) <= 1e-9
                     fast = [window_law(side, 4 * rate) for side in (left, right)]
-                    worst = max(worst, oracle.divergence(*fast, epsilon))
+                    worst = max(worst, exact_divergence.divergence(*fast, epsilon))
     assert worst > 0.05
     assert window_law((), Fraction(1)) == pytest.approx({float(z): 1 / 8 for z in range(-4, 4)})
     assert sum(window_law((100.0, -100.0, 1e300), Fraction(1)).values()) == pytest.approx(1)

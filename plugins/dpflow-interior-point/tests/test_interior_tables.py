@@ -16,17 +16,16 @@ import duckdb
 import numpy as np
 import pytest
 import yaml
-from dpflow_interior_point.interior import ApproximateMedianParams, InteriorPointParams, Method
-from dpflow_interior_point.price import Sizes
+from dpflow_interior_point.building_blocks.stage_costs import Sizes
+from dpflow_interior_point.mechanisms.interior_point import ApproximateMedianParams, InteriorPointParams, Method
 
-from dpflow import Ledger
-from dpflow.core.declaration import Table, load_table
-from dpflow.core.randomness import SystemSource
-from dpflow.engine import api
-from dpflow.engine.request import load_request
+from dpflow import Ledger, api
+from dpflow.core.contract.declaration import Table, load_table
+from dpflow.core.sampling.randomness import SystemSource
+from dpflow.engine.releases.request import load_request
 from dpflow.errors import InvalidDeclaration, InvalidInput, PlanRefused, UnknownName
 from dpflow.registry import Registry
-from dpflow.testing.columns import ArrayColumn
+from dpflow.testing.column_in_memory import ArrayColumn
 
 DECLARATION: dict[str, Any] = {
     "name": "visits",

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from dpflow.core.calculator import Calculator
-from dpflow.core.mechanism import Mechanism
+from dpflow.core.contract.calculator import Calculator
+from dpflow.core.contract.mechanism import Mechanism
 from dpflow.hookspecs import hookimpl
-from dpflow_private_learning.bounds.planner import CALCULATORS
-from dpflow_private_learning.learners.finite import LearnClass, LearnSemiPrivate
-from dpflow_private_learning.learners.from_sanitizer import LearnFromSanitizer
-from dpflow_private_learning.learners.label_private import LearnLabelPrivate
-from dpflow_private_learning.learners.points import LearnPoints
-from dpflow_private_learning.learners.rectangles import LearnRectangles
-from dpflow_private_learning.learners.thresholds import LearnThresholds
-from dpflow_private_learning.learners.warm_up import WarmUp
-from dpflow_private_learning.mode import Mode
-from dpflow_private_learning.quasi_concave import UnimodalMode
-from dpflow_private_learning.sanitizers.blocks import SanitizeBlocks
-from dpflow_private_learning.sanitizers.labelled import SanitizeLabelled
-from dpflow_private_learning.sanitizers.points import SanitizePoints
-from dpflow_private_learning.sanitizers.prefixes import SanitizeThresholds
-from dpflow_private_learning.sanitizers.small import SanitizeSmall
-from dpflow_private_learning.sanitizers.union import SanitizeUnion
+from dpflow_private_learning.mechanisms.learn_class import LearnClass, LearnSemiPrivate
+from dpflow_private_learning.mechanisms.learn_from_sanitizer import LearnFromSanitizer
+from dpflow_private_learning.mechanisms.learn_label_private import LearnLabelPrivate
+from dpflow_private_learning.mechanisms.learn_points import LearnPoints
+from dpflow_private_learning.mechanisms.learn_rectangles import LearnRectangles
+from dpflow_private_learning.mechanisms.learn_thresholds import LearnThresholds
+from dpflow_private_learning.mechanisms.mode import Mode
+from dpflow_private_learning.mechanisms.quasi_concave import UnimodalMode
+from dpflow_private_learning.mechanisms.sanitize_blocks import SanitizeBlocks
+from dpflow_private_learning.mechanisms.sanitize_labelled import SanitizeLabelled
+from dpflow_private_learning.mechanisms.sanitize_points import SanitizePoints
+from dpflow_private_learning.mechanisms.sanitize_thresholds import SanitizeThresholds
+from dpflow_private_learning.mechanisms.sanitize_union import SanitizeUnion
+from dpflow_private_learning.mechanisms.small_domain import SanitizeSmall
+from dpflow_private_learning.mechanisms.thresholds_by_search import WarmUp
+from dpflow_private_learning.theory.calculators import CALCULATORS
 
 
 @hookimpl

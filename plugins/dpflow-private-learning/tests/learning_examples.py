@@ -6,9 +6,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from dpflow_private_learning.hypotheses import Rectangle, learned
+from dpflow_private_learning.building_blocks.hypotheses import Rectangle, learned
 
-from dpflow.core.declaration import Column, Table
+from dpflow.core.contract.declaration import Column, Table
 from dpflow.testing.examples import Example
 
 DECLARED = {

@@ -9,13 +9,13 @@ from fractions import Fraction as F
 
 import numpy as np
 import pytest
-from dpflow_private_learning.base import choosing, rec_concave, stability
-from dpflow_private_learning.base.calls import Calls
-from dpflow_private_learning.base.exponential import exponential, select
-from dpflow_private_learning.base.logs import ceil_log2, iterated, log_star, log_star_of, tail_above
-from dpflow_private_learning.base.pieces import Pieces, relative
-from dpflow_private_learning.base.rec_concave import Step
-from dpflow_private_learning.learners.thresholds import threshold_score
+from dpflow_private_learning.building_blocks import choosing_mechanism, rec_concave, stability_selection
+from dpflow_private_learning.building_blocks.exponential_mechanism import exponential, select
+from dpflow_private_learning.building_blocks.log_bounds import ceil_log2, iterated, log_star, log_star_of, tail_above
+from dpflow_private_learning.building_blocks.rec_concave import Step
+from dpflow_private_learning.building_blocks.spend_log import Calls
+from dpflow_private_learning.building_blocks.step_function import Pieces, relative
+from dpflow_private_learning.mechanisms.learn_thresholds import threshold_score
 
 from dpflow.testing.enumeration import outputs
 from dpflow.testing.harness import StreamSource
@@ -123,20 +123,22 @@ def test_stability_examples() -> None:
 
 
 def test_stability_threshold_is_moved_by_the_gaps_sensitivity() -> None:
-    scale, level = stability.threshold(F(1), F(1, 10**6))
+    scale, level = stability_selection.threshold(F(1), F(1, 10**6))
     assert scale == 2 and level == 2 + tail_above(F(2), F(1, 10**6))
-    assert stability.threshold(F(1), F(1, 10**6), moves=1)[0] == 1
-    assert stability.literal_claim(F(1), F(1, 1000))[1] == pytest.approx(math.exp(2) / 1000 / (1 + math.exp(-1)))
+    assert stability_selection.threshold(F(1), F(1, 10**6), moves=1)[0] == 1
+    assert stability_selection.literal_claim(F(1), F(1, 1000))[1] == pytest.approx(
+        math.exp(2) / 1000 / (1 + math.exp(-1))
+    )
 
 
 def test_choosing_example_and_gate() -> None:
     """Selection weighs 64 : 8 : 2; the gate at alpha = 1, epsilon = 2, delta = 0.01 is 41 rows."""
-    found = outputs(lambda s: choosing.choosing(np.array([6, 3, 1]), 10, F(1), 4 * LN2, F(1, 100), Calls(s)))
+    found = outputs(lambda s: choosing_mechanism.choosing(np.array([6, 3, 1]), 10, F(1), 4 * LN2, F(1, 100), Calls(s)))
     passed = 1 - found[None]
     assert found[None] == pytest.approx(1 / 6, abs=1e-9)  # Pr[Z <= -2] of discrete noise; 1/4 with continuous noise
     assert [found[i] / passed for i in range(3)] == pytest.approx([64 / 74, 8 / 74, 2 / 74])
-    assert choosing.gate(F(1), F(2), F(1, 100), 1) == 41
-    assert choosing.choosing(np.zeros(0, np.int64), 10, F(1), F(1), F(1, 100), Calls(StreamSource(1))) is None
+    assert choosing_mechanism.gate(F(1), F(2), F(1, 100), 1) == 41
+    assert choosing_mechanism.choosing(np.zeros(0, np.int64), 10, F(1), F(1), F(1, 100), Calls(StreamSource(1))) is None
 
 
 def test_threshold_score_example() -> None:
@@ -199,7 +201,7 @@ def test_paper_budget_and_literal_cost() -> None:
     rec_concave.rec_concave(threshold_score(x, x < 20_250, 2**16), F(500), F(1, 2), literal, calls)
     assert rec_concave.cost(2**16, literal)[0] == 6 >= calls.total()[0]
     assert calls.total()[1] <= rec_concave.cost(2**16, literal)[1]
-    assert calls.spent.count(("stability", *stability.literal_claim(F(1), F(1, 1000)))) == 2
+    assert calls.spent.count(("stability", *stability_selection.literal_claim(F(1), F(1, 1000)))) == 2
 
 
 @pytest.mark.parametrize("shape", ["uniform", "clumped", "spread"])

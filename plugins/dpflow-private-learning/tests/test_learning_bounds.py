@@ -8,8 +8,10 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from dpflow_private_learning.bounds import lower, methods, rows, vc
-from dpflow_private_learning.bounds.planner import (
+from dpflow_private_learning.building_blocks import projection, row_bounds
+from dpflow_private_learning.mechanisms import small_domain
+from dpflow_private_learning.theory import lower_bounds, method_table, vc_dimension
+from dpflow_private_learning.theory.calculators import (
     LearningBounds,
     LearningComparison,
     LearningCurves,
@@ -17,10 +19,8 @@ from dpflow_private_learning.bounds.planner import (
     ThresholdTable,
     VcRows,
 )
-from dpflow_private_learning.learners import projection
-from dpflow_private_learning.sanitizers import small
 
-from dpflow.core.calculator import Sheet
+from dpflow.core.contract.calculator import Sheet
 from dpflow.errors import InvalidInput
 
 SETTING = (0.1, 0.1, 1.0, 1e-6)
@@ -39,7 +39,7 @@ def test_rows_for_a_threshold_are_the_specifications() -> None:
     ]
     assert [row[10] for row in ThresholdTable().run({}).rows] == [2, 2, 3]
     assert [row[11] for row in ThresholdTable().run({}).rows] == [3.52e8, 3.56e9, 3.56e9]
-    assert math.ceil(rows.generalisation(0.1, 0.1)) == 119_830
+    assert math.ceil(row_bounds.generalisation(0.1, 0.1)) == 119_830
 
 
 def test_crossovers_are_the_specifications() -> None:
@@ -60,7 +60,7 @@ def test_other_systems_need_what_the_specification_says() -> None:
         sanitized = by_name(LearningRows().run({"task": "sanitize-points", "bits": d}))
         assert sanitized["sanitize_points, san-points, budget: paper"] == 758_535
         assert sanitized["sanitize_points, method: exponential"] == pure
-        ranges = {m.name: m for m in methods.methods("sanitize-thresholds", d, 1, 2, SETTING)}
+        ranges = {m.name: m for m in method_table.methods("sanitize-thresholds", d, 1, 2, SETTING)}
         paper = ranges["sanitize_thresholds, san-thresholds (proof), budget: paper"]
         assert float(f"{paper.rows:.3g}") == 4.33e8 and paper.gate == 76_248_230
         lemma = {16: 1.4e13, 32: 1.5e14, 64: 1.5e14}[d]
@@ -95,12 +95,12 @@ def test_lower_bounds_are_the_specifications() -> None:
     cells = [row[3] for row in LearningBounds().run({}).rows]
     assert cells[:3] == [44.3, 81.3, 155.2]
     assert cells[3:] == [3.4, 10.4, 24.2, 14.4, 42.1, 97.6, 47.9, 158.8, 380.7, 140.4, 584.0, 1471.3]
-    assert lower.k_point_from(0.1) == pytest.approx(23.1, abs=0.01)
-    assert lower.least_alpha(1) == 0.05
-    for broken in (lambda: lower.least_alpha(2), lambda: LearningBounds().run({"alpha": "0.3"})):
+    assert lower_bounds.k_point_from(0.1) == pytest.approx(23.1, abs=0.01)
+    assert lower_bounds.least_alpha(1) == 0.05
+    for broken in (lambda: lower_bounds.least_alpha(2), lambda: LearningBounds().run({"alpha": "0.3"})):
         with pytest.raises(InvalidInput):
             broken()
-    grid = [[lower.k_point_rows(d, k, 0.1, 1) for d in (16, 32, 64)] for k in (1, 4, 16, 64)]
+    grid = [[lower_bounds.k_point_rows(d, k, 0.1, 1) for d in (16, 32, 64)] for k in (1, 4, 16, 64)]
     assert all(row == sorted(row) for row in grid) and all(list(c) == sorted(c) for c in zip(*grid))
 
 
@@ -109,27 +109,29 @@ def test_no_pure_method_here_claims_less_than_the_bound() -> None:
     for _ in range(300):
         alpha, beta, epsilon = rng.uniform(0.01, 0.19), rng.uniform(0.01, 0.3), rng.uniform(0.05, 4)
         bits = rng.randint(2, 64)
-        bound = lower.sanitizer_rows(2**bits, alpha, beta, epsilon)
-        assert rows.tree_rows(2**bits, alpha, beta, epsilon) >= bound
-        assert rows.peeling_rows(2**bits, alpha, beta, epsilon) >= bound
+        bound = lower_bounds.sanitizer_rows(2**bits, alpha, beta, epsilon)
+        assert row_bounds.tree_rows(2**bits, alpha, beta, epsilon) >= bound
+        assert row_bounds.peeling_rows(2**bits, alpha, beta, epsilon) >= bound
 
 
 def test_workloads_are_packings() -> None:
     """Pairwise distances of the tables, pairwise intersections of the sets; too many of them break a small budget."""
-    tables = list(lower.sanitizer_workload(list(range(8)), 200, 0.1))
+    tables = list(lower_bounds.sanitizer_workload(list(range(8)), 200, 0.1))
     for a, b in combinations(tables, 2):
         assert sum((np.bincount(a, minlength=8) - np.bincount(b, minlength=8)).clip(0)) == 60
-    assert lower.group_bound(60, 2**16, 0.1, 0.1) is False and lower.group_bound(60, 2**16, 1, 0.1) is True
+    assert (
+        lower_bounds.group_bound(60, 2**16, 0.1, 0.1) is False and lower_bounds.group_bound(60, 2**16, 1, 0.1) is True
+    )
     for k, bits in ((1, 4), (2, 5), (5, 10), (16, 12)):
-        sets = list(lower.k_point_sets(k, bits, 150))
+        sets = list(lower_bounds.k_point_sets(k, bits, 150))
         assert all(len(set(s)) == k and min(s) > 0 and max(s) < 2**bits for s in sets)
         assert all(len(set(a) & set(b)) <= k / 2 for a, b in combinations(sets, 2)) and len(set(sets)) == len(sets)
-    table = lower.k_point_workload((3, 4, 5), 300, 0.1)
+    table = lower_bounds.k_point_workload((3, 4, 5), 300, 0.1)
     assert len(table) == 300 and table.count(0) == 150 and table.count(4) == 50
     for broken in (
-        lambda: list(lower.sanitizer_workload([1, 2], 10, 0.5)),
-        lambda: lower.k_point_workload((1, 2), 10, 0.3),
-        lambda: list(lower.k_point_sets(16, 8, 5)),
+        lambda: list(lower_bounds.sanitizer_workload([1, 2], 10, 0.5)),
+        lambda: lower_bounds.k_point_workload((1, 2), 10, 0.3),
+        lambda: list(lower_bounds.k_point_sets(16, 8, 5)),
     ):
         with pytest.raises(InvalidInput):
             broken()
@@ -137,26 +139,26 @@ def test_workloads_are_packings() -> None:
 
 def test_the_bound_holds_against_the_exponential_mechanism() -> None:
     """A pure sanitizer that would be right on all 2^16 packed tables of 44 rows: its answers would sum to more than 1."""
-    bound = lower.sanitizer_rows(2**16, 0.1, 0.1, 1)
+    bound = lower_bounds.sanitizer_rows(2**16, 0.1, 0.1, 1)
     for m in (int(bound * 0.9), math.ceil(bound) + 3):
-        fits = lower.group_bound(math.ceil(3 * 0.1 * m), 2**16, 1, 0.1)
+        fits = lower_bounds.group_bound(math.ceil(3 * 0.1 * m), 2**16, 1, 0.1)
         assert fits is (m > bound)
 
 
 def test_effective_domain_is_what_concepts_tell_apart() -> None:
     for rules, size in (("points", 8), ("thresholds", 8), ("subsets", 8)):
-        assert lower.effective_domain(small.concepts(rules, 0, 7)) == size  # type: ignore[arg-type]
+        assert lower_bounds.effective_domain(small_domain.concepts(rules, 0, 7)) == size  # type: ignore[arg-type]
     wide = [{"kind": "threshold", "below": 3}, {"kind": "threshold", "below": 5}]
-    assert lower.effective_domain(small.concepts(tuple(wide), 0, 7)) == 3
+    assert lower_bounds.effective_domain(small_domain.concepts(tuple(wide), 0, 7)) == 3
 
 
 def test_vc_dimensions_by_brute_force() -> None:
     """POINT 1, THRESH 1, pairs of points 2, rectangles in two columns 4; with labels at most twice as much."""
-    points, cuts = small.concepts("points", 0, 7), small.concepts("thresholds", 0, 7)
+    points, cuts = small_domain.concepts("points", 0, 7), small_domain.concepts("thresholds", 0, 7)
     pairs = np.array([a | b for a, b in combinations(points, 2)])
     grid = np.array([(x, y) for x in range(4) for y in range(4)])
     boxes = np.array([box.predict(grid) for box in projection.rectangles(grid, [(0, 3), (0, 3)])])
-    assert [vc.vc_dimension(c) for c in (points, cuts, pairs, boxes)] == [
+    assert [vc_dimension.vc_dimension(c) for c in (points, cuts, pairs, boxes)] == [
         1,
         1,
         2,
@@ -165,7 +167,10 @@ def test_vc_dimensions_by_brute_force() -> None:
     rng = np.random.default_rng(1)
     for _ in range(30):
         concepts = rng.random((rng.integers(1, 20), 5)) < 0.5
-        alone, labelled = vc.vc_dimension(concepts), vc.vc_dimension(vc.with_labels(concepts))
+        alone, labelled = (
+            vc_dimension.vc_dimension(concepts),
+            vc_dimension.vc_dimension(vc_dimension.with_labels(concepts)),
+        )
         assert alone <= labelled <= 2 * alone or alone == 0
     assert [row[1] for row in VcRows().run({}).rows] == [646, 23_026, 119_830]
 
@@ -174,9 +179,9 @@ def test_tails_bound_what_they_say() -> None:
     from scipy.stats import binom
 
     for p, n, g in ((0.1, 200, 0.5), (0.5, 50, 1.0), (0.02, 1000, 0.9)):
-        assert binom.sf(math.floor((1 + g) * p * n), n, p) <= vc.chernoff_above(p, n, g)
+        assert binom.sf(math.floor((1 + g) * p * n), n, p) <= vc_dimension.chernoff_above(p, n, g)
         if g < 1:
-            assert binom.cdf(math.ceil((1 - g) * p * n) - 1, n, p) <= vc.chernoff_below(p, n, g)
-    for broken in (lambda: vc.chernoff_above(0.5, 10, 3), lambda: vc.chernoff_below(0.5, 10, 1)):
+            assert binom.cdf(math.ceil((1 - g) * p * n) - 1, n, p) <= vc_dimension.chernoff_below(p, n, g)
+    for broken in (lambda: vc_dimension.chernoff_above(0.5, 10, 3), lambda: vc_dimension.chernoff_below(0.5, 10, 1)):
         with pytest.raises(InvalidInput):
             broken()

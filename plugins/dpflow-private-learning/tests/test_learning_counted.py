@@ -12,22 +12,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dpflow_private_learning import counted
-from dpflow_private_learning.base import choosing, stability
-from dpflow_private_learning.base.calls import Calls
-from dpflow_private_learning.learners.finite import LearnClass
-from dpflow_private_learning.learners.thresholds import LearnThresholds
-from dpflow_private_learning.mode import Mode
+from dpflow_private_learning.building_blocks import choosing_mechanism, noisy_row_count, stability_selection
+from dpflow_private_learning.building_blocks.spend_log import Calls
+from dpflow_private_learning.mechanisms.learn_class import LearnClass
+from dpflow_private_learning.mechanisms.learn_thresholds import LearnThresholds
+from dpflow_private_learning.mechanisms.mode import Mode
+from dpflow_private_learning.mechanisms.sanitize_points import SanitizePoints
+from dpflow_private_learning.mechanisms.sanitize_thresholds import SanitizeThresholds
 from dpflow_private_learning.plugin import dpflow_register_mechanisms
-from dpflow_private_learning.sanitizers.points import SanitizePoints
-from dpflow_private_learning.sanitizers.prefixes import SanitizeThresholds
 
-from dpflow.core.declaration import Table
-from dpflow.core.events import Approximate, Composed, Pure
-from dpflow.core.randomness import Source, SystemSource
-from dpflow.core.statistics import Histogram
+from dpflow.core.accounting.events import Approximate, Composed, Pure
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.requests import Histogram
+from dpflow.core.sampling.randomness import Source, SystemSource
 from dpflow.errors import PlanRefused
-from dpflow.testing import oracle
+from dpflow.testing import exact_divergence
 from dpflow.testing.enumeration import Enumerator, outputs
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -66,12 +65,12 @@ def two_outcomes(monkeypatch: pytest.MonkeyPatch) -> None:
     def reaches(value: int, level: int, scale: F, calls: Calls) -> bool:
         source = calls.source
         assert isinstance(source, Enumerator)
-        law = oracle.discrete_laplace(scale, 1e-13)
+        law = exact_divergence.discrete_laplace(scale, 1e-13)
         yes = sum(mass for z, mass in law.items() if value + z >= level)
         return bool(source.pick({0: 1 - yes, 1: yes}))
 
-    monkeypatch.setattr(stability, "reaches", reaches)
-    monkeypatch.setattr(choosing, "reaches", reaches)
+    monkeypatch.setattr(stability_selection, "reaches", reaches)
+    monkeypatch.setattr(choosing_mechanism, "reaches", reaches)
 
 
 def law(counts: tuple[int, ...]) -> dict[Any, float]:
@@ -92,7 +91,7 @@ def divergence(law: Callable[[tuple[int, ...]], dict[Any, float]], epsilon: F) -
         here = law(counts)
         for i in range(3):
             there = law(tuple(c + (k == i) for k, c in enumerate(counts)))
-            both = [oracle.divergence(a, b, float(epsilon)) for a, b in ((here, there), (there, here))]
+            both = [exact_divergence.divergence(a, b, float(epsilon)) for a, b in ((here, there), (there, here))]
             found = max(found, *both)
     return found
 
@@ -101,7 +100,7 @@ def test_the_claim_holds_exactly_around_the_gate(two_outcomes: None) -> None:
     claim = MODE.event(PARAMS, table())
     assert claim == Composed((Pure(EPSILON / 20), Approximate(EPSILON * F(19, 20), DELTA)))
     assert claim.approximate() == (EPSILON, DELTA)
-    gate = choosing.gate(ALPHA, EPSILON * F(19, 20), DELTA, 1)
+    gate = choosing_mechanism.gate(ALPHA, EPSILON * F(19, 20), DELTA, 1)
     assert 15 < gate < 45  # the tables below stand on both sides of it
     known = cache(law)
     assert divergence(known, EPSILON) <= float(DELTA) + 1e-8
@@ -111,10 +110,12 @@ def test_the_claim_holds_exactly_around_the_gate(two_outcomes: None) -> None:
 def test_an_exact_count_and_a_gate_not_asked_are_caught(two_outcomes: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken variants: rows found instead of a noisy count; noise, but no gate."""
     with monkeypatch.context() as broken:
-        broken.setattr(counted.Counted, "_count", lambda self, params, table, answer, source: (_size(answer), 0))
+        broken.setattr(
+            noisy_row_count.Counted, "_count", lambda self, params, table, answer, source: (_size(answer), 0)
+        )
         assert divergence(law, EPSILON) > 0.5
     with monkeypatch.context() as broken:
-        broken.setattr(choosing, "gate", lambda *_: 1)
+        broken.setattr(choosing_mechanism, "gate", lambda *_: 1)
         assert divergence(law, EPSILON) > 2 * float(DELTA)
 
 
@@ -190,7 +191,7 @@ def test_no_number_of_rows_costs_more_than_the_plan_says() -> None:
         for example in EXAMPLES[mechanism.name]:
             given = {name: value for name, value in example.params.items() if name != "rows"}
             params = mechanism.Params.model_validate(given)
-            if not isinstance(mechanism, counted.Counted) or example.table.neighbours == "replace":
+            if not isinstance(mechanism, noisy_row_count.Counted) or example.table.neighbours == "replace":
                 continue
             if not mechanism.counts(params, example.table):
                 continue

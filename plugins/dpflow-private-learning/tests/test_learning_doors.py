@@ -10,14 +10,14 @@ from typing import Any
 import duckdb
 import numpy as np
 import pytest
-from dpflow_private_learning.classifier import PrivateClassifier
-from dpflow_private_learning.hypotheses import Scale
+from dpflow_private_learning.building_blocks.classifier import PrivateClassifier
+from dpflow_private_learning.building_blocks.hypotheses import Scale
 from dpflow_private_learning.plugin import dpflow_register_mechanisms
 
 import dpflow
-from dpflow.core.declaration import Column, Table
-from dpflow.core.statistics import SortedValues
-from dpflow.engine.request import Publish
+from dpflow.core.contract.declaration import Column, Table
+from dpflow.core.contract.requests import SortedValues
+from dpflow.engine.releases.request import Publish
 from dpflow.errors import InvalidInput, PlanRefused
 from dpflow.ledger import Ledger
 from dpflow.tables import PrivateTable

@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dpflow_private_learning.base import choosing, rec_concave, stability
-from dpflow_private_learning.base.calls import Calls
-from dpflow_private_learning.base.pieces import Pieces
-from dpflow_private_learning.learners.thresholds import threshold_score
-from dpflow_private_learning.mode import leader
-from dpflow_private_learning.sanitizers.tree import tree
+from dpflow_private_learning.building_blocks import choosing_mechanism, rec_concave, stability_selection
+from dpflow_private_learning.building_blocks.prefix_tree import tree
+from dpflow_private_learning.building_blocks.spend_log import Calls
+from dpflow_private_learning.building_blocks.step_function import Pieces
+from dpflow_private_learning.mechanisms.learn_thresholds import threshold_score
+from dpflow_private_learning.mechanisms.mode import leader
 
-from dpflow.core.randomness import Source
-from dpflow.testing import oracle
+from dpflow.core.sampling.randomness import Source
+from dpflow.testing import exact_divergence
 from dpflow.testing.enumeration import Enumerator, outputs
 
 SLACK = 1e-9
@@ -27,17 +27,17 @@ SLACK = 1e-9
 @pytest.fixture(autouse=True)
 def noisy_comparisons_have_two_outcomes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A comparison with noise is one choice of two, by the exact tail, instead of one per value of the noise."""
-    real = stability.reaches
+    real = stability_selection.reaches
 
     def reaches(value: int, level: int, scale: F, calls: Calls) -> bool:
         if not isinstance(calls.source, Enumerator):
             return real(value, level, scale, calls)
-        law = oracle.discrete_laplace(scale, 1e-14)
+        law = exact_divergence.discrete_laplace(scale, 1e-14)
         yes = sum(mass for z, mass in law.items() if value + z >= level)
         return bool(calls.source.pick({0: 1 - yes, 1: yes}))
 
-    monkeypatch.setattr(stability, "reaches", reaches)
-    monkeypatch.setattr(choosing, "reaches", reaches)
+    monkeypatch.setattr(stability_selection, "reaches", reaches)
+    monkeypatch.setattr(choosing_mechanism, "reaches", reaches)
 
 
 def replaced(counts: Sequence[int]) -> Iterator[tuple[int, ...]]:
@@ -57,14 +57,14 @@ def worst(law: Callable[[Any], dict[Any, float]], tables: Sequence[Any], epsilon
             for one in (table, other):
                 known.setdefault(one, None)  # type: ignore[arg-type]
                 known[one] = known[one] or law(one)
-            found = max(found, oracle.divergence(known[table], known[other], epsilon))
+            found = max(found, exact_divergence.divergence(known[table], known[other], epsilon))
     return found
 
 
 def stable(counts: tuple[int, ...], epsilon: F, delta: F, literal: bool, moves: int = 2) -> dict[Any, float]:
     def draw(source: Source) -> int | None:
         value, gap = leader(np.arange(len(counts)), np.array(counts))
-        return value if stability.is_stable(gap, epsilon, delta, Calls(source), moves, literal) else None
+        return value if stability_selection.is_stable(gap, epsilon, delta, Calls(source), moves, literal) else None
 
     return outputs(draw)
 
@@ -81,8 +81,8 @@ def test_literal_stability_is_caught_and_keeps_what_it_really_claims() -> None:
     """(14, 0) against (13, 1): the printed claim (1, 1e-6) fails by far; the true one holds."""
     epsilon, delta = F(1), F(1, 10**6)
     a, b = (stable(c, epsilon, delta, True) for c in ((14, 0), (13, 1)))
-    assert oracle.divergence(a, b, 1.0) == pytest.approx(0.4621, abs=1e-4)  # 0.363 with continuous noise
-    true, chance = stability.literal_claim(epsilon, delta)
+    assert exact_divergence.divergence(a, b, 1.0) == pytest.approx(0.4621, abs=1e-4)  # 0.363 with continuous noise
+    true, chance = stability_selection.literal_claim(epsilon, delta)
     assert worst(lambda c: stable(c, epsilon, delta, True), PAIRS, float(true)) <= chance + SLACK
 
 
@@ -101,7 +101,7 @@ def chosen(counts: tuple[int, ...], rows: int, alpha: F, epsilon: F, delta: F) -
     values = np.flatnonzero(counts)
 
     def draw(source: Source) -> int | None:
-        i = choosing.choosing(np.array(counts)[values], rows, alpha, epsilon, delta, Calls(source))
+        i = choosing_mechanism.choosing(np.array(counts)[values], rows, alpha, epsilon, delta, Calls(source))
         return None if i is None else int(values[i])
 
     return outputs(draw)
@@ -148,15 +148,15 @@ def test_rec_concave_keeps_its_claim_on_random_neighbours(literal: bool) -> None
             ((rng.randrange(40), rng.randint(0, 1)), *rows[1:]),
             ((rows[0][0], 1 - rows[0][1]), *rows[1:]),
         ):
-            assert oracle.divergence(law(rows), law(other), float(epsilon)) <= delta + SLACK
+            assert exact_divergence.divergence(law(rows), law(other), float(epsilon)) <= delta + SLACK
 
 
 def test_exponential_is_tight_and_never_above_its_claim() -> None:
     """Two points, all rows on one of them: the loss comes near epsilon and never passes it."""
-    from dpflow_private_learning.base.exponential import exponential
+    from dpflow_private_learning.building_blocks.exponential_mechanism import exponential
 
     law = lambda c: outputs(lambda s: exponential([Pieces.of([0, 1], 1, list(c))], F(1), Calls(s)))  # noqa: E731
-    losses = [oracle.smallest_epsilon(law(c), law(o)) for c in PAIRS[:60] for o in replaced(c)]
+    losses = [exact_divergence.smallest_epsilon(law(c), law(o)) for c in PAIRS[:60] for o in replaced(c)]
     assert 0.9 < max(losses) <= 1 + 1e-8
 
 
@@ -174,6 +174,6 @@ def test_tree_keeps_its_claim_and_half_its_noise_is_caught() -> None:
     """Replacing a row moves two counts of a level: noise for one move only is refuted."""
     pairs = [((2, 0, 0, 1), (1, 0, 1, 1)), ((0, 2, 1, 0), (0, 1, 2, 0)), ((3, 0, 0, 0), (2, 1, 0, 0))]
     for a, b in pairs:
-        assert oracle.divergence(tree_law(a, 3, 2), tree_law(b, 3, 2), 6.0) <= 1e-3
+        assert exact_divergence.divergence(tree_law(a, 3, 2), tree_law(b, 3, 2), 6.0) <= 1e-3
     a, b = pairs[0]
-    assert oracle.divergence(tree_law(a, 3, 1), tree_law(b, 3, 1), 6.0) > 0.1
+    assert exact_divergence.divergence(tree_law(a, 3, 1), tree_law(b, 3, 1), 6.0) > 0.1

@@ -16,27 +16,35 @@ import duckdb
 import numpy as np
 import pandas as pd
 import pytest
-from dpflow_private_learning.base import choosing, stability
-from dpflow_private_learning.base.calls import Calls
-from dpflow_private_learning.bounds import rows as needed
-from dpflow_private_learning.classifier import PrivateClassifier
-from dpflow_private_learning.hypotheses import Nothing, Point, Rectangle, Rule, Scale, Threshold, learned, rule
-from dpflow_private_learning.learners import projection
-from dpflow_private_learning.learners.finite import LearnClass, LearnSemiPrivate, right
-from dpflow_private_learning.learners.label_private import LearnLabelPrivate
-from dpflow_private_learning.learners.points import LearnPoints
-from dpflow_private_learning.learners.rectangles import LearnRectangles, cells
-from dpflow_private_learning.learners.thresholds import LearnThresholds
-from dpflow_private_learning.learners.warm_up import Sample, WarmUp, comparisons, warm_up
-from dpflow_private_learning.sanitizers.synopsis import Synopsis
+from dpflow_private_learning.building_blocks import choosing_mechanism, projection, stability_selection
+from dpflow_private_learning.building_blocks import row_bounds as needed
+from dpflow_private_learning.building_blocks.classifier import PrivateClassifier
+from dpflow_private_learning.building_blocks.hypotheses import (
+    Nothing,
+    Point,
+    Rectangle,
+    Rule,
+    Scale,
+    Threshold,
+    learned,
+    rule,
+)
+from dpflow_private_learning.building_blocks.spend_log import Calls
+from dpflow_private_learning.building_blocks.synopsis import Synopsis
+from dpflow_private_learning.mechanisms.learn_class import LearnClass, LearnSemiPrivate, right
+from dpflow_private_learning.mechanisms.learn_label_private import LearnLabelPrivate
+from dpflow_private_learning.mechanisms.learn_points import LearnPoints
+from dpflow_private_learning.mechanisms.learn_rectangles import LearnRectangles, cells
+from dpflow_private_learning.mechanisms.learn_thresholds import LearnThresholds
+from dpflow_private_learning.mechanisms.thresholds_by_search import Sample, WarmUp, comparisons, warm_up
 from sklearn.base import clone
 from sklearn.utils.estimator_checks import check_estimator
 
 import dpflow
-from dpflow.core.declaration import Column, Table
-from dpflow.core.statistics import RecordArrays
+from dpflow.core.contract.declaration import Column, Table
+from dpflow.core.contract.requests import RecordArrays
 from dpflow.errors import InvalidInput, PlanRefused
-from dpflow.testing import oracle
+from dpflow.testing import exact_divergence
 from dpflow.testing.enumeration import Enumerator, exact_delta
 from dpflow.testing.examples import plan
 from dpflow.testing.harness import StreamSource
@@ -51,16 +59,16 @@ SLACK = 1e-9
 @pytest.fixture
 def two_outcomes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A comparison with noise is one choice of two, by the exact tail, instead of one per value of the noise."""
-    real = stability.reaches
+    real = stability_selection.reaches
 
     def reaches(value: int, level: int, scale: F, calls: Calls) -> bool:
         if not isinstance(calls.source, Enumerator):
             return real(value, level, scale, calls)
-        yes = sum(mass for z, mass in oracle.discrete_laplace(scale, 1e-14).items() if value + z >= level)
+        yes = sum(mass for z, mass in exact_divergence.discrete_laplace(scale, 1e-14).items() if value + z >= level)
         return bool(calls.source.pick({0: 1 - yes, 1: yes}))
 
-    monkeypatch.setattr(stability, "reaches", reaches)
-    monkeypatch.setattr(choosing, "reaches", reaches)
+    monkeypatch.setattr(stability_selection, "reaches", reaches)
+    monkeypatch.setattr(choosing_mechanism, "reaches", reaches)
 
 
 def worst(mechanism: Any, table: Table, params: dict[str, Any], rows: list[dict[str, int]], shared: int = 1) -> float:
@@ -114,18 +122,18 @@ def test_units_of_two_rows_pay_for_two_rows(two_outcomes: None) -> None:
 
 def test_learners_that_spend_more_than_they_say_are_caught(two_outcomes: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Controls: twice the epsilon in the exponential mechanism; the printed stability behind the point learner."""
-    from dpflow_private_learning.learners import finite
+    from dpflow_private_learning.mechanisms import learn_class
 
     table = example({}, "replace").table
-    real = finite.select
-    monkeypatch.setattr(finite, "select", lambda scores, epsilon, calls: real(scores, 2 * epsilon, calls))
+    real = learn_class.select
+    monkeypatch.setattr(learn_class, "select", lambda scores, epsilon, calls: real(scores, 2 * epsilon, calls))
     params = CLAIMS[-1][1]
     assert worst(LearnSemiPrivate(), table, params, ROWS) > 0.05
 
     def literal(gap: int, epsilon: F, delta: F, calls: Calls, moves: int, _: bool) -> bool:
-        return stability.is_stable(gap, epsilon, delta, calls, moves, literal=True)
+        return stability_selection.is_stable(gap, epsilon, delta, calls, moves, literal=True)
 
-    monkeypatch.setattr("dpflow_private_learning.learners.points.is_stable", literal)
+    monkeypatch.setattr("dpflow_private_learning.mechanisms.learn_points.is_stable", literal)
     learner, given = LearnPoints(), CLAIMS[3][1] | {"delta": "0.01"}
     checked, _ = plan(learner, table, given)
 
@@ -361,9 +369,9 @@ def labelled(rows: list[tuple[int, int]]) -> RecordArrays:
 def test_only_labels_behind_the_sample_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """All labels of five rows over four values: flips in the sample change nothing, others cost epsilon; a changed feature
     of the sample would show, which is why features must be public."""
-    from dpflow_private_learning.learners import label_private
+    from dpflow_private_learning.mechanisms import learn_label_private
 
-    monkeypatch.setattr(label_private, "label_private_sample", lambda *_: 2)
+    monkeypatch.setattr(learn_label_private, "label_private_sample", lambda *_: 2)
     learner, table = LearnLabelPrivate(), known({}).table
     given = {"columns": ["few"], "label": "late", "epsilon": "1", "rows": 5}
     for rules in ("thresholds", "points"):

@@ -11,22 +11,29 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dpflow_private_learning.base.calls import Calls
-from dpflow_private_learning.base.exponential import select
-from dpflow_private_learning.hypotheses import Point, Rule, Threshold
-from dpflow_private_learning.learners.from_sanitizer import LearnFromSanitizer
-from dpflow_private_learning.sanitizers import labelled, small, transform
-from dpflow_private_learning.sanitizers.blocks import SanitizeBlocks
-from dpflow_private_learning.sanitizers.labelled import Half, SanitizeLabelled, algorithm_b, best_rule, lemma_5_4, wrong
-from dpflow_private_learning.sanitizers.small import SanitizeSmall
-from dpflow_private_learning.sanitizers.synopsis import Synopsis
-from dpflow_private_learning.sanitizers.union import SanitizeUnion
+from dpflow_private_learning.building_blocks.exponential_mechanism import select
+from dpflow_private_learning.building_blocks.hypotheses import Point, Rule, Threshold
+from dpflow_private_learning.building_blocks.spend_log import Calls
+from dpflow_private_learning.building_blocks.synopsis import Synopsis
+from dpflow_private_learning.mechanisms import sanitize_labelled, sanitizer_transforms, small_domain
+from dpflow_private_learning.mechanisms.learn_from_sanitizer import LearnFromSanitizer
+from dpflow_private_learning.mechanisms.sanitize_blocks import SanitizeBlocks
+from dpflow_private_learning.mechanisms.sanitize_labelled import (
+    Half,
+    SanitizeLabelled,
+    algorithm_b,
+    best_rule,
+    lemma_5_4,
+    wrong,
+)
+from dpflow_private_learning.mechanisms.sanitize_union import SanitizeUnion
+from dpflow_private_learning.mechanisms.small_domain import SanitizeSmall
 
-from dpflow.core.declaration import Table
-from dpflow.core.randomness import Source
-from dpflow.core.statistics import Histogram, RecordArrays
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.requests import Histogram, RecordArrays
+from dpflow.core.sampling.randomness import Source
 from dpflow.errors import PlanRefused
-from dpflow.testing import oracle
+from dpflow.testing import exact_divergence
 from dpflow.testing.enumeration import exact_delta, outputs
 from dpflow.testing.examples import plan
 from dpflow.testing.harness import StreamSource
@@ -60,8 +67,8 @@ def test_small_sanitizer_keeps_its_claim(rules: str, relation: str) -> None:
 
 def test_small_sanitizer_weighs_by_the_worst_answer() -> None:
     """Two values, two points: multisets 00, 01, 11 against three rows on 0 and one on 1."""
-    counts, classes = np.array([3, 1]), small.concepts("points", 0, 1)
-    law = outputs(lambda s: small.sanitize_small(counts, classes, 4, 2, F(2), Calls(s)))
+    counts, classes = np.array([3, 1]), small_domain.concepts("points", 0, 1)
+    law = outputs(lambda s: small_domain.sanitize_small(counts, classes, 4, 2, F(2), Calls(s)))
     scores = {column(0, 0): -1, column(0, 1): -1, column(1, 1): -3}  # rows by which the worst answer is off
     total = sum(math.exp(q) for q in scores.values())
     assert all(law[made] == pytest.approx(math.exp(q) / total) for made, q in scores.items())
@@ -111,7 +118,7 @@ def test_union_keeps_its_claim_and_answers_both_parts() -> None:
         return outputs(lambda s: SanitizeUnion().draw(params, table, exact, s).synthetic, tail=1e-6)
 
     one, other = law((0, 1)), law((1, 1))
-    assert oracle.divergence(one, other, 8) <= 1e-5 and oracle.divergence(one, other, 3) > 0.01
+    assert exact_divergence.divergence(one, other, 8) <= 1e-5 and exact_divergence.divergence(one, other, 3) > 0.01
     for broken in (
         [{"rules": "points"}],
         [{"rules": "points", "lower": 5, "upper": 2}, {"rules": "points"}],
@@ -129,26 +136,29 @@ def test_reduced_columns_stay_close() -> None:
     rng = np.random.default_rng(1)
     large = Synopsis.of(dict(enumerate(rng.integers(0, 1000, 300).tolist())))
     for rules in ("points", "thresholds"):
-        made, fits = transform.reduced(rules, large, F(1, 10), F(1, 10), StreamSource(1))
-        assert fits and made.size == transform.fixed_size(1, F(1, 10), F(1, 10)) == 23026
-        assert transform.deviation(rules, large, made) <= 0.1
-    assert transform.reduced("points", column(1, 2), F(1, 10), F(1, 10), StreamSource(1)) == (column(1, 2), True)
-    assert transform.deviation("thresholds", column(1, 1, 5), column(1, 5)) == pytest.approx(1 / 6)
-    assert transform.deviation("points", Synopsis((), ()), column(3)) == 1
+        made, fits = sanitizer_transforms.reduced(rules, large, F(1, 10), F(1, 10), StreamSource(1))
+        assert fits and made.size == sanitizer_transforms.fixed_size(1, F(1, 10), F(1, 10)) == 23026
+        assert sanitizer_transforms.deviation(rules, large, made) <= 0.1
+    assert sanitizer_transforms.reduced("points", column(1, 2), F(1, 10), F(1, 10), StreamSource(1)) == (
+        column(1, 2),
+        True,
+    )
+    assert sanitizer_transforms.deviation("thresholds", column(1, 1, 5), column(1, 5)) == pytest.approx(1 / 6)
+    assert sanitizer_transforms.deviation("points", Synopsis((), ()), column(3)) == 1
 
 
 def test_database_from_improper_answers() -> None:
     """Answers within 0.1 of a table become a database within 0.1 of them, hence within 0.2 of the table."""
     rng = np.random.default_rng(2)
-    classes = small.concepts("thresholds", 0, 3)
+    classes = small_domain.concepts("thresholds", 0, 3)
     for _ in range(20):
         truth = rng.multinomial(20, [0.25] * 4) / 20
         answers = dict(enumerate((classes @ truth + rng.uniform(-0.1, 0.1, len(classes))).tolist()))
-        made, fits = transform.database(answers, classes, 0.1, 20)
+        made, fits = sanitizer_transforms.database(answers, classes, 0.1, 20)
         assert fits and made.size == 20
         shares = np.array([made.share([v]) for v in range(4)])
         assert np.abs(classes @ (shares - truth)).max() <= 0.2 + 1e-9
-    assert not transform.database({0: 0.0, 1: 0.9, 2: 0.1, 3: 0.5, 4: 0.2}, classes, 0.1, 6)[1]
+    assert not sanitizer_transforms.database({0: 0.0, 1: 0.9, 2: 0.1, 3: 0.5, 4: 0.2}, classes, 0.1, 6)[1]
 
 
 def modes(rows: tuple[int, ...], sort: bool) -> dict[Any, float]:
@@ -165,7 +175,7 @@ def modes(rows: tuple[int, ...], sort: bool) -> dict[Any, float]:
         if sort:
             ordered = np.sort(x)
             return tuple(inner(part) for part in np.array_split(ordered, 2))
-        return tuple(transform.in_blocks(np.arange(len(x)), x, 2, inner, source))
+        return tuple(sanitizer_transforms.in_blocks(np.arange(len(x)), x, 2, inner, source))
 
     return outputs(draw)
 
@@ -174,18 +184,18 @@ def test_blocks_cost_what_one_costs_unless_the_table_is_sorted() -> None:
     """Four rows, every replaced and every added row: epsilon in all. Cut from a sorted table, a row changes both blocks."""
     rows = (0, 1, 2, 3)
     near = [(v, *rows[1:]) for v in (1, 2, 3)] + [(*rows, v) for v in range(4)] + [rows[1:]]
-    assert max(oracle.divergence(modes(rows, False), modes(other, False), 1) for other in near) <= SLACK
-    assert max(oracle.divergence(modes(rows, True), modes((*rows[1:], 3), True), 1), 0) > 0.005
+    assert max(exact_divergence.divergence(modes(rows, False), modes(other, False), 1) for other in near) <= SLACK
+    assert max(exact_divergence.divergence(modes(rows, True), modes((*rows[1:], 3), True), 1), 0) > 0.005
 
 
 def test_blocks_of_a_unit_are_one_block() -> None:
     units = np.repeat(np.arange(50), 3)
-    block = transform.assigned(units, 7, StreamSource(1))
+    block = sanitizer_transforms.assigned(units, 7, StreamSource(1))
     assert (block.reshape(50, 3) == block.reshape(50, 3)[:, :1]).all() and set(block) <= set(range(7))
-    assert transform.assigned(units[:0], 7, StreamSource(1)).size == 0
-    parts = transform.in_blocks(units, units, 7, lambda x: x.tolist(), StreamSource(1))
+    assert sanitizer_transforms.assigned(units[:0], 7, StreamSource(1)).size == 0
+    parts = sanitizer_transforms.in_blocks(units, units, 7, lambda x: x.tolist(), StreamSource(1))
     assert sorted(v for part in parts for v in part) == units.tolist()
-    assert transform.amplified_blocks(F(1, 10)) == 415
+    assert sanitizer_transforms.amplified_blocks(F(1, 10)) == 415
 
 
 def test_blocks_are_accurate() -> None:
@@ -264,9 +274,17 @@ def test_algorithm_b_costs_two_parts_for_a_row_more_and_four_for_another() -> No
     """Added rows and changed ones, with halves that are padded and cut: one part less would be a false claim."""
     law = cache(b_law)
     tables = (((0, 0), (2, 1)), ((0, 1), (0, 1)), ((0, 0), (2, 0)))
-    more = [oracle.divergence(law(rows), law((*rows, kind)), e) for rows in tables for kind in KINDS for e in (3, 6)]
+    more = [
+        exact_divergence.divergence(law(rows), law((*rows, kind)), e)
+        for rows in tables
+        for kind in KINDS
+        for e in (3, 6)
+    ]
     other = [
-        oracle.divergence(law(rows), law((kind, rows[1])), e) for rows in tables for kind in KINDS for e in (6, 12)
+        exact_divergence.divergence(law(rows), law((kind, rows[1])), e)
+        for rows in tables
+        for kind in KINDS
+        for e in (6, 12)
     ]
     assert max(more[::2]) > 1e-3 and max(more[1::2]) <= 1e-4
     assert max(other[::2]) > 1e-5 and max(other[1::2]) <= 1e-6
@@ -296,5 +314,5 @@ def test_labelled_rows_answer_for_every_rule_and_teach_one() -> None:
     found = LearnFromSanitizer().draw(params, table, rows, StreamSource(1))
     assert abs(found.document["hypothesis"]["below"] - 20_000) <= 4000 and found.synthetic is not None
     assert found.document["accuracy"] == "unproven at this size"
-    assert labelled.best_rule("points", (Half(0, column(1), 5), Half(1, column(3), 2)), 9) == Point(3)
-    assert labelled.best_rule("points", (Half(0, column(1), 5), Half(1, Synopsis((), ()), 0)), 9) == Point(0)
+    assert sanitize_labelled.best_rule("points", (Half(0, column(1), 5), Half(1, column(3), 2)), 9) == Point(3)
+    assert sanitize_labelled.best_rule("points", (Half(0, column(1), 5), Half(1, Synopsis((), ()), 0)), 9) == Point(0)

@@ -10,7 +10,7 @@ import duckdb
 import pytest
 import yaml
 
-from dpflow.core.declaration import load_table
+from dpflow.core.contract.declaration import load_table
 from dpflow.ledger import Ledger
 from dpflow.testing.harness import StreamSource
 
@@ -58,7 +58,7 @@ SESSION: dict[str, Any] = {
 def written(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shards and answers are drawn from written-down noise."""
     seeds = count(1)
-    monkeypatch.setattr("dpflow.engine.prediction.SystemSource", lambda: StreamSource(next(seeds)))
+    monkeypatch.setattr("dpflow.engine.prediction.session.SystemSource", lambda: StreamSource(next(seeds)))
 
 
 class Doors:

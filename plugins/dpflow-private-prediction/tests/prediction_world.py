@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from dpflow.core.declaration import Table
-from dpflow.core.points import encode
-from dpflow.core.prediction import PredictionMechanism
-from dpflow.core.statistics import RecordArrays
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.point_encoding import encode
+from dpflow.core.contract.prediction import PredictionMechanism
+from dpflow.core.contract.requests import RecordArrays
 from dpflow.testing.enumeration import outputs
 from dpflow.testing.harness import StreamSource
 

@@ -12,21 +12,22 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from dpflow_private_prediction import descent, linear, noise  # noqa: E402
-from dpflow_private_prediction.auditor import largest_move, max_divergence  # noqa: E402
-from dpflow_private_prediction.average import Average, AverageParams, noisy_count  # noqa: E402
-from dpflow_private_prediction.descent import minimise, one_pass, slopes, spread  # noqa: E402
-from dpflow_private_prediction.linear import Linear, LinearParams  # noqa: E402
-from dpflow_private_prediction.shards import Shards  # noqa: E402
-from dpflow_private_prediction.value import Value, ValueParams  # noqa: E402
+from dpflow_private_prediction.building_blocks import answer_noise, stable_descent  # noqa: E402
+from dpflow_private_prediction.building_blocks.shards import Shards  # noqa: E402
+from dpflow_private_prediction.building_blocks.stable_descent import minimise, one_pass, slopes, spread  # noqa: E402
+from dpflow_private_prediction.mechanisms import linear  # noqa: E402
+from dpflow_private_prediction.mechanisms.average_label import Average, AverageParams, noisy_count  # noqa: E402
+from dpflow_private_prediction.mechanisms.average_value import Value, ValueParams  # noqa: E402
+from dpflow_private_prediction.mechanisms.linear import Linear, LinearParams  # noqa: E402
+from dpflow_private_prediction.theory.auditor import largest_move, max_divergence  # noqa: E402
 from prediction_world import ALTERNATIVES, POINTS, TABLE, records, tables  # noqa: E402
 
-from dpflow.core.events import DiscreteGaussian, DiscreteLaplace, Repeated  # noqa: E402
+from dpflow.core.accounting.events import DiscreteGaussian, DiscreteLaplace, Repeated  # noqa: E402
 from dpflow.errors import InvalidInput, PlanRefused  # noqa: E402
 from dpflow.testing.enumeration import outputs  # noqa: E402
+from dpflow.testing.exact_divergence import discrete_laplace, divergence  # noqa: E402
 from dpflow.testing.harness import StreamSource  # noqa: E402
-from dpflow.testing.oracle import discrete_laplace, divergence  # noqa: E402
-from dpflow.testing.sources import ScriptedSource  # noqa: E402
+from dpflow.testing.scripted_sources import ScriptedSource  # noqa: E402
 
 SHARDED = {"features": ["x"], "label": "y", "epsilon": "1", "shards": 3, "predictions": 10}
 
@@ -62,17 +63,19 @@ def test_noise_keeps_what_it_claims(sensitivity: int) -> None:
 
 
 def _law(kind: Any, sensitivity: int, at: int) -> dict[int, float]:
-    return outputs(lambda source: at + int(noise.draw(kind, sensitivity, Fraction(1, 2), 1, source)[0]), tail=1e-13)
+    return outputs(
+        lambda source: at + int(answer_noise.draw(kind, sensitivity, Fraction(1, 2), 1, source)[0]), tail=1e-13
+    )
 
 
 def test_the_claim_is_that_of_the_noise() -> None:
     """Scales as in Lemma 4.5 (sensitivity over epsilon, not the reverse), and no noise that cannot be drawn."""
-    assert noise.claim("laplace", 3, Fraction(1, 2)) == DiscreteLaplace(Fraction(6), 3)
-    gauss = noise.claim("gaussian", 3, Fraction(1, 2))
+    assert answer_noise.claim("laplace", 3, Fraction(1, 2)) == DiscreteLaplace(Fraction(6), 3)
+    gauss = answer_noise.claim("gaussian", 3, Fraction(1, 2))
     assert gauss == DiscreteGaussian(Fraction(36), Fraction(3)) and gauss.zcdp()[0] == Fraction(1, 8)
     for kind in ("laplace", "gaussian"):
         with pytest.raises(InvalidInput, match="2\\^50"):
-            noise.claim(kind, 2**40, Fraction(1, 10**6))
+            answer_noise.claim(kind, 2**40, Fraction(1, 10**6))
 
 
 def test_a_swapped_scale_is_caught() -> None:
@@ -83,7 +86,7 @@ def test_a_swapped_scale_is_caught() -> None:
 
 def test_each_answer_has_noise_of_its_own() -> None:
     """Equal answers in one batch differ."""
-    assert len(set(noise.draw("laplace", 1000, Fraction(1), 50, StreamSource(1)).tolist())) > 40
+    assert len(set(answer_noise.draw("laplace", 1000, Fraction(1), 50, StreamSource(1)).tolist())) > 40
 
 
 # --- average -----------------------------------------------------------------------------------------------------------
@@ -276,11 +279,11 @@ def _off(w: Any, points: Any, targets: Any, loss: Any, strength: float, size: in
 def test_the_minimum_is_met_as_closely_as_is_proved(loss: Any, early: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hard rows (separable, opposed, one, none), both ways out: a small gradient, and the counted steps alone."""
     if not early:
-        monkeypatch.setattr(descent, "ENOUGH", 0.0)
+        monkeypatch.setattr(stable_descent, "ENOUGH", 0.0)
     points, targets = _sample(500, 2)
     for strength in (1e-4, 0.01, 10.0):
         for size in (500, 10**5):
-            assert descent.exact_enough(loss, strength, size, 4)
+            assert stable_descent.exact_enough(loss, strength, size, 4)
             for x, y in ((points, targets), (points, -targets), (points[:1], targets[:1]), (points[:0], targets[:0])):
                 assert _off(minimise(x, y, loss, strength, size), x, y, loss, strength, size) <= 1
 
@@ -288,25 +291,25 @@ def test_the_minimum_is_met_as_closely_as_is_proved(loss: Any, early: bool, monk
 def test_the_minimum_is_met_with_the_largest_rounding_that_a_plan_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients that are off by q/(4n) towards one side, at every step and with no early end, stay within the proof."""
     points, targets = _sample(500, 2)
-    exact = descent.total
-    monkeypatch.setattr(descent, "ENOUGH", 0.0)
+    exact = stable_descent.total
+    monkeypatch.setattr(stable_descent, "ENOUGH", 0.0)
     for loss in ("logistic", "huber"):
         strength, size = 0.001, 500
         true = minimise(points, targets, loss, strength, size)
-        q = math.sqrt(2 * strength / (descent.SMOOTHNESS[loss] + 2 * strength))
+        q = math.sqrt(2 * strength / (stable_descent.SMOOTHNESS[loss] + 2 * strength))
         for side in (np.eye(4)[0], -np.eye(4)[1], true / np.linalg.norm(true)):
-            monkeypatch.setattr(descent, "total", lambda x, f, side=side: exact(x, f) + side * q / 4)
+            monkeypatch.setattr(stable_descent, "total", lambda x, f, side=side: exact(x, f) + side * q / 4)
             found = minimise(points, targets, loss, strength, size)
             assert np.linalg.norm(found - true) > 1e-5
             assert np.linalg.norm(found - true) <= 2 * 1.5 / (2 * strength * size)
-            monkeypatch.setattr(descent, "total", exact)
+            monkeypatch.setattr(stable_descent, "total", exact)
 
 
 def test_too_few_steps_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The check above sees a solver that gives up: a few of the steps, and the default vector 0."""
     points, targets = _sample(500, 2)
-    monkeypatch.setattr(descent, "ENOUGH", 0.0)
-    monkeypatch.setattr(descent.math, "ceil", lambda steps: int(steps / 40))
+    monkeypatch.setattr(stable_descent, "ENOUGH", 0.0)
+    monkeypatch.setattr(stable_descent.math, "ceil", lambda steps: int(steps / 40))
     assert _off(minimise(points, targets, "logistic", 1e-4, 500), points, targets, "logistic", 1e-4, 500) > 1
     assert _off(np.zeros(4), points, targets, "logistic", 1e-4, 500) > 1
 
@@ -341,8 +344,8 @@ def test_rounding_has_room_in_every_noise() -> None:
     """One pass: its own allowance is in the noise. The minimum: a plan that rounding would spoil is refused, others not."""
     asked = line(method="sgd", size=10**7)
     g, steps = linear.grid(asked, TABLE)
-    assert g * steps >= linear.stability(asked) + descent.drift(2.0, 10**7, 2)
-    assert descent.drift(2.0, 10**7, 2) < 0.001 * linear.stability(asked)
+    assert g * steps >= linear.stability(asked) + stable_descent.drift(2.0, 10**7, 2)
+    assert stable_descent.drift(2.0, 10**7, 2) < 0.001 * linear.stability(asked)
     for size in (1, 100, 10**4, 10**6, 10**8):
         for epsilon in ("0.01", "1", "100"):
             Linear().event(line(size=size, epsilon=epsilon, radius="5"), TABLE)
@@ -361,7 +364,7 @@ def test_one_pass_is_the_paper_s_loop() -> None:
         w = w * min(1.0, 0.5 / max(np.linalg.norm(w), 1e-300))
     assert one_pass(points, targets, "huber", 0.5, 300, StreamSource(4)) == pytest.approx(total / 300, abs=1e-12)
     assert not one_pass(points[:0], targets[:0], "huber", 0.5, 300, StreamSource(4)).any()
-    for loss, peer in descent.SLOPES.items():
+    for loss, peer in stable_descent.SLOPES.items():
         for score, target in ((0.3, 1.0), (-2.0, 1.0), (5.0, -1.0)):
             assert peer(score, target) == pytest.approx(slopes(loss, np.array([score]), np.array([target]))[0])
 

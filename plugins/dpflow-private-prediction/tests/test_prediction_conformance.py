@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import dpflow_private_prediction
+import dpflow_private_prediction.plugin
 
-from dpflow.core.declaration import Table
+from dpflow.core.contract.declaration import Table
 from dpflow.testing.examples import Example
 from dpflow.testing.harness import Check
 from dpflow.testing.pytest_plugin import parametrize_with_checks
@@ -50,7 +50,7 @@ def example(params: dict[str, Any], neighbours: str) -> Example:
 EXAMPLES = {name: [*map(example, given, ("add-remove", "replace"))] for name, given in PARAMS.items()}
 
 
-@parametrize_with_checks(dpflow_private_prediction.dpflow_register_mechanisms(), EXAMPLES)
+@parametrize_with_checks(dpflow_private_prediction.plugin.dpflow_register_mechanisms(), EXAMPLES)
 def test_mechanism_conforms(check: Check) -> None:
     """The mechanism keeps the rule that the check's docstring states."""
     check.run()

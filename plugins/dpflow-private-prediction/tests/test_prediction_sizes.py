@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 sys.path.insert(0, str(Path(__file__).parent))
 import prediction_tables as golden  # noqa: E402
-from dpflow_private_prediction import bounds, hard, planner, sizes  # noqa: E402
+from dpflow_private_prediction.theory import calculators, hard_instance, prediction_bounds, prediction_sizes  # noqa: E402
 
 from dpflow.cli import app  # noqa: E402
 from dpflow.errors import InvalidDeclaration, InvalidInput  # noqa: E402
@@ -41,7 +41,7 @@ def cells(text: str) -> Iterator[list[str]]:
 
 def sheet(name: str, **given: Any) -> list[dict[str, Any]]:
     """A calculator's rows, by column."""
-    (found,) = [c for c in planner.CALCULATORS if c.name == name]
+    (found,) = [c for c in calculators.CALCULATORS if c.name == name]
     made = found.run(given)
     return [dict(zip(made.columns, row)) for row in made.rows]
 
@@ -49,7 +49,7 @@ def sheet(name: str, **given: Any) -> list[dict[str, Any]]:
 def test_table_6_1() -> None:
     """The epsilon of one prediction, four accounts."""
     for row, line in zip(sheet("prediction_budget"), cells(golden.BUDGET), strict=True):
-        found = [row["epsilon"], row["predictions"], *(row[a] for a in sizes.ACCOUNTS)]
+        found = [row["epsilon"], row["predictions"], *(row[a] for a in prediction_sizes.ACCOUNTS)]
         assert all(agrees(text, value) for text, value in zip(line, found, strict=True)), line
 
 
@@ -145,12 +145,16 @@ def test_agnostic_and_high_probability_walks() -> None:
 
 def test_accounts_invert() -> None:
     """The total of what each may cost is the total; what a grant buys fits, one more does not."""
-    for account in sizes.ACCOUNTS:
+    for account in prediction_sizes.ACCOUNTS:
         for m in (1, 7, 10**6):
-            assert sizes.total(sizes.each(0.7, 1e-6, m, account), 1e-6, m, account) == pytest.approx(0.7, rel=1e-9)
-        m = sizes.bought(1, 1e-6, 0.003, account)
-        assert sizes.total(0.003, 1e-6, m, account) <= 1 < sizes.total(0.003, 1e-6, m + 1, account)
-        assert sizes.bought(1, 1e-6, 5, account) == 0
+            assert prediction_sizes.total(
+                prediction_sizes.each(0.7, 1e-6, m, account), 1e-6, m, account
+            ) == pytest.approx(0.7, rel=1e-9)
+        m = prediction_sizes.bought(1, 1e-6, 0.003, account)
+        assert (
+            prediction_sizes.total(0.003, 1e-6, m, account) <= 1 < prediction_sizes.total(0.003, 1e-6, m + 1, account)
+        )
+        assert prediction_sizes.bought(1, 1e-6, 5, account) == 0
     assert [row["zcdp of a vote"] for row in sheet("prediction_count", each=[0.01])] == [1397]
 
 
@@ -158,38 +162,44 @@ def test_the_planner_is_monotone_and_above_the_lower_bound() -> None:
     """Fewer rows for more epsilon, error or failure; more for a larger d; never below what no method can beat."""
 
     def rows(alpha: float = 0.1, beta: float = 0.05, e: float = 0.5, d: int = 5) -> int:
-        r, shard = sizes.vote(alpha, beta, e, lambda a, b: sizes.sauer(a, b, d))
+        r, shard = prediction_sizes.vote(alpha, beta, e, lambda a, b: prediction_sizes.sauer(a, b, d))
         return r * shard
 
     base = rows()
     assert rows(alpha=0.2) < base and rows(beta=0.2) < base and rows(e=1) < base and rows(d=10) > base
     assert 0.8 < rows(e=0.05) * 0.05 / (base * 0.5) < 1.5
-    assert all(rows(e=e, d=d) > sizes.least_rows(d, 0.1, e) for e in (0.1, 1) for d in (1, 10))
+    assert all(rows(e=e, d=d) > prediction_sizes.least_rows(d, 0.1, e) for e in (0.1, 1) for d in (1, 10))
     (inverse,) = sheet("vote_sizes", epsilon=[0.5], predictions=[1], d=[5], rows=base)[:1]
     assert inverse["alpha of the rows"] == pytest.approx(0.1, abs=0.002)
-    assert sizes.vote_error(10, 0.05, 0.5, lambda a, b: sizes.sauer(a, b, 5)) is None
+    assert prediction_sizes.vote_error(10, 0.05, 0.5, lambda a, b: prediction_sizes.sauer(a, b, 5)) is None
     assert (
-        sizes.vote_shards(0.1, 1) == 23 and sizes.vote_shards(0.05, 0.5) == 53 and sizes.vote_shards(0.1, 1, 10) == 36
+        prediction_sizes.vote_shards(0.1, 1) == 23
+        and prediction_sizes.vote_shards(0.05, 0.5) == 53
+        and prediction_sizes.vote_shards(0.1, 1, 10) == 36
     )
-    assert sizes.thresholds(0.025, 0.05 / 222) == 364 and sizes.thresholds(0.025, 0.05 / 23) == 273
-    assert sizes.finite(0.1, 0.05, math.log(1000)) == 100
-    assert [sizes.average(0.1, 0.05, e, 1)[0] for e in (1, 0.1)] == [20, 200]
+    assert (
+        prediction_sizes.thresholds(0.025, 0.05 / 222) == 364 and prediction_sizes.thresholds(0.025, 0.05 / 23) == 273
+    )
+    assert prediction_sizes.finite(0.1, 0.05, math.log(1000)) == 100
+    assert [prediction_sizes.average(0.1, 0.05, e, 1)[0] for e in (1, 0.1)] == [20, 200]
 
 
 def test_groups_transfer_and_certificates() -> None:
     """Lemmas 3.1, 6.3, 6.4 and 6.5 at the specification's numbers."""
-    epsilon, delta = bounds.group(0.1, 1e-6, 3)
+    epsilon, delta = prediction_bounds.group(0.1, 1e-6, 3)
     assert epsilon == pytest.approx(0.3) and delta == pytest.approx(3.6642e-6, rel=1e-4)
-    assert bounds.transferred(0.1, 0.01, 0.5, 2) == pytest.approx(math.exp(0.1) * 0.5 + 0.02)
-    assert bounds.tail_factor(0.02086, 0.05) == pytest.approx(1.6487, abs=5e-5)
+    assert prediction_bounds.transferred(0.1, 0.01, 0.5, 2) == pytest.approx(math.exp(0.1) * 0.5 + 0.02)
+    assert prediction_bounds.tail_factor(0.02086, 0.05) == pytest.approx(1.6487, abs=5e-5)
     for epsilon in (0.001, 0.3, 4):
-        assert bounds.tail_factor(epsilon, 0.05) >= math.exp(2 * math.sqrt(epsilon * math.log(20))) * (1 - 1e-12)
-    assert bounds.trebled(0.02, 0.1, 0.05, 42) and not bounds.trebled(0.021, 0.1, 0.05, 42)
-    assert not bounds.trebled(0.02, 0.1, 0.05, 41)
+        assert prediction_bounds.tail_factor(epsilon, 0.05) >= math.exp(2 * math.sqrt(epsilon * math.log(20))) * (
+            1 - 1e-12
+        )
+    assert prediction_bounds.trebled(0.02, 0.1, 0.05, 42) and not prediction_bounds.trebled(0.021, 0.1, 0.05, 42)
+    assert not prediction_bounds.trebled(0.02, 0.1, 0.05, 41)
     found = sheet("prediction_certificate", epsilon=0.02, alpha=0.1, rows=100, training_loss=0.1)
     assert [row["value"] for row in found][0] == pytest.approx(0.1 * math.exp(0.02), rel=1e-5)
     assert found[-1]["value"] == pytest.approx(0.3)
-    assert bounds.fresh_moment(0.1, 0, 2, 0.04) == pytest.approx(0.04 * math.exp(0.4))
+    assert prediction_bounds.fresh_moment(0.1, 0, 2, 0.04) == pytest.approx(0.04 * math.exp(0.4))
 
 
 def test_predicting_or_learning() -> None:
@@ -198,13 +208,13 @@ def test_predicting_or_learning() -> None:
     assert found["thresholds"]["rows, a model"] is None
     assert found["thresholds"]["rows, one prediction"] == pytest.approx(math.log(10) / 0.1, rel=1e-5)
     assert found["convex Lipschitz, dimension d"]["rows, a model"] == pytest.approx(1000)
-    basic, advanced = bounds.crossover(0.1, 1, 100, 1e-6)
+    basic, advanced = prediction_bounds.crossover(0.1, 1, 100, 1e-6)
     assert basic == pytest.approx(100 / math.log(10) ** 2) and advanced == pytest.approx(basic**2 / math.log(1e6))
 
 
 def test_the_generalisation_inequality_holds_and_a_memoriser_breaks_it() -> None:
     """On coin-toss labels a walk's training error stays above e^-epsilon / 2; one nearest neighbour's is 0."""
-    from dpflow_private_prediction.walk import clipped_walk
+    from dpflow_private_prediction.mechanisms.walk import clipped_walk
 
     rng = np.random.default_rng(4)
     for epsilon, seen in ((0.1, 0.491), (1.0, 0.429), (4.0, 0.306)):
@@ -223,21 +233,21 @@ def test_the_generalisation_inequality_holds_and_a_memoriser_breaks_it() -> None
 
 def test_the_meter_passes_private_predictions_and_flags_a_memoriser() -> None:
     """d = 11, alpha 0.1, 200 rows: the floor's values, the counting baseline, a vote, an average, and the majority label."""
-    assert [sizes.floor(200, 11, 0.1, e) for e in (0.1, 1)] == pytest.approx([0.3131, 0.00534], abs=5e-5)
+    assert [prediction_sizes.floor(200, 11, 0.1, e) for e in (0.1, 1)] == pytest.approx([0.3131, 0.00534], abs=5e-5)
     source = StreamSource(31)
 
-    def read(predictor: Any, epsilon: float, instances: int = 400) -> hard.Reading:
-        return hard.measure(predictor, 200, 11, Fraction(1, 10), epsilon, source, instances=instances)
+    def read(predictor: Any, epsilon: float, instances: int = 400) -> hard_instance.Reading:
+        return hard_instance.measure(predictor, 200, 11, Fraction(1, 10), epsilon, source, instances=instances)
 
     for epsilon, error in ((0.1, 0.402), (1.0, 0.0370)):
-        reading = read(hard.counts(11, epsilon), epsilon)
+        reading = read(hard_instance.counts(11, epsilon), epsilon)
         assert reading.possible and reading.error == pytest.approx(error, abs=0.006)
         assert read(shards(3, epsilon, vote=True), epsilon, 60).possible
         assert read(shards(20, epsilon, vote=False), epsilon, 60).possible
-    assert not read(hard.counts(11, 50), 1.0).possible  # the majority label of each point
-    assert not read(hard.counts(11, 1), 0.1).possible  # ten times the epsilon it says
+    assert not read(hard_instance.counts(11, 50), 1.0).possible  # the majority label of each point
+    assert not read(hard_instance.counts(11, 1), 0.1).possible  # ten times the epsilon it says
     with pytest.raises(InvalidInput, match="1/4"):
-        hard.instance(10, 11, Fraction(1, 3), source)
+        hard_instance.instance(10, 11, Fraction(1, 3), source)
 
 
 def shards(r: int, epsilon: float, vote: bool) -> Any:
@@ -274,4 +284,4 @@ def test_the_command_line_plans(tmp_path: Path) -> None:
         with pytest.raises(InvalidDeclaration, match=next(iter(given))):
             sheet(name, **given)
     with pytest.raises(InvalidInput, match="1/4"):
-        sizes.floor(10, 1, 0.1, 1)
+        prediction_sizes.floor(10, 1, 0.1, 1)

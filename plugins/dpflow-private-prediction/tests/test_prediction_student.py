@@ -19,8 +19,8 @@ from prediction_doors import Doors, written  # noqa: E402, F401
 
 from dpflow import plan, predictions  # noqa: E402
 from dpflow.cli import app  # noqa: E402
-from dpflow.engine.candidate import mlflow_file  # noqa: E402
-from dpflow.engine.student import Student, guarantee, parse_student, pool, teach  # noqa: E402
+from dpflow.engine.prediction.student import Student, guarantee, parse_student, pool, teach  # noqa: E402
+from dpflow.engine.sessions.candidate import mlflow_file  # noqa: E402
 from dpflow.errors import InvalidInput  # noqa: E402
 
 

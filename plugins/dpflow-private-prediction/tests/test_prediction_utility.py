@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from dpflow_private_prediction import linear  # noqa: E402
-from dpflow_private_prediction.descent import minimise, one_pass  # noqa: E402
-from dpflow_private_prediction.linear import LinearParams  # noqa: E402
-from dpflow_private_prediction.walk import walk  # noqa: E402
+from dpflow_private_prediction.building_blocks.stable_descent import minimise, one_pass  # noqa: E402
+from dpflow_private_prediction.mechanisms import linear  # noqa: E402
+from dpflow_private_prediction.mechanisms.linear import LinearParams  # noqa: E402
+from dpflow_private_prediction.mechanisms.walk import walk  # noqa: E402
 
 from dpflow.testing.harness import StreamSource  # noqa: E402
 

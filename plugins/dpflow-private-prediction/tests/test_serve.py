@@ -20,7 +20,7 @@ from prediction_doors import Doors  # noqa: E402
 
 from dpflow import plan, release  # noqa: E402
 from dpflow.cli import app as cli  # noqa: E402
-from dpflow.core.declaration import load_table  # noqa: E402
+from dpflow.core.contract.declaration import load_table  # noqa: E402
 from dpflow.errors import BudgetExceeded, InvalidDeclaration, InvalidInput, LedgerUnavailable, PlanRefused  # noqa: E402
 from dpflow.mechanisms import bounds  # noqa: E402
 from dpflow.registry import Registry  # noqa: E402

@@ -13,14 +13,24 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from dpflow_private_prediction import features, vote  # noqa: E402
-from dpflow_private_prediction.auditor import audit, max_divergence  # noqa: E402
-from dpflow_private_prediction.learners import learner  # noqa: E402
-from dpflow_private_prediction.shards import Constant, Model, Shards, by_shard, deal, majority, split, train  # noqa: E402
-from dpflow_private_prediction.vote import Vote, VoteParams  # noqa: E402
+from dpflow_private_prediction.building_blocks import features  # noqa: E402
+from dpflow_private_prediction.building_blocks.base_learners import learner  # noqa: E402
+from dpflow_private_prediction.building_blocks.shards import (
+    Constant,
+    Model,
+    Shards,
+    by_shard,
+    deal,
+    majority,
+    split,
+    train,
+)  # noqa: E402
+from dpflow_private_prediction.mechanisms import vote  # noqa: E402
+from dpflow_private_prediction.mechanisms.vote import Vote, VoteParams  # noqa: E402
+from dpflow_private_prediction.theory.auditor import audit, max_divergence  # noqa: E402
 from prediction_world import ALTERNATIVES, POINTS, TABLE, exact_law, records, tables  # noqa: E402
 
-from dpflow.core.events import BoundedRange, Repeated  # noqa: E402
+from dpflow.core.accounting.events import BoundedRange, Repeated  # noqa: E402
 from dpflow.errors import InvalidInput  # noqa: E402
 from dpflow.testing.enumeration import outputs  # noqa: E402
 from dpflow.testing.harness import StreamSource  # noqa: E402

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from dpflow_private_prediction import walk as walking  # noqa: E402
-from dpflow_private_prediction.auditor import audit, largest_move  # noqa: E402
-from dpflow_private_prediction.walk import Walk, WalkMechanism, WalkParams, clip, clipped_walk, rate, walk  # noqa: E402
+from dpflow_private_prediction.mechanisms import walk as walking  # noqa: E402
+from dpflow_private_prediction.mechanisms.walk import Walk, WalkMechanism, WalkParams, clip, clipped_walk, rate, walk  # noqa: E402
+from dpflow_private_prediction.theory.auditor import audit, largest_move  # noqa: E402
 from prediction_world import ALTERNATIVES, POINTS, TABLE, exact_law, tables  # noqa: E402
 
-from dpflow.core.events import BoundedRange, Repeated  # noqa: E402
+from dpflow.core.accounting.events import BoundedRange, Repeated  # noqa: E402
 from dpflow.errors import InvalidInput  # noqa: E402
 from dpflow.testing.harness import StreamSource  # noqa: E402
 

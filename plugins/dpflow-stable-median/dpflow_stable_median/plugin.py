@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from dpflow.core.calculator import Calculator
-from dpflow.core.mechanism import InteractiveMechanism
+from dpflow.core.contract.calculator import Calculator
+from dpflow.core.contract.mechanism import InteractiveMechanism
 from dpflow.hookspecs import hookimpl
-from dpflow_stable_median import attacks, bounds, planner
-from dpflow_stable_median.answering import StableMedian
-from dpflow_stable_median.means import MeanQueries
-from dpflow_stable_median.rounds import EffectiveRounds
-from dpflow_stable_median.weights import MultiplicativeWeights
+from dpflow_stable_median.mechanisms.effective_rounds import EffectiveRounds
+from dpflow_stable_median.mechanisms.mean_queries import MeanQueries
+from dpflow_stable_median.mechanisms.multiplicative_weights import MultiplicativeWeights
+from dpflow_stable_median.mechanisms.stable_median import StableMedian
+from dpflow_stable_median.theory import calculators, sign_attack, theorems
 
 
 @hookimpl
@@ -21,4 +21,4 @@ def dpflow_register_mechanisms() -> list[InteractiveMechanism[Any, Any]]:
 
 @hookimpl
 def dpflow_register_calculators() -> list[Calculator[Any]]:
-    return [*planner.CALCULATORS, *bounds.CALCULATORS, *attacks.CALCULATORS]
+    return [*calculators.CALCULATORS, *theorems.CALCULATORS, *sign_attack.CALCULATORS]

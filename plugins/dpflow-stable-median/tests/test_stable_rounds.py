@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dpflow_stable_median.rounds import EffectiveRounds, RoundsParams
+from dpflow_stable_median.mechanisms.effective_rounds import EffectiveRounds, RoundsParams
 
-from dpflow.core.events import Unprotected
-from dpflow.core.randomness import SystemSource
-from dpflow.core.statistics import PerGroup
+from dpflow.core.accounting.events import Unprotected
+from dpflow.core.contract.requests import PerGroup
+from dpflow.core.sampling.randomness import SystemSource
 from dpflow.errors import InvalidInput, PlanRefused
 from dpflow.testing.examples import EXAMPLE_TABLE, Example
-from dpflow.testing.interactive import Session
+from dpflow.testing.session_checks import Session
 
 ROUNDS = EffectiveRounds()
 GIVEN = {"groups": 400, "rounds": 3, "round_groups": 50, "queries": 100, "rho": "0.24", "alpha": "0.2"}

@@ -9,25 +9,26 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dpflow_stable_median import means, sizes, weights
-from dpflow_stable_median.answering import AnsweringParams, StableMedian
-from dpflow_stable_median.means import MeanQueries
-from dpflow_stable_median.medians import Exponential, median, medians
-from dpflow_stable_median.weights import MultiplicativeWeights
+from dpflow_stable_median.building_blocks import median_sizes
+from dpflow_stable_median.building_blocks.private_medians import Exponential, median, medians
+from dpflow_stable_median.mechanisms import mean_queries, multiplicative_weights
+from dpflow_stable_median.mechanisms.mean_queries import MeanQueries
+from dpflow_stable_median.mechanisms.multiplicative_weights import MultiplicativeWeights
+from dpflow_stable_median.mechanisms.stable_median import AnsweringParams, StableMedian
 from pydantic import ValidationError
 
-from dpflow.core.declaration import Table
-from dpflow.core.events import ZCDP, BoundedRange, Repeated
-from dpflow.core.mechanism import State
-from dpflow.core.randomness import Source, SystemSource
-from dpflow.core.ranges import Grid
-from dpflow.core.statistics import GroupedSums, PerGroup
+from dpflow.core.accounting.events import ZCDP, BoundedRange, Repeated
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.mechanism import State
+from dpflow.core.contract.requests import GroupedSums, PerGroup
+from dpflow.core.sampling.randomness import Source, SystemSource
+from dpflow.core.toolbox.ranges import Grid
 from dpflow.errors import InvalidInput, PlanRefused, UnknownName
-from dpflow.testing import oracle
+from dpflow.testing import exact_divergence
 from dpflow.testing.audit import clopper_pearson
 from dpflow.testing.enumeration import outputs
 from dpflow.testing.examples import EXAMPLE_TABLE, REPLACE_TABLE, Example, groups
-from dpflow.testing.interactive import Session
+from dpflow.testing.session_checks import Session
 
 RANGE = {"kind": "grid", "lower": 0, "upper": 3, "step": 1}
 ASK = {"estimator": "column_mean", "columns": ["amount"], "range": RANGE}
@@ -58,8 +59,8 @@ def test_two_adaptive_answers_cost_twice_epsilon(table: Table, moved: int, name:
 
     a = law([0.0, 0.0, 1.0, 3.0])
     b = law([0.0] * (2 - moved) + [3.0] * moved + [1.0, 3.0])
-    assert oracle.divergence(a, b, claim) <= 1e-5
-    assert oracle.smallest_epsilon(a, b, 1e-5) > claim / 8
+    assert exact_divergence.divergence(a, b, claim) <= 1e-5
+    assert exact_divergence.smallest_epsilon(a, b, 1e-5) > claim / 8
 
 
 @pytest.mark.parametrize("p", ["1/4", "0.9"])
@@ -71,8 +72,8 @@ def test_a_quantile_keeps_epsilon_and_is_one(p: str) -> None:
         for v in ([0.0, 0.0, 1.0, 3.0], [0.0, 0.0, 3.0, 3.0], [0.0, 0.0, 1.0, 0.0])
     ]
     for other in laws[1:]:
-        assert oracle.divergence(laws[0], other, 1) <= 1e-5
-    assert max(oracle.smallest_epsilon(laws[0], other, 1e-5) for other in laws[1:]) > 1 / 4
+        assert exact_divergence.divergence(laws[0], other, 1) <= 1e-5
+    assert max(exact_divergence.smallest_epsilon(laws[0], other, 1e-5) for other in laws[1:]) > 1 / 4
     ask = ASK | {"p": p, "range": RANGE | {"upper": 100}}
     sure = params | {"epsilon": "100000", "groups": 101, "range_size": 101}
     session = Session(StableMedian(), Example(EXAMPLE_TABLE, sure, [ask]), SystemSource())
@@ -85,11 +86,13 @@ def test_a_quantile_keeps_epsilon_and_is_one(p: str) -> None:
 
 def test_quantiles_are_proven_with_the_medians_division_of_beta() -> None:
     """A little more than the planned groups proves the medians; quantiles need the room of 2D(1-D) at 1/2; never by themselves."""
-    task = sizes.Task(10, 1000, 0.05)
-    plan = sizes.tight(task, True)
-    assert sizes.proves(task, plan.groups, plan.each) and not sizes.proves(task, plan.groups, plan.each, p=0.1)
+    task = median_sizes.Task(10, 1000, 0.05)
+    plan = median_sizes.tight(task, True)
+    assert median_sizes.proves(task, plan.groups, plan.each) and not median_sizes.proves(
+        task, plan.groups, plan.each, p=0.1
+    )
     enough = plan.groups * 3 // 2
-    assert sizes.proves(task, enough, plan.each * plan.groups / enough, p=0.5)
+    assert median_sizes.proves(task, enough, plan.each * plan.groups / enough, p=0.5)
     session, each = StableMedian(), Fraction(plan.each / 2).limit_denominator(10**9)
     params = AnsweringParams(epsilon=each, groups=plan.groups * 3, queries=10, range_size=1000)
     said = {p: session.promise(params, EXAMPLE_TABLE, Fraction(p)) for p in ("1/2", "1/10", "9/10")}
@@ -117,8 +120,8 @@ def test_a_median_that_forgets_the_second_group_is_caught(monkeypatch: pytest.Mo
 def median_task(name: str, shape: str) -> tuple[np.ndarray, Fraction]:
     """As many values as Corollary 3.3 or Theorem 3.1 asks for at 1000 points and beta 0.05, and the price of a median."""
     n, epsilon, rng = 1000, 0.5, np.random.default_rng(0)
-    search, price = sizes.binary_search(n, epsilon, 1e-5, 0.25, 0.05), Fraction(epsilon)
-    m = {"exponential": sizes.median_groups(n, epsilon, 0.25, 0.05), "binary_search": search.laplace_groups}.get(
+    search, price = median_sizes.binary_search(n, epsilon, 1e-5, 0.25, 0.05), Fraction(epsilon)
+    m = {"exponential": median_sizes.median_groups(n, epsilon, 0.25, 0.05), "binary_search": search.laplace_groups}.get(
         name, search.groups
     )
     y = {
@@ -224,14 +227,14 @@ def test_a_quantile_of_too_many_decimals_is_refused(p: str) -> None:
 
 def test_what_is_proven() -> None:
     """The planner's sizes are proven sessions; a tenth of the epsilon's inverse, or replace without twice the price, is not."""
-    task = sizes.Task(10, 1000, 0.05)
-    plan = sizes.tight(task, True)
+    task = median_sizes.Task(10, 1000, 0.05)
+    plan = median_sizes.tight(task, True)
     each = Fraction(plan.each).limit_denominator(10**9)
     params = AnsweringParams(epsilon=each, groups=plan.groups + 5, queries=10, range_size=1000, require="proven")
     assert StableMedian().promise(params, EXAMPLE_TABLE)["guarantee"] == "proven"
     with pytest.raises(PlanRefused, match=r"at least 12134 groups and epsilon"):
         StableMedian().event(params, REPLACE_TABLE)
-    small = sizes.simple(task)
+    small = median_sizes.simple(task)
     each = Fraction(small.each).limit_denominator(10**9) + Fraction(1, 10**8)
     params = AnsweringParams(epsilon=each, groups=small.groups, queries=10, range_size=1000, interval="simple")
     promise = StableMedian().promise(params, EXAMPLE_TABLE)
@@ -240,7 +243,7 @@ def test_what_is_proven() -> None:
 
 def test_a_plan_says_what_its_answers_prove() -> None:
     """Before anything is spent: what is proven, or which groups and epsilon would be; another median proves nothing."""
-    plan = sizes.tight(sizes.Task(10, 1000, 0.05), True)
+    plan = median_sizes.tight(median_sizes.Task(10, 1000, 0.05), True)
     each = Fraction(plan.each).limit_denominator(10**9)
     enough = {"epsilon": each, "groups": plan.groups + 5, "queries": 10, "range_size": 1000}
     proven, few = AnsweringParams.model_validate(enough), AnsweringParams.model_validate(enough | {"groups": 400})
@@ -254,7 +257,7 @@ def test_a_plan_says_what_its_answers_prove() -> None:
 
 def test_every_answer_lies_between_the_quartiles_of_fresh_groups() -> None:
     """A proven session of adaptive queries on normal groups: no answer leaves 0.674 standard deviations."""
-    plan, rng = sizes.tight(sizes.Task(10, 1001, 0.05), True), np.random.default_rng(0)
+    plan, rng = median_sizes.tight(median_sizes.Task(10, 1001, 0.05), True), np.random.default_rng(0)
     each = Fraction(plan.each).limit_denominator(10**9)
     params = {"epsilon": each, "groups": plan.groups, "queries": 10, "range_size": 1001}
     ask = ASK | {"range": {"kind": "grid", "lower": -5, "upper": 5, "step": "0.01"}}
@@ -281,8 +284,8 @@ def test_one_mean_keeps_epsilon_exactly() -> None:
         return answered(MeanQueries(), EXAMPLE_TABLE, params, ask, [groups(statistic, ("a",), rows)])
 
     a, b = law(10), law(12)  # a unit has two rows in a group
-    assert oracle.divergence(a, b, Fraction(4)) <= 1e-5
-    assert oracle.smallest_epsilon(a, b, 1e-5) > 3.5
+    assert exact_divergence.divergence(a, b, Fraction(4)) <= 1e-5
+    assert exact_divergence.smallest_epsilon(a, b, 1e-5) > 3.5
 
 
 def test_means_and_shares_are_right() -> None:
@@ -307,23 +310,23 @@ def test_means_and_shares_are_right() -> None:
 
 def test_tau_is_the_planners() -> None:
     """At the lecture's planned rows and price the session promises about the planned tau; below the conditions, nothing."""
-    from dpflow_stable_median import lecture
+    from dpflow_stable_median.building_blocks import lecture_sizes
 
-    plan = lecture.plan(1000, 0.1, 0.05)
+    plan = lecture_sizes.plan(1000, 0.1, 0.05)
     one_row = EXAMPLE_TABLE.model_copy(update={"limits": EXAMPLE_TABLE.limits.model_copy(update={"rows": 1})})
-    params = means.MeanParams(epsilon=Fraction(plan.each), rows=plan.rows, queries=1000)
-    assert means.accuracy(params, one_row) == pytest.approx(0.1, abs=0.001)
-    assert means.accuracy(params, EXAMPLE_TABLE) is None
+    params = mean_queries.MeanParams(epsilon=Fraction(plan.each), rows=plan.rows, queries=1000)
+    assert mean_queries.accuracy(params, one_row) == pytest.approx(0.1, abs=0.001)
+    assert mean_queries.accuracy(params, EXAMPLE_TABLE) is None
     assert "proven to be within 0.1 of the truth" in MeanQueries().note(params, one_row)
     assert "units of one row" in MeanQueries().note(params, EXAMPLE_TABLE)
-    assert means.accuracy(means.MeanParams(epsilon=1, rows=plan.rows, queries=1000), one_row) is None
+    assert mean_queries.accuracy(mean_queries.MeanParams(epsilon=1, rows=plan.rows, queries=1000), one_row) is None
 
 
 # --- multiplicative weights -------------------------------------------------------------------------------------------
 
 
 def test_the_plan_is_the_papers() -> None:
-    plan = weights.plan(256, 1000, 1000, 0.025)
+    plan = multiplicative_weights.plan(256, 1000, 1000, 0.025)
     assert (plan.updates, plan.queries) == (22_714, 20_000)
     assert plan.each == pytest.approx(3.189e-5, rel=1e-3)
     assert plan.groups == pytest.approx(177_392_992, rel=1e-6)
@@ -357,7 +360,7 @@ def test_weights_keep_their_epsilon_exactly() -> None:
     mechanism = MultiplicativeWeights()
     stretch = mechanism._engine(mechanism.Params.model_validate(params), table)
     assert stretch.failures == 23 and stretch.epsilon == Fraction(512, 46)
-    assert stretch.sensitivity == weights.FINE
+    assert stretch.sensitivity == multiplicative_weights.FINE
 
 
 def test_weights_say_what_they_prove() -> None:
@@ -421,7 +424,7 @@ def test_blocks_are_inside_the_groups(tmp_path: Any) -> None:
     """With more buckets a unit stays in the group it had: its hash modulo the number of groups."""
     import duckdb
 
-    from dpflow.core.statistics import GroupValues
+    from dpflow.core.contract.requests import GroupValues
     from dpflow.tables import PrivateTable
 
     with duckdb.connect(str(tmp_path / "t.duckdb")) as connection:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dpflow_stable_median import bounds, intervals, lecture, sizes
-from dpflow_stable_median.planner import answering, cheapest, sparse_vector_dr14
+from dpflow_stable_median.building_blocks import lecture_sizes, median_sizes, quantile_intervals
+from dpflow_stable_median.theory import theorems
+from dpflow_stable_median.theory.calculators import answering, cheapest, sparse_vector_dr14
 from scipy import stats
 
 from dpflow.errors import InvalidInput
@@ -38,18 +39,24 @@ CASES = [(r, k, row) for r, rows in TABLE.items() for k, row in rows.items()]
 
 @pytest.mark.parametrize(("points", "queries", "row"), CASES)
 def test_answering_sizes_are_the_tables(points: int, queries: int, row: tuple[int, ...]) -> None:
-    task = sizes.Task(queries, points, 0.05)
-    found = (sizes.paper, sizes.exact, sizes.tight, lambda t: sizes.tight(t, True), sizes.simple)
-    assert (*(f(task).groups for f in found), *sizes.splitting(task)) == row
+    task = median_sizes.Task(queries, points, 0.05)
+    found = (
+        median_sizes.paper,
+        median_sizes.exact,
+        median_sizes.tight,
+        lambda t: median_sizes.tight(t, True),
+        median_sizes.simple,
+    )
+    assert (*(f(task).groups for f in found), *median_sizes.splitting(task)) == row
 
 
 def test_tight_sizes_carry_their_proof() -> None:
     """The session's own check accepts the planner's point and refuses 1 % fewer groups."""
-    task = sizes.Task(1000, 10**6, 0.05)
+    task = median_sizes.Task(1000, 10**6, 0.05)
     for bounded in (False, True):
-        plan = sizes.tight(task, bounded)
-        assert sizes.proves(task, plan.groups, plan.each, bounded)
-        assert not sizes.proves(task, plan.groups * 99 // 100, plan.each, bounded)
+        plan = median_sizes.tight(task, bounded)
+        assert median_sizes.proves(task, plan.groups, plan.each, bounded)
+        assert not median_sizes.proves(task, plan.groups * 99 // 100, plan.each, bounded)
 
 
 @pytest.mark.parametrize(
@@ -62,68 +69,70 @@ def test_tight_sizes_carry_their_proof() -> None:
     ],
 )
 def test_lecture_sizes_are_the_tables(queries: int, tau: float, row: tuple[int, ...]) -> None:
-    plan = lecture.plan(queries, tau, 0.05)
-    others = (f(queries, tau, 0.05) for f in (lecture.splitting, lecture.non_adaptive, lecture.scaling_law))
+    plan = lecture_sizes.plan(queries, tau, 0.05)
+    others = (
+        f(queries, tau, 0.05) for f in (lecture_sizes.splitting, lecture_sizes.non_adaptive, lecture_sizes.scaling_law)
+    )
     assert (plan.rows, plan.noise_rows, plan.transfer_rows, *others) == row
 
 
 def test_lecture_plan_inverts_and_divides_tau() -> None:
-    plan = lecture.plan(1000, 0.1, 0.05)
+    plan = lecture_sizes.plan(1000, 0.1, 0.05)
     assert (plan.each, plan.scale) == (pytest.approx(5.931e-5, rel=1e-3), pytest.approx(0.00472, abs=5e-6))
-    assert lecture.accuracy(1000, plan.rows, 0.05) == pytest.approx(0.1, abs=1e-6)
-    assert lecture.accuracy(1000, 100, 0.05) == float("inf")
-    saved = 1 - lecture.best_plan(10, 0.1, 0.05).rows / lecture.plan(10, 0.1, 0.05).rows
+    assert lecture_sizes.accuracy(1000, plan.rows, 0.05) == pytest.approx(0.1, abs=1e-6)
+    assert lecture_sizes.accuracy(1000, 100, 0.05) == float("inf")
+    saved = 1 - lecture_sizes.best_plan(10, 0.1, 0.05).rows / lecture_sizes.plan(10, 0.1, 0.05).rows
     assert 0.45 < saved < 0.47
-    assert lecture.total(lecture.step(0.3, 100, 1e-6), 100, 1e-6) == pytest.approx(0.3)
-    assert lecture.total(0.001, 1000, 1e-5) == pytest.approx(0.15274321, abs=1e-8)
-    assert lecture.total(0.01, 100, 1e-6) == pytest.approx(0.53570234, abs=1e-8)
+    assert lecture_sizes.total(lecture_sizes.step(0.3, 100, 1e-6), 100, 1e-6) == pytest.approx(0.3)
+    assert lecture_sizes.total(0.001, 1000, 1e-5) == pytest.approx(0.15274321, abs=1e-8)
+    assert lecture_sizes.total(0.01, 100, 1e-6) == pytest.approx(0.53570234, abs=1e-8)
 
 
 def test_lecture_transfer_refuses_outside_its_conditions() -> None:
-    assert lecture.transfer(0.1, 1e-6, 10**6)[0] == pytest.approx(0.6)
+    assert lecture_sizes.transfer(0.1, 1e-6, 10**6)[0] == pytest.approx(0.6)
     for epsilon, delta, rows in ((0.126, 0, 10**6), (0.001, 0, 10**6), (0.1, 0.1 / 15, 10**6)):
         with pytest.raises(InvalidInput):
-            lecture.transfer(epsilon, delta, rows)
-    error, failure = lecture.composed(0.1, 1e-6, 10**6, 100, 0.05, 1e-4)
+            lecture_sizes.transfer(epsilon, delta, rows)
+    error, failure = lecture_sizes.composed(0.1, 1e-6, 10**6, 100, 0.05, 1e-4)
     assert (error, failure) == (pytest.approx(0.65), pytest.approx(100 * 1e-4 + 4e-5))
 
 
 def test_laplace_utilities_are_scipys() -> None:
     for x in (-2.0, -0.1, 0.0, 0.3, 5.0):
-        assert lecture.laplace_cdf(x, 0.7) == pytest.approx(stats.laplace.cdf(x, scale=0.7))
-        assert lecture.laplace_tail(abs(x), 0.7) == pytest.approx(2 * stats.laplace.sf(abs(x), scale=0.7))
-    assert lecture.laplace_rows(0.1, 0.05, 0.05) == 600
+        assert lecture_sizes.laplace_cdf(x, 0.7) == pytest.approx(stats.laplace.cdf(x, scale=0.7))
+        assert lecture_sizes.laplace_tail(abs(x), 0.7) == pytest.approx(2 * stats.laplace.sf(abs(x), scale=0.7))
+    assert lecture_sizes.laplace_rows(0.1, 0.05, 0.05) == 600
 
 
 def test_median_sizes_are_the_papers() -> None:
-    search = sizes.binary_search(10**6, 0.1, 1e-5, 0.25, 0.05)
+    search = median_sizes.binary_search(10**6, 0.1, 1e-5, 0.25, 0.05)
     assert (search.probes, search.groups) == (40, 26_632)
     assert (search.sigma, search.epsilon) == (pytest.approx(0.017093, abs=1e-6), pytest.approx(0.0668, abs=1e-4))
-    assert sizes.median_groups(10**6, 0.1, 0.25, 0.05) == 2_690
-    assert sizes.binary_search(2**64, 0.1, 1e-5, 0.25, 0.05).groups == 51_620
-    assert sizes.median_groups(2**64, 0.1, 0.25, 0.05) == 7_578
+    assert median_sizes.median_groups(10**6, 0.1, 0.25, 0.05) == 2_690
+    assert median_sizes.binary_search(2**64, 0.1, 1e-5, 0.25, 0.05).groups == 51_620
+    assert median_sizes.median_groups(2**64, 0.1, 0.25, 0.05) == 7_578
 
 
 @pytest.mark.parametrize("n", [1, 2, 27, 103])
 def test_binomial_tail_is_scipys(n: int) -> None:
     for least in range(n + 1):
-        assert sizes.binomial_tail(n, 0.25, least) == pytest.approx(stats.binom.sf(least - 1, n, 0.25), rel=1e-9)
+        assert median_sizes.binomial_tail(n, 0.25, least) == pytest.approx(stats.binom.sf(least - 1, n, 0.25), rel=1e-9)
 
 
 def test_heuristic_and_widths() -> None:
-    assert [sizes.heuristic(sizes.Task(k, 10**6, 0.05)).groups for k in (10, 100, 1000, 10**4)] == [
+    assert [median_sizes.heuristic(median_sizes.Task(k, 10**6, 0.05)).groups for k in (10, 100, 1000, 10**4)] == [
         645,
         2_285,
         8_001,
         27_757,
     ]
-    task = sizes.Task(1000, 10**6, 0.05)
+    task = median_sizes.Task(1000, 10**6, 0.05)
     # 1/4 gives the paper's own conditions but for its rounding of 0.0589 down to 1/20
-    assert sizes.width(task, 0.25).groups == pytest.approx(
-        sizes.exact(task).groups * 0.05 / (0.5 * np.log(1.125)), rel=0.02
+    assert median_sizes.width(task, 0.25).groups == pytest.approx(
+        median_sizes.exact(task).groups * 0.05 / (0.5 * np.log(1.125)), rel=0.02
     )
-    assert sizes.width(task, 0.125).groups / sizes.width(task, 0.25).groups == pytest.approx(4, rel=0.1)
-    assert sizes.amplified_blocks(1e-7) == 129
+    assert median_sizes.width(task, 0.125).groups / median_sizes.width(task, 0.25).groups == pytest.approx(4, rel=0.1)
+    assert median_sizes.amplified_blocks(1e-7) == 129
 
 
 def test_cheapest_is_proven() -> None:
@@ -132,7 +141,7 @@ def test_cheapest_is_proven() -> None:
     chosen = {row[0]: row[1] for row in sheet.rows if row[5]}
     assert chosen == {"answer": "stable median, tight, bounded range", "check": "description length"}
     assert {row[1]: row[2] for row in sheet.rows}["sparse vector"] == 2_642_127
-    few = answering(sizes.Task(10, 1000, 0.05))
+    few = answering(median_sizes.Task(10, 1000, 0.05))
     assert cheapest(few) == "splitting"
     ours, textbook = sparse_vector_dr14(0.03, 1e-5, 10, 2000, 0.033, 0.025)
     assert 3 < textbook / ours < 5
@@ -167,14 +176,14 @@ def test_every_calculator_runs_with_its_defaults(tmp_path: Path) -> None:
 
 
 def test_transfer_theorem_both_ways() -> None:
-    groups, epsilon, delta = bounds.transfer_groups(1 / 16, 1 / 8, 1, 0.05)
-    error, gamma = bounds.transfer(epsilon, delta, groups, 1, 0.05)
+    groups, epsilon, delta = theorems.transfer_groups(1 / 16, 1 / 8, 1, 0.05)
+    error, gamma = theorems.transfer(epsilon, delta, groups, 1, 0.05)
     assert error <= 1 / 16 and gamma == pytest.approx(1 / 8)
     assert error == pytest.approx(1 / 16, rel=1e-3)
-    assert bounds.quartile_groups(1000, 0.05)[0] == 27_128
-    assert dict((n, v) for n, v, _ in bounds.readings(1.0, 1.0, 0.5))["2 standard deviations"] == 2.5
+    assert theorems.quartile_groups(1000, 0.05)[0] == 27_128
+    assert dict((n, v) for n, v, _ in theorems.readings(1.0, 1.0, 0.5))["2 standard deviations"] == 2.5
     with pytest.raises(InvalidInput, match="above 0"):
-        bounds.transfer(0, 0, 1, 1, 0.05)
+        theorems.transfer(0, 0, 1, 1, 0.05)
 
 
 def test_expectation_lemma_holds_on_random_pairs() -> None:
@@ -188,7 +197,7 @@ def test_expectation_lemma_holds_on_random_pairs() -> None:
         q = rng.dirichlet(np.ones(n) * 20) * p
         q /= q.sum()
         if max((p - np.exp(epsilon) * q).clip(0).sum(), (q - np.exp(epsilon) * p).clip(0).sum()) <= delta:
-            worst = max(worst, abs(p @ x - q @ x) / bounds.expectation_gap(epsilon, delta, p @ np.abs(x), 1))
+            worst = max(worst, abs(p @ x - q @ x) / theorems.expectation_gap(epsilon, delta, p @ np.abs(x), 1))
     assert 0.3 < worst <= 1
 
 
@@ -207,17 +216,20 @@ def test_simple_generalisation_on_a_selected_cell() -> None:
 
 def test_intervals() -> None:
     y = [1.0, 2.0, 2.0, 3.0]
-    assert [v for v in (0.5, 1, 1.5, 2, 2.5, 3, 3.5) if intervals.in_interval(v, y, 0.25, 0.75)] == [2]
-    assert [v for v in (0.5, 1, 1.5, 3, 3.5) if intervals.is_median(v, y, 1)] == [1, 1.5, 3]
-    assert intervals.lower_median([4, 1, 3, 2]) == 2
-    assert intervals.mad([0.0, 1.0]) == 0.5
-    assert intervals.in_interval_of(0.0, stats.norm.cdf, stats.norm.cdf, 0.25, 0.75)
-    found = intervals.monitor([0.0, 2.0], [np.arange(-10, 11), np.arange(-10, 11) / 5])
+    assert [v for v in (0.5, 1, 1.5, 2, 2.5, 3, 3.5) if quantile_intervals.in_interval(v, y, 0.25, 0.75)] == [2]
+    assert [v for v in (0.5, 1, 1.5, 3, 3.5) if quantile_intervals.is_median(v, y, 1)] == [1, 1.5, 3]
+    assert quantile_intervals.lower_median([4, 1, 3, 2]) == 2
+    assert quantile_intervals.mad([0.0, 1.0]) == 0.5
+    assert quantile_intervals.in_interval_of(0.0, stats.norm.cdf, stats.norm.cdf, 0.25, 0.75)
+    found = quantile_intervals.monitor([0.0, 2.0], [np.arange(-10, 11), np.arange(-10, 11) / 5])
     assert (found.query, found.side, found.mass) == (1, "high", pytest.approx(1 / 21))
-    assert lecture.monitor([0.1, 0.9], [0.0, 0.5]) == 1
-    doubled = intervals.block_median(3, lambda rows: float(rows.mean()))
+    assert lecture_sizes.monitor([0.1, 0.9], [0.0, 0.5]) == 1
+    doubled = quantile_intervals.block_median(3, lambda rows: float(rows.mean()))
     assert doubled(np.array([0, 0, 9, 9, 1, 1])) == 1
-    for bad in (lambda: intervals.in_interval(0, [], 0, 1), lambda: intervals.in_interval(0, [1], 0.5, 0.5)):
+    for bad in (
+        lambda: quantile_intervals.in_interval(0, [], 0, 1),
+        lambda: quantile_intervals.in_interval(0, [1], 0.5, 0.5),
+    ):
         with pytest.raises(InvalidInput):
             bad()
 
@@ -225,4 +237,4 @@ def test_intervals() -> None:
 @pytest.mark.parametrize("given", [(0, 10, 0.05), (1, 1, 0.05), (1, 10, 0.6), (1, 10, 0)])
 def test_impossible_tasks_are_refused(given: tuple[int, int, float]) -> None:
     with pytest.raises(InvalidInput, match="not a task"):
-        sizes.Task(*given)
+        median_sizes.Task(*given)

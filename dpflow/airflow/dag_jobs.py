@@ -1,0 +1,264 @@
+"""Reads DAG files into jobs that `dpflow.engine.planning.simulate` can price: no scheduler, no database, no task is run.
+
+A DAG file is imported, as Airflow's own parser does. Its runs come from its timetable, from its start date (or a given one) to
+its end date, as if nothing had been skipped. Templates of `release`, `blocks` and `session` are rendered for each run with
+what a run's date determines, its run id and the DAG's params; a template that needs more is an error that says so.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import datetime as dt
+import itertools
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from dpflow.engine.planning.simulate import Ask, Job, Run, Task, span
+from dpflow.engine.releases.request import Request
+from dpflow.errors import InvalidInput, PlanRefused
+
+Context = Mapping[str, Any]
+
+
+def read_dags(
+    place: Path, *, start: dt.datetime | None = None, every: dt.timedelta | None = None
+) -> tuple[list[Job], set[Path]]:
+    """The DAGs of a file or folder that charge anything, and the release files they read.
+
+    Args:
+        start: the first date to plan, for every DAG; by default a DAG's own start date, else now.
+        every: how often to assume a DAG runs that has no timetable; by default once.
+
+    Raises:
+        InvalidInput: a file that cannot be imported, a template that planning cannot render.
+    """
+    _at_home()
+    from airflow.dag_processing.dagbag import DagBag
+
+    folder = str(place if place.is_dir() else place.parent)
+    sys.path.insert(0, folder)  # DAG files import their neighbours
+    try:
+        with contextlib.redirect_stdout(
+            sys.stderr
+        ):  # what files print is no part of a plan; what Airflow logs is said below
+            bag = DagBag(place, load_op_links=False)
+    finally:
+        sys.path.remove(folder)
+    for file, trace in bag.import_errors.items():
+        lines = [line for line in trace.strip().splitlines() if line.strip()]
+        first = max(
+            (i for i, line in enumerate(lines) if re.match(r"[\w.]+(Error|Exception|NotFound)\b", line)), default=-1
+        )
+        raise InvalidInput(
+            f"{file} cannot be read as a DAG file: {' '.join(lines[first:])}; correct it, or try: python {file}"
+        )
+    files: set[Path] = set()
+    jobs = []
+    for dag in bag.dags.values():
+        tasks = tuple(task for operator in dag.tasks if (task := _task(dag, operator, files)))
+        if tasks:
+            runs, cadence = _calendar(dag, start, every)
+            jobs.append(Job(dag.dag_id, dag.dag_id, cadence, tasks, runs))
+    return sorted(jobs, key=lambda job: job.name), files
+
+
+def _at_home() -> None:
+    """Keep Airflow from making a home directory and from logging, where nobody configured it."""
+    if (
+        "airflow" not in sys.modules
+        and "AIRFLOW_HOME" not in os.environ
+        and not Path("~/airflow/airflow.cfg").expanduser().exists()
+    ):
+        home = tempfile.TemporaryDirectory(prefix="dpflow-plan-")
+        atexit.register(home.cleanup)
+        os.environ["AIRFLOW_HOME"] = home.name
+    os.environ.setdefault("AIRFLOW__LOGGING__LOGGING_LEVEL", "CRITICAL")
+    os.environ.setdefault("AIRFLOW__CORE__LOAD_EXAMPLES", "False")
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+
+def _calendar(
+    dag: Any, start: dt.datetime | None, every: dt.timedelta | None
+) -> tuple[Callable[[], Iterator[Run]], str]:
+    """The runs of a DAG and, in words, when they happen."""
+    import pendulum
+    from airflow.serialization.encoders import coerce_to_core_timetable
+    from airflow.timetables.base import TimeRestriction
+
+    timetable: Any = coerce_to_core_timetable(dag.timetable)
+    first = pendulum.instance(start or dag.start_date or dt.datetime.now(dt.UTC))
+    last = pendulum.instance(dag.end_date) if dag.end_date else None
+    limits = TimeRestriction(earliest=first, latest=last, catchup=True)
+
+    def scheduled() -> Iterator[Run]:
+        info = None
+        while True:
+            following = timetable.next_dagrun_info_v2(last_dagrun_info=info, restriction=limits)
+            if following is None or (info is not None and following.run_after <= info.run_after):
+                return
+            info = following
+            yield _run(dag, info.run_after, info.data_interval, info.partition_key)
+
+    def by_hand() -> Iterator[Run]:
+        for number in itertools.count() if every else (0,):
+            yield _run(dag, first + number * (every or dt.timedelta()), None, None)
+
+    if next(scheduled(), None) is not None:
+        return scheduled, str(timetable.summary)
+    return by_hand, f"every {span(every)} (assumed)" if every else "by hand"
+
+
+def _run(dag: Any, when: Any, interval: Any, partition_key: str | None) -> Run:
+    """One run with what templates may use. A run without a logical date has no dates in its context, as in Airflow."""
+    from dpflow.airflow.task_context import occasion_name
+
+    run_id = f"{'manual' if interval is None and partition_key is None else 'scheduled'}__{when.isoformat()}"
+    context: dict[str, Any] = {
+        "dag": dag,
+        "run_id": run_id,
+        "params": dict(dag.params),
+        "dag_run": SimpleNamespace(run_id=run_id, partition_key=partition_key, conf={}),
+    }
+    if interval is not None:
+        context |= {
+            "logical_date": interval.start,
+            "data_interval_start": interval.start,
+            "data_interval_end": interval.end,
+            "ds": interval.start.strftime("%Y-%m-%d"),
+            "ds_nodash": interval.start.strftime("%Y%m%d"),
+            "ts": interval.start.isoformat(),
+        }
+    return Run(when, occasion_name(context, partition_key, run_id), context)
+
+
+# --- tasks ------------------------------------------------------------------------------------------------------------
+
+
+def _task(dag: Any, operator: Any, files: set[Path]) -> Task | None:
+    """What a task asks for; None if it charges nothing."""
+    field = getattr(getattr(operator, "operator_class", type(operator)), "request_field", None)
+    if field is None:
+        return None
+    instances, note = _instances(operator, field)
+    if any(True for _ in operator.iter_mapped_task_groups()):
+        note = "in a mapped task group: each of its instances charges this"
+    folder = Path(dag.fileloc).parent
+    makers = [_asker(dag, operator, given.get(field), given, folder, files) for given in instances]
+    return Task(operator.task_id, lambda run: [make(run.variables) for make in makers], note)
+
+
+def downstream_asks(operator: Any, context: Context) -> list[tuple[str, Ask]]:
+    """What the release and holdout tasks below a running task ask for in its run, by task id.
+
+    Raises:
+        PlanRefused: a task below maps over what only a run knows, or there is nothing below that charges.
+    """
+    below = operator.get_flat_relatives(upstream=False)
+    tasks = [task for found in below if (task := _task(context["dag"], found, set()))]
+    unknown = [task.name for task in tasks if task.note]
+    if unknown or not tasks:
+        what = (
+            f"task {unknown[0]!r} downstream is mapped over what only a run knows"
+            if unknown
+            else "no task downstream releases"
+        )
+        raise PlanRefused(f"{operator.task_id!r} cannot tell what this run will spend: {what}; name it in releases")
+    run = Run(dt.datetime.now(dt.UTC), "", context)
+    return [(task.name, ask) for task in tasks for ask in task.asks(run)]
+
+
+def _instances(operator: Any, field: str) -> tuple[list[dict[str, Any]], str]:
+    """The arguments of each task instance, as far as they are written in the DAG file, and what is not."""
+    expand = getattr(operator, "expand_input", None)
+    if expand is None:
+        return [{name: getattr(operator, name, None) for name in (field, "blocks", "ordinal")}], ""
+    fixed, mapped = dict(operator.partial_kwargs), expand.value
+    if isinstance(mapped, Sequence):
+        if all(isinstance(given, Mapping) for given in mapped):
+            return [fixed | dict(given) for given in mapped], ""
+        mapped = {}
+    elif isinstance(mapped, Mapping) and all(isinstance(values, Sequence) for values in mapped.values()):
+        each = itertools.product(*mapped.values())
+        return [fixed | dict(zip(mapped, values, strict=True)) for values in each], ""
+    known = fixed if not isinstance(mapped, Mapping) else fixed | {k: v for k, v in mapped.items() if _written(v)}
+    if isinstance(mapped, Mapping) and "blocks" in mapped and "blocks" not in known:
+        known["blocks"] = ["some block of {{ run_id }}"]
+    note = "mapped over what only a run knows: each instance charges this"
+    return ([known], note) if field in known else ([], "mapped over releases that only a run knows: not priced")
+
+
+def _written(value: object) -> bool:
+    return isinstance(value, str | Mapping)
+
+
+def _asker(
+    dag: Any, operator: Any, wanted: Any, given: Mapping[str, Any], folder: Path, files: set[Path]
+) -> Callable[[Context], Ask]:
+    """A function from a run's context to what one task instance asks for. What no template changes is parsed once."""
+    from dpflow.airflow.release import requested
+
+    environment = dag.get_template_env()
+    render, same = _renderer(wanted, environment, operator)
+    render_blocks, _ = _renderer(given.get("blocks"), environment, operator)
+    ordinal = int(given.get("ordinal") or 0)
+
+    def parsed(context: Context) -> Request:
+        release = render(context)
+        if isinstance(release, str):
+            files.add((folder / release).resolve())
+        try:
+            request: Request = requested(release, None, folder)
+        except InvalidInput as error:
+            raise InvalidInput(f"task {dag.dag_id}.{operator.task_id}: {error}") from None
+        return request
+
+    fixed = parsed({}) if same else None
+
+    def ask(context: Context) -> Ask:
+        request = fixed or parsed(context)
+        named = render_blocks(context)
+        listed = (named,) if isinstance(named, str) else tuple(map(str, named or ()))
+        return Ask(request, listed or request.blocks, ordinal)
+
+    return ask
+
+
+def _renderer(value: Any, environment: Any, operator: Any) -> tuple[Callable[[Context], Any], bool]:
+    """A function that fills in a context, and whether it gives the same whatever the context."""
+    import jinja2
+
+    if isinstance(value, str) and ("{{" in value or "{%" in value):
+        template = environment.from_string(value)
+
+        def fill(context: Context) -> str:
+            try:
+                return str(template.render(context))
+            except jinja2.UndefinedError as error:
+                raise PlanRefused(
+                    f"task {operator.task_id!r} uses a template that planning cannot fill in ({error.message}); only dates, "
+                    "run_id and params are known before a run"
+                ) from None
+
+        return fill, False
+    if isinstance(value, Mapping):
+        parts = {key: _renderer(part, environment, operator) for key, part in value.items()}
+        return lambda context: {key: part(context) for key, (part, _) in parts.items()}, all(
+            s for _, s in parts.values()
+        )
+    if isinstance(value, list | tuple):
+        items = [_renderer(part, environment, operator) for part in value]
+        return lambda context: [part(context) for part, _ in items], all(same for _, same in items)
+    if value is not None and not isinstance(value, str | int | float):
+        raise PlanRefused(
+            f"task {operator.task_id!r} takes its release or blocks from another task; only a run knows them"
+        )
+    return lambda context: value, True

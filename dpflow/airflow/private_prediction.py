@@ -1,0 +1,67 @@
+"""`PrivatePredictionOperator`: a table of points in, a table of private labels out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from airflow.sdk import BaseOperator
+
+from dpflow.airflow.connection import LedgerHook
+from dpflow.airflow.release import dag_folder, requested
+from dpflow.airflow.task_context import failures, session_occasion
+
+
+class PrivatePredictionOperator(BaseOperator):
+    """Answer every point of a DuckDB table from models that stay inside, and publish the answers.
+
+    :param session: a release mapping or file with a prediction mechanism, such as ``predict_vote`` (templated). The session
+        is opened and charged once, whatever run comes first; its name and revision identify it.
+    :param points: ``database``, ``table`` and ``key`` of the query points, which are public; ``batch`` is the number of
+        points in one ledger transaction (templated). Paths are relative to the DAG file.
+    :param answers: ``database`` and ``table`` that the answers are written to (templated).
+    :param student: a model to train on points and answers and to publish: ``folder`` of its skops file, ``learner``,
+        ``options``, registered ``model`` with ``tracking_uri`` in MLflow, ``delta`` of the guarantee in its tags (templated);
+        or None.
+    :param ledger_conn_id: connection of type ``dpflow_ledger``.
+
+    A retry, or a point that any run of this session asked before, costs nothing and gets the same answer. Returns session id,
+    number of points, how many were new, and how many predictions are left. What was learned is in no XCom, log or file.
+    """
+
+    template_fields: Sequence[str] = ("session", "points", "answers", "student")
+    request_field = "session"  #: the argument that says what is charged; `dpflow plan` reads it
+    ui_color = "#e4d7f5"
+
+    def __init__(
+        self,
+        *,
+        session: Mapping[str, Any] | str,
+        points: Mapping[str, Any],
+        answers: Mapping[str, Any],
+        student: Mapping[str, Any] | None = None,
+        ledger_conn_id: str = "dpflow_ledger",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.session = session
+        self.points = points
+        self.answers = answers
+        self.student = student
+        self.ledger_conn_id = ledger_conn_id
+
+    def execute(self, context: Any) -> dict[str, Any]:
+        """Answer and publish; see the class."""
+        from dpflow.engine import declared, make_plan
+        from dpflow.engine.prediction.batch import label_points, parse_tables
+        from dpflow.engine.prediction.student import parse_student
+        from dpflow.registry import Registry
+
+        with failures():
+            registry, folder = Registry.load(), dag_folder(context)
+            request, ledger = requested(self.session, None, folder), LedgerHook(self.ledger_conn_id).get_conn()
+            plan = make_plan(request, registry, declared(request, ledger))
+            points, answers = parse_tables(self.points, self.answers, folder)
+            who = session_occasion(plan, self.dag_id)
+            student = None if self.student is None else parse_student(self.student, folder)
+            return label_points(plan, points, answers, ledger, registry, student=student, occasion=who)

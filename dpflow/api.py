@@ -1,0 +1,94 @@
+"""The Python door: plan and release in two calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dpflow.core.contract.declaration import Table, load_table
+from dpflow.engine.prediction.session import PredictionSession
+from dpflow.engine.releases.execute import Receipt
+from dpflow.engine.releases.execute import release as run
+from dpflow.engine.releases.plan import Plan, make_plan
+from dpflow.engine.releases.released_bounds import declared
+from dpflow.engine.releases.request import Publish, parse_request
+from dpflow.engine.releases.run_identity import Occasion
+from dpflow.ledger import Ledger
+from dpflow.registry import Registry
+from dpflow.tables import PrivateTable
+
+
+def plan(
+    mechanism: str,
+    table: PrivateTable | Table | Path | str,
+    *,
+    name: str,
+    scope: str,
+    blocks: Sequence[str] = (),
+    where: str | None = None,
+    bounds: Sequence[str] = (),
+    ledger: Ledger | None = None,
+    revision: int = 1,
+    publish: Publish | None = None,
+    registry: Registry | None = None,
+    **params: Any,
+) -> Plan:
+    """Price a release without touching data.
+
+    Args:
+        mechanism: a registered name, e.g. ``"histogram"``.
+        table: a private table, a declaration, or the path of one.
+        name: which release this is; the same name, revision and content again is free.
+        scope: who pays.
+        blocks: the blocks it reads, for a table that protects per block.
+        where: a condition on declared columns, e.g. ``"age >= 18 AND city = 'Oslo'"``; only rows that fulfil it are read.
+        bounds: names of settled searches for bounds, which the plan takes from the ledger (`dpflow.engine.releases.released_bounds`).
+        ledger: where these searches are; nothing else is read from it.
+        params: the mechanism's parameters, e.g. ``by="carrier", epsilon="0.5"``.
+
+    Raises:
+        InvalidInput: anything that can be known to be wrong without data.
+    """
+    if isinstance(table, PrivateTable):
+        table = table.declaration
+    if not isinstance(table, Table):
+        table = load_table(table)
+    given: dict[str, Any] = {
+        "name": name,
+        "mechanism": mechanism,
+        "table": table.name,
+        "scope": scope,
+        "blocks": tuple(blocks),
+        "where": where,
+        "bounds": tuple(bounds),
+        "revision": revision,
+        "params": params,
+        "publish": publish,
+    }
+    request = parse_request(given, Path())
+    return make_plan(request, registry or Registry.load(), declared(request, ledger, table=table))
+
+
+def predictions(
+    plan: Plan, ledger: Ledger, *, occasion: Occasion | None = None, registry: Registry | None = None
+) -> PredictionSession:
+    """Open (and charge, whole) or resume the session of predictions that a plan describes; ask it with ``predict``.
+
+    Raises:
+        BudgetExceeded: the scope cannot pay for all of its predictions; nothing was read.
+        PlanRefused: the plan is for something else.
+    """
+    return PredictionSession.open(plan, ledger, registry or Registry.load(), occasion=occasion)
+
+
+def release(
+    plan: Plan,
+    ledger: Ledger,
+    *,
+    occasion: Occasion | None = None,
+    spend_again: bool = False,
+    registry: Registry | None = None,
+) -> Receipt:
+    """Charge, draw, settle and publish a plan, exactly once per occasion; see `dpflow.engine.releases.execute.release`."""
+    return run(plan, ledger, registry or Registry.load(), occasion=occasion, spend_again=spend_again)

@@ -1,0 +1,128 @@
+"""What commands share: where the ledger is, how tables and JSON are printed."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, TextIO
+
+import typer
+from pydantic import BaseModel
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dpflow.core.contract.calculator import Calculator
+from dpflow.core.contract.declaration import Strict
+from dpflow.core.contract.mechanism import InteractiveMechanism, Mechanism
+from dpflow.errors import InvalidInput
+from dpflow.ledger import Ledger
+
+LedgerOption = Annotated[
+    str | None,
+    typer.Option("--ledger", envvar="DPFLOW_LEDGER", help="SQLite file or postgresql+psycopg:// URL of the ledger."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+def open_ledger(target: str | None, *, create: bool = False, anchor: Path | None = None) -> Ledger:
+    """The ledger a command works on. There is no default place: two ledgers for one table would spend its budget twice."""
+    if not target:
+        raise InvalidInput("no ledger was named; give --ledger FILE or set DPFLOW_LEDGER, the same one for every run")
+    if not create:
+        return Ledger(target, anchor=anchor)
+    try:
+        return Ledger(target, anchor=anchor)
+    except InvalidInput:
+        made = Ledger(target, create=True, anchor=anchor)
+    where = "" if "://" in target else f" at {Path(target).resolve()}"  # a URL may hold a password
+    print(f"made a new ledger{where}", file=sys.stderr)
+    return made
+
+
+def terminal() -> Console:
+    """Where people read: as wide as the terminal; in a file or a pipe as wide as what is written."""
+    return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 10_000)
+
+
+def show(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Print a table for people: in a terminal as wide as that, in a file or a pipe one line a row. Empty columns stay out."""
+    cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    kept = [i for i in range(len(columns)) if not cells or any(row[i] for row in cells)]
+    table = Table(header_style="bold", show_header=any(columns))
+    for i in kept:  # a narrow terminal breaks amounts, but loses none, and never the name in front
+        table.add_column(Text(columns[i]), overflow="fold", no_wrap=i == 0)
+    for row in cells:
+        table.add_row(*(Text(row[i]) for i in kept))  # brackets in a key are no markup
+    console = terminal()
+    console.print(title, style="italic", highlight=False, markup=False)
+    console.print(table)
+
+
+def show_json(value: Any) -> None:
+    """Print JSON for programs."""
+    print(json.dumps(value, indent=2, default=str, ensure_ascii=False))
+
+
+def explain(entry: Mechanism[Any] | InteractiveMechanism[Any, Any] | Calculator[Any], as_json: bool) -> None:
+    """Print what a mechanism or calculator is, and what its fields mean."""
+    models: dict[str, type[BaseModel]] = {"field": entry.Params}
+    if isinstance(entry, InteractiveMechanism):
+        models["a query's field"] = entry.Query
+    if as_json:
+        about: dict[str, Any] = {"name": entry.name, "summary": entry.summary, "citation": entry.citation}
+        for kind, model in zip(("", "query_"), models.values()):
+            rows, meaning = _fields(model)
+            about |= {f"{kind}fields": dict(rows), f"{kind}meaning": meaning}
+        return show_json(about)
+    title = f"{entry.name}: {entry.summary} ({entry.citation})"
+    for heading, model in models.items():
+        rows, meaning = _fields(model)
+        show(title, (heading, "if left out"), rows)
+        print(textwrap.fill(meaning, 120))
+        title = f"what {entry.name} is asked"
+
+
+def _fields(model: type[BaseModel]) -> tuple[list[tuple[str, str]], str]:
+    """Every field with its default, and what they mean."""
+    fields = model.model_fields
+    rows = [
+        (name, "required" if f.is_required() else _default(f.get_default(call_default_factory=True)))
+        for name, f in fields.items()
+    ]
+    meaning = ""
+    for base in model.__mro__:  # a base's text stands for the fields that nearer ones leave out
+        own, text = vars(base).get("__annotations__", {}), vars(base).get("__doc__") or ""
+        if issubclass(base, Strict) and any(name in fields and f"``{name}``" not in meaning for name in own):
+            meaning += " ".join(text.split()) + " "
+    return rows, meaning.replace("``", "").strip()
+
+
+def _default(value: Any) -> str:
+    if isinstance(value, BaseModel):
+        value = {name: str(part) for name, part in value.model_dump(mode="json").items()}
+        return ", ".join(f"{name}: {part}" for name, part in value.items())
+    return "nothing" if value is None or value in ((), {}, "") else str(value)
+
+
+@contextmanager
+def writing(file: Path) -> Iterator[TextIO]:
+    """A text file that appears whole or not at all, readable by its owner only. Raises `InvalidInput` for a bad place."""
+    try:
+        descriptor, part = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+    except OSError:
+        raise InvalidInput(f"{file.parent} cannot be written; give a file in a directory of yours") from None
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            yield stream
+        Path(part).replace(file)
+    except OSError:
+        raise InvalidInput(f"{file} cannot be written; give another file, on a disk with room") from None
+    finally:
+        Path(part).unlink(missing_ok=True)

@@ -1,0 +1,250 @@
+"""The schedule side of `dpflow plan`: reads options and files, prints the engine's forecast as tables, JSON or a plot."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from dpflow.cli.console import show, show_json
+from dpflow.core.accounting import amounts
+from dpflow.core.accounting.privacy_filters import Cost, FilterName, make_filter
+from dpflow.engine.planning import report
+from dpflow.engine.planning.simulate import Forecast, Job, file_job, forecast, release_files
+from dpflow.engine.planning.solve import Fitted, solve
+from dpflow.errors import InvalidInput
+from dpflow.ledger import Ledger, Scope
+from dpflow.registry import Registry
+
+_SPANS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """The options, parsed."""
+
+    start: dt.datetime | None
+    every: dt.timedelta | None
+    until: dt.datetime | None
+    grants: dict[str, list[str]]
+    runs: int | None
+    shares: dict[str, str]
+    errors: dict[str, str]
+
+    @classmethod
+    def parsed(
+        cls,
+        start: str | None,
+        every: str | None,
+        until: str | None,
+        grants: list[str],
+        runs: int | None,
+        shares: list[str],
+        errors: list[str],
+    ) -> Wishes:
+        """Raises `InvalidInput` for what cannot be understood."""
+        granted = {name: value.split(",") for name, value in _pairs("--grant", grants).items()}
+        for name, parts in granted.items():
+            if len(parts) > 4:
+                raise InvalidInput(f"--grant {name} has more than EPSILON,DELTA,FILTER,TAIL_SHARE; correct it")
+        return cls(
+            _date("--start", start),
+            _span(every),
+            _date("--until", until),
+            granted,
+            runs,
+            _pairs("--share", shares),
+            _pairs("--error", errors),
+        )
+
+
+def command(place: Path, ledger: Ledger | None, wishes: Wishes, as_json: bool, plot: Path | None) -> None:
+    """Read, forecast, solve if asked, and print."""
+    registry = Registry.load()
+    jobs = read(place, wishes)
+    first = forecast(jobs, registry, None)
+    supposed = {name: _supposed(name, parts, first) for name, parts in wishes.grants.items()}
+    seen = forecast(jobs, registry, ledger, supposed=supposed, until=wishes.until)
+    fitted = _fitted(seen, wishes) if wishes.runs is not None else []
+    if plot is not None:
+        draw(seen, plot)
+    if as_json:
+        found = report.describe(seen)
+        if fitted:
+            found["fitted"] = {"runs": wishes.runs, "tasks": [one.to_json() for one in fitted]}
+        return show_json(found)
+    _print(seen, fitted, wishes)
+
+
+def read(place: Path, wishes: Wishes) -> list[Job]:
+    """Jobs of a file or folder. A release file that a DAG reads belongs to the DAG."""
+    start = wishes.start or dt.datetime.now(dt.UTC)
+    if not place.exists():
+        raise InvalidInput(f"there is nothing at {place}; give a release file, a DAG file, or a folder of them")
+    jobs: list[Job] = []
+    of_dags: set[Path] = set()
+    if place.suffix == ".py" or (place.is_dir() and any(place.rglob("*.py"))):
+        from dpflow.airflow.dag_jobs import read_dags
+
+        jobs, of_dags = read_dags(place, start=wishes.start, every=wishes.every)
+    if place.suffix != ".py":
+        files = release_files(place) if place.is_dir() else [place]
+        jobs += [file_job(file, start, wishes.every) for file in files if file.resolve() not in of_dags]
+    if not jobs:
+        raise InvalidInput(f"nothing in {place} charges a budget: no release file, and no DAG with a release or a gate")
+    return jobs
+
+
+def _supposed(name: str, parts: list[str], seen: Forecast) -> Scope:
+    """A grant that nobody made, for the table that charges it."""
+    tables = [line.plan.table for line in seen.lines if name in line.path]
+    if not tables:
+        raise InvalidInput(f"no task charges scope {name!r}; the scopes charged are: {', '.join(seen.ungranted)}")
+    epsilon, delta, rule, share = (*parts, *("", "0", "basic", "1")[len(parts) :])
+    exact = amounts.epsilon(epsilon), amounts.delta(delta)
+    filter = make_filter(cast(FilterName, rule), *exact, tail_share=amounts.exact("tail_share", share))
+    return Scope(name, filter, tables[0].protected, tables[0].protects == "unit-block")
+
+
+def _fitted(seen: Forecast, wishes: Wishes) -> list[Fitted]:
+    """Solve for a fresh block, or for what a scope without blocks has left."""
+    if seen.ungranted:
+        raise InvalidInput(
+            f"scope {seen.ungranted[0]!r} has no grant to fit; name its ledger, or suppose one with --grant"
+        )
+    lines = [line for line in seen.lines if line not in seen.opened]
+    granted = {name: found.scope for name, found in seen.outlooks.items()}
+    spent = {name: seen.spent.get(name, {}).get("", Cost()) for name, scope in granted.items() if not scope.blocks}
+    assert wishes.runs is not None
+    return solve(lines, granted, wishes.runs, shares=wishes.shares, errors=wishes.errors, spent=spent)
+
+
+# --- for people -------------------------------------------------------------------------------------------------------
+
+
+_TASKS = ("task", "charged", "release", "mechanism", "scope", "epsilon", "delta", "error at 95 %")
+_FITS = ("release", "scope", "share", "epsilon now", "epsilon that fits", "error now", "error then")
+
+
+def _print(seen: Forecast, fitted: list[Fitted], wishes: Wishes) -> None:
+    found = report.describe(seen)
+    runs = {job["job"]: job["runs"] for job in found["jobs"]}
+    show("tasks", _TASKS, (_task_row(task, runs[task["job"]]) for task in found["tasks"]))
+    for note in found["notes"]:
+        print(note)
+    for row in found["scopes"]:
+        show(f"scope {row['scope']} (a round is one run of every job)", ("", ""), _scope_rows(row))
+    for name in found["ungranted"]:
+        print(f"scope {name!r} has no grant here: name its ledger, or suppose one with --grant {name}=1,1e-6")
+    if fitted:
+        show(f"noise that makes {wishes.runs} runs fit", _FITS, (_fitted_row(one.to_json()) for one in fitted))
+    print(f"forecast: {found['forecast']}")
+
+
+def _task_row(task: dict[str, Any], runs: str) -> tuple[Any, ...]:
+    charged = "once" if task["charged"] == "once" else runs
+    name = task["job"] if task["task"] == task["job"] else f"{task['job']}: {task['task']}"
+    where = (name, charged, task["release"], task["mechanism"], task["scope"])
+    return (*where, task["epsilon"], task["delta"], _errors(task["error_95"]))
+
+
+def _fitted_row(row: dict[str, Any]) -> tuple[Any, ...]:
+    share = row["share"] or "by its error"
+    errors = _errors(row["error_95_now"]), _errors(row["error_95"])
+    return (row["release"], row["scope"], share, row["epsilon_now"], row["epsilon"], *errors)
+
+
+def _scope_rows(row: dict[str, Any]) -> list[tuple[str, str]]:
+    best, fixed = row["filters"][0], row["fixed_schedule"]
+    shared = f", tail share {best['tail_share']}" if best["tail_share"] not in (None, "1") else ""
+    if row["exhausted"]:
+        where = f", block {row['exhausted_block']}" if row["exhausted_block"] else ""
+        end = f"{row['exhausted'][:16]}{where}"
+    else:
+        end = f"no (last run {row['last_run'][:10]})" if row["last_run"] else "no run"
+    once = f"; once {row['once']['epsilon']}" if row["once"]["epsilon"] != "0" else ""
+    paid = f" ({row['runs_paid_before']} paid before)" if row["runs_paid_before"] else ""
+    found = [
+        ("grant", f"epsilon {row['epsilon']}, delta {row['delta']} ({row['filter']})"),
+        ("account", row["account"]),
+        ("a round costs", f"epsilon {row['round']['epsilon']}, delta {row['round']['delta']}{once}"),
+        ("rounds that fit", _count(row["rounds_that_fit"])),
+        ("runs served", f"{row['runs']}{paid}"),
+        ("exhausted", end),
+        ("best filter", f"{best['filter']}: {_count(best['rounds'])}{shared}"),
+    ]
+    if fixed:
+        cost = f"{fixed['releases']:,} releases cost epsilon {fixed['epsilon']:.4g} at delta {fixed['delta']}"
+        found.append(("fixed in advance", f"{cost} ({fixed['report']})"))
+    return found
+
+
+def _count(number: int | None) -> str:
+    return "any number" if number is None else "none" if number < 0 else f"{number:,}"
+
+
+def _errors(bounds: dict[str, float] | None) -> str:
+    return "part of the result" if bounds is None else ", ".join(f"{k} {v:.4g}" for k, v in bounds.items())
+
+
+def draw(seen: Forecast, file: Path) -> None:
+    """Share of each scope's grant that is left after every run; under a budget per block, of the blocks of that run."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    axes = figure.add_subplot()
+    for name, scope in seen.outlooks.items():
+        if scope.burn:
+            label = name + (" (blocks of the run)" if scope.scope.blocks else "")
+            dates: Any = [when for when, _ in scope.burn]
+            left = [1 - used for _, used in scope.burn]
+            axes.step(dates, left, where="post", label=label)
+        if scope.refused:
+            end: Any = scope.refused
+            axes.axvline(end, linestyle=":", color="grey")
+            axes.annotate("exhausted", (end, 0.5), rotation=90, ha="right")
+    axes.set(ylim=(-0.02, 1.02), ylabel="left of the grant", title="forecast of this schedule alone")
+    axes.xaxis_date()
+    if axes.get_lines():
+        axes.legend()
+    figure.autofmt_xdate()
+    try:
+        figure.savefig(file)
+    except (OSError, ValueError):
+        raise InvalidInput(
+            f"{file} cannot be drawn; give a file that ends in .svg or .png, in a folder of yours"
+        ) from None
+
+
+# --- options ----------------------------------------------------------------------------------------------------------
+
+
+def _date(option: str, value: str | None) -> dt.datetime | None:
+    if value is None:
+        return None
+    try:
+        found = dt.datetime.fromisoformat(value)
+    except ValueError:
+        raise InvalidInput(f"{option} {value[:40]!r} is no date; write it as 2026-01-31 or 2026-01-31T06:00") from None
+    return found if found.tzinfo else found.replace(tzinfo=dt.UTC)
+
+
+def _span(value: str | None) -> dt.timedelta | None:
+    if value is None:
+        return None
+    found = re.fullmatch(r"(\d{1,6})\s*([mhdw])", value.strip())
+    if found is None or int(found[1]) == 0:
+        raise InvalidInput(f"--every {value[:40]!r} is no span of time; write it as 1d, 12h, 30m or 2w")
+    return dt.timedelta(**{_SPANS[found[2]]: int(found[1])})
+
+
+def _pairs(option: str, values: list[str]) -> dict[str, str]:
+    found = {}
+    for value in values:
+        name, equals, amount = value.rpartition("=")
+        if not equals or not name or not amount:
+            raise InvalidInput(f"{option} {value[:60]!r} has no NAME=VALUE; write it as {option} 'some name=1'")
+        found[name] = amount
+    return found

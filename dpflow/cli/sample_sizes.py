@@ -1,0 +1,17 @@
+"""`dpflow samples`: how many rows each method of asking adaptively needs, and which proven one is the cheapest."""
+
+from __future__ import annotations
+
+from dpflow.cli import calculate
+from dpflow.cli.console import JsonOption
+from dpflow.registry import Registry
+
+
+def command(
+    inputs: calculate.InputsArgument = None, plot: calculate.PlotOption = None, as_json: JsonOption = False
+) -> None:
+    """Rows that each method of answering or checking k adaptive queries needs; --plot draws them over k."""
+    if plot is not None:
+        curves = Registry.load().calculator("sample_curves")
+        calculate.draw(curves, curves.run(calculate.parsed(inputs or [])), plot)
+    calculate.command("samples", inputs, as_json=as_json)

@@ -1,0 +1,410 @@
+"""Privacy claims as data: a closed vocabulary of events, their conversions and their JSON form.
+
+An event says what one release costs, for every pair of neighbouring tables and in both directions. It is built from the
+plan alone. Each kind converts itself to
+
+- ``approximate()``: (epsilon, delta)-DP at its own delta, or None when no finite epsilon exists there;
+- ``zcdp()``: delta-approximate rho-zCDP, as (rho, delta);
+- ``renyi(order)``: delta-approximate Renyi DP at one order, as (bound, delta).
+
+Delta-approximate means: with probability 1 - delta the bound holds (Bun, Steinke 2016, Def. 8.1). All numbers are exact
+Fractions in nats, rounded up. A kind that is not listed here is not supported: `from_json` refuses it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from fractions import Fraction
+from typing import Any, ClassVar, Final
+
+from dpflow.core.accounting import amounts, renyi
+from dpflow.errors import InvalidAmount, PlanRefused
+
+LARGEST_COUNT: Final = 10**12  # of a Repeated event, and the largest group
+_DEEPEST: Final = 32  # nesting of a decoded event
+_DELTA_GRID: Final = Fraction(1, 10**30)  # a computed delta is rounded up to it
+
+
+class Event(ABC):
+    """A privacy claim. Frozen, hashable, validated when built; see the module for the meaning of the conversions."""
+
+    kind: ClassVar[str]
+
+    def approximate(self) -> tuple[Fraction, Fraction] | None:
+        """(epsilon, delta), or None when this event has no finite epsilon at its own delta."""
+        return None
+
+    @abstractmethod
+    def zcdp(self) -> tuple[Fraction, Fraction]:
+        """(rho, delta) of delta-approximate rho-zCDP."""
+
+    def renyi(self, order: Fraction) -> tuple[Fraction, Fraction]:
+        """(an upper bound of the Renyi divergence at this order > 1, delta); what zCDP implies unless a kind knows better."""
+        rho, delta = self.zcdp()
+        return rho * order, delta
+
+    @abstractmethod
+    def group(self, size: int) -> Event:
+        """The same release seen by tables that differ in ``size`` units. Raises `PlanRefused` where no rule is known."""
+
+    def epsilon_at(self, delta: Fraction) -> Fraction | None:
+        """The least epsilon proved here for a total ``delta``; None when there is none. For reports and planning."""
+        claims: list[Fraction] = []
+        direct = self.approximate()
+        if direct is not None and direct[1] <= delta:
+            claims.append(direct[0])
+        spare = delta - self.zcdp()[1]
+        if spare > 0:
+            claims.append(renyi.smallest_epsilon(lambda order: self.renyi(order)[0], spare))
+        return min(claims, default=None)
+
+
+@dataclass(frozen=True)
+class _PureEvent(Event):
+    """What all claims with an epsilon in [1e-12, 1e6] and no delta share."""
+
+    epsilon: Fraction
+
+    def __post_init__(self) -> None:
+        _check(self, epsilon=amounts.epsilon)
+
+    def approximate(self) -> tuple[Fraction, Fraction]:
+        return self.epsilon, Fraction(0)
+
+    def zcdp(self) -> tuple[Fraction, Fraction]:
+        return _pure_rho(self.epsilon), Fraction(0)
+
+    def renyi(self, order: Fraction) -> tuple[Fraction, Fraction]:
+        return renyi.pure(self.epsilon, order), Fraction(0)
+
+    def group(self, size: int) -> Event:
+        return type(self)(self.epsilon * _size(size))
+
+
+class Pure(_PureEvent):
+    """epsilon-DP. epsilon^2/2-zCDP (Bun, Steinke 2016, Prop. 1.4)."""
+
+    kind = "pure.v1"
+
+
+class SparseVector(_PureEvent):
+    """A whole sparse-vector session, charged when it opens: epsilon-DP however it is interleaved, and nothing better."""
+
+    kind = "sparse-vector.v1"
+
+
+class BoundedRange(_PureEvent):
+    """The exponential mechanism, report-noisy-max with Gumbel noise, a vote: privacy losses in an interval of length epsilon.
+
+    epsilon-DP and epsilon^2/8-zCDP (Cesar, Rogers 2021). Not for Laplace noise, not for a session. In a group the
+    lengths of the intervals add along a path of neighbours.
+    """
+
+    kind = "bounded-range.v1"
+
+    def zcdp(self) -> tuple[Fraction, Fraction]:
+        return min(self.epsilon**2 / 8, _pure_rho(self.epsilon)), Fraction(0)
+
+    def renyi(self, order: Fraction) -> tuple[Fraction, Fraction]:
+        return renyi.bounded_range(self.epsilon, order), Fraction(0)
+
+
+@dataclass(frozen=True)
+class DiscreteLaplace(Event):
+    """Integer noise, ``Pr[x] ~ exp(-|x|/scale)`` on every coordinate of an integer vector.
+
+    Args:
+        scale: above 0, in the unit of the grid.
+        sensitivity: the L1 sensitivity, a whole number of grid steps >= 1; sensitivity/scale is the epsilon and must be legal.
+    """
+
+    kind: ClassVar[str] = "discrete-laplace.v1"
+    scale: Fraction
+    sensitivity: int = 1
+
+    def __post_init__(self) -> None:
+        _check(self, scale=_positive("scale"), sensitivity=_whole("sensitivity", 10**30))
+        amounts.epsilon(self.sensitivity / self.scale)
+
+    def approximate(self) -> tuple[Fraction, Fraction]:
+        return self.sensitivity / self.scale, Fraction(0)
+
+    def zcdp(self) -> tuple[Fraction, Fraction]:
+        return _pure_rho(self.sensitivity / self.scale), Fraction(0)
+
+    def renyi(self, order: Fraction) -> tuple[Fraction, Fraction]:
+        return renyi.discrete_laplace(self.scale, self.sensitivity, order), Fraction(0)
+
+    def group(self, size: int) -> Event:
+        return DiscreteLaplace(self.scale, self.sensitivity * _size(size))
+
+
+@dataclass(frozen=True)
+class Approximate(Event):
+    """(epsilon, delta)-DP, nothing more known. epsilon in [1e-12, 1e6], delta 0 or in [1e-18, 1)."""
+
+    kind: ClassVar[str] = "approximate.v1"
+    epsilon: Fraction
+    delta: Fraction
+
+    def __post_init__(self) -> None:
+        _check(self, epsilon=amounts.epsilon, delta=amounts.delta)
+
+    def approximate(self) -> tuple[Fraction, Fraction]:
+        return self.epsilon, self.delta
+
+    def zcdp(self) -> tuple[Fraction, Fraction]:
+        return _pure_rho(self.epsilon), self.delta
+
+    def renyi(self, order: Fraction) -> tuple[Fraction, Fraction]:
+        return renyi.pure(self.epsilon, order), self.delta
+
+    def group(self, size: int) -> Event:
+        """(k eps, delta (1 + e^eps + ... + e^((k-1) eps))), by the triangle inequality along a path of k neighbours."""
+        epsilon = self.epsilon * _size(size)
+        if size == 1 or not self.delta:
+            return Approximate(epsilon, self.delta)
+        if epsilon > 100:  # (k-1) eps >= 50, so that even delta = 1e-18 grows past 1
+            raise InvalidAmount(f"a group of {size} units has delta above 1 here; protect one unit, or lower epsilon.")
+        series = (renyi.exp_up(epsilon) - 1) / (1 / renyi.exp_up(-self.epsilon) - 1)
+        return Approximate(epsilon, amounts.to_units_up(self.delta * series, _DELTA_GRID) * _DELTA_GRID)
+
+
+@dataclass(frozen=True)
+class ZCDP(Event):
+    """delta-approximate rho-zCDP (Bun, Steinke 2016). rho in [1e-24, 1e6], delta 0 or in [1e-18, 1)."""
+
+    kind: ClassVar[str] = "zcdp.v1"
+    rho: Fraction
+    delta: Fraction = Fraction(0)
+
+    def __post_init__(self) -> None:
+        _check(self, rho=amounts.rho, delta=amounts.delta)
+
+    def zcdp(self) -> tuple[Fraction, Fraction]:
+        return self.rho, self.delta
+
+    def group(self, size: int) -> Event:
+        """(k^2 rho)-zCDP for delta = 0 (Bun, Steinke 2016, Prop. 1.9)."""
+        if self.delta and size > 1:
+            raise PlanRefused("approximate zCDP has no group rule here; state the claim for the larger neighbours.")
+        return ZCDP(self.rho * _size(size) ** 2, self.delta)
+
+
+@dataclass(frozen=True)
+class DiscreteGaussian(Event):
+    """Integer noise, ``Pr[x] ~ exp(-x^2 / (2 sigma2))`` on every coordinate of an integer vector.
+
+    It is ``sensitivity^2 / (2 sigma2)``-zCDP (Canonne, Kamath, Steinke 2020, Thm. 4 and Thm. 14), in any dimension.
+
+    Args:
+        sigma2: the parameter sigma squared, above 0, in squared grid units.
+        sensitivity: the L2 sensitivity, above 0, in grid units; the resulting rho must be legal.
+    """
+
+    kind: ClassVar[str] = "discrete-gaussian.v1"
+    sigma2: Fraction
+    sensitivity: Fraction = Fraction(1)
+
+    def __post_init__(self) -> None:
+        _check(self, sigma2=_positive("sigma2"), sensitivity=_positive("sensitivity"))
+        amounts.rho(self.zcdp()[0])
+
+    def zcdp(self) -> tuple[Fraction, Fraction]:
+        return self.sensitivity**2 / (2 * self.sigma2), Fraction(0)
+
+    def group(self, size: int) -> Event:
+        return DiscreteGaussian(self.sigma2, self.sensitivity * _size(size))
+
+
+@dataclass(frozen=True)
+class Unprotected(Event):
+    """No claim at all: for what runs on tables declared generalisation-only, whose scopes protect nobody.
+
+    It costs nothing because nothing is protected; `make_plan` refuses it for any other table, and no other event holds it.
+    """
+
+    kind: ClassVar[str] = "unprotected.v1"
+
+    def approximate(self) -> tuple[Fraction, Fraction]:
+        return Fraction(0), Fraction(0)
+
+    def zcdp(self) -> tuple[Fraction, Fraction]:
+        return Fraction(0), Fraction(0)
+
+    def renyi(self, order: Fraction) -> tuple[Fraction, Fraction]:
+        return Fraction(0), Fraction(0)
+
+    def group(self, size: int) -> Event:
+        raise PlanRefused("an unprotected event has no claim that could be stated for groups.")
+
+
+@dataclass(frozen=True)
+class Composed(Event):
+    """Several events of one release, later ones free to look at earlier outputs. At least one."""
+
+    kind: ClassVar[str] = "composed.v1"
+    events: tuple[Event, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "events", tuple(self.events))
+        if not self.events:
+            raise PlanRefused("a composed event needs at least one event.")
+        for event in self.events:
+            _protecting(event)
+
+    def approximate(self) -> tuple[Fraction, Fraction] | None:
+        claims = [event.approximate() for event in self.events]
+        known = [claim for claim in claims if claim is not None]
+        return _sum(known) if len(known) == len(claims) else None
+
+    def zcdp(self) -> tuple[Fraction, Fraction]:
+        return _sum([event.zcdp() for event in self.events])
+
+    def renyi(self, order: Fraction) -> tuple[Fraction, Fraction]:
+        return _sum([event.renyi(order) for event in self.events])
+
+    def group(self, size: int) -> Event:
+        return Composed(tuple(event.group(size) for event in self.events))
+
+
+@dataclass(frozen=True)
+class Repeated(Event):
+    """The same event ``count`` times, adaptively; count from 1 to 1e12."""
+
+    kind: ClassVar[str] = "repeated.v1"
+    event: Event
+    count: int
+
+    def __post_init__(self) -> None:
+        _protecting(self.event)
+        _check(self, count=_whole("count", LARGEST_COUNT))
+
+    def approximate(self) -> tuple[Fraction, Fraction] | None:
+        claim = self.event.approximate()
+        return None if claim is None else self._times(claim)
+
+    def zcdp(self) -> tuple[Fraction, Fraction]:
+        return self._times(self.event.zcdp())
+
+    def renyi(self, order: Fraction) -> tuple[Fraction, Fraction]:
+        return self._times(self.event.renyi(order))
+
+    def group(self, size: int) -> Event:
+        return Repeated(self.event.group(size), self.count)
+
+    def _times(self, claim: tuple[Fraction, Fraction]) -> tuple[Fraction, Fraction]:
+        return claim[0] * self.count, claim[1] * self.count
+
+
+def replace_from_add_remove(event: Event) -> Event:
+    """The claim for tables that differ by replacing a unit, from one for adding or removing a unit.
+
+    Replacing is removing one and adding another: (2 eps, (1 + e^eps) delta), 4 rho. The reverse does not exist.
+    """
+    return event.group(2)
+
+
+# --- JSON -------------------------------------------------------------------------------------------------------------
+
+_LEAVES = (Pure, Approximate, ZCDP, BoundedRange, DiscreteLaplace, DiscreteGaussian, SparseVector, Unprotected)
+_KINDS: Final[Mapping[str, type[Event]]] = {cls.kind: cls for cls in (*_LEAVES, Composed, Repeated)}
+
+
+def known(event: object) -> Event:
+    """The event itself if its type is in the vocabulary; a stranger, a subclass included, raises `PlanRefused`."""
+    if isinstance(event, Event) and type(event) in _KINDS.values():
+        return event
+    raise PlanRefused(
+        f"an event of type {type(event).__name__} is not supported; use one of dpflow.core.accounting.events."
+    )
+
+
+def _protecting(event: object) -> Event:
+    """A known event that makes a claim: a part without one would make the whole look cheaper than it is."""
+    if isinstance(event, Unprotected):
+        raise PlanRefused("an event without a privacy claim cannot be part of one that has a claim.")
+    return known(event)
+
+
+def to_json(event: Event) -> dict[str, Any]:
+    """The event as JSON: its kind with a version, and its fields, amounts as exact strings. Raises `PlanRefused`."""
+    known(event)
+    return {"kind": event.kind} | {f.name: _encode(getattr(event, f.name)) for f in fields(event)}  # type: ignore[arg-type]
+
+
+def from_json(data: object) -> Event:
+    """The event that `to_json` wrote, validated again. Raises `PlanRefused` or `InvalidAmount`."""
+    return _decode(data, _DEEPEST)
+
+
+def _encode(value: object) -> object:
+    if isinstance(value, Event):
+        return to_json(value)
+    if isinstance(value, tuple):
+        return [to_json(event) for event in value]
+    return amounts.text(value) if isinstance(value, Fraction) else value
+
+
+def _decode(data: object, depth: int) -> Event:
+    kind = data.get("kind") if isinstance(data, dict) else None
+    cls = _KINDS.get(kind) if isinstance(kind, str) else None
+    if not isinstance(data, dict) or cls is None:
+        shown = repr(kind)[:60] if isinstance(data, dict) else type(data).__name__
+        raise PlanRefused(f"{shown} is no kind of privacy event known here; known: {', '.join(sorted(_KINDS))}.")
+    values = {name: value for name, value in data.items() if name != "kind"}
+    expected = [f.name for f in fields(cls)]  # type: ignore[arg-type]
+    if sorted(map(str, values)) != sorted(expected):
+        raise PlanRefused(f"a {kind} event has exactly the fields {', '.join(expected)}.")
+    if depth == 0:
+        raise PlanRefused(f"this event is nested more than {_DEEPEST} deep.")
+    if "event" in values:
+        values["event"] = _decode(values["event"], depth - 1)
+    if "events" in values:
+        if not isinstance(values["events"], list):
+            raise PlanRefused("the events of a composed event are a list.")
+        values["events"] = tuple(_decode(event, depth - 1) for event in values["events"])
+    return cls(**values)
+
+
+# --- checks -----------------------------------------------------------------------------------------------------------
+
+
+def _check(event: Event, **checks: Callable[[object], object]) -> None:
+    """Replace the named fields by their validated values."""
+    for name, check in checks.items():
+        object.__setattr__(event, name, check(getattr(event, name)))
+
+
+def _positive(name: str) -> Callable[[object], Fraction]:
+    def check(value: object) -> Fraction:
+        amount = amounts.exact(name, value)
+        if amount > 0:
+            return amount
+        raise InvalidAmount(f"{name} is {amounts.show(amount)}; it must be above 0.")
+
+    return check
+
+
+def _whole(name: str, largest: int) -> Callable[[object], int]:
+    def check(value: object) -> int:
+        amount = amounts.exact(name, value)
+        if amount.denominator == 1 and 1 <= amount <= largest:
+            return int(amount)
+        raise InvalidAmount(f"{name} is {amounts.show(amount)}; it must be a whole number from 1 to {largest}.")
+
+    return check
+
+
+def _size(size: int) -> int:
+    return _whole("the size of a group", LARGEST_COUNT)(size)
+
+
+def _pure_rho(epsilon: Fraction) -> Fraction:
+    return min(epsilon**2 / 2, epsilon)  # the second: D_a <= epsilon <= epsilon * a
+
+
+def _sum(claims: list[tuple[Fraction, Fraction]]) -> tuple[Fraction, Fraction]:
+    return sum((claim[0] for claim in claims), Fraction(0)), sum((claim[1] for claim in claims), Fraction(0))

@@ -1,0 +1,259 @@
+"""Privacy filters: when must a scope stop? Everything is fixed at the grant, so jobs may choose freely afterwards.
+
+A filter turns an event into a `Cost` of three integers and a grant into a `Capacity`. The ledger adds and compares those
+integers and knows nothing else. Costs are rounded up, capacities down. Theorem 1 of docs/accounting.md proves that any
+adaptive sequence of releases, sessions included, that `Filter.admits` lets through is (epsilon, delta)-DP for the grant.
+
+- ``basic``: the epsilons add up to at most epsilon, the deltas to at most delta.
+- ``renyi``: Renyi divergences at one order add up to at most the capacity of that order at ``tail_delta``; the mechanisms'
+  own deltas add up to at most the rest of delta.
+- ``hybrid``: goes on while either of the two holds, both with the rest of delta for the mechanisms' own deltas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Final, Literal
+
+from dpflow.core.accounting import amounts, renyi
+from dpflow.core.accounting.amounts import to_units_down, to_units_up
+from dpflow.core.accounting.events import Event, known
+from dpflow.core.accounting.renyi import Conversion
+from dpflow.errors import InvalidAmount, InvalidDeclaration, PlanRefused
+
+EPSILON_UNIT: Final = Fraction(1, 10**12)  #: of epsilon and of Renyi divergence
+DELTA_UNIT: Final = Fraction(1, 10**18)
+SATURATED: Final = 2**62 - 1  #: "cannot be paid on this path"; two of them still add up to less than 2**63
+CLOSED: Final = -1  #: capacity of a path that is not open
+
+FilterName = Literal["basic", "renyi", "hybrid"]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What an event, or a sum of events, costs: whole units >= 0, each held at `SATURATED` once it gets there."""
+
+    epsilon: int = 0
+    delta: int = 0
+    renyi: int = 0
+
+    def __add__(self, other: Cost) -> Cost:
+        """The saturating sum; in SQL ``least(a + b, SATURATED)``."""
+        return Cost(
+            min(self.epsilon + other.epsilon, SATURATED),
+            min(self.delta + other.delta, SATURATED),
+            min(self.renyi + other.renyi, SATURATED),
+        )
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What a grant holds, in whole units below `SATURATED`; `CLOSED` closes the path it belongs to."""
+
+    epsilon: int
+    delta: int
+    renyi: int
+    renyi_delta: int
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """A report: what was spent so far is (epsilon, delta)-DP, proved on the path ``via``. A grant's promise is its capacity."""
+
+    epsilon: Fraction
+    delta: Fraction
+    via: Literal["basic", "renyi"]
+
+
+@dataclass(frozen=True)
+class Filter:
+    """One grant's rule. Build it with `make_filter`; the fields are what the ledger stores.
+
+    Attributes:
+        name: basic, renyi or hybrid.
+        epsilon, delta: the promise.
+        order: the Renyi order; None when no Renyi path is open.
+        tail_delta: the part of delta spent on converting Renyi divergence; the rest is for the mechanisms' own deltas.
+        conversion: the form of that conversion, see `renyi.penalty`.
+    """
+
+    name: FilterName
+    epsilon: Fraction
+    delta: Fraction
+    order: Fraction | None = None
+    tail_delta: Fraction = Fraction(0)
+    conversion: Conversion = "tight"
+
+    def __post_init__(self) -> None:
+        if self.name not in ("basic", "renyi", "hybrid") or self.conversion not in ("tight", "tail"):
+            shown = f"{self.name!r} with conversion {self.conversion!r}"[:80]
+            raise InvalidDeclaration(f"there is no filter {shown}; use basic, renyi or hybrid, tight or tail.")
+        amounts.epsilon(self.epsilon)
+        amounts.delta(self.delta)
+        amounts.delta(self.tail_delta)
+        open_path = self.order is not None
+        if open_path != (self.tail_delta > 0) or self.tail_delta > self.delta:
+            raise InvalidDeclaration(
+                "a filter with a Renyi order needs 0 < tail_delta <= delta, one without tail_delta 0."
+            )
+        if (self.name == "basic" and open_path) or (self.name == "renyi" and not open_path):
+            raise InvalidDeclaration("a basic filter has no Renyi order, a renyi filter needs one.")
+        if self.order is not None:
+            renyi.order(self.order)
+
+    def capacity(self) -> Capacity:
+        """What the ledger compares the sums with. Rounded down."""
+        epsilon, own_delta = CLOSED, to_units_down(self.delta - self.tail_delta, DELTA_UNIT)
+        if self.name != "renyi":
+            epsilon = to_units_down(self.epsilon, EPSILON_UNIT)
+        if self.order is None:
+            return Capacity(epsilon, own_delta, CLOSED, CLOSED)
+        bound = to_units_down(renyi.capacity(self.epsilon, self.tail_delta, self.order, self.conversion), EPSILON_UNIT)
+        divergence = min(max(bound, CLOSED), SATURATED - 1)
+        return Capacity(epsilon, CLOSED if epsilon == CLOSED else own_delta, divergence, own_delta)
+
+    def cost(self, event: Event) -> Cost:
+        """The event's price. Rounded up; 0 on a path that this filter does not have, `SATURATED` where it is unpayable.
+
+        Raises:
+            PlanRefused: the event is not of the vocabulary, or this grant could not pay it whatever its size: no finite
+                epsilon under basic, or a delta of its own where the grant left none.
+        """
+        known(event)
+        epsilon = divergence = 0
+        direct, own_delta = event.approximate(), event.zcdp()[1]
+        if self.name != "renyi":
+            epsilon = SATURATED if direct is None else _units(direct[0], EPSILON_UNIT)
+        if self.order is not None:
+            divergence = _units(event.renyi(self.order)[0], EPSILON_UNIT)
+        elif direct is None:
+            raise PlanRefused(
+                "this release has no epsilon of its own (Gaussian noise or zCDP), which basic accounting cannot pay; "
+                "leave out its delta where it can do without (then noise is Laplace), or grant the scope with filter renyi or hybrid "
+                "and delta > 0."
+            )
+        price = Cost(epsilon, _units(own_delta, DELTA_UNIT), divergence)
+        if price.delta > 0 and self.delta == self.tail_delta:
+            raise PlanRefused(
+                f"this release has a delta of its own ({amounts.show(own_delta)}), and the grant leaves none for mechanisms; "
+                "grant the scope with filter basic and delta > 0, or with a tail_share below 1."
+            )
+        return price
+
+    @staticmethod
+    def admits(capacity: Capacity, total: Cost) -> bool:
+        """Whether so much may have been charged, a new price included."""
+        basic = total.epsilon <= capacity.epsilon and total.delta <= capacity.delta
+        return basic or (total.renyi <= capacity.renyi and total.delta <= capacity.renyi_delta)
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything that was fixed, amounts as exact strings."""
+        return {
+            "version": 1,
+            "name": self.name,
+            "epsilon": amounts.text(self.epsilon),
+            "delta": amounts.text(self.delta),
+            "order": None if self.order is None else amounts.text(self.order),
+            "tail_delta": amounts.text(self.tail_delta),
+            "conversion": self.conversion,
+        }
+
+    @classmethod
+    def from_json(cls, data: object) -> Filter:
+        """The filter that `to_json` wrote, validated again. Raises `InvalidDeclaration` or `InvalidAmount`."""
+        names = {"version", "name", "epsilon", "delta", "order", "tail_delta", "conversion"}
+        if not isinstance(data, Mapping) or set(data) != names or data["version"] != 1:
+            raise InvalidDeclaration(
+                f"not a filter of version 1: it has exactly the fields {', '.join(sorted(names))}."
+            )
+        return cls(
+            data["name"],
+            amounts.epsilon(data["epsilon"]),
+            amounts.delta(data["delta"]),
+            None if data["order"] is None else amounts.exact("order", data["order"]),
+            amounts.delta(data["tail_delta"]),
+            data["conversion"],
+        )
+
+
+def make_filter(
+    name: FilterName,
+    epsilon: Fraction,
+    delta: Fraction,
+    *,
+    tail_share: Fraction = Fraction(1),
+    conversion: Conversion | None = None,
+) -> Filter:
+    """The filter of a new grant, its order chosen to hold as many small charges as possible.
+
+    Args:
+        name: basic, renyi or hybrid.
+        epsilon, delta: the promise; renyi needs delta > 0, hybrid without a delta is basic accounting.
+        tail_share: the part of delta, above 0 and up to 1, that converts Renyi divergence; the rest pays for mechanisms with
+            a delta of their own. Basic gives mechanisms the whole delta.
+        conversion: ``tight`` or ``tail``; by default tight for renyi and tail for hybrid. Both are proved for both.
+
+    Raises:
+        InvalidAmount: an amount out of range, delta = 0 under renyi, a tail_share outside (0, 1].
+    """
+    epsilon, delta, share = amounts.epsilon(epsilon), amounts.delta(delta), amounts.exact("tail_share", tail_share)
+    if not 0 < share <= 1:
+        raise InvalidAmount(f"tail_share is {amounts.show(share)}; it must be above 0 and at most 1.")
+    if name == "renyi" and delta == 0:
+        raise InvalidAmount("delta is 0; a renyi filter needs delta > 0, e.g. 1e-6, or use filter basic.")
+    if name == "basic" or delta == 0:
+        return Filter(name, epsilon, delta)
+    form: Conversion = conversion or ("tail" if name == "hybrid" else "tight")
+    tail = to_units_down(delta * share, DELTA_UNIT) * DELTA_UNIT
+    if tail == 0:
+        raise InvalidAmount("the tail's share of delta is below 1e-18; raise delta or tail_share.")
+    return Filter(name, epsilon, delta, renyi.best_order(epsilon, tail, form), tail, form)
+
+
+def guarantee(spent: Cost, filter: Filter, tail_delta: Fraction | None = None) -> Guarantee:
+    """An odometer: the least epsilon that the sums so far prove, as a report.
+
+    Args:
+        spent: the running sums of an account under this filter.
+        filter: the account's filter.
+        tail_delta: the failure probability for converting Renyi divergence, in (0, 1); by default the filter's.
+
+    Raises:
+        InvalidAmount: a tail_delta out of range.
+    """
+    own, claims = spent.delta * DELTA_UNIT, []
+    if filter.name != "renyi" and spent.epsilon < SATURATED:
+        claims.append(Guarantee(spent.epsilon * EPSILON_UNIT, own, "basic"))
+    tail = filter.tail_delta if tail_delta is None else amounts.delta(tail_delta)
+    if filter.order is not None and tail > 0 and spent.renyi < SATURATED:
+        if spent.renyi == 0:
+            return Guarantee(Fraction(0), own, "renyi")
+        penalty = renyi.penalty(filter.order, tail, filter.conversion)
+        claims.append(Guarantee(max(Fraction(0), spent.renyi * EPSILON_UNIT + penalty), own + tail, "renyi"))
+    if not claims:
+        raise InvalidAmount(
+            "nothing finite can be said about this account at a tail_delta of 0; ask with a larger one."
+        )
+    return min(claims, key=lambda claim: claim.epsilon)
+
+
+def odometer(spent: Cost, filter: Filter, delta: Fraction | None = None) -> Guarantee | None:
+    """`guarantee` at a chosen total delta (by default the grant's): what is not the mechanisms' own converts the tail.
+
+    None when nothing finite is proved there, or when the mechanisms' own deltas are above it already. The sums are those
+    that the account's filter keeps: after a sum is held at `SATURATED` its path proves nothing any more.
+    """
+    total = filter.delta if delta is None else delta
+    tail = total - spent.delta * DELTA_UNIT
+    if tail < 0:
+        return None
+    try:
+        return guarantee(spent, filter, tail)
+    except InvalidAmount:
+        return None
+
+
+def _units(amount: Fraction, unit: Fraction) -> int:
+    return min(to_units_up(amount, unit), SATURATED)

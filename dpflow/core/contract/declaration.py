@@ -1,0 +1,391 @@
+"""What a private table promises: its unit, neighbours, limits, bounds and keys. Pure data, read from YAML.
+
+A declaration is public. Every sensitivity follows from it and from nothing in the rows, so what it says is enforced
+(values are clamped, contributions are cut) or, where only the owner can know it, listed as a promise: that rows of one
+person carry the same unit, and that public keys were not picked by looking at the rows.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import yaml
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PlainSerializer,
+    PrivateAttr,
+    ValidationError,
+    model_validator,
+)
+
+from dpflow.core.accounting import amounts
+from dpflow.errors import InvalidAmount, InvalidDeclaration, InvalidInput, PlanRefused, UnknownName
+
+#: Integers of a statistic stay below this by plan, so that HUGEINT sums and BIGINT results cannot wrap.
+MAX_MAGNITUDE = 2**62
+#: What a table protects that is declared generalisation-only: the only scopes in which a release without a claim may run.
+NOBODY = "nobody (generalisation-only)"
+
+
+def _exact(value: Any) -> Fraction:
+    """A bound as an exact rational: ints, strings like "0.1", dates (days since 1970-01-01); floats by shortest form."""
+    if isinstance(value, dt.datetime):  # a date, too: days with a fraction, UTC where no zone is given
+        since = value.replace(tzinfo=value.tzinfo or dt.UTC) - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+        return Fraction(since // dt.timedelta(microseconds=1), 86_400_000_000)
+    if isinstance(value, dt.date):
+        return Fraction((value - dt.date(1970, 1, 1)).days)
+    try:
+        number = amounts.exact("a number", value)
+        float(number)  # a claim or an option becomes a double in the end, when it is too late to refuse it
+    except (InvalidAmount, OverflowError):
+        raise ValueError("write a finite number, such as -60 or '0.25'") from None
+    return number
+
+
+Exact = Annotated[Fraction, BeforeValidator(_exact), PlainSerializer(str, return_type=str)]
+
+
+class Strict(BaseModel):
+    """Base of every model a person writes: unknown fields are errors that list close ones, values are frozen."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, data: Any) -> Any:
+        known = [field.alias or name for name, field in cls.model_fields.items()]
+        unknown = [str(name) for name in data if name not in known] if isinstance(data, dict) else []
+        if len(unknown) > 2:
+            raise ValueError(f"there are no fields {', '.join(unknown[:20])}; known: {', '.join(known)}")
+        if unknown:
+            raise ValueError("; ".join(str(UnknownName("field", name, known)).rstrip(".") for name in unknown))
+        return data
+
+
+class Column(Strict):
+    """One column that a statistic may read.
+
+    ``lower`` and ``upper`` bound a number: rows outside are clamped, +-inf too. ``step`` is the grid on which sums are
+    taken, exactly; a value is rounded to it. ``missing`` says what a NULL or NaN is: ``skip`` (the row has no value), or
+    a number within the bounds. ``keys`` are public group keys: other values in the rows are ignored. ``groups`` and
+    ``rows_per_group`` say how a unit is cut when rows are grouped by this column; what is left out is the table's limit.
+    ``public`` says that everybody knows what each row holds here: only the other columns are protected.
+    """
+
+    lower: Exact | None = None
+    upper: Exact | None = None
+    step: Exact = Fraction(1)
+    missing: Literal["skip"] | Exact = "skip"
+    keys: tuple[str, ...] | None = None
+    groups: Annotated[int, Field(ge=1, le=10**6)] | None = None
+    rows_per_group: Annotated[int, Field(ge=1, le=10**9)] | None = None
+    public: bool = False
+    _dates: bool = PrivateAttr(default=False)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _remember(cls, data: Any, handler: ModelWrapValidatorHandler[Column]) -> Column:
+        made = handler(data)
+        made._dates = isinstance(data, dict) and type(data.get("lower")) is dt.date and made.step == 1
+        return made
+
+    @property
+    def dates(self) -> bool:
+        """Whether the bounds were written as dates, and the grid is days: what is released is a date then."""
+        return self._dates
+
+    @model_validator(mode="after")
+    def _check(self) -> Column:
+        if not self.step > 0:
+            raise ValueError("step must be positive")
+        if (self.lower is None) != (self.upper is None):
+            raise ValueError("give both lower and upper, or neither")
+        if self.lower is not None and self.upper is not None:
+            if not self.lower < self.upper:
+                raise ValueError(f"lower ({self.lower}) must be below upper ({self.upper})")
+            if max(abs(self.lower), abs(self.upper)) / self.step > MAX_MAGNITUDE:
+                raise ValueError("the bounds hold more than 2^62 steps; take a coarser step")
+            if self.upper // self.step < -(-self.lower // self.step):
+                raise ValueError(f"no multiple of step {self.step} lies within the bounds; take a finer step")
+            if self.missing != "skip" and not self.lower <= self.missing <= self.upper:
+                raise ValueError("missing must lie within the bounds")
+        if self.keys is not None and (not self.keys or len(set(self.keys)) != len(self.keys)):
+            raise ValueError("keys must be a list of different values, at least one")
+        return self
+
+    def grid(self) -> tuple[int, int]:
+        """Bounds in steps: the smallest and largest grid integer inside [lower, upper]. Raises ValueError if unbounded."""
+        if self.lower is None or self.upper is None:
+            raise ValueError("the column declares no bounds")
+        low, high = -((-self.lower) // self.step), self.upper // self.step
+        return int(low), int(high)
+
+    def unit(self, grid: int) -> int | float | str:
+        """A grid integer in the column's own unit: whole numbers exactly while a double holds them, a date as 2013-01-31."""
+        if self.dates:
+            return str(np.datetime64(grid, "D"))
+        value = grid * self.step
+        return int(value) if value.denominator == 1 and abs(value) < 2**53 else float(value)
+
+
+class Unit(Strict):
+    """What one guarantee protects: all rows that share ``column``.
+
+    ``missing``: rows without a unit are dropped, or together are one unit.
+    """
+
+    column: str
+    missing: Literal["drop", "one-unit"] = "drop"
+
+
+class Limits(Strict):
+    """How much one unit may contribute to one statistic; what is above is cut, by the unit's own rows only."""
+
+    rows: Annotated[int, Field(ge=1, le=10**9)]
+    groups: Annotated[int, Field(ge=1, le=10**6)] = 1
+    rows_per_group: Annotated[int, Field(ge=1, le=10**9)] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Limits:
+        if self.per_group > self.rows:
+            raise ValueError("rows_per_group cannot be above rows")
+        return self
+
+    @property
+    def per_group(self) -> int:
+        """Rows one unit may have in one group."""
+        return self.rows_per_group or self.rows
+
+
+def plain(relation: str) -> str:
+    """One relation's name, however it is written."""
+    return relation.casefold().removeprefix("main.")
+
+
+class Join(Strict):
+    """A second relation of the same file, joined to every row before anything is cut. Its columns are ``name.column``.
+
+    ``kind: unit`` is another private table, joined on the unit: its rows of a unit are that unit's, and are protected with
+    them. Each unit keeps ``rows`` of them at random, and a row of the table appears once for each. ``kind: dimension`` is
+    a table that the owner declares public, joined on a key: a key that it holds twice matches nothing, so a row of the
+    table stays one row. ``on`` maps the table's column to the relation's. Rows without a match stay, with NULLs.
+
+    Rules, each named by its refusal: ``unit-key`` (private tables join on the unit and on nothing else),
+    ``multiplicity`` (they declare ``rows``), ``unique-key`` (a dimension has one row a key, hence no ``rows``),
+    ``public-rows`` (a dimension is neither the table nor one of its private relations), ``whole-unit`` (no private table
+    beside budgets per block, which it would cross).
+    """
+
+    relation: str
+    name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}$")]
+    kind: Literal["unit", "dimension"]
+    on: Annotated[dict[str, str], Field(min_length=1, max_length=1)]
+    rows: Annotated[int, Field(ge=1, le=1000)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_on(cls, given: Any) -> Any:
+        """YAML 1.1 takes the bare word ``on`` for true."""
+        if isinstance(given, dict) and True in given:
+            return {"on" if name is True else name: value for name, value in given.items()}
+        return given
+
+    @property
+    def left(self) -> str:
+        """The key's column in the table."""
+        return next(iter(self.on))
+
+    @property
+    def right(self) -> str:
+        """The key's column in the joined relation."""
+        return self.on[self.left]
+
+    def check(self, table: Table) -> None:
+        """Raises ValueError with the name of the rule that the join breaks."""
+        if self.kind == "dimension":
+            if self.rows is not None:
+                raise ValueError(f"join {self.name}: rule unique-key: a dimension has one row a key; take rows out")
+            private = (table.source, *(join.relation for join in table.joins if join.kind == "unit"))
+            if plain(self.relation) in map(plain, private):
+                raise ValueError(
+                    f"join {self.name}: rule public-rows: {self.relation} is private in this declaration, and a dimension would show its "
+                    f"rows to other units'; put the column into the table"
+                )
+            return
+        if self.left != table.unit.column:
+            raise ValueError(
+                f"join {self.name}: rule unit-key: a private table joins on the unit, {table.unit.column!r}, and not on "
+                f"{self.left!r}; or declare it a dimension if its rows are public"
+            )
+        if self.rows is None:
+            raise ValueError(
+                f"join {self.name}: rule multiplicity: say how many rows of a unit are joined; add rows: 1"
+            )
+        if table.protects == "unit-block":
+            raise ValueError(
+                f"join {self.name}: rule whole-unit: budgets per block do not protect rows that every block sees; "
+                f"protect the unit, or put the column into the table"
+            )
+
+
+class Table(Strict):
+    """A private table as its owner declares it.
+
+    ``neighbours``: ``add-remove`` (one unit more or less) or ``replace`` (one unit's rows become others; then the number
+    of units is public; rows keep what they hold in public columns). ``protects``: ``unit`` (all rows of a unit, in every
+    block), or ``unit-block`` (a unit's rows of one block; budgets are then per block, and a unit seen in d released blocks
+    has d times the loss). ``holdout`` makes the table readable only through a gate session. ``generalisation-only``: nobody is
+    protected; rows may be handed out, or, of a holdout, tested without noise. ``database`` is a path relative to the
+    declaration's file. ``partials`` keeps exact sums of single blocks beside the database, for later releases that read
+    these blocks among others: ``checked`` sees from where they are stored whether they changed, ``sealed`` relies on the
+    owner's promise that a block's rows do not change once it was released, and only counts them (`dpflow.tables.requests.partial_cache`).
+    """
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}$")]
+    database: Path
+    relation: str = ""
+    unit: Unit
+    neighbours: Literal["add-remove", "replace"] = "add-remove"
+    protects: Literal["unit", "unit-block"] = "unit"
+    block: str | None = None
+    limits: Limits
+    columns: dict[str, Column]
+    joins: tuple[Join, ...] = ()
+    holdout: bool = False
+    partials: Literal["checked", "sealed"] | None = None
+    generalisation_only: Annotated[bool, Field(alias="generalisation-only")] = False
+
+    @model_validator(mode="after")
+    def _check(self) -> Table:
+        if self.protects == "unit-block":
+            if self.block is None:
+                raise ValueError("protects: unit-block needs a block column")
+            if self.neighbours != "add-remove":
+                raise ValueError(
+                    "protects: unit-block is sound under add-remove only: a replaced row may change its block"
+                )
+        if self.public_columns and self.neighbours != "replace":
+            raise ValueError("public columns need neighbours: replace: what a unit's rows hold tells that it is there")
+        if len({join.name.casefold() for join in self.joins}) != len(self.joins):
+            raise ValueError("two joins have one name")
+        for join in self.joins:
+            join.check(self)
+        if self.partials and self.protects != "unit-block":
+            raise ValueError(
+                "partials need protects: unit-block: a unit that is protected in all blocks is cut in all of them together"
+            )
+        return self
+
+    def __hash__(self) -> int:
+        """Equal tables hash alike; columns are left to the comparison."""
+        return hash((self.name, self.unit, self.limits, self.neighbours))
+
+    @property
+    def source(self) -> str:
+        """Name of the relation inside the database file."""
+        return self.relation or self.name
+
+    @property
+    def protected(self) -> str:
+        """What a budget of this table protects, in words."""
+        if self.generalisation_only:
+            return NOBODY
+        where = f" in one {self.block}" if self.protects == "unit-block" else ""
+        also = "".join(f" and in {join.relation}" for join in self.joins if join.kind == "unit")
+        but = f", {', '.join(self.public_columns)} known" if self.public_columns else ""
+        return f"all rows of one {self.unit.column}{where}{also} ({self.neighbours}{but})"
+
+    @property
+    def public_columns(self) -> tuple[str, ...]:
+        """Columns that the owner declares known."""
+        return tuple(name for name, column in self.columns.items() if column.public)
+
+    def split(self, name: str) -> tuple[str, ...]:
+        """A declared column as (join, column), or as (column,) of the table itself."""
+        first, dot, rest = name.partition(".")
+        return (first, rest) if dot and any(join.name == first for join in self.joins) else (name,)
+
+    def column(self, name: str) -> Column:
+        """The declared column, or `UnknownName`."""
+        try:
+            return self.columns[name]
+        except KeyError:
+            raise UnknownName(f"column of table {self.name!r} called", name, self.columns) from None
+
+    def bounded(self, name: str) -> Column:
+        """The declared column if it has bounds; raises `PlanRefused` if not: no bounds, no plan."""
+        column = self.column(name)
+        if column.lower is None:
+            raise PlanRefused(
+                f"column {name!r} of table {self.name!r} declares no bounds, and without bounds no sensitivity is known; "
+                f"add lower and upper to its declaration (the mechanism bounds finds some)"
+            )
+        return column
+
+    def keys(self, name: str) -> tuple[str, ...]:
+        """The public keys of a column; raises `PlanRefused` if it declares none."""
+        keys = self.column(name).keys
+        if keys is None:
+            raise PlanRefused(
+                f"column {name!r} of table {self.name!r} declares no public keys; declare keys, or use a mechanism that "
+                f"selects keys privately, such as private_histogram"
+            )
+        return keys
+
+    def cut(self, by: str | None) -> tuple[int, int]:
+        """Groups one unit may reach, and rows it may have in each, when rows are grouped by a column or not at all."""
+        if by is None:
+            return 1, self.limits.rows
+        column = self.column(by)
+        return column.groups or self.limits.groups, column.rows_per_group or self.limits.per_group
+
+    def public(self) -> dict[str, Any]:
+        """The declaration as JSON, without where things are kept: what enters a plan's digest."""
+        return self.model_dump(mode="json", exclude={"database", "partials"})
+
+
+def problems(error: ValidationError) -> str:
+    """Pydantic's findings in one line; names fields, never quotes more than their names."""
+    found = []
+    for item in error.errors(include_input=False, include_url=False):
+        where = "".join(f"{part}." for part in item["loc"])[:-1]
+        listed = item["type"] in ("tuple_type", "list_type")
+        said = "write a list, such as [1, 2]" if listed else item["msg"].removeprefix("Value error, ")
+        found.append(f"{where}{': ' if where else ''}{said}")
+    return "; ".join(found)
+
+
+def load_table(path: Path | str) -> Table:
+    """Read a declaration from a YAML file. Raises `InvalidDeclaration` with the field and the reason."""
+    path = Path(path)
+    data = load_yaml(path, "table declaration")
+    try:
+        table = Table.model_validate(data)
+    except ValidationError as error:
+        raise InvalidDeclaration(f"{path} does not declare a table: {problems(error)}") from None
+    return table.model_copy(update={"database": (path.parent / table.database).resolve()})
+
+
+def load_yaml(path: Path, what: str) -> dict[str, Any]:
+    """One YAML mapping from a file, or a clear error."""
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InvalidInput(f"there is no {what} at {path}; give the path of an existing YAML file") from None
+    except (OSError, UnicodeDecodeError):
+        raise InvalidInput(f"{path} cannot be read as a {what}; give the path of a readable YAML file") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" near line {mark.line + 1}" if mark else ""
+        raise InvalidInput(f"{path} is not valid YAML{where}; correct it") from None
+    if not isinstance(data, dict):
+        raise InvalidInput(f"{path} holds no YAML mapping, so it is no {what}")
+    return data

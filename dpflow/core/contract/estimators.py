@@ -1,0 +1,215 @@
+"""Estimators: functions of one holdout group's rows, and nothing else, by name or in a user's own SQL."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from dpflow.core.contract.declaration import Exact
+from dpflow.core.contract.mechanism import Params
+from dpflow.core.contract.requests import Rows
+from dpflow.core.sampling.randomness import Source
+from dpflow.errors import InvalidInput, UnknownName
+
+__all__ = [
+    "AnyEstimator",
+    "Estimator",
+    "EstimatorQuery",
+    "FromMoments",
+    "Rows",
+    "SqlEstimator",
+    "Subject",
+    "reads_across",
+]
+
+Floats = NDArray[np.float64]
+
+
+class SqlEstimator(Params):
+    """A user's own estimator: ``sql``, an expression of aggregates over one group's rows (`dpflow.tables.language.expressions`).
+
+    Its number is clamped to ``range`` [low, high]. ``default``, within it, is that of a group without rows, or on which the
+    expression gives NULL, NaN or an infinity.
+    """
+
+    sql: Annotated[str, Field(min_length=1)]
+    range: tuple[Exact, Exact]
+    default: Exact
+
+    @model_validator(mode="after")
+    def _check(self) -> SqlEstimator:
+        low, high = self.range
+        if not low < high:
+            raise ValueError(f"range must be [low, high] with low below high, not [{low}, {high}]")
+        if not low <= self.default <= high:
+            raise ValueError(f"default must lie within range [{low}, {high}]")
+        return self
+
+    def values(self, found: Floats) -> Floats:
+        """What is used of the expression's numbers, one per group, NaN where it has none."""
+        low, high = map(float, self.range)
+        return np.where(np.isfinite(found), np.clip(found, low, high) + 0.0, float(self.default))  # never -0.0
+
+
+def _kind(given: Any) -> str:
+    return "name" if isinstance(given, str) else "sql"
+
+
+#: An estimator by name, or a user's own.
+AnyEstimator = Annotated[
+    Annotated[str, Field(min_length=1), Tag("name")] | Annotated[SqlEstimator, Tag("sql")], Discriminator(_kind)
+]
+
+
+class EstimatorQuery(Params):
+    """What is asked of every group.
+
+    ``estimator`` by name, the ``columns`` it reads, its ``options``, the ``default`` of a group on which it fails (or the
+    estimator's own), and the digest of the ``candidate`` it scores, if it scores one. Or one of the user's own: then
+    ``estimator`` is {sql, range, default}, and columns and default are in itself.
+    """
+
+    estimator: AnyEstimator
+    columns: tuple[str, ...] = ()
+    options: dict[str, Exact] = Field(default_factory=dict)
+    default: Exact | None = None
+    candidate: str = ""
+
+    @model_validator(mode="after")
+    def _check_columns(self) -> EstimatorQuery:
+        if isinstance(self.estimator, str):
+            if not self.columns:
+                raise ValueError("name the columns that the estimator reads")
+        elif self.options or self.default is not None or (self.columns and not self.candidate):
+            raise ValueError(
+                "an estimator in SQL names its columns and default itself; leave columns, options and default out"
+            )
+        return self
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What an estimator looks at, beside rows.
+
+    Attributes:
+        columns: the columns of the query, in its order.
+        options: its options, defaults filled in.
+        label: the column that a model predicts; "" without a model.
+        predict, score: functions from rows to one prediction, or one score, per row; None without a model.
+        rival: the predictions of a second model, for comparisons; None without one.
+    """
+
+    columns: tuple[str, ...]
+    options: Mapping[str, Fraction] = field(default_factory=dict)
+    label: str = ""
+    predict: Callable[[Rows], Any] | None = field(default=None, repr=False)
+    score: Callable[[Rows], Any] | None = field(default=None, repr=False)
+    rival: Callable[[Rows], Any] | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class FromMoments:
+    """An estimator as a function of exact sums, one number per group: the database adds up, and no row leaves it.
+
+    Attributes:
+        measures: what it needs, of those of `GroupMoments`.
+        function: from measure to its numbers, to the estimates; not finite means that the estimator fails on the group.
+    """
+
+    measures: tuple[str, ...]
+    function: Callable[[Mapping[str, Floats]], Floats]
+
+    def values(self, moments: Mapping[str, Floats], default: float) -> Floats:
+        """One estimate per group, or the default."""
+        with np.errstate(all="ignore"):
+            found = self.function(moments)
+        return np.where(np.isfinite(found), found, default)
+
+
+@dataclass(frozen=True)
+class Estimator:
+    """A named function of (rows of one group, `Subject`) with a default for failures.
+
+    ``default`` is returned for a group on which the function fails or gives no finite number; a group is never dropped,
+    because then their number would depend on the rows.
+
+    Attributes:
+        options: the options it knows, with their defaults.
+        model: whether it scores a candidate: "" no, "one" a model, "two" a model and a rival.
+        columns: how many columns it needs at least.
+        moments: the same as a function of sums; used where the columns are bounded.
+    """
+
+    name: str
+    summary: str
+    default: float
+    function: Callable[[Rows, Subject], float]
+    options: Mapping[str, Fraction] = field(default_factory=dict)
+    model: str = "one"
+    columns: int = 1
+    moments: FromMoments | None = None
+
+    def filled(self, query: EstimatorQuery) -> dict[str, Fraction]:
+        """The query's options with defaults. Raises `UnknownName` or `InvalidInput` before anything is read."""
+        for name in query.options:
+            if name not in self.options:
+                raise UnknownName(f"option of estimator {self.name!r}", name, self.options)
+        if len(query.columns) < self.columns:
+            raise InvalidInput(f"estimator {self.name!r} needs {self.columns} columns; name them in its order")
+        return {**self.options, **query.options}
+
+    def value(self, rows: Rows, subject: Subject, default: float | None = None) -> float:
+        """The estimate on one group, or the default. Never raises because of a row."""
+        default = self.default if default is None else default
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # a warning about one group's rows is a message about them
+                value = float(self.function(rows, subject))
+        except Exception:  # noqa: BLE001  any failure may depend on a row, so it is mapped, not shown
+            return default
+        return value if math.isfinite(value) else default
+
+
+def reads_across(estimator: Estimator, source: Source) -> bool:
+    """Whether a group's estimate depends on other groups: a randomised check on made-up rows, as estimators are registered.
+
+    Every group is estimated, then all of them again in another order; sums are given for all groups and for one alone. A
+    function of one group gives the same both times. No check finds an estimator that wants to hide what it keeps.
+    """
+    groups = [_made_up(source) for _ in range(6)]
+    subject = Subject(
+        ("x", "y", "z"),
+        estimator.options,
+        "label",
+        lambda rows: (np.asarray(rows["x"]) > 0.4).astype(float),
+        lambda rows: np.asarray(rows["x"]),
+        lambda rows: (np.asarray(rows["y"]) > 0.4).astype(float),
+    )
+    first = [estimator.value(rows, subject) for rows in groups]
+    again = [0, 1, 2, 3, 4, 5, *(source.below(6) for _ in range(6))][::-1]
+    if any(estimator.value(groups[i], subject) != first[i] for i in again):
+        return True
+    if estimator.moments is None:
+        return False
+    sums = {name: np.array([float(1 + source.below(50)) for _ in range(6)]) for name in estimator.moments.measures}
+    sums["n"] = np.full(6, 51.0)
+    together = estimator.moments.values(sums, estimator.default)
+    alone = [
+        estimator.moments.values({n: s[i : i + 1] for n, s in sums.items()}, estimator.default)[0] for i in range(6)
+    ]
+    return bool((together != np.array(alone)).any())
+
+
+def _made_up(source: Source) -> Rows:
+    """Rows of one group: three numbers in [0, 1] and a label."""
+    size = 6 + source.below(6)
+    numbers = {name: np.array([source.below(1000) / 1000 for _ in range(size)]) for name in ("x", "y", "z")}
+    return {**numbers, "label": np.array([float(source.below(2)) for _ in range(size)])}

@@ -1,0 +1,131 @@
+"""The two protocols a mechanism author implements: one-shot `Mechanism` and `InteractiveMechanism`.
+
+A mechanism is one class without state of its own. Its claim, `event`, is a function of the validated parameters and the
+table's public declaration, never of rows. It receives exact statistics, adds noise from the source it is given, and
+returns what may leave. It does not open a connection, log, print, or raise because of a value: rows never cause an
+error, declared rules map them (design section 3).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, TypeVar
+
+from pydantic import BaseModel
+
+from dpflow.core.accounting.events import Event
+from dpflow.core.contract.declaration import Strict, Table
+from dpflow.core.contract.requests import Answer, Statistic
+from dpflow.core.contract.results import ErrorBound, Result
+from dpflow.core.sampling.randomness import Source
+
+P = TypeVar("P", bound=BaseModel)
+Q = TypeVar("Q", bound=BaseModel)
+
+
+class Params(Strict):
+    """Base of every parameter model: frozen, unknown fields refused."""
+
+
+@dataclass(frozen=True)
+class Instead:
+    """Another mechanism that a plan should take: its name, its parameters as a release file has them, and why."""
+
+    mechanism: str
+    params: dict[str, Any]
+    why: str
+
+
+class Mechanism(ABC, Generic[P]):
+    """A release in one draw.
+
+    Class attributes:
+        name: the word of release files, unique among installed plugins.
+        version: raised whenever the distribution of outputs or the claim changes; part of a plan's digest.
+        summary: one sentence for ``dpflow mechanisms``.
+        citation: where definition and claim come from.
+        Params: the pydantic model of its parameters.
+    """
+
+    name: ClassVar[str]
+    version: ClassVar[int] = 1
+    summary: ClassVar[str]
+    citation: ClassVar[str]
+    Params: ClassVar[type[BaseModel]]
+
+    @abstractmethod
+    def event(self, params: P, table: Table) -> Event:
+        """The privacy claim, for the table's neighbouring relation. Raises `PlanRefused` where it cannot make one."""
+
+    @abstractmethod
+    def statistic(self, params: P, table: Table) -> Statistic:
+        """What it needs to know of the rows."""
+
+    @abstractmethod
+    def draw(self, params: P, table: Table, answer: Answer, source: Source) -> Result:
+        """Add the noise. Called after the charge, once per visible result."""
+
+    def error(self, params: P, table: Table) -> ErrorBound | None:
+        """A bound on the noise before anything is spent, or None where it depends on the rows."""
+        return None
+
+    def instead(self, params: P, table: Table) -> Instead | None:
+        """For a front door to several mechanisms: the one that suits the declaration, or None for this one."""
+        return None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """An interactive mechanism's answer: what may leave, and whether the session ends with it."""
+
+    body: dict[str, Any]
+    closed: bool = False
+
+
+@dataclass(frozen=True)
+class State:
+    """Secret state between two answers: JSON that lives in the ledger. Its repr shows nothing."""
+
+    data: dict[str, Any] = field(repr=False)
+
+
+class InteractiveMechanism(ABC, Generic[P, Q]):
+    """A session: opened and charged once, whole; then any number of answers until it closes.
+
+    ``exclusive`` sessions close their scope to every other release while they are open. ``separate`` sessions answer each
+    query with a release of its own: given all that is secret and has the same distribution on neighbouring tables, such as
+    a sharding, each answer alone satisfies its part of the claim. Only they may claim more than pure or approximate
+    privacy (docs/accounting.md, sessions).
+    """
+
+    name: ClassVar[str]
+    version: ClassVar[int] = 1
+    summary: ClassVar[str]
+    citation: ClassVar[str]
+    Params: ClassVar[type[BaseModel]]
+    Query: ClassVar[type[BaseModel]]
+    exclusive: ClassVar[bool] = False
+    separate: ClassVar[bool] = False
+
+    @abstractmethod
+    def event(self, params: P, table: Table) -> Event:
+        """The claim for the whole session, whatever the queries."""
+
+    def note(self, params: P, table: Table) -> str:
+        """What a person should know before opening it, such as what its answers prove; "" for nothing."""
+        return ""
+
+    @abstractmethod
+    def open(self, params: P, table: Table, source: Source) -> State:
+        """The first state; may hold secret noise."""
+
+    @abstractmethod
+    def statistic(self, params: P, query: Q, table: Table) -> Statistic:
+        """What one query needs to know of the rows."""
+
+    @abstractmethod
+    def answer(
+        self, params: P, table: Table, state: State, query: Q, answer: Answer, source: Source
+    ) -> tuple[Verdict, State]:
+        """Answer one query and advance the state; both are stored in one transaction before the answer is seen."""

@@ -1,0 +1,162 @@
+"""Query points in the form in which a declaration gives rows to learners: exact integers, column by column.
+
+A bounded column becomes grid steps, clamped and rounded half away from zero; a column with public keys becomes the key's
+place in the list. Points are public, so what is wrong with them is said, with the number of the point.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpflow.core.contract.declaration import Column, Table
+from dpflow.errors import InvalidInput, UnknownName
+
+Codes = NDArray[np.int64]
+
+#: Points as rows (a list of lists or a matrix), or by column.
+Points = Sequence[Sequence[Any]] | NDArray[Any] | Mapping[str, Any]
+
+
+def encode(table: Table, features: Sequence[str], points: Points) -> Codes:
+    """Points as integers, shape (points, features).
+
+    Args:
+        table: the declaration that gives each feature bounds or public keys.
+        features: the columns of a point, in order.
+        points: rows in that order, or a mapping from every feature to its values.
+
+    Raises:
+        InvalidInput: a point of another size; a value that is no number, is NaN or infinite, or is missing where the
+            declaration gives no number for that; a key that is not public.
+    """
+    columns = points if isinstance(points, Mapping) else _columns(features, points)
+    if missing := [name for name in features if name not in columns]:
+        raise InvalidInput(f"the points lack {', '.join(missing)}; a point has the features {', '.join(features)}")
+    if odd := [name for name in features if not _listed(columns[name])]:
+        raise InvalidInput(f"the values of {odd[0]} are no list; give a list with one value for each point")
+    sizes = {len(columns[name]) for name in features}
+    if len(sizes) != 1:
+        raise InvalidInput(
+            f"the features have different numbers of values ({sorted(sizes)}); give each point one of each"
+        )
+    codes = np.empty((len(features), sizes.pop()), np.int64)  # column by column, as it is written and read
+    for place, name in enumerate(features):
+        column = table.column(name)
+        read = _keyed if column.keys is not None else _bounded
+        codes[place] = read(name, column if column.keys is not None else table.bounded(name), columns[name])
+    return codes.T
+
+
+def _columns(features: Sequence[str], points: Any) -> Mapping[str, Any]:
+    if isinstance(points, np.ndarray) and points.ndim == 2:
+        if points.shape[1] != len(features):
+            raise InvalidInput(_size(0, points.shape[1], features))
+        return dict(zip(features, points.T.copy()))
+    if not _listed(points):
+        raise InvalidInput(f"points are a list of points, each a list of {len(features)} values: {', '.join(features)}")
+    rows = list(points)
+    for number, row in enumerate(rows):
+        if not _listed(row):
+            raise InvalidInput(f"point {number} is no list; write it as [{', '.join(features)}]")
+        if len(row) != len(features):
+            raise InvalidInput(_size(number, len(row), features))
+    return {name: [row[i] for row in rows] for i, name in enumerate(features)}
+
+
+def _listed(values: Any) -> bool:
+    """Whether these are values in a row, and not one value or a text."""
+    if isinstance(values, str | bytes):
+        return False
+    return isinstance(values, Sequence) or (hasattr(values, "__array__") and getattr(values, "ndim", 1) > 0)
+
+
+def _size(number: int, found: int, features: Sequence[str]) -> str:
+    return f"point {number} has {found} values, but a point has {len(features)}: {', '.join(features)}"
+
+
+def _bounded(name: str, column: Column, values: Any) -> Codes:
+    """Numbers and dates in grid steps."""
+    hidden = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
+    array = np.asarray(values)  # what a mask hides is put right below
+    if array.dtype.kind == "M":
+        numbers = array.astype("datetime64[us]").astype(np.float64) / 86_400_000_000
+        numbers[np.isnat(array)] = np.nan
+    elif array.dtype.kind in "iufb" and array.ndim == 1:
+        numbers = array.astype(np.float64)
+    else:
+        given = values if hidden is None else [None if no else value for no, value in zip(hidden, array)]
+        numbers = np.array([_number(name, i, value) for i, value in enumerate(given)], np.float64)
+    if hidden is not None:
+        numbers = np.where(hidden, np.nan, numbers)
+    if not np.isfinite(numbers).all():
+        numbers = _finite(name, column, numbers)
+    low, high = column.grid()
+    steps = numbers / float(column.step)
+    rounded = np.copysign(np.floor(np.abs(steps) + 0.5), steps)
+    inside = np.clip(rounded, float(low), float(high))
+    codes: Codes = np.clip(inside.astype(np.int64), low, high)
+    return codes
+
+
+def _finite(name: str, column: Column, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Numbers with the declared one for each that is missing."""
+    absent = np.isnan(numbers)
+    if absent.any():
+        if column.missing == "skip":
+            raise InvalidInput(
+                f"point {int(absent.argmax())} has no {name}, and its column declares no missing number; give one"
+            )
+        numbers = np.where(absent, float(column.missing), numbers)
+    if not np.isfinite(numbers).all():
+        raise InvalidInput(
+            f"point {int((~np.isfinite(numbers)).argmax())} has an infinite {name}; give a finite number"
+        )
+    return numbers
+
+
+def _number(name: str, place: int, value: Any) -> float:
+    if value is None:
+        return float("nan")
+    if isinstance(value, str):
+        try:
+            value = dt.date.fromisoformat(value)
+        except ValueError:
+            raise InvalidInput(f"point {place}: {name} is a number or a date, not a text; correct it") from None
+    if isinstance(value, dt.datetime):
+        return (
+            value.replace(tzinfo=value.tzinfo or dt.UTC) - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+        ).total_seconds() / 86400
+    if isinstance(value, dt.date):
+        return float((value - dt.date(1970, 1, 1)).days)
+    if isinstance(value, int | float | Decimal | np.number):
+        try:
+            return float(value)
+        except OverflowError:
+            return float("inf")
+    raise InvalidInput(f"point {place}: {name} is a number or a date, not a {type(value).__name__}; correct it")
+
+
+def _keyed(name: str, column: Column, values: Any) -> Codes:
+    """Public keys by their place; no value at all is -1, as in rows."""
+    assert column.keys is not None
+    places = {key: i for i, key in enumerate(column.keys)} | {None: -1}
+    masked = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
+    texts = [None if value is None else _text(value) for value in values]
+    if masked is not None:
+        texts = [None if hidden else text for text, hidden in zip(texts, masked.tolist())]
+    try:
+        return np.array([places[text] for text in texts], np.int64)
+    except KeyError:
+        place, odd = next((i, text) for i, text in enumerate(texts) if text not in places)
+        raise InvalidInput(f"point {place}: {UnknownName(f'public key of {name}', str(odd), column.keys)}") from None
+
+
+def _text(value: Any) -> str:
+    """A key as DuckDB writes it."""
+    return str(value).lower() if isinstance(value, bool | np.bool_) else str(value)

@@ -1,0 +1,300 @@
+"""What a mechanism may ask of a private table: declarative requests, executed by `dpflow.tables` alone.
+
+A request says which columns, which grouping and which limits; the answer is exact, bounded integers. Mechanisms never
+open a connection and never see a row. Answers are secret: their repr shows nothing.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+#: One group's rows: a column name to an array of its values.
+Rows = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class GroupedSums:
+    """Per group: the rows, the units, and for each value column the sum and number of its values, in grid steps.
+
+    Before anything is added up each unit is brought down to ``groups`` groups (a uniform choice of its own) and to
+    ``rows_per_group`` rows R in each. Values are clamped to their declared bounds, rounded to the grid and shifted by the
+    column's offset (a grid integer, so that a sum is around a centre). Of m rows a unit counts min(m, R) in a group; of m
+    values, min(m, R) and, for m > R, R times their mean, rounded to an integer at random without bias: the expectation of
+    taking R of them at random, and no further from 0 than R times the largest.
+
+    Attributes:
+        by: the grouping column, or None for one group with key "".
+        keys: the public keys, in output order; None selects every key in the rows (a private matter).
+        groups: groups one unit may reach.
+        rows_per_group: rows one unit may have in one group.
+        values: value columns with their centre in grid steps.
+        squares: some of these columns with their centre c and an h: asks for the sum of (x - c)^2 - h besides.
+    """
+
+    by: str | None = None
+    keys: tuple[str, ...] | None = None
+    groups: int = 1
+    rows_per_group: int = 1
+    values: tuple[tuple[str, int], ...] = ()
+    squares: tuple[tuple[str, int, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class SortedValues:
+    """Distinct values of one bounded column, in grid steps and ascending, with their multiplicities.
+
+    Rows without a value are left out. Then each unit is cut, by uniform choices of its own.
+
+    Attributes:
+        column: a bounded column.
+        rows_per_group: rows one unit may have in one group.
+        by: the grouping column, or None for one group.
+        keys: its public keys, in output order.
+        groups: groups one unit may reach.
+    """
+
+    column: str
+    rows_per_group: int
+    by: str | None = None
+    keys: tuple[str, ...] = ("",)
+    groups: int = 1
+
+
+@dataclass(frozen=True)
+class GroupValues:
+    """One number per holdout group, from a registered estimator that sees one group's rows at a time.
+
+    Groups are formed by a keyed hash of the unit, so a unit's rows are all in one group and the number of groups is
+    public.
+
+    Attributes:
+        groups: number of groups m.
+        columns: what the estimator reads, beside nothing else.
+    """
+
+    groups: int
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class GroupMoments:
+    """Exact sums per holdout group of one or two bounded columns x and y: what some estimators are functions of.
+
+    Rows in which one of them has no value are left out. The answer maps each measure to one float per group, 0 for an empty
+    one, in the columns' own units. Sums are of integers, so no order of the rows can reach another group's number.
+
+    Attributes:
+        groups: number of groups m, formed as for `GroupValues`.
+        columns: x, or x and y.
+        measures: of ``n`` (rows), ``x`` (sum), ``equal`` (rows with x = y), and ``xx``, ``yy``, ``xy`` (n sum(xy) - sum(x) sum(y)).
+    """
+
+    groups: int
+    columns: tuple[str, ...]
+    measures: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class GroupEstimates:
+    """One number per holdout group: a user's own expression of aggregates, as text, in the language of `dpflow.tables.language.expressions`.
+
+    Attributes:
+        groups: number of groups m, formed as for `GroupValues`.
+        sql: the expression.
+    """
+
+    groups: int
+    sql: str
+
+
+@dataclass(frozen=True)
+class Records:
+    """Rows of several columns for a learner, as exact integers.
+
+    A bounded column comes in grid steps, a column with public keys as the key's place in the list, or -1 for anything
+    else. A row in which a bounded column has no value (and declares no number for that) is left out. Each unit is then
+    cut to ``rows`` rows. Units are numbered in an order drawn anew at each reading, which tells nothing about them.
+
+    ``known``: the claim rests on public columns, hence on everybody knowing which rows are read; the plan then refuses
+    conditions, blocks and joins, which could choose rows by what is protected.
+    """
+
+    columns: tuple[str, ...]
+    rows: int
+    known: bool = False
+
+
+@dataclass(frozen=True)
+class UnboundedValues:
+    """The values of a column that needs no bounds, for a draw that asks in rounds: see `OpenColumn`.
+
+    Rows without a value (NULL, NaN) are left out, infinities stay. Then each unit is cut as in `GroupedSums`.
+
+    Attributes:
+        column: a column that can be read as a number.
+        by: the grouping column, or None for one group.
+        keys: its public keys, in output order.
+        groups: groups one unit may reach.
+        rows_per_group: rows one unit may have in one group.
+    """
+
+    column: str
+    by: str | None = None
+    keys: tuple[str, ...] = ("",)
+    groups: int = 1
+    rows_per_group: int = 1
+
+
+@dataclass(frozen=True)
+class KeySets:
+    """The distinct keys of each unit in a column whose keys are private.
+
+    Attributes:
+        by: the column.
+        groups: keys that a unit keeps, a uniform choice of its own.
+    """
+
+    by: str
+    groups: int = 1
+
+
+Statistic = GroupedSums | SortedValues | KeySets | GroupValues | Records | UnboundedValues
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Answer to `GroupedSums`. Arrays have one entry per group; those of ``sums``, ``counts``, ``squares`` belong to a column."""
+
+    keys: tuple[str, ...] = field(repr=False)
+    rows: NDArray[np.int64] = field(repr=False)
+    units: NDArray[np.int64] = field(repr=False)
+    sums: Mapping[str, NDArray[np.int64]] = field(repr=False, default_factory=dict)
+    counts: Mapping[str, NDArray[np.int64]] = field(repr=False, default_factory=dict)
+    squares: Mapping[str, NDArray[np.int64]] = field(repr=False, default_factory=dict)
+
+    def moment(self, what: str, column: str) -> NDArray[np.int64]:
+        """One integer per group: ``rows`` or ``units``, or a column's number of ``values``, ``sum`` or ``square``."""
+        if what in ("rows", "units"):
+            return self.rows if what == "rows" else self.units
+        return {"values": self.counts, "sum": self.sums, "square": self.squares}[what][column]
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Answer to `SortedValues`: ascending grid integers and how often each occurs.
+
+    With several groups ``codes`` has the group of each value, by the place of its key, ascending; values ascend in a group.
+    """
+
+    values: NDArray[np.int64] = field(repr=False)
+    counts: NDArray[np.int64] = field(repr=False)
+    codes: NDArray[np.int64] | None = field(repr=False, default=None)
+
+    def split(self, groups: int) -> list[Histogram]:
+        """The values of each group, those of empty groups included."""
+        if self.codes is None:
+            return [self]
+        ends = np.searchsorted(self.codes, np.arange(groups + 1))
+        return [Histogram(self.values[a:b], self.counts[a:b]) for a, b in pairwise(ends)]
+
+
+@dataclass(frozen=True)
+class Sets:
+    """Answer to `KeySets`: pairs of a unit's number, ascending from 0, and the place of one of its keys.
+
+    Units are numbered in an order drawn anew at each reading, and every key is some unit's.
+    """
+
+    keys: tuple[str, ...] = field(repr=False)
+    units: NDArray[np.int64] = field(repr=False)
+    codes: NDArray[np.int64] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class PerGroup:
+    """Answer to `GroupValues` after the estimator ran: one float per group, failures already mapped to its default."""
+
+    values: NDArray[np.float64] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class RecordArrays:
+    """Answer to `Records`: per row its unit's number, ascending from 0, and its integer in each column."""
+
+    units: NDArray[np.int64] = field(repr=False)
+    columns: Mapping[str, NDArray[np.int64]] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Which cells of an open column are wanted.
+
+    Attributes:
+        exponent: cells have width 2^exponent; None for one cell per value.
+        trim: how many of the lowest and of the highest values to leave out first.
+        least: cells with fewer values are left out.
+    """
+
+    exponent: int | None
+    trim: int = 0
+    least: int = 1
+
+
+@dataclass(frozen=True)
+class Cells:
+    """How many values lie in each cell of a grid: ``keys`` ascending, without empty cells."""
+
+    keys: NDArray[np.float64] = field(repr=False)
+    counts: NDArray[np.int64] = field(repr=False)
+
+
+class OpenColumn(ABC):
+    """Answer to `UnboundedValues`, open to questions while the draw goes on; groups are numbered in the order of the keys.
+
+    A question may depend on what earlier ones led to, as long as that is private. Every value is a double: numbers as they
+    are (integers and decimals that a double cannot hold are rounded down, so order is kept), decimals in units of their
+    last digit, dates in days and timestamps in microseconds since 1970-01-01 (UTC).
+
+    Attributes:
+        rows: values in each group. Secret.
+        step: what a difference of 1 is in the column's own measure: a power of ten for decimals, else 1.
+    """
+
+    rows: NDArray[np.int64]
+    step: Fraction
+
+    @abstractmethod
+    def units(self) -> int:
+        """Units of the whole table, whatever the request leaves out: public where units are replaced."""
+
+    @abstractmethod
+    def sample(self, most: int) -> list[NDArray[np.float64]]:
+        """Per group all values if there are at most so many, else that many of them.
+
+        Which ones is decided by their units alone, through a fresh hash, so one row more or less exchanges at most one value,
+        whatever the hash does. The order means nothing and is not random.
+        """
+
+    @abstractmethod
+    def cells(self, grids: Mapping[int, Grid]) -> dict[int, Cells]:
+        """For each group asked about, the number of values x with the same floor(x / 2^exponent), the key, exactly.
+
+        Without an exponent the key is the value itself. Values too large for their key count under +-inf.
+        """
+
+    @abstractmethod
+    def written(self, value: float) -> float | int | str:
+        """The number as the column writes it: whole numbers, decimals and dates rounded up to their grid; dates, and decimals
+        that no double writes, as text."""
+
+
+#: What `dpflow.tables` gives back: the answer that belongs to the statistic which the mechanism asked for.
+Answer = Any

@@ -1,0 +1,1 @@
+"""Randomness: one door to entropy, and exact vectorised samplers over it."""

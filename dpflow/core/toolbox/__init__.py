@@ -1,0 +1,1 @@
+"""What mechanism authors build with: noise, partition selection, quantiles, sparse vector, moments."""

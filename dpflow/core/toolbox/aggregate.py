@@ -1,0 +1,199 @@
+"""Base of the mechanisms that release measures of one GROUP BY: which noise, at which share of the price.
+
+Claim: every moment (`dpflow.core.toolbox.moments`) gets integer noise of its own, fitted to how far one unit moves it
+(`dpflow.core.toolbox.noise`); the claim is these events composed. Moments that two measures need are paid for once.
+
+Noise: without a delta it is Laplace. With one, ``auto`` compares both forms of the whole release at the same (epsilon, delta)
+and takes the one whose moments have the smaller geometric mean of half-widths; the plan says which and by how much. The
+comparison is of this release alone: a scope with filter ``basic`` cannot pay Gaussian noise (it refuses the plan), and one
+with ``renyi`` charges its rho, which favours Gaussian noise further.
+
+Price: ``epsilon`` (or the rho that it allows at delta) is split so that the geometric mean of the measures' errors, weighted as
+they are, is least: by weight among measures that share no moment, and inside a measure so that its error is smallest. Without
+epsilon every measure names the error it may have, and the release takes the least price that keeps all of them
+(`dpflow.core.toolbox.budget_split`).
+
+Error: half-widths at 95 %; a measure of k moments takes each tail at 5 %/k. That of a mean or variance shrinks with the group
+and is computed from the noisy numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property, lru_cache
+from typing import Any, Literal, TypeVar
+
+from pydantic import model_validator
+
+from dpflow.core.accounting.amounts import Delta, Epsilon
+from dpflow.core.accounting.events import Composed, Event
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.mechanism import Mechanism, Params
+from dpflow.core.contract.requests import Answer, GroupedSums
+from dpflow.core.contract.results import ErrorBound, Result, Row
+from dpflow.core.sampling.randomness import Source
+from dpflow.core.toolbox import budget_split
+from dpflow.core.toolbox.moments import Measure, Moment, Query
+from dpflow.core.toolbox.noise import FAILURE, Noise, gaussian, laplace, rho_for
+
+Law = Literal["laplace", "gaussian"]
+SIZES = (1000, 10_000, 100_000)  #: groups for which a plan says the error of what shrinks with a group
+POWER: dict[Law, int] = {"laplace": 1, "gaussian": 2}  #: a price p buys an error proportional to p^(-1/power)
+
+
+class NoisyParams(Params):
+    """``epsilon``: the price of everything together. ``delta``: allows Gaussian noise. ``noise``: laplace, gaussian or auto."""
+
+    epsilon: Epsilon
+    delta: Delta = Fraction(0)
+    noise: Literal["laplace", "gaussian", "auto"] = "auto"
+
+    @model_validator(mode="after")
+    def _law(self) -> NoisyParams:
+        if self.noise == "gaussian" and not self.delta:
+            raise ValueError("Gaussian noise needs a delta above 0, such as 1e-6")
+        if self.noise == "laplace" and self.delta:
+            raise ValueError("Laplace noise needs no delta; leave it out")
+        return self
+
+
+class ColumnParams(NoisyParams):
+    """``column``: a bounded column. ``by``: a column with public keys, or nothing. ``epsilon``: the price of all groups
+    together. ``delta``: allows Gaussian noise. ``noise``: laplace, gaussian or auto.
+    """
+
+    column: str
+    by: str | None = None
+
+
+N = TypeVar("N", bound=NoisyParams)
+
+
+@dataclass(frozen=True)
+class Release:
+    """A query with its noise; ``prices`` are one epsilon (Laplace) or rho (Gaussian) for each of its moments."""
+
+    query: Query
+    law: Law
+    prices: tuple[Fraction, ...]
+
+    @cached_property
+    def noises(self) -> dict[Moment, Noise]:
+        """The noise of every moment."""
+        make = laplace if self.law == "laplace" else gaussian
+        moments = self.query.moments
+        return {m: make(self.query.reach(m), price) for m, price in zip(moments, self.prices, strict=True)}
+
+    @cached_property
+    def event(self) -> Event:
+        """The claim."""
+        events = tuple(noise.event for noise in self.noises.values())
+        return events[0] if len(events) == 1 else Composed(events)
+
+    def tails(self, measure: Measure) -> dict[Moment, float]:
+        """Half-widths of its moments that hold together with 95 %."""
+        used = self.query.weights(measure)
+        return {moment: self.noises[moment].half_width(FAILURE / len(used)) for moment in used}
+
+    def error(self, measure: Measure) -> float | None:
+        """Its half-width before spending, or None where that depends on the rows."""
+        known = not measure.shrinks or measure.size is not None
+        return self.query.error(measure, self.tails(measure)) if known else None
+
+    def by_size(self, measure: Measure) -> str:
+        """A shrinking measure's largest half-width, whatever the values, for some sizes of a group."""
+        tails, found = self.tails(measure), []
+        for size in SIZES:
+            widest = self.query.error(measure.model_copy(update={"size": size}), tails)
+            widest = (
+                math.sqrt(widest) if measure.measure == "standard_deviation" else widest
+            )  # |a - b|^2 <= |a^2 - b^2|
+            found.append(f"{min(widest, self.query.most(measure)):.3g} in a group of {size:,} values")
+        return f"at most {', '.join(found)}; the result says what it is"
+
+    def width(self) -> float:
+        """Geometric mean of the moments' half-widths: what two forms of noise are compared by."""
+        logs = [math.log(noise.half_width() + 0.5) for noise in self.noises.values()]
+        return math.exp(sum(logs) / len(logs))
+
+
+class Aggregate(Mechanism[N]):
+    """A mechanism that releases `measures`; everything else follows from them."""
+
+    version = 2
+
+    @abstractmethod
+    def measures(self, params: N) -> Sequence[Measure]:
+        """What to release."""
+
+    def grouping(self, params: N) -> str | None:
+        """The column with public keys to group by."""
+        return getattr(params, "by", None)
+
+    def label(self, measure: Measure) -> str:
+        """What a released number is called."""
+        return measure.measure
+
+    def shares(self, query: Query, power: int) -> list[Fraction]:
+        """How the price is split: for the least weighted geometric mean of the measures' errors."""
+        errors = []
+        for measure in query.measures:
+            used = query.weights(measure)
+            errors.append([abs(used.get(moment, 0)) * query.reach(moment).size(power) for moment in query.moments])
+        return budget_split.balanced(errors, [measure.weight for measure in query.measures], power)
+
+    def priced(self, params: N, query: Query, law: Law) -> Release:
+        """The release with this noise at the asked price."""
+        whole = params.epsilon if law == "laplace" else rho_for(params.epsilon, params.delta)
+        return Release(query, law, tuple(whole * share for share in self.shares(query, POWER[law])))
+
+    def planned(self, params: N, table: Table) -> tuple[Release, str]:
+        """The release, and a note on the choice of noise."""
+        return _planned(self, params, table)
+
+    def badness(self, params: N, release: Release) -> float:
+        """What ``auto`` makes small: the half-widths at the asked price."""
+        return release.width()
+
+    def event(self, params: N, table: Table) -> Event:
+        return self.planned(params, table)[0].event
+
+    def statistic(self, params: N, table: Table) -> GroupedSums:
+        return Query(table, self.grouping(params), tuple(self.measures(params))).statistic()
+
+    def draw(self, params: N, table: Table, answer: Answer, source: Source) -> Result:
+        release = self.planned(params, table)[0]
+        query, noises = release.query, release.noises
+        noisy = {moment: noise.add(answer.moment(*moment), source) for moment, noise in noises.items()}
+        columns = [(self.label(m), *query.read(m, noisy, release.tails(m))) for m in query.measures]
+        rows = (
+            Row(key, label, values[i], errors[i])
+            for i, key in enumerate(answer.keys)
+            for label, values, errors in columns
+        )
+        return Result(tuple(rows))
+
+    def error(self, params: N, table: Table) -> ErrorBound:
+        release, note = self.planned(params, table)
+        errors = {self.label(m): error for m in release.query.measures if (error := release.error(m)) is not None}
+        shrinking = [
+            f"{self.label(m)}: {release.by_size(m)}" for m in release.query.measures if self.label(m) not in errors
+        ]
+        return ErrorBound(errors, "; ".join([ErrorBound(errors).note, *shrinking, *([note] if note else [])]))
+
+
+@lru_cache(maxsize=64)
+def _planned(mechanism: Aggregate[Any], params: Any, table: Table) -> tuple[Release, str]:
+    """Claim, error and draw of one plan ask for the same release."""
+    query = Query(table, mechanism.grouping(params), tuple(mechanism.measures(params)))
+    if params.noise != "auto" or not params.delta:
+        return mechanism.priced(params, query, "gaussian" if params.noise == "gaussian" else "laplace"), ""
+    forms = [mechanism.priced(params, query, law) for law in POWER]
+    judged = [(mechanism.badness(params, release), release) for release in forms]
+    (least, best), (most, other) = sorted(judged, key=lambda pair: pair[0])
+    note = f"{best.law} noise: {100 * (1 - least / most):.0f} % better than with {other.law} noise at the same delta"
+    return best, note

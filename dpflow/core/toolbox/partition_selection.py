@@ -1,0 +1,153 @@
+"""Private keys: which noise, and from which noisy count on a key may be shown, so that a lone unit's key stays hidden.
+
+A unit reaches at most g keys with at most B in each; the counts of shared keys move by D1 in L1 and by D2 in L2. A key that no
+row has is never shown. Three rules, of which `Shown.least` takes the one with the lowest threshold:
+
+- *Laplace* of scale b = D1/epsilon: show n + X >= t + B, where t is the smallest integer with Pr[X >= t] <= delta/g.
+  Proof. Let T' have the unit's rows and T not. Keys that only T' has are at most g, each with at most B, so one of them is
+  shown with probability d <= delta. Given that none is, outputs are those of the shared keys, which costs epsilon. In the other
+  direction the factor 1 - d of "none is shown" is a difference of at most d. Under replace each table may have g keys of its
+  own; the two deficits do not add: their maximum bounds the divergence.
+- *Gaussian* of the rho that is (epsilon, delta/2)-DP, by D2: the same with Pr[X >= t] <= delta/(2 g). Proof. As above, with
+  a = delta/2 for the shared keys: a set of outputs has x from T, at least (1 - d) (x - a)/e^epsilon from T', and
+  x - (1 - d) (x - a) <= d + a. It is delta/2-approximate rho-zCDP too: "none is shown" is independent of the shared keys.
+  It pays where a unit reaches many keys.
+- *Truncated* (Desfontaines, Voss, Gipson, Mandayam 2022, for B = 1 the optimal selection but for the rounding of k): Laplace X
+  conditioned on |X| <= k, show n + X > k. Proof. On one key whose count moves by d <= B, the outcomes that only one side
+  reaches are the d outermost ones, of probability M(k) = q^(k-B+1) (1 - q^B)/(1 + q - 2 q^(k+1)) at most; all others
+  change by a factor exp(d/b) at most. So a key costs (d/b, M(k)), the changed keys together epsilon and m M(k), where m is g
+  under add-remove and 2 g under replace; k is the smallest integer >= B with M(k) <= delta/m. A key without rows has
+  n + X <= k surely, so leaving it out is no other release.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal, localcontext
+from fractions import Fraction
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpflow.core.accounting.events import ZCDP, Approximate, DiscreteLaplace
+from dpflow.core.contract.declaration import Table
+from dpflow.core.sampling.randomness import Source
+from dpflow.core.sampling.samplers import truncated_laplace
+from dpflow.core.toolbox.noise import FAILURE, Noise, Reach, gaussian, laplace, reach, rho_for, scale_for
+from dpflow.errors import PlanRefused
+
+Law = Literal["laplace", "gaussian"]
+_SLACK = 1 + Decimal("1e-30")  # covers the rounding of 60-digit arithmetic, always in favour of the unit
+_ROOT = Decimal("2.50662827463")  # below the root of 2 pi
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A rule for private keys: noise, truncated at ``bound`` if that is not None; keys are shown from ``threshold`` on."""
+
+    event: Approximate | ZCDP
+    noise: Noise
+    threshold: int
+    bound: int | None = None
+
+    @classmethod
+    def least(
+        cls, table: Table, by: str, most: int, epsilon: Fraction, delta: Fraction, law: Law | None = None
+    ) -> Shown:
+        """The (epsilon, delta)-DP rule with the lowest threshold for counts of which a unit brings ``most`` to a key.
+
+        With ``law`` only rules of this noise; Gaussian noise then claims its zCDP, which some filters price better.
+        """
+        moved, groups = reach(table, by, None, 0, 1, most), table.cut(by)[0]
+        rules = [] if law == "gaussian" else cls._laplace(table, moved, groups, most, Approximate(epsilon, delta))
+        if law == "gaussian" or (law is None and groups > 1):
+            try:
+                rho = rho_for(epsilon, delta / 2)
+                claim = Approximate(epsilon, delta) if law is None else ZCDP(rho, delta / 2)
+                rules.append(cls._gaussian(moved, groups, most, claim, rho, delta / 2))
+            except PlanRefused:  # a price too small for this noise
+                if not rules:
+                    raise
+        return min(rules, key=lambda rule: rule.threshold)
+
+    @classmethod
+    def _laplace(cls, table: Table, moved: Reach, groups: int, most: int, claim: Approximate) -> list[Shown]:
+        scale = scale_for(moved.l1, claim.epsilon)
+        noise = laplace(moved, claim.epsilon)
+        changed = groups * (2 if table.neighbours == "replace" else 1)
+        bound = truncation(scale, most, claim.delta / changed)
+        tail = tail_above(scale, claim.delta / groups)
+        return [cls(claim, noise, bound + 1, bound), cls(claim, noise, most + tail)]
+
+    @classmethod
+    def _gaussian(
+        cls, moved: Reach, groups: int, most: int, claim: Approximate | ZCDP, rho: Fraction, half: Fraction
+    ) -> Shown:
+        tail = gaussian_above(moved.l2_squared / (2 * rho), half / groups)
+        return cls(claim, gaussian(moved, rho), most + tail)
+
+    def draw(self, counts: NDArray[np.int64], source: Source) -> NDArray[np.int64]:
+        """Noisy counts; those below the threshold must not leave."""
+        if self.bound is None:
+            return self.noise.add(counts, source)
+        assert isinstance(self.noise.event, DiscreteLaplace)
+        return counts + truncated_laplace(self.noise.event.scale, self.bound, len(counts), source)
+
+    @property
+    def half_width(self) -> int:
+        """Of the noise before the threshold; reporting only."""
+        width = self.noise.half_width(FAILURE)
+        return width if self.bound is None else min(width, self.bound)
+
+    @property
+    def name(self) -> str:
+        """What the noise is called."""
+        laplace = isinstance(self.noise.event, DiscreteLaplace)
+        return "Gaussian" if not laplace else "Laplace" if self.bound is None else "truncated Laplace"
+
+
+def tail_above(scale: Fraction, failure: Fraction) -> int:
+    """Smallest t >= 1 with Pr[X >= t] = q^t/(1+q) <= failure for discrete Laplace noise; rounded upwards."""
+    with localcontext(prec=60):
+        inverse = _decimal(1 / scale)
+        bound = (1 + (-inverse).exp()) * _decimal(failure)
+        return max(1, _up(-bound.ln() / inverse))
+
+
+def gaussian_above(sigma2: Fraction, failure: Fraction) -> int:
+    """A t >= 2 with Pr[X >= t] <= failure for discrete Gaussian noise, at most two steps above the smallest.
+
+    Pr[X >= t] <= Pr[N >= t - 1] for the continuous N of the same sigma (Canonne, Kamath, Steinke 2020, Prop. 25), which with
+    x = (t - 1)/sigma is at most exp(-x^2/2)/(x root(2 pi)) (Mills).
+    """
+    with localcontext(prec=60):
+        variance, log = _decimal(sigma2), _decimal(failure).ln()
+
+        def holds(t: int) -> bool:
+            square = Decimal(t - 1) ** 2 / variance
+            return -square / 2 - (square.sqrt() * _ROOT).ln() <= log * _SLACK
+
+        low, high = 1, 2
+        while not holds(high):
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if holds(middle) else (middle, high)
+        return high
+
+
+def truncation(scale: Fraction, most: int, failure: Fraction) -> int:
+    """Smallest k >= most with M(k) <= failure: q^(k+1) (q^-B - 1 + 2 failure) <= failure (1 + q); rounded upwards."""
+    with localcontext(prec=60):
+        inverse, f = _decimal(1 / scale), _decimal(failure)
+        ratio = ((most * inverse).exp() - 1 + 2 * f) / (f * (1 + (-inverse).exp()))
+        return max(most, _up(ratio.ln() / inverse) - 1)
+
+
+def _up(need: Decimal) -> int:
+    return int((need + abs(need) * (_SLACK - 1)).to_integral_value(rounding="ROUND_CEILING"))
+
+
+def _decimal(x: Fraction) -> Decimal:
+    return Decimal(x.numerator) / Decimal(x.denominator)

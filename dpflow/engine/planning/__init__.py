@@ -1,0 +1,1 @@
+"""Forecasts before anything is spent: precheck, simulation of schedules, solving for noise."""

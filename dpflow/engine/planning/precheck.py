@@ -1,0 +1,59 @@
+"""Would the ledger take it? A look without a charge; only each reservation is authoritative."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dpflow.core.contract.mechanism import InteractiveMechanism
+from dpflow.engine.releases.execute import check_scope
+from dpflow.engine.releases.plan import Plan
+from dpflow.engine.releases.run_identity import Occasion
+from dpflow.ledger import Ledger
+
+
+def forecast(plan: Plan, ledger: Ledger) -> str:
+    """One sentence: accepted now, already paid, or why it would be refused."""
+    stored = ledger.find(Occasion.of_request(plan.request).key(plan))
+    if stored is not None:
+        return "already paid: running it again is free"
+    check_scope(plan, ledger)
+    refusal = ledger.check(plan.request.scope, [plan.event], plan.charged_blocks)
+    return refusal or "the ledger would accept it now"
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A release that a run will ask for. ``task_id`` and ``ordinal`` as its task has them; no task id: any task's."""
+
+    plan: Plan
+    task_id: str | None = None
+    ordinal: int = 0
+
+
+def check_run(planned: Sequence[Planned], ledger: Ledger, occasion: Occasion) -> dict[str, Any]:
+    """Refuse a run whose releases do not fit their scopes together; what this run has paid for counts as paid.
+
+    Raises:
+        BudgetExceeded: the sum of what is still to pay is above what remains.
+        PlanRefused: a scope without a grant, or granted to protect something else.
+    """
+    owed: dict[Any, Plan] = {}
+    for number, one in enumerate(planned):
+        check_scope(one.plan, ledger)
+        if not _paid(one, ledger, occasion):  # equal releases of one task are one release
+            same = number if one.task_id is None else (one.task_id, one.plan.digest, one.ordinal)
+            owed.setdefault(same, one.plan)
+    ledger.require(*((plan.request.scope, [plan.event], plan.charged_blocks) for plan in owed.values()))
+    return {"planned": len(planned), "to_pay": len(owed)}
+
+
+def _paid(one: Planned, ledger: Ledger, occasion: Occasion) -> bool:
+    """A release is paid by its run; a session by whatever run came first."""
+    plan = one.plan
+    if isinstance(plan.mechanism, InteractiveMechanism):
+        return ledger.find(Occasion.of_request(plan.request).key(plan)) is not None
+    if one.task_id is None:
+        return ledger.paid(plan.request.scope, occasion.dag_id, occasion.name, plan.digest)
+    return ledger.find(replace(occasion, task_id=one.task_id, ordinal=one.ordinal).key(plan)) is not None

@@ -1,0 +1,411 @@
+"""A whole schedule, priced before it runs: what each task costs, and when which scope cannot pay any more.
+
+A `Job` is a DAG or a release file on a calendar; it says which requests each of its runs makes. `forecast` plays the runs in
+the order of their dates against copies of the accounts. It charges nothing, reads no private row, and knows what the
+ledger knows: which runs have paid already, and what every account has spent. It is a forecast of this schedule alone; what
+others spend meanwhile comes on top.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import functools
+import heapq
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from dpflow.core.accounting.events import Event
+from dpflow.core.accounting.privacy_filters import Cost, Filter
+from dpflow.core.contract.declaration import Table, load_yaml
+from dpflow.core.contract.mechanism import InteractiveMechanism
+from dpflow.engine.releases.execute import check_protection
+from dpflow.engine.releases.plan import Plan, make_plan
+from dpflow.engine.releases.released_bounds import supposed
+from dpflow.engine.releases.request import Request, load_request
+from dpflow.engine.releases.run_identity import Occasion
+from dpflow.errors import DpflowError, InvalidInput
+from dpflow.ledger import Ledger, Scope
+from dpflow.registry import Registry
+
+HORIZON: Final = dt.timedelta(days=3653)  #: how far beyond every job's first run a forecast looks, unless told
+MOST_RUNS: Final = 100_000  #: no forecast plays more
+_KEPT: Final = 4096
+
+
+class Ask(NamedTuple):
+    """A request, the blocks it names in this run, and its number among equal releases of one task."""
+
+    request: Request
+    blocks: tuple[str, ...]
+    ordinal: int = 0
+
+
+@dataclass(frozen=True)
+class Run:
+    """One occurrence of a job: when it starts, and the occasion that makes its retries free."""
+
+    when: dt.datetime
+    occasion: str
+    variables: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What one task asks for in a run. Asks that repeat should return the same request object: it is priced once.
+
+    ``note`` says what cannot be known before a run, such as the number of mapped instances.
+    """
+
+    name: str
+    asks: Callable[[Run], Sequence[Ask]]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A DAG (``dag_id``) or a release file on a calendar. ``runs`` starts anew at every call and may have no end."""
+
+    name: str
+    dag_id: str
+    cadence: str
+    tasks: tuple[Task, ...]
+    runs: Callable[[], Iterator[Run]]
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """One priced release of one task.
+
+    ``once``: a session, charged whole by the first run that opens it. ``also``: other names under which the same task asks for
+    the same thing: equal releases of one task and run are one release.
+    """
+
+    job: Job
+    task: Task
+    plan: Plan
+    once: bool
+    also: tuple[str, ...] = ()
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """Every scope that pays, the widest first."""
+        parts = self.plan.request.scope.split("/")
+        return tuple("/".join(parts[: n + 1]) for n in range(len(parts)))
+
+    def to_json(self) -> dict[str, Any]:
+        """The price in (epsilon, delta), and the error known before spending."""
+        epsilon, delta = self.plan.price()
+        return {
+            "job": self.job.name,
+            "task": self.task.name,
+            "release": self.plan.request.name,
+            "mechanism": self.plan.mechanism.name,
+            "scope": self.plan.request.scope,
+            "protects": self.plan.table.protected,
+            "charged": "once" if self.once else "every run",
+            "epsilon": epsilon,
+            "delta": delta,
+            "error_95": (self.plan.error and dict(self.plan.error.half_width)) or None,
+            "also": list(self.also),
+            "note": self.task.note,
+        }
+
+
+@dataclass
+class Outlook:
+    """What becomes of one scope.
+
+    Attributes:
+        scope: its grant.
+        runs: runs that this scope pays for, up to the refused one or the end of the forecast.
+        paid: of those, how many had paid before.
+        refused: when the first run starts that it cannot pay, in which block, and the ledger's reason; None if it lasts.
+        last: the start of the last run that was played.
+        burn: (when, largest share used by any of its accounts) after each run.
+        charged: what the forecast charged to its fullest account, as events and how often.
+    """
+
+    scope: Scope
+    runs: int = 0
+    paid: int = 0
+    refused: dt.datetime | None = None
+    block: str = ""
+    last: dt.datetime | None = None
+    burn: list[tuple[dt.datetime, float]] = field(default_factory=list)
+    charged: tuple[tuple[Event, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a schedule costs and how long it lasts.
+
+    Attributes:
+        lines: in the order of jobs and tasks.
+        outlooks: by scope, for granted scopes.
+        ungranted: scopes that have no grant, so that nothing can be said about them.
+        until: the date up to which runs were played; None if none were.
+        spent: what every account of a granted scope has spent today.
+        opened: lines whose session the ledger has open already.
+    """
+
+    jobs: tuple[Job, ...]
+    lines: tuple[Line, ...]
+    outlooks: Mapping[str, Outlook]
+    ungranted: tuple[str, ...]
+    until: dt.datetime | None
+    spent: Mapping[str, Mapping[str, Cost]]
+    opened: frozenset[Line]
+
+
+class Pricer:
+    """Plans of requests, each made once as long as its object is asked for again; declarations are read once."""
+
+    def __init__(self, registry: Registry, ledger: Ledger | None = None) -> None:
+        self._registry, self._ledger = registry, ledger
+        self._plans: dict[int, tuple[Request, Plan]] = {}
+        self._tables: dict[Path, Table] = {}
+
+    def plan(self, request: Request, blocks: tuple[str, ...]) -> Plan:
+        """A plan of this request, with the blocks of its first run: good for price and error, not for a digest."""
+        known = self._plans.get(id(request))
+        if known is None or known[0] is not request:
+            if len(self._plans) >= _KEPT:
+                self._plans.clear()
+            known = self._plans[id(request)] = request, self.exact(request, blocks)
+        return known[1]
+
+    def exact(self, request: Request, blocks: tuple[str, ...]) -> Plan:
+        """The plan of this request with exactly these blocks."""
+        if request.table not in self._tables:
+            self._tables[request.table] = request.declaration()
+        wanted = request.model_copy(update={"blocks": blocks})
+        return make_plan(wanted, self._registry, supposed(wanted, self._ledger, table=self._tables[request.table]))
+
+
+@functools.lru_cache(maxsize=_KEPT)
+def price(filter: Filter, event: Event) -> Cost:
+    """An event's cost in a filter."""
+    return filter.cost(event)
+
+
+class Accounts:
+    """Copies of accounts to play with; the ledger's own are read once and never written."""
+
+    def __init__(self, granted: Mapping[str, Scope], spent: Mapping[str, Mapping[str, Cost]]) -> None:
+        self.granted = granted
+        self._spent = {name: dict(spent.get(name, {})) for name in granted}
+        self._events: dict[tuple[str, str], Counter[Event]] = {}
+
+    def charge(self, line: Line, blocks: tuple[str, ...]) -> tuple[str, str] | None:
+        """Debit all accounts that a line touches, or none; returns scope and block of the first that cannot pay."""
+        due = []
+        for name in line.path:
+            if scope := self.granted.get(name):
+                cost = price(scope.filter, line.plan.event)
+                for block in blocks if scope.blocks else ("",):
+                    used = self._spent[name].get(block, Cost())
+                    if not Filter.admits(scope.capacity, used + cost):
+                        return name, block
+                    due.append((name, block, used + cost))
+        for name, block, total in due:
+            self._spent[name][block] = total
+            self._events.setdefault((name, block), Counter())[line.plan.event] += 1
+        return None
+
+    def charged(self, scope: str) -> tuple[tuple[Event, int], ...]:
+        """What was charged here to the scope's fullest account, or to the first of them."""
+        accounts = [block for name, block in self._events if name == scope]
+        fullest = max(accounts, key=lambda block: self.used(scope, [block]), default=None)
+        return () if fullest is None else tuple(self._events[scope, fullest].items())
+
+    def used(self, scope: str, blocks: Iterable[str]) -> float:
+        """The largest share used of these accounts, from 0 to 1."""
+        spent = self._spent[scope]
+        return max((self.granted[scope].used(spent[block]) for block in blocks if block in spent), default=0.0)
+
+
+def forecast(
+    jobs: Sequence[Job],
+    registry: Registry,
+    ledger: Ledger | None,
+    *,
+    supposed: Mapping[str, Scope] | None = None,
+    until: dt.datetime | None = None,
+) -> Forecast:
+    """Price every task and play the schedule.
+
+    Args:
+        ledger: whose grants and accounts are used; None to price only.
+        supposed: grants that are not in the ledger, or instead of the ledger's.
+        until: look no further than this date; by default ten years after the first run.
+
+    Raises:
+        PlanRefused: a scope granted to protect something else.
+        InvalidInput: a request that no ledger would take.
+    """
+    pricer = Pricer(registry, ledger)
+    lines = _lines(jobs, pricer)
+    scopes = dict.fromkeys(name for line in lines for name in line.path)
+    known = {s.scope: s for s in ledger.scopes()} if ledger else {}
+    granted = {name: found for name, found in (known | dict(supposed or {})).items() if name in scopes}
+    for line in lines:
+        for name in line.path:
+            if name in granted:
+                check_protection(line.plan, granted[name])
+    spent = {name: dict(ledger.remaining(name).spent) for name in granted if ledger and name in known}
+    player = _Player(pricer, Accounts(granted, spent), ledger)
+    opened = frozenset(line for line in lines if line.once and player.opened_before(line))
+    last = player.play(jobs, until)
+    for name, seen in player.outlooks.items():
+        seen.charged = player.accounts.charged(name)
+    ungranted = tuple(name for name in scopes if name not in granted)
+    return Forecast(tuple(jobs), tuple(lines), player.outlooks, ungranted, last, spent, opened)
+
+
+def _lines(jobs: Sequence[Job], pricer: Pricer) -> list[Line]:
+    """What each job's first run asks for, priced; equal releases of one task together."""
+    lines = []
+    for job in jobs:
+        first = next(job.runs(), None)
+        for task in job.tasks if first else ():
+            assert first is not None
+            same: dict[Any, list[Plan]] = {}
+            for ask in task.asks(first):
+                plan = pricer.plan(ask.request, ask.blocks)
+                same.setdefault(_identity(plan, ask), []).append(plan)
+            for plans in same.values():
+                also = tuple(dict.fromkeys(p.request.name for p in plans[1:]))
+                lines.append(_line(job, task, plans[0], also))
+    return lines
+
+
+def _line(job: Job, task: Task, plan: Plan, also: tuple[str, ...] = ()) -> Line:
+    return Line(job, task, plan, isinstance(plan.mechanism, InteractiveMechanism), also)
+
+
+def _identity(plan: Plan, ask: Ask) -> tuple[str, tuple[str, ...], int]:
+    """What makes two asks of one task and run the same release."""
+    return plan.family, ask.blocks, ask.ordinal
+
+
+class _Player:
+    """Plays runs in the order of their dates until every scope has refused one or the calendar ends."""
+
+    def __init__(self, pricer: Pricer, accounts: Accounts, ledger: Ledger | None) -> None:
+        self._pricer, self.accounts, self._ledger = pricer, accounts, ledger
+        self._opened: set[tuple[str, str, int]] = set()
+        self._now = dt.datetime.now(dt.UTC)
+        self.outlooks = {name: Outlook(scope) for name, scope in accounts.granted.items()}
+
+    def play(self, jobs: Sequence[Job], until: dt.datetime | None) -> dt.datetime | None:
+        """Returns the date up to which runs were played; None when no scope has a grant or no job runs."""
+        if not self.outlooks:
+            return until
+        calendar = heapq.merge(*(_dated(number, job) for number, job in enumerate(jobs)), key=lambda dated: dated[:2])
+        if until is None:
+            firsts = [run.when for job in jobs for run in itertools.islice(job.runs(), 1)]
+            until = max(firsts) + HORIZON if firsts else None
+        played = until
+        for count, (when, number, run) in enumerate(calendar):
+            if (until and when > until) or all(seen.refused for seen in self.outlooks.values()):
+                return until
+            if count == MOST_RUNS:
+                return played
+            self._play(jobs[number], run)
+            played = when
+        return until
+
+    def _play(self, job: Job, run: Run) -> None:
+        touched: dict[str, dict[str, bool]] = {}
+        seen_before: set[tuple[str, Any]] = set()
+        for task in job.tasks:
+            for ask in task.asks(run):
+                request, blocks = ask.request, ask.blocks
+                plan = self._pricer.plan(request, blocks)
+                same = task.name, _identity(plan, ask)
+                if same in seen_before:
+                    continue
+                seen_before.add(same)
+                line = _line(job, task, plan)
+                charged = blocks if plan.table.protects == "unit-block" else ()
+                open_scopes = [n for n in line.path if n in self.outlooks and not self.outlooks[n].refused]
+                if len(open_scopes) < sum(n in self.outlooks for n in line.path):
+                    continue  # a scope on its path has refused before
+                paid = self._paid(job, run, line, ask)
+                for name in open_scopes:
+                    touched.setdefault(name, {}).update(dict.fromkeys(charged or ("",), paid))
+                refusal = None if paid else self.accounts.charge(line, charged)
+                if refusal is not None:
+                    seen = self.outlooks[refusal[0]]
+                    seen.refused, seen.block = run.when, refusal[1]
+        for name, blocks_of in touched.items():
+            seen = self.outlooks[name]
+            if seen.refused is None:
+                seen.runs, seen.last = seen.runs + 1, run.when
+                seen.paid += all(blocks_of.values())
+            seen.burn.append((run.when, self.accounts.used(name, blocks_of)))
+
+    def opened_before(self, line: Line) -> bool:
+        """Whether the ledger has this session."""
+        if self._ledger is None or line.plan.request.scope not in self.outlooks:
+            return False
+        return self._ledger.find(Occasion.of_request(line.plan.request).key(line.plan)) is not None
+
+    def _paid(self, job: Job, run: Run, line: Line, ask: Ask) -> bool:
+        """Whether this ask is free: a session that is open, or an occasion that the ledger has seen."""
+        request = ask.request
+        if line.once:
+            name = request.scope, request.name, request.revision
+            if name in self._opened:
+                return True
+            self._opened.add(name)
+            return self.opened_before(line)
+        if self._ledger is None or request.scope not in self.outlooks or run.when > self._now:
+            return False
+        occasion = Occasion(job.dag_id, line.task.name, run.occasion, "", "", ask.ordinal)
+        if not job.dag_id:
+            occasion = Occasion.of_request(request.model_copy(update={"revision": int(run.occasion)}))
+        return self._ledger.find(occasion.key(self._pricer.exact(request, ask.blocks))) is not None
+
+
+def _dated(number: int, job: Job) -> Iterator[tuple[dt.datetime, int, Run]]:
+    return ((run.when, number, run) for run in job.runs())
+
+
+# --- release files ----------------------------------------------------------------------------------------------------
+
+
+def file_job(path: Path, start: dt.datetime, every: dt.timedelta | None) -> Job:
+    """A release file: one run, or with ``every`` a new revision, which is a new paid release, each time."""
+    request = load_request(path)
+
+    def runs() -> Iterator[Run]:
+        for number in itertools.count() if every else (0,):
+            yield Run(start + number * (every or dt.timedelta()), str(request.revision + number))
+
+    task = Task(path.name, lambda run: [Ask(request, request.blocks)])
+    return Job(str(path), "", f"every {span(every)}" if every else "once", (task,), runs)
+
+
+def span(every: dt.timedelta) -> str:
+    """A span of time in words: 1 day, 14 days, 12:00:00."""
+    return str(every).removesuffix(", 0:00:00")
+
+
+def release_files(folder: Path) -> list[Path]:
+    """The YAML files below a folder that hold a release: they name a mechanism. Hidden folders are skipped."""
+    found = []
+    for path in sorted((*folder.rglob("*.yml"), *folder.rglob("*.yaml"))):
+        if not any(part.startswith(".") for part in path.relative_to(folder).parts):
+            try:
+                if "mechanism" in load_yaml(path, "release file"):
+                    found.append(path)
+            except DpflowError:
+                continue  # some other tool's YAML
+    if not folder.is_dir():
+        raise InvalidInput(f"there is no folder {folder}; give a release file, a DAG file, or a folder of them")
+    return found

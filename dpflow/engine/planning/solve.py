@@ -1,0 +1,305 @@
+"""Which filter holds more runs, and which noise makes a number of runs fit: answers before a grant is made or spent.
+
+Prices are those the ledger will charge, in whole units, so an answer that fits here fits there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Final
+
+from dpflow.core.accounting import amounts
+from dpflow.core.accounting.events import Event
+from dpflow.core.accounting.privacy_filters import SATURATED, Cost, Filter, FilterName, make_filter
+from dpflow.core.contract.mechanism import Mechanism
+from dpflow.core.contract.results import ErrorBound
+from dpflow.engine.planning.simulate import Line, price
+from dpflow.engine.releases.plan import Plan
+from dpflow.errors import BudgetExceeded, InvalidInput, PlanRefused, UnknownName
+from dpflow.ledger import Scope
+
+FILTERS: Final[tuple[FilterName, ...]] = ("basic", "renyi", "hybrid")
+_STEP: Final = 0.01  # in powers of ten: more than one step of the last digit
+_DIGITS: Final = 3  # significant digits of a solved epsilon: what a person copies into a release file
+
+
+def total(filter: Filter, events: Sequence[tuple[Event, int]]) -> Cost:
+    """What these events cost together, each as often as said; sums are held at `SATURATED` as in the ledger."""
+    return sum((_times(price(filter, event), count) for event, count in events), Cost())
+
+
+def _times(cost: Cost, count: int) -> Cost:
+    return Cost(*(min(part * count, SATURATED) for part in (cost.epsilon, cost.delta, cost.renyi)))
+
+
+def rounds(filter: Filter, once: Sequence[Event], each: Sequence[Event], spent: Cost = Cost()) -> int | None:  # noqa: B008
+    """How often ``each`` fits after ``once`` was paid, before the first refusal; -1 if not even ``once`` does, None without end."""
+    limits, start, step = filter.capacity(), spent + total(filter, [(e, 1) for e in once]), Cost()
+    if not Filter.admits(limits, start):
+        return -1
+    step = total(filter, [(e, 1) for e in each])
+    if step == Cost():
+        return None
+    return _largest(lambda n: Filter.admits(limits, start + _times(step, n)))
+
+
+def _largest(holds: Callable[[int], bool]) -> int:
+    """The largest n >= 0 at which a condition holds that holds at 0 and, once it fails, fails for good."""
+    high = 1
+    while holds(high):
+        high *= 2
+    low = high // 2 if high > 1 else 0
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a fresh account under one filter holds. ``rounds`` is None without end; ``reason`` says why a filter is out."""
+
+    name: FilterName
+    rounds: int | None
+    tail_share: Fraction | None = None
+    reason: str = ""
+
+
+def compare(epsilon: Fraction, delta: Fraction, once: Sequence[Event], each: Sequence[Event]) -> tuple[Choice, ...]:
+    """How many rounds a fresh grant of (epsilon, delta) holds under every filter, the best division of delta for each.
+
+    The best comes first. A filter that cannot pay these events at all comes last, with the reason.
+    """
+    own = any(event.zcdp()[1] > 0 for event in (*once, *each))
+    choices = []
+    for name in FILTERS:
+        shares = [Fraction(1)] if name == "basic" or not own else [Fraction(n, 10) for n in range(1, 10)]
+        best: Choice | None = None
+        reason = ""
+        for share in shares:
+            try:
+                found = rounds(make_filter(name, epsilon, delta, tail_share=share), once, each)
+            except InvalidInput as error:
+                reason = str(error)
+                continue
+            if best is None or _more(found, best.rounds):
+                best = Choice(name, found, None if name == "basic" or delta == 0 else share)
+        choices.append(best or Choice(name, -1, reason=reason))
+    return tuple(sorted(choices, key=lambda c: -math.inf if c.rounds is None else -c.rounds))
+
+
+def _more(a: int | None, b: int | None) -> bool:
+    return b is not None and (a is None or a > b)
+
+
+# --- the solver -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A line with the epsilon that was found; ``share`` is its weight, None where a target error decided."""
+
+    line: Line
+    epsilon: Fraction
+    error: ErrorBound | None
+    share: Fraction | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Before and after."""
+        plan = self.line.plan
+        return {
+            "job": self.line.job.name,
+            "task": self.line.task.name,
+            "release": plan.request.name,
+            "scope": plan.request.scope,
+            "share": None if self.share is None else amounts.text(self.share),
+            "epsilon_now": str(plan.request.params.get("epsilon")),
+            "epsilon": amounts.text(self.epsilon),
+            "error_95_now": (plan.error and dict(plan.error.half_width)) or None,
+            "error_95": (self.error and dict(self.error.half_width)) or None,
+        }
+
+
+def solve(
+    lines: Sequence[Line],
+    granted: Mapping[str, Scope],
+    runs: int,
+    *,
+    shares: Mapping[str, object] | None = None,
+    errors: Mapping[str, object] | None = None,
+    spent: Mapping[str, Cost] | None = None,
+) -> list[Fitted]:
+    """The noise that makes ``runs`` runs of a schedule fit its grants.
+
+    A target error fixes its release's epsilon: the smallest that reaches it. The rest of every scope is divided over the
+    other releases in proportion to their shares, as far as the tightest scope on each one's path allows (max-min fair:
+    when a scope is full, the releases outside it go on growing). Sessions are paid once, whatever the number of runs.
+
+    Args:
+        lines: from `schedule.forecast`; all of them must charge granted scopes.
+        runs: how many runs one account pays for; under a declaration per block, runs over the same block.
+        shares: release name to weight, above 0; 1 for who is not named.
+        errors: release name to the largest acceptable half-width at 95 %, in the measure's unit.
+        spent: what each scope's account has spent; nothing if left out.
+
+    Returns:
+        One entry per line, epsilon rounded down to three digits: all together are admitted by every filter.
+
+    Raises:
+        BudgetExceeded: the target errors alone, or the smallest legal noise, do not fit.
+        UnknownName: a share or an error for a release that the schedule does not have.
+        InvalidInput: runs below 1, a mechanism without an epsilon, an error that nobody can know beforehand.
+    """
+    if isinstance(runs, bool) or not isinstance(runs, int) or not 1 <= runs <= 10**12:
+        raise InvalidInput("the number of runs must be a whole number from 1 to 1e12; correct it")
+    names = {line.plan.request.name for line in lines}
+    for wanted in (*(shares or {}), *(errors or {})):
+        if wanted not in names:
+            raise UnknownName("release in this schedule", wanted, names)
+    return _Solver(lines, granted, runs, shares or {}, errors or {}, spent or {}).solve()
+
+
+class _Solver:
+    """Raises one level for all open lines until a scope is full, freezes those that pay there, and goes on."""
+
+    def __init__(
+        self,
+        lines: Sequence[Line],
+        granted: Mapping[str, Scope],
+        runs: int,
+        shares: Mapping[str, object],
+        errors: Mapping[str, object],
+        spent: Mapping[str, Cost],
+    ) -> None:
+        self._lines, self._granted, self._runs, self._spent = lines, granted, runs, spent
+        for line in lines:
+            if "epsilon" not in type(line.plan.params).model_fields:
+                raise InvalidInput(
+                    f"{line.plan.mechanism.name} of {line.plan.request.name!r} has no epsilon to solve for; leave it out"
+                )
+        self._shares = [_share(line, shares) for line in lines]
+        self._fixed = {
+            n: _for_error(line, errors[line.plan.request.name])
+            for n, line in enumerate(lines)
+            if line.plan.request.name in errors
+        }
+
+    def solve(self) -> list[Fitted]:
+        found = dict(self._fixed)
+        if found and (full := self._full(found)):
+            raise BudgetExceeded(
+                f"the target errors alone do not fit scope {full!r} in {self._runs} runs; accept larger errors, "
+                "fewer runs, or ask its owner for a larger grant",
+                scope=full,
+            )
+        level, open_lines = -12.0, set(range(len(self._lines))) - set(found)
+        while open_lines:
+            level = self._highest(found, open_lines, level)
+            found |= self._at(open_lines, level)
+            full = self._full({**found, **self._at(open_lines, level + _STEP)})
+            open_lines = {n for n in open_lines if full and full not in self._lines[n].path}
+        return [self._fitted(n, epsilon) for n, epsilon in sorted(found.items())]
+
+    def _fitted(self, number: int, epsilon: Fraction) -> Fitted:
+        line, share = self._lines[number], None if number in self._fixed else self._shares[number]
+        try:
+            return Fitted(line, epsilon, _at(line.plan, epsilon)[1], share)
+        except InvalidInput as error:
+            raise BudgetExceeded(
+                f"{self._runs} runs leave epsilon {amounts.text(epsilon)} for {line.plan.request.name!r}, and then {error}",
+                scope=line.plan.request.scope,
+            ) from None
+
+    def _at(self, numbers: set[int], level: float) -> dict[int, Fraction]:
+        return {n: rounded_down(float(self._shares[n]) * 10**level) for n in numbers}
+
+    def _highest(self, found: Mapping[int, Fraction], open_lines: set[int], low: float) -> float:
+        """The highest level, as a power of ten, at which everything fits."""
+
+        def fits(level: float) -> bool:
+            return not self._full({**found, **self._at(open_lines, level)})
+
+        if not fits(low):
+            scope = self._full({**found, **self._at(open_lines, low)})
+            raise BudgetExceeded(
+                f"{self._runs} runs do not fit scope {scope!r} with any noise; plan fewer runs, smaller deltas, or ask its owner for a "
+                "larger grant",
+                scope=scope,
+            )
+        high = 6.0
+        for _ in range(40):
+            middle = (low + high) / 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        return low
+
+    def _full(self, epsilons: Mapping[int, Fraction]) -> str:
+        """The first scope that cannot pay these epsilons; lines that are not named pay nothing yet."""
+        events = []
+        for n, epsilon in epsilons.items():
+            with contextlib.suppress(InvalidInput):  # noise too large to draw: `solve` says so if it stays that way
+                events.append((self._lines[n], _at(self._lines[n].plan, epsilon)[0]))
+        for name, scope in self._granted.items():
+            asked = [(event, 1 if line.once else self._runs) for line, event in events if name in line.path]
+            if asked and not Filter.admits(scope.capacity, self._spent.get(name, Cost()) + total(scope.filter, asked)):
+                return name
+        return ""
+
+
+def rounded_down(value: float) -> Fraction:
+    """At most ``value``, with three significant digits, within the legal range of an epsilon."""
+    if value <= float(amounts.SMALLEST_EPSILON):
+        return amounts.SMALLEST_EPSILON
+    step = Fraction(10) ** (math.floor(math.log10(value)) - _DIGITS + 1)
+    return min(max(Fraction(value) // step * step, amounts.SMALLEST_EPSILON), amounts.LARGEST_EPSILON)
+
+
+def _at(plan: Plan, epsilon: Fraction) -> tuple[Event, ErrorBound | None]:
+    """Claim and error of the same request at another epsilon."""
+    params = type(plan.params).model_validate({**plan.request.params, "epsilon": amounts.text(epsilon)})
+    error = plan.mechanism.error(params, plan.table) if isinstance(plan.mechanism, Mechanism) else None
+    return plan.mechanism.event(params, plan.table), error
+
+
+def _share(line: Line, shares: Mapping[str, object]) -> Fraction:
+    name = line.plan.request.name
+    share = amounts.exact(f"the share of {name!r}", shares.get(name, 1))
+    if not share > 0:
+        raise InvalidInput(f"the share of {name!r} is {amounts.show(share)}; it must be above 0")
+    return share
+
+
+def _for_error(line: Line, wanted: object) -> Fraction:
+    """The smallest epsilon, to three digits, whose error at 95 % is at most what is wanted."""
+    name, target = line.plan.request.name, float(amounts.exact("a target error", wanted))
+    if line.plan.error is None or not line.plan.error.half_width:
+        raise InvalidInput(
+            f"the error of {name!r} depends on the rows and is part of its result; give it a share instead"
+        )
+    if not target > 0:
+        raise InvalidInput(f"the target error of {name!r} must be above 0; correct it")
+
+    def reached(level: int) -> bool:
+        """At the epsilon of this rank on the grid of three digits."""
+        try:
+            bound = _at(line.plan, on_grid(level))[1]
+        except PlanRefused:  # noise too large to draw
+            return False
+        return bound is not None and max(bound.half_width.values()) <= target
+
+    low, high = 0, 18 * 900  # from 1e-12 to 1e6
+    if not reached(high):
+        raise InvalidInput(f"no epsilon brings the error of {name!r} down to {target:g}; accept a larger one")
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if reached(middle) else (middle, high)
+    return on_grid(high)
+
+
+def on_grid(rank: int) -> Fraction:
+    """The epsilons of three digits in order: 900 in each decade, from 1e-12 on."""
+    decade, digit = divmod(rank, 900)
+    return (100 + digit) * Fraction(10) ** (decade - 14)

@@ -1,0 +1,1 @@
+"""Prediction sessions: answers from models that stay inside."""

@@ -1,0 +1,98 @@
+"""A table of points in, a table of private answers out: what the operator and the command line run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError
+
+from dpflow.core.contract.declaration import Strict, problems
+from dpflow.core.contract.prediction import PredictionParams
+from dpflow.engine.prediction.session import BATCH, PredictionSession, most_predictions
+from dpflow.engine.prediction.student import Student, estimator, guarantee, teach
+from dpflow.engine.releases.plan import Plan
+from dpflow.engine.releases.request import Publish, require_public
+from dpflow.engine.releases.run_identity import Occasion
+from dpflow.errors import InvalidDeclaration, PlanRefused
+from dpflow.ledger import Ledger
+from dpflow.registry import Registry
+from dpflow.tables import publish_answers, read_points
+
+log = logging.getLogger("dpflow")
+
+
+class Points(Strict):
+    """A public DuckDB table of query points: its columns are the session's features, ``key`` names each point."""
+
+    database: Path
+    table: str
+    key: str
+    batch: Annotated[int, Field(ge=1, le=10**7)] = BATCH
+
+
+def parse_tables(points: Mapping[str, Any], answers: Mapping[str, Any], base: Path) -> tuple[Points, Publish]:
+    """Both tables, paths taken from ``base``. Raises `InvalidDeclaration` naming the field."""
+    found: list[Any] = []
+    for what, model, given in (("points", Points, points), ("answers", Publish, answers)):
+        try:
+            table = model.model_validate(dict(given))
+        except ValidationError as error:
+            raise InvalidDeclaration(f"{what}: {problems(error)}") from None
+        found.append(table.model_copy(update={"database": (base / table.database).resolve()}))
+    return found[0], found[1]
+
+
+def label_points(
+    plan: Plan,
+    points: Points,
+    answers: Publish,
+    ledger: Ledger,
+    registry: Registry,
+    *,
+    student: Student | None = None,
+    occasion: Occasion | None = None,
+) -> dict[str, Any]:
+    """Answer every point of a table and publish the answers. Again, it costs nothing and writes the same.
+
+    Args:
+        student: a model to train on points and answers, which may be published.
+
+    Returns:
+        session id, number of points, how many of them were new (and so used up predictions), how many predictions are left,
+        and what `teach` says of the student.
+
+    Raises:
+        PlanRefused: points or answers are in the private table's own file: points are published by their keys.
+        SessionClosed: more new points than predictions are left.
+        BudgetExceeded, InvalidInput, TableError, NotPublished: as for a release.
+    """
+    params = plan.params
+    if not isinstance(params, PredictionParams):
+        raise PlanRefused(f"{plan.mechanism.name} predicts nothing; name a prediction mechanism, see dpflow mechanisms")
+    require_public(points.database, plan.table, "points")
+    require_public(answers.database, plan.table, "answers")
+    if student is not None:  # before anything is charged
+        guarantee(plan, student.delta)
+        estimator(student, plan.table, params.features)
+    found = read_points(points.database, points.table, params.features, points.key)
+    key = (occasion or Occasion.of_request(plan.request)).key(plan)
+    if ledger.find(key) is None:
+        afforded = most_predictions(plan, ledger, registry)
+        log.info("scope %s pays for %d predictions, %d are planned", plan.request.scope, afforded, params.predictions)
+    session = PredictionSession.open(plan, ledger, registry, occasion=occasion)
+    keys = found.pop("").tolist()
+    before = session.left
+    said = session.predict(found, batch=points.batch)
+    publish_answers(answers.database, answers.table, session.id, keys, said)
+    left = session.left
+    taught = None if student is None else teach(plan, session.id, session.encode(found), said, student)
+    return {
+        "session_id": session.id,
+        "points": len(keys),
+        "new": before - left,
+        "predictions_left": left,
+        "published": f"{answers.database.name}:{answers.table}",
+    } | ({"student": taught} if taught else {})

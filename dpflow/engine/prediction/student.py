@@ -1,0 +1,182 @@
+"""A model that may be published: trained on a public pool of points that were labelled by private predictions.
+
+A function of private answers and public points is post-processing, so the student costs nothing beyond its session and has
+the session's privacy for the private table, for ever and for everybody (Dwork and Feldman 2018, section 2.4). It does not
+protect the pool. What is written is a skops file, and what is registered says what it guarantees; a holdout gate can judge
+it like any other model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import Field, ValidationError, model_validator
+
+from dpflow.core.accounting import amounts
+from dpflow.core.accounting.amounts import Delta
+from dpflow.core.accounting.events import to_json
+from dpflow.core.contract.declaration import Strict, Table, problems
+from dpflow.core.contract.point_encoding import Codes
+from dpflow.core.contract.prediction import PredictionParams
+from dpflow.engine.releases.plan import Plan
+from dpflow.errors import InvalidDeclaration, InvalidInput, UnknownName
+
+_GRID = amounts.SMALLEST_EPSILON  # a computed epsilon is rounded up to it
+
+
+class Student(Strict):
+    """What is trained and where it goes.
+
+    ``folder``: where the skops file is written, named by what it was learned from. ``learner`` and ``options``: a
+    scikit-learn estimator; it sees numbers scaled and keys one-hot, by the pool alone. ``model`` and ``tracking_uri``: the
+    registered model in MLflow, or neither. ``delta``: at which epsilon is stated, 0 for the sum over all predictions.
+    """
+
+    folder: Path
+    learner: str = "LogisticRegression"
+    options: dict[str, Any] = Field(default_factory=dict)
+    model: str | None = None
+    tracking_uri: str | None = None
+    delta: Delta = Fraction(0)
+
+    @model_validator(mode="after")
+    def _check(self) -> Student:
+        if (self.model is None) != (self.tracking_uri is None):
+            raise ValueError("give both model and tracking_uri, or neither")
+        return self
+
+
+def parse_student(raw: Mapping[str, Any], base: Path) -> Student:
+    """A student as a mapping, its folder taken from ``base``. Raises `InvalidDeclaration` naming the field."""
+    try:
+        student = Student.model_validate(dict(raw))
+    except ValidationError as error:
+        raise InvalidDeclaration(f"student: {problems(error)}") from None
+    return student.model_copy(update={"folder": (base / student.folder).resolve()})
+
+
+def guarantee(plan: Plan, delta: Fraction) -> tuple[str, str]:
+    """Epsilon and delta of everything that the session ever answers. Raises `InvalidInput` where it needs a delta."""
+    exact = plan.event.approximate()
+    if exact is not None and exact[1] >= delta:
+        epsilon, delta = exact
+    else:
+        at = plan.event.epsilon_at(delta)
+        if at is None:
+            raise InvalidInput(
+                "the session's guarantee has no epsilon at this delta; give the student one, such as 1e-6"
+            )
+        epsilon = at
+    return amounts.text(amounts.to_units_up(epsilon, _GRID) * _GRID), amounts.text(delta)
+
+
+def estimator(student: Student, table: Table, features: Sequence[str]) -> Any:
+    """The unfitted pipeline. Raises `UnknownName` or `InvalidDeclaration`."""
+    from sklearn.compose import ColumnTransformer
+    from sklearn.pipeline import Pipeline
+    from sklearn.preprocessing import OneHotEncoder, StandardScaler
+    from sklearn.utils import all_estimators
+
+    known = dict(all_estimators(type_filter=["classifier", "regressor"]))
+    if student.learner not in known:
+        raise UnknownName("scikit-learn estimator", student.learner, known)
+    try:
+        learner = known[student.learner](**student.options)
+        learner._validate_params()
+    except Exception as error:  # noqa: BLE001  whatever a constructor objects to
+        raise InvalidDeclaration(
+            f"{student.learner} does not take the options {sorted(student.options)}: {error}"
+        ) from None
+    keys = {i: table.column(name).keys for i, name in enumerate(features)}
+    steps: list[tuple[str, Any, list[int]]] = [("numbers", StandardScaler(), [i for i in keys if keys[i] is None])]
+    keyed = [i for i in keys if keys[i] is not None]
+    if keyed:
+        encoder = OneHotEncoder(categories=[list(keys[i] or ()) for i in keyed], handle_unknown="ignore")
+        steps.append(("keys", encoder, keyed))
+    return Pipeline([("columns", ColumnTransformer(steps)), ("learner", learner)])
+
+
+def pool(table: Table, features: Sequence[str], codes: Codes) -> Any:
+    """Encoded points as the student sees them: numbers within their bounds, keys as texts ("" where there is none)."""
+    columns: list[Any] = []
+    for name, code in zip(features, codes.T):
+        column = table.column(name)
+        if column.keys is None:
+            columns.append(code * float(column.step))
+        else:
+            columns.append(np.array([*column.keys, ""], dtype=object)[code])
+    mixed = any(column.dtype == object for column in columns)
+    return np.stack(columns, axis=1).astype(object if mixed else float)
+
+
+def teach(plan: Plan, session_id: str, codes: Codes, answers: Sequence[Any], student: Student) -> dict[str, Any]:
+    """Train on points and their stored answers, write the file, register it. Again, the same file and version.
+
+    Returns:
+        file, epsilon, delta, number of points, and the version if it was registered.
+
+    Raises:
+        InvalidInput: the learner cannot learn from these answers (which are public), or no epsilon at this delta.
+    """
+    assert isinstance(plan.params, PredictionParams)
+    table, features = plan.table, plan.params.features
+    epsilon, delta = guarantee(plan, student.delta)
+    told = np.array([answer is not None for answer in answers], bool)
+    labels = np.array([answer for answer in answers if answer is not None])
+    pipeline = estimator(student, table, features)
+    try:
+        pipeline.fit(pool(table, features, codes[told]), labels)
+    except ValueError as error:
+        raise InvalidInput(f"{student.learner} cannot learn from these {len(labels)} answers: {error}") from None
+    about = hashlib.sha256(student.model_dump_json(include={"learner", "options", "delta"}).encode())
+    about.update(session_id.encode() + codes.tobytes() + json.dumps(list(answers)).encode())
+    file = _write(pipeline, student.folder / f"student-{about.hexdigest()[:16]}.skops")
+    found = {"file": str(file), "epsilon": epsilon, "delta": delta, "points": len(labels)}
+    if student.model is None:
+        return found
+    tags = {
+        "dpflow.student": about.hexdigest(),
+        "dpflow.session": session_id,
+        "dpflow.epsilon": epsilon,
+        "dpflow.delta": delta,
+        "dpflow.event": json.dumps(to_json(plan.event)),
+        "dpflow.features": json.dumps(list(features)),
+        "dpflow.guarantee": f"({epsilon}, {delta})-DP for {table.protected} of {table.name}: trained on {len(labels)} public "
+        f"points with private labels; the points themselves are not protected",
+    }
+    return found | {"version": _register(student, file, tags)}
+
+
+def _write(pipeline: Any, file: Path) -> Path:
+    """The skops file, whole or not at all."""
+    import skops.io
+
+    partial = file.with_suffix(f".{os.getpid()}.partial")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_bytes(skops.io.dumps(pipeline))
+        partial.replace(file)
+    except OSError:
+        raise InvalidInput(f"{file.parent} cannot be written; give the student another folder") from None
+    return file
+
+
+def _register(student: Student, file: Path, tags: Mapping[str, str]) -> str:
+    """The version of this student, made once."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=student.tracking_uri, registry_uri=student.tracking_uri)
+    model = str(student.model)
+    if not client.search_registered_models(filter_string=f"name = '{model}'"):
+        client.create_registered_model(model)
+    for version in client.search_model_versions(f"name = '{model}'"):
+        if version.tags.get("dpflow.student") == tags["dpflow.student"]:
+            return str(version.version)
+    return str(client.create_model_version(model, source=file.as_uri(), tags=dict(tags)).version)

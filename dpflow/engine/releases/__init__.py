@@ -1,0 +1,1 @@
+"""A release from request to receipt."""

@@ -1,0 +1,217 @@
+"""The life of a release: reserve, aggregate, draw, settle, publish. The file that must be right.
+
+Nothing private is read before `Ledger.reserve` returned, and nothing drawn is visible before `Ledger.settle` returned.
+A crash between the two leaves a reservation which the next try of the same key takes over; nothing of the first draw
+was visible, so fresh noise is safe. A failure that may depend on the rows or the draw is settled as "none": to draw
+again would be rejection sampling.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+from dpflow import fault_points
+from dpflow.core.accounting.events import Unprotected
+from dpflow.core.contract.declaration import plain
+from dpflow.core.contract.mechanism import Mechanism
+from dpflow.core.contract.results import NONE, Result
+from dpflow.core.sampling.randomness import SystemSource
+from dpflow.engine.releases.plan import Plan
+from dpflow.engine.releases.run_identity import Occasion
+from dpflow.errors import DpflowError, PlanRefused
+from dpflow.ledger import Ledger, Reservation, Scope
+from dpflow.ledger.books.data_claims import JOINED
+from dpflow.registry import Registry
+from dpflow.tables import PrivateTable, PublishedRelease, publish
+
+log = logging.getLogger("dpflow")
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What a release cost and where it is. `to_json` is what operators return; the result itself is in ``result``.
+
+    Attributes:
+        epsilon, delta: the price in (epsilon, delta), as exact strings; delta is "0" for pure claims.
+        replayed: True when a stored result was returned and nothing was charged.
+        protects: what the price protects, in words.
+    """
+
+    release_id: str
+    name: str
+    mechanism: str
+    scope: str
+    blocks: tuple[str, ...]
+    epsilon: str
+    delta: str
+    protects: str
+    replayed: bool
+    result: Result = field(repr=False)
+    published: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """A small JSON object without the result."""
+        return {
+            "release_id": self.release_id,
+            "name": self.name,
+            "mechanism": self.mechanism,
+            "scope": self.scope,
+            "blocks": list(self.blocks),
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "protects": self.protects,
+            "replayed": self.replayed,
+            "rows": len(self.result.rows),
+            "published": self.published,
+        }
+
+
+def release(
+    plan: Plan, ledger: Ledger, registry: Registry, *, occasion: Occasion | None = None, spend_again: bool = False
+) -> Receipt:
+    """Run a plan to its end, exactly once per occasion.
+
+    Args:
+        plan: from `make_plan`.
+        ledger: where its scope has a grant.
+        registry: tells observers.
+        occasion: which occurrence this is; by default the request's name and revision.
+        spend_again: pay anew although this task already released something else in this run.
+
+    Raises:
+        BudgetExceeded: the scope cannot pay; nothing was read.
+        RetryConflict: a retry that asks for something else.
+        TableBusy, NotPublished, LedgerUnavailable: try again later; nothing is charged twice.
+    """
+    if not isinstance(plan.mechanism, Mechanism):
+        raise PlanRefused(f"{plan.mechanism.name} is a session, not a release; open it with a gate or Session")
+    occasion = occasion or Occasion.of_request(plan.request)
+    check_scope(plan, ledger)
+    private = PrivateTable(plan.table, plan.request.where, lambda data: ledger.commitment(data, "partial"))
+    key = occasion.key(plan)
+    stored = ledger.find(key)
+    unread = stored is None or not stored.settled
+    with private.held() if unread else nullcontext():
+        if unread:
+            private.check(plan.mechanism.statistic(plan.params, plan.table), plan.request.blocks)
+        reservation = ledger.reserve(
+            key,
+            event=plan.event,
+            blocks=plan.charged_blocks,
+            family=plan.family,
+            slot=occasion.slot,
+            principal=occasion.principal,
+            spend_again=spend_again,
+            request=plan.public(),
+            data=data_names(plan, ledger),
+        )
+        replayed = reservation.result is not None
+        settled = reservation if replayed else _draw(plan, private, ledger, reservation, occasion.principal)
+    receipt = _publish(plan, _receipt(plan, settled, replayed))
+    for observer in registry.announce(receipt):
+        log.warning("observer %s failed; the release stands", observer)
+    return receipt
+
+
+def check_scope(plan: Plan, ledger: Ledger) -> None:
+    """A scope's budget protects what its grant says; refuse a table that promises something else."""
+    check_protection(plan, ledger.scope(plan.request.scope))
+
+
+def check_protection(plan: Plan, scope: Scope) -> None:
+    """Raises `PlanRefused` if a scope was granted to protect something else than the plan's table declares."""
+    if isinstance(plan.event, Unprotected) and not scope.protects:
+        raise PlanRefused(
+            f"{plan.request.name} makes no privacy claim, and scope {scope.scope!r} does not say that it protects nobody; "
+            f"grant a scope for table {plan.table.name!r} itself"
+        )
+    if scope.protects and scope.protects != plan.table.protected:
+        raise PlanRefused(
+            f"scope {scope.scope!r} was granted to protect {scope.protects}, but table {plan.table.name!r} declares "
+            f"{plan.table.protected}; use a scope granted for this declaration"
+        )
+
+
+def data_names(plan: Plan, ledger: Ledger) -> list[str]:
+    """Public names of what a plan reads, under which the ledger knows it beside its dataset: the table as it is declared, and
+    every relation by its place, so that a second declaration of the same rows is no second data set. Dimensions are public,
+    so a gate does not close its own; another gate may be on their rows all the same.
+    """
+    database = os.path.realpath(plan.table.database)
+
+    def place(relation: str) -> str:
+        return "place " + ledger.commitment(f"{database}\0{plain(relation)}".encode(), "place")[:32]
+
+    joins = [("" if join.kind == "unit" else JOINED) + place(join.relation) for join in plan.table.joins]
+    return [f"table {plan.table.name}", place(plan.table.source), *joins]
+
+
+def _draw(plan: Plan, private: PrivateTable, ledger: Ledger, reservation: Reservation, principal: str) -> Reservation:
+    """Read, add noise, settle. What it returns holds the stored result, whoever stored it."""
+    snapshot = ledger.commitment(private.snapshot(), "snapshot")
+    result = drawn(plan, private)
+    return ledger.settle(reservation, result.to_json(), snapshot=snapshot, principal=principal)
+
+
+def drawn(plan: Plan, private: PrivateTable) -> Result:
+    """Read and add noise; a failure that may depend on the rows or the draw is the result "none"."""
+    assert isinstance(plan.mechanism, Mechanism)
+    try:
+        statistic = plan.mechanism.statistic(plan.params, plan.table)
+        with private.answering(statistic, plan.request.blocks) as answer:
+            fault_points.reach("aggregate.after")
+            result = plan.mechanism.draw(plan.params, plan.table, answer, SystemSource())
+        json.dumps(result.to_json(), allow_nan=False)  # what cannot be stored is an impossible value, too
+    except fault_points.FaultInjected:
+        raise
+    except Exception as error:
+        if isinstance(error, DpflowError) and error.retryable:
+            raise
+        result = NONE
+    fault_points.reach("draw.after")
+    return result
+
+
+def _receipt(plan: Plan, reservation: Reservation, replayed: bool) -> Receipt:
+    assert reservation.result is not None  # settled
+    epsilon, delta = plan.price()
+    return Receipt(
+        release_id=reservation.release_id,
+        name=plan.request.name,
+        mechanism=plan.mechanism.name,
+        scope=plan.request.scope,
+        blocks=plan.request.blocks,
+        epsilon=epsilon,
+        delta=delta,
+        protects=plan.table.protected,
+        replayed=replayed,
+        result=Result.from_json(reservation.result),
+    )
+
+
+def _publish(plan: Plan, receipt: Receipt) -> Receipt:
+    """Copy the settled result to its output table, if the request names one."""
+    where = plan.request.publish
+    if where is None:
+        return receipt
+    publish(where.database, where.table, published_release(receipt))
+    return Receipt(**{**receipt.__dict__, "published": f"{where.database.name}:{where.table}"})
+
+
+def published_release(receipt: Receipt) -> PublishedRelease:
+    """A receipt and its result in the shape of the output table."""
+    return PublishedRelease(
+        release_id=receipt.release_id,
+        release=receipt.name,
+        block=",".join(receipt.blocks),
+        mechanism=receipt.mechanism,
+        epsilon=receipt.epsilon,
+        delta=receipt.delta,
+        rows=receipt.result.rows,
+        synthetic=receipt.result.synthetic,
+    )

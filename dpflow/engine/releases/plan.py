@@ -1,0 +1,224 @@
+"""A release before it is paid for: frozen, hashable, made without touching data."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from dpflow.core.accounting.amounts import text, to_units_up
+from dpflow.core.accounting.events import Approximate, Event, Pure, SparseVector, Unprotected, to_json
+from dpflow.core.contract.declaration import Table, problems
+from dpflow.core.contract.mechanism import InteractiveMechanism, Mechanism
+from dpflow.core.contract.requests import Records, Statistic
+from dpflow.core.contract.results import ErrorBound
+from dpflow.engine.releases.request import Request, require_public
+from dpflow.errors import InvalidDeclaration, PlanRefused, PluginError
+from dpflow.registry import Registry
+from dpflow.tables import PrivateTable
+
+PRICE_STEP = Fraction(1, 10**6)  # of an epsilon that is computed for a report, rounded up
+
+
+def digest(value: Any) -> str:
+    """SHA-256 of canonical JSON: of public things only."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A validated release or session.
+
+    Attributes:
+        event: its privacy claim for the declared unit.
+        error: the noise known beforehand, or None.
+        family: digest of everything but the mechanism's version.
+        digest: digest of everything, part of the exactly-once key.
+    """
+
+    request: Request
+    table: Table
+    mechanism: Mechanism[Any] | InteractiveMechanism[Any, Any] = field(compare=False)
+    params: BaseModel = field(compare=False)
+    event: Event = field(compare=False)
+    error: ErrorBound | None = field(compare=False)
+    family: str
+    digest: str
+
+    @property
+    def charged_blocks(self) -> tuple[str, ...]:
+        """The blocks whose accounts pay: those it reads if the declaration protects per block, else none by name."""
+        return self.request.blocks if self.table.protects == "unit-block" else ()
+
+    def price(self) -> tuple[str, str]:
+        """Epsilon and delta as exact text: at the delta it asks for where that proves less, or needs one (else at 1e-9)."""
+        exact, asked = self.event.approximate(), getattr(self.params, "delta", None)
+        if exact is None or (asked and not exact[1]):
+            delta = asked or Fraction(1, 10**9)
+            proved = to_units_up(self.event.epsilon_at(delta) or Fraction(0), PRICE_STEP) * PRICE_STEP
+            if exact is None or proved < exact[0]:
+                exact = (proved, delta)
+        return text(exact[0]), text(exact[1])
+
+    def describe(self) -> dict[str, Any]:
+        """What a person wants to know before spending."""
+        epsilon, delta = self.price()
+        return {
+            "mechanism": f"{self.mechanism.name} (version {self.mechanism.version})",
+            "table": self.table.name,
+            "protects": self.table.protected,
+            "scope": self.request.scope,
+            "blocks": ", ".join(self.request.blocks) or "(none)",
+            "where": self.request.where or "(all rows)",
+            "bounds": self._bounds(),
+            "epsilon": epsilon,
+            "delta": delta,
+            "claim": to_json(self.event),
+            "error at 95 %": (self.error and self.error.half_width) or "depends on the rows; part of the result",
+            "note": self.error.note if self.error else self._note(),
+            "digest": self.digest,
+        }
+
+    def _bounds(self) -> str:
+        """The searches that find them, or the declared bounds of the columns that the request names."""
+        if self.request.bounds:
+            return ", ".join(map(repr, self.request.bounds))
+        named = set(_texts(self.params.model_dump(mode="json")))
+        shown = [
+            f"{name} from {column.unit(low)} to {column.unit(high)}"
+            for name, column in self.table.columns.items()
+            if name in named and column.lower is not None
+            for low, high in [column.grid()]
+        ]
+        return ", ".join(shown) or "(none needed)"
+
+    def _note(self) -> str:
+        if isinstance(self.mechanism, InteractiveMechanism):
+            return str(self.mechanism.note(self.params, self.table))
+        return ""
+
+    def public(self) -> dict[str, Any]:
+        """What the ledger's history keeps of the request."""
+        return {
+            "name": self.request.name,
+            "mechanism": self.mechanism.name,
+            "version": self.mechanism.version,
+            "params": self.params.model_dump(mode="json"),
+            "table": self.table.name,
+            "protects": self.table.protected,
+            "blocks": list(self.request.blocks),
+            "where": self.request.where,
+            "bounds": list(self.request.bounds),
+            "epsilon": self.price()[0],
+            "delta": self.price()[1],
+        }
+
+
+def make_plan(request: Request, registry: Registry, table: Table | None = None) -> Plan:
+    """Check everything that can be checked without rows, and price it.
+
+    Args:
+        table: the declaration, if not the one that the request names; where that takes bounds from a release, with these
+            bounds in it (`dpflow.engine.releases.released_bounds`).
+
+    Raises:
+        UnknownName: mechanism, column or key that nobody declared.
+        InvalidDeclaration: parameters that do not validate.
+        PlanRefused: no bounds, a holdout read without a gate, a veto, blocks that do not fit the declaration.
+    """
+    if table is None and request.bounds:
+        raise PlanRefused(
+            f"{request.name} takes bounds from {', '.join(map(repr, request.bounds))}, which are in a "
+            f"ledger; put them into the declaration with dpflow.engine.declared, or name the ledger"
+        )
+    table = table or request.declaration()
+    mechanism = registry.mechanisms.get(request.mechanism) or registry.mechanism(request.mechanism)
+    try:
+        params = mechanism.Params.model_validate(request.params)
+    except ValidationError as error:
+        raise InvalidDeclaration(
+            f"{request.name}: parameters of {mechanism.name}: {problems(error)}; dpflow mechanisms {mechanism.name} explains them"
+        ) from None
+    if isinstance(mechanism, Mechanism) and (other := mechanism.instead(params, table)):
+        if other.mechanism not in registry.mechanisms:
+            raise PlanRefused(f"{request.name}: {other.why}, but no installed distribution has it; install its plugin")
+        made = make_plan(
+            request.model_copy(update={"mechanism": other.mechanism, "params": other.params}), registry, table
+        )
+        note = f"{other.why}; {made.error.note}" if made.error else other.why
+        return replace(made, error=ErrorBound(made.error.half_width if made.error else {}, note))
+    _check_blocks(request, table)
+    if request.publish is not None:
+        require_public(request.publish.database, table, "published results")
+    request = request.model_copy(update={"where": PrivateTable(table, request.where).where})
+    if table.holdout and not (isinstance(mechanism, InteractiveMechanism) and mechanism.exclusive):
+        raise PlanRefused(
+            f"table {table.name!r} is a holdout, readable only through a gate session; "
+            f"{mechanism.name} would read it besides, so declare another table for it"
+        )
+    event = mechanism.event(params, table)
+    if isinstance(event, Unprotected) and not table.generalisation_only:
+        raise PlanRefused(
+            f"{mechanism.name} makes no privacy claim with these parameters, and table {table.name!r} protects "
+            f"{table.protected}; choose a private method, or let its owner declare generalisation-only"
+        )
+    session = isinstance(mechanism, InteractiveMechanism) and not mechanism.separate
+    if session and not isinstance(event, Pure | Approximate | SparseVector | Unprotected):
+        raise PluginError(
+            f"session {mechanism.name} claims {to_json(event)['kind']}, and the filters are proven for sessions that claim "
+            f"pure.v1, approximate.v1 or sparse-vector.v1; its author must state one of those"
+        )
+    bound = None
+    if isinstance(mechanism, Mechanism):
+        bound = mechanism.error(params, table)
+        _check_known(mechanism.statistic(params, table), request, table)
+    content = {
+        "mechanism": mechanism.name,
+        "params": params.model_dump(mode="json"),
+        "table": table.public(),
+        "scope": request.scope,
+        "blocks": sorted(request.blocks),
+        "where": request.where,
+        "event": to_json(event),
+    }
+    family = digest(content)
+    made = Plan(request, table, mechanism, params, event, bound, family, digest([content, mechanism.version]))
+    if reasons := registry.veto(made):
+        raise PlanRefused(f"{request.name} was refused: " + "; ".join(reasons))
+    return made
+
+
+def _check_known(statistic: Statistic, request: Request, table: Table) -> None:
+    """A claim that rests on public columns is one about whole tables: what chooses rows may read what is protected."""
+    if isinstance(statistic, Records) and statistic.known and (request.where or request.blocks or table.joins):
+        raise PlanRefused(
+            f"{request.name} rests on public columns, so it must read the whole table: leave out where, blocks and joins, "
+            f"or take a mechanism that protects whole rows"
+        )
+
+
+def _check_blocks(request: Request, table: Table) -> None:
+    """A budget per block needs to know the blocks; blocks of a table without a block column mean nothing."""
+    if len(set(request.blocks)) != len(request.blocks):
+        raise PlanRefused(f"{request.name} names a block twice; name each block once")
+    if request.blocks and table.block is None:
+        raise PlanRefused(f"{request.name} names blocks, but table {table.name!r} declares no block column")
+    if table.protects == "unit-block" and not request.blocks:
+        raise PlanRefused(
+            f"table {table.name!r} protects {table.protected}, so {request.name} must name the blocks it reads; "
+            f"add blocks, such as blocks: [2013-01-01]"
+        )
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in JSON, names of fields left out."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (list, dict)):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _texts(inner)

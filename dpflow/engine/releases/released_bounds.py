@@ -1,0 +1,152 @@
+"""Bounds that a search found, put into a declaration: how a plan refers to a settled release of the mechanism `bounds`.
+
+``bounds`` of a request names searches. A name means the search of the same run, if that made one (an upstream task of the same
+DAG run), else the first one of this name that was charged to the release's scope or one above it. The first, so that a retry or the
+next day finds the same numbers, whatever is searched later; a new search takes a new name. Only an owner who fences the first one
+gives way to the next. What it found is public, so clamping to it costs nothing more. Sessions, which outlive a run, take the first
+search of the name; a gate takes none, because nothing but the gate reads its holdout. The numbers enter the declaration, and with
+it the plan's digest: other bounds are another release.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any
+
+from pydantic import ValidationError
+
+from dpflow.core.contract.declaration import Column, Table, problems
+from dpflow.engine.releases.request import Request
+from dpflow.engine.releases.run_identity import Occasion
+from dpflow.errors import NotSettled, PlanRefused, UnknownName
+from dpflow.ledger import Ledger
+from dpflow.ledger.books.records import Stored, path_of
+
+SEARCH = "bounds"  #: name of the mechanism
+SUPPOSED = 2**20  #: steps to each side of 0, where a forecast does not know the bounds yet
+
+
+def declared(
+    request: Request, ledger: Ledger | None, occasion: Occasion | None = None, table: Table | None = None
+) -> Table:
+    """The declaration with the bounds of the searches that a request names.
+
+    Args:
+        table: the declaration, if it was read already.
+
+    Raises:
+        NotSettled: a search was charged and has no result yet; try again later.
+        UnknownName: no search of this name was charged.
+        PlanRefused: no ledger, a release of something else, one that found nothing, or bounds that do not fit the column.
+    """
+    table = table or request.declaration()
+    for name in request.bounds:
+        if table.holdout:
+            raise PlanRefused(
+                f"{request.name} takes bounds from {name!r}, but table {table.name!r} is a holdout, which no search may read beside "
+                f"its gate; write bounds into its declaration, such as those found on the table that candidates are fitted on"
+            )
+        if ledger is None:
+            raise PlanRefused(f"{request.name} takes bounds from {name!r}, a release in the ledger; name the ledger")
+        table = _with(table, name, _search(ledger, request.scope, name, occasion), request.name)
+    return table
+
+
+def supposed(
+    request: Request, ledger: Ledger | None, occasion: Occasion | None = None, table: Table | None = None
+) -> Table:
+    """As `declared`; a search that is not settled is taken to have found very wide bounds of every column without any.
+
+    Good for a price, which hardly depends on them, and not for an error or a digest.
+    """
+    table = table or request.declaration()
+    for name in request.bounds:
+        try:
+            table = (
+                declared(request.model_copy(update={"bounds": (name,)}), ledger, occasion, table)
+                if ledger
+                else _wide(table)
+            )
+        except (NotSettled, UnknownName):
+            table = _wide(table)
+    return table
+
+
+def _wide(table: Table) -> Table:
+    columns = {}
+    for name, column in table.columns.items():
+        if column.lower is None and column.keys is None:
+            column = column.model_copy(update={"lower": -SUPPOSED * column.step, "upper": SUPPOSED * column.step})
+        columns[name] = column
+    return table.model_copy(update={"columns": columns})
+
+
+def _search(ledger: Ledger, scope: str, name: str, occasion: Occasion | None) -> Stored:
+    """The search that a name means."""
+    found: list[Stored] = []
+    if occasion is not None and occasion.dag_id:
+        found = ledger.named(scope, name, (occasion.dag_id, occasion.name))
+    found += ledger.named(scope, name)
+    found = [one for one in found if one.state != "fenced"]  # what its owner closed finds nothing any more
+    for one in found:
+        if one.request.get("mechanism") == SEARCH:
+            return one
+    if found:
+        what = found[0].request.get("mechanism")
+        raise PlanRefused(
+            f"bounds are taken from {name!r}, which is a release of {what}; name one of the mechanism {SEARCH}"
+        )
+    asked = (one.request for at in path_of(scope) for one in ledger.releases(at))
+    known = {request["name"] for request in asked if request.get("mechanism") == SEARCH}
+    raise UnknownName(f"release of {SEARCH} charged to scope {scope!r} named", name, known)
+
+
+def _with(table: Table, name: str, search: Stored, asker: str) -> Table:
+    """The declaration with what one search found."""
+    if not search.settled or search.result is None:
+        raise NotSettled(
+            f"{asker} takes its bounds from {name!r}, which is {search.state} and has no result yet; run that release to its end"
+        )
+    if search.request.get("table") != table.name:
+        raise PlanRefused(
+            f"{asker} takes its bounds from {name!r}, which searched table {search.request.get('table')!r}, not {table.name!r}"
+        )
+    document = search.result.get("document", {})
+    if "keys" in document:
+        raise PlanRefused(
+            f"{name!r} searched by group, and a declaration has one pair of bounds a column; search without by"
+        )
+    if "columns" not in document:
+        raise PlanRefused(
+            f"{name!r} found no bounds; search again under another name, with more rows or a larger epsilon"
+        )
+    return _bounded(table, name, document["columns"], asker)
+
+
+def _bounded(table: Table, name: str, found: Mapping[str, Mapping[str, Any]], asker: str) -> Table:
+    columns = dict(table.columns)
+    for column, ends in found.items():
+        known = table.column(column)
+        if known.lower is not None:
+            raise PlanRefused(
+                f"{asker} takes the bounds of {column!r} from {name!r}, but table {table.name!r} declares some; leave one out"
+            )
+        try:
+            exact = {end: _exact(value) for end, value in ends.items()}
+            columns[column] = Column.model_validate(known.model_dump() | exact)
+        except ValidationError as error:
+            raise PlanRefused(f"{name!r} found bounds that column {column!r} cannot have: {problems(error)}") from None
+        except ValueError:  # such as a day after the year 9999
+            raise PlanRefused(
+                f"{name!r} found bounds that column {column!r} cannot have; declare its bounds, or leave such values out with where"
+            ) from None
+    return table.model_copy(update={"columns": columns})
+
+
+def _exact(value: Any) -> Any:
+    """Texts are dates, which have hyphens between their numbers, or decimals that no double writes."""
+    if not isinstance(value, str):
+        return value
+    return dt.datetime.fromisoformat(value) if "-" in value[1:] else Fraction(value)

@@ -1,0 +1,96 @@
+"""What a user asks for: a release file, an operator's argument or a Python call, validated into one model."""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, ValidationError
+
+from dpflow.core.contract.declaration import Strict, Table, load_table, load_yaml, problems
+from dpflow.errors import InvalidDeclaration, InvalidInput, PlanRefused
+
+
+def _block(value: Any) -> str:
+    """A block key as text: YAML reads 2013-01-01 as a date."""
+    if isinstance(value, dt.datetime):
+        return value.isoformat(sep=" ")
+    if isinstance(value, dt.date | int | str) and not isinstance(value, bool):
+        return str(value)
+    raise ValueError("a block is a text, an integer or a date")
+
+
+def _listed(value: Any) -> Any:
+    """One name may be written without a list."""
+    return (value,) if isinstance(value, str) else value
+
+
+Block = Annotated[str, BeforeValidator(_block), Field(min_length=1, max_length=200)]
+
+
+class Publish(Strict):
+    """Where a settled result is copied to: a DuckDB file and a table in it."""
+
+    database: Path
+    table: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}$")] = "releases"
+
+
+class Request(Strict):
+    """One release, or one session to be opened.
+
+    ``name`` says which release this is outside Airflow: the same name, revision and content again is free. ``revision``
+    makes the same thing a new, paid release. ``table`` is a declaration's path, relative to the file. ``where`` is a
+    condition on declared columns: only rows that fulfil it are read (`dpflow.tables.language.conditions` has the language). ``bounds``
+    names settled releases of the mechanism `bounds`, whose bounds its columns take (`dpflow.engine.releases.released_bounds`).
+    """
+
+    name: Annotated[str, Field(min_length=1, max_length=200)]
+    mechanism: str
+    table: Path
+    scope: Annotated[str, Field(min_length=1, max_length=200)]
+    params: dict[str, Any] = Field(default_factory=dict)
+    blocks: tuple[Block, ...] = ()
+    where: Annotated[str, Field(min_length=1)] | None = None
+    bounds: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=200)], ...], BeforeValidator(_listed)] = ()
+    revision: Annotated[int, Field(ge=1)] = 1
+    publish: Publish | None = None
+
+    def declaration(self) -> Table:
+        """The declared table this request names."""
+        return load_table(self.table)
+
+
+def parse_request(data: dict[str, Any], base: Path, what: str = "what was asked") -> Request:
+    """Validate a request; relative paths are taken from ``base``. Raises `InvalidDeclaration` naming the field."""
+    try:
+        request = Request.model_validate(data)
+    except ValidationError as error:
+        raise InvalidDeclaration(f"{what} is not a release: {problems(error)}") from None
+    publish = request.publish
+    if publish is not None:
+        publish = publish.model_copy(update={"database": (base / publish.database).resolve()})
+    return request.model_copy(update={"table": (base / request.table).resolve(), "publish": publish})
+
+
+def load_request(path: Path | str) -> Request:
+    """Read a release file (YAML). Raises `InvalidInput` or `InvalidDeclaration`."""
+    path = Path(path)
+    if path.is_dir():
+        raise InvalidInput(f"{path} is a directory; give one release file")
+    return parse_request(load_yaml(path, "release file"), path.parent, str(path))
+
+
+def require_public(file: Path, table: Table, what: str) -> None:
+    """Raises `PlanRefused` if what should be public is in a private table's file, under whatever name.
+
+    It is read without a charge, and whoever may see it could see the rows beside it.
+    """
+    try:
+        same = file.samefile(table.database)
+    except OSError:
+        same = False  # one of them is missing, which whoever opens it says
+    if same:
+        raise PlanRefused(
+            f"{what} are public, and these are in the private table's file; put them into a file of their own"
+        )

@@ -1,0 +1,52 @@
+"""Which occurrence of a release this is: what makes a retry free and a new day paid."""
+
+from __future__ import annotations
+
+import getpass
+import os
+from dataclasses import dataclass
+
+from dpflow.engine.releases.plan import Plan
+from dpflow.engine.releases.request import Request
+from dpflow.ledger import ReleaseKey
+
+
+def current_principal() -> str:
+    """Who spends: DPFLOW_PRINCIPAL, else the operating system's user."""
+    try:
+        return os.environ.get("DPFLOW_PRINCIPAL") or getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid-{os.getuid()}"
+
+
+@dataclass(frozen=True)
+class Occasion:
+    """Identity of one occurrence.
+
+    Attributes:
+        dag_id, task_id: empty outside Airflow.
+        name: the logical date, data interval, partition key or run id; outside Airflow the release's name and revision.
+        slot: one task instance within one run, so that a retry that asks for something else is noticed.
+        ordinal: number among equal plans of one run, when the same release is wanted twice.
+    """
+
+    dag_id: str
+    task_id: str
+    name: str
+    slot: str
+    principal: str
+    ordinal: int = 0
+
+    @classmethod
+    def of_request(cls, request: Request, principal: str | None = None) -> Occasion:
+        """Outside Airflow, and for sessions: the same name and revision again is the same occurrence.
+
+        Args:
+            principal: who asks; by default `current_principal`.
+        """
+        name = f"{request.name}#{request.revision}"
+        return cls("", "", name, f"release:{request.scope}:{name}", principal or current_principal())
+
+    def key(self, plan: Plan) -> ReleaseKey:
+        """The exactly-once key of a plan on this occasion."""
+        return ReleaseKey(plan.request.scope, self.dag_id, self.task_id, self.name, plan.digest, self.ordinal)

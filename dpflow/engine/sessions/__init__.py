@@ -1,0 +1,1 @@
+"""Interactive sessions and the holdout gate."""

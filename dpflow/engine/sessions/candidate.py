@@ -1,0 +1,268 @@
+"""What claims a score: a model or a table of predictions, named by its digest, applied to the rows of one group at a time.
+
+Three sources: a scikit-learn estimator in a skops file, a registered MLflow model that holds such a file, and a DuckDB
+table of (row id, prediction, score). A model must be a fixed function: if a prediction could change what the next one is,
+one group's rows would reach another's score. So a file may hold estimators of listed scikit-learn modules only, and no
+random state. Files are skops, never pickle: loading one runs no code of its author.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from dpflow.core.contract.declaration import Exact, Strict
+from dpflow.core.contract.estimators import AnyEstimator, Rows, SqlEstimator
+from dpflow.errors import InvalidInput
+from dpflow.tables import read_predictions
+
+#: Beside what skops trusts by itself: scikit-learn's own compiled structures, which hold numbers only.
+TRUSTED = ("sklearn.tree._tree.Tree",)
+
+#: Modules whose fitted estimators are fixed functions of their input.
+FIXED = (
+    "sklearn.compose",
+    "sklearn.ensemble",
+    "sklearn.impute._base",
+    "sklearn.linear_model",
+    "sklearn.naive_bayes",
+    "sklearn.pipeline",
+    "sklearn.preprocessing",
+    "sklearn.tree",
+    "sklearn._loss",
+    "sklearn.utils",
+)
+#: Except this one, whose function can be told to write into an array that the next prediction reads.
+LOOSE = "sklearn.preprocessing._function_transformer"
+
+
+class Predictions(Strict):
+    """Predictions made beforehand: a ``table`` of a DuckDB file ``database`` with one row per ``id``.
+
+    ``id`` is a column of the private table, too. ``score`` is the column of scores, if estimators shall read them. A row
+    of the private table without a prediction counts as wrong.
+    """
+
+    database: Path
+    table: str
+    id: str
+    prediction: str = "prediction"
+    score: str | None = None
+
+
+class Submission(Strict):
+    """One candidate as an analyst hands it in.
+
+    One of ``file`` (a scikit-learn estimator saved by skops), ``model`` (an MLflow URI such as ``models:/name/3`` or
+    ``models:/name@alias``, with its ``tracking_uri``) and ``predictions``. ``features``: numeric columns, in the order a
+    model was fitted on. ``label``: the column it predicts. ``claim``: the score the analyst says it has. ``estimator``:
+    what scores it, with ``options`` and, for groups on which it fails, a ``default``. ``rival``: a second estimator file on
+    the same features, for comparisons. An ``estimator`` of columns needs neither model nor label; it reads ``features``. One
+    in SQL, ``{sql, range, default}``, names its columns and default itself.
+    """
+
+    name: str
+    file: Path | None = None
+    model: str | None = None
+    tracking_uri: str | None = None
+    predictions: Predictions | None = None
+    rival: Path | None = None
+    label: str = ""
+    features: tuple[str, ...] = ()
+    claim: Exact
+    estimator: AnyEstimator = "accuracy"
+    options: dict[str, Exact] = Field(default_factory=dict)
+    default: Exact | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Submission:
+        sources = [s for s in (self.file, self.model, self.predictions) if s is not None]
+        if len(sources) > 1:
+            raise ValueError("give one of file, model and predictions")
+        if sources and not self.label:
+            raise ValueError("a candidate that predicts needs the label it predicts")
+        own = isinstance(self.estimator, SqlEstimator)
+        if own and (self.options or self.default is not None):
+            raise ValueError("an estimator in SQL has its default in itself, and no options; leave both out")
+        if self.predictions is None and not self.features and not (own and not sources):
+            raise ValueError("name the features it reads")
+        return self
+
+    @property
+    def source(self) -> str:
+        """Where it comes from, as a URI."""
+        if self.model is not None:
+            return self.model
+        file = self.file or (self.predictions.database if self.predictions else None)
+        return file.resolve().as_uri() if file else "estimator:" + self.measure
+
+    @property
+    def measure(self) -> str:
+        """The estimator's name or SQL."""
+        return self.estimator if isinstance(self.estimator, str) else self.estimator.sql
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """What it reads: the label, then features or the row id."""
+        inputs = (self.predictions.id,) if self.predictions else self.features
+        return (self.label, *inputs) if self.label else inputs
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A loaded submission. ``digest`` covers model or predictions, columns, the estimator with its options, and the claim."""
+
+    submission: Submission
+    digest: str
+    predict: Callable[[Rows], Any] | None = field(default=None, repr=False)
+    score: Callable[[Rows], Any] | None = field(default=None, repr=False)
+    rival: Callable[[Rows], Any] | None = field(default=None, repr=False)
+
+    def query(self) -> dict[str, Any]:
+        """The question that a gate is asked about it."""
+        given = self.submission
+        return {
+            "estimator": given.model_dump(mode="json")["estimator"],
+            "claim": str(given.claim),
+            "candidate": self.digest,
+            "columns": list(given.columns),
+            "options": {name: str(value) for name, value in given.options.items()},
+            "default": None if given.default is None else str(given.default),
+        }
+
+
+def _require_fixed(name: str, file: Path, data: bytes) -> None:
+    """Refuse a file with anything that may answer differently the next time. Raises `InvalidInput`."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            found = set(_types(json.loads(archive.read("schema.json"))))
+    except (zipfile.BadZipFile, KeyError, ValueError):
+        raise InvalidInput(f"candidate {name}: {file} is not a skops file") from None
+    odd = {t for t in found if t.startswith("sklearn.") and not t.startswith(FIXED)}
+    odd |= {t for t in found if t.startswith(("numpy.random", LOOSE))}
+    if odd:
+        raise InvalidInput(
+            f"candidate {name} holds {', '.join(sorted(odd)[:5])}, which may not be a fixed function of its input; "
+            f"save a fitted estimator of scikit-learn's {', '.join(m.removeprefix('sklearn.') for m in FIXED[:-2])} modules, "
+            f"with random_state an integer or None"
+        )
+
+
+def _types(node: Any) -> Iterator[str]:
+    """Every class named in a skops schema."""
+    if isinstance(node, dict):
+        if "__class__" in node:
+            yield f"{node.get('__module__')}.{node['__class__']}"
+        node = list(node.values())
+    if isinstance(node, list):
+        for child in node:
+            yield from _types(child)
+
+
+def load_candidate(submission: Submission) -> Candidate:
+    """Load what a submission names and digest it. Raises `InvalidInput` for a missing file or one that would run foreign code."""
+    about = hashlib.sha256(submission.model_dump_json(exclude={"file", "name", "rival", "predictions"}).encode())
+    predict: Callable[[Rows], Any] | None = None
+    score: Callable[[Rows], Any] | None = None
+    rival: Callable[[Rows], Any] | None = None
+    if submission.predictions is not None:
+        found = read_predictions(
+            **submission.predictions.model_dump(exclude={"score"}), score=submission.predictions.score
+        )
+        about.update(found.digest)
+        predict, score = found.predict, found.score
+    elif submission.file is not None or submission.model is not None:
+        file = submission.file or mlflow_file(submission.name, str(submission.model), submission.tracking_uri)
+        model, data = _load(submission, file)
+        # Each of one length, so that no two make the text of a third.
+        about.update(b"\0" + hashlib.sha256(data).digest())
+        predict, score = _predictor(submission, model), _scorer(submission, model)
+    if submission.rival is not None:
+        model, data = _load(submission, submission.rival)
+        about.update(b"\0\0" + hashlib.sha256(data).digest())
+        rival = _predictor(submission, model)
+    return Candidate(submission, about.hexdigest(), predict, score, rival)
+
+
+def _load(submission: Submission, file: Path) -> tuple[Any, bytes]:
+    """A model and the bytes of its file."""
+    import skops.io
+
+    try:
+        data = file.read_bytes()
+    except OSError:
+        raise InvalidInput(f"candidate {submission.name}: there is no readable file {file}") from None
+    _require_fixed(submission.name, file, data)
+    try:
+        untrusted = sorted(set(skops.io.get_untrusted_types(data=data)) - set(TRUSTED))
+        model = None if untrusted else skops.io.loads(data, trusted=list(TRUSTED))
+    except Exception:  # noqa: BLE001  anything can be in a file that is not skops
+        raise InvalidInput(f"candidate {submission.name}: {file} is not a skops file") from None
+    if untrusted:
+        raise InvalidInput(
+            f"candidate {submission.name} holds types that are not scikit-learn's or numpy's: {', '.join(untrusted[:5])}; "
+            f"save an estimator made of those only"
+        )
+    return model, data
+
+
+def _matrix(submission: Submission, rows: Rows) -> Any:
+    return np.column_stack([np.asarray(rows[name], dtype=float) for name in submission.features])
+
+
+def _predictor(submission: Submission, model: Any) -> Callable[[Rows], Any]:
+    """Predictions for the rows of one group."""
+    return lambda rows: model.predict(_matrix(submission, rows))
+
+
+def _scorer(submission: Submission, model: Any) -> Callable[[Rows], Any]:
+    """Scores: the probability of the second class, else the decision function, else the predictions themselves."""
+
+    def score(rows: Rows) -> Any:
+        matrix = _matrix(submission, rows)
+        if hasattr(model, "predict_proba"):
+            return model.predict_proba(matrix)[:, 1]
+        return model.decision_function(matrix) if hasattr(model, "decision_function") else model.predict(matrix)
+
+    return score
+
+
+def mlflow_file(name: str, uri: str, tracking_uri: str | None) -> Path:
+    """The skops file of a registered model. Raises `InvalidInput` if the registry has none in reach."""
+    from urllib.parse import unquote, urlparse
+
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+
+    found = re.fullmatch(r"models:/([^/@]+)(?:/([0-9]+)|@(.+))", uri)
+    if found is None:
+        raise InvalidInput(f"candidate {name}: {uri!r} is no model; write models:/name/version or models:/name@alias")
+    client = MlflowClient(tracking_uri=tracking_uri, registry_uri=tracking_uri)
+    try:
+        model, version, alias = found.groups()
+        registered = (
+            client.get_model_version(model, version) if version else client.get_model_version_by_alias(model, alias)
+        )
+    except MlflowException:
+        raise InvalidInput(
+            f"candidate {name}: the registry has no {uri}; register it, or correct name and version"
+        ) from None
+    place = urlparse(str(registered.source))
+    path = Path(unquote(place.path))
+    files = [path] if path.is_file() else sorted(path.rglob("*.skops")) if path.is_dir() else []
+    if place.scheme not in ("", "file") or len(files) != 1:
+        raise InvalidInput(
+            f"candidate {name}: {uri} does not hold exactly one skops file in reach; log the model with "
+            f"serialization_format='skops' into a file store"
+        )
+    return files[0]

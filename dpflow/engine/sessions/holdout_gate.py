@@ -1,0 +1,81 @@
+"""What a submission goes through: load, ask, and offer it for promotion on a yes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from pydantic import ValidationError
+
+from dpflow.core.contract.declaration import problems
+from dpflow.engine.sessions.candidate import Candidate, Submission, load_candidate
+from dpflow.engine.sessions.session import Session
+from dpflow.errors import InvalidDeclaration, SessionClosed
+
+
+class Promotes(Protocol):
+    """Whatever moves a model registry's alias."""
+
+    def offer(self, candidate: Candidate, record: Mapping[str, str]) -> bool:
+        """Promote an accepted candidate if it improves; say whether it is the promoted one now.
+
+        Args:
+            record: what is kept beside it: session, guarantee, snapshot, and the commitment to the verdict.
+        """
+
+
+def judge(session: Session, submission: Mapping[str, Any], promoter: Promotes | None = None) -> dict[str, Any]:
+    """The gate's verdict on one submission.
+
+    Returns:
+        name, claim, candidate digest, verdict ("yes", "no" or "exhausted"), guarantee, session, and whether it was promoted;
+        a verdict that was given also has the snapshot it was given on and a commitment to all of it.
+    """
+    fields = {name: submission[name] for name in Submission.model_fields if name in submission}
+    try:
+        given = session.canonical(Submission.model_validate(fields))
+    except ValidationError as error:
+        raise InvalidDeclaration(f"candidate {submission.get('name')!r}: {problems(error)}") from None
+    if given.predictions is not None:
+        session.require_public(given.predictions.database, "predictions")
+    candidate = load_candidate(given)
+    about: dict[str, Any] = {"name": given.name, "claim": str(given.claim), "candidate": candidate.digest}
+    try:
+        answer = session.ask(candidate.query(), candidate)
+    except SessionClosed:
+        return {**about, "promoted": False, "session": session.id, "verdict": "exhausted", "guarantee": "none"}
+    record = {"session": session.id, "commitment": session.commitment({**about, **answer})}
+    promoted = False
+    if answer["verdict"] == "yes" and promoter is not None:
+        kept = {name: str(answer[name]) for name in ("guarantee", "snapshot") if name in answer}
+        promoted = promoter.offer(candidate, record | kept)
+    return {**about, "promoted": promoted, **record, **answer}
+
+
+def judge_all(
+    sessions: Sequence[Callable[[], Session]],
+    submissions: Sequence[Mapping[str, Any]],
+    promoter: Promotes | None = None,
+) -> list[dict[str, Any]]:
+    """Verdicts in order. A submission that one session has no answer left for goes to the next, which is then opened.
+
+    Sessions are asked from the first one, every time: what they answered before they repeat for nothing, so a retry goes the
+    same way.
+    """
+    opened = [sessions[0]()]  # also for no submission: what is declared is charged, as plans and checks count it
+    verdicts = []
+    for submission in submissions:
+        for number, opening in enumerate(sessions):
+            if number == len(opened):
+                opened.append(opening())
+            verdict = judge(opened[number], submission, promoter)
+            if verdict["verdict"] != "exhausted":
+                break
+        verdicts.append(verdict)
+    return verdicts
+
+
+def decision(verdicts: Sequence[Mapping[str, Any]]) -> str:
+    """What many verdicts say together: "yes" if one is, else "exhausted" if one is, else "no"."""
+    words = {verdict["verdict"] for verdict in verdicts}
+    return next((word for word in ("yes", "exhausted") if word in words), "no")

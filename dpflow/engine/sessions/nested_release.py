@@ -1,0 +1,104 @@
+"""Releases inside a gate: what they cost is part of the gate's own epsilon and delta.
+
+A gate opened with ``reserve`` keeps that much of its price for them; its verdicts get the rest. Such a release is a query of
+the session, ``{release: {mechanism: ..., params: ...}}``: it reads the gate's table, rows and blocks, and its result is an answer like a
+verdict, stored before it is seen and free again.
+
+Claim: the session as a whole is (epsilon, delta)-DP. The verdicts are (epsilon - reserve.epsilon, delta - reserve.delta)-DP
+towards every analyst; each release has an exact (e, d) and is refused unless their sums stay within the reserve. So everything that is
+said is what a basic filter of capacity (epsilon, delta) admits, interleaved with one session: docs/accounting.md, theorem 1 and sessions.
+
+Generalisation: the verdicts' proofs are about neighbours that differ in a whole *group* of units, and a release is private for one unit
+only. After the first of them verdicts are heuristic; those before it keep their proof, because it is one about the transcript so far.
+Corrected values move with one group's estimate, which is why they void nothing. Gates without noise have no epsilon to
+reserve: their proof allows no other output of the holdout at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError
+
+from dpflow.core.accounting.amounts import text
+from dpflow.core.contract.declaration import Strict, problems
+from dpflow.core.contract.mechanism import Mechanism
+from dpflow.engine.releases.plan import Plan, make_plan
+from dpflow.errors import BudgetExceeded, InvalidDeclaration, PlanRefused
+from dpflow.registry import Registry
+from dpflow.tables import PrivateTable
+
+STATE = "inside"  #: where a session's state keeps what is left of its reserve, once some of it is spent
+WHY = "a release inside the session is private by unit, and the proof is about whole groups"
+
+
+class Inner(Strict):
+    """A release inside a session: ``mechanism``, ``params``, ``where`` as in a release file; another ``revision`` pays again."""
+
+    mechanism: str
+    params: dict[str, Any] = Field(default_factory=dict)
+    where: Annotated[str, Field(min_length=1)] | None = None
+    revision: Annotated[int, Field(ge=1)] = 1
+
+
+def inner_plan(gate: Plan, given: Mapping[str, Any], registry: Registry) -> Plan:
+    """The plan of a release that a gate's session would pay for; reads nothing.
+
+    Raises:
+        InvalidDeclaration: not a release.
+        PlanRefused: the gate keeps no reserve, or the mechanism has no exact epsilon and delta.
+    """
+    if getattr(gate.params, "reserve", None) is None:
+        raise PlanRefused(
+            f"{gate.request.name} keeps nothing for other releases, and while it is open nothing else reads its data; open a "
+            f"gate with reserve: {{epsilon: ...}}, which is then part of its own epsilon"
+        )
+    try:
+        inner = Inner.model_validate(dict(given))
+    except ValidationError as error:
+        raise InvalidDeclaration(f"release inside {gate.request.name}: {problems(error)}") from None
+    # Each is read by itself: a text such as "a) OR (b" is a condition only between the brackets of two others.
+    where = [f"({PrivateTable(gate.table, each).where})" for each in (gate.request.where, inner.where) if each]
+    changes = inner.model_dump(include={"mechanism", "params", "revision"}) | {
+        "where": " AND ".join(where) or None,
+        "publish": None,
+    }
+    made = make_plan(
+        gate.request.model_copy(update=changes), registry, gate.table.model_copy(update={"holdout": False})
+    )
+    if not isinstance(made.mechanism, Mechanism) or made.event.approximate() is None:
+        raise PlanRefused(
+            f"{made.mechanism.name} is no single release with an exact epsilon and delta, and a reserve is a sum of those; take "
+            f"one that is, such as Laplace noise"
+        )
+    return made
+
+
+def left(gate: Plan, state: Mapping[str, Any]) -> tuple[Fraction, Fraction]:
+    """Epsilon and delta of a session's reserve that are not spent yet."""
+    if STATE in state:
+        epsilon, delta = map(Fraction, state[STATE])
+        return epsilon, delta
+    reserve: Any = getattr(gate.params, "reserve")  # noqa: B009  only some sessions have one
+    return reserve.epsilon, reserve.delta
+
+
+def spend(gate: Plan, inner: Plan, state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The session's state after this release, and what is then left in words.
+
+    Raises:
+        BudgetExceeded: the reserve cannot pay; nothing was read.
+    """
+    price, has = inner.event.approximate(), left(gate, state)
+    assert price is not None
+    after = [have - asked for have, asked in zip(has, price, strict=True)]
+    if min(after) < 0:
+        raise BudgetExceeded(
+            f"epsilon {text(price[0])} and delta {text(price[1])} are asked inside {gate.request.name}, {text(has[0])} and "
+            f"{text(has[1])} of its reserve are left; ask for less",
+            scope=gate.request.scope,
+        )
+    said = {"reserve_epsilon_left": text(after[0]), "reserve_delta_left": text(after[1])}
+    return {**state, STATE: [str(amount) for amount in after]}, said

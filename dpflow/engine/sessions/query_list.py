@@ -1,0 +1,47 @@
+"""A list of questions to one session: what the operator and the command line share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dpflow.engine.sessions.holdout_gate import Promotes, judge
+from dpflow.engine.sessions.session import Session
+from dpflow.errors import InvalidInput, SessionClosed
+
+
+def ask_all(
+    session: Session, queries: Sequence[Mapping[str, Any]], base: Path, promoter: Promotes | None = None
+) -> list[dict[str, Any]]:
+    """Ask in order. A query with a ``name`` is a candidate for a gate; any other is the mechanism's own query.
+
+    A query after the session was used up is answered ``exhausted``; one that was answered before gets its stored answer.
+
+    Args:
+        base: the folder that relative paths of candidates are taken from.
+    """
+    answers = []
+    for query in queries:
+        if not isinstance(query, Mapping):
+            raise InvalidInput("queries are a list of mappings, such as - {estimator: column_mean, columns: [age]}")
+        if "name" in query:
+            answers.append(judge(session, located(query, base), promoter))
+            continue
+        try:
+            answers.append(session.ask(query))
+        except SessionClosed:
+            answers.append({"verdict": "exhausted"})
+    return answers
+
+
+def located(submission: Mapping[str, Any], base: Path) -> dict[str, Any]:
+    """A submission with its paths taken from a folder."""
+    found = dict(submission)
+    for name in ("file", "rival"):
+        if found.get(name) is not None:
+            found[name] = base / str(found[name])
+    if isinstance(found.get("predictions"), Mapping):
+        place = dict(found["predictions"])
+        found["predictions"] = place | {"database": base / str(place.get("database", ""))}
+    return found

@@ -1,0 +1,286 @@
+"""An interactive mechanism's life: opened and charged once, asked many times, its state in the ledger.
+
+The answer and the state it leads to are stored in one transaction before the answer is seen. The same question again
+returns the stored answer and spends nothing; a question that crashed before its answer was stored is asked with fresh
+noise, and nobody saw the first. A failure that may depend on the rows or the draw is stored as the answer "none" and
+closes the session: asking again would be rejection sampling, and going on would let failures tell about rows for nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from dpflow import fault_points
+from dpflow.core.contract.declaration import problems
+from dpflow.core.contract.estimators import EstimatorQuery, SqlEstimator, Subject
+from dpflow.core.contract.mechanism import InteractiveMechanism, Mechanism, State, Verdict
+from dpflow.core.contract.requests import GroupEstimates, GroupValues, PerGroup
+from dpflow.core.sampling.randomness import SystemSource
+from dpflow.engine.releases.execute import check_scope, data_names, drawn
+from dpflow.engine.releases.plan import Plan, digest
+from dpflow.engine.releases.request import require_public
+from dpflow.engine.releases.run_identity import Occasion
+from dpflow.engine.sessions import nested_release
+from dpflow.engine.sessions.candidate import Candidate, Submission
+from dpflow.engine.sessions.group_scores import group_values, predicted_values, summed
+from dpflow.errors import DpflowError, InvalidDeclaration, PlanRefused, SessionClosed
+from dpflow.ledger import Held, Ledger
+from dpflow.registry import Registry
+from dpflow.tables import PrivateTable
+
+Q = TypeVar("Q", EstimatorQuery, Submission)
+
+
+class Session:
+    """An open session. Make one with `Session.open`; opening the same plan on the same occasion again resumes it."""
+
+    def __init__(self, session_id: str, plan: Plan, ledger: Ledger, registry: Registry, principal: str) -> None:
+        self.id, self._principal = session_id, principal
+        self._plan, self._ledger, self._registry = plan, ledger, registry
+        self._seen = _seen_before(session_id, plan, ledger)
+        self._private = PrivateTable(plan.table, plan.request.where)
+
+    @classmethod
+    def open(cls, plan: Plan, ledger: Ledger, registry: Registry, *, occasion: Occasion | None = None) -> Session:
+        """Charge the whole session, or resume it.
+
+        Raises:
+            BudgetExceeded: the scope cannot pay; nothing was read.
+            PlanRefused: the plan is a one-shot release, or cuts its data into other groups than the first session did.
+            SessionClosed: a gate on the same data is open.
+        """
+        mechanism = plan.mechanism
+        if not isinstance(mechanism, InteractiveMechanism):
+            raise PlanRefused(f"{mechanism.name} is a release, not a session; run it with release")
+        occasion = occasion or Occasion.of_request(plan.request)
+        check_scope(plan, ledger)
+        opened = ledger.open_session(
+            occasion.key(plan),
+            event=plan.event,
+            blocks=plan.charged_blocks,
+            family=plan.family,
+            slot=occasion.slot,
+            principal=occasion.principal,
+            state=mechanism.open(plan.params, plan.table, SystemSource()).data,
+            exclusive=mechanism.exclusive,
+            request=plan.public(),
+            data=data_names(plan, ledger),
+            cut=_cut(plan),
+        )
+        return cls(opened.session_id, plan, ledger, registry, occasion.principal)
+
+    def ask(self, query: Mapping[str, Any] | str, candidate: Candidate | None = None, **fields: Any) -> dict[str, Any]:
+        """Answer one query, or return its stored answer.
+
+        Args:
+            query: a query of the mechanism, or the name of an estimator with the query's other ``fields``, or
+                ``{"sql": ..., "range": ..., "default": ...}``, an estimator of one's own, with them; or ``{"release": {...}}``,
+                a release inside the session (`dpflow.engine.sessions.nested_release`).
+            candidate: what the estimator scores, if it scores one; its digest becomes part of the query, and so do the columns it
+                reads where an estimator in SQL leaves columns out.
+
+        Raises:
+            SessionClosed: no answer is left and this question was not answered before.
+            InvalidInput, TableError: the question cannot be asked of this table; nothing was read.
+        """
+        mechanism = self._plan.mechanism
+        assert isinstance(mechanism, InteractiveMechanism)
+        given = {**({"estimator": query} if isinstance(query, str) or "sql" in query else query), **fields}
+        if candidate is not None:
+            given["candidate"] = candidate.digest
+        if set(given) == {"release"} and isinstance(given["release"], Mapping):
+            inner = nested_release.inner_plan(self._plan, given["release"], self._registry)
+            return self._once(digest([self.id, inner.digest, inner.request.revision]), partial(self._release, inner))
+        try:
+            parsed = mechanism.Query.model_validate(given)
+        except ValidationError as error:
+            raise InvalidDeclaration(f"query of {mechanism.name}: {problems(error)}") from None
+        if isinstance(parsed, EstimatorQuery):
+            parsed = self.canonical(parsed)
+            if candidate is not None and not parsed.columns:
+                parsed = parsed.model_copy(update={"columns": candidate.submission.columns})
+        name = digest([self.id, parsed.model_dump(mode="json")])
+        return self._once(name, partial(self._answer, mechanism, parsed, candidate))
+
+    def canonical(self, asked: Q) -> Q:
+        """The same with an estimator's SQL in its canonical form, so that spaces make no other question of it.
+
+        Raises `PlanRefused` or `UnknownName` if it is not in the language of `dpflow.tables.language.expressions`.
+        """
+        if not isinstance(asked.estimator, SqlEstimator):
+            return asked
+        text = self._private.expression(asked.estimator.sql)
+        return asked.model_copy(update={"estimator": asked.estimator.model_copy(update={"sql": text})})
+
+    def require_public(self, file: Path, what: str) -> None:
+        """Raises `PlanRefused` if a file of the analyst's is that of the session's table (`dpflow.engine.releases.request`)."""
+        require_public(file, self._plan.table, what)
+
+    def _once(self, name: str, answer: Callable[[Held], tuple[Verdict, State]]) -> dict[str, Any]:
+        """The stored answer of a query, or a new one, stored with the state it leads to before it is seen."""
+        while True:
+            if stored := self._ledger.stored_answer(self.id, name):
+                return dict(stored.answer)
+            held = self._ledger.session(self.id)
+            if held.closed:
+                raise SessionClosed(f"session {self.id} is closed: its answers are used up; open one on fresh data")
+            verdict, state = answer(held)
+            kept = self._ledger.answer(
+                self.id,
+                query=name,
+                expected_version=held.version,
+                state=state.data,
+                answer=verdict.body,
+                closed=verdict.closed,
+                principal=self._principal,
+            )
+            if kept is not None:
+                return dict(kept.answer)
+            # somebody else's answer advanced the state first: ours was never seen, so draw again from theirs
+
+    def remaining(self) -> dict[str, Any]:
+        """What the session can still give: its state, and what its last answer said is left. Public."""
+        said = [dict(answer.answer) for answer in self._ledger.answers(self.id)]
+        params = self._plan.params
+        counts = {f"{k}_left": getattr(params, k) for k in ("queries", "failures") if hasattr(params, k)}
+        for answer in said:
+            counts |= {k: v for k, v in answer.items() if k.endswith("_left")}
+        return {"state": self._ledger.release(self.id).state, "answered": len(said), **counts}
+
+    def commitment(self, said: Mapping[str, Any]) -> str:
+        """A keyed commitment to something said in this session: whoever has the ledger can tell that it was, nobody else."""
+        return self._ledger.commitment(json.dumps([self.id, said], sort_keys=True).encode(), "verdict")
+
+    def _answer(
+        self, mechanism: InteractiveMechanism[Any, Any], query: Any, candidate: Candidate | None, held: Held
+    ) -> tuple[Verdict, State]:
+        """First everything that plan and catalog can refuse; then rows and draw, whose failures are the answer "none"."""
+        plan, spent = self._plan, {k: v for k, v in held.state.items() if k == nested_release.STATE}
+        state = State({k: v for k, v in held.state.items() if k not in spent})
+        doubt = self._seen or (nested_release.WHY if spent else "")
+        statistic = mechanism.statistic(plan.params, query, plan.table)
+        read: Callable[[], Any]
+        if isinstance(statistic, GroupValues):
+            read = self._scores(statistic, query, candidate)
+        else:
+            self._private.check(statistic, plan.request.blocks)
+            read = partial(self._private.answer, statistic, plan.request.blocks)
+        snapshot = self._ledger.commitment(self._private.snapshot(), "snapshot") if mechanism.exclusive else ""
+        try:
+            known = read()
+            fault_points.reach("aggregate.after")
+            verdict, after = mechanism.answer(plan.params, plan.table, state, query, known, SystemSource())
+            if verdict.body.get("guarantee") == "proven" and doubt:
+                verdict = Verdict({**verdict.body, "guarantee": "heuristic", "because": doubt}, verdict.closed)
+            if mechanism.exclusive:
+                verdict = Verdict({**verdict.body, "snapshot": snapshot}, verdict.closed)
+            json.dumps([verdict.body, after.data], allow_nan=False)  # what cannot be stored is an impossible value, too
+        except fault_points.FaultInjected:
+            raise
+        except Exception as error:
+            if isinstance(error, DpflowError) and error.retryable:
+                raise
+            verdict, after = Verdict({"verdict": "none"}, closed=True), state
+        fault_points.reach("draw.after")
+        return verdict, State({**after.data, **spent})
+
+    def _release(self, inner: Plan, held: Held) -> tuple[Verdict, State]:
+        """A release inside the session: refused, or paid out of its reserve and drawn; a failure is the result "none"."""
+        assert isinstance(inner.mechanism, Mechanism)
+        state, said = nested_release.spend(self._plan, inner, held.state)
+        private = PrivateTable(inner.table, inner.request.where)
+        statistic = inner.mechanism.statistic(inner.params, inner.table)
+        private.check(statistic, inner.request.blocks)
+        snapshot = self._ledger.commitment(private.snapshot(), "snapshot")
+        result = drawn(inner, private)
+        epsilon, delta = inner.price()
+        body = {"verdict": "released", "mechanism": inner.mechanism.name, "epsilon": epsilon, "delta": delta}
+        return Verdict({**body, **said, "result": result.to_json(), "snapshot": snapshot}), State(state)
+
+    def _scores(
+        self, statistic: GroupValues, query: EstimatorQuery, candidate: Candidate | None
+    ) -> Callable[[], PerGroup]:
+        """What reads the estimates; groups are one partition per data set, whatever the session."""
+        root, blocks = self._plan.request.scope.split("/")[0], self._plan.request.blocks
+        secret = bytes.fromhex(self._ledger.commitment(root.encode(), "partition"))
+        if isinstance(query.estimator, SqlEstimator):
+            return self._own_scores(statistic, query, query.estimator, candidate, secret)
+        estimator = self._registry.estimator(query.estimator)
+        options = estimator.filled(query)
+        if estimator.model and (candidate is None or candidate.predict is None):
+            raise PlanRefused(f"estimator {estimator.name!r} scores a candidate; hand one to ask")
+        if estimator.model == "two" and (candidate is None or candidate.rival is None):
+            raise PlanRefused(f"estimator {estimator.name!r} compares two models; give the candidate a rival")
+        subject = Subject(query.columns, options)
+        if candidate is not None and candidate.predict is not None:
+            given = candidate.submission
+            if estimator.model:
+                _check_covered(query, given)
+            subject = Subject(query.columns, options, given.label, candidate.predict, candidate.score, candidate.rival)
+        self._private.check(summed(self._private, statistic, estimator) or statistic, blocks)
+        default = estimator.default if query.default is None else float(query.default)
+        return lambda: PerGroup(group_values(self._private, statistic, secret, blocks, estimator, subject, default))
+
+    def _own_scores(
+        self,
+        statistic: GroupValues,
+        query: EstimatorQuery,
+        own: SqlEstimator,
+        candidate: Candidate | None,
+        secret: bytes,
+    ) -> Callable[[], PerGroup]:
+        """The same of an estimator in SQL: in the database, or over its rows with what a candidate says about them."""
+        private, blocks = self._private, self._plan.request.blocks
+        request = GroupEstimates(statistic.groups, own.sql)
+        columns, theirs = private.expression_columns(own.sql)
+        functions = {name: getattr(candidate, _SAYS[name], None) for name in theirs}
+        if absent := sorted(name for name, function in functions.items() if function is None):
+            raise PlanRefused(f"the estimator reads {', '.join(absent)}, and no candidate says that; hand one to ask")
+        private.check(request, blocks)
+        if not theirs:
+            return lambda: PerGroup(own.values(private.group_estimates(request, secret, blocks)))
+        if candidate is not None:
+            _check_covered(query, candidate.submission)
+        rows = GroupValues(statistic.groups, tuple(dict.fromkeys((*query.columns, *columns))))
+        private.check(rows, blocks)
+        found = {name: function for name, function in functions.items() if function is not None}
+        return lambda: PerGroup(own.values(predicted_values(private, rows, request, secret, blocks, found)))
+
+
+#: Which function of a candidate gives the columns that an estimator in SQL reads of it.
+_SAYS = {"candidate.prediction": "predict", "candidate.score": "score", "candidate.rival": "rival"}
+
+
+def _check_covered(query: EstimatorQuery, given: Submission) -> None:
+    """A candidate without one of its columns would fail on every group, and each would have the default."""
+    if absent := sorted(set(given.columns) - set(query.columns)):
+        raise PlanRefused(
+            f"candidate {given.name!r} reads {', '.join(absent)}, which the query's columns leave out; name "
+            f"{', '.join(given.columns)}"
+        )
+
+
+def _cut(plan: Plan) -> str:
+    """How a session cuts its data into groups, or "": by a keyed hash of the unit, which depends on the dataset.
+
+    Proofs are for a fixed partition of data that nothing else reads: the ledger keeps the first cut of any data, and refuses others.
+    """
+    groups = getattr(plan.params, "groups", None)
+    if not isinstance(groups, int):
+        return ""
+    return f"{groups} groups by {plan.table.unit.column!r} in scope {plan.request.scope.split('/')[0]!r}"
+
+
+def _seen_before(session_id: str, plan: Plan, ledger: Ledger) -> str:
+    """Why the session's data are not fresh, or "": proofs of generalisation begin with rows that nobody has seen."""
+    if plan.table.generalisation_only and not plan.table.holdout:
+        return "rows of a generalisation-only table may have been handed out; declare holdout: true"
+    if ledger.is_fresh(session_id, plan.request.scope, data_names(plan, ledger)):
+        return ""
+    return "something was released from this data before the session was opened"

@@ -1,0 +1,1 @@
+"""Verification of the tables against the history, and export."""

@@ -1,0 +1,165 @@
+"""Verification: what the tables must hold, rebuilt from the history alone, and every difference."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import sqlalchemy as sa
+
+from dpflow.core.accounting.privacy_filters import Cost
+from dpflow.ledger.books import data_claims
+from dpflow.ledger.history import chain
+from dpflow.ledger.storage import schema
+from dpflow.ledger.storage.statements import Prepared, Transaction
+
+ENTRIES = Prepared(sa.select(schema.entry).order_by(schema.entry.c.seq))
+_ALL = {table.name: Prepared(sa.select(table)) for table in schema.metadata.sorted_tables}
+_CHANGED = {
+    "result": "the result of release {id} is not the one that was settled",
+    "secret": "the state of session {id} is not the one its last answer left",
+}
+_PUBLIC = (*schema.KEY, "family", "slot", "exclusive", "blocks", "event", "request")
+
+
+class Expected:
+    """The tables as the entries say they are. Results, batches of answers and secret states are known by digest only."""
+
+    def __init__(self, meta: Mapping[str, str]) -> None:
+        self.meta = meta
+        self.scopes: dict[str, dict[str, Any]] = {}
+        self.accounts: dict[tuple[str, str], Cost] = {}
+        self.releases: dict[str, dict[str, Any]] = {}
+        self.answers: dict[tuple[str, str], tuple[int, str]] = {}
+        self.batches: dict[tuple[str, int], str] = {}
+        self.slots: set[tuple[str, str]] = set()
+        self.data: dict[str, dict[str, Any]] = {}
+        self.illegal: list[str] = []
+
+    def apply(self, entry: Mapping[str, Any]) -> None:
+        """Take one entry into account; one that no verb would have written is kept as illegal."""
+        try:
+            body = json.loads(entry["body"])
+            step = getattr(self, "_" + entry["kind"], None)
+            if step is not None:
+                step(entry, body)
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+            self.illegal.append(f"entry {entry['seq']} says something impossible")
+
+    def _grant(self, entry: Mapping[str, Any], body: Mapping[str, Any]) -> None:
+        self.scopes[entry["scope"]] = dict(body)
+
+    def _reserve(self, entry: Mapping[str, Any], body: Mapping[str, Any], state: str = "reserved") -> None:
+        for scope, block, *units in body["charges"]:
+            self.accounts[scope, block] = self.accounts.get((scope, block), Cost()) + Cost(*units)
+        if body["slot"] is not None:
+            self.slots.add((body["slot"], entry["release_id"]))
+        for name in data_claims.names(entry["scope"], body["data"]):
+            row = self.data.setdefault(name, {"first": entry["release_id"], "gate": None, "cut": None})
+            row["gate"] = entry["release_id"] if body["exclusive"] else row["gate"]
+            row["cut"] = row["cut"] or body["cut"] or None
+        for name in data_claims.joined(entry["scope"], body["data"]):
+            self.data.setdefault(name, {"first": entry["release_id"], "gate": None, "cut": None})
+        self.releases[entry["release_id"]] = {name: body[name] for name in _PUBLIC} | {
+            "principal": entry["principal"],
+            "state": state,
+            "attempts": 1,
+            "fenced_below": 0,
+            "version": 0,
+            "snapshot": None,
+            "result": None,
+            "secret": body["state"],
+        }
+
+    def _session(self, entry: Mapping[str, Any], body: Mapping[str, Any]) -> None:
+        self._reserve(entry, body, "open")
+
+    def _join(self, entry: Mapping[str, Any], body: Mapping[str, Any]) -> None:
+        self.slots.add((body["slot"], entry["release_id"]))
+
+    def _retry(self, entry: Mapping[str, Any], body: Mapping[str, Any]) -> None:
+        self.releases[entry["release_id"]]["attempts"] = body["attempt"]
+
+    def _settle(self, entry: Mapping[str, Any], body: Mapping[str, Any]) -> None:
+        values = {"state": "settled", "result": body["result"], "snapshot": body["snapshot"]}
+        self.releases[entry["release_id"]] |= values
+
+    def _resolve(self, entry: Mapping[str, Any], body: Mapping[str, Any]) -> None:
+        self.releases[entry["release_id"]] |= {"state": body["becomes"], "fenced_below": body["fenced_below"]}
+
+    def _answer(self, entry: Mapping[str, Any], body: Mapping[str, Any]) -> None:
+        values = {"state": body["becomes"], "version": body["version"], "secret": body["state"]}
+        self.releases[entry["release_id"]] |= values
+        if "answers" in body:
+            self.batches[entry["release_id"], body["version"]] = body["answers"]
+        else:
+            self.answers[entry["release_id"], body["query"]] = body["version"], body["answer"]
+
+    def _import(self, entry: Mapping[str, Any], body: Mapping[str, Any]) -> None:
+        for session in body["closed"]:
+            self.releases[session] |= {"state": "closed"}
+        for found in self.releases.values():
+            found["secret"] = None
+
+
+def problems(transaction: Transaction, expected: Expected, seal: Callable[[str], str]) -> Iterator[str]:
+    """Every difference between the tables and what the history says."""
+    yield from expected.illegal
+    if transaction.dialect == "sqlite" and transaction.text("PRAGMA integrity_check(1)") != [("ok",)]:
+        yield "the file is damaged, though its history may be whole: export it and import that, or bring the newest copy back"
+    tables = {
+        name: [row._asdict() for row in transaction.rows(all_rows)]
+        for name, all_rows in _ALL.items()
+        if "entry" not in name
+    }
+    meta = {row["name"]: row["value"] for row in tables["dpflow_meta"]}
+    yield from _differences("{} in dpflow_meta is not this ledger's", expected.meta, meta)
+    scopes = {row.pop("name"): row for row in tables["dpflow_scope"]}
+    yield from _differences("scope {} is not what was granted", expected.scopes, scopes)
+    sums = {
+        (row["scope"], row["block"]): Cost(row["epsilon"], row["delta"], row["renyi"])
+        for row in tables["dpflow_account"]
+    }
+    yield from _differences("account {} does not hold what its charges add up to", expected.accounts, sums)
+    releases = {row.pop("id"): row for row in tables["dpflow_release"]}
+    yield from _differences_of_releases(expected.releases, releases, seal)
+    answers: dict[tuple[str, str], tuple[int, str]] = {}
+    batches: dict[tuple[str, int], dict[str, str]] = {place: {} for place in expected.batches}
+    for row in tables["dpflow_answer"]:
+        if (batch := batches.get((row["session_id"], row["version"]))) is not None:
+            batch[row["query"]] = row["answer"]
+        else:
+            answers[row["session_id"], row["query"]] = row["version"], row["answer"]
+    yield from _differences("answer {} is not the one that was given", expected.answers, answers)
+    digests = {place: chain.digest(batch) for place, batch in batches.items()}
+    yield from _differences("the answers of batch {} are not those that were given", expected.batches, digests)
+    slots = {(row["slot"], row["release_id"]): True for row in tables["dpflow_slot"]}
+    read = {row.pop("name"): row for row in tables["dpflow_data"]}
+    yield from _differences("what is known of {} is not what its releases left", expected.data, read)
+    yield from _differences("task instance {} did not ask for that", dict.fromkeys(expected.slots, True), slots)
+
+
+def _differences(sentence: str, expected: Mapping[Any, Any], found: Mapping[Any, Any]) -> Iterator[str]:
+    for place in sorted(expected.keys() | found.keys(), key=repr):
+        if expected.get(place) != found.get(place):
+            yield sentence.format("/".join(map(str, filter(None, place))) if isinstance(place, tuple) else place)
+
+
+def _differences_of_releases(
+    expected: Mapping[str, Mapping[str, Any]], found: Mapping[str, dict[str, Any]], seal: Callable[[str], str]
+) -> Iterator[str]:
+    for release_id in sorted(expected.keys() | found.keys(), key=repr):
+        if release_id not in expected:
+            yield f"release {release_id} was never charged"
+        elif release_id not in found:
+            yield f"release {release_id} was charged and is gone"
+        else:
+            row = dict(found[release_id])
+            row["result"] = None if row["result"] is None else chain.digest(str(row["result"]))
+            row["secret"] = None if row["secret"] is None else seal(str(row["secret"]))
+            for name in sorted(row):
+                if row[name] != expected[release_id][name]:
+                    yield _CHANGED.get(name, "the {name} of release {id} is not what the history says").format(
+                        name=name, id=release_id
+                    )

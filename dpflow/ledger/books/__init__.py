@@ -1,0 +1,1 @@
+"""What the ledger keeps: grants, charges, releases, sessions, data claims."""

@@ -1,0 +1,136 @@
+"""Grants: what an owner promises, and how a promise may change afterwards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+import sqlalchemy as sa
+
+from dpflow.core.accounting import amounts
+from dpflow.core.accounting.amounts import text, to_units_down
+from dpflow.core.accounting.privacy_filters import DELTA_UNIT, Cost, Filter, FilterName, make_filter
+from dpflow.errors import GrantConflict, InvalidInput
+from dpflow.ledger.books import charges
+from dpflow.ledger.books.records import Scope, checked_name
+from dpflow.ledger.history.chain import Writer, canonical
+from dpflow.ledger.storage import schema
+from dpflow.ledger.storage.statements import Prepared, Transaction, insert, where
+
+_INSERT = insert(schema.scope)
+_FILTER = sa.bindparam("filter", type_=sa.Text)
+_UPDATE = Prepared(schema.scope.update().where(where(schema.scope.c.name)).values(filter=_FILTER))
+
+
+def checked_scope(name: str) -> str:
+    """A path of non-empty names, parted by slashes. Raises `InvalidInput`."""
+    checked_name("a scope", name)
+    if not all(part.strip() for part in name.split("/")):
+        raise InvalidInput("a scope is a name or a path such as flights/team-a, with no empty part; correct it")
+    return name
+
+
+@dataclass(frozen=True)
+class Terms:
+    """A grant's amounts before they meet what was granted earlier; ``tail_share`` None keeps what an earlier grant said."""
+
+    name: FilterName
+    epsilon: Fraction
+    delta: Fraction
+    tail_share: Fraction | None
+
+    @classmethod
+    def checked(cls, name: FilterName, epsilon: object, delta: object, tail_share: object | None) -> Terms:
+        """Validated terms. Raises `InvalidAmount` or `InvalidDeclaration`."""
+        share = None if tail_share is None else amounts.exact("tail_share", tail_share)
+        terms = cls(name, amounts.epsilon(epsilon), amounts.delta(delta), share)
+        terms.filter(None)
+        return terms
+
+    def filter(self, known: Filter | None) -> Filter:
+        """The filter of a scope that has spent nothing yet."""
+        share = self.tail_share
+        if share is None and known is not None and known.order is not None:
+            share = known.tail_delta / known.delta
+        return make_filter(self.name, self.epsilon, self.delta, tail_share=Fraction(1) if share is None else share)
+
+
+def above(transaction: Transaction, scope: str) -> Scope | None:
+    """The scope above a quota, None for a scope without a slash. Raises `GrantConflict` if it has no grant."""
+    parent = scope.rpartition("/")[0]
+    found = charges.find_scope(transaction, parent) if parent else None
+    if parent and found is None:
+        raise GrantConflict(f"scope {scope!r} is below {parent!r}, which has no grant; grant {parent!r} first")
+    return found
+
+
+def require_inside(scope: str, terms: Terms, parent: Scope) -> None:
+    """Raises `GrantConflict` for a quota that could never be spent."""
+    if terms.epsilon > parent.filter.epsilon or terms.delta > parent.filter.delta:
+        raise GrantConflict(
+            f"quota {scope!r} of epsilon {text(terms.epsilon)}, delta {text(terms.delta)} is more than {parent.scope!r} was "
+            f"granted (epsilon {text(parent.filter.epsilon)}, delta {text(parent.filter.delta)}); ask for less"
+        )
+
+
+def grant(
+    transaction: Transaction, writer: Writer, scope: str, terms: Terms, protects: str, blocks: bool, principal: str
+) -> Scope:
+    """Store a grant. See `Ledger.grant`."""
+    known, parent = charges.find_scope(transaction, scope), above(transaction, scope)
+    for other in (found for found in (known, parent) if found is not None):
+        if (other.protects, other.blocks) != (protects, blocks):
+            raise GrantConflict(
+                f"scope {other.scope!r} was granted to protect {other.protects or 'nothing named'!r}"
+                f"{', per block' if other.blocks else ''}; grant {scope!r} for the same declaration (--table FILE)"
+            )
+    if known is not None and known.filter.name != terms.name:
+        raise GrantConflict(f"scope {scope!r} uses the {known.filter.name} filter; its filter cannot be changed")
+    used = [] if known is None else charges.spent(transaction, known)
+    if known is not None and any(cost != Cost() for _, cost in used):
+        made = _changed(known, terms)
+    else:
+        made = terms.filter(None if known is None else known.filter)
+    granted = Scope(scope, made, protects, blocks)
+    _require_covers(granted, used)
+    row = {"filter": canonical(made.to_json()), "protects": protects, "blocks": int(blocks)}
+    if known is None:
+        transaction.run(_INSERT, name=scope, **row)
+    else:
+        transaction.run(_UPDATE, name=scope, filter=row["filter"])
+    writer.note("grant", scope, "", principal, row)
+    return granted
+
+
+def _changed(scope: Scope, terms: Terms) -> Filter:
+    """A filter with new amounts for sums that were already made: order and division of delta cannot change.
+
+    A grant that has spent without a Renyi path never opens one: the charges so far were not counted on it.
+    """
+    known, epsilon, delta = scope.filter, terms.epsilon, terms.delta
+    share = known.tail_delta / known.delta if known.order is not None else None
+    if terms.tail_share is not None and share is not None and terms.tail_share != share:
+        raise GrantConflict(
+            f"scope {scope.scope!r} has spent with tail_share {text(share)}, which stays; grant it without another one"
+        )
+    if known.order is None or share is None or (delta == 0 and known.name != "renyi"):
+        return Filter(known.name, epsilon, delta)
+    tail = to_units_down(delta * share, DELTA_UNIT) * DELTA_UNIT
+    if tail == 0:
+        make_filter(known.name, epsilon, delta)  # says what is wrong with this delta
+        raise GrantConflict(
+            "delta is too small for the Renyi order that this scope's charges were summed at; raise delta"
+        )
+    return Filter(known.name, epsilon, delta, known.order, tail, known.conversion)
+
+
+def _require_covers(granted: Scope, used: list[tuple[str, Cost]]) -> None:
+    """Raises `GrantConflict` if an account has spent more than the new grant holds."""
+    capacity = granted.filter.capacity()
+    for block, cost in used:
+        if cost != Cost() and not Filter.admits(capacity, cost):
+            place = f" in block {block!r}" if block else ""
+            raise GrantConflict(
+                f"scope {granted.scope!r} has already spent more than epsilon {text(granted.filter.epsilon)}, delta "
+                f"{text(granted.filter.delta)}{place}; grant at least what is spent, as dpflow ledger odometer shows it"
+            )

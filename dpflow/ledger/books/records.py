@@ -1,0 +1,228 @@
+"""What the ledger takes and gives: small frozen values. None of them shows secret state."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from fractions import Fraction
+from typing import Any, Literal
+
+from dpflow.core.accounting.amounts import text
+from dpflow.core.accounting.privacy_filters import CLOSED, DELTA_UNIT, EPSILON_UNIT, SATURATED, Capacity, Cost, Filter
+from dpflow.errors import InvalidInput, LedgerCorrupt
+
+State = Literal["reserved", "settled", "fenced", "open", "closed"]
+
+
+def checked_name(what: str, value: str, *, empty: bool = False, longest: int = 200) -> str:
+    """A name of at most ``longest`` printable characters; raises `InvalidInput`, whose message does not repeat the name."""
+    if not isinstance(value, str) or len(value) > longest or not value.isprintable() or (not value and not empty):
+        raise InvalidInput(f"{what} must be a text of 1 to {longest} printable characters; shorten or correct it")
+    return value
+
+
+def stored_json(text: Any) -> Any:
+    """What a row's JSON says. Raises `LedgerCorrupt` for a text that no ledger wrote, without repeating it."""
+    try:
+        return json.loads(text)
+    except (ValueError, TypeError, RecursionError):
+        raise LedgerCorrupt("a row of the ledger cannot be read; run dpflow ledger verify") from None
+
+
+def path_of(scope: str) -> tuple[str, ...]:
+    """A scope's name and those of the scopes above it, the widest first."""
+    parts = scope.split("/")
+    return tuple("/".join(parts[: n + 1]) for n in range(len(parts)))
+
+
+@dataclass(frozen=True)
+class ReleaseKey:
+    """Exactly-once identity of a release: equal keys are the same release, however often they are asked for.
+
+    ``dag_id`` and ``task_id`` are empty outside Airflow; ``digest`` is the plan's; ``ordinal`` tells equal plans of one
+    run apart.
+    """
+
+    scope: str
+    dag_id: str
+    task_id: str
+    occasion: str
+    digest: str
+    ordinal: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("scope", "occasion", "digest"):
+            checked_name(f"the key's {name}", getattr(self, name))
+        for name in ("dag_id", "task_id"):
+            checked_name(f"the key's {name}", getattr(self, name), empty=True)
+        if type(self.ordinal) is not int or not 0 <= self.ordinal < 2**31:
+            raise InvalidInput("the key's ordinal must be a whole number from 0; correct it")
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """A charge that was made. ``attempt`` counts the tries that took it over; ``result`` is set once settled."""
+
+    release_id: str
+    attempt: int
+    settled: bool
+    result: Mapping[str, Any] | None = field(repr=False, default=None)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A release or session as the ledger holds it; public fields only."""
+
+    release_id: str
+    scope: str
+    blocks: tuple[str, ...]
+    state: State
+    attempts: int
+    principal: str
+    request: Mapping[str, Any]
+    event: Mapping[str, Any]
+    result: Mapping[str, Any] | None = field(repr=False)
+    snapshot: str | None = None
+
+    @property
+    def settled(self) -> bool:
+        """Whether a result is stored."""
+        return self.state == "settled"
+
+
+@dataclass(frozen=True)
+class Held:
+    """A session: its version counts answers; ``state`` is secret and shown by no repr."""
+
+    session_id: str
+    version: int
+    closed: bool
+    state: dict[str, Any] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A stored answer of a session."""
+
+    query: str
+    answer: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the append-only history."""
+
+    seq: int
+    at: str
+    kind: str
+    scope: str
+    release_id: str
+    principal: str
+    body: Mapping[str, Any]
+    hash: str
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields as JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Something a budget was granted to."""
+
+    scope: str
+    filter: Filter
+    protects: str
+    blocks: bool
+
+    @property
+    def epsilon(self) -> Fraction:
+        """Granted epsilon (of every block, if the scope has blocks)."""
+        return self.filter.epsilon
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """This scope and those above it, the widest first."""
+        return path_of(self.scope)
+
+    @functools.cached_property
+    def capacity(self) -> Capacity:
+        """What each account is compared with, in whole units."""
+        return self.filter.capacity()
+
+    def used(self, spent: Cost) -> float:
+        """From 0 to 1, for people: the fullest sum on the path that has most left. Exact amounts decide, not this."""
+        limits = self.capacity
+        paths = [(spent.epsilon, limits.epsilon, limits.delta), (spent.renyi, limits.renyi, limits.renyi_delta)]
+        shares = [max(_full(sum, limit), _full(spent.delta, own)) for sum, limit, own in paths if limit > CLOSED]
+        return round(min(shares, default=1.0), 4)
+
+
+def _full(amount: int, limit: int) -> float:
+    return 0.0 if amount == 0 else min(amount / limit, 1.0) if limit > 0 else 1.0
+
+
+@dataclass(frozen=True)
+class Remaining:
+    """What is left in a scope, one account per block; a scope with blocks that nobody used yet has one full line."""
+
+    scope: Scope
+    spent: tuple[tuple[str, Cost], ...]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Exact amounts as text, one mapping per account."""
+        return [self._row(block, cost) for block, cost in self.spent]
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON for receipts."""
+        return {"scope": self.scope.scope, "accounts": self.rows()}
+
+    def _row(self, block: str, spent: Cost) -> dict[str, Any]:
+        """A path that the filter does not have is None; ``used`` is the share of the better open path that is gone."""
+        granted = self.scope.filter
+        capacity = self.scope.capacity
+        sums, divergence = granted.name != "renyi", granted.order is not None
+        return {
+            "scope": self.scope.scope,
+            "block": block,
+            "epsilon_granted": text(granted.epsilon),
+            "epsilon_spent": _shown(spent.epsilon, EPSILON_UNIT) if sums else None,
+            "epsilon_left": _shown(capacity.epsilon - spent.epsilon, EPSILON_UNIT) if sums else None,
+            "delta_granted": text(granted.delta),
+            "delta_left": _shown(max(capacity.delta, capacity.renyi_delta) - spent.delta, DELTA_UNIT),
+            "renyi_order": text(granted.order) if granted.order is not None else None,
+            "renyi_spent": _shown(spent.renyi, EPSILON_UNIT) if divergence else None,
+            "renyi_left": _shown(capacity.renyi - spent.renyi, EPSILON_UNIT) if divergence else None,
+            "used": self.scope.used(spent),
+            "filter": granted.name,
+            "protects": self.scope.protects,
+        }
+
+
+def _shown(units: int, unit: Fraction) -> str:
+    """Units as text; a sum that cannot be paid on a path is infinite there, and nothing is left below zero."""
+    return "inf" if units >= SATURATED else text(max(units, 0) * unit)
+
+
+@dataclass(frozen=True)
+class Verified:
+    """Outcome of a verification: how many entries hold, and everything that does not."""
+
+    entries: int
+    problems: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing was changed, dropped, reordered or restored."""
+        return not self.problems
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON for programs."""
+        return {"ok": self.ok, **asdict(self)}
+
+    def __str__(self) -> str:
+        if self.ok:
+            return f"{self.entries} entries verified: chain, anchor and sums hold"
+        return f"{self.entries} entries, NOT verified: " + "; ".join(self.problems)

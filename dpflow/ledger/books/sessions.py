@@ -1,0 +1,228 @@
+"""Sessions: secret state with a version, advanced in the transaction of its answer."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from dpflow.errors import LedgerCorrupt, SessionClosed, UnknownName
+from dpflow.ledger.books.records import Answered, Held, checked_name, stored_json
+from dpflow.ledger.books.releases import R, ordered
+from dpflow.ledger.history import chain
+from dpflow.ledger.history.anchor import Anchor
+from dpflow.ledger.storage import schema
+from dpflow.ledger.storage.statements import Prepared, Transaction, insert, where
+
+_SESSION = Prepared(sa.select(schema.release).where(where(R.id)))
+_E = schema.entry.c
+_LAST = Prepared(
+    sa.select(schema.entry)
+    .where(schema.OF_SESSIONS, sa.or_(where(_E.release_id), _E.release_id == sa.literal_column("''")))
+    .order_by(_E.seq.desc())
+    .limit(sa.literal_column("1"))
+)
+_SAID = Prepared(
+    sa.select(schema.entry)
+    .where(schema.OF_SESSIONS, where(_E.release_id), _E.kind == sa.literal_column("'answer'"))
+    .order_by(_E.seq)
+    .limit(sa.bindparam("number", type_=sa.Integer))
+    .offset(sa.bindparam("after", type_=sa.Integer))
+)
+_ANSWER = Prepared(sa.select(schema.answer).where(where(schema.answer.c.session_id, schema.answer.c.query)))
+_ANSWERS = Prepared(sa.select(schema.answer).where(where(schema.answer.c.session_id)).order_by(schema.answer.c.version))
+_BATCHES = Prepared(
+    sa.select(schema.answer)
+    .where(
+        where(schema.answer.c.session_id),
+        schema.answer.c.query.between(sa.bindparam("first", type_=sa.Text), sa.bindparam("last", type_=sa.Text)),
+    )
+    .order_by(schema.answer.c.query)
+)
+_NEWEST = 10**20 - 1  # above every version
+_INSERT = insert(schema.answer)
+_ADVANCE = Prepared(
+    schema.release.update()
+    .where(where(R.id), R.version == sa.bindparam("expected"))
+    .values({n: sa.bindparam("new_" + n, type_=R[n].type) for n in ("version", "secret", "state")})
+)
+
+
+_SALT = 32  # hexadecimal digits before the JSON of a stored state
+
+
+def salted(state: Mapping[str, Any]) -> str:
+    """A state as its row holds it: behind fresh salt, so that equal states have commitments that do not show it."""
+    return secrets.token_hex(_SALT // 2) + ordered(state)
+
+
+def sealed(anchor: Anchor, secret: str) -> str:
+    """A commitment to salted state, under the key: it can be neither searched nor compared with another."""
+    return anchor.commitment(secret.encode(), "state")
+
+
+def row_of(transaction: Transaction, anchor: Anchor, session_id: str) -> Any:
+    """A session's row, if its state is the one that its newest entry in the history commits to.
+
+    Raises:
+        UnknownName: no such session.
+        LedgerCorrupt: somebody put another state into an open session, such as an earlier one that still has answers.
+    """
+    row = transaction.first(_SESSION, id=session_id)
+    if row is None or row.state not in ("open", "closed"):
+        raise UnknownName("session", session_id, ())
+    if row.state == "open" and not _is_newest(transaction, anchor, row):
+        raise LedgerCorrupt(
+            f"the state of session {row.id} is not the one its last answer left, so it gives no answers; "
+            f"run dpflow ledger verify, and bring the newest copy back"
+        )
+    return row
+
+
+def _is_newest(transaction: Transaction, anchor: Anchor, row: Any) -> bool:
+    last = transaction.first(_LAST, release_id=row.id)
+    if last is None or last.hash != chain.hashed(last._asdict()) or not chain.genuine(anchor, last):
+        return False
+    said = {"version": 0, "becomes": "open"} | stored_json(last.body)
+    found = {"version": row.version, "becomes": "open", "state": sealed(anchor, str(row.secret))}
+    return all(said.get(name) == value for name, value in found.items())
+
+
+def held(row: Any) -> Held:
+    """A session with its secret state; a closed one needs none, and after an import has none."""
+    return Held(row.id, row.version, row.state == "closed", stored_json(row.secret[_SALT:] if row.secret else "{}"))
+
+
+def stored_answer(transaction: Transaction, anchor: Anchor, session_id: str, query: str) -> Answered | None:
+    """The answer this query got, or None. Raises `LedgerCorrupt` if it is not the one that was given."""
+    row = transaction.first(_ANSWER, session_id=session_id, query=query)
+    if row is None:
+        return None
+    _require_given(transaction, anchor, session_id, max(_version(row) - 1, 0), [row])
+    return Answered(query, stored_json(row.answer))
+
+
+def answers(transaction: Transaction, anchor: Anchor, session_id: str) -> list[Answered]:
+    """All answers of a session, in order. Raises `LedgerCorrupt` if they are not those that were given."""
+    rows = transaction.rows(_ANSWERS, session_id=session_id)
+    _require_given(transaction, anchor, session_id, 0, rows)
+    return [Answered(row.query, stored_json(row.answer)) for row in rows]
+
+
+def _version(row: Any) -> int:
+    """The version that an answer led to; SQLite may hold anything."""
+    return row.version if type(row.version) is int else 0
+
+
+def _require_given(
+    transaction: Transaction, anchor: Anchor, session_id: str, after: int, rows: Sequence[Any], batches: bool = False
+) -> None:
+    """Raises `LedgerCorrupt` unless these are what the history says was answered after this version, or its batches.
+
+    Every answer adds one entry and one to the version, so the history has the answers in the same places.
+    """
+    if not rows:
+        return
+    number = max(_version(rows[-1]) - after, len(rows))
+    entries = transaction.rows(_SAID, release_id=session_id, after=after, number=number)
+    bodies = [stored_json(e.body) for e in entries if e.hash == chain.hashed(e._asdict()) and chain.genuine(anchor, e)]
+    given = {
+        body["version"]: body["answers"] if "answers" in body else [body["query"], body["answer"]]
+        for body in bodies
+        if "answers" in body or not batches
+    }
+    found = {
+        row.version: chain.digest({str(row.query): str(row.answer)})
+        if isinstance(given.get(row.version), str)
+        else [row.query, row.answer]
+        for row in rows
+    }
+    if given != found:
+        raise LedgerCorrupt(
+            f"a stored answer of session {session_id} is not the one that was given, so it gives no answers; "
+            f"run dpflow ledger verify, and bring the newest copy back"
+        )
+
+
+def answer(
+    transaction: Transaction,
+    writer: chain.Writer,
+    anchor: Anchor,
+    session_id: str,
+    query: str,
+    expected: int,
+    state: Mapping[str, Any],
+    body: Mapping[str, Any],
+    closed: bool,
+    principal: str,
+) -> Answered | None:
+    """Store an answer and the state it leads to. See `Ledger.answer`."""
+    row = row_of(transaction, anchor, session_id)
+    if (earlier := stored_answer(transaction, anchor, session_id, checked_name("a query", query))) is not None:
+        return earlier
+    if row.state == "closed":
+        raise SessionClosed(f"session {session_id} is closed: its answers are used up")
+    if row.version != expected:
+        return None
+    version, secret, text = row.version + 1, salted(state), ordered(body)
+    becomes = "closed" if closed else "open"
+    transaction.run(
+        _ADVANCE, id=session_id, expected=expected, new_version=version, new_secret=secret, new_state=becomes
+    )
+    transaction.run(_INSERT, session_id=session_id, query=query, version=version, answer=text)
+    said = {"query": query, "answer": text, "version": version, "state": sealed(anchor, secret), "becomes": becomes}
+    writer.note("answer", row.scope, session_id, _asker(principal, row), said)
+    return Answered(query, json.loads(text))
+
+
+def _asker(principal: str, row: Any) -> str:
+    return checked_name("a principal", principal or row.principal)
+
+
+def batches(transaction: Transaction, anchor: Anchor, session_id: str, after: int) -> list[dict[str, Any]]:
+    """The batches that led to versions above this one, in order. Raises `LedgerCorrupt` if one is not what was stored."""
+    rows = transaction.rows(_BATCHES, session_id=session_id, first=_batch(after + 1), last=_batch(_NEWEST))
+    _require_given(transaction, anchor, session_id, after, rows, batches=True)
+    return [stored_json(row.answer) for row in rows]
+
+
+def _batch(version: int) -> str:
+    """What a batch is stored under: digits, so that every collation orders batches by version."""
+    return f"{version:020d}"
+
+
+def answer_batch(
+    transaction: Transaction,
+    writer: chain.Writer,
+    anchor: Anchor,
+    session_id: str,
+    batch: Mapping[str, Any],
+    expected: int,
+    state: Mapping[str, Any],
+    closed: bool,
+    principal: str,
+) -> bool:
+    """Store a batch and the state it leads to; the history keeps its digest. See `Ledger.answer_batch`."""
+    row = row_of(transaction, anchor, session_id)
+    if row.version != expected:
+        return False
+    if row.state == "closed":
+        raise SessionClosed(f"session {session_id} is closed: its answers are used up")
+    version, secret = row.version + 1, salted(state)
+    name, text = _batch(version), ordered(batch)
+    becomes = "closed" if closed else "open"
+    transaction.run(
+        _ADVANCE, id=session_id, expected=expected, new_version=version, new_secret=secret, new_state=becomes
+    )
+    transaction.run(_INSERT, session_id=session_id, query=name, version=version, answer=text)
+    said = {
+        "answers": chain.digest({name: text}),
+        "version": version,
+        "state": sealed(anchor, secret),
+        "becomes": becomes,
+    }
+    writer.note("answer", row.scope, session_id, _asker(principal, row), said)
+    return True

@@ -1,0 +1,1 @@
+"""Databases: connections, statements, the schema, turns of writers."""

@@ -1,0 +1,141 @@
+"""Statements and transactions: SQLAlchemy Core compiled once, run on the driver's own connection."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.schema import CreateIndex, CreateTable
+
+from dpflow import fault_points
+from dpflow.ledger.storage import schema
+
+#: How each driver wants its parameters: sqlite3, psycopg's cursors, and the wire protocol of PostgreSQL.
+DIALECTS: dict[str, sa.Dialect] = {
+    "sqlite": sqlite.dialect(paramstyle="qmark"),
+    "postgresql": postgresql.dialect(paramstyle="format"),  # type: ignore[no-untyped-call]
+    "wire": postgresql.dialect(paramstyle="numeric_dollar"),  # type: ignore[no-untyped-call]
+}
+
+
+Statement = sa.Select[Any] | sa.CompoundSelect[Any] | sa.Insert | sa.Update
+
+
+class Prepared:
+    """A Core statement, compiled once for each driver. Its parameters are named ``bindparam``s."""
+
+    def __init__(self, statement: Statement) -> None:
+        self.on = _Compiled(statement)
+        columns = [c.name for c in statement.selected_columns] if isinstance(statement, sa.SelectBase) else []
+        self.row: Any = namedtuple("row", columns, rename=True)  # type: ignore[misc]
+
+    def bound(self, driver: str, parameters: dict[str, Any]) -> tuple[str, tuple[Any, ...]]:
+        """SQL text for a driver, and the parameters in its order."""
+        sql, ordered = self.on[driver]
+        return sql, ordered(parameters)
+
+
+class _Compiled(dict[str, tuple[str, Callable[[Mapping[str, Any]], tuple[Any, ...]]]]):
+    """By driver: SQL text, and what puts parameters into its order."""
+
+    def __init__(self, statement: Statement) -> None:
+        self._statement = statement
+
+    def __missing__(self, driver: str) -> tuple[str, Callable[[Mapping[str, Any]], tuple[Any, ...]]]:
+        compiled: Any = self._statement.compile(dialect=DIALECTS[driver])
+        ordered = _in_order(compiled.positiontup or ())
+        constants = {name: value for name, value in compiled.params.items() if value is not None}
+        found = self[driver] = str(compiled), (lambda given: ordered({**constants, **given})) if constants else ordered
+        return found
+
+
+def _in_order(names: Sequence[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
+    """What takes these values out of a mapping."""
+    if len(names) > 1:
+        return itemgetter(*names)
+    return lambda given: tuple([given[name] for name in names])
+
+
+Read = tuple[Prepared, dict[str, Any]]  # a statement that reads, and its parameters
+
+
+def where(*columns: sa.Column[Any]) -> sa.ColumnElement[bool]:
+    """Equality of columns with parameters of the same names."""
+    return sa.and_(*(column == sa.bindparam(column.name, type_=column.type) for column in columns))
+
+
+def insert(table: sa.Table) -> Prepared:
+    """An insert of one whole row."""
+    return Prepared(table.insert().values({c.name: sa.bindparam(c.name) for c in table.columns}))
+
+
+class Transaction:
+    """What runs between begin and commit, on a driver's cursor."""
+
+    def __init__(self, connection: Any, driver: str) -> None:
+        self._connection, self._driver = connection, driver
+        cursor = connection.cursor()
+        self._cursor: Any = cursor if fault_points.after_statement is None else fault_points.Watched(cursor)
+
+    def run(self, statement: Prepared, **parameters: Any) -> None:
+        """Execute a change."""
+        sql, ordered = statement.on[self._driver]
+        self._cursor.execute(sql, ordered(parameters))
+
+    def many(self, statement: Prepared, parameters: Sequence[dict[str, Any]]) -> None:
+        """Execute a change once per mapping."""
+        if parameters:
+            bound = [statement.bound(self._driver, each) for each in parameters]
+            self._cursor.executemany(bound[0][0], [values for _, values in bound])
+
+    def first(self, statement: Prepared, **parameters: Any) -> Any:
+        """The first row, or None."""
+        sql, ordered = statement.on[self._driver]
+        self._cursor.execute(sql, ordered(parameters))
+        row = self._cursor.fetchone()
+        return None if row is None else statement.row._make(row)
+
+    def rows(self, statement: Prepared, **parameters: Any) -> list[Any]:
+        """All rows."""
+        sql, ordered = statement.on[self._driver]
+        self._cursor.execute(sql, ordered(parameters))
+        return [statement.row._make(row) for row in self._cursor.fetchall()]
+
+    def text(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
+        """Run one of our own constant statements."""
+        self._cursor.execute(sql, parameters) if parameters else self._cursor.execute(sql)
+        return list(self._cursor.fetchall()) if sql.startswith(("SELECT", "PRAGMA")) else []
+
+    def commit(self) -> None:
+        """Make it visible to others."""
+        self._connection.commit()
+        fault_points.passed()
+
+    def rollback(self) -> None:
+        """Leave nothing."""
+        self._connection.rollback()
+
+    @property
+    def dialect(self) -> str:
+        """``sqlite`` or ``postgresql``."""
+        return DIALECTS[self._driver].name
+
+    def has_ledger(self) -> bool:
+        """Whether the tables exist."""
+        if self.dialect == "sqlite":
+            return bool(self.text("SELECT 1 FROM sqlite_master WHERE name = 'dpflow_meta'"))
+        return self.text("SELECT to_regclass('dpflow_meta')")[0][0] is not None
+
+    def create_tables(self) -> None:
+        """Make tables, indices and triggers."""
+        dialect = DIALECTS[self._driver]
+        for table in schema.metadata.sorted_tables:
+            self.text(str(CreateTable(table).compile(dialect=dialect)))
+            for index in sorted(table.indexes, key=lambda index: str(index.name)):
+                self.text(str(CreateIndex(index).compile(dialect=dialect)))
+        for statement in schema.APPEND_ONLY[dialect.name]:
+            self.text(statement)

@@ -1,0 +1,1 @@
+"""How a file is opened and named: the sandbox, SQL text, stored fingerprints of blocks."""

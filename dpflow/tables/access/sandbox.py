@@ -1,0 +1,254 @@
+"""A DuckDB file opened read-only, for one call, with nothing else in reach; and errors that quote no row."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import duckdb
+
+from dpflow.errors import InvalidInput, TableBusy, TableError, TableUnreadable
+from dpflow.tables.access import sql
+
+T = TypeVar("T")
+
+#: Name of the attached database; everything else in the connection is in memory.
+PRIVATE = "private"
+
+#: Bytes of a DuckDB file before its first block, and of the checksum that a block begins with.
+_HEADERS, _CHECKSUM = 3 * 4096, 8
+
+
+def memory_limit() -> str:
+    """DuckDB's memory limit: ``DPFLOW_MEMORY_LIMIT``, by default 3GB. Raises `InvalidInput` if it is no amount."""
+    limit = os.environ.get("DPFLOW_MEMORY_LIMIT", "3GB")
+    if not re.fullmatch(r"[0-9]+(\.[0-9]+)? ?[KMGT]i?B", limit):
+        raise InvalidInput(f"DPFLOW_MEMORY_LIMIT is {limit!r}; write an amount such as 2GB or 512MB")
+    return limit
+
+
+def memory_bytes() -> int:
+    """The memory limit as a number."""
+    limit = memory_limit()
+    unit = limit.lstrip("0123456789. ")
+    return int(float(limit.removesuffix(unit)) * (1024 if "i" in unit else 1000) ** (1 + "KMGT".index(unit[0])))
+
+
+#: What usually stands behind an error's kind.
+_HINTS = {
+    duckdb.CatalogException: "the file has no such table or column",
+    duckdb.IOException: "give a DuckDB file of this version that may be read",
+    duckdb.OutOfMemoryException: "raise DPFLOW_MEMORY_LIMIT, or read fewer blocks",
+    MemoryError: "read fewer blocks, or use a machine with more memory",
+}
+
+
+def scrubbed(action: Callable[[], T], what: str) -> T:
+    """Run an action; an error of DuckDB or for want of memory, whose text may quote rows, becomes a fixed sentence.
+
+    The new exception is raised outside the handler, so that not even its ``__context__`` leads to the old one.
+
+    Raises:
+        TableBusy: somebody holds the file for writing.
+        TableUnreadable: anything else that DuckDB objects to.
+    """
+    failure: TableError
+    try:
+        return action()
+    except (duckdb.Error, MemoryError) as error:
+        locked = isinstance(error, duckdb.IOException) and "Could not set lock" in str(error)
+        if locked or isinstance(error, duckdb.ResourceInUseException):  # the latter: this very process is writing
+            failure = TableBusy(
+                f"{what} is being written by another process or connection; try again when it has finished"
+            )
+        else:
+            hint = next((f"; {words}" for kind, words in _HINTS.items() if isinstance(error, kind)), "")
+            failure = TableUnreadable(
+                f"{what} cannot be read ({type(error).__name__}); the error's own text is withheld{hint}"
+            )
+    raise failure
+
+
+@dataclass(frozen=True)
+class Relation:
+    """A table or view of the file: its quoted name, and its columns by name."""
+
+    quoted: str
+    fields: dict[str, sql.Field]
+
+
+class Connection:
+    """A connection whose errors are scrubbed. ``what`` names the table in messages."""
+
+    def __init__(self, raw: duckdb.DuckDBPyConnection, what: str, file: int | None = None) -> None:
+        self._raw, self._what, self._file = raw, what, file
+        self._found: dict[str, Relation] = {}
+
+    def scrubbed(self, action: Callable[[], T]) -> T:
+        """Work on rows that were read: for want of memory it fails as a query does."""
+        return scrubbed(action, self._what)
+
+    def run(self, query: str, parameters: list[Any] | None = None) -> None:
+        """Execute without looking at a result."""
+        scrubbed(lambda: self._raw.execute(query, parameters), self._what)
+
+    def rows(self, query: str, parameters: list[Any] | None = None) -> list[tuple[Any, ...]]:
+        """All rows as Python values."""
+        return scrubbed(lambda: self._raw.execute(query, parameters).fetchall(), self._what)
+
+    def arrays(self, query: str, parameters: list[Any] | None = None) -> dict[str, Any]:
+        """All rows as one numpy array per output column."""
+        return scrubbed(lambda: self._raw.execute(query, parameters).fetchnumpy(), self._what)
+
+    def checksums(self, blocks: Sequence[int]) -> list[bytes]:
+        """The checksums with which these blocks of the file begin, or `TableUnreadable`."""
+        query = "SELECT block_size FROM pragma_database_size() WHERE database_name = ?"
+        size = self.rows(query, [PRIVATE])[0][0]
+        found = []
+        if self._file is not None:
+            with suppress(OSError):
+                found = [os.pread(self._file, _CHECKSUM, _HEADERS + size * block) for block in blocks]
+        if self._file is None or any(len(one) < _CHECKSUM for one in found) or len(found) < len(blocks):
+            raise TableUnreadable(f"the blocks of {self._what} cannot be looked at")
+        return found
+
+    def relation(self, name: str) -> Relation:
+        """The table or view that DuckDB means by this name, or `TableUnreadable` with close matches.
+
+        Nothing else can be read. A plain name is bound at once; listing the catalog takes DuckDB several milliseconds.
+        """
+        if name not in self._found:
+            parts = name.split(".")
+            found = None
+            if len(parts) <= 2 and all(re.fullmatch(r"[A-Za-z_]\w*", part, re.ASCII) for part in parts):
+                with suppress(TableUnreadable):
+                    found = self._bound(parts if len(parts) == 2 else ["main", *parts])
+            if found is None:
+                known = self._listed()
+                found = self._bound(
+                    known[sql.match(name, known, f"table in the file of {self._what.removeprefix('table ')}")]
+                )
+            self._found[name] = found
+        return self._found[name]
+
+    def rows_of(self, relation: Relation) -> int | None:
+        """How many rows a table has, from its storage; None for a view."""
+        if "rowid" in map(str.casefold, relation.fields):
+            return None  # its own column, of a table or a view
+        try:
+            self.fields(relation.quoted, "rowid")
+        except TableUnreadable:
+            return None
+        return int(self.rows(f"SELECT count(*) FROM {relation.quoted}")[0][0])
+
+    def _listed(self) -> dict[str, list[str]]:
+        """Schema and name of every table and view of the file, by what a declaration may call it."""
+        known = {}
+        for kind in ("table", "view"):
+            query = f"SELECT schema_name, {kind}_name FROM duckdb_{kind}s() WHERE database_name = $1 AND NOT internal"
+            for schema, name in self.rows(query, [PRIVATE]):
+                known[name if schema == "main" else f"{schema}.{name}"] = [schema, name]
+        return known
+
+    def _bound(self, parts: list[str]) -> Relation:
+        full = sql.qualified(PRIVATE, *parts)
+        return Relation(full, self.fields(full))
+
+    def fields(self, relation: str, columns: str = "*") -> dict[str, sql.Field]:
+        """Columns of a table or view, from the catalog alone: binding the query runs nothing."""
+        bound = scrubbed(lambda: self._raw.sql(f"SELECT {columns} FROM {relation}"), self._what)
+        return {name: sql.field(name, kind) for name, kind in zip(bound.columns, bound.types, strict=True)}
+
+
+@contextmanager
+def opened(database: Path, what: str) -> Iterator[Connection]:
+    """The file, attached read-only as `PRIVATE` in a locked-down in-memory session.
+
+    Spill files go to a directory only this user can enter, removed with everything in it.
+
+    Raises:
+        TableUnreadable: no such file, or not a DuckDB file.
+        TableBusy: another process is writing it.
+    """
+    if not database.is_file():
+        raise TableUnreadable(
+            f"{what}: there is no file {database}; correct the declaration's database, or load the data"
+        )
+    with tempfile.TemporaryDirectory(prefix="dpflow-") as spill:
+        raw = duckdb.connect(":memory:", config=_settings(spill))
+        file = None
+        try:
+            with suppress(OSError):  # attaching says what is wrong
+                file = os.open(database, os.O_RDONLY | os.O_CLOEXEC)
+            raw.execute("SET TimeZone = 'UTC'")
+            connection = Connection(raw, what, file)
+            path = sql.literal(str(database.absolute()))
+            connection.run(f"ATTACH {path} AS {PRIVATE} (TYPE duckdb, READ_ONLY)")
+            connection.run("SET enable_external_access = false")
+            connection.run("SET lock_configuration = true")
+            if file is not None and not os.path.samestat(os.fstat(file), database.stat()):
+                raise TableBusy(f"{what} was exchanged while it was opened; try again")
+            yield connection
+        finally:
+            raw.close()
+            if file is not None:
+                os.close(file)  # with the last handle: closing any of them ends this process's locks
+
+
+@contextmanager
+def over(columns: Sequence[Any], what: str) -> Iterator[Connection]:
+    """Arrays as the columns c0, c1, ... of the relation ``given`` in a locked-down in-memory session; objects are texts, or None."""
+    import pandas as pd
+
+    with tempfile.TemporaryDirectory(prefix="dpflow-") as spill:
+        raw = duckdb.connect(":memory:", config=_settings(spill))
+        try:
+            connection = Connection(raw, what)
+            raw.register("frame", pd.DataFrame({f"c{i}": values for i, values in enumerate(columns)}))
+            kinds = ["VARCHAR" if v.dtype == object else "BIGINT" if v.dtype.kind == "i" else "DOUBLE" for v in columns]
+            listed = ", ".join(f"CAST(c{i} AS {kind}) AS c{i}" for i, kind in enumerate(kinds))
+            connection.run(f"CREATE TABLE given AS SELECT {listed} FROM frame")
+            raw.unregister("frame")
+            connection.run("SET enable_external_access = false")
+            connection.run("SET lock_configuration = true")
+            yield connection
+        finally:
+            raw.close()
+
+
+def _settings(spill: str) -> dict[str, str | bool | int | float | list[str]]:
+    """A session that spills into this directory only, and loads nothing."""
+    return {
+        "memory_limit": memory_limit(),
+        "temp_directory": spill,
+        "preserve_insertion_order": False,
+        "autoinstall_known_extensions": False,
+        "autoload_known_extensions": False,
+    }
+
+
+def identity(database: Path, what: str) -> bytes:
+    """Identity of the file's content without opening it: device, inode, size and time of file and write-ahead log.
+
+    The file is not opened because closing any handle of it drops this process's own locks.
+    """
+    parts = []
+    for path in (database, database.with_name(database.name + ".wal")):
+        try:
+            stat = path.stat()
+        except FileNotFoundError:
+            continue
+        except OSError:
+            raise TableUnreadable(f"{what}: {path} cannot be looked at; check its permissions") from None
+        parts.append(f"{stat.st_dev}:{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}")
+    if not parts:
+        raise TableUnreadable(
+            f"{what}: there is no file {database}; correct the declaration's database, or load the data"
+        )
+    return "/".join(parts).encode()

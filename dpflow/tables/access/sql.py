@@ -1,0 +1,340 @@
+"""SQL text: the only place that quotes, and the exact expressions for values, keys and units by column type.
+
+Every expression is total: whatever a row holds, it gives a value or NULL and never an error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from dpflow.core.contract.declaration import Column
+from dpflow.errors import PlanRefused, TableUnreadable, UnknownName
+
+_WHOLE = {"tinyint", "smallint", "integer", "bigint", "utinyint", "usmallint", "uinteger", "boolean"}
+_WIDE = {"ubigint", "hugeint", "uhugeint"}
+_FLOATS = {"float", "double"}
+_TIMES = {"timestamp", "timestamp_s", "timestamp_ms", "timestamp_ns", "timestamp with time zone"}
+_VALUES = _WHOLE | _WIDE | _FLOATS | _TIMES | {"decimal", "date"}
+_KEYS = _WHOLE | _WIDE | _TIMES | {"decimal", "date", "time", "uuid", "varchar", "enum"}
+
+_DAY = 86_400_000_000  # microseconds
+_FIRST = "290309-12-22 (BC) 00:00:00"  # of what DuckDB writes as a date and time
+_LAST = {kind: "294247-01-10 04:00:54.775806" for kind in _TIMES - {"timestamp_ns"}}
+_LAST |= {"timestamp_s": "294247-01-10 04:00:54", "timestamp_ms": "294247-01-10 04:00:54.775"}
+_FAR = 9 * 10**18  # microseconds that every timestamp type reaches
+_INT64 = 2**63 - 1
+_INT128 = 2**127 - 1
+
+
+@dataclass(frozen=True)
+class Field:
+    """A column as the catalog describes it: ``kind`` is the type's family, ``type`` its full name.
+
+    ``place`` is where a query finds it, if not under its name in ``t``.
+    """
+
+    name: str
+    kind: str
+    type: str
+    width: int = 0
+    scale: int = 0
+    place: str = ""
+
+    @property
+    def is_float(self) -> bool:
+        """Whether the values are binary floats."""
+        return self.kind in _FLOATS
+
+    @property
+    def sql(self) -> str:
+        """The column in a query that reads its relation as ``t``; NULL for a number that its type has and no date stands for.
+
+        Files and frames bring such timestamps. DuckDB compares and groups them, but fails where it writes or converts one, and a
+        row must not make a query fail.
+        """
+        found = self.place or f"t.{identifier(self.name)}"
+        if self.type == "JSON":  # a VARCHAR that takes no collation
+            return f"CAST({found} AS VARCHAR)"
+        if self.kind not in _LAST:
+            return found
+        texts = (_FIRST, _LAST[self.kind], "infinity", "-infinity")
+        first, last, *ends = (f"CAST('{text}' AS {self.type})" for text in texts)
+        return f"CASE WHEN {found} BETWEEN {first} AND {last} OR {found} IN ({', '.join(ends)}) THEN {found} END"
+
+
+def field(name: str, kind: Any) -> Field:
+    """A field from DuckDB's Python type."""
+    if kind.id == "decimal":
+        sizes = dict(kind.children)
+        return Field(name, "decimal", str(kind), sizes["precision"], sizes["scale"])
+    return Field(name, kind.id, str(kind))
+
+
+def match(name: str, known: Mapping[str, Any], kind: str) -> str:
+    """The known name that DuckDB means by this one (case does not matter), or `TableUnreadable` with close matches."""
+    if name in known:
+        return name
+    folded = {other.casefold(): other for other in known}
+    if name.casefold() in folded:
+        return folded[name.casefold()]
+    raise TableUnreadable(str(UnknownName(kind, name, known)))
+
+
+def identifier(name: str) -> str:
+    """A quoted identifier."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def qualified(*names: str) -> str:
+    """Quoted names, such as database, schema and table, with points between them."""
+    return ".".join(identifier(name) for name in names)
+
+
+def literal(text: str) -> str:
+    """A quoted string."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def integer(value: int) -> str:
+    """An integer of the smallest type that holds it; never a decimal."""
+    return f"CAST('{value}' AS {'BIGINT' if abs(value) <= _INT64 else 'HUGEINT'})"
+
+
+def key(column: Field, role: str) -> str:
+    """The column as something to group, partition and compare by: equal exactly when the values are the same.
+
+    Text is compared as bytes (collation C), because a column's own collation could make different keys equal. Raises `TableUnreadable`
+    for types without one exact equality.
+    """
+    if column.kind not in _KEYS:
+        raise TableUnreadable(
+            f"column {column.name!r} is a {column.kind.upper()} and cannot be a {role}; use a whole number, text, DATE, "
+            f"TIMESTAMP, DECIMAL, UUID, ENUM or BOOLEAN column"
+        )
+    if column.kind == "enum":
+        return f"CAST({column.sql} AS VARCHAR)"
+    return f"({column.sql} COLLATE C)" if column.kind == "varchar" else column.sql
+
+
+def listed(column: Field, texts: Sequence[str]) -> str:
+    """Keys given as text as values of `key`, with commas between them."""
+    return ", ".join(from_text(column, f"CAST({literal(text)} AS VARCHAR)") for text in texts)
+
+
+#: What is added to a `small_integer`, so that it is not negative.
+SMALL_OFFSET = 2**31
+
+
+def small_integer(column: Field) -> str | None:
+    """The column as a number of 32 bits, if every value of its type has one: a private key that needs no dictionary."""
+    small = column.kind in ("tinyint", "smallint", "integer", "utinyint", "usmallint")
+    return f"CAST({column.sql} AS BIGINT) + {SMALL_OFFSET}" if small else None
+
+
+def tiny(column: Field) -> bool:
+    """Whether the column's type has so few numbers that an array may have a place for each."""
+    return column.kind in ("tinyint", "smallint", "utinyint", "usmallint")
+
+
+def ordinal(kind: str) -> Callable[[str], str] | None:
+    """How a query makes an integer of a value of a type that has one for each; None if it has not."""
+    if kind in _WHOLE - {"boolean"}:
+        return lambda value: value
+    return (lambda value: f"({value} - DATE '1970-01-01')") if kind == "date" else None
+
+
+def from_text(column: Field, text: str) -> str:
+    """The expression `key` for a key given as text: NULL if the type has no such value or writes it differently."""
+    if column.kind == "varchar":
+        return f"({text} COLLATE C)"
+    if column.kind == "enum":
+        return text
+    value = f"TRY_CAST({text} AS {column.type})"
+    return f"CASE WHEN CAST({value} AS VARCHAR) = {text} THEN {value} END"
+
+
+def to_text(column: Field, value: str) -> str:
+    """The text of something that `key` gave."""
+    return f"CAST({value} AS VARCHAR)"
+
+
+def check_value(column: Field) -> None:
+    """Raises `TableUnreadable` unless the column's type can be read as a number."""
+    if column.kind not in _VALUES:
+        raise TableUnreadable(
+            f"column {column.name!r} is a {column.kind.upper()} and cannot be a value; use a number, DATE, TIMESTAMP or "
+            f"BOOLEAN column"
+        )
+
+
+def grid(column: Field, declared: Column) -> str:
+    """The column in grid steps as a BIGINT within the declared bounds: clamped, rounded half away from zero.
+
+    NULL and NaN are ``declared.missing``. Dates and timestamps count days since 1970-01-01 (UTC).
+    """
+    check_value(column)
+    value = _from_float(column, declared) if column.kind in _FLOATS else _from_exact(column, declared)
+    if declared.missing == "skip":
+        return value
+    low, high = declared.grid()
+    return f"coalesce({value}, {integer(min(max(_half_away(declared.missing / declared.step), low), high))})"
+
+
+def number(column: Field, declared: Column) -> str:
+    """The column as a DOUBLE within its bounds if it has any; NULL and NaN are ``declared.missing``, or NaN.
+
+    Text stays text.
+    """
+    if column.kind in ("varchar", "enum"):
+        return f"CAST({column.sql} AS VARCHAR)"
+    check_value(column)
+    if column.kind in _FLOATS:
+        value = f"CAST({column.sql} AS DOUBLE)"
+    else:
+        steps, divisor = _steps(column, -_INT128, _INT128)
+        value = f"CAST({steps} AS DOUBLE) / CAST({divisor} AS DOUBLE)"
+    inside = value
+    if declared.lower is not None and declared.upper is not None:
+        inside = f"least(greatest({value}, {double(declared.lower)}), {double(declared.upper)})"
+    default = "CAST('NaN' AS DOUBLE)" if declared.missing == "skip" else double(declared.missing)
+    return f"CASE WHEN {column.sql} IS NULL OR isnan({value}) THEN {default} ELSE {inside} END"
+
+
+def real(column: Field) -> str:
+    """The column as a DOUBLE without bounds, never above the value itself and in the same order; NULL and NaN stay.
+
+    Decimals count their last digit, dates days and timestamps microseconds since 1970-01-01 (UTC); infinities stay.
+    Rounding down makes every comparison safe: a double z is at most real(x) only if it is at most x, and above it only if
+    it is above x. Beyond +-(2^127 - 1) integers are cut, which keeps that.
+    """
+    check_value(column)
+    if column.kind in _FLOATS:
+        return f"CAST({column.sql} AS DOUBLE)"
+    whole = _microseconds(column) if column.kind in _TIMES else _steps(column, -_INT128, _INT128)[0]
+    value = f"CAST({whole} AS DOUBLE)"
+    if column.kind in _WIDE | _TIMES | {"bigint"} or column.width > 15:  # 2^53 may be too small
+        above = f"coalesce(TRY_CAST({value} AS HUGEINT) > {whole}, true)"
+        value = f"CASE WHEN {above} THEN nextafter({value}, CAST('-inf' AS DOUBLE)) ELSE {value} END"
+    if column.kind == "date" or column.kind in _TIMES:
+        side = f"CASE WHEN {column.sql} > CAST('1970-01-01' AS {column.type}) THEN 'inf' ELSE '-inf' END"
+        value = f"CASE WHEN isinf({column.sql}) THEN CAST({side} AS DOUBLE) ELSE {value} END"
+    return f"CASE WHEN {column.sql} IS NULL THEN NULL ELSE {value} END"
+
+
+def from_real(column: Field, value: float) -> str:
+    """The text of a number of `real` in a DATE or TIMESTAMP column, rounded up to a day or microsecond, and cut to the type."""
+    near = math.ceil(min(max(value, -1e19), 1e19))
+    if column.kind == "date":
+        return (
+            f"CAST(CAST(DATE '1970-01-01' + CAST({min(max(near, -(2 * 10**6)), 10**8)} AS INTEGER) AS DATE) AS VARCHAR)"
+        )
+    make = "make_timestamptz" if column.kind.endswith("zone") else "make_timestamp"
+    return f"CAST({make}({min(max(near, -_FAR), _FAR)}) AS VARCHAR)"
+
+
+def is_time(column: Field) -> bool:
+    """Whether the column's values are dates or timestamps, which are written as text."""
+    return column.kind == "date" or column.kind in _TIMES
+
+
+def _microseconds(column: Field) -> str:
+    """Microseconds since 1970-01-01, rounded down; NULL for infinities and for what a TIMESTAMP cannot hold."""
+    if column.kind == "timestamp_ns":
+        nanoseconds = f"CAST(epoch_ns({column.sql}) AS HUGEINT)"
+        return f"(({nanoseconds} - ({nanoseconds} % 1000 + 1000) % 1000) // 1000)"
+    value = column.sql if column.kind.endswith("zone") else f"TRY_CAST({column.sql} AS TIMESTAMP)"
+    return f"CAST(epoch_us({value}) AS HUGEINT)"
+
+
+def _half_away(value: Fraction) -> int:
+    sign = -1 if value < 0 else 1
+    return int(sign * ((2 * abs(value) + 1) // 2))
+
+
+def double(value: Fraction) -> str:
+    """A number as a DOUBLE."""
+    return f"CAST('{float(value)!r}' AS DOUBLE)"
+
+
+def _from_float(column: Field, declared: Column) -> str:
+    low, high = declared.grid()
+    step = declared.step
+    if max(step.numerator, step.denominator) > 10**300:
+        raise PlanRefused(f"the step of column {column.name!r} is out of the range of a {column.kind.upper()}")
+    scaled = f"CAST({column.sql} AS DOUBLE)"
+    if step.denominator != 1:
+        scaled += f" * {double(Fraction(step.denominator))}"
+    if step.numerator != 1:
+        scaled += f" / {double(Fraction(step.numerator))}"
+    value = f"least(greatest(round({scaled}), {double(Fraction(low))}), {double(Fraction(high))})"
+    value = f"CAST({value} AS BIGINT)"
+    if max(abs(low), abs(high)) > 2**53:  # a bound that a double cannot hold was rounded: clamp again, exactly
+        value = f"least(greatest({value}, {integer(low)}), {integer(high)})"
+    return f"CASE WHEN {column.sql} < CAST('NaN' AS {column.type}) THEN {value} END"  # NaN is the largest; NULL is no answer
+
+
+def _from_exact(column: Field, declared: Column) -> str:
+    low, high = declared.grid()
+    _, divisor = _steps(column, 0, 0)
+    ratio = 1 / (divisor * declared.step)
+    least, most = low / ratio // 1, -(-high / ratio // 1)
+    units, _ = _steps(column, least, most)
+    if ratio != 1:
+        n, d = ratio.numerator, ratio.denominator
+        peak = 2 * max(abs(least), abs(most)) * n + d
+        if max(peak, 2 * d) > _INT128:
+            raise PlanRefused(
+                f"the step of column {column.name!r} does not fit its type {column.type}; take one with "
+                f"fewer digits, such as '0.01'"
+            )
+        wide = "BIGINT" if max(peak, 2 * d) <= _INT64 else "HUGEINT"
+        whole = f"CAST({units} AS {wide})"
+        size = f"(2 * abs({whole}) * CAST('{n}' AS {wide}) + CAST('{d}' AS {wide})) // CAST('{2 * d}' AS {wide})"
+        units = f"CASE WHEN {whole} < 0 THEN -({size}) ELSE {size} END"
+    units = f"least(greatest({units}, {integer(low)}), {integer(high)})"
+    return f"CASE WHEN {column.sql} IS NULL THEN NULL ELSE CAST({units} AS BIGINT) END"
+
+
+def _steps(column: Field, least: int, most: int) -> tuple[str, int]:
+    """The value times a divisor as an integer clamped to [least, most], and the divisor. Infinite dates clamp too."""
+    name, kind = column.sql, column.kind
+    if kind == "date":
+        low, high = (f"DATE '1970-01-01' + CAST({min(max(x, -2 * 10**6), 10**8)} AS INTEGER)" for x in (least, most))
+        return (
+            f"(CAST(least(greatest({name}, CAST({low} AS DATE)), CAST({high} AS DATE)) AS DATE) - DATE '1970-01-01')",
+            1,
+        )
+    if kind in _TIMES:
+        make = "make_timestamptz" if kind.endswith("zone") else "make_timestamp"
+        low, high = (f"{make}({min(max(x, -_FAR), _FAR)})" for x in (least, most))
+        value = name if kind.endswith("zone") else f"TRY_CAST({name} AS TIMESTAMP)"
+        clamped = f"epoch_us(least(greatest({value}, {low}), {high}))"
+        return f"CASE WHEN {value} IS NULL THEN NULL ELSE {clamped} END", _DAY
+    divisor = 10**column.scale
+    if kind == "decimal":
+        value = _digits(column) if column.scale else f"CAST({name} AS HUGEINT)"
+    elif kind == "uhugeint":
+        value = f"CAST(least({name}, CAST('{_INT128}' AS UHUGEINT)) AS HUGEINT)"
+    else:
+        value = f"CAST({name} AS {'HUGEINT' if kind in _WIDE else 'BIGINT'})"
+    return f"least(greatest({value}, {_bound(least)}), {_bound(most)})", divisor
+
+
+def _digits(column: Field) -> str:
+    """A DECIMAL's digits without the point, exactly: DuckDB's product of decimals fails where it has more than 18 digits."""
+    name, width, scale = column.sql, column.width, column.scale
+    ten = f"CAST({10**scale} AS DECIMAL({scale + 1}, 0))"
+    if width + scale <= 18:
+        return f"CAST({name} * {ten} AS BIGINT)"
+    if width <= 18 and 2 * scale <= 18:
+        part = f"CAST({name} - trunc({name}) AS DECIMAL({scale}, {scale}))"
+        return f"(CAST(trunc({name}) AS BIGINT) * {10**scale} + CAST({part} * {ten} AS BIGINT))"
+    return f"CAST(replace(CAST({name} AS VARCHAR), '.', '') AS HUGEINT)"
+
+
+def _bound(value: int) -> str:
+    return integer(min(max(value, -_INT128), _INT128))

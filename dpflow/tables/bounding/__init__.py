@@ -1,0 +1,1 @@
+"""Contribution bounding, in two implementations: by SQL and by sorting."""

@@ -1,0 +1,486 @@
+"""Which rows a release reads: a small language of conditions, checked, and written anew for DuckDB.
+
+A condition is compared with one row at a time, before contributions are cut, so a unit's rows pass or fail by
+themselves and every limit and sensitivity stays what the declaration says. Rows where it is false or NULL are left out.
+
+The language: declared columns and literals; ``= <> < <= > >=``, ``BETWEEN``, ``IN (...)``, ``IS NULL``, ``LIKE`` with a
+literal, ``AND OR NOT``; ``+ - * / %``, ``abs``, ``sqrt``, ``ln`` and ``exp`` of numbers; ``lower``, ``upper`` and ``length`` of text;
+``CASE WHEN``, ``coalesce``, ``least`` and ``greatest``. Nothing else: what sqlglot parses is copied node by node into `Node`, and
+a node or an argument that this file does not name is refused. `dpflow.tables.language.expressions` adds aggregates to it.
+
+No expression raises, whatever a row holds, because a condition that fails on a chosen row is an oracle. Whole columns
+compare exactly with whole literals; every other number, and all arithmetic, is a DOUBLE, in which NaN and a division by
+zero are NULL. Types never mix, so there is no cast that could fail.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from decimal import Decimal, InvalidOperation
+from functools import cache
+from typing import Any, ClassVar, NoReturn
+
+from dpflow.core.contract.declaration import Table
+from dpflow.errors import PlanRefused, UnknownName
+from dpflow.tables.access import sql
+
+#: The longest condition, in characters as written and in its canonical form, and the deepest, in brackets and operators.
+MOST_TEXT, MOST_DEPTH = 10_000, 100
+
+_COMPARISONS = {"EQ": "=", "NEQ": "<>", "LT": "<", "LTE": "<=", "GT": ">", "GTE": ">="}
+_CONNECTIVES = {"And": "AND", "Or": "OR"}
+_ARITHMETIC = {"Add": "+", "Sub": "-", "Mul": "*", "Div": "/", "Mod": "%"}
+_FUNCTIONS = {
+    "Abs": "abs",
+    "Sqrt": "sqrt",
+    "Ln": "ln",
+    "Exp": "exp",
+    "Lower": "lower",
+    "Upper": "upper",
+    "Length": "length",
+}
+_CHOICES = {"Least": "least", "Greatest": "greatest", "Coalesce": "coalesce"}
+_BINARY = _COMPARISONS | _CONNECTIVES | _ARITHMETIC
+_INFIX = {*_BINARY.values(), "LIKE"}
+
+_SMALL = {"tinyint", "smallint", "integer", "bigint", "utinyint", "usmallint", "uinteger"}
+_INT64 = 2**63
+
+
+@dataclass(frozen=True)
+class Node:
+    """``column``, ``number``, ``text`` or ``truth`` with one value, or an operator with its operands.
+
+    Raises `PlanRefused` if its text is longer than what is read again: whatever walks a node is bounded by its text.
+    """
+
+    op: str
+    args: tuple[Any, ...]
+    _text: str = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Write the text, from those of the operands."""
+        text = self._written()
+        if len(text) > MOST_TEXT:
+            refuse(
+                "length",
+                f"its canonical form, with every bracket, all digits of a number and the operand of a BETWEEN twice, is "
+                f"longer than {MOST_TEXT} characters; write it shorter",
+            )
+        object.__setattr__(self, "_text", text)
+
+    def __str__(self) -> str:
+        """The canonical text, with every bracket."""
+        return self._text
+
+    def _written(self) -> str:
+        if self.op == "column":
+            return ".".join(sql.identifier(part) for part in self.args[0])
+        if self.op == "number":
+            return format(self.args[0], "f")
+        if self.op == "text":
+            return sql.literal(self.args[0])
+        if self.op == "truth":
+            return "TRUE" if self.args[0] else "FALSE"
+        shown = [str(arg) for arg in self.args]
+        if self.op == "IN":
+            return f"({shown[0]} IN ({', '.join(shown[1:])}))"
+        if self.op == "IS NULL":
+            return f"({shown[0]} IS NULL)"
+        if self.op == "CASE":
+            whens = "".join(f" WHEN {when} THEN {then}" for when, then in zip(shown[::2], shown[1::2]))
+            return f"CASE{whens}{f' ELSE {shown[-1]}' if len(shown) % 2 else ''} END"
+        if len(shown) == 2 and self.op in _INFIX:
+            return f"({shown[0]} {self.op} {shown[1]})"
+        return f"({self.op} {shown[0]})" if self.op in ("NOT", "-") else f"{self.op}({', '.join(shown)})"
+
+    def columns(self) -> set[str]:
+        """Names of the declared columns that it reads."""
+        if self.op == "column":
+            return {".".join(self.args[0])}
+        return {name for arg in self.args if isinstance(arg, Node) for name in arg.columns()}
+
+
+def parse(text: str, table: Table) -> Node:
+    """Check a condition on declared columns. Equal conditions up to spaces, case and brackets give equal nodes.
+
+    Raises:
+        PlanRefused: it is outside the language; the message names the rule.
+        UnknownName: a column that the declaration does not have.
+    """
+    return Reader(text, table).read()
+
+
+class Reader:
+    """Copies what sqlglot parsed, node by node, into the language."""
+
+    def __init__(self, text: str, table: Table) -> None:
+        self._text, self._table = text, table
+
+    def read(self) -> Node:
+        """The condition."""
+        from sqlglot import exp
+
+        parsed = self.parsed(exp.Where, "WHERE")
+        if parsed is None:
+            refuse("one condition", "it is not one SQL condition; write what stands after WHERE and nothing else")
+        return self._node(parsed.this, MOST_DEPTH)
+
+    def parsed(self, kind: Any, keyword: str) -> Any:
+        """What sqlglot makes of the text after a keyword; None if it is not one thing of this kind."""
+        from sqlglot.errors import SqlglotError
+
+        if len(self._text) > MOST_TEXT or "\0" in self._text or not _is_unicode(self._text):
+            refuse("length", f"it is longer than {MOST_TEXT} characters, or has characters that are no text")
+        try:
+            parsed = _parsed(kind, f"{keyword} {self._text}")
+        except (SqlglotError, LookupError, AttributeError, TypeError):  # some builders look blindly at arguments
+            return None
+        except RecursionError:
+            refuse("depth", "it is nested too deeply to be read, perhaps in its canonical form, with every bracket")
+        return parsed[0] if len(parsed) == 1 and isinstance(parsed[0], kind) else None
+
+    def _node(self, found: Any, depth: int) -> Node:
+        kind = type(found).__name__
+        if depth <= 0:
+            refuse("depth", f"it is nested deeper than {MOST_DEPTH}; list values with IN")
+        if kind == "Paren":
+            return self._node(self._only(found, "this")[0], depth)
+        if kind in _BINARY:
+            extra = ("typed", "safe") if kind == "Div" else ()
+            return self._op(_BINARY[kind], self._only(found, "this", "expression", ignore=extra), depth)
+        if kind in _FUNCTIONS:
+            return self._op(_FUNCTIONS[kind], self._only(found, "this"), depth)
+        if kind in _CHOICES:
+            first, others = self._only(found, "this", "expressions", ignore=("ignore_nulls",))
+            return self._op(_CHOICES[kind], [first, *(others or ())], depth)
+        build: Callable[[Any, int], Node] | None = getattr(self, f"_{kind.lower()}", None)
+        if build is None or kind not in _SPECIAL:
+            refuse("allow-list", f"{_name(found)} is not in the language")
+        return build(found, depth)
+
+    def _op(self, name: str, operands: Iterable[Any], depth: int) -> Node:
+        return Node(name, tuple(self._node(operand, depth - 1) for operand in operands))
+
+    def _only(self, found: Any, *names: str, ignore: tuple[str, ...] = ()) -> list[Any]:
+        """The named arguments. Any other that is set would change the meaning, so it is refused."""
+        for name, value in found.args.items():
+            if name not in (*names, *ignore) and value not in (None, False, [], ""):
+                refuse("allow-list", f"{_name(found)} with {name} is not in the language")
+        return [found.args.get(name) for name in names]
+
+    def _column(self, found: Any, depth: int) -> Node:
+        self._only(found, "this", "table")
+        parts = [found.args.get(name) for name in ("table", "this")]
+        if any(part is not None and type(part).__name__ != "Identifier" for part in parts):
+            refuse("declared columns", "* and lambda parameters are not columns")
+        wanted = ".".join(part.name for part in parts if part is not None)
+        names = {name.casefold(): name for name in reversed(self._table.columns)}
+        name = wanted if wanted in self._table.columns else names.get(wanted.casefold())
+        if name is None:
+            raise UnknownName(f"column of table {self._table.name!r}, named in SQL,", wanted, self._table.columns)
+        return Node("column", (self._table.split(name),))
+
+    def _literal(self, found: Any, depth: int) -> Node:
+        if found.args.get("is_string"):
+            return Node("text", (str(found.this),))
+        try:
+            number = Decimal(str(found.this))
+        except InvalidOperation:
+            refuse("literals", "a number is not written in decimal digits")
+        if number and not 0 < float(number) < float("inf"):
+            refuse("literals", "a number is beyond what a DOUBLE holds")
+        number = number.normalize() if len(number.as_tuple().digits) <= 28 else number
+        return Node("number", (number or Decimal(0),))
+
+    def _boolean(self, found: Any, depth: int) -> Node:
+        return Node("truth", (bool(found.this),))
+
+    def _null(self, found: Any, depth: int) -> NoReturn:
+        refuse("literals", "NULL compares with nothing; write IS NULL")
+
+    def _neg(self, found: Any, depth: int) -> Node:
+        inside = self._node(self._only(found, "this")[0], depth - 1)
+        return Node("number", (-inside.args[0],)) if inside.op == "number" and inside.args[0] else Node("-", (inside,))
+
+    def _not(self, found: Any, depth: int) -> Node:
+        return self._op("NOT", self._only(found, "this"), depth)
+
+    def _is(self, found: Any, depth: int) -> Node:
+        left, right = self._only(found, "this", "expression")
+        if type(right).__name__ != "Null":
+            refuse("allow-list", "only IS NULL and IS NOT NULL are in the language")
+        return self._op("IS NULL", [left], depth)
+
+    def _between(self, found: Any, depth: int) -> Node:
+        """Each operand is read once: twice would be 2^n times in n of them, one inside the other."""
+        value, low, high = (self._node(one, depth - 2) for one in self._only(found, "this", "low", "high"))
+        return Node("AND", (Node(">=", (value, low)), Node("<=", (value, high))))
+
+    def _case(self, found: Any, depth: int) -> Node:
+        ifs, default = self._only(found, "ifs", "default")
+        parts = [part for one in ifs for part in self._only(one, "this", "true")]
+        if type(default).__name__ in ("NoneType", "Null"):
+            default = None
+        return self._op("CASE", [*parts, *([] if default is None else [default])], depth)
+
+    def _in(self, found: Any, depth: int) -> Node:
+        value, listed = self._only(found, "this", "expressions")
+        nodes = [self._node(item, depth - 1) for item in listed or ()]
+        if not nodes or any(node.op not in ("number", "text", "truth") for node in nodes):
+            refuse("literals", "IN takes a list of literals")
+        return Node("IN", (self._node(value, depth - 1), *sorted(set(nodes), key=str)))
+
+    def _like(self, found: Any, depth: int) -> Node:
+        value, pattern = self._only(found, "this", "expression", ignore=("negate",))
+        node = self._op("LIKE", (value, pattern), depth)
+        if node.args[1].op != "text":
+            refuse("literals", "LIKE takes a literal pattern")
+        return Node("NOT", (node,)) if found.args.get("negate") else node
+
+
+_SPECIAL = {"Case", "Column", "Literal", "Boolean", "Null", "Neg", "Not", "Is", "Between", "In", "Like"}
+
+
+@cache
+def _parser() -> Any:
+    """sqlglot's parser of DuckDB's SQL, but no argument of a function is lost or changes its place."""
+    from sqlglot.parsers.duckdb import DuckDBParser
+
+    class Strict(DuckDBParser):
+        #: like(value, pattern), whose arguments sqlglot exchanges, is no function of the language
+        FUNCTIONS: ClassVar[dict[str, Any]] = {n: build for n, build in DuckDBParser.FUNCTIONS.items() if n != "LIKE"}
+        #: those of quantiles look at two arguments only
+        FUNCTION_PARSERS: ClassVar[dict[str, Any]] = {
+            n: parse for n, parse in DuckDBParser.FUNCTION_PARSERS.items() if not n.startswith("QUANTILE")
+        }
+
+        def validate_expression(self, expression: Any, args: Any = None) -> Any:
+            """As sqlglot does, and that every argument has found a place."""
+            if any(getattr(arg, "parent", expression) is None for arg in args or ()):
+                refuse("allow-list", f"{_name(expression)} with {len(args)} arguments is not in the language")
+            return super().validate_expression(expression, args)
+
+    return Strict
+
+
+def _parsed(kind: Any, text: str) -> list[Any]:
+    from sqlglot import Dialect
+
+    dialect = Dialect.get_or_raise("duckdb")
+    found: list[Any] = _parser()(dialect=dialect).parse_into(kind, dialect.tokenize(text), text)
+    return found
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _name(found: Any) -> str:
+    """What a person would call a node of sqlglot."""
+    kind = type(found).__name__
+    return f"the function {found.name!r}" if kind == "Anonymous" else kind
+
+
+def refuse(rule: str, what: str) -> NoReturn:
+    """Raise `PlanRefused` with the name of the rule that is broken."""
+    raise PlanRefused(f"the SQL breaks the rule {rule!r}: {what}")
+
+
+# --- SQL for DuckDB -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Term:
+    """An expression that cannot raise, and its family: whole, number, text, truth, or a column's time or UUID kind."""
+
+    sql: str
+    family: str
+
+    @property
+    def double(self) -> str:
+        """The number as a DOUBLE."""
+        return self.sql if self.family == "number" else f"CAST({self.sql} AS DOUBLE)"
+
+
+def to_sql(node: Node, column: Callable[[str], sql.Field]) -> str:
+    """The condition for DuckDB, by the columns' types in the catalog.
+
+    Raises `PlanRefused` where types do not fit, `TableUnreadable` where a column is missing.
+    """
+    return truth(Writer(column).term(node), node)
+
+
+class Writer:
+    """Writes nodes as SQL."""
+
+    def __init__(self, column: Callable[[str], sql.Field]) -> None:
+        self._column = column
+
+    def term(self, node: Node) -> Term:
+        """A node as SQL, with its family."""
+        if node.op == "column":
+            return self.column(".".join(node.args[0]))
+        if node.op == "number":
+            return _number(node.args[0])
+        if node.op == "text":
+            return Term(sql.literal(node.args[0]), "text")
+        if node.op == "truth":
+            return Term(str(node), "truth")
+        return self._choice(node) if node.op in ("CASE", *_CHOICES.values()) else Term(*self._operator(node))
+
+    def column(self, name: str) -> Term:
+        """A column's value."""
+        return column_term(self._column(name))
+
+    def _choice(self, node: Node) -> Term:
+        """One of several values of one family. ``least`` and ``greatest`` pass over NULL, as DuckDB's do."""
+        terms = [self.term(arg) for arg in node.args]
+        whens: list[str] = []
+        if node.op == "CASE":
+            pairs = len(terms) // 2
+            whens = [truth(term, node) for term in terms[: 2 * pairs : 2]]
+            terms = [*terms[1 : 2 * pairs : 2], *terms[2 * pairs :]]
+        families = {term.family for term in terms}
+        if families == {"whole", "number"}:
+            terms = [Term(term.double, "number") for term in terms]
+        need(len(families) == 1 or families == {"whole", "number"}, node, "values of one type")
+        ordered = terms[0].family in ("whole", "number")
+        need(ordered or node.op not in ("least", "greatest"), node, "numbers")
+        texts = [term.sql for term in terms]
+        if node.op != "CASE":
+            return Term(f"{node.op}({', '.join(texts)})", terms[0].family)
+        otherwise = f" ELSE {texts[-1]}" if len(texts) > len(whens) else ""
+        parts = "".join(f" WHEN {when} THEN {then}" for when, then in zip(whens, texts))
+        return Term(f"(CASE{parts}{otherwise} END)", terms[0].family)
+
+    def _operator(self, node: Node) -> tuple[str, str]:
+        if node.op == "IS NULL" and node.args[0].op == "column":  # of any type
+            field = self._column(".".join(node.args[0].args[0]))
+            return (f"({field.sql} IS NULL)" if field.kind not in ("float", "double") else _null_or_nan(field)), "truth"
+        if node.op in _COMPARISONS.values() or node.op == "IN":
+            return self._compare(node), "truth"
+        terms = [self.term(arg) for arg in node.args]
+        if node.op in ("AND", "OR"):
+            return f"({truth(terms[0], node)} {node.op} {truth(terms[1], node)})", "truth"
+        if node.op == "NOT":
+            return f"(NOT {truth(terms[0], node)})", "truth"
+        if node.op == "IS NULL":
+            return f"({terms[0].sql} IS NULL)", "truth"
+        if node.op in ("LIKE", "lower", "upper", "length"):
+            need(all(term.family == "text" for term in terms), node, "text")
+            if node.op == "LIKE":
+                return f"({terms[0].sql} LIKE {terms[1].sql})", "truth"
+            return f"{node.op}({terms[0].sql})", "whole" if node.op == "length" else "text"
+        need(all(term.family in ("whole", "number") for term in terms), node, "numbers")
+        values = [term.double for term in terms]
+        if node.op in ("sqrt", "ln", "exp"):
+            return f"nullif({node.op}({values[0]}), CAST('NaN' AS DOUBLE))", "number"
+        if len(values) == 1:
+            return f"{node.op}({values[0]})", "number"
+        if node.op in ("/", "%"):
+            values[1] = f"nullif({values[1]}, CAST(0 AS DOUBLE))"
+        return f"nullif({values[0]} {node.op} {values[1]}, CAST('NaN' AS DOUBLE))", "number"
+
+    def _compare(self, node: Node) -> str:
+        """A comparison of one family; a text literal takes the type of a time or UUID that it is compared with."""
+        terms = [self.term(arg) for arg in node.args]
+        families = {term.family for term, arg in zip(terms, node.args) if arg.op != "text"} or {"text"}
+        if families == {"whole"}:
+            texts = [term.sql for term in terms]
+        elif families <= {"whole", "number"}:
+            texts = [term.double for term in terms]
+        elif families == {"text"}:
+            texts = [f"encode({term.sql})" for term in terms]
+        elif len(families) == 1:
+            family = families.pop()
+            need(family not in ("truth", "uuid") or node.op in ("=", "<>", "IN"), node, "an order")
+            texts = [_typed(arg, family) if arg.op == "text" else term.sql for term, arg in zip(terms, node.args)]
+        else:
+            texts = []
+        need(bool(texts) and (families <= {"text"} or _no_stray_text(node, families)), node, "operands of one type")
+        if node.op == "IN":
+            return f"({texts[0]} IN ({', '.join(texts[1:])}))"
+        return f"({texts[0]} {node.op} {texts[1]})"
+
+
+def _no_stray_text(node: Node, families: set[str]) -> bool:
+    """Whether text literals stand only beside types that have a text form."""
+    return not (families & {"whole", "number"} and any(arg.op == "text" for arg in node.args))
+
+
+def column_term(field: sql.Field) -> Term:
+    """A column's value by its type, NaN as NULL. Raises `PlanRefused` for types without values to compare."""
+    kind, name = field.kind, field.sql
+    if kind in _SMALL:
+        return Term(name, "whole")
+    if kind in ("ubigint", "hugeint"):
+        return Term(f"CAST({name} AS HUGEINT)", "whole")
+    if kind in ("float", "double"):
+        return Term(f"nullif(CAST({name} AS DOUBLE), CAST('NaN' AS DOUBLE))", "number")
+    if kind in ("decimal", "uhugeint"):
+        return Term(f"CAST({name} AS DOUBLE)", "number")
+    if kind in ("varchar", "enum"):
+        return Term(f"CAST({name} AS VARCHAR)", "text")
+    if kind in ("date", "uuid", "timestamp with time zone"):
+        return Term(name, kind)
+    if kind.startswith("timestamp"):
+        return Term(f"TRY_CAST({name} AS TIMESTAMP)", "timestamp")
+    if kind == "boolean":
+        return Term(name, "truth")
+    refuse("types", f"column {field.name!r} is a {field.kind.upper()}, of which only IS NULL can be asked")
+
+
+def _null_or_nan(field: sql.Field) -> str:
+    return f"({field.sql} IS NULL OR isnan({field.sql}))"
+
+
+def _number(value: Decimal) -> Term:
+    if value == value.to_integral_value() and -_INT64 <= value < _INT64:
+        return Term(sql.integer(int(value)), "whole")
+    return Term(f"CAST('{float(value)!r}' AS DOUBLE)", "number")
+
+
+def _typed(node: Node, family: str) -> str:
+    """A text literal as a constant of a time or UUID type, in the one spelling that means it."""
+    text = node.args[0]
+    try:
+        if family == "date" and re.fullmatch(r"\d{4}-\d\d-\d\d", text):
+            return f"CAST('{dt.date.fromisoformat(text)}' AS DATE)"
+        if family == "uuid" and str(uuid.UUID(text)) == text.lower():
+            return f"CAST('{text}' AS UUID)"
+        if family.startswith("timestamp") and re.fullmatch(r"\d{4}-\d\d-\d\d( \d\d:\d\d(:\d\d(\.\d{1,6})?)?)?", text):
+            since = dt.datetime.fromisoformat(text) - dt.datetime(1970, 1, 1)
+            zone = "tz" if family.endswith("zone") else ""
+            return f"make_timestamp{zone}({since // dt.timedelta(microseconds=1)})"
+    except ValueError:
+        pass
+    refuse("types", f"a literal compared with a {family.upper()} is not one; write it like {_LIKE.get(family, 'TRUE')}")
+
+
+_LIKE = {
+    "date": "'2013-01-31'",
+    "timestamp": "'2013-01-31 12:00:00'",
+    "timestamp with time zone": "'2013-01-31 12:00:00' (UTC)",
+    "uuid": "'5fbf1a3c-3b1e-4b1c-8f7e-0123456789ab'",
+}
+
+
+def truth(term: Term, node: Node) -> str:
+    """The SQL of a condition, or `PlanRefused`."""
+    need(term.family == "truth", node, "conditions")
+    return term.sql
+
+
+def need(holds: bool, node: Node, what: str) -> None:
+    """Raise `PlanRefused` unless the operands fit the operator."""
+    if not holds:
+        refuse("types", f"{node.op} needs {what}")

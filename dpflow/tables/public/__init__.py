@@ -1,0 +1,1 @@
+"""Public tables: published releases, query points, predictions, and loading a private file."""

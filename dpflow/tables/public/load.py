@@ -1,0 +1,74 @@
+"""The owner's side: make a private DuckDB file, and read rows that the owner declared open. Never part of a release."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from dpflow.core.contract.declaration import load_table
+from dpflow.errors import PlanRefused, TableUnreadable
+from dpflow.tables.access import sandbox, sql
+
+
+def build(database: Path, script: str, sources: Mapping[str, Path]) -> None:
+    """Run an owner's SQL script into a new file that only this user can read.
+
+    Args:
+        database: the file to make; it must not exist.
+        script: SQL that creates the private tables from the sources.
+        sources: names of views over CSV files that the script reads.
+
+    Raises:
+        TableUnreadable: the file exists, or the script failed; no half-made file is left.
+    """
+    if database.exists():
+        raise TableUnreadable(f"{database} exists already; remove it to build it anew")
+    half = database.with_name(database.name + ".part")
+    half.unlink(missing_ok=True)
+    try:
+        with duckdb.connect(str(half)) as connection:
+            for name, csv in sources.items():
+                path = sql.literal(str(csv))
+                connection.execute(
+                    f"CREATE TEMP VIEW {sql.identifier(name)} AS FROM read_csv({path}, nullstr = ['NA', ''])"
+                )
+            connection.execute(script)
+        half.chmod(0o600)
+        os.replace(half, database)
+    except duckdb.Error as error:
+        raise TableUnreadable(
+            f"{database} could not be built ({type(error).__name__}); run the script by hand"
+        ) from None
+    finally:
+        half.unlink(missing_ok=True)
+
+
+def open_rows(path: Path | str) -> Any:
+    """The declared columns of a table as a pandas frame, for fitting models.
+
+    What is computed from raw rows has no privacy claim, so only a table declared ``generalisation-only`` is read.
+
+    Raises:
+        PlanRefused: the declaration protects units, or the table is a holdout.
+    """
+    import pandas
+
+    table = load_table(path)
+    if not table.generalisation_only:
+        raise PlanRefused(
+            f"table {table.name!r} protects {table.protected}, so its rows are not handed out; release statistics of it, or "
+            f"let its owner declare generalisation-only"
+        )
+    if table.holdout:
+        raise PlanRefused(
+            f"table {table.name!r} is a holdout, so its rows are not handed out, for a model that saw them passes any gate"
+        )
+    columns = ", ".join(sql.identifier(name) for name in table.columns)
+    with sandbox.opened(table.database, f"table {table.name!r}") as connection:
+        return pandas.DataFrame(
+            connection.arrays(f"SELECT {columns} FROM private.{sql.identifier(table.source)} ORDER BY ALL")
+        )

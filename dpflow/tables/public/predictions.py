@@ -1,0 +1,101 @@
+"""Predictions that were made beforehand: a DuckDB table of an analyst's, read whole and looked up by row id."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpflow.core.contract.requests import Rows
+from dpflow.errors import InvalidInput
+from dpflow.tables.access import sandbox, sql
+
+
+@dataclass(frozen=True)
+class PredictionTable:
+    """One prediction, and perhaps one score, per row id. ``digest`` covers all of it."""
+
+    id: str
+    digest: bytes
+    ids: NDArray[Any] = field(repr=False)
+    predictions: NDArray[np.float64] = field(repr=False)
+    scores: NDArray[np.float64] | None = field(repr=False)
+
+    def predict(self, rows: Rows) -> NDArray[np.float64]:
+        """The prediction of each row, NaN for a row that has none."""
+        return self._look_up(rows, self.predictions)
+
+    def score(self, rows: Rows) -> NDArray[np.float64]:
+        """The score of each row, or its prediction if the table has no scores."""
+        return self._look_up(rows, self.predictions if self.scores is None else self.scores)
+
+    def _look_up(self, rows: Rows, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        wanted, known = self._wanted(rows[self.id])
+        place = np.minimum(np.searchsorted(self.ids, wanted), len(self.ids) - 1)
+        return np.where(known & (self.ids[place] == wanted), values[place], np.nan)
+
+    def _wanted(self, values: Any) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+        """Ids of rows as ours are kept, and which of them can be one of ours.
+
+        A text that is longer than ours is none of them. An array of texts has room for the longest in every place: kept
+        whole, one row's text would decide how much memory and time everything takes.
+        """
+        kind = self.ids.dtype
+        if kind.kind != "U":
+            return _ids(values, kind), np.ones(len(values), bool)
+        longest = kind.itemsize // 4
+        texts = [None if v is None else str(v) for v in values]
+        known = [text is not None and len(text) <= longest and not text.endswith("\0") for text in texts]
+        return np.array([text if one else "" for text, one in zip(texts, known)], kind), np.array(known, bool)
+
+
+def read_predictions(
+    database: Path, table: str, id: str, prediction: str = "prediction", score: str | None = None
+) -> PredictionTable:
+    """Read a table of predictions. It is the analyst's own, not private.
+
+    Raises:
+        TableUnreadable, TableBusy: no such file, table or column, or a type that is no number.
+        InvalidInput: an id that occurs twice, is missing or no whole number, or no row at all.
+    """
+    what = f"predictions {table!r}"
+    with sandbox.opened(database, what) as connection:
+        fields = connection.fields(f"{sandbox.PRIVATE}.{sql.identifier(table)}")
+        for name in (id, prediction, *([score] if score else [])):
+            if name not in fields:
+                raise InvalidInput(f"{what} has no column {name!r}; it has {', '.join(sorted(fields)[:20])}")
+        columns = [
+            f"{sql.identifier(id)} AS id",
+            f"CAST({sql.identifier(prediction)} AS DOUBLE) AS prediction",
+            f"CAST({sql.identifier(score) if score else 'NULL'} AS DOUBLE) AS score",
+        ]
+        found = connection.arrays(f"SELECT {', '.join(columns)} FROM {sandbox.PRIVATE}.{sql.identifier(table)}")
+    if not len(found["id"]) or (np.ma.isMaskedArray(found["id"]) and np.ma.getmaskarray(found["id"]).any()):
+        raise InvalidInput(f"{what} has no rows, or rows without an id; give every row of it an id")
+    raw = np.asarray(found["id"])
+    ids = _ids(raw, np.dtype("U") if raw.dtype == object else np.dtype(np.float64))
+    order = np.argsort(ids, kind="stable")
+    ids = ids[order]
+    if (ids[1:] == ids[:-1]).any():
+        raise InvalidInput(f"{what} holds an id twice; keep one prediction per row")
+    values, scores = _floats(found["prediction"])[order], _floats(found["score"])[order]
+    # What follows the shape has one reading: where the ids end, and whether scores are read.
+    shape = repr((ids.dtype.str, len(ids), score is not None)).encode()
+    digest = hashlib.sha256(shape + ids.tobytes() + values.tobytes() + scores.tobytes()).digest()
+    return PredictionTable(id, digest, ids, values, scores if score else None)
+
+
+def _ids(values: Any, kind: np.dtype[Any]) -> NDArray[Any]:
+    """Row ids that can be compared: texts as texts, anything else as a number."""
+    if kind.kind == "U":
+        return np.array(["" if v is None else str(v) for v in values], dtype=str)
+    return np.asarray(values, dtype=np.float64)
+
+
+def _floats(values: Any) -> NDArray[np.float64]:
+    """Numbers, missing ones as NaN."""
+    return np.asarray(np.ma.filled(np.ma.asarray(values, dtype=float), np.nan), dtype=np.float64)

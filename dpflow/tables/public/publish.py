@@ -1,0 +1,191 @@
+"""Settled results in a table that everybody may read: one short transaction, once per release."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, TypeVar
+
+import duckdb
+
+from dpflow import fault_points
+from dpflow.core.contract.results import Row, Synthetic
+from dpflow.errors import NotPublished, TableUnreadable
+from dpflow.tables.access import sql
+
+T = TypeVar("T")
+
+#: What DuckDB raises while somebody else holds the file, in another process or in this one.
+_HELD = (duckdb.IOException, duckdb.TransactionException, duckdb.ConnectionException, duckdb.ResourceInUseException)
+
+#: Columns of a published table: its contract with whoever reads it.
+COLUMNS = (
+    ("release_id", "VARCHAR NOT NULL"),
+    ("release", "VARCHAR NOT NULL"),
+    ("block", "VARCHAR NOT NULL"),
+    ("mechanism", "VARCHAR NOT NULL"),
+    ("group_key", "VARCHAR NOT NULL"),
+    ("measure", "VARCHAR NOT NULL"),
+    ("value", "DOUBLE"),
+    ("text", "VARCHAR"),
+    ("error_95", "DOUBLE"),
+    ("epsilon", "DOUBLE NOT NULL"),
+    ("delta", "DOUBLE NOT NULL"),
+)
+
+
+@dataclass(frozen=True)
+class PublishedRelease:
+    """A settled result as it is published; ``epsilon`` and ``delta`` are exact text.
+
+    A synthetic table goes to a table of its own, named after the release with ``_synthetic`` behind it.
+    """
+
+    release_id: str
+    release: str
+    block: str
+    mechanism: str
+    epsilon: str
+    delta: str
+    rows: tuple[Row, ...]
+    synthetic: Synthetic | None = None
+
+
+def publish(database: Path, table: str, release: PublishedRelease, *, deadline: float = 30.0) -> None:
+    """Copy a settled result into ``table`` of ``database``; both are created if missing.
+
+    The same release again changes nothing. While another process holds the file, tries again with growing pauses.
+
+    Raises:
+        NotPublished: still held after ``deadline`` seconds, or not writable; the release itself stands.
+        TableUnreadable: the file is not DuckDB, or the table has other columns.
+    """
+    about = (release.release_id, release.release, release.block, release.mechanism)
+    price = (float(Fraction(release.epsilon)), float(Fraction(release.delta)))
+    lines = [[*about, row.key, row.measure, *_value(row.value), _float(row.error_95), *price] for row in release.rows]
+    name = sql.identifier(table)
+
+    def write(connection: duckdb.DuckDBPyConnection) -> None:
+        connection.execute("BEGIN")
+        columns = ", ".join(f"{column} {kind}" for column, kind in COLUMNS)
+        connection.execute(f"CREATE TABLE IF NOT EXISTS {name} ({columns})")
+        known = connection.execute(
+            f"SELECT 1 FROM {name} WHERE release_id = ? LIMIT 1", [release.release_id]
+        ).fetchone()
+        if known is None and lines:
+            names, marks = ", ".join(column for column, _ in COLUMNS), ", ".join("?" for _ in COLUMNS)
+            connection.executemany(f"INSERT INTO {name} ({names}) VALUES ({marks})", lines)
+            if release.synthetic is not None:
+                _insert(connection, release, release.synthetic)
+        fault_points.reach("publish.before-commit")
+        connection.execute("COMMIT")
+        fault_points.reach("publish.after-commit")
+
+    try:
+        database.parent.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        raise NotPublished(
+            f"{database.parent} cannot be created; the release is settled and paid, repair with: dpflow publish"
+        ) from None
+    patiently(database, deadline, write)
+
+
+def published_ids(database: Path, table: str, *, deadline: float = 30.0) -> set[str]:
+    """Ids of the releases in a published table; none if file or table are missing. Raises like `publish`."""
+    if not database.exists():
+        return set()
+
+    def read(connection: duckdb.DuckDBPyConnection) -> set[str]:
+        known = connection.execute("SELECT 1 FROM duckdb_tables() WHERE table_name = ?", [table]).fetchone()
+        if known is None:
+            return set()
+        found = connection.execute(f"SELECT DISTINCT release_id FROM {sql.identifier(table)}").fetchall()
+        return {str(row[0]) for row in found}
+
+    return patiently(database, deadline, read)
+
+
+def read_published(database: Path, table: str, *, deadline: float = 30.0) -> list[dict[str, Any]]:
+    """Every row of a published table as a mapping, in a fixed order. Raises like `publish`."""
+
+    def read(connection: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:
+        names = [name for name, _ in COLUMNS]
+        query = f"SELECT {', '.join(names)} FROM {sql.identifier(table)} ORDER BY block, release, group_key, measure, release_id"
+        return [dict(zip(names, row, strict=True)) for row in connection.execute(query).fetchall()]
+
+    return patiently(database, deadline, read)
+
+
+_KINDS = {"whole": "BIGINT", "number": "DOUBLE", "text": "VARCHAR", "date": "DATE"}
+
+
+def _insert(connection: duckdb.DuckDBPyConnection, release: PublishedRelease, table: Synthetic) -> None:
+    """Add an artificial table's rows, marked with their release and block."""
+    name = sql.identifier(f"{release.release}_synthetic")
+    own = [("release_id", "VARCHAR"), ("block", "VARCHAR")]
+    columns = own + [(column, _KINDS[kind]) for column, kind in table.columns]
+    made = ", ".join(f"{sql.identifier(column)} {kind} NOT NULL" for column, kind in columns)
+    connection.execute(f"CREATE TABLE IF NOT EXISTS {name} ({made})")
+    if not table.rows:
+        return
+    names = ", ".join(sql.identifier(column) for column, _ in columns)
+    parts = ", ".join(f"unnest(CAST(? AS {kind}[]))" for _, kind in columns[2:])
+    values = [list(column) for column in zip(*table.rows, strict=True)]
+    about = [release.release_id, release.block]
+    connection.execute(f"INSERT INTO {name} ({names}) SELECT ?, ?, {parts}", [*about, *values])
+
+
+def _value(value: float | int | str | None) -> tuple[float | None, str | None]:
+    return (None, value) if isinstance(value, str) else (_float(value), None)
+
+
+def _float(value: float | None) -> float | None:
+    return None if value is None else float(value)
+
+
+def patiently(database: Path, deadline: float, action: Callable[[duckdb.DuckDBPyConnection], T]) -> T:
+    """Run an action on the file, waiting for whoever holds it."""
+    end, pause = time.monotonic() + deadline, 0.01
+    while True:
+        try:
+            if not database.exists():
+                _create(database)
+            with duckdb.connect(str(database)) as connection:
+                return action(connection)
+        except _HELD as error:
+            trouble = str(error)
+        except duckdb.Error as error:
+            name = type(error).__name__
+            raise TableUnreadable(
+                f"{database} cannot take releases ({name}); publish to another table or file"
+            ) from None
+        if "valid DuckDB" in trouble:
+            raise TableUnreadable(f"{database} is not a DuckDB file; publish to another path")
+        if time.monotonic() + pause > end:
+            raise NotPublished(
+                f"{database} could not be written for {deadline:g} s, because another process holds it or its place is not "
+                f"writable; the release is settled and paid, repair with: dpflow publish"
+            )
+        time.sleep(pause)
+        pause = min(pause * 1.5, 0.5)
+
+
+def _create(database: Path) -> None:
+    """Put an empty database there in one step: a kill or a full disk while DuckDB writes the first pages of a new file would
+    leave one that nothing can open.
+    """
+    part = database.with_name(f".{database.name}.{secrets.token_hex(8)}")
+    try:
+        duckdb.connect(str(part)).close()
+        with contextlib.suppress(
+            OSError
+        ):  # another process was first, or no links here: then DuckDB makes the file itself
+            os.link(part, database)
+    finally:
+        part.unlink(missing_ok=True)

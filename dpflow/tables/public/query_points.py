@@ -1,0 +1,89 @@
+"""Query points and their answers: a public DuckDB table in, a public DuckDB table out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+
+from dpflow import fault_points
+from dpflow.errors import InvalidInput, TableUnreadable, UnknownName
+from dpflow.tables.access import sandbox, sql
+from dpflow.tables.public.publish import patiently
+
+#: Columns of a table of answers: a label is in ``label``, a number in ``number``.
+ANSWERS = (
+    ("session_id", "VARCHAR NOT NULL"),
+    ("point", "VARCHAR NOT NULL"),
+    ("label", "VARCHAR"),
+    ("number", "DOUBLE"),
+)
+
+
+def read_points(database: Path, table: str, columns: Sequence[str], key: str) -> dict[str, Any]:
+    """All points of a public table: ``columns`` as arrays, masked where they are NULL, and the texts of ``key``.
+
+    Raises:
+        TableUnreadable, TableBusy: no such file or table.
+        UnknownName: no such column.
+        InvalidInput: a key that is missing or occurs twice.
+    """
+    what = f"points {table!r}"
+    relation = ".".join(sql.identifier(part) for part in (sandbox.PRIVATE, *table.split(".")))
+    with sandbox.opened(database, what) as connection:
+        fields = connection.fields(relation)
+        for name in (*columns, key):
+            if name not in fields:
+                raise UnknownName(f"column of {what} called", name, fields)
+        outputs = [f"{_output(fields[name])} AS x{i}" for i, name in enumerate(columns)]
+        name = f"CAST(t.{sql.identifier(key)} AS VARCHAR)"
+        found = connection.arrays(f"SELECT {', '.join([*outputs, f'{name} AS key'])} FROM {relation} AS t ORDER BY key")
+    keys = found["key"]
+    if np.ma.getmaskarray(keys).any() or len(set(keys.tolist())) != len(keys):
+        raise InvalidInput(f"{what}: column {key!r} names the points, so each row needs one of its own; correct it")
+    return {name: found[f"x{i}"] for i, name in enumerate(columns)} | {"": keys}
+
+
+def _output(column: sql.Field) -> str:
+    """Enums and other keys as text, the rest as it is."""
+    return f"CAST({column.sql} AS VARCHAR)" if column.kind in ("enum", "uuid") else column.sql
+
+
+def publish_answers(
+    database: Path, table: str, session_id: str, keys: Sequence[str], answers: Sequence[Any], *, deadline: float = 30.0
+) -> None:
+    """Write one answer per key into ``table`` of ``database``, both made if missing, in one transaction.
+
+    A key that the session has answered in that table before is replaced, by the same answer. Raises like `publish`.
+    """
+    numbers = np.array([float(a) if _number(a) else np.nan for a in answers], np.float64)
+    texts = np.array([None if a is None or _number(a) else str(a) for a in answers], dtype=object)
+    fresh = {"point": np.array(keys, dtype=object), "label": texts, "number": numbers}
+    name = sql.identifier(table)
+
+    def write(connection: duckdb.DuckDBPyConnection) -> None:
+        connection.execute("BEGIN")
+        columns = ", ".join(f"{column} {kind}" for column, kind in ANSWERS)
+        connection.execute(f"CREATE TABLE IF NOT EXISTS {name} ({columns})")
+        if len(keys):
+            connection.register("fresh", fresh)
+            known = "SELECT CAST(point AS VARCHAR) FROM fresh"
+            connection.execute(f"DELETE FROM {name} WHERE session_id = ? AND point IN ({known})", [session_id])
+            values = "CAST(point AS VARCHAR), CAST(label AS VARCHAR), CASE WHEN isnan(number) THEN NULL ELSE number END"
+            connection.execute(f"INSERT INTO {name} SELECT ?, {values} FROM fresh", [session_id])
+        fault_points.reach("publish.before-commit")
+        connection.execute("COMMIT")
+        fault_points.reach("publish.after-commit")
+
+    try:
+        database.parent.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        raise TableUnreadable(f"{database.parent} cannot be created; publish to another path") from None
+    patiently(database, deadline, write)
+
+
+def _number(answer: Any) -> bool:
+    return isinstance(answer, int | float) and not isinstance(answer, bool)

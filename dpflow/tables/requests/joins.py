@@ -1,0 +1,94 @@
+"""Joined relations as SQL: at most the declared number of rows for each row of the table, whatever the rows hold.
+
+A unit's rows of a private table are cut to the declared number at random, by that unit's rows only. A dimension gives a
+row for a key that it holds once, and nothing for a key that it holds twice: which of two rows is meant nobody can know,
+and taking one would follow their order. Both join to the left, so that no row of the table is lost or doubled by a
+relation's content beyond what is declared, and contributions are cut after the join.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from dpflow.core.contract.declaration import Join
+from dpflow.errors import PlanRefused
+from dpflow.tables.access import block_fingerprints, sandbox, sql
+from dpflow.tables.bounding.sql_bounding import cut_rows
+
+#: Integer types that compare with each other by widening, which cannot fail.
+_INTEGERS = {"tinyint", "smallint", "integer", "bigint", "utinyint", "usmallint", "uinteger"}
+
+
+@dataclass
+class Joined:
+    """A declared join over relations of the catalog.
+
+    Attributes:
+        alias: the joined rows' name in queries.
+        relation: quoted name of the joined relation.
+        fields: its columns.
+        left: the key's column in the table.
+        read: its columns that the request reads, in order.
+    """
+
+    join: Join
+    alias: str
+    relation: str
+    fields: Mapping[str, sql.Field]
+    left: sql.Field
+    read: dict[str, sql.Field] = field(default_factory=dict)
+
+    def column(self, name: str) -> sql.Field:
+        """A column of the relation, as the joined query sees it; remembers that it is read."""
+        own = self.fields[sql.match(name, self.fields, f"column in {self.join.relation!r}, which is joined")]
+        self.read.setdefault(own.name, own)
+        return replace(own, place=f"{self.alias}.c{list(self.read).index(own.name)}")
+
+    def needed(self) -> bool:
+        """Whether leaving the join out would change anything."""
+        return bool(self.read) or (self.join.rows or 1) > 1
+
+    def check(self) -> None:
+        """Raises `PlanRefused` if the keys' types differ, so that comparing them could fail on a row."""
+        right = self._right()
+        if right.type != self.left.type and not {right.kind, self.left.kind} <= _INTEGERS:
+            left, right_type = (own.kind.upper() if own.kind == "enum" else own.type for own in (self.left, right))
+            raise PlanRefused(
+                f"join {self.join.name}: rule same-type: {self.join.left!r} is a {left} and {self.join.right!r} a {right_type}; "
+                f"give both columns one type"
+            )
+
+    def state(self, connection: sandbox.Connection) -> str | None:
+        """What determines the relation's columns that are read; None where that cannot be told."""
+        names = {self._right().name, *self.read}
+        return block_fingerprints.state(connection, sandbox.Relation(self.relation, dict(self.fields)), names)
+
+    def clause(self) -> str:
+        """The LEFT JOIN onto ``t``."""
+        rows = f"({self.unique()})" if self.join.kind == "dimension" else self.table
+        return f" LEFT JOIN {rows} AS {self.alias} ON {sql.key(self.left, 'join key')} = {self.alias}.key"
+
+    @property
+    def table(self) -> str:
+        """Name of the temporary table with a private relation's cut rows: one cut, however often a request reads it."""
+        return f"temp.main.cut_{self.alias}"
+
+    def unique(self) -> str:
+        """A dimension's rows whose key it holds once."""
+        columns = [f"any_value({own.sql}) AS c{i}" for i, own in enumerate(self.read.values())]
+        outputs = ", ".join([f"{self._key()} AS key", *columns])
+        return f"SELECT {outputs} FROM {self.relation} AS t GROUP BY {self._key()} HAVING count(*) = 1"
+
+    def cut(self) -> str:
+        """A private relation's rows, at most the declared number of each unit's."""
+        columns = [f"{own.sql} AS c{i}" for i, own in enumerate(self.read.values())]
+        outputs = ", ".join([f"{self._key()} AS key", *columns])
+        query = f"SELECT {outputs} FROM {self.relation} AS t WHERE {self._right().sql} IS NOT NULL"
+        return cut_rows(query, self.join.rows or 1, "key")
+
+    def _right(self) -> sql.Field:
+        return self.fields[sql.match(self.join.right, self.fields, f"column in {self.join.relation!r}")]
+
+    def _key(self) -> str:
+        return sql.key(self._right(), "join key")

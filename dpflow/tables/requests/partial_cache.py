@@ -1,0 +1,165 @@
+"""Bounded sums of single blocks, kept for the next release that reads the same blocks.
+
+Sound only where a declaration protects a unit's rows of one block: then blocks are cut one by one, and a release over several
+adds up what each gives. The cut's draws are a keyed hash of unit, block and group here, so the sums of a block are one
+function of its rows, whose sensitivity is that of the limits: to keep them is to remember that function's value and nothing
+else. (With fresh draws, a row that arrives late would make all other units of its block be drawn again, and two releases
+would differ by more than one unit's rows.)
+
+The sums are exact, so they are as private as the table and stay where it is: in ``<database>.partials``, a directory and files
+that only their owner can enter. They never reach the ledger, a result or a message. What makes them right:
+
+- The name of an entry is a digest of the request, the declaration, the condition, the columns' types and the block.
+- Its state says where in the file the block's rows are stored, with checksums of what is there (`dpflow.tables.access.block_fingerprints`). If
+  that is anything else now, the entry is not used and is replaced.
+- A seal, a keyed digest under the ledger's key, covers all of it. A torn, exchanged or forged file is no entry.
+- A directory or file that somebody else owns or can open is not used at all: whoever reads along knows exact sums, and that is
+  said in the log. A place that cannot be written keeps nothing. Neither stops a release.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import logging
+import os
+import secrets
+import stat
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+from numpy.typing import NDArray
+
+from dpflow.core.contract.requests import Groups, Histogram
+
+log = logging.getLogger("dpflow")
+
+Part = Groups | Histogram
+Seal = Callable[[bytes], str]  #: a keyed digest, as hexadecimal text
+
+FORMAT = 3  #: raised whenever cut or file change
+MOST = 5000  #: entries; beyond it the oldest go
+PROBE = ".probe"  #: an empty file that shows whether files can be written
+ABANDONED = 3600  #: seconds after which a half-written file belongs to nobody
+
+
+class Partials:
+    """The kept sums of one database.
+
+    Args:
+        database: the private file; the directory is made beside it.
+        seal: a keyed digest that only who may release can make.
+    """
+
+    def __init__(self, database: Path, seal: Seal) -> None:
+        self.folder = database.with_name(database.name + ".partials")
+        self._seal = seal
+        self._usable = False
+
+    @property
+    def salt(self) -> int:
+        """A secret number for draws, so that nobody can look for rows that are kept."""
+        return int(self._seal(b"salt")[:15], 16)
+
+    def name(self, what: Any) -> str:
+        """The name of an entry, from what it is of."""
+        return self._seal(b"name\0" + repr((FORMAT, duckdb.__version__, what)).encode())
+
+    def prepare(self) -> None:
+        """Make the directory and try it, before rows decide whether there is anything to keep: its state alone is logged."""
+        self._usable = False
+        try:
+            with contextlib.suppress(FileExistsError):
+                self.folder.mkdir(mode=0o700)
+            found = self.folder.lstat()
+            if not (stat.S_ISDIR(found.st_mode) and _only_ours(found)):
+                log.warning("%s is open to others, so no sums of blocks are kept there; remove it", self.folder)
+                return
+            self._write(b"", PROBE)
+            (self.folder / PROBE).unlink()
+            self._usable = True
+        except OSError as error:
+            log.warning(
+                "sums of blocks are not kept in %s (%s); releases read every block", self.folder, error.strerror
+            )
+
+    def get(self, name: str, state: str) -> Part | None:
+        """The entry of this name if it is genuine and was made in this state."""
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            if self._usable:
+                return self._parsed(self._read(self.folder / name), name, state)
+        return None
+
+    def put(self, name: str, state: str, part: Part) -> None:
+        """Keep an entry, in the place of an older one; it appears whole or not at all."""
+        if self._usable:
+            with contextlib.suppress(OSError):  # a disk may be full or not by what rows hold: no word about it
+                data = _packed(name, state, part)
+                self._write(self._seal(data).encode() + b"\n" + data, name)
+
+    def _write(self, content: bytes, name: str) -> None:
+        half = self.folder / f".{secrets.token_hex(8)}"
+        try:
+            with open(os.open(half, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600), "wb") as file:
+                file.write(content)
+            os.replace(half, self.folder / name)
+        except OSError:
+            with contextlib.suppress(OSError):
+                half.unlink(missing_ok=True)
+            raise
+
+    def tidy(self) -> None:
+        """Remove what a killed process left half written, and the oldest entries beyond `MOST`."""
+        with contextlib.suppress(OSError):
+            found = sorted((entry.stat().st_mtime, entry.name) for entry in os.scandir(self.folder))
+            whole = [name for _, name in found if not name.startswith(".")]
+            old = [name for when, name in found if name.startswith(".") and when < time.time() - ABANDONED]
+            for name in [*old, *whole[: max(0, len(whole) - MOST)]]:
+                (self.folder / name).unlink(missing_ok=True)
+
+    def _read(self, path: Path) -> bytes:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode) or not _only_ours(found):
+                raise PermissionError(path)
+            return file.read()
+
+    def _parsed(self, content: bytes, name: str, state: str) -> Part | None:
+        seal, _, data = content.partition(b"\n")
+        if not hmac.compare_digest(seal, self._seal(data).encode()):
+            return None
+        line, _, raw = data.partition(b"\n")
+        header = json.loads(line)
+        if (header["name"], header["state"]) != (name, state):
+            return None
+        numbers, ends = np.frombuffer(raw, "<i8").astype(np.int64), np.cumsum(header["sizes"])
+        return _restored(header, iter(np.split(numbers, ends[:-1])))
+
+
+def _only_ours(found: os.stat_result) -> bool:
+    return found.st_uid == os.geteuid() and not found.st_mode & 0o077
+
+
+def _packed(name: str, state: str, part: Part) -> bytes:
+    header: dict[str, Any] = {"name": name, "state": state}
+    if isinstance(part, Groups):
+        named = (part.sums, part.counts, part.squares)
+        arrays = [part.rows, part.units, *(array for one in named for array in one.values())]
+        header |= {"keys": part.keys, "columns": [list(one) for one in named]}
+    else:
+        arrays = [part.values, part.counts] + ([] if part.codes is None else [part.codes])
+    header["sizes"] = [len(array) for array in arrays]
+    return json.dumps(header).encode() + b"\n" + b"".join(array.astype("<i8").tobytes() for array in arrays)
+
+
+def _restored(header: dict[str, Any], arrays: Iterator[NDArray[np.int64]]) -> Part:
+    if "keys" not in header:
+        return Histogram(next(arrays), next(arrays), next(arrays, None))
+    rows, units = next(arrays), next(arrays)
+    sums, counts, squares = ({name: next(arrays) for name in names} for names in header["columns"])
+    return Groups(tuple(header["keys"]), rows, units, sums, counts, squares)

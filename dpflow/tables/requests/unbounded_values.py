@@ -1,0 +1,184 @@
+"""Values without declared bounds, for draws that ask in rounds: a bounded sample, and the occupied cells of one grid.
+
+The contribution cut is made once, into the temporary table ``kept``: group code ``code``, hash of the unit ``h``, value
+``x``. Where DuckDB enforces that units are unique there is nothing to cut and ``kept`` is a view. Rounds read it with two kinds
+of query, neither of which takes a logarithm: cells are floor(x * 2^-e), exact because the factor is a power of two, and
+distances are taken from the sample, outside.
+
+Sample: the rows with the smallest (h, x), h a salted hash of unit and part. Whether a row is in depends on how many others
+come before it, so one row more moves at most one out; no quality of the hash is needed for that.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Context, Decimal
+from fractions import Fraction
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpflow.core.contract.requests import Cells, Grid, OpenColumn, UnboundedValues
+from dpflow.tables.access import sql
+from dpflow.tables.access.sandbox import Connection
+from dpflow.tables.bounding.sql_bounding import MOST_PACKED, cut_rows
+from dpflow.tables.requests.query import Reading
+
+_WIDE = Context(prec=400)
+_ALL = 2**64 - 1  # the largest hash
+
+
+def keep(rows: str, per_group: int, groups: int | None, unique: bool) -> str:
+    """The statement that makes ``kept`` from a rows query with ``unit``, ``part``, ``code`` and ``v0``, NULL and NaN left out.
+
+    Each unit keeps ``per_group`` rows of a group and ``groups`` groups (None: by plan there are no more), at random; all of
+    them if no two rows can have the same unit.
+    """
+
+    def h(*columns: str) -> str:
+        # Salted between two hashes: one column less than a salt among the columns. A salt after the last hash would keep together
+        # what has a like hash, and whoever chooses units' names chooses that.
+        return f"hash(xor(hash({', '.join(columns)}), CAST({secrets.randbits(64)} AS UBIGINT))) AS h"
+
+    present = f"SELECT * FROM ({rows}) WHERE v0 IS NOT NULL AND NOT isnan(v0)"
+    if unique:
+        return f"CREATE TEMP VIEW kept AS SELECT code, {h('unit')}, v0 AS x FROM ({present})"
+    if per_group <= MOST_PACKED:
+        picked = "[arg_min(v0, random())]" if per_group == 1 else f"arg_min(v0, random(), {per_group})"
+        if per_group == 1 and groups is None:
+            cells = f"SELECT code, {h('unit', 'part', 'code')}, arg_min(v0, random()) AS x FROM ({present}) GROUP BY unit, part, code"
+            return f"CREATE TEMP TABLE kept AS {cells}"
+    else:
+        present, picked = cut_rows(present, per_group, "unit, part, code"), "list(v0)"
+    cells = f"SELECT unit, part, code, {h('unit', 'part', 'code')}, {picked} AS xs FROM ({present}) GROUP BY unit, part, code"
+    if groups is not None:
+        cells = cut_rows(cells, groups)
+    return f"CREATE TEMP TABLE kept AS SELECT code, h, unnest(xs) AS x FROM ({cells})"
+
+
+def statement(reading: Reading, request: UnboundedValues) -> str:
+    """The statement that makes the table ``kept`` of a request; reads nothing."""
+    rows, groups = reading.in_groups(request, [f"{sql.real(reading.column(request.column))} AS v0"])
+    return keep(rows, request.rows_per_group, groups, reading.has_unique_units())
+
+
+def open_column(reading: Reading, request: UnboundedValues) -> OpenColumn:
+    """Number the keys, cut, and stay open for questions."""
+    if request.by is not None:
+        reading.number_keys(reading.column(request.by), request.keys)
+    making = statement(reading, request)
+    reading.cut_joined()
+    reading.connection.run(making, reading.parameters)
+    unit = reading.column(reading.table.unit.column).sql
+    units = f"SELECT DISTINCT {reading.unit} AS unit FROM {reading.relation} AS t"
+    if reading.table.unit.missing == "drop":
+        units += f" WHERE {unit} IS NOT NULL"
+    column = reading.column(request.column)
+    return TableColumn(reading.connection, column, len(request.keys), request.rows_per_group, units)
+
+
+class TableColumn(OpenColumn):
+    """An open column of a table, on the connection that holds its ``kept``."""
+
+    def __init__(self, connection: Connection, column: sql.Field, groups: int, per_group: int, units: str) -> None:
+        self._connection, self._column, self._groups, self._units = connection, column, groups, units
+        self._slack = 8 * per_group  # rows of one unit share a hash
+        self.step = Fraction(1, 10**column.scale)
+        self._code, by = ("0", "") if groups == 1 else ("code", "GROUP BY code")  # grouping by a constant takes time
+        found = connection.arrays(f"SELECT {self._code} AS code, count(*) AS n FROM kept {by}")
+        self.rows = np.zeros(groups, dtype=np.int64)
+        self.rows[_int64(found["code"])] = _int64(found["n"])
+
+    def __repr__(self) -> str:
+        return "TableColumn()"
+
+    def units(self) -> int:
+        return int(self._connection.rows(f"SELECT count(*) FROM ({self._units})")[0][0])
+
+    def sample(self, most: int) -> list[NDArray[np.float64]]:
+        # About as many hashes as are wanted lie below this share of them; if too few do, all are read.
+        wanted = [most + self._slack * math.isqrt(most) + self._slack for _ in range(self._groups)]
+        limits = [_ALL if n <= few else _ALL * few // int(n) for n, few in zip(self.rows, wanted, strict=True)]
+        found = self._smallest(limits, most)
+        if any(len(values) < min(most, n) for values, n in zip(found, self.rows, strict=True)):
+            found = self._smallest([_ALL] * self._groups, most)
+        return found
+
+    def _smallest(self, limits: Sequence[int], most: int) -> list[NDArray[np.float64]]:
+        limit = _by_code([f"CAST({n} AS UBIGINT)" for n in limits])
+        found = self._connection.arrays(f"SELECT {self._code} AS code, h, x FROM kept WHERE h <= {limit}")
+        code, h, x = _int64(found["code"]), np.asarray(found["h"], np.uint64), np.asarray(found["x"], np.float64)
+        if self._groups == 1:
+            return [_first(h, x, most)]
+        order = np.argsort(code, kind="stable")
+        ends = np.searchsorted(code[order], np.arange(self._groups + 1))
+        return [_first(h[part], x[part], most) for part in (order[a:b] for a, b in pairwise(ends))]
+
+    def cells(self, grids: Mapping[int, Grid]) -> dict[int, Cells]:
+        if not grids:
+            return {}
+        found = self._connection.arrays(self._cells(grids))
+        codes, keys, counts = _int64(found["code"]), np.asarray(found["k"], np.float64), _int64(found["n"])
+        order = np.lexsort((keys, codes))
+        codes, keys, counts = codes[order], keys[order], counts[order]
+        at = {code: slice(*np.searchsorted(codes, [code, code + 1])) for code in grids}
+        return {code: Cells(keys[part], counts[part]) for code, part in at.items()}
+
+    def _cells(self, grids: Mapping[int, Grid]) -> str:
+        """The query of cells: count, take the trimmed values out of the outer cells, drop small cells."""
+
+        def per_group(value: Callable[[Grid], str]) -> str:
+            return _by_code([value(grids[code]) if code in grids else "NULL" for code in range(self._groups)])
+
+        scale = per_group(lambda g: "NULL" if g.exponent is None else f"CAST('{2.0**-g.exponent!r}' AS DOUBLE)")
+        asked = ", ".join(map(str, sorted(grids)))
+        rows = f"SELECT {self._code} AS code, x, CAST({scale} AS DOUBLE) AS s FROM kept WHERE {self._code} IN ({asked})"
+        # A negative x that underflows to -0 lies in cell -1; adding 0 makes -0 and 0 one key.
+        rows = f"SELECT code, x, coalesce(floor(x * s), x) AS k0, s FROM ({rows})"
+        key = "k0 + 0 - CAST(k0 = 0 AND x < 0 AS DOUBLE)"
+        by = "k" if self._groups == 1 else "k, code"
+        query = f"SELECT {self._code} AS code, {key} AS k, count(*) AS n FROM ({rows}) GROUP BY {by}"
+        if any(grid.trim for grid in grids.values()):
+            trim = per_group(lambda g: f"CAST({g.trim} AS BIGINT)")
+            upto = "sum(n) OVER (PARTITION BY code ORDER BY k ROWS UNBOUNDED PRECEDING)"
+            sums = f"SELECT *, {trim} AS t, {upto} AS upto, sum(n) OVER (PARTITION BY code) AS total FROM ({query})"
+            left = "least(upto, total - t) - greatest(upto - n, t)"
+            query = f"SELECT code, k, CAST({left} AS BIGINT) AS n FROM ({sums})"
+        return f"SELECT * FROM ({query}) WHERE n >= {per_group(lambda g: str(max(g.least, 1)))}"
+
+    def written(self, value: float) -> float | int | str:
+        if sql.is_time(self._column):
+            return str(self._connection.rows(f"SELECT {sql.from_real(self._column, value)}")[0][0])
+        if self._column.is_float:
+            return value + 0.0
+        whole = math.ceil(value)
+        if not self._column.scale:
+            return whole
+        near = float(whole * self.step)
+        return (
+            near
+            if Fraction(repr(near)) == whole * self.step
+            else f"{Decimal(whole).scaleb(-self._column.scale, _WIDE):f}"
+        )
+
+
+def _first(h: NDArray[np.uint64], x: NDArray[np.float64], most: int) -> NDArray[np.float64]:
+    """The x of the first rows by (h, x), at most so many, in no order."""
+    if len(x) <= most:
+        return x
+    last = np.partition(h, most - 1)[most - 1]
+    before = x[h < last]
+    return np.concatenate([before, np.sort(x[h == last])[: most - len(before)]])
+
+
+def _by_code(values: Sequence[str]) -> str:
+    """An expression that is the value of a row's group."""
+    return values[0] if len(values) == 1 else f"list_extract([{', '.join(values)}], code + 1)"
+
+
+def _int64(array: Any) -> NDArray[np.int64]:
+    return np.asarray(array, dtype=np.int64)

@@ -1,0 +1,192 @@
+"""Mechanisms that break their claim on purpose, one list: what the oracle, the audit and the checks must catch.
+
+Each is a built-in with one mistake from practice. `CONTROLS` names the check that finds it; a suite that lets one of
+these pass is itself broken.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from dpflow.core.accounting.events import DiscreteLaplace, Event, Pure
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.mechanism import Mechanism
+from dpflow.core.contract.results import ErrorBound, Result, Row
+from dpflow.core.sampling.randomness import Source
+from dpflow.core.sampling.samplers import discrete_laplace
+from dpflow.core.toolbox.aggregate import Release
+from dpflow.core.toolbox.moments import Query
+from dpflow.core.toolbox.noise import scale_for
+from dpflow.core.toolbox.partition_selection import Shown
+from dpflow.mechanisms.count import Count
+from dpflow.mechanisms.histogram import Histogram
+from dpflow.mechanisms.private_histogram import PrivateHistogram
+from dpflow.testing.harness import StreamSource
+
+
+class TooLittleNoise(Count):
+    """Ten percent less noise than is paid for."""
+
+    def draw(self, params: Any, table: Table, answer: Any, source: Source) -> Result:
+        scale = scale_for(table.limits.rows, params.epsilon) * Fraction(9, 10)
+        return _count(int(answer.rows[0]) + int(discrete_laplace(scale, 1, source)[0]))
+
+
+class _Wrong(Histogram):
+    """Claims the epsilon that is asked for, whatever its noise."""
+
+    def event(self, params: Any, table: Table) -> Event:
+        return Pure(params.epsilon)
+
+    def _of_sensitivity(self, sensitivity: int, params: Any, query: Query) -> Release:
+        needed = query.reach(query.moments[0]).l1
+        return Release(query, "laplace", (params.epsilon * Fraction(needed, sensitivity),))
+
+
+class OneRowSensitivity(_Wrong):
+    """Forgets that a unit reaches several groups with several rows."""
+
+    def priced(self, params: Any, query: Query, law: Any) -> Release:
+        return self._of_sensitivity(1, params, query)
+
+
+class RemovalOnly(_Wrong):
+    """Uses the add-remove sensitivity where units are replaced."""
+
+    def priced(self, params: Any, query: Query, law: Any) -> Release:
+        return self._of_sensitivity(query.table.limits.groups * query.table.limits.per_group, params, query)
+
+
+class LowThreshold(PrivateHistogram):
+    """Shows keys from a count on that lone units reach."""
+
+    def _rule(self, params: Any, table: Table) -> Shown:
+        rule = super()._rule(params, table)
+        return replace(rule, threshold=rule.threshold // 3)
+
+
+class FloatLaplace(Count):
+    """Inverts a float: some outputs are possible under one neighbour only (Mironov 2012)."""
+
+    def draw(self, params: Any, table: Table, answer: Any, source: Source) -> Result:
+        scale = float(scale_for(table.limits.rows, params.epsilon))
+        u = (source.bits(53) + 0.5) * 2.0**-53
+        noise = scale * math.log(2 * u) if u < 0.5 else -scale * math.log(2 - 2 * u)
+        return _count(float(answer.rows[0]) + noise)
+
+
+class SometimesExact(Count):
+    """One result in sixteen is the exact value."""
+
+    def draw(self, params: Any, table: Table, answer: Any, source: Source) -> Result:
+        exact = _count(float(answer.rows[0]) + 0.5)
+        return exact if source.below(16) == 0 else super().draw(params, table, answer, source)
+
+
+class PublicSeed(Count):
+    """Noise from a hash of public parameters."""
+
+    def draw(self, params: Any, table: Table, answer: Any, source: Source) -> Result:
+        seed = int(hashlib.sha256(f"{table.name}{params.epsilon}".encode()).hexdigest()[:8], 16)
+        return super().draw(params, table, answer, StreamSource(seed))
+
+
+class NumpyNoise(Count):
+    """Noise from numpy's generator."""
+
+    def draw(self, params: Any, table: Table, answer: Any, source: Source) -> Result:
+        scale = float(scale_for(table.limits.rows, params.epsilon))
+        return _count(round(float(answer.rows[0]) + float(np.random.default_rng().laplace(0, scale))))
+
+
+class PriceFollowsRows(Count):
+    """The claim remembers what was drawn."""
+
+    def __init__(self) -> None:
+        self.last = 0
+
+    def event(self, params: Any, table: Table) -> Event:
+        return Pure(params.epsilon / 2 if self.last > 100 else params.epsilon)
+
+    def draw(self, params: Any, table: Table, answer: Any, source: Source) -> Result:
+        self.last = int(answer.rows[0])
+        return super().draw(params, table, answer, source)
+
+
+class HalfTheClaim(Count):
+    """Charges half of what it spends."""
+
+    def event(self, params: Any, table: Table) -> Event:
+        return DiscreteLaplace(2 * scale_for(table.limits.rows, params.epsilon), table.limits.rows)
+
+
+class RaisesOnEmpty(Count):
+    """An empty table is an error: its absence says that somebody is there."""
+
+    def draw(self, params: Any, table: Table, answer: Any, source: Source) -> Result:
+        if not answer.rows.any():
+            raise ValueError("no rows")
+        return super().draw(params, table, answer, source)
+
+
+class OrderOfRows(PrivateHistogram):
+    """Releases keys in the order in which they were found."""
+
+    def draw(self, params: Any, table: Table, answer: Any, source: Source) -> Result:
+        rows = super().draw(params, table, answer, source).rows
+        return Result(tuple(sorted(rows, key=lambda row: answer.keys.index(row.key))))
+
+
+class BoastfulError(Count):
+    """Promises half of the noise."""
+
+    def error(self, params: Any, table: Table) -> ErrorBound:
+        bound = super().error(params, table)
+        assert bound is not None
+        return ErrorBound({name: width / 2 for name, width in bound.half_width.items()})
+
+
+class Talkative(Count):
+    """Prints the exact count."""
+
+    def draw(self, params: Any, table: Table, answer: Any, source: Source) -> Result:
+        print("counted", answer.rows)
+        return super().draw(params, table, answer, source)
+
+
+def _count(value: float) -> Result:
+    return Result((Row("", "count", value),))
+
+
+@dataclass(frozen=True)
+class Control:
+    """A broken mechanism and the check of `dpflow.testing.conformance` that finds it, or ``exact`` for the oracle."""
+
+    mechanism: Mechanism[Any]
+    caught_by: str
+
+
+CONTROLS = (
+    Control(TooLittleNoise(), "exact"),
+    Control(RemovalOnly(), "exact"),
+    Control(OneRowSensitivity(), "exact"),
+    Control(LowThreshold(), "exact"),
+    Control(OneRowSensitivity(), "claim_survives_audit"),
+    Control(LowThreshold(), "claim_survives_audit"),
+    Control(FloatLaplace(), "claim_survives_audit"),
+    Control(SometimesExact(), "claim_survives_audit"),
+    Control(HalfTheClaim(), "claim_survives_audit"),
+    Control(PublicSeed(), "randomness_is_the_source"),
+    Control(NumpyNoise(), "randomness_is_the_source"),
+    Control(PriceFollowsRows(), "draw_never_raises"),
+    Control(RaisesOnEmpty(), "draw_never_raises"),
+    Control(Talkative(), "draw_never_raises"),
+    Control(OrderOfRows(), "order_is_public"),
+    Control(BoastfulError(), "error_bound_holds"),
+)

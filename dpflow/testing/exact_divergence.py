@@ -1,0 +1,157 @@
+"""What is true, computed instead of sampled: divergences of finite distributions, and distributions of building blocks.
+
+A distribution is a mapping from outcomes to probabilities. It may fall short of one by a truncated tail; every builder
+says by how much at most.
+
+(eps, delta)-DP for one ordered pair of neighbours is ``hockey_stick(p, q, eps) <= delta``, where the hockey-stick
+divergence is the sum of ``max(0, p(x) - e^eps q(x))``. `divergence` takes both directions. With tails of at most t the
+number found lies between the true one minus t and the true one plus e^eps t.
+
+Fractions stay exact except for e^eps, which is one float, so the relative error is below 1e-15; sums of floats are
+correctly rounded (`math.fsum`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from fractions import Fraction
+from functools import lru_cache
+from itertools import product
+from typing import Any, TypeVar
+
+import numpy as np
+
+Probability = float | Fraction
+Distribution = Mapping[Any, Probability]
+Outcome = TypeVar("Outcome", bound=Hashable)
+
+TAIL = 1e-10  # mass that a truncated noise distribution may leave out
+
+
+def hockey_stick(p: Distribution, q: Distribution, epsilon: float | Fraction) -> float:
+    """The least delta such that p(S) <= e^epsilon q(S) + delta for every set S of outcomes."""
+    factor = math.exp(epsilon)
+    if all(isinstance(mass, Fraction) for side in (p, q) for mass in side.values()):
+        exact = Fraction(factor)
+        excess = (mass - exact * q.get(x, Fraction(0)) for x, mass in p.items())
+        return float(sum((part for part in excess if part > 0), Fraction(0)))
+    return math.fsum(max(0.0, float(mass) - factor * float(q.get(x, 0))) for x, mass in p.items())
+
+
+def divergence(p: Distribution, q: Distribution, epsilon: float | Fraction) -> float:
+    """The larger of the two directions of `hockey_stick`."""
+    return max(hockey_stick(p, q, epsilon), hockey_stick(q, p, epsilon))
+
+
+def smallest_epsilon(p: Distribution, q: Distribution, delta: float | Fraction = 0.0) -> float:
+    """The least epsilon >= 0 with `divergence` at most delta, from above within 1e-9; infinite if there is none.
+
+    Masses of truncated distributions never cancel exactly: ask for a delta above the tails.
+    """
+    target, low, high = float(delta), 0.0, 1.0
+    if divergence(p, q, 0.0) <= target:
+        return 0.0
+    while divergence(p, q, high) > target:
+        low, high = high, 2 * high
+        if high > 512:
+            return math.inf
+    while high - low > 1e-9:
+        middle = (low + high) / 2
+        low, high = (middle, high) if divergence(p, q, middle) > target else (low, middle)
+    return high
+
+
+# --- building blocks --------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1024)
+def _laplace(scale: Fraction, tail: float) -> tuple[tuple[int, float], ...]:
+    rate = float(1 / scale)
+    peak = math.tanh(rate / 2)  # (1 - q) / (1 + q)
+    reach = max(0, math.ceil(math.log(2 / tail) / rate))  # 2 q^(reach + 1) / (1 + q) <= tail
+    return tuple((x, peak * math.exp(-rate * abs(x))) for x in range(-reach, reach + 1))
+
+
+def discrete_laplace(scale: Fraction, tail: float = TAIL) -> dict[int, float]:
+    """Pr[x] = (1 - q)/(1 + q) q^|x| with q = exp(-1/scale), without at most ``tail`` of its mass."""
+    return dict(_laplace(Fraction(scale), tail))
+
+
+def discrete_gaussian(sigma2: Fraction, tail: float = TAIL) -> dict[int, float]:
+    """Pr[x] proportional to exp(-x^2 / (2 sigma2)), without at most ``tail`` of its mass."""
+    twice = 2 * float(sigma2)
+    reach = math.ceil(math.sqrt(twice * math.log(4 / tail))) + 1
+    weights = {x: math.exp(-x * x / twice) for x in range(-reach, reach + 1)}
+    return normalised(weights)
+
+
+def geometric(scale: Fraction, tail: float = TAIL) -> dict[int, float]:
+    """Pr[x] = (1 - q) q^x for x >= 0, without at most ``tail`` of its mass."""
+    rate = float(1 / scale)
+    return {x: -math.expm1(-rate) * math.exp(-rate * x) for x in range(math.ceil(math.log(1 / tail) / rate) + 1)}
+
+
+def truncated_laplace(scale: Fraction, radius: int) -> dict[int, float]:
+    """Pr[x] proportional to exp(-|x|/scale) for |x| <= radius."""
+    return normalised({x: math.exp(-abs(x) / float(scale)) for x in range(-radius, radius + 1)})
+
+
+def exponential_choice(lengths: Sequence[int], costs: Sequence[int], rate: Fraction) -> dict[int, float]:
+    """Pr[i] proportional to lengths[i] exp(-rate costs[i]), the law of `dpflow.core.sampling.samplers.choose`."""
+    least = min(costs)
+    return normalised({i: n * math.exp(-float(rate) * (c - least)) for i, (n, c) in enumerate(zip(lengths, costs))})
+
+
+def permute_and_flip(costs: Sequence[int], rate: Fraction) -> dict[int, float]:
+    """The law of `dpflow.core.sampling.samplers.permute_and_flip`: p_i times the integral of the product of 1 - t p_j, j not i, over
+    t in [0, 1], the part of the others that come before i."""
+    kept = [math.exp(-float(rate) * cost) for cost in costs]
+    law = {}
+    for i, p in enumerate(kept):
+        product = np.polynomial.Polynomial([1.0])
+        for j, other in enumerate(kept):
+            product *= np.polynomial.Polynomial([1.0, -other]) if j != i else 1.0
+        law[i] = p * float(product.integ()(1.0))
+    return law
+
+
+def thresholded_counts(counts: Mapping[str, int], scale: Fraction, threshold: int) -> dict[Any, float]:
+    """Noisy counts that reach a threshold, as sorted (key, count) pairs: what a private histogram shows."""
+    noise = discrete_laplace(scale)
+    shown = [{(key, n + x) if n + x >= threshold else None: 0.0 for x in noise} for key, n in counts.items()]
+    for (key, n), one in zip(counts.items(), shown):
+        for x, mass in noise.items():
+            one[(key, n + x) if n + x >= threshold else None] += mass
+    return mapped(joint(shown), lambda pairs: tuple(sorted(pair for pair in pairs if pair is not None)))
+
+
+def normalised(weights: Mapping[Outcome, float]) -> dict[Outcome, float]:
+    """The same weights, divided by their sum."""
+    total = math.fsum(weights.values())
+    return {x: weight / total for x, weight in weights.items()}
+
+
+def mapped(p: Mapping[Any, float], function: Callable[[Any], Outcome]) -> dict[Outcome, float]:
+    """The distribution of a function of an outcome: shifting, rounding, clamping, any post-processing."""
+    made: dict[Outcome, float] = defaultdict(float)
+    for x, mass in p.items():
+        made[function(x)] += mass
+    return dict(made)
+
+
+def joint(parts: Sequence[Mapping[Any, float]]) -> dict[tuple[Any, ...], float]:
+    """Independent outcomes together, as tuples."""
+    return {
+        tuple(x for x, _ in chosen): math.prod(mass for _, mass in chosen)
+        for chosen in product(*(part.items() for part in parts))
+    }
+
+
+def convolved(*parts: Mapping[int, float]) -> dict[int, float]:
+    """The sum of independent integers."""
+    total: dict[int, float] = {0: 1.0}
+    for part in parts:
+        total = mapped(joint([total, part]), sum)
+    return total

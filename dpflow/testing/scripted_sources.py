@@ -1,0 +1,43 @@
+"""Sources of randomness for tests: what is random in dpflow becomes a function of words that the test wrote down."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from dpflow.core.sampling.randomness import Source, Words
+from dpflow.errors import InvalidInput
+
+
+class ScriptedSource(Source):
+    """Replays words in order and refuses to invent any when they are used up.
+
+    Args:
+        words: the words, integers of 0, ..., 2^64 - 1.
+    """
+
+    def __init__(self, words: Iterable[int]) -> None:
+        self._words = list(words)
+        self.used = 0
+
+    @classmethod
+    def from_bits(cls, bits: str) -> ScriptedSource:
+        """A source whose first word starts with these binary digits; the last word is filled up with zeros."""
+        filled = bits + "0" * (-len(bits) % 64)
+        return cls(int(filled[i : i + 64], 2) for i in range(0, len(filled), 64))
+
+    @property
+    def left(self) -> int:
+        """How many words were not asked for yet."""
+        return len(self._words) - self.used
+
+    def words(self, n: int) -> Words:
+        """The next n words of the script."""
+        if n > self.left:
+            raise InvalidInput(
+                f"the scripted source is used up: {n} words asked for, {self.left} left; script more words"
+            )
+        taken = self._words[self.used : self.used + n]
+        self.used += n
+        return np.array(taken, dtype=np.uint64)

@@ -1,0 +1,77 @@
+"""A point between two occupied cells, or one on an atom; and the middle slice of both.
+
+Cells [k w, (k+1) w) of width w = 2^e that `stability.select` shows hold a row each, with certainty. The left edge of a shown
+cell that is not the lowest one therefore lies above some row and not above another: min(x) < z <= max(x) for every table and
+every noise, exactly in doubles too, because k w is exact.
+
+A cell may also be asked for ``spare`` rows beyond the noise: T = R + spare. Then cells with at most ``spare`` rows can be left
+in the database, and a shown cell has more than that.
+
+The middle slice drops the t lowest and the t highest values. With the same t, replacing one value replaces at most one value
+of the slice, and one value more is one value more in the slice, at most. With t = floor(r n) of a private n up to three would
+differ: t has to come from a public or a noisy number of rows.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpflow.core.contract.requests import Cells
+from dpflow.core.sampling.randomness import Source
+from dpflow_interior_point.building_blocks.stable_bins import select
+from dpflow_interior_point.building_blocks.truncated_noise import Noise
+
+
+@dataclass(frozen=True)
+class Point:
+    """An answer, or none.
+
+    Attributes:
+        value: the point, or None.
+        status: ``ok``, ``ok_atom`` (a value that many rows share), ``no_scale`` or ``no_bins``.
+        below, above: noisy numbers of rows in the shown cells on both sides, 0 without an answer.
+    """
+
+    value: float | None
+    status: str
+    below: int = 0
+    above: int = 0
+
+
+NO_SCALE = Point(None, "no_scale")
+NO_BINS = Point(None, "no_bins")
+
+
+def middle(values: NDArray[np.float64], trim: int) -> NDArray[np.float64]:
+    """The values without the ``trim`` lowest and highest."""
+    return np.sort(values)[trim : max(len(values) - trim, trim)]
+
+
+def point_between(cells: Cells, exponent: int, noise: Noise, spare: int, source: Source) -> Point:
+    """The edge between shown cells that best divides their noisy counts in two; of equal ones the lowest."""
+    finite = np.isfinite(cells.keys)
+    keys = cells.keys[finite]
+    places, noisy = select(cells.counts[finite], noise, noise.radius + spare, source)
+    if len(places) < 2:
+        return NO_BINS
+    below = np.cumsum(noisy)[:-1]
+    total = int(noisy.sum())
+    cut = int(np.argmin(np.abs(2 * below - total)))
+    edge = math.ldexp(float(keys[places[cut + 1]]), exponent)
+    return Point(edge, "ok", int(below[cut]), total - int(below[cut]))
+
+
+def point_among(atoms: Cells, noise: Noise, spare: int, source: Source) -> Point:
+    """Of the shown values the lowest that reaches half of their noisy counts. It is a value of the table."""
+    finite = np.isfinite(atoms.keys)
+    keys = atoms.keys[finite]
+    places, noisy = select(atoms.counts[finite], noise, noise.radius + spare, source)
+    if not len(places):
+        return NO_BINS
+    upto = np.cumsum(noisy)
+    cut = int(np.argmax(2 * upto >= upto[-1]))
+    return Point(float(keys[places[cut]]), "ok_atom", int(upto[cut] - noisy[cut]), int(upto[-1] - upto[cut]))

@@ -1,0 +1,35 @@
+"""Which bins of a histogram may show, even when there are infinitely many (Lemma 2.4 of the paper).
+
+Definition: every bin has a count c >= 0 and noise |eta| <= R; it is selected if c + eta > T, where T >= R.
+
+Claim: selecting with noise in every bin is (epsilon, delta)-DP, because it looks at a private histogram only
+(`dpflow_interior_point.building_blocks.truncated_noise`). A bin with c <= T - R is selected for no noise at all, so drawing noise for the others alone
+gives the same outputs with the same probabilities. It would not with T < R, with >=, or if anything about bins that are not
+selected got out. Every selected bin holds at least one row, with certainty.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpflow.core.sampling.randomness import Source
+from dpflow_interior_point.building_blocks.truncated_noise import Noise
+
+Ints = NDArray[np.int64]
+
+
+def select(counts: Ints, noise: Noise, threshold: int, source: Source) -> tuple[Ints, Ints]:
+    """Places of the selected bins, ascending, and their noisy counts.
+
+    Args:
+        counts: exact counts of all bins that are not empty.
+        noise: of every bin.
+        threshold: T, at least ``noise.radius``.
+        source: where the noise comes from.
+    """
+    assert threshold >= noise.radius  # every caller takes a maximum
+    possible = np.flatnonzero(counts > threshold - noise.radius)
+    noisy = counts[possible] + noise.draw(len(possible), source)
+    shown = noisy > threshold
+    return possible[shown], noisy[shown]

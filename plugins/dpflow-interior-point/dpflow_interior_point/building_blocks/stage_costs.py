@@ -1,0 +1,166 @@
+"""How one price pays for the noise of all stages and groups; what the mechanisms share.
+
+Per group. Under add-remove a unit reaches at most G groups, under replace it may leave G and enter G others, so each group's
+release is paid with an equal share of epsilon and delta: min(G, all groups) shares, or min(2 G, all groups). In each touched
+group at most k of its rows change, k being the declared limit of rows.
+
+Per stage, by basic adaptive composition. A row is in `scale.PARTNERS` pairs, so for each of k rows classes move up by as many, and
+down, under both relations; cells only one way under add-remove. Where the number of rows must be known (the middle slice, a
+threshold that is a share of the pairs) it is public only if units are replaced, have one row each and are read whole; else a
+sixteenth of epsilon buys a noisy one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+from pydantic import model_validator
+
+from dpflow.core.accounting.amounts import Delta, Epsilon
+from dpflow.core.accounting.events import Approximate
+from dpflow.core.contract.declaration import Exact, Table
+from dpflow.core.contract.mechanism import Params
+from dpflow.core.contract.requests import OpenColumn, UnboundedValues
+from dpflow.core.sampling.randomness import Source
+from dpflow.core.sampling.samplers import discrete_laplace
+from dpflow.core.toolbox.noise import half_width, scale_for
+from dpflow_interior_point.building_blocks import column_scale as pairing
+from dpflow_interior_point.building_blocks.column_scale import Rule
+from dpflow_interior_point.building_blocks.truncated_noise import Noise, count_noise
+
+COUNTING = Fraction(1, 16)  #: share of epsilon for a noisy number of rows, if one is needed
+
+
+class ColumnParams(Params):
+    """``column``: a number, date or timestamp column; it needs no bounds. ``epsilon``, ``delta``: the price of all groups.
+
+    ``by``: a column with public keys, for one answer per key.
+    """
+
+    column: str
+    epsilon: Epsilon
+    delta: Delta
+    by: str | None = None
+
+    @model_validator(mode="after")
+    def _check_delta(self) -> ColumnParams:
+        if not 0 < self.delta <= Fraction(1, 2):
+            raise ValueError("delta must be above 0 and at most 1/2, such as 1e-6: unknown bins need it")
+        return self
+
+
+class ScaleParams(ColumnParams):
+    """As `ColumnParams`, and how the first stage chooses a scale.
+
+    ``rule``: ``argmax`` takes the fullest class of distances, ``largest`` the largest class (the paper's), which then must
+    hold the share ``tau`` of all pairs. With tau 0 the largest class drifts into the tail as rows grow.
+    """
+
+    rule: Rule = "argmax"
+    tau: Exact | None = None
+
+    @model_validator(mode="after")
+    def _check_tau(self) -> ScaleParams:
+        if self.tau is not None and self.rule != "largest":
+            raise ValueError("tau belongs to rule: largest")
+        if not 0 <= self.share < 1:
+            raise ValueError("tau must be from 0 up to below 1, such as 1/16")
+        return self
+
+    @property
+    def share(self) -> Fraction:
+        """The share of all pairs that a class must hold."""
+        if self.tau is not None:
+            return self.tau
+        return Fraction(1, 16) if self.rule == "largest" else Fraction(0)
+
+
+def request(params: ColumnParams, table: Table) -> UnboundedValues:
+    """What every mechanism here asks of the table."""
+    table.column(params.column)
+    keys = ("",) if params.by is None else table.keys(params.by)
+    groups, rows = table.cut(params.by)
+    return UnboundedValues(params.column, params.by, keys, min(groups, len(keys)), rows)
+
+
+def event(params: ColumnParams) -> Approximate:
+    """The claim: the whole price, however many groups and stages share it."""
+    return Approximate(params.epsilon, params.delta)
+
+
+@dataclass(frozen=True)
+class Purse:
+    """What one group may spend, and what one neighbour can change in it.
+
+    Attributes:
+        exchange: whether units are replaced.
+        rows: rows of one unit in the group.
+    """
+
+    epsilon: Fraction
+    delta: Fraction
+    exchange: bool
+    rows: int
+
+    @classmethod
+    def of(cls, params: ColumnParams, table: Table) -> Purse:
+        """An equal share for each group that one neighbour can touch."""
+        asked = request(params, table)
+        exchange = table.neighbours == "replace"
+        shares = min(asked.groups * (2 if exchange else 1), len(asked.keys))
+        return cls(params.epsilon / shares, params.delta / shares, exchange, asked.rows_per_group)
+
+    def part(self, epsilon: Fraction, delta: Fraction) -> Purse:
+        """Shares of this purse."""
+        return Purse(self.epsilon * epsilon, self.delta * delta, self.exchange, self.rows)
+
+    def stages(self, split: Fraction | None, sliced: bool = False) -> tuple[Noise, Noise]:
+        """Noise for pairs, bought with this share of epsilon and half of delta, and for cells, bought with the rest.
+
+        By default what was measured to need the fewest rows; a middle slice has no tails, so its scale is found with a little less.
+        """
+        split = split or (Fraction(3, 4) if not self.exchange else Fraction(3, 5) if sliced else Fraction(31, 50))
+        half = Fraction(1, 2)
+        return self.part(split, half).pairs(), self.part(1 - split, half).cells()
+
+    def pairs(self) -> Noise:
+        """Noise for counts of pairs: for each of k rows `scale.PARTNERS` of them may go and as many others come."""
+        return count_noise(self.epsilon, self.delta, self.rows * pairing.PARTNERS, exchange=True)
+
+    def cells(self) -> Noise:
+        """Noise for counts of rows."""
+        return count_noise(self.epsilon, self.delta, self.rows, exchange=self.exchange)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Where the number of rows of each group comes from: ``public`` units, or rows with noise of this ``scale``."""
+
+    scale: Fraction | None
+
+    @classmethod
+    def of(cls, params: ColumnParams, table: Table, purse: Purse) -> tuple[Sizes, Purse]:
+        """The source of the numbers, and the purse that is left."""
+        if is_size_public(table, params.by):
+            return cls(None), purse
+        scale = scale_for(purse.rows, purse.epsilon * COUNTING)
+        return cls(scale), purse.part(1 - COUNTING, Fraction(1))
+
+    def of_groups(self, column: OpenColumn, source: Source) -> list[int]:
+        """Numbers of rows that may be used as if they were public; never negative."""
+        if self.scale is None:
+            return [column.units()]
+        noisy = column.rows + discrete_laplace(self.scale, len(column.rows), source)
+        return [max(0, int(n)) for n in np.asarray(noisy)]
+
+    @property
+    def half_width(self) -> int:
+        """Error of the numbers at 95 %."""
+        return 0 if self.scale is None else half_width(self.scale)
+
+
+def is_size_public(table: Table, by: str | None) -> bool:
+    """Whether the number of rows is the number of units, which replacing keeps: one row each, no groups, no blocks."""
+    return table.neighbours == "replace" and by is None and table.block is None and table.limits.rows == 1

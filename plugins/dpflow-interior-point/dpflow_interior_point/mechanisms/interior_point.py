@@ -1,0 +1,216 @@
+"""`interior_point` and `approximate_median`: Algorithms 1 and 2 of the paper, in two rounds on an open column.
+
+Definition. Round one finds the scale 2^j at which random pairs of rows often differ (`scale`). Round two counts rows in cells
+of that width and answers an edge between two cells that are certainly occupied (`points`). If most pairs tie, round two counts
+single values instead and answers an atom. The median does the same on the middle slice: the rows without the t lowest and t
+highest, t = floor((1/2 - alpha + gamma) n).
+
+Claim: (epsilon, delta)-DP for the declared unit, for every table and every distribution: each round is a stability histogram
+(`stability`) with a part of the price, the slice and the pairing keep neighbours neighbours, what follows is post-processing.
+"None" is an output like every other.
+
+Certainty: an answered interior point z has min(x) <= z <= max(x); an answered median has x_(t+1) <= z <= x_(v-t) among the v
+values that were read. The data's distribution decides how often there is an answer, never whether it is right.
+
+When not to use it: with a trusted range `quantile` needs 5 to 20 times fewer rows and no delta. It cannot answer an atom, and
+with a wrong range it is wrong without notice; these mechanisms are right or say none.
+
+Source: Aliakbarpour, Silver, Steinke, Ullman 2023 (Theorems 3.1 and 4.1). The rule argmax, atoms, groups, several rows a unit and
+add-remove are extensions, proved in the modules named above.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TypeVar
+
+from pydantic import model_validator
+
+from dpflow.core.accounting.events import Event
+from dpflow.core.contract.declaration import Exact, Table
+from dpflow.core.contract.mechanism import Mechanism
+from dpflow.core.contract.requests import Answer, Cells, Grid, OpenColumn, UnboundedValues
+from dpflow.core.contract.results import ErrorBound, Result, Row
+from dpflow.core.sampling.randomness import Source
+from dpflow_interior_point.building_blocks import column_scale as pairing
+from dpflow_interior_point.building_blocks import row_counts
+from dpflow_interior_point.building_blocks.column_scale import Rule, Scale, estimate_scale, least_pairs, sample_size
+from dpflow_interior_point.building_blocks.interior_cell import NO_SCALE, Point, middle, point_among, point_between
+from dpflow_interior_point.building_blocks.stage_costs import Purse, ScaleParams, Sizes, event, request
+from dpflow_interior_point.building_blocks.truncated_noise import Noise
+
+CITATION = "Aliakbarpour, Silver, Steinke, Ullman 2023 (medians and interior points for non-pathological data)"
+
+
+class InteriorPointParams(ScaleParams):
+    """As `ScaleParams`. ``split``: share of epsilon for the scale, strictly between 0 and 1; by default 0.62 where units are
+    replaced (0.6 for a median) and 0.75 elsewhere. ``atoms``: whether a value that many rows share may be answered as it is.
+    """
+
+    split: Exact | None = None
+    atoms: bool = True
+
+    @model_validator(mode="after")
+    def _check_split(self) -> InteriorPointParams:
+        if self.split is not None and not 0 < self.split < 1:
+            raise ValueError("split must lie strictly between 0 and 1, such as 0.6")
+        return self
+
+
+class ApproximateMedianParams(InteriorPointParams):
+    """As `InteriorPointParams`. ``alpha``: how far the rank may be from the middle, as a share of the rows, strictly between
+    0 and 1/2. ``gamma``: safety margin within alpha for the step from rows to their distribution, by default alpha/4.
+    """
+
+    alpha: Exact = Fraction(1, 4)
+    gamma: Exact | None = None
+
+    @model_validator(mode="after")
+    def _check_alpha(self) -> ApproximateMedianParams:
+        if not 0 < self.alpha < Fraction(1, 2):
+            raise ValueError("alpha must lie strictly between 0 and 1/2, such as 0.25")
+        if not 0 <= self.margin < self.alpha:
+            raise ValueError("gamma must be from 0 up to below alpha, such as alpha/4")
+        return self
+
+    @property
+    def margin(self) -> Fraction:
+        """Gamma, or its default."""
+        return self.alpha / 4 if self.gamma is None else self.gamma
+
+    @property
+    def cut(self) -> Fraction:
+        """Share of the rows that the slice leaves out at each end."""
+        return Fraction(1, 2) - self.alpha + self.margin
+
+
+@dataclass(frozen=True)
+class Method:
+    """The two stages, ready to draw.
+
+    Attributes:
+        sizes: where numbers of rows come from, or None if no stage needs them.
+        pairs, cells: the noise of the stages.
+        rule, share: how a scale is chosen.
+        cut: share of the rows to leave out at each end.
+    """
+
+    sizes: Sizes | None
+    pairs: Noise
+    cells: Noise
+    rule: Rule
+    share: Fraction
+    atoms: bool
+    cut: Fraction
+
+    @classmethod
+    def of(cls, params: InteriorPointParams, table: Table, purse: Purse | None = None) -> Method:
+        """Divide the price."""
+        cut = params.cut if isinstance(params, ApproximateMedianParams) else Fraction(0)
+        sizes, purse = None, purse or Purse.of(params, table)
+        if cut or params.share:
+            sizes, purse = Sizes.of(params, table, purse)
+        pairs, cells = purse.stages(params.split, sliced=bool(cut))
+        return cls(sizes, pairs, cells, params.rule, params.share, params.atoms, cut)
+
+    def find(self, column: OpenColumn, source: Source) -> list[tuple[Scale, Point]]:
+        """Both rounds, for every group."""
+        sizes = [0] * len(column.rows) if self.sizes is None else self.sizes.of_groups(column, source)
+        scales, most = [], sample_size(self.pairs)
+        for values, size in zip(column.sample(most), sizes, strict=True):
+            paired = min(size, most)
+            trim = int(self.cut * paired)
+            threshold = least_pairs(self.share, paired - 2 * trim)
+            scales.append(estimate_scale(middle(values, trim), self.pairs, threshold, self.rule, source))
+        asked = {code: grid for code, grid in enumerate(map(self.grid, scales, sizes)) if grid is not None}
+        cells = column.cells(asked)
+        points = [NO_SCALE] * len(scales)
+        for code, grid in asked.items():
+            points[code] = self.point(cells[code], grid, source)
+        return list(zip(scales, points, strict=True))
+
+    def grid(self, scale: Scale, size: int) -> Grid | None:
+        """Which cells the second round looks at, or None if there is no scale.
+
+        Where the chosen class has w pairs of each row's `scale.PARTNERS`, there is a second cell, or an atom, with about w/4 rows at
+        least (the inequality in `planner`). Cells of w/64 rows are not even shipped, of which n rows have at most 64 n/w.
+        """
+        atoms = self.atoms and scale.mostly_ties
+        if scale.exponent is None and not atoms:
+            return None
+        spare = max(0, scale.ties if atoms else scale.count) // (64 * pairing.PARTNERS)
+        return Grid(None if atoms else scale.exponent, int(self.cut * size), 1 + spare)
+
+    def point(self, cells: Cells, grid: Grid, source: Source) -> Point:
+        """The second round's answer."""
+        if grid.exponent is None:
+            return point_among(cells, self.cells, grid.least - 1, source)
+        return point_between(cells, grid.exponent, self.cells, grid.least - 1, source)
+
+
+P = TypeVar("P", bound=InteriorPointParams)
+
+
+class _Points(Mechanism[P]):
+    """What both mechanisms share."""
+
+    citation = CITATION
+    measure: str
+
+    def event(self, params: P, table: Table) -> Event:
+        Method.of(params, table)
+        return event(params)
+
+    def statistic(self, params: P, table: Table) -> UnboundedValues:
+        return request(params, table)
+
+    def draw(self, params: P, table: Table, answer: Answer, source: Source) -> Result:
+        method, keys = Method.of(params, table), request(params, table).keys
+        found = method.find(answer, source)
+        rows: list[Row] = []
+        document = {}
+        for key, (scale, point) in zip(keys, found, strict=True):
+            value = None if point.value is None else answer.written(point.value)
+            rows += [Row(key, self.measure, value), Row(key, "status", point.status)]
+            width = None if scale.exponent is None else float(Fraction(2) ** scale.exponent * answer.step)
+            document[key] = {"scale": width, "rows_below": point.below, "rows_above": point.above}
+        return Result(tuple(rows), document)
+
+
+class InteriorPoint(_Points[InteriorPointParams]):
+    """Some point between the smallest and the largest value."""
+
+    name = "interior_point"
+    summary = "a point inside the range of a column that has no known range, or none"
+    version = 3
+    Params = InteriorPointParams
+    measure = "interior point"
+
+    def error(self, params: InteriorPointParams, table: Table) -> ErrorBound:
+        method = Method.of(params, table)
+        rows = row_counts.rows_for_point(method.pairs, method.cells)
+        note = f"never outside the range; about {rows} rows{_each(params)} are needed for an answer, else it is none"
+        return ErrorBound({"rank (share of rows)": 0.5}, note)
+
+
+class ApproximateMedian(_Points[ApproximateMedianParams]):
+    """A point whose rank is near the middle."""
+
+    name = "approximate_median"
+    summary = "a median within alpha of the middle rank, for a column that has no known range, or none"
+    version = 3
+    Params = ApproximateMedianParams
+    measure = "median"
+
+    def error(self, params: ApproximateMedianParams, table: Table) -> ErrorBound:
+        method = Method.of(params, table)
+        rows = row_counts.rows_for_median(method.pairs, method.cells, params.alpha, params.margin)
+        note = f"about {rows} rows{_each(params)} are needed for an answer, else it is none"
+        if method.sizes is not None and method.sizes.scale is not None:
+            note += f"; the number of rows is known up to {method.sizes.half_width}"
+        return ErrorBound({"rank (share of rows)": float(params.alpha)}, note)
+
+
+def _each(params: ScaleParams) -> str:
+    return "" if params.by is None else " a group"

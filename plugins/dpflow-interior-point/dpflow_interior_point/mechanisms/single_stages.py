@@ -1,0 +1,125 @@
+"""The stages of the method, each as a release of its own.
+
+Definitions and claims are those of the modules `scale`, `points` and `stability`; each of these mechanisms spends its whole
+price on one stage.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Annotated
+
+from pydantic import Field
+
+from dpflow.core.accounting.events import Event
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.mechanism import Mechanism
+from dpflow.core.contract.requests import Answer, Grid, UnboundedValues
+from dpflow.core.contract.results import ErrorBound, Result, Row
+from dpflow.core.sampling.randomness import Source
+from dpflow_interior_point.building_blocks.column_scale import (
+    PARTNERS,
+    Rule,
+    estimate_scale,
+    least_pairs,
+    sample_size,
+)
+from dpflow_interior_point.building_blocks.interior_cell import point_between
+from dpflow_interior_point.building_blocks.stage_costs import ColumnParams, Purse, ScaleParams, Sizes, event, request
+from dpflow_interior_point.building_blocks.truncated_noise import Noise
+from dpflow_interior_point.mechanisms.interior_point import CITATION
+
+Exponent = Annotated[int, Field(ge=-1000, le=1000)]
+
+
+class EstimateFirstMomentParams(ScaleParams):
+    """As `ScaleParams`, with the rule ``largest`` by default, which is the one that estimates a scale."""
+
+    rule: Rule = "largest"
+
+
+class EstimateFirstMoment(Mechanism[EstimateFirstMomentParams]):
+    """E|X - mean| of a column without bounds, up to a constant factor."""
+
+    name = "estimate_first_moment"
+    summary = "the scale of a column: a power of two near its mean absolute deviation, or none"
+    version = 3
+    citation = CITATION + ", Proposition 3.2"
+    Params = EstimateFirstMomentParams
+
+    def _method(self, params: EstimateFirstMomentParams, table: Table) -> tuple[Sizes | None, Noise]:
+        purse, sizes = Purse.of(params, table), None
+        if params.share:
+            sizes, purse = Sizes.of(params, table, purse)
+        return sizes, purse.pairs()
+
+    def event(self, params: EstimateFirstMomentParams, table: Table) -> Event:
+        self._method(params, table)
+        return event(params)
+
+    def statistic(self, params: EstimateFirstMomentParams, table: Table) -> UnboundedValues:
+        return request(params, table)
+
+    def draw(self, params: EstimateFirstMomentParams, table: Table, answer: Answer, source: Source) -> Result:
+        sizes, noise = self._method(params, table)
+        numbers = [0] * len(answer.rows) if sizes is None else sizes.of_groups(answer, source)
+        rows: list[Row] = []
+        most = sample_size(noise)
+        for key, values, n in zip(request(params, table).keys, answer.sample(most), numbers, strict=True):
+            threshold = least_pairs(params.share, min(n, most))
+            found = estimate_scale(values, noise, threshold, params.rule, source)
+            width = None if found.exponent is None else float(Fraction(2) ** found.exponent * answer.step)
+            status = "ok" if width is not None else "ties" if found.ties else "no_scale"
+            rows += [Row(key, "scale", width), Row(key, "status", status)]
+        return Result(tuple(rows))
+
+    def error(self, params: EstimateFirstMomentParams, table: Table) -> ErrorBound:
+        _, noise = self._method(params, table)
+        rows = math.ceil(2 * (noise.radius + 3 * float(noise.scale)) / PARTNERS / 0.2)
+        note = (
+            "a power of two, mostly 1 to 5 times the mean absolute deviation; dates count days, timestamps microseconds"
+        )
+        return ErrorBound({}, f"{note}; about {rows} rows are needed for an answer")
+
+
+class FindInteriorPointParams(ColumnParams):
+    """As `ColumnParams`. ``exponent``: cells have the width 2^exponent, in the column's own measure (decimals: last digits,
+    dates: days, timestamps: microseconds); something near the spread of the values, known from elsewhere. ``least``: rows that
+    a cell must certainly have to count.
+    """
+
+    exponent: Exponent
+    least: Annotated[int, Field(ge=1, le=10**9)] = 1
+
+
+class FindInteriorPoint(Mechanism[FindInteriorPointParams]):
+    """An interior point at a given width."""
+
+    name = "find_interior_point"
+    summary = "a point between two occupied cells of a given width, or none"
+    citation = CITATION + ", Proposition 3.8"
+    Params = FindInteriorPointParams
+
+    def event(self, params: FindInteriorPointParams, table: Table) -> Event:
+        Purse.of(params, table).cells()
+        return event(params)
+
+    def statistic(self, params: FindInteriorPointParams, table: Table) -> UnboundedValues:
+        return request(params, table)
+
+    def draw(self, params: FindInteriorPointParams, table: Table, answer: Answer, source: Source) -> Result:
+        noise, keys = Purse.of(params, table).cells(), request(params, table).keys
+        cells = answer.cells({code: Grid(params.exponent, least=params.least) for code in range(len(keys))})
+        rows: list[Row] = []
+        for code, key in enumerate(keys):
+            point = point_between(cells[code], params.exponent, noise, params.least - 1, source)
+            value = None if point.value is None else answer.written(point.value)
+            rows += [Row(key, "interior point", value), Row(key, "status", point.status)]
+        return Result(tuple(rows))
+
+    def error(self, params: FindInteriorPointParams, table: Table) -> ErrorBound:
+        noise = Purse.of(params, table).cells()
+        rows = math.ceil(noise.radius + params.least - 1 + 3 * float(noise.scale))
+        note = f"never outside the range; two cells need about {rows} rows each for an answer"
+        return ErrorBound({"rank (share of rows)": 0.5}, note)

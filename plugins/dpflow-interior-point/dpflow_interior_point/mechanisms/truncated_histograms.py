@@ -1,0 +1,142 @@
+"""Histograms with noise that is never above R: over public keys, over texts in the rows, over cells of a number line.
+
+Definitions. `truncated_count`: rows by public key plus truncated noise, so |error| <= R with certainty. `stability_histogram`:
+noisy counts of the bins that are selected (`stability`); a bin is a text or key of the column, or with ``exponent`` a cell
+[k 2^exponent, (k+1) 2^exponent) of a number, date or timestamp, named by its lower end.
+
+Claim: (epsilon, delta)-DP for the declared unit, by `noise`: a unit moves G counts by at most B each (a number's cells: by
+B rows in all), under replace as many up as down.
+
+When not to use them: `histogram` is pure and needs less noise on average; `private_histogram` is smaller by a constant for a
+small delta. Here an error bound is certain, and bins need no list.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from dpflow.core.accounting.amounts import Delta, Epsilon
+from dpflow.core.accounting.events import Approximate, Event
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.mechanism import Mechanism, Params
+from dpflow.core.contract.requests import Answer, Grid, GroupedSums, UnboundedValues
+from dpflow.core.contract.results import ErrorBound, Result, Row
+from dpflow.core.sampling.randomness import Source
+from dpflow_interior_point.building_blocks.stable_bins import select
+from dpflow_interior_point.building_blocks.truncated_noise import Noise, count_noise
+from dpflow_interior_point.mechanisms.interior_point import CITATION
+
+
+class _Priced(Params):
+    """``epsilon``, ``delta``: the price."""
+
+    epsilon: Epsilon
+    delta: Delta
+
+    @model_validator(mode="after")
+    def _check_delta(self) -> _Priced:
+        if not 0 < self.delta * 2 <= 1:
+            raise ValueError("delta must be above 0 and at most 1/2, such as 1e-6")
+        return self
+
+    def noise(self, table: Table, groups: int, rows: int) -> Noise:
+        """Noise for counts of which a unit reaches so many, with so many rows each."""
+        return count_noise(self.epsilon, self.delta, rows, exchange=table.neighbours == "replace", groups=groups)
+
+
+class TruncatedCountParams(_Priced):
+    """``epsilon``, ``delta``: the price. ``by``: a column with public keys, or nothing for the total."""
+
+    by: str | None = None
+
+
+class TruncatedCount(Mechanism[TruncatedCountParams]):
+    """Rows by public key with an error that has a certain bound."""
+
+    name = "truncated_count"
+    summary = "number of rows, by key if asked, with an error that is certainly bounded"
+    citation = CITATION + ", Lemma 2.3; discrete form with its exact radius proved here"
+    Params = TruncatedCountParams
+
+    def _noise(self, params: TruncatedCountParams, table: Table) -> Noise:
+        asked = self.statistic(params, table)
+        return params.noise(table, asked.groups, asked.rows_per_group)
+
+    def event(self, params: TruncatedCountParams, table: Table) -> Event:
+        self._noise(params, table)
+        return Approximate(params.epsilon, params.delta)
+
+    def statistic(self, params: TruncatedCountParams, table: Table) -> GroupedSums:
+        keys = None if params.by is None else table.keys(params.by)
+        groups, rows = table.cut(params.by)
+        return GroupedSums(params.by, keys, groups if keys is None else min(groups, len(keys)), rows)
+
+    def draw(self, params: TruncatedCountParams, table: Table, answer: Answer, source: Source) -> Result:
+        noise = self._noise(params, table)
+        noisy = answer.rows + noise.draw(len(answer.keys), source)
+        return Result(tuple(Row(k, "count", int(n), noise.half_width) for k, n in zip(answer.keys, noisy, strict=True)))
+
+    def error(self, params: TruncatedCountParams, table: Table) -> ErrorBound:
+        noise = self._noise(params, table)
+        return ErrorBound({"count": noise.half_width}, f"the noise never leaves +-{noise.radius}; cut rows add bias")
+
+
+class StabilityHistogramParams(_Priced):
+    """``column``: what to count by. ``epsilon``, ``delta``: the price. ``exponent``: for numbers, dates (days) and timestamps
+    (microseconds), cells of width 2^exponent; without it every different text or key is a bin. ``least``: rows that a bin which
+    shows certainly has; smaller bins never leave the database.
+    """
+
+    column: str
+    exponent: Annotated[int, Field(ge=-1000, le=1000)] | None = None
+    least: Annotated[int, Field(ge=1, le=10**9)] = 1
+
+
+class StabilityHistogram(Mechanism[StabilityHistogramParams]):
+    """Counts of the bins that certainly have rows."""
+
+    name = "stability_histogram"
+    summary = "number of rows by text, or by cell of a number line without ends; bins selected privately"
+    citation = CITATION + ", Lemma 2.4; Korolova, Kenthapadi, Mishra, Ntoulas 2009; Bun, Nissim, Stemmer 2016"
+    Params = StabilityHistogramParams
+
+    def _noise(self, params: StabilityHistogramParams, table: Table) -> Noise:
+        asked = self.statistic(params, table)
+        return params.noise(table, asked.groups, asked.rows_per_group)
+
+    def event(self, params: StabilityHistogramParams, table: Table) -> Event:
+        self._noise(params, table)
+        return Approximate(params.epsilon, params.delta)
+
+    def statistic(self, params: StabilityHistogramParams, table: Table) -> GroupedSums | UnboundedValues:
+        table.column(params.column)
+        if params.exponent is not None:
+            return UnboundedValues(params.column, rows_per_group=table.limits.rows)
+        return GroupedSums(params.column, None, *table.cut(params.column))
+
+    def draw(self, params: StabilityHistogramParams, table: Table, answer: Answer, source: Source) -> Result:
+        noise = self._noise(params, table)
+        if params.exponent is None:
+            order = sorted(range(len(answer.keys)), key=answer.keys.__getitem__)
+            counts, names = answer.rows[order], [answer.keys[i] for i in order]
+        else:
+            cells = answer.cells({0: Grid(params.exponent, least=params.least)})[0]
+            finite = np.isfinite(cells.keys)
+            counts, edges = cells.counts[finite], cells.keys[finite]
+        places, noisy = select(counts, noise, noise.radius + params.least - 1, source)
+        if params.exponent is not None:
+            with np.errstate(over="ignore"):
+                lows = np.clip(np.ldexp(edges[places], params.exponent), -np.finfo(float).max, np.finfo(float).max)
+            shown = [str(answer.written(float(low))) for low in lows]
+        else:
+            shown = [names[place] for place in places]
+        return Result(tuple(Row(k, "count", int(n), noise.half_width) for k, n in zip(shown, noisy, strict=True)))
+
+    def error(self, params: StabilityHistogramParams, table: Table) -> ErrorBound:
+        noise = self._noise(params, table)
+        rows = noise.radius + params.least - 1 + noise.half_width
+        note = f"for bins that show; a bin needs about {rows} rows to show"
+        return ErrorBound({"count": noise.half_width}, note)

@@ -1,0 +1,241 @@
+"""Calculators: rows that an answer needs, radii of truncated noise, and what can be told of a public column."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Annotated, Literal
+
+from pydantic import Field, FiniteFloat, model_validator
+
+from dpflow.core.accounting.amounts import Delta, Epsilon
+from dpflow.core.contract.calculator import Calculator, Sheet
+from dpflow.core.contract.declaration import Exact
+from dpflow.core.contract.mechanism import Params
+from dpflow.core.sampling.randomness import SystemSource
+from dpflow_interior_point.building_blocks import row_counts
+from dpflow_interior_point.building_blocks.stage_costs import COUNTING, Purse
+from dpflow_interior_point.building_blocks.truncated_noise import (
+    Noise,
+    count_noise,
+    pair_radius,
+    scalar_radius,
+    simple_radius,
+)
+from dpflow_interior_point.mechanisms.interior_point import CITATION
+from dpflow_interior_point.theory import public_columns
+
+Count = Annotated[int, Field(ge=1, le=10**9)]
+Values = Annotated[list[FiniteFloat], Field(min_length=1, max_length=10**6)]
+Share = Annotated[float, Field(gt=0, lt=1)]
+
+
+class PriceParams(Params):
+    """``epsilon``, ``delta``: the price. ``neighbours``: replace or add-remove. ``rows``: of one unit."""
+
+    epsilon: Epsilon = Fraction(1)
+    delta: Delta = Fraction(1, 10**6)
+    neighbours: Literal["replace", "add-remove"] = "replace"
+    rows: Count = 1
+
+    @model_validator(mode="after")
+    def _check_delta(self) -> PriceParams:
+        if not 0 < self.delta * 2 <= 1:
+            raise ValueError("delta must be above 0 and at most 1/2, such as 1e-6")
+        return self
+
+    @property
+    def exchange(self) -> bool:
+        """Whether units are replaced."""
+        return self.neighbours == "replace"
+
+
+class InteriorRowsParams(PriceParams):
+    """As `PriceParams`. ``alpha``: of the median. ``width``: width of the range that the exponential mechanism is given, in
+    widths of the middle 2 alpha of the values. ``q``, ``p2``: the numbers of a distribution of your own, from public data
+    (the largest mass of a class [2^j, 2^(j+1)) of |x - x'|, the second largest of a cell of that width). ``c``, ``beta``:
+    normalised variance and failure probability of the proved numbers of rows.
+    """
+
+    alpha: Exact = Fraction(1, 4)
+    width: Annotated[float, Field(ge=1, le=1e300)] = 1e6
+    q: Share | None = None
+    p2: Share | None = None
+    c: Annotated[float, Field(ge=1, le=1e9)] = math.pi / 2
+    beta: Share = 0.05
+
+    @model_validator(mode="after")
+    def _check(self) -> InteriorRowsParams:
+        if not 0 < self.alpha < Fraction(1, 2):
+            raise ValueError("alpha must lie strictly between 0 and 1/2, such as 0.25")
+        if (self.q is None) != (self.p2 is None):
+            raise ValueError("q and p2 belong together; give both or neither")
+        return self
+
+
+class InteriorRows(Calculator[InteriorRowsParams]):
+    """Rows for an interior point and a median without a range, by distribution, beside the exponential mechanism."""
+
+    name = "interior_rows"
+    summary = "rows that a median or interior point of a column without a known range needs"
+    citation = CITATION + ", Theorems 3.1 and 4.1 with constants derived here"
+    Params = InteriorRowsParams
+
+    def sheet(self, params: InteriorRowsParams) -> Sheet:
+        purse = Purse(params.epsilon, params.delta, params.exchange, params.rows)
+        counted = purse if params.exchange and params.rows == 1 else purse.part(1 - COUNTING, Fraction(1))
+        pairs, cells = purse.stages(None)
+        median = row_counts.rows_for_median(*counted.stages(None, sliced=True), params.alpha, params.alpha / 4)
+        moved = params.rows * (2 if params.exchange else 1)
+        quantile = row_counts.rows_for_quantile(float(params.epsilon) * 2 / moved, float(params.alpha), params.width)
+        shapes = dict(row_counts.SHAPES)
+        if params.q is not None and params.p2 is not None:
+            shapes = {"yours": (params.q, params.p2)}
+        rows = [
+            (name, row_counts.rows_needed(pairs, cells, q, p2), median, quantile) for name, (q, p2) in shapes.items()
+        ]
+        c, beta = params.c, params.beta
+        proved = row_counts.proved_rows_for_point(pairs, cells, c, beta)
+        largest = row_counts.proved_rows_for_largest(pairs, cells, c, beta)
+        scale = row_counts.proved_rows_for_scale(purse.pairs(), c, beta)
+        middle = row_counts.proved_rows_for_median(*counted.stages(None, sliced=True), c, beta, float(params.alpha))
+        notes = (
+            "planned rows: about 95 % of the releases answer (measured); the median's number supposes continuous data",
+            f"proved for every distribution of normalised variance {c:.3g}, failure {beta:g}: interior point {proved}, with rule "
+            f"largest {largest}, first moment within (1/8, {46 * c:.0f}) times {scale}",
+            f"proved for the median, if the middle {float(2 * params.alpha):g} of the distribution has that variance: {middle}",
+            "exponential mechanism (quantile): proved for a range that wide, 95 %; it is wrong without notice outside its range",
+        )
+        return Sheet(("distribution", "interior point", "median", "median in a known range"), tuple(rows), notes)
+
+
+class TruncatedNoise(Calculator[PriceParams]):
+    """How far truncated Laplace noise may be cut, exactly, beside formulas in circulation."""
+
+    name = "truncated_noise"
+    summary = "the radius of truncated Laplace noise, exact and as formulas in circulation have it"
+    citation = CITATION + ", Lemma 2.3, whose condition is derived anew"
+    Params = PriceParams
+
+    def sheet(self, params: PriceParams) -> Sheet:
+        e, d, k = params.epsilon, params.delta, params.rows
+        noise = count_noise(e, d, k, exchange=params.exchange)
+        moved = Fraction(k * (2 if params.exchange else 1))
+        exact = pair_radius(e, d, k) if params.exchange else scalar_radius(e, d, moved)
+
+        def vector(radius: float) -> float:
+            """Delta that a radius spends on a vector, in units of delta."""
+            return math.expm1(float(e)) / (2 * math.expm1(float(e) * radius / float(moved))) / float(d)
+
+        vectors = {
+            "vector of that L1 sensitivity, continuous": scalar_radius(e, d, moved),
+            "D (1 + ln(1/(2 delta))/epsilon), sufficient": simple_radius(e, d, moved),
+            "D ln(1/(2 delta))/epsilon, in circulation": float(moved / e) * math.log(1 / (2 * d)),
+            "D ln(1/delta)/epsilon, in circulation": float(moved / e) * math.log(1 / d),
+        }
+        rows = [
+            (
+                "histogram, integer noise (used)",
+                float(noise.radius),
+                round(_spent(noise, k, params.exchange) / float(d), 3),
+            ),
+            ("histogram, continuous", round(exact, 3), 1.0),
+            *((name, round(radius, 3), round(vector(radius), 3)) for name, radius in vectors.items()),
+        ]
+        notes = (
+            "the last column is what the radius spends on what it is for, in units of delta; above 1 it is wrong",
+            f"scale {float(noise.scale):g}; one unit changes counts by {float(moved):g} in all",
+        )
+        return Sheet(("noise", "radius", "delta spent / delta"), tuple(rows), notes)
+
+
+def _spent(noise: Noise, rows: int, exchange: bool) -> float:
+    """Delta that integer noise spends on a histogram: the mass that a shift by ``rows`` leaves out, in one count or two."""
+    a = 1 / float(noise.scale)
+    outside = math.exp(-a * (noise.radius + 1)) * math.expm1(a * rows)
+    lost = outside / (1 + math.exp(-a) - 2 * math.exp(-a * (noise.radius + 1)))
+    return lost * (2 - lost) if exchange else lost
+
+
+class PublicColumnParams(Params):
+    """``values``: a public column, a list of finite numbers."""
+
+    values: Values
+
+
+class NormalizedVariance(Calculator[PublicColumnParams]):
+    """Whether the theorem covers a column, told from public or simulated values."""
+
+    name = "normalized_variance"
+    summary = "mean absolute deviation, variance and normalised variance of public values (not private)"
+    citation = CITATION + ", Definition 2.5"
+    Params = PublicColumnParams
+
+    def sheet(self, params: PublicColumnParams) -> Sheet:
+        found = public_columns.normalized_variance(params.values)
+        rows = (
+            ("E|X - mean|", found.deviation),
+            ("variance", found.variance),
+            ("normalised variance", found.normalized),
+        )
+        return Sheet(
+            ("measure", "value"), rows, ("never call this with rows that somebody protects: it adds no noise",)
+        )
+
+
+class CheckPointParams(PublicColumnParams):
+    """``values``: a public column. ``point``: what to check. ``alpha``: for the median, strictly between 0 and 1/2."""
+
+    point: FiniteFloat
+    alpha: Exact = Fraction(1, 4)
+
+
+class CheckPoint(Calculator[CheckPointParams]):
+    """Whether a point is an interior point and an approximate median of public values."""
+
+    name = "check_point"
+    summary = "whether a point is an interior point or an approximate median of public values (not private)"
+    citation = CITATION + ", conditions (1) and (2), atoms included"
+    Params = CheckPointParams
+
+    def sheet(self, params: CheckPointParams) -> Sheet:
+        x, z, n = params.values, params.point, len(params.values)
+        rows = (
+            ("interior point", public_columns.is_interior_point(x, z)),
+            (f"{float(params.alpha):g}-approximate median", public_columns.is_approximate_median(x, z, params.alpha)),
+            ("share of values at or below", sum(v <= z for v in x) / n),
+            ("share of values at or above", sum(v >= z for v in x) / n),
+        )
+        return Sheet(("question", "answer"), rows)
+
+
+class HardInstanceParams(Params):
+    """``kind``: log_spread, random_bits or hard_median (whose middle is a log_spread). ``rows``: how many values. ``alpha``: the
+    accuracy that the hard median defeats; its share at each end is 1/2 - alpha.
+    """
+
+    kind: Literal["log_spread", "random_bits", "hard_median"] = "hard_median"
+    rows: Annotated[int, Field(ge=1, le=10**6)] = 20
+    alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.25
+
+
+class HardInstance(Calculator[HardInstanceParams]):
+    """Values on which no private method can answer with few rows, to see that yours says none."""
+
+    name = "hard_instance"
+    summary = "a column on which private interior points or medians must fail, drawn anew"
+    citation = CITATION + ", Section 1.1"
+    Params = HardInstanceParams
+
+    def sheet(self, params: HardInstanceParams) -> Sheet:
+        source = SystemSource()
+        note = "every value has a scale of its own: neither interior points nor medians can be answered on few rows"
+        if params.kind == "random_bits":
+            values = public_columns.random_bits(params.rows, source)
+        elif params.kind == "log_spread":
+            values = public_columns.log_spread(params.rows, source)
+        else:
+            share = 0.5 - params.alpha
+            values = public_columns.hard_median(public_columns.log_spread(params.rows, source, high=0), share, source)
+            note = f"normalised variance at most {1 / (2 * share) ** 2:.3g}: interior points are easy, medians are not"
+        return Sheet(("value",), tuple((float(v),) for v in values), (note,))

@@ -1,1 +1,0 @@
-"""How many rows each method needs, and what no method can do: formulas without data."""

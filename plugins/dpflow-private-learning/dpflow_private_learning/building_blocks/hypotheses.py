@@ -1,0 +1,211 @@
+"""What a learner returns: a rule over columns, that predicts, survives JSON and reads as an SQL predicate.
+
+Rules live on the declared grid. A row's value is clamped, rounded half away from zero to grid steps and, where it is missing,
+replaced as the column declares, as the mechanism saw it: that is a `Scale`, which writes the same steps as SQL, so the
+predicate is true on the rows that are predicted positive. Rules count dates in days since 1970-01-01; where the bounds are
+declared as dates, the predicate reads the dates themselves.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpflow.core.contract.declaration import Column
+from dpflow.errors import InvalidInput
+
+Bools = NDArray[np.bool_]
+
+_WIDE = 2**63
+
+
+class Rule(ABC):
+    """A hypothesis: positive or not, from the grid integers of its columns."""
+
+    kind: ClassVar[str]
+
+    @abstractmethod
+    def predict(self, x: NDArray[Any]) -> Bools:
+        """Which rows are positive; x has one row a row and one column a column, integers."""
+
+    @abstractmethod
+    def sql(self, columns: Sequence[str]) -> str:
+        """The predicate over these SQL expressions of grid integers."""
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON from which `rule` makes an equal one."""
+        return {"kind": self.kind} | {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}  # type: ignore[call-overload]
+
+
+@dataclass(frozen=True)
+class Nothing(Rule):
+    """Positive nowhere."""
+
+    kind = "nothing"
+
+    def predict(self, x: NDArray[Any]) -> Bools:
+        return np.zeros(len(x), bool)
+
+    def sql(self, columns: Sequence[str]) -> str:
+        return "false"
+
+
+@dataclass(frozen=True)
+class Point(Rule):
+    """Positive at one value: c_j."""
+
+    kind = "point"
+    at: int
+
+    def predict(self, x: NDArray[Any]) -> Bools:
+        return np.asarray(x[:, 0] == self.at, bool)
+
+    def sql(self, columns: Sequence[str]) -> str:
+        return f"{columns[0]} = {self.at}"
+
+
+@dataclass(frozen=True)
+class Threshold(Rule):
+    """Positive strictly below a value: the value itself is negative."""
+
+    kind = "threshold"
+    below: int
+
+    def predict(self, x: NDArray[Any]) -> Bools:
+        return np.asarray(x[:, 0] < self.below, bool)
+
+    def sql(self, columns: Sequence[str]) -> str:
+        return f"{columns[0]} < {self.below}"
+
+
+@dataclass(frozen=True)
+class Rectangle(Rule):
+    """Positive where every coordinate lies between its ends, ends included; a lower end above its upper one is empty."""
+
+    kind = "rectangle"
+    lower: tuple[int, ...]
+    upper: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "lower", tuple(self.lower))
+        object.__setattr__(self, "upper", tuple(self.upper))
+
+    def predict(self, x: NDArray[Any]) -> Bools:
+        inside = (x >= np.array(self.lower)) & (x <= np.array(self.upper))
+        return np.asarray(inside.all(axis=1), bool)
+
+    def sql(self, columns: Sequence[str]) -> str:
+        return " AND ".join(f"{c} BETWEEN {a} AND {b}" for c, a, b in zip(columns, self.lower, self.upper))
+
+
+KINDS: Mapping[str, type[Rule]] = {cls.kind: cls for cls in (Nothing, Point, Threshold, Rectangle)}
+
+
+def rule(data: Mapping[str, Any]) -> Rule:
+    """The rule that `Rule.to_json` wrote. Raises `InvalidInput`."""
+    fields = {name: value for name, value in data.items() if name != "kind"}
+    try:
+        made = KINDS[data["kind"]](**fields)
+    except (KeyError, TypeError):
+        raise InvalidInput(f"a hypothesis has a kind ({', '.join(KINDS)}) and its fields, such as below: 10") from None
+    numbers = [n for value in vars(made).values() for n in (value if isinstance(value, tuple) else (value,))]
+    if not all(type(n) is int and abs(n) < _WIDE for n in numbers):
+        raise InvalidInput("the ends of a hypothesis are whole numbers of grid steps, below 2^63 in size")
+    if isinstance(made, Rectangle) and len(made.lower) != len(made.upper):
+        raise InvalidInput("a rectangle has as many lower ends as upper ones")
+    return made
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How a column's values become grid integers: low, high in steps; ``missing`` in steps too, None if such rows have none.
+
+    ``dates``: the column holds dates or timestamps, the grid days since 1970-01-01.
+    """
+
+    name: str
+    low: int
+    high: int
+    step: Fraction
+    missing: int | None
+    dates: bool = False
+
+    @classmethod
+    def of(cls, name: str, column: Column) -> Scale:
+        """The scale of a bounded column."""
+        low, high = column.grid()
+        missing = None if column.missing == "skip" else to_grid(column.missing, column)
+        return cls(name, low, high, column.step, missing, column.dates)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Scale:
+        """The inverse of `to_json`."""
+        return cls(**dict(data) | {"step": Fraction(data["step"])})
+
+    def to_json(self) -> dict[str, Any]:
+        """As a learner's document has it."""
+        return asdict(self) | {"step": str(self.step)}
+
+    def grid(self, values: Any) -> tuple[NDArray[np.int64], Bools]:
+        """Grid integers of numbers in the column's unit, or of dates, and which rows have one; None, NaN, NaT are missing."""
+        given = np.asarray(values)
+        if given.dtype.kind == "M" or (self.dates and given.dtype.kind in "OU"):
+            moments = given.astype("datetime64[us]")
+            given = np.where(np.isnat(moments), np.nan, moments.astype(np.int64) / 86_400_000_000)
+        if given.dtype.kind in "iub" and self.step == 1:
+            return np.clip(given, self.low, self.high).astype(np.int64), np.ones(len(given), bool)
+        numbers = given.astype(float)
+        there = ~np.isnan(numbers)
+        with np.errstate(over="ignore"):
+            scaled = np.where(there, numbers, 0) * self.step.denominator / self.step.numerator
+        whole = np.trunc(scaled)
+        with np.errstate(invalid="ignore"):
+            whole += np.sign(scaled) * (np.abs(scaled - whole) >= 0.5)
+        inside = [min(max(int(v), self.low), self.high) if abs(v) < _WIDE else self._end(v) for v in whole.tolist()]
+        found = np.where(there, np.array(inside, np.int64), 0 if self.missing is None else self.missing)
+        return found, there | (self.missing is not None)
+
+    def _end(self, value: float) -> int:
+        return self.high if value > 0 else self.low
+
+    def sql(self) -> str:
+        """The grid integer of a column; NULL where a row has none. No date is too far: what no timestamp holds is clamped first."""
+        quoted = '"' + self.name.replace('"', '""') + '"'
+        if self.dates:
+            first, last = (dt.date(1970, 1, 1) + dt.timedelta(days=day) for day in (self.low, self.high))
+            day, nearest = f"CAST({quoted} AS DATE)", f"round(epoch_us(TRY_CAST({quoted} AS TIMESTAMP)) / 86400000000)"
+            value = (
+                f"CASE WHEN {day} < DATE '{first}' THEN {self.low} WHEN {day} > DATE '{last}' THEN {self.high} "
+                f"WHEN {quoted} IS NOT NULL THEN least({nearest}, {self.high}) END"
+            )
+            return value if self.missing is None else f"coalesce({value}, {self.missing})"
+        scaled = quoted
+        if self.step != 1:
+            scaled = f"CAST({quoted} AS DOUBLE) * {self.step.denominator} / {self.step.numerator}"
+        value = f"least(greatest(round({scaled}), {self.low}), {self.high})"
+        value = f"CASE WHEN {quoted} IS NULL OR isnan(CAST({quoted} AS DOUBLE)) THEN NULL ELSE {value} END"
+        return value if self.missing is None else f"coalesce({value}, {self.missing})"
+
+
+def to_grid(value: Fraction, column: Column) -> int:
+    """A value in grid steps within the bounds, rounded half away from zero."""
+    low, high = column.grid()
+    sign = -1 if value < 0 else 1
+    return min(max(int(sign * ((2 * abs(value) / column.step + 1) // 2)), low), high)
+
+
+def learned(found: Rule, columns: Mapping[str, Column]) -> dict[str, Any]:
+    """The part of a result's document that says what was learned: rule, scales of its columns, SQL predicate."""
+    scales = [Scale.of(name, column) for name, column in columns.items()]
+    return {
+        "hypothesis": found.to_json(),
+        "columns": [scale.to_json() for scale in scales],
+        "sql": found.sql([scale.sql() for scale in scales]),
+    }

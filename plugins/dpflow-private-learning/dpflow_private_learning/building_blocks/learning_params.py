@@ -1,0 +1,188 @@
+"""What all mechanisms of this package share: parameters, the price of one row, labels, and the report in a result.
+
+Relation. The paper replaces one of exactly m rows, with m public. Here m is a constant, the parameter ``rows``: every
+threshold and fraction uses that number, never the number found. All algorithms then hold for one row added, removed or
+replaced alike, and a unit of up to R rows (``limits.rows``) is a path of at most R such rows: the price of the plan is that
+of the unit, and each row gets `per_row` of it. Under replace, ``rows`` is the public number; under add-remove it may be left
+out, and `dpflow_private_learning.building_blocks.noisy_row_count` puts a charged noisy count in its place. A wrong number costs accuracy, never privacy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import AfterValidator, Field
+
+from dpflow.core.accounting import renyi
+from dpflow.core.accounting.amounts import Delta, Epsilon
+from dpflow.core.accounting.events import Approximate, BoundedRange, Event, Pure
+from dpflow.core.contract.declaration import Column, Exact, Table
+from dpflow.core.contract.mechanism import Params
+from dpflow.core.sampling.samplers import MAX_SCALE
+from dpflow.errors import PlanRefused
+from dpflow_private_learning.building_blocks.spend_log import Calls
+from dpflow_private_learning.building_blocks.stability_selection import literal_claim
+
+_GRID = Fraction(1, 10**40)
+
+
+def _inside(value: Fraction) -> Fraction:
+    if not 0 < value < 1 or value.denominator > 10**9:
+        raise ValueError("a share lies strictly between 0 and 1, with at most nine decimals")
+    return value
+
+
+#: A share of the rows or a failure probability: strictly between 0 and 1.
+Share = Annotated[Exact, AfterValidator(_inside)]
+
+#: Stability-based selection as repaired here, or as the paper prints it, which is charged at what that really guarantees.
+Selection = Literal["repaired", "literal"]
+
+#: The declared, public number of rows.
+Rows = Annotated[int, Field(ge=1, le=10**15)]
+
+
+class Priced(Params):
+    """``epsilon``, ``delta``: the price for one unit; delta 0 where the method is pure."""
+
+    epsilon: Epsilon
+    delta: Delta = Fraction(0)
+
+
+class Approximated(Priced):
+    """``alpha``: accuracy as a share of the rows; ``beta``: probability of missing it.
+
+    ``rows``: the public number; left out, under add-remove, a twentieth of epsilon counts them where they matter.
+    """
+
+    rows: Rows | None = None
+    alpha: Share = Fraction(1, 10)
+    beta: Share = Fraction(1, 20)
+
+    @property
+    def n(self) -> int:
+        """The number of rows that thresholds refer to: given, or counted before (`dpflow_private_learning.building_blocks.noisy_row_count`)."""
+        if self.rows is None:
+            raise PlanRefused("rows is missing; give the number of rows")
+        return self.rows
+
+
+def per_row(epsilon: Fraction, delta: Fraction, table: Table) -> tuple[Fraction, Fraction]:
+    """What one row may cost so that a unit's R rows cost (epsilon, delta): epsilon/R, and delta over the sum of e^(i eps/R)."""
+    size = table.limits.rows
+    own = epsilon / size
+    if not delta or size == 1:
+        return own, delta
+    if epsilon > 100:
+        raise PlanRefused("a unit of several rows at an epsilon above 100 leaves no delta for one row; lower epsilon")
+    series = (renyi.exp_up(epsilon) - 1) / (1 / renyi.exp_up(-own) - 1)  # (e^eps - 1)/(e^own - 1), from above
+    small = delta / series
+    return own, small // _GRID * _GRID
+
+
+def need_delta(params: Priced, what: str) -> Fraction:
+    """The plan's delta, which this method cannot do without; at most 1/2 is allowed."""
+    if not 0 < params.delta < Fraction(1, 2):
+        raise PlanRefused(f"{what} needs a delta above 0 and below 1/2, such as 1e-6")
+    return params.delta
+
+
+def need_gate(gate: int, rows: int, what: str) -> None:
+    """Refuse below the number of declared rows that the privacy proof needs."""
+    if rows < gate:
+        raise PlanRefused(
+            f"{what} is private only from {gate} rows, and rows says {rows}: its proof fails below; take a larger alpha, "
+            f"epsilon or delta, or another method"
+        )
+
+
+def need_scale(scale: Fraction) -> Fraction:
+    """A noise scale that can be drawn."""
+    if scale > MAX_SCALE:
+        raise PlanRefused("epsilon needs noise of more than 2^50 rows; take a larger epsilon")
+    return scale
+
+
+def claim(epsilon: Fraction, delta: Fraction, exponential: bool = False) -> Event:
+    """The event of a whole run: bounded range for one exponential mechanism, pure, or approximate."""
+    if exponential:
+        return BoundedRange(epsilon)
+    return Approximate(epsilon, delta) if delta else Pure(epsilon)
+
+
+def printed(epsilon: Fraction, delta: Fraction, selections: int, pure: Fraction, table: Table) -> Event:
+    """The event of a run with so many selections by stability as printed, each called with (epsilon, delta), and pure calls.
+
+    Each counts as (2 epsilon, delta e^(2 epsilon)/(1 + e^-epsilon)), rounded up to 30 decimals as its call shows it. Raises
+    `PlanRefused` where that guarantees nothing, or for units of several rows.
+    """
+    if table.limits.rows > 1:
+        raise PlanRefused("stability as printed is for one row a unit; declare limits: {rows: 1}")
+    if epsilon > 10 or selections * literal_claim(epsilon, delta)[1] >= 1:
+        raise PlanRefused("stability as printed guarantees nothing here; take the repaired one")
+    true, chance = literal_claim(epsilon, delta)
+    return claim(pure + selections * true, selections * -(-chance * 10**30 // 1) / Fraction(10**30))
+
+
+def moves(table: Table) -> int:
+    """How far one row can move two counts apart: 2 where a row is replaced, 1 where rows only come or go."""
+    return 2 if table.neighbours == "replace" else 1
+
+
+def domain(table: Table, name: str) -> tuple[Column, int, int]:
+    """A bounded column, its lowest grid integer, and the last position counted from there."""
+    column = table.bounded(name)
+    low, high = column.grid()
+    return column, low, high - low
+
+
+def check_label(table: Table, name: str) -> None:
+    """Refuse a label column that does not say which rows are positive."""
+    column = table.column(name)
+    if column.keys is not None:
+        if len(column.keys) == 2:
+            return
+    elif column.lower is not None and column.grid() == (0, 1):
+        return
+    raise PlanRefused(
+        f"column {name!r} cannot be a label: declare lower: 0, upper: 1, or two keys of which the second is positive"
+    )
+
+
+def positive(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which rows are positive: 1, or the second key; anything else is negative."""
+    return np.asarray(labels == 1, bool)
+
+
+def report(
+    method: str, calls: Calls, *, needed: float, rows: int | None, status: str = "ok", **more: Any
+) -> dict[str, Any]:
+    """The document of a result: the method, whether its accuracy is proven at this size, what it called.
+
+    ``assumes`` among the rest says what the data must fulfil for that; the price holds without it.
+    """
+    proven = "not stated: no rows given" if rows is None else "proven" if needed <= rows else "unproven at this size"
+    return {
+        "method": method,
+        "status": status,
+        "accuracy": proven,
+        "rows": rows,
+        "rows_for_proof": math.ceil(needed) if needed < 1e15 else None,
+        "calls": calls.to_json(),
+        **more,
+    }
+
+
+def distinct(values: NDArray[Any], weights: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], list[NDArray[np.int64]]]:
+    """Distinct values, ascending, and for each list of row weights its sums by value."""
+    if not len(values):
+        return values, [np.zeros(0, np.int64) for _ in weights]
+    order = np.argsort(values, kind="stable")
+    ordered = values[order]
+    first = np.concatenate([[0], np.flatnonzero(ordered[1:] != ordered[:-1]) + 1])
+    return ordered[first], [np.add.reduceat(weight[order].astype(np.int64), first) for weight in weights]

@@ -1,0 +1,82 @@
+"""Prefix fractions by a tree of noisy counts: pure, and practical from 10^5 rows over 2^64 (not in the paper; Chan, Shi, Song
+2010; Dwork, Naor, Pitassi, Rothblum 2010).
+
+Definition: a range is halved; the left half gets its count plus discrete Laplace noise of scale s d/epsilon, the right half
+what is left of the range's estimate; the root's estimate is the declared number of rows. Halves with an estimate of at least
+alpha n/2 are halved again, the ceil(6/alpha) largest of a level at most, down to single points: d levels. A half that is not
+divided becomes copies of its last point. Prefix sums are made to ascend between 0 and n.
+
+Claim: epsilon-DP. On each level one row counts in at most one left half, so it moves the counts of a level by s in all (1 if
+rows come or go, 2 if they are replaced), which costs epsilon/d; what is divided on the next level depends on released counts.
+
+Accuracy: a prefix at an end of a half is a sum of at most d noises. All 2^d of them stay within E with probability 1 - beta,
+E = v sqrt(8 L), v = (s d/epsilon) max(sqrt d, sqrt(2 L)), L = ln(2 2^d/beta). If E <= alpha n/6, halves that are
+divided hold at least alpha n/6 rows, so at most 6/alpha are; those that are not hold at most 5 alpha n/6, and every prefix is
+within alpha n.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+
+from dpflow.core.sampling.samplers import discrete_laplace
+from dpflow_private_learning.building_blocks.log_bounds import ceil_log2
+from dpflow_private_learning.building_blocks.spend_log import Calls
+from dpflow_private_learning.building_blocks.step_function import Array
+from dpflow_private_learning.building_blocks.synopsis import Synopsis
+
+
+def level_scale(end: int, epsilon: Fraction, moves: int) -> Fraction:
+    """Scale of the noise of every count."""
+    return moves * max(ceil_log2(end + 1), 1) / epsilon
+
+
+def tree(
+    x: Array, counts: Array, end: int, rows: int, alpha: Fraction, epsilon: Fraction, moves: int, calls: Calls
+) -> Synopsis:
+    """The artificial column of ``rows`` rows over 0..end."""
+    levels, scale = ceil_log2(end + 1), level_scale(end, epsilon, moves)
+    if levels:
+        calls.pay("tree", epsilon)
+    sums = np.concatenate([[0], np.cumsum(counts)])
+    prefix: dict[int, int] = {end + 1: rows}  # rows below a position, as estimated
+    ranges = [(0, 0)]  # first point, and the estimate of what lies below it
+    for level in range(levels, 0, -1):
+        half = 1 << (level - 1)
+        divided = _largest(ranges, prefix, 1 << level, end, alpha, rows)
+        noise = discrete_laplace(scale, len(divided), calls.source)
+        ranges = []
+        for (first, below), z in zip(divided, noise.tolist()):
+            middle = first + half
+            if middle <= end:  # else the right half holds no point, and nothing is to be estimated
+                prefix[middle] = below + int(sums[_place(x, middle)] - sums[_place(x, first)]) + z
+                ranges.append((middle, prefix[middle]))
+            ranges.append((first, below))
+    return _ascending(prefix, rows)
+
+
+def _largest(
+    ranges: list[tuple[int, int]], prefix: dict[int, int], length: int, end: int, alpha: Fraction, rows: int
+) -> list[tuple[int, int]]:
+    """The ranges that are worth dividing, by their first point."""
+    sized = [(prefix[min(first + length, end + 1)] - below, first, below) for first, below in ranges]
+    worth = sorted((item for item in sized if 2 * item[0] >= alpha * rows), reverse=True)
+    return sorted((first, below) for _, first, below in worth[: math.ceil(6 / alpha)])
+
+
+def _place(x: Array, point: int) -> int:
+    """How many distinct values lie below a point."""
+    return int(np.searchsorted(x, point if x.dtype == object else np.uint64(point), side="left"))
+
+
+def _ascending(prefix: dict[int, int], rows: int) -> Synopsis:
+    """Copies of the last point before each position, as many as the prefix grows there."""
+    weights, reached = {}, 0
+    for position, estimate in sorted(prefix.items()):
+        now = max(reached, min(estimate, rows))
+        weights[position - 1] = now - reached
+        reached = now
+    return Synopsis.of(weights)

@@ -1,0 +1,186 @@
+"""SanThresholds (section 4.3, Figure 11, Lemmas 4.8 to 4.12, Theorem 4.13): all prefix fractions of an ordered column.
+
+One call on a range [k, l]: if a noisy count says that the range is light, its rows become copies of l. Otherwise RecConcave
+finds the power Z such that some interval of 2Z points is moderately heavy, the choosing mechanism picks one, its rows become
+copies of its upper end, and both sides are called in turn. At most c = ceil(77/alpha) calls are made in all.
+
+Where the paper is silent: copies are max(0, noisy count); if the choosing mechanism gives nothing, the call ends as for a
+light range, with the count it already has; a range of one point needs no length; without any copy all answers are 0.
+
+Claim: at most four mechanisms in a call, each (e, d)-DP: by Theorem 2.5 for 4c of them (epsilon, delta)-DP, if the declared
+rows are at least the choosing mechanism's gate for accuracy alpha/64 and growth 2, in the inner values.
+
+When not to use it: below hundreds of millions of rows its accuracy is not proven; `dpflow_private_learning.building_blocks.prefix_tree`
+needs 10^5 and is pure. It still runs, and measures well, from the gate on.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+import numpy as np
+
+from dpflow.core.sampling.samplers import discrete_laplace
+from dpflow_private_learning.building_blocks.adaptive_calls import inner
+from dpflow_private_learning.building_blocks.choosing_mechanism import choosing, gate
+from dpflow_private_learning.building_blocks.log_bounds import ceil_log2
+from dpflow_private_learning.building_blocks.rec_concave import Budget, best_levels, rec_concave, share
+from dpflow_private_learning.building_blocks.spend_log import Calls
+from dpflow_private_learning.building_blocks.step_function import Array, Pieces
+from dpflow_private_learning.building_blocks.synopsis import Synopsis
+
+_QUARTER = Fraction(1, 4)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Inner values: calls c, price of each mechanism, and the accuracy with the declared rows that all fractions refer to."""
+
+    calls: int
+    epsilon: Fraction
+    delta: Fraction
+    alpha: Fraction
+    rows: int
+    beta: float
+
+    @property
+    def gate(self) -> int:
+        """The least declared number of rows for which the claim is proved."""
+        return gate(self.alpha / 64, self.epsilon, self.delta, 2)
+
+
+def plan(
+    alpha: Fraction, beta: Fraction, epsilon: Fraction, delta: Fraction, rows: int, budget: Budget = "tight"
+) -> Plan:
+    """Divide a target (epsilon, delta) for one row."""
+    c = math.ceil(77 / alpha)
+    small = min(Fraction(1), inner(epsilon, delta / 5, 4 * c, budget))
+    return Plan(c, small, delta / (5 * c), alpha, rows, float(beta / (3 * c)))
+
+
+def san_thresholds(x: Array, counts: Array, end: int, given: Plan, calls: Calls) -> tuple[Synopsis, int]:
+    """The artificial column over 0..end for ascending distinct positions with their counts, and how many calls it took."""
+    run = _Run(x, np.concatenate([[0], np.cumsum(counts)]), given, calls)
+    todo = [(0, end)]
+    while todo and run.used < given.calls:
+        run.used += 1
+        todo.extend(reversed(run.call(*todo.pop())))  # the left side first
+    return Synopsis.of(run.weights), run.used
+
+
+@dataclass
+class _Run:
+    x: Array
+    sums: Array
+    given: Plan
+    calls: Calls
+    used: int = 0
+    weights: dict[int, int] = field(default_factory=dict)
+
+    def call(self, low: int, high: int) -> list[tuple[int, int]]:
+        """One call of the figure; returns the ranges to be called next."""
+        heavy = self.given.alpha * self.given.rows
+        noisy = self._noisy(low, high)
+        if noisy < heavy / 8:
+            return self._copies(high, noisy)
+        found = self._interval(low, high, heavy)
+        if found is None:
+            return self._copies(high, noisy)
+        a, b = found
+        self._copies(b, self._noisy(a, b))
+        return [side for side in ((low, a - 1), (b + 1, high)) if side[0] <= side[1]]
+
+    def _copies(self, point: int, number: int) -> list[tuple[int, int]]:
+        self.weights[point] = self.weights.get(point, 0) + max(0, number)
+        return []
+
+    def _noisy(self, low: int, high: int) -> int:
+        self.calls.pay("laplace", self.given.epsilon)
+        first, last = self._slice(low, high)
+        noise = int(discrete_laplace(1 / self.given.epsilon, 1, self.calls.source)[0])
+        return int(self.sums[last] - self.sums[first]) + noise
+
+    def _slice(self, low: int, high: int) -> tuple[int, int]:
+        """The distinct values inside a range."""
+        first = int(np.searchsorted(self.x, _same(self.x, low), side="left"))
+        return first, int(np.searchsorted(self.x, _same(self.x, high), side="right"))
+
+    def _interval(self, low: int, high: int, heavy: Fraction) -> tuple[int, int] | None:
+        """A moderately heavy interval, or None where nothing was chosen."""
+        given, powers = self.given, ceil_log2(high - low + 1)
+        z = 0
+        if powers:
+            score = self._score(low, high, powers, heavy)
+            levels = best_levels(powers, 0.25, float(given.epsilon), float(given.delta), given.beta)
+            step = share(powers, levels, given.epsilon, given.delta)
+            z, _ = rec_concave(score, heavy / 32, _QUARTER, step, self.calls)
+        first, last = self._slice(low, high)
+        x, counts = self.x[first:last], np.diff(self.sums[first : last + 1])
+        if z == 0:
+            i = choosing(counts, given.rows, given.alpha / 64, given.epsilon, given.delta, self.calls)
+            return None if i is None else (int(x[i]), int(x[i]))
+        starts, sums = self._blocks(x, counts, low, z)
+        i = choosing(sums, given.rows, given.alpha / 64, given.epsilon, given.delta, self.calls)
+        if i is None:
+            return None
+        return int(starts[i]), min(int(starts[i]) + (2 << z) - 1, high)
+
+    def _blocks(self, x: Array, counts: Array, low: int, z: int) -> tuple[Array, Array]:
+        """The touched blocks of 2^(z+1) points from ``low`` and from 2^z later: where they start, and their rows."""
+        starts, sums = [], []
+        for offset in (low, low + (1 << z)):
+            inside = x >= offset
+            if not inside.any():
+                continue
+            distance: Array = x[inside] - _same(x, offset)
+            at: Array = distance >> _same(x, z + 1) if z < 63 else distance * _same(x, 0)
+            blocks, place = np.unique(at, return_inverse=True)
+            starts.append(np.array([offset + (int(b) << (z + 1)) for b in blocks], dtype=object))
+            sums.append(np.zeros(len(blocks), np.int64))
+            np.add.at(sums[-1], place, counts[inside])
+        if not starts:
+            return np.zeros(0, object), np.zeros(0, np.int64)
+        return np.concatenate(starts), np.concatenate(sums)
+
+    def _score(self, low: int, high: int, powers: int, heavy: Fraction) -> Pieces:
+        """Q(j) = min(I(j) - alpha m/32, 3 alpha m/32 - I(j-1)), where I(j) is the most rows in 2^j points of the range."""
+        first, last = self._slice(low, high)
+        most = window_maxima(self.x[first:last], self.sums[first : last + 1], high, powers)
+        unit = (heavy / 32).denominator
+        least = int(heavy / 32 * unit)
+        before = [0, *most[:-1]]
+        return Pieces.of(
+            range(powers + 1),
+            powers,
+            [min(now * unit - least, 3 * least - last * unit) for now, last in zip(most, before)],
+            unit,
+        )
+
+
+def window_maxima(x: Array, sums: Array, high: int, powers: int) -> list[int]:
+    """I(0), ..., I(powers): the most rows in an interval of 2^j integers, for ascending values up to ``high``."""
+    if not len(x):
+        return [0] * (powers + 1)
+    total = int(sums[-1] - sums[0])
+    narrow = int((x[1:] - x[:-1]).min()) if len(x) > 1 else high + 1
+    single = int(np.diff(sums).max())
+    found: list[int] = []
+    for j in range(powers + 1):
+        reach = (1 << j) - 1
+        if found and found[-1] == total:
+            found.append(total)
+        elif reach < narrow:
+            found.append(single)
+        elif reach >= int(x[-1]) - int(x[0]):
+            found.append(total)
+        else:
+            last = np.minimum(x, _same(x, high - reach)) + _same(x, reach)
+            found.append(int((sums[np.searchsorted(x, last, side="right")] - sums[:-1]).max()))
+    return found
+
+
+def _same(x: Array, value: int) -> int | np.uint64:
+    """A position in the type that an array has."""
+    return value if x.dtype == object else np.uint64(value)

@@ -1,0 +1,42 @@
+"""What a run of base mechanisms spends: the source they draw from, and the list of calls that a test adds up again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+from dpflow.core.accounting.amounts import text
+from dpflow.core.sampling.randomness import Source
+
+NOTHING = Fraction(0)
+_DELTAS = Fraction(10**30)
+
+
+@dataclass
+class Calls:
+    """One run. Every base mechanism draws from ``source`` and notes its own (epsilon, delta) in ``spent``.
+
+    How many calls a run makes may depend on outputs that were drawn privately before, never on the rows; the price of a
+    release is an upper bound of every possible run.
+    """
+
+    source: Source
+    spent: list[tuple[str, Fraction, Fraction]] = field(default_factory=list)
+
+    def pay(self, name: str, epsilon: Fraction, delta: Fraction = NOTHING) -> None:
+        """Note one call of a base mechanism."""
+        self.spent.append((name, epsilon, delta))
+
+    def total(self) -> tuple[Fraction, Fraction]:
+        """Basic composition of all calls so far."""
+        return sum((e for _, e, _ in self.spent), NOTHING), sum((d for _, _, d in self.spent), NOTHING)
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Calls by mechanism and price; a delta is rounded up to 30 decimals, as in a plan."""
+        found = Counter(self.spent)
+        return [
+            {"call": name, "epsilon": text(e), "delta": text(-(-d * _DELTAS // 1) / _DELTAS), "times": times}
+            for (name, e, d), times in sorted(found.items())
+        ]

@@ -1,0 +1,76 @@
+"""Weighted points: what a sanitizer of one ordered column gives, as answers, as a table, and on the way back from one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpflow.core.contract.declaration import Column, Table
+from dpflow.core.contract.results import Synthetic
+from dpflow.errors import PlanRefused
+
+_TAKEN = ("release_id", "block", "weight", "label")
+
+
+@dataclass(frozen=True)
+class Synopsis:
+    """Ascending positions with whole, nonnegative weights: an artificial column of sum(weights) rows.
+
+    It was drawn privately: whatever is computed from it is free.
+    """
+
+    points: tuple[int, ...]
+    weights: tuple[int, ...]
+
+    @classmethod
+    def of(cls, weights: dict[int, int]) -> Synopsis:
+        """Points with a weight above 0, in order."""
+        kept = sorted((point, weight) for point, weight in weights.items() if weight > 0)
+        return cls(tuple(point for point, _ in kept), tuple(weight for _, weight in kept))
+
+    @property
+    def size(self) -> int:
+        """Rows of the artificial column."""
+        return sum(self.weights)
+
+    def below(self, positions: Sequence[int] | NDArray[Any]) -> NDArray[np.float64]:
+        """The share of rows below each position; 0 for an empty column."""
+        points, sums = np.array(self.points, dtype=object), np.concatenate([[0], np.cumsum(self.weights, dtype=float)])
+        places = np.searchsorted(points, np.asarray(positions, dtype=object), side="left")
+        return np.asarray(sums[places.astype(np.intp)] / max(self.size, 1), float)
+
+    def share(self, points: Sequence[int]) -> float:
+        """The share of rows at some points: the answer to a point or k-point query."""
+        weight = dict(zip(self.points, self.weights))
+        return sum(weight.get(point, 0) for point in points) / max(self.size, 1)
+
+    def table(self, name: str, column: Column, low: int) -> Synthetic:
+        """The artificial column in its own unit, with a weight for each value."""
+        return Synthetic(
+            ((name, kind(column)), ("weight", "whole")),
+            tuple((in_unit(column, low + point), weight) for point, weight in zip(self.points, self.weights)),
+        )
+
+
+def kind(column: Column) -> str:
+    """What an artificial column holds: dates, whole numbers, or numbers."""
+    return "date" if column.dates else "whole" if column.step.denominator == 1 else "number"
+
+
+def in_unit(column: Column, grid: int) -> int | float | str:
+    """A grid integer in the column's unit, all whole numbers exactly."""
+    if column.dates:
+        return column.unit(grid)
+    value = grid * column.step
+    return int(value) if column.step.denominator == 1 else float(value)
+
+
+def check_name(table: Table, name: str) -> None:
+    """Refuse a column whose name the artificial table needs for itself."""
+    table.bounded(name)
+    if name.casefold() in _TAKEN:
+        raise PlanRefused(f"a sanitized table has a column {name!r} of its own; read the column under another name")

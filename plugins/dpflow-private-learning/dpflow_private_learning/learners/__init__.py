@@ -1,1 +1,0 @@
-"""Learners: a labelled private table in, a rule out."""

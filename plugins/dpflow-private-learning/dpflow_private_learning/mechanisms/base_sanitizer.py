@@ -1,0 +1,45 @@
+"""The pure sanitizers that other constructions are built on, as one function of a class and a number of rows."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpflow_private_learning.building_blocks.prefix_tree import tree
+from dpflow_private_learning.building_blocks.row_bounds import peeling_rows, tree_rows
+from dpflow_private_learning.building_blocks.spend_log import Calls
+from dpflow_private_learning.building_blocks.synopsis import Synopsis
+from dpflow_private_learning.mechanisms.sanitize_points import listed, proper, rounds
+from dpflow_private_learning.mechanisms.sanitizer_transforms import Rules
+
+
+def sanitized(
+    rules: Rules,
+    values: NDArray[Any],
+    counts: NDArray[np.int64],
+    end: int,
+    rows: int,
+    alpha: Fraction,
+    beta: Fraction,
+    epsilon: Fraction,
+    moves: int,
+    calls: Calls,
+) -> Synopsis:
+    """An artificial column of ``rows`` rows over 0..end for distinct values: by peeling for points, by the tree for thresholds.
+
+    epsilon-DP for one row, added or removed (``moves`` = 1) or replaced (``moves`` = 2).
+    """
+    if rules == "thresholds":
+        return tree(values, counts, end, rows, alpha, epsilon, moves, calls)
+    plan = rounds("exponential", end + 1, 1, alpha, beta, rows, epsilon, Fraction(0), "tight")
+    return proper(listed(values, counts, end, plan, calls), rows, alpha, end)[0]
+
+
+def rows_for(rules: Rules, size: int, alpha: Fraction, beta: Fraction, epsilon: Fraction, moves: int) -> float:
+    """Rows from which `sanitized` is within alpha with probability 1 - beta."""
+    if rules == "thresholds":
+        return tree_rows(size, alpha, beta, epsilon, moves)
+    return peeling_rows(size, alpha, beta, epsilon)

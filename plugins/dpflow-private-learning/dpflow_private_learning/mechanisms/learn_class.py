@@ -1,0 +1,196 @@
+"""Learn any finite class by the exponential mechanism (section 2.5.2, after Kasiviswanathan et al. 2008), and private learning
+with public points (section 6.2).
+
+Definition: q(h) = rows that h gets right; a rule is drawn with probability proportional to exp(epsilon q/2), exactly.
+
+- `LearnClass`: all points or thresholds of a column (over pieces, whatever its range), or rules listed in the plan.
+- `LearnSemiPrivate`: the plan holds public, unlabelled points from the same distribution. One rule for each way in which the class
+  can label them is enough: few rules, so few private rows, however large the column's range.
+
+Claim: epsilon-bounded range for whole rows. The class is a function of the plan.
+
+Accuracy: with probability 1 - beta, the drawn rule errs on at most alpha n/2 rows more than the best one, from
+(4/(alpha epsilon)) ln(2|H|/beta) rows.
+
+When not to use it: for infinite classes, or finite ones too large to list that are neither points nor thresholds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from dpflow.core.accounting.events import Event
+from dpflow.core.contract.declaration import Column, Exact, Table
+from dpflow.core.contract.mechanism import Mechanism
+from dpflow.core.contract.requests import Answer, Records
+from dpflow.core.contract.results import Result, Row
+from dpflow.core.sampling.randomness import Source
+from dpflow.errors import InvalidInput, PlanRefused
+from dpflow_private_learning.building_blocks import learning_params
+from dpflow_private_learning.building_blocks.exponential_mechanism import exponential, select
+from dpflow_private_learning.building_blocks.hypotheses import (
+    Point,
+    Rectangle,
+    Rule,
+    Threshold,
+    learned,
+    rule,
+    to_grid,
+)
+from dpflow_private_learning.building_blocks.projection import CLASSES
+from dpflow_private_learning.building_blocks.row_bounds import exponential_rows
+from dpflow_private_learning.building_blocks.spend_log import Calls
+from dpflow_private_learning.building_blocks.step_function import Pieces, relative
+from dpflow_private_learning.mechanisms.learn_thresholds import threshold_score
+
+
+class LearnClassParams(learning_params.Approximated):
+    """``columns``: bounded. ``label``: 0/1 bounded, or two keys, the second positive.
+
+    ``rules``: points or thresholds of one column, or a list of rules as the documents of learners write them, on grid integers;
+    points and thresholds in a list read the first column.
+    """
+
+    columns: tuple[str, ...] = Field(min_length=1)
+    label: str
+    rules: Literal["points", "thresholds"] | tuple[Mapping[str, Any], ...] = "thresholds"
+
+
+def point_score(x: NDArray[Any], labels: NDArray[np.bool_], end: int) -> Pieces:
+    """Rows that "x = j" gets right, for j in 0..end: all negatives, plus positives less negatives at j."""
+    values, (ones, zeros) = learning_params.distinct(x, [labels, ~labels])
+    around = Pieces.around(values, ones - zeros, end)
+    return Pieces(around.starts, around.end, around.values + int(zeros.sum()))
+
+
+def matrix(table: Table, names: Sequence[str], answer: Answer) -> NDArray[np.int64]:
+    """Grid integers, one row a row."""
+    return np.column_stack([answer.columns[name] for name in names])
+
+
+def right(rules: Sequence[Rule], x: NDArray[Any], labels: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """How many rows each rule gets right; thresholds and points are counted from the sorted column."""
+    ones, zeros = np.sort(x[labels, 0]), np.sort(x[~labels, 0])
+    if all(isinstance(one, Threshold) for one in rules):
+        at = np.array([one.below for one in rules])  # type: ignore[attr-defined]
+        return np.searchsorted(ones, at) + len(zeros) - np.searchsorted(zeros, at)
+    if all(isinstance(one, Point) for one in rules):
+        at = np.array([one.at for one in rules])  # type: ignore[attr-defined]
+        here = [np.searchsorted(part, at, "right") - np.searchsorted(part, at) for part in (ones, zeros)]
+        return np.asarray(here[0] + len(zeros) - here[1], np.int64)
+    return np.array([int((one.predict(x) == labels).sum()) for one in rules], dtype=np.int64)
+
+
+class _ByScore(Mechanism[Any]):
+    """What both mechanisms share: labels, records, the event."""
+
+    def event(self, params: Any, table: Table) -> Event:
+        learning_params.check_label(table, params.label)
+        self._rules(params, table)
+        epsilon, _ = learning_params.per_row(params.epsilon, params.delta, table)
+        learning_params.need_scale(2 / epsilon)
+        return learning_params.claim(params.epsilon, params.delta * 0, exponential=True)
+
+    def statistic(self, params: Any, table: Table) -> Records:
+        self._columns(params, table)
+        return Records((*params.columns, params.label), table.limits.rows)
+
+    def _columns(self, params: Any, table: Table) -> dict[str, Column]:
+        return {name: table.bounded(name) for name in params.columns}
+
+    def _rules(self, params: Any, table: Table) -> Sequence[Rule] | None:
+        raise NotImplementedError
+
+    def _result(
+        self, params: Any, table: Table, found: Rule, size: int, calls: Calls, method: str = "exponential"
+    ) -> Result:
+        epsilon, _ = learning_params.per_row(params.epsilon, params.delta, table)
+        columns = self._columns(params, table)
+        document = learning_params.report(
+            method,
+            calls,
+            needed=exponential_rows(size, params.alpha, params.beta, epsilon),
+            rows=params.rows,
+            rules=str(size),
+            **learned(found, columns),
+        )
+        return Result((Row("", "rule", document["sql"]),), document)
+
+
+class LearnClass(_ByScore):
+    """A rule of a finite class that gets nearly as many rows right as the best one."""
+
+    name = "learn_class"
+    summary = "learn a rule of any finite class: points, thresholds, or rules listed in the plan"
+    citation = "McSherry, Talwar 2007; Kasiviswanathan, Lee, Nissim, Raskhodnikova, Smith 2008"
+    Params = LearnClassParams
+
+    def _rules(self, params: LearnClassParams, table: Table) -> list[Rule] | None:
+        columns = self._columns(params, table)
+        if isinstance(params.rules, str):
+            if len(columns) != 1:
+                raise PlanRefused("points and thresholds are rules of one column; name one, or list the rules")
+            return None
+        if not params.rules:
+            raise PlanRefused("a class needs at least one rule")
+        listed = [rule(one) for one in params.rules]
+        if any(isinstance(one, Rectangle) and len(one.lower) != len(columns) for one in listed):
+            raise InvalidInput(f"a rectangle here has {len(columns)} sides, one for each of {', '.join(columns)}")
+        return listed
+
+    def draw(self, params: LearnClassParams, table: Table, answer: Answer, source: Source) -> Result:
+        epsilon, _ = learning_params.per_row(params.epsilon, params.delta, table)
+        calls, labels = Calls(source), learning_params.positive(answer.columns[params.label])
+        listed = self._rules(params, table)
+        if listed is not None:
+            scores = right(listed, matrix(table, params.columns, answer), labels)
+            return self._result(params, table, listed[select(scores, epsilon, calls)], len(listed), calls)
+        name = params.columns[0]
+        _, low, end = learning_params.domain(table, name)
+        x = relative(answer.columns[name], low)
+        if params.rules == "points":
+            point: Rule = Point(low + exponential([point_score(x, labels, end)], epsilon, calls))
+            return self._result(params, table, point, end + 1, calls)
+        cut = exponential([threshold_score(x, labels, end + 1)], epsilon, calls)
+        return self._result(params, table, Threshold(low + cut), end + 2, calls)
+
+
+class LearnSemiPrivateParams(learning_params.Approximated):
+    """``columns``: bounded. ``label``: 0/1 bounded, or two keys, the second positive. ``public``: public points, each a list of
+    values in the columns' units. ``rules``: points, thresholds or rectangles.
+    """
+
+    columns: tuple[str, ...] = Field(min_length=1)
+    label: str
+    public: tuple[tuple[Exact, ...], ...] = Field(min_length=1)
+    rules: Literal["points", "thresholds", "rectangles"] = "thresholds"
+
+
+class LearnSemiPrivate(_ByScore):
+    """A rule learned from public points and private labels."""
+
+    name = "learn_semi_private"
+    summary = "learn points, thresholds or rectangles with few private rows, from public unlabelled points"
+    citation = "Beimel, Nissim, Stemmer 2013/2016, section 6.2, Example 6.3, Figure 13"
+    Params = LearnSemiPrivateParams
+
+    def _rules(self, params: LearnSemiPrivateParams, table: Table) -> list[Rule]:
+        columns = self._columns(params, table)
+        if any(len(point) != len(columns) for point in params.public):
+            raise PlanRefused(f"every public point needs {len(columns)} values, one for each of {', '.join(columns)}")
+        grid = [[to_grid(value, column) for value, column in zip(p, columns.values())] for p in params.public]
+        bounds = [column.grid() for column in columns.values()]
+        return CLASSES[params.rules](np.unique(np.array(grid, dtype=np.int64), axis=0), bounds)
+
+    def draw(self, params: LearnSemiPrivateParams, table: Table, answer: Answer, source: Source) -> Result:
+        epsilon, _ = learning_params.per_row(params.epsilon, params.delta, table)
+        rules, calls = self._rules(params, table), Calls(source)
+        scores = right(
+            rules, matrix(table, params.columns, answer), learning_params.positive(answer.columns[params.label])
+        )
+        return self._result(params, table, rules[select(scores, epsilon, calls)], len(rules), calls)

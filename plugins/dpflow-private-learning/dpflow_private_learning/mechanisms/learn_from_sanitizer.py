@@ -1,0 +1,59 @@
+"""Learn from sanitized labelled rows (Lemma 5.3, Theorem 5.5): whoever sanitizes C^label learns C, properly.
+
+Definition: `sanitize_labelled`, then the rule of the class that errs least on the artificial rows.
+
+Claim: epsilon-DP, that of the sanitizer: choosing the rule is free, and so is choosing another one later.
+
+Accuracy: with error alpha, beta of the sanitizer on C^label, the rule's true error is at most 2 alpha + gamma above the best,
+with probability 1 - 2 beta, from (50 VC/gamma^2) ln(1/(gamma beta)) rows on (gamma = alpha here).
+
+When not to use it: to learn one rule once: `learn_class` needs far fewer rows.
+"""
+
+from __future__ import annotations
+
+import math
+
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.requests import Answer
+from dpflow.core.contract.results import Result, Row
+from dpflow.core.sampling.randomness import Source
+from dpflow_private_learning.building_blocks import learning_params
+from dpflow_private_learning.building_blocks.hypotheses import Point, Rule, Threshold, learned
+from dpflow_private_learning.building_blocks.noisy_row_count import Counted
+from dpflow_private_learning.building_blocks.spend_log import Calls
+from dpflow_private_learning.mechanisms.sanitize_labelled import (
+    Labelled,
+    SanitizeLabelledParams,
+    best_rule,
+    table_of,
+    wrong,
+)
+
+
+class LearnFromSanitizer(Labelled, Counted[SanitizeLabelledParams]):
+    """The best point or threshold on artificial labelled rows, together with these rows."""
+
+    name = "learn_from_sanitizer"
+    summary = "learn a point or threshold from artificial labelled rows, which stay for any later question"
+    citation = "Beimel, Nissim, Stemmer 2013/2016, Lemma 5.3, Theorem 5.5"
+    Params = SanitizeLabelledParams
+
+    def drawn(self, params: SanitizeLabelledParams, table: Table, answer: Answer, source: Source) -> Result:
+        column, low, end = learning_params.domain(table, params.column)
+        calls = Calls(source)
+        halves, needed = self.halves(params, table, answer, calls)
+        found = best_rule(params.rules, halves, end)
+        shifted: Rule = Threshold(low + found.below) if isinstance(found, Threshold) else found
+        if isinstance(found, Point):
+            shifted = Point(low + found.at)
+        a, b = float(params.alpha), float(params.beta)
+        document = learning_params.report(
+            "algorithm B and the best rule",
+            calls,
+            needed=max(needed, 50 / a**2 * math.log(1 / (a * b))),
+            rows=params.rows,
+            error_on_artificial_rows=float(wrong(halves, found)),
+            **learned(shifted, {params.column: column}),
+        )
+        return Result((Row("", "rule", document["sql"]),), document, table_of(halves, params.column, table))

@@ -1,0 +1,97 @@
+"""Learn which single value is positive (section 3.1, Lemma 3.2): stability, with a number of rows that no domain changes.
+
+Definition: q(x) = positive rows with value x. If the best value is far enough ahead it is the hypothesis; otherwise a uniform
+value of the domain (proper, right if 2^d >= 1/(alpha beta)) or, with ``allow_zero``, the rule that is positive nowhere.
+
+Claim: (epsilon, delta)-DP, one stable selection; with ``selection: literal`` what the printed one really guarantees.
+
+Accuracy: an error of at most alpha with probability 1 - beta, for rows of a point concept, from `point_rows_small` on; the
+paper's own constants are `point_rows`.
+
+When not to use it: for small domains; below about 2^20 points `learn_class` needs fewer rows and is pure.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from dpflow.core.accounting.events import Event
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.mechanism import Mechanism
+from dpflow.core.contract.requests import Answer, Records
+from dpflow.core.contract.results import Result, Row
+from dpflow.core.sampling.randomness import Source
+from dpflow.errors import PlanRefused
+from dpflow_private_learning.building_blocks import learning_params
+from dpflow_private_learning.building_blocks.hypotheses import Nothing, Point, learned
+from dpflow_private_learning.building_blocks.row_bounds import point_rows_small
+from dpflow_private_learning.building_blocks.spend_log import Calls
+from dpflow_private_learning.building_blocks.stability_selection import is_stable, threshold
+from dpflow_private_learning.building_blocks.step_function import relative
+from dpflow_private_learning.mechanisms.mode import leader
+
+
+class LearnPointsParams(learning_params.Approximated):
+    """``column``: bounded. ``label``: 0/1 bounded, or two keys, the second positive. ``allow_zero``: fall back to the rule
+    that is positive nowhere instead of a uniform value. ``selection``: stability repaired, or literal, as printed, which costs
+    more than epsilon and delta say.
+    """
+
+    column: str
+    label: str
+    allow_zero: bool = False
+    selection: learning_params.Selection = "repaired"
+
+
+class LearnPoints(Mechanism[LearnPointsParams]):
+    """The value whose rows are positive."""
+
+    name = "learn_points"
+    summary = "learn which single value of a column is positive, with rows independent of the column's range"
+    citation = "Beimel, Nissim, Stemmer 2013/2016, Lemma 3.2, Remark 3.3; stability repaired"
+    Params = LearnPointsParams
+
+    def event(self, params: LearnPointsParams, table: Table) -> Event:
+        learning_params.check_label(table, params.label)
+        _, _, end = learning_params.domain(table, params.column)
+        epsilon, _ = learning_params.per_row(params.epsilon, learning_params.need_delta(params, self.name), table)
+        learning_params.need_scale(threshold(epsilon, params.delta, 2)[0])
+        if not params.allow_zero and end > 0 and (end + 1) * params.alpha * params.beta < 1:
+            raise PlanRefused(
+                "a uniform fallback misses too often: the column needs 1/(alpha beta) values; set allow_zero: true"
+            )
+        if params.selection == "literal":
+            return learning_params.printed(params.epsilon, params.delta, 1, Fraction(0), table)
+        return learning_params.claim(params.epsilon, params.delta)
+
+    def statistic(self, params: LearnPointsParams, table: Table) -> Records:
+        table.bounded(params.column)
+        return Records((params.column, params.label), table.limits.rows)
+
+    def draw(self, params: LearnPointsParams, table: Table, answer: Answer, source: Source) -> Result:
+        column, low, end = learning_params.domain(table, params.column)
+        epsilon, delta = learning_params.per_row(params.epsilon, params.delta, table)
+        literal = params.selection == "literal"
+        calls, moves = Calls(source), 2 if literal else learning_params.moves(table)
+        chosen = learning_params.positive(answer.columns[params.label])
+        values, (counts,) = learning_params.distinct(
+            relative(answer.columns[params.column][chosen], low), [chosen[chosen]]
+        )
+        best, gap = leader(values, counts)
+        point: int | None = best
+        status = "ok"
+        if end and not is_stable(gap, epsilon, delta, calls, moves, literal):
+            point, status = None if params.allow_zero else source.below(end + 1), "fallback"
+        found = Nothing() if point is None else Point(low + point)
+        needed = point_rows_small(params.alpha, params.beta, epsilon, delta, moves)
+        document = learning_params.report(
+            "stability",
+            calls,
+            needed=needed,
+            rows=params.rows,
+            status=status,
+            assumes="all positive rows have one value, and no others do",
+            **learned(found, {params.column: column}),
+        )
+        value = None if point is None else column.unit(low + point)
+        return Result((Row("", "point", value),), document)

@@ -1,0 +1,145 @@
+"""Releases of quasi-concave promise problems: subclass, give the score as pieces, and RecConcave does the rest.
+
+    class Middle(QuasiConcaveRelease):
+        name, summary, citation = "middle", "a value with many rows on both sides", "an example"
+
+        def score(self, data: Histogram, low: int, end: int) -> Pieces: ...
+
+A score must move by at most 1 with one row added, removed or replaced; it should rise and then fall on good data. The claim
+holds on all data. `UnimodalMode` is the shipped example; docs/private-learning.md has a whole one, with its registration.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import replace
+from fractions import Fraction
+from typing import Literal
+
+from dpflow.core.accounting.events import Event
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.mechanism import Mechanism
+from dpflow.core.contract.requests import Answer, Histogram, SortedValues
+from dpflow.core.contract.results import Result, Row
+from dpflow.core.sampling.randomness import Source
+from dpflow.errors import PlanRefused
+from dpflow_private_learning.building_blocks import learning_params
+from dpflow_private_learning.building_blocks.rec_concave import (
+    Budget,
+    Step,
+    best_levels,
+    depth,
+    nominal,
+    rec_concave,
+    rows_needed,
+    share,
+)
+from dpflow_private_learning.building_blocks.spend_log import Calls
+from dpflow_private_learning.building_blocks.step_function import Pieces, relative
+
+Levels = Literal["auto"] | int
+
+
+class QuasiConcaveParams(learning_params.Priced):
+    """``column``: bounded. ``promise``: the score that some point reaches, in rows; public, a guess costs only accuracy.
+
+    ``alpha``: how much less than promised will do, as a share, at most 1/2. ``beta``: failure. ``levels``: of recursion, 1
+    is the exponential mechanism, auto the one that needs the fewest rows. ``budget``: tight, or the paper's split.
+    ``selection``: stability repaired, or literal, as printed, which costs more than epsilon and delta say.
+    """
+
+    column: str
+    promise: learning_params.Rows
+    alpha: learning_params.Share = Fraction(1, 2)
+    beta: learning_params.Share = Fraction(1, 20)
+    levels: Levels = "auto"
+    budget: Budget = "tight"
+    selection: learning_params.Selection = "repaired"
+
+
+def planned(
+    top: int,
+    levels: Levels,
+    budget: Budget,
+    alpha: Fraction,
+    beta: Fraction,
+    epsilon: Fraction,
+    delta: Fraction,
+    selection: learning_params.Selection = "repaired",
+) -> Step:
+    """The price of each base mechanism. Raises `PlanRefused` where levels are used that delta does not pay."""
+    if alpha > Fraction(1, 2):
+        raise PlanRefused("RecConcave needs an alpha of at most 1/2")
+    if levels == "auto":
+        levels = best_levels(top, float(alpha), float(epsilon), float(delta), float(beta))
+    if levels < 1 or levels > 64:
+        raise PlanRefused("levels is auto or a whole number from 1 to 64")
+    if depth(top, levels) > 1 and not 0 < delta < Fraction(1, 2):
+        raise PlanRefused("more than one level needs a delta above 0 and below 1/2; or take levels: 1, which is pure")
+    step = share(top, levels, epsilon, delta, budget)
+    learning_params.need_scale(2 / step.epsilon)
+    return replace(step, literal=selection == "literal")
+
+
+def price(top: int, step: Step, params: learning_params.Priced, table: Table) -> Event:
+    """The event of a run over 0..top: the plan's price, or what stability as printed really costs."""
+    levels = depth(top, step.levels)
+    if levels == 1:
+        return learning_params.claim(params.epsilon, Fraction(0), exponential=True)
+    if step.literal:
+        return learning_params.printed(step.epsilon, step.delta, 2 * (levels - 1), levels * step.epsilon, table)
+    return learning_params.claim(params.epsilon, params.delta)
+
+
+class QuasiConcaveRelease(Mechanism[QuasiConcaveParams]):
+    """A point of a bounded column with a high score, by RecConcave. Subclasses name themselves and give the score."""
+
+    Params = QuasiConcaveParams
+
+    @abstractmethod
+    def score(self, data: Histogram, low: int, end: int) -> Pieces:
+        """The score over the column's grid, positions 0..end counted from the grid integer ``low``."""
+
+    def _step(self, params: QuasiConcaveParams, table: Table) -> tuple[int, Step]:
+        _, _, end = learning_params.domain(table, params.column)
+        epsilon, delta = learning_params.per_row(params.epsilon, params.delta, table)
+        return end, planned(
+            end, params.levels, params.budget, params.alpha, params.beta, epsilon, delta, params.selection
+        )
+
+    def event(self, params: QuasiConcaveParams, table: Table) -> Event:
+        return price(*self._step(params, table), params, table)
+
+    def statistic(self, params: QuasiConcaveParams, table: Table) -> SortedValues:
+        table.bounded(params.column)
+        return SortedValues(params.column, table.limits.rows)
+
+    def draw(self, params: QuasiConcaveParams, table: Table, answer: Answer, source: Source) -> Result:
+        column, low, _ = learning_params.domain(table, params.column)
+        end, step = self._step(params, table)
+        calls = Calls(source)
+        point, fallback = rec_concave(self.score(answer, low, end), Fraction(params.promise), params.alpha, step, calls)
+        epsilon, delta = nominal(end, step)
+        needed = rows_needed(end, step.levels, *map(float, (params.alpha, epsilon, delta or 0.25, params.beta)))
+        levels = depth(end, step.levels)
+        document = learning_params.report(
+            "exponential" if levels == 1 else "RecConcave",
+            calls,
+            needed=needed,
+            rows=params.promise,
+            status="fallback" if fallback else "ok",
+            levels=levels,
+        )
+        return Result((Row("", self.name, column.unit(low + point)),), document)
+
+
+class UnimodalMode(QuasiConcaveRelease):
+    """The mode of an ordered column whose counts rise and then fall."""
+
+    name = "unimodal_mode"
+    summary = "a value that occurs nearly as often as promised, of a column whose counts rise and then fall"
+    citation = "Beimel, Nissim, Stemmer 2013/2016, Def. 3.6, 3.7 and Figure 5; completion and budget proved here"
+
+    def score(self, data: Histogram, low: int, end: int) -> Pieces:
+        """The number of rows at a point."""
+        return Pieces.around(relative(data.values, low), data.counts, end)

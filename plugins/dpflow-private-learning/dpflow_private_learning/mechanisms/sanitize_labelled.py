@@ -1,0 +1,211 @@
+"""Sanitize labelled rows for err(c): from a sanitizer of C to one of C^label (Lemma 5.4, Figure 12, Algorithm B).
+
+Definition. The rows of either label are counted with noise, rounded to multiples of a step M, padded with the lowest value or
+cut to that number, and sanitized. The error of a rule on the artificial labelled rows is then near its error on the table.
+
+Repair: each half keeps its weight. A half of m rows whose artificial column has s rows counts m/s for each; without that,
+900 rows against 100 would come out as halves of equal weight.
+
+Claim: epsilon-DP. A row that comes or goes moves one count by 1 (one part of epsilon) and one padded half by one replaced row
+(one part, at the inner sanitizer's price for replaced rows). A replaced row may do so in both halves: four parts. The paper
+spends six. Rows are cut in the random order of `Records`; any order that a row does not decide would do.
+
+Accuracy: as Lemma 5.4 has it: 5 a + 4 b with probability 1 - 5 b, with ceil(6/a^2) M rows, where M is (18/b) ln(2/(a b))
+(1 + 1/(m epsilon)) times the m rows that the inner sanitizer needs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from dpflow.core.accounting.events import Event
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.requests import Answer, Records
+from dpflow.core.contract.results import Result, Row, Synthetic
+from dpflow.core.sampling.randomness import Source
+from dpflow.core.sampling.samplers import discrete_laplace
+from dpflow.errors import PlanRefused
+from dpflow_private_learning.building_blocks import learning_params
+from dpflow_private_learning.building_blocks.hypotheses import Point, Rule, Threshold
+from dpflow_private_learning.building_blocks.noisy_row_count import Counted
+from dpflow_private_learning.building_blocks.spend_log import Calls
+from dpflow_private_learning.building_blocks.step_function import Array, relative
+from dpflow_private_learning.building_blocks.synopsis import Synopsis, in_unit, kind
+from dpflow_private_learning.mechanisms.base_sanitizer import rows_for, sanitized
+from dpflow_private_learning.mechanisms.sanitizer_transforms import Rules
+
+#: From distinct values, their counts and the number of rows to an artificial column.
+Inner = Callable[[Array, NDArray[np.int64], int], Synopsis]
+
+
+@dataclass(frozen=True)
+class Half:
+    """The artificial rows of one label, and how many rows they stand for."""
+
+    label: int
+    column: Synopsis
+    rows: int
+
+    @property
+    def each(self) -> Fraction:
+        """The weight of one artificial row."""
+        return Fraction(self.rows, self.column.size) if self.column.size else Fraction(0)
+
+
+def algorithm_b(
+    x: Array,
+    labels: NDArray[np.bool_],
+    step: int,
+    epsilon: Fraction,
+    inner: Inner,
+    calls: Calls,
+) -> tuple[Half, Half]:
+    """Both halves, label 0 first; epsilon is the price of one count, ``inner`` sanitizes a half.
+
+    Padding is counted, never made: noise may ask for any number of rows.
+    """
+    noise = discrete_laplace(1 / epsilon, 2, calls.source)
+    halves = []
+    for label in (0, 1):
+        calls.pay("laplace", epsilon)
+        own = x[labels == bool(label)]
+        noisy = max(0, len(own) + int(noise[label]))
+        rows = (noisy + step // 2) // step * step
+        column = inner(*_padded(own[:rows], rows), rows) if rows else Synopsis((), ())
+        halves.append(Half(label, column, rows))
+    return halves[0], halves[1]
+
+
+def _padded(x: Array, rows: int) -> tuple[Array, NDArray[np.int64]]:
+    """Distinct values with their counts, and as many of the lowest value as are missing to ``rows``."""
+    weights = np.append(np.ones(len(x), np.int64), rows - len(x))
+    values, (counts,) = learning_params.distinct(np.append(x, np.zeros(1, x.dtype)), [weights])
+    return (values, counts) if counts[0] else (values[1:], counts[1:])
+
+
+def wrong(halves: tuple[Half, Half], found: Rule) -> Fraction:
+    """The share of artificial rows that a rule over positions gets wrong; 0 without rows."""
+    total, missed = sum(half.rows for half in halves), Fraction(0)
+    for half in halves:
+        points = np.array(half.column.points, dtype=object).reshape(-1, 1)
+        off = found.predict(points) != bool(half.label)
+        missed += half.each * sum(w for w, bad in zip(half.column.weights, off.tolist()) if bad)
+    return missed / total if total else Fraction(0)
+
+
+def best_rule(rules: Rules, halves: tuple[Half, Half], end: int) -> Rule:
+    """The point or threshold that gets the fewest artificial rows wrong; of equals the lowest. Free."""
+    zeros, ones = ({p: w * half.each for p, w in zip(half.column.points, half.column.weights)} for half in halves)
+    gain = {p: ones.get(p, Fraction(0)) - zeros.get(p, Fraction(0)) for p in sorted({*zeros, *ones})}
+    if rules == "points":
+        outside = next((p for p in range(min(end, len(gain)) + 1) if p not in gain), None)
+        gain |= {} if outside is None else {outside: Fraction(0)}
+        return Point(max(sorted(gain), key=lambda p: gain[p], default=0))
+    best, at, sum_below = Fraction(0), 0, Fraction(0)
+    for p, weight in gain.items():
+        sum_below += weight
+        if sum_below > best:
+            best, at = sum_below, p + 1
+    return Threshold(at)
+
+
+class SanitizeLabelledParams(learning_params.Approximated):
+    """``column``: bounded. ``label``: 0/1 bounded, or two keys, the second positive. ``rules``: points or thresholds.
+
+    ``step``: M, to which the numbers of rows are rounded; alpha^2 rows/6 if left out, as the paper has it.
+    """
+
+    column: str
+    label: str
+    rules: Rules = "thresholds"
+    step: Annotated[int, Field(ge=1)] | None = None
+
+
+class Labelled:
+    """What the mechanisms on sanitized labelled rows share."""
+
+    def claimed(self, params: SanitizeLabelledParams, table: Table) -> Event:
+        self.price(params, table)
+        return learning_params.claim(params.epsilon, Fraction(0))
+
+    def statistic(self, params: SanitizeLabelledParams, table: Table) -> Records:
+        table.bounded(params.column)
+        return Records((params.column, params.label), table.limits.rows)
+
+    def price(self, params: SanitizeLabelledParams, table: Table) -> Fraction:
+        """Epsilon of each part for one row: two parts where rows come and go, four where they are replaced."""
+        learning_params.check_label(table, params.label)
+        end = learning_params.domain(table, params.column)[2]
+        if params.column.casefold() in ("release_id", "block", "weight", "label"):
+            raise PlanRefused(
+                f"a sanitized table has a column {params.column!r} of its own; read it under another name"
+            )
+        epsilon, _ = learning_params.per_row(params.epsilon, Fraction(0), table)
+        own = epsilon / (2 * learning_params.moves(table))
+        rounds = math.ceil(18 / params.alpha) if params.rules == "points" else max((end + 1).bit_length(), 1)
+        learning_params.need_scale(4 * rounds / own)
+        return own
+
+    def halves(
+        self, params: SanitizeLabelledParams, table: Table, answer: Answer, calls: Calls
+    ) -> tuple[tuple[Half, Half], float]:
+        """The artificial rows, and the rows for which their accuracy is proven."""
+        _, low, end = learning_params.domain(table, params.column)
+        own = self.price(params, table)
+        step = params.step or max(1, math.floor(params.alpha**2 * params.n / 6))
+
+        def inner(values: Array, counts: NDArray[np.int64], rows: int) -> Synopsis:
+            return sanitized(params.rules, values, counts, end, rows, params.alpha / 9, params.beta / 5, own, 2, calls)
+
+        x = relative(answer.columns[params.column], low)
+        labels = learning_params.positive(answer.columns[params.label])
+        return algorithm_b(x, labels, step, own, inner, calls), rows_needed(params, end + 1, own)
+
+
+def rows_needed(params: SanitizeLabelledParams, size: int, epsilon: Fraction) -> float:
+    """t = ceil(6/a^2) M at a = alpha/9, b = beta/5 (then 5 a + 4 b <= alpha if beta <= alpha)."""
+    a, b = params.alpha / 9, min(params.alpha / 9, params.beta / 5)
+    inner = rows_for(params.rules, size, a, b, epsilon, 2)
+    return lemma_5_4(inner, float(a), float(b), float(epsilon))
+
+
+def lemma_5_4(rows: float, alpha: float, beta: float, epsilon: float) -> float:
+    """t for an inner sanitizer that needs so many rows."""
+    step = rows * math.ceil(18 / beta * math.log(2 / (alpha * beta)) * (1 + 1 / (rows * epsilon)))
+    return math.ceil(6 / alpha**2) * step
+
+
+def table_of(halves: tuple[Half, Half], name: str, table: Table) -> Synthetic:
+    """Artificial labelled rows: value, label and weight."""
+    column, low, _ = learning_params.domain(table, name)
+    rows: list[tuple[Any, ...]] = []
+    for half in halves:
+        rows += [
+            (in_unit(column, low + p), half.label, float(w * half.each))
+            for p, w in zip(half.column.points, half.column.weights)
+        ]
+    return Synthetic(((name, kind(column)), ("label", "whole"), ("weight", "number")), tuple(rows))
+
+
+class SanitizeLabelled(Labelled, Counted[SanitizeLabelledParams]):
+    """Artificial labelled rows on which every rule of a class errs about as often as on the table."""
+
+    name = "sanitize_labelled"
+    summary = "artificial labelled rows: the error of every point or threshold rule, for free"
+    citation = "Beimel, Nissim, Stemmer 2013/2016, Lemma 5.4, Figure 12; weights repaired, price tightened here"
+    Params = SanitizeLabelledParams
+
+    def drawn(self, params: SanitizeLabelledParams, table: Table, answer: Answer, source: Source) -> Result:
+        calls = Calls(source)
+        halves, needed = self.halves(params, table, answer, calls)
+        rows = tuple(Row(str(half.label), "rows", half.rows) for half in halves)
+        document = learning_params.report("algorithm B", calls, needed=needed, rows=params.rows)
+        return Result(rows, document, table_of(halves, params.column, table))

@@ -1,0 +1,199 @@
+"""Sanitize the frequencies of single values (section 4.2, Figures 9 and 10, Theorems 4.6 and 4.7).
+
+Problem: all 2^d frequencies within alpha, or all sums of k of them. Values are taken off one by one, each with a noisy count;
+everything not listed is estimated as 0.
+
+- ``san-points``: ceil(2k/alpha) rounds of the choosing mechanism and discrete Laplace noise, each with the same share of the
+  budget by Theorem 2.5. Needs a number of rows independent of the domain; refuses to run below the privacy gate of
+  the choosing mechanism. Stops at the first round that chooses nothing.
+- ``exponential``: the same rounds with the exponential mechanism over the whole domain. Pure; not in the paper; needs far
+  fewer rows for every integer type.
+- ``auto``: the one that needs fewer rows.
+
+Claim: (epsilon, delta)-DP, or epsilon-DP for ``exponential``. A value that is listed already has score 0 in later rounds.
+
+The artificial table is proper (Remark 2.18): whole weights that sum to ``rows``, each within alpha rows of its estimate; what
+is left over goes to unlisted values, at most alpha rows each.
+
+When not to use it: for counts by public keys (`histogram`), or for ranges (`sanitize_thresholds`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import Field
+
+from dpflow.core.accounting.events import Event
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.requests import Answer, SortedValues
+from dpflow.core.contract.results import ErrorBound, Result, Row
+from dpflow.core.sampling.randomness import Source
+from dpflow.core.sampling.samplers import discrete_laplace
+from dpflow_private_learning.building_blocks import learning_params
+from dpflow_private_learning.building_blocks.adaptive_calls import each
+from dpflow_private_learning.building_blocks.choosing_mechanism import choosing, gate
+from dpflow_private_learning.building_blocks.exponential_mechanism import exponential
+from dpflow_private_learning.building_blocks.noisy_row_count import Counted
+from dpflow_private_learning.building_blocks.rec_concave import Budget
+from dpflow_private_learning.building_blocks.row_bounds import half_width, peeling_rows, san_points_rows
+from dpflow_private_learning.building_blocks.spend_log import Calls
+from dpflow_private_learning.building_blocks.step_function import Array, Pieces, relative
+from dpflow_private_learning.building_blocks.synopsis import Synopsis, check_name
+
+
+class SanitizePointsParams(learning_params.Approximated):
+    """``column``: bounded. ``k``: points a query may sum. ``method``: auto, san-points or exponential.
+
+    ``budget``: tight, or the paper's split.
+    """
+
+    column: str
+    k: Annotated[int, Field(ge=1, le=10**4)] = 1
+    method: Literal["auto", "san-points", "exponential"] = "auto"
+    budget: Budget = "tight"
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """How a run is divided: rounds, the price of each of the two calls in a round, and the accuracy of choosing."""
+
+    method: str
+    count: int
+    epsilon: Fraction
+    delta: Fraction
+    alpha: Fraction
+    rows: int
+    needed: float
+
+
+def rounds(
+    method: str,
+    size: int,
+    k: int,
+    alpha: Fraction,
+    beta: Fraction,
+    rows: int,
+    epsilon: Fraction,
+    delta: Fraction,
+    budget: Budget,
+) -> Rounds:
+    """Divide a target (epsilon, delta) for one row; ``auto`` takes the method that needs fewer rows."""
+    share = alpha / k
+    count = math.ceil(2 / share)
+    own = epsilon / (2 * count)
+    pure = Rounds("exponential", count, own, Fraction(0), share, rows, peeling_rows(size, share, beta, epsilon))
+    if method == "exponential" or not delta:
+        return pure
+    small, chance = each(epsilon, delta / 5, 2 * count, budget), 2 * delta / (5 * count)
+    needed = san_points_rows(share, beta, epsilon, delta, small, chance)
+    paper = Rounds("san-points", count, small, chance, share / 2, rows, needed)
+    if method == "auto" and (pure.needed <= needed or rows < gate(paper.alpha, small, chance, 1)):
+        return pure
+    return paper
+
+
+def listed(x: Array, counts: Array, end: int, plan: Rounds, calls: Calls) -> dict[int, int]:
+    """Noisy counts of the values that were taken off, by position."""
+    found: dict[int, int] = {}
+    left, scale = counts.copy(), 1 / plan.epsilon
+    for _ in range(plan.count):
+        if plan.method == "exponential":
+            point = exponential([Pieces.around(x, left, end)], plan.epsilon, calls)
+            if point in found:
+                continue
+        else:
+            present = np.flatnonzero(left)
+            chosen = choosing(left[present], plan.rows, plan.alpha, plan.epsilon, plan.delta, calls)
+            if chosen is None:
+                break
+            point = int(x[present[chosen]])
+        at = int(np.searchsorted(x, x.dtype.type(point) if x.dtype != object else point))
+        true = at < len(x) and int(x[at]) == point
+        calls.pay("laplace", plan.epsilon)
+        found[point] = (int(counts[at]) if true else 0) + int(discrete_laplace(scale, 1, calls.source)[0])
+        if true:
+            left[at] = 0
+    return found
+
+
+def proper(estimates: dict[int, int], rows: int, alpha: Fraction, end: int) -> tuple[Synopsis, bool]:
+    """A database of ``rows`` points whose frequencies are within alpha of the estimates, and whether there is one.
+
+    Remark 2.18 for points. Listed points get their estimates. What is then left over goes to unlisted points, first in order,
+    at most alpha rows each, then to listed ones; what is too much is taken from listed ones; again alpha rows each.
+    Post-processing. The paper's wording fills listed points first, which is as close as promised, and less close to the truth.
+    """
+    slack = math.floor(alpha * rows)
+    weights = {point: max(0, count) for point, count in sorted(estimates.items())}
+    left = rows - sum(weights.values())
+    for point in [*weights]:
+        less = min(max(-left, 0), weights[point], slack)
+        weights[point], left = weights[point] - less, left + less
+    point = 0
+    while left > 0 and slack and point <= end:
+        if point not in weights:
+            weights[point] = min(left, slack)
+            left -= weights[point]
+        point += 1
+    for point, count in sorted(estimates.items()):
+        more = min(max(left, 0), max(0, count + slack - weights[point]))
+        weights[point], left = weights[point] + more, left - more
+    return Synopsis.of(weights), left == 0
+
+
+class SanitizePoints(Counted[SanitizePointsParams]):
+    """Frequencies of all values of a bounded column, or of all sets of k of them."""
+
+    name = "sanitize_points"
+    summary = "an artificial column with nearly the same frequency of every value, or of every k values"
+    citation = (
+        "Beimel, Nissim, Stemmer 2013/2016, Theorems 4.6 and 4.7, Remark 2.18; peeling by the exponential mechanism"
+    )
+    Params = SanitizePointsParams
+
+    def _rounds(self, params: SanitizePointsParams, table: Table) -> Rounds:
+        check_name(table, params.column)
+        size = learning_params.domain(table, params.column)[2] + 1
+        if params.method == "san-points":
+            learning_params.need_delta(params, "san-points")
+        epsilon, delta = learning_params.per_row(params.epsilon, params.delta, table)
+        plan = rounds(params.method, size, params.k, params.alpha, params.beta, params.n, epsilon, delta, params.budget)
+        if plan.method == "san-points":
+            learning_params.need_gate(gate(plan.alpha, plan.epsilon, plan.delta, 1), params.n, "san-points")
+        learning_params.need_scale(4 / plan.epsilon)
+        return plan
+
+    def claimed(self, params: SanitizePointsParams, table: Table) -> Event:
+        plan = self._rounds(params, table)
+        return learning_params.claim(params.epsilon, params.delta if plan.method == "san-points" else Fraction(0))
+
+    def statistic(self, params: SanitizePointsParams, table: Table) -> SortedValues:
+        table.bounded(params.column)
+        return SortedValues(params.column, table.limits.rows)
+
+    def drawn(self, params: SanitizePointsParams, table: Table, answer: Answer, source: Source) -> Result:
+        column, low, end = learning_params.domain(table, params.column)
+        plan, calls = self._rounds(params, table), Calls(source)
+        found = listed(relative(answer.values, low), answer.counts, end, plan, calls)
+        made, fits = proper(found, params.n, params.alpha / params.k, end)
+        width = half_width(1 / plan.epsilon)
+        rows = tuple(
+            Row(str(column.unit(low + point)), "count", count, width) for point, count in sorted(found.items())
+        )
+        status = "ok" if fits else "fallback"
+        document = learning_params.report(
+            plan.method, calls, needed=plan.needed, rows=params.rows, status=status, k=params.k
+        )
+        return Result(rows, document, made.table(params.column, column, low))
+
+    def error(self, params: SanitizePointsParams, table: Table) -> ErrorBound:
+        planned = self.planned(params, table)
+        own = self._rounds(planned, table).epsilon
+        if self.counts(params, table) and params.method == "auto":  # below the gate it takes the pure method
+            own = min(own, self._rounds(planned.model_copy(update={"method": "exponential"}), table).epsilon)
+        return ErrorBound({"count": half_width(1 / own)}, "noise of a listed value; others are estimated as 0")

@@ -1,0 +1,103 @@
+"""From one sanitizer to another: fixed size, larger inputs, databases from estimates (Theorem 2.21, Lemma 5.1, Remark 2.18).
+
+What `reduced` and `database` compute from a sanitized column is free. `in_blocks` reads rows: each block's rows go to one run
+of the inner mechanism, so all runs together cost what one does (parallel composition), as long as the block of a row does
+not depend on any row. Blocks are therefore drawn, for each unit on its own. Cut from a sorted table, one row more would move
+a row in every later block.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from typing import Literal, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpflow.core.sampling.randomness import Source
+from dpflow.core.sampling.samplers import uniform
+from dpflow_private_learning.building_blocks.step_function import Array
+from dpflow_private_learning.building_blocks.synopsis import Synopsis
+from dpflow_private_learning.mechanisms.small_domain import candidates
+
+T = TypeVar("T")
+Rules = Literal["points", "thresholds"]
+TRIES = 20
+
+
+def fixed_size(vc: int, alpha: Fraction, beta: Fraction) -> int:
+    """Rows that keep all answers within alpha but with probability beta: (50 VC/alpha^2) ln(1/(alpha beta)) (Theorem 2.14)."""
+    return math.ceil(50 * vc / float(alpha) ** 2 * math.log(1 / float(alpha * beta)))
+
+
+def deviation(rules: Rules, a: Synopsis, b: Synopsis) -> float:
+    """The largest difference of the answers of two columns."""
+    if rules == "points":
+        return max((abs(a.share([p]) - b.share([p])) for p in {*a.points, *b.points}), default=0.0)
+    places = sorted({p + s for p in (*a.points, *b.points) for s in (0, 1)})
+    return float(np.abs(a.below(places) - b.below(places)).max(initial=0.0))
+
+
+def reduced(rules: Rules, found: Synopsis, alpha: Fraction, beta: Fraction, source: Source) -> tuple[Synopsis, bool]:
+    """A column of `fixed_size` rows within alpha of a sanitized one, and whether drawing it succeeded; smaller ones stay.
+
+    Rows are drawn with replacement and drawn again where some answer is too far off.
+    """
+    size = fixed_size(1, alpha, beta)
+    if found.size <= size:
+        return found, True
+    sums = np.cumsum(np.array(found.weights, dtype=np.int64))
+    for _ in range(TRIES):
+        places = np.searchsorted(sums, uniform(found.size, size, source), side="right")
+        kept = np.bincount(places, minlength=len(sums))
+        made = Synopsis.of(dict(zip(found.points, kept.tolist())))
+        if deviation(rules, found, made) <= alpha:
+            return made, True
+    return made, False
+
+
+def amplified_blocks(beta: Fraction) -> int:
+    """Blocks from which failing ones are at most 2 beta of them: (18/beta) ln(1/beta)."""
+    return math.ceil(18 / float(beta) * math.log(1 / float(beta)))
+
+
+def assigned(units: NDArray[np.int64], blocks: int, source: Source) -> NDArray[np.int64]:
+    """A block for every row, the same for all rows of a unit, drawn for each unit on its own."""
+    number = int(units.max()) + 1 if len(units) else 0
+    drawn: NDArray[np.int64] = np.asarray(uniform(blocks, number, source), np.int64)
+    return drawn[units]
+
+
+def in_blocks(units: NDArray[np.int64], x: Array, blocks: int, inner: Callable[[Array], T], source: Source) -> list[T]:
+    """What the inner mechanism gives for the rows of each block."""
+    block = assigned(units, blocks, source)
+    order = np.argsort(block, kind="stable")
+    ends = np.searchsorted(block[order], np.arange(blocks + 1))
+    return [inner(x[order[ends[i] : ends[i + 1]]]) for i in range(blocks)]
+
+
+def joined(parts: list[Synopsis]) -> Synopsis:
+    """All columns one below the other."""
+    weights: dict[int, int] = {}
+    for part in parts:
+        for point, weight in zip(part.points, part.weights):
+            weights[point] = weights.get(point, 0) + weight
+    return Synopsis.of(weights)
+
+
+def database(
+    estimates: Mapping[int, float], classes: NDArray[np.bool_], alpha: float, size: int
+) -> tuple[Synopsis, bool]:
+    """A database of ``size`` points near improper answers, and whether it is within alpha of all: by search, for tiny domains.
+
+    Args:
+        estimates: the answer to each concept, by its row in ``classes``.
+        classes: concepts by points, as `small.concepts` makes them.
+    """
+    made = candidates(classes.shape[1] - 1, size)
+    wanted = np.array([estimates[i] for i in range(len(classes))])
+    worst = np.abs(made @ classes.T / size - wanted).max(axis=1)
+    best = int(np.argmin(worst))
+    return Synopsis.of({point: int(n) for point, n in enumerate(made[best])}), bool(worst[best] <= alpha)

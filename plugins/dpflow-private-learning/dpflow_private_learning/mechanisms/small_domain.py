@@ -1,0 +1,142 @@
+"""A pure sanitizer for any class over a tiny domain (Theorem 2.19, after Blum, Ligett, Roth 2008).
+
+Definition. Every multiset of b points is a candidate; its score is minus the largest difference, in rows, between its answer
+and the table's over all concepts of the class. The exponential mechanism draws one.
+
+Claim: epsilon-bounded range; one row moves every answer, hence every score, by at most 1 row.
+
+Accuracy: some multiset is within N/(4 b) of any table over N points, for every set of points (largest remainders). With that
+at most alpha/2, all answers are within alpha with probability 1 - beta from (4/(alpha epsilon)) ln(K/beta) rows, K multisets.
+
+When not to use it: beyond some ten points; the number of candidates is exponential.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from fractions import Fraction
+from itertools import combinations_with_replacement
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from dpflow.core.accounting.events import Event
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.requests import Answer, SortedValues
+from dpflow.core.contract.results import Result, Row
+from dpflow.core.sampling.randomness import Source
+from dpflow.errors import PlanRefused
+from dpflow_private_learning.building_blocks import learning_params
+from dpflow_private_learning.building_blocks.exponential_mechanism import exponential
+from dpflow_private_learning.building_blocks.hypotheses import Point, Rectangle, Rule, Threshold, rule
+from dpflow_private_learning.building_blocks.noisy_row_count import Counted
+from dpflow_private_learning.building_blocks.spend_log import Calls
+from dpflow_private_learning.building_blocks.step_function import Pieces, relative
+from dpflow_private_learning.building_blocks.synopsis import Synopsis, check_name
+
+MOST = 200_000  # candidates
+WIDEST = 12  # points of the domain
+MOST_ROWS = 2**40
+
+Named = Literal["points", "thresholds", "subsets"]
+
+
+class SanitizeSmallParams(learning_params.Approximated):
+    """``column``: bounded, of at most 12 values. ``rules``: the class whose answers are kept: points, thresholds, subsets (all
+    sets of values), or rules as learners write them. ``size``: points of the artificial column.
+    """
+
+    column: str
+    rules: Named | tuple[Mapping[str, Any], ...] = "thresholds"
+    size: Annotated[int, Field(ge=1, le=10**4)] = 20
+
+
+def concepts(rules: Named | tuple[Mapping[str, Any], ...], low: int, end: int) -> NDArray[np.bool_]:
+    """The class as a matrix, one row a concept and one column a point low..low+end."""
+    points = low + np.arange(end + 1)
+    listed: list[Rule]
+    if rules == "points":
+        listed = [Point(int(v)) for v in points]
+    elif rules == "thresholds":
+        listed = [Threshold(int(v)) for v in (*points, low + end + 1)]
+    elif rules == "subsets":
+        return np.array([[bool(mask >> i & 1) for i in range(end + 1)] for mask in range(2 ** (end + 1))])
+    else:
+        listed = [rule(one) for one in rules]
+        if any(isinstance(one, Rectangle) and len(one.lower) != 1 for one in listed):
+            raise PlanRefused("a rule here is one of a single column")
+    return np.array([one.predict(points[:, None]) for one in listed]).reshape(len(listed), end + 1)
+
+
+def candidates(end: int, size: int) -> NDArray[np.int64]:
+    """All multisets of ``size`` points of 0..end, as counts."""
+    made = np.array(list(combinations_with_replacement(range(end + 1), size)), dtype=np.int64)
+    return np.stack([(made == point).sum(axis=1) for point in range(end + 1)], axis=1)
+
+
+def sanitize_small(
+    counts: NDArray[np.int64],
+    classes: NDArray[np.bool_],
+    rows: int,
+    size: int,
+    epsilon: Fraction,
+    calls: Calls,
+) -> Synopsis:
+    """An artificial column of ``size`` points for the counts of all points 0..end."""
+    made, weights = candidates(len(counts) - 1, size), classes.astype(np.int64).T
+    wanted = size * (counts @ weights)
+    worst = [
+        np.abs(rows * (part @ weights) - wanted).max(axis=1) for part in np.array_split(made, len(made) // 4096 + 1)
+    ]
+    scores = Pieces.of(range(len(made)), len(made) - 1, -np.concatenate(worst), unit=size)
+    found = made[exponential([scores], epsilon, calls)]
+    return Synopsis.of({point: int(n) for point, n in enumerate(found)})
+
+
+class SanitizeSmall(Counted[SanitizeSmallParams]):
+    """A tiny column, for any class of questions."""
+
+    name = "sanitize_small"
+    summary = "an artificial column of few values that keeps the answers of any class: pure, for tiny domains"
+    citation = "Blum, Ligett, Roth 2008, in Beimel, Nissim, Stemmer 2013/2016, Theorem 2.19; sizes proved here"
+    Params = SanitizeSmallParams
+
+    def _classes(self, params: SanitizeSmallParams, table: Table) -> NDArray[np.bool_]:
+        check_name(table, params.column)
+        _, low, end = learning_params.domain(table, params.column)
+        if end >= WIDEST:
+            raise PlanRefused(f"sanitize_small is for columns of at most {WIDEST} values, and this has {end + 1}")
+        if math.comb(params.size + end, end) > MOST:
+            raise PlanRefused(f"a size of {params.size} makes more than {MOST} candidates; take a smaller size")
+        if params.n > MOST_ROWS:
+            raise PlanRefused("sanitize_small counts up to 2^40 rows")
+        found = concepts(params.rules, low, end)
+        if not len(found):
+            raise PlanRefused("a class needs at least one rule")
+        return found
+
+    def claimed(self, params: SanitizeSmallParams, table: Table) -> Event:
+        self._classes(params, table)
+        epsilon, _ = learning_params.per_row(params.epsilon, params.delta, table)
+        learning_params.need_scale(2 * params.size / epsilon)
+        return learning_params.claim(params.epsilon, Fraction(0), exponential=True)
+
+    def statistic(self, params: SanitizeSmallParams, table: Table) -> SortedValues:
+        table.bounded(params.column)
+        return SortedValues(params.column, table.limits.rows)
+
+    def drawn(self, params: SanitizeSmallParams, table: Table, answer: Answer, source: Source) -> Result:
+        column, low, end = learning_params.domain(table, params.column)
+        epsilon, _ = learning_params.per_row(params.epsilon, params.delta, table)
+        counts = np.zeros(end + 1, np.int64)
+        counts[relative(answer.values, low).astype(np.intp)] = np.minimum(answer.counts, MOST_ROWS)
+        calls = Calls(source)
+        found = sanitize_small(counts, self._classes(params, table), params.n, params.size, epsilon, calls)
+        near = Fraction(end + 1, 4 * params.size) <= params.alpha / 2
+        size = math.comb(params.size + end, end)
+        needed = 4 / float(params.alpha * epsilon) * math.log(size / params.beta) if near else math.inf
+        document = learning_params.report("exponential over multisets", calls, needed=needed, rows=params.rows)
+        return Result((Row("", "rows", found.size),), document, found.table(params.column, column, low))

@@ -1,1 +1,0 @@
-"""Sanitizers: a private column in, an artificial table or a list of estimates out, on which every question is free."""

@@ -1,0 +1,294 @@
+"""Calculators: how many rows each method needs, which one to take, what no pure method can do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from dpflow.core.accounting.amounts import Delta, Epsilon
+from dpflow.core.contract.calculator import Calculator, Sheet
+from dpflow.core.contract.declaration import Strict
+from dpflow.errors import InvalidInput
+from dpflow_private_learning.building_blocks import row_bounds
+from dpflow_private_learning.building_blocks.learning_params import Share
+from dpflow_private_learning.building_blocks.log_bounds import log_star
+from dpflow_private_learning.building_blocks.rec_concave import depth
+from dpflow_private_learning.theory import lower_bounds, vc_dimension
+from dpflow_private_learning.theory.method_table import TASKS, Task, methods
+
+Bits = Annotated[int, Field(ge=1, le=200_000)]
+
+
+class Aim(Strict):
+    """``alpha``: accuracy; ``beta``: failure; ``epsilon``, ``delta``: the price for one replaced row."""
+
+    alpha: Share = Fraction(1, 10)
+    beta: Share = Fraction(1, 10)
+    epsilon: Epsilon = Fraction(1)
+    delta: Delta = Fraction(1, 10**6)
+
+    def numbers(self) -> tuple[float, float, float, float]:
+        """As floats: these are planning numbers."""
+        return float(self.alpha), float(self.beta), float(self.epsilon), float(self.delta)
+
+
+class RowsParams(Aim):
+    """``task``: what to learn or sanitize; ``bits``: d, for a domain of 2^d values; ``k``: values per question; ``columns``: of a
+    rectangle; ``rows``: what there is, to say which methods are proven; ``pac``: errors in the population, not on the rows.
+    """
+
+    task: Task
+    bits: Bits = 64
+    k: Annotated[int, Field(ge=1, le=1000)] = 1
+    columns: Annotated[int, Field(ge=1, le=16)] = 2
+    rows: Annotated[int, Field(ge=1)] | None = None
+    pac: bool = False
+
+
+class LearningRows(Calculator[RowsParams]):
+    """Required rows by method, the practical one first."""
+
+    name = "learning_rows"
+    summary = "rows that each private learner or sanitizer needs, and which to take"
+    citation = "Beimel, Nissim, Stemmer 2013/2016; proofs' own constants where marked"
+    Params = RowsParams
+
+    def sheet(self, params: RowsParams) -> Sheet:
+        found = methods(params.task, params.bits, params.k, params.columns, params.numbers())
+        if params.pac and params.task in TASKS["learners"]:
+            dimension = 2 * params.columns if params.task == "rectangles" else 1
+            common = vc_dimension.learner_rows(dimension, float(params.alpha), float(params.beta))
+            found = [m._replace(rows=max(m.rows, common)) for m in found]
+        best = min((m for m in found if m.runs), key=lambda m: (m.rows, not m.pure))
+        cells = []
+        for m in sorted(found, key=lambda m: m.rows):
+            proven = None if params.rows is None else params.rows >= m.rows
+            runs = None if params.rows is None or m.gate is None else params.rows >= m.gate
+            cells.append((m.name, "pure" if m.pure else "approximate", _whole(m.rows), m.gate, m is best, proven, runs))
+        notes = (
+            f"take {best.name}; a method without a gate is private with any number of rows",
+            "rows are those from which accuracy is proven; a method runs below that, and its result says so",
+        )
+        return Sheet(("method", "privacy", "rows", "privacy gate", "take", "proven", "may run"), tuple(cells), notes)
+
+
+class ThresholdTableParams(Aim):
+    """``bits``: the domains, as exponents of two."""
+
+    bits: tuple[Bits, ...] = (16, 32, 64)
+
+
+class ThresholdTable(Calculator[ThresholdTableParams]):
+    """The specification's table of rows for proper learning of thresholds, private part."""
+
+    name = "learning_thresholds_table"
+    summary = "rows for a threshold: exponential mechanism, Theorem 3.18, Lemma 3.14, the proof's own steps"
+    citation = "Beimel, Nissim, Stemmer 2013/2016, Theorem 3.18, Lemma 3.14, Remark 3.16"
+    Params = ThresholdTableParams
+
+    def sheet(self, params: ThresholdTableParams) -> Sheet:
+        given = params.numbers()
+        alpha, beta, epsilon, _ = given
+        cells = []
+        for d in params.bits:
+            stars, top = log_star(d), 2**d
+            cells.append(
+                (
+                    d,
+                    stars,
+                    math.ceil(row_bounds.exponential_rows(top, alpha, beta, epsilon)),
+                    *(_digits(row_bounds.theorem_3_18(d, n, *given)) if n <= stars else None for n in (1, 2, 3)),
+                    _digits(row_bounds.theorem_3_18(d, stars, *given)),
+                    _digits(row_bounds.lemma_3_14(d, 2, *given)),
+                    math.ceil(row_bounds.threshold_rows(top, 2, *given)),
+                    math.ceil(row_bounds.threshold_rows(top, 3, *given)),
+                    depth(top, 64),
+                    _digits(row_bounds.remark_3_16(d, *given)),
+                )
+            )
+        heads = ("EM", "THM N=1", "THM N=2", "THM N=3", "THM N=log*", "LEM N=2", "PROOF N=2", "PROOF N>=3", "D")
+        common = math.ceil(row_bounds.generalisation(alpha, beta))
+        note = f"a promise about the population needs {common} rows besides, whatever the method"
+        return Sheet(("d", "log*", *heads, "Remark 3.16"), tuple(cells), (note,), x="d")
+
+
+class CurvesParams(Aim):
+    """``most``: the largest d of the curves."""
+
+    most: Annotated[int, Field(ge=16, le=200_000)] = 200_000
+
+
+class LearningCurves(Calculator[CurvesParams]):
+    """Rows against the domain, and where RecConcave begins to need fewer than the exponential mechanism."""
+
+    name = "learning_curves"
+    summary = "rows for a threshold over 2^d values: where RecConcave overtakes the exponential mechanism"
+    citation = "Beimel, Nissim, Stemmer 2013/2016, section 3; crossovers computed"
+    Params = CurvesParams
+
+    def sheet(self, params: CurvesParams) -> Sheet:
+        given = params.numbers()
+        alpha, beta, epsilon, _ = given
+        kinds: dict[str, Callable[[int], float]] = {
+            "proof": lambda d: min(row_bounds.threshold_rows(2**d, n, *given) for n in (2, 3)),
+            "lemma 3.14": lambda d: min(row_bounds.lemma_3_14(d, n, *given) for n in range(2, log_star(d) + 1)),
+            "theorem 3.18": lambda d: min(row_bounds.theorem_3_18(d, n, *given) for n in range(2, log_star(d) + 1)),
+        }
+
+        def exponential(d: int) -> float:
+            return row_bounds.exponential_rows(2**d, alpha, beta, epsilon)
+
+        grid = sorted({round(16 * (params.most / 16) ** (i / 24)) for i in range(25)})
+        cells = tuple((d, round(exponential(d)), *(round(f(d)) for f in kinds.values())) for d in grid)
+        notes = []
+        for name, f in kinds.items():
+            at = _first(f, exponential, params.most)
+            notes.append(f"{name}: fewer rows than the exponential mechanism from d = {at}" if at else f"{name}: never")
+        return Sheet(("d", "exponential mechanism", *kinds), cells, tuple(notes), x="d")
+
+
+class BoundsParams(Aim):
+    """``bits``: d; ``k``: points of a concept."""
+
+    bits: tuple[Bits, ...] = (16, 32, 64)
+    k: tuple[Annotated[int, Field(ge=1, le=1000)], ...] = (1, 4, 16, 64)
+
+
+class LearningBounds(Calculator[BoundsParams]):
+    """Rows that every pure method needs."""
+
+    name = "learning_bounds"
+    summary = "lower bounds for pure sanitizers (X_C) and for proper pure learners of k points"
+    citation = "Beimel, Nissim, Stemmer 2013/2016, Lemmas 4.15 and 5.7, Theorems 2.20, 4.16, 5.9, 5.10"
+    Params = BoundsParams
+
+    def sheet(self, params: BoundsParams) -> Sheet:
+        alpha, beta, epsilon, _ = params.numbers()
+        if alpha >= 1 / 5:
+            raise InvalidInput("these bounds are about an alpha below 1/5")
+        cells: list[tuple[Any, ...]] = []
+        for d in params.bits:
+            cells.append(
+                ("sanitize, X_C = 2^d", d, None, round(lower_bounds.sanitizer_rows(2**d, alpha, beta, epsilon), 1))
+            )
+        for k in params.k:
+            for d in params.bits:
+                cells.append(("learn k points", d, k, round(lower_bounds.k_point_rows(d, k, alpha, epsilon), 1)))
+        least = lower_bounds.k_point_from(alpha)
+        notes = [
+            f"learning k points: a bound below {least:.1f} says nothing (Lemma 5.7); failure is 1/2 there",
+            "sanitizing any class needs on the order of log X_C + VC rows (Theorem 4.16); k points VC d/epsilon (Theorem 5.9), "
+            "their labelled version VC d/(alpha epsilon) (Theorem 5.10), constants unstated",
+        ]
+        if epsilon <= 1:
+            notes.append(
+                f"with VC/2 rows or fewer a pure sanitizer errs by {lower_bounds.least_alpha(epsilon):.4f} (Theorem 2.20)"
+            )
+        return Sheet(("task", "d", "k", "rows at least"), tuple(cells), tuple(notes))
+
+
+class ComparisonParams(Aim):
+    """``bits``: d."""
+
+    bits: Bits = 64
+
+
+class LearningComparison(Calculator[ComparisonParams]):
+    """The paper's summary, orders beside numbers at one setting."""
+
+    name = "learning_comparison"
+    summary = "pure against approximate privacy, task by task: orders of the paper, and rows at one setting"
+    citation = "Beimel, Nissim, Stemmer 2013/2016, sections 1 and 9 of the specification"
+    Params = ComparisonParams
+
+    def sheet(self, params: ComparisonParams) -> Sheet:
+        cells = []
+        for task, words in SUMMARY.items():
+            found = methods(task, params.bits, 4 if task == "k-points" else 1, 2, params.numbers())
+            pure = min((m.rows for m in found if m.pure), default=math.inf)
+            approximate = min((m.rows for m in found if not m.pure), default=math.inf)
+            cells.append((*words, _whole(pure), _whole(approximate)))
+        note = (
+            "orders are in d = log2 of the domain, other parameters constant; rows are the least that are proven here"
+        )
+        heads = ("task", "without privacy", "pure", "approximate", "rows, pure", "rows, approximate")
+        return Sheet(heads, tuple(cells), (note, "k points are 4, rectangles have 2 columns"))
+
+
+SUMMARY: dict[Task, tuple[str, str, str, str]] = {
+    "points": ("learn a point, proper", "O(1)", "Theta(d)", "O(ln(1/(beta delta))/(alpha epsilon))"),
+    "thresholds": ("learn a threshold, proper", "O(1)", "Theta(d)", "~ 8^log*(d)"),
+    "rectangles": ("learn a rectangle, proper", "Theta(n)", "Theta(n d)", "~ n^3 8^log*(d)"),
+    "sanitize-points": ("sanitize points", "trivial", "Omega(d)", "O(1)"),
+    "k-points": ("sanitize k points", "trivial", "Omega(k d/epsilon)", "~ k^1.5"),
+    "sanitize-thresholds": ("sanitize thresholds", "trivial", "Theta(d)", "~ 8^log*(d)"),
+    "label-private": ("any class, private labels", "Theta(VC)", "Theta(VC)", "Theta(VC)"),
+}
+
+
+class VcParams(Strict):
+    """``vc``: VC dimension; ``alpha``, ``beta``: accuracy and failure."""
+
+    vc: Annotated[int, Field(ge=1, le=10**9)] = 1
+    alpha: Share = Fraction(1, 10)
+    beta: Share = Fraction(1, 10)
+
+
+class VcRows(Calculator[VcParams]):
+    """Rows without privacy."""
+
+    name = "vc_rows"
+    summary = "rows for learning without privacy, from the VC dimension"
+    citation = "Blumer et al. 1989; Beimel, Nissim, Stemmer 2013/2016, Theorems 2.12 to 2.14"
+    Params = VcParams
+
+    def sheet(self, params: VcParams) -> Sheet:
+        a, b = float(params.alpha), float(params.beta)
+        cells = (
+            ("some rule is right everywhere (Theorem 2.13)", math.ceil(vc_dimension.realisable_rows(params.vc, a, b))),
+            (
+                "errors on the rows within alpha of the true ones (Theorem 2.14)",
+                math.ceil(vc_dimension.agnostic_rows(params.vc, a, b)),
+            ),
+            (
+                "from alpha/2 on the rows to alpha in the population",
+                math.ceil(vc_dimension.learner_rows(params.vc, a, b)),
+            ),
+        )
+        return Sheet(
+            ("promise", "rows"), cells, ("no learner does with fewer than order VC/alpha rows (Theorem 2.12)",)
+        )
+
+
+CALCULATORS: tuple[Calculator[Any], ...] = (
+    LearningRows(),
+    ThresholdTable(),
+    LearningCurves(),
+    LearningBounds(),
+    LearningComparison(),
+    VcRows(),
+)
+
+
+def _whole(value: float) -> int | None:
+    return math.ceil(value) if value < math.inf else None
+
+
+def _digits(value: float) -> float:
+    """Three significant digits, as the specification prints theorems."""
+    return float(f"{value:.3g}")
+
+
+def _first(one: Callable[[int], float], other: Callable[[int], float], most: int) -> int | None:
+    """The least d from which one curve is below the other, for curves that cross once; None if they do not up to ``most``."""
+    low, high = 2, most
+    if one(high) >= other(high):
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if one(middle) < other(middle) else (middle + 1, high)
+    return low

@@ -1,0 +1,35 @@
+"""Integer noise on an integer answer, for predictions that are numbers (Dwork and Feldman 2018, Lemma 4.5).
+
+Claim: an answer that one unit moves by at most D is epsilon-DP with discrete Laplace noise of scale D/epsilon, and
+(epsilon^2/2)-zCDP with discrete Gaussian noise of sigma = D/epsilon. Gaussian noise has no epsilon without a delta, and
+costs the same in a zCDP account while its tails are far shorter.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Literal
+
+from dpflow.core.accounting.events import DiscreteGaussian, DiscreteLaplace, Event
+from dpflow.core.sampling.randomness import Source
+from dpflow.core.sampling.samplers import discrete_gaussian, discrete_laplace
+from dpflow.core.toolbox.noise import scale_for
+from dpflow_private_prediction.building_blocks.shards import Ints
+
+Noise = Literal["laplace", "gaussian"]
+
+
+def claim(noise: Noise, sensitivity: int, epsilon: Fraction) -> Event:
+    """The event of one answer. Raises `PlanRefused` where the noise would be too wide to draw."""
+    scale = scale_for(sensitivity, epsilon)
+    if noise == "gaussian":
+        return DiscreteGaussian(scale**2, Fraction(sensitivity))
+    return DiscreteLaplace(scale, sensitivity)
+
+
+def draw(noise: Noise, sensitivity: int, epsilon: Fraction, size: int, source: Source) -> Ints:
+    """Fresh noise for each answer; the same number added to two answers would show their difference."""
+    scale = scale_for(sensitivity, epsilon)
+    if noise == "gaussian":
+        return discrete_gaussian(scale**2, size, source)
+    return discrete_laplace(scale, size, source)

@@ -1,0 +1,278 @@
+"""One model per shard: units are dealt to shards without a look at their rows, and a shard's model sees only its own.
+
+So one unit's rows reach one model, whatever they are: each unit draws its shard independently and uniformly. A unit
+that comes, goes or changes leaves every other unit where it was. (Sorting units by a key and cutting into equal parts
+would not: a new unit shifts the boundaries of all parts.)
+
+Each shard has a model whatever happens. Where learning or predicting fails there is a default that only this shard's
+rows decide, and nobody is told: a failure would say something about rows.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from threadpoolctl import ThreadpoolController
+
+from dpflow.core.sampling.randomness import Source
+from dpflow.core.sampling.samplers import uniform
+from dpflow_private_prediction.building_blocks.base_learners import Make
+
+Matrix = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+BLOCK = 4096  # points of one matrix product
+FEW = 16  # below so many models or blocks, threads cost more than they bring
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The default model: one answer for every point."""
+
+    value: int = field(repr=False)
+
+    def predict(self, points: Matrix) -> Ints:
+        """The answer, for each point."""
+        return np.full(len(points), self.value, np.int64)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A fitted estimator and what it answers where it fails."""
+
+    fitted: Any = field(repr=False)
+    default: Constant = field(repr=False)
+
+    def predict(self, points: Matrix) -> NDArray[Any]:
+        """What the estimator says, or the default for all points if it fails on some."""
+        try:
+            said = np.asarray(self.fitted.predict(points))
+            fits = said.shape == (len(points),) and said.dtype.kind in "iuf"
+            return said if fits else self.default.predict(points)
+        except Exception:  # noqa: BLE001  a failure must not be seen
+            return self.default.predict(points)
+
+
+@dataclass(frozen=True)
+class Shards:
+    """The models of all shards, in memory only."""
+
+    models: tuple[Constant | Model, ...] = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.models)
+
+    @cached_property
+    def _split(self) -> tuple[Lines | None, tuple[Constant | Model, ...]]:
+        return split(self.models)
+
+    def votes(self, points: Matrix, labels: int) -> Ints:
+        """How many models give each point each label, shape (points, labels); an impossible label counts as label 0."""
+
+        def count(models: tuple[Constant | Model, ...]) -> Ints:
+            counts = np.zeros((labels, len(points)), np.int64)
+            for model in models:
+                said = whole(model.predict(points), labels)
+                for label in range(1, labels):
+                    counts[label] += said if labels == 2 else said == label
+            counts[0] = len(models) - counts[1:].sum(axis=0)
+            return counts
+
+        lines, others = self._split if labels == 2 else (None, self.models)
+        with silent():
+            counts = sum(_parallel(count, parts(others)), np.zeros((labels, len(points)), np.int64))
+            if lines is not None:
+                ones = lines.ones(points)
+                counts[0] += len(self.models) - len(others) - ones
+                counts[1] += ones
+        return counts.T
+
+    def sums(self, points: Matrix, low: int, high: int) -> Ints:
+        """The sum of all models' answers to each point, each rounded and clamped to [low, high] first."""
+
+        def add(models: tuple[Constant | Model, ...]) -> Ints:
+            total = np.zeros(len(points), np.int64)
+            for model in models:
+                total += clamped(model.predict(points), low, high)
+            return total
+
+        with silent():
+            return sum(_parallel(add, parts(self.models)), np.zeros(len(points), np.int64))
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Linear models of two labels side by side: one matrix product instead of one `predict` for each, ten times as fast.
+
+    A model has the row of its shard, whatever the other shards hold: how its score is rounded may depend on the row, and
+    must not depend on other shards' rows. Shards without a linear model have a row of zeros, which never says one.
+    """
+
+    weights: Matrix = field(repr=False)  # a row for each shard
+    bias: Matrix = field(repr=False)  # a column
+
+    def ones(self, points: Matrix) -> Ints:
+        """How many models give each point label 1: the score, as scikit-learn's `predict`, is above 0."""
+        ones = np.zeros(len(points), np.int64)
+
+        def count(start: int) -> None:
+            above = self.weights @ points[start : start + BLOCK].T > -self.bias
+            for first in range(0, len(above), 255):  # as many as a byte can count
+                ones[start : start + BLOCK] += above[first : first + 255].sum(axis=0, dtype=np.uint8)
+
+        _parallel(count, range(0, len(points), BLOCK))
+        return ones
+
+
+def split(models: tuple[Constant | Model, ...]) -> tuple[Lines | None, tuple[Constant | Model, ...]]:
+    """The linear models whose `predict` is scikit-learn's common one, and all others."""
+    which = [shard for shard, model in enumerate(models) if isinstance(model, Model) and linear(model.fitted)]
+    if not which:
+        return None, models
+    made = [models[shard].fitted for shard in which]  # type: ignore[union-attr]
+    weights, bias = np.zeros((len(models), made[0].coef_.shape[-1])), np.zeros((len(models), 1))
+    weights[which] = [np.ravel(each.coef_) for each in made]
+    bias[which] = [np.ravel(each.intercept_) for each in made]
+    others = set(range(len(models))) - set(which)
+    return Lines(weights, bias), tuple(models[shard] for shard in sorted(others))
+
+
+def linear(made: Any) -> bool:
+    """Whether an estimator says label 1 where its finite coefficients give a positive score, and label 0 elsewhere."""
+    from sklearn.linear_model._base import LinearClassifierMixin
+    from sklearn.linear_model._ridge import _RidgeClassifierMixin  # hands two labels on to the common one
+
+    if getattr(type(made), "predict", None) not in (LinearClassifierMixin.predict, _RidgeClassifierMixin.predict):
+        return False
+    two = len(np.atleast_2d(made.coef_)) == 1 and list(made.classes_) == [0, 1]
+    return bool(two and np.isfinite(made.coef_).all() and np.isfinite(made.intercept_).all())
+
+
+def parts(models: tuple[Constant | Model, ...]) -> list[tuple[Constant | Model, ...]]:
+    """Models in a few parts, for threads."""
+    return [models[i::FEW] for i in range(min(FEW, len(models)))]
+
+
+def whole(said: NDArray[Any], labels: int) -> Ints:
+    """Answers as label numbers; what is none of them becomes 0."""
+    if said.dtype == np.int64 and said.size and said.min() >= 0 and said.max() < labels:
+        return said
+    numbers = (
+        said if said.dtype.kind in "iu" else np.nan_to_num(said.astype(np.float64), nan=-1.0, posinf=-1.0, neginf=-1.0)
+    )
+    valid = (numbers >= 0) & (numbers < labels) & (numbers == np.floor(numbers))
+    return np.where(valid, numbers, 0).astype(np.int64)
+
+
+def clamped(said: NDArray[Any], low: int, high: int) -> Ints:
+    """Numbers rounded to integers of [low, high]; what is no number becomes the middle."""
+    numbers = np.where(np.isnan(said.astype(np.float64)), (low + high) // 2, said)
+    return np.clip(np.floor(np.clip(numbers, low, high) + 0.5), low, high).astype(np.int64)
+
+
+def deal(units: Ints, shards: int, source: Source) -> Ints:
+    """Each row's shard, by its unit's number; independent and uniform over units."""
+    number = int(units[-1]) + 1 if len(units) else 0
+    drawn: Ints = uniform(shards, number, source)[units]
+    return drawn
+
+
+def by_shard(shard: Ints, shards: int) -> tuple[Ints, Ints]:
+    """Rows in order of their shard, and where each shard begins in that order and the last one ends.
+
+    Rows of the shard after the last come at the end, where no shard is.
+    """
+    order = np.argsort(shard.astype(np.min_scalar_type(shards)), kind="stable")  # short integers are sorted by radix
+    return order, np.concatenate([[0], np.cumsum(np.bincount(shard, minlength=shards)[:shards])])
+
+
+def train(
+    make: Make,
+    points: Matrix,
+    targets: Ints,
+    cuts: Ints,
+    source: Source,
+    default: Callable[[Ints], Constant],
+) -> Shards:
+    """Fit one model per shard, in parallel, each on its own rows with a seed of its own.
+
+    Args:
+        make: makes an estimator from a seed.
+        points, targets: one entry per row, shard after shard.
+        cuts: where each shard begins and the last one ends; see `by_shard`.
+        default: the model for a shard's targets where no other can be had.
+    """
+    seeds = (source.words(len(cuts) - 1) & np.uint64(0x7FFFFFFF)).astype(np.int64).tolist()
+
+    def fit(number: int) -> Constant | Model:
+        mine = slice(cuts[number], cuts[number + 1])
+        x, y = points[mine], targets[mine]
+        fallback = default(y)
+        if len(y) == 0 or (y == y[0]).all():
+            return fallback
+        try:
+            with np.errstate(all="ignore"):
+                return Model(make(seeds[number]).fit(x, y), fallback)
+        except Exception:  # noqa: BLE001  a failure must not be seen
+            return fallback
+
+    with silent():
+        return Shards(tuple(_parallel(fit, range(len(seeds)))))
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """No warnings: whether a model converged is a fact about rows."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+_ALL_PROCESSORS = threading.Lock()  # two such loops at once would only wait for each other
+
+
+def _fresh_lock() -> None:
+    global _ALL_PROCESSORS
+    _ALL_PROCESSORS = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_fresh_lock)
+
+
+@cache
+def _libraries() -> ThreadpoolController:
+    """The libraries of linear algebra that are loaded."""
+    return ThreadpoolController()
+
+
+def _parallel(action: Callable[[Any], Any], items: Any) -> list[Any]:
+    """The action on every item, in as many threads as there are processors, each with linear algebra on one of them.
+
+    A library that splits every small product over all processors, in all threads at once, makes them wait for each other
+    ten times longer than they compute. Points and options were checked before, so scikit-learn need not.
+    """
+    import sklearn
+
+    def run(item: Any) -> Any:
+        with sklearn.config_context(assume_finite=True, skip_parameter_validation=True):  # of this thread
+            return action(item)
+
+    if len(items) < FEW:
+        return [run(item) for item in items]
+    with _ALL_PROCESSORS, _libraries().limit(limits=1), ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(run, items))
+
+
+def majority(labels: int) -> Callable[[Ints], Constant]:
+    """The default of a classifier: the most frequent label of the shard, the first one if there is none."""
+    return lambda y: Constant(int(np.bincount(y, minlength=labels).argmax()))

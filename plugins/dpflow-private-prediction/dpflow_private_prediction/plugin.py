@@ -1,0 +1,26 @@
+"""What this distribution adds to dpflow: the module behind its entry point."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from dpflow.core.contract.calculator import Calculator
+from dpflow.core.contract.prediction import PredictionMechanism
+from dpflow.hookspecs import hookimpl
+from dpflow_private_prediction.mechanisms.average_label import Average
+from dpflow_private_prediction.mechanisms.average_value import Value
+from dpflow_private_prediction.mechanisms.linear import Linear
+from dpflow_private_prediction.mechanisms.vote import Vote
+from dpflow_private_prediction.mechanisms.walk import WalkMechanism
+from dpflow_private_prediction.theory import calculators
+
+
+@hookimpl
+def dpflow_register_mechanisms() -> Iterable[PredictionMechanism[Any]]:
+    return [Vote(), Average(), Value(), Linear(), WalkMechanism()]
+
+
+@hookimpl
+def dpflow_register_calculators() -> Iterable[Calculator[Any]]:
+    return calculators.CALCULATORS

@@ -1,0 +1,432 @@
+"""Calculators: what predictions cost, how many rows they need, what no method can reach. They read no rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from math import exp, inf, log, sqrt
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from dpflow.core.contract.calculator import Calculator, Sheet
+from dpflow.core.contract.mechanism import Params
+from dpflow_private_prediction.theory import prediction_bounds, prediction_sizes
+
+Cell = str | int | float | bool | None
+Positive = Annotated[float, Field(gt=0, lt=inf)]
+Open = Annotated[float, Field(gt=0, lt=1)]
+Count = Annotated[int, Field(ge=1, le=10**12)]
+Dimension = Annotated[int, Field(ge=1, le=10**6)]
+PAPER = "Dwork, Feldman 2018 (private prediction)"
+WORST_CASE = "Sizes are worst-case guarantees for rows that differ in one row; measured errors are far below."
+
+
+class Budget(Params):
+    """``epsilon`` in all; ``predictions`` m, how many answers share it; ``delta`` of the accounts that need one."""
+
+    epsilon: tuple[Positive, ...] = (0.1, 1)
+    predictions: tuple[Count, ...] = (1, 100, 10000)
+    delta: Open = 1e-6
+
+    def each(self, accounts: tuple[prediction_sizes.Account, ...]) -> Iterator[tuple[float, int, str, float]]:
+        """(epsilon, predictions, account, epsilon of one) for all that is asked."""
+        for epsilon in self.epsilon:
+            for count in self.predictions:
+                for account in accounts:
+                    yield epsilon, count, account, prediction_sizes.each(epsilon, self.delta, count, account)
+
+
+class Learned(Budget):
+    """A budget, and ``alpha`` error, ``beta`` failure probability, both in (0, 1)."""
+
+    alpha: Open = 0.1
+    beta: Open = 0.05
+
+
+def table(
+    columns: tuple[str, ...], rows: Iterable[tuple[Cell, ...]], notes: tuple[str, ...] = (), x: str = ""
+) -> Sheet:
+    """A sheet whose numbers are cut to six digits: what a plan needs, and no more than floats are worth."""
+    short = (tuple(float(f"{cell:.6g}") if isinstance(cell, float) else cell for cell in row) for row in rows)
+    return Sheet(columns, tuple(short), notes, x)
+
+
+NUMBERS: tuple[prediction_sizes.Account, ...] = ("basic", "advanced", "zcdp")
+LABELS: tuple[prediction_sizes.Account, ...] = ("basic", "advanced", "zcdp of a vote")
+
+
+class PredictionBudget(Calculator[Budget]):
+    """Table 6.1."""
+
+    name = "prediction_budget"
+    summary = "which epsilon does each of m predictions get?"
+    citation = f"{PAPER}, section 1 (composition); Bun, Steinke 2016; Cesar, Rogers 2021"
+    Params = Budget
+
+    def sheet(self, params: Budget) -> Sheet:
+        rows = [
+            (eps, m, *(prediction_sizes.each(eps, params.delta, m, a) for a in prediction_sizes.ACCOUNTS))
+            for eps in params.epsilon
+            for m in params.predictions
+        ]
+        notes = (
+            "The largest entry of a row is the one to use: zcdp of a vote for predict_vote and predict_walk, zcdp for the rest.",
+            "Basic holds at delta 0. A scope's filter decides what is spent; dpflow predict says what a grant buys.",
+        )
+        x = "predictions" if len(params.epsilon) == 1 else ""
+        return table(("epsilon", "predictions", *prediction_sizes.ACCOUNTS), rows, notes, x)
+
+
+class CountParams(Params):
+    """``epsilon`` and ``delta`` of the grant; ``each``, the epsilon of one prediction."""
+
+    epsilon: Positive = 1
+    delta: Open = 1e-6
+    each: tuple[Positive, ...] = (0.001, 0.01, 0.1)
+
+
+class PredictionCount(Calculator[CountParams]):
+    """The inverse of Table 6.1."""
+
+    name = "prediction_count"
+    summary = "how many predictions does a grant buy?"
+    citation = PredictionBudget.citation
+    Params = CountParams
+
+    def sheet(self, params: CountParams) -> Sheet:
+        rows = [
+            (e, *(prediction_sizes.bought(params.epsilon, params.delta, e, a) for a in prediction_sizes.ACCOUNTS))
+            for e in params.each
+        ]
+        return table(("each", *prediction_sizes.ACCOUNTS), rows, (), "each")
+
+
+class VoteSizesParams(Learned):
+    """``d``: VC dimensions; ``log_class``: ln|C| of a finite class, instead; ``rows``: also the least alpha they pay for."""
+
+    d: tuple[Dimension, ...] = (1, 10, 100)
+    log_class: Positive | None = None
+    rows: Count | None = None
+
+
+class VoteSizes(Calculator[VoteSizesParams]):
+    """Tables 6.2 and 6.3."""
+
+    name = "vote_sizes"
+    summary = "how many shards and rows does predict_vote need?"
+    citation = f"{PAPER}, Theorem 4.1, Corollary 4.2, Theorem 2.2; Blumer et al. 1989"
+    Params = VoteSizesParams
+
+    def sheet(self, params: VoteSizesParams) -> Sheet:
+        alpha, beta, rows = params.alpha, params.beta, []
+        for eps, m, account, e in params.each(LABELS):
+            for d in params.d:
+                size = log_class = params.log_class
+
+                def learner(a: float, b: float, d: int = d, size: float | None = size) -> int:
+                    return prediction_sizes.sauer(a, b, d) if size is None else prediction_sizes.finite(a, b, size)
+
+                r, shard = prediction_sizes.vote(alpha, beta, e, learner)
+                closed, unit = (
+                    prediction_sizes.closed_form(alpha / 4, beta / r, d),
+                    prediction_sizes.unit(alpha / 4, beta / r, d),
+                )
+                least = prediction_sizes.least_rows(d, alpha, e) if log_class is None else None
+                cells = (eps, m, account, e, r, d, shard, r * shard, r * closed, r * unit, least)
+                rows.append(
+                    (*cells, prediction_sizes.vote_error(params.rows, beta, e, learner)) if params.rows else cells
+                )
+        columns = ("epsilon", "predictions", "account", "each", "shards", "d", "rows a shard", "rows")
+        rough = ("rows, closed form", "rows, constant 1", "no method below")
+        notes = (
+            WORST_CASE,
+            "rows: the tighter guarantee; constant 1: the paper's O(.), an order of magnitude without a guarantee.",
+        )
+        return table((*columns, *rough, "alpha of the rows") if params.rows else (*columns, *rough), rows, notes)
+
+
+class DimensionParams(Learned):
+    """``d``: VC dimensions."""
+
+    d: tuple[Dimension, ...] = (1, 10, 100)
+
+
+class AverageSizes(Calculator[DimensionParams]):
+    """Table 6.4."""
+
+    name = "average_sizes"
+    summary = "how many shards and rows does predict_average need?"
+    citation = f"{PAPER}, Corollary 4.7 (r = 2/(alpha eps), failure beta/r); Vapnik, Chervonenkis 1971"
+    Params = DimensionParams
+
+    def sheet(self, params: DimensionParams) -> Sheet:
+        rows = []
+        for eps, m, account, e in params.each(NUMBERS):
+            for d in params.d:
+                r, shard = prediction_sizes.average(params.alpha, params.beta, e, d)
+                rough = prediction_sizes.average_unit(params.alpha, params.beta, e, d)
+                rows.append((eps, m, account, e, r, params.beta / r, d, shard, r * shard, rough))
+        columns = ("epsilon", "predictions", "account", "each", "shards", "beta / shards", "d", "rows a shard")
+        return table((*columns, "rows", "rows, constant 1"), rows, (WORST_CASE,))
+
+
+class WalkSizesParams(Learned):
+    """``changes`` k: how often the label changes along the line; ``mode`` of predict_walk."""
+
+    changes: tuple[Dimension, ...] = (1, 10, 100)
+    mode: Literal["plain", "agnostic", "high-probability"] = "plain"
+
+
+class WalkSizes(Calculator[WalkSizesParams]):
+    """Table 6.5."""
+
+    name = "walk_sizes"
+    summary = "how many rows does predict_walk need?"
+    citation = f"{PAPER}, Theorem 5.3 with its ceilings"
+    Params = WalkSizesParams
+
+    def sheet(self, params: WalkSizesParams) -> Sheet:
+        rows, alpha = [], params.alpha
+        for eps, m, account, given in params.each(LABELS):
+            for k in params.changes:
+                e = given
+                if params.mode == "agnostic":
+                    e, level, n = prediction_sizes.walk_agnostic(alpha, given, k)
+                else:
+                    if params.mode == "high-probability":
+                        e = min(given, 1 / (16 * log(1 / params.beta)))
+                    level, n = prediction_sizes.walk(alpha, e, k)
+                rows.append((eps, m, account, e, level, exp(e), k, n))
+        says = {
+            "plain": "mean error <= e^each (Opt + alpha)",
+            "agnostic": "mean error <= Opt + alpha",
+            "high-probability": "if some function is always right: Pr[error >= 3 alpha] <= 2 beta",
+        }
+        columns = ("epsilon", "predictions", "account", "each", "clip", "e^each", "changes", "rows")
+        return table(columns, rows, (WORST_CASE, says[params.mode] + ", whatever the size of the domain."))
+
+
+class LinearSizesParams(Budget):
+    """``excess`` loss; ``strength`` of a strongly convex loss; ``smooth``: of the loss, 1/4 logistic, 1 Huber; ``radius`` R."""
+
+    excess: Positive = 0.1
+    strength: Positive = 0.1
+    smooth: Positive = 0.25
+    radius: Positive = 1
+
+
+class LinearSizes(Calculator[LinearSizesParams]):
+    """Table 6.6."""
+
+    name = "linear_sizes"
+    summary = "how many rows does predict_linear need, by method?"
+    citation = f"{PAPER}, Corollaries 4.10, 4.11, 4.13, the last with the rate that holds"
+    Params = LinearSizesParams
+
+    def sheet(self, params: LinearSizesParams) -> Sheet:
+        rows, radius = [], params.radius
+        for eps, m, account, e in params.each(NUMBERS):
+            n = prediction_sizes.regularised(params.excess, e, radius)
+            strength, scale = 2 / (radius * sqrt(n * e / (1 + e))), 2 * radius / sqrt(n * e * (1 + e))
+            printed = prediction_sizes.sgd(params.excess, e, params.smooth, radius, c=1)
+            safe = prediction_sizes.sgd(params.excess, e, params.smooth, radius)
+            noise = 2 * radius / (sqrt(safe) * e)
+            strong = prediction_sizes.strongly_convex(params.excess, e, params.strength)
+            best = "regularised" if n <= safe else "sgd"
+            rows.append((eps, m, account, e, n, strength, scale, safe, noise, printed, strong, best))
+        columns = ("epsilon", "predictions", "account", "each", "regularised", "its strength", "its noise")
+        one_pass = ("sgd", "sgd's noise", "sgd as printed", "strongly convex", "take")
+        notes = (
+            "Excess in expectation over the rows, none of it grows with the number of features.",
+            "As printed: the paper's R/sqrt(n), which the row in the first place violates; only 2 epsilon-DP is certain for it.",
+        )
+        return table((*columns, *one_pass), rows, notes)
+
+
+class LinearNoiseParams(Params):
+    """``size`` n; ``each``, the epsilon of one prediction; ``radius``, ``smooth`` as in linear_sizes."""
+
+    size: tuple[Count, ...] = (1000, 10**4, 10**5, 10**6)
+    each: tuple[Positive, ...] = (0.01, 0.1, 1)
+    smooth: Positive = 0.25
+    radius: Positive = 1
+
+
+class LinearNoise(Calculator[LinearNoiseParams]):
+    """Table 6.7."""
+
+    name = "linear_noise"
+    summary = "how much noise and excess loss does predict_linear have at a size?"
+    citation = LinearSizes.citation
+    Params = LinearNoiseParams
+
+    def sheet(self, params: LinearNoiseParams) -> Sheet:
+        rows, radius = [], params.radius
+        for n in params.size:
+            for e in params.each:
+                strength = 2 / (radius * sqrt(n * e / (1 + e)))
+                scale, bound = 2 * radius / sqrt(n * e * (1 + e)), 4 * radius / sqrt(n * e / (1 + e))
+                safe = 2 * radius / (sqrt(n) * e)
+                excess = [2 * radius / sqrt(n) + c * params.smooth * radius**2 / (n * e**2) for c in (4, 1)]
+                rows.append((n, e, strength, scale, bound, safe, safe / 2, *excess, n**-0.25))
+        columns = (
+            "size",
+            "each",
+            "strength",
+            "regularised noise",
+            "regularised excess",
+            "sgd noise",
+            "sgd noise, printed",
+        )
+        notes = (
+            "Noise: the scale of Laplace noise on a prediction in [-1, 1]. sgd is nearly free from each = n^(-1/4) on.",
+        )
+        return table((*columns, "sgd excess", "sgd excess, printed", "n^(-1/4)"), rows, notes)
+
+
+class VoteNoiseParams(Params):
+    """``each``, the epsilon of one prediction; ``shards``."""
+
+    each: tuple[Positive, ...] = (0.01, 0.1, 0.5, 1)
+    shards: tuple[Count, ...] = (10, 23, 50, 100, 222, 500, 1000, 2214)
+
+
+class VoteNoise(Calculator[VoteNoiseParams]):
+    """Table 6.8."""
+
+    name = "vote_noise"
+    summary = "how often does a soft majority give the minority's label?"
+    citation = f"{PAPER}, Theorem 4.1"
+    Params = VoteNoiseParams
+
+    def sheet(self, params: VoteNoiseParams) -> Sheet:
+        rows = [(e, r, _flip(e * r / 2), _flip(e * r / 6)) for e in params.each for r in params.shards]
+        notes = ("From each x shards = 22 on a 2:1 vote is right with probability 0.975.",)
+        x = "shards" if len(params.each) == 1 else ""
+        return table(("each", "shards", "unanimous", "2:1"), rows, notes, x)
+
+
+def _flip(logit: float) -> float:
+    return exp(-logit) / (1 + exp(-logit))
+
+
+class FloorParams(Params):
+    """``each``, the epsilon of one prediction; ``d`` VC dimension; ``alpha`` error; ``rows`` n for the meter's error."""
+
+    each: tuple[Positive, ...] = (0.01, 0.1, 0.5, 1, 3)
+    d: Annotated[int, Field(ge=2, le=10**9)] = 100
+    alpha: Annotated[float, Field(gt=0, le=0.25)] = 0.1
+    rows: Count | None = None
+
+
+class PredictionFloor(Calculator[FloorParams]):
+    """Table 6.9 and the meter."""
+
+    name = "prediction_floor"
+    summary = "how many rows does every private prediction need?"
+    citation = f"{PAPER}, Theorem 2.2; the sharper form evaluates its proof exactly"
+    Params = FloorParams
+
+    def sheet(self, params: FloorParams) -> Sheet:
+        d, alpha, rows = params.d, params.alpha, []
+        for e in params.each:
+            pure, approximate = prediction_sizes.least_copies(e) / 4, prediction_sizes.least_copies(e, e / 3) / 4
+            cells = (
+                e,
+                1 / (32 * e),
+                pure,
+                approximate,
+                prediction_sizes.least_rows(d, alpha, e),
+                pure * (d - 1) / alpha,
+            )
+            rows.append((*cells, prediction_sizes.floor(params.rows, d, alpha, e)) if params.rows else cells)
+        columns = (
+            "each",
+            "paper x d/alpha",
+            "sharper x (d-1)/alpha",
+            "with delta = each/3",
+            "rows, paper",
+            "rows, sharper",
+        )
+        notes = (
+            "For error alpha <= 1/4 and failure 1/12, whatever the method. error: the least mean error on the hard points.",
+        )
+        return table((*columns, "error") if params.rows else columns, rows, notes, "each")
+
+
+class CertificateParams(Params):
+    """``epsilon``, ``delta`` of one prediction; ``training_loss``, the mean over the rows; ``largest`` B, of a loss; ``beta``.
+
+    ``alpha``: a training loss that holds for every table, by a theorem and not by looking; ``rows`` n.
+    """
+
+    epsilon: Positive = 0.1
+    delta: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    training_loss: Annotated[float, Field(ge=0)] = 0.1
+    largest: Positive = 1
+    alpha: Open | None = None
+    beta: Open = 0.05
+    rows: Count | None = None
+
+
+class Certificate(Calculator[CertificateParams]):
+    """System 17."""
+
+    name = "prediction_certificate"
+    summary = "what does the training loss of private predictions say about fresh data?"
+    citation = f"{PAPER}, Lemmas 6.4, 6.5, Theorem 5.3"
+    Params = CertificateParams
+
+    def sheet(self, params: CertificateParams) -> Sheet:
+        eps, beta = params.epsilon, params.beta
+        loss = prediction_bounds.fresh_loss(eps, params.delta, params.training_loss, params.largest)
+        rows: list[tuple[Cell, ...]] = [("mean loss on fresh data, at most", loss, "")]
+        rows.append(("training error on coin-toss labels, at least", exp(-eps) / 2, "a privacy test"))
+        if params.alpha is not None and not params.delta:
+            factor = prediction_bounds.tail_factor(eps, beta)
+            rows.append(("loss below, but for beta", params.alpha * factor, f"factor {factor:.4g}"))
+            if params.rows is not None and prediction_bounds.trebled(eps, params.alpha, beta, params.rows):
+                rows.append(("error below, but for 2 beta", 3 * params.alpha, "Theorem 5.3"))
+        notes = ("A training loss read from private rows is private itself: it may be shown only if it was charged.",)
+        return table(("statement", "value", "remark"), rows, notes)
+
+
+class VersusParams(Params):
+    """``d`` dimension; ``log_class`` ln|C|; ``log2_domain`` log2 of the number of places on the line, inf for the reals.
+
+    ``alpha``: the error wanted. ``epsilon``, ``delta``: the price of all predictions, or of the model.
+    """
+
+    alpha: Open = 0.1
+    epsilon: Positive = 1
+    delta: Open = 1e-6
+    d: Dimension = 10
+    log_class: Positive = 100
+    log2_domain: Annotated[float, Field(gt=0)] = 64
+
+
+class PredictingVersusLearning(Calculator[VersusParams]):
+    """System 20."""
+
+    name = "predicting_or_learning"
+    summary = "does predicting privately take fewer rows than publishing a private model?"
+    citation = f"{PAPER}, sections 1, 2 and 7, and the results it compares with"
+    Params = VersusParams
+
+    def sheet(self, params: VersusParams) -> Sheet:
+        a, eps, d = params.alpha, params.epsilon, params.d
+        found = prediction_bounds.comparison(a, eps, d, params.log_class, params.log2_domain, params.delta)
+        basic, advanced = prediction_bounds.crossover(a, d, params.log_class, params.delta)
+        rows = ((c.task, c.predicting, c.learning, c.learner) for c in found)
+        notes = (
+            "Orders of magnitude, every constant 1, for one prediction; a learned model answers for ever.",
+            f"Publishing a model takes fewer rows from about {max(1, basic):.3g} predictions on (basic composition), "
+            f"{max(1, advanced):.3g} (advanced), for a class of VC dimension d.",
+        )
+        return table(("task", "rows, one prediction", "rows, a model", "of the model"), rows, notes)
+
+
+CALCULATORS: tuple[Calculator[Any], ...] = (
+    PredictionBudget(), PredictionCount(), VoteSizes(), AverageSizes(), WalkSizes(), LinearSizes(), LinearNoise(),
+    VoteNoise(), PredictionFloor(), Certificate(), PredictingVersusLearning(),
+)  # fmt: skip

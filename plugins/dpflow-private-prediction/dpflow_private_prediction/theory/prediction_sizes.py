@@ -1,0 +1,229 @@
+"""How many rows, shards and steps do the theorems ask for, and how much epsilon does each of m predictions get?
+
+Symbols: alpha error, beta failure probability, d VC dimension (k change points on a line), e the epsilon of one prediction,
+R, L_f, L_l radius and Lipschitz constants of a convex problem. Neighbours differ in one row. Sizes of base learners are
+standard results with explicit constants; the paper has them as O(.). Everything is a float computation for planning: the
+ledger's own accounts decide what is spent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from math import ceil, exp, log, log2, sqrt
+from typing import Literal
+
+import numpy as np
+
+from dpflow.core.accounting.composition import lecture_step_eps
+from dpflow.errors import InvalidInput
+
+Account = Literal["basic", "advanced", "zcdp", "zcdp of a vote"]
+#: Which accounts hold for which predictions: the last one needs answers of bounded range (`vote`, `walk`).
+ACCOUNTS: tuple[Account, ...] = ("basic", "advanced", "zcdp", "zcdp of a vote")
+
+
+# --- accounts -----------------------------------------------------------------------------------------------------------
+
+
+def each(epsilon: float, delta: float, count: int, account: Account) -> float:
+    """The epsilon of one prediction when ``count`` of them may cost (epsilon, delta) in all; basic needs no delta."""
+    if account == "basic":
+        return epsilon / count
+    if account == "advanced":
+        return lecture_step_eps(epsilon, delta, count)
+    spare = log(1 / delta)
+    rho = (sqrt(spare + epsilon) - sqrt(spare)) ** 2
+    return sqrt((8 if account == "zcdp of a vote" else 2) * rho / count)
+
+
+def total(one: float, delta: float, count: int, account: Account) -> float:
+    """The inverse: epsilon at ``delta`` of ``count`` predictions of epsilon ``one``."""
+    if account == "basic":
+        return one * count
+    if account == "advanced":
+        return one * sqrt(2 * count * log(1 / delta)) + count * one * math.expm1(one)
+    rho = count * one**2 / (8 if account == "zcdp of a vote" else 2)
+    return rho + 2 * sqrt(rho * log(1 / delta))
+
+
+def bought(epsilon: float, delta: float, one: float, account: Account) -> int:
+    """How many predictions of epsilon ``one`` fit into (epsilon, delta)."""
+    if total(one, delta, 1, account) > epsilon:
+        return 0
+    return _smallest(lambda m: total(one, delta, m + 1, account) > epsilon)
+
+
+# --- base learners --------------------------------------------------------------------------------------------------------
+
+
+def finite(alpha: float, beta: float, log_size: float) -> int:
+    """Rows with which a consistent learner of a finite class is right but for alpha: (ln|C| + ln(1/beta)) / alpha."""
+    return ceil((log_size + log(1 / beta)) / alpha)
+
+
+def closed_form(alpha: float, beta: float, d: int) -> int:
+    """The same for VC dimension d: max(4/a log2(2/b), 8d/a log2(13/a)) (Blumer, Ehrenfeucht, Haussler, Warmuth 1989)."""
+    return ceil(max(4 / alpha * log2(2 / beta), 8 * d / alpha * log2(13 / alpha)))
+
+
+def sauer(alpha: float, beta: float, d: int) -> int:
+    """The same, tighter: the least m >= 8/a with 2 sum_{i<=d} C(2m, i) 2^(-a m/2) <= b."""
+    return _smallest(
+        lambda m: log(2) + log_subsets(d, 2 * m) - alpha * m / 2 * log(2) <= log(beta), max(1, ceil(8 / alpha))
+    )
+
+
+def thresholds(alpha: float, beta: float) -> int:
+    """The same for thresholds on a line: ln(2/b)/a."""
+    return ceil(log(2 / beta) / alpha)
+
+
+def unit(alpha: float, beta: float, d: int) -> int:
+    """(d ln(1/a) + ln(1/b))/a: the order of magnitude with constant 1; no guarantee."""
+    return ceil((d * log(1 / alpha) + log(1 / beta)) / alpha)
+
+
+def agnostic(alpha: float, beta: float, d: int) -> int:
+    """Rows with which empirical risk minimisation is within alpha of the best: 4 sum C(2m, i) exp(-m a^2/32) <= b."""
+    return _smallest(lambda m: log(4) + log_subsets(d, 2 * m) - m * alpha**2 / 32 <= log(beta))
+
+
+def log_subsets(d: int, n: int) -> float:
+    """ln of the number of subsets of n points with at most d of them (Sauer's bound)."""
+    i = np.arange(1, min(d, n) + 1)
+    logs = np.concatenate([[0.0], np.cumsum(np.log((n - i + 1) / i))])
+    return float(logs.max() + np.log(np.exp(logs - logs.max()).sum()))
+
+
+# --- the paper's systems -----------------------------------------------------------------------------------------------------
+
+
+def vote_shards(alpha: float, e: float, labels: int = 2) -> int:
+    """r of Theorem 4.1: ceil(6 ln(4/alpha)/e), and 4 (labels - 1) in place of 4 for more than two labels."""
+    return ceil(6 * log(4 * (labels - 1) / alpha) / e)
+
+
+def vote(alpha: float, beta: float, e: float, learner: Callable[[float, float], int]) -> tuple[int, int]:
+    """(r, rows of one shard) for `predict_vote`; ``learner`` says its size for its own alpha and beta."""
+    r = vote_shards(alpha, e)
+    return r, learner(alpha / 4, beta / r)
+
+
+def vote_error(rows: int, beta: float, e: float, learner: Callable[[float, float], int]) -> float | None:
+    """The inverse: the least alpha that ``rows`` rows pay for, to 1e-6, or None where there is none."""
+
+    def enough(alpha: float) -> bool:
+        r, each_shard = vote(alpha, beta, e, learner)
+        return r * each_shard <= rows
+
+    low, high = 0.0, 1.0 - 1e-9
+    if not enough(high):
+        return None
+    while high - low > 1e-6:
+        middle = (low + high) / 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
+
+
+def average(alpha: float, beta: float, e: float, d: int) -> tuple[int, int]:
+    """(r, rows of one shard) for `predict_average`, Corollary 4.7 with half of alpha for the noise."""
+    r = ceil(2 / (alpha * e) - 1e-9)
+    return r, agnostic(alpha / 2, beta / r, d)
+
+
+def average_unit(alpha: float, beta: float, e: float, d: int) -> int:
+    """All rows of the same with a learner of (d + ln(1/b))/a^2 rows: an order of magnitude, no guarantee."""
+    r = ceil(2 / (alpha * e) - 1e-9)
+    return r * ceil((d + log(r / beta)) / (alpha / 2) ** 2)
+
+
+def walk(alpha: float, e: float, changes: int) -> tuple[int, int]:
+    """(T, n) for `predict_walk`: E[error] <= exp(e) (Opt + alpha), Theorem 5.3 with T rounded up."""
+    level = ceil(2 * log(2 / alpha) / e)
+    return level, ceil(2 * (changes + 2) * level / alpha)
+
+
+def walk_agnostic(alpha: float, e: float, changes: int) -> tuple[float, int, int]:
+    """(e', T, n): E[error] <= Opt + alpha with e' = min(e, alpha/2) and alpha/3 inside."""
+    lower = min(e, alpha / 2)
+    return lower, *walk(alpha / 3, lower, changes)
+
+
+def strongly_convex(excess: float, e: float, strength: float, slope: float = 1, loss: float = 1) -> int:
+    """Rows for `predict_linear` with a strongly convex loss, Corollary 4.10; ``slope`` L_f, ``loss`` L_l."""
+    return ceil(4 * slope**2 * loss**2 * (1 + 1 / e) / (strength * excess) - 1e-9)
+
+
+def regularised(excess: float, e: float, radius: float = 1, slope: float = 1, loss: float = 1) -> int:
+    """Rows for `predict_linear`, method regularised, Corollary 4.11: no dimension in it."""
+    return ceil(16 * (radius * slope * loss) ** 2 * (1 + e) / (e * excess**2) - 1e-9)
+
+
+def sgd(
+    excess: float, e: float, smooth: float = 0.25, radius: float = 1, slope: float = 1, loss: float = 1, c: float = 4
+) -> int:
+    """Rows for `predict_linear`, method sgd, Corollary 4.13; c = 4 for the rate that holds, 1 as the paper prints it."""
+    linear, square = 2 * radius * slope * loss, c * smooth * (radius * slope / e) ** 2
+    u = (sqrt(linear**2 + 4 * square * excess) - linear) / (2 * square)
+    return ceil(1 / u**2)
+
+
+# --- the lower bound -----------------------------------------------------------------------------------------------------------
+
+
+def least_rows(d: int, alpha: float, e: float) -> float:
+    """Theorem 2.2: no (e, e/3)-DP prediction learns with fewer than d/(32 e alpha) rows (error alpha, failure 1/12)."""
+    return d / (32 * e * alpha)
+
+
+def floor(n: int, d: int, alpha: float, e: float, delta: float = 0.0) -> float:
+    """The least mean error on the hard points of `hard`, for any (e, delta)-DP prediction, n rows, alpha <= 1/4."""
+    if not 0 < alpha <= 0.25 or d < 2:
+        raise InvalidInput(f"the hard instance needs alpha in (0, 1/4] and d of 2 or more, not {alpha} and {d}")
+    p = 4 * alpha / (d - 1)
+    return _floor(lambda t: _binomial(n, p, t), n, n * p, e, delta)
+
+
+def least_copies(e: float, delta: float = 0.0) -> float:
+    """mu*: the mean number of rows at a hard point that errors of at most 1/3 need; n >= mu* (d-1)/(4 alpha)."""
+
+    def error(mu: float) -> float:
+        return _floor(lambda t: exp(t * log(mu) - mu - math.lgamma(t + 1)), 10**6, mu, e, delta)
+
+    low, high = 1e-9, 1.0
+    while error(high) > 1 / 3:
+        low, high = high, 2 * high
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if error(middle) > 1 / 3 else (low, middle)
+    return high
+
+
+def _floor(mass: Callable[[int], float], most: int, mean: float, e: float, delta: float) -> float:
+    """sum_t mass(t) max(0, 1 - t exp((t-1)e) delta) / (1 + exp(e t)): t copies are a group of t rows."""
+    found = 0.0
+    for t in range(most + 1):
+        weight = mass(t)
+        if t > mean and weight < 1e-15:
+            break
+        lost = min(1.0, t * exp(min(50.0, (t - 1) * e)) * delta) if t and delta else 0.0
+        found += weight * (1 - lost) / (1 + exp(min(700.0, e * t)))
+    return found
+
+
+def _binomial(n: int, p: float, t: int) -> float:
+    ways = math.lgamma(n + 1) - math.lgamma(t + 1) - math.lgamma(n - t + 1)
+    return exp(ways + t * log(p) + (n - t) * math.log1p(-p)) if p < 1 else float(t == n)
+
+
+def _smallest(holds: Callable[[int], bool], least: int = 1) -> int:
+    """The smallest integer from ``least`` on for which a monotone statement holds."""
+    high = least
+    while not holds(high):
+        high *= 2
+    low = max(least - 1, high // 2)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high

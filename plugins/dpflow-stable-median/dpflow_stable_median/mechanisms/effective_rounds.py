@@ -1,0 +1,148 @@
+"""EffectiveRounds: exact answers from one data set until it is overfitted, then, by itself, from the next.
+
+Definition: the table's units are split into m groups. The first ``rounds`` times ``round_groups`` of them are the data sets of the
+rounds, the rest verifies. A query is answered with the exact lower median of its estimator over the current round's groups; the
+verifying groups say whether that is plausible on fresh data (the description-length test of the holdout gate). If not, the
+round is thrown away, the answer is the median over the next round's groups, which nobody has used, and the session goes on there.
+After as many failures as there are rounds to go on with it closes.
+
+Claim: none. Medians leave without noise, so a table must be declared generalisation-only.
+
+Generalisation (Feldman, Steinke 2017, section 1.2, after Dwork et al. 2014; sizes are ours): given the rounds' data, a query is
+decided by the yes and no of the queries before it, so the union bound over transcripts that proves the verifier holds as it
+stands; what was not refused lies in the (rho-alpha, 1-rho+alpha) interval of fresh groups. A round's first answer is the median of
+groups that are independent of its query, so it is outside the interquartile interval with probability at most
+2 exp(-g KL(1/2 || 1/4)). ``proven`` when both hold with half of beta each.
+
+When not to use it: against an analyst who fails often; every failure costs ``round_groups`` groups for good.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from math import ceil, log
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from dpflow.core.accounting.events import Event, Unprotected
+from dpflow.core.contract.declaration import Exact, Table
+from dpflow.core.contract.estimators import EstimatorQuery
+from dpflow.core.contract.mechanism import InteractiveMechanism, Params, State, Verdict
+from dpflow.core.contract.requests import Answer, GroupValues
+from dpflow.core.sampling.randomness import Source
+from dpflow.core.toolbox.generalisation_bounds import Promise, balance, description_length_groups
+from dpflow.errors import PlanRefused
+from dpflow_stable_median.building_blocks.quantile_intervals import lower_median
+
+#: How fast the median of fresh groups settles between the quartiles: KL(1/2 || 1/4).
+QUARTILE_RATE = log(4 / 3) / 2
+
+
+class RoundsParams(Params):
+    """``groups`` m in all; ``rounds`` and the ``round_groups`` of each; what is left verifies. ``queries`` k; ``rho``, ``alpha``,
+    ``beta`` of the promise. ``require: proven`` refuses a session that proves nothing, with the numbers that would.
+    """
+
+    groups: Annotated[int, Field(ge=3, le=10**7)]
+    rounds: Annotated[int, Field(ge=2, le=10**6)]
+    round_groups: Annotated[int, Field(ge=1, le=10**7)]
+    queries: Annotated[int, Field(ge=1, le=10**9)] = 100
+    rho: Exact = Fraction(1, 5)
+    alpha: Exact = Fraction(1, 10)
+    beta: Exact = Fraction(1, 20)
+    require: Literal["any", "proven"] = "any"
+
+    @model_validator(mode="after")
+    def _check(self) -> RoundsParams:
+        self.promise()
+        if self.verifying < 1:
+            raise ValueError("rounds times round_groups must leave groups that verify")
+        return self
+
+    @property
+    def failures(self) -> int:
+        """How many rounds may be thrown away."""
+        return self.rounds - 1
+
+    @property
+    def verifying(self) -> int:
+        """Groups that verify."""
+        return self.groups - self.rounds * self.round_groups
+
+    def promise(self) -> Promise:
+        """The verifier's promise, with half of beta. Raises `InvalidInput` outside the theorem's ranges."""
+        failures = min(self.failures, self.queries)
+        return Promise(self.queries, failures, float(self.beta) / 2, float(self.rho), float(self.alpha))
+
+    def needed(self) -> tuple[int, int]:
+        """(groups of a round, groups that verify) with which the promise is proven."""
+        fresh = ceil(log(4 * self.rounds / float(self.beta)) / QUARTILE_RATE)
+        return fresh, description_length_groups(self.promise())
+
+    @property
+    def proven(self) -> bool:
+        """Whether the session's answers carry the proof."""
+        fresh, verifying = self.needed()
+        return self.round_groups >= fresh and self.verifying >= verifying
+
+
+class EffectiveRounds(InteractiveMechanism[RoundsParams, EstimatorQuery]):
+    """Exact medians that move to fresh data when they no longer generalise."""
+
+    name = "effective_rounds"
+    summary = "session: exact medians of adaptively chosen estimators, on fresh data as soon as one overfits"
+    citation = "Feldman, Steinke 2017, section 1.2; Dwork et al. 2014 (EffectiveRounds)"
+    Params = RoundsParams
+    Query = EstimatorQuery
+    exclusive = True
+
+    def event(self, params: RoundsParams, table: Table) -> Event:
+        if params.require == "proven" and not params.proven:
+            raise PlanRefused(f"{_unproven(params)}; or drop require: proven")
+        return Unprotected()
+
+    def note(self, params: RoundsParams, table: Table) -> str:
+        if params.proven:
+            return "answers are proven to generalise, if nothing was released from this data before"
+        return f"answers are heuristic: {_unproven(params)}"
+
+    def open(self, params: RoundsParams, table: Table, source: Source) -> State:
+        return State({"asked": 0, "round": 0})
+
+    def statistic(self, params: RoundsParams, query: EstimatorQuery, table: Table) -> GroupValues:
+        for name in query.columns:
+            table.column(name)
+        return GroupValues(params.groups, query.columns)
+
+    def answer(
+        self, params: RoundsParams, table: Table, state: State, query: EstimatorQuery, answer: Answer, source: Source
+    ) -> tuple[Verdict, State]:
+        asked, now, size = int(state.data["asked"]), int(state.data["round"]), params.round_groups
+        if asked >= params.queries or (now >= params.failures and asked):
+            return Verdict({"verdict": "exhausted"}, closed=True), state
+        values, checks = answer.values, answer.values[params.rounds * size :]
+        value = lower_median(values[now * size : (now + 1) * size])
+        theta = balance(float(params.rho - params.alpha), float(params.rho))[0]
+        switched = min(int((checks >= value).sum()), int((checks <= value).sum())) <= theta * len(checks)
+        if switched:
+            now += 1
+            value = lower_median(values[now * size : (now + 1) * size])
+        body: dict[str, Any] = {
+            "value": value,
+            "switched": switched,
+            "guarantee": "proven" if params.proven else "heuristic",
+            "queries_left": params.queries - asked - 1,
+            "failures_left": params.failures - now,
+        }
+        closed = asked + 1 >= params.queries or now >= params.failures
+        return Verdict(body, closed=closed), State({"asked": asked + 1, "round": now})
+
+
+def _unproven(params: RoundsParams) -> str:
+    """Why a session proves nothing, and what would."""
+    fresh, verifying = params.needed()
+    return (
+        f"rounds of {params.round_groups} groups and {params.verifying} that verify prove nothing: take {fresh} and "
+        f"{verifying}, {params.rounds * fresh + verifying} groups in all"
+    )

@@ -1,0 +1,156 @@
+"""The lecture's service: k adaptively chosen means, each with Laplace noise.
+
+Definition: m rows, m public (``rows``). A query is a column, whose mean it asks, or a public key, whose share of the rows it
+asks; a row without a value counts as the lower bound, so that m stays m. Answer: (exact integer sum + discrete Laplace
+noise)/m, clamped to what is possible. After ``queries`` answers the session is closed.
+
+Claim: a unit's rows add between 0 and R (upper - lower) above the lower bound, R its rows after the cut, so the sum moves by at
+most R (upper - lower) under add-remove and replace alike, and noise of that over epsilon makes an answer epsilon-DP.
+
+Generalisation (the lecture's Theorem 1.2): with probability 1-beta all answers are within ``tau`` of the population's mean,
+tau = 6 epsilon_total + noise, in units of upper - lower. ``proven`` where that theorem's conditions hold and a unit is a row.
+
+When not to use it: below about 46,000 queries fresh rows for each query need fewer of them (``dpflow calculate mean_sizes``).
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from math import log, sqrt
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from dpflow.core.accounting.amounts import Epsilon
+from dpflow.core.accounting.events import Event, Pure, Repeated
+from dpflow.core.contract.declaration import Exact, Table
+from dpflow.core.contract.mechanism import InteractiveMechanism, Params, State, Verdict
+from dpflow.core.contract.requests import Answer, GroupedSums
+from dpflow.core.sampling.randomness import Source
+from dpflow.core.sampling.samplers import discrete_laplace
+from dpflow.core.toolbox.noise import half_width, scale_for
+from dpflow.errors import UnknownName
+from dpflow_stable_median.building_blocks import lecture_sizes
+
+
+class MeanParams(Params):
+    """``epsilon``: price of one answer. ``rows`` m: the public number of rows. ``queries`` k. ``beta``: failure of all."""
+
+    epsilon: Epsilon
+    rows: Annotated[int, Field(ge=1, le=10**12)]
+    queries: Annotated[int, Field(ge=1, le=10**9)] = 100
+    beta: Exact = Fraction(1, 20)
+
+    @model_validator(mode="after")
+    def _check(self) -> MeanParams:
+        if not 0 < self.beta <= Fraction(1, 2):
+            raise ValueError("beta must lie in (0, 1/2]")
+        return self
+
+
+class MeanQuery(Params):
+    """Either ``column``, a bounded one, for its mean, or ``by`` with a public ``key`` for its share of the rows."""
+
+    column: str | None = None
+    by: str | None = None
+    key: str | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> MeanQuery:
+        if (self.column is None) == (self.by is None) or (self.by is None) != (self.key is None):
+            raise ValueError("give either column, or by and key")
+        return self
+
+
+class MeanQueries(InteractiveMechanism[MeanParams, MeanQuery]):
+    """Adaptive means with Laplace noise."""
+
+    name = "mean_queries"
+    summary = "session: adaptively chosen means and shares of a public number of rows, with Laplace noise"
+    citation = "Sorrell, lecture 19 (Laplace mechanism, composition, transfer); Bassily et al. 2016"
+    Params = MeanParams
+    Query = MeanQuery
+    exclusive = True
+    separate = True
+
+    def event(self, params: MeanParams, table: Table) -> Event:
+        one = Pure(params.epsilon)
+        return one if params.queries == 1 else Repeated(one, params.queries)
+
+    def note(self, params: MeanParams, table: Table) -> str:
+        tau = accuracy(params, table)
+        if tau is not None:
+            return (
+                f"answers are proven to be within {tau:.4g} of the truth on fresh rows, for values in [0, 1], if nothing was "
+                f"released from this data before"
+            )
+        if table.limits.rows != 1:
+            return "answers are heuristic: the theorem is about units of one row"
+        return "answers are heuristic: the calculator mean_sizes names the rows and the epsilon that prove something"
+
+    def open(self, params: MeanParams, table: Table, source: Source) -> State:
+        return State({"asked": 0})
+
+    def statistic(self, params: MeanParams, query: MeanQuery, table: Table) -> GroupedSums:
+        self._scale(params, query, table)
+        if query.column is not None:
+            low, _ = table.bounded(query.column).grid()
+            return GroupedSums(rows_per_group=table.limits.rows, values=((query.column, low),))
+        assert query.by is not None and query.key is not None
+        if query.key not in table.keys(query.by):
+            raise UnknownName(f"public key of {query.by}", query.key, table.keys(query.by))
+        return GroupedSums(query.by, (query.key,), 1, table.cut(query.by)[1])
+
+    def _span(self, query: MeanQuery, table: Table) -> tuple[Fraction, Fraction, int]:
+        """(lower end, unit of the integer sum, the most one unit's rows can add)."""
+        if query.column is not None:
+            column = table.bounded(query.column)
+            low, high = column.grid()
+            return low * column.step, column.step, table.limits.rows * (high - low)
+        return Fraction(0), Fraction(1), table.cut(query.by)[1]
+
+    def _scale(self, params: MeanParams, query: MeanQuery, table: Table) -> Fraction:
+        return scale_for(self._span(query, table)[2], params.epsilon)
+
+    def answer(
+        self, params: MeanParams, table: Table, state: State, query: MeanQuery, answer: Answer, source: Source
+    ) -> tuple[Verdict, State]:
+        asked = int(state.data["asked"])
+        if asked >= params.queries:
+            return Verdict({"verdict": "exhausted"}, closed=True), state
+        low, unit, most = self._span(query, table)
+        scale = self._scale(params, query, table)
+        total = int(answer.rows[0]) if query.column is None else int(answer.sums[query.column][0])
+        noisy = total + int(discrete_laplace(scale, 1, source)[0])
+        per_row = Fraction(most, table.limits.rows if query.column is not None else table.cut(query.by)[1])
+        value = low + unit * min(max(Fraction(noisy, params.rows), Fraction(0)), per_row)
+        left = params.queries - asked - 1
+        tau = accuracy(params, table)
+        body = {
+            "value": float(value),
+            "error_95": float(unit * half_width(scale) / params.rows),
+            "guarantee": "proven" if tau is not None else "heuristic",
+            "tau": None if tau is None else tau * float(unit * per_row),
+            "queries_left": left,
+        }
+        return Verdict(body, closed=left == 0), State({"asked": asked + 1})
+
+
+def accuracy(params: MeanParams, table: Table) -> float | None:
+    """tau of the whole session for values in [0, 1], or None where the theorem says nothing: it needs one row a unit."""
+    if table.limits.rows != 1:
+        return None
+    k, m, each, beta = params.queries, params.rows, float(params.epsilon), float(params.beta)
+    low, high = max(sqrt(12 / m), sqrt(8 * log(2 / beta) / m)), 1 / 8
+
+    def spent(epsilon: float) -> float:
+        return lecture_sizes.total(each, k, min(beta * epsilon / 8, epsilon / 16))
+
+    if low > high or spent(high) > high:
+        return None
+    epsilon = low
+    for _ in range(60 if spent(low) > low else 0):  # the least epsilon whose delta pays for the composition
+        middle = (low + high) / 2
+        low, high = (middle, high) if spent(middle) > middle else (low, middle)
+        epsilon = high
+    return 6 * epsilon + log(2 * k / beta) / (m * each)

@@ -1,0 +1,250 @@
+"""Private multiplicative weights: very many statistical queries over a tiny universe.
+
+Definition: the universe is the list of public keys of one column. A public histogram over it starts uniform. A query gives
+each key a weight in [0, 1] and asks for the mean weight of the m rows, m public. If the histogram's answer is about right, decided by
+sparse vector, it is the answer, free; if not, the true mean with Laplace noise is, and the histogram moves towards it. At
+most c = ceil(4 ln|Z|/a^2) moves are ever needed. A query may also give each key a number and ask for the median of it: a
+binary search whose steps are such queries.
+
+Claim: the session has c stretches, each a sparse-vector stretch and one Laplace answer of the same epsilon, so 2 c steps compose
+to (epsilon, delta). A unit moves a mean by at most its rows/m.
+
+Accuracy (Dwork, Roth 2014, section 4.2): with probability 1-beta/2 all answers are within ``accuracy`` e of the rows' means when
+m >= (2 ln(6c/beta) + 4 ln(6K/beta))/(e0 h), h = e/4, K statistical queries. Then Theorem 4.1 says how far they are from the means
+of fresh rows: ``proven`` answers say ``tau``, which holds for all of them with probability 1-beta; a median is proven where tau is at
+most 1/8 and then lies between the quartiles. Units are taken to be independent draws and to have one row each.
+
+When not to use it: for anything but a few dozen keys. It is here because no efficient algorithm can do better; the sizes it needs
+are enormous.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+from math import ceil, exp, expm1, floor, log, log1p
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from dpflow.core.accounting.amounts import Delta, Epsilon
+from dpflow.core.accounting.composition import step_eps
+from dpflow.core.accounting.events import Approximate, Event, SparseVector
+from dpflow.core.contract.declaration import Exact, Table
+from dpflow.core.contract.mechanism import InteractiveMechanism, Params, State, Verdict
+from dpflow.core.contract.requests import Answer, GroupedSums
+from dpflow.core.sampling.randomness import Source
+from dpflow.core.sampling.samplers import discrete_laplace
+from dpflow.core.toolbox.sparse_vector import Engine, Memory
+from dpflow.errors import InvalidInput
+
+#: Weights are multiples of 1/FINE, so that means are integers over FINE m.
+FINE = 1000
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes for a population error of 1/8 in every step of the binary search, which gives answers between the quartiles.
+
+    ``updates`` c; ``epsilon``, ``delta`` of the session, ``each`` of a step; ``groups`` m; ``queries`` statistical ones.
+    """
+
+    updates: int
+    each: float
+    groups: int
+    queries: int
+    epsilon: float
+    delta: float
+
+
+@cache
+def plan(universe: int, queries: int, points: int, beta: float) -> Plan:
+    """Theorem 5.4 with explicit constants: k medians over ranges of N points, failure ``beta`` of the answerer."""
+    if universe < 2 or universe > 10**7 or queries < 1 or points < 2 or not 0 < beta <= 0.5:
+        raise InvalidInput("the universe has 2 to 10^7 elements, ranges at least 2 points, beta lies in (0, 1/2]")
+    error = 1 / 16
+    a, h = error / 2, error / 4
+    statistical = 2 * queries * ceil(log(points, 2))
+    updates = ceil(4 * log(universe) / a**2)
+    epsilon, delta = 0.5 * log1p(1 / 16), beta / 512
+    each = float(step_eps(epsilon, delta, 2 * updates))
+    noise = 2 * log(3 * updates / beta) + 4 * log(3 * statistical / beta)
+    transfer = 8 / (epsilon / 32) * log(4 * statistical / beta)
+    return Plan(updates, each, ceil(max(noise / (each * h), transfer)), statistical, epsilon, delta)
+
+
+class WeightsParams(Params):
+    """``epsilon`` and ``delta``: price of the session. ``by``: a column with public keys, the universe. ``rows`` m.
+    ``accuracy`` e of an answer. ``queries``: how many the session answers; a median counts as one. ``beta``: failure of all.
+    """
+
+    epsilon: Epsilon
+    delta: Delta = Fraction(0)
+    by: str
+    rows: Annotated[int, Field(ge=1, le=10**12)]
+    accuracy: Exact = Fraction(1, 10)
+    queries: Annotated[int, Field(ge=1, le=10**9)] = 1000
+    beta: Annotated[Exact, Field(gt=0, le=Fraction(1, 2))] = Fraction(1, 20)
+
+    @model_validator(mode="after")
+    def _check(self) -> WeightsParams:
+        if not Fraction(1, 1000) <= self.accuracy <= 1:
+            raise ValueError("accuracy must lie between 0.001 and 1")
+        return self
+
+
+class WeightsQuery(Params):
+    """``weights``: one in [0, 1] per key, in the keys' order, for their mean; or ``values``: a number per key, for their median."""
+
+    weights: tuple[Exact, ...] = ()
+    values: tuple[Exact, ...] = ()
+
+    @model_validator(mode="after")
+    def _check(self) -> WeightsQuery:
+        if bool(self.weights) == bool(self.values):
+            raise ValueError("give either weights or values")
+        if not all(0 <= w <= 1 for w in self.weights):
+            raise ValueError("weights lie between 0 and 1")
+        return self
+
+
+class MultiplicativeWeights(InteractiveMechanism[WeightsParams, WeightsQuery]):
+    """Many means over few keys."""
+
+    name = "multiplicative_weights"
+    summary = "session: very many means, or medians, over the few public keys of one column"
+    citation = "Hardt, Rothblum 2010; Dwork, Roth 2014, section 4.2; Feldman, Steinke 2017, Theorems 5.3, 5.4"
+    Params = WeightsParams
+    Query = WeightsQuery
+    exclusive = True
+
+    def _updates(self, params: WeightsParams, table: Table) -> int:
+        return ceil(4 * log(max(2, len(table.keys(params.by)))) / float(params.accuracy / 2) ** 2)
+
+    def _engine(self, params: WeightsParams, table: Table) -> Engine:
+        groups, rows = table.cut(params.by)
+        updates = self._updates(params, table)
+        return Engine(_each(params.epsilon, params.delta, updates), FINE * groups * rows, updates)
+
+    def event(self, params: WeightsParams, table: Table) -> Event:
+        table.keys(params.by)
+        return Approximate(params.epsilon, params.delta) if params.delta > 0 else SparseVector(params.epsilon)
+
+    def tau(self, params: WeightsParams, table: Table) -> float | None:
+        """How far any answer is from its mean over fresh rows, but with probability beta; None where nothing is proven."""
+        keys, m, b = len(table.keys(params.by)), params.rows, float(params.beta) / 2
+        engine = self._engine(params, table)
+        statistical = params.queries * 2 * ceil(log(max(2, keys), 2))
+        noise = 2 * log(3 * engine.failures / b) + 4 * log(3 * statistical / b)
+        if engine.sensitivity != FINE or table.limits.rows != 1:  # rows of one unit are no independent draws
+            return None
+        if m < noise / (float(engine.epsilon) * float(params.accuracy) / 4):
+            return None
+        epsilon, delta = float(params.epsilon), float(params.delta)
+        if table.neighbours == "add-remove":  # the theorem is about a row that is replaced
+            epsilon, delta = 2 * epsilon, (1 + exp(min(epsilon, 700.0))) * delta
+        overfit = 4 / (epsilon * m) * log(4 / b) + 8 * delta / b + expm1(min(2 * epsilon, 700.0)) / 2
+        tau = float(params.accuracy) + 1 / (2 * FINE) + 1 / m + overfit  # weights are rounded to 1/FINE
+        return tau if tau < 1 else None
+
+    def open(self, params: WeightsParams, table: Table, source: Source) -> State:
+        memory = self._engine(params, table).start(source)
+        return State({"asked": 0, "log_weights": [0.0] * len(table.keys(params.by)), **memory.to_json()})
+
+    def statistic(self, params: WeightsParams, query: WeightsQuery, table: Table) -> GroupedSums:
+        keys = table.keys(params.by)
+        if len(query.weights or query.values) != len(keys):
+            raise InvalidInput(
+                f"column {params.by!r} has {len(keys)} public keys; give one number for each, in their order"
+            )
+        return GroupedSums(params.by, keys, *table.cut(params.by))
+
+    def answer(
+        self, params: WeightsParams, table: Table, state: State, query: WeightsQuery, answer: Answer, source: Source
+    ) -> tuple[Verdict, State]:
+        asked = int(state.data["asked"])
+        run = _Run(params, self._engine(params, table), state, answer.rows, source)
+        if asked >= params.queries or run.used_up:
+            return Verdict({"verdict": "exhausted"}, closed=True), state
+        value = run.mean(query.weights) if query.weights else run.median(query.values)
+        left = params.queries - asked - 1
+        tau = self.tau(params, table)
+        good = tau is not None and (bool(query.weights) or tau <= 1 / 8)
+        body = {
+            "value": value,
+            "guarantee": "proven" if good else "heuristic",
+            "tau": tau if good and query.weights else None,
+            "updates_left": run.updates_left,
+            "queries_left": left,
+        }
+        return Verdict(body, closed=left == 0 or run.used_up), State({"asked": asked + 1, **run.state()})
+
+
+@cache
+def _each(epsilon: Fraction, delta: Fraction, updates: int) -> Fraction:
+    even = epsilon / (2 * updates)
+    return max(even, Fraction(step_eps(epsilon, delta, 2 * updates))) if delta > 0 else even
+
+
+class _Run:
+    """The histogram and the sparse vector during one query."""
+
+    def __init__(
+        self, params: WeightsParams, engine: Engine, state: State, counts: NDArray[np.int64], source: Source
+    ) -> None:
+        self._engine, self._memory, self._source = engine, Memory.from_json(state.data), source
+        self._logs = np.array(state.data["log_weights"], dtype=np.float64)
+        self._counts = [int(n) for n in counts]
+        self._whole = FINE * params.rows
+        self._a = params.accuracy / 2
+        self._limit = floor((params.accuracy / 2 + params.accuracy / 4) * self._whole)
+
+    @property
+    def used_up(self) -> bool:
+        return self._memory.exhausted(self._engine)
+
+    @property
+    def updates_left(self) -> int:
+        return self._engine.failures - self._memory.failures
+
+    def state(self) -> dict[str, Any]:
+        return {"log_weights": self._logs.tolist(), **self._memory.to_json()}
+
+    def mean(self, weights: tuple[Fraction, ...]) -> float:
+        """One statistical query; nothing but its answer depends on the rows."""
+        psi = [round(w * FINE) for w in weights]
+        histogram = np.exp(self._logs - self._logs.max())
+        share = float(np.dot(histogram / histogram.sum(), psi)) / FINE
+        estimate = round(share * self._whole)
+        if self.used_up:
+            return share
+        true = sum(n * w for n, w in zip(self._counts, psi))
+        wrong, self._memory = self._engine.ask(self._memory, -abs(true - estimate), -self._limit, self._source)
+        if not wrong:
+            return share
+        noisy = true + int(discrete_laplace(self._engine.sensitivity / self._engine.epsilon, 1, self._source)[0])
+        loss = np.array(psi, dtype=np.float64) / FINE
+        self._logs -= float(self._a) / 2 * (loss if noisy < estimate else 1 - loss)
+        self._logs -= self._logs.max()
+        return min(max(noisy / self._whole, 0.0), 1.0)
+
+    def median(self, values: tuple[Fraction, ...]) -> float:
+        """Lemma 3.2 with alpha = 1/2 on statistical queries answered to 1/8."""
+        points = sorted(set(values))
+        low, high = 0, len(points) - 1
+        while low < high:
+            middle = (low + high) // 2
+            v = points[middle]
+            at_most, below = (self.mean(tuple(Fraction(x <= v if side else x < v) for x in values)) for side in (1, 0))
+            if below > at_most:
+                at_most = below = (at_most + below) / 2
+            if at_most <= 3 / 8:
+                low = middle + 1
+            elif below >= 5 / 8:
+                high = middle - 1
+            else:
+                return float(v)
+        return float(points[min(max(low, 0), len(points) - 1)])

@@ -1,0 +1,189 @@
+"""Answers to adaptively chosen estimators: a private median, over groups, of any function of a group's rows.
+
+Definition: the table's units are split into m groups by a keyed hash. For a query (phi, T), phi an estimator and T a finite
+range, phi is computed on every group, projected to T, and the answer is a private median of the m results, or their p-quantile.
+After ``queries`` answers the session is closed.
+
+Claim: one unit sits in one group, so it moves one of the m results under add-remove and at most two under replace; each
+answer costs ``epsilon``, the session as many of them as it has queries. The sensitivity of phi never appears.
+
+Generalisation (Feldman, Steinke 2017, Theorem 4.3): with probability 1-beta every answer lies between the quartiles of phi on
+fresh groups, whatever the analyst asks after which answer. ``proven`` when m and epsilon carry that proof for the session's
+queries and range size (constants solved numerically, every step of it a proof), or with ``interval: simple`` the one of
+Theorem 4.7, whose interval is (rho, 1-rho) for a tiny rho; else ``heuristic``. Groups are of the sizes in this partition.
+
+When not to use it: below about 6,000 queries fresh groups for each query need fewer rows (``dpflow samples``); for bounded means
+with a large variance `mean_queries` is cheaper.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from math import log
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import AfterValidator, Field, model_validator
+
+from dpflow.core.accounting.amounts import Epsilon
+from dpflow.core.accounting.events import Event, Repeated
+from dpflow.core.contract.declaration import Exact, Table
+from dpflow.core.contract.estimators import EstimatorQuery
+from dpflow.core.contract.mechanism import InteractiveMechanism, Params, State, Verdict
+from dpflow.core.contract.requests import Answer, GroupValues
+from dpflow.core.sampling.randomness import Source
+from dpflow.core.toolbox.ranges import AnyRange, Grid
+from dpflow.errors import InvalidInput, PlanRefused
+from dpflow_stable_median.building_blocks import median_sizes
+from dpflow_stable_median.building_blocks.private_medians import median
+
+HALF = Fraction(1, 2)
+
+
+class AnsweringParams(Params):
+    """``epsilon``: price of one answer. ``groups`` m. ``queries`` k: how many answers the session gives. ``range_size``:
+    the most points of a query's range. ``beta``: failure probability of all answers together. ``half_width`` w: answers lie
+    in the (1/2-w, 1/2+w) interval. ``interval``: that, or ``simple``. ``median``: the algorithm. ``require: proven``
+    refuses a session that proves nothing, with the numbers that would.
+    """
+
+    epsilon: Epsilon
+    groups: Annotated[int, Field(ge=1, le=10**7)]
+    queries: Annotated[int, Field(ge=1, le=10**9)] = 100
+    range_size: Annotated[int, Field(ge=2, le=2**64)] = 10**6
+    beta: Exact = Fraction(1, 20)
+    half_width: Exact = Fraction(1, 4)
+    interval: Literal["quartile", "simple"] = "quartile"
+    median: str = "exponential"
+    require: Literal["any", "proven"] = "any"
+
+    @model_validator(mode="after")
+    def _check(self) -> AnsweringParams:
+        self.task()
+        median(self.median)
+        if not 0 < self.half_width < Fraction(1, 2):
+            raise ValueError("half_width must lie strictly between 0 and 1/2")
+        return self
+
+    def task(self) -> median_sizes.Task:
+        """The planner's task. Raises `InvalidInput` outside its ranges."""
+        return median_sizes.Task(self.queries, self.range_size, float(self.beta))
+
+
+def _few_decimals(p: Fraction) -> Fraction:
+    """Costs are whole numbers of 1/denominator: small ones, or rows would decide whether they can be drawn from."""
+    if p.denominator > 10**6:
+        raise ValueError("p has at most six decimals")
+    return p
+
+
+class AnswerQuery(EstimatorQuery):
+    """``range`` of the answer: public, never taken from the rows asked about. ``p`` asks for that
+    quantile of the estimator instead of its median; the answer lies in its (p-w, p+w) interval.
+
+    ``blocks`` u above 1 asks for the amplified estimator: every group is cut into u blocks of whole units, and its number is
+    the lower median of the estimates on them. With u >= 8 ln(1/rho) whatever lies in the (rho, 1-rho) interval of that lies
+    between the quartiles of the estimator on a block.
+    """
+
+    blocks: Annotated[int, Field(ge=1, le=1000)] = 1
+    p: Annotated[Exact, Field(gt=0, lt=1), AfterValidator(_few_decimals)] = Fraction(1, 2)
+    range: AnyRange = Grid(lower=Fraction(0), upper=Fraction(1), step=Fraction(1, 1000))
+
+
+class StableMedian(InteractiveMechanism[AnsweringParams, AnswerQuery]):
+    """Any estimators, one after the other, without overfitting."""
+
+    name = "stable_median"
+    summary = "session: answer adaptively chosen estimators of a group's rows by private medians over groups"
+    citation = "Feldman, Steinke 2017, Theorems 1.1-1.3, 4.3, 4.7, Figure 2"
+    Params = AnsweringParams
+    Query = AnswerQuery
+    exclusive = True
+    separate = True
+
+    def changed(self, table: Table) -> int:
+        """Groups that one unit's change may touch."""
+        return 2 if table.neighbours == "replace" else 1
+
+    def event(self, params: AnsweringParams, table: Table) -> Event:
+        if params.require == "proven" and self.promise(params, table)["guarantee"] != "proven":
+            raise PlanRefused(f"{needed(params, self.changed(table))}; or drop require: proven")
+        one = median(params.median).event(params.epsilon)
+        return one if params.queries == 1 else Repeated(one, params.queries)
+
+    def note(self, params: AnsweringParams, table: Table) -> str:
+        promise = self.promise(params, table)
+        if promise["guarantee"] == "proven":
+            low, high = promise["interval"]
+            between = f"the ({low:.4g}, {high:.4g}) interval of the estimator on fresh groups"
+            return f"answers are proven to lie in {between}, if nothing was released from this data before"
+        return f"answers are heuristic: {needed(params, self.changed(table))}"
+
+    def open(self, params: AnsweringParams, table: Table, source: Source) -> State:
+        return State({"asked": 0})
+
+    def statistic(self, params: AnsweringParams, query: AnswerQuery, table: Table) -> GroupValues:
+        if query.range.size > params.range_size:
+            raise InvalidInput(
+                f"the query's range has {query.range.size} points, and the session was opened for at most "
+                f"{params.range_size}; take a coarser range"
+            )
+        for name in query.columns:
+            table.column(name)
+        return GroupValues(params.groups * query.blocks, query.columns)
+
+    def answer(
+        self, params: AnsweringParams, table: Table, state: State, query: AnswerQuery, answer: Answer, source: Source
+    ) -> tuple[Verdict, State]:
+        asked = int(state.data["asked"])
+        if asked >= params.queries:
+            return Verdict({"verdict": "exhausted"}, closed=True), state
+        span = query.range
+        # a unit's block is the hash that decides its group, looked at modulo more: groups stay what they are
+        values = np.sort(answer.values.reshape(query.blocks, -1), axis=0)[(query.blocks - 1) // 2]
+        key = median(params.median).draw(
+            span.keys(values), span.first, span.last, query.p, params.epsilon, self.changed(table), source
+        )
+        left = params.queries - asked - 1
+        body = {"value": span.value(key), **self.promise(params, table, query.p), "queries_left": left}
+        if isinstance(span, Grid):
+            body["zeta"] = float(span.step)
+        return Verdict(body, closed=left == 0), State({"asked": asked + 1})
+
+    def promise(self, params: AnsweringParams, table: Table, p: Fraction = HALF) -> dict[str, Any]:
+        """What an answer about the p-quantile is worth on fresh groups."""
+        each, w, task = float(params.epsilon) / self.changed(table), float(params.half_width), params.task()
+        interval = [max(0.0, float(p) - w), min(1.0, float(p) + w)]
+        proven = params.median == "exponential" and median_sizes.proves(
+            task, params.groups, each, half_width=w, p=float(p)
+        )
+        if params.interval == "simple" and params.median == "exponential" and p == HALF:
+            rho = float(params.beta) / (10 * params.queries * params.groups)
+            interval, proven = [rho, 1 - rho], simple_proves(task, params.groups, each)
+        elif params.interval == "simple":  # its proof is about interior points
+            proven = False
+        return {"guarantee": "proven" if proven else "heuristic", "interval": interval}
+
+
+def simple_proves(task: median_sizes.Task, groups: int, each: float) -> bool:
+    """Theorem 4.7's two conditions: an interior point every time, and at most ln 2 in all at delta = rho."""
+    rho = task.beta / (10 * task.queries * groups)
+    interior = groups * each >= 4 * log(2 * task.queries * task.range / task.beta)
+    return interior and median_sizes.total(each, rho, task.queries) <= log(2)
+
+
+def needed(params: AnsweringParams, changed: int) -> str:
+    """Why a session is unproven: what would be proven, and what does not need this method."""
+    if params.median != "exponential":
+        return f"nothing is proven here about the median {params.median!r}; take median: exponential"
+    task = params.task()
+    best: median_sizes.Calibration | median_sizes.Simple = median_sizes.tight(task, True, float(params.half_width))
+    if params.interval == "simple":
+        best = median_sizes.simple(task)
+    split, each = median_sizes.splitting(task)
+    return (
+        f"{params.groups} groups at epsilon {float(params.epsilon):.4g} prove nothing for {params.queries} queries: take at "
+        f"least {best.groups} groups and epsilon {best.each * changed:.4g}, or split the data into {split} groups and use {each} "
+        f"fresh ones per query"
+    )

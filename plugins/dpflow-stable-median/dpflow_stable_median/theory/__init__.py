@@ -1,0 +1,1 @@
+"""Calculators, sample sizes, bounds, attacks and auditors: nothing here reads private rows."""

@@ -1,0 +1,330 @@
+"""Calculators that answer "how many rows?" and "which method?", every method side by side, each with what is proven."""
+
+from __future__ import annotations
+
+from math import ceil, log
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from dpflow.core.accounting.composition import step_eps
+from dpflow.core.contract.calculator import Calculator, Sheet
+from dpflow.core.contract.mechanism import Params
+from dpflow.core.toolbox.generalisation_bounds import (
+    Promise,
+    description_length_groups,
+    one_query_groups,
+    sparse_vector_groups,
+    splitting_groups,
+    tight_groups,
+)
+from dpflow_stable_median.building_blocks import lecture_sizes, median_sizes
+
+PROVEN, HEURISTIC, FIXED = "proven", "heuristic", "queries fixed before"
+Count = Annotated[int, Field(ge=1, le=10**12)]
+Points = Annotated[int, Field(ge=2, le=2**64)]
+Rate = Annotated[float, Field(gt=0, lt=1)]
+PAPER = "Feldman, Steinke 2017 (stable median)"
+LECTURE = "Sorrell, lecture 19: accuracy of composed stable mechanisms"
+
+#: (name, groups or rows, guarantee, remark)
+Method = tuple[str, int, str, str]
+
+
+class SampleParams(Params):
+    """``queries`` k; ``failures`` ell, how many claims may fail; ``beta`` failure probability of all promises; ``range``
+    points of the largest range of answers; ``rho`` and ``alpha`` of a verdict, 0 < alpha < rho < 1/4; ``rows`` t in a
+    group; ``answers`` texts that a "no" may carry, 1 without a corrected value.
+    """
+
+    queries: Count = 1000
+    failures: Count = 10
+    beta: Annotated[float, Field(gt=0, le=0.5)] = 0.05
+    range: Points = 10**6
+    rho: Rate = 0.2
+    alpha: Rate = 0.1
+    rows: Count = 1
+    answers: Annotated[int, Field(ge=1, le=2**64)] = 1
+
+    @model_validator(mode="after")
+    def _check(self) -> SampleParams:
+        self.promise()
+        return self
+
+    def promise(self, queries: int | None = None) -> Promise:
+        """The gate's promise for so many queries."""
+        k = queries or self.queries
+        return Promise(k, min(self.failures, k) if queries else self.failures, self.beta, self.rho, self.alpha)
+
+
+def answering(task: median_sizes.Task) -> list[Method]:
+    """Groups for answering, by method."""
+    split, each = median_sizes.splitting(task)
+    small = median_sizes.simple(task)
+    return [
+        ("one sample, no adaptivity", each, FIXED, "exact median"),
+        ("splitting", split, PROVEN, f"{each} fresh groups a query, exact median"),
+        ("stable median, paper", median_sizes.paper(task).groups, PROVEN, "Theorem 4.3 with its constants"),
+        ("stable median, exact", median_sizes.exact(task).groups, PROVEN, "the same conditions solved exactly"),
+        ("stable median, tight", median_sizes.tight(task).groups, PROVEN, "constants solved numerically"),
+        ("stable median, tight, bounded range", median_sizes.tight(task, True).groups, PROVEN, "sharper composition"),
+        (
+            "simple generalisation",
+            small.groups,
+            PROVEN,
+            f"only inside the ({small.rho:.1e}, 1-{small.rho:.1e}) interval",
+        ),
+        ("stable median, heuristic", median_sizes.heuristic(task).groups, HEURISTIC, "against one known attack only"),
+    ]
+
+
+def verifying(promise: Promise, answers: int = 1) -> list[Method]:
+    """Groups for checking claims."""
+    return [
+        ("splitting", splitting_groups(promise), PROVEN, "fresh groups a claim; no privacy"),
+        ("description length", description_length_groups(promise, answers), PROVEN, "noise free; no privacy"),
+        ("sparse vector", max(sparse_vector_groups(promise)[:2]), PROVEN, "Theorem 5.1; private"),
+        ("one query", max(one_query_groups(promise)[:2]), PROVEN, "one noisy count a claim; private"),
+        ("tight", tight_groups(promise).groups, PROVEN, "constants solved numerically; private"),
+        ("sparse vector, heuristic", 200, HEURISTIC, "epsilon 1 a failure, at least 200 groups; private"),
+    ]
+
+
+def cheapest(methods: list[Method]) -> str:
+    """The proven method with the fewest groups whose promise is the full one."""
+    return min(
+        (groups, name) for name, groups, guarantee, remark in methods if guarantee == PROVEN and "only" not in remark
+    )[1]
+
+
+class Samples(Calculator[SampleParams]):
+    """Rows by method."""
+
+    name = "samples"
+    summary = "how many rows does each method of answering or checking k adaptive queries need?"
+    citation = f"{PAPER}, sections 4 and 5; constants and tight calibration derived from its proofs"
+    Params = SampleParams
+
+    def sheet(self, params: SampleParams) -> Sheet:
+        rows = []
+        tasks = (
+            ("answer", answering(median_sizes.Task(params.queries, params.range, params.beta))),
+            ("check", verifying(params.promise(), params.answers)),
+        )
+        for task, methods in tasks:
+            best = cheapest(methods)
+            rows += [
+                (task, n, g, g * params.rows, what, "cheapest proven" if n == best else "", r)
+                for n, g, what, r in methods
+            ]
+        notes = (
+            f"k = {params.queries:,} queries, {params.failures:,} failures, beta {params.beta}, {params.range:,} points, "
+            f"rho {params.rho}, alpha {params.alpha}, t = {params.rows:,} rows a group; rows = groups x t.",
+            "answer: every answer between the quartiles of its estimator on fresh groups. check: good claims pass, bad ones fail.",
+            f"{FIXED}: no promise when a query may depend on an earlier answer.",
+        )
+        return Sheet(("task", "method", "groups", "rows", "guarantee", "choice", "remark"), tuple(rows), notes)
+
+
+class SampleCurves(Calculator[SampleParams]):
+    """Rows by method as curves over k."""
+
+    name = "sample_curves"
+    summary = "how the rows that each method needs grow with the number of queries"
+    citation = Samples.citation
+    Params = SampleParams
+
+    def sheet(self, params: SampleParams) -> Sheet:
+        ks = [10**n for n in range(1, 7)]
+        table = []
+        for k in ks:
+            methods = (
+                answering(median_sizes.Task(k, params.range, params.beta)),
+                verifying(params.promise(k), params.answers),
+            )
+            cells = [
+                (f"{task}: {n}", g * params.rows) for task, ms in zip(("answer", "check"), methods) for n, g, _, _ in ms
+            ]
+            table.append(cells)
+        columns = ("queries", *(name for name, _ in table[0]))
+        return Sheet(columns, tuple((k, *(g for _, g in cells)) for k, cells in zip(ks, table)), x="queries")
+
+
+class FailureCurves(Calculator[SampleParams]):
+    """Rows for checking as curves over ell."""
+
+    name = "failure_curves"
+    summary = "how the rows that checking needs grow with the number of claims that may fail"
+    citation = Samples.citation
+    Params = SampleParams
+
+    def sheet(self, params: SampleParams) -> Sheet:
+        ells = sorted({min(10**n, params.queries) for n in range(5)})
+        table = []
+        for ell in ells:
+            promise = Promise(params.queries, ell, params.beta, params.rho, params.alpha)
+            table.append((ell, *(g * params.rows for _, g, w, _ in verifying(promise, params.answers) if w == PROVEN)))
+        names = [n for n, _, w, _ in verifying(params.promise(), params.answers) if w == PROVEN]
+        return Sheet(("failures", *names), tuple(table), x="failures")
+
+
+class WidthParams(Params):
+    """``queries`` k, ``range`` points, ``beta``; ``half_widths`` w: answers in the (1/2-w, 1/2+w) interval."""
+
+    queries: Count = 1000
+    range: Points = 10**6
+    beta: Annotated[float, Field(gt=0, le=0.5)] = 0.05
+    half_widths: list[Annotated[float, Field(gt=0, lt=0.5)]] = Field(default=[0.05, 0.1, 0.25, 0.4], max_length=50)
+
+
+class Widths(Calculator[WidthParams]):
+    """Groups for other intervals than the quartiles."""
+
+    name = "interval_widths"
+    summary = "groups that answers in a narrower or wider interval than the quartiles need"
+    citation = f"{PAPER}, the remark after Theorem 1.2: 1/(b-a)^2"
+    Params = WidthParams
+
+    def sheet(self, params: WidthParams) -> Sheet:
+        task = median_sizes.Task(params.queries, params.range, params.beta)
+        rows = tuple(
+            (w, median_sizes.width(task, w).groups, median_sizes.tight(task, True, w).groups)
+            for w in sorted(params.half_widths)
+        )
+        return Sheet(("half width", "the paper's route", "tight, bounded range"), rows, x="half width")
+
+
+class MedianParams(Params):
+    """``points`` N of the range, ``epsilon``, ``delta`` of one median; ``alpha`` how exact, ``beta`` failure."""
+
+    points: Points = 10**6
+    epsilon: Annotated[float, Field(gt=0, le=100)] = 0.1
+    delta: Rate = 1e-5
+    alpha: Annotated[float, Field(gt=0, le=1)] = 0.25
+    beta: Rate = 0.05
+
+
+class MedianSizes(Calculator[MedianParams]):
+    """Values for one private median."""
+
+    name = "median_sizes"
+    summary = "how many values one alpha-approximate median over N points needs, by algorithm"
+    citation = f"{PAPER}, Theorem 3.1, Lemma 3.2, Corollary 3.3"
+    Params = MedianParams
+
+    def sheet(self, params: MedianParams) -> Sheet:
+        search = median_sizes.binary_search(params.points, params.epsilon, params.delta, params.alpha, params.beta)
+        rows = (
+            (
+                "exponential mechanism",
+                median_sizes.median_groups(params.points, params.epsilon, params.alpha, params.beta),
+                "pure",
+                None,
+            ),
+            ("binary search, Gaussian noise", search.groups, "delta", search.sigma),
+            (
+                "binary search, Laplace noise",
+                search.laplace_groups,
+                "pure",
+                search.probes / (search.laplace_groups * params.epsilon),
+            ),
+        )
+        note = f"binary search asks {search.probes} counts; its Gaussian form achieves epsilon {search.epsilon:.4f}"
+        return Sheet(("algorithm", "values", "claim", "noise on a fraction"), rows, (note,))
+
+
+class MeanParams(Params):
+    """``queries`` k means of values in [0, 1], all within ``tau`` of the population with probability 1-``beta``.
+
+    ``rows``: say what tau so many rows reach instead.
+    """
+
+    queries: Count = 1000
+    tau: Annotated[float, Field(gt=0, le=1)] = 0.1
+    beta: Annotated[float, Field(gt=0, le=0.5)] = 0.05
+    rows: Count | None = None
+
+
+class MeanSizes(Calculator[MeanParams]):
+    """Rows of the lecture's service beside its baselines."""
+
+    name = "mean_sizes"
+    summary = "rows for k adaptive means: Laplace service, splitting, non-adaptive reuse"
+    citation = LECTURE
+    Params = MeanParams
+
+    def sheet(self, params: MeanParams) -> Sheet:
+        k, beta = params.queries, params.beta
+        tau = params.tau if params.rows is None else lecture_sizes.accuracy(k, params.rows, beta)
+        if tau > 1:
+            return Sheet(
+                ("method", "rows"), (), (f"{params.rows} rows are too few for any tau up to 1; split the data.",)
+            )
+        plan = lecture_sizes.plan(k, tau, beta)
+        best = lecture_sizes.best_plan(k, tau, beta)
+        rows = (
+            ("Laplace service", plan.rows, PROVEN),
+            ("Laplace service, best division of tau", best.rows, PROVEN),
+            ("splitting", lecture_sizes.splitting(k, tau, beta), PROVEN),
+            ("one sample, no adaptivity", lecture_sizes.non_adaptive(k, tau, beta), FIXED),
+            ("scaling law with constant 1", lecture_sizes.scaling_law(k, tau, beta), "not a sample size"),
+        )
+        notes = (
+            f"tau {tau:.6g}: {plan.alpha:.4g} for noise, {6 * plan.epsilon:.4g} for generalisation; epsilon {plan.each:.3e} an "
+            f"answer, {plan.epsilon:.4g} in all at delta {plan.delta:.3g}; noise of scale {plan.scale:.5f}",
+            f"noise needs {plan.noise_rows:,} rows, transfer {plan.transfer_rows:,}",
+        )
+        return Sheet(("method", "rows", "guarantee"), rows, notes)
+
+
+class ChooseParams(Params):
+    """``queries`` k, ``beta``, error ``tau``, ``sd`` of one value in [0, 1], ``range`` points of a median's answer."""
+
+    queries: Count = 1000
+    tau: Annotated[float, Field(gt=0, le=1)] = 0.05
+    beta: Annotated[float, Field(gt=0, le=0.5)] = 0.05
+    sd: Annotated[float, Field(gt=0, le=0.5)] = 0.1
+    range: Points = 1000
+
+
+class ChooseMethod(Calculator[ChooseParams]):
+    """Laplace mean, stable median or splitting?"""
+
+    name = "choose_method"
+    summary = "the method that answers k adaptive means with the fewest rows"
+    citation = f"{LECTURE}; {PAPER}"
+    Params = ChooseParams
+
+    def sheet(self, params: ChooseParams) -> Sheet:
+        task = median_sizes.Task(params.queries, params.range, params.beta)
+        group = max(1, ceil((2 * params.sd / params.tau) ** 2))
+        rows = [
+            ("Laplace service", lecture_sizes.plan(params.queries, params.tau, params.beta).rows),
+            ("splitting, means", lecture_sizes.splitting(params.queries, params.tau, params.beta)),
+            ("splitting, group medians", median_sizes.splitting(task)[0] * group),
+            ("stable median, paper", median_sizes.paper(task).groups * group),
+            ("stable median, tight, bounded range", median_sizes.tight(task, True).groups * group),
+        ]
+        best = min(rows, key=lambda row: row[1])[0]
+        cells = tuple((name, n, "fewest rows" if name == best else "") for name, n in rows)
+        note = (
+            f"a median of groups of t = {group:,} rows errs by at most 2 sd/sqrt(t) = {2 * params.sd / group**0.5:.4g}"
+        )
+        return Sheet(("method", "rows", "choice"), cells, (note,))
+
+
+def sparse_vector_dr14(
+    promise_epsilon: float, delta: float, failures: int, queries: int, alpha: float, beta: float
+) -> tuple[int, int]:
+    """Groups of the sparse-vector engine alone for tolerance alpha: (with `step_eps`, with the textbook's constants)."""
+    each = step_eps(promise_epsilon, delta, failures)
+    ours = 2 * (2 * log(2 * failures / beta) + 4 * log(2 * queries / beta)) / (alpha * each)
+    textbook = (
+        (log(queries) + log(2 * failures / beta))
+        * (512 * failures * log(1 / delta)) ** 0.5
+        / (promise_epsilon * alpha / 2)
+    )
+    return ceil(ours), ceil(textbook)
+
+
+CALCULATORS = (Samples(), SampleCurves(), FailureCurves(), Widths(), MedianSizes(), MeanSizes(), ChooseMethod())

@@ -1,0 +1,258 @@
+"""The papers' theorems as calculators: what a privacy level implies for fresh data, in both directions.
+
+Every bound is about neighbours that differ in one group (stable median) or one row (the lecture).
+"""
+
+from __future__ import annotations
+
+from math import ceil, exp, expm1, inf, log, log1p, sqrt
+from typing import Annotated
+
+from pydantic import Field
+
+from dpflow.core.accounting import composition
+from dpflow.core.contract.calculator import Calculator, Sheet
+from dpflow.core.contract.mechanism import Params
+from dpflow.errors import InvalidInput
+from dpflow_stable_median.building_blocks import lecture_sizes
+from dpflow_stable_median.theory.calculators import LECTURE, PAPER, Count
+
+Positive = Annotated[float, Field(gt=0, lt=inf)]
+Open = Annotated[float, Field(gt=0, lt=1)]
+Delta = Annotated[float, Field(ge=0, lt=1)]
+Half = Annotated[float, Field(gt=0, le=0.5)]
+
+
+def transfer(epsilon: float, delta: float, groups: int, functions: int, beta: float) -> tuple[float, float]:
+    """Theorem 4.1: (A, gamma) with S[phi] - D[phi] <= A + gamma mad(phi(D)) for all functions, probability 1-beta.
+
+    phi has values in [0, 1]; for the other side ask about 1 - phi too (twice the functions).
+    """
+    _positive(epsilon=epsilon, groups=groups, functions=functions, beta=beta)
+    return 4 / (epsilon * groups) * log(2 * functions / beta) + 8 * delta / beta, expm1(2 * epsilon)
+
+
+def transfer_groups(alpha: float, gamma: float, functions: int, beta: float) -> tuple[int, float, float]:
+    """Theorem 4.1 the other way: (groups, epsilon, delta) with A <= alpha and the given gamma."""
+    _positive(alpha=alpha, gamma=gamma, functions=functions, beta=beta)
+    epsilon = 0.5 * log1p(gamma)
+    return ceil(8 / (epsilon * alpha) * log(2 * functions / beta)), epsilon, alpha * beta / 16
+
+
+def quartile_groups(queries: int, beta: float) -> tuple[int, float, float]:
+    """Theorem 4.2: (groups, epsilon, delta) with which answers in (3/8, 5/8) of the sample lie in (1/4, 3/4) of fresh data.
+
+    Failure 2 beta: beta of the answers, beta of the transfer.
+    """
+    _positive(queries=queries, beta=beta)
+    return ceil(2560 * log(2 * queries / beta)), 1 / 20, beta / 256
+
+
+def simple_failure(epsilon: float, delta: float, rho: float) -> float:
+    """Theorem 4.6: Pr[phi(S_i) outside the (rho, 1-rho) interval of fresh data] <= 2 rho e^epsilon + delta, for each i."""
+    if not 0 < rho < 0.5:
+        raise InvalidInput(f"rho {rho} must lie strictly between 0 and 1/2")
+    return min(1.0, 2 * rho * exp(epsilon) + delta)
+
+
+def expectation_gap(epsilon: float, delta: float, deviation: float, reach: float) -> float:
+    """Lemma A.1: |E X - E Y| for (epsilon, delta)-close X, Y within ``reach`` of mu, ``deviation`` = E|X - mu|."""
+    return expm1(epsilon) * deviation + 2 * delta * reach
+
+
+def copies_gap(epsilon: float, delta: float, size: float, copies: int) -> float:
+    """Lemma A.2 as its proof gives it (2 delta ell, not 2 delta m): gap of a function picked from ``copies`` data sets."""
+    return expm1(epsilon) * size + 2 * delta * copies
+
+
+def readings(sd: float | None, mad: float | None, zeta: float) -> list[tuple[str, float, str]]:
+    """What an answer between the quartiles means for its distance from the estimator's mean: (statement, bound, source)."""
+    found = []
+    if sd is not None:
+        found += [
+            ("2 standard deviations", 2 * sd + zeta, "Chebyshev; Theorem 1.2"),
+            ("one-sided Chebyshev", sqrt(3) * sd + zeta, "sharper"),
+            ("if about normal", 0.6744897501960817 * sd + zeta, "an assumption, not a proof"),
+        ]
+    if mad is not None:
+        found += [
+            ("4 mad", 4 * mad + zeta, "Markov; Corollary 4.4"),
+            ("2 mad", 2 * mad + zeta, "sharper, one-sided Markov"),
+        ]
+    return found
+
+
+def _positive(**amounts: float) -> None:
+    for name, value in amounts.items():
+        if not 0 < value < inf:
+            raise InvalidInput(f"{name} is {value}; it must be above 0 and finite")
+    if amounts.get("beta", 0) > 0.5:
+        raise InvalidInput(f"beta is {amounts['beta']}; it must be at most 1/2")
+
+
+class TransferParams(Params):
+    """``epsilon``, ``delta`` of the interaction per group; ``groups`` m; ``functions`` k that came out; ``beta``;
+    ``mad`` of the function on fresh data, at most 1/2.
+    """
+
+    epsilon: Positive = 0.05
+    delta: Delta = 1e-6
+    groups: Count = 100_000
+    functions: Count = 1
+    beta: Half = 0.05
+    mad: Annotated[float, Field(ge=0, le=0.5)] = 0.5
+
+
+class Transfer(Calculator[TransferParams]):
+    """Theorems 4.1, 4.2 and 4.6 on one page."""
+
+    name = "transfer"
+    summary = "what (epsilon, delta) per group implies for fresh data"
+    citation = f"{PAPER}, Theorems 4.1, 4.2, 4.6"
+    Params = TransferParams
+
+    def sheet(self, params: TransferParams) -> Sheet:
+        error, gamma = transfer(params.epsilon, params.delta, params.groups, params.functions, params.beta)
+        groups, epsilon, delta = quartile_groups(params.functions, params.beta)
+        fits = params.groups >= groups and params.epsilon <= epsilon and params.delta <= delta
+        rows = (
+            ("A", error),
+            ("gamma", gamma),
+            ("S - D at most", error + gamma * params.mad),
+            ("quartile transfer (4.2) applies", fits),
+            ("its groups", groups),
+            ("4.6: Pr[outside (0.01, 0.99)] at most", simple_failure(params.epsilon, params.delta, 0.01)),
+        )
+        return Sheet(("quantity", "value"), rows)
+
+
+class TransferGroupsParams(Params):
+    """``alpha`` and ``gamma`` wanted in S - D <= alpha + gamma mad, for ``functions`` k, with probability 1-``beta``."""
+
+    alpha: Positive = 0.0625
+    gamma: Positive = 0.125
+    functions: Count = 1
+    beta: Half = 0.05
+
+
+class TransferGroups(Calculator[TransferGroupsParams]):
+    """Theorem 4.1 from the error to the size."""
+
+    name = "transfer_groups"
+    summary = "groups, epsilon and delta with which nothing that came out is overfit by more than alpha + gamma mad"
+    citation = f"{PAPER}, Theorem 4.1, packaged form"
+    Params = TransferGroupsParams
+
+    def sheet(self, params: TransferGroupsParams) -> Sheet:
+        groups, epsilon, delta = transfer_groups(params.alpha, params.gamma, params.functions, params.beta)
+        return Sheet(("groups", "epsilon", "delta"), ((groups, epsilon, delta),))
+
+
+class AccuracyParams(Params):
+    """``sd`` and ``mad`` of the estimator on one group, whichever is known; ``zeta`` the step of the range of answers."""
+
+    sd: Annotated[float, Field(ge=0, lt=inf)] | None = None
+    mad: Annotated[float, Field(ge=0, lt=inf)] | None = None
+    zeta: Annotated[float, Field(ge=0, lt=inf)] = 0.0
+
+
+class Accuracy(Calculator[AccuracyParams]):
+    """Readings of an interquartile answer."""
+
+    name = "answer_accuracy"
+    summary = "how far an answer between the quartiles can be from the estimator's mean"
+    citation = f"{PAPER}, Theorems 1.1, 1.2, Corollary 4.4, Remark 4.5"
+    Params = AccuracyParams
+
+    def sheet(self, params: AccuracyParams) -> Sheet:
+        note = (
+            "with no moments at all: the answer lies between the quartiles of the estimator on fresh groups (plus zeta)"
+        )
+        found = tuple(readings(params.sd, params.mad, params.zeta))
+        if not found:
+            note += "; give sd or mad, of the estimator over groups, for numbers"
+        return Sheet(("reading", "at most", "source"), found, (note,))
+
+
+class MeanTransferParams(Params):
+    """``epsilon``, ``delta`` of the whole interaction; ``rows`` m; ``queries`` k answers, each within ``alpha`` of the data
+    but with probability ``beta``.
+    """
+
+    epsilon: Positive = 0.01
+    delta: Delta = 1e-6
+    rows: Count = 1_000_000
+    queries: Count = 1
+    alpha: Annotated[float, Field(ge=0, lt=inf)] = 0.0
+    beta: Delta = 0.0
+
+
+class MeanTransfer(Calculator[MeanTransferParams]):
+    """The lecture's Theorems 1.1 and 1.2."""
+
+    name = "mean_transfer"
+    summary = "error and failure of k private means on fresh data: 6 epsilon + alpha"
+    citation = f"{LECTURE}, Theorems 1.1, 1.2 (Bassily et al. 2016)"
+    Params = MeanTransferParams
+
+    def sheet(self, params: MeanTransferParams) -> Sheet:
+        given = params.epsilon, params.delta, params.rows
+        one = lecture_sizes.transfer(*given)
+        whole = lecture_sizes.composed(*given, params.queries, params.alpha, params.beta)
+        return Sheet(("what", "error", "failure"), (("one query", *one), (f"{params.queries} answers", *whole)))
+
+
+class CompositionParams(Params):
+    """``count`` k steps of ``each`` epsilon at ``delta``; or give ``epsilon``, the total, to get the steps."""
+
+    count: Count = 1000
+    delta: Open = 1e-5
+    each: Positive = 0.001
+    epsilon: Positive | None = None
+
+
+class Composition(Calculator[CompositionParams]):
+    """k-fold adaptive composition, in three forms, forwards and backwards."""
+
+    name = "composition"
+    summary = "total epsilon of k equal adaptive steps, and the largest step for a total"
+    citation = f"{PAPER}, Theorem 2.5; {LECTURE}, section 5; Cesar, Rogers 2021 (bounded range)"
+    Params = CompositionParams
+
+    def sheet(self, params: CompositionParams) -> Sheet:
+        forms = (
+            ("closed form", composition.total_eps, composition.step_eps),
+            ("the lecture's", composition.lecture_total_eps, composition.lecture_step_eps),
+            ("bounded range", composition.range_total_eps, composition.range_step_eps),
+        )
+        if params.epsilon is not None:
+            rows = tuple((name, step(params.epsilon, params.delta, params.count)) for name, _, step in forms)
+            return Sheet(("form", "largest step"), rows)
+        rows = tuple((name, total(params.each, params.delta, params.count)) for name, total, _ in forms)
+        return Sheet(("form", "total epsilon"), (*rows, ("plain sum", params.each * params.count)))
+
+
+class LaplaceParams(Params):
+    """One mean of values in [0, 1] over ``rows`` m with Laplace noise at ``epsilon``; ``beta`` failure."""
+
+    rows: Count = 1000
+    epsilon: Positive = 0.1
+    beta: Open = 0.05
+
+
+class LaplaceAccuracy(Calculator[LaplaceParams]):
+    """Claim 1.3, exactly."""
+
+    name = "laplace_accuracy"
+    summary = "how exact one Laplace mean is"
+    citation = f"{LECTURE}, Algorithm 1, Claim 1.3"
+    Params = LaplaceParams
+
+    def sheet(self, params: LaplaceParams) -> Sheet:
+        scale = 1 / (params.rows * params.epsilon)
+        error = scale * log(1 / params.beta)
+        rows = tuple((f"Pr[|noise| >= {s} scale]", lecture_sizes.laplace_tail(s * scale, scale)) for s in (1, 2, 3))
+        return Sheet(("quantity", "value"), (("scale", scale), (f"error at {1 - params.beta:g}", error), *rows))
+
+
+CALCULATORS = (Transfer(), TransferGroups(), Accuracy(), MeanTransfer(), Composition(), LaplaceAccuracy())

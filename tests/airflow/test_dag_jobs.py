@@ -1,0 +1,273 @@
+"""DAG files are read without a scheduler or a database, and their forecast is what their operators charge."""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+import json
+import textwrap
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dpflow.airflow.dag_jobs import read_dags
+from dpflow.core.accounting.privacy_filters import make_filter
+from dpflow.engine.planning.report import describe
+from dpflow.engine.planning.simulate import Job, forecast
+from dpflow.errors import InvalidInput, PlanRefused
+from dpflow.ledger import Ledger, Scope
+from dpflow.registry import Registry
+
+if TYPE_CHECKING:
+    from smallworld import Tiny
+
+DAGS = Path(__file__).parents[2] / "dags"
+HEAD = """
+from datetime import datetime, timedelta
+from airflow.sdk import DAG, CronDataIntervalTimetable, task
+from dpflow.airflow import DataContractOperator, LedgerOperator, ReleaseOperator, ReusableHoldoutOperator
+
+def wanted(name, epsilon="0.1", **more):
+    return {"name": name, "mechanism": "count", "table": "visits.yml", "scope": "visits", "params": {"epsilon": epsilon}} | more
+
+DAILY = dict(schedule=CronDataIntervalTimetable("0 0 * * *", timezone="UTC"), start_date=datetime(2020, 1, 1))
+DAY = "{{ data_interval_start | ds }}"
+"""
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Airflow under a temporary home."""
+    monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path_factory.mktemp("airflow")))
+
+
+@pytest.fixture
+def read(tiny: Tiny) -> Callable[..., list[Job]]:
+    """Write a DAG file and read it."""
+
+    def reads(body: str, **options: Any) -> list[Job]:
+        path = tiny.folder / "dags_under_test.py"
+        path.write_text(HEAD + textwrap.dedent(body))
+        return read_dags(path, **options)[0]
+
+    return reads
+
+
+def asked(job: Job, runs: int = 1) -> list[list[tuple[str, tuple[str, ...]]]]:
+    """Names and blocks that the first runs ask for."""
+    return [
+        [(request.name, blocks) for task in job.tasks for request, blocks, _ in task.asks(run)]
+        for run in itertools.islice(job.runs(), runs)
+    ]
+
+
+def test_the_demo_dags_cost_what_their_grants_hold() -> None:
+    """90 days, four releases of 2 in all on each day's block; the gate once. These are the demo's grants."""
+    jobs, _ = read_dags(DAGS)
+    first = forecast(jobs, Registry.load(), None)
+    assert [(line.job.name, line.task.name, line.plan.request.name, line.once) for line in first.lines] == [
+        ("flights_daily", "release", "flights by carrier", False),
+        ("flights_daily", "release", "mean arrival delay by carrier", False),
+        ("flights_daily", "release", "flights by destination", False),
+        ("flights_daily", "release", "median air time", False),
+        ("flights_model", "gate", "late arrivals gate", True),
+    ]
+    of_day, of_gate = first.lines[0].plan.table, first.lines[-1].plan.table
+    grants = {
+        "flights": Scope("flights", make_filter("basic", Fraction(2), Fraction(1, 10**6)), of_day.protected, True),
+        "flights_holdout": Scope(
+            "flights_holdout", make_filter("basic", Fraction(2), Fraction(0)), of_gate.protected, False
+        ),
+    }
+    flights, holdout = describe(forecast(jobs, Registry.load(), None, supposed=grants))["scopes"]
+    assert flights["round"] == {"epsilon": "2", "delta": "0.000001", "renyi": "0"}
+    assert (flights["rounds_that_fit"], flights["runs"], flights["exhausted"]) == (1, 90, None)
+    assert flights["last_run"] == "2013-04-01T00:00:00+00:00"
+    assert holdout["once"]["epsilon"] == "2" and holdout["exhausted"] is None
+
+
+def test_a_forecast_is_what_the_operators_charge(tiny: Tiny, read: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mapped and plain tasks, run for three days: the same sums, and the ledger then says that these days are paid."""
+    (job,) = read(
+        """
+        with DAG("daily", **DAILY):
+            ReleaseOperator.partial(task_id="mapped", blocks=DAY).expand(release=[wanted("a"), wanted("b", "0.2")])
+            ReleaseOperator(task_id="plain", release=wanted("c", "0.4", blocks=["2020-01-01"]))
+        """
+    )
+    monkeypatch.setenv(
+        "AIRFLOW_CONN_DPFLOW_LEDGER", json.dumps({"conn_type": "dpflow_ledger", "host": str(tiny.ledger)})
+    )
+    from dpflow.airflow import ReleaseOperator
+
+    ledger = Ledger(tiny.ledger)
+    before = forecast([job], Registry.load(), ledger).outlooks["visits"]
+    assert (before.runs, before.block, before.refused) == (1, "2020-01-01", dt.datetime(2020, 1, 3, tzinfo=dt.UTC))
+    (run,) = itertools.islice(job.runs(), 1)
+    for task in job.tasks:
+        for number, (request, blocks, _) in enumerate(task.asks(run)):
+            operator = ReleaseOperator(task_id=task.name, release=request.model_dump(mode="json"), blocks=list(blocks))
+            instance = {"dag_id": "daily", "task_id": task.name, "run_id": "r", "map_index": number}
+            operator.execute(
+                {**run.variables, "ti": SimpleNamespace(**instance), "dag": SimpleNamespace(fileloc="/x/y.py")}
+            )
+    assert {row["block"]: row["epsilon_spent"] for row in ledger.remaining("visits").rows()} == {"2020-01-01": "0.7"}
+    after = forecast([job], Registry.load(), ledger).outlooks["visits"]
+    assert (after.runs, after.paid, after.refused) == (1, 1, before.refused)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "cadence", "blocks"),
+    [
+        ("CronDataIntervalTimetable('0 6 * * 1', timezone='UTC')", "0 6 * * 1", ["2020-01-06", "2020-01-13"]),
+        ("'@daily'", "0 0 * * *", ["2020-01-01", "2020-01-02"]),
+        ("timedelta(days=2)", "2 days, 0:00:00", ["2020-01-01", "2020-01-03"]),
+    ],
+)
+def test_runs_come_from_the_timetable(read: Any, schedule: str, cadence: str, blocks: list[str]) -> None:
+    """Dates in templates are those a real run would have."""
+    (job,) = read(
+        f"""
+        with DAG("d", schedule={schedule}, start_date=datetime(2020, 1, 1)):
+            ReleaseOperator(task_id="t", release=wanted("a"), blocks=DAY)
+        """
+    )
+    assert job.cadence == cadence
+    assert asked(job, 2) == [[("a", (block,))] for block in blocks]
+
+
+def test_start_end_and_hand_made_runs(read: Any) -> None:
+    """An end date ends, a start can be chosen, a DAG without a timetable runs once or as often as one assumes."""
+    ends = """
+        with DAG("d", **DAILY, end_date=datetime(2020, 1, 5)):
+            ReleaseOperator(task_id="t", release=wanted("a"), blocks=DAY)
+        """
+    (job,) = read(ends)
+    assert len(list(job.runs())) == 5 == len(list(job.runs())), "runs start anew"
+    (job,) = read(ends, start=dt.datetime(2020, 1, 4, tzinfo=dt.UTC))
+    assert [run.when.day for run in job.runs()] == [5, 6]
+    by_hand = """
+        with DAG("d", schedule=None, params={"day": "2020-01-09"}):
+            ReleaseOperator(task_id="t", release=wanted("a for {{ params.day }}"), blocks=["{{ params.day }}"])
+        """
+    (job,) = read(by_hand)
+    assert job.cadence == "by hand" and asked(job, 9) == [[("a for 2020-01-09", ("2020-01-09",))]]
+    (job,) = read(by_hand, every=dt.timedelta(hours=1), start=dt.datetime(2020, 1, 1, tzinfo=dt.UTC))
+    first, second = itertools.islice(job.runs(), 2)
+    assert (second.when - first.when, first.occasion) == (dt.timedelta(hours=1), "manual__2020-01-01T00:00:00+00:00")
+
+
+def test_occasions_are_those_of_a_real_run(tiny: Tiny, read: Any) -> None:
+    """The forecast and the operator name a run alike, or nothing would be found paid."""
+    from dpflow.airflow.task_context import occasion
+
+    (job,) = read(
+        """
+        with DAG("d", **DAILY):
+            ReleaseOperator(task_id="t", release=wanted("a"), blocks=DAY)
+        """
+    )
+    run = next(job.runs())
+    real = run.variables | {
+        "ti": SimpleNamespace(dag_id="d", task_id="t", run_id="scheduled__2020-01-02T00:00:00+00:00", map_index=-1)
+    }
+    assert occasion(real).name == run.occasion == "2020-01-01T00:00:00+00:00/2020-01-02T00:00:00+00:00"
+
+
+def test_release_files_of_a_dag_belong_to_it(tiny: Tiny, read: Any) -> None:
+    """A path in the DAG is read relative to it, and the folder's forecast does not count the file twice."""
+    tiny.file()
+    (job,) = read(
+        """
+        with DAG("d", **DAILY):
+            ReleaseOperator(task_id="t", release="release.yml")
+        """
+    )
+    assert asked(job) == [[("visits", ("2020-01-01",))]]
+    _, files = read_dags(tiny.folder / "dags_under_test.py")
+    assert files == {(tiny.folder / "release.yml").resolve()}
+
+
+def test_what_only_a_run_knows_is_said(read: Any) -> None:
+    """Mapping over another task's output: priced per instance with a note, or not priced with a note."""
+    (job,) = read(
+        """
+        with DAG("d", **DAILY):
+            @task
+            def found(): return []
+            ReleaseOperator.partial(task_id="days", release=wanted("a")).expand(blocks=found())
+            ReleaseOperator.partial(task_id="all", blocks=DAY).expand(release=found())
+            ReleaseOperator.partial(task_id="both").expand_kwargs([{"release": wanted("b"), "blocks": ["2020-01-01"]}])
+        """
+    )
+    notes = {task.name: task.note for task in job.tasks}
+    assert "each instance charges this" in notes["days"] and "not priced" in notes["all"] and not notes["both"]
+    assert asked(job) == [[("a", ("some block of scheduled__2020-01-02T00:00:00+00:00",)), ("b", ("2020-01-01",))]]
+    assert len(describe(forecast([job], Registry.load(), None))["notes"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "message"),
+    [
+        ("import nowhere_at_all", InvalidInput, "cannot be read as a DAG file: ModuleNotFoundError"),
+        (
+            'with DAG("d", **DAILY): ReleaseOperator(task_id="t", release=wanted("{{ var.value.x }}"))',
+            PlanRefused,
+            "task 't' uses a template that planning cannot fill in",
+        ),
+        (
+            'with DAG("d", schedule=None): ReleaseOperator(task_id="t", release=wanted("a"), blocks="{{ ds }}")',
+            PlanRefused,
+            "'ds' is undefined",
+        ),
+        (
+            'with DAG("d", **DAILY): ReleaseOperator(task_id="t", release=wanted("a", mechanism="cuont"))',
+            InvalidInput,
+            "did you mean 'count'",
+        ),
+    ],
+)
+def test_bad_dag_files_get_one_sentence(tiny: Tiny, read: Any, body: str, kind: type[Exception], message: str) -> None:
+    """What is wrong is named; a template that would fail in a real run fails here."""
+    with pytest.raises(kind, match=message):
+        forecast(read(body), Registry.load(), Ledger(tiny.ledger))
+
+
+def test_no_airflow_home_is_made(tiny: Tiny) -> None:
+    """Planning leaves nothing behind where Airflow was never set up."""
+    import os
+    import subprocess
+    import sys
+
+    (tiny.folder / "d.py").write_text(
+        HEAD + 'with DAG("d", **DAILY): ReleaseOperator(task_id="t", release=wanted("a"), blocks=DAY)'
+    )
+    empty = tiny.folder / "home"
+    empty.mkdir()
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("AIRFLOW")} | {"HOME": str(empty)}
+    command = [str(Path(sys.executable).with_name("dpflow")), "plan", "d.py", "--grant", "visits=1", "--json"]
+    done = subprocess.run(command, cwd=tiny.folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["scopes"][0]["round"]["epsilon"] == "0.1"
+    assert not (empty / "airflow").exists()
+
+
+def test_equal_releases_of_one_task_are_one(tiny: Tiny, read: Any) -> None:
+    """The ledger knows content, task and ordinal, not names: the forecast counts alike."""
+    (job,) = read(
+        """
+        with DAG("d", **DAILY):
+            ReleaseOperator.partial(task_id="t", blocks=DAY).expand(release=[wanted("a"), wanted("b"), wanted("c", "0.2")])
+            ReleaseOperator(task_id="u", release=wanted("a"), blocks=DAY)
+            ReleaseOperator(task_id="v", release=wanted("a"), blocks=DAY, ordinal=1)
+        """
+    )
+    seen = forecast([job], Registry.load(), Ledger(tiny.ledger), until=dt.datetime(2020, 1, 2, tzinfo=dt.UTC))
+    assert [(line.task.name, line.plan.request.name, line.also) for line in seen.lines] == [
+        ("t", "a", ("b",)), ("t", "c", ()), ("u", "a", ()), ("v", "a", ())
+    ]  # fmt: skip
+    assert seen.outlooks["visits"].burn[-1][1] == 0.5

@@ -1,0 +1,134 @@
+"""A declaration says what every sensitivity follows from, so nothing half-said is accepted."""
+
+from __future__ import annotations
+
+import datetime as dt
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpflow.core.contract.declaration import Column, Table, load_table, load_yaml
+from dpflow.errors import InvalidDeclaration, InvalidInput, PlanRefused, UnknownName
+
+GOOD: dict[str, Any] = {
+    "name": "visits",
+    "database": "visits.duckdb",
+    "unit": {"column": "user"},
+    "limits": {"rows": 4},
+    "columns": {"age": {"lower": 0, "upper": 120}, "city": {"keys": ["Rome", "Oslo"]}, "note": {}},
+}
+
+
+def declared(**changes: Any) -> Table:
+    return Table.model_validate(GOOD | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"columns": {"age": {"lower": 5, "upper": 5}}}, "must be below upper"),
+        ({"columns": {"age": {"lower": 9, "upper": 1}}}, "must be below upper"),
+        ({"columns": {"age": {"lower": 0}}}, "both lower and upper"),
+        ({"columns": {"age": {"lower": 0, "upper": "inf"}}}, "finite number"),
+        ({"columns": {"age": {"lower": float("nan"), "upper": 1}}}, "finite number"),
+        ({"columns": {"age": {"lower": 0, "upper": 1, "step": "1e400"}}}, "finite number"),
+        ({"columns": {"age": {"lower": 0, "upper": 1, "step": 0}}}, "step must be positive"),
+        ({"columns": {"age": {"lower": 0, "upper": 10, "missing": 11}}}, "within the bounds"),
+        ({"columns": {"age": {"lower": 0, "upper": 2**63}}}, "coarser step"),
+        ({"columns": {"city": {"keys": []}}}, "at least one"),
+        ({"columns": {"city": {"keys": ["a", "a"]}}}, "different values"),
+        ({"limits": {"rows": 0}}, "greater than or equal to 1"),
+        ({"limits": {"rows": 2, "rows_per_group": 3}}, "cannot be above rows"),
+        ({"protects": "unit-block"}, "needs a block column"),
+        ({"protects": "unit-block", "block": "day", "neighbours": "replace"}, "under add-remove only"),
+        ({"colums": {}}, "there is no field 'colums'; did you mean 'columns'"),
+        ({"name": "a b"}, "match pattern"),
+    ],
+)
+def test_half_said_declarations_are_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    """Each mistake is one `InvalidDeclaration` that names the field."""
+    import yaml
+
+    path = tmp_path / "t.yml"
+    path.write_text(yaml.safe_dump(GOOD | changes))
+    with pytest.raises(InvalidDeclaration, match=message):
+        load_table(path)
+
+
+def test_the_database_is_relative_to_the_declaration(tmp_path: Path) -> None:
+    """A declaration can be read from any working directory."""
+    import yaml
+
+    path = tmp_path / "t.yml"
+    path.write_text(yaml.safe_dump(GOOD))
+    assert load_table(path).database == (tmp_path / "visits.duckdb").resolve()
+
+
+def test_files_that_are_no_declaration_get_one_sentence(tmp_path: Path) -> None:
+    """A missing file, broken YAML and a bare list are told apart."""
+    with pytest.raises(InvalidInput, match="there is no table declaration"):
+        load_table(tmp_path / "none.yml")
+    (tmp_path / "broken.yml").write_text("a: [1,\nb")
+    with pytest.raises(InvalidInput, match="is not valid YAML near line"):
+        load_yaml(tmp_path / "broken.yml", "x")
+    (tmp_path / "list.yml").write_text("- 1")
+    with pytest.raises(InvalidInput, match="holds no YAML mapping"):
+        load_yaml(tmp_path / "list.yml", "x")
+
+
+def test_bounds_become_a_grid_inside_them() -> None:
+    """The grid never reaches outside the declared bounds."""
+    assert Column(lower="-0.25", upper="1.05", step="0.1").grid() == (-2, 10)
+    assert Column(lower=0, upper=7, step=2).grid() == (0, 3)
+
+
+def test_numbers_are_taken_exactly() -> None:
+    """A float is its shortest decimal form, not the binary number beside it."""
+    assert Column(lower=0, upper=0.1).upper == Fraction(1, 10)
+
+
+def test_unknown_columns_list_close_matches() -> None:
+    """A typo is answered with the name that was meant."""
+    with pytest.raises(UnknownName, match="did you mean 'age'"):
+        declared().column("agee")
+
+
+def test_no_bounds_no_plan() -> None:
+    """Bounds and public keys are asked for by the name of the column that lacks them."""
+    with pytest.raises(PlanRefused, match="column 'note' of table 'visits' declares no bounds"):
+        declared().bounded("note")
+    with pytest.raises(PlanRefused, match="declares no public keys"):
+        declared().keys("note")
+
+
+def test_the_digest_of_a_declaration_ignores_where_the_file_is() -> None:
+    """Moving a database does not make a paid release unpaid."""
+    assert declared().public() == declared(database="elsewhere.duckdb").public()
+
+
+def test_what_is_protected_is_said_in_words() -> None:
+    """Budgets can print what they protect."""
+    table = declared(protects="unit-block", block="day")
+    assert table.protected == "all rows of one user in one day (add-remove)"
+
+
+def test_on_needs_no_quotes(tmp_path: Path) -> None:
+    """YAML 1.1 takes the bare word for true; a declaration means the field."""
+    path = tmp_path / "t.yml"
+    path.write_text(
+        "{name: t, database: t.duckdb, unit: {column: u}, limits: {rows: 1}, columns: {},\n"
+        " joins: [{relation: d, name: d, kind: dimension, on: {k: id}}]}"
+    )
+    assert load_table(path).joins[0].on == {"k": "id"}
+
+
+def test_bounds_written_as_dates_are_answered_in_dates() -> None:
+    """Days remember that they were dates; numbers, moments and coarser grids stay numbers."""
+    day = Column.model_validate({"lower": dt.date(1940, 1, 1), "upper": dt.date(9999, 12, 31)})
+    assert (day.unit(-10958), day.unit(0), day.unit(day.grid()[1] + 1)) == ("1940-01-01", "1970-01-01", "10000-01-01")
+    assert day.model_copy(update={"missing": Fraction(0)}).dates
+    for other in ({"lower": 0, "upper": 9}, {"lower": dt.date(1940, 1, 1), "upper": dt.date(1950, 1, 1), "step": 7}):
+        assert not Column.model_validate(other).dates
+    assert Column.model_validate({"lower": 0, "upper": 1, "step": "0.25"}).unit(3) == 0.75

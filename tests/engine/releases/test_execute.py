@@ -1,0 +1,279 @@
+"""The life of a release: charged before it reads, drawn at most once visibly, silent about rows."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from fractions import Fraction
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dpflow import hookimpl, load_table, plan, release
+from dpflow.core.contract.results import NONE, Result
+from dpflow.engine.releases.republish import publish_missing
+from dpflow.engine.releases.request import Publish
+from dpflow.errors import BudgetExceeded, DpflowError, PlanRefused, PluginError, RetryConflict, TableBusy
+from dpflow.ledger import Ledger
+from dpflow.mechanisms.count import Count
+from dpflow.registry import BUILT_INS, Registry
+from dpflow.tables import PrivateTable, published_ids
+
+if TYPE_CHECKING:
+    from smallworld import Tiny
+
+SECRET = 7_364_519
+
+
+def planned(tiny: Tiny, mechanism: str = "count", registry: Registry | None = None, **changes: Any) -> Any:
+    given: dict[str, Any] = {"name": "visits", "scope": "visits", "blocks": ["2020-01-01"], "epsilon": "0.25"}
+    return plan(mechanism, tiny.folder / "visits.yml", registry=registry, **(given | changes))
+
+
+def spent(tiny: Tiny) -> Fraction:
+    return sum((Fraction(row["epsilon_spent"]) for row in Ledger(tiny.ledger).remaining("visits").rows()), Fraction(0))
+
+
+def test_nothing_is_read_before_the_charge(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are read after reserve returned, and not at all when the budget refuses."""
+    order: list[str] = []
+    read, reserve = PrivateTable.answer, Ledger.reserve
+    monkeypatch.setattr(PrivateTable, "answer", lambda *a: order.append("read") or read(*a))
+    monkeypatch.setattr(Ledger, "reserve", lambda *a, **k: (reserve(*a, **k), order.append("charged"))[0])
+    release(planned(tiny), Ledger(tiny.ledger))
+    assert order == ["charged", "read"]
+    with pytest.raises(BudgetExceeded, match="cannot pay"):
+        release(planned(tiny, name="more", epsilon="0.9"), Ledger(tiny.ledger))
+    assert order == ["charged", "read"]
+
+
+def test_a_replay_needs_no_table(tiny: Tiny) -> None:
+    """A settled release is returned even when the private file is gone."""
+    first = release(planned(tiny), Ledger(tiny.ledger))
+    tiny.database.unlink()
+    again = release(planned(tiny), Ledger(tiny.ledger))
+    assert again.replayed and again.result == first.result and again.release_id == first.release_id
+    assert spent(tiny) == Fraction(1, 4)
+
+
+def test_what_may_depend_on_rows_is_settled_as_none(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draw that raises is charged, stored as "none" and never drawn again."""
+    monkeypatch.setattr(Count, "draw", lambda *a: 1 // 0)
+    assert release(planned(tiny), Ledger(tiny.ledger)).result == NONE
+    monkeypatch.undo()
+    again = release(planned(tiny), Ledger(tiny.ledger))
+    assert again.replayed and again.result == NONE
+
+
+def test_what_a_retry_can_help_keeps_its_reservation(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy file fails after the charge; the retry pays nothing more."""
+
+    def busy(*_: object) -> None:
+        raise TableBusy("busy")
+
+    monkeypatch.setattr(PrivateTable, "answer", busy)
+    with pytest.raises(TableBusy, match="busy"):
+        release(planned(tiny), Ledger(tiny.ledger))
+    monkeypatch.undo()
+    assert not release(planned(tiny), Ledger(tiny.ledger)).replayed
+    assert spent(tiny) == Fraction(1, 4)
+
+
+def test_the_same_name_with_other_content_is_refused(tiny: Tiny) -> None:
+    """Changed parameters under one name need a new revision."""
+    release(planned(tiny), Ledger(tiny.ledger))
+    with pytest.raises(RetryConflict, match="raise revision"):
+        release(planned(tiny, epsilon="0.5"), Ledger(tiny.ledger))
+    release(planned(tiny, epsilon="0.5", revision=2), Ledger(tiny.ledger))
+    assert spent(tiny) == Fraction(3, 4)
+
+
+def test_results_are_not_published_beside_the_rows(tiny: Tiny) -> None:
+    """Refused by the plan: whoever reads the results would have to open the private file, which no release writes."""
+    (tiny.folder / "link.duckdb").symlink_to(tiny.database)
+    for name in ("visits.duckdb", "link.duckdb"):
+        with pytest.raises(PlanRefused, match="in the private table's file"):
+            planned(tiny, publish=Publish(database=tiny.folder / name))
+
+
+def test_publishing_is_repaired_from_the_ledger(tiny: Tiny) -> None:
+    """What is settled can be copied again, once."""
+    out = tiny.folder / "out.duckdb"
+    paid = release(planned(tiny, publish=Publish(database=out)), Ledger(tiny.ledger))
+    out.unlink()
+    assert publish_missing(Ledger(tiny.ledger), out, "releases") == 1
+    assert published_ids(out, "releases") == {paid.release_id}
+    assert publish_missing(Ledger(tiny.ledger), out, "releases") == 0
+
+
+def test_a_result_without_rows_is_not_missing_for_ever(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing to show is complete when nothing is shown."""
+    monkeypatch.setattr(Count, "draw", lambda *_: Result(()))
+    release(planned(tiny), Ledger(tiny.ledger))
+    assert publish_missing(Ledger(tiny.ledger), tiny.folder / "out.duckdb", "releases") == 0
+
+
+def registry_with(**hooks: Any) -> Registry:
+    built_in = dict(Registry.load()._manager.list_name_plugin())
+    plugin = SimpleNamespace(**{name: hookimpl(function) for name, function in hooks.items()})
+    return Registry({**{name: built_in[name] for name in BUILT_INS}, "a plugin": plugin})
+
+
+def test_hook_dpflow_veto_plan(tiny: Tiny) -> None:
+    """A plugin can refuse a plan with a reason, and refuses when it fails."""
+
+    def dpflow_veto_plan(plan: Any) -> str | None:
+        return "not on Sundays"
+
+    with pytest.raises(PlanRefused, match="not on Sundays"):
+        planned(tiny, registry=registry_with(dpflow_veto_plan=dpflow_veto_plan))
+
+    def broken(plan: Any) -> str | None:
+        raise RuntimeError(SECRET)
+
+    broken.__name__ = "dpflow_veto_plan"
+    with pytest.raises(PlanRefused, match="a plugin failed while looking at the plan"):
+        planned(tiny, registry=registry_with(dpflow_veto_plan=broken))
+
+
+def test_hook_dpflow_after_release(tiny: Tiny, caplog: pytest.LogCaptureFixture) -> None:
+    """An observer gets the receipt; when it fails the release stands and the failure is logged by name."""
+    seen: list[Any] = []
+
+    def dpflow_after_release(receipt: Any) -> None:
+        seen.append(receipt)
+        raise RuntimeError("observer")
+
+    registry = registry_with(dpflow_after_release=dpflow_after_release)
+    paid = release(planned(tiny, registry=registry), Ledger(tiny.ledger), registry=registry)
+    assert seen == [paid] and "observer a plugin failed" in caplog.text
+
+
+def test_hook_dpflow_register_mechanisms() -> None:
+    """A name that two plugins bring is an error that names both."""
+
+    def dpflow_register_mechanisms() -> list[Any]:
+        return [Count()]
+
+    with pytest.raises(PluginError, match=r"'count' is registered by dpflow.mechanisms.count and by a plugin"):
+        registry_with(dpflow_register_mechanisms=dpflow_register_mechanisms)
+
+
+def test_hook_dpflow_register_estimators() -> None:
+    """Estimators come through the same door, and unknown hooks are refused."""
+    from dpflow.core.contract.estimators import Estimator
+
+    def dpflow_register_estimators() -> list[Estimator]:
+        return [Estimator("half", "always one half", 0.0, lambda rows, predictor: 0.5)]
+
+    registry = registry_with(dpflow_register_estimators=dpflow_register_estimators)
+    assert registry.estimator("half").value({}, None) == 0.5
+
+    def dpflow_regster_estimators() -> list[Estimator]:
+        return []
+
+    with pytest.raises(PluginError, match="a hook that dpflow does not have"):
+        registry_with(dpflow_regster_estimators=dpflow_regster_estimators)
+
+
+def test_kept_sums_stay_in_the_private_zone(tiny: Tiny) -> None:
+    """A release over two days leaves its exact sums beside the database, for their owner only, and nowhere else."""
+    tiny.declare(partials="checked")
+    both = {"blocks": ["2020-01-01", "2020-01-02"]}
+    first = release(planned(tiny, **both), Ledger(tiny.ledger))
+    kept = tiny.folder / "visits.duckdb.partials"
+    assert (kept.stat().st_mode & 0o777, len(list(kept.iterdir()))) == (0o700, 2)
+    again = release(planned(tiny, **both, name="again"), Ledger(tiny.ledger))
+    assert not again.replayed and again.release_id != first.release_id
+    seals = [file.read_bytes().split(b"\n")[0] for file in kept.iterdir()]
+    others = [
+        file for file in tiny.folder.rglob("*") if file.is_file() and file.parent != kept and file != tiny.database
+    ]
+    assert others and not [file for file in others for seal in seals if seal in file.read_bytes()]
+
+
+def test_no_value_of_the_table_shows_anywhere(tiny: Tiny, caplog: pytest.LogCaptureFixture) -> None:
+    """A planted value is in no message, chain, log, receipt, repr or history, whatever goes right or wrong."""
+    tiny.fill(
+        f"CREATE TABLE visits AS SELECT 'p' AS person, DATE '2020-01-01' AS day, '{SECRET}' AS city, "
+        f"'{SECRET}' AS clinic, {SECRET} AS age, '{SECRET}' AS note"
+    )
+    caplog.set_level(logging.DEBUG)
+    shown: list[str] = []
+    tries: list[tuple[str, dict[str, Any]]] = [
+        ("count", {}),
+        ("histogram", {"by": "city"}),
+        ("private_histogram", {"by": "clinic", "delta": "1e-7"}),
+        ("sum", {"column": "note"}),
+        ("mean", {"column": "clinic"}),
+        ("quantile", {"column": "age"}),
+    ]
+    for mechanism, params in tries:
+        try:
+            paid = release(
+                planned(tiny, mechanism, name=mechanism, **(params | {"epsilon": "0.1"})), Ledger(tiny.ledger)
+            )
+            shown += [repr(paid), json.dumps(paid.to_json()), repr(paid.result)]
+        except DpflowError as error:
+            link: BaseException | None = error
+            while link is not None:
+                shown += [repr(link), str(link)]
+                link = link.__cause__ or link.__context__
+    shown += [
+        repr(Ledger(tiny.ledger).history()),
+        caplog.text,
+        repr(PrivateTable(load_table(tiny.folder / "visits.yml"))),
+    ]
+    assert str(SECRET) not in "\n".join(shown)
+
+
+def test_importing_dpflow_stays_light() -> None:
+    """The package alone imports nothing of a third party."""
+    code = "import sys, dpflow; print(sorted({m.split('.')[0] for m in sys.modules} & {'duckdb','numpy','airflow','pydantic'}))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_every_public_name_resolves() -> None:
+    """`__all__` promises nothing that is not there."""
+    import dpflow
+
+    assert all(getattr(dpflow, name) is not None for name in dpflow.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        dpflow.nothing  # noqa: B018
+
+
+def test_the_drawn_tree_of_errors_is_complete() -> None:
+    """Every class is in the drawing, and says whether a retry can help."""
+    from dpflow import errors
+
+    def below(kind: type[DpflowError]) -> list[type[DpflowError]]:
+        return [
+            kind,
+            *(
+                found
+                for child in kind.__subclasses__()
+                if child.__module__ == errors.__name__
+                for found in below(child)
+            ),
+        ]
+
+    for kind in below(DpflowError):
+        line = next(line for line in (errors.__doc__ or "").splitlines() if kind.__name__ in line.split())
+        assert kind.retryable == ("(retryable)" in line)
+
+
+def test_a_scope_protects_what_it_was_granted_for(tmp_path: Path) -> None:
+    """A scope granted for one protection refuses a table that declares another."""
+    from smallworld import Tiny as Make
+
+    made = Make(tmp_path)
+    made.fill()
+    table = load_table(made.declare())
+    Ledger(made.ledger, create=True).grant("visits", 1, 0, filter="basic", table=table, principal="owner")
+    made.declare(unit={"column": "person", "missing": "one-unit"}, protects="unit")
+    with pytest.raises(PlanRefused, match="was granted to protect"):
+        release(planned(made, blocks=[]), Ledger(made.ledger))

@@ -1,0 +1,292 @@
+"""A gate's life: one partition, one gate at a time, fresh data when it is used up, and a record of every verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dpflow import Session, plan, release
+from dpflow.core.contract.declaration import load_table
+from dpflow.engine.releases.execute import data_names
+from dpflow.engine.releases.plan import Plan
+from dpflow.engine.sessions.holdout_gate import decision, judge, judge_all
+from dpflow.errors import PlanRefused, SessionClosed
+from dpflow.ledger import Ledger
+from dpflow.registry import Registry
+
+if TYPE_CHECKING:
+    from smallworld import Tiny
+
+ROWS = """
+CREATE TABLE visits AS SELECT 'p' || i AS person, DATE '2020-01-01' AS day, i % 2 AS sick, (i % 2) * 30 + i % 7 AS age
+FROM range(4000) t(i)
+"""
+PARAMS = {"groups": 400, "queries": 20, "failures": 2, "rho": "0.24", "alpha": "0.2", "epsilon": "4"}
+FREE = {"method": "description_length", "groups": 400, "queries": 20, "failures": 2, "rho": "0.24", "alpha": "0.2"}
+HONEST = {"name": "honest", "estimator": "column_mean", "features": ["age"], "claim": "18"}
+
+
+def wrong(number: int) -> dict[str, Any]:
+    return HONEST | {"name": "wrong", "claim": str(50 + number)}
+
+
+@pytest.fixture
+def ledger(tiny: Tiny) -> Ledger:
+    """A holdout of 4,000 people, protected in scopes ``gate``, ``more`` and the quota ``gate/a``."""
+    tiny.fill(ROWS)
+    columns = {"sick": {"lower": 0, "upper": 1}, "age": {"lower": 0, "upper": 120}}
+    table = load_table(tiny.declare(protects="unit", limits={"rows": 1}, columns=columns, block=None, holdout=True))
+    made = Ledger(tiny.ledger)
+    for scope in ("gate", "more"):
+        made.grant(scope, 8, 0, filter="basic", table=table, principal="owner")
+    made.quota("gate/a", 4, 0, principal="owner")
+    return made
+
+
+def opened(
+    tiny: Tiny, ledger: Ledger, scope: str = "gate", name: str = "gate", table: str = "visits.yml", **params: Any
+) -> Session:
+    planned = plan("reusable_holdout", tiny.folder / table, name=name, scope=scope, **(params or PARAMS))
+    return Session.open(planned, ledger, Registry.load())
+
+
+def test_what_is_left_is_known_from_the_start(tiny: Tiny, ledger: Ledger) -> None:
+    session = opened(tiny, ledger)
+    assert session.remaining() == {"state": "open", "answered": 0, "queries_left": 20, "failures_left": 2}
+    judge(session, HONEST)
+    assert judge(session, wrong(0))["verdict"] == "no"
+    assert session.remaining() == {"state": "open", "answered": 2, "queries_left": 18, "failures_left": 1}
+
+
+def test_a_plan_says_what_its_verdicts_prove(tiny: Tiny, ledger: Ledger) -> None:
+    """Before anything is spent: heuristic, with the groups that the method needs and the cheapest that would be proven."""
+    planned = plan("reusable_holdout", tiny.folder / "visits.yml", name="gate", scope="gate", **PARAMS)
+    assert "verdicts are heuristic: 400 groups prove nothing with method sparse_vector" in planned.describe()["note"]
+    assert "cheapest proven method on this table is tight with" in planned.describe()["note"]
+
+
+def test_one_gate_and_one_partition(tiny: Tiny, ledger: Ledger) -> None:
+    """No second gate beside, above or below an open one, from whatever scope; no other cut of the same rows, not even later."""
+    session = opened(tiny, ledger)
+    with pytest.raises(SessionClosed, match="gate session is open on scope 'gate'"):
+        opened(tiny, ledger, scope="gate/a")
+    with pytest.raises(PlanRefused, match="table 'visits' is partitioned into 400 groups by 'person' in scope 'gate'"):
+        opened(tiny, ledger, scope="more")  # another hash, so other groups
+    with pytest.raises(PlanRefused, match="holdout, readable only through a gate"):
+        release(plan("count", tiny.folder / "visits.yml", name="n", scope="gate", epsilon="1"), ledger)
+    for number in range(2):
+        judge(session, wrong(number))
+    assert session.remaining()["state"] == "closed"
+    with pytest.raises(PlanRefused, match="partitioned into 400 groups by 'person' in scope 'gate' .* never changed"):
+        opened(tiny, ledger, scope="gate/a", **(PARAMS | {"groups": 300, "epsilon": "2"}))
+    with pytest.raises(PlanRefused, match="partitioned into 400 groups by 'person' in scope 'gate' .* never changed"):
+        opened(tiny, ledger, scope="more")
+    again = opened(tiny, ledger, scope="gate/a", **(PARAMS | {"epsilon": "2"}))
+    assert judge(again, HONEST)["verdict"] == "yes"
+    assert ledger.remaining("more").rows()[0]["epsilon_spent"] == "0" and ledger.verify().ok
+
+
+@pytest.mark.parametrize("relation", ["VISITS", "main.visits", "Main.Visits"])
+def test_a_second_declaration_is_no_second_data_set(tiny: Tiny, ledger: Ledger, relation: str) -> None:
+    """The same relation under another name, as an ordinary table of another scope: closed while the gate is open, and not fresh
+    for a gate that comes after."""
+    text = (tiny.folder / "visits.yml").read_text().replace("holdout: true", "holdout: false")
+    (tiny.folder / "alias.yml").write_text(text.replace("name: visits", f"name: alias\nrelation: {relation}"))
+    count = plan("count", tiny.folder / "alias.yml", name="n", scope="more", epsilon="1")
+    session = opened(tiny, ledger)
+    with pytest.raises(SessionClosed, match="this relation of the database file"):
+        release(count, ledger)
+    assert ledger.remaining("more").rows()[0]["epsilon_spent"] == "0"
+    for number in range(2):
+        judge(session, wrong(number))
+    assert release(count, ledger).result.rows[0].value > 3900
+
+
+def test_joining_a_holdout_as_a_dimension_is_reading_it(tiny: Tiny, ledger: Ledger) -> None:
+    """Its rows as somebody's public dimension: closed while a gate on them is open, and not fresh for a gate that comes after.
+    A dimension that a gate joins itself stays open to all, and makes nobody's data stale.
+    """
+    tiny.fill(f"{ROWS}; CREATE TABLE other AS FROM visits; CREATE TABLE cities AS SELECT 'p1' AS person, 3 AS size")
+    text = (
+        (tiny.folder / "visits.yml")
+        .read_text()
+        .replace("name: visits", "name: other")
+        .replace("holdout: true", "holdout: false")
+    )
+    for name, relation in (("peeks", "Visits"), ("fair", "cities")):
+        join = f"joins: [{{relation: {relation}, name: d, kind: dimension, on: {{person: person}}}}]\n"
+        (tiny.folder / f"{name}.yml").write_text(text + join)
+    peek, fair = (plan("count", tiny.folder / f"{n}.yml", name=n, scope="more", epsilon="1") for n in ("peeks", "fair"))
+    mine = (tiny.folder / "visits.yml").read_text()
+    (tiny.folder / "visits.yml").write_text(
+        mine + "joins: [{relation: cities, name: c, kind: dimension, on: {person: person}}]\n"
+    )
+    assert (
+        release(fair, ledger).result.rows[0].value > 3900
+    )  # before the gate: its dimension was read, its rows were not
+    session = opened(tiny, ledger)
+    planned = plan("reusable_holdout", tiny.folder / "visits.yml", name="gate", scope="gate", **PARAMS)
+    assert ledger.is_fresh(session.id, "gate", data_names(planned, ledger))
+    with pytest.raises(SessionClosed, match="this relation of the database file"):
+        release(peek, ledger)
+    assert release(fair, ledger).replayed
+    assert release(replace_name(fair, "again"), ledger).result.rows[0].value > 3900
+    for number in range(2):
+        judge(session, wrong(number))
+    assert release(peek, ledger).result.rows[0].value > 3900 and ledger.verify().ok
+
+
+def test_a_dimension_that_was_read_is_no_fresh_holdout(tiny: Tiny, ledger: Ledger) -> None:
+    text = (
+        (tiny.folder / "visits.yml")
+        .read_text()
+        .replace("name: visits", "name: other")
+        .replace("holdout: true", "holdout: false")
+    )
+    join = "joins: [{relation: visits, name: d, kind: dimension, on: {person: person}}]\n"
+    (tiny.folder / "peeks.yml").write_text(text + join)
+    tiny.fill(f"{ROWS}; CREATE TABLE other AS FROM visits")
+    release(plan("count", tiny.folder / "peeks.yml", name="n", scope="more", epsilon="1"), ledger)
+    session = opened(tiny, ledger)
+    table = plan("reusable_holdout", tiny.folder / "visits.yml", name="gate", scope="gate", **PARAMS)
+    assert not ledger.is_fresh(session.id, "gate", data_names(table, ledger))
+
+
+def replace_name(planned: Plan, name: str) -> Plan:
+    return replace(planned, request=planned.request.model_copy(update={"name": name}))
+
+
+def test_fresh_data_takes_over_by_itself(tiny: Tiny, ledger: Ledger) -> None:
+    """A used-up gate hands on what it did not answer; a retry says the same and pays nothing; unneeded gates stay shut."""
+    tried: list[str] = []
+    tiny.fill(f"{ROWS}; CREATE TABLE more AS FROM visits")
+    (tiny.folder / "more.yml").write_text(
+        (tiny.folder / "visits.yml").read_text().replace("name: visits", "name: more")
+    )
+
+    def opening(scope: str) -> Any:
+        def run() -> Session:
+            tried.append(scope)
+            return opened(tiny, ledger, scope, name=scope, table="more.yml" if scope == "more" else "visits.yml")
+
+        return run
+
+    gates = [opening("gate"), opening("more")]
+    assert [v["verdict"] for v in judge_all(gates, [HONEST])] == ["yes"] and tried == ["gate"]
+    submissions = [HONEST, wrong(0), wrong(1), wrong(2), HONEST | {"claim": "17"}]
+    found = judge_all(gates, submissions)
+    assert [v["verdict"] for v in found] == ["yes", "no", "no", "no", "yes"]
+    assert [v["session"] == found[0]["session"] for v in found] == [True, True, True, False, False]
+    spent = [ledger.remaining(scope).rows() for scope in ("gate", "more")]
+    assert judge_all(gates, submissions) == found
+    assert [ledger.remaining(scope).rows() for scope in ("gate", "more")] == spent
+    last = judge_all(gates, [wrong(5), wrong(6)])
+    assert [v["verdict"] for v in last] == ["no", "exhausted"]
+
+
+def test_nothing_but_the_verdict_leaves(tiny: Tiny, ledger: Ledger) -> None:
+    """No count, threshold or noise in an answer, the history or a representation; the corrected value is the session's own."""
+    sure = PARAMS | {"epsilon": "8", "correct": {"kind": "grid", "lower": 0, "upper": 60, "step": 1}}
+    session = opened(tiny, ledger, **sure)
+    found = [judge(session, s) for s in (HONEST, wrong(0))]
+    said = {"name", "claim", "candidate", "verdict", "guarantee", "queries_left", "failures_left", "snapshot"}
+    said |= {"session", "commitment", "promoted"}
+    assert set(found[0]) == said and set(found[1]) == said | {"corrected", "corrected_guarantee"}
+    assert found[1]["verdict"] == "no" and abs(found[1]["corrected"] - 18) <= 3
+    secret = ledger.session(session.id).state
+    assert set(secret) == {"asked", "failures", "noise"}
+    history = "".join(str(entry) for entry in ledger.history())
+    assert '"noise"' not in history and "threshold" not in history and repr(session).startswith("<")
+
+
+def test_many_verdicts_are_one_decision() -> None:
+    said = lambda *words: decision([{"verdict": word} for word in words])  # noqa: E731
+    assert said("no", "yes", "exhausted") == "yes" and said("no", "exhausted") == "exhausted"
+    assert said("no", "none") == said() == "no"
+
+
+def test_a_promotion_is_recorded(tiny: Tiny, ledger: Ledger) -> None:
+    """With the session, the guarantee, the data's keyed id, and a commitment that only this ledger can make."""
+    records: list[Mapping[str, str]] = []
+
+    class Registry_:
+        def offer(self, candidate: Any, record: Mapping[str, str]) -> bool:
+            records.append(record)
+            return True
+
+    session = opened(tiny, ledger)
+    verdict = judge(session, HONEST, Registry_())
+    assert verdict["promoted"] and judge(session, wrong(0), Registry_())["promoted"] is False
+    (record,) = records
+    assert set(record) == {"session", "guarantee", "snapshot", "commitment"} and record["session"] == session.id
+    said = {k: v for k, v in verdict.items() if k not in ("promoted", "session", "commitment")}
+    assert record["commitment"] == session.commitment(said)
+    assert record["commitment"] != session.commitment(said | {"verdict": "no"})
+    tiny.fill(ROWS.replace("range(4000)", "range(4001)"))
+    assert judge(session, HONEST) == verdict | {"promoted": False}  # stored: its snapshot is the one it was drawn from
+    assert judge(session, HONEST | {"claim": "17"})["snapshot"] != verdict["snapshot"]
+
+
+def test_the_alias_moves_with_the_record(tiny: Tiny, ledger: Ledger) -> None:
+    """On a yes that improves; the version's tags say which verdict moved it."""
+    from mlflow import MlflowClient
+
+    from dpflow.airflow.model_promotion import Promoter
+
+    uri = f"sqlite:///{tiny.folder}/mlflow.db"
+    session, promoter = opened(tiny, ledger), Promoter("age", "champion", uri)
+    first = judge(session, HONEST, promoter)
+    assert first["promoted"] and not judge(session, wrong(0), promoter)["promoted"]
+    assert not judge(session, HONEST | {"claim": "17"}, promoter)["promoted"]
+    champion = MlflowClient(tracking_uri=uri, registry_uri=uri).get_model_version_by_alias("age", "champion")
+    for name in ("candidate", "session", "guarantee", "snapshot", "commitment"):
+        assert champion.tags[f"dpflow.{name}"] == first[name]
+
+
+# --- tables that protect nobody ---------------------------------------------------------------------------------------
+
+
+def test_methods_without_a_claim_need_a_table_that_protects_nobody(tiny: Tiny, ledger: Ledger) -> None:
+    with pytest.raises(PlanRefused, match="makes no privacy claim"):
+        opened(tiny, ledger, **FREE)
+    with pytest.raises(PlanRefused, match="makes no privacy claim"):
+        rounds = {"groups": 400, "rounds": 3, "round_groups": 50}
+        plan("effective_rounds", tiny.folder / "visits.yml", name="r", scope="gate", **rounds)
+
+
+def test_a_noise_free_gate_is_proven_with_few_groups(tiny: Tiny, ledger: Ledger) -> None:
+    """On a table declared generalisation-only; what was released before makes the next gate's proof void."""
+    tiny.declare(
+        protects="unit", limits={"rows": 1}, block=None, holdout=True, **{"generalisation-only": True},
+        columns={"age": {"lower": 0, "upper": 120}},
+    )  # fmt: skip
+    with pytest.raises(PlanRefused, match="granted to protect all rows"):
+        opened(tiny, ledger, **FREE)
+    table = load_table(tiny.folder / "visits.yml")
+    ledger.grant("open", 1, 0, filter="basic", table=table, principal="owner")
+    session = opened(tiny, ledger, "open", **FREE)
+    found = [judge(session, s) for s in (HONEST, wrong(0), wrong(1))]
+    assert [(v["verdict"], v["guarantee"]) for v in found] == [("yes", "proven"), ("no", "proven"), ("no", "proven")]
+    assert ledger.remaining("open").rows()[0]["epsilon_spent"] == "0"
+    later = judge(opened(tiny, ledger, "open", name="later", **FREE), HONEST)
+    assert (later["guarantee"], later["because"]) == (
+        "heuristic",
+        "something was released from this data before the session was opened",
+    )
+    tiny.fill(f"{ROWS}; CREATE TABLE more AS FROM visits")
+    text = (tiny.folder / "visits.yml").read_text().replace("holdout: true", "holdout: false")
+    (tiny.folder / "more.yml").write_text(text.replace("name: visits", "name: more"))
+    other = tiny.folder / "other.yml"
+    other.write_text((tiny.folder / "visits.yml").read_text().replace("column: person", "column: age"))
+    with pytest.raises(PlanRefused, match="400 groups by 'person' in scope 'open' since its first session"):
+        opened(tiny, ledger, "open", name="by age", table="other.yml", **FREE)
+    ledger.grant("rows", 1, 0, filter="basic", table=table, principal="owner")
+    handed = judge(opened(tiny, ledger, "rows", table="more.yml", **FREE), HONEST)
+    assert handed["guarantee"] == "heuristic" and "declare holdout" in handed["because"]
+    with pytest.raises(
+        PlanRefused, match="prove nothing .* cheapest proven method on this table is description_length"
+    ):
+        opened(tiny, ledger, "open", name="few", **(FREE | {"queries": 10**6, "require": "proven"}))

@@ -1,0 +1,84 @@
+"""The pages a person sees, in a real browser: run by `make browser`, which needs Debian's chromium and npm."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from dpflow.demo import job, ui
+
+pytestmark = pytest.mark.browser
+
+SCRIPT = """
+import { createRequire } from 'node:module';
+const { chromium } = createRequire(process.argv[2] + '/')('playwright-core');
+const [url, user, password, picture] = process.argv.slice(3);
+const browser = await chromium.launch({ executablePath: '/usr/bin/chromium', args: ['--no-sandbox', '--disable-gpu',
+  '--disable-quic', '--no-first-run', '--disable-background-networking', '--disable-component-update', '--disable-sync'] });
+const page = await browser.newPage({ viewport: { width: 1200, height: 900 } });
+const failures = [];
+page.on('requestfailed', request => failures.push(request.url()));
+await page.goto(url);
+if (user) {
+  await page.fill('input[name=username]', user);
+  await page.fill('input[name=password]', password);
+  await page.click('button[type=submit]');
+  await page.waitForURL('**/');
+  await page.goto(url + '/dags');
+  await page.waitForSelector('text=flights_daily');
+}
+await page.screenshot({ path: picture, fullPage: true });
+const overflow = await page.evaluate(() => document.documentElement.scrollWidth > window.innerWidth);
+console.log(JSON.stringify({ title: await page.title(), figures: await page.locator('svg').count(), overflow, failures }));
+await browser.close();
+"""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished quick demo."""
+    place = tmp_path_factory.mktemp("clone")
+    shutil.copytree(Path(__file__).parents[3] / "dags", place / "dags", ignore=shutil.ignore_patterns("__pycache__"))
+    job.run(place, 2)
+    return place
+
+
+@pytest.fixture(scope="module")
+def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with playwright-core and the script."""
+    place = tmp_path_factory.mktemp("tools")
+    subprocess.run(["npm", "install", "--silent", "--prefix", str(place), "playwright-core@1.64.1"], check=True)
+    (place / "look.mjs").write_text(SCRIPT)
+    return place
+
+
+def look(tools: Path, *arguments: str) -> dict[str, object]:
+    """Open a page and say what is on it."""
+    command = ["node", str(tools / "look.mjs"), str(tools), *arguments]
+    return dict(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+
+
+def test_the_report_renders(root: Path, tools: Path, tmp_path: Path) -> None:
+    """The page shows its plots, fits the window, and asks no other host for anything."""
+    seen = look(tools, (root / "demo" / "report.html").as_uri(), "", "", str(tmp_path / "report.png"))
+    assert seen["title"] == "dpflow demo: flights of 2013"
+    assert int(str(seen["figures"])) >= 5
+    assert seen["overflow"] is False and seen["failures"] == []
+
+
+def test_up_shows_the_dags_and_down_stops_it(
+    root: Path, tools: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The printed address and login lead to the list of DAGs."""
+    ui.up(root)
+    try:
+        lines = capsys.readouterr().out.split()
+        url, user, password = lines[4], lines[lines.index("user") + 1].rstrip(","), lines[lines.index("password") + 1]
+        look(tools, url, user, password, str(tmp_path / "dags.png"))
+    finally:
+        ui.down(root)
+    assert "Airflow is down" in capsys.readouterr().out

@@ -1,0 +1,185 @@
+"""Grants, quotas, blocks: every account is debited, or none."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+from dpflow.core.accounting.events import Pure, Unprotected
+from dpflow.core.contract.declaration import NOBODY
+from dpflow.errors import BudgetExceeded, GrantConflict, InvalidAmount, InvalidInput, PlanRefused, UnknownName
+
+
+def test_budget_is_spent_to_the_unit(ledger, ask):
+    """Ten times 0.1 fits into 1 exactly; the next 1e-12 does not."""
+    for n in range(10):
+        ask.reserve(ledger, str(n))
+    with pytest.raises(BudgetExceeded, match=r"scope 'flights' cannot pay: epsilon 1e-12 is asked, 0 of 1 is left"):
+        ask.reserve(ledger, "x", "1e-12")
+    assert ask.spent(ledger) == {"": "1"} and ledger.verify().ok
+
+
+def test_quota_and_dataset_pay_together(ledger, ask):
+    """A charge below a quota debits both, and a refusal by either debits neither."""
+    ledger.grant("flights/team", "0.2", 0, filter="basic", principal="owner")
+    ask.reserve(ledger, "a", scope="flights/team")
+    with pytest.raises(BudgetExceeded, match="flights/team") as refusal:
+        ask.reserve(ledger, "b", "0.15", scope="flights/team")
+    assert refusal.value.scope == "flights/team" and refusal.value.block is None
+    assert (ask.spent(ledger), ask.spent(ledger, "flights/team")) == ({"": "0.1"}, {"": "0.1"})
+    ask.reserve(ledger, "c", "0.9")
+    with pytest.raises(BudgetExceeded, match="scope 'flights' cannot"):
+        ask.reserve(ledger, "d", scope="flights/team")
+
+
+def test_blocks_have_accounts_of_their_own(place, ask):
+    """Days are charged apart, all days of one release or none, and a day named twice pays once."""
+    ledger = place.open()
+    ledger.grant("days", 1, 0, filter="basic", blocks=True, protects="one aircraft-day", principal="owner")
+    ask.reserve(ledger, "a", "0.6", scope="days", blocks=["mon", "mon"])
+    with pytest.raises(BudgetExceeded, match="block 'mon'") as refusal:
+        ask.reserve(ledger, "b", "0.6", scope="days", blocks=["tue", "mon"])
+    assert refusal.value.block == "mon"
+    assert ask.spent(ledger, "days") == {"mon": "0.6"}
+    ask.reserve(ledger, "year", "0.1", scope="days", blocks=[f"d{n}" for n in range(365)])
+    assert len(ask.spent(ledger, "days")) == 366 and ledger.verify().ok
+
+
+def test_blocks_must_match_the_scope(ledger, ask):
+    """A scope without blocks takes none, one with blocks needs some."""
+    with pytest.raises(InvalidInput, match="has no blocks"):
+        ask.reserve(ledger, blocks=["mon"])
+    ledger.grant("days", 1, 0, blocks=True, principal="owner")
+    with pytest.raises(InvalidInput, match="name the blocks"):
+        ask.reserve(ledger, scope="days")
+
+
+def test_grants_are_raised_and_lowered(ledger, ask):
+    """A grant may go down to what is spent, in every block, and up."""
+    ask.reserve(ledger, epsilon="0.5")
+    with pytest.raises(GrantConflict, match="already spent more than epsilon 0.4"):
+        ledger.grant("flights", "0.4", 0, filter="basic", principal="owner")
+    ledger.grant("flights", "0.5", 0, filter="basic", principal="owner")
+    assert ledger.check("flights", [Pure(Fraction(1, 10))], []) is not None
+    ledger.grant("flights", 2, 0, filter="basic", principal="owner")
+    assert ledger.check("flights", [Pure(Fraction(1, 10))] * 15, []) is None
+    assert "0 of" not in str(ledger.check("flights", [Pure(Fraction(1, 10))] * 16, []))
+
+
+@pytest.mark.parametrize("name", ["renyi", "hybrid"])
+def test_raising_a_grant_keeps_the_order_of_its_sums(place, ask, name):
+    """The Renyi sums were made at one order; a raise must compare them at that order, or it would give budget away."""
+    ledger = place.open()
+    before = ledger.grant("s", 1, "1e-6", filter=name, principal="owner").filter
+    assert (
+        ledger.grant("s", 3, "1e-6", filter=name, principal="owner").filter.order != before.order
+    )  # nothing spent yet
+    before = ledger.scope("s").filter
+    ask.reserve(ledger, scope="s")
+    after = ledger.grant("s", 9, "1e-5", filter=name, principal="owner").filter
+    assert (after.order, after.conversion) == (before.order, before.conversion) and after.epsilon == 9
+    assert ledger.verify().ok
+
+
+def test_renyi_path_never_opens_after_spending(place, ask):
+    """A hybrid grant that spent without a delta counted nothing on the Renyi path, so that path stays closed."""
+    ledger = place.open()
+    ledger.grant("s", 1, 0, filter="hybrid", principal="owner")
+    ask.reserve(ledger, scope="s")
+    assert ledger.grant("s", 1, "1e-6", filter="hybrid", principal="owner").filter.order is None
+
+
+def test_contradicting_grants(ledger):
+    """Another filter, another protection, an orphaned quota: refused."""
+    with pytest.raises(GrantConflict, match="uses the basic filter"):
+        ledger.grant("flights", 1, "1e-6", filter="renyi", principal="owner")
+    with pytest.raises(GrantConflict, match="granted to protect"):
+        ledger.grant("flights", 1, 0, filter="basic", protects="one flight", principal="owner")
+    with pytest.raises(GrantConflict, match="per block|same declaration"):
+        ledger.grant("flights/q", 1, 0, filter="basic", blocks=True, principal="owner")
+    with pytest.raises(GrantConflict, match="grant 'nowhere' first"):
+        ledger.grant("nowhere/q", 1, 0, principal="owner")
+
+
+def test_unsupported_event_is_refused_before_anything_is_charged(ledger, ask):
+    """Basic accounting cannot pay for zCDP."""
+    from dpflow.core.accounting.events import from_json
+
+    with pytest.raises(PlanRefused, match="basic accounting cannot pay"):
+        ask.reserve(ledger, event=from_json({"kind": "zcdp.v1", "rho": "0.1", "delta": "0"}))
+    assert ask.spent(ledger) == {"": "0"}
+
+
+@pytest.mark.parametrize("stranger", ["subclass", "mapping", "text", "nothing"])
+def test_an_event_of_unknown_type_is_refused(ledger, ask, stranger):
+    """The vocabulary is closed: whatever claims to cost something without being in it is refused, never free."""
+
+    class Free(Pure):
+        pass
+
+    event = {"subclass": Free(Fraction(1, 10)), "mapping": {"kind": "pure.v1"}, "text": "pure.v1", "nothing": None}[
+        stranger
+    ]
+    for verb in (
+        lambda: ask.reserve(ledger, event=event),
+        lambda: ledger.check("flights", [event], []),
+        lambda: ledger.require(("flights", [event], [])),
+        lambda: ledger.open_session(ask.key("gate"), **ask.terms(event=event), state={}, exclusive=False),
+    ):
+        with pytest.raises(PlanRefused, match="is not supported"):
+            verb()
+    assert ask.spent(ledger) == {"": "0"} and len(ledger.history()) == 1
+
+
+def test_nothing_is_free_where_somebody_is_protected(place, ask):
+    """An event without a claim costs nothing, so only a scope that protects nobody takes it, quotas included."""
+    ledger = place.open()
+    for scope, protects in (("people", "all rows of one person"), ("unsaid", ""), ("open", NOBODY)):
+        ledger.grant(scope, 1, 0, filter="basic", protects=protects, principal="owner")
+        ledger.quota(f"{scope}/team", 1, 0, principal="owner")
+    for scope in ("people", "people/team", "unsaid", "unsaid/team"):
+        with pytest.raises(PlanRefused, match="makes no privacy claim, and scope"):
+            ask.reserve(ledger, scope=scope, event=Unprotected())
+    ask.reserve(ledger, scope="open/team", event=Unprotected())
+    assert ask.spent(ledger, "open") == {"": "0"} and ledger.verify().ok
+
+
+@pytest.mark.parametrize("amount", ["-1", "0", "NaN", "inf", "1e-400", "1e308", 5e-324, "one", None, True])
+def test_amounts_that_are_none(ledger, amount):
+    """Negative, NaN, infinite, subnormal and absurd amounts are refused and nothing changes."""
+    with pytest.raises(InvalidAmount, match="epsilon"):
+        ledger.grant("flights", amount, 0, filter="basic", principal="owner")
+    assert len(ledger.history()) == 1
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "x" * 201, "x" * 10_000, "a//b", "/a", "a/", "a\0b", "\ud800"])
+def test_names_that_are_none(ledger, ask, name):
+    """Control characters, empty parts and 10 kB names are refused, without being repeated."""
+    for verb in (lambda: ledger.grant(name, 1, 0, principal="owner"), lambda: ask.reserve(ledger, scope=name)):
+        with pytest.raises(InvalidInput, match="printable|path|no granted scope"):
+            verb()
+    with pytest.raises(InvalidInput, match="principal" if name and "/" not in name else "."):
+        ask.reserve(ledger, principal=name if "/" not in name else "")
+
+
+def test_quotes_are_ordinary_characters(place, ask):
+    """A name with quotes and SQL in it is a name."""
+    name = "o'Hare\"; DROP TABLE dpflow_entry; -- %s :x ?"
+    ledger = place.open()
+    ledger.grant(name, 1, 0, filter="basic", principal=name)
+    ask.reserve(ledger, scope=name, principal=name, slot=name)
+    assert ask.spent(ledger, name) == {"": "0.1"} and ledger.verify().ok
+    assert [e.principal for e in ledger.history(name)] == [name, name]
+
+
+def test_unknown_scope_names_those_that_exist(ledger, ask):
+    """A typo is answered with what is there."""
+    with pytest.raises(UnknownName, match="did you mean 'flights'"):
+        ask.reserve(ledger, scope="flight")
+
+
+def test_odometer_reports_what_is_spent(ledger, ask):
+    """The report of a basic scope is its sum."""
+    ask.reserve(ledger)
+    assert ledger.odometer("flights")[""].epsilon == Fraction(1, 10)

@@ -1,0 +1,150 @@
+"""The anchor's directory fails, is not there, or is read while it is written: nothing is charged for nothing."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import io
+import json
+import os
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dpflow.errors import LedgerCorrupt, LedgerUnavailable
+from dpflow.ledger.history import anchor as marks
+from dpflow.ledger.history.anchor import Anchor, Mark
+
+
+def failing(call: Callable[..., Any], name: str, code: int) -> Callable[..., Any]:
+    """A system call that does its work on an open file, and then fails if that has this name."""
+
+    def fails(descriptor: int, *arguments: Any) -> Any:
+        hit = os.readlink(f"/proc/self/fd/{descriptor}").endswith(name)
+        result = call(descriptor, *arguments)
+        if hit:
+            raise OSError(code, os.strerror(code))
+        return result
+
+    return fails
+
+
+def without_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    names = {name: getattr(fcntl, name) for name in ("LOCK_SH", "LOCK_EX", "LOCK_UN")}
+    monkeypatch.setattr(marks, "fcntl", SimpleNamespace(flock=flock, **names))
+
+
+def test_where_nothing_can_be_locked_nothing_is_charged(ledger, place, ask, monkeypatch):
+    """The mark could not be raised afterwards, so each try would charge and give nothing."""
+    other = place.open()
+    without_locks(monkeypatch)
+    for n in range(3):
+        with pytest.raises(LedgerUnavailable, match="No locks available"):
+            ask.reserve(other, str(n))
+    assert ask.spent(ledger) == {"": "0"}
+
+
+def test_locks_that_cease_cost_one_charge(ledger, ask, monkeypatch):
+    """A process that had a lock notices at its next one, and goes on before a charge only when it has one again."""
+    ask.reserve(ledger, "before")
+    with monkeypatch.context() as patch:
+        without_locks(patch)
+        for n in range(3):
+            with pytest.raises(LedgerUnavailable, match="No locks available"):
+                ask.reserve(ledger, str(n))
+    assert ask.spent(ledger) == {"": "0.2"}
+    ask.reserve(ledger, "0")
+    assert ask.spent(ledger) == {"": "0.2"} and ledger.verify().ok
+
+
+@pytest.mark.parametrize("call", ["pread", "pwrite", "close"])
+def test_a_disk_that_fails_the_mark_is_unavailable(ledger, ask, monkeypatch, call):
+    """Whichever call the disk complains in, the same call again completes, at one charge."""
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, failing(getattr(os, call), "/mark", errno.EDQUOT))
+        with pytest.raises(LedgerUnavailable, match="Disk quota exceeded.*never charged twice"):
+            ask.reserve(ledger)
+    ask.reserve(ledger)
+    assert ask.spent(ledger) == {"": "0.1"} and ledger.verify().ok
+
+
+def test_a_directory_that_is_not_mounted_is_not_begun_anew(ledger, place, ask):
+    """A process that has the key at hand does not take the empty place below the mount for an anchor without a mark."""
+    ask.reserve(ledger, "before")
+    away = place.anchor.with_name("away")
+    place.anchor.rename(away)
+    place.anchor.mkdir()
+    with pytest.raises(LedgerCorrupt, match="key is not in"):
+        ask.reserve(ledger, "meanwhile")
+    for litter in place.anchor.iterdir():
+        assert litter.read_bytes() == b""
+        litter.unlink()
+    place.anchor.rmdir()
+    away.rename(place.anchor)
+    ask.reserve(ledger, "after")
+    assert ask.spent(ledger) == {"": "0.2"} and ledger.verify().ok
+
+
+def test_a_key_that_cannot_be_read_now_is_not_called_missing(place, monkeypatch):
+    """No descriptor left, no permission: that passes, and a retry is told so."""
+    place.open()
+
+    def fails(*_: object) -> bytes:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(marks.Path, "read_bytes", fails)
+    with pytest.raises(LedgerUnavailable, match="Too many open files"):
+        place.open()
+
+
+def test_a_mark_is_read_whole_while_others_write(tmp_path, monkeypatch):
+    """Written byte by byte, it is still an old or a new one to whoever reads without a lock, and never goes back."""
+    anchor = Anchor(tmp_path / "anchor")
+    anchor.create()
+    write = os.pwrite
+
+    def slowly(descriptor: int, data: bytes, offset: int) -> int:
+        for n in range(0, len(data), 7):
+            write(descriptor, data[n : n + 7], offset + n)
+        return len(data)
+
+    monkeypatch.setattr(os, "pwrite", slowly)
+    hashes = [f"{n:064x}" for n in range(301)]
+    done = threading.Event()
+
+    def writes() -> None:
+        mark = Mark(anchor)
+        for n in range(1, 301):
+            assert mark.advance(n, hashes[n]) is None
+        mark.close()
+        done.set()
+
+    writer = threading.Thread(target=writes)
+    writer.start()
+    reader, seen, last = Anchor(tmp_path / "anchor"), 0, None
+    while not done.is_set() or last is None:
+        found = reader.mark()
+        if found is not None:
+            assert found[1] == hashes[found[0]] and found[0] >= (last or 0)
+            seen, last = seen + 1, found[0]
+    writer.join()
+    assert seen and reader.mark() == (300, hashes[300])
+
+
+def test_nobody_makes_a_mark_from_an_export(ledger, place, ask):
+    """An entry's own seal stands in every export, and is none for the mark."""
+    ask.reserve(ledger)
+    export = io.StringIO()
+    ledger.export(export)
+    entries = [row for line in export.getvalue().splitlines() if "seal" in (row := json.loads(line))]
+    first = min(entries, key=lambda row: row["seq"])
+    (place.anchor / "mark").write_text(f"{first['seq']:020d} {first['hash']} {first['seal']}\n")
+    with pytest.raises(LedgerCorrupt, match="was not written under this ledger's key"):
+        ask.reserve(ledger, "another")
+    assert ask.spent(ledger) == {"": "0.1"}

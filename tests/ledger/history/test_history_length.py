@@ -1,0 +1,122 @@
+"""A charge costs the same work after ten and after thousands of charges. `python -m bench.ledger_history` times a million."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from bench.ledger_history import charge, fill
+from dpflow.core.accounting.events import Pure
+from dpflow.ledger import Ledger, ReleaseKey
+from dpflow.ledger.storage import postgres_pipeline
+
+GROWING = ("dpflow_release", "dpflow_entry", "dpflow_slot", "dpflow_answer")
+
+
+def aged(target: str, anchor: Path, number: int) -> Ledger:
+    """A ledger with so many past charges."""
+    ledger = Ledger(target, anchor=anchor, create=True)
+    ledger.grant("bench", 10**6, 0, filter="basic", principal="owner")
+    fill(ledger, target, anchor, "bench", number)
+    return ledger
+
+
+def everyday(ledger: Ledger) -> None:
+    """What runs all day: a check, a release and its replay, a retry of a slot, a session that is asked and closed."""
+    ledger.check("bench", [Pure("0.001")], ())
+    ledger.remaining("bench")
+    for _ in range(2):
+        charge(ledger, "bench", "today")
+    terms: dict[str, Any] = {"event": Pure("0.001"), "blocks": (), "family": "f", "principal": "p", "request": {}}
+    for _ in range(2):
+        ledger.reserve(ReleaseKey("bench", "dag", "task", "o", "slotted"), slot="run/0", **terms)
+    key, data = ReleaseKey("bench", "", "", "o", "s"), ["table t", "place p"]
+    held = ledger.open_session(key, slot=None, state={"v": 0}, exclusive=True, data=data, cut="9 groups", **terms)
+    ledger.is_fresh(held.session_id, "bench", data)
+    ledger.answer(held.session_id, query="q", expected_version=0, state={}, answer={}, closed=True)
+    ledger.history(limit=5)
+
+
+def test_sqlite_does_the_same_steps(tmp_path, monkeypatch):
+    """Instructions of SQLite's virtual machine: a scan would need thousands more."""
+    steps, connect = [0], sqlite3.dbapi2.connect
+
+    def count() -> None:
+        steps[0] += 1
+
+    def counted(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        connection = connect(*arguments, **options)
+        connection.set_progress_handler(count, 1)
+        return connection
+
+    taken = {}
+    for number in (10, 3000):
+        aged(str(tmp_path / f"l{number}"), tmp_path / f"a{number}", number)
+        with monkeypatch.context() as patch:
+            for module in (sqlite3, sqlite3.dbapi2):
+                patch.setattr(module, "connect", counted)
+            ledger = Ledger(tmp_path / f"l{number}", anchor=tmp_path / f"a{number}")
+            steps[0] = 0
+            everyday(ledger)
+            taken[number] = steps[0]
+    assert 1000 < taken[10] <= taken[3000] < 1.05 * taken[10]
+
+
+def in_a_child(work: Callable[[], None]) -> None:
+    """Do it in a process of its own: PostgreSQL counts what a connection did when it ends."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_postgresql_scans_nothing_that_grows(postgres, tmp_path, monkeypatch):
+    """Rows read by sequential scans of tables with thousands of them: next to none."""
+    url = postgres()
+    ledger = aged(url, tmp_path / "anchor", 3000)
+    monkeypatch.setenv("PGAPPNAME", "child")
+    with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as connection:
+
+        def scanned() -> int:
+            read = "SELECT sum(seq_tup_read)::bigint FROM pg_stat_user_tables WHERE relname = ANY(%s)"
+            return connection.execute(read, [list(GROWING)]).fetchall()[0][0]
+
+        before = scanned()
+        in_a_child(lambda: everyday(ledger))
+        others = "SELECT 1 FROM pg_stat_activity WHERE application_name = 'child' AND pid <> pg_backend_pid()"
+        while connection.execute(others).fetchall():
+            time.sleep(0.01)
+        assert scanned() - before < 100
+        connection.execute("SELECT max(at) FROM dpflow_entry").fetchall()
+        connection.execute("SELECT pg_stat_force_next_flush()")
+        assert scanned() - before >= 6000  # a scan would have been seen
+
+
+def test_a_charge_on_postgresql_takes_two_round_trips(postgres, tmp_path, ask, monkeypatch):
+    """Begin and reads, then writes, commit and flush: what was read ahead is used before the first write."""
+    trips: list[int] = []
+    asked = postgres_pipeline.Wire.ask
+
+    def counted(self: postgres_pipeline.Wire, *batches: Any) -> Any:
+        trips.append(len(batches))
+        return asked(self, *batches)
+
+    ledger = Ledger(postgres(), anchor=tmp_path / "anchor", create=True)
+    ledger.grant("flights", 1, 0, filter="basic", principal="owner")
+    monkeypatch.setattr(postgres_pipeline.Wire, "ask", counted)
+    for slot in (None, "slot"):
+        held = ask.reserve(ledger, f"of-{slot}", slot=slot)
+        assert trips == [1, 2]
+        ledger.settle(held, {})
+        assert trips == [1, 2, 1, 2]
+        trips.clear()

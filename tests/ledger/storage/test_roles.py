@@ -1,0 +1,237 @@
+"""What the database roles of those who spend may do on PostgreSQL: real logins, and the SQL that is shipped."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from dpflow.errors import InvalidInput
+from dpflow.ledger import Ledger
+from dpflow.ledger.storage import schema
+
+ROLES = ("dpflow_spender", "dpflow_interactive")
+ROLES_SQL = resources.files("dpflow.ledger.storage").joinpath("roles.sql").read_text()
+
+
+def _as(url: str, login: str) -> str:
+    """The same database for another login."""
+    return url.replace("//postgres", f"//{login}", 1)
+
+
+@pytest.fixture
+def owner(postgres, tmp_path, ask) -> Ledger:
+    """A ledger with a settled release, an orphan, an open session and a closed one."""
+    ledger = Ledger(postgres(), anchor=tmp_path / "anchor", create=True)
+    ledger.grant("flights", 1, 0, filter="basic", principal="owner")
+    ledger.settle(ask.reserve(ledger, "done"), {"value": 1})
+    ask.reserve(ledger, "orphan")
+    for name, closed in (("open", False), ("closed", True)):
+        held = ledger.open_session(ask.key(name), **ask.terms(), state={"threshold": 7}, exclusive=False)
+        ledger.answer(
+            held.session_id, query="q", expected_version=0, state={"threshold": 7}, answer={"ok": True}, closed=closed
+        )
+    return ledger
+
+
+@pytest.fixture
+def login(owner) -> Callable[[str], str]:
+    """Makes a login that is a member of a role, and returns the ledger's URL for it."""
+    url = owner._database._url.render_as_string(hide_password=False)
+    with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as connection:
+        for _ in range(2):  # running it again is harmless
+            connection.execute(ROLES_SQL)
+        database = connection.info.dbname
+        for role in ROLES:
+            connection.execute(f"CREATE ROLE {database}_{role} LOGIN IN ROLE {role}")
+    return lambda role: _as(url, f"{database}_{role}")
+
+
+def everything(ledger: Ledger) -> list[object]:
+    """All rows of all tables, as the owner sees them."""
+    with ledger._database.reading() as transaction:
+        return [
+            transaction.text(f"SELECT * FROM {table.name} ORDER BY 1, 2") for table in schema.metadata.sorted_tables
+        ]
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_those_who_spend_release(owner, login, tmp_path: Path, ask, role):
+    """Charging, settling, retrying, joining a slot, replaying and reading what is public: all of it works for both roles."""
+    ledger = Ledger(login(role), anchor=tmp_path / "anchor")
+    ledger.settle(ask.reserve(ledger, "a", slot="run/0"), {"value": 1})
+    assert ask.reserve(ledger, "done", slot="run/1").result == {"value": 1}
+    assert ask.reserve(ledger, "orphan").attempt == 2
+    ledger.record("contract", {"ok": True}, principal="airflow", scope="flights")
+    assert ask.spent(ledger) == {"": "0.5"} and ledger.check("flights", [], []) is None
+    assert len(ledger.releases()) == 5 and len(ledger.history("flights")) >= 8 and ledger.odometer("flights")
+    assert owner.verify().ok
+
+
+def test_those_who_hold_sessions_answer(owner, login, tmp_path, ask):
+    """Opening, resuming, answering one by one or in a batch, and closing work for the interactive role."""
+    ledger = Ledger(login("dpflow_interactive"), anchor=tmp_path / "anchor")
+    for _ in range(2):
+        held = ledger.open_session(ask.key("gate"), **ask.terms(), state={"v": 0}, exclusive=True)
+    ledger.answer(held.session_id, query="q", expected_version=0, state={"v": 1}, answer={"ok": True})
+    assert ledger.answer_batch(held.session_id, {"r": 1, "s": 2}, expected_version=1, state={"v": 2}, closed=True)
+    assert ledger.batches(held.session_id) == [{"r": 1, "s": 2}]
+    assert owner.verify().ok
+
+
+def test_a_spender_sees_no_secret(owner, login, tmp_path, ask):
+    """Whoever only releases can neither read the state of a session nor open one, by hand or through the ledger."""
+    ledger = Ledger(login("dpflow_spender"), anchor=tmp_path / "anchor")
+    (open_one,) = [r for r in owner.releases() if r.state == "open"]
+    with pytest.raises(InvalidInput, match="database role"):
+        ledger.session(open_one.release_id)
+    with pytest.raises(InvalidInput, match="database role"):
+        ledger.open_session(ask.key("mine"), **ask.terms(), state={}, exclusive=False)
+    with psycopg.connect(login("dpflow_spender").replace("+psycopg", "")) as connection:
+        for statement in ("SELECT secret FROM dpflow_release", "SELECT * FROM dpflow_release", "TABLE dpflow_answer"):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege), connection.transaction():
+                connection.execute(statement)
+    assert ask.spent(owner) == {"": "0.4"} and owner.verify().ok
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_nobody_but_the_owner_decides(owner, login, tmp_path, role):
+    """Grants, quotas, decisions on orphans and imports by a role are refused, and the message says why."""
+    ledger, before = Ledger(login(role), anchor=tmp_path / "anchor"), everything(owner)
+    (orphan,) = [r for r in owner.releases() if r.state == "reserved"]
+    stream = io.StringIO()
+    owner.export(stream)
+    decisions = (
+        lambda: ledger.grant("flights", 9, 0, filter="basic", principal="me"),
+        lambda: ledger.grant("mine", 9, 0, filter="basic", principal="me"),
+        lambda: ledger.quota("flights/me", 1, 0, principal="me"),
+        lambda: ledger.resolve(orphan.release_id, reason="r", principal="me"),
+        lambda: ledger.resolve(orphan.release_id, reason="r", principal="me", decision="retry"),
+    )
+    for decision in decisions:
+        with pytest.raises(InvalidInput, match="database role"):
+            decision()
+    assert everything(owner) == before and owner.verify().ok
+
+
+BY_HAND = (
+    "UPDATE dpflow_scope SET protects = ''",
+    "INSERT INTO dpflow_scope SELECT 'mine', filter, protects, blocks FROM dpflow_scope",
+    "UPDATE dpflow_meta SET value = ''",
+    "UPDATE dpflow_entry SET kind = ''",
+    "DELETE FROM dpflow_entry",
+    "TRUNCATE dpflow_entry",
+    *(
+        f"INSERT INTO dpflow_entry SELECT seq + 100, at, '{kind}', scope, release_id, principal, body, previous, hash, seal "
+        "FROM dpflow_entry"
+        for kind in ("grant", "resolve", "import")
+    ),
+    "DELETE FROM dpflow_account",
+    "UPDATE dpflow_account SET epsilon = epsilon - 1",
+    "UPDATE dpflow_account SET block = 'elsewhere'",
+    "UPDATE dpflow_account SET scope = 'elsewhere'",
+    "DELETE FROM dpflow_release",
+    "UPDATE dpflow_release SET digest = ''",
+    "UPDATE dpflow_release SET scope = 'elsewhere'",
+    "UPDATE dpflow_release SET result = '{}' WHERE state = 'settled'",
+    "UPDATE dpflow_release SET state = 'reserved' WHERE state = 'settled'",
+    "UPDATE dpflow_release SET state = 'fenced' WHERE state = 'reserved'",
+    "UPDATE dpflow_release SET state = 'open' WHERE state = 'reserved'",
+    "UPDATE dpflow_release SET state = 'open' WHERE state = 'closed'",
+    "UPDATE dpflow_release SET attempts = 0 WHERE state = 'reserved'",
+    "UPDATE dpflow_release SET fenced_below = 9",
+    "UPDATE dpflow_release SET version = version - 1 WHERE state = 'open'",
+    "UPDATE dpflow_answer SET answer = '{}'",
+    "DELETE FROM dpflow_answer",
+    "UPDATE dpflow_slot SET slot = ''",
+    "DELETE FROM dpflow_slot",
+    "DELETE FROM dpflow_data",
+    "UPDATE dpflow_data SET first = 'another'",
+    "DROP TABLE dpflow_entry",
+    "ALTER TABLE dpflow_entry DISABLE TRIGGER ALL",
+    "ALTER TABLE dpflow_release DISABLE ROW LEVEL SECURITY",
+    "DROP TRIGGER dpflow_entry_append_only ON dpflow_entry",
+    "CREATE OR REPLACE FUNCTION dpflow_only_forward() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'",
+    "SET session_replication_role = replica",
+    "SET ROLE postgres",
+)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_nothing_is_taken_back_by_hand(owner, login, role):
+    """With the role's own connection nothing that is spent, settled, answered, decided or written is changed."""
+    before = everything(owner)
+    with psycopg.connect(login(role).replace("+psycopg", ""), autocommit=True) as connection:
+        for statement in BY_HAND:
+            try:
+                changed = connection.execute(statement).rowcount
+            except (psycopg.errors.InsufficientPrivilege, psycopg.errors.RaiseException):
+                continue
+            assert changed == 0, statement
+    assert everything(owner) == before and owner.verify().ok
+
+
+def test_an_open_gate_and_a_cut_stay(owner, login, ask):
+    """Whoever holds sessions cannot open the data of a gate by hand, nor cut it anew; the ledger itself still goes on."""
+    owner.grant("gated", 1, 0, filter="basic", principal="owner")
+    terms = ask.terms() | {"state": {}, "exclusive": True, "cut": "9 groups"}
+    held = owner.open_session(ask.key("gate", scope="gated"), **terms)
+    with psycopg.connect(login("dpflow_interactive").replace("+psycopg", ""), autocommit=True) as connection:
+        for change in ("gate = NULL", "gate = 'another'", "cut = NULL", "cut = '1 group'"):
+            with pytest.raises(psycopg.errors.RaiseException):
+                connection.execute(f"UPDATE dpflow_data SET {change} WHERE gate IS NOT NULL")
+        connection.execute("CREATE TEMP TABLE dpflow_release (id text, state text)")  # what it would read in its place
+        with pytest.raises(psycopg.errors.RaiseException):
+            connection.execute("UPDATE dpflow_data SET gate = NULL WHERE gate IS NOT NULL")
+    owner.answer(held.session_id, query="q", expected_version=0, state={}, answer={}, closed=True)
+    owner.open_session(ask.key("next", scope="gated"), **terms)
+    assert owner.verify().ok
+
+
+@pytest.mark.parametrize("values", ["'gate', NULL", "NULL, '9 groups'"])
+def test_a_spender_closes_and_cuts_no_data(owner, login, ask, values):
+    """One row written by hand would shut a dataset, or divide it for ever."""
+    with psycopg.connect(login("dpflow_spender").replace("+psycopg", ""), autocommit=True) as connection:
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            connection.execute(f"INSERT INTO dpflow_data VALUES ('table x', 'somebody', {values})")
+    assert owner.verify().ok
+
+
+def test_a_spender_closes_no_session(owner, login):
+    """Sessions belong to those who hold them."""
+    with psycopg.connect(login("dpflow_spender").replace("+psycopg", ""), autocommit=True) as connection:
+        assert connection.execute("UPDATE dpflow_release SET state = 'closed' WHERE state = 'open'").rowcount == 0
+    assert owner.verify().ok
+
+
+def test_what_a_role_writes_by_hand_is_found(owner, login):
+    """A charge without an entry, a result without one, a row that nobody reserved: possible, and named by verify."""
+    with psycopg.connect(login("dpflow_spender").replace("+psycopg", ""), autocommit=True) as connection:
+        connection.execute("UPDATE dpflow_account SET epsilon = epsilon + 1")
+        connection.execute("UPDATE dpflow_release SET result = '{}', state = 'settled' WHERE state = 'reserved'")
+        connection.execute(
+            "INSERT INTO dpflow_release SELECT 'free', scope, dag_id, task_id, 'free', digest, ordinal, family, slot, "
+            "'reserved', exclusive, 1, 0, principal, blocks, event, request, NULL, NULL, 0, NULL FROM dpflow_release LIMIT 1"
+        )
+    found = str(owner.verify())
+    assert "account flights does not hold" in found and "release free was never charged" in found
+    assert "is not the one that was settled" in found
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_policies_leave_the_indices_in_use(owner, login, role):
+    """Row policies that are always true cost no plan: the look-ups of a charge stay index scans."""
+    with psycopg.connect(login(role).replace("+psycopg", ""), autocommit=True) as connection:
+        connection.execute("SET enable_seqscan = off")
+        for query in (
+            "SELECT seq FROM dpflow_entry ORDER BY seq DESC LIMIT 1",
+            "SELECT id FROM dpflow_release WHERE scope = 's' AND dag_id = '' AND task_id = '' AND occasion = 'o' "
+            "AND digest = 'd' AND ordinal = 0",
+            "SELECT gate FROM dpflow_data WHERE name IN ('dataset s', 'table t')",
+        ):
+            plan = "\n".join(row[0] for row in connection.execute(f"EXPLAIN {query}").fetchall())
+            assert "Index" in plan and "Seq Scan" not in plan, plan

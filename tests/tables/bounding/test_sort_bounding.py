@@ -1,0 +1,302 @@
+"""Contributions bounded by sorting: the same limits and the same choices as by queries, however words are laid out and cut up."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections import Counter, defaultdict
+from itertools import combinations
+from typing import Any
+
+import duckdb
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpflow.core.contract.declaration import Column
+from dpflow.core.contract.requests import GroupedSums, SortedValues
+from dpflow.errors import TableUnreadable
+from dpflow.tables import PrivateTable
+from dpflow.tables.access import sandbox
+from dpflow.tables.bounding import sort_bounding
+from dpflow.tables.bounding.sort_bounding import Numbered, Words, chosen, rescaled, starts_of
+from dpflow.tables.bounding.sql_bounding import Cut, Value
+
+ROWS = st.lists(
+    st.tuples(
+        st.one_of(st.none(), st.integers(-2, 2)),
+        st.integers(7, 8),
+        st.integers(0, 4),
+        st.one_of(st.none(), st.integers(-4, 4)),
+        st.integers(10, 13),
+    ),
+    max_size=40,
+)
+CUT = Cut("SELECT * FROM d", (Value(-4, 4, 1), Value(10, 13, 12, optional=False)), 40, 5, 5, most_rows=40)
+
+
+def laid_out(cut: Cut = CUT) -> Words:
+    return Words(cut, (Numbered("unit", -2, 5), Numbered("part", 7, 2)), Numbered("code", 0, 5))
+
+
+def read(layout: Words, rows: list[Any]) -> Any:
+    """The words of rows as DuckDB makes them."""
+    with duckdb.connect() as connection:
+        connection.execute("CREATE TABLE d (unit TINYINT, part INT, code BIGINT, v0 BIGINT, v1 BIGINT)")
+        if rows:
+            connection.executemany("INSERT INTO d VALUES (?, ?, ?, ?, ?)", rows)
+        return np.asarray(connection.execute(layout.query("SELECT * FROM d")).fetchnumpy()["word"])
+
+
+@settings(max_examples=25, deadline=None)
+@given(rows=ROWS, chunk=st.sampled_from([1, 5, 1000]))
+def test_without_a_binding_limit_nothing_is_lost(rows: list[Any], chunk: int) -> None:
+    """Sums and values equal a plain Python reference, wherever chunks end; units may be NULL or negative."""
+    cells = defaultdict(list)
+    for unit, part, code, v0, v1 in rows:
+        cells[code].append((unit, part, v0, v1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sort_bounding, "CHUNK", chunk)
+        totals = laid_out().sums([read(laid_out(), rows)]).columns(CUT)
+    expected = [
+        (
+            code,
+            len(found),
+            len({row[:2] for row in found}),
+            sum(row[2] is not None for row in found),
+            sum(row[2] - 1 for row in found if row[2] is not None),
+            len(found),
+            sum(row[3] - 12 for row in found),
+        )
+        for code, found in sorted(cells.items())
+    ]
+    names = ("code", "row_count", "unit_count", "c0", "s0", "c1", "s1")
+    assert list(zip(*(totals[name].tolist() for name in names), strict=True)) == expected
+
+
+@settings(max_examples=25, deadline=None)
+@given(rows=ROWS, parts=st.integers(1, 3), chunk=st.sampled_from([1, 5, 1000]), groups=st.sampled_from([5, None]))
+def test_values_are_counted_by_group(rows: list[Any], parts: int, chunk: int, groups: int | None) -> None:
+    """Codes, values and multiplicities, ascending, of any number of parts; rows without a value are left out."""
+    cut = Cut("", (Value(-4, 4, 1),), 40, groups, 5, most_rows=40)
+    found = read(laid_out(cut), rows)
+    unit = found >> laid_out(cut)._unit_shift
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sort_bounding, "CHUNK", chunk)
+        arrays = laid_out(cut).histogram(found[unit % parts == part] for part in range(parts))
+    expected = Counter((code, v0) for _, _, code, v0, _ in rows if v0 is not None)
+    assert list(zip(*(array.tolist() for array in arrays), strict=True)) == [
+        (*key, n) for key, n in sorted(expected.items())
+    ]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    rows=ROWS,
+    extra=st.lists(st.tuples(st.integers(0, 4), st.one_of(st.none(), st.integers(-4, 4))), max_size=25),
+    per_group=st.integers(1, 3),
+    groups=st.integers(1, 3),
+    chunk=st.sampled_from([1, 2, 1000]),
+)
+def test_a_unit_more_moves_sums_by_its_limits(
+    rows: list[Any], extra: list[Any], per_group: int, groups: int, chunk: int
+) -> None:
+    """With limits that bind nobody else, one more unit moves counts, sums and values by its limits at most, however it is cut up."""
+    base = {(row[0], row[1]): row for row in rows}.values()
+    more = [(2, 9, code, v0, 10) for code, v0 in extra]
+    cut = Cut("", (Value(-4, 4, 0),), per_group, groups, 5, most_rows=70)
+    layout = Words(cut, (Numbered("unit", -2, 5), Numbered("part", 7, 3)), Numbered("code", 0, 5))
+    before, after = read(layout, list(base)), read(layout, [*base, *more])
+
+    def counted(found: Any) -> Counter[Any]:
+        """The histogram as a counter."""
+        codes, values, counts = layout.histogram([found.copy()])
+        return Counter(dict(zip(zip(codes.tolist(), values.tolist(), strict=True), counts.tolist(), strict=True)))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sort_bounding, "CHUNK", chunk)
+        old, new = layout.sums([before.copy()]), layout.sums([after.copy()])
+        less, added = counted(before) - counted(after), counted(after) - counted(before)
+    moved = new.rows - old.rows
+    assert moved.sum() <= groups * per_group and moved.min() >= 0 and moved.max() <= per_group
+    assert (new.units - old.units).sum() <= groups
+    old_sum, new_sum = (found.columns(cut)["s0"].sum() for found in (old, new))
+    assert abs(new_sum - old_sum) <= 4 * groups * per_group
+    assert not less and added.total() <= groups * per_group and len({code for code, _ in added}) <= groups
+
+
+@pytest.mark.parametrize("most", [1, 3, 12])
+def test_a_large_cell_and_a_large_unit_choose_evenly(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """12 values in one cell of a unit with 7 cells, 5,000 times: each value, and each cell, within 9 standard deviations."""
+    monkeypatch.setattr(sort_bounding, "CHUNK", 1)
+    cut = Cut("", (Value(0, 11, 0, optional=False),), most, 2, 7, most_rows=100)
+    layout = Words(cut, (Numbered("unit", 0, 1),), Numbered("code", 0, 7))
+    found = np.array([code << 4 | v for code in range(7) for v in (range(12) if code == 3 else range(2))])
+    seen, cells, runs = np.zeros(12), np.zeros(7), 5000
+    for _ in range(runs):
+        codes, values, counts = layout.histogram([found.copy()])
+        taken = codes == 3
+        assert counts.max() == 1 and len(set(codes.tolist())) == 2 and taken.sum() in (0, min(most, 12))
+        seen[values[taken]] += 1
+        cells[np.unique(codes)] += 1
+    for total, odds in ((cells, 2 / 7), (seen, 2 / 7 * most / 12)):
+        assert np.abs(total - runs * odds).max() < 9 * (runs * odds * (1 - odds)) ** 0.5
+
+
+@pytest.mark.parametrize("what", ["sums", "histogram"])
+def test_one_unit_with_all_rows_takes_little_memory(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    """Beside 32 MB of words 24 MB, of which 16 are every sort's; more than the words, were such a unit one array."""
+    cut = Cut("", (Value(0, 200, 0),), 2, 3, 50, most_rows=1 << 22)
+    layout = Words(cut, (Numbered("unit", 0, 9),), Numbered("code", 0, 50))
+    monkeypatch.setattr(Words, "_packs", lambda self: False)  # or cells this few are added up by their number
+    made = np.arange(1 << 22)
+    made = 4 << layout._unit_shift | made % 50 << layout._cell_shift | made % 190
+
+    def peak() -> int:
+        given = made.copy()
+        tracemalloc.start()
+        try:
+            getattr(layout, what)([given])
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    assert peak() < made.nbytes * 3 / 4
+    monkeypatch.setattr(sort_bounding, "LARGE", 10**9)
+    assert peak() > made.nbytes
+
+
+@pytest.mark.parametrize("steps", [0, 256])
+def test_every_choice_is_as_likely_as_any_other(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    """30,000 runs of 5 keep 3 of them: each of the 10 choices within 8 standard deviations, and short runs whole."""
+    monkeypatch.setattr(sort_bounding, "MOST_STEPS", steps)
+    lengths = np.tile([5, 2], 30000)
+    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
+    found = chosen(starts, int(lengths.sum()), 3, np.random.default_rng())
+    assert len(set(found.tolist())) == len(found) == 30000 * 5
+    run, place = found // 7, found % 7
+    assert np.bincount(place, minlength=7)[5:].tolist() == [30000, 30000]
+    large = place < 5
+    choices = np.bincount(np.bincount(run[large], weights=2.0 ** place[large]).astype(np.int64), minlength=32)
+    fair, odds = 30000 / 10, 0.1
+    for kept in combinations(range(5), 3):
+        assert abs(choices[sum(2**k for k in kept)] - fair) < 8 * (30000 * odds * (1 - odds)) ** 0.5
+    assert choices.sum() == 30000
+
+
+def test_sums_above_the_limit_are_rounded_without_bias() -> None:
+    """7 values with the sum 10 count as 3: 30/7 rounded to a neighbour, with its expectation."""
+    found = rescaled(np.full(50000, 10), np.full(50000, 7), 3, np.random.default_rng())
+    assert set(found.tolist()) == {4, 5}
+    part = 30 / 7 - 4
+    assert abs(found.mean() - 30 / 7) < 8 * (part * (1 - part) / 50000) ** 0.5
+    assert rescaled(np.array([10, 9]), np.array([3, 3]), 3, np.random.default_rng()).tolist() == [10, 9]
+
+
+def test_what_does_not_fit_is_left_to_queries() -> None:
+    """A word has 62 bits, and a sum over all rows too."""
+    unit, code = (Numbered("unit", 0, 2**40 - 1),), Numbered("code", 0, 2**10 - 1)
+    assert Words(Cut("", (Value(0, 2**12 - 1, 0, False),), 2, 3, 9, most_rows=2**40), unit, code).direct()
+    assert not Words(Cut("", (Value(0, 2**12, 0, False),), 2, 3, 9, most_rows=2**40), unit, code).direct()
+    few, keys = (Numbered("unit", 0, 3),), Numbered("code", 0, 2, private=True)
+    for number in (few, unit):  # rows do not decide
+        assert Words(Cut("", (Value(0, 2**19 - 1, 0, False),), 2, 3, 9), number, code).fits()
+        assert not Words(Cut("", (Value(0, 2**19, 0, False),), 2, 3, 9), number, code).fits()
+        assert Words(Cut("", (Value(0, 2**9 - 1, 0, False),), 2, 3, 9), number, keys).fits()
+        assert not Words(Cut("", (Value(0, 2**9, 0, False),), 2, 3, 9), number, keys).fits()
+    one = Numbered("code", 0, 1)
+    assert Words(Cut("", (Value(0, 2**28, 0, False),), 2, 3, 9), few, one).fits()
+    assert not Words(Cut("", (Value(0, 2**29, 0, False),), 2, 3, 9), few, one).fits()
+    assert not Words(Cut("", (Value(0, 1, 2**40),), 2, 3, 9), few, one).fits()
+
+
+@pytest.mark.parametrize("low", [-(2**7), 0, 100])
+def test_full_words_do_not_touch(low: int) -> None:
+    """Largest and smallest unit, code and values side by side in 62 bits come back as they were."""
+    cut = Cut("", (Value(0, 2**20 - 1, 0, False), Value(-(2**19), 2**19 - 1, 0, False)), 9, None, 2**14, most_rows=4)
+    layout = Words(cut, (Numbered("unit", low, 2**7 - 1),), Numbered("code", 0, 2**14 - 1))
+    assert layout.direct() and layout._unit_shift + 7 == 61
+    rows = [(low, 0, 0, 0, -(2**19)), (None, 0, 2**14 - 2, 2**20 - 1, 2**19 - 1), (low, 0, 0, 2**20 - 1, 5)]
+    totals = layout.sums([read(layout, rows)])
+    found = totals.columns(cut)
+    assert found["code"].tolist() == [0, 2**14 - 2] and found["unit_count"].tolist() == [1, 1]
+    assert found["s0"].tolist() == [2**20 - 1] * 2 and found["s1"].tolist() == [5 - 2**19, 2**19 - 1]
+
+
+def test_sorting_in_threads_sorts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts between pivots, each sorted by a thread, are the whole in order."""
+    monkeypatch.setattr(sort_bounding, "CHUNK", 10)
+    numbers = np.random.default_rng(1).integers(0, 50, 1001)
+    found = numbers.copy()
+    sort_bounding.sort(found)
+    assert found.tolist() == sorted(numbers.tolist())
+    assert starts_of(found).tolist() == [found.tolist().index(k) for k in sorted(set(found.tolist()))]
+
+
+def test_integer_units_take_words_and_others_queries(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole numbers and dates as units, blocks and private keys are sorted; text units and views are not."""
+    taken: list[int] = []
+    whole = Words.sums
+    monkeypatch.setattr(Words, "sums", lambda self, parts: taken.append(1) or whole(self, parts))
+    rows = "SELECT i AS u, i AS v, i % 3 AS k, DATE '2020-01-01' + i::INT AS d FROM range(10) t(i)"
+    narrow = {"v": {"lower": 0, "upper": 10}, "k": {}}
+
+    def used(request: GroupedSums, *statements: str, **changes: Any) -> bool:
+        """Whether an answer came from words."""
+        taken.clear()
+        assert make(*statements, columns=narrow, **changes).answer(request, ()).rows.sum() == 10
+        return bool(taken)
+
+    total, private = GroupedSums(None, None, 1, 9, (("v", 0),)), GroupedSums("k", None, 1, 9)
+    assert used(total, f"CREATE TABLE data AS {rows}")
+    assert used(total, f"CREATE TABLE data AS {rows}", block="d", protects="unit-block")
+    assert used(total, f"CREATE TABLE data AS SELECT * REPLACE (DATE '2020-01-01' + u::INT AS u) FROM ({rows})")
+    assert used(private, f"CREATE TABLE data AS SELECT * REPLACE (k::SMALLINT AS k) FROM ({rows})")
+    assert not used(private, f"CREATE TABLE data AS SELECT * REPLACE (k::INT AS k) FROM ({rows})")
+    assert used(private, f"CREATE TABLE data AS SELECT * REPLACE (k::VARCHAR AS k) FROM ({rows})")
+    assert not used(total, f"CREATE TABLE data AS SELECT * REPLACE (u::VARCHAR AS u) FROM ({rows})")
+    assert used(total, f"CREATE TABLE data AS SELECT * REPLACE ((u * 2**59)::BIGINT AS u) FROM ({rows})")
+    assert not used(total, f"CREATE VIEW data AS {rows}")
+    infinite = "CASE WHEN u = 3 THEN DATE 'infinity' ELSE DATE '2020-01-01' + u::INT END AS u"
+    assert used(total, f"CREATE TABLE data AS SELECT * REPLACE ({infinite}) FROM ({rows})")
+
+
+def test_both_forms_agree(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uncut statistics are the same, with text keys in the same order, small keys in that of their text, and empty tables empty."""
+    rows = "SELECT i % 37 AS u, 'x' || i % 12 AS k, i % 11 AS v, (i % 25 - 12)::SMALLINT AS small FROM range({}) t(i)"
+    for size in (0, 1, 1000):
+        made = make(f"CREATE TABLE data AS {rows.format(size)}")
+        columns = {**made.declaration.columns, "small": Column()}
+        private = PrivateTable(made.declaration.model_copy(update={"columns": columns}))
+        for request in (
+            GroupedSums("k", None, 99, 99, (("v", 3),)),
+            GroupedSums("k", ("x3", "x1", "none"), 99, 99, (("v", 3),), (("v", 3, 2),)),
+            GroupedSums("small", None, 99, 99),
+            SortedValues("v", 999),
+        ):
+            with pytest.MonkeyPatch.context() as patch:
+                sorted_answer = private.answer(request, ())
+                patch.setattr(Words, "fits", lambda self: False)
+                queried = private.answer(request, ())
+            for name, array in vars(queried).items():
+                np.testing.assert_equal(vars(sorted_answer)[name], array)
+
+
+def test_running_out_of_memory_says_nothing(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """numpy's error has the number of rows in it; ours has not, nor a way back to it."""
+    private = make("CREATE TABLE data AS SELECT 1 AS u, 1 AS v")
+
+    def fail(*_: Any) -> None:
+        raise MemoryError("Unable to allocate 8.00 GiB for an array with shape (1073741824,)")
+
+    monkeypatch.setattr(sort_bounding, "sort", fail)
+    with pytest.raises(TableUnreadable, match="withheld") as caught:
+        private.answer(SortedValues("v", 1), ())
+    assert "1073741824" not in str(caught.value) and caught.value.__context__ is None
+
+
+@pytest.mark.parametrize(("limit", "number"), [("2GB", 2 * 10**9), ("512 MiB", 2**29), ("1.5KB", 1500)])
+def test_the_memory_limit_in_bytes(monkeypatch: pytest.MonkeyPatch, limit: str, number: int) -> None:
+    """Decimal and binary units."""
+    monkeypatch.setenv("DPFLOW_MEMORY_LIMIT", limit)
+    assert sandbox.memory_bytes() == number

@@ -1,0 +1,434 @@
+"""Kept sums of blocks: right, private, as fresh as the rows, and one function of them whatever is kept."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pytest
+
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.requests import GroupedSums, SortedValues
+from dpflow.tables import PrivateTable
+from dpflow.tables.requests import cached_blocks, partial_cache, sums
+from dpflow.testing.neighbours import fingerprint
+
+DAYS = [f"2013-01-0{day}" for day in range(1, 6)]
+ROWS = """
+CREATE TABLE data AS SELECT i % 97 AS u, DATE '2013-01-01' + (i % 5)::INT AS d, ['a', 'b', 'c', 'x'][i * 7 % 4 + 1] AS k,
+       nullif(i % 13, 12) AS v, CAST(i % 6 AS INTEGER) AS n FROM range(5000) t(i)
+"""
+REQUESTS = [
+    GroupedSums("k", ("b", "none", "a"), 99, 999, (("v", 3),), (("v", 3, 5),)),
+    GroupedSums("n", None, 99, 999),
+    GroupedSums(None, None, 1, 999, (("v", 0),)),
+    SortedValues("v", 999),
+    SortedValues("v", 999, "k", ("c", "none", "a"), 99),
+]
+CUT = [
+    GroupedSums("k", ("a", "b", "c", "x"), 2, 3, (("v", 5),)),
+    SortedValues("v", 2, "k", ("a", "b", "c", "x"), 2),
+    SortedValues("v", 3),
+]
+
+
+def seal(data: bytes) -> str:
+    return hmac.new(b"key", data, hashlib.sha256).hexdigest()
+
+
+@pytest.fixture
+def table(make: Any) -> PrivateTable:
+    """Five days, of which every unit has many rows in many groups; sums are kept."""
+    declared = make(ROWS, block="d", protects="unit-block", partials="checked", limits={"rows": 999, "groups": 99})
+    return again(declared, columns={"v": {"lower": 0, "upper": 12}, "k": {"keys": ["a", "b", "c", "x"]}, "n": {}})
+
+
+def again(found: PrivateTable, **changes: Any) -> PrivateTable:
+    """The same table in a new object, or with another declaration."""
+    data = found.declaration.model_dump(mode="json", by_alias=True) | {"database": found.declaration.database} | changes
+    return PrivateTable(Table.model_validate(data), seal=seal)
+
+
+def write(found: PrivateTable, statement: str) -> None:
+    with duckdb.connect(str(found.declaration.database)) as connection:
+        connection.execute(statement)
+
+
+def folder(found: PrivateTable) -> Path:
+    return found.declaration.database.with_name(found.declaration.database.name + ".partials")
+
+
+def test_a_block_named_twice_is_read_once(table: PrivateTable) -> None:
+    """Whether sums are kept or not: adding it up twice would double what one unit moves."""
+    plain = PrivateTable(table.declaration)
+    for request in REQUESTS:
+        for one in (table, plain):
+            for blocks in ([DAYS[0]], DAYS[:2]):
+                assert fingerprint(one.answer(request, blocks * 2)) == fingerprint(one.answer(request, blocks))
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """One entry for each block that is cut."""
+    taken: list[Any] = []
+    real = sums.answer
+
+    def counting(reading: Any, request: Any) -> Any:
+        taken.append(request)
+        return real(reading, request)
+
+    monkeypatch.setattr(sums, "answer", counting)
+    return taken
+
+
+@pytest.mark.parametrize("request_", REQUESTS)
+def test_sums_of_blocks_add_up_to_those_of_all(table: PrivateTable, reads: list[Any], request_: Any) -> None:
+    """Where nothing is cut the answer is that of one scan; a new block is all that is read afterwards."""
+    whole = PrivateTable(table.declaration)
+    assert fingerprint(table.answer(request_, DAYS[:4])) == fingerprint(whole.answer(request_, DAYS[:4]))
+    reads.clear()
+    assert fingerprint(again(table).answer(request_, DAYS)) == fingerprint(whole.answer(request_, DAYS))
+    assert len(reads) == 2  # the fifth day, and the comparison's own
+    reads.clear()
+    assert fingerprint(table.answer(request_, DAYS[3:])) == fingerprint(whole.answer(request_, DAYS[3:]))
+    assert len(reads) == 1
+
+
+@pytest.mark.parametrize("request_", CUT)
+def test_a_cut_is_one_function_of_the_rows(table: PrivateTable, request_: Any) -> None:
+    """With, without and after losing what was kept: the same; another key cuts otherwise, and fresh draws do each time."""
+    first = fingerprint(table.answer(request_, DAYS))
+    assert fingerprint(table.answer(request_, DAYS)) == first
+    shutil.rmtree(folder(table))
+    assert fingerprint(table.answer(request_, DAYS)) == first
+    other = PrivateTable(table.declaration, seal=lambda data: seal(b"other" + data))
+    assert fingerprint(other.answer(request_, DAYS)) != first
+    fresh = PrivateTable(table.declaration)
+    assert len({fingerprint(fresh.answer(request_, DAYS)) for _ in range(3)}) > 1
+
+
+def _moved(a: Any, b: Any) -> int:
+    return int(np.abs(a.rows - b.rows).sum())
+
+
+def test_a_late_row_moves_its_own_unit_only(table: PrivateTable) -> None:
+    """A block that is cut again because a unit's rows arrived differs by that unit's limits; with fresh draws all units move."""
+    request = GroupedSums("k", ("a", "b", "c", "x"), 1, 2)
+    fresh = PrivateTable(table.declaration)
+    before, drawn = table.answer(request, DAYS), fresh.answer(request, DAYS)
+    write(table, f"INSERT INTO data SELECT 1000, DATE '{DAYS[1]}', unnest(['a', 'b', 'c', 'a']), 1, 1")
+    assert 1 <= _moved(before, table.answer(request, DAYS)) <= 2
+    assert _moved(drawn, fresh.answer(request, DAYS)) > 8
+    write(table, "DELETE FROM data WHERE u = 1000")
+    assert fingerprint(table.answer(request, DAYS)) == fingerprint(before)
+
+
+CHANGES = [
+    f"INSERT INTO data VALUES (3, '{DAYS[1]}', 'a', 1, 1)",
+    f"DELETE FROM data WHERE d = '{DAYS[1]}' AND u = 3",
+    f"UPDATE data SET v = 11 WHERE d = '{DAYS[1]}' AND u = 3",
+    f"UPDATE data SET u = 4 WHERE d = '{DAYS[1]}' AND u = 3",
+    f"UPDATE data SET k = 'b' WHERE d = '{DAYS[1]}' AND u = 3",
+    f"UPDATE data SET v = NULL WHERE d = '{DAYS[1]}' AND u = 3",
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("number", [0, 4])
+def test_a_block_that_changed_is_read_again(table: PrivateTable, reads: list[Any], change: str, number: int) -> None:
+    """Rows added, removed or changed in any column that is read: the stale sum is not used.
+
+    These days lie in one row group, so that all are read again (`tests/tables/access/test_block_fingerprints.py` has days that do not).
+    """
+    table.answer(REQUESTS[number], DAYS)
+    write(table, change)
+    expected = fingerprint(PrivateTable(table.declaration).answer(REQUESTS[number], DAYS))
+    reads.clear()
+    assert fingerprint(table.answer(REQUESTS[number], DAYS)) == expected
+    assert 1 <= len(reads) <= 5
+    reads.clear()
+    write(table, f"UPDATE data SET n = n + 1 WHERE d = '{DAYS[2]}'")  # a column that is not read
+    table.answer(REQUESTS[number], DAYS)
+    assert not reads or "DELETE" in change  # then the update also removes what was deleted
+
+
+def test_a_load_costs_its_own_day(make: Any, reads: list[Any]) -> None:
+    """Days loaded one after the other: the new one is cut, and those whose row groups DuckDB wrote anew beside it."""
+    load = "INSERT INTO data SELECT i % 9999 AS u, DATE '2013-01-01' + {} AS d, i % 11 AS v FROM range(130000) t(i)"
+    found = make(
+        "CREATE TABLE data (u INTEGER, d DATE, v INTEGER)", block="d", protects="unit-block", partials="checked"
+    )
+    table = again(found, columns={"v": {"lower": 0, "upper": 10}})
+    days = [f"2013-01-0{number + 1}" for number in range(8)]
+    for number in range(8):
+        write(table, load.format(number))
+        kept_sums = table.answer(REQUESTS[2], days[: number + 1])
+    assert len(reads) < 24  # of the 36 without keeping; 15 if only neighbours share a row group
+    reads.clear()
+    assert fingerprint(table.answer(REQUESTS[2], days)) == fingerprint(kept_sums) and not reads
+    assert fingerprint(kept_sums) == fingerprint(PrivateTable(table.declaration).answer(REQUESTS[2], days))
+
+
+def test_a_dimension_that_changed_is_noticed(make: Any, reads: list[Any]) -> None:
+    """Sums by a public dimension's column are kept as long as the dimension's rows are the same, sealed blocks or not."""
+    dimension = "CREATE TABLE places AS SELECT unnest(['a', 'b', 'c', 'x']) AS k, unnest(['n', 's', 'n', 's']) AS side"
+    join = {"relation": "places", "name": "p", "kind": "dimension", "on": {"k": "k"}}
+    changes = {"block": "d", "protects": "unit-block", "limits": {"rows": 999, "groups": 99}, "joins": [join]}
+    found = make(ROWS, dimension, **changes, columns={"p.side": {"keys": ["n", "s"]}, "v": {"lower": 0, "upper": 12}})
+    request = GroupedSums("p.side", ("n", "s"), 99, 999, (("v", 3),))
+    for partials_ in ("checked", "sealed"):
+        table = again(found, partials=partials_)
+        for change in (
+            "SELECT 1",
+            "UPDATE places SET side = 's' WHERE k = 'a'",
+            "INSERT INTO places VALUES ('b', 's')",
+        ):
+            write(table, change)
+            expected = fingerprint(PrivateTable(table.declaration).answer(request, DAYS))
+            reads.clear()
+            assert fingerprint(table.answer(request, DAYS)) == expected and len(reads) == 5
+            assert fingerprint(table.answer(request, DAYS)) == expected and len(reads) == 5
+        write(
+            table,
+            "CREATE OR REPLACE TABLE places AS SELECT unnest(['a', 'b', 'c', 'x']) AS k, unnest(['n', 's', 'n', 's']) AS side",
+        )
+
+
+def test_what_the_log_says_does_not_depend_on_rows(table: PrivateTable, caplog: Any) -> None:
+    """A place that is not used is named on each release, whether or not a block has changed."""
+    table.answer(REQUESTS[0], DAYS)
+    folder(table).chmod(0o770)
+    said = []
+    for change in (CHANGES[0], "SELECT 1"):
+        write(table, change)
+        caplog.clear()
+        again(table).answer(REQUESTS[0], DAYS)
+        said.append([record.getMessage() for record in caplog.records])
+    assert said[0] == said[1] and len(said[0]) == 1
+    folder(table).chmod(0o700)
+    folder(table).rename(folder(table).with_suffix(".old"))
+    folder(table).write_text("no directory")
+    for change in (CHANGES[1], "SELECT 1"):
+        write(table, change)
+        caplog.clear()
+        again(table).answer(REQUESTS[0], DAYS)
+        said.append([record.getMessage() for record in caplog.records])
+    assert said[2] == said[3] and len(said[2]) == 1
+
+
+def test_conditions_types_and_declarations_have_sums_of_their_own(table: PrivateTable, reads: list[Any]) -> None:
+    """Another condition, bound, limit or type is another entry; a column of the condition counts as read."""
+    table.answer(REQUESTS[2], DAYS)
+    small = PrivateTable(table.declaration, "n < 3", seal)
+    expected = fingerprint(PrivateTable(table.declaration, "n < 3").answer(REQUESTS[2], DAYS))
+    assert fingerprint(small.answer(REQUESTS[2], DAYS)) == expected
+    write(table, "UPDATE data SET n = 5 WHERE n = 1")
+    assert fingerprint(small.answer(REQUESTS[2], DAYS)) != expected
+    narrow = again(table, columns={"v": {"lower": 0, "upper": 3}, "k": {"keys": ["a"]}, "n": {}})
+    assert int(narrow.answer(REQUESTS[2], DAYS).sums["v"][0]) < int(table.answer(REQUESTS[2], DAYS).sums["v"][0])
+    write(table, "ALTER TABLE data ALTER v TYPE DOUBLE")
+    reads.clear()
+    table.answer(REQUESTS[2], DAYS)
+    assert len(reads) == 5
+
+
+def test_sealed_blocks_are_counted_only(table: PrivateTable, reads: list[Any]) -> None:
+    """By the owner's promise rows of a block do not change; one more is noticed all the same."""
+    table = again(table, partials="sealed")
+    first = table.answer(REQUESTS[2], DAYS)
+    write(table, f"UPDATE data SET v = 11 WHERE d = '{DAYS[1]}'")
+    reads.clear()
+    assert fingerprint(table.answer(REQUESTS[2], DAYS)) == fingerprint(first) and not reads
+    write(table, f"INSERT INTO data VALUES (3, '{DAYS[1]}', 'a', 1, 1)")
+    expected = fingerprint(PrivateTable(table.declaration).answer(REQUESTS[2], DAYS))
+    assert fingerprint(table.answer(REQUESTS[2], DAYS)) == expected
+
+
+def _damage(kind: str, files: list[Path]) -> None:
+    one, other = files[:2]
+    content = one.read_bytes()
+    if kind == "forged":
+        one.write_bytes(content[:-8] + (10**6).to_bytes(8, "little"))
+    elif kind == "torn":
+        one.write_bytes(content[: len(content) // 2])
+    elif kind == "empty":
+        one.write_bytes(b"")
+    elif kind == "exchanged":
+        one.write_bytes(other.read_bytes())
+        other.write_bytes(content)
+    elif kind == "re-sealed under another key":
+        _, _, data = content.partition(b"\n")
+        one.write_bytes(hmac.new(b"other", data, hashlib.sha256).hexdigest().encode() + b"\n" + data)
+    elif kind == "a link":
+        other.rename(elsewhere := other.parent.parent / "elsewhere")
+        other.symlink_to(elsewhere)
+    elif kind == "readable by others":
+        one.chmod(0o644)
+
+
+@pytest.mark.parametrize(
+    "kind", ["forged", "torn", "empty", "exchanged", "re-sealed under another key", "a link", "readable by others"]
+)
+def test_what_is_not_genuine_is_not_used(table: PrivateTable, reads: list[Any], kind: str) -> None:
+    """Each damage costs reading the block again, gives the right answer, and is mended."""
+    expected = fingerprint(table.answer(REQUESTS[0], DAYS))
+    _damage(kind, sorted(folder(table).iterdir()))
+    reads.clear()
+    assert fingerprint(table.answer(REQUESTS[0], DAYS)) == expected
+    assert len(reads) == (2 if kind == "exchanged" else 1)
+    reads.clear()
+    assert fingerprint(table.answer(REQUESTS[0], DAYS)) == expected and not reads
+
+
+def test_only_the_owner_can_enter(table: PrivateTable, reads: list[Any], caplog: Any, monkeypatch: Any) -> None:
+    """Directory 0700 and files 0600, whatever the umask; one that is open to others, or theirs, is not used, and the log says so."""
+    before = os.umask(0)
+    try:
+        expected = fingerprint(table.answer(REQUESTS[0], DAYS))
+    finally:
+        os.umask(before)
+    assert folder(table).stat().st_mode & 0o777 == 0o700
+    assert {file.stat().st_mode & 0o777 for file in folder(table).iterdir()} == {0o600}
+    for changed in ("mode", "owner"):
+        reads.clear()
+        caplog.clear()
+        if changed == "mode":
+            folder(table).chmod(0o770)
+        else:
+            folder(table).chmod(0o700)
+            monkeypatch.setattr(os, "geteuid", lambda: 12345)
+        assert fingerprint(again(table).answer(REQUESTS[0], DAYS)) == expected
+        assert len(reads) == 5
+        assert [record.getMessage() for record in caplog.records] == [
+            f"{folder(table)} is open to others, so no sums of blocks are kept there; remove it"
+        ]
+
+
+@pytest.mark.parametrize("refused", [["replace"], ["replace", "unlink"], ["open", "unlink"]])
+def test_a_place_that_cannot_be_written_keeps_nothing(
+    table: PrivateTable, monkeypatch: Any, caplog: Any, refused: list[str]
+) -> None:
+    """A full or read-only disk does not stop a release, whatever fails on it: rows decide whether there is anything to keep."""
+
+    def fails(real: Any) -> Any:
+        def full(path: Any, *more: Any, **named: Any) -> Any:
+            if ".partials" in str(path):
+                raise OSError(28, "No space left on device")
+            return real(path, *more, **named)
+
+        return full
+
+    expected = fingerprint(PrivateTable(table.declaration).answer(REQUESTS[0], DAYS))
+    with monkeypatch.context() as patch:
+        for name in refused:
+            patch.setattr(os, name, fails(getattr(os, name)))
+        assert fingerprint(table.answer(REQUESTS[0], DAYS)) == expected
+    kept = [entry for entry in folder(table).iterdir() if not entry.name.startswith(".")]
+    assert kept == [] and "No space left" in caplog.text
+
+
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+import test_partials as t
+from dpflow.tables import partials
+real, left = partials._packed, [3]  # the first file is there to be tried
+class Dying:
+    def __init__(self, file): self.file = file
+    def write(self, data):
+        self.file.write(data[: len(data) // 2]); self.file.flush()
+        left[0] -= 1
+        if left[0] == 0: os.kill(os.getpid(), signal.SIGKILL)
+        self.file.write(data[len(data) // 2 :])
+    def read(self): return self.file.read()
+    def fileno(self): return self.file.fileno()
+    def __enter__(self): return self
+    def __exit__(self, *_): self.file.close()
+partials.open = lambda *a: Dying(open(*a))
+from dpflow.core.contract.declaration import load_table
+import json, pathlib
+data = json.loads(sys.argv[2])
+table = t.PrivateTable(t.Table.model_validate(data), seal=t.seal)
+table.answer(t.REQUESTS[0], t.DAYS)
+"""
+
+
+def test_killed_in_the_middle_of_a_write(table: PrivateTable, reads: list[Any], monkeypatch: Any) -> None:
+    """SIGKILL halfway through the second file: the first is good, the half one is never used, and is removed when it is old."""
+    data = table.declaration.model_dump_json(by_alias=True)
+    place = str(Path(__file__).parent)
+    ran = subprocess.run([sys.executable, "-c", KILLED, place, data], capture_output=True, text=True, check=False)
+    assert ran.returncode == -9, ran.stderr
+    names = sorted(file.name for file in folder(table).iterdir())
+    assert len(names) == 2 and names[0].startswith(".")
+    expected = fingerprint(PrivateTable(table.declaration).answer(REQUESTS[0], DAYS))
+    reads.clear()
+    assert fingerprint(table.answer(REQUESTS[0], DAYS)) == expected and len(reads) == 4
+    assert (folder(table) / names[0]).exists()
+    monkeypatch.setattr(partial_cache, "ABANDONED", -1)
+    table.answer(REQUESTS[0], DAYS)
+    assert not (folder(table) / names[0]).exists()
+
+
+def test_the_oldest_entries_go(table: PrivateTable, monkeypatch: Any) -> None:
+    """Beyond a number of entries."""
+    table.answer(REQUESTS[0], DAYS)
+    for file in folder(table).iterdir():
+        os.utime(file, (time.time() - 100, time.time() - 100))
+    monkeypatch.setattr(partial_cache, "MOST", 6)
+    table.answer(REQUESTS[3], DAYS[:2])
+    assert len(list(folder(table).iterdir())) == 6
+
+
+def test_what_is_never_kept(table: PrivateTable, make: Any) -> None:
+    """One block, all rows, private texts (which others' rows would number), units protected in all blocks."""
+    table.answer(REQUESTS[0], DAYS[:1])
+    table.answer(REQUESTS[0], ())
+    table.answer(GroupedSums("k", None, 99, 999), DAYS)
+    again(table, partials=None).answer(REQUESTS[0], DAYS)
+    assert not folder(table).exists()
+    with pytest.raises(ValueError, match="partials need protects: unit-block"):
+        make(ROWS, block="d", partials="checked")
+    assert again(table, partials="sealed").declaration.public() == table.declaration.public()
+
+
+@pytest.mark.parametrize(
+    "request_", [GroupedSums("k", ("a", "b", "c"), 1, 1), SortedValues("v", 1, "k", ("a", "b", "c"), 1)]
+)
+def test_keyed_draws_are_fair(make: Any, request_: Any) -> None:
+    """20,000 units with three groups and two values in each: every group within 8 standard deviations of a third."""
+    rows = """CREATE TABLE data AS SELECT i // 6 AS u, DATE '2013-01-01' + (i // 6 % 2)::INT AS d,
+              ['a', 'b', 'c'][i % 3 + 1] AS k, i % 6 // 3 AS v FROM range(120000) t(i)"""
+    made = make(rows, block="d", protects="unit-block", partials="checked")
+    found = PrivateTable(made.declaration, seal=seal).answer(request_, DAYS[:2])
+    counts = found.rows if isinstance(request_, GroupedSums) else found.counts
+    assert counts.sum() == 20000
+    assert all(abs(int(n) - 20000 / len(counts)) < 8 * (20000 / 3 * 2 / 3) ** 0.5 for n in counts)
+
+
+def test_rounded_means_are_unbiased(make: Any) -> None:
+    """Units with three rows, of which one row's mean counts: 1/3 on average, each unit 0 or 1."""
+    rows = """CREATE TABLE data AS SELECT i // 3 AS u, DATE '2013-01-01' + (i // 3 % 2)::INT AS d, CAST(i % 3 = 0 AS INT) AS v
+              FROM range(60000) t(i)"""
+    made = make(rows, block="d", protects="unit-block", partials="checked", columns={"v": {"lower": 0, "upper": 1}})
+    total = PrivateTable(made.declaration, seal=seal).answer(GroupedSums(None, None, 1, 1, (("v", 0),)), DAYS[:2])
+    assert abs(int(total.sums["v"][0]) - 20000 / 3) < 8 * (20000 * 2 / 9) ** 0.5
+
+
+def test_sums_at_the_limit_do_not_wrap() -> None:
+    """Sums that stopped at 2^62 in three blocks stop there together."""
+    from dpflow.testing.examples import groups
+
+    request = GroupedSums(None, None, 1, 1, (("v", 0),))
+    huge = [groups(request, ("",), 1, 2**62)] * 3 + [groups(request, ("",), 1, -5)]
+    found = cached_blocks.together(huge)
+    assert isinstance(found, type(huge[0])) and found.sums["v"].tolist() == [2**62] and found.rows.tolist() == [4]

@@ -1,0 +1,106 @@
+"""Built-in mechanisms keep their claims exactly: hockey-stick divergence over all neighbours of tiny tables."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpflow.core.accounting.events import Event, Pure
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.requests import GroupedSums
+from dpflow.core.sampling.randomness import Source
+from dpflow.mechanisms.quantile import Draws, Quantile
+from dpflow.registry import Registry
+from dpflow.testing import exact_divergence
+from dpflow.testing.enumeration import outputs
+from dpflow.testing.examples import Example
+from dpflow.testing.examples import groups as grouped
+from dpflow.testing.session_checks import Session
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "testing"))
+from tiny import excess, table  # noqa: E402
+
+SLACK = 1e-6  # truncated noise, multiplied by e^epsilon
+REGISTRY = Registry.load()
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("count", {"epsilon": "1"}),
+    ("sum", {"column": "score", "epsilon": "2"}),
+    ("sum", {"column": "score", "by": "kind", "epsilon": "12"}),
+    ("mean", {"column": "score", "epsilon": "12"}),
+    ("histogram", {"by": "kind", "epsilon": "4"}),
+    ("private_histogram", {"by": "word", "epsilon": "4", "delta": "0.01"}),
+    ("private_histogram", {"by": "word", "epsilon": "4", "delta": "0.01", "of": "units"}),
+    ("private_histogram", {"by": "word", "epsilon": "8", "delta": "0.02", "noise": "gaussian"}),
+    ("quantile", {"column": "score", "epsilon": "1"}),
+    ("quantile", {"column": "score", "epsilon": "1", "p": "1/3"}),
+    ("quantiles", {"column": "score", "epsilon": "1", "quantiles": ["1/3", "1/2", "9/10"]}),
+    ("quantile", {"column": "score", "by": "kind", "epsilon": "2", "p": "1/3"}),
+    ("quantiles", {"column": "score", "by": "kind", "epsilon": "2", "quantiles": ["1/5", "1/2"]}),
+    ("median", {"column": "score", "epsilon": "1"}),
+    ("minimum", {"column": "score", "epsilon": "1"}),
+    ("maximum", {"column": "score", "epsilon": "1", "tail": "1/5"}),
+    ("arg_max", {"by": "kind", "epsilon": "1"}),
+    ("top_k", {"by": "kind", "k": 2, "epsilon": "1", "of": "units"}),
+]
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("relation", ["add-remove", "replace"])
+@pytest.mark.parametrize(("name", "params"), CASES)
+def test_claim_holds_exactly(name: str, params: dict[str, Any], relation: str, groups: int) -> None:
+    """No pair of neighbours diverges by more than the claim."""
+    # sums only shift with what the neighbours share, and have many pairs under replace
+    others = 0 if relation == "replace" and name in ("sum", "mean") else 1
+    assert excess(REGISTRY.mechanism(name), params, relation, others, groups) <= SLACK
+
+
+class ForgetsGroups(Quantile):
+    """As if a unit could change one group only."""
+
+    def draws(self, params: Any, table: Table) -> Draws:
+        return replace(super().draws(params, table), epsilon=params.epsilon)
+
+    def event(self, params: Any, table: Table) -> Event:
+        return Pure(params.epsilon)
+
+
+class ForgetsMoves(Quantile):
+    """As if a replaced unit could not leave one group for another."""
+
+    def _sensitivity(self, p: Fraction, params: Any, table: Table) -> int:
+        return table.cut(params.by)[1] * max(p.numerator, p.denominator - p.numerator)
+
+
+@pytest.mark.parametrize(
+    ("broken", "relation", "groups"), [(ForgetsGroups(), "add-remove", 2), (ForgetsMoves(), "replace", 1)]
+)
+def test_grouped_quantiles_without_their_composition_are_seen(broken: Quantile, relation: str, groups: int) -> None:
+    """Controls: half the sensitivity, over groups or over a move between them, exceeds the claim; the right one does not."""
+    params = {"column": "score", "by": "kind", "epsilon": "6"}
+    assert excess(broken, params, relation, 1, groups) > 0.01
+    assert excess(Quantile(), params, relation, 1, groups) <= SLACK
+
+
+def test_sparse_vector_session_holds_exactly() -> None:
+    """All transcripts of two queries with one failure keep the session's epsilon."""
+    mechanism = REGISTRY.interactive("above_threshold")
+    declared = table("add-remove")
+    queries = [{"threshold": 2}, {"threshold": 3}]
+    example = Example(declared, {"epsilon": "16"}, queries)
+
+    def law(rows: int) -> dict[tuple[str, ...], float]:
+        given = grouped(GroupedSums(rows_per_group=2), ("",), np.array([rows]))
+
+        def draw(source: Source) -> tuple[str, ...]:
+            return Session(mechanism, example, source).transcript(lambda _: given)
+
+        return outputs(draw, tail=1e-6)
+
+    assert exact_divergence.divergence(law(1), law(3), Fraction(16)) <= 1e-4
+    assert exact_divergence.smallest_epsilon(law(1), law(3), 1e-4) > 1

@@ -1,0 +1,77 @@
+"""The oracle against closed forms."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import pytest
+
+from dpflow.testing import exact_divergence, neighbours
+from dpflow.testing.enumeration import NotEnumerable, outputs
+
+F = Fraction
+
+
+def test_hockey_stick_of_fractions_is_exact() -> None:
+    """Randomised response with odds 3:1 costs ln 3 and at epsilon 0 has delta 1/2."""
+    p, q = {"yes": F(3, 4), "no": F(1, 4)}, {"yes": F(1, 4), "no": F(3, 4)}
+    assert exact_divergence.hockey_stick(p, q, 0) == 0.5
+    assert exact_divergence.smallest_epsilon(p, q, 1e-12) == pytest.approx(math.log(3), abs=1e-8)
+
+
+def test_directions_differ() -> None:
+    """An outcome that only one side has costs delta in one direction only."""
+    p, q = {"a": F(9, 10), "b": F(1, 10)}, {"a": F(1)}
+    assert exact_divergence.hockey_stick(p, q, 1) == pytest.approx(0.1)
+    assert exact_divergence.hockey_stick(q, p, 1) == 0
+    assert exact_divergence.divergence(q, p, 1) == pytest.approx(0.1)
+    assert exact_divergence.smallest_epsilon(p, q, 0.05) == math.inf
+
+
+@pytest.mark.parametrize("scale", [F(1, 3), F(1), F(7, 2)])
+def test_discrete_laplace_costs_its_inverse_scale(scale: Fraction) -> None:
+    """A shift by one costs exactly 1/scale, and has total variation distance Pr[X = 0]."""
+    p = exact_divergence.discrete_laplace(scale, 1e-13)
+    q = exact_divergence.mapped(p, lambda x: x + 1)
+    assert sum(p.values()) == pytest.approx(1, abs=1e-12)
+    assert exact_divergence.smallest_epsilon(p, q, 1e-9) == pytest.approx(float(1 / scale), abs=1e-5)
+    # at epsilon 0 it is the total variation distance: Pr[X <= 0] - Pr[X <= -1] = Pr[X = 0]
+    assert exact_divergence.divergence(p, q, 0) == pytest.approx(math.tanh(float(1 / scale) / 2), abs=1e-9)
+
+
+def test_convolution_is_the_sum() -> None:
+    """Two fair dice show seven with probability one sixth."""
+    die = {i: 1 / 6 for i in range(1, 7)}
+    assert exact_divergence.convolved(die, die)[7] == pytest.approx(1 / 6)
+
+
+def test_thresholded_counts_lose_what_is_small() -> None:
+    """A key at its threshold is shown with probability Pr[X >= 0]."""
+    law = exact_divergence.thresholded_counts({"a": 5}, F(1), 5)
+    assert law[()] == pytest.approx(1 - 1 / (1 + math.exp(-1)), abs=1e-9)
+
+
+def test_exponential_choice_weighs_lengths_and_costs() -> None:
+    """Weights are lengths times exp(-rate cost)."""
+    law = exact_divergence.exponential_choice([1, 2], [0, 1], F(1))
+    assert law[1] / law[0] == pytest.approx(2 * math.exp(-1))
+
+
+def test_neighbours_are_listed_once() -> None:
+    """Two units alone give two added and one replaced pair."""
+    units = neighbours.possible_units([{"v": 0}, {"v": 1}], 1)
+    assert len(list(neighbours.neighbours(units, "add-remove", 0))) == 2
+    assert len(list(neighbours.neighbours(units, "replace", 0))) == 1
+
+
+def test_enumeration_is_the_law_of_the_draw() -> None:
+    """A die and a coin make twelve outcomes of equal probability."""
+    law = outputs(lambda source: (source.below(6), source.below(2)))
+    assert len(law) == 12 and all(mass == pytest.approx(1 / 12) for mass in law.values())
+
+
+def test_raw_words_cannot_be_enumerated() -> None:
+    """Code that takes raw words is refused, not sampled."""
+    with pytest.raises(NotEnumerable, match="raw random words"):
+        outputs(lambda source: source.word())
