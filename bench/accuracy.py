@@ -112,7 +112,7 @@ def _released(declared: Table, name: str, params: dict[str, Any]) -> Values:
     """Releases of one new cut."""
     mechanism: Any = Registry.load().mechanisms[name]
     made = mechanism.Params.model_validate({"epsilon": "1", **params})
-    answer, source = PrivateTable(declared).answer(mechanism.statistic(made, declared), ()), SystemSource()
+    answer, source = PrivateTable(declared).answer(mechanism.data_request(made, declared), ()), SystemSource()
     label = {"count": "count of the 100 largest"} if name == "private_histogram" else {}
     values: Values = {}
     for _ in range(1 if name == "private_histogram" else DRAWS):

@@ -23,7 +23,7 @@ import duckdb
 from bench.events import REGIONS, SECTORS, make
 from bench.timing import show, wall_and_cpu
 from dpflow.core.contract.declaration import Table
-from dpflow.core.contract.requests import GroupedSums, SortedValues, Statistic
+from dpflow.core.contract.requests import GroupedSums, SortedValues, DataRequest
 from dpflow.tables import PrivateTable
 
 ROWS = 10_000_000
@@ -67,7 +67,7 @@ def window(column: str | None, groups: int) -> str:
 
 DRAWN = f"min(CAST(random() * {1 << 30} AS BIGINT) * 65536 + CAST({CLAMPED} AS BIGINT), 6)"
 PACKED_KEYS = f"min(CAST(CAST(random() * {1 << 28} AS BIGINT) * {1 << 34} + category * 4 + least(c, 2) AS BIGINT), 3)"
-Case = tuple[str, Statistic, str, dict[str, str], str]
+Case = tuple[str, DataRequest, str, dict[str, str], str]
 CASES: tuple[Case, ...] = (
     (
         "W1 count and sum",

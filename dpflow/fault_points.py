@@ -42,7 +42,7 @@ class FaultInjected(Exception):
     """Raised by an armed ``fail`` point; never seen in production."""
 
 
-def reach(point: str) -> None:
+def pass_point(point: str) -> None:
     """Pass a named point: nothing happens unless this very point is armed."""
     if not armed:
         return
@@ -92,7 +92,7 @@ def count_statements() -> None:
     """Number the statements of this process from 1 and pass ``statement.N`` after each."""
     global after_statement
     numbers = itertools.count(1)
-    after_statement = lambda: reach(f"statement.{next(numbers)}")  # noqa: E731
+    after_statement = lambda: pass_point(f"statement.{next(numbers)}")  # noqa: E731
 
 
 if armed.startswith("statement."):

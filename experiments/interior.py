@@ -367,7 +367,7 @@ def _medians(table: Table, columns: tuple[str, ...], by: str | None, runs: int) 
             params = mechanism.Params.model_validate({"column": column, "by": by, "epsilon": 1, "delta": "1e-6"})
             given: dict[str, list[float | None]] = {}
             for _ in range(runs):
-                with private.answering(mechanism.statistic(params, table), ()) as asked:
+                with private.answering(mechanism.data_request(params, table), ()) as asked:
                     for row in mechanism.draw(params, table, asked, SystemSource()).rows:
                         if row.measure == "median":
                             given.setdefault(row.key, []).append(None if row.value is None else float(row.value))

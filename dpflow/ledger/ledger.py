@@ -262,8 +262,8 @@ class Ledger:
                 reservation = Reservation(releases.charge(transaction, writer, ask), 1, False)
             else:
                 reservation = releases.take_over(transaction, writer, row, principal)
-            fault_points.reach("reserve.before-commit")
-        fault_points.reach("reserve.after-commit")
+            fault_points.pass_point("reserve.before-commit")
+        fault_points.pass_point("reserve.after-commit")
         return reservation
 
     def settle(
@@ -286,8 +286,8 @@ class Ledger:
         text = releases.ordered(result)
         with self._writing(partial(releases.reads_of_one, reservation.release_id)) as (transaction, writer):
             kept = releases.settle(transaction, writer, reservation, text, snapshot, principal)
-            fault_points.reach("settle.before-commit")
-        fault_points.reach("settle.after-commit")
+            fault_points.pass_point("settle.before-commit")
+        fault_points.pass_point("settle.after-commit")
         return Reservation(reservation.release_id, reservation.attempt, True, stored_json(kept))
 
     def resolve(
@@ -379,8 +379,8 @@ class Ledger:
                 name = releases.charge(transaction, writer, ask, commitment=self._sealed(secret), **options)
                 row = releases.get(transaction, name)
             held = sessions.held(sessions.row_of(transaction, self._anchor, row.id))
-            fault_points.reach("session.before-commit")
-        fault_points.reach("session.after-commit")
+            fault_points.pass_point("session.before-commit")
+        fault_points.pass_point("session.after-commit")
         return held
 
     def is_fresh(self, release_id: str, scope: str, data: Sequence[str]) -> bool:
@@ -420,8 +420,8 @@ class Ledger:
             given = sessions.answer(
                 transaction, writer, self._anchor, session_id, query, expected_version, state, answer, closed, principal
             )
-            fault_points.reach("session.before-commit")
-        fault_points.reach("session.after-commit")
+            fault_points.pass_point("session.before-commit")
+        fault_points.pass_point("session.after-commit")
         return given
 
     def answer_batch(
@@ -450,8 +450,8 @@ class Ledger:
             stored = sessions.answer_batch(
                 transaction, writer, self._anchor, session_id, batch, expected_version, state, closed, principal
             )
-            fault_points.reach("session.before-commit")
-        fault_points.reach("session.after-commit")
+            fault_points.pass_point("session.before-commit")
+        fault_points.pass_point("session.after-commit")
         return stored
 
     def batches(self, session_id: str, after: int = 0) -> list[dict[str, Any]]:

@@ -58,7 +58,7 @@ class AboveThreshold(InteractiveMechanism[AboveThresholdParams, ThresholdQuery])
     def open(self, params: AboveThresholdParams, table: Table, source: Source) -> State:
         return State(self._engine(params, table).start(source).to_json())
 
-    def statistic(self, params: AboveThresholdParams, query: ThresholdQuery, table: Table) -> GroupedSums:
+    def data_request(self, params: AboveThresholdParams, query: ThresholdQuery, table: Table) -> GroupedSums:
         if query.by is None or query.key is None:
             return GroupedSums(rows_per_group=table.limits.rows)
         if query.key not in table.keys(query.by):

@@ -116,7 +116,7 @@ def _used(release: Release, measure: Measure) -> float:
     """The error of a measure as a part of its target."""
     assert measure.error is not None
     try:
-        return (release.error(measure) or 0.0) / float(measure.error)
+        return (release.error_bound(measure) or 0.0) / float(measure.error)
     except PlanRefused:  # noise too wide for the samplers is too wide for any target
         return math.inf
 
@@ -132,7 +132,7 @@ def _used_up(query: Query, measure: Measure, law: Law) -> list[float]:
     width = math.log(1 / failure) if law == "laplace" else NormalDist().inv_cdf(1 - failure / 2) / math.sqrt(2)
     assert measure.error is not None
     small = 1e-6
-    slopes = {m: query.error(measure, {o: small * (o == m) for o in used}) / small for m in used}
+    slopes = {m: query.error_bound(measure, {o: small * (o == m) for o in used}) / small for m in used}
     sizes = (slopes.get(m, 0.0) * query.reach(m).size(POWER[law]) for m in query.moments)
     return [size * width / float(measure.error) for size in sizes]
 

@@ -37,7 +37,7 @@ from dpflow.core.contract.mechanism import Mechanism, Params
 from dpflow.core.contract.requests import Cells, Grid, OpenColumn, UnboundedValues
 from dpflow.core.contract.results import ErrorBound, Result, Row
 from dpflow.core.sampling.randomness import Source
-from dpflow.core.toolbox.noise import FAILURE, Noise, Reach, gaussian, laplace, rho_for
+from dpflow.core.toolbox.noise import FAILURE, Noise, Sensitivity, gaussian, laplace, rho_for
 from dpflow.core.toolbox.partition_selection import gaussian_above, tail_above
 from dpflow.hookspecs import hookimpl
 
@@ -68,10 +68,10 @@ class Bounds(Mechanism[BoundsParams]):
     def _keys(self, params: BoundsParams, table: Table) -> tuple[str, ...]:
         return ("",) if params.by is None else table.keys(params.by)
 
-    def _reach(self, params: BoundsParams, table: Table) -> Reach:
+    def _reach(self, params: BoundsParams, table: Table) -> Sensitivity:
         groups, rows = table.cut(params.by)
         bins = min(groups, len(self._keys(params, table))) * (2 if table.neighbours == "replace" else 1)
-        return Reach(bins * rows, bins * rows**2)
+        return Sensitivity(bins * rows, bins * rows**2)
 
     def _chosen(self, params: BoundsParams, table: Table) -> tuple[int, Noise]:
         """The lower threshold, and its noise."""
@@ -92,7 +92,7 @@ class Bounds(Mechanism[BoundsParams]):
         table.column(params.column)
         return self._noise(params, table).event
 
-    def statistic(self, params: BoundsParams, table: Table) -> UnboundedValues:
+    def data_request(self, params: BoundsParams, table: Table) -> UnboundedValues:
         table.column(params.column)
         groups, rows = table.cut(params.by)
         return UnboundedValues(params.column, params.by, self._keys(params, table), groups, rows)
@@ -116,7 +116,7 @@ class Bounds(Mechanism[BoundsParams]):
             return Result(tuple(rows), {"keys": found})
         return Result(tuple(rows), {"columns": found[""]} if found else {})
 
-    def error(self, params: BoundsParams, table: Table) -> ErrorBound:
+    def error_bound(self, params: BoundsParams, table: Table) -> ErrorBound:
         rows = 2 * self._threshold(params, table)
         law = "Laplace" if isinstance(self._noise(params, table).event, DiscreteLaplace) else "Gaussian"
         note = f"{law} noise; a power of two with {rows} rows or more is found; what is outside the bounds lies in rarer ones"

@@ -37,7 +37,7 @@ class Steps(Calculator[StepsParams]):
     citation = "Feldman, Steinke 2017, Thm. 2.4"
     Params = StepsParams
 
-    def sheet(self, params: StepsParams) -> Sheet:
+    def make_sheet(self, params: StepsParams) -> Sheet:
         deltas = [Fraction(0)] * len(params.steps) if params.deltas is None else params.deltas
         if len(deltas) != len(params.steps):
             raise InvalidInput("deltas must have one entry for every step; correct or drop them")
@@ -67,7 +67,7 @@ class Group(Calculator[GroupParams]):
     citation = "Dwork, Roth 2014, Thm. 2.2; Bun, Steinke 2016, Prop. 1.9; triangle inequality for delta"
     Params = GroupParams
 
-    def sheet(self, params: GroupParams) -> Sheet:
+    def make_sheet(self, params: GroupParams) -> Sheet:
         notes: tuple[str, ...] = ("replacing one unit is a group of two: one leaves, one comes",)
         if (params.epsilon is None) == (params.rho is None) or (params.rho is not None and params.delta):
             raise InvalidInput("give the claim of one unit: epsilon=0.5, with delta=1e-6 if it has one, or rho=0.01")
@@ -116,7 +116,7 @@ class Parallel(Calculator[ParallelParams]):
     citation = "McSherry 2009, Thm. 4"
     Params = ParallelParams
 
-    def sheet(self, params: ParallelParams) -> Sheet:
+    def make_sheet(self, params: ParallelParams) -> Sheet:
         deltas = [[Fraction(0)] * len(b) for b in params.blocks] if params.deltas is None else params.deltas
         if [len(block) for block in deltas] != [len(block) for block in params.blocks]:
             raise InvalidInput("deltas must have one entry for every epsilon, in the same shape; correct or drop them")

@@ -42,7 +42,7 @@ from dpflow.core.contract.mechanism import Mechanism, Params
 from dpflow.core.contract.requests import KeySets, Sets
 from dpflow.core.contract.results import ErrorBound, Result, Row
 from dpflow.core.sampling.randomness import Source
-from dpflow.core.toolbox.noise import Noise, Reach, gaussian, rho_for
+from dpflow.core.toolbox.noise import Noise, Sensitivity, gaussian, rho_for
 from dpflow.core.toolbox.partition_selection import gaussian_above
 from dpflow.hookspecs import hookimpl
 
@@ -86,7 +86,7 @@ class Round:
             starts.append(max(starts[-1] + 1, starts[-1] * 9 // 8))
         ends = [min(start - 1, groups) for start in starts[1:]] + [groups]
         needed = (weight(a) + gaussian_above(sigma2, delta / b) for a, b in zip(starts, ends, strict=True) if a <= b)
-        return cls(gaussian(Reach(squared, squared), rho), max(needed))
+        return cls(gaussian(Sensitivity(squared, squared), rho), max(needed))
 
 
 @lru_cache(maxsize=64)
@@ -131,7 +131,7 @@ class KeyUnion(Mechanism[KeyUnionParams]):
             return Approximate(params.epsilon, params.delta)
         return ZCDP(rho_for(params.epsilon, params.delta / 2), params.delta / 2)
 
-    def statistic(self, params: KeyUnionParams, table: Table) -> KeySets:
+    def data_request(self, params: KeyUnionParams, table: Table) -> KeySets:
         return KeySets(params.by, table.cut(params.by)[0])
 
     def draw(self, params: KeyUnionParams, table: Table, answer: Sets, source: Source) -> Result:
@@ -141,7 +141,7 @@ class KeyUnion(Mechanism[KeyUnionParams]):
             left &= noisy < one.threshold
         return Result(tuple(Row(key, "key", 1) for key in sorted(k for k, out in zip(answer.keys, ~left) if out)))
 
-    def error(self, params: KeyUnionParams, table: Table) -> ErrorBound:
+    def error_bound(self, params: KeyUnionParams, table: Table) -> ErrorBound:
         last = self.rounds(params, table)[-1].threshold
         alone, full = math.ceil(last / UNIT), math.ceil(last / weight(table.cut(params.by)[0]))
         note = f"no numbers leave; a key needs about {alone} units that have nothing else, {full} that have as many as they may"

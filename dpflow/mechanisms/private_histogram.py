@@ -72,7 +72,7 @@ class PrivateHistogram(Mechanism[PrivateHistogramParams]):
     def event(self, params: PrivateHistogramParams, table: Table) -> Event:
         return self._rule(params, table).event
 
-    def statistic(self, params: PrivateHistogramParams, table: Table) -> GroupedSums:
+    def data_request(self, params: PrivateHistogramParams, table: Table) -> GroupedSums:
         return GroupedSums(params.by, None, table.cut(params.by)[0], self._most(params, table))
 
     def draw(self, params: PrivateHistogramParams, table: Table, answer: Answer, source: Source) -> Result:
@@ -82,7 +82,7 @@ class PrivateHistogram(Mechanism[PrivateHistogramParams]):
         label = "count" if params.of == "rows" else "count_distinct"
         return Result(tuple(Row(key, label, number, rule.half_width) for key, number in released))
 
-    def error(self, params: PrivateHistogramParams, table: Table) -> ErrorBound:
+    def error_bound(self, params: PrivateHistogramParams, table: Table) -> ErrorBound:
         rule = self._rule(params, table)
         note = (
             f"{rule.name} noise only, for keys that are released; a key needs about {rule.threshold} {params.of} to be"

@@ -37,7 +37,7 @@ from pydantic import AfterValidator, Field
 from dpflow.core.accounting.amounts import Delta, Epsilon
 from dpflow.core.accounting.events import BoundedRange, Event, Repeated
 from dpflow.core.contract.declaration import Exact, Table
-from dpflow.core.contract.mechanism import Instead, Mechanism, Params
+from dpflow.core.contract.mechanism import Delegation, Mechanism, Params
 from dpflow.core.contract.requests import Answer, Histogram, SortedValues
 from dpflow.core.contract.results import ErrorBound, Result, Row
 from dpflow.core.sampling.randomness import Source
@@ -162,7 +162,7 @@ class _Quantiles(Mechanism[P]):
         table.bounded(params.column)
         return self.draws(params, table).event
 
-    def statistic(self, params: P, table: Table) -> SortedValues:
+    def data_request(self, params: P, table: Table) -> SortedValues:
         table.bounded(params.column)
         groups, rows = table.cut(params.by)
         return SortedValues(params.column, rows, params.by, self.keys(params, table), groups)
@@ -183,7 +183,7 @@ class _Quantiles(Mechanism[P]):
             rows += (Row(key, name, unit(value)) for name, value in values)
         return Result(tuple(rows))
 
-    def error(self, params: P, table: Table) -> ErrorBound:
+    def error_bound(self, params: P, table: Table) -> ErrorBound:
         low, high = table.bounded(params.column).grid()
         draws, wanted = self.draws(params, table), self.wanted(params)
         likely = math.log(len(wanted) * len(self.keys(params, table)) * (high - low + 1) / FAILURE)
@@ -254,7 +254,7 @@ class Median(_Quantiles[MedianParams]):
     def wanted(self, params: MedianParams) -> dict[str, Fraction]:
         return {self.name: Fraction(1, 2)}
 
-    def instead(self, params: MedianParams, table: Table) -> Instead | None:
+    def delegate_to(self, params: MedianParams, table: Table) -> Delegation | None:
         if table.column(params.column).lower is not None:
             return None
         if not params.delta:
@@ -263,10 +263,10 @@ class Median(_Quantiles[MedianParams]):
                 f"delta; add delta to the parameters, such as 1e-6, or lower and upper to the declaration"
             )
         why = f"column {params.column!r} declares no bounds, so approximate_median is taken; bounds would save rows and delta"
-        return Instead("approximate_median", params.model_dump(mode="json"), why)
+        return Delegation("approximate_median", params.model_dump(mode="json"), why)
 
-    def error(self, params: MedianParams, table: Table) -> ErrorBound:
-        bound = super().error(params, table)
+    def error_bound(self, params: MedianParams, table: Table) -> ErrorBound:
+        bound = super().error_bound(params, table)
         spare = "; delta is not used" if params.delta and "delta" not in bound.note else ""
         why = f"exponential mechanism over the declared bounds, which are trusted{spare}"
         return ErrorBound(bound.half_width, f"{why}; {bound.note}")

@@ -150,7 +150,7 @@ class ReusableHoldout(InteractiveMechanism[HoldoutParams, ClaimQuery]):
     citation = "Feldman, Steinke 2017, Theorem 5.1 (stable median); Dwork et al. 2015 (reusable holdout)"
     Params = HoldoutParams
     Query = ClaimQuery
-    exclusive = True
+    locks_dataset = True
 
     def changed(self, table: Table) -> int:
         """Groups that one unit's change may touch."""
@@ -181,7 +181,7 @@ class ReusableHoldout(InteractiveMechanism[HoldoutParams, ClaimQuery]):
             return State({"asked": 0, "failures": 0})
         return State({"asked": 0, **self.engine(params, table).start(source).to_json()})
 
-    def statistic(self, params: HoldoutParams, query: ClaimQuery, table: Table) -> GroupValues:
+    def data_request(self, params: HoldoutParams, query: ClaimQuery, table: Table) -> GroupValues:
         for name in query.columns:
             table.column(name)
         return GroupValues(params.groups, query.columns)

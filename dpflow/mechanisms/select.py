@@ -106,7 +106,7 @@ class _Select(Mechanism[P]):
     def event(self, params: P, table: Table) -> Event:
         return self.choices(params, table).event
 
-    def statistic(self, params: P, table: Table) -> GroupedSums:
+    def data_request(self, params: P, table: Table) -> GroupedSums:
         return GroupedSums(params.by, table.keys(params.by), table.cut(params.by)[0], self._most(params, table))
 
     def draw(self, params: P, table: Table, answer: Answer, source: Source) -> Result:
@@ -123,7 +123,7 @@ class _Select(Mechanism[P]):
             left = np.delete(left, place)
         return Result(tuple(Row(answer.keys[i], "rank", ranks[i]) for i in sorted(ranks)))
 
-    def error(self, params: P, table: Table) -> ErrorBound:
+    def error_bound(self, params: P, table: Table) -> ErrorBound:
         choices = self.choices(params, table)
         far = math.log(choices.count * len(table.keys(params.by)) / FAILURE) / float(choices.rate)
         how = "permute-and-flip" if isinstance(choices.one, Pure) else "exponential mechanism"

@@ -58,12 +58,12 @@ class Refused(Exception):
     """A request that is answered with an error: HTTP status, error word, sentence."""
 
     def __init__(self, status: int, error: str, message: str, **headers: str) -> None:
-        self.status, self.error, self.message, self.headers = status, error, message, headers
+        self.status, self.error_bound, self.message, self.headers = status, error, message, headers
         super().__init__(message)
 
     def response(self) -> JSONResponse:
         """The error as JSON."""
-        return JSONResponse({"error": self.error, "message": self.message}, self.status, self.headers)
+        return JSONResponse({"error": self.error_bound, "message": self.message}, self.status, self.headers)
 
 
 def refusal(error: Exception) -> Refused:

@@ -24,7 +24,7 @@ from dpflow.core.contract.requests import (
     Records,
     Sets,
     SortedValues,
-    Statistic,
+    DataRequest,
     UnboundedValues,
 )
 from dpflow.errors import PlanRefused
@@ -110,7 +110,7 @@ class PrivateTable:
                 else:
                     reading.column(name)
 
-    def check(self, statistic: Statistic | GroupMoments | GroupEstimates, blocks: Sequence[str] = ()) -> None:
+    def check(self, statistic: DataRequest | GroupMoments | GroupEstimates, blocks: Sequence[str] = ()) -> None:
         """Check one request against the catalog, before anything is charged; reads no row.
 
         Raises:
@@ -148,8 +148,8 @@ class PrivateTable:
     @overload
     def answer(self, statistic: Records, blocks: Sequence[str]) -> RecordArrays: ...
     @overload
-    def answer(self, statistic: Statistic, blocks: Sequence[str]) -> Groups | Histogram | Sets | RecordArrays: ...
-    def answer(self, statistic: Statistic, blocks: Sequence[str]) -> Groups | Histogram | Sets | RecordArrays:
+    def answer(self, statistic: DataRequest, blocks: Sequence[str]) -> Groups | Histogram | Sets | RecordArrays: ...
+    def answer(self, statistic: DataRequest, blocks: Sequence[str]) -> Groups | Histogram | Sets | RecordArrays:
         """Execute a request on the named blocks, each once, or on the whole table if none is named."""
         blocks = tuple(dict.fromkeys(blocks))
         with self._reading(blocks) as reading:
@@ -168,7 +168,7 @@ class PrivateTable:
         raise PlanRefused("values per holdout group need an estimator; ask for them through a gate session")
 
     @contextmanager
-    def answering(self, statistic: Statistic, blocks: Sequence[str]) -> Iterator[Answer]:
+    def answering(self, statistic: DataRequest, blocks: Sequence[str]) -> Iterator[Answer]:
         """The answer to a request, while whoever draws from it may ask it further questions."""
         if not isinstance(statistic, UnboundedValues):
             yield self.answer(statistic, blocks)

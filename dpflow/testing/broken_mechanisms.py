@@ -146,8 +146,8 @@ class OrderOfRows(PrivateHistogram):
 class BoastfulError(Count):
     """Promises half of the noise."""
 
-    def error(self, params: Any, table: Table) -> ErrorBound:
-        bound = super().error(params, table)
+    def error_bound(self, params: Any, table: Table) -> ErrorBound:
+        bound = super().error_bound(params, table)
         assert bound is not None
         return ErrorBound({name: width / 2 for name, width in bound.half_width.items()})
 

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from dpflow.core.accounting.events import Event, from_json, to_json
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import InteractiveMechanism, Mechanism
-from dpflow.core.contract.requests import GroupedSums, KeySets, SortedValues, Statistic, UnboundedValues
+from dpflow.core.contract.requests import GroupedSums, KeySets, SortedValues, DataRequest, UnboundedValues
 from dpflow.errors import InvalidInput
 from dpflow.testing.examples import AnyMechanism, Example, examples_for, plan, validated
 from dpflow.testing.harness import Check, NotConformant, require
@@ -132,7 +132,7 @@ def statistic_is_within_limits(mechanism: AnyMechanism, example: Example) -> Non
     """The statistic is public, declared, and asks for no more of one unit than the declaration allows."""
     limits = example.table.limits
     for statistic in _statistics(mechanism, example):
-        require(isinstance(statistic, Statistic), "statistic must return a request of dpflow.core.contract.requests")
+        require(isinstance(statistic, DataRequest), "statistic must return a request of dpflow.core.contract.requests")
         hash(statistic)
         if isinstance(statistic, GroupedSums | SortedValues | UnboundedValues):
             most = limits.rows if statistic.by is None else limits.per_group
@@ -162,16 +162,16 @@ def refused(
     raise NotConformant(what)
 
 
-def _query_statistic(mechanism: AnyMechanism, params: Any, table: Table, query: Mapping[str, Any]) -> Statistic:
+def _query_statistic(mechanism: AnyMechanism, params: Any, table: Table, query: Mapping[str, Any]) -> DataRequest:
     assert isinstance(mechanism, InteractiveMechanism)
-    return mechanism.statistic(params, validated(mechanism.Query, query), table)
+    return mechanism.data_request(params, validated(mechanism.Query, query), table)
 
 
-def _statistics(mechanism: AnyMechanism, example: Example) -> list[Statistic]:
+def _statistics(mechanism: AnyMechanism, example: Example) -> list[DataRequest]:
     """What the mechanism asks for: once, or for every query."""
     params, _ = plan(mechanism, example.table, example.params)
     if isinstance(mechanism, Mechanism):
-        return [mechanism.statistic(params, example.table)]
+        return [mechanism.data_request(params, example.table)]
     return [_query_statistic(mechanism, params, example.table, query) for query in example.queries]
 
 
@@ -183,7 +183,7 @@ def _misnamed(written: Mapping[str, Any], table: Table) -> Iterator[tuple[str, A
             yield name, "no_such_column" if isinstance(value, str) else ["no_such_column"]
 
 
-def _needs(statistic: Statistic) -> tuple[list[str], list[str]]:
+def _needs(statistic: DataRequest) -> tuple[list[str], list[str]]:
     """The columns whose bounds, and those whose public keys, a statistic cannot do without."""
     if isinstance(statistic, SortedValues | UnboundedValues):
         bounded = [statistic.column] if isinstance(statistic, SortedValues) else []

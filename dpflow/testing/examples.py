@@ -28,7 +28,7 @@ from dpflow.core.contract.requests import (
     RecordArrays,
     Records,
     SortedValues,
-    Statistic,
+    DataRequest,
     UnboundedValues,
 )
 from dpflow.errors import InvalidDeclaration, InvalidInput
@@ -120,8 +120,8 @@ def plan(mechanism: AnyMechanism, table: Table, raw: Mapping[str, Any]) -> tuple
     params = validated(mechanism.Params, raw)
     event = mechanism.event(params, table)
     if isinstance(mechanism, Mechanism):
-        mechanism.statistic(params, table)
-        mechanism.error(params, table)
+        mechanism.data_request(params, table)
+        mechanism.error_bound(params, table)
     return params, event
 
 
@@ -173,7 +173,7 @@ def _queries(model: type[BaseModel]) -> tuple[dict[str, Any], ...]:
 HUGE = 2**62 - 1  # what a statistic may reach by plan
 
 
-def answers(statistic: Statistic, table: Table) -> dict[str, Answer]:
+def answers(statistic: DataRequest, table: Table) -> dict[str, Answer]:
     """Answers that a table may give, by name: typical ones and the ends of what is possible."""
     if isinstance(statistic, GroupedSums):
         return _group_answers(statistic)
@@ -209,7 +209,7 @@ def answers(statistic: Statistic, table: Table) -> dict[str, Answer]:
     return {name: PerGroup(np.resize(np.array(values), m)) for name, values in columns.items()}
 
 
-def typical(statistic: Statistic, table: Table) -> Answer:
+def typical(statistic: DataRequest, table: Table) -> Answer:
     """An answer with many rows in every group, far from the ends."""
     if isinstance(statistic, SortedValues):
         low, high = table.column(statistic.column).grid()
@@ -318,7 +318,7 @@ def _group_answers(statistic: GroupedSums) -> dict[str, Answer]:
     return found
 
 
-def neighbouring(statistic: Statistic, table: Table) -> list[tuple[Answer, Answer]]:
+def neighbouring(statistic: DataRequest, table: Table) -> list[tuple[Answer, Answer]]:
     """Answers of neighbouring tables that are as far apart as the limits allow."""
     replace = table.neighbours == "replace"
     if isinstance(statistic, GroupedSums):

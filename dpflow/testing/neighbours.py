@@ -25,7 +25,7 @@ from dpflow.core.contract.requests import (
     Records,
     Sets,
     SortedValues,
-    Statistic,
+    DataRequest,
     UnboundedValues,
 )
 from dpflow.testing.column_in_memory import ArrayColumn
@@ -52,7 +52,7 @@ def neighbours(
                 yield from (((*shared, a), (*shared, b)) for i, a in enumerate(units) for b in units[:i])
 
 
-def answer(statistic: Statistic, units: Iterable[UnitRows]) -> Answer:
+def answer(statistic: DataRequest, units: Iterable[UnitRows]) -> Answer:
     """The exact answer to a statistic, contributions cut to its limits; a key of `Records` is its place in the list."""
     if isinstance(statistic, GroupedSums):
         return _grouped(statistic, units)

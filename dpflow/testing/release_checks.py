@@ -34,7 +34,7 @@ SECONDS = 1.5  # of drawing, for the audits of one example
 def draw_never_raises(mechanism: Mechanism[Any], example: Example) -> None:
     """Rows never cause an error; what leaves is finite and survives JSON; nothing is printed, logged or kept."""
     params, event = plan(mechanism, example.table, example.params)
-    for name, given in answers(mechanism.statistic(params, example.table), example.table).items():
+    for name, given in answers(mechanism.data_request(params, example.table), example.table).items():
         before, kept = copy.deepcopy(given), copy.deepcopy(vars(mechanism))
         with silence() as said:
             try:
@@ -55,7 +55,7 @@ def accepted_plans_draw(mechanism: Mechanism[Any], example: Example) -> None:
             params, _ = plan(mechanism, example.table, {**example.params, "epsilon": epsilon})
         except InvalidInput:
             continue
-        given = typical(mechanism.statistic(params, example.table), example.table)
+        given = typical(mechanism.data_request(params, example.table), example.table)
         try:
             mechanism.draw(params, example.table, given, SystemSource())
         except Exception as error:
@@ -65,7 +65,7 @@ def accepted_plans_draw(mechanism: Mechanism[Any], example: Example) -> None:
 def order_is_public(mechanism: Mechanism[Any], example: Example) -> None:
     """Rows come in the declared order of keys, or sorted where keys are private; never as they were found."""
     params, _ = plan(mechanism, example.table, example.params)
-    statistic = mechanism.statistic(params, example.table)
+    statistic = mechanism.data_request(params, example.table)
     if not isinstance(statistic, GroupedSums) or statistic.by is None:
         return
     given = typical(statistic, example.table)
@@ -80,7 +80,7 @@ def order_is_public(mechanism: Mechanism[Any], example: Example) -> None:
 def randomness_is_the_source(mechanism: Mechanism[Any], example: Example) -> None:
     """The same words give the same result, other words another one on some answer, and no other randomness is touched."""
     params, _ = plan(mechanism, example.table, example.params)
-    statistic = mechanism.statistic(params, example.table)
+    statistic = mechanism.data_request(params, example.table)
 
     def draw(given: Answer, seed: int) -> Result:
         with forbid_hidden_randomness() as touched:
@@ -100,7 +100,7 @@ def randomness_is_the_source(mechanism: Mechanism[Any], example: Example) -> Non
 def error_bound_holds(mechanism: Mechanism[Any], example: Example) -> None:
     """The noise stays within the promised half-width in 95 % of the draws, before and after spending."""
     params, _ = plan(mechanism, example.table, example.params)
-    given = typical(mechanism.statistic(params, example.table), example.table)
+    given = typical(mechanism.data_request(params, example.table), example.table)
     try:
         exact, _ = plan(mechanism, example.table, {**example.params, "epsilon": "1e6"})  # hardly any noise
     except InvalidInput:
@@ -109,7 +109,7 @@ def error_bound_holds(mechanism: Mechanism[Any], example: Example) -> None:
     truth = {(row.key, row.measure): row.value for row in rows if isinstance(row.value, int | float)}
     if not truth:
         return  # only numbers have errors: thousands of draws would count nothing
-    bound = mechanism.error(params, example.table)
+    bound = mechanism.error_bound(params, example.table)
     promised = bound.half_width if bound is not None else {}
     draws, misses = max(1, DRAWS // max(1, len(truth))), Counter[tuple[str, str]]()
     source = SystemSource()
@@ -134,7 +134,7 @@ def claim_survives_audit(mechanism: Mechanism[Any], example: Example) -> None:
     def drawing(given: Answer) -> Callable[[], Result]:
         return lambda: mechanism.draw(params, example.table, given, source)
 
-    pairs = neighbouring(mechanism.statistic(params, example.table), example.table)
+    pairs = neighbouring(mechanism.data_request(params, example.table), example.table)
     for number, pair in enumerate(pairs):
         draws = [drawing(given) for given in pair]
         seen = [row for draw in draws for _ in range(20) for row in draw().rows]

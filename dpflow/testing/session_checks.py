@@ -40,7 +40,7 @@ class Session:
         said = []
         for query in self.queries:
             if not self.closed:
-                verdict = self.ask(query, pick(self.mechanism.statistic(self.params, query, self.table)))
+                verdict = self.ask(query, pick(self.mechanism.data_request(self.params, query, self.table)))
                 said.append(json.dumps([verdict.body, verdict.closed], sort_keys=True))
         return tuple(said + ["closed"] * (len(self.queries) - len(said)))
 
@@ -60,7 +60,7 @@ def state_is_secret(mechanism: Interactive, example: Example) -> None:
         session = Session(mechanism, example, SystemSource())
         require(repr(session.state) == "State()", "the repr of a state must show nothing")
         for query in session.queries:
-            statistic = mechanism.statistic(session.params, query, example.table)
+            statistic = mechanism.data_request(session.params, query, example.table)
             before = copy.deepcopy(session.state)
             given = typical(statistic, example.table)
             mechanism.answer(session.params, example.table, session.state, query, given, SystemSource())
@@ -74,7 +74,7 @@ def answers_never_raise(mechanism: Interactive, example: Example) -> None:
     require(example.queries, "an example of an interactive mechanism needs queries")
     session = Session(mechanism, example, SystemSource())
     for query in session.queries:
-        for name, given in answers(mechanism.statistic(session.params, query, example.table), example.table).items():
+        for name, given in answers(mechanism.data_request(session.params, query, example.table), example.table).items():
             was_closed, before = session.closed, session.state
             try:
                 verdict = session.ask(query, given)
@@ -118,7 +118,7 @@ def claim_survives_audit(mechanism: Interactive, example: Example) -> None:
     epsilon, delta = claim(event)
     source = SystemSource()
     params = validated(mechanism.Params, example.params)
-    first = mechanism.statistic(params, validated(mechanism.Query, example.queries[0]), example.table)
+    first = mechanism.data_request(params, validated(mechanism.Query, example.queries[0]), example.table)
     for number in range(len(neighbouring(first, example.table))):
 
         def sampler(side: int, number: int = number) -> Callable[[], tuple[str, ...]]:

@@ -29,7 +29,7 @@ class NoiseParams(Params):
 class Noise(Calculator[NoiseParams]):
     name, summary, citation, Params = "noise", "how large is the noise?", "a test", NoiseParams
 
-    def sheet(self, params: NoiseParams) -> Sheet:
+    def make_sheet(self, params: NoiseParams) -> Sheet:
         rows = tuple((n, float(1 / params.epsilon / n)) for n in params.sizes)
         return Sheet(("rows", "share"), rows, ("only an example",), x="rows")
 

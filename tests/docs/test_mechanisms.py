@@ -40,10 +40,10 @@ def test_the_example_plans(tiny: Tiny) -> None:
     prose = re.sub(r"```.*?```", "", PAGE, flags=re.DOTALL)
     block, quantiles, search, total = re.findall(r"(?:^    .*\n)+", prose, re.MULTILINE)
     wanted = make_plan(load_request(tiny.file(**yaml.safe_load(block))), Registry.load())
-    assert wanted.error is not None
-    assert wanted.error.half_width["count"] <= 40
-    assert wanted.error.half_width["mean(age)"] <= 0.5
-    assert make_plan(load_request(tiny.file(**yaml.safe_load(quantiles))), Registry.load()).error is not None
+    assert wanted.error_bound is not None
+    assert wanted.error_bound.half_width["count"] <= 40
+    assert wanted.error_bound.half_width["mean(age)"] <= 0.5
+    assert make_plan(load_request(tiny.file(**yaml.safe_load(quantiles))), Registry.load()).error_bound is not None
     asked = yaml.safe_load(search.replace("cost", "age"))
     assert make_plan(load_request(tiny.file(**asked)), Registry.load()).price() == ("0.1", "0")
     request = load_request(tiny.file(**yaml.safe_load(total)))

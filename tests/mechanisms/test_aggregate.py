@@ -22,7 +22,7 @@ from dpflow.core.sampling.randomness import SystemSource
 from dpflow.core.toolbox import budget_split
 from dpflow.core.toolbox.aggregate import Aggregate
 from dpflow.core.toolbox.moments import Query
-from dpflow.core.toolbox.noise import gaussian, laplace, reach, rho_for
+from dpflow.core.toolbox.noise import gaussian, laplace, sensitivity, rho_for
 from dpflow.errors import InvalidInput, PlanRefused
 from dpflow.mechanisms.aggregates import Aggregates
 from dpflow.registry import Registry
@@ -61,7 +61,7 @@ def losses(
     """The largest loss over all pairs of neighbours, and the price that the noise claims: epsilons, or rhos."""
     valid, _ = plan(mechanism, declared, params)
     release, _ = mechanism.planned(valid, planned_for or declared)
-    statistic = mechanism.statistic(valid, declared)
+    statistic = mechanism.data_request(valid, declared)
     units = [*neighbours.possible_units(ROWS, declared.limits.rows), (NOTHING,)]
     worst = 0.0
     for a, b in neighbours.neighbours(units, declared.neighbours, 0):
@@ -135,7 +135,7 @@ def test_without_noise_a_measure_is_what_numpy_says(kind: str, by: str | None) -
     mechanism = REGISTRY.mechanism(kind)
     raw = {"epsilon": "1e6"} | ({"column": "score"} if kind != "count" else {}) | ({"by": by} if by else {})
     params, _ = plan(mechanism, declared, raw)
-    answer = neighbours.answer(mechanism.statistic(params, declared), [(row,) for row in rows])
+    answer = neighbours.answer(mechanism.data_request(params, declared), [(row,) for row in rows])
     found = {row.key: row.value for row in mechanism.draw(params, declared, answer, SystemSource()).rows}
     numpy = {"mean": np.mean, "variance": np.var, "standard_deviation": np.std, "sum": np.sum, "count": len}[kind]
     for key in ("x", "y") if by else ("",):
@@ -196,7 +196,7 @@ def test_a_sum_beside_a_count_is_taken_around_the_middle() -> None:
     assert count < 0.8 * 12
     assert math.hypot(centred, 100 * count) < 0.9 * 2400
     exact = {"count": 1000, "sum(amount)": 33_000}
-    answer = examples.groups(release.query.statistic(), ("",), 1000, 33_000 - 100 * 1000)
+    answer = examples.groups(release.query.data_request(), ("",), 1000, 33_000 - 100 * 1000)
     for row in Aggregates().draw(params, declared, answer, SystemSource()).rows:
         assert abs(float(row.value or 0) - exact[row.measure]) <= 20 * (row.error_95 or 0)
     lone, _ = plan(REGISTRY.mechanism("sum"), declared, {"column": "amount", "epsilon": "1"})
@@ -242,13 +242,13 @@ def test_target_errors_are_met_at_the_least_price(chosen: list[dict[str, Any]], 
     raw = {"measures": chosen, "by": "kind"} | ({"delta": delta} if delta else {})
     params, _ = plan(Aggregates(), examples.EXAMPLE_TABLE, raw)
     release, _ = Aggregates().planned(params, examples.EXAMPLE_TABLE)
-    parts = [float(release.error(m) or 0) / float(m.error or 1) for m in params.measures]
+    parts = [float(release.error_bound(m) or 0) / float(m.error or 1) for m in params.measures]
     assert max(parts) <= 1
     assert max(parts) >= 0.97
     for i in range(len(release.prices)):  # a price 4 % lower misses a target, whichever moment it is
         less = tuple(p * Fraction(96, 100) if i == j else p for j, p in enumerate(release.prices))
         cheaper = type(release)(release.query, release.law, less)
-        assert max(float(cheaper.error(m) or 0) / float(m.error or 1) for m in params.measures) > max(parts)
+        assert max(float(cheaper.error_bound(m) or 0) / float(m.error or 1) for m in params.measures) > max(parts)
 
 
 def test_the_planner_takes_the_smaller_noise_and_says_so() -> None:
@@ -265,7 +265,7 @@ def test_the_planner_takes_the_smaller_noise_and_says_so() -> None:
         for noise in ("auto", "laplace", "gaussian"):
             raw = {"by": "kind", "epsilon": "1", "noise": noise} | ({} if noise == "laplace" else {"delta": "1e-6"})
             params, event = plan(histogram, declared, raw)
-            bound = histogram.error(params, declared)
+            bound = histogram.error_bound(params, declared)
             assert bound is not None
             widths[noise] = bound.half_width["count"]
             if noise == "auto":
@@ -280,11 +280,11 @@ def test_a_plan_says_what_shrinks_with_a_group(name: str, value: int) -> None:
     """The half-width that a plan states for 1,000 values holds for groups of that size, also at the ends of the bounds."""
     mechanism, declared = REGISTRY.mechanism(name), examples.EXAMPLE_TABLE
     params, _ = plan(mechanism, declared, {"column": "amount", "epsilon": "1"})
-    bound = mechanism.error(params, declared)
+    bound = mechanism.error_bound(params, declared)
     assert bound is not None and bound.half_width == {}
     stated = float(bound.note.split(f"{name}: at most ")[1].split(" in a group of 1,000 values")[0])
     away = value - 10
-    statistic = mechanism.statistic(params, declared)
+    statistic = mechanism.data_request(params, declared)
     answer = examples.groups(statistic, ("",), 1000, 1000 * away, 1000 * (away**2 - 200))
     true = {"mean": value}.get(name, 0.0)
     rows = [mechanism.draw(params, declared, answer, SystemSource()).rows[0] for _ in range(300)]
@@ -296,7 +296,7 @@ def test_groups_too_small_for_a_bound_get_the_full_width(name: str) -> None:
     """An empty group has a value within the bounds and an error as wide as they are."""
     mechanism = REGISTRY.mechanism(name)
     params, _ = plan(mechanism, examples.EXAMPLE_TABLE, {"column": "amount", "epsilon": "0.1"})
-    answer = examples.answers(mechanism.statistic(params, examples.EXAMPLE_TABLE), examples.EXAMPLE_TABLE)["zeros"]
+    answer = examples.answers(mechanism.data_request(params, examples.EXAMPLE_TABLE), examples.EXAMPLE_TABLE)["zeros"]
     widest = {"mean": 40, "variance": 400, "standard_deviation": 20}[name]
     for _ in range(50):
         (row,) = mechanism.draw(params, examples.EXAMPLE_TABLE, answer, SystemSource()).rows
@@ -350,7 +350,7 @@ def test_aggregates_that_mean_nothing_are_refused(raw: dict[str, Any]) -> None:
 def test_gaussian_noise_has_the_epsilon_that_was_asked(epsilon: str, delta: str) -> None:
     """The event proves epsilon at delta and no less than 99.8 % of it; the exact loss in one dimension is below it."""
     rho = rho_for(Fraction(epsilon), Fraction(delta))
-    noise = gaussian(reach(table("add-remove", 1), None, None, 0, 1, 3), rho)
+    noise = gaussian(sensitivity(table("add-remove", 1), None, None, 0, 1, 3), rho)
     found = noise.event.epsilon_at(Fraction(delta))
     assert found is not None
     assert 0.998 * float(epsilon) <= found <= Fraction(epsilon) * (1 + Fraction(1, 10**6))
@@ -365,7 +365,7 @@ def test_gaussian_noise_has_the_epsilon_that_was_asked(epsilon: str, delta: str)
 @pytest.mark.parametrize("size", [1, 2, 30])
 def test_half_widths_hold(size: int, failure: float) -> None:
     """The tail beyond a half-width is at most the failure, exactly, and one step less would not do by much."""
-    far = reach(table("add-remove", 1), None, None, 0, size, 1)
+    far = sensitivity(table("add-remove", 1), None, None, 0, size, 1)
     for noise in (laplace(far, Fraction(1, 2)), gaussian(far, Fraction(1, 50))):
         event, width = noise.event, noise.half_width(failure)
         law = (
@@ -383,18 +383,18 @@ def test_a_query_asks_for_everything_once() -> None:
     params, _ = plan(
         Aggregates(), declared, {"measures": [{"measure": "variance", "column": "amount"}], "epsilon": "1"}
     )
-    statistic = Query(declared, None, params.measures).statistic()
+    statistic = Query(declared, None, params.measures).data_request()
     assert statistic.values == (("amount", 10),)
     assert statistic.squares == (("amount", 10, 200),)
     distinct = REGISTRY.mechanism("count_distinct")
     params, _ = plan(distinct, declared, {"epsilon": "1", "by": "kind"})
-    assert distinct.statistic(params, declared).rows_per_group == 1  # type: ignore[union-attr]
+    assert distinct.data_request(params, declared).rows_per_group == 1  # type: ignore[union-attr]
 
 
 def _on_the_grid(mechanism: Any, raw: Mapping[str, Any], declared: Table, step: Fraction) -> float:
     """The part of released values, on neighbouring answers and an empty one, that are floats of multiples of the step."""
     params, _ = plan(mechanism, declared, raw)
-    statistic = mechanism.statistic(params, declared)
+    statistic = mechanism.data_request(params, declared)
     given = [examples.typical(statistic, declared), *examples.neighbouring(statistic, declared)[0]]
     found = [
         float(row.value)

@@ -16,7 +16,7 @@ import pytest
 from dpflow.core.accounting.events import ZCDP, Approximate
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import Sets
-from dpflow.core.toolbox.noise import Reach, gaussian, rho_for
+from dpflow.core.toolbox.noise import Sensitivity, gaussian, rho_for
 from dpflow.errors import InvalidInput
 from dpflow.mechanisms import key_union
 from dpflow.mechanisms.key_union import KeyUnion, Round, added, weight
@@ -76,7 +76,7 @@ class HalfTheNoise(KeyUnion):
 
     def rounds(self, params: Any, table: Table) -> tuple[Round, ...]:
         rho = rho_for(params.epsilon, params.delta / 2)
-        return tuple(Round(gaussian(Reach(1, 1), rho), 3) for _ in super().rounds(params, table))
+        return tuple(Round(gaussian(Sensitivity(1, 1), rho), 3) for _ in super().rounds(params, table))
 
 
 @pytest.mark.parametrize("broken", [LowThreshold(), HalfTheNoise()])

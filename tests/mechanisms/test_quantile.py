@@ -112,7 +112,7 @@ def test_several_quantiles_ascend_and_are_near() -> None:
         mechanism, TABLE, {"column": "score", "epsilon": "1", "quantiles": [f"0.{i}" for i in range(9, 0, -1)]}
     )
     assert event == Repeated(BoundedRange(Fraction(1, 9)), 9)
-    bound = mechanism.error(params, TABLE)
+    bound = mechanism.error_bound(params, TABLE)
     assert bound is not None
     rank = bound.half_width["rank (rows)"]
     data = Histogram(np.arange(1001), np.full(1001, 10))
@@ -147,7 +147,7 @@ def test_groups_share_the_price(relation: str, groups: int, per_row: int) -> Non
     mechanism = REGISTRY.mechanism("quantile")
     params, event = plan(mechanism, table, {"column": "score", "by": "kind", "p": "1/4", "epsilon": "1"})
     assert event == Repeated(BoundedRange(Fraction(1, groups)), groups)
-    bound = mechanism.error(params, table)
+    bound = mechanism.error_bound(params, table)
     wanted = 2 * 2 * per_row * groups / 4 * math.log(20 * 1001 / 0.05)
     assert bound is not None and bound.half_width["rank (rows)"] == pytest.approx(wanted)
 
@@ -162,7 +162,7 @@ def test_a_delta_buys_a_higher_rate_of_many_draws() -> None:
     assert isinstance(event, Repeated) and event.count == 30
     assert event.event.epsilon > Fraction(1, 30)
     assert proved is not None and proved <= 1
-    ours, theirs = mechanism.error(params, GROUPS), mechanism.error(plain, GROUPS)
+    ours, theirs = mechanism.error_bound(params, GROUPS), mechanism.error_bound(plain, GROUPS)
     assert ours is not None and theirs is not None
     assert ours.half_width["rank (rows)"] < 0.7 * theirs.half_width["rank (rows)"]
     assert "% smaller, at 30 answers" in ours.note

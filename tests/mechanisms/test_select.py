@@ -121,7 +121,7 @@ def test_the_plan_takes_the_higher_rate(k: int) -> None:
     one = event.event if isinstance(event, Repeated) else event
     assert isinstance(one, BoundedRange if k == 30 else Pure)
     assert event.epsilon_at(Fraction(1, 10**6)) <= Fraction(1)
-    bound = mechanism.error(params, table)
+    bound = mechanism.error_bound(params, table)
     assert bound is not None
     assert ("exponential mechanism" in bound.note) == (k == 30)
 
@@ -132,7 +132,7 @@ def test_chosen_keys_are_within_the_bound(selection: str) -> None:
     table = declared("add-remove", keys=40)
     mechanism = REGISTRY.mechanism("top_k")
     params, _ = plan(mechanism, table, {"by": "kind", "k": 3, "epsilon": "1", "selection": selection})
-    bound = mechanism.error(params, table)
+    bound = mechanism.error_bound(params, table)
     assert bound is not None
     (width,) = bound.half_width.values()
     scores = np.linspace(0, 60, 40).astype(np.int64)

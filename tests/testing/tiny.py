@@ -36,7 +36,7 @@ def excess(
     """How far the exact delta lies above the claimed one, over all listed neighbours."""
     declared = table(relation, groups)
     valid, event = plan(mechanism, declared, params)
-    statistic = mechanism.statistic(valid, declared)
+    statistic = mechanism.data_request(valid, declared)
     units = [*neighbours.possible_units(ROWS, declared.limits.rows), (NOTHING,)]
 
     def pairs() -> Iterator[tuple[Answer, Answer]]:

@@ -57,7 +57,7 @@ class Calculator(ABC, Generic[P]):
     Params: ClassVar[type[BaseModel]]
 
     @abstractmethod
-    def sheet(self, params: P) -> Sheet:
+    def make_sheet(self, params: P) -> Sheet:
         """The answer. Raises `InvalidInput` where the formula does not hold."""
 
     def run(self, given: Mapping[str, Any]) -> Sheet:
@@ -75,7 +75,7 @@ class Calculator(ABC, Generic[P]):
             params = self.Params.model_validate(inputs)
         except ValidationError as error:
             raise InvalidDeclaration(f"calculator {self.name}: {problems(error)}") from None
-        return self.sheet(params)  # type: ignore[arg-type]
+        return self.make_sheet(params)  # type: ignore[arg-type]
 
 
 def _is_list(kind: Any) -> bool:

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from dpflow.core.accounting.events import Event
 from dpflow.core.contract.declaration import Strict, Table
-from dpflow.core.contract.requests import Answer, Statistic
+from dpflow.core.contract.requests import Answer, DataRequest
 from dpflow.core.contract.results import ErrorBound, Result
 from dpflow.core.sampling.randomness import Source
 
@@ -29,7 +29,7 @@ class Params(Strict):
 
 
 @dataclass(frozen=True)
-class Instead:
+class Delegation:
     """Another mechanism that a plan should take: its name, its parameters as a release file has them, and why."""
 
     mechanism: str
@@ -59,18 +59,18 @@ class Mechanism(ABC, Generic[P]):
         """The privacy claim, for the table's neighbouring relation. Raises `PlanRefused` where it cannot make one."""
 
     @abstractmethod
-    def statistic(self, params: P, table: Table) -> Statistic:
+    def data_request(self, params: P, table: Table) -> DataRequest:
         """What it needs to know of the rows."""
 
     @abstractmethod
     def draw(self, params: P, table: Table, answer: Answer, source: Source) -> Result:
         """Add the noise. Called after the charge, once per visible result."""
 
-    def error(self, params: P, table: Table) -> ErrorBound | None:
+    def error_bound(self, params: P, table: Table) -> ErrorBound | None:
         """A bound on the noise before anything is spent, or None where it depends on the rows."""
         return None
 
-    def instead(self, params: P, table: Table) -> Instead | None:
+    def delegate_to(self, params: P, table: Table) -> Delegation | None:
         """For a front door to several mechanisms: the one that suits the declaration, or None for this one."""
         return None
 
@@ -105,8 +105,8 @@ class InteractiveMechanism(ABC, Generic[P, Q]):
     citation: ClassVar[str]
     Params: ClassVar[type[BaseModel]]
     Query: ClassVar[type[BaseModel]]
-    exclusive: ClassVar[bool] = False
-    separate: ClassVar[bool] = False
+    locks_dataset: ClassVar[bool] = False
+    independent_answers: ClassVar[bool] = False
 
     @abstractmethod
     def event(self, params: P, table: Table) -> Event:
@@ -121,7 +121,7 @@ class InteractiveMechanism(ABC, Generic[P, Q]):
         """The first state; may hold secret noise."""
 
     @abstractmethod
-    def statistic(self, params: P, query: Q, table: Table) -> Statistic:
+    def data_request(self, params: P, query: Q, table: Table) -> DataRequest:
         """What one query needs to know of the rows."""
 
     @abstractmethod

@@ -57,7 +57,7 @@ class PredictionMechanism(InteractiveMechanism[P, PointQuery]):
     """A session of predictions. An author writes `one`, `rows`, `learn` and `predict`; counting and claiming are here."""
 
     Query = PointQuery
-    separate = True
+    independent_answers = True
 
     @abstractmethod
     def one(self, params: P, table: Table) -> Event:
@@ -89,7 +89,7 @@ class PredictionMechanism(InteractiveMechanism[P, PointQuery]):
     def open(self, params: P, table: Table, source: Source) -> State:
         return State({"answered": 0})
 
-    def statistic(self, params: P, query: PointQuery, table: Table) -> Records:
+    def data_request(self, params: P, query: PointQuery, table: Table) -> Records:
         encode(table, params.features, [query.point])
         return self.rows(params, table)
 

@@ -166,7 +166,7 @@ class KeySets:
     groups: int = 1
 
 
-Statistic = GroupedSums | SortedValues | KeySets | GroupValues | Records | UnboundedValues
+DataRequest = GroupedSums | SortedValues | KeySets | GroupValues | Records | UnboundedValues
 
 
 @dataclass(frozen=True)

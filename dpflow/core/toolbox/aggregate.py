@@ -99,16 +99,16 @@ class Release:
         used = self.query.weights(measure)
         return {moment: self.noises[moment].half_width(FAILURE / len(used)) for moment in used}
 
-    def error(self, measure: Measure) -> float | None:
+    def error_bound(self, measure: Measure) -> float | None:
         """Its half-width before spending, or None where that depends on the rows."""
         known = not measure.shrinks or measure.size is not None
-        return self.query.error(measure, self.tails(measure)) if known else None
+        return self.query.error_bound(measure, self.tails(measure)) if known else None
 
     def by_size(self, measure: Measure) -> str:
         """A shrinking measure's largest half-width, whatever the values, for some sizes of a group."""
         tails, found = self.tails(measure), []
         for size in SIZES:
-            widest = self.query.error(measure.model_copy(update={"size": size}), tails)
+            widest = self.query.error_bound(measure.model_copy(update={"size": size}), tails)
             widest = (
                 math.sqrt(widest) if measure.measure == "standard_deviation" else widest
             )  # |a - b|^2 <= |a^2 - b^2|
@@ -162,8 +162,8 @@ class Aggregate(Mechanism[N]):
     def event(self, params: N, table: Table) -> Event:
         return self.planned(params, table)[0].event
 
-    def statistic(self, params: N, table: Table) -> GroupedSums:
-        return Query(table, self.grouping(params), tuple(self.measures(params))).statistic()
+    def data_request(self, params: N, table: Table) -> GroupedSums:
+        return Query(table, self.grouping(params), tuple(self.measures(params))).data_request()
 
     def draw(self, params: N, table: Table, answer: Answer, source: Source) -> Result:
         release = self.planned(params, table)[0]
@@ -177,9 +177,9 @@ class Aggregate(Mechanism[N]):
         )
         return Result(tuple(rows))
 
-    def error(self, params: N, table: Table) -> ErrorBound:
+    def error_bound(self, params: N, table: Table) -> ErrorBound:
         release, note = self.planned(params, table)
-        errors = {self.label(m): error for m in release.query.measures if (error := release.error(m)) is not None}
+        errors = {self.label(m): error for m in release.query.measures if (error := release.error_bound(m)) is not None}
         shrinking = [
             f"{self.label(m)}: {release.by_size(m)}" for m in release.query.measures if self.label(m) not in errors
         ]

@@ -31,7 +31,7 @@ from pydantic import Field, model_validator
 from dpflow.core.contract.declaration import Exact, Table
 from dpflow.core.contract.mechanism import Params
 from dpflow.core.contract.requests import GroupedSums
-from dpflow.core.toolbox.noise import Reach, reach
+from dpflow.core.toolbox.noise import Sensitivity, sensitivity
 
 Floats = NDArray[np.float64]
 Moment = tuple[str, str]  #: what is added up, and of which column ("" where none is needed)
@@ -117,14 +117,14 @@ class Query:
         # the sum weighs twice the distance of the mean from the centre, for which a quarter of the reach stands
         return {("square", name): 1, ("sum", name): grid.reach / 2, self.number(name): grid.half}
 
-    def reach(self, moment: Moment) -> Reach:
+    def reach(self, moment: Moment) -> Sensitivity:
         """How far one unit moves a moment over all groups."""
         what, name = moment
         low, high = self.grids[name].ends(what) if what in ("sum", "square") else (0, 1)
         most = 1 if what == "units" else self.table.cut(self.by)[1]
-        return reach(self.table, self.by, None if self.keys is None else len(self.keys), low, high, most)
+        return sensitivity(self.table, self.by, None if self.keys is None else len(self.keys), low, high, most)
 
-    def statistic(self) -> GroupedSums:
+    def data_request(self) -> GroupedSums:
         """All moments in one scan."""
         moments, (groups, most) = self.moments, self.table.cut(self.by)
         sums = tuple((name, grid.centre) for name, grid in self.grids.items())
@@ -133,7 +133,7 @@ class Query:
             most = 1  # a unit's further rows change nothing
         return GroupedSums(self.by, self.keys, groups, most, sums, squares)
 
-    def error(self, measure: Measure, tails: Tails) -> float:
+    def error_bound(self, measure: Measure, tails: Tails) -> float:
         """Its half-width in its own unit; that of a mean or variance in a group of the declared size."""
         if not measure.shrinks:
             step = 1.0 if measure.column is None else float(self.table.bounded(measure.column).step)
@@ -167,7 +167,7 @@ class Query:
         weights = self.weights(measure)
         parts = zip(*(noisy[moment].tolist() for moment in weights), strict=True)
         totals = [sum(int(w) * x for w, x in zip(weights.values(), part, strict=True)) for part in parts]
-        errors = [self.error(measure, tails)] * len(totals)
+        errors = [self.error_bound(measure, tails)] * len(totals)
         if measure.column is None:
             return totals, errors
         step = self.table.bounded(measure.column).step

@@ -32,7 +32,7 @@ FAILURE = 0.05  #: an error bound holds with probability 1 - FAILURE
 
 
 @dataclass(frozen=True)
-class Reach:
+class Sensitivity:
     """How far one unit moves a vector of integers: its L1 sensitivity, and the square of its L2 sensitivity."""
 
     l1: int
@@ -43,7 +43,7 @@ class Reach:
         return float(self.l1) if power == 1 else math.sqrt(self.l2_squared)
 
 
-def reach(table: Table, by: str | None, keys: int | None, low: int, high: int, most: int) -> Reach:
+def sensitivity(table: Table, by: str | None, keys: int | None, low: int, high: int, most: int) -> Sensitivity:
     """Reach of per-group sums of terms from [low, high], of which a unit brings at most ``most`` to a group.
 
     Add-remove: a unit brings up to g groups, each moved by at most most x max(|low|, |high|). Replace: it also takes away
@@ -62,10 +62,10 @@ def reach(table: Table, by: str | None, keys: int | None, low: int, high: int, m
     size = 1 if by is None else keys
     groups = table.cut(by)[0] if size is None else min(table.cut(by)[0], size)
     if table.neighbours == "add-remove":
-        return Reach(groups * most * peak, groups * (most * peak) ** 2)
+        return Sensitivity(groups * most * peak, groups * (most * peak) ** 2)
     stayed = 0 if size is None else max(0, 2 * groups - size)
     squares = (most**2 * (n * width**2 + 2 * (groups - n) * peak**2) for n in (stayed, groups))
-    return Reach(most * (stayed * width + 2 * (groups - stayed) * peak), max(squares))
+    return Sensitivity(most * (stayed * width + 2 * (groups - stayed) * peak), max(squares))
 
 
 @dataclass(frozen=True)
@@ -88,12 +88,12 @@ class Noise:
         return math.ceil(NormalDist().inv_cdf(1 - failure / 2) * math.sqrt(float(self.event.sigma2)))
 
 
-def laplace(reach: Reach, epsilon: Fraction) -> Noise:
+def laplace(reach: Sensitivity, epsilon: Fraction) -> Noise:
     """Noise that makes a vector of this reach epsilon-DP."""
     return Noise(DiscreteLaplace(scale_for(reach.l1, epsilon), max(reach.l1, 1)))
 
 
-def gaussian(reach: Reach, rho: Fraction) -> Noise:
+def gaussian(reach: Sensitivity, rho: Fraction) -> Noise:
     """Noise that makes a vector of this reach rho-zCDP, up to one part in 10^12."""
     squared = max(reach.l2_squared, 1)
     sigma2 = squared / (2 * rho)

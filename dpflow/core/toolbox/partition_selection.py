@@ -34,7 +34,7 @@ from dpflow.core.accounting.events import ZCDP, Approximate, DiscreteLaplace
 from dpflow.core.contract.declaration import Table
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.sampling.samplers import truncated_laplace
-from dpflow.core.toolbox.noise import FAILURE, Noise, Reach, gaussian, laplace, reach, rho_for, scale_for
+from dpflow.core.toolbox.noise import FAILURE, Noise, Sensitivity, gaussian, laplace, sensitivity, rho_for, scale_for
 from dpflow.errors import PlanRefused
 
 Law = Literal["laplace", "gaussian"]
@@ -59,7 +59,7 @@ class Shown:
 
         With ``law`` only rules of this noise; Gaussian noise then claims its zCDP, which some filters price better.
         """
-        moved, groups = reach(table, by, None, 0, 1, most), table.cut(by)[0]
+        moved, groups = sensitivity(table, by, None, 0, 1, most), table.cut(by)[0]
         rules = [] if law == "gaussian" else cls._laplace(table, moved, groups, most, Approximate(epsilon, delta))
         if law == "gaussian" or (law is None and groups > 1):
             try:
@@ -72,7 +72,7 @@ class Shown:
         return min(rules, key=lambda rule: rule.threshold)
 
     @classmethod
-    def _laplace(cls, table: Table, moved: Reach, groups: int, most: int, claim: Approximate) -> list[Shown]:
+    def _laplace(cls, table: Table, moved: Sensitivity, groups: int, most: int, claim: Approximate) -> list[Shown]:
         scale = scale_for(moved.l1, claim.epsilon)
         noise = laplace(moved, claim.epsilon)
         changed = groups * (2 if table.neighbours == "replace" else 1)
@@ -82,7 +82,7 @@ class Shown:
 
     @classmethod
     def _gaussian(
-        cls, moved: Reach, groups: int, most: int, claim: Approximate | ZCDP, rho: Fraction, half: Fraction
+        cls, moved: Sensitivity, groups: int, most: int, claim: Approximate | ZCDP, rho: Fraction, half: Fraction
     ) -> Shown:
         tail = gaussian_above(moved.l2_squared / (2 * rho), half / groups)
         return cls(claim, gaussian(moved, rho), most + tail)

@@ -109,7 +109,7 @@ class Line:
             "charged": "once" if self.once else "every run",
             "epsilon": epsilon,
             "delta": delta,
-            "error_95": (self.plan.error and dict(self.plan.error.half_width)) or None,
+            "error_95": (self.plan.error_bound and dict(self.plan.error_bound.half_width)) or None,
             "also": list(self.also),
             "note": self.task.note,
         }

@@ -105,7 +105,7 @@ class Fitted:
 
     line: Line
     epsilon: Fraction
-    error: ErrorBound | None
+    error_bound: ErrorBound | None
     share: Fraction | None
 
     def to_json(self) -> dict[str, Any]:
@@ -119,8 +119,8 @@ class Fitted:
             "share": None if self.share is None else amounts.text(self.share),
             "epsilon_now": str(plan.request.params.get("epsilon")),
             "epsilon": amounts.text(self.epsilon),
-            "error_95_now": (plan.error and dict(plan.error.half_width)) or None,
-            "error_95": (self.error and dict(self.error.half_width)) or None,
+            "error_95_now": (plan.error_bound and dict(plan.error_bound.half_width)) or None,
+            "error_95": (self.error_bound and dict(self.error_bound.half_width)) or None,
         }
 
 
@@ -260,7 +260,7 @@ def rounded_down(value: float) -> Fraction:
 def _at(plan: Plan, epsilon: Fraction) -> tuple[Event, ErrorBound | None]:
     """Claim and error of the same request at another epsilon."""
     params = type(plan.params).model_validate({**plan.request.params, "epsilon": amounts.text(epsilon)})
-    error = plan.mechanism.error(params, plan.table) if isinstance(plan.mechanism, Mechanism) else None
+    error = plan.mechanism.error_bound(params, plan.table) if isinstance(plan.mechanism, Mechanism) else None
     return plan.mechanism.event(params, plan.table), error
 
 
@@ -275,7 +275,7 @@ def _share(line: Line, shares: Mapping[str, object]) -> Fraction:
 def _for_error(line: Line, wanted: object) -> Fraction:
     """The smallest epsilon, to three digits, whose error at 95 % is at most what is wanted."""
     name, target = line.plan.request.name, float(amounts.exact("a target error", wanted))
-    if line.plan.error is None or not line.plan.error.half_width:
+    if line.plan.error_bound is None or not line.plan.error_bound.half_width:
         raise InvalidInput(
             f"the error of {name!r} depends on the rows and is part of its result; give it a share instead"
         )

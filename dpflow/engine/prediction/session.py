@@ -252,7 +252,7 @@ class PredictionSession(Session):
             self._statistic()
         try:
             self.learn()
-            fault_points.reach("aggregate.after")
+            fault_points.pass_point("aggregate.after")
             learned, table = self._learned, self._plan.table
             answers = list(self._mechanism.predict(self._params, table, learned, codes, SystemSource()))
             text = packed(answers)
@@ -263,7 +263,7 @@ class PredictionSession(Session):
             if isinstance(error, DpflowError) and error.retryable:
                 raise
             failed = True
-        fault_points.reach("draw.after")
+        fault_points.pass_point("draw.after")
         if failed:
             answers = [None] * len(codes)
             text = packed(answers)

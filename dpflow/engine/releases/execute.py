@@ -98,7 +98,7 @@ def release(
     unread = stored is None or not stored.settled
     with private.held() if unread else nullcontext():
         if unread:
-            private.check(plan.mechanism.statistic(plan.params, plan.table), plan.request.blocks)
+            private.check(plan.mechanism.data_request(plan.params, plan.table), plan.request.blocks)
         reservation = ledger.reserve(
             key,
             event=plan.event,
@@ -162,9 +162,9 @@ def drawn(plan: Plan, private: PrivateTable) -> Result:
     """Read and add noise; a failure that may depend on the rows or the draw is the result "none"."""
     assert isinstance(plan.mechanism, Mechanism)
     try:
-        statistic = plan.mechanism.statistic(plan.params, plan.table)
+        statistic = plan.mechanism.data_request(plan.params, plan.table)
         with private.answering(statistic, plan.request.blocks) as answer:
-            fault_points.reach("aggregate.after")
+            fault_points.pass_point("aggregate.after")
             result = plan.mechanism.draw(plan.params, plan.table, answer, SystemSource())
         json.dumps(result.to_json(), allow_nan=False)  # what cannot be stored is an impossible value, too
     except fault_points.FaultInjected:
@@ -173,7 +173,7 @@ def drawn(plan: Plan, private: PrivateTable) -> Result:
         if isinstance(error, DpflowError) and error.retryable:
             raise
         result = NONE
-    fault_points.reach("draw.after")
+    fault_points.pass_point("draw.after")
     return result
 
 

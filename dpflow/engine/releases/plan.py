@@ -15,7 +15,7 @@ from dpflow.core.accounting.amounts import text, to_units_up
 from dpflow.core.accounting.events import Approximate, Event, Pure, SparseVector, Unprotected, to_json
 from dpflow.core.contract.declaration import Table, problems
 from dpflow.core.contract.mechanism import InteractiveMechanism, Mechanism
-from dpflow.core.contract.requests import Records, Statistic
+from dpflow.core.contract.requests import Records, DataRequest
 from dpflow.core.contract.results import ErrorBound
 from dpflow.engine.releases.request import Request, require_public
 from dpflow.errors import InvalidDeclaration, PlanRefused, PluginError
@@ -36,7 +36,7 @@ class Plan:
 
     Attributes:
         event: its privacy claim for the declared unit.
-        error: the noise known beforehand, or None.
+        error_bound: the noise known beforehand, or None.
         family: digest of everything but the mechanism's version.
         digest: digest of everything, part of the exactly-once key.
     """
@@ -46,7 +46,7 @@ class Plan:
     mechanism: Mechanism[Any] | InteractiveMechanism[Any, Any] = field(compare=False)
     params: BaseModel = field(compare=False)
     event: Event = field(compare=False)
-    error: ErrorBound | None = field(compare=False)
+    error_bound: ErrorBound | None = field(compare=False)
     family: str
     digest: str
 
@@ -79,8 +79,9 @@ class Plan:
             "epsilon": epsilon,
             "delta": delta,
             "claim": to_json(self.event),
-            "error at 95 %": (self.error and self.error.half_width) or "depends on the rows; part of the result",
-            "note": self.error.note if self.error else self._note(),
+            "error at 95 %": (self.error_bound and self.error_bound.half_width)
+            or "depends on the rows; part of the result",
+            "note": self.error_bound.note if self.error_bound else self._note(),
             "digest": self.digest,
         }
 
@@ -144,19 +145,19 @@ def make_plan(request: Request, registry: Registry, table: Table | None = None) 
         raise InvalidDeclaration(
             f"{request.name}: parameters of {mechanism.name}: {problems(error)}; dpflow mechanisms {mechanism.name} explains them"
         ) from None
-    if isinstance(mechanism, Mechanism) and (other := mechanism.instead(params, table)):
+    if isinstance(mechanism, Mechanism) and (other := mechanism.delegate_to(params, table)):
         if other.mechanism not in registry.mechanisms:
             raise PlanRefused(f"{request.name}: {other.why}, but no installed distribution has it; install its plugin")
         made = make_plan(
             request.model_copy(update={"mechanism": other.mechanism, "params": other.params}), registry, table
         )
-        note = f"{other.why}; {made.error.note}" if made.error else other.why
-        return replace(made, error=ErrorBound(made.error.half_width if made.error else {}, note))
+        note = f"{other.why}; {made.error_bound.note}" if made.error_bound else other.why
+        return replace(made, error_bound=ErrorBound(made.error_bound.half_width if made.error_bound else {}, note))
     _check_blocks(request, table)
     if request.publish is not None:
         require_public(request.publish.database, table, "published results")
     request = request.model_copy(update={"where": PrivateTable(table, request.where).where})
-    if table.holdout and not (isinstance(mechanism, InteractiveMechanism) and mechanism.exclusive):
+    if table.holdout and not (isinstance(mechanism, InteractiveMechanism) and mechanism.locks_dataset):
         raise PlanRefused(
             f"table {table.name!r} is a holdout, readable only through a gate session; "
             f"{mechanism.name} would read it besides, so declare another table for it"
@@ -167,7 +168,7 @@ def make_plan(request: Request, registry: Registry, table: Table | None = None) 
             f"{mechanism.name} makes no privacy claim with these parameters, and table {table.name!r} protects "
             f"{table.protected}; choose a private method, or let its owner declare generalisation-only"
         )
-    session = isinstance(mechanism, InteractiveMechanism) and not mechanism.separate
+    session = isinstance(mechanism, InteractiveMechanism) and not mechanism.independent_answers
     if session and not isinstance(event, Pure | Approximate | SparseVector | Unprotected):
         raise PluginError(
             f"session {mechanism.name} claims {to_json(event)['kind']}, and the filters are proven for sessions that claim "
@@ -175,8 +176,8 @@ def make_plan(request: Request, registry: Registry, table: Table | None = None) 
         )
     bound = None
     if isinstance(mechanism, Mechanism):
-        bound = mechanism.error(params, table)
-        _check_known(mechanism.statistic(params, table), request, table)
+        bound = mechanism.error_bound(params, table)
+        _check_known(mechanism.data_request(params, table), request, table)
     content = {
         "mechanism": mechanism.name,
         "params": params.model_dump(mode="json"),
@@ -193,7 +194,7 @@ def make_plan(request: Request, registry: Registry, table: Table | None = None) 
     return made
 
 
-def _check_known(statistic: Statistic, request: Request, table: Table) -> None:
+def _check_known(statistic: DataRequest, request: Request, table: Table) -> None:
     """A claim that rests on public columns is one about whole tables: what chooses rows may read what is protected."""
     if isinstance(statistic, Records) and statistic.known and (request.where or request.blocks or table.joins):
         raise PlanRefused(

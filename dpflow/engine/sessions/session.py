@@ -68,7 +68,7 @@ class Session:
             slot=occasion.slot,
             principal=occasion.principal,
             state=mechanism.open(plan.params, plan.table, SystemSource()).data,
-            exclusive=mechanism.exclusive,
+            exclusive=mechanism.locks_dataset,
             request=plan.public(),
             data=data_names(plan, ledger),
             cut=_cut(plan),
@@ -164,21 +164,21 @@ class Session:
         plan, spent = self._plan, {k: v for k, v in held.state.items() if k == nested_release.STATE}
         state = State({k: v for k, v in held.state.items() if k not in spent})
         doubt = self._seen or (nested_release.WHY if spent else "")
-        statistic = mechanism.statistic(plan.params, query, plan.table)
+        statistic = mechanism.data_request(plan.params, query, plan.table)
         read: Callable[[], Any]
         if isinstance(statistic, GroupValues):
             read = self._scores(statistic, query, candidate)
         else:
             self._private.check(statistic, plan.request.blocks)
             read = partial(self._private.answer, statistic, plan.request.blocks)
-        snapshot = self._ledger.commitment(self._private.snapshot(), "snapshot") if mechanism.exclusive else ""
+        snapshot = self._ledger.commitment(self._private.snapshot(), "snapshot") if mechanism.locks_dataset else ""
         try:
             known = read()
-            fault_points.reach("aggregate.after")
+            fault_points.pass_point("aggregate.after")
             verdict, after = mechanism.answer(plan.params, plan.table, state, query, known, SystemSource())
             if verdict.body.get("guarantee") == "proven" and doubt:
                 verdict = Verdict({**verdict.body, "guarantee": "heuristic", "because": doubt}, verdict.closed)
-            if mechanism.exclusive:
+            if mechanism.locks_dataset:
                 verdict = Verdict({**verdict.body, "snapshot": snapshot}, verdict.closed)
             json.dumps([verdict.body, after.data], allow_nan=False)  # what cannot be stored is an impossible value, too
         except fault_points.FaultInjected:
@@ -187,7 +187,7 @@ class Session:
             if isinstance(error, DpflowError) and error.retryable:
                 raise
             verdict, after = Verdict({"verdict": "none"}, closed=True), state
-        fault_points.reach("draw.after")
+        fault_points.pass_point("draw.after")
         return verdict, State({**after.data, **spent})
 
     def _release(self, inner: Plan, held: Held) -> tuple[Verdict, State]:
@@ -195,7 +195,7 @@ class Session:
         assert isinstance(inner.mechanism, Mechanism)
         state, said = nested_release.spend(self._plan, inner, held.state)
         private = PrivateTable(inner.table, inner.request.where)
-        statistic = inner.mechanism.statistic(inner.params, inner.table)
+        statistic = inner.mechanism.data_request(inner.params, inner.table)
         private.check(statistic, inner.request.blocks)
         snapshot = self._ledger.commitment(private.snapshot(), "snapshot")
         result = drawn(inner, private)

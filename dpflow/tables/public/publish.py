@@ -83,9 +83,9 @@ def publish(database: Path, table: str, release: PublishedRelease, *, deadline: 
             connection.executemany(f"INSERT INTO {name} ({names}) VALUES ({marks})", lines)
             if release.synthetic is not None:
                 _insert(connection, release, release.synthetic)
-        fault_points.reach("publish.before-commit")
+        fault_points.pass_point("publish.before-commit")
         connection.execute("COMMIT")
-        fault_points.reach("publish.after-commit")
+        fault_points.pass_point("publish.after-commit")
 
     try:
         database.parent.mkdir(parents=True, exist_ok=True)

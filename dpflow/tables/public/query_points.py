@@ -74,9 +74,9 @@ def publish_answers(
             connection.execute(f"DELETE FROM {name} WHERE session_id = ? AND point IN ({known})", [session_id])
             values = "CAST(point AS VARCHAR), CAST(label AS VARCHAR), CASE WHEN isnan(number) THEN NULL ELSE number END"
             connection.execute(f"INSERT INTO {name} SELECT ?, {values} FROM fresh", [session_id])
-        fault_points.reach("publish.before-commit")
+        fault_points.pass_point("publish.before-commit")
         connection.execute("COMMIT")
-        fault_points.reach("publish.after-commit")
+        fault_points.pass_point("publish.after-commit")
 
     try:
         database.parent.mkdir(parents=True, exist_ok=True)

@@ -228,7 +228,7 @@ def test_planned_rows_find_a_window() -> None:
     pairs, cells, _ = SeededMedian()._methods(params, declared)
     planned = rows_for_window(pairs, cells)
     assert planned < 430
-    note = SeededMedian().error(params, declared).note
+    note = SeededMedian().error_bound(params, declared).note
     assert f"about {planned} rows" in note
     for shift, stretch in ((0.0, 1.0), (1e9, 1.0), (2.0**20, 0.7), (0.0, 180.0)):
         answers = 0

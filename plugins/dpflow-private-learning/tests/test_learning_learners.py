@@ -75,7 +75,7 @@ def worst(mechanism: Any, table: Table, params: dict[str, Any], rows: list[dict[
     """The largest divergence, beyond the claimed epsilon, over all neighbours with so many shared units."""
     checked, event = plan(mechanism, table, params)
     epsilon, _ = event.approximate()
-    statistic = mechanism.statistic(checked, table)
+    statistic = mechanism.data_request(checked, table)
     pairs = neighbours(possible_units(rows, table.limits.rows), table.neighbours, shared)
     answers = ((answer(statistic, a), answer(statistic, b)) for a, b in pairs)
     return exact_delta(mechanism, checked, table, answers, epsilon)

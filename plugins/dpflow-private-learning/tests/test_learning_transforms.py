@@ -58,7 +58,7 @@ def test_small_sanitizer_keeps_its_claim(rules: str, relation: str) -> None:
     """All neighbours of up to three rows over four values; without the division of epsilon by two it would fail."""
     table = example({}, relation).table
     params, _ = plan(SanitizeSmall(), table, {"column": "few", "rules": rules, "epsilon": "1", "rows": 3, "size": 3})
-    statistic = SanitizeSmall().statistic(params, table)
+    statistic = SanitizeSmall().data_request(params, table)
     units = possible_units([{"few": x} for x in range(4)], 1)
     pairs = [(answer(statistic, a), answer(statistic, b)) for a, b in neighbours(units, table.neighbours, 2)]
     assert exact_delta(SanitizeSmall(), params, table, iter(pairs), 1) <= SLACK

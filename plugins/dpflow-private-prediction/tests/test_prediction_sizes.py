@@ -241,7 +241,7 @@ def test_the_meter_passes_private_predictions_and_flags_a_memoriser() -> None:
 
     for epsilon, error in ((0.1, 0.402), (1.0, 0.0370)):
         reading = read(hard_instance.counts(11, epsilon), epsilon)
-        assert reading.possible and reading.error == pytest.approx(error, abs=0.006)
+        assert reading.possible and reading.error_bound == pytest.approx(error, abs=0.006)
         assert read(shards(3, epsilon, vote=True), epsilon, 60).possible
         assert read(shards(20, epsilon, vote=False), epsilon, 60).possible
     assert not read(hard_instance.counts(11, 50), 1.0).possible  # the majority label of each point

@@ -212,9 +212,9 @@ def test_ranges_and_queries_that_do_not_fit_are_refused_before_reading() -> None
     params = AnsweringParams(epsilon="1", groups=5, range_size=4)
     wide = session.Query.model_validate(ASK | {"range": RANGE | {"upper": 4}})
     with pytest.raises(InvalidInput, match="range has 5 points"):
-        session.statistic(params, wide, EXAMPLE_TABLE)
+        session.data_request(params, wide, EXAMPLE_TABLE)
     with pytest.raises(UnknownName):
-        session.statistic(params, session.Query.model_validate(ASK | {"columns": ["amuont"]}), EXAMPLE_TABLE)
+        session.data_request(params, session.Query.model_validate(ASK | {"columns": ["amuont"]}), EXAMPLE_TABLE)
 
 
 @pytest.mark.parametrize("p", ["1500000000000000/3000000000000001", "0.5000000000000001", "1e-7", "0", "1"])
@@ -305,7 +305,7 @@ def test_means_and_shares_are_right() -> None:
     verdict, state = mechanism.answer(params, EXAMPLE_TABLE, state, mechanism.Query(column="share"), whole, source)
     assert verdict.closed
     with pytest.raises(UnknownName):
-        mechanism.statistic(params, mechanism.Query(by="kind", key="z"), EXAMPLE_TABLE)
+        mechanism.data_request(params, mechanism.Query(by="kind", key="z"), EXAMPLE_TABLE)
 
 
 def test_tau_is_the_planners() -> None:
@@ -392,7 +392,7 @@ def test_wrong_lengths_are_refused() -> None:
     mechanism = MultiplicativeWeights()
     params = mechanism.Params.model_validate({"epsilon": 1, "by": "kind", "rows": 10})
     with pytest.raises(InvalidInput, match="4 public keys"):
-        mechanism.statistic(params, mechanism.Query(weights=[0, 1]), EXAMPLE_TABLE)
+        mechanism.data_request(params, mechanism.Query(weights=[0, 1]), EXAMPLE_TABLE)
 
 
 def test_default_range_is_a_thousand_steps() -> None:
@@ -406,7 +406,7 @@ def test_the_amplified_estimator_is_the_median_of_a_groups_blocks() -> None:
     wide = {"kind": "grid", "lower": 0, "upper": 99, "step": 1}
     query = {"estimator": "column_mean", "columns": ["amount"], "range": wide, "blocks": 3}
     session = Session(StableMedian(), Example(EXAMPLE_TABLE, params, [query]), SystemSource())
-    statistic = StableMedian().statistic(session.params, session.queries[0], EXAMPLE_TABLE)
+    statistic = StableMedian().data_request(session.params, session.queries[0], EXAMPLE_TABLE)
     assert statistic.groups == 15
     of_group = np.array([10.0, 20.0, 30.0, 40.0, 50.0])
     blocks = np.concatenate([of_group - 9, of_group, of_group + 40])  # bucket b is block b // 5 of group b % 5

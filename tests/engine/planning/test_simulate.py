@@ -237,7 +237,7 @@ def test_target_errors_come_first_and_the_rest_is_shared(tiny: Tiny, registry: R
     """The smallest epsilon that reaches an error, on a grid of three digits; the others divide what is left."""
     found = lines(tiny, registry, job(tiny, "0.3", "0.31")).lines
     wanted, rest = solve(found, granted(tiny), 2, errors={"daily 0": "40"})
-    assert wanted.share is None and wanted.error is not None and wanted.error.half_width["count"] <= 40
+    assert wanted.share is None and wanted.error_bound is not None and wanted.error_bound.half_width["count"] <= 40
     smaller = make_plan(
         parse_request(
             {
@@ -252,7 +252,7 @@ def test_target_errors_come_first_and_the_rest_is_shared(tiny: Tiny, registry: R
         ),
         registry,
     )
-    assert smaller.error is not None and smaller.error.half_width["count"] > 40
+    assert smaller.error_bound is not None and smaller.error_bound.half_width["count"] > 40
     assert F(98, 100) / 2 < wanted.epsilon + rest.epsilon <= F(1, 2)
 
 

@@ -247,7 +247,7 @@ def test_dates_are_bounds_too(world: Tiny) -> None:
     wanted = planned(world, **TOTAL | {"mechanism": "median", "params": {"column": "born", "epsilon": "0.2"}})
     (row,) = release(wanted, Ledger(world.ledger), registry=REGISTRY).result.rows
     assert abs(float(row.value or 0) - 11368) < 60
-    assert isinstance(wanted.mechanism.statistic(wanted.params, wanted.table), SortedValues)
+    assert isinstance(wanted.mechanism.data_request(wanted.params, wanted.table), SortedValues)
 
 
 def test_python_and_forecasts(world: Tiny) -> None:

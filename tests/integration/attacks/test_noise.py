@@ -51,7 +51,7 @@ def drawn(private: PrivateTable, times: int, name: str = "sum", **params: Any) -
     mechanism = Registry.load().mechanisms[name]
     assert isinstance(mechanism, Mechanism)
     made = mechanism.Params.model_validate(params)
-    answer = private.answer(mechanism.statistic(made, private.declaration), ())
+    answer = private.answer(mechanism.data_request(made, private.declaration), ())
     source = SystemSource()
     results = (mechanism.draw(made, private.declaration, answer, source).rows[0].value for _ in range(times))
     return [value for value in results if isinstance(value, float | int)]
@@ -115,5 +115,5 @@ def test_time_does_not_follow_the_value(law: str) -> None:
         start = time.perf_counter_ns()
         value = draw(parameter, 1, source)
         taken[i], values[i] = time.perf_counter_ns() - start, abs(int(value[0]))
-    correlation = spearmanr(taken, values).statistic
+    correlation = spearmanr(taken, values).data_request
     assert abs(correlation) < 0.05, correlation

@@ -115,7 +115,7 @@ def test_a_private_key_of_few_units_hides(tmp_path: Path, units: int) -> None:
     private = table(tmp_path / "x.duckdb", [(u, "secret", 1.0) for u in range(units)], columns=columns)
     mechanism: Any = Registry.load().mechanisms["private_histogram"]
     params = mechanism.Params.model_validate({"by": "k", "epsilon": "0.5", "delta": "0.02"})
-    answer = private.answer(mechanism.statistic(params, private.declaration), ())
+    answer = private.answer(mechanism.data_request(params, private.declaration), ())
     source = SystemSource()
     shown = sum(bool(mechanism.draw(params, private.declaration, answer, source).rows) for _ in range(3000))
     allowed = {1: 0.02, 3: 0.02 * (1 + 2.72**0.5 + 2.72)}[

@@ -162,7 +162,7 @@ class _Points(Mechanism[P]):
         Method.of(params, table)
         return event(params)
 
-    def statistic(self, params: P, table: Table) -> UnboundedValues:
+    def data_request(self, params: P, table: Table) -> UnboundedValues:
         return request(params, table)
 
     def draw(self, params: P, table: Table, answer: Answer, source: Source) -> Result:
@@ -187,7 +187,7 @@ class InteriorPoint(_Points[InteriorPointParams]):
     Params = InteriorPointParams
     measure = "interior point"
 
-    def error(self, params: InteriorPointParams, table: Table) -> ErrorBound:
+    def error_bound(self, params: InteriorPointParams, table: Table) -> ErrorBound:
         method = Method.of(params, table)
         rows = row_counts.rows_for_point(method.pairs, method.cells)
         note = f"never outside the range; about {rows} rows{_each(params)} are needed for an answer, else it is none"
@@ -203,7 +203,7 @@ class ApproximateMedian(_Points[ApproximateMedianParams]):
     Params = ApproximateMedianParams
     measure = "median"
 
-    def error(self, params: ApproximateMedianParams, table: Table) -> ErrorBound:
+    def error_bound(self, params: ApproximateMedianParams, table: Table) -> ErrorBound:
         method = Method.of(params, table)
         rows = row_counts.rows_for_median(method.pairs, method.cells, params.alpha, params.margin)
         note = f"about {rows} rows{_each(params)} are needed for an answer, else it is none"

@@ -79,7 +79,7 @@ class SeededMedian(Mechanism[SeededMedianParams]):
         self._methods(params, table)
         return event(params)
 
-    def statistic(self, params: SeededMedianParams, table: Table) -> UnboundedValues:
+    def data_request(self, params: SeededMedianParams, table: Table) -> UnboundedValues:
         return request(params, table)
 
     def draw(self, params: SeededMedianParams, table: Table, answer: Answer, source: Source) -> Result:
@@ -115,7 +115,7 @@ class SeededMedian(Mechanism[SeededMedianParams]):
         width = 2 ** (exponent - step)
         return Window(step, int(keys[place]) * width, 2 * width)
 
-    def error(self, params: SeededMedianParams, table: Table) -> ErrorBound:
+    def error_bound(self, params: SeededMedianParams, table: Table) -> ErrorBound:
         pairs, cells, rate = self._methods(params, table)
         rank = ((self.FINE + 2) * math.log(2) + math.log(20)) / float(2 * rate)
         note = f"in rows, if the median lies in the window that is found; about {rows_for_window(pairs, cells)} rows are needed"

@@ -58,7 +58,7 @@ class EstimateFirstMoment(Mechanism[EstimateFirstMomentParams]):
         self._method(params, table)
         return event(params)
 
-    def statistic(self, params: EstimateFirstMomentParams, table: Table) -> UnboundedValues:
+    def data_request(self, params: EstimateFirstMomentParams, table: Table) -> UnboundedValues:
         return request(params, table)
 
     def draw(self, params: EstimateFirstMomentParams, table: Table, answer: Answer, source: Source) -> Result:
@@ -74,7 +74,7 @@ class EstimateFirstMoment(Mechanism[EstimateFirstMomentParams]):
             rows += [Row(key, "scale", width), Row(key, "status", status)]
         return Result(tuple(rows))
 
-    def error(self, params: EstimateFirstMomentParams, table: Table) -> ErrorBound:
+    def error_bound(self, params: EstimateFirstMomentParams, table: Table) -> ErrorBound:
         _, noise = self._method(params, table)
         rows = math.ceil(2 * (noise.radius + 3 * float(noise.scale)) / PARTNERS / 0.2)
         note = (
@@ -105,7 +105,7 @@ class FindInteriorPoint(Mechanism[FindInteriorPointParams]):
         Purse.of(params, table).cells()
         return event(params)
 
-    def statistic(self, params: FindInteriorPointParams, table: Table) -> UnboundedValues:
+    def data_request(self, params: FindInteriorPointParams, table: Table) -> UnboundedValues:
         return request(params, table)
 
     def draw(self, params: FindInteriorPointParams, table: Table, answer: Answer, source: Source) -> Result:
@@ -118,7 +118,7 @@ class FindInteriorPoint(Mechanism[FindInteriorPointParams]):
             rows += [Row(key, "interior point", value), Row(key, "status", point.status)]
         return Result(tuple(rows))
 
-    def error(self, params: FindInteriorPointParams, table: Table) -> ErrorBound:
+    def error_bound(self, params: FindInteriorPointParams, table: Table) -> ErrorBound:
         noise = Purse.of(params, table).cells()
         rows = math.ceil(noise.radius + params.least - 1 + 3 * float(noise.scale))
         note = f"never outside the range; two cells need about {rows} rows each for an answer"

@@ -62,14 +62,14 @@ class TruncatedCount(Mechanism[TruncatedCountParams]):
     Params = TruncatedCountParams
 
     def _noise(self, params: TruncatedCountParams, table: Table) -> Noise:
-        asked = self.statistic(params, table)
+        asked = self.data_request(params, table)
         return params.noise(table, asked.groups, asked.rows_per_group)
 
     def event(self, params: TruncatedCountParams, table: Table) -> Event:
         self._noise(params, table)
         return Approximate(params.epsilon, params.delta)
 
-    def statistic(self, params: TruncatedCountParams, table: Table) -> GroupedSums:
+    def data_request(self, params: TruncatedCountParams, table: Table) -> GroupedSums:
         keys = None if params.by is None else table.keys(params.by)
         groups, rows = table.cut(params.by)
         return GroupedSums(params.by, keys, groups if keys is None else min(groups, len(keys)), rows)
@@ -79,7 +79,7 @@ class TruncatedCount(Mechanism[TruncatedCountParams]):
         noisy = answer.rows + noise.draw(len(answer.keys), source)
         return Result(tuple(Row(k, "count", int(n), noise.half_width) for k, n in zip(answer.keys, noisy, strict=True)))
 
-    def error(self, params: TruncatedCountParams, table: Table) -> ErrorBound:
+    def error_bound(self, params: TruncatedCountParams, table: Table) -> ErrorBound:
         noise = self._noise(params, table)
         return ErrorBound({"count": noise.half_width}, f"the noise never leaves +-{noise.radius}; cut rows add bias")
 
@@ -104,14 +104,14 @@ class StabilityHistogram(Mechanism[StabilityHistogramParams]):
     Params = StabilityHistogramParams
 
     def _noise(self, params: StabilityHistogramParams, table: Table) -> Noise:
-        asked = self.statistic(params, table)
+        asked = self.data_request(params, table)
         return params.noise(table, asked.groups, asked.rows_per_group)
 
     def event(self, params: StabilityHistogramParams, table: Table) -> Event:
         self._noise(params, table)
         return Approximate(params.epsilon, params.delta)
 
-    def statistic(self, params: StabilityHistogramParams, table: Table) -> GroupedSums | UnboundedValues:
+    def data_request(self, params: StabilityHistogramParams, table: Table) -> GroupedSums | UnboundedValues:
         table.column(params.column)
         if params.exponent is not None:
             return UnboundedValues(params.column, rows_per_group=table.limits.rows)
@@ -135,7 +135,7 @@ class StabilityHistogram(Mechanism[StabilityHistogramParams]):
             shown = [names[place] for place in places]
         return Result(tuple(Row(k, "count", int(n), noise.half_width) for k, n in zip(shown, noisy, strict=True)))
 
-    def error(self, params: StabilityHistogramParams, table: Table) -> ErrorBound:
+    def error_bound(self, params: StabilityHistogramParams, table: Table) -> ErrorBound:
         noise = self._noise(params, table)
         rows = noise.radius + params.least - 1 + noise.half_width
         note = f"for bins that show; a bin needs about {rows} rows to show"

@@ -81,7 +81,7 @@ class InteriorRows(Calculator[InteriorRowsParams]):
     citation = CITATION + ", Theorems 3.1 and 4.1 with constants derived here"
     Params = InteriorRowsParams
 
-    def sheet(self, params: InteriorRowsParams) -> Sheet:
+    def make_sheet(self, params: InteriorRowsParams) -> Sheet:
         purse = Purse(params.epsilon, params.delta, params.exchange, params.rows)
         counted = purse if params.exchange and params.rows == 1 else purse.part(1 - COUNTING, Fraction(1))
         pairs, cells = purse.stages(None)
@@ -117,7 +117,7 @@ class TruncatedNoise(Calculator[PriceParams]):
     citation = CITATION + ", Lemma 2.3, whose condition is derived anew"
     Params = PriceParams
 
-    def sheet(self, params: PriceParams) -> Sheet:
+    def make_sheet(self, params: PriceParams) -> Sheet:
         e, d, k = params.epsilon, params.delta, params.rows
         noise = count_noise(e, d, k, exchange=params.exchange)
         moved = Fraction(k * (2 if params.exchange else 1))
@@ -171,7 +171,7 @@ class NormalizedVariance(Calculator[PublicColumnParams]):
     citation = CITATION + ", Definition 2.5"
     Params = PublicColumnParams
 
-    def sheet(self, params: PublicColumnParams) -> Sheet:
+    def make_sheet(self, params: PublicColumnParams) -> Sheet:
         found = public_columns.normalized_variance(params.values)
         rows = (
             ("E|X - mean|", found.deviation),
@@ -198,7 +198,7 @@ class CheckPoint(Calculator[CheckPointParams]):
     citation = CITATION + ", conditions (1) and (2), atoms included"
     Params = CheckPointParams
 
-    def sheet(self, params: CheckPointParams) -> Sheet:
+    def make_sheet(self, params: CheckPointParams) -> Sheet:
         x, z, n = params.values, params.point, len(params.values)
         rows = (
             ("interior point", public_columns.is_interior_point(x, z)),
@@ -227,7 +227,7 @@ class HardInstance(Calculator[HardInstanceParams]):
     citation = CITATION + ", Section 1.1"
     Params = HardInstanceParams
 
-    def sheet(self, params: HardInstanceParams) -> Sheet:
+    def make_sheet(self, params: HardInstanceParams) -> Sheet:
         source = SystemSource()
         note = "every value has a scale of its own: neither interior points nor medians can be answered on few rows"
         if params.kind == "random_bits":

@@ -96,7 +96,7 @@ class _ByScore(Mechanism[Any]):
         learning_params.need_scale(2 / epsilon)
         return learning_params.claim(params.epsilon, params.delta * 0, exponential=True)
 
-    def statistic(self, params: Any, table: Table) -> Records:
+    def data_request(self, params: Any, table: Table) -> Records:
         self._columns(params, table)
         return Records((*params.columns, params.label), table.limits.rows)
 

@@ -78,7 +78,7 @@ class LearnLabelPrivate(Counted[LearnLabelPrivateParams]):
         learning_params.need_scale(2 / epsilon)
         return learning_params.claim(params.epsilon, params.delta * 0, exponential=True)
 
-    def statistic(self, params: LearnLabelPrivateParams, table: Table) -> Records:
+    def data_request(self, params: LearnLabelPrivateParams, table: Table) -> Records:
         self._columns(params, table)
         return Records((*params.columns, params.label), table.limits.rows, known=True)
 

@@ -64,7 +64,7 @@ class LearnPoints(Mechanism[LearnPointsParams]):
             return learning_params.printed(params.epsilon, params.delta, 1, Fraction(0), table)
         return learning_params.claim(params.epsilon, params.delta)
 
-    def statistic(self, params: LearnPointsParams, table: Table) -> Records:
+    def data_request(self, params: LearnPointsParams, table: Table) -> Records:
         table.bounded(params.column)
         return Records((params.column, params.label), table.limits.rows)
 

@@ -98,7 +98,7 @@ class LearnRectangles(Counted[LearnRectanglesParams]):
         self._budget(params, table)
         return learning_params.claim(params.epsilon, params.delta)
 
-    def statistic(self, params: LearnRectanglesParams, table: Table) -> Records:
+    def data_request(self, params: LearnRectanglesParams, table: Table) -> Records:
         for name in params.columns:
             table.bounded(name)
         return Records((*params.columns, params.label), table.limits.rows)

@@ -96,7 +96,7 @@ class LearnThresholds(Counted[LearnThresholdsParams]):
     def claimed(self, params: LearnThresholdsParams, table: Table) -> Event:
         return price(*self._step(params, table), params, table)
 
-    def statistic(self, params: LearnThresholdsParams, table: Table) -> Records:
+    def data_request(self, params: LearnThresholdsParams, table: Table) -> Records:
         table.bounded(params.column)
         return Records((params.column, params.label), table.limits.rows)
 

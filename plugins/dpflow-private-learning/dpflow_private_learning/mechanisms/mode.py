@@ -87,7 +87,7 @@ class Mode(Counted[ModeParams]):
             return learning_params.printed(params.epsilon, params.delta, 1, Fraction(0), table)
         return learning_params.claim(params.epsilon, params.delta)
 
-    def statistic(self, params: ModeParams, table: Table) -> SortedValues:
+    def data_request(self, params: ModeParams, table: Table) -> SortedValues:
         table.bounded(params.column)
         return SortedValues(params.column, table.limits.rows)
 

@@ -110,7 +110,7 @@ class QuasiConcaveRelease(Mechanism[QuasiConcaveParams]):
     def event(self, params: QuasiConcaveParams, table: Table) -> Event:
         return price(*self._step(params, table), params, table)
 
-    def statistic(self, params: QuasiConcaveParams, table: Table) -> SortedValues:
+    def data_request(self, params: QuasiConcaveParams, table: Table) -> SortedValues:
         table.bounded(params.column)
         return SortedValues(params.column, table.limits.rows)
 

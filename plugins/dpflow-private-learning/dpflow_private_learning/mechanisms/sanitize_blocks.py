@@ -73,7 +73,7 @@ class SanitizeBlocks(Counted[SanitizeBlocksParams]):
         self._each(params, table)
         return learning_params.claim(params.epsilon, Fraction(0))
 
-    def statistic(self, params: SanitizeBlocksParams, table: Table) -> Records:
+    def data_request(self, params: SanitizeBlocksParams, table: Table) -> Records:
         table.bounded(params.column)
         return Records((params.column,), table.limits.rows)
 

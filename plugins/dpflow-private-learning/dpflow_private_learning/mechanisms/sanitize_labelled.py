@@ -136,7 +136,7 @@ class Labelled:
         self.price(params, table)
         return learning_params.claim(params.epsilon, Fraction(0))
 
-    def statistic(self, params: SanitizeLabelledParams, table: Table) -> Records:
+    def data_request(self, params: SanitizeLabelledParams, table: Table) -> Records:
         table.bounded(params.column)
         return Records((params.column, params.label), table.limits.rows)
 

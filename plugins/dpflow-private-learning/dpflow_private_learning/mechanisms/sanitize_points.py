@@ -172,7 +172,7 @@ class SanitizePoints(Counted[SanitizePointsParams]):
         plan = self._rounds(params, table)
         return learning_params.claim(params.epsilon, params.delta if plan.method == "san-points" else Fraction(0))
 
-    def statistic(self, params: SanitizePointsParams, table: Table) -> SortedValues:
+    def data_request(self, params: SanitizePointsParams, table: Table) -> SortedValues:
         table.bounded(params.column)
         return SortedValues(params.column, table.limits.rows)
 
@@ -191,7 +191,7 @@ class SanitizePoints(Counted[SanitizePointsParams]):
         )
         return Result(rows, document, made.table(params.column, column, low))
 
-    def error(self, params: SanitizePointsParams, table: Table) -> ErrorBound:
+    def error_bound(self, params: SanitizePointsParams, table: Table) -> ErrorBound:
         planned = self.planned(params, table)
         own = self._rounds(planned, table).epsilon
         if self.counts(params, table) and params.method == "auto":  # below the gate it takes the pure method

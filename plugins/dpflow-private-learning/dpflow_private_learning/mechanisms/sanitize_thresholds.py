@@ -67,7 +67,7 @@ class SanitizeThresholds(Counted[SanitizeThresholdsParams]):
         made, _ = self._plan(params, table)
         return learning_params.claim(params.epsilon, Fraction(0) if made is None else params.delta)
 
-    def statistic(self, params: SanitizeThresholdsParams, table: Table) -> SortedValues:
+    def data_request(self, params: SanitizeThresholdsParams, table: Table) -> SortedValues:
         table.bounded(params.column)
         return SortedValues(params.column, table.limits.rows)
 

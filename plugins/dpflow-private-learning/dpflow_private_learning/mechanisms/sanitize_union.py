@@ -89,7 +89,7 @@ class SanitizeUnion(Counted[SanitizeUnionParams]):
         self._ranges(params, table)
         return learning_params.claim(params.epsilon, Fraction(0))
 
-    def statistic(self, params: SanitizeUnionParams, table: Table) -> SortedValues:
+    def data_request(self, params: SanitizeUnionParams, table: Table) -> SortedValues:
         table.bounded(params.column)
         return SortedValues(params.column, table.limits.rows)
 

@@ -124,7 +124,7 @@ class SanitizeSmall(Counted[SanitizeSmallParams]):
         learning_params.need_scale(2 * params.size / epsilon)
         return learning_params.claim(params.epsilon, Fraction(0), exponential=True)
 
-    def statistic(self, params: SanitizeSmallParams, table: Table) -> SortedValues:
+    def data_request(self, params: SanitizeSmallParams, table: Table) -> SortedValues:
         table.bounded(params.column)
         return SortedValues(params.column, table.limits.rows)
 

@@ -141,7 +141,7 @@ class WarmUp(Counted[WarmUpParams]):
             return learning_params.printed(epsilon, delta, 2, (comparisons(end) + 1) * epsilon, table)
         return learning_params.claim(params.epsilon, params.delta)
 
-    def statistic(self, params: WarmUpParams, table: Table) -> Records:
+    def data_request(self, params: WarmUpParams, table: Table) -> Records:
         table.bounded(params.column)
         return Records((params.column, params.label), table.limits.rows)
 

@@ -57,7 +57,7 @@ class LearningRows(Calculator[RowsParams]):
     citation = "Beimel, Nissim, Stemmer 2013/2016; proofs' own constants where marked"
     Params = RowsParams
 
-    def sheet(self, params: RowsParams) -> Sheet:
+    def make_sheet(self, params: RowsParams) -> Sheet:
         found = methods(params.task, params.bits, params.k, params.columns, params.numbers())
         if params.pac and params.task in TASKS["learners"]:
             dimension = 2 * params.columns if params.task == "rectangles" else 1
@@ -90,7 +90,7 @@ class ThresholdTable(Calculator[ThresholdTableParams]):
     citation = "Beimel, Nissim, Stemmer 2013/2016, Theorem 3.18, Lemma 3.14, Remark 3.16"
     Params = ThresholdTableParams
 
-    def sheet(self, params: ThresholdTableParams) -> Sheet:
+    def make_sheet(self, params: ThresholdTableParams) -> Sheet:
         given = params.numbers()
         alpha, beta, epsilon, _ = given
         cells = []
@@ -130,7 +130,7 @@ class LearningCurves(Calculator[CurvesParams]):
     citation = "Beimel, Nissim, Stemmer 2013/2016, section 3; crossovers computed"
     Params = CurvesParams
 
-    def sheet(self, params: CurvesParams) -> Sheet:
+    def make_sheet(self, params: CurvesParams) -> Sheet:
         given = params.numbers()
         alpha, beta, epsilon, _ = given
         kinds: dict[str, Callable[[int], float]] = {
@@ -166,7 +166,7 @@ class LearningBounds(Calculator[BoundsParams]):
     citation = "Beimel, Nissim, Stemmer 2013/2016, Lemmas 4.15 and 5.7, Theorems 2.20, 4.16, 5.9, 5.10"
     Params = BoundsParams
 
-    def sheet(self, params: BoundsParams) -> Sheet:
+    def make_sheet(self, params: BoundsParams) -> Sheet:
         alpha, beta, epsilon, _ = params.numbers()
         if alpha >= 1 / 5:
             raise InvalidInput("these bounds are about an alpha below 1/5")
@@ -205,7 +205,7 @@ class LearningComparison(Calculator[ComparisonParams]):
     citation = "Beimel, Nissim, Stemmer 2013/2016, sections 1 and 9 of the specification"
     Params = ComparisonParams
 
-    def sheet(self, params: ComparisonParams) -> Sheet:
+    def make_sheet(self, params: ComparisonParams) -> Sheet:
         cells = []
         for task, words in SUMMARY.items():
             found = methods(task, params.bits, 4 if task == "k-points" else 1, 2, params.numbers())
@@ -246,7 +246,7 @@ class VcRows(Calculator[VcParams]):
     citation = "Blumer et al. 1989; Beimel, Nissim, Stemmer 2013/2016, Theorems 2.12 to 2.14"
     Params = VcParams
 
-    def sheet(self, params: VcParams) -> Sheet:
+    def make_sheet(self, params: VcParams) -> Sheet:
         a, b = float(params.alpha), float(params.beta)
         cells = (
             ("some rule is right everywhere (Theorem 2.13)", math.ceil(vc_dimension.realisable_rows(params.vc, a, b))),

@@ -63,7 +63,7 @@ class PredictionBudget(Calculator[Budget]):
     citation = f"{PAPER}, section 1 (composition); Bun, Steinke 2016; Cesar, Rogers 2021"
     Params = Budget
 
-    def sheet(self, params: Budget) -> Sheet:
+    def make_sheet(self, params: Budget) -> Sheet:
         rows = [
             (eps, m, *(prediction_sizes.each(eps, params.delta, m, a) for a in prediction_sizes.ACCOUNTS))
             for eps in params.epsilon
@@ -93,7 +93,7 @@ class PredictionCount(Calculator[CountParams]):
     citation = PredictionBudget.citation
     Params = CountParams
 
-    def sheet(self, params: CountParams) -> Sheet:
+    def make_sheet(self, params: CountParams) -> Sheet:
         rows = [
             (e, *(prediction_sizes.bought(params.epsilon, params.delta, e, a) for a in prediction_sizes.ACCOUNTS))
             for e in params.each
@@ -117,7 +117,7 @@ class VoteSizes(Calculator[VoteSizesParams]):
     citation = f"{PAPER}, Theorem 4.1, Corollary 4.2, Theorem 2.2; Blumer et al. 1989"
     Params = VoteSizesParams
 
-    def sheet(self, params: VoteSizesParams) -> Sheet:
+    def make_sheet(self, params: VoteSizesParams) -> Sheet:
         alpha, beta, rows = params.alpha, params.beta, []
         for eps, m, account, e in params.each(LABELS):
             for d in params.d:
@@ -159,7 +159,7 @@ class AverageSizes(Calculator[DimensionParams]):
     citation = f"{PAPER}, Corollary 4.7 (r = 2/(alpha eps), failure beta/r); Vapnik, Chervonenkis 1971"
     Params = DimensionParams
 
-    def sheet(self, params: DimensionParams) -> Sheet:
+    def make_sheet(self, params: DimensionParams) -> Sheet:
         rows = []
         for eps, m, account, e in params.each(NUMBERS):
             for d in params.d:
@@ -185,7 +185,7 @@ class WalkSizes(Calculator[WalkSizesParams]):
     citation = f"{PAPER}, Theorem 5.3 with its ceilings"
     Params = WalkSizesParams
 
-    def sheet(self, params: WalkSizesParams) -> Sheet:
+    def make_sheet(self, params: WalkSizesParams) -> Sheet:
         rows, alpha = [], params.alpha
         for eps, m, account, given in params.each(LABELS):
             for k in params.changes:
@@ -223,7 +223,7 @@ class LinearSizes(Calculator[LinearSizesParams]):
     citation = f"{PAPER}, Corollaries 4.10, 4.11, 4.13, the last with the rate that holds"
     Params = LinearSizesParams
 
-    def sheet(self, params: LinearSizesParams) -> Sheet:
+    def make_sheet(self, params: LinearSizesParams) -> Sheet:
         rows, radius = [], params.radius
         for eps, m, account, e in params.each(NUMBERS):
             n = prediction_sizes.regularised(params.excess, e, radius)
@@ -260,7 +260,7 @@ class LinearNoise(Calculator[LinearNoiseParams]):
     citation = LinearSizes.citation
     Params = LinearNoiseParams
 
-    def sheet(self, params: LinearNoiseParams) -> Sheet:
+    def make_sheet(self, params: LinearNoiseParams) -> Sheet:
         rows, radius = [], params.radius
         for n in params.size:
             for e in params.each:
@@ -299,7 +299,7 @@ class VoteNoise(Calculator[VoteNoiseParams]):
     citation = f"{PAPER}, Theorem 4.1"
     Params = VoteNoiseParams
 
-    def sheet(self, params: VoteNoiseParams) -> Sheet:
+    def make_sheet(self, params: VoteNoiseParams) -> Sheet:
         rows = [(e, r, _flip(e * r / 2), _flip(e * r / 6)) for e in params.each for r in params.shards]
         notes = ("From each x shards = 22 on a 2:1 vote is right with probability 0.975.",)
         x = "shards" if len(params.each) == 1 else ""
@@ -327,7 +327,7 @@ class PredictionFloor(Calculator[FloorParams]):
     citation = f"{PAPER}, Theorem 2.2; the sharper form evaluates its proof exactly"
     Params = FloorParams
 
-    def sheet(self, params: FloorParams) -> Sheet:
+    def make_sheet(self, params: FloorParams) -> Sheet:
         d, alpha, rows = params.d, params.alpha, []
         for e in params.each:
             pure, approximate = prediction_sizes.least_copies(e) / 4, prediction_sizes.least_copies(e, e / 3) / 4
@@ -377,7 +377,7 @@ class Certificate(Calculator[CertificateParams]):
     citation = f"{PAPER}, Lemmas 6.4, 6.5, Theorem 5.3"
     Params = CertificateParams
 
-    def sheet(self, params: CertificateParams) -> Sheet:
+    def make_sheet(self, params: CertificateParams) -> Sheet:
         eps, beta = params.epsilon, params.beta
         loss = prediction_bounds.fresh_loss(eps, params.delta, params.training_loss, params.largest)
         rows: list[tuple[Cell, ...]] = [("mean loss on fresh data, at most", loss, "")]
@@ -413,7 +413,7 @@ class PredictingVersusLearning(Calculator[VersusParams]):
     citation = f"{PAPER}, sections 1, 2 and 7, and the results it compares with"
     Params = VersusParams
 
-    def sheet(self, params: VersusParams) -> Sheet:
+    def make_sheet(self, params: VersusParams) -> Sheet:
         a, eps, d = params.alpha, params.epsilon, params.d
         found = prediction_bounds.comparison(a, eps, d, params.log_class, params.log2_domain, params.delta)
         basic, advanced = prediction_bounds.crossover(a, d, params.log_class, params.delta)

@@ -95,7 +95,7 @@ class EffectiveRounds(InteractiveMechanism[RoundsParams, EstimatorQuery]):
     citation = "Feldman, Steinke 2017, section 1.2; Dwork et al. 2014 (EffectiveRounds)"
     Params = RoundsParams
     Query = EstimatorQuery
-    exclusive = True
+    locks_dataset = True
 
     def event(self, params: RoundsParams, table: Table) -> Event:
         if params.require == "proven" and not params.proven:
@@ -110,7 +110,7 @@ class EffectiveRounds(InteractiveMechanism[RoundsParams, EstimatorQuery]):
     def open(self, params: RoundsParams, table: Table, source: Source) -> State:
         return State({"asked": 0, "round": 0})
 
-    def statistic(self, params: RoundsParams, query: EstimatorQuery, table: Table) -> GroupValues:
+    def data_request(self, params: RoundsParams, query: EstimatorQuery, table: Table) -> GroupValues:
         for name in query.columns:
             table.column(name)
         return GroupValues(params.groups, query.columns)

@@ -70,8 +70,8 @@ class MeanQueries(InteractiveMechanism[MeanParams, MeanQuery]):
     citation = "Sorrell, lecture 19 (Laplace mechanism, composition, transfer); Bassily et al. 2016"
     Params = MeanParams
     Query = MeanQuery
-    exclusive = True
-    separate = True
+    locks_dataset = True
+    independent_answers = True
 
     def event(self, params: MeanParams, table: Table) -> Event:
         one = Pure(params.epsilon)
@@ -91,7 +91,7 @@ class MeanQueries(InteractiveMechanism[MeanParams, MeanQuery]):
     def open(self, params: MeanParams, table: Table, source: Source) -> State:
         return State({"asked": 0})
 
-    def statistic(self, params: MeanParams, query: MeanQuery, table: Table) -> GroupedSums:
+    def data_request(self, params: MeanParams, query: MeanQuery, table: Table) -> GroupedSums:
         self._scale(params, query, table)
         if query.column is not None:
             low, _ = table.bounded(query.column).grid()

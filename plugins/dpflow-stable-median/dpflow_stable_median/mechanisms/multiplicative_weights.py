@@ -119,7 +119,7 @@ class MultiplicativeWeights(InteractiveMechanism[WeightsParams, WeightsQuery]):
     citation = "Hardt, Rothblum 2010; Dwork, Roth 2014, section 4.2; Feldman, Steinke 2017, Theorems 5.3, 5.4"
     Params = WeightsParams
     Query = WeightsQuery
-    exclusive = True
+    locks_dataset = True
 
     def _updates(self, params: WeightsParams, table: Table) -> int:
         return ceil(4 * log(max(2, len(table.keys(params.by)))) / float(params.accuracy / 2) ** 2)
@@ -154,7 +154,7 @@ class MultiplicativeWeights(InteractiveMechanism[WeightsParams, WeightsQuery]):
         memory = self._engine(params, table).start(source)
         return State({"asked": 0, "log_weights": [0.0] * len(table.keys(params.by)), **memory.to_json()})
 
-    def statistic(self, params: WeightsParams, query: WeightsQuery, table: Table) -> GroupedSums:
+    def data_request(self, params: WeightsParams, query: WeightsQuery, table: Table) -> GroupedSums:
         keys = table.keys(params.by)
         if len(query.weights or query.values) != len(keys):
             raise InvalidInput(

@@ -99,8 +99,8 @@ class StableMedian(InteractiveMechanism[AnsweringParams, AnswerQuery]):
     citation = "Feldman, Steinke 2017, Theorems 1.1-1.3, 4.3, 4.7, Figure 2"
     Params = AnsweringParams
     Query = AnswerQuery
-    exclusive = True
-    separate = True
+    locks_dataset = True
+    independent_answers = True
 
     def changed(self, table: Table) -> int:
         """Groups that one unit's change may touch."""
@@ -123,7 +123,7 @@ class StableMedian(InteractiveMechanism[AnsweringParams, AnswerQuery]):
     def open(self, params: AnsweringParams, table: Table, source: Source) -> State:
         return State({"asked": 0})
 
-    def statistic(self, params: AnsweringParams, query: AnswerQuery, table: Table) -> GroupValues:
+    def data_request(self, params: AnsweringParams, query: AnswerQuery, table: Table) -> GroupValues:
         if query.range.size > params.range_size:
             raise InvalidInput(
                 f"the query's range has {query.range.size} points, and the session was opened for at most "

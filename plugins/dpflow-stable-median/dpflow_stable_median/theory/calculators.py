@@ -105,7 +105,7 @@ class Samples(Calculator[SampleParams]):
     citation = f"{PAPER}, sections 4 and 5; constants and tight calibration derived from its proofs"
     Params = SampleParams
 
-    def sheet(self, params: SampleParams) -> Sheet:
+    def make_sheet(self, params: SampleParams) -> Sheet:
         rows = []
         tasks = (
             ("answer", answering(median_sizes.Task(params.queries, params.range, params.beta))),
@@ -134,7 +134,7 @@ class SampleCurves(Calculator[SampleParams]):
     citation = Samples.citation
     Params = SampleParams
 
-    def sheet(self, params: SampleParams) -> Sheet:
+    def make_sheet(self, params: SampleParams) -> Sheet:
         ks = [10**n for n in range(1, 7)]
         table = []
         for k in ks:
@@ -158,7 +158,7 @@ class FailureCurves(Calculator[SampleParams]):
     citation = Samples.citation
     Params = SampleParams
 
-    def sheet(self, params: SampleParams) -> Sheet:
+    def make_sheet(self, params: SampleParams) -> Sheet:
         ells = sorted({min(10**n, params.queries) for n in range(5)})
         table = []
         for ell in ells:
@@ -185,7 +185,7 @@ class Widths(Calculator[WidthParams]):
     citation = f"{PAPER}, the remark after Theorem 1.2: 1/(b-a)^2"
     Params = WidthParams
 
-    def sheet(self, params: WidthParams) -> Sheet:
+    def make_sheet(self, params: WidthParams) -> Sheet:
         task = median_sizes.Task(params.queries, params.range, params.beta)
         rows = tuple(
             (w, median_sizes.width(task, w).groups, median_sizes.tight(task, True, w).groups)
@@ -212,7 +212,7 @@ class MedianSizes(Calculator[MedianParams]):
     citation = f"{PAPER}, Theorem 3.1, Lemma 3.2, Corollary 3.3"
     Params = MedianParams
 
-    def sheet(self, params: MedianParams) -> Sheet:
+    def make_sheet(self, params: MedianParams) -> Sheet:
         search = median_sizes.binary_search(params.points, params.epsilon, params.delta, params.alpha, params.beta)
         rows = (
             (
@@ -253,7 +253,7 @@ class MeanSizes(Calculator[MeanParams]):
     citation = LECTURE
     Params = MeanParams
 
-    def sheet(self, params: MeanParams) -> Sheet:
+    def make_sheet(self, params: MeanParams) -> Sheet:
         k, beta = params.queries, params.beta
         tau = params.tau if params.rows is None else lecture_sizes.accuracy(k, params.rows, beta)
         if tau > 1:
@@ -295,7 +295,7 @@ class ChooseMethod(Calculator[ChooseParams]):
     citation = f"{LECTURE}; {PAPER}"
     Params = ChooseParams
 
-    def sheet(self, params: ChooseParams) -> Sheet:
+    def make_sheet(self, params: ChooseParams) -> Sheet:
         task = median_sizes.Task(params.queries, params.range, params.beta)
         group = max(1, ceil((2 * params.sd / params.tau) ** 2))
         rows = [

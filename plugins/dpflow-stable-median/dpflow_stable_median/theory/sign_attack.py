@@ -98,7 +98,7 @@ class SignAttack(Calculator[SignParams]):
     citation = f"{PAPER}; {LECTURE}"
     Params = SignParams
 
-    def sheet(self, params: SignParams) -> Sheet:
+    def make_sheet(self, params: SignParams) -> Sheet:
         k, m = params.queries, params.groups
         rows: list[tuple[str | float, ...]] = [("exact answers", median_shift(k, m), mean_shift(k, m))]
         rows += [(f"epsilon {e:g}", median_shift(k, m, e), mean_shift(k, m, e)) for e in params.each]

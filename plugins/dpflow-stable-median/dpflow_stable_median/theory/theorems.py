@@ -111,7 +111,7 @@ class Transfer(Calculator[TransferParams]):
     citation = f"{PAPER}, Theorems 4.1, 4.2, 4.6"
     Params = TransferParams
 
-    def sheet(self, params: TransferParams) -> Sheet:
+    def make_sheet(self, params: TransferParams) -> Sheet:
         error, gamma = transfer(params.epsilon, params.delta, params.groups, params.functions, params.beta)
         groups, epsilon, delta = quartile_groups(params.functions, params.beta)
         fits = params.groups >= groups and params.epsilon <= epsilon and params.delta <= delta
@@ -143,7 +143,7 @@ class TransferGroups(Calculator[TransferGroupsParams]):
     citation = f"{PAPER}, Theorem 4.1, packaged form"
     Params = TransferGroupsParams
 
-    def sheet(self, params: TransferGroupsParams) -> Sheet:
+    def make_sheet(self, params: TransferGroupsParams) -> Sheet:
         groups, epsilon, delta = transfer_groups(params.alpha, params.gamma, params.functions, params.beta)
         return Sheet(("groups", "epsilon", "delta"), ((groups, epsilon, delta),))
 
@@ -164,7 +164,7 @@ class Accuracy(Calculator[AccuracyParams]):
     citation = f"{PAPER}, Theorems 1.1, 1.2, Corollary 4.4, Remark 4.5"
     Params = AccuracyParams
 
-    def sheet(self, params: AccuracyParams) -> Sheet:
+    def make_sheet(self, params: AccuracyParams) -> Sheet:
         note = (
             "with no moments at all: the answer lies between the quartiles of the estimator on fresh groups (plus zeta)"
         )
@@ -195,7 +195,7 @@ class MeanTransfer(Calculator[MeanTransferParams]):
     citation = f"{LECTURE}, Theorems 1.1, 1.2 (Bassily et al. 2016)"
     Params = MeanTransferParams
 
-    def sheet(self, params: MeanTransferParams) -> Sheet:
+    def make_sheet(self, params: MeanTransferParams) -> Sheet:
         given = params.epsilon, params.delta, params.rows
         one = lecture_sizes.transfer(*given)
         whole = lecture_sizes.composed(*given, params.queries, params.alpha, params.beta)
@@ -219,7 +219,7 @@ class Composition(Calculator[CompositionParams]):
     citation = f"{PAPER}, Theorem 2.5; {LECTURE}, section 5; Cesar, Rogers 2021 (bounded range)"
     Params = CompositionParams
 
-    def sheet(self, params: CompositionParams) -> Sheet:
+    def make_sheet(self, params: CompositionParams) -> Sheet:
         forms = (
             ("closed form", composition.total_eps, composition.step_eps),
             ("the lecture's", composition.lecture_total_eps, composition.lecture_step_eps),
@@ -248,7 +248,7 @@ class LaplaceAccuracy(Calculator[LaplaceParams]):
     citation = f"{LECTURE}, Algorithm 1, Claim 1.3"
     Params = LaplaceParams
 
-    def sheet(self, params: LaplaceParams) -> Sheet:
+    def make_sheet(self, params: LaplaceParams) -> Sheet:
         scale = 1 / (params.rows * params.epsilon)
         error = scale * log(1 / params.beta)
         rows = tuple((f"Pr[|noise| >= {s} scale]", lecture_sizes.laplace_tail(s * scale, scale)) for s in (1, 2, 3))
