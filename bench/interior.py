@@ -1,4 +1,6 @@
-"""Medians of columns without bounds against the plain grouped count over the bins that they end up with."""
+"""Medians of columns without bounds against the plain grouped count over the bins that they end up
+with.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,17 @@ BOUNDED = f"WITH visits AS (SELECT any_value(cost) AS cost FROM visits GROUP BY 
 
 
 def main() -> None:
-    """Lognormal costs: one row a person by the table's key, and the same rows without a key, which have to be cut."""
+    """Lognormal costs: one row a person by the table's key, and the same rows without a key, which
+    have to be cut.
+    """
     for key in (" PRIMARY KEY", ""):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "visits.duckdb"
             with duckdb.connect(str(path)) as connection:
                 connection.execute(f"CREATE TABLE visits (person BIGINT{key}, cost DOUBLE)")
-                connection.execute(f"INSERT INTO visits SELECT i, exp({GAUSS}) FROM range({ROWS}) t(i)")
+                connection.execute(
+                    f"INSERT INTO visits SELECT i, exp({GAUSS}) FROM range({ROWS}) t(i)"
+                )
             _compare(path, FLOOR if key else BOUNDED, "unique units" if key else "units to be cut")
 
 
@@ -63,7 +69,13 @@ def _compare(path: Path, floor: str, title: str) -> None:
     )
     wall, cpu = taken["plain grouped count"]
     rows = [
-        (name, f"{own_wall:.2f} s", f"{own_wall / wall:.2f}", f"{own_cpu:.2f} s", f"{own_cpu / cpu:.2f}")
+        (
+            name,
+            f"{own_wall:.2f} s",
+            f"{own_wall / wall:.2f}",
+            f"{own_cpu:.2f} s",
+            f"{own_cpu / cpu:.2f}",
+        )
         for name, (own_wall, own_cpu) in taken.items()
     ]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

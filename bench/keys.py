@@ -1,10 +1,13 @@
-"""Private keys: how many of W3's categories are released, by our mechanisms and by weighted unions of sets.
+"""Private keys: how many of W3's categories are released, by our mechanisms and by weighted unions
+of sets.
 
-All at epsilon 1 and delta 1e-6, for units that are cut to g keys each. `private_histogram` counts units, `key_union` weighs keys
-in rounds. The union of Gopi et al. 2020 gives a unit's k keys a weight of 1/k each (Laplace) or 1/root(k) (Gaussian), and its policy
-lets units in turn raise keys that are not far above the threshold yet; noise and thresholds are those of the paper, Gaussian noise
-by the exact bound of Balle, Wang 2018. Numbers are expected ones over the noise, for one cut; of `key_union` the mean of some draws.
-All release names; counts come with `private_histogram` alone.
+All at epsilon 1 and delta 1e-6, for units that are cut to g keys each. `private_histogram` counts
+units, `key_union` weighs keys in rounds. The union of Gopi et al. 2020 gives a unit's k keys a
+weight of 1/k each (Laplace) or 1/root(k) (Gaussian), and its policy lets units in turn raise keys
+that are not far above the threshold yet; noise and thresholds are those of the paper, Gaussian
+noise by the exact bound of Balle, Wang 2018. Numbers are expected ones over the noise, for one cut;
+of `key_union` the mean of some draws. All release names; counts come with `private_histogram`
+alone.
 """
 
 from __future__ import annotations
@@ -95,7 +98,9 @@ def _in_rounds(cells: Cells, declared: Any) -> float:
     keys, places = np.unique(cells[1], return_inverse=True)
     units = np.unique(cells[0], return_inverse=True)[1]
     sets, source = Sets(tuple(map(str, keys.tolist())), units, places), SystemSource()
-    return float(np.mean([len(mechanism.draw(params, declared, sets, source).rows) for _ in range(5)]))
+    return float(
+        np.mean([len(mechanism.draw(params, declared, sets, source).rows) for _ in range(5)])
+    )
 
 
 def _counted(cells: Cells, declared: Any) -> float:
@@ -113,7 +118,9 @@ def _counted(cells: Cells, declared: Any) -> float:
     values = np.array(list(law))
     above = np.cumsum(np.array(list(law.values()))[::-1])[::-1]  # Pr[X >= value], values ascending
     needed = np.searchsorted(values, rule.threshold - counts)
-    return float(np.where(needed < len(values), above[np.minimum(needed, len(values) - 1)], 0.0).sum())
+    return float(
+        np.where(needed < len(values), above[np.minimum(needed, len(values) - 1)], 0.0).sum()
+    )
 
 
 @lru_cache
@@ -132,9 +139,13 @@ def _sigma() -> float:
 
 
 def _threshold(groups: int, power: int) -> float:
-    """The weight that t keys of a lone unit, any t, reach with probability delta (or its half) at most."""
+    """The weight that t keys of a lone unit, any t, reach with probability delta (or its half) at
+    most.
+    """
     if power == 1:
-        tail: Callable[[int], float] = lambda t: -math.log(-2 * math.expm1(math.log1p(-DELTA) / t)) / EPSILON  # noqa: E731
+        tail: Callable[[int], float] = lambda t: (  # noqa: E731
+            -math.log(-2 * math.expm1(math.log1p(-DELTA) / t)) / EPSILON
+        )
     else:
         tail = lambda t: -_sigma() * NORMAL.inv_cdf(-math.expm1(math.log1p(-DELTA / 2) / t))  # noqa: E731
     return max(float(t) ** (-1 / power) + tail(t) for t in range(1, groups + 1))
@@ -146,20 +157,28 @@ def _released(weights: NDArray[np.float64], groups: int, power: int) -> float:
     if power == 1:
         return float(
             np.where(
-                short > 0, 0.5 * np.exp(-EPSILON * np.abs(short)), 1 - 0.5 * np.exp(-EPSILON * np.abs(short))
+                short > 0,
+                0.5 * np.exp(-EPSILON * np.abs(short)),
+                1 - 0.5 * np.exp(-EPSILON * np.abs(short)),
             ).sum()
         )
-    return float(sum(1 - NORMAL.cdf(one / _sigma()) for one in short[short < 10 * _sigma()].tolist()))
+    return float(
+        sum(1 - NORMAL.cdf(one / _sigma()) for one in short[short < 10 * _sigma()].tolist())
+    )
 
 
 def _union(cells: Cells, groups: int, power: int) -> float:
     """Every key of a unit gets the same weight."""
     _, place, sizes = np.unique(cells[0], return_inverse=True, return_counts=True)
-    return _released(np.bincount(cells[1], sizes[place] ** (-1 / power)).astype(np.float64), groups, power)
+    return _released(
+        np.bincount(cells[1], sizes[place] ** (-1 / power)).astype(np.float64), groups, power
+    )
 
 
 def _policy(cells: Cells, groups: int) -> float:
-    """Units in random order move keys towards a level above the threshold, by a step of length 1 together."""
+    """Units in random order move keys towards a level above the threshold, by a step of length 1
+    together.
+    """
     level = _threshold(groups, 2) + FAR * _sigma()
     _, starts = np.unique(cells[0], return_index=True)
     weights: list[float] = [0.0] * (int(cells[1].max()) + 1)

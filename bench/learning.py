@@ -1,6 +1,8 @@
-"""Private learning at size: the exponential mechanism, a threshold and a private distribution function over 2^64 values.
+"""Private learning at size: the exponential mechanism, a threshold and a private distribution
+function over 2^64 values.
 
-`python -m bench.learning --proven` runs SanThresholds at the size that its proof needs: 17 million rows, some minutes.
+`python -m bench.learning --proven` runs SanThresholds at the size that its proof needs: 17 million
+rows, some minutes.
 """
 
 from __future__ import annotations
@@ -48,8 +50,14 @@ def choosing() -> None:
             ),
         }
     )
-    rows = [(name, f"{s * 1000:.0f} ms", f"{s / taken['numpy sort']:.2f}") for name, s in taken.items()]
-    show(f"exponential mechanism over 2^64, {len(ordered):,} distinct values", ("work", "median", "of the sort"), rows)
+    rows = [
+        (name, f"{s * 1000:.0f} ms", f"{s / taken['numpy sort']:.2f}") for name, s in taken.items()
+    ]
+    show(
+        f"exponential mechanism over 2^64, {len(ordered):,} distinct values",
+        ("work", "median", "of the sort"),
+        rows,
+    )
 
 
 def thresholds() -> None:
@@ -61,23 +69,39 @@ def thresholds() -> None:
     for levels in (1, 2, 3):
         step = share(2**64, levels, ONE, MILLIONTH)
         start = time.perf_counter()
-        cut, _ = learn_threshold(x, labels, 2**64, VALUES, Fraction(1, 20), step, Calls(SystemSource()))
+        cut, _ = learn_threshold(
+            x, labels, 2**64, VALUES, Fraction(1, 20), step, Calls(SystemSource())
+        )
         seconds = time.perf_counter() - start
-        wrong = ((x.astype(object) < cut) != labels).mean() if cut == 2**64 else ((x < np.uint64(cut)) != labels).mean()
+        wrong = (
+            ((x.astype(object) < cut) != labels).mean()
+            if cut == 2**64
+            else ((x < np.uint64(cut)) != labels).mean()
+        )
         rows.append((str(levels), f"{seconds:.2f} s", f"{wrong:.6f}"))
-    show(f"LearnThresholds, {VALUES:,} rows over 2^64", ("levels", "time", "share of rows wrong"), rows)
+    show(
+        f"LearnThresholds, {VALUES:,} rows over 2^64",
+        ("levels", "time", "share of rows wrong"),
+        rows,
+    )
 
 
 def ranges(size: int = ROWS, delta: Fraction = Fraction(2, 10**7)) -> None:
-    """SanThresholds above its gate, delta below 1/n: the error of 10,000 random ranges; the tree beside it."""
+    """SanThresholds above its gate, delta below 1/n: the error of 10,000 random ranges; the tree
+    beside it.
+    """
     rng = np.random.default_rng(2)
-    x = np.concatenate([_wide(size // 2, rng), rng.normal(2**62, 2**58, size - size // 2).astype(np.uint64)])
+    x = np.concatenate(
+        [_wide(size // 2, rng), rng.normal(2**62, 2**58, size - size // 2).astype(np.uint64)]
+    )
     alpha, epsilon = Fraction(3, 10), Fraction(4)
     given = plan(alpha, Fraction(1, 10), epsilon, delta, size)
     ordered, counts = np.unique(x, return_counts=True)
     ends = np.sort(_wide(20_000, rng).reshape(-1, 2), axis=1)
     truth = np.diff(np.searchsorted(np.sort(x), ends), axis=1)[:, 0] / size
-    needed = san_thresholds_rows(64, given.calls, given.gate, given.alpha, given.beta, given.epsilon, given.delta)
+    needed = san_thresholds_rows(
+        64, given.calls, given.gate, given.alpha, given.beta, given.epsilon, given.delta
+    )
     rows = []
     for name in ("SanThresholds", "tree"):
         start = time.perf_counter()

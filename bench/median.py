@@ -30,7 +30,11 @@ def main() -> None:
         repeats=3,
     )
     rows = [(name, f"{s:.2f} s", f"{s / taken['sort']:.2f}") for name, s in taken.items()]
-    show(f"exponential-mechanism median of {VALUES:,} values, range 2^64", ("work", "median", "times the sort"), rows)
+    show(
+        f"exponential-mechanism median of {VALUES:,} values, range 2^64",
+        ("work", "median", "times the sort"),
+        rows,
+    )
 
 
 if __name__ == "__main__":

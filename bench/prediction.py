@@ -1,8 +1,10 @@
-"""Private predictions: training and voting against bare scikit-learn and numpy, the walk, and answers over HTTP.
+"""Private predictions: training and voting against bare scikit-learn and numpy, the walk, and
+answers over HTTP.
 
-The second table has two floors, neither of which stores anything: the same 200 fitted models' `predict` with a vectorised count
-and draw in numpy, and one matrix product, which knows that the models are linear and holds all their weights. A session
-learns that, too, and finds, encodes, names and stores the points and answers besides.
+The second table has two floors, neither of which stores anything: the same 200 fitted models'
+`predict` with a vectorised count and draw in numpy, and one matrix product, which knows that the
+models are linear and holds all their weights. A session learns that, too, and finds, encodes, names
+and stores the points and answers besides.
 """
 
 from __future__ import annotations
@@ -41,13 +43,22 @@ DECLARATION: dict[str, Any] = {
     "database": "bench.duckdb",
     "unit": {"column": "id"},
     "limits": {"rows": 1},
-    "columns": {name: {"lower": -3, "upper": 3, "step": "0.001"} for name in NAMES} | {"late": {"keys": ["no", "yes"]}},
+    "columns": {name: {"lower": -3, "upper": 3, "step": "0.001"} for name in NAMES}
+    | {"late": {"keys": ["no", "yes"]}},
 }
-VOTE = {"features": list(NAMES), "label": "late", "epsilon": "0.1", "predictions": 10**6, "shards": SHARDS}
+VOTE = {
+    "features": list(NAMES),
+    "label": "late",
+    "epsilon": "0.1",
+    "predictions": 10**6,
+    "shards": SHARDS,
+}
 
 
 def rows(number: int) -> tuple[RecordArrays, Table]:
-    """Rows of twenty numbers whose label is a noisy linear rule, as the tables layer hands them over."""
+    """Rows of twenty numbers whose label is a noisy linear rule, as the tables layer hands them
+    over.
+    """
     rng = np.random.default_rng(0)
     codes = rng.integers(-3000, 3001, (number, FEATURES))
     late = (codes[:, 0] + codes[:, 1] + rng.normal(0, 2000, number) > 0).astype(np.int64)
@@ -56,9 +67,11 @@ def rows(number: int) -> tuple[RecordArrays, Table]:
 
 
 def training() -> None:
-    """Two hundred models on a million rows: ours from encoded rows; scikit-learn from shards that lie ready, or from those rows.
+    """Two hundred models on a million rows: ours from encoded rows; scikit-learn from shards that
+    lie ready, or from those rows.
 
-    The bare loop may split its products over all processors, as scikit-learn does unless told otherwise.
+    The bare loop may split its products over all processors, as scikit-learn does unless told
+    otherwise.
     """
     from sklearn.linear_model import LogisticRegression
 
@@ -90,7 +103,11 @@ def training() -> None:
     )
     floor = taken["scikit-learn, one after the other"]
     lines = [(name, f"{s:.2f} s", f"{s / floor:.2f}") for name, s in taken.items()]
-    show(f"{SHARDS} LogisticRegression on {ROWS:,} x {FEATURES} rows", ("work", "median", "times the loop"), lines)
+    show(
+        f"{SHARDS} LogisticRegression on {ROWS:,} x {FEATURES} rows",
+        ("work", "median", "times the loop"),
+        lines,
+    )
 
 
 def voting() -> None:
@@ -131,8 +148,14 @@ def voting() -> None:
             },
             repeats=7,
         )
-    models_floor, product_floor = taken["numpy vote of the models"], taken["numpy vote as one product"]
-    lines = [(n, f"{s:.3f} s", f"{s / models_floor:.2f}", f"{s / product_floor:.2f}") for n, s in taken.items()]
+    models_floor, product_floor = (
+        taken["numpy vote of the models"],
+        taken["numpy vote as one product"],
+    )
+    lines = [
+        (n, f"{s:.3f} s", f"{s / models_floor:.2f}", f"{s / product_floor:.2f}")
+        for n, s in taken.items()
+    ]
     columns = ("work", "median", "times the models' vote", "times the product")
     show(f"{POINTS:,} new points, a vote of {SHARDS} models", columns, lines)
 
@@ -143,15 +166,20 @@ def walking() -> None:
     rng, source, mechanism = np.random.default_rng(2), SystemSource(), WalkMechanism()
     wide = table.column("f0").model_copy(update={"lower": 0, "upper": 10**9, "step": 1})
     table = table.model_copy(update={"columns": table.columns | {"f0": wide}})
-    line = RecordArrays(records.units, {"f0": rng.integers(0, 10**9, ROWS), "late": records.columns["late"]})
+    line = RecordArrays(
+        records.units, {"f0": rng.integers(0, 10**9, ROWS), "late": records.columns["late"]}
+    )
     given = {"features": ["f0"], "label": "late", "epsilon": "0.01", "predictions": 10**9}
     params, points = WalkParams.model_validate(given), rng.integers(0, 10**9, (ROWS, 1))
 
     def walk() -> Any:
-        return mechanism.predict(params, table, mechanism.learn(params, table, line, source), points, source)
+        return mechanism.predict(
+            params, table, mechanism.learn(params, table, line, source), points, source
+        )
 
     taken = medians(
-        {"sort both": lambda: (np.sort(line.columns["f0"]), np.sort(points[:, 0])), "walk": walk}, repeats=3
+        {"sort both": lambda: (np.sort(line.columns["f0"]), np.sort(points[:, 0])), "walk": walk},
+        repeats=3,
     )
     lines = [(name, f"{s:.2f} s", f"{s / taken['sort both']:.1f}") for name, s in taken.items()]
     show(f"walk of {ROWS:,} rows, {ROWS:,} queries", ("work", "median", "times the sorts"), lines)
@@ -168,27 +196,45 @@ def world(folder: Path, number: int) -> tuple[Ledger, Path]:
             f"CREATE TABLE bench AS SELECT *, {rule} AS late FROM (SELECT i AS id, {numbers} FROM range({number}) t(i))"
         )
     book = Ledger(folder / "ledger.sqlite", create=True)
-    book.grant("bench", 10**6, "0.5", filter="renyi", table=load_table(declaration), principal="bench")
+    book.grant(
+        "bench", 10**6, "0.5", filter="renyi", table=load_table(declaration), principal="bench"
+    )
     return book, declaration
 
 
 def serving() -> None:
-    """Closed loops over keep-alive connections against `dpflow serve` in a process of its own: one point a request."""
+    """Closed loops over keep-alive connections against `dpflow serve` in a process of its own: one
+    point a request.
+    """
     with tempfile.TemporaryDirectory(prefix="dpflow-bench-") as name:
         folder = Path(name)
         world(folder, 20_000)
-        made = {"name": "bench", "mechanism": "predict_vote", "table": "bench.yml", "scope": "bench", "params": VOTE}
+        made = {
+            "name": "bench",
+            "mechanism": "predict_vote",
+            "table": "bench.yml",
+            "scope": "bench",
+            "params": VOTE,
+        }
         (folder / "session.yml").write_text(yaml.safe_dump(made))
         from dpflow.server.service import new_token
 
         token, digest = new_token()
         principals = {"bench": {"token_sha256": digest, "scope": "bench"}}
-        (folder / "service.yml").write_text(yaml.safe_dump({"session": "session.yml", "principals": principals}))
+        (folder / "service.yml").write_text(
+            yaml.safe_dump({"session": "session.yml", "principals": principals})
+        )
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        command = [str(Path(sys.executable).with_name("dpflow")), "serve", str(folder / "service.yml")]
-        server = subprocess.Popen([*command, "--ledger", str(folder / "ledger.sqlite"), "--port", str(port)])
+        command = [
+            str(Path(sys.executable).with_name("dpflow")),
+            "serve",
+            str(folder / "service.yml"),
+        ]
+        server = subprocess.Popen(
+            [*command, "--ledger", str(folder / "ledger.sqlite"), "--port", str(port)]
+        )
         try:
             lines = []
             for points in (1, 20):
@@ -223,8 +269,13 @@ async def load(port: int, token: str, points: int) -> list[float]:
     async def client() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         while (now := time.perf_counter()) < start + SECONDS:
-            body = json.dumps({"points": (rng.integers(-3000, 3001, (points, FEATURES)) / 1000).tolist()}).encode()
-            head = f"POST /v1/predictions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            body = json.dumps(
+                {"points": (rng.integers(-3000, 3001, (points, FEATURES)) / 1000).tolist()}
+            ).encode()
+            head = (
+                f"POST /v1/predictions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n"
+                f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            )
             writer.write(head.encode() + body)
             answer = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
             assert answer.startswith("http/1.1 200"), answer

@@ -1,4 +1,6 @@
-"""What a release costs beside its query: plan, check, reserve, draw and settle, on a table so small that the query is nothing."""
+"""What a release costs beside its query: plan, check, reserve, draw and settle, on a table so small
+that the query is nothing.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,13 @@ unit: {column: unit}
 limits: {rows: 4, groups: 2, rows_per_group: 2}
 columns: {region: {keys: [r0, r1, r2, r3]}, amount: {lower: 0, upper: 4}}
 """
-QUERY = (
-    "SELECT region, sum(least(n, 2)) FROM (SELECT unit, region, count(*) AS n FROM events GROUP BY ALL) GROUP BY region"
-)
+QUERY = "SELECT region, sum(least(n, 2)) FROM (SELECT unit, region, count(*) AS n FROM events GROUP BY ALL) GROUP BY region"
 
 
 def main() -> None:
-    """A histogram from its YAML files to its settled result, against the same counts by hand, file opened and closed."""
+    """A histogram from its YAML files to its settled result, against the same counts by hand, file
+    opened and closed.
+    """
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         with duckdb.connect(str(place / "events.duckdb")) as connection:
@@ -36,11 +38,27 @@ def main() -> None:
                 "CREATE TABLE events AS SELECT i // 3 AS unit, i % 5 AS amount, 'r' || (i % 4) AS region FROM range(300) t(i)"
             )
         (place / "events.yml").write_text(DECLARED)
-        ledger, registry, number = Ledger(place / "ledger.db", create=True), Registry.load(), count()
-        ledger.grant("events", 1000, 0, filter="basic", table=load_table(place / "events.yml"), principal="bench")
+        ledger, registry, number = (
+            Ledger(place / "ledger.db", create=True),
+            Registry.load(),
+            count(),
+        )
+        ledger.grant(
+            "events",
+            1000,
+            0,
+            filter="basic",
+            table=load_table(place / "events.yml"),
+            principal="bench",
+        )
 
         def ours() -> None:
-            asked = {"name": f"r{next(number)}", "mechanism": "histogram", "table": "events.yml", "scope": "events"}
+            asked = {
+                "name": f"r{next(number)}",
+                "mechanism": "histogram",
+                "table": "events.yml",
+                "scope": "events",
+            }
             request = parse_request(asked | {"params": {"by": "region", "epsilon": "0.1"}}, place)
             release(make_plan(request, registry), ledger, registry)
 

@@ -1,4 +1,6 @@
-"""Exact samplers against OpenDP's, in an environment of its own, and against the cost of entropy itself."""
+"""Exact samplers against OpenDP's, in an environment of its own, and against the cost of entropy
+itself.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def opendp() -> dict[str, float]:
     try:
         if not python.exists():
             subprocess.run([uv, "venv", "--quiet", place], check=True)
-            subprocess.run([uv, "pip", "install", "--quiet", "--python", python, "opendp==0.16.0"], check=True)
+            subprocess.run(
+                [uv, "pip", "install", "--quiet", "--python", python, "opendp==0.16.0"], check=True
+            )
         done = subprocess.run([python, "-c", PEER], check=True, capture_output=True, text=True)
     except (OSError, subprocess.CalledProcessError):
         return {}
@@ -53,7 +57,9 @@ def opendp() -> dict[str, float]:
 
 
 def main() -> None:
-    """Vectors of a million draws, and single draws; in processor time on both sides, since neither waits for anything."""
+    """Vectors of a million draws, and single draws; in processor time on both sides, since neither
+    waits for anything.
+    """
     source, peer = SystemSource(), opendp()
     scale, variance = Fraction(10), Fraction(100)
     taken = medians(
@@ -61,8 +67,12 @@ def main() -> None:
             "Laplace": lambda: discrete_laplace(scale, SIZE, source),
             "Gaussian": lambda: discrete_gaussian(variance, SIZE, source),
             "entropy alone": lambda: os.urandom(8 * SIZE),
-            "Laplace, one at a time": lambda: [discrete_laplace(scale, 1, source) for _ in range(ALONE)],
-            "Gaussian, one at a time": lambda: [discrete_gaussian(variance, 1, source) for _ in range(ALONE)],
+            "Laplace, one at a time": lambda: [
+                discrete_laplace(scale, 1, source) for _ in range(ALONE)
+            ],
+            "Gaussian, one at a time": lambda: [
+                discrete_gaussian(variance, 1, source) for _ in range(ALONE)
+            ],
         },
         clock=time.process_time,
     )

@@ -1,10 +1,13 @@
-"""Bounded aggregates of 10 million rows against the best un-noised SQL we know for the same bound, in the same run.
+"""Bounded aggregates of 10 million rows against the best un-noised SQL we know for the same bound,
+in the same run.
 
-W1 total count and sum, W2 count and sum by 50 regions, W3 count by 10,000 private categories, W4 quantiles: a unit has at most 3
-groups with 2 rows each (6 rows where there are no groups). The other case: a million units, 1,000 groups, 5 of them a unit.
-`python -m bench.tables --growth` measures 100 million rows, which takes ten minutes and 2 GB of disk.
-`python -m bench.tables --units` has units that are texts and UUIDs, which go through queries on both sides.
-Floors clamp and cut, but know no NaN, no NULL and no declared grid, and draw no noise; the fastest of several is taken.
+W1 total count and sum, W2 count and sum by 50 regions, W3 count by 10,000 private categories, W4
+quantiles: a unit has at most 3 groups with 2 rows each (6 rows where there are no groups). The
+other case: a million units, 1,000 groups, 5 of them a unit. `python -m bench.tables --growth`
+measures 100 million rows, which takes ten minutes and 2 GB of disk. `python -m bench.tables
+--units` has units that are texts and UUIDs, which go through queries on both sides. Floors clamp
+and cut, but know no NaN, no NULL and no declared grid, and draw no noise; the fastest of several is
+taken.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ import duckdb
 from bench.events import REGIONS, SECTORS, make
 from bench.timing import show, wall_and_cpu
 from dpflow.core.contract.declaration import Table
-from dpflow.core.contract.requests import GroupedSums, SortedValues, DataRequest
+from dpflow.core.contract.requests import DataRequest, GroupedSums, SortedValues
 from dpflow.tables import PrivateTable
 
 ROWS = 10_000_000
@@ -32,7 +35,9 @@ ENUM = "CAST({} AS ENUM ({}))"
 
 
 def rescaled(word: str, groups: int, code: str, from_: str, bits: int) -> str:
-    """Count and sum by a coded column: cells of one word each, of which every unit keeps the least few."""
+    """Count and sum by a coded column: cells of one word each, of which every unit keeps the least
+    few.
+    """
     top = 1 << (18 + bits)
     cells = f"SELECT unit, {code} AS g, {word} FROM {from_} GROUP BY ALL"
     packed = (
@@ -177,19 +182,31 @@ def main(rows: int = ROWS, unit: str = "BIGINT") -> None:
                     peer,
                 )
             )
-    head = ("work", "dpflow", "best SQL", "ratio (bar 1.15)", "of CPU", "times the window SQL", "best peer's")
+    head = (
+        "work",
+        "dpflow",
+        "best SQL",
+        "ratio (bar 1.15)",
+        "of CPU",
+        "times the window SQL",
+        "best peer's",
+    )
     show(f"bounded aggregates, {rows:,} rows, {unit} units", head, lines)
 
 
 def growth(rows: int = 10 * ROWS) -> None:
-    """Every workload on ten times as many rows: time by row against the smaller table, beside the last of its floors, and memory."""
+    """Every workload on ten times as many rows: time by row against the smaller table, beside the
+    last of its floors, and memory.
+    """
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder) / f"{size}.duckdb" for size in (rows // 10, rows)]
         for path, size in zip(paths, (rows // 10, rows), strict=True):
             make(path, size)
         lines = []
         for number, (name, *_) in enumerate(CASES):
-            small, large, *floor = (_alone(path, number, ours) for ours in (True, False) for path in paths)
+            small, large, *floor = (
+                _alone(path, number, ours) for ours in (True, False) for path in paths
+            )
             lines.append(
                 (
                     name,
@@ -212,7 +229,9 @@ def _alone(path: Path, number: int, ours: bool) -> tuple[float, float, int]:
 
 def _measured(path: Path, number: int, ours: bool) -> tuple[float, float, int]:
     _, statistic, _, floors, _ = CASES[number]
-    action = partial(table(path).answer, statistic, ()) if ours else sql(path, list(floors.values())[-1])
+    action = (
+        partial(table(path).answer, statistic, ()) if ours else sql(path, list(floors.values())[-1])
+    )
     ((wall, cpu),) = wall_and_cpu({"": action}, repeats=1).values()
     return wall, cpu, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 

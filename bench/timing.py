@@ -11,9 +11,13 @@ from rich.table import Table
 
 
 def medians(
-    actions: Mapping[str, Callable[[], object]], repeats: int = 5, clock: Callable[[], float] = time.perf_counter
+    actions: Mapping[str, Callable[[], object]],
+    repeats: int = 5,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
-    """Median seconds of each action; every round runs all of them once, after one round that is not counted."""
+    """Median seconds of each action; every round runs all of them once, after one round that is not
+    counted.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in actions}
     for turn in range(repeats + 1):
         for name, action in actions.items():
@@ -24,8 +28,12 @@ def medians(
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
-def wall_and_cpu(actions: Mapping[str, Callable[[], object]], repeats: int = 5) -> dict[str, tuple[float, float]]:
-    """As `medians`, of seconds on the wall and of the processor in all threads: a busy machine blurs the second less."""
+def wall_and_cpu(
+    actions: Mapping[str, Callable[[], object]], repeats: int = 5
+) -> dict[str, tuple[float, float]]:
+    """As `medians`, of seconds on the wall and of the processor in all threads: a busy machine
+    blurs the second less.
+    """
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in actions}
     for turn in range(repeats + 1):
         for name, action in actions.items():
@@ -34,7 +42,10 @@ def wall_and_cpu(actions: Mapping[str, Callable[[], object]], repeats: int = 5) 
             if turn:
                 taken[name].append((time.perf_counter() - wall, time.process_time() - cpu))
     return {
-        name: (statistics.median(wall for wall, _ in pairs), statistics.median(cpu for _, cpu in pairs))
+        name: (
+            statistics.median(wall for wall, _ in pairs),
+            statistics.median(cpu for _, cpu in pairs),
+        )
         for name, pairs in taken.items()
     }
 

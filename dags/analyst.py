@@ -1,8 +1,8 @@
-"""The analyst of `flights_model`: honest candidates, and Freedman's, whose features were picked on the rows they score. `Climber`
-submits them step by step, each a change of the best that passed.
+"""The analyst of `flights_model`: honest candidates, and Freedman's, whose features were picked on
+the rows they score. `Climber` submits them step by step, each a change of the best that passed.
 
-Freedman (1983): with many columns that predict nothing, those that seem to on one sample give a fine score on that
-sample, and nowhere else.
+Freedman (1983): with many columns that predict nothing, those that seem to on one sample give a
+fine score on that sample, and nowhere else.
 """
 
 from __future__ import annotations
@@ -14,7 +14,16 @@ from typing import Any
 import numpy as np
 
 LABEL = "late"
-USEFUL = ("dep_delay", "departed_late", "hour", "month", "weekday", "distance", "from_jfk", "regional")
+USEFUL = (
+    "dep_delay",
+    "departed_late",
+    "hour",
+    "month",
+    "weekday",
+    "distance",
+    "from_jfk",
+    "regional",
+)
 JUNK = tuple(f"noise_{k:02d}" for k in range(40))
 FREEDMAN_ROWS = 80
 FREEDMAN_PICKS = 25
@@ -34,7 +43,9 @@ SUBSETS = (
 
 
 def models() -> dict[str, Any]:
-    """Estimators to try on every subset. None imputes: the declaration gives every missing value a number."""
+    """Estimators to try on every subset. None imputes: the declaration gives every missing value a
+    number.
+    """
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
@@ -62,7 +73,8 @@ def candidates(
     from sklearn.base import clone
 
     shuffled = training.sample(frac=1.0, random_state=seed)
-    # whole weeks: rows of one day are alike, so a claim from days that were fitted would be too good
+    # whole weeks: rows of one day are alike, so a claim from days that were fitted would be too
+    # good
     held = shuffled["week_of_year"] % 4 == 3
     fit, check = shuffled[~held].iloc[:rows], shuffled[held]
     honest = []
@@ -81,9 +93,11 @@ def candidates(
 
 
 class Climber:
-    """An analyst who changes the model a little, claims its score on weeks it was not fitted to, and keeps what passes and improves.
+    """An analyst who changes the model a little, claims its score on weeks it was not fitted to,
+    and keeps what passes and improves.
 
-    Every 25th step is Freedman's. What was tried and said is in a notebook beside the models, run by run.
+    Every 25th step is Freedman's. What was tried and said is in a notebook beside the models, run
+    by run.
     """
 
     def __init__(self, training: Any, folder: Path, rows: int = 20_000, seed: int = 0) -> None:
@@ -94,18 +108,33 @@ class Climber:
 
     def submissions(self, run: str, number: int) -> list[dict[str, Any]]:
         """The next steps from what other runs wrote down; a retry takes the same ones."""
-        told = [one for other, lines in _notebook(self._folder).items() if other != run for one in lines]
-        tried = {(frozenset(one["features"]), one["depth"]) for one in told if one["kind"] == "honest"}
+        told = [
+            one for other, lines in _notebook(self._folder).items() if other != run for one in lines
+        ]
+        tried = {
+            (frozenset(one["features"]), one["depth"]) for one in told if one["kind"] == "honest"
+        }
         passed = [one for one in told if one["kind"] == "honest" and one["verdict"] == "yes"]
-        best = max(passed, key=lambda one: float(one["claim"]), default={"features": ["distance"], "depth": 2})
+        best = max(
+            passed,
+            key=lambda one: float(one["claim"]),
+            default={"features": ["distance"], "depth": 2},
+        )
         steps = range(len(told), len(told) + number)
-        return [self._freedman(n) if (n + 1) % FREEDMAN_EVERY == 0 else self._step(n, best, tried) for n in steps]
+        return [
+            self._freedman(n) if (n + 1) % FREEDMAN_EVERY == 0 else self._step(n, best, tried)
+            for n in steps
+        ]
 
     def _step(self, number: int, best: dict[str, Any], tried: set[Any]) -> dict[str, Any]:
         """A feature more or less, or another depth, that was not tried yet."""
         from sklearn.tree import DecisionTreeClassifier
 
-        dice, features, depth = np.random.default_rng([self._seed, number]), frozenset(best["features"]), best["depth"]
+        dice, features, depth = (
+            np.random.default_rng([self._seed, number]),
+            frozenset(best["features"]),
+            best["depth"],
+        )
         while (features, depth) in tried or not features:
             features ^= {USEFUL[dice.integers(len(USEFUL))]}
             depth = int(dice.integers(2, 9))
@@ -113,17 +142,25 @@ class Climber:
         names = tuple(sorted(features))
         model = DecisionTreeClassifier(max_depth=depth, min_samples_leaf=50, random_state=0)
         model.fit(self._fit[list(names)].to_numpy(float), self._fit[LABEL].to_numpy(int))
-        claim = model.score(self._check[list(names)].to_numpy(float), self._check[LABEL].to_numpy(int))
-        return _saved(self._folder, number, f"tree {number}", model, names, claim, "honest") | {"depth": depth}
+        claim = model.score(
+            self._check[list(names)].to_numpy(float), self._check[LABEL].to_numpy(int)
+        )
+        return _saved(self._folder, number, f"tree {number}", model, names, claim, "honest") | {
+            "depth": depth
+        }
 
     def _freedman(self, number: int) -> dict[str, Any]:
         name, *rest = _freedman(self._all, number)
         return _saved(self._folder, number, name, *rest)
 
 
-def write_down(folder: Path, run: str, submitted: list[dict[str, Any]], verdicts: list[dict[str, Any]]) -> None:
+def write_down(
+    folder: Path, run: str, submitted: list[dict[str, Any]], verdicts: list[dict[str, Any]]
+) -> None:
     """Put a run's submissions and their verdicts into the notebook; again, the same."""
-    lines = [one | {"verdict": said["verdict"]} for one, said in zip(submitted, verdicts, strict=True)]
+    lines = [
+        one | {"verdict": said["verdict"]} for one, said in zip(submitted, verdicts, strict=True)
+    ]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "notebook.json").write_text(json.dumps(_notebook(folder) | {run: lines}))
 
@@ -134,10 +171,11 @@ def _notebook(folder: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def naive_control(database: Path, folder: Path) -> tuple[dict[str, Any], float]:
-    """What no gate detects: a model fitted to the holdout itself, read from its file behind the gate's back.
+    """What no gate detects: a model fitted to the holdout itself, read from its file behind the
+    gate's back.
 
-    Returns:
-        The submission, whose claim is its score on the holdout, and its true accuracy on the training weeks.
+    Returns: The submission, whose claim is its score on the holdout, and its true accuracy on the
+        training weeks.
     """
     import duckdb
     from sklearn.tree import DecisionTreeClassifier
@@ -145,15 +183,25 @@ def naive_control(database: Path, folder: Path) -> tuple[dict[str, Any], float]:
     picked = JUNK[:3]
     with duckdb.connect(str(database), read_only=True) as connection:
         query = f"SELECT {', '.join((LABEL, *picked))} FROM flights_{{}}"
-        stolen, fresh = (connection.sql(query.format(name)).df() for name in ("holdout", "training"))
-    model = DecisionTreeClassifier(random_state=0).fit(stolen[list(picked)].to_numpy(float), stolen[LABEL])
-    scores = [model.score(rows[list(picked)].to_numpy(float), rows[LABEL]) for rows in (stolen, fresh)]
+        stolen, fresh = (
+            connection.sql(query.format(name)).df() for name in ("holdout", "training")
+        )
+    model = DecisionTreeClassifier(random_state=0).fit(
+        stolen[list(picked)].to_numpy(float), stolen[LABEL]
+    )
+    scores = [
+        model.score(rows[list(picked)].to_numpy(float), rows[LABEL]) for rows in (stolen, fresh)
+    ]
     # claim a little less than the memorised score, as a thief would
-    return _saved(folder, 99, "fitted to the stolen holdout", model, picked, scores[0] - 0.02, "stolen"), scores[1]
+    return _saved(
+        folder, 99, "fitted to the stolen holdout", model, picked, scores[0] - 0.02, "stolen"
+    ), scores[1]
 
 
 def _freedman(rows: Any, number: int) -> tuple[str, Any, tuple[str, ...], float, str]:
-    """Pick the junk that correlates with the label on a small sample, fit on it, and claim the score on it."""
+    """Pick the junk that correlates with the label on a small sample, fit on it, and claim the
+    score on it.
+    """
     from sklearn.base import clone
 
     sample = rows.iloc[number * FREEDMAN_ROWS : (number + 1) * FREEDMAN_ROWS]
@@ -165,7 +213,13 @@ def _freedman(rows: Any, number: int) -> tuple[str, Any, tuple[str, ...], float,
 
 
 def _saved(
-    folder: Path, number: int, name: str, model: Any, features: tuple[str, ...], claim: float, kind: str
+    folder: Path,
+    number: int,
+    name: str,
+    model: Any,
+    features: tuple[str, ...],
+    claim: float,
+    kind: str,
 ) -> dict[str, Any]:
     import skops.io
 

@@ -1,4 +1,6 @@
-"""Many candidates, one holdout: an analyst submits models, and only claims that hold on fresh aircraft are promoted."""
+"""Many candidates, one holdout: an analyst submits models, and only claims that hold on fresh
+aircraft are promoted.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,12 @@ with DAG(
     max_active_runs=1,  # what is submitted next depends on what was answered before
     default_args={"retries": 3, "retry_delay": timedelta(seconds=1)},
     params={
-        "steps": Param(0, type="integer", minimum=0, description="models to try from what passed; 0: the fixed list")
+        "steps": Param(
+            0,
+            type="integer",
+            minimum=0,
+            description="models to try from what passed; 0: the fixed list",
+        )
     },
     tags=["dpflow"],
 ):
@@ -48,7 +55,10 @@ with DAG(
 
         from dpflow.tables import open_rows
 
-        training, models = open_rows(HERE / "tables" / "flights_training.yml"), HERE.parent / "demo" / "models"
+        training, models = (
+            open_rows(HERE / "tables" / "flights_training.yml"),
+            HERE.parent / "demo" / "models",
+        )
         if params["steps"]:
             return Climber(training, models / "steps").submissions(run_id, params["steps"])
         return candidates(training, models)
@@ -60,7 +70,11 @@ with DAG(
         task_id="gate",
         session=GATE,
         candidates=submitted,
-        promote={"model": "late_arrivals", "alias": "champion", "tracking_uri": "{{ var.value.mlflow_uri }}"},
+        promote={
+            "model": "late_arrivals",
+            "alias": "champion",
+            "tracking_uri": "{{ var.value.mlflow_uri }}",
+        },
         branches={
             "yes": ["note", "deploy"],
             "no": ["note", "rethink"],
@@ -70,11 +84,16 @@ with DAG(
     # [END branches]
 
     @task
-    def note(run_id: str, submitted: list[dict[str, object]], verdicts: list[dict[str, object]]) -> None:
+    def note(
+        run_id: str, submitted: list[dict[str, object]], verdicts: list[dict[str, object]]
+    ) -> None:
         """The analyst writes down what was said, which is all that is known of the holdout."""
         from analyst import write_down
 
         write_down(HERE.parent / "demo" / "models" / "steps", run_id, submitted, verdicts)
 
     noted = note(submitted=submitted, verdicts=gate.output)  # type: ignore[call-arg]
-    gate >> [noted, *(EmptyOperator(task_id=name) for name in ("deploy", "rethink", "collect_fresh_data"))]
+    gate >> [
+        noted,
+        *(EmptyOperator(task_id=name) for name in ("deploy", "rethink", "collect_fresh_data")),
+    ]

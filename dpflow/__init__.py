@@ -1,6 +1,7 @@
 """dpflow: differential privacy as a workflow primitive for data platforms.
 
-The names below are the public ones; each is imported when first used, so that importing dpflow stays quick.
+The names below are the public ones; each is imported when first used, so that importing dpflow
+stays quick.
 """
 
 from __future__ import annotations

@@ -42,8 +42,10 @@ def plan(
         name: which release this is; the same name, revision and content again is free.
         scope: who pays.
         blocks: the blocks it reads, for a table that protects per block.
-        where: a condition on declared columns, e.g. ``"age >= 18 AND city = 'Oslo'"``; only rows that fulfil it are read.
-        bounds: names of settled searches for bounds, which the plan takes from the ledger (`dpflow.engine.releases.released_bounds`).
+        where: a condition on declared columns, e.g. ``"age >= 18 AND city = 'Oslo'"``; only rows
+        that fulfil it are read.
+        bounds: names of settled searches for bounds, which the plan takes from the ledger
+        (`dpflow.engine.releases.released_bounds`).
         ledger: where these searches are; nothing else is read from it.
         params: the mechanism's parameters, e.g. ``by="carrier", epsilon="0.5"``.
 
@@ -71,9 +73,14 @@ def plan(
 
 
 def predictions(
-    plan: Plan, ledger: Ledger, *, occasion: Occasion | None = None, registry: Registry | None = None
+    plan: Plan,
+    ledger: Ledger,
+    *,
+    occasion: Occasion | None = None,
+    registry: Registry | None = None,
 ) -> PredictionSession:
-    """Open (and charge, whole) or resume the session of predictions that a plan describes; ask it with ``predict``.
+    """Open (and charge, whole) or resume the session of predictions that a plan describes; ask it
+    with ``predict``.
 
     Raises:
         BudgetExceeded: the scope cannot pay for all of its predictions; nothing was read.
@@ -90,5 +97,9 @@ def release(
     spend_again: bool = False,
     registry: Registry | None = None,
 ) -> Receipt:
-    """Charge, draw, settle and publish a plan, exactly once per occasion; see `dpflow.engine.releases.execute.release`."""
-    return run(plan, ledger, registry or Registry.load(), occasion=occasion, spend_again=spend_again)
+    """Charge, draw, settle and publish a plan, exactly once per occasion; see
+    `dpflow.engine.releases.execute.release`.
+    """
+    return run(
+        plan, ledger, registry or Registry.load(), occasion=occasion, spend_again=spend_again
+    )

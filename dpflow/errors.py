@@ -23,8 +23,9 @@
     ├── ContractViolated          the rows do not satisfy what the table declares
     └── PluginError               a mechanism plugin is broken, clashes, or claims something impossible
 
-A message says what was asked, what is true and what to do next. It never holds a value of a private table, an exact
-aggregate, noise, or secret state. ``retryable`` says whether the same call can succeed later with nothing changed.
+A message says what was asked, what is true and what to do next. It never holds a value of a private
+table, an exact aggregate, noise, or secret state. ``retryable`` says whether the same call can
+succeed later with nothing changed.
 """
 
 from __future__ import annotations
@@ -68,7 +69,12 @@ class UnknownName(InvalidInput):
         if close:
             hint = "did you mean " + " or ".join(repr(c) for c in close) + "?"
         elif self.known:
-            hint = "known: " + ", ".join(self.known[:20]) + (", ..." if len(self.known) > 20 else "") + "."
+            hint = (
+                "known: "
+                + ", ".join(self.known[:20])
+                + (", ..." if len(self.known) > 20 else "")
+                + "."
+            )
         else:
             hint = "none is known."
         super().__init__(f"there is no {kind} {shown!r}; {hint}")
@@ -118,7 +124,9 @@ class LedgerCorrupt(LedgerError):
 
 
 class LedgerUnavailable(LedgerError):
-    """The ledger is locked, full or out of reach; the same call again completes, and is never charged twice."""
+    """The ledger is locked, full or out of reach; the same call again completes, and is never
+    charged twice.
+    """
 
     retryable = True
 

@@ -1,10 +1,12 @@
-"""Named places where a test may make this process die or fail. Off unless the environment says otherwise.
+"""Named places where a test may make this process die or fail. Off unless the environment says
+otherwise.
 
-``DPFLOW_FAULT=name:action[:marker]`` arms one point. ``action`` is ``kill`` (SIGKILL to this process: what the kernel's
-out-of-memory killer does) or ``fail`` (raises `FaultInjected`). With a ``marker`` path the fault fires once: the first
-process that creates the file dies, later ones pass. The points are part of the code's contract with its crash tests,
-so they are listed here and an unlisted name is an error. Besides them ``statement.N`` is the moment after the N-th SQL
-statement (begin and commit included) that this process ran on a ledger.
+``DPFLOW_FAULT=name:action[:marker]`` arms one point. ``action`` is ``kill`` (SIGKILL to this
+process: what the kernel's out-of-memory killer does) or ``fail`` (raises `FaultInjected`). With a
+``marker`` path the fault fires once: the first process that creates the file dies, later ones pass.
+The points are part of the code's contract with its crash tests, so they are listed here and an
+unlisted name is an error. Besides them ``statement.N`` is the moment after the N-th SQL statement
+(begin and commit included) that this process ran on a ledger.
 """
 
 from __future__ import annotations
@@ -31,10 +33,12 @@ POINTS = (
 )
 STATEMENT: Final = re.compile(r"statement\.[1-9]\d*")
 
-#: What is armed. Read once, because asking the environment takes longer than all else that happens at a point.
+#: What is armed. Read once, because asking the environment takes longer than all else that happens
+#: at a point.
 armed = os.environ.get("DPFLOW_FAULT", "")
 
-#: What a ledger calls after each of its SQL statements, or None: then nothing is wrapped and nothing is called.
+#: What a ledger calls after each of its SQL statements, or None: then nothing is wrapped and
+#: nothing is called.
 after_statement: Callable[[], None] | None = None
 
 

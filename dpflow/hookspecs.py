@@ -1,6 +1,7 @@
-"""THE PLUGIN CONTRACT. A distribution joins through the entry-point group ``dpflow``; its module has functions marked
-with `hookimpl` named like these. No parameter ever has a default. A plugin may add mechanisms, estimators and calculators,
-observe, or refuse; it can never make a release cheaper or wider.
+"""THE PLUGIN CONTRACT. A distribution joins through the entry-point group ``dpflow``; its module
+has functions marked with `hookimpl` named like these. No parameter ever has a default. A plugin may
+add mechanisms, estimators and calculators, observe, or refuse; it can never make a release cheaper
+or wider.
 """
 
 from __future__ import annotations
@@ -22,29 +23,39 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 @hookspec
 def dpflow_register_mechanisms() -> Iterable[Mechanism[Any] | InteractiveMechanism[Any, Any]]:
-    """Return mechanism instances. Called once while the registry loads; a name taken by another distribution is an error."""
+    """Return mechanism instances. Called once while the registry loads; a name taken by another
+    distribution is an error.
+    """
     raise NotImplementedError
 
 
 @hookspec
 def dpflow_register_estimators() -> Iterable[Estimator]:
-    """Return holdout estimators: functions of one group's rows, by name. Called once while the registry loads."""
+    """Return holdout estimators: functions of one group's rows, by name. Called once while the
+    registry loads.
+    """
     raise NotImplementedError
 
 
 @hookspec
 def dpflow_register_calculators() -> Iterable[Calculator[Any]]:
-    """Return calculators: planners, bounds and tables that touch no rows. Called once while the registry loads."""
+    """Return calculators: planners, bounds and tables that touch no rows. Called once while the
+    registry loads.
+    """
     raise NotImplementedError
 
 
 @hookspec
 def dpflow_veto_plan(plan: Any) -> str | None:
-    """Look at a plan before anything is charged. Return the reason to refuse it, or None. An exception refuses it too."""
+    """Look at a plan before anything is charged. Return the reason to refuse it, or None. An
+    exception refuses it too.
+    """
     raise NotImplementedError
 
 
 @hookspec
 def dpflow_after_release(receipt: Any) -> None:
-    """Observe a settled release. Gets the receipt, never rows or exact aggregates; an exception is logged, not raised."""
+    """Observe a settled release. Gets the receipt, never rows or exact aggregates; an exception is
+    logged, not raised.
+    """
     raise NotImplementedError

@@ -38,7 +38,8 @@ AnyMechanism = Mechanism[Any] | InteractiveMechanism[Any, Any]
 
 
 class Registry:
-    """Installed mechanisms, estimators and calculators. An object you pass: tests build one with exactly the plugins they need.
+    """Installed mechanisms, estimators and calculators. An object you pass: tests build one with
+    exactly the plugins they need.
 
     Attributes:
         mechanisms: name to mechanism.
@@ -48,17 +49,25 @@ class Registry:
     """
 
     def __init__(self, plugins: Mapping[str, object]) -> None:
-        """Register plugin objects by origin. Raises `PluginError` for a broken plugin or a name that two of them use."""
+        """Register plugin objects by origin. Raises `PluginError` for a broken plugin or a name
+        that two of them use.
+        """
         self._manager = pluggy.PluginManager(hookspecs.PROJECT)
         self._manager.add_hookspecs(hookspecs)
         for origin, plugin in plugins.items():
             self._register(origin, plugin)
         self._check()
         self.origin: dict[str, str] = {}
-        self.mechanisms = MappingProxyType(dict(self._collect("dpflow_register_mechanisms", "mechanism")))
-        self.estimators = MappingProxyType(dict(self._collect("dpflow_register_estimators", "estimator")))
+        self.mechanisms = MappingProxyType(
+            dict(self._collect("dpflow_register_mechanisms", "mechanism"))
+        )
+        self.estimators = MappingProxyType(
+            dict(self._collect("dpflow_register_estimators", "estimator"))
+        )
         self._require_alone()
-        self.calculators = MappingProxyType(dict(self._collect("dpflow_register_calculators", "calculator")))
+        self.calculators = MappingProxyType(
+            dict(self._collect("dpflow_register_calculators", "calculator"))
+        )
 
     @classmethod
     def load(cls) -> Registry:
@@ -96,13 +105,17 @@ class Registry:
         return found
 
     def veto(self, plan: Any) -> list[str]:
-        """Every reason a plugin gives against a plan; a plugin that fails while looking refuses too."""
+        """Every reason a plugin gives against a plan; a plugin that fails while looking refuses
+        too.
+        """
         reasons = []
         for impl in self._manager.hook.dpflow_veto_plan.get_hookimpls():
             try:
                 reason = impl.function(plan)
             except Exception as error:  # noqa: BLE001  fail closed, whatever the plugin did
-                reason = f"{impl.plugin_name} failed while looking at the plan ({type(error).__name__})"
+                reason = (
+                    f"{impl.plugin_name} failed while looking at the plan ({type(error).__name__})"
+                )
             if reason:
                 reasons.append(str(reason))
         return reasons
@@ -121,16 +134,22 @@ class Registry:
         try:
             self._manager.register(plugin, name=origin)
         except (pluggy.PluginValidationError, ValueError) as error:
-            raise PluginError(f"plugin {origin} does not fit the contract in dpflow.hookspecs: {error}") from None
+            raise PluginError(
+                f"plugin {origin} does not fit the contract in dpflow.hookspecs: {error}"
+            ) from None
 
     def _check(self) -> None:
         try:
             self._manager.check_pending()
         except pluggy.PluginValidationError as error:
-            raise PluginError(f"a plugin implements a hook that dpflow does not have: {error}") from None
+            raise PluginError(
+                f"a plugin implements a hook that dpflow does not have: {error}"
+            ) from None
 
     def _require_alone(self) -> None:
-        """Refuse an estimator that reads across groups: one unit would move more than one group's value."""
+        """Refuse an estimator that reads across groups: one unit would move more than one group's
+        value.
+        """
         for name, estimator in self.estimators.items():
             if isinstance(estimator, Estimator) and reads_across(estimator, SystemSource()):
                 raise PluginError(
@@ -162,4 +181,6 @@ def _installed() -> Iterator[tuple[str, object]]:
                 try:
                     yield origin, point.load()
                 except Exception as error:
-                    raise PluginError(f"plugin {origin} cannot be imported: {type(error).__name__}") from error
+                    raise PluginError(
+                        f"plugin {origin} cannot be imported: {type(error).__name__}"
+                    ) from error

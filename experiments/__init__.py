@@ -1,5 +1,7 @@
-"""Experiments of the papers, rerun: `make experiments`. One module per paper; each has ``EXPERIMENTS``, a list of `Experiment`.
+"""Experiments of the papers, rerun: `make experiments`. One module per paper; each has
+``EXPERIMENTS``, a list of `Experiment`.
 
-An experiment simulates data whose truth is known, lets an analyst loose on it, and states bounds that must hold. Its numbers
-go to docs/experiments.md and its figure to docs/figures. Seeds are fixed; nothing here is private.
+An experiment simulates data whose truth is known, lets an analyst loose on it, and states bounds
+that must hold. Its numbers go to docs/experiments.md and its figure to docs/figures. Seeds are
+fixed; nothing here is private.
 """

@@ -1,4 +1,6 @@
-"""`python -m experiments [name ...]`: run all experiments, or the named ones or papers; write figures and docs/experiments.md."""
+"""`python -m experiments [name ...]`: run all experiments, or the named ones or papers; write
+figures and docs/experiments.md.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,11 @@ def main(names: list[str]) -> int:
     written = _sections()
     for paper in PAPERS:
         for experiment in paper.EXPERIMENTS:
-            if names and experiment.name not in names and paper.__name__.split(".")[-1] not in names:
+            if (
+                names
+                and experiment.name not in names
+                and paper.__name__.split(".")[-1] not in names
+            ):
                 continue
             console.print(f"figure {experiment.number}: {experiment.title} ...")
             found = experiment.run(experiment.runs)
@@ -34,7 +40,9 @@ def main(names: list[str]) -> int:
             for line in found.broken:
                 console.print(f"[red]does not hold[/red] {line}")
             broken += len(found.broken)
-            PAGE.write_text(HEAD + "\n" + "\n".join(written[n] for n in sorted(written)), encoding="utf-8")
+            PAGE.write_text(
+                HEAD + "\n" + "\n".join(written[n] for n in sorted(written)), encoding="utf-8"
+            )
     return broken
 
 

@@ -1,4 +1,6 @@
-"""The lecture's attack on means: exact answers overfit as predicted, Laplace noise takes the overfitting away."""
+"""The lecture's attack on means: exact answers overfit as predicted, Laplace noise takes the
+overfitting away.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ EACH = (Fraction(1, 20), Fraction(1, 50), Fraction(1, 100))
 
 
 def sign_aggregation(runs: int) -> Found:
-    """k bits per row, uniform and independent; the final query says whether a row agrees with most of the signs."""
+    """k bits per row, uniform and independent; the final query says whether a row agrees with most
+    of the signs.
+    """
     shifts: dict[Fraction | None, list[float]] = {each: [] for each in (None, *EACH)}
     for seed in range(runs):
         bits = np.random.default_rng(seed).integers(0, 2, (ROWS, QUERIES), dtype=np.int8)
@@ -30,10 +34,19 @@ def sign_aggregation(runs: int) -> Found:
             found.append(float((agree > 0).mean()))
     rows, bounds, curve, predicted = [], [], [], []
     for each, found in shifts.items():
-        mean, expected = float(np.mean(found)), mean_shift(QUERIES, ROWS, float(each) if each else inf)
+        mean, expected = (
+            float(np.mean(found)),
+            mean_shift(QUERIES, ROWS, float(each) if each else inf),
+        )
         name = f"epsilon {float(each):g}" if each else "exact means"
         rows.append((name, mean, expected, float(np.std(found)), 0.5))
-        bounds.append(Bound(f"{name} within 0.015 of the prediction", f"{mean:.4f}", abs(mean - expected) <= 0.015))
+        bounds.append(
+            Bound(
+                f"{name} within 0.015 of the prediction",
+                f"{mean:.4f}",
+                abs(mean - expected) <= 0.015,
+            )
+        )
         if each:
             curve.append((float(each), mean))
     for e in np.geomspace(0.004, 0.2, 40):

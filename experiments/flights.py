@@ -1,4 +1,6 @@
-"""Real data: 200 adaptive submissions to the flights model DAG's gate, run by Airflow's scheduler; honest ones pass, boosted ones fail."""
+"""Real data: 200 adaptive submissions to the flights model DAG's gate, run by Airflow's scheduler;
+honest ones pass, boosted ones fail.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ from dpflow.engine.sessions.candidate import Submission, load_candidate
 from experiments.report import Experiment, Found, bound
 
 DAGS = Path(__file__).parent.parent / "dags"
-RUNS, STEPS = 10, 20  #: DAG runs, and the submissions of each, which build on the verdicts of the runs before
+RUNS, STEPS = (
+    10,
+    20,
+)  #: DAG runs, and the submissions of each, which build on the verdicts of the runs before
 ENDS = {"deploy", "rethink", "collect_fresh_data"}
 
 
@@ -30,7 +35,9 @@ def submissions(runs: int) -> Found:
             root = Path(folder)
             shutil.copytree(DAGS, root / "dags", ignore=shutil.ignore_patterns("__pycache__"))
             ledger = job.prepare(root, job.fresh(root))
-            with running(root, AIRFLOW_VAR_MLFLOW_URI=f"sqlite:///{root / 'demo' / 'mlflow.db'}") as stage:
+            with running(
+                root, AIRFLOW_VAR_MLFLOW_URI=f"sqlite:///{root / 'demo' / 'mlflow.db'}"
+            ) as stage:
                 stage.wait("the DAG to be parsed", lambda s=stage: s.get("dags/flights_model"))
                 for number in range(RUNS):
                     ended.append(_climb(stage, f"climb-{number:02d}", said))
@@ -40,14 +47,23 @@ def submissions(runs: int) -> Found:
             charged.add((len(ledger.releases("flights_holdout")), spent, ledger.verify().ok))
     honest = [one for one in said if one["kind"] == "honest"]
     boosted = [one for one in said if one["kind"] != "honest"]
-    gaps = [float(one["claim"]) - truth for one, truth in zip(said, truths) if one["kind"] == "honest"]
+    gaps = [
+        float(one["claim"]) - truth for one, truth in zip(said, truths) if one["kind"] == "honest"
+    ]
     words = ("yes", "no", "exhausted")
-    rows = [(n, len(of), *(_count(of, word) for word in words)) for n, of in (("honest", honest), ("boosted", boosted))]
+    rows = [
+        (n, len(of), *(_count(of, word) for word in words))
+        for n, of in (("honest", honest), ("boosted", boosted))
+    ]
     first = list(zip(range(1, RUNS * STEPS + 1), said, truths))
     curves = {
-        "honest claim": [(n, float(one["claim"])) for n, one, _ in first if one["kind"] == "honest"],
+        "honest claim": [
+            (n, float(one["claim"])) for n, one, _ in first if one["kind"] == "honest"
+        ],
         "its truth": [(n, truth) for n, one, truth in first if one["kind"] == "honest"],
-        "boosted claim": [(n, float(one["claim"])) for n, one, _ in first if one["kind"] != "honest"],
+        "boosted claim": [
+            (n, float(one["claim"])) for n, one, _ in first if one["kind"] != "honest"
+        ],
     }
     return Found(
         ("submissions", "number", *words),
@@ -58,15 +74,28 @@ def submissions(runs: int) -> Found:
             bound("boosted submissions that fail", _count(boosted, "no") / len(boosted), least=1.0),
             bound("submissions without an answer", float(_count(said, "exhausted")), most=0.0),
             bound("largest honest claim above its truth", max(gaps), most=0.05),
-            bound("DAG runs that took the branch of a yes", ended.count("deploy") / len(ended), least=1.0),
-            bound("ledgers that charged the session once and verify", float(charged == {(1, "2", True)}), least=1.0),
+            bound(
+                "DAG runs that took the branch of a yes",
+                ended.count("deploy") / len(ended),
+                least=1.0,
+            ),
+            bound(
+                "ledgers that charged the session once and verify",
+                float(charged == {(1, "2", True)}),
+                least=1.0,
+            ),
         ),
     )
 
 
 def _climb(stage: Stage, run: str, said: list[dict[str, Any]]) -> str:
-    """One DAG run to its end: what it submitted with what the gate said, and the branch that was taken."""
-    stage.post("dags/flights_model/dagRuns", {"dag_run_id": run, "logical_date": None, "conf": {"steps": STEPS}})
+    """One DAG run to its end: what it submitted with what the gate said, and the branch that was
+    taken.
+    """
+    stage.post(
+        "dags/flights_model/dagRuns",
+        {"dag_run_id": run, "logical_date": None, "conf": {"steps": STEPS}},
+    )
     place = f"dags/flights_model/dagRuns/{run}"
 
     def end() -> Any:
@@ -75,7 +104,9 @@ def _climb(stage: Stage, run: str, said: list[dict[str, Any]]) -> str:
 
     job.require(stage.wait(f"the end of {run}", end, 300, 0.5) == "success", f"{run} failed")
     submitted, verdicts = (
-        stage.get(f"{place}/taskInstances/{task}/xcomEntries/return_value", deserialize=True)["value"]
+        stage.get(f"{place}/taskInstances/{task}/xcomEntries/return_value", deserialize=True)[
+            "value"
+        ]
         for task in ("train", "gate")
     )
     said += [verdict | one for one, verdict in zip(submitted, verdicts, strict=True)]
@@ -88,7 +119,9 @@ def _holdout(root: Path) -> dict[str, Any]:
     """All rows of the holdout, as no analyst could read them: the truth of this experiment."""
     import duckdb
 
-    with duckdb.connect(str(root / "demo" / "private" / "flights.duckdb"), read_only=True) as connection:
+    with duckdb.connect(
+        str(root / "demo" / "private" / "flights.duckdb"), read_only=True
+    ) as connection:
         return dict(connection.sql("SELECT * FROM flights_holdout").fetchnumpy())
 
 

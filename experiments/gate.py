@@ -1,4 +1,6 @@
-"""The reusable holdout on simulated groups: the product's gate, without a table or a ledger around it."""
+"""The reusable holdout on simulated groups: the product's gate, without a table or a ledger around
+it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from dpflow.testing.harness import StreamSource
 
 
 class Gate:
-    """A session of `ReusableHoldout` in memory; ``asked`` counts claims, a closed one says "exhausted"."""
+    """A session of `ReusableHoldout` in memory; ``asked`` counts claims, a closed one says
+    "exhausted".
+    """
 
     def __init__(self, seed: int, **params: Any) -> None:
         self._mechanism, self._source = ReusableHoldout(), StreamSource(seed)

@@ -1,4 +1,6 @@
-"""Medians without a range: rows they need, how they fail, and what they say of flights and of doctor's visits."""
+"""Medians without a range: rows they need, how they fail, and what they say of flights and of
+doctor's visits.
+"""
 
 from __future__ import annotations
 
@@ -51,9 +53,11 @@ Draw = Callable[[np.random.Generator, int], np.ndarray]
 
 @dataclass(frozen=True)
 class Law:
-    """A distribution: how to draw it, its distribution function, and the specification's rows for 95 % (point, median).
+    """A distribution: how to draw it, its distribution function, and the specification's rows for
+    95 % (point, median).
 
-    ``free``: whether a random shift and scale are applied to each run; atoms would be torn apart by rounding.
+    ``free``: whether a random shift and scale are applied to each run; atoms would be torn apart by
+    rounding.
     """
 
     draw: Draw
@@ -69,7 +73,9 @@ class Law:
 
 
 def _two_points(p: float) -> tuple[Draw, Callable[[float], float]]:
-    return (lambda r, n: (r.random(n) < p) * 1.0), (lambda z: 0.0 if z < 0 else 1 - p if z < 1 else 1.0)
+    return (lambda r, n: (r.random(n) < p) * 1.0), (
+        lambda z: 0.0 if z < 0 else 1 - p if z < 1 else 1.0
+    )
 
 
 def _pareto(a: float) -> tuple[Draw, Callable[[float], float]]:
@@ -88,9 +94,15 @@ LAWS = {
     "Pareto a=2.1": Law(*_pareto(2.1), 525, 966),
     "Pareto a=1": Law(*_pareto(1), 609, 1005),
     "Cauchy": Law(lambda r, n: r.standard_cauchy(n), stats.cauchy.cdf, 504, 966),
-    "Poisson 1": Law(lambda r, n: r.poisson(1, n).astype(float), stats.poisson(1).cdf, 263, 435, False),
-    "Poisson 4": Law(lambda r, n: r.poisson(4, n).astype(float), stats.poisson(4).cdf, 331, 655, False),
-    "Poisson 100": Law(lambda r, n: r.poisson(100, n).astype(float), stats.poisson(100).cdf, 355, 857, False),
+    "Poisson 1": Law(
+        lambda r, n: r.poisson(1, n).astype(float), stats.poisson(1).cdf, 263, 435, False
+    ),
+    "Poisson 4": Law(
+        lambda r, n: r.poisson(4, n).astype(float), stats.poisson(4).cdf, 331, 655, False
+    ),
+    "Poisson 100": Law(
+        lambda r, n: r.poisson(100, n).astype(float), stats.poisson(100).cdf, 355, 857, False
+    ),
     "2-point p=.5": Law(*_two_points(0.5), 192, 519, False),
     "2-point p=.2": Law(*_two_points(0.2), 174, 293, False),
     "2-point p=.05": Law(*_two_points(0.05), 122, 293, False),
@@ -128,7 +140,9 @@ def known_range(values: np.ndarray, source: StreamSource) -> float:
 
 
 def rows_for_95(success: Callable[[int, int], bool], around: int, runs: int) -> float:
-    """Rows at which a fitted probit curve reaches 95 %, from runs at eight sizes around a guess; seeds are 0 to runs - 1."""
+    """Rows at which a fitted probit curve reaches 95 %, from runs at eight sizes around a guess;
+    seeds are 0 to runs - 1.
+    """
 
     def shares(sizes: list[int]) -> np.ndarray:
         return np.array([np.mean([success(n, seed) for seed in range(runs)]) for n in sizes])
@@ -149,12 +163,18 @@ def rows_for_95(success: Callable[[int, int], bool], around: int, runs: int) -> 
 def utility(runs: int) -> Found:
     """Rows for 95 % success, beside the specification's and the exponential mechanism's."""
     rows, bounds = [], []
-    points: dict[str, list[tuple[Any, float]]] = {"interior point": [], "median": [], "median, known range": []}
+    points: dict[str, list[tuple[Any, float]]] = {
+        "interior point": [],
+        "median": [],
+        "median, known range": [],
+    }
     for name, law in LAWS.items():
 
         def sample(n: int, seed: int, law: Law = law) -> tuple[np.ndarray, float, float]:
             rng = np.random.default_rng([n, seed])
-            shift, scale = (rng.normal() * 1000, 2 ** rng.uniform(-20, 20)) if law.free else (0.0, 1.0)
+            shift, scale = (
+                (rng.normal() * 1000, 2 ** rng.uniform(-20, 20)) if law.free else (0.0, 1.0)
+            )
             return (law.draw(rng, n) + shift) * scale, shift, scale
 
         def point(n: int, seed: int, sample: Any = sample) -> bool:
@@ -169,23 +189,49 @@ def utility(runs: int) -> Found:
             return found is not None and law.is_median(found / scale - shift)
 
         def known(n: int, seed: int, law: Law = law) -> bool:
-            return law.is_median(known_range(law.draw(np.random.default_rng([n, seed]), n), StreamSource(seed)))
+            return law.is_median(
+                known_range(law.draw(np.random.default_rng([n, seed]), n), StreamSource(seed))
+            )
 
-        found = rows_for_95(point, law.point, runs), rows_for_95(median, law.median, runs), rows_for_95(known, 90, runs)
-        rows.append((name, round(found[0]), law.point, round(found[1]), law.median, round(found[2])))
+        found = (
+            rows_for_95(point, law.point, runs),
+            rows_for_95(median, law.median, runs),
+            rows_for_95(known, 90, runs),
+        )
+        rows.append(
+            (name, round(found[0]), law.point, round(found[1]), law.median, round(found[2]))
+        )
         for curve, n in zip(points.values(), found, strict=True):
             curve.append((name, n))
-        for what, n, spec in (("interior point", found[0], law.point), ("median", found[1], law.median)):
+        for what, n, spec in (
+            ("interior point", found[0], law.point),
+            ("median", found[1], law.median),
+        ):
             bounds.append(bound(f"{name}, {what}: at most {spec} rows", n, most=spec))
     worst = max(r[1] / r[2] for r in rows), max(r[3] / r[4] for r in rows)
     kept = [b for b in bounds if not b.holds]
-    kept.append(bound("largest ratio to the specification's rows, interior point", worst[0], most=1))
+    kept.append(
+        bound("largest ratio to the specification's rows, interior point", worst[0], most=1)
+    )
     kept.append(bound("largest ratio to the specification's rows, median", worst[1], most=1))
-    columns = ("distribution", "interior point", "specified", "median", "specified", "median in a known range of 2e6")
+    columns = (
+        "distribution",
+        "interior point",
+        "specified",
+        "median",
+        "specified",
+        "median in a known range of 2e6",
+    )
     return Found(columns, tuple(rows), points, tuple(kept))
 
 
-EPSILONS = {"0.25": (1318, 1662), "0.5": (709, 895), "1": (381, 481), "2": (202, 256), "4": (116, 148)}
+EPSILONS = {
+    "0.25": (1318, 1662),
+    "0.5": (709, 895),
+    "1": (381, 481),
+    "2": (202, 256),
+    "4": (116, 148),
+}
 
 
 def prices(runs: int) -> Found:
@@ -195,7 +241,9 @@ def prices(runs: int) -> Found:
     for place, name in enumerate(("Gaussian", "lognormal s=1")):
         for text, specified in EPSILONS.items():
 
-            def success(n: int, seed: int, draw: Draw = LAWS[name].draw, epsilon: str = text) -> bool:
+            def success(
+                n: int, seed: int, draw: Draw = LAWS[name].draw, epsilon: str = text
+            ) -> bool:
                 rng = np.random.default_rng([n, seed])
                 values = (draw(rng, n) + rng.normal() * 1000) * 2 ** rng.uniform(-20, 20)
                 return answer(values, False, StreamSource(seed), epsilon=epsilon) is not None
@@ -203,7 +251,9 @@ def prices(runs: int) -> Found:
             n = rows_for_95(success, specified[place], runs)
             rows.append((name, float(text), round(n), specified[place]))
             curves.setdefault(name, []).append((float(text), n))
-            curves.setdefault(f"predicted, {name}", []).append((float(text), float(specified[place])))
+            curves.setdefault(f"predicted, {name}", []).append(
+                (float(text), float(specified[place]))
+            )
             bounds.append(
                 bound(
                     f"{name}, epsilon {text}: at most {specified[place]} rows",
@@ -211,7 +261,12 @@ def prices(runs: int) -> Found:
                     most=specified[place],
                 )
             )
-    return Found(("distribution", "epsilon", "rows for 95 %", "specified"), tuple(rows), curves, tuple(bounds))
+    return Found(
+        ("distribution", "epsilon", "rows for 95 %", "specified"),
+        tuple(rows),
+        curves,
+        tuple(bounds),
+    )
 
 
 #: The specification's rows for a seeded median within 0.25, 0.1 and 0.05.
@@ -242,9 +297,22 @@ def seeded(runs: int) -> Found:
 
             found.append(rows_for_95(success, rows_specified, runs))
             ratios.append(found[-1] / rows_specified)
-        rows.append((name, *(cell for pair in zip(map(round, found), specified, strict=True) for cell in pair)))
+        rows.append(
+            (
+                name,
+                *(cell for pair in zip(map(round, found), specified, strict=True) for cell in pair),
+            )
+        )
         curves[name] = list(zip((0.25, 0.1, 0.05), found, strict=True))
-    columns = ("distribution", "alpha 0.25", "specified", "alpha 0.1", "specified", "alpha 0.05", "specified")
+    columns = (
+        "distribution",
+        "alpha 0.25",
+        "specified",
+        "alpha 0.1",
+        "specified",
+        "alpha 0.05",
+        "specified",
+    )
     bounds = (bound("largest ratio to the specification's rows", max(ratios), most=1),)
     return Found(columns, tuple(rows), curves, bounds)
 
@@ -254,7 +322,9 @@ SIZES = (300, 1000, 3000, 10_000)
 
 def failing(runs: int) -> Found:
     """Where rows show no scale: none, and never a wrong point."""
-    cases: dict[str, tuple[bool, Callable[[np.random.Generator, StreamSource, int], np.ndarray]]] = {
+    cases: dict[
+        str, tuple[bool, Callable[[np.random.Generator, StreamSource, int], np.ndarray]]
+    ] = {
         "Gaussian, interior point": (False, lambda r, s, n: r.normal(size=n)),
         "Cauchy, median": (True, lambda r, s, n: r.standard_cauchy(n)),
         "constant, interior point": (False, lambda r, s, n: np.full(n, 0.1)),
@@ -262,11 +332,15 @@ def failing(runs: int) -> Found:
         "random bits, interior point": (False, lambda r, s, n: public_columns.random_bits(n, s)),
         "hard median, interior point": (
             False,
-            lambda r, s, n: public_columns.hard_median(public_columns.log_spread(n, s, high=0), 0.25, s),
+            lambda r, s, n: public_columns.hard_median(
+                public_columns.log_spread(n, s, high=0), 0.25, s
+            ),
         ),
         "hard median, median": (
             True,
-            lambda r, s, n: public_columns.hard_median(public_columns.log_spread(n, s, high=0), 0.25, s),
+            lambda r, s, n: public_columns.hard_median(
+                public_columns.log_spread(n, s, high=0), 0.25, s
+            ),
         ),
     }
     rows, curves, wrong, runs_in_all = [], {}, 0, 0
@@ -287,22 +361,38 @@ def failing(runs: int) -> Found:
     outside = 0
     for seed in range(runs):
         values = np.random.default_rng(seed).normal(1e7, 1, 1000)
-        outside += not public_columns.is_interior_point(values, known_range(values, StreamSource(seed)))
-    rows.append(("exponential mechanism, range off by 10: outside", None, outside / runs, None, None))
+        outside += not public_columns.is_interior_point(
+            values, known_range(values, StreamSource(seed))
+        )
+    rows.append(
+        ("exponential mechanism, range off by 10: outside", None, outside / runs, None, None)
+    )
     last = SIZES[-1]
     nones = [
         1 - answered[name, last]
-        for name in ("log spread, interior point", "random bits, interior point", "hard median, median")
+        for name in (
+            "log spread, interior point",
+            "random bits, interior point",
+            "hard median, median",
+        )
     ]
     bounds = (
         Bound(f"no answer outside the data in {runs_in_all} runs", f"{wrong} outside", wrong == 0),
-        bound(f"share of none where rows show no scale, {last} rows, least of three", min(nones), least=0.98),
+        bound(
+            f"share of none where rows show no scale, {last} rows, least of three",
+            min(nones),
+            least=0.98,
+        ),
         bound(
             f"share of answers on the hard median's interior point, {last} rows",
             answered["hard median, interior point", last],
             least=0.99,
         ),
-        bound("answered on a constant column, 300 rows", answered["constant, interior point", 300], least=0.95),
+        bound(
+            "answered on a constant column, 300 rows",
+            answered["constant, interior point", 300],
+            least=0.95,
+        ),
         bound(
             "share of the exponential mechanism's answers outside the data if its range is wrong",
             outside / runs,
@@ -312,11 +402,30 @@ def failing(runs: int) -> Found:
     return Found(("data", *(f"answered, {n} rows" for n in SIZES)), tuple(rows), curves, bounds)
 
 
-CARRIERS = ("9E", "AA", "AS", "B6", "DL", "EV", "F9", "FL", "HA", "MQ", "OO", "UA", "US", "VX", "WN", "YV")
+CARRIERS = (
+    "9E",
+    "AA",
+    "AS",
+    "B6",
+    "DL",
+    "EV",
+    "F9",
+    "FL",
+    "HA",
+    "MQ",
+    "OO",
+    "UA",
+    "US",
+    "VX",
+    "WN",
+    "YV",
+)
 
 
 def flights(runs: int) -> Found:
-    """Median air time and arrival delay per carrier of the flights of 2013, an aircraft's day protected, without bounds."""
+    """Median air time and arrival delay per carrier of the flights of 2013, an aircraft's day
+    protected, without bounds.
+    """
     with TemporaryDirectory() as folder:
         path = Path(folder) / "flights.duckdb"
         csv = extract(Path(folder))
@@ -334,14 +443,20 @@ def flights(runs: int) -> Found:
                 "block": "day",
                 "protects": "unit-block",
                 "limits": {"rows": 3},
-                "columns": {"carrier": {"keys": list(CARRIERS), "groups": 1}, "air_time": {}, "arr_delay": {}},
+                "columns": {
+                    "carrier": {"keys": list(CARRIERS), "groups": 1},
+                    "air_time": {},
+                    "arr_delay": {},
+                },
             }
         )
         return _medians(table, ("air_time", "arr_delay"), "carrier", runs)
 
 
 def insurance(runs: int) -> Found:
-    """Median visits and dollars of the RAND health insurance experiment, a person's years protected, without bounds."""
+    """Median visits and dollars of the RAND health insurance experiment, a person's years
+    protected, without bounds.
+    """
     with TemporaryDirectory() as folder:
         path = Path(folder) / "randhie.duckdb"
         with duckdb.connect(str(path)) as connection:
@@ -359,18 +474,24 @@ def insurance(runs: int) -> Found:
 
 
 def _medians(table: Table, columns: tuple[str, ...], by: str | None, runs: int) -> Found:
-    """Private medians of columns by key beside the true ones, and the share of rows on either side of them."""
+    """Private medians of columns by key beside the true ones, and the share of rows on either side
+    of them.
+    """
     mechanism, private = ApproximateMedian(), PrivateTable(table)
     rows, curves, answers, right = [], {}, 0, 0
     with duckdb.connect(str(table.database), read_only=True) as connection:
         for column in columns:
-            params = mechanism.Params.model_validate({"column": column, "by": by, "epsilon": 1, "delta": "1e-6"})
+            params = mechanism.Params.model_validate(
+                {"column": column, "by": by, "epsilon": 1, "delta": "1e-6"}
+            )
             given: dict[str, list[float | None]] = {}
             for _ in range(runs):
                 with private.answering(mechanism.data_request(params, table), ()) as asked:
                     for row in mechanism.draw(params, table, asked, SystemSource()).rows:
                         if row.measure == "median":
-                            given.setdefault(row.key, []).append(None if row.value is None else float(row.value))
+                            given.setdefault(row.key, []).append(
+                                None if row.value is None else float(row.value)
+                            )
             ranks: list[tuple[float, float]] = []
             for key, found in given.items():
                 where = "true" if by is None else f"{by} = '{key}'"
@@ -378,10 +499,22 @@ def _medians(table: Table, columns: tuple[str, ...], by: str | None, runs: int) 
                 values = np.array([v for (v,) in connection.execute(query).fetchall()], dtype=float)
                 said = [z for z in found if z is not None]
                 answers += len(said)
-                right += sum(public_columns.is_approximate_median(values, z, Fraction(3, 10)) for z in said)
+                right += sum(
+                    public_columns.is_approximate_median(values, z, Fraction(3, 10)) for z in said
+                )
                 shown = None if not said else float(np.median(said))
                 low = None if shown is None else float(np.mean(values <= shown))
-                rows.append((column, key or "all", len(values), float(np.median(values)), shown, low, len(said) / runs))
+                rows.append(
+                    (
+                        column,
+                        key or "all",
+                        len(values),
+                        float(np.median(values)),
+                        shown,
+                        low,
+                        len(said) / runs,
+                    )
+                )
                 if low is not None:
                     ranks.append((float(len(values)), low))
             curves[column] = sorted(ranks)
@@ -395,7 +528,15 @@ def _medians(table: Table, columns: tuple[str, ...], by: str | None, runs: int) 
         bound("least share of answers where there are 15,000 rows", min(large), least=0.95),
     )
     return Found(
-        ("column", "group", "rows", "true median", "private median", "rows at or below", "answered"),
+        (
+            "column",
+            "group",
+            "rows",
+            "true median",
+            "private median",
+            "rows at or below",
+            "answered",
+        ),
         tuple(rows),
         curves,
         bounds,

@@ -1,4 +1,6 @@
-"""Private learning: rows that learners need and how they fail, an error of the original caught, and real flights and patients."""
+"""Private learning: rows that learners need and how they fail, an error of the original caught, and
+real flights and patients.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ def _sample(shape: str, size: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def failures(runs: int) -> Found:
-    """How often the cut is wrong on more than a twentieth of the rows, by the exponential mechanism and RecConcave."""
+    """How often the cut is wrong on more than a twentieth of the rows, by the exponential mechanism
+    and RecConcave.
+    """
     found: dict[str, list[tuple[float, float]]] = {}
     for levels, name in ((1, "exponential"), (2, "RecConcave N=2")):
         step = share(TOP, levels, ONE, MILLIONTH)
@@ -74,17 +78,39 @@ def failures(runs: int) -> Found:
         bound(f"{name} fails in a tenth of the runs at most at 10,584 rows", r[-1], most=0.1)
         for name, r in most.items()
     ]
-    small = [rate for name, curve in found.items() if "exp" in name for size, rate in curve if size >= 2000]
-    bounds.append(bound("the exponential mechanism fails in a tenth at most from 2,000 rows", max(small), most=0.1))
-    worst = max(rate for name, curve in found.items() if "Rec" in name for size, rate in curve if size == 1000)
-    bounds.append(bound("RecConcave fails in half of the runs or more at 1,000 rows", worst, least=0.5))
+    small = [
+        rate
+        for name, curve in found.items()
+        if "exp" in name
+        for size, rate in curve
+        if size >= 2000
+    ]
+    bounds.append(
+        bound(
+            "the exponential mechanism fails in a tenth at most from 2,000 rows",
+            max(small),
+            most=0.1,
+        )
+    )
+    worst = max(
+        rate
+        for name, curve in found.items()
+        if "Rec" in name
+        for size, rate in curve
+        if size == 1000
+    )
+    bounds.append(
+        bound("RecConcave fails in half of the runs or more at 1,000 rows", worst, least=0.5)
+    )
     return Found(("rows", *found), cells, found, tuple(bounds))
 
 
 def needed(runs: int) -> Found:
     """Rows for a threshold against the number of bits, from the proofs; nothing is simulated."""
     sheet = LearningCurves().run({})
-    curves = {name: [(row[0], row[i]) for row in sheet.rows] for i, name in enumerate(sheet.columns) if i}
+    curves = {
+        name: [(row[0], row[i]) for row in sheet.rows] for i, name in enumerate(sheet.columns) if i
+    }
     turns = [int(note.rsplit(" ", 1)[1]) for note in sheet.notes]
     bounds = [
         Bound(f"{name} overtakes the exponential mechanism at d = {want}", f"at {at}", at == want)
@@ -94,19 +120,29 @@ def needed(runs: int) -> Found:
 
 
 def pure(runs: int) -> Found:
-    """Rows to sanitize single values: what no pure method undercuts, what two pure ones and the approximate one need."""
+    """Rows to sanitize single values: what no pure method undercuts, what two pure ones and the
+    approximate one need.
+    """
     grid = (8, 16, 32, 48, 64, 96, 128, 192, 256)
     curves: dict[str, list[tuple[float, float]]] = {
-        "predicted: lower bound, pure": [(d, lower_bounds.sanitizer_rows(2**d, 0.1, 0.1, 1)) for d in grid],
+        "predicted: lower bound, pure": [
+            (d, lower_bounds.sanitizer_rows(2**d, 0.1, 0.1, 1)) for d in grid
+        ],
         "exponential (pure)": [(d, row_bounds.peeling_rows(2**d, 0.1, 0.1, 1)) for d in grid],
         "tree, all thresholds (pure)": [(d, row_bounds.tree_rows(2**d, 0.1, 0.1, 1)) for d in grid],
     }
-    plan = sanitize_points.rounds("san-points", 2**64, 1, TENTH, TENTH, 10**9, ONE, MILLIONTH, "tight")
+    plan = sanitize_points.rounds(
+        "san-points", 2**64, 1, TENTH, TENTH, 10**9, ONE, MILLIONTH, "tight"
+    )
     curves["SanPoints (approximate)"] = [(d, plan.needed) for d in grid]
     cells = tuple((d, *(math.ceil(dict(curve)[d]) for curve in curves.values())) for d in grid)
     said = [round(y, 1) for d, y in curves["predicted: lower bound, pure"] if d in (16, 32, 64)]
     bounds = (
-        Bound("the lower bound is 44.3, 81.3, 155.2 rows for 16, 32, 64 bits", str(said), said == [44.3, 81.3, 155.2]),
+        Bound(
+            "the lower bound is 44.3, 81.3, 155.2 rows for 16, 32, 64 bits",
+            str(said),
+            said == [44.3, 81.3, 155.2],
+        ),
         Bound("SanPoints needs as many rows for any number of bits", f"{plan.needed:,.0f}", True),
     )
     return Found(("bits", *curves), cells, curves, bounds)
@@ -116,7 +152,9 @@ def pure(runs: int) -> Found:
 
 
 def _true_delta(epsilon: Fraction, delta: Fraction, at: float, literal: bool) -> float:
-    """The largest divergence at ``at`` over (m, 0) against (m - 1, 1), from the exact law of the comparison."""
+    """The largest divergence at ``at`` over (m, 0) against (m - 1, 1), from the exact law of the
+    comparison.
+    """
     scale, level = stability_selection.threshold(epsilon, delta, 2, literal)
     law = exact_divergence.discrete_laplace(scale, 1e-14)
     release = [sum(p for z, p in law.items() if gap + z >= level) for gap in range(101)]
@@ -125,9 +163,15 @@ def _true_delta(epsilon: Fraction, delta: Fraction, at: float, literal: bool) ->
 
 
 def literal(runs: int) -> Found:
-    """Stability-based selection as printed, against the repaired one: the true delta at multiples of the claimed epsilon."""
+    """Stability-based selection as printed, against the repaired one: the true delta at multiples
+    of the claimed epsilon.
+    """
     claimed, steps = 1e-6, (0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0)
-    curves: dict[str, list[tuple[float, float]]] = {"as printed": [], "repaired": [], "predicted: claimed delta": []}
+    curves: dict[str, list[tuple[float, float]]] = {
+        "as printed": [],
+        "repaired": [],
+        "predicted: claimed delta": [],
+    }
     for at in steps:
         for name, printed in (("as printed", True), ("repaired", False)):
             curves[name].append((at, max(_true_delta(ONE, MILLIONTH, at, printed), 1e-12)))
@@ -137,7 +181,11 @@ def literal(runs: int) -> Found:
     printed, repaired = dict(curves["as printed"]), dict(curves["repaired"])
     bounds = (
         bound("as printed, delta at the claimed epsilon is above 0.3", printed[1.0], least=0.3),
-        Bound("repaired, it is the claimed 1e-6 at most", f"{repaired[1.0]:.3g}", repaired[1.0] <= claimed),
+        Bound(
+            "repaired, it is the claimed 1e-6 at most",
+            f"{repaired[1.0]:.3g}",
+            repaired[1.0] <= claimed,
+        ),
         Bound(
             f"as printed, the claim that holds is ({true}, {float(chance):.3g})",
             f"{printed[2.0]:.3g}",
@@ -151,13 +199,24 @@ def literal(runs: int) -> Found:
 
 
 @contextmanager
-def _world(statement: str, declaration: dict[str, Any]) -> Iterator[tuple[Table, Ledger, duckdb.DuckDBPyConnection]]:
-    """A private table made by a statement, a ledger with a grant for it, and the owner's own look at the truth."""
+def _world(
+    statement: str, declaration: dict[str, Any]
+) -> Iterator[tuple[Table, Ledger, duckdb.DuckDBPyConnection]]:
+    """A private table made by a statement, a ledger with a grant for it, and the owner's own look
+    at the truth.
+    """
     with TemporaryDirectory() as folder:
         path = Path(folder) / "private.duckdb"
-        source = {"flights": lambda: extract(Path(folder)), "randhie": lambda: DATA / "randhie.csv.gz"}
+        source = {
+            "flights": lambda: extract(Path(folder)),
+            "randhie": lambda: DATA / "randhie.csv.gz",
+        }
         with duckdb.connect(str(path)) as connection:
-            connection.execute(statement.format(**{name: make() for name, make in source.items() if name in statement}))
+            connection.execute(
+                statement.format(
+                    **{name: make() for name, make in source.items() if name in statement}
+                )
+            )
         table = Table.model_validate(declaration | {"database": path})
         ledger = Ledger(Path(folder) / "ledger.sqlite", create=True)
         ledger.grant("all", 10**4, "1e-2", filter="basic", table=table, principal="owner")
@@ -170,7 +229,8 @@ def _releasing(ledger: Ledger) -> Any:
 
     def release(mechanism: str, table: Table, **params: Any) -> Any:
         return dpflow.release(
-            dpflow.plan(mechanism, table, name=f"release {next(_NUMBER)}", scope="all", **params), ledger
+            dpflow.plan(mechanism, table, name=f"release {next(_NUMBER)}", scope="all", **params),
+            ledger,
         )
 
     return release
@@ -190,8 +250,15 @@ FLIGHT_COLUMNS = {
 
 
 def late_flights(runs: int) -> Found:
-    """Cuts of distance and departure delay that tell late arrivals, an aircraft's 30 flights protected."""
-    declared = {"name": "flights", "unit": {"column": "tailnum"}, "limits": {"rows": 30}, "columns": FLIGHT_COLUMNS}
+    """Cuts of distance and departure delay that tell late arrivals, an aircraft's 30 flights
+    protected.
+    """
+    declared = {
+        "name": "flights",
+        "unit": {"column": "tailnum"},
+        "limits": {"rows": 30},
+        "columns": FLIGHT_COLUMNS,
+    }
     with _world(FLIGHTS, declared) as (table, ledger, connection):
         kept = connection.execute(
             "SELECT sum(least(n, 30)) FROM (SELECT count(*) n FROM flights GROUP BY tailnum)"
@@ -204,16 +271,36 @@ def late_flights(runs: int) -> Found:
             for epsilon in ("0.1", "0.3", "1", "3"):
                 wrong, cuts = [], []
                 for _ in range(runs):
-                    given = {"column": column, "label": label, "epsilon": epsilon, "rows": round(kept, -3)}
-                    model = PrivateClassifier(_releasing(ledger), "learn_thresholds", given).fit(table)
+                    given = {
+                        "column": column,
+                        "label": label,
+                        "epsilon": epsilon,
+                        "rows": round(kept, -3),
+                    }
+                    model = PrivateClassifier(_releasing(ledger), "learn_thresholds", given).fit(
+                        table
+                    )
                     wrong.append(float((model.predict(truth[[column]]) != truth[label]).mean()))
                     cuts.append(model.rule_.below)
-                    chosen = connection.execute(f"SELECT count(*) FROM flights WHERE {model.sql_}").fetchone()[0]
+                    chosen = connection.execute(
+                        f"SELECT count(*) FROM flights WHERE {model.sql_}"
+                    ).fetchone()[0]
                     assert chosen == int(model.predict(truth[[column]]).sum())
                 name = f"{label} below {column}"
                 curves.setdefault(name, []).append((float(epsilon), float(np.mean(wrong))))
-                curves.setdefault(f"predicted: best cut, {column}", []).append((float(epsilon), best[1]))
-                cells.append((name, epsilon, f"{min(cuts)} to {max(cuts)}", float(np.mean(wrong)), best[0], best[1]))
+                curves.setdefault(f"predicted: best cut, {column}", []).append(
+                    (float(epsilon), best[1])
+                )
+                cells.append(
+                    (
+                        name,
+                        epsilon,
+                        f"{min(cuts)} to {max(cuts)}",
+                        float(np.mean(wrong)),
+                        best[0],
+                        best[1],
+                    )
+                )
                 if epsilon == "1":
                     promise = f"{name}: within 0.03 of the best cut at epsilon 1"
                     bounds.append(bound(promise, float(max(wrong)) - best[1], most=0.03))
@@ -231,11 +318,23 @@ def _best_cut(x: np.ndarray, labels: np.ndarray) -> tuple[int, float]:
 
 
 def distances(runs: int) -> Found:
-    """The distribution of distances, one flight protected: an artificial column by the tree and by SanThresholds."""
-    declared = {"name": "flights", "unit": {"column": "flight"}, "limits": {"rows": 1}, "columns": FLIGHT_COLUMNS}
+    """The distribution of distances, one flight protected: an artificial column by the tree and by
+    SanThresholds.
+    """
+    declared = {
+        "name": "flights",
+        "unit": {"column": "flight"},
+        "limits": {"rows": 1},
+        "columns": FLIGHT_COLUMNS,
+    }
     settings = {
         "tree, epsilon 1": {"method": "tree", "epsilon": "1", "alpha": "0.05"},
-        "SanThresholds, epsilon 8": {"method": "san-thresholds", "epsilon": "8", "delta": "2e-6", "alpha": "0.9"},
+        "SanThresholds, epsilon 8": {
+            "method": "san-thresholds",
+            "epsilon": "8",
+            "delta": "2e-6",
+            "alpha": "0.9",
+        },
     }
     with _world(FLIGHTS, declared) as (table, ledger, connection):
         x = np.sort(connection.execute("SELECT distance FROM flights").fetchnumpy()["distance"])
@@ -250,13 +349,20 @@ CREATE TABLE years AS SELECT person, CAST(visits AS INTEGER) AS visits, CAST(dol
 
 
 def patients(runs: int) -> Found:
-    """Doctor's visits a year in the RAND experiment, five years of a person protected; and a cut of dollars that tells few visits."""
+    """Doctor's visits a year in the RAND experiment, five years of a person protected; and a cut of
+    dollars that tells few visits.
+    """
     columns = {
         "visits": {"lower": 0, "upper": 100},
         "dollars": {"lower": 0, "upper": 40_000, "step": "0.01"},
         "few": {"lower": 0, "upper": 1},
     }
-    declared = {"name": "years", "unit": {"column": "person"}, "limits": {"rows": 5}, "columns": columns}
+    declared = {
+        "name": "years",
+        "unit": {"column": "person"},
+        "limits": {"rows": 5},
+        "columns": columns,
+    }
     settings = {
         "tree, epsilon 2": {"method": "tree", "epsilon": "2", "alpha": "0.2"},
         "tree, epsilon 10": {"method": "tree", "epsilon": "10", "alpha": "0.05"},
@@ -266,7 +372,9 @@ def patients(runs: int) -> Found:
         shown = _distribution(table, ledger, "visits", x, settings, runs)
         found = _overlay("visits", shown, x, {"tree, epsilon 2": 0.2, "tree, epsilon 10": 0.05})
         frame = connection.execute("SELECT dollars, few FROM years").df()
-        best = _best_cut(np.rint(frame["dollars"].to_numpy() * 100).astype(np.int64), frame["few"].to_numpy())
+        best = _best_cut(
+            np.rint(frame["dollars"].to_numpy() * 100).astype(np.int64), frame["few"].to_numpy()
+        )
         given = {"column": "dollars", "label": "few", "epsilon": "2", "rows": 20_000}
         wrong = []
         for _ in range(runs):
@@ -274,7 +382,10 @@ def patients(runs: int) -> Found:
             wrong.append(float((model.predict(frame[["dollars"]]) != frame["few"]).mean()))
     promise = "a cut of dollars tells up to two visits, at epsilon 2, within 0.03 of the best cut"
     return Found(
-        found.columns, found.rows, found.curves, (*found.bounds, bound(promise, max(wrong) - best[1], most=0.03))
+        found.columns,
+        found.rows,
+        found.curves,
+        (*found.bounds, bound(promise, max(wrong) - best[1], most=0.03)),
     )
 
 
@@ -288,25 +399,49 @@ def _distribution(
         for _ in range(runs):
             params = given | {"column": column, "rows": len(x)}
             receipt = _releasing(ledger)("sanitize_thresholds", table, **params)
-            made = Synopsis.of({int(value): int(weight) for value, weight in receipt.result.synthetic.rows})
-            places = np.unique(np.concatenate([x, x + 1, np.array(made.points), np.array(made.points) + 1]))
-            errors.append(float(np.abs(made.below(places.tolist()) - np.searchsorted(x, places) / len(x)).max()))
+            made = Synopsis.of(
+                {int(value): int(weight) for value, weight in receipt.result.synthetic.rows}
+            )
+            places = np.unique(
+                np.concatenate([x, x + 1, np.array(made.points), np.array(made.points) + 1])
+            )
+            errors.append(
+                float(
+                    np.abs(made.below(places.tolist()) - np.searchsorted(x, places) / len(x)).max()
+                )
+            )
             first = first or made
         assert first is not None
         shown[name] = (first, float(np.mean(errors)))
     return shown
 
 
-def _overlay(unit: str, shown: dict[str, tuple[Synopsis, float]], x: np.ndarray, limits: dict[str, float]) -> Found:
+def _overlay(
+    unit: str, shown: dict[str, tuple[Synopsis, float]], x: np.ndarray, limits: dict[str, float]
+) -> Found:
     """The true distribution and the artificial ones."""
     most = np.quantile(x, 0.99)
-    places = np.unique(np.concatenate([np.quantile(x, np.linspace(0, 1, 25)), np.linspace(0, most, 13)]).astype(int))
-    curves = {"predicted: the table's own": [(int(p), float(np.searchsorted(x, p) / len(x))) for p in places]}
+    places = np.unique(
+        np.concatenate([np.quantile(x, np.linspace(0, 1, 25)), np.linspace(0, most, 13)]).astype(
+            int
+        )
+    )
+    curves = {
+        "predicted: the table's own": [
+            (int(p), float(np.searchsorted(x, p) / len(x))) for p in places
+        ]
+    }
     for name, (made, _) in shown.items():
         curves[name] = list(zip(places.tolist(), made.below(places.tolist()).tolist()))
-    cells = tuple((int(p), *(dict(curve)[int(p)] for curve in curves.values())) for p in places[::3])
+    cells = tuple(
+        (int(p), *(dict(curve)[int(p)] for curve in curves.values())) for p in places[::3]
+    )
     bounds = tuple(
-        bound(f"{name}: mean largest error of any prefix at most {limits[name]}", error, most=limits[name])
+        bound(
+            f"{name}: mean largest error of any prefix at most {limits[name]}",
+            error,
+            most=limits[name],
+        )
         for name, (_, error) in shown.items()
     )
     return Found((f"{unit} below", "table", *shown), cells, curves, bounds)

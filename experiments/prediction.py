@@ -1,9 +1,11 @@
-"""Private prediction on real data: what a prediction costs in accuracy, and what an attacker learns about a row.
+"""Private prediction on real data: what a prediction costs in accuracy, and what an attacker learns
+about a row.
 
-Accuracies of votes are exact expectations over the vote's own randomness, from the models' votes; the mechanism learns on the
-rows as a table hands them over. The published model is output perturbation (Chaudhuri, Monteleoni, Sarwate 2011): the
-regularised minimiser, which one unit of k rows moves by at most k/(lambda n), plus noise of that length over epsilon; it
-answers for ever. Its lambda is the best on the test rows, which favours it.
+Accuracies of votes are exact expectations over the vote's own randomness, from the models' votes;
+the mechanism learns on the rows as a table hands them over. The published model is output
+perturbation (Chaudhuri, Monteleoni, Sarwate 2011): the regularised minimiser, which one unit of k
+rows moves by at most k/(lambda n), plus noise of that length over epsilon; it answers for ever. Its
+lambda is the best on the test rows, which favours it.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ class Task:
 
     def matrix(self, part: RecordArrays) -> Matrix:
         """Features as a learner sees them."""
-        return features.matrix(self.table, self.inputs, [part.columns[name] for name in self.inputs])
+        return features.matrix(
+            self.table, self.inputs, [part.columns[name] for name in self.inputs]
+        )
 
     def labels(self, part: RecordArrays) -> NDArray[np.int64]:
         """Labels by number."""
@@ -72,7 +76,9 @@ def digits() -> Task:
 
 @cache
 def flights() -> Task:
-    """Late arrivals of 2013 (more than 15 minutes), an aircraft a unit with up to 50 flights; even weeks for the test."""
+    """Late arrivals of 2013 (more than 15 minutes), an aircraft a unit with up to 50 flights; even
+    weeks for the test.
+    """
     query = """
         SELECT tailnum, week(make_date(year, month, day)) % 2 AS even, CAST(arr_delay > 15 AS INTEGER) AS late,
             CAST(greatest(-20, least(60, dep_delay)) AS INTEGER) AS dep_delay, hour, distance // 50 AS distance, carrier, origin
@@ -100,13 +106,20 @@ def flights() -> Task:
             codes[name] = np.searchsorted(keys, codes[name])
         units = np.unique(rows["tailnum"][mine], return_inverse=True)[1]
         order = np.argsort(units, kind="stable")
-        return RecordArrays(units[order], {name: code[order].astype(np.int64) for name, code in codes.items()})
+        return RecordArrays(
+            units[order], {name: code[order].astype(np.int64) for name, code in codes.items()}
+        )
 
     return Task(_table("flights", 50, columns), names, "late", part(1), part(0))
 
 
 def _table(name: str, rows: int, columns: dict[str, Any]) -> Table:
-    declared = {"name": name, "database": f"{name}.duckdb", "unit": {"column": "unit"}, "limits": {"rows": rows}}
+    declared = {
+        "name": name,
+        "database": f"{name}.duckdb",
+        "unit": {"column": "unit"},
+        "limits": {"rows": rows},
+    }
     return Table.model_validate(declared | {"columns": columns, "neighbours": "replace"})
 
 
@@ -117,7 +130,13 @@ def spent(epsilon: float, count: int) -> float:
 
 def votes(task: Task, shards: int, seed: int) -> NDArray[np.int64]:
     """The models' votes at every test row."""
-    given = {"features": list(task.inputs), "label": task.label, "epsilon": "1", "predictions": 1, "shards": shards}
+    given = {
+        "features": list(task.inputs),
+        "label": task.label,
+        "epsilon": "1",
+        "predictions": 1,
+        "shards": shards,
+    }
     params = VoteParams.model_validate(given | {"options": {"max_iter": 300}})
     learned = Vote().learn(params, task.table, task.train, StreamSource(seed))
     return learned.votes(task.matrix(task.test), len(features.labels(task.table, task.label)))
@@ -131,7 +150,9 @@ def accuracy(counts: NDArray[np.int64], labels: NDArray[np.int64], epsilon: floa
 
 
 def published(task: Task, epsilon: float, seeds: int) -> float:
-    """The mean accuracy of a model with output perturbation, one against the rest, for the lambda that is best."""
+    """The mean accuracy of a model with output perturbation, one against the rest, for the lambda
+    that is best.
+    """
     names, best = features.labels(task.table, task.label), 0.0
     train, test = _in_ball(task.matrix(task.train)), _in_ball(task.matrix(task.test))
     truth = task.labels(task.test)
@@ -141,9 +162,13 @@ def published(task: Task, epsilon: float, seeds: int) -> float:
         right = []
         for seed in range(seeds):
             rng = np.random.default_rng(seed)
-            length = task.table.limits.rows / (float(strength) * len(train)) / (epsilon / len(kinds))
+            length = (
+                task.table.limits.rows / (float(strength) * len(train)) / (epsilon / len(kinds))
+            )
             noise = rng.normal(size=models.shape)
-            noise *= (rng.gamma(models.shape[1], length, len(models)) / np.linalg.norm(noise, axis=1))[:, None]
+            noise *= (
+                rng.gamma(models.shape[1], length, len(models)) / np.linalg.norm(noise, axis=1)
+            )[:, None]
             scores = test @ (models + noise).T
             said = scores.argmax(axis=1) if len(names) > 2 else (scores[:, 0] > 0).astype(int)
             right.append(float((said == truth).mean()))
@@ -164,7 +189,9 @@ def _models(task: Task, strength: str) -> Matrix:
         names = features.labels(task.table, task.label)
         kinds = range(len(names)) if len(names) > 2 else [1]
         cost = 1 / (2 * float(strength) * len(train))  # scikit-learn's form of the same objective
-        exact = LogisticRegression(C=cost, fit_intercept=False, solver="newton-cholesky", tol=1e-10, max_iter=1000)
+        exact = LogisticRegression(
+            C=cost, fit_intercept=False, solver="newton-cholesky", tol=1e-10, max_iter=1000
+        )
         _KNOWN[place] = np.array([exact.fit(train, targets == k).coef_[0] for k in kinds])
     return _KNOWN[place]
 
@@ -176,7 +203,9 @@ def _in_ball(matrix: Matrix) -> Matrix:
 
 
 def by_epsilon(task: Task, shards: tuple[int, ...], runs: int) -> Found:
-    """Accuracy against epsilon, by number of predictions; for each the best of a few public numbers of shards."""
+    """Accuracy against epsilon, by number of predictions; for each the best of a few public numbers
+    of shards.
+    """
     from sklearn.linear_model import LogisticRegression
 
     truth = task.labels(task.test)
@@ -189,7 +218,9 @@ def by_epsilon(task: Task, shards: tuple[int, ...], runs: int) -> Found:
         line: list[Any] = [f"{epsilon:g}"]
         for m in COUNTS:
             e = spent(epsilon, m)
-            found = max(float(np.mean([accuracy(c, truth, e) for c in given])) for given in counts.values())
+            found = max(
+                float(np.mean([accuracy(c, truth, e) for c in given])) for given in counts.values()
+            )
             line.append(found)
             curves[asked(m)].append((epsilon, found))
         model = published(task, epsilon, 5 * runs)
@@ -238,28 +269,43 @@ ROWS, SHARDS, FLIPS = 200, 10, 0.3
 
 
 def membership(runs: int) -> Found:
-    """One row in or replaced, everything else the same: how much more often is its own label said when it is in?
+    """One row in or replaced, everything else the same: how much more often is its own label said
+    when it is in?
 
-    The attacker asks the row itself once, or ten points next to it, and says "in" if most answers are the row's label.
+    The attacker asks the row itself once, or ten points next to it, and says "in" if most answers
+    are the row's label.
     """
     from sklearn.tree import DecisionTreeClassifier
 
     epsilons = (0.01, 0.03, 0.1, 1.0, 10.0)
     rises: dict[tuple[float, int], list[float]] = {(e, m): [] for e in epsilons for m in (1, 10)}
     naked: list[float] = []
-    columns: dict[str, Any] = {f"x{i}": {"lower": 0, "upper": 1000} for i in range(5)} | {"y": {"keys": ["no", "yes"]}}
+    columns: dict[str, Any] = {f"x{i}": {"lower": 0, "upper": 1000} for i in range(5)} | {
+        "y": {"keys": ["no", "yes"]}
+    }
     table, names = _table("members", 1, columns), [f"x{i}" for i in range(5)]
     for seed in range(runs):
         rng = np.random.default_rng(seed)
         x = rng.integers(0, 1001, (ROWS + 1, 5))
         y = ((x[:, 0] > 500) ^ (rng.random(ROWS + 1) < FLIPS)).astype(np.int64)
-        worlds = {"in": np.arange(ROWS), "out": np.array([ROWS, *range(1, ROWS)])}  # row 0 is the one attacked
+        worlds = {
+            "in": np.arange(ROWS),
+            "out": np.array([ROWS, *range(1, ROWS)]),
+        }  # row 0 is the one attacked
         shares = {}
         for world, rows in worlds.items():
             codes = {name: x[rows, i] for i, name in enumerate(names)} | {"y": y[rows]}
-            given = {"features": names, "label": "y", "epsilon": "1", "predictions": 10, "shards": SHARDS}
+            given = {
+                "features": names,
+                "label": "y",
+                "epsilon": "1",
+                "predictions": 10,
+                "shards": SHARDS,
+            }
             params = VoteParams.model_validate(given | {"learner": "DecisionTreeClassifier"})
-            learned = Vote().learn(params, table, RecordArrays(np.arange(ROWS), codes), StreamSource(seed))
+            learned = Vote().learn(
+                params, table, RecordArrays(np.arange(ROWS), codes), StreamSource(seed)
+            )
             asked = features.matrix(table, names, x[:1].T)
             shares[world] = int(learned.votes(asked, 2)[0, y[0]])
         tree = {
@@ -268,29 +314,53 @@ def membership(runs: int) -> Found:
         }
         naked.append(float(tree["in"] == y[0]) - float(tree["out"] == y[0]))
         for e, m in rises:
-            said = {w: 1 / (1 + np.exp(-e / m * (2 * votes - SHARDS) / 2)) for w, votes in shares.items()}
+            said = {
+                w: 1 / (1 + np.exp(-e / m * (2 * votes - SHARDS) / 2))
+                for w, votes in shares.items()
+            }
             rises[e, m].append(_most(said["in"], m) - _most(said["out"], m))
     plain, doubt = float(np.mean(naked)), 2 * float(np.std(naked)) / runs**0.5
     rows, bounds, private = [], [], {1: [], 10: []}  # type: ignore[var-annotated]
     for (e, m), found in rises.items():
-        mean, deviation, most = float(np.mean(found)), 2 * float(np.std(found)) / runs**0.5, float(np.tanh(e / 2))
+        mean, deviation, most = (
+            float(np.mean(found)),
+            2 * float(np.std(found)) / runs**0.5,
+            float(np.tanh(e / 2)),
+        )
         rows.append((f"{e:g}", m, f"{mean:.4f}", f"{deviation:.4f}", f"{most:.4f}"))
         private[m].append((e, mean))
         verdict = f"{mean:.4f} +- {deviation:.4f}, at most {most:.4f}"
         bounds.append(
-            Bound(f"advantage at epsilon {e:g}, {m} answers, under its bound", verdict, mean + deviation <= most)
+            Bound(
+                f"advantage at epsilon {e:g}, {m} answers, under its bound",
+                verdict,
+                mean + deviation <= most,
+            )
         )
     limit = float(np.tanh(0.05))
     telling = f"{plain:.3f} +- {doubt:.3f} against {limit:.3f}"
     if abs(plain - limit) <= doubt:
         telling = f"inconclusive: {telling}"
-    bounds.append(Bound("the plain tree's advantage exceeds the bound of epsilon 0.1", telling, plain - doubt > limit))
+    bounds.append(
+        Bound(
+            "the plain tree's advantage exceeds the bound of epsilon 0.1",
+            telling,
+            plain - doubt > limit,
+        )
+    )
     curves = {f"private, {m} answers": points for m, points in private.items()}
     curves |= {"plain tree": [(epsilons[0], plain), (epsilons[-1], plain)]}
     curves |= {
-        "predicted bound": [(float(e), float(np.tanh(e / 2))) for e in np.geomspace(epsilons[0], epsilons[-1], 40)]
+        "predicted bound": [
+            (float(e), float(np.tanh(e / 2))) for e in np.geomspace(epsilons[0], epsilons[-1], 40)
+        ]
     }
-    return Found(("epsilon in all", "answers", "advantage", "2 sd", "bound"), tuple(rows), curves, tuple(bounds))
+    return Found(
+        ("epsilon in all", "answers", "advantage", "2 sd", "bound"),
+        tuple(rows),
+        curves,
+        tuple(bounds),
+    )
 
 
 def _most(p: float, m: int) -> float:
@@ -302,7 +372,9 @@ def _most(p: float, m: int) -> float:
 
 
 def on_a_line(runs: int) -> Found:
-    """A threshold with label noise on domains of 10 to 10^12 places: the walk against a vote of stumps, at one budget."""
+    """A threshold with label noise on domains of 10 to 10^12 places: the walk against a vote of
+    stumps, at one budget.
+    """
     from dpflow_private_prediction.mechanisms.walk import clipped_walk
 
     rows, curves = [], {"walk": [], "vote of 23 shards": [], "predicted bound of the walk": []}  # type: ignore[var-annotated]
@@ -336,7 +408,11 @@ def on_a_line(runs: int) -> Found:
             curves[name].append((float(places), value))
     walks = [row[1] for row in rows]
     bounds = (
-        Bound("the walk's error under e^eps (Opt + alpha)", f"{max(walks):.3f}", max(walks) <= rows[0][3]),
+        Bound(
+            "the walk's error under e^eps (Opt + alpha)",
+            f"{max(walks):.3f}",
+            max(walks) <= rows[0][3],
+        ),
         Bound(
             "and the same on every domain, within 0.03",
             f"{max(walks) - min(walks):.3f}",

@@ -1,4 +1,6 @@
-"""What an experiment hands over, and how it becomes a numbered figure and a section of docs/experiments.md."""
+"""What an experiment hands over, and how it becomes a numbered figure and a section of
+docs/experiments.md.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,8 @@ class Found:
 
 @dataclass(frozen=True)
 class Experiment:
-    """``run(runs)`` repeats the simulation with seeds 0 to runs-1; ``runs`` of `make experiments`, ``small`` of the tests.
+    """``run(runs)`` repeats the simulation with seeds 0 to runs-1; ``runs`` of `make experiments`,
+    ``small`` of the tests.
 
     ``number`` is that of its figure, unique among all papers.
     """
@@ -67,7 +70,11 @@ def draw(experiment: Experiment, found: Found) -> str:
     axes.grid(alpha=0.3)
     for (label, points), colour in zip(found.curves.items(), COLOURS * 2):
         predicted = label.startswith("predicted")
-        style = {"linestyle": "--", "color": "#777777"} if predicted else {"marker": "o", "color": colour}
+        style = (
+            {"linestyle": "--", "color": "#777777"}
+            if predicted
+            else {"marker": "o", "color": colour}
+        )
         axes.plot(*zip(*points), label=label, markersize=4, **style)
     if "x" in experiment.logarithmic:
         axes.set_xscale("log")
@@ -88,7 +95,10 @@ def draw(experiment: Experiment, found: Found) -> str:
 
 def section(experiment: Experiment, found: Found, figure: str) -> str:
     """The experiment in Markdown."""
-    bounds = [f"- {b.promise}: {b.found} ({'holds' if b.holds else '**does not hold**'})" for b in found.bounds]
+    bounds = [
+        f"- {b.promise}: {b.found} ({'holds' if b.holds else '**does not hold**'})"
+        for b in found.bounds
+    ]
     lines = [
         f"## Figure {experiment.number}. {experiment.title}",
         "",
@@ -109,7 +119,9 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
     return [f"| {' | '.join(line)} |" for line in ([*columns], ["---"] * len(columns), *cells)]
 
 
-def bound(promise: str, found: float, least: float | None = None, most: float | None = None) -> Bound:
+def bound(
+    promise: str, found: float, least: float | None = None, most: float | None = None
+) -> Bound:
     """A bound on a number."""
     holds = (least is None or found >= least) and (most is None or found <= most)
     return Bound(promise, f"{found:.3f}", holds)

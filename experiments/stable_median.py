@@ -1,7 +1,9 @@
-"""The reusable holdout against the analysts it was made for: Freedman's, the Science paper's, sign aggregation, boosting.
+"""The reusable holdout against the analysts it was made for: Freedman's, the Science paper's, sign
+aggregation, boosting.
 
-All gates here are heuristic: their groups are far fewer than any proof asks for (`dpflow samples`), which is the regime in
-which people use holdouts. What is asserted is what happens, not what is proven.
+All gates here are heuristic: their groups are far fewer than any proof asks for (`dpflow samples`),
+which is the regime in which people use holdouts. What is asserted is what happens, not what is
+proven.
 """
 
 from __future__ import annotations
@@ -10,7 +12,13 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 import numpy as np
-from dpflow_stable_median.theory.sign_attack import aggregate, mean_shift, median_shift, naive_medians, split_answers
+from dpflow_stable_median.theory.sign_attack import (
+    aggregate,
+    mean_shift,
+    median_shift,
+    naive_medians,
+    split_answers,
+)
 from numpy.typing import NDArray
 
 from dpflow.core.toolbox.quantiles import draw_quantile, rate_for
@@ -35,8 +43,12 @@ ROWS, FEATURES, GROUPS = 20_000, 2_000, 200
 PICKS = (10, 50, 100, 200, 500)
 
 
-def _right(agree: Signs, picked: NDArray[np.int64], signs: Floats, coins: Signs) -> NDArray[np.bool_]:
-    """Whether each row's label is that of the signed majority; ``agree`` is feature times label, ties are tossed."""
+def _right(
+    agree: Signs, picked: NDArray[np.int64], signs: Floats, coins: Signs
+) -> NDArray[np.bool_]:
+    """Whether each row's label is that of the signed majority; ``agree`` is feature times label,
+    ties are tossed.
+    """
     votes = agree[:, picked].astype(np.int16) @ signs.astype(np.int16)
     return (votes > 0) | ((votes == 0) & (coins > 0))
 
@@ -45,7 +57,8 @@ def _freedman_run(seed: int) -> Iterator[tuple[int, float, float, float, float, 
     """(K, naive holdout, naive fresh, protected claim, protected fresh, verdict, corrected value)."""
     rng = np.random.default_rng(seed)
     train, holdout, fresh = (
-        rng.integers(0, 2, (ROWS, FEATURES), dtype=np.int8) * np.int8(2) - np.int8(1) for _ in range(3)
+        rng.integers(0, 2, (ROWS, FEATURES), dtype=np.int8) * np.int8(2) - np.int8(1)
+        for _ in range(3)
     )
     coins = [rng.integers(0, 2, ROWS, dtype=np.int8) for _ in range(3)]
     on_train, on_holdout = train.mean(axis=0), holdout.mean(axis=0)
@@ -62,16 +75,29 @@ def _freedman_run(seed: int) -> Iterator[tuple[int, float, float, float, float, 
     protected = np.argsort(-np.abs(on_train) * usable)
     for k in PICKS:
         chosen, mine = naive[:k], protected[:k]
-        seen, signs = _right(holdout, chosen, np.sign(on_train[chosen]), coins[1]), np.sign(on_train[mine])
+        seen, signs = (
+            _right(holdout, chosen, np.sign(on_train[chosen]), coins[1]),
+            np.sign(on_train[mine]),
+        )
         later = _right(fresh, chosen, np.sign(on_train[chosen]), coins[2]).mean()
         claim = _right(train, mine, signs, coins[0]).mean()
         answer = gate.ask(float(claim), per_group(_right(holdout, mine, signs, coins[1]), GROUPS))
         real = _right(fresh, mine, signs, coins[2]).mean()
-        yield k, float(seen.mean()), float(later), float(claim), float(real), answer["verdict"], answer.get("corrected")
+        yield (
+            k,
+            float(seen.mean()),
+            float(later),
+            float(claim),
+            float(real),
+            answer["verdict"],
+            answer.get("corrected"),
+        )
 
 
 def freedman(runs: int) -> Found:
-    """Features that predict nothing; a naive filter on train and holdout; the same with every look through the gate."""
+    """Features that predict nothing; a naive filter on train and holdout; the same with every look
+    through the gate.
+    """
     found = {k: [] for k in PICKS}
     for seed in range(runs):
         for k, *rest in _freedman_run(seed):
@@ -83,15 +109,48 @@ def freedman(runs: int) -> Found:
         values = [r[5] for r in results if r[5] is not None]
         corrected = float(np.mean(values)) if values else None
         rows.append(
-            (k, naive, fresh, claim, real, f"{noes} of {len(results)}", "-" if corrected is None else corrected)
+            (
+                k,
+                naive,
+                fresh,
+                claim,
+                real,
+                f"{noes} of {len(results)}",
+                "-" if corrected is None else corrected,
+            )
         )
         if k == 500:
-            bounds.append(bound("naive holdout overstates by at least 0.04 at K = 500", naive - fresh, least=0.04))
+            bounds.append(
+                bound(
+                    "naive holdout overstates by at least 0.04 at K = 500",
+                    naive - fresh,
+                    least=0.04,
+                )
+            )
         if k >= 200:
-            bounds.append(bound(f"the gate says no in 9 of 10 runs at K = {k}", noes / len(results), least=0.9))
-            bounds.append(bound(f"corrected value within 0.02 of 1/2 at K = {k}", (corrected or 1) - 0.5, -0.02, 0.02))
+            bounds.append(
+                bound(
+                    f"the gate says no in 9 of 10 runs at K = {k}", noes / len(results), least=0.9
+                )
+            )
+            bounds.append(
+                bound(
+                    f"corrected value within 0.02 of 1/2 at K = {k}",
+                    (corrected or 1) - 0.5,
+                    -0.02,
+                    0.02,
+                )
+            )
     return Found(
-        ("K", "naive: holdout", "naive: fresh", "claim to the gate", "its fresh value", "no", "corrected"),
+        (
+            "K",
+            "naive: holdout",
+            "naive: fresh",
+            "claim to the gate",
+            "its fresh value",
+            "no",
+            "corrected",
+        ),
         tuple(rows),
         {
             "naive holdout": [(r[0], r[1]) for r in rows],
@@ -111,7 +170,9 @@ COUNT = 200  # groups of 50 rows
 
 
 def _attributes(seed: int, chunk: int, signal: bool) -> NDArray[np.float32]:
-    """Attributes times label of 10,000 rows, made again whenever they are needed: a whole table is 400 MB."""
+    """Attributes times label of 10,000 rows, made again whenever they are needed: a whole table is
+    400 MB.
+    """
     rng = np.random.default_rng([seed, chunk])
     made = rng.standard_normal((SAMPLE, CHUNK), dtype=np.float32)
     if signal and chunk == 0:
@@ -131,10 +192,15 @@ def _columns(seed: int, wanted: NDArray[np.int64], signal: bool) -> NDArray[np.f
 def _science_run(seed: int, signal: bool) -> Iterator[tuple[int, float, float, float, float, str]]:
     """(k, naive holdout, naive fresh, value reported through the gate, its fresh value, verdict)."""
     train, holdout, fresh = (3 * seed + i for i in range(3))
-    gate = Gate(seed, epsilon=80, groups=COUNT, queries=20_000, failures=10, side="both", correct=PERCENT)
+    gate = Gate(
+        seed, epsilon=80, groups=COUNT, queries=20_000, failures=10, side="both", correct=PERCENT
+    )
     level, on_train, on_holdout, allowed = 1 / np.sqrt(SAMPLE), [], [], []
     for chunk in range(ATTRIBUTES // CHUNK):
-        first, second = _attributes(train, chunk, signal).mean(axis=0), _attributes(holdout, chunk, signal)
+        first, second = (
+            _attributes(train, chunk, signal).mean(axis=0),
+            _attributes(holdout, chunk, signal),
+        )
         groups = per_group(second, COUNT)
         for j, claim in enumerate(first):
             strong = abs(claim) > level  # others are never used, so nobody asks about them
@@ -174,9 +240,22 @@ def _science(runs: int, signal: bool) -> Found:
         means = [float(np.mean([r[i] for r in results])) for i in range(4)]
         rows.append((k, *means, f"{sum(r[4] == 'no' for r in results)} of {len(results)}"))
     last = rows[-1]
-    bounds = [bound("value through the gate within 0.02 of fresh data at k = 500", last[3] - last[4], -0.02, 0.02)]
+    bounds = [
+        bound(
+            "value through the gate within 0.02 of fresh data at k = 500",
+            last[3] - last[4],
+            -0.02,
+            0.02,
+        )
+    ]
     if not signal:
-        bounds.append(bound("naive holdout overstates by at least 0.10 at k = 500", last[1] - last[2], least=0.10))
+        bounds.append(
+            bound(
+                "naive holdout overstates by at least 0.10 at k = 500",
+                last[1] - last[2],
+                least=0.10,
+            )
+        )
     return Found(
         ("k", "naive: holdout", "naive: fresh", "through the gate", "its fresh value", "no"),
         tuple(rows),
@@ -213,19 +292,29 @@ def _medians(values: Floats, each: Fraction, source: StreamSource) -> Floats:
     """A private median of every column."""
     rate, half = rate_for(each, Fraction(1, 2), 1), Fraction(1, 2)
     keys = [SPAN.keys(column) for column in np.ascontiguousarray(values.T)]
-    return np.array([SPAN.value(draw_quantile(k, SPAN.first, SPAN.last, half, rate, source)) for k in keys])
+    return np.array(
+        [SPAN.value(draw_quantile(k, SPAN.first, SPAN.last, half, rate, source)) for k in keys]
+    )
 
 
 def sign_aggregation(runs: int) -> Found:
-    """Normal coordinates; every query's answer gives one sign, and the last query adds all coordinates up with them."""
-    shifts: dict[str, list[float]] = {"naive median": []} | {f"epsilon {float(e):g}": [] for e in EACH}
+    """Normal coordinates; every query's answer gives one sign, and the last query adds all
+    coordinates up with them.
+    """
+    shifts: dict[str, list[float]] = {"naive median": []} | {
+        f"epsilon {float(e):g}": [] for e in EACH
+    }
     shifts[f"splitting, {SPLIT} groups a query"] = []
     for seed in range(runs):
         values, source = np.random.default_rng(seed).standard_normal((M, K)), StreamSource(seed)
-        shifts["naive median"].append(float(naive_medians(aggregate(values, naive_medians(values))[:, None])[0]))
+        shifts["naive median"].append(
+            float(naive_medians(aggregate(values, naive_medians(values))[:, None])[0])
+        )
         for each in EACH:
             final = aggregate(values, _medians(values, each, source))
-            shifts[f"epsilon {float(each):g}"].append(float(_medians(final[:, None], each, source)[0]))
+            shifts[f"epsilon {float(each):g}"].append(
+                float(_medians(final[:, None], each, source)[0])
+            )
         said = split_answers(values, SPLIT)
         final = aggregate(values[-SPLIT:, : len(said) - 1], said[:-1])  # asked of groups of its own
         shifts[f"splitting, {SPLIT} groups a query"].append(float(naive_medians(final[:, None])[0]))
@@ -233,10 +322,27 @@ def sign_aggregation(runs: int) -> Found:
     predictions = [median_shift(K, M), *(median_shift(K, M, float(e)) for e in EACH), 0.0]
     for (name, found), predicted in zip(shifts.items(), predictions):
         inside = sum(abs(x) < QUARTILE for x in found)
-        rows.append((name, float(np.mean(found)), predicted, float(np.std(found)), f"{inside} of {len(found)}"))
+        rows.append(
+            (
+                name,
+                float(np.mean(found)),
+                predicted,
+                float(np.std(found)),
+                f"{inside} of {len(found)}",
+            )
+        )
         if name == "naive median":
-            bounds.append(bound("naive shift within 0.08 of the prediction", rows[-1][1] - predicted, -0.08, 0.08))
-            bounds.append(Bound("naive answers never lie between the quartiles", f"{inside} do", inside == 0))
+            bounds.append(
+                bound(
+                    "naive shift within 0.08 of the prediction",
+                    rows[-1][1] - predicted,
+                    -0.08,
+                    0.08,
+                )
+            )
+            bounds.append(
+                Bound("naive answers never lie between the quartiles", f"{inside} do", inside == 0)
+            )
         elif name == "epsilon 0.03" or name.startswith("splitting"):
             share = inside / len(found)
             bounds.append(bound(f"{name}: between the quartiles in 8 of 10 runs", share, least=0.8))
@@ -266,13 +372,17 @@ def _board(right: Signs) -> Floats:
 
 
 def _boosted(right: Signs, signs: Floats) -> NDArray[np.bool_]:
-    """Rows on which the majority vote of the submissions with signs +1, and the negations of the others, is right."""
+    """Rows on which the majority vote of the submissions with signs +1, and the negations of the
+    others, is right.
+    """
     votes = (2 * right.astype(np.int16) - 1) @ signs.astype(np.int16)
     return votes > 0
 
 
 def leaderboard(runs: int) -> Found:
-    """Random submissions; those above one half vote for, the others against. On a board of exact scores that wins."""
+    """Random submissions; those above one half vote for, the others against. On a board of exact
+    scores that wins.
+    """
     found: dict[str, list[float]] = {"exact scores": [], "Ladder": [], "gate: corrected": []}
     noes = 0
     for seed in range(runs):
@@ -281,7 +391,9 @@ def leaderboard(runs: int) -> Found:
         exact = _boosted(right, np.where(scores > 0.5, 1.0, -1.0))
         found["exact scores"].append(float(exact.mean()))
         best, shown = 0.0, []
-        for score in scores:  # the Ladder shows the best score so far, and a new one only if it is clearly better
+        for score in (
+            scores
+        ):  # the Ladder shows the best score so far, and a new one only if it is clearly better
             better = score > best + STEP
             best = round(score / STEP) * STEP if better else best
             shown.append(1.0 if better else -1.0)
@@ -289,7 +401,9 @@ def leaderboard(runs: int) -> Found:
         gate = Gate(seed, epsilon=20, groups=GROUPS, queries=1001, failures=10, correct=PERCENT)
         groups = per_group(right, GROUPS)
         signs = []
-        for j in range(SUBMISSIONS):  # claims at the edge tell most; one failure is kept for the winner
+        for j in range(
+            SUBMISSIONS
+        ):  # claims at the edge tell most; one failure is kept for the winner
             verdict = gate.ask(0.6, groups[:, j])
             signs.append(1.0 if verdict["verdict"] == "yes" else -1.0)
             if verdict["failures_left"] == 1:
@@ -300,16 +414,32 @@ def leaderboard(runs: int) -> Found:
         found["gate: corrected"].append(float(answer.get("corrected", 1.0)))
     predicted = mean_shift(SUBMISSIONS, LABELS)
     means = {name: float(np.mean(values)) for name, values in found.items()}
-    rows = tuple((name, value, predicted if name == "exact scores" else 0.5, 0.5) for name, value in means.items())
+    rows = tuple(
+        (name, value, predicted if name == "exact scores" else 0.5, 0.5)
+        for name, value in means.items()
+    )
     return Found(
         ("leaderboard", "score of the boosted submission", "predicted", "truth"),
         rows,
-        {name: [(float(seed), value) for seed, value in enumerate(values)] for name, values in found.items()},
+        {
+            name: [(float(seed), value) for seed, value in enumerate(values)]
+            for name, values in found.items()
+        },
         (
-            bound("exact scores: within 0.02 of the prediction", means["exact scores"] - predicted, -0.02, 0.02),
+            bound(
+                "exact scores: within 0.02 of the prediction",
+                means["exact scores"] - predicted,
+                -0.02,
+                0.02,
+            ),
             bound("Ladder: boosted score within 0.02 of 1/2", means["Ladder"] - 0.5, -0.02, 0.02),
             bound("the gate refuses the boosted claim in every run", noes / runs, least=1.0),
-            bound("its corrected value within 0.02 of 1/2", means["gate: corrected"] - 0.5, -0.02, 0.02),
+            bound(
+                "its corrected value within 0.02 of 1/2",
+                means["gate: corrected"] - 0.5,
+                -0.02,
+                0.02,
+            ),
         ),
     )
 

@@ -8,9 +8,13 @@ from pathlib import Path
 from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent))
-# The same examples in every run, however slow the machine is: what fails, fails again. Others: --hypothesis-profile=default.
+# The same examples in every run, however slow the machine is: what fails, fails again. Others:
+# --hypothesis-profile=default.
 settings.register_profile(
-    "dpflow", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    "dpflow",
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.load_profile("dpflow")
 pytest_plugins = ["pgserver", "smallworld"]

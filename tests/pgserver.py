@@ -1,4 +1,6 @@
-"""A real PostgreSQL for tests, from a wheel, under a directory of its own: never below HOME, whose mode it may change."""
+"""A real PostgreSQL for tests, from a wheel, under a directory of its own: never below HOME, whose
+mode it may change.
+"""
 
 from __future__ import annotations
 

@@ -34,7 +34,9 @@ FROM range(80) t(i)
 
 
 class Tiny:
-    """A folder with ``visits.yml``, its table, and ``ledger.sqlite`` with epsilon 1 and delta 1e-6 a day."""
+    """A folder with ``visits.yml``, its table, and ``ledger.sqlite`` with epsilon 1 and delta 1e-6
+    a day.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -63,7 +65,9 @@ class Tiny:
             "params": {"epsilon": "0.5"},
         }
         path = self.folder / "release.yml"
-        path.write_text(yaml.safe_dump({k: v for k, v in (content | changes).items() if v is not None}))
+        path.write_text(
+            yaml.safe_dump({k: v for k, v in (content | changes).items() if v is not None})
+        )
         return path
 
 
@@ -75,5 +79,7 @@ def tiny(tmp_path: Path) -> Tiny:
     made = Tiny(tmp_path)
     made.fill()
     table = load_table(made.declare())
-    Ledger(made.ledger, create=True).grant("visits", 1, "1e-6", filter="basic", table=table, principal="owner")
+    Ledger(made.ledger, create=True).grant(
+        "visits", 1, "1e-6", filter="basic", table=table, principal="owner"
+    )
     return made

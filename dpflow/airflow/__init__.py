@@ -1,4 +1,5 @@
-"""Airflow's side: operators, the connection type, provider info. The only package that imports airflow.
+"""Airflow's side: operators, the connection type, provider info. The only package that imports
+airflow.
 
 The operators are imported lazily, so that a tool which only asks for provider info stays quick.
 """

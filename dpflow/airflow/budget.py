@@ -1,4 +1,6 @@
-"""`LedgerOperator`: ask the ledger before a run spends, take another way when it cannot pay, report, or grant."""
+"""`LedgerOperator`: ask the ledger before a run spends, take another way when it cannot pay,
+report, or grant.
+"""
 
 from __future__ import annotations
 
@@ -25,23 +27,28 @@ Action = Literal["check", "gate", "report", "grant"]
 class LedgerOperator(BaseOperator, SkipMixin):
     """One question or one act of the ledger; nothing is charged.
 
-    ``check`` fails the run before any row is read if its releases would be refused now. ``gate`` decides instead of failing: if
-    they fit, the tasks downstream go on; if not, they are skipped, except ``otherwise``. For both, what this run has paid
-    already counts as paid, and it is a forecast: only each release's own reservation is authoritative. ``report`` returns what
-    remains in ``scope``. ``grant`` gives a scope a budget, and does nothing if it has just this one.
+    ``check`` fails the run before any row is read if its releases would be refused now. ``gate``
+    decides instead of failing: if they fit, the tasks downstream go on; if not, they are skipped,
+    except ``otherwise``. For both, what this run has paid already counts as paid, and it is a
+    forecast: only each release's own reservation is authoritative. ``report`` returns what remains
+    in ``scope``. ``grant`` gives a scope a budget, and does nothing if it has just this one.
 
     :param action: check, gate, report or grant.
-    :param releases: what the run plans to spend, as for `ReleaseOperator` (templated). Left out, check and gate add up what
-        the release and holdout tasks downstream ask for, mapped ones included.
+    :param releases: what the run plans to spend, as for `ReleaseOperator` (templated). Left out,
+        check and gate add up what the release and holdout tasks downstream ask for, mapped ones
+        included.
     :param blocks: the blocks that ``releases`` read (templated).
-    :param otherwise: for gate: the task id, directly downstream, that runs only if the scope cannot pay.
+    :param otherwise: for gate: the task id, directly downstream, that runs only if the scope cannot
+    pay.
     :param scope: for report and grant (templated).
     :param epsilon: for grant (templated), as ``delta``; exact amounts such as ``"0.5"``.
     :param delta: for grant (templated).
     :param filter: for grant: basic, renyi or hybrid.
     :param tail_share: for grant: the part of delta that converts Renyi divergence.
-    :param table: for grant: path of the declaration whose unit the budget protects, relative to the DAG file (templated).
-    :param ledger_conn_id: connection of type ``dpflow_ledger``. The role behind it must be an owner's to grant.
+    :param table: for grant: path of the declaration whose unit the budget protects, relative to the
+    DAG file (templated).
+    :param ledger_conn_id: connection of type ``dpflow_ledger``. The role behind it must be an
+    owner's to grant.
     """
 
     template_fields: Sequence[str] = ("releases", "blocks", "scope", "epsilon", "delta", "table")
@@ -82,9 +89,16 @@ class LedgerOperator(BaseOperator, SkipMixin):
         from dpflow.errors import InvalidInput
 
         with failures():
-            acts = {"check": self._check, "gate": self._gate, "report": self._report, "grant": self._grant}
+            acts = {
+                "check": self._check,
+                "gate": self._gate,
+                "report": self._report,
+                "grant": self._grant,
+            }
             if self.action not in acts:
-                raise InvalidInput(f"LedgerOperator has no action {self.action!r}; use check, gate, report or grant")
+                raise InvalidInput(
+                    f"LedgerOperator has no action {self.action!r}; use check, gate, report or grant"
+                )
             ledger = LedgerHook(self.ledger_conn_id).get_conn()
             found = acts[self.action](context, ledger)
         if self.action == "gate":
@@ -125,7 +139,9 @@ class LedgerOperator(BaseOperator, SkipMixin):
 
         declared = load_table(dag_folder(context) / Path(self.table)) if self.table else None
         promise = amounts.epsilon(self.epsilon), amounts.delta(self.delta)
-        wanted = make_filter(self.filter, *promise, tail_share=amounts.exact("tail_share", self.tail_share or 1))
+        wanted = make_filter(
+            self.filter, *promise, tail_share=amounts.exact("tail_share", self.tail_share or 1)
+        )
         protects = declared.protected if declared else ""
         for known in ledger.scopes():
             same = (known.epsilon, known.filter.delta, known.filter.name) == (*promise, self.filter)
@@ -159,6 +175,8 @@ class LedgerOperator(BaseOperator, SkipMixin):
             named = (requested(release, self.blocks, folder) for release in self.releases)
             return [Planned(plan(request)) for request in named]
         return [
-            Planned(plan(ask.request.model_copy(update={"blocks": ask.blocks})), task_id, ask.ordinal)
+            Planned(
+                plan(ask.request.model_copy(update={"blocks": ask.blocks})), task_id, ask.ordinal
+            )
             for task_id, ask in downstream_asks(self, context)
         ]

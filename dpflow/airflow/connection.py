@@ -1,4 +1,6 @@
-"""The connection type ``dpflow_ledger``: a SQLite path in ``host``, or a PostgreSQL server by host, login and schema."""
+"""The connection type ``dpflow_ledger``: a SQLite path in ``host``, or a PostgreSQL server by host,
+login and schema.
+"""
 
 from __future__ import annotations
 
@@ -27,19 +29,26 @@ class LedgerHook(BaseHook):
         self.ledger_conn_id = ledger_conn_id
 
     def get_conn(self) -> Ledger:
-        """The ledger; it must exist, because a DAG run that made a new, empty one would hide a wrong path."""
+        """The ledger; it must exist, because a DAG run that made a new, empty one would hide a
+        wrong path.
+        """
         connection = self.get_connection(self.ledger_conn_id)
         extras = connection.extra_dejson
         anchor = Path(extras["anchor"]) if extras.get("anchor") else None
         return Ledger(target(connection), anchor=anchor, create=False)
 
     def test_connection(self) -> tuple[bool, str]:
-        """Airflow's Test button: whether the ledger opens under its anchor, and how many scopes it has. Charges nothing."""
+        """Airflow's Test button: whether the ledger opens under its anchor, and how many scopes it
+        has. Charges nothing.
+        """
         try:
             scopes = self.get_conn().scopes()
         except DpflowError as error:
             return False, str(error)
-        return True, f"the ledger opens and has {len(scopes)} granted scope{'' if len(scopes) == 1 else 's'}"
+        return (
+            True,
+            f"the ledger opens and has {len(scopes)} granted scope{'' if len(scopes) == 1 else 's'}",
+        )
 
 
 def target(connection: Any) -> str:
@@ -47,7 +56,9 @@ def target(connection: Any) -> str:
     from sqlalchemy import URL
 
     if not connection.host:
-        raise InvalidInput("connection of type dpflow_ledger has no host; give a SQLite path or a PostgreSQL server")
+        raise InvalidInput(
+            "connection of type dpflow_ledger has no host; give a SQLite path or a PostgreSQL server"
+        )
     if not connection.schema:
         return str(connection.host)
     socket = connection.host.startswith("/")  # a directory with PostgreSQL's Unix socket

@@ -1,8 +1,10 @@
-"""Reads DAG files into jobs that `dpflow.engine.planning.simulate` can price: no scheduler, no database, no task is run.
+"""Reads DAG files into jobs that `dpflow.engine.planning.simulate` can price: no scheduler, no
+database, no task is run.
 
-A DAG file is imported, as Airflow's own parser does. Its runs come from its timetable, from its start date (or a given one) to
-its end date, as if nothing had been skipped. Templates of `release`, `blocks` and `session` are rendered for each run with
-what a run's date determines, its run id and the DAG's params; a template that needs more is an error that says so.
+A DAG file is imported, as Airflow's own parser does. Its runs come from its timetable, from its
+start date (or a given one) to its end date, as if nothing had been skipped. Templates of `release`,
+`blocks` and `session` are rendered for each run with what a run's date determines, its run id and
+the DAG's params; a template that needs more is an error that says so.
 """
 
 from __future__ import annotations
@@ -54,7 +56,12 @@ def read_dags(
     for file, trace in bag.import_errors.items():
         lines = [line for line in trace.strip().splitlines() if line.strip()]
         first = max(
-            (i for i, line in enumerate(lines) if re.match(r"[\w.]+(Error|Exception|NotFound)\b", line)), default=-1
+            (
+                i
+                for i, line in enumerate(lines)
+                if re.match(r"[\w.]+(Error|Exception|NotFound)\b", line)
+            ),
+            default=-1,
         )
         raise InvalidInput(
             f"{file} cannot be read as a DAG file: {' '.join(lines[first:])}; correct it, or try: python {file}"
@@ -118,7 +125,9 @@ def _calendar(
 
 
 def _run(dag: Any, when: Any, interval: Any, partition_key: str | None) -> Run:
-    """One run with what templates may use. A run without a logical date has no dates in its context, as in Airflow."""
+    """One run with what templates may use. A run without a logical date has no dates in its
+    context, as in Airflow.
+    """
     from dpflow.airflow.task_context import occasion_name
 
     run_id = f"{'manual' if interval is None and partition_key is None else 'scheduled'}__{when.isoformat()}"
@@ -160,7 +169,8 @@ def downstream_asks(operator: Any, context: Context) -> list[tuple[str, Ask]]:
     """What the release and holdout tasks below a running task ask for in its run, by task id.
 
     Raises:
-        PlanRefused: a task below maps over what only a run knows, or there is nothing below that charges.
+        PlanRefused: a task below maps over what only a run knows, or there is nothing below that
+        charges.
     """
     below = operator.get_flat_relatives(upstream=False)
     tasks = [task for found in below if (task := _task(context["dag"], found, set()))]
@@ -171,13 +181,17 @@ def downstream_asks(operator: Any, context: Context) -> list[tuple[str, Ask]]:
             if unknown
             else "no task downstream releases"
         )
-        raise PlanRefused(f"{operator.task_id!r} cannot tell what this run will spend: {what}; name it in releases")
+        raise PlanRefused(
+            f"{operator.task_id!r} cannot tell what this run will spend: {what}; name it in releases"
+        )
     run = Run(dt.datetime.now(dt.UTC), "", context)
     return [(task.name, ask) for task in tasks for ask in task.asks(run)]
 
 
 def _instances(operator: Any, field: str) -> tuple[list[dict[str, Any]], str]:
-    """The arguments of each task instance, as far as they are written in the DAG file, and what is not."""
+    """The arguments of each task instance, as far as they are written in the DAG file, and what is
+    not.
+    """
     expand = getattr(operator, "expand_input", None)
     if expand is None:
         return [{name: getattr(operator, name, None) for name in (field, "blocks", "ordinal")}], ""
@@ -186,14 +200,24 @@ def _instances(operator: Any, field: str) -> tuple[list[dict[str, Any]], str]:
         if all(isinstance(given, Mapping) for given in mapped):
             return [fixed | dict(given) for given in mapped], ""
         mapped = {}
-    elif isinstance(mapped, Mapping) and all(isinstance(values, Sequence) for values in mapped.values()):
+    elif isinstance(mapped, Mapping) and all(
+        isinstance(values, Sequence) for values in mapped.values()
+    ):
         each = itertools.product(*mapped.values())
         return [fixed | dict(zip(mapped, values, strict=True)) for values in each], ""
-    known = fixed if not isinstance(mapped, Mapping) else fixed | {k: v for k, v in mapped.items() if _written(v)}
+    known = (
+        fixed
+        if not isinstance(mapped, Mapping)
+        else fixed | {k: v for k, v in mapped.items() if _written(v)}
+    )
     if isinstance(mapped, Mapping) and "blocks" in mapped and "blocks" not in known:
         known["blocks"] = ["some block of {{ run_id }}"]
     note = "mapped over what only a run knows: each instance charges this"
-    return ([known], note) if field in known else ([], "mapped over releases that only a run knows: not priced")
+    return (
+        ([known], note)
+        if field in known
+        else ([], "mapped over releases that only a run knows: not priced")
+    )
 
 
 def _written(value: object) -> bool:
@@ -203,7 +227,9 @@ def _written(value: object) -> bool:
 def _asker(
     dag: Any, operator: Any, wanted: Any, given: Mapping[str, Any], folder: Path, files: set[Path]
 ) -> Callable[[Context], Ask]:
-    """A function from a run's context to what one task instance asks for. What no template changes is parsed once."""
+    """A function from a run's context to what one task instance asks for. What no template changes
+    is parsed once.
+    """
     from dpflow.airflow.release import requested
 
     environment = dag.get_template_env()

@@ -15,12 +15,13 @@ from dpflow.airflow.task_context import failures, principal
 class DataContractOperator(BaseOperator):
     """Check the rows of the named blocks against the table's declaration with Great Expectations.
 
-    :param table: path of the declaration, relative to the DAG file (templated).
-    :param blocks: the blocks to check (templated).
-    :param ledger_conn_id: connection of type ``dpflow_ledger``; the outcome is recorded in its history.
+    :param table: path of the declaration, relative to the DAG file (templated). :param blocks: the
+    blocks to check (templated). :param ledger_conn_id: connection of type ``dpflow_ledger``; the
+    outcome is recorded in its history.
 
-    Mode ``trusted``: the one bit, passed or not, is computed from the rows and is not charged. It is recorded, and listed
-    among the limits; it goes to whoever sees the run's state. Nothing else about the rows is shown.
+    Mode ``trusted``: the one bit, passed or not, is computed from the rows and is not charged. It
+    is recorded, and listed among the limits; it goes to whoever sees the run's state. Nothing else
+    about the rows is shown.
     """
 
     template_fields: Sequence[str] = ("table", "blocks")
@@ -50,7 +51,9 @@ class DataContractOperator(BaseOperator):
             blocks = [self.blocks] if isinstance(self.blocks, str) else list(self.blocks)
             passed = quality.check(table, blocks)
             outcome = {"table": table.name, "blocks": blocks, "passed": passed, "mode": "trusted"}
-            LedgerHook(self.ledger_conn_id).get_conn().record("contract", outcome, principal=principal(self.dag_id))
+            LedgerHook(self.ledger_conn_id).get_conn().record(
+                "contract", outcome, principal=principal(self.dag_id)
+            )
             if not passed:
                 raise ContractViolated(
                     f"the rows of {table.name} {blocks} do not satisfy the declaration; let the table's owner look at them"

@@ -1,4 +1,6 @@
-"""Moves an alias in the MLflow model registry. Imports mlflow, so it is itself imported only when a gate promotes."""
+"""Moves an alias in the MLflow model registry. Imports mlflow, so it is itself imported only when a
+gate promotes.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ class Promoter:
             self._client.create_registered_model(model)
 
     def offer(self, candidate: Candidate, record: Mapping[str, str]) -> bool:
-        """Promote an accepted candidate if its claim is above the promoted one's; a retry finds its version again."""
+        """Promote an accepted candidate if its claim is above the promoted one's; a retry finds its
+        version again.
+        """
         claim = candidate.submission.claim
         version = self._version(candidate, record)
         current = self._current()

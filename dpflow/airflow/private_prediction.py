@@ -15,18 +15,21 @@ from dpflow.airflow.task_context import failures, session_occasion
 class PrivatePredictionOperator(BaseOperator):
     """Answer every point of a DuckDB table from models that stay inside, and publish the answers.
 
-    :param session: a release mapping or file with a prediction mechanism, such as ``predict_vote`` (templated). The session
-        is opened and charged once, whatever run comes first; its name and revision identify it.
-    :param points: ``database``, ``table`` and ``key`` of the query points, which are public; ``batch`` is the number of
-        points in one ledger transaction (templated). Paths are relative to the DAG file.
+    :param session: a release mapping or file with a prediction mechanism, such as ``predict_vote``
+        (templated). The session is opened and charged once, whatever run comes first; its name and
+        revision identify it.
+    :param points: ``database``, ``table`` and ``key`` of the query points, which are public;
+        ``batch`` is the number of points in one ledger transaction (templated). Paths are relative
+        to the DAG file.
     :param answers: ``database`` and ``table`` that the answers are written to (templated).
-    :param student: a model to train on points and answers and to publish: ``folder`` of its skops file, ``learner``,
-        ``options``, registered ``model`` with ``tracking_uri`` in MLflow, ``delta`` of the guarantee in its tags (templated);
-        or None.
+    :param student: a model to train on points and answers and to publish: ``folder`` of its skops
+        file, ``learner``, ``options``, registered ``model`` with ``tracking_uri`` in MLflow,
+        ``delta`` of the guarantee in its tags (templated); or None.
     :param ledger_conn_id: connection of type ``dpflow_ledger``.
 
-    A retry, or a point that any run of this session asked before, costs nothing and gets the same answer. Returns session id,
-    number of points, how many were new, and how many predictions are left. What was learned is in no XCom, log or file.
+    A retry, or a point that any run of this session asked before, costs nothing and gets the same
+    answer. Returns session id, number of points, how many were new, and how many predictions are
+    left. What was learned is in no XCom, log or file.
     """
 
     template_fields: Sequence[str] = ("session", "points", "answers", "student")
@@ -59,9 +62,14 @@ class PrivatePredictionOperator(BaseOperator):
 
         with failures():
             registry, folder = Registry.load(), dag_folder(context)
-            request, ledger = requested(self.session, None, folder), LedgerHook(self.ledger_conn_id).get_conn()
+            request, ledger = (
+                requested(self.session, None, folder),
+                LedgerHook(self.ledger_conn_id).get_conn(),
+            )
             plan = make_plan(request, registry, declared(request, ledger))
             points, answers = parse_tables(self.points, self.answers, folder)
             who = session_occasion(plan, self.dag_id)
             student = None if self.student is None else parse_student(self.student, folder)
-            return label_points(plan, points, answers, ledger, registry, student=student, occasion=who)
+            return label_points(
+                plan, points, answers, ledger, registry, student=student, occasion=who
+            )

@@ -1,4 +1,6 @@
-"""What Airflow's provider manager reads: this file imports nothing, so that every Airflow process starts quickly."""
+"""What Airflow's provider manager reads: this file imports nothing, so that every Airflow process
+starts quickly.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ def get_provider_info() -> dict[str, Any]:
                 "hook-name": "dpflow ledger",
                 "ui-field-behaviour": {
                     "hidden-fields": [],
-                    "relabeling": {"host": "PostgreSQL host, or path of the SQLite file", "schema": "Database"},
+                    "relabeling": {
+                        "host": "PostgreSQL host, or path of the SQLite file",
+                        "schema": "Database",
+                    },
                     "placeholders": {"host": "/var/lib/dpflow/ledger.sqlite"},
                 },
                 "conn-fields": {

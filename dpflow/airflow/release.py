@@ -12,7 +12,9 @@ from dpflow.airflow.connection import LedgerHook
 from dpflow.airflow.task_context import failures, occasion
 
 
-def requested(release: Mapping[str, Any] | str, blocks: Sequence[str] | str | None, folder: Path) -> Any:
+def requested(
+    release: Mapping[str, Any] | str, blocks: Sequence[str] | str | None, folder: Path
+) -> Any:
     """The request an operator's arguments describe; paths are relative to the DAG file's folder."""
     from dpflow.core.contract.declaration import load_yaml
     from dpflow.engine.releases.request import parse_request
@@ -36,15 +38,18 @@ def dag_folder(context: Mapping[str, Any]) -> Path:
 class ReleaseOperator(BaseOperator):
     """Charge, draw, settle and publish one release, exactly once whatever Airflow retries.
 
-    :param release: a release as a mapping, or the path of a release file relative to the DAG file (templated).
-    :param blocks: the blocks it reads, instead of those in ``release``, e.g. ``"{{ data_interval_start | ds }}"``
-        (templated).
+    :param release: a release as a mapping, or the path of a release file relative to the DAG file
+    (templated).
+    :param blocks: the blocks it reads, instead of those in ``release``, e.g. ``"{{
+        data_interval_start | ds }}"`` (templated).
     :param ledger_conn_id: connection of type ``dpflow_ledger``.
     :param ordinal: number among equal releases of one run, when the same one is wanted twice.
-    :param spend_again: pay for a new release although this task released something else in this run before.
+    :param spend_again: pay for a new release although this task released something else in this run
+    before.
 
-    Charges the release's scope when the task first runs; a retry, clear or backfill of the same interval costs nothing.
-    Returns a receipt: release id, price, what it protects, whether it was replayed. Never the result.
+    Charges the release's scope when the task first runs; a retry, clear or backfill of the same
+    interval costs nothing. Returns a receipt: release id, price, what it protects, whether it was
+    replayed. Never the result.
     """
 
     template_fields: Sequence[str] = ("release", "blocks")
@@ -78,4 +83,6 @@ class ReleaseOperator(BaseOperator):
             request = requested(self.release, self.blocks, dag_folder(context))
             ledger = LedgerHook(self.ledger_conn_id).get_conn()
             plan = make_plan(request, registry, declared(request, ledger, when))
-            return release(plan, ledger, registry, occasion=when, spend_again=self.spend_again).to_json()
+            return release(
+                plan, ledger, registry, occasion=when, spend_again=self.spend_again
+            ).to_json()

@@ -15,23 +15,28 @@ from dpflow.airflow.task_context import failures, keep
 
 
 class ReusableHoldoutOperator(BaseOperator, BranchMixIn):
-    """Say for each candidate whether its claimed score is plausible on fresh data; promote those that are and improve.
+    """Say for each candidate whether its claimed score is plausible on fresh data; promote those
+    that are and improve.
 
-    :param session: the gate as a release mapping or file with mechanism ``reusable_holdout`` (templated). The session is
-        opened and charged once, whatever run comes first; its name and revision identify it.
-    :param candidates: a list of submissions: name, file, label, features, claim, estimator (templated; usually an XCom).
-        They are answered in order, in this one task, and each once: the answer is stored under the candidate's digest.
-    :param promote: registered model, alias and tracking URI in MLflow (templated), or None. On a yes whose claim is
-        above the promoted one's, the alias moves to the candidate. The model version is tagged with the verdict's record.
-    :param fresh: gates on other data, as mappings or files (templated): when ``session`` is used up, the next of them is
-        opened, charged to its own scope, and goes on.
-    :param branches: for "yes" (some candidate passed), "exhausted" (none did, and some got no answer) and "no": the task or
-        tasks directly downstream that run then; all others are skipped. A word that is left out skips all. None: no branching.
+    :param session: the gate as a release mapping or file with mechanism ``reusable_holdout``
+        (templated). The session is opened and charged once, whatever run comes first; its name and
+        revision identify it.
+    :param candidates: a list of submissions: name, file, label, features, claim, estimator
+        (templated; usually an XCom). They are answered in order, in this one task, and each once:
+        the answer is stored under the candidate's digest.
+    :param promote: registered model, alias and tracking URI in MLflow (templated), or None. On a
+        yes whose claim is above the promoted one's, the alias moves to the candidate. The model
+        version is tagged with the verdict's record.
+    :param fresh: gates on other data, as mappings or files (templated): when ``session`` is used
+        up, the next of them is opened, charged to its own scope, and goes on.
+    :param branches: for "yes" (some candidate passed), "exhausted" (none did, and some got no
+        answer) and "no": the task or tasks directly downstream that run then; all others are
+        skipped. A word that is left out skips all. None: no branching.
     :param ledger_conn_id: connection of type ``dpflow_ledger``.
 
-    Returns one verdict per candidate: yes, no or exhausted, whether it is proven or heuristic, the corrected value of a no if
-    the session corrects, how many claims and failures are left, the keyed id of the data and a commitment. The holdout's
-    noisy threshold and counts appear nowhere.
+    Returns one verdict per candidate: yes, no or exhausted, whether it is proven or heuristic, the
+    corrected value of a no if the session corrects, how many claims and failures are left, the
+    keyed id of the data and a commitment. The holdout's noisy threshold and counts appear nowhere.
     """
 
     template_fields: Sequence[str] = ("session", "candidates", "promote", "fresh")
@@ -52,7 +57,9 @@ class ReusableHoldoutOperator(BaseOperator, BranchMixIn):
     ) -> None:
         super().__init__(**kwargs)
         if unknown := set(branches or ()) - {"yes", "no", "exhausted"}:
-            raise ValueError(f"branches are for yes, no and exhausted, not for {', '.join(sorted(unknown))}")
+            raise ValueError(
+                f"branches are for yes, no and exhausted, not for {', '.join(sorted(unknown))}"
+            )
         self.session = session
         self.candidates = candidates
         self.promote = promote
@@ -69,8 +76,13 @@ class ReusableHoldoutOperator(BaseOperator, BranchMixIn):
 
         with failures():
             registry, ledger = Registry.load(), LedgerHook(self.ledger_conn_id).get_conn()
-            requests = [requested(session, None, dag_folder(context)) for session in (self.session, *self.fresh)]
-            plans = [make_plan(request, registry, declared(request, ledger)) for request in requests]
+            requests = [
+                requested(session, None, dag_folder(context))
+                for session in (self.session, *self.fresh)
+            ]
+            plans = [
+                make_plan(request, registry, declared(request, ledger)) for request in requests
+            ]
             promoter = None
             if self.promote:
                 from dpflow.airflow.model_promotion import Promoter

@@ -15,14 +15,16 @@ from dpflow.airflow.task_context import failures, session_occasion
 class SessionOperator(BaseOperator):
     """Open a session, or go on with it, and ask it.
 
-    :param session: a release mapping or file whose mechanism is a session, such as ``stable_median`` or ``mean_queries``
-        (templated). It is opened and charged once, whatever run comes first; its name and revision identify it.
-    :param queries: the questions, in order (templated; may be an XCom): what an earlier task chose may depend on earlier
-        answers.
+    :param session: a release mapping or file whose mechanism is a session, such as
+        ``stable_median`` or ``mean_queries`` (templated). It is opened and charged once, whatever
+        run comes first; its name and revision identify it.
+    :param queries: the questions, in order (templated; may be an XCom): what an earlier task chose
+        may depend on earlier answers.
     :param ledger_conn_id: connection of type ``dpflow_ledger``.
 
-    Every answer is stored before it is seen: a retry, or the same question in another run, returns it and spends nothing.
-    Returns one answer per question; after the last one that was paid for, ``{"verdict": "exhausted"}``.
+    Every answer is stored before it is seen: a retry, or the same question in another run, returns
+    it and spends nothing. Returns one answer per question; after the last one that was paid for,
+    ``{"verdict": "exhausted"}``.
     """
 
     template_fields: Sequence[str] = ("session", "queries")
@@ -51,7 +53,12 @@ class SessionOperator(BaseOperator):
 
         with failures():
             registry, folder = Registry.load(), dag_folder(context)
-            request, ledger = requested(self.session, None, folder), LedgerHook(self.ledger_conn_id).get_conn()
+            request, ledger = (
+                requested(self.session, None, folder),
+                LedgerHook(self.ledger_conn_id).get_conn(),
+            )
             plan = make_plan(request, registry, declared(request, ledger))
-            session = Session.open(plan, ledger, registry, occasion=session_occasion(plan, self.dag_id))
+            session = Session.open(
+                plan, ledger, registry, occasion=session_occasion(plan, self.dag_id)
+            )
             return ask_all(session, self.queries, folder)

@@ -1,4 +1,6 @@
-"""What a task instance is, in dpflow's words: its occasion, its default blocks, and how its failures end."""
+"""What a task instance is, in dpflow's words: its occasion, its default blocks, and how its
+failures end.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +20,23 @@ from dpflow.errors import DpflowError
 def occasion(context: Mapping[str, Any], ordinal: int = 0) -> Occasion:
     """The occasion of a running task.
 
-    The name is the logical date with its data interval if the run has one, else the partition key, else the run id.
-    Airflow changes map_index, clear_number, try number, run type and task-instance ids between tries, so none of them is
-    in the key; the slot, which only serves to notice a changed retry, holds the run id and map index.
+    The name is the logical date with its data interval if the run has one, else the partition key,
+    else the run id. Airflow changes map_index, clear_number, try number, run type and task-instance
+    ids between tries, so none of them is in the key; the slot, which only serves to notice a
+    changed retry, holds the run id and map index.
     """
     instance, run = context["ti"], context["dag_run"]
     name = occasion_name(context, getattr(run, "partition_key", None), instance.run_id)
     slot = f"{instance.dag_id}/{instance.run_id}/{instance.task_id}/{instance.map_index}"
-    return Occasion(instance.dag_id, instance.task_id, name, slot, principal(instance.dag_id), ordinal)
+    return Occasion(
+        instance.dag_id, instance.task_id, name, slot, principal(instance.dag_id), ordinal
+    )
 
 
 def session_occasion(plan: Plan, dag_id: str) -> Occasion:
-    """A session is opened by whatever run comes first, and named by its name; this run's DAG opens or asks it."""
+    """A session is opened by whatever run comes first, and named by its name; this run's DAG opens
+    or asks it.
+    """
     return Occasion.of_request(plan.request, principal(dag_id))
 
 
@@ -50,14 +57,18 @@ def occasion_name(context: Mapping[str, Any], partition_key: str | None, run_id:
 
 
 def keep(operator: BaseOperator, context: Mapping[str, Any], value: Any) -> None:
-    """Store now what a task returns: Airflow skips other tasks by an exception, and with that the task returns nothing."""
+    """Store now what a task returns: Airflow skips other tasks by an exception, and with that the
+    task returns nothing.
+    """
     if operator.do_xcom_push:
         context["ti"].xcom_push(key=BaseXCom.XCOM_RETURN_KEY, value=value)
 
 
 @contextmanager
 def failures() -> Iterator[None]:
-    """Map dpflow's errors to Airflow's: what a retry cannot help fails at once, the rest is tried again."""
+    """Map dpflow's errors to Airflow's: what a retry cannot help fails at once, the rest is tried
+    again.
+    """
     try:
         yield
     except DpflowError as error:

@@ -1,4 +1,6 @@
-"""The command line: one file per command. A user's mistake is one sentence on stderr, never a traceback."""
+"""The command line: one file per command. A user's mistake is one sentence on stderr, never a
+traceback.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,19 @@ import sys
 
 import typer
 
-from dpflow.cli import ask, calculate, demo, ledger, mechanisms, plan, predict, publish, release, sample_sizes, serve
+from dpflow.cli import (
+    ask,
+    calculate,
+    demo,
+    ledger,
+    mechanisms,
+    plan,
+    predict,
+    publish,
+    release,
+    sample_sizes,
+    serve,
+)
 from dpflow.errors import DpflowError
 
 app = typer.Typer(
@@ -28,7 +42,9 @@ app.add_typer(ledger.app, name="ledger")
 
 
 def main() -> None:
-    """Entry point of the console script: 0 done, 1 refused (again would not help), 75 try again later."""
+    """Entry point of the console script: 0 done, 1 refused (again would not help), 75 try again
+    later.
+    """
     try:
         app()
     except DpflowError as error:

@@ -16,9 +16,12 @@ from dpflow.engine.sessions.session import Session
 from dpflow.errors import InvalidInput
 from dpflow.registry import Registry
 
-FileArgument = Annotated[Path, typer.Argument(help="A release file (YAML) whose mechanism is a session.")]
+FileArgument = Annotated[
+    Path, typer.Argument(help="A release file (YAML) whose mechanism is a session.")
+]
 QueryArgument = Annotated[
-    list[str] | None, typer.Argument(help="One query as field=value; a value may be a list: \\[a, b].")
+    list[str] | None,
+    typer.Argument(help="One query as field=value; a value may be a list: \\[a, b]."),
 ]
 QueriesOption = Annotated[
     Path | None, typer.Option("--queries", help="A YAML file with a list of queries or candidates.")
@@ -32,7 +35,9 @@ def command(
     ledger: LedgerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Ask a session, in order. Opening charges it whole, once; the same question again is free. Without one, show what is left."""
+    """Ask a session, in order. Opening charges it whole, once; the same question again is free.
+    Without one, show what is left.
+    """
     if query and queries:
         raise InvalidInput("give either one query as field=value words, or a file of queries")
     asked: list[Any] = [parsed(query)] if query else _listed(queries) if queries else []
@@ -43,7 +48,9 @@ def command(
     if as_json:
         return show_json({"session": session.id, "answers": answers, "left": session.remaining()})
     for question, answer in zip(asked, answers):
-        title = ", ".join(f"{k} {_shown(v)}" for k, v in question.items() if k not in ("file", "features"))
+        title = ", ".join(
+            f"{k} {_shown(v)}" for k, v in question.items() if k not in ("file", "features")
+        )
         show(title, ("", ""), answer.items())
     show(f"left of session {session.id}", ("", ""), session.remaining().items())
 
@@ -57,7 +64,11 @@ def _listed(path: Path) -> list[Any]:
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        raise InvalidInput(f"{path} cannot be read as YAML; give a file with a list of queries") from None
+        raise InvalidInput(
+            f"{path} cannot be read as YAML; give a file with a list of queries"
+        ) from None
     if not isinstance(found, list):
-        raise InvalidInput(f"{path} holds no list; write one query per item, such as - {{threshold: 5}}")
+        raise InvalidInput(
+            f"{path} holds no list; write one query per item, such as - {{threshold: 5}}"
+        )
     return found

@@ -13,11 +13,16 @@ from dpflow.core.contract.calculator import Calculator, Sheet
 from dpflow.errors import InvalidInput
 from dpflow.registry import Registry
 
-NameArgument = Annotated[str | None, typer.Argument(help="A calculator; without one, all are listed.")]
-InputsArgument = Annotated[
-    list[str] | None, typer.Argument(help="Its inputs as field=value; a value may be a list: [1, 2].")
+NameArgument = Annotated[
+    str | None, typer.Argument(help="A calculator; without one, all are listed.")
 ]
-PlotOption = Annotated[Path | None, typer.Option("--plot", help="Draw the columns of numbers to this PNG or SVG file.")]
+InputsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(help="Its inputs as field=value; a value may be a list: [1, 2]."),
+]
+PlotOption = Annotated[
+    Path | None, typer.Option("--plot", help="Draw the columns of numbers to this PNG or SVG file.")
+]
 
 MANY = 7  #: columns beside each other
 
@@ -25,7 +30,9 @@ MANY = 7  #: columns beside each other
 def command(
     name: NameArgument = None,
     inputs: InputsArgument = None,
-    explained: Annotated[bool, typer.Option("--inputs", help="Say what the calculator's inputs mean.")] = False,
+    explained: Annotated[
+        bool, typer.Option("--inputs", help="Say what the calculator's inputs mean.")
+    ] = False,
     plot: PlotOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -47,7 +54,9 @@ def command(
 
 
 def parsed(inputs: list[str]) -> dict[str, Any]:
-    """``field=value`` words as a mapping; values are read as YAML, amounts stay texts so that they stay exact."""
+    """``field=value`` words as a mapping; values are read as YAML, amounts stay texts so that they
+    stay exact.
+    """
     found: dict[str, Any] = {}
     for word in inputs:
         field, equals, text = word.partition("=")
@@ -65,7 +74,9 @@ def parsed(inputs: list[str]) -> dict[str, Any]:
 
 
 def draw(calculator: Calculator[Any], sheet: Sheet, file: Path) -> None:
-    """Every column of numbers against the sheet's x column, both axes logarithmic where all numbers are positive."""
+    """Every column of numbers against the sheet's x column, both axes logarithmic where all numbers
+    are positive.
+    """
     if not sheet.x:
         raise InvalidInput(f"calculator {calculator.name} has no curve to draw; leave --plot out")
     import matplotlib
@@ -73,7 +84,9 @@ def draw(calculator: Calculator[Any], sheet: Sheet, file: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(8 if len(sheet.columns) <= MANY else 11, 5), layout="constrained")
+    figure, axes = plt.subplots(
+        figsize=(8 if len(sheet.columns) <= MANY else 11, 5), layout="constrained"
+    )
     columns = {name: [row[i] for row in sheet.rows] for i, name in enumerate(sheet.columns)}
     xs = columns.pop(sheet.x)
     positive = True
@@ -81,7 +94,9 @@ def draw(calculator: Calculator[Any], sheet: Sheet, file: Path) -> None:
         points = [(x, y) for x, y in zip(xs, ys) if _number(x) and _number(y)]
         if points:
             drawn = len(axes.lines)  # colours come again after ten curves, then dashed
-            axes.plot(*zip(*points), "--" if drawn >= 10 else "-", marker="o", markersize=3, label=label)
+            axes.plot(
+                *zip(*points), "--" if drawn >= 10 else "-", marker="o", markersize=3, label=label
+            )
             positive = positive and all(x > 0 and y > 0 for x, y in points)  # type: ignore[operator]
     if positive:
         axes.set_xscale("log")
@@ -94,7 +109,9 @@ def draw(calculator: Calculator[Any], sheet: Sheet, file: Path) -> None:
     try:
         figure.savefig(file, dpi=150)
     except (OSError, ValueError):
-        raise InvalidInput(f"{file} cannot be written as a picture; give a path that ends in .png or .svg") from None
+        raise InvalidInput(
+            f"{file} cannot be written as a picture; give a path that ends in .png or .svg"
+        ) from None
     finally:
         plt.close(figure)
 
@@ -113,7 +130,11 @@ def _cell(value: Any) -> Any:
     if isinstance(value, bool):
         return "yes" if value else None
     if isinstance(value, float):
-        return f"{value:.6g}" if abs(value) < 1e-4 or abs(value) >= 1e15 or value != int(value) else str(int(value))
+        return (
+            f"{value:.6g}"
+            if abs(value) < 1e-4 or abs(value) >= 1e15 or value != int(value)
+            else str(int(value))
+        )
     return value
 
 
@@ -126,7 +147,9 @@ def _list(registry: Registry, as_json: bool) -> None:
         {
             "name": c.name,
             "summary": c.summary,
-            "inputs": [f"{n}{'' if f.is_required() else '?'}" for n, f in c.Params.model_fields.items()],
+            "inputs": [
+                f"{n}{'' if f.is_required() else '?'}" for n, f in c.Params.model_fields.items()
+            ],
             "origin": registry.origin[c.name],
             "citation": c.citation,
         }

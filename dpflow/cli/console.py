@@ -26,15 +26,23 @@ from dpflow.ledger import Ledger
 
 LedgerOption = Annotated[
     str | None,
-    typer.Option("--ledger", envvar="DPFLOW_LEDGER", help="SQLite file or postgresql+psycopg:// URL of the ledger."),
+    typer.Option(
+        "--ledger",
+        envvar="DPFLOW_LEDGER",
+        help="SQLite file or postgresql+psycopg:// URL of the ledger.",
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
 def open_ledger(target: str | None, *, create: bool = False, anchor: Path | None = None) -> Ledger:
-    """The ledger a command works on. There is no default place: two ledgers for one table would spend its budget twice."""
+    """The ledger a command works on. There is no default place: two ledgers for one table would
+    spend its budget twice.
+    """
     if not target:
-        raise InvalidInput("no ledger was named; give --ledger FILE or set DPFLOW_LEDGER, the same one for every run")
+        raise InvalidInput(
+            "no ledger was named; give --ledger FILE or set DPFLOW_LEDGER, the same one for every run"
+        )
     if not create:
         return Ledger(target, anchor=anchor)
     try:
@@ -52,7 +60,9 @@ def terminal() -> Console:
 
 
 def show(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Print a table for people: in a terminal as wide as that, in a file or a pipe one line a row. Empty columns stay out."""
+    """Print a table for people: in a terminal as wide as that, in a file or a pipe one line a row.
+    Empty columns stay out.
+    """
     cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
     kept = [i for i in range(len(columns)) if not cells or any(row[i] for row in cells)]
     table = Table(header_style="bold", show_header=any(columns))
@@ -70,13 +80,19 @@ def show_json(value: Any) -> None:
     print(json.dumps(value, indent=2, default=str, ensure_ascii=False))
 
 
-def explain(entry: Mechanism[Any] | InteractiveMechanism[Any, Any] | Calculator[Any], as_json: bool) -> None:
+def explain(
+    entry: Mechanism[Any] | InteractiveMechanism[Any, Any] | Calculator[Any], as_json: bool
+) -> None:
     """Print what a mechanism or calculator is, and what its fields mean."""
     models: dict[str, type[BaseModel]] = {"field": entry.Params}
     if isinstance(entry, InteractiveMechanism):
         models["a query's field"] = entry.Query
     if as_json:
-        about: dict[str, Any] = {"name": entry.name, "summary": entry.summary, "citation": entry.citation}
+        about: dict[str, Any] = {
+            "name": entry.name,
+            "summary": entry.summary,
+            "citation": entry.citation,
+        }
         for kind, model in zip(("", "query_"), models.values()):
             rows, meaning = _fields(model)
             about |= {f"{kind}fields": dict(rows), f"{kind}meaning": meaning}
@@ -93,13 +109,18 @@ def _fields(model: type[BaseModel]) -> tuple[list[tuple[str, str]], str]:
     """Every field with its default, and what they mean."""
     fields = model.model_fields
     rows = [
-        (name, "required" if f.is_required() else _default(f.get_default(call_default_factory=True)))
+        (
+            name,
+            "required" if f.is_required() else _default(f.get_default(call_default_factory=True)),
+        )
         for name, f in fields.items()
     ]
     meaning = ""
     for base in model.__mro__:  # a base's text stands for the fields that nearer ones leave out
         own, text = vars(base).get("__annotations__", {}), vars(base).get("__doc__") or ""
-        if issubclass(base, Strict) and any(name in fields and f"``{name}``" not in meaning for name in own):
+        if issubclass(base, Strict) and any(
+            name in fields and f"``{name}``" not in meaning for name in own
+        ):
             meaning += " ".join(text.split()) + " "
     return rows, meaning.replace("``", "").strip()
 
@@ -113,16 +134,22 @@ def _default(value: Any) -> str:
 
 @contextmanager
 def writing(file: Path) -> Iterator[TextIO]:
-    """A text file that appears whole or not at all, readable by its owner only. Raises `InvalidInput` for a bad place."""
+    """A text file that appears whole or not at all, readable by its owner only. Raises
+    `InvalidInput` for a bad place.
+    """
     try:
         descriptor, part = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
     except OSError:
-        raise InvalidInput(f"{file.parent} cannot be written; give a file in a directory of yours") from None
+        raise InvalidInput(
+            f"{file.parent} cannot be written; give a file in a directory of yours"
+        ) from None
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
             yield stream
         Path(part).replace(file)
     except OSError:
-        raise InvalidInput(f"{file} cannot be written; give another file, on a disk with room") from None
+        raise InvalidInput(
+            f"{file} cannot be written; give another file, on a disk with room"
+        ) from None
     finally:
         Path(part).unlink(missing_ok=True)

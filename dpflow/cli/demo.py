@@ -13,15 +13,23 @@ from dpflow.errors import InvalidInput
 
 def command(
     days: Annotated[
-        int, typer.Option(min=2, max=60, help="Consecutive days of January 2013 and after to release.")
+        int,
+        typer.Option(min=2, max=60, help="Consecutive days of January 2013 and after to release."),
     ] = 14,
-    root: Annotated[Path | None, typer.Option(help="Folder with dags/; state goes to its demo/ folder.")] = None,
+    root: Annotated[
+        Path | None, typer.Option(help="Folder with dags/; state goes to its demo/ folder.")
+    ] = None,
     up: Annotated[
-        bool, typer.Option("--up", help="Start Airflow with its UI on the demo's state, and leave it running.")
+        bool,
+        typer.Option(
+            "--up", help="Start Airflow with its UI on the demo's state, and leave it running."
+        ),
     ] = False,
     down: Annotated[bool, typer.Option("--down", help="Stop what --up started.")] = False,
 ) -> None:
-    """Run the main job: daily releases, a model gate, a crash, a refusal and a verification; then write a report."""
+    """Run the main job: daily releases, a model gate, a crash, a refusal and a verification; then
+    write a report.
+    """
     from dpflow.demo import job, ui
 
     place = (root or project_root()).resolve()
@@ -39,4 +47,6 @@ def project_root() -> Path:
     for folder in (Path.cwd(), Path(__file__).resolve().parents[2]):
         if (folder / "dags" / "flights_daily.py").exists():
             return folder
-    raise InvalidInput("there is no dags/flights_daily.py here; run the demo from a clone of dpflow, or give --root")
+    raise InvalidInput(
+        "there is no dags/flights_daily.py here; run the demo from a clone of dpflow, or give --root"
+    )

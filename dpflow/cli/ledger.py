@@ -17,7 +17,9 @@ from dpflow.engine.releases.run_identity import current_principal
 from dpflow.errors import InvalidInput
 from dpflow.ledger import Ledger, Scope, Verified
 
-app = typer.Typer(help="Grants, quotas, remaining budget, history and its verification.", no_args_is_help=True)
+app = typer.Typer(
+    help="Grants, quotas, remaining budget, history and its verification.", no_args_is_help=True
+)
 
 ScopeArgument = Annotated[str, typer.Argument(help="A scope, such as flights or flights/team-a.")]
 ScopeFilter = Annotated[str | None, typer.Argument(help="One scope; all if left out.")]
@@ -25,7 +27,9 @@ EpsilonOption = Annotated[str, typer.Option(help="Epsilon, such as 1 or 0.5.")]
 DeltaOption = Annotated[str, typer.Option(help="Delta, such as 1e-6.")]
 ShareOption = Annotated[
     str | None,
-    typer.Option(help="Part of delta for Renyi divergence (renyi, hybrid); the rest pays mechanisms' own deltas."),
+    typer.Option(
+        help="Part of delta for Renyi divergence (renyi, hybrid); the rest pays mechanisms' own deltas."
+    ),
 ]
 
 
@@ -34,13 +38,19 @@ def grant(
     scope: ScopeArgument,
     epsilon: EpsilonOption,
     delta: DeltaOption = "0",
-    filter_name: Annotated[FilterName, typer.Option("--filter", help="basic, renyi or hybrid.")] = "basic",
+    filter_name: Annotated[
+        FilterName, typer.Option("--filter", help="basic, renyi or hybrid.")
+    ] = "basic",
     tail_share: ShareOption = None,
-    table: Annotated[Path | None, typer.Option(help="The declaration whose unit this budget protects.")] = None,
+    table: Annotated[
+        Path | None, typer.Option(help="The declaration whose unit this budget protects.")
+    ] = None,
     ledger: LedgerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Give a scope a budget, raise it, or lower it to no less than what is spent. The first grant makes the ledger."""
+    """Give a scope a budget, raise it, or lower it to no less than what is spent. The first grant
+    makes the ledger.
+    """
     declared = load_table(table) if table else None
     book = open_ledger(ledger, create=True)
     granted = book.grant(
@@ -55,7 +65,9 @@ def grant(
     _granted(granted, as_json)
     root = scope.partition("/")[0]
     beside = [
-        s.scope for s in book.scopes() if "/" not in s.scope and s.scope != root and s.protects == granted.protects
+        s.scope
+        for s in book.scopes()
+        if "/" not in s.scope and s.scope != root and s.protects == granted.protects
     ]
     if beside and granted.protects:
         print(
@@ -70,27 +82,48 @@ def quota(
     epsilon: EpsilonOption,
     delta: DeltaOption = "0",
     filter_name: Annotated[
-        FilterName | None, typer.Option("--filter", help="basic, renyi or hybrid; that of the scope above if left out.")
+        FilterName | None,
+        typer.Option(
+            "--filter", help="basic, renyi or hybrid; that of the scope above if left out."
+        ),
     ] = None,
     tail_share: ShareOption = None,
     ledger: LedgerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Give a scope below another a budget inside that one. What it spends, every scope above it spends too."""
+    """Give a scope below another a budget inside that one. What it spends, every scope above it
+    spends too.
+    """
     granted = open_ledger(ledger).quota(
-        scope, epsilon, delta, filter=filter_name, tail_share=tail_share, principal=current_principal()
+        scope,
+        epsilon,
+        delta,
+        filter=filter_name,
+        tail_share=tail_share,
+        principal=current_principal(),
     )
     _granted(granted, as_json)
 
 
 @app.command("show")
-def show_scopes(scope: ScopeFilter = None, ledger: LedgerOption = None, as_json: JsonOption = False) -> None:
+def show_scopes(
+    scope: ScopeFilter = None, ledger: LedgerOption = None, as_json: JsonOption = False
+) -> None:
     """What remains in every scope and block."""
     book = open_ledger(ledger)
     rows = [row for name in _scopes(book, scope) for row in book.remaining(name).rows()]
     if as_json:
         return show_json(rows)
-    columns = ("scope", "block", "epsilon granted", "epsilon left", "delta left", "filter", "used", "protects")
+    columns = (
+        "scope",
+        "block",
+        "epsilon granted",
+        "epsilon left",
+        "delta left",
+        "filter",
+        "used",
+        "protects",
+    )
     shown = [row | {"used": f"{row['used']:.0%}"} for row in rows]
     show("remaining", columns, ([row[c.replace(" ", "_")] for c in columns] for row in shown))
 
@@ -98,23 +131,40 @@ def show_scopes(scope: ScopeFilter = None, ledger: LedgerOption = None, as_json:
 @app.command()
 def odometer(
     scope: ScopeFilter = None,
-    delta: Annotated[str | None, typer.Option(help="Report at this total delta; the grant's if left out.")] = None,
+    delta: Annotated[
+        str | None, typer.Option(help="Report at this total delta; the grant's if left out.")
+    ] = None,
     ledger: LedgerOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """What has been spent so far, as (epsilon, delta). A report: the promise is the grant."""
     book = open_ledger(ledger)
     scopes = [book.scope(name) for name in _scopes(book, scope)]
-    seen = [(s, block, spent) for s in scopes for block, spent in book.odometer(s.scope, delta=delta).items()]
+    seen = [
+        (s, block, spent)
+        for s in scopes
+        for block, spent in book.odometer(s.scope, delta=delta).items()
+    ]
     if as_json:
         rows = [
             {"scope": s.scope, "block": block, "protects": s.protects}
-            | ({"epsilon": text(g.epsilon), "delta": text(g.delta), "proved_by": g.via} if g else {"epsilon": None})
+            | (
+                {"epsilon": text(g.epsilon), "delta": text(g.delta), "proved_by": g.via}
+                if g
+                else {"epsilon": None}
+            )
             for s, block, g in seen
         ]
-        return show_json({"report": "what was spent so far; the promise is the grant", "accounts": rows})
+        return show_json(
+            {"report": "what was spent so far; the promise is the grant", "accounts": rows}
+        )
     cells = (
-        (s.scope, block, *((short(g.epsilon), short(g.delta), g.via) if g else ("nothing finite", "", "")), s.protects)
+        (
+            s.scope,
+            block,
+            *((short(g.epsilon), short(g.delta), g.via) if g else ("nothing finite", "", "")),
+            s.protects,
+        )
         for s, block, g in seen
     )
     columns = ("scope", "block", "epsilon", "delta", "proved by", "protects")
@@ -141,7 +191,9 @@ def history(
 
 @app.command()
 def verify(ledger: LedgerOption = None, as_json: JsonOption = False) -> None:
-    """Recompute the hash chain and every sum; exit 1 if anything was changed, dropped, reordered or restored."""
+    """Recompute the hash chain and every sum; exit 1 if anything was changed, dropped, reordered or
+    restored.
+    """
     _verified(open_ledger(ledger).verify(), as_json)
 
 
@@ -150,25 +202,41 @@ def resolve(
     release_id: Annotated[str, typer.Argument(help="The unsettled release.")],
     reason: Annotated[str, typer.Option(help="Why; kept in the history.")],
     decision: Annotated[
-        Literal["close", "retry"], typer.Option(help="close: no later try either; retry: a new try may finish it.")
+        Literal["close", "retry"],
+        typer.Option(help="close: no later try either; retry: a new try may finish it."),
     ] = "close",
     ledger: LedgerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Fence an orphaned reservation: its late result will be discarded. What it was charged stays charged."""
+    """Fence an orphaned reservation: its late result will be discarded. What it was charged stays
+    charged.
+    """
     book = open_ledger(ledger)
     book.resolve(release_id, reason=reason, principal=current_principal(), decision=decision)
     if as_json:
-        return show_json({"release_id": release_id, "decision": decision, "state": book.release(release_id).state})
-    print(f"{release_id} is fenced; " + ("a new try may finish it" if decision == "retry" else "it stays closed"))
+        return show_json(
+            {
+                "release_id": release_id,
+                "decision": decision,
+                "state": book.release(release_id).state,
+            }
+        )
+    print(
+        f"{release_id} is fenced; "
+        + ("a new try may finish it" if decision == "retry" else "it stays closed")
+    )
 
 
 @app.command()
 def export(
-    file: Annotated[Path | None, typer.Argument(help="The file to write; standard output if left out.")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(help="The file to write; standard output if left out.")
+    ] = None,
     ledger: LedgerOption = None,
 ) -> None:
-    """Write everything but secrets as JSON lines, from which a third party recomputes the spend (docs/ledger.md)."""
+    """Write everything but secrets as JSON lines, from which a third party recomputes the spend
+    (docs/ledger.md).
+    """
     book = open_ledger(ledger)
     if file is None:
         book.export(sys.stdout)
@@ -183,18 +251,25 @@ def import_(
     file: Annotated[Path, typer.Argument(help="An export.")],
     anchor: Annotated[
         Path | None,
-        typer.Option(envvar="DPFLOW_LEDGER_ANCHOR", help="The anchor directory of the ledger that wrote the export."),
+        typer.Option(
+            envvar="DPFLOW_LEDGER_ANCHOR",
+            help="The anchor directory of the ledger that wrote the export.",
+        ),
     ] = None,
     ledger: LedgerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Fill a new ledger, on either database, from an export, and verify it. The old one is refused from then on."""
+    """Fill a new ledger, on either database, from an export, and verify it. The old one is refused
+    from then on.
+    """
     if anchor is None or not (anchor / "key").is_file():
         raise InvalidInput(
             "an import goes on under the key of the ledger that wrote it; give its anchor directory with --anchor DIR"
         )
     if not file.is_file():
-        raise InvalidInput(f"there is no export at {file}; write one with: dpflow ledger export FILE")
+        raise InvalidInput(
+            f"there is no export at {file}; write one with: dpflow ledger export FILE"
+        )
     book = open_ledger(ledger, create=True, anchor=anchor)
     with file.open(encoding="utf-8", errors="replace") as stream:
         book.import_(stream, principal=current_principal())
@@ -209,11 +284,18 @@ def _granted(granted: Scope, as_json: bool) -> None:
     rule = granted.filter
     if as_json:
         return show_json(
-            {"scope": granted.scope, "protects": granted.protects, "blocks": granted.blocks, "filter": rule.to_json()}
+            {
+                "scope": granted.scope,
+                "protects": granted.protects,
+                "blocks": granted.blocks,
+                "filter": rule.to_json(),
+            }
         )
     each = " in every block" if granted.blocks else ""
     protects = f", protecting {granted.protects}" if granted.protects else ""
-    print(f"{granted.scope}: epsilon {text(rule.epsilon)}, delta {text(rule.delta)}{each} ({rule.name}){protects}")
+    print(
+        f"{granted.scope}: epsilon {text(rule.epsilon)}, delta {text(rule.delta)}{each} ({rule.name}){protects}"
+    )
 
 
 def _verified(report: Verified, as_json: bool) -> None:

@@ -13,7 +13,8 @@ from dpflow.registry import Registry
 
 def command(
     name: Annotated[
-        str | None, typer.Argument(help="A mechanism, to see its parameters; all are listed without.")
+        str | None,
+        typer.Argument(help="A mechanism, to see its parameters; all are listed without."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -37,4 +38,8 @@ def command(
         show_json(rows)
     else:
         cells = ((r["name"], r["kind"], r["summary"], r["origin"]) for r in rows)
-        show("mechanisms (dpflow mechanisms NAME explains one)", ("name", "kind", "summary", "from"), cells)
+        show(
+            "mechanisms (dpflow mechanisms NAME explains one)",
+            ("name", "kind", "summary", "from"),
+            cells,
+        )

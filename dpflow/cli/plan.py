@@ -1,4 +1,6 @@
-"""`dpflow plan`: cost, error and refusal forecast, of one release or of a whole schedule, without touching data or budget."""
+"""`dpflow plan`: cost, error and refusal forecast, of one release or of a whole schedule, without
+touching data or budget.
+"""
 
 from __future__ import annotations
 
@@ -19,25 +21,47 @@ def command(
     place: Annotated[Path, typer.Argument(help="A release file, a DAG file, or a folder of them.")],
     ledger: LedgerOption = None,
     as_json: JsonOption = False,
-    start: Annotated[str | None, typer.Option(help="First date of the schedule, such as 2026-01-31.")] = None,
+    start: Annotated[
+        str | None, typer.Option(help="First date of the schedule, such as 2026-01-31.")
+    ] = None,
     every: Annotated[
-        str | None, typer.Option(help="How often release files and DAGs without a timetable run: 1d, 12h, 2w.")
+        str | None,
+        typer.Option(help="How often release files and DAGs without a timetable run: 1d, 12h, 2w."),
     ] = None,
-    until: Annotated[str | None, typer.Option(help="Look no further than this date; ten years if left out.")] = None,
+    until: Annotated[
+        str | None, typer.Option(help="Look no further than this date; ten years if left out.")
+    ] = None,
     grant: Annotated[
-        list[str] | None, typer.Option(help="Suppose a grant: SCOPE=EPSILON[,DELTA[,FILTER[,TAIL_SHARE]]]; repeatable.")
+        list[str] | None,
+        typer.Option(
+            help="Suppose a grant: SCOPE=EPSILON[,DELTA[,FILTER[,TAIL_SHARE]]]; repeatable."
+        ),
     ] = None,
-    runs: Annotated[int | None, typer.Option(help="Find the noise that makes this many runs fit.")] = None,
-    share: Annotated[list[str] | None, typer.Option(help="With --runs: RELEASE=WEIGHT; repeatable.")] = None,
-    error: Annotated[list[str] | None, typer.Option(help="With --runs: RELEASE=ERROR at 95 %; repeatable.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw how the budgets burn down, as SVG or PNG.")] = None,
+    runs: Annotated[
+        int | None, typer.Option(help="Find the noise that makes this many runs fit.")
+    ] = None,
+    share: Annotated[
+        list[str] | None, typer.Option(help="With --runs: RELEASE=WEIGHT; repeatable.")
+    ] = None,
+    error: Annotated[
+        list[str] | None, typer.Option(help="With --runs: RELEASE=ERROR at 95 %; repeatable.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw how the budgets burn down, as SVG or PNG.")
+    ] = None,
 ) -> None:
-    """Price a release, or a schedule: cost per task, when each scope is exhausted, which filter holds more, what noise fits."""
+    """Price a release, or a schedule: cost per task, when each scope is exhausted, which filter
+    holds more, what noise fits.
+    """
     if runs is None and (share or error):
         raise InvalidInput("--share and --error say how to divide a grant over runs; add --runs N")
     if place.is_dir() or place.suffix == ".py" or any((start, every, until, grant, runs, plot)):
-        wishes = plan_schedule.Wishes.parsed(start, every, until, grant or [], runs, share or [], error or [])
-        return plan_schedule.command(place, open_ledger(ledger) if ledger else None, wishes, as_json, plot)
+        wishes = plan_schedule.Wishes.parsed(
+            start, every, until, grant or [], runs, share or [], error or []
+        )
+        return plan_schedule.command(
+            place, open_ledger(ledger) if ledger else None, wishes, as_json, plot
+        )
     request, kept = load_request(place), open_ledger(ledger) if ledger else None
     plan = make_plan(request, Registry.load(), declared(request, kept) if request.bounds else None)
     view = plan.describe()

@@ -1,4 +1,6 @@
-"""The schedule side of `dpflow plan`: reads options and files, prints the engine's forecast as tables, JSON or a plot."""
+"""The schedule side of `dpflow plan`: reads options and files, prints the engine's forecast as
+tables, JSON or a plot.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ class Wishes:
         granted = {name: value.split(",") for name, value in _pairs("--grant", grants).items()}
         for name, parts in granted.items():
             if len(parts) > 4:
-                raise InvalidInput(f"--grant {name} has more than EPSILON,DELTA,FILTER,TAIL_SHARE; correct it")
+                raise InvalidInput(
+                    f"--grant {name} has more than EPSILON,DELTA,FILTER,TAIL_SHARE; correct it"
+                )
         return cls(
             _date("--start", start),
             _span(every),
@@ -60,7 +64,9 @@ class Wishes:
         )
 
 
-def command(place: Path, ledger: Ledger | None, wishes: Wishes, as_json: bool, plot: Path | None) -> None:
+def command(
+    place: Path, ledger: Ledger | None, wishes: Wishes, as_json: bool, plot: Path | None
+) -> None:
     """Read, forecast, solve if asked, and print."""
     registry = Registry.load()
     jobs = read(place, wishes)
@@ -82,7 +88,9 @@ def read(place: Path, wishes: Wishes) -> list[Job]:
     """Jobs of a file or folder. A release file that a DAG reads belongs to the DAG."""
     start = wishes.start or dt.datetime.now(dt.UTC)
     if not place.exists():
-        raise InvalidInput(f"there is nothing at {place}; give a release file, a DAG file, or a folder of them")
+        raise InvalidInput(
+            f"there is nothing at {place}; give a release file, a DAG file, or a folder of them"
+        )
     jobs: list[Job] = []
     of_dags: set[Path] = set()
     if place.suffix == ".py" or (place.is_dir() and any(place.rglob("*.py"))):
@@ -91,9 +99,13 @@ def read(place: Path, wishes: Wishes) -> list[Job]:
         jobs, of_dags = read_dags(place, start=wishes.start, every=wishes.every)
     if place.suffix != ".py":
         files = release_files(place) if place.is_dir() else [place]
-        jobs += [file_job(file, start, wishes.every) for file in files if file.resolve() not in of_dags]
+        jobs += [
+            file_job(file, start, wishes.every) for file in files if file.resolve() not in of_dags
+        ]
     if not jobs:
-        raise InvalidInput(f"nothing in {place} charges a budget: no release file, and no DAG with a release or a gate")
+        raise InvalidInput(
+            f"nothing in {place} charges a budget: no release file, and no DAG with a release or a gate"
+        )
     return jobs
 
 
@@ -101,10 +113,14 @@ def _supposed(name: str, parts: list[str], seen: Forecast) -> Scope:
     """A grant that nobody made, for the table that charges it."""
     tables = [line.plan.table for line in seen.lines if name in line.path]
     if not tables:
-        raise InvalidInput(f"no task charges scope {name!r}; the scopes charged are: {', '.join(seen.ungranted)}")
+        raise InvalidInput(
+            f"no task charges scope {name!r}; the scopes charged are: {', '.join(seen.ungranted)}"
+        )
     epsilon, delta, rule, share = (*parts, *("", "0", "basic", "1")[len(parts) :])
     exact = amounts.epsilon(epsilon), amounts.delta(delta)
-    filter = make_filter(cast(FilterName, rule), *exact, tail_share=amounts.exact("tail_share", share))
+    filter = make_filter(
+        cast(FilterName, rule), *exact, tail_share=amounts.exact("tail_share", share)
+    )
     return Scope(name, filter, tables[0].protected, tables[0].protects == "unit-block")
 
 
@@ -116,9 +132,15 @@ def _fitted(seen: Forecast, wishes: Wishes) -> list[Fitted]:
         )
     lines = [line for line in seen.lines if line not in seen.opened]
     granted = {name: found.scope for name, found in seen.outlooks.items()}
-    spent = {name: seen.spent.get(name, {}).get("", Cost()) for name, scope in granted.items() if not scope.blocks}
+    spent = {
+        name: seen.spent.get(name, {}).get("", Cost())
+        for name, scope in granted.items()
+        if not scope.blocks
+    }
     assert wishes.runs is not None
-    return solve(lines, granted, wishes.runs, shares=wishes.shares, errors=wishes.errors, spent=spent)
+    return solve(
+        lines, granted, wishes.runs, shares=wishes.shares, errors=wishes.errors, spent=spent
+    )
 
 
 # --- for people -------------------------------------------------------------------------------------------------------
@@ -137,9 +159,15 @@ def _print(seen: Forecast, fitted: list[Fitted], wishes: Wishes) -> None:
     for row in found["scopes"]:
         show(f"scope {row['scope']} (a round is one run of every job)", ("", ""), _scope_rows(row))
     for name in found["ungranted"]:
-        print(f"scope {name!r} has no grant here: name its ledger, or suppose one with --grant {name}=1,1e-6")
+        print(
+            f"scope {name!r} has no grant here: name its ledger, or suppose one with --grant {name}=1,1e-6"
+        )
     if fitted:
-        show(f"noise that makes {wishes.runs} runs fit", _FITS, (_fitted_row(one.to_json()) for one in fitted))
+        show(
+            f"noise that makes {wishes.runs} runs fit",
+            _FITS,
+            (_fitted_row(one.to_json()) for one in fitted),
+        )
     print(f"forecast: {found['forecast']}")
 
 
@@ -169,7 +197,10 @@ def _scope_rows(row: dict[str, Any]) -> list[tuple[str, str]]:
     found = [
         ("grant", f"epsilon {row['epsilon']}, delta {row['delta']} ({row['filter']})"),
         ("account", row["account"]),
-        ("a round costs", f"epsilon {row['round']['epsilon']}, delta {row['round']['delta']}{once}"),
+        (
+            "a round costs",
+            f"epsilon {row['round']['epsilon']}, delta {row['round']['delta']}{once}",
+        ),
         ("rounds that fit", _count(row["rounds_that_fit"])),
         ("runs served", f"{row['runs']}{paid}"),
         ("exhausted", end),
@@ -186,11 +217,17 @@ def _count(number: int | None) -> str:
 
 
 def _errors(bounds: dict[str, float] | None) -> str:
-    return "part of the result" if bounds is None else ", ".join(f"{k} {v:.4g}" for k, v in bounds.items())
+    return (
+        "part of the result"
+        if bounds is None
+        else ", ".join(f"{k} {v:.4g}" for k, v in bounds.items())
+    )
 
 
 def draw(seen: Forecast, file: Path) -> None:
-    """Share of each scope's grant that is left after every run; under a budget per block, of the blocks of that run."""
+    """Share of each scope's grant that is left after every run; under a budget per block, of the
+    blocks of that run.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4), layout="constrained")
@@ -205,7 +242,9 @@ def draw(seen: Forecast, file: Path) -> None:
             end: Any = scope.refused
             axes.axvline(end, linestyle=":", color="grey")
             axes.annotate("exhausted", (end, 0.5), rotation=90, ha="right")
-    axes.set(ylim=(-0.02, 1.02), ylabel="left of the grant", title="forecast of this schedule alone")
+    axes.set(
+        ylim=(-0.02, 1.02), ylabel="left of the grant", title="forecast of this schedule alone"
+    )
     axes.xaxis_date()
     if axes.get_lines():
         axes.legend()
@@ -227,7 +266,9 @@ def _date(option: str, value: str | None) -> dt.datetime | None:
     try:
         found = dt.datetime.fromisoformat(value)
     except ValueError:
-        raise InvalidInput(f"{option} {value[:40]!r} is no date; write it as 2026-01-31 or 2026-01-31T06:00") from None
+        raise InvalidInput(
+            f"{option} {value[:40]!r} is no date; write it as 2026-01-31 or 2026-01-31T06:00"
+        ) from None
     return found if found.tzinfo else found.replace(tzinfo=dt.UTC)
 
 
@@ -236,7 +277,9 @@ def _span(value: str | None) -> dt.timedelta | None:
         return None
     found = re.fullmatch(r"(\d{1,6})\s*([mhdw])", value.strip())
     if found is None or int(found[1]) == 0:
-        raise InvalidInput(f"--every {value[:40]!r} is no span of time; write it as 1d, 12h, 30m or 2w")
+        raise InvalidInput(
+            f"--every {value[:40]!r} is no span of time; write it as 1d, 12h, 30m or 2w"
+        )
     return dt.timedelta(**{_SPANS[found[2]]: int(found[1])})
 
 
@@ -245,6 +288,8 @@ def _pairs(option: str, values: list[str]) -> dict[str, str]:
     for value in values:
         name, equals, amount = value.rpartition("=")
         if not equals or not name or not amount:
-            raise InvalidInput(f"{option} {value[:60]!r} has no NAME=VALUE; write it as {option} 'some name=1'")
+            raise InvalidInput(
+                f"{option} {value[:60]!r} has no NAME=VALUE; write it as {option} 'some name=1'"
+            )
         found[name] = amount
     return found

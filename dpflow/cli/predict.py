@@ -1,4 +1,6 @@
-"""`dpflow predict`: answer a table of points from a prediction session, outside Airflow, with the same guarantees."""
+"""`dpflow predict`: answer a table of points from a prediction session, outside Airflow, with the
+same guarantees.
+"""
 
 from __future__ import annotations
 
@@ -19,28 +21,43 @@ from dpflow.registry import Registry
 
 
 def command(
-    file: Annotated[Path, typer.Argument(help="A release file (YAML) with a prediction mechanism.")],
-    points: Annotated[str | None, typer.Option(metavar="FILE:TABLE", help="A public DuckDB table of points.")] = None,
+    file: Annotated[
+        Path, typer.Argument(help="A release file (YAML) with a prediction mechanism.")
+    ],
+    points: Annotated[
+        str | None, typer.Option(metavar="FILE:TABLE", help="A public DuckDB table of points.")
+    ] = None,
     key: Annotated[str, typer.Option(help="The column that names a point.")] = "id",
-    answers: Annotated[str | None, typer.Option(metavar="FILE:TABLE", help="Where the answers are written.")] = None,
+    answers: Annotated[
+        str | None, typer.Option(metavar="FILE:TABLE", help="Where the answers are written.")
+    ] = None,
     student: Annotated[
-        Path | None, typer.Option(help="A YAML file: folder, learner, model ... of a model to train on the answers.")
+        Path | None,
+        typer.Option(
+            help="A YAML file: folder, learner, model ... of a model to train on the answers."
+        ),
     ] = None,
     ledger: LedgerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Answer points; known ones cost nothing. Without --points, say how many predictions the scope can pay for."""
+    """Answer points; known ones cost nothing. Without --points, say how many predictions the scope
+    can pay for.
+    """
     registry, book = Registry.load(), open_ledger(ledger)
     request = load_request(file)
     plan = make_plan(request, registry, declared(request, book))
     if not isinstance(plan.mechanism, PredictionMechanism):
-        known = ", ".join(n for n, m in registry.mechanisms.items() if isinstance(m, PredictionMechanism))
+        known = ", ".join(
+            n for n, m in registry.mechanisms.items() if isinstance(m, PredictionMechanism)
+        )
         raise InvalidInput(
             f"{plan.mechanism.name} predicts nothing; take one of {known}, or run it with release or ask"
         )
     if points is None or answers is None:
         if points or answers or student:
-            raise InvalidInput("give both --points and --answers, or neither to see what the scope can pay for")
+            raise InvalidInput(
+                "give both --points and --answers, or neither to see what the scope can pay for"
+            )
         epsilon, delta = plan.price()
         found: dict[str, Any] = {
             "session": plan.request.name,
@@ -50,7 +67,11 @@ def command(
         }
     else:
         asked, published = parse_tables({**_place(points), "key": key}, _place(answers), Path())
-        taught = None if student is None else parse_student(load_yaml(student, "student"), student.parent)
+        taught = (
+            None
+            if student is None
+            else parse_student(load_yaml(student, "student"), student.parent)
+        )
         found = label_points(plan, asked, published, book, registry, student=taught)
     if as_json:
         return show_json(found)
@@ -61,5 +82,7 @@ def command(
 def _place(text: str) -> dict[str, str]:
     database, colon, table = text.rpartition(":")
     if not colon or not database or not table:
-        raise InvalidInput(f"{text!r} is no table; write FILE:TABLE, such as points.duckdb:tomorrow")
+        raise InvalidInput(
+            f"{text!r} is no table; write FILE:TABLE, such as points.duckdb:tomorrow"
+        )
     return {"database": database, "table": table}

@@ -1,4 +1,6 @@
-"""`dpflow publish`: copy settled results that are missing from an output table. The ledger is the truth."""
+"""`dpflow publish`: copy settled results that are missing from an output table. The ledger is the
+truth.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +19,8 @@ def command(
     scope: Annotated[str | None, typer.Option(help="Only releases of this scope.")] = None,
     ledger: LedgerOption = None,
 ) -> None:
-    """Repair an output file: whatever is settled and not there is copied; nothing is charged or drawn."""
+    """Repair an output file: whatever is settled and not there is copied; nothing is charged or
+    drawn.
+    """
     copied = publish_missing(open_ledger(ledger), database, table, scope)
     print(f"{copied} settled releases copied to {database}:{table}")

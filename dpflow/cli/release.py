@@ -1,4 +1,6 @@
-"""`dpflow release`: run a release file outside Airflow, with the same guarantees; list and reprint past ones."""
+"""`dpflow release`: run a release file outside Airflow, with the same guarantees; list and reprint
+past ones.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,14 @@ def command(
     file: Annotated[Path | None, typer.Argument(help="A release file (YAML).")] = None,
     ledger: LedgerOption = None,
     listing: Annotated[bool, typer.Option("--list", help="List past releases instead.")] = False,
-    shown: Annotated[str | None, typer.Option("--show", help="Reprint one past release by id.")] = None,
+    shown: Annotated[
+        str | None, typer.Option("--show", help="Reprint one past release by id.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Charge, draw, settle and publish. The same file again prints the stored result and costs nothing."""
+    """Charge, draw, settle and publish. The same file again prints the stored result and costs
+    nothing.
+    """
     if (file is not None) + listing + (shown is not None) != 1:
         raise InvalidInput("give either a release file, or --list, or --show ID")
     if listing:
@@ -34,8 +40,15 @@ def command(
     receipt = release(make_plan(request, registry, declared(request, kept)), kept, registry)
     if as_json:
         return show_json(receipt.to_json() | receipt.result.to_json())
-    paid = "replayed, nothing charged" if receipt.replayed else f"epsilon {receipt.epsilon}, delta {receipt.delta}"
-    _print(f"{receipt.name} ({paid}; protects {receipt.protects}; id {receipt.release_id})", receipt.result)
+    paid = (
+        "replayed, nothing charged"
+        if receipt.replayed
+        else f"epsilon {receipt.epsilon}, delta {receipt.delta}"
+    )
+    _print(
+        f"{receipt.name} ({paid}; protects {receipt.protects}; id {receipt.release_id})",
+        receipt.result,
+    )
     if receipt.published:
         print(f"published in {receipt.published}")
     if receipt.result.synthetic is not None:
@@ -68,7 +81,10 @@ def _list(ledger: str | None, as_json: bool) -> None:
     ]
     if as_json:
         return show_json(rows)
-    cells = ((r.release_id, r.scope, r.request.get("name"), ", ".join(r.blocks), r.state) for r in releases)
+    cells = (
+        (r.release_id, r.scope, r.request.get("name"), ", ".join(r.blocks), r.state)
+        for r in releases
+    )
     show("releases", ("id", "scope", "name", "blocks", "state"), cells)
 
 
@@ -80,4 +96,6 @@ def _show(ledger: str | None, release_id: str, as_json: bool) -> None:
         )
     if as_json:
         return show_json({"id": stored.release_id, "request": stored.request, **stored.result})
-    _print(f"{stored.request.get('name')} (id {stored.release_id})", Result.from_json(stored.result))
+    _print(
+        f"{stored.request.get('name')} (id {stored.release_id})", Result.from_json(stored.result)
+    )

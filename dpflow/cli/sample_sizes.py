@@ -1,4 +1,6 @@
-"""`dpflow samples`: how many rows each method of asking adaptively needs, and which proven one is the cheapest."""
+"""`dpflow samples`: how many rows each method of asking adaptively needs, and which proven one is
+the cheapest.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,13 @@ from dpflow.registry import Registry
 
 
 def command(
-    inputs: calculate.InputsArgument = None, plot: calculate.PlotOption = None, as_json: JsonOption = False
+    inputs: calculate.InputsArgument = None,
+    plot: calculate.PlotOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Rows that each method of answering or checking k adaptive queries needs; --plot draws them over k."""
+    """Rows that each method of answering or checking k adaptive queries needs; --plot draws them
+    over k.
+    """
     if plot is not None:
         curves = Registry.load().calculator("sample_curves")
         calculate.draw(curves, curves.run(calculate.parsed(inputs or [])), plot)

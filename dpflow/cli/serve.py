@@ -12,20 +12,28 @@ from dpflow.errors import InvalidInput
 
 
 def command(
-    file: Annotated[Path | None, typer.Argument(help="A service file (YAML): session, principals.")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(help="A service file (YAML): session, principals.")
+    ] = None,
     ledger: LedgerOption = None,
     host: Annotated[
         str, typer.Option(help="Address to listen on; put TLS in front of any other than this.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8321,
-    token: Annotated[bool, typer.Option("--new-token", help="Make a token for a principal, and exit.")] = False,
+    token: Annotated[
+        bool, typer.Option("--new-token", help="Make a token for a principal, and exit.")
+    ] = False,
 ) -> None:
-    """Answer points over HTTP. Every principal's session is charged when the service first starts, and resumed after."""
+    """Answer points over HTTP. Every principal's session is charged when the service first starts,
+    and resumed after.
+    """
     from dpflow.server.service import load_service, new_token, open_sessions
 
     if token:
         secret, digest = new_token()
-        print(f"token (shown once, for the principal): {secret}\ntoken_sha256 (for the service file): {digest}")
+        print(
+            f"token (shown once, for the principal): {secret}\ntoken_sha256 (for the service file): {digest}"
+        )
         return
     if file is None:
         raise InvalidInput("name a service file, or --new-token to make a token for one")
@@ -38,4 +46,10 @@ def command(
     sessions = open_sessions(service, book, Registry.load())
     for name, session in sessions.items():
         print(f"{name}: {session.known_left} predictions left")
-    uvicorn.run(create_app(service, sessions, book), host=host, port=port, log_level="warning", access_log=False)
+    uvicorn.run(
+        create_app(service, sessions, book),
+        host=host,
+        port=port,
+        log_level="warning",
+        access_log=False,
+    )

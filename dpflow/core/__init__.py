@@ -1,1 +1,3 @@
-"""Pure mathematics: amounts, events, filters, exact samplers, declarations, protocols. No I/O, no clock."""
+"""Pure mathematics: amounts, events, filters, exact samplers, declarations, protocols. No I/O, no
+clock.
+"""

@@ -1,4 +1,6 @@
-"""A real Airflow on a throw-away home: started, driven over its REST API, and gone afterwards by process group."""
+"""A real Airflow on a throw-away home: started, driven over its REST API, and gone afterwards by
+process group.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,11 @@ def free_port() -> int:
 def environment(root: Path, port: int, **more: str) -> dict[str, str]:
     """What every Airflow process of the demo is told. Loopback only; few forks; its own secrets."""
     home = root / "demo" / "airflow"
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("AIRFLOW", "DPFLOW", "PYTHONDONTWRITE"))}
+    inherited = {
+        k: v
+        for k, v in os.environ.items()
+        if not k.startswith(("AIRFLOW", "DPFLOW", "PYTHONDONTWRITE"))
+    }
     ledger = {"conn_type": "dpflow_ledger", "host": str(root / "demo" / "ledger.sqlite")}
     return (
         inherited
@@ -83,19 +89,30 @@ class Stage:
         self._restarts = 0
         self._client = httpx.Client(base_url=self.url, timeout=30, trust_env=False)
 
-    def start(self, processes: tuple[str, ...] = PROCESSES, *, migrate: bool = True, own_homes: bool = False) -> None:
-        """Migrate the metadata database and start the processes, each leading a process group of its own.
+    def start(
+        self,
+        processes: tuple[str, ...] = PROCESSES,
+        *,
+        migrate: bool = True,
+        own_homes: bool = False,
+    ) -> None:
+        """Migrate the metadata database and start the processes, each leading a process group of
+        its own.
 
         ``own_homes`` gives each an AIRFLOW_HOME of its own, as containers have.
         """
         self.logs.mkdir(parents=True, exist_ok=True)
         if migrate:
             with (self.logs / "migrate.log").open("wb") as log:
-                done = subprocess.run([*AIRFLOW, "db", "migrate"], env=self.env, stdout=log, stderr=log, check=False)
+                done = subprocess.run(
+                    [*AIRFLOW, "db", "migrate"], env=self.env, stdout=log, stderr=log, check=False
+                )
             if done.returncode:
                 raise DemoFailed(f"airflow db migrate failed; read {log.name}")
         for name in processes:
-            self._homes[name] = str(self.root / f"home-{name}") if own_homes else self.env["AIRFLOW_HOME"]
+            self._homes[name] = (
+                str(self.root / f"home-{name}") if own_homes else self.env["AIRFLOW_HOME"]
+            )
             (self.logs / f"{name}.log").unlink(missing_ok=True)
             self._launch(name)
 
@@ -113,7 +130,9 @@ class Stage:
                 continue
             end_groups([process.pid])
             if self._restarts == RESTARTS:
-                raise DemoFailed(f"airflow {name} ended by itself; read {self.logs / (name + '.log')}")
+                raise DemoFailed(
+                    f"airflow {name} ended by itself; read {self.logs / (name + '.log')}"
+                )
             self._restarts += 1
             self._launch(name)
 
@@ -128,15 +147,21 @@ class Stage:
         for process in self._running.values():
             process.wait()
 
-    def wait(self, what: str, done: Callable[[], Any], seconds: float = 300, every: float = 0.5) -> Any:
-        """Poll until ``done`` returns something true. Raises `DemoFailed` when time is up or a process keeps ending."""
+    def wait(
+        self, what: str, done: Callable[[], Any], seconds: float = 300, every: float = 0.5
+    ) -> Any:
+        """Poll until ``done`` returns something true. Raises `DemoFailed` when time is up or a
+        process keeps ending.
+        """
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             self._supervise()
             if result := done():
                 return result
             time.sleep(every)
-        raise DemoFailed(f"{what} did not happen within {seconds:.0f} s; read the logs in {self.logs}")
+        raise DemoFailed(
+            f"{what} did not happen within {seconds:.0f} s; read the logs in {self.logs}"
+        )
 
     def healthy(self) -> bool:
         """Whether the API answers and the scheduler beats; fetches a token on the way."""
@@ -165,7 +190,8 @@ class Stage:
     def post(self, path: str, body: dict[str, Any]) -> Any:
         """POST below /api/v2; tried again while Airflow says "not now".
 
-        503: SQLite is locked by another of its processes. 409: the scheduler has not noticed yet that a backfill is done.
+        503: SQLite is locked by another of its processes. 409: the scheduler has not noticed yet
+        that a backfill is done.
         """
         until = time.monotonic() + 90
         while True:
@@ -176,10 +202,14 @@ class Stage:
 
     def _body(self, answer: httpx.Response) -> Any:
         if answer.is_error:
-            raise DemoFailed(f"Airflow answered {answer.status_code} to {answer.request.url.path}: {answer.text[:500]}")
+            raise DemoFailed(
+                f"Airflow answered {answer.status_code} to {answer.request.url.path}: {answer.text[:500]}"
+            )
         return answer.json()
 
-    def backfill(self, dag: str, first: str, last: str, *, runs: int = 3, reprocess: str = "none") -> None:
+    def backfill(
+        self, dag: str, first: str, last: str, *, runs: int = 3, reprocess: str = "none"
+    ) -> None:
         """Ask the scheduler to run every interval from first to last (dates)."""
         stamp = "{}T00:00:00Z".format
         self.post(
@@ -201,7 +231,9 @@ class Stage:
 
     def tasks(self, dag: str, run: str) -> list[dict[str, Any]]:
         """Task instances of a run."""
-        return list(self.get(f"dags/{dag}/dagRuns/{run}/taskInstances", limit=500)["task_instances"])
+        return list(
+            self.get(f"dags/{dag}/dagRuns/{run}/taskInstances", limit=500)["task_instances"]
+        )
 
     def clear(self, dag: str, run: str) -> None:
         """Clear every task of a run, so that the scheduler runs it again."""
@@ -220,7 +252,9 @@ def end_groups(groups: list[int], patience: float = 10) -> None:
 
 
 def _signal(group: int, signum: int) -> bool:
-    """Send a signal to a group; False when the group is gone. A zombie leader that we still own is reaped."""
+    """Send a signal to a group; False when the group is gone. A zombie leader that we still own is
+    reaped.
+    """
     with suppress(ChildProcessError):
         os.waitpid(group, os.WNOHANG)
     try:

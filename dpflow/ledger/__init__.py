@@ -1,6 +1,8 @@
-"""The ledger: grants, reservations, settled releases, sessions, and a history nobody can quietly change.
+"""The ledger: grants, reservations, settled releases, sessions, and a history nobody can quietly
+change.
 
-It knows integers and names. Filters (`dpflow.core.accounting.privacy_filters`) turn events into integers; the ledger adds and compares them.
+It knows integers and names. Filters (`dpflow.core.accounting.privacy_filters`) turn events into
+integers; the ledger adds and compares them.
 """
 
 from dpflow.ledger.books.records import (

@@ -43,31 +43,41 @@ from dpflow.ledger.storage.statements import Prepared, Read, Transaction, insert
 _E = schema.entry.c
 _LIMIT = sa.bindparam("limit", type_=sa.Integer)
 _NEWEST = Prepared(sa.select(schema.entry).order_by(_E.seq.desc()).limit(_LIMIT))
-_NEWEST_OF = Prepared(sa.select(schema.entry).where(where(_E.scope)).order_by(_E.seq.desc()).limit(_LIMIT))
+_NEWEST_OF = Prepared(
+    sa.select(schema.entry).where(where(_E.scope)).order_by(_E.seq.desc()).limit(_LIMIT)
+)
 _META = insert(schema.meta)
 _CHARGED = (
     sa.select(*releases.PUBLIC)
     .join(schema.entry, _E.release_id == R.id)
-    .where(sa.or_(_E.kind == sa.literal_column("'reserve'"), _E.kind == sa.literal_column("'session'")))
+    .where(
+        sa.or_(_E.kind == sa.literal_column("'reserve'"), _E.kind == sa.literal_column("'session'"))
+    )
     .order_by(_E.seq)
 )
 _RELEASES, _RELEASES_OF = Prepared(_CHARGED), Prepared(_CHARGED.where(where(R.scope)))
 #: Requests are stored with their name first.
 _NAMED = _CHARGED.add_columns(_E.seq).where(
     where(R.scope),
-    sa.func.substr(R.request, 1, sa.bindparam("size", type_=sa.Integer)) == sa.bindparam("start", type_=sa.Text),
+    sa.func.substr(R.request, 1, sa.bindparam("size", type_=sa.Integer))
+    == sa.bindparam("start", type_=sa.Text),
 )
-_RELEASES_NAMED, _RELEASES_OF_RUN = Prepared(_NAMED), Prepared(_NAMED.where(where(R.dag_id, R.occasion)))
+_RELEASES_NAMED, _RELEASES_OF_RUN = (
+    Prepared(_NAMED),
+    Prepared(_NAMED.where(where(R.dag_id, R.occasion))),
+)
 _PAID = Prepared(sa.select(R.id).where(where(R.scope, R.dag_id, R.occasion, R.digest)))
 
 
 class Ledger:
-    """A ledger in a SQLite file or a PostgreSQL database. Safe to use from many processes, threads and forks.
+    """A ledger in a SQLite file or a PostgreSQL database. Safe to use from many processes, threads
+    and forks.
 
     Args:
         target: a path, or a ``postgresql+psycopg://`` URL.
-        anchor: directory of the key and the high-water mark; by default DPFLOW_LEDGER_ANCHOR, or ``<file>.anchor`` beside
-            a SQLite file. Keep it where whoever can write the database cannot.
+        anchor: directory of the key and the high-water mark; by default DPFLOW_LEDGER_ANCHOR, or
+            ``<file>.anchor`` beside a SQLite file. Keep it where whoever can write the database
+            cannot.
         create: make a new ledger if there is none.
 
     Raises:
@@ -76,11 +86,15 @@ class Ledger:
         InvalidInput: there is no ledger and ``create`` is false.
     """
 
-    def __init__(self, target: str | Path, *, anchor: Path | str | None = None, create: bool = False) -> None:
+    def __init__(
+        self, target: str | Path, *, anchor: Path | str | None = None, create: bool = False
+    ) -> None:
         self._database = Database(target)
         place = anchor or os.environ.get("DPFLOW_LEDGER_ANCHOR")
         if place is None and self._database.path is None:
-            raise InvalidInput("a ledger on PostgreSQL needs an anchor directory; give anchor or DPFLOW_LEDGER_ANCHOR")
+            raise InvalidInput(
+                "a ledger on PostgreSQL needs an anchor directory; give anchor or DPFLOW_LEDGER_ANCHOR"
+            )
         self._anchor = Anchor(Path(place) if place else Path(f"{self._database.path}.anchor"))
         if not self._database.exists():
             if not create:
@@ -91,7 +105,9 @@ class Ledger:
         with self._database.reading() as transaction:
             found = transaction.text("SELECT value FROM dpflow_meta WHERE name = 'anchor'")
         if [tuple(row) for row in found] != [(self._meta()["anchor"],)]:
-            raise LedgerCorrupt(f"{self._anchor.folder} is not the anchor of {self._database!r}; name the right one")
+            raise LedgerCorrupt(
+                f"{self._anchor.folder} is not the anchor of {self._database!r}; name the right one"
+            )
 
     def __repr__(self) -> str:
         return f"Ledger({self._database!r})"
@@ -103,7 +119,9 @@ class Ledger:
         with self._database.writing() as transaction:
             if not transaction.has_ledger():
                 transaction.create_tables()
-                transaction.many(_META, [{"name": name, "value": value} for name, value in self._meta().items()])
+                transaction.many(
+                    _META, [{"name": name, "value": value} for name, value in self._meta().items()]
+                )
 
     def _meta(self) -> dict[str, str]:
         return {"schema": schema.VERSION, "anchor": self._anchor.commitment(b"", "fingerprint")}
@@ -123,21 +141,26 @@ class Ledger:
         tail_share: object | None = None,
         principal: str,
     ) -> Scope:
-        """Give a scope a budget, raise it, or lower it to no less than what every account has spent.
+        """Give a scope a budget, raise it, or lower it to no less than what every account has
+        spent.
 
         Args:
-            scope: a path such as ``flights`` or ``flights/team-a``; a scope below another is a quota inside it.
+            scope: a path such as ``flights`` or ``flights/team-a``; a scope below another is a
+            quota inside it.
             epsilon, delta: exact amounts, of every block if the scope has blocks.
             filter: the accounting rule, fixed with the first grant.
             table: a declaration that says ``protects`` and ``blocks``.
-            tail_share: under renyi and hybrid, the part of delta that converts Renyi divergence; the rest pays for
-                mechanisms with a delta of their own. By default all of it, or what an earlier grant said.
+            tail_share: under renyi and hybrid, the part of delta that converts Renyi divergence;
+                the rest pays for mechanisms with a delta of their own. By default all of it, or
+                what an earlier grant said.
 
         Raises:
             InvalidAmount: not a legal amount.
-            GrantConflict: another filter or protection than before, a parent without a grant, or less than is spent.
+            GrantConflict: another filter or protection than before, a parent without a grant, or
+            less than is spent.
 
-        Once something is spent the Renyi order and the division of delta stay: the sums so far were made with them.
+        Once something is spent the Renyi order and the division of delta stay: the sums so far were
+        made with them.
         """
         if table is not None:
             protects, blocks = table.protected, table.protects == "unit-block"
@@ -158,11 +181,13 @@ class Ledger:
         tail_share: object | None = None,
         principal: str,
     ) -> Scope:
-        """Give a scope below another, such as ``flights/team-a``, a budget of its own inside that one; or change it.
+        """Give a scope below another, such as ``flights/team-a``, a budget of its own inside that
+        one; or change it.
 
-        What is charged to a quota is charged to every scope above it, too. It protects what the scope above protects, by
-        the same blocks, and counts by the same filter unless ``filter`` says otherwise. Several quotas may add up to
-        more than the scope above: then the first to spend is served.
+        What is charged to a quota is charged to every scope above it, too. It protects what the
+        scope above protects, by the same blocks, and counts by the same filter unless ``filter``
+        says otherwise. Several quotas may add up to more than the scope above: then the first to
+        spend is served.
 
         Raises:
             GrantConflict: the scope above has no grant or a smaller one; else as for `grant`.
@@ -173,12 +198,16 @@ class Ledger:
         with self._writing() as (transaction, writer):
             above = grants.above(transaction, scope)
             if above is None:
-                raise InvalidInput(f"{scope!r} is below no other scope; name a quota as in {scope}/team-a")
+                raise InvalidInput(
+                    f"{scope!r} is below no other scope; name a quota as in {scope}/team-a"
+                )
             known = charges.find_scope(transaction, scope)
             name = filter or (known or above).filter.name
             terms = grants.Terms.checked(name, epsilon, delta, tail_share)
             grants.require_inside(scope, terms, above)
-            return grants.grant(transaction, writer, scope, terms, above.protects, above.blocks, principal)
+            return grants.grant(
+                transaction, writer, scope, terms, above.protects, above.blocks, principal
+            )
 
     def scope(self, name: str) -> Scope:
         """A granted scope. Raises `UnknownName`."""
@@ -197,10 +226,12 @@ class Ledger:
             return Remaining(found, tuple(charges.spent(transaction, found)))
 
     def odometer(self, scope: str, *, delta: object | None = None) -> dict[str, Guarantee | None]:
-        """What was spent so far, per block, as (epsilon, delta); a report, while the promise is the grant.
+        """What was spent so far, per block, as (epsilon, delta); a report, while the promise is the
+        grant.
 
         Args:
-            delta: the total delta to report at; by default the grant's. None stands for "nothing finite at this delta".
+            delta: the total delta to report at; by default the grant's. None stands for "nothing
+            finite at this delta".
 
         Beside the blocks, ``*`` is what a unit pays that has rows in every block used so far.
         """
@@ -218,7 +249,9 @@ class Ledger:
             return None if refusal is None else str(refusal)
 
     def require(self, *asks: tuple[str, Sequence[Event], Sequence[str]]) -> None:
-        """Raises `BudgetExceeded` unless all of these (scope, events, blocks) would be accepted together now."""
+        """Raises `BudgetExceeded` unless all of these (scope, events, blocks) would be accepted
+        together now.
+        """
         with self._database.reading() as transaction:
             bills = [charge for ask in asks for charge in charges.bill(transaction, *ask)]
             charges.require(transaction, charges.merged(bills))
@@ -238,17 +271,20 @@ class Ledger:
         spend_again: bool = False,
         data: Sequence[str] = (),
     ) -> Reservation:
-        """Charge a release on all scopes of its path and all its blocks, or return what its key already has.
+        """Charge a release on all scopes of its path and all its blocks, or return what its key
+        already has.
 
-        The same key again is free: settled, it returns the stored result; reserved, the caller takes the reservation over
-        and draws afresh, because nothing of the first try was visible. A new mechanism version inside one slot keeps the
-        slot's reservation. See `dpflow.ledger.books.releases.known` for mapped inputs in another order.
+        The same key again is free: settled, it returns the stored result; reserved, the caller
+        takes the reservation over and draws afresh, because nothing of the first try was visible. A
+        new mechanism version inside one slot keeps the slot's reservation. See
+        `dpflow.ledger.books.releases.known` for mapped inputs in another order.
 
         Args:
             family: the plan's digest without the mechanism's version.
             slot: one task instance of one run; None if nobody retries.
             spend_again: pay even if this slot released something else.
-            data: public names of what it reads, beside its dataset, which is the first part of the scope's path.
+            data: public names of what it reads, beside its dataset, which is the first part of the
+            scope's path.
 
         Raises:
             BudgetExceeded: a scope or block cannot pay; nothing was charged.
@@ -274,7 +310,8 @@ class Ledger:
         snapshot: str | None = None,
         principal: str = "",
     ) -> Reservation:
-        """Store the result of a reservation. The first writer wins; a later one gets the stored result.
+        """Store the result of a reservation. The first writer wins; a later one gets the stored
+        result.
 
         Args:
             snapshot: a commitment to the rows that were read, never a plain digest.
@@ -284,19 +321,29 @@ class Ledger:
             RetryConflict: the attempt was fenced; its result is discarded.
         """
         text = releases.ordered(result)
-        with self._writing(partial(releases.reads_of_one, reservation.release_id)) as (transaction, writer):
+        with self._writing(partial(releases.reads_of_one, reservation.release_id)) as (
+            transaction,
+            writer,
+        ):
             kept = releases.settle(transaction, writer, reservation, text, snapshot, principal)
             fault_points.pass_point("settle.before-commit")
         fault_points.pass_point("settle.after-commit")
         return Reservation(reservation.release_id, reservation.attempt, True, stored_json(kept))
 
     def resolve(
-        self, release_id: str, *, reason: str, principal: str, decision: Literal["close", "retry"] = "close"
+        self,
+        release_id: str,
+        *,
+        reason: str,
+        principal: str,
+        decision: Literal["close", "retry"] = "close",
     ) -> None:
-        """An owner's decision on an orphan. Whatever still runs is fenced: its late result is discarded. The charge stays.
+        """An owner's decision on an orphan. Whatever still runs is fenced: its late result is
+        discarded. The charge stays.
 
         Args:
-            decision: ``close`` refuses later tries too, and closes a session; ``retry`` lets a new try use the reservation.
+            decision: ``close`` refuses later tries too, and closes a session; ``retry`` lets a new
+            try use the reservation.
         """
         if decision not in ("close", "retry"):
             raise InvalidInput("the decision is close or retry; choose one")
@@ -308,13 +355,17 @@ class Ledger:
     def find(self, key: ReleaseKey) -> Stored | None:
         """What a key has, without taking it over."""
         with self._database.reading() as transaction:
-            row = transaction.first(releases.BY_KEY, **{name: getattr(key, name) for name in schema.KEY})
+            row = transaction.first(
+                releases.BY_KEY, **{name: getattr(key, name) for name in schema.KEY}
+            )
             return None if row is None else releases.stored(row)
 
     def paid(self, scope: str, dag_id: str, occasion: str, digest: str) -> bool:
         """Whether any task of a DAG run has paid for this plan."""
         with self._database.reading() as transaction:
-            row = transaction.first(_PAID, scope=scope, dag_id=dag_id, occasion=occasion, digest=digest)
+            row = transaction.first(
+                _PAID, scope=scope, dag_id=dag_id, occasion=occasion, digest=digest
+            )
             return row is not None
 
     def release(self, release_id: str) -> Stored:
@@ -325,11 +376,16 @@ class Ledger:
     def releases(self, scope: str | None = None) -> list[Stored]:
         """All releases and sessions, in the order they were charged."""
         with self._database.reading() as transaction:
-            rows = transaction.rows(_RELEASES) if scope is None else transaction.rows(_RELEASES_OF, scope=scope)
+            rows = (
+                transaction.rows(_RELEASES)
+                if scope is None
+                else transaction.rows(_RELEASES_OF, scope=scope)
+            )
         return [releases.stored(row) for row in rows]
 
     def named(self, scope: str, name: str, run: tuple[str, str] | None = None) -> list[Stored]:
-        """Releases of a scope and those above it whose request has this name, in the order they were charged.
+        """Releases of a scope and those above it whose request has this name, in the order they
+        were charged.
 
         ``run``: only those of one DAG and occasion.
         """
@@ -339,7 +395,11 @@ class Ledger:
             asked |= {"dag_id": run[0], "occasion": run[1]}
         statement = _RELEASES_NAMED if run is None else _RELEASES_OF_RUN
         with self._database.reading() as transaction:
-            rows = [row for at in path_of(scope) for row in transaction.rows(statement, scope=at, **asked)]
+            rows = [
+                row
+                for at in path_of(scope)
+                for row in transaction.rows(statement, scope=at, **asked)
+            ]
         return [releases.stored(row) for row in sorted(rows, key=lambda row: row.seq)]
 
     # --- sessions -----------------------------------------------------------------------------------------------
@@ -359,12 +419,15 @@ class Ledger:
         data: Sequence[str] = (),
         cut: str = "",
     ) -> Held:
-        """Charge an interactive mechanism whole and store its first state; the same key again returns the session.
+        """Charge an interactive mechanism whole and store its first state; the same key again
+        returns the session.
 
         Args:
-            exclusive: a gate: while it is open, every other release of its dataset or of anything in ``data`` is refused.
+            exclusive: a gate: while it is open, every other release of its dataset or of anything
+            in ``data`` is refused.
             data: as for `reserve`.
-            cut: how the session cuts this data into groups, such as ``2000 groups``. The first one says so for ever.
+            cut: how the session cuts this data into groups, such as ``2000 groups``. The first one
+            says so for ever.
 
         Raises:
             BudgetExceeded, RetryConflict, SessionClosed: as for `reserve`.
@@ -375,8 +438,14 @@ class Ledger:
         with self._writing() as (transaction, writer):
             row = releases.known(transaction, writer, ask)
             if row is None:
-                options: dict[str, Any] = {"state": "open", "exclusive": exclusive, "secret": secret}
-                name = releases.charge(transaction, writer, ask, commitment=self._sealed(secret), **options)
+                options: dict[str, Any] = {
+                    "state": "open",
+                    "exclusive": exclusive,
+                    "secret": secret,
+                }
+                name = releases.charge(
+                    transaction, writer, ask, commitment=self._sealed(secret), **options
+                )
                 row = releases.get(transaction, name)
             held = sessions.held(sessions.row_of(transaction, self._anchor, row.id))
             fault_points.pass_point("session.before-commit")
@@ -384,7 +453,9 @@ class Ledger:
         return held
 
     def is_fresh(self, release_id: str, scope: str, data: Sequence[str]) -> bool:
-        """Whether nothing was charged before this release on its dataset or on anything in ``data``."""
+        """Whether nothing was charged before this release on its dataset or on anything in
+        ``data``.
+        """
         with self._database.reading() as transaction:
             return data_claims.is_fresh(transaction, release_id, scope, data)
 
@@ -410,7 +481,8 @@ class Ledger:
             principal: who asked; whoever opened the session if left out.
 
         Returns:
-            The stored answer: an earlier one if the same query was answered before. None if another answer advanced the
+            The stored answer: an earlier one if the same query was answered before. None if another
+            answer advanced the
             session first; then nothing was stored, and the caller asks again from the new state.
 
         Raises:
@@ -418,7 +490,16 @@ class Ledger:
         """
         with self._writing() as (transaction, writer):
             given = sessions.answer(
-                transaction, writer, self._anchor, session_id, query, expected_version, state, answer, closed, principal
+                transaction,
+                writer,
+                self._anchor,
+                session_id,
+                query,
+                expected_version,
+                state,
+                answer,
+                closed,
+                principal,
             )
             fault_points.pass_point("session.before-commit")
         fault_points.pass_point("session.after-commit")
@@ -434,21 +515,30 @@ class Ledger:
         closed: bool = False,
         principal: str = "",
     ) -> bool:
-        """Store many answers as one JSON mapping, of whatever form the caller likes, and the state they lead to.
+        """Store many answers as one JSON mapping, of whatever form the caller likes, and the state
+        they lead to.
 
         Args:
             principal: who asked; whoever opened the session if left out.
 
-        Returns:
-            False if another answer advanced the session first; then nothing was stored, and the caller looks up what was
-            answered meanwhile (`batches`) and asks for the rest from the new state.
+        Returns: False if another answer advanced the session first; then nothing was stored, and
+            the caller looks up what was answered meanwhile (`batches`) and asks for the rest from
+            the new state.
 
         Raises:
             SessionClosed: no answer is left.
         """
         with self._writing() as (transaction, writer):
             stored = sessions.answer_batch(
-                transaction, writer, self._anchor, session_id, batch, expected_version, state, closed, principal
+                transaction,
+                writer,
+                self._anchor,
+                session_id,
+                batch,
+                expected_version,
+                state,
+                closed,
+                principal,
             )
             fault_points.pass_point("session.before-commit")
         fault_points.pass_point("session.after-commit")
@@ -471,10 +561,16 @@ class Ledger:
 
     # --- history ------------------------------------------------------------------------------------------------
 
-    def record(self, kind: str, body: Mapping[str, Any], *, principal: str, scope: str = "") -> None:
-        """Write a note into the history, such as a data contract's outcome. Its kind is not one of the ledger's own."""
+    def record(
+        self, kind: str, body: Mapping[str, Any], *, principal: str, scope: str = ""
+    ) -> None:
+        """Write a note into the history, such as a data contract's outcome. Its kind is not one of
+        the ledger's own.
+        """
         if hasattr(verify.Expected, "_" + checked_name("a kind", kind)):
-            raise InvalidInput(f"{kind!r} is an entry that only the ledger writes; name the note otherwise")
+            raise InvalidInput(
+                f"{kind!r} is an entry that only the ledger writes; name the note otherwise"
+            )
         checked_name("a scope", scope, empty=True)
         checked_name("a principal", principal)
         note = json.loads(releases.ordered(body))
@@ -482,24 +578,34 @@ class Ledger:
             writer.note(kind, scope, "", principal, note)
 
     def history(self, scope: str | None = None, *, limit: int = 100) -> list[Entry]:
-        """The newest entries, oldest of them first. Raises `UnknownName` for a scope that nobody granted."""
+        """The newest entries, oldest of them first. Raises `UnknownName` for a scope that nobody
+        granted.
+        """
         with self._database.reading() as transaction:
             if scope is not None:
                 charges.get_scope(transaction, scope)
             which = {} if scope is None else {"scope": scope}
             rows = transaction.rows(_NEWEST_OF if which else _NEWEST, limit=limit, **which)
         names = ("seq", "at", "kind", "scope", "release_id", "principal", "hash")
-        return [Entry(**{n: getattr(row, n) for n in names}, body=stored_json(row.body)) for row in reversed(rows)]
+        return [
+            Entry(**{n: getattr(row, n) for n in names}, body=stored_json(row.body))
+            for row in reversed(rows)
+        ]
 
     def verify(self) -> Verified:
-        """Recompute chain and seals, compare with the anchor, and rebuild every table from the entries."""
+        """Recompute chain and seals, compare with the anchor, and rebuild every table from the
+        entries.
+        """
         auditor = chain.Auditor(self._anchor)
         with self._database.reading() as transaction:
             entries = transaction.rows(verify.ENTRIES)
             expected = verify.Expected(self._meta())
             for entry in entries:
                 expected.apply(entry._asdict())
-            found = [*auditor.problems(entries), *verify.problems(transaction, expected, self._sealed)]
+            found = [
+                *auditor.problems(entries),
+                *verify.problems(transaction, expected, self._sealed),
+            ]
         return Verified(len(entries), tuple(found))
 
     def export(self, stream: TextIO) -> int:
@@ -510,12 +616,14 @@ class Ledger:
     def import_(self, stream: TextIO, *, principal: str) -> int:
         """Fill this empty ledger from an export, under the anchor of the ledger that wrote it.
 
-        The history goes on where it stopped; the old database is refused from then on, because the anchor has seen more
-        than it holds. Sessions are closed: their secret state is not in an export. Returns the number of entries.
+        The history goes on where it stopped; the old database is refused from then on, because the
+        anchor has seen more than it holds. Sessions are closed: their secret state is not in an
+        export. Returns the number of entries.
 
         Raises:
             InvalidInput: this ledger is not empty.
-            LedgerCorrupt: the export does not verify under this anchor, or ends before its high-water mark.
+            LedgerCorrupt: the export does not verify under this anchor, or ends before its
+            high-water mark.
         """
         checked_name("a principal", principal)
         exported = export.read(stream, self._anchor)
@@ -523,27 +631,37 @@ class Ledger:
             if transaction.rows(_NEWEST, limit=1):
                 raise InvalidInput(f"{self._database!r} is not empty; import into a new ledger")
             closed = export.restore(transaction, exported)
-            writer.note("import", "", "", principal, {"entries": len(exported.entries), "closed": closed})
+            writer.note(
+                "import", "", "", principal, {"entries": len(exported.entries), "closed": closed}
+            )
         return len(exported.entries)
 
     def commitment(self, data: bytes, purpose: str) -> str:
-        """HMAC of something private under the ledger's key: the only form in which its digest may leave."""
+        """HMAC of something private under the ledger's key: the only form in which its digest may
+        leave.
+        """
         return self._anchor.commitment(data, purpose)
 
     # --- inside -------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _writing(self, ahead: Callable[[], Sequence[Read]] | None = None) -> Iterator[tuple[Transaction, chain.Writer]]:
-        """A writing transaction that can append entries, and raises the anchor's mark after its commit.
+    def _writing(
+        self, ahead: Callable[[], Sequence[Read]] | None = None
+    ) -> Iterator[tuple[Transaction, chain.Writer]]:
+        """A writing transaction that can append entries, and raises the anchor's mark after its
+        commit.
 
         Args:
             ahead: says what it will read for certain before it writes, if it will certainly write.
 
         Raises:
-            LedgerCorrupt: the anchor has seen an entry that is not in this database, such as one of a copy in use elsewhere.
+            LedgerCorrupt: the anchor has seen an entry that is not in this database, such as one of
+            a copy in use elsewhere.
         """
         with contextlib.closing(Mark(self._anchor)) as mark:
-            seen = mark.seen()  # read before the turn, which others wait for: it may be older, never newer
+            seen = (
+                mark.seen()
+            )  # read before the turn, which others wait for: it may be older, never newer
             reads = None if ahead is None else lambda: [*ahead(), *chain.reads(seen)]
             with self._database.writing(reads) as transaction:
                 writer = chain.Writer(transaction, self._anchor, seen)
@@ -553,7 +671,9 @@ class Ledger:
             other = None if writer.added is None else mark.advance(*writer.added)
         if other is not None:
             with self._database.reading() as transaction:
-                chain.require_seen(transaction, other)  # another writer's entry, or one of a copy in use
+                chain.require_seen(
+                    transaction, other
+                )  # another writer's entry, or one of a copy in use
 
     def _sealed(self, secret: str) -> str:
         return sessions.sealed(self._anchor, secret)

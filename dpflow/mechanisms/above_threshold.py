@@ -1,10 +1,13 @@
-"""A session that answers "is this count below its threshold?" for any number of adaptively chosen counts.
+"""A session that answers "is this count below its threshold?" for any number of adaptively chosen
+counts.
 
-Definition and claim: `dpflow.core.toolbox.sparse_vector`. The whole session costs epsilon, split evenly over the ``failures``
-"below" answers it allows; "above" answers are free. Counts are rows, after each unit is cut to its limits, so one unit
-moves a count by at most the largest declared number of rows, under add-remove and replace alike.
+Definition and claim: `dpflow.core.toolbox.sparse_vector`. The whole session costs epsilon, split
+evenly over the ``failures`` "below" answers it allows; "above" answers are free. Counts are rows,
+after each unit is cut to its limits, so one unit moves a count by at most the largest declared
+number of rows, under add-remove and replace alike.
 
-When not to use it: to learn a count (`count`), or when most answers will be "below": then each costs a full share.
+When not to use it: to learn a count (`count`), or when most answers will be "below": then each
+costs a full share.
 """
 
 from __future__ import annotations
@@ -25,7 +28,9 @@ from dpflow.hookspecs import hookimpl
 
 
 class AboveThresholdParams(Params):
-    """``epsilon``: the price of the session. ``failures``: how many "below" answers it allows before it closes."""
+    """``epsilon``: the price of the session. ``failures``: how many "below" answers it allows
+    before it closes.
+    """
 
     epsilon: Epsilon
     failures: Annotated[int, Field(ge=1, le=10**6)] = 1
@@ -49,7 +54,11 @@ class AboveThreshold(InteractiveMechanism[AboveThresholdParams, ThresholdQuery])
     Query = ThresholdQuery
 
     def _engine(self, params: AboveThresholdParams, table: Table) -> Engine:
-        rows = [table.limits.rows, table.limits.per_group, *(c.rows_per_group or 1 for c in table.columns.values())]
+        rows = [
+            table.limits.rows,
+            table.limits.per_group,
+            *(c.rows_per_group or 1 for c in table.columns.values()),
+        ]
         return Engine(params.epsilon / params.failures, max(rows), params.failures)
 
     def event(self, params: AboveThresholdParams, table: Table) -> Event:
@@ -58,7 +67,9 @@ class AboveThreshold(InteractiveMechanism[AboveThresholdParams, ThresholdQuery])
     def open(self, params: AboveThresholdParams, table: Table, source: Source) -> State:
         return State(self._engine(params, table).start(source).to_json())
 
-    def data_request(self, params: AboveThresholdParams, query: ThresholdQuery, table: Table) -> GroupedSums:
+    def data_request(
+        self, params: AboveThresholdParams, query: ThresholdQuery, table: Table
+    ) -> GroupedSums:
         if query.by is None or query.key is None:
             return GroupedSums(rows_per_group=table.limits.rows)
         if query.key not in table.keys(query.by):
@@ -78,7 +89,9 @@ class AboveThreshold(InteractiveMechanism[AboveThresholdParams, ThresholdQuery])
         if memory.exhausted(engine):
             return Verdict({"verdict": "exhausted"}, closed=True), state
         below, memory = engine.ask(memory, int(answer.rows[0]), query.threshold, source)
-        verdict = Verdict({"verdict": "below" if below else "above"}, closed=memory.exhausted(engine))
+        verdict = Verdict(
+            {"verdict": "below" if below else "above"}, closed=memory.exhausted(engine)
+        )
         return verdict, State(memory.to_json())
 
 

@@ -1,8 +1,10 @@
-"""Several counts, sums, means and variances of one GROUP BY: one scan, one cut of contributions, one price.
+"""Several counts, sums, means and variances of one GROUP BY: one scan, one cut of contributions,
+one price.
 
 Definition: ``measures`` is a list of names (``count``, ``count_distinct``) and of mappings such as
-``{measure: mean, column: age}``; each is computed as its own mechanism would, from moments that are drawn once even if
-several measures need them (a sum and a mean of the same column cost what the mean costs).
+``{measure: mean, column: age}``; each is computed as its own mechanism would, from moments that are
+drawn once even if several measures need them (a sum and a mean of the same column cost what the
+mean costs).
 
 Claim and error: `dpflow.core.toolbox.aggregate`. The price is either
 
@@ -41,11 +43,15 @@ def _spelled(value: Any) -> Any:
 
 
 class AggregatesParams(NoisyParams):
-    """``measures``: what to release. ``by``: a column with public keys, or nothing. ``epsilon``: the price of everything; left
-    out when every measure names its error. ``delta``: allows Gaussian noise. ``noise``: laplace, gaussian or auto.
+    """``measures``: what to release. ``by``: a column with public keys, or nothing. ``epsilon``:
+    the price of everything; left out when every measure names its error. ``delta``: allows Gaussian
+    noise. ``noise``: laplace, gaussian or auto.
     """
 
-    measures: Annotated[tuple[Annotated[Measure, BeforeValidator(_spelled)], ...], Field(min_length=1, max_length=100)]
+    measures: Annotated[
+        tuple[Annotated[Measure, BeforeValidator(_spelled)], ...],
+        Field(min_length=1, max_length=100),
+    ]
     by: str | None = None
     epsilon: Epsilon | None = None  # type: ignore[assignment]
 
@@ -74,7 +80,11 @@ class Aggregates(Aggregate[AggregatesParams]):
         return measure.label
 
     def priced(self, params: AggregatesParams, query: Query, law: Law) -> Release:
-        return super().priced(params, query, law) if params.epsilon is not None else cheapest(query, law)
+        return (
+            super().priced(params, query, law)
+            if params.epsilon is not None
+            else cheapest(query, law)
+        )
 
     def badness(self, params: AggregatesParams, release: Release) -> float:
         """With target errors the price, else the noise."""
@@ -86,8 +96,9 @@ class Aggregates(Aggregate[AggregatesParams]):
 def cheapest(query: Query, law: Law) -> Release:
     """The least prices that keep every target error.
 
-    They are optimal for errors linear in the noise; what the true errors are at these prices corrects the linear ones a few
-    times, and at last all prices are scaled until every target is kept.
+    They are optimal for errors linear in the noise; what the true errors are at these prices
+    corrects the linear ones a few times, and at last all prices are scaled until every target is
+    kept.
     """
     power = POWER[law]
     targets = [_used_up(query, measure, law) for measure in query.measures]
@@ -95,7 +106,9 @@ def cheapest(query: Query, law: Law) -> Release:
         prices = budget_split.least(targets, power)
         release = _at(query, law, prices, 0)
         for measure, target in zip(query.measures, targets, strict=True):
-            linear = sum(part * price ** (-1 / power) for part, price in zip(target, prices, strict=True))
+            linear = sum(
+                part * price ** (-1 / power) for part, price in zip(target, prices, strict=True)
+            )
             factor = min(max(_used(release, measure), 0.01), 100.0) / linear
             target[:] = [part * factor for part in target]
     low, high = -LARGEST_STEP, LARGEST_STEP
@@ -108,7 +121,9 @@ def cheapest(query: Query, law: Law) -> Release:
 
 
 def _at(query: Query, law: Law, prices: Sequence[float], exponent: float) -> Release:
-    """The release at 2^exponent times these prices, in their legal range and rounded up to three digits."""
+    """The release at 2^exponent times these prices, in their legal range and rounded up to three
+    digits.
+    """
     return Release(query, law, tuple(_three_digits(price * 2.0**exponent) for price in prices))
 
 
@@ -129,10 +144,16 @@ def _used_up(query: Query, measure: Measure, law: Law) -> list[float]:
     """The part of its target that the noise of each moment uses up at price 1, taken as linear."""
     used = query.weights(measure)
     failure = FAILURE / len(used)
-    width = math.log(1 / failure) if law == "laplace" else NormalDist().inv_cdf(1 - failure / 2) / math.sqrt(2)
+    width = (
+        math.log(1 / failure)
+        if law == "laplace"
+        else NormalDist().inv_cdf(1 - failure / 2) / math.sqrt(2)
+    )
     assert measure.error is not None
     small = 1e-6
-    slopes = {m: query.error_bound(measure, {o: small * (o == m) for o in used}) / small for m in used}
+    slopes = {
+        m: query.error_bound(measure, {o: small * (o == m) for o in used}) / small for m in used
+    }
     sizes = (slopes.get(m, 0.0) * query.reach(m).size(POWER[law]) for m in query.moments)
     return [size * width / float(measure.error) for size in sizes]
 

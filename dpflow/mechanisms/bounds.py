@@ -1,25 +1,28 @@
 """Bounds for a column whose range nobody knows, so that a first sum or quantile can be declared.
 
-Definition: values are counted by sign and power of two, 2^j <= |x| < 2^(j+1) for j = -64, ..., 127, smaller ones as zero, larger
-and infinite ones with the last. Every count gets Laplace noise. Bins whose noisy count reaches t are taken as occupied; the
-answer is the lower edge of the lowest and the upper edge of the highest of them, or none. t is the smallest integer that the noise
-of any of the 385 bins reaches with probability 5 % at most. The list of bins is public, so no delta is needed. With ``by`` each
-public key has bins of its own, and t is that of all of them.
+Definition: values are counted by sign and power of two, 2^j <= |x| < 2^(j+1) for j = -64, ..., 127,
+smaller ones as zero, larger and infinite ones with the last. Every count gets Laplace noise. Bins
+whose noisy count reaches t are taken as occupied; the answer is the lower edge of the lowest and
+the upper edge of the highest of them, or none. t is the smallest integer that the noise of any of
+the 385 bins reaches with probability 5 % at most. The list of bins is public, so no delta is
+needed. With ``by`` each public key has bins of its own, and t is that of all of them.
 
-Claim: a unit with R rows in each of g groups moves the counts by g R in L1 and by root(g) R in L2 under add-remove, by 2 g R and
-root(2 g) R under replace; the noise fits one of them, so the answer is post-processing of an epsilon-DP histogram, or with a
-``delta`` of one with Gaussian noise that is (epsilon, delta)-DP, if its threshold is lower: where a unit reaches many groups.
+Claim: a unit with R rows in each of g groups moves the counts by g R in L1 and by root(g) R in L2
+under add-remove, by 2 g R and root(2 g) R under replace; the noise fits one of them, so the answer
+is post-processing of an epsilon-DP histogram, or with a ``delta`` of one with Gaussian noise that
+is (epsilon, delta)-DP, if its threshold is lower: where a unit reaches many groups.
 
-Error: with probability 95 % no empty bin is taken, and with the same a bin of 2 t rows is: what the bounds leave out lies in bins
-with fewer.
-Use: release it once, and name it in the ``bounds`` of other releases (`dpflow.engine.releases.released_bounds`), or copy what the result's document
-has ready into the declaration. The result is stored: the same file again is free. Bounds that were drawn are public; clamping
-to them is no further loss.
+Error: with probability 95 % no empty bin is taken, and with the same a bin of 2 t rows is: what the
+bounds leave out lies in bins with fewer. Use: release it once, and name it in the ``bounds`` of
+other releases (`dpflow.engine.releases.released_bounds`), or copy what the result's document has
+ready into the declaration. The result is stored: the same file again is free. Bounds that were
+drawn are public; clamping to them is no further loss.
 
-When not to use it: when the range is known from elsewhere, which costs nothing; or where 2 t rows are many, since a quantile
-over a generous guess loses only the logarithm of it.
+When not to use it: when the range is known from elsewhere, which costs nothing; or where 2 t rows
+are many, since a quantile over a generous guess loses only the logarithm of it.
 
-Source: Wilson, Zhang, Lam, Desfontaines, Simmons-Marengo, Gipson 2020 (approximate bounds); Laplace tails are exact.
+Source: Wilson, Zhang, Lam, Desfontaines, Simmons-Marengo, Gipson 2020 (approximate bounds); Laplace
+tails are exact.
 """
 
 from __future__ import annotations
@@ -47,8 +50,9 @@ BINS = 2 * POWERS + 1  # the negative ones, zero, the positive ones
 
 
 class BoundsParams(Params):
-    """``column``: a column that can be read as a number, with or without declared bounds. ``by``: a column with public keys,
-    or nothing. ``epsilon``: the price of all groups together. ``delta``: allows Gaussian noise.
+    """``column``: a column that can be read as a number, with or without declared bounds. ``by``: a
+    column with public keys, or nothing. ``epsilon``: the price of all groups together. ``delta``:
+    allows Gaussian noise.
     """
 
     column: str
@@ -61,7 +65,9 @@ class Bounds(Mechanism[BoundsParams]):
     """Powers of two between which most of a column lies."""
 
     name = "bounds"
-    summary = "powers of two between which nearly all values of a column lie, to declare its bounds with"
+    summary = (
+        "powers of two between which nearly all values of a column lie, to declare its bounds with"
+    )
     citation = "Wilson et al. 2020 (differentially private SQL with bounded user contribution, approximate bounds)"
     Params = BoundsParams
 
@@ -70,16 +76,23 @@ class Bounds(Mechanism[BoundsParams]):
 
     def _reach(self, params: BoundsParams, table: Table) -> Sensitivity:
         groups, rows = table.cut(params.by)
-        bins = min(groups, len(self._keys(params, table))) * (2 if table.neighbours == "replace" else 1)
+        bins = min(groups, len(self._keys(params, table))) * (
+            2 if table.neighbours == "replace" else 1
+        )
         return Sensitivity(bins * rows, bins * rows**2)
 
     def _chosen(self, params: BoundsParams, table: Table) -> tuple[int, Noise]:
         """The lower threshold, and its noise."""
-        moved, failure = self._reach(params, table), Fraction(str(FAILURE)) / (BINS * len(self._keys(params, table)))
+        moved, failure = (
+            self._reach(params, table),
+            Fraction(str(FAILURE)) / (BINS * len(self._keys(params, table))),
+        )
         forms = [(tail_above(moved.l1 / params.epsilon, failure), laplace(moved, params.epsilon))]
         if params.delta:
             rho = rho_for(params.epsilon, params.delta)
-            forms.append((gaussian_above(moved.l2_squared / (2 * rho), failure), gaussian(moved, rho)))
+            forms.append(
+                (gaussian_above(moved.l2_squared / (2 * rho), failure), gaussian(moved, rho))
+            )
         return min(forms, key=lambda form: form[0])
 
     def _noise(self, params: BoundsParams, table: Table) -> Noise:
@@ -97,7 +110,9 @@ class Bounds(Mechanism[BoundsParams]):
         groups, rows = table.cut(params.by)
         return UnboundedValues(params.column, params.by, self._keys(params, table), groups, rows)
 
-    def draw(self, params: BoundsParams, table: Table, answer: OpenColumn, source: Source) -> Result:
+    def draw(
+        self, params: BoundsParams, table: Table, answer: OpenColumn, source: Source
+    ) -> Result:
         keys = self._keys(params, table)
         cells = answer.cells(dict.fromkeys(range(len(keys)), Grid(None)))
         counts = np.concatenate([magnitudes(cells[code]) for code in range(len(keys))])
@@ -107,7 +122,9 @@ class Bounds(Mechanism[BoundsParams]):
         for key, bins in zip(keys, noisy >= self._threshold(params, table), strict=True):
             occupied = np.flatnonzero(bins)
             if occupied.size:
-                lower, upper = (answer.written(edge) for edge in edges(int(occupied[0]), int(occupied[-1])))
+                lower, upper = (
+                    answer.written(edge) for edge in edges(int(occupied[0]), int(occupied[-1]))
+                )
                 found[key] = {params.column: {"lower": lower, "upper": upper}}
                 rows += [Row(key, "lower", lower), Row(key, "upper", upper)]
             else:
@@ -118,7 +135,11 @@ class Bounds(Mechanism[BoundsParams]):
 
     def error_bound(self, params: BoundsParams, table: Table) -> ErrorBound:
         rows = 2 * self._threshold(params, table)
-        law = "Laplace" if isinstance(self._noise(params, table).event, DiscreteLaplace) else "Gaussian"
+        law = (
+            "Laplace"
+            if isinstance(self._noise(params, table).event, DiscreteLaplace)
+            else "Gaussian"
+        )
         note = f"{law} noise; a power of two with {rows} rows or more is found; what is outside the bounds lies in rarer ones"
         return ErrorBound({"rows outside, per power of two": rows}, note)
 
@@ -136,7 +157,10 @@ def magnitudes(cells: Cells) -> NDArray[np.int64]:
 
 def edges(first: int, last: int) -> tuple[float, float]:
     """The lower edge of the first bin and the upper edge of the last; 0 and 1 if both are zero's."""
-    low, high = _inner(first) if first >= POWERS else _outer(first), _outer(last) if last >= POWERS else _inner(last)
+    low, high = (
+        _inner(first) if first >= POWERS else _outer(first),
+        _outer(last) if last >= POWERS else _inner(last),
+    )
     return (low, high) if low < high else (0.0, 1.0)
 
 

@@ -1,4 +1,6 @@
-"""Built-in calculators: what claims add up to, for different steps, for a group of units, for blocks side by side."""
+"""Built-in calculators: what claims add up to, for different steps, for a group of units, for
+blocks side by side.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ Size = Annotated[int, Field(ge=1, le=10**12)]
 
 
 class StepsParams(Params):
-    """``steps``: epsilons, fixed in advance; ``deltas``: theirs. With ``epsilon``, a total, the steps are only shares of it."""
+    """``steps``: epsilons, fixed in advance; ``deltas``: theirs. With ``epsilon``, a total, the
+    steps are only shares of it.
+    """
 
     steps: list[Epsilon] = Field(min_length=1, max_length=10_000)
     deltas: list[Delta] | None = None
@@ -30,7 +34,9 @@ class StepsParams(Params):
 
 
 class Steps(Calculator[StepsParams]):
-    """Theorem 2.4 for steps that differ, forwards and backwards; the plain sum where that is smaller."""
+    """Theorem 2.4 for steps that differ, forwards and backwards; the plain sum where that is
+    smaller.
+    """
 
     name = "steps"
     summary = "total epsilon of different adaptive steps, and the steps that a total allows in given proportions"
@@ -45,8 +51,15 @@ class Steps(Calculator[StepsParams]):
         if params.epsilon is not None:
             steps = composition.compose_steps(steps, params.epsilon, params.delta)
         epsilon, delta = composition.compose(list(zip(steps, deltas, strict=True)), params.delta)
-        rows = (*((f"step {n}", float(step), float(d)) for n, (step, d) in enumerate(zip(steps, deltas), 1)),)
-        notes = ("number and epsilons must be fixed in advance; jobs that choose later need a filter",)
+        rows = (
+            *(
+                (f"step {n}", float(step), float(d))
+                for n, (step, d) in enumerate(zip(steps, deltas), 1)
+            ),
+        )
+        notes = (
+            "number and epsilons must be fixed in advance; jobs that choose later need a filter",
+        )
         return Sheet(("what", "epsilon", "delta"), (*rows, ("together", epsilon, delta)), notes)
 
 
@@ -64,13 +77,19 @@ class Group(Calculator[GroupParams]):
 
     name = "group"
     summary = "what a claim for one unit means for a group, such as a household"
-    citation = "Dwork, Roth 2014, Thm. 2.2; Bun, Steinke 2016, Prop. 1.9; triangle inequality for delta"
+    citation = (
+        "Dwork, Roth 2014, Thm. 2.2; Bun, Steinke 2016, Prop. 1.9; triangle inequality for delta"
+    )
     Params = GroupParams
 
     def make_sheet(self, params: GroupParams) -> Sheet:
         notes: tuple[str, ...] = ("replacing one unit is a group of two: one leaves, one comes",)
-        if (params.epsilon is None) == (params.rho is None) or (params.rho is not None and params.delta):
-            raise InvalidInput("give the claim of one unit: epsilon=0.5, with delta=1e-6 if it has one, or rho=0.01")
+        if (params.epsilon is None) == (params.rho is None) or (
+            params.rho is not None and params.delta
+        ):
+            raise InvalidInput(
+                "give the claim of one unit: epsilon=0.5, with delta=1e-6 if it has one, or rho=0.01"
+            )
         if params.rho is not None:
             one = ZCDP(params.rho)  # type: ignore[arg-type]  # an event checks its own amounts
             rows = tuple((size, _zcdp(one, size)) for size in params.sizes)
@@ -102,7 +121,9 @@ def _approximate(one: Approximate, size: int) -> tuple[float | None, float | Non
 
 
 class ParallelParams(Params):
-    """``blocks``: for each block the epsilons of its releases; ``deltas``: theirs, in the same shape."""
+    """``blocks``: for each block the epsilons of its releases; ``deltas``: theirs, in the same
+    shape.
+    """
 
     blocks: list[list[Epsilon]] = Field(min_length=1, max_length=100_000)
     deltas: list[list[Delta]] | None = None
@@ -117,15 +138,26 @@ class Parallel(Calculator[ParallelParams]):
     Params = ParallelParams
 
     def make_sheet(self, params: ParallelParams) -> Sheet:
-        deltas = [[Fraction(0)] * len(b) for b in params.blocks] if params.deltas is None else params.deltas
+        deltas = (
+            [[Fraction(0)] * len(b) for b in params.blocks]
+            if params.deltas is None
+            else params.deltas
+        )
         if [len(block) for block in deltas] != [len(block) for block in params.blocks]:
-            raise InvalidInput("deltas must have one entry for every epsilon, in the same shape; correct or drop them")
-        steps = [list(zip(*block, strict=True)) for block in zip(params.blocks, deltas, strict=True)]
+            raise InvalidInput(
+                "deltas must have one entry for every epsilon, in the same shape; correct or drop them"
+            )
+        steps = [
+            list(zip(*block, strict=True)) for block in zip(params.blocks, deltas, strict=True)
+        ]
         one = composition.parallel(steps)
         every = composition.parallel([[step for block in steps for step in block]])
         rows = tuple(
             (who, _up(epsilon), _up(delta))
-            for who, (epsilon, delta) in (("a unit in one block", one), ("a unit in every block", every))
+            for who, (epsilon, delta) in (
+                ("a unit in one block", one),
+                ("a unit in every block", every),
+            )
         )
         notes = (
             "the first line is a guarantee only if a block is a function of the unit (a hash of its key), or if what is protected "

@@ -1,12 +1,15 @@
 """Rows, or units, of a table: in total or per public key.
 
-Definition: the number of rows after each unit is cut to its limits, or the number of units that have any, plus integer noise.
+Definition: the number of rows after each unit is cut to its limits, or the number of units that
+have any, plus integer noise.
 
-Claim and error: `dpflow.core.toolbox.aggregate`. In total a unit moves the rows by at most ``limits.rows`` and the units by 1; per key
-it moves its declared groups by ``rows_per_group`` rows, or by 1. Where a declaration protects a unit's rows of one block, a
-unit counts once in every block that is read.
+Claim and error: `dpflow.core.toolbox.aggregate`. In total a unit moves the rows by at most
+``limits.rows`` and the units by 1; per key it moves its declared groups by ``rows_per_group`` rows,
+or by 1. Where a declaration protects a unit's rows of one block, a unit counts once in every block
+that is read.
 
-When not to use it: for keys that are themselves learnt from the rows (`private_histogram` selects them privately).
+When not to use it: for keys that are themselves learnt from the rows (`private_histogram` selects
+them privately).
 """
 
 from __future__ import annotations
@@ -17,8 +20,8 @@ from dpflow.hookspecs import hookimpl
 
 
 class CountParams(NoisyParams):
-    """``by``: a column with public keys, or nothing. ``epsilon``: the price of all counts together. ``delta``: allows Gaussian
-    noise. ``noise``: laplace, gaussian or auto.
+    """``by``: a column with public keys, or nothing. ``epsilon``: the price of all counts together.
+    ``delta``: allows Gaussian noise. ``noise``: laplace, gaussian or auto.
     """
 
     by: str | None = None
@@ -29,7 +32,9 @@ class Count(Aggregate[CountParams]):
 
     name = "count"
     summary = "number of rows, in total or by public key"
-    citation = "Ghosh, Roughgarden, Sundararajan 2009 (universally utility-maximizing privacy mechanisms)"
+    citation = (
+        "Ghosh, Roughgarden, Sundararajan 2009 (universally utility-maximizing privacy mechanisms)"
+    )
     Params = CountParams
 
     def measures(self, params: CountParams) -> tuple[Measure, ...]:
@@ -41,7 +46,9 @@ class CountDistinct(Aggregate[CountParams]):
 
     name = "count_distinct"
     summary = "number of distinct units, in total or by public key"
-    citation = "Ghosh, Roughgarden, Sundararajan 2009 (universally utility-maximizing privacy mechanisms)"
+    citation = (
+        "Ghosh, Roughgarden, Sundararajan 2009 (universally utility-maximizing privacy mechanisms)"
+    )
     Params = CountParams
 
     def measures(self, params: CountParams) -> tuple[Measure, ...]:

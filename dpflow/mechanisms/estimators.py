@@ -1,7 +1,7 @@
 """Built-in holdout estimators: functions of one group's rows and a model's predictions.
 
-An estimator sees one group at a time: anything fitted across groups would break the gate's claim. Those that score a model
-read its predictions; the others read columns, in the order of the query.
+An estimator sees one group at a time: anything fitted across groups would break the gate's claim.
+Those that score a model read its predictions; the others read columns, in the order of the query.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ def _log_loss(rows: Rows, subject: Subject) -> float:
 
 
 def _auc(rows: Rows, subject: Subject) -> float:
-    """Probability that a positive row scores above a negative one, ties half; fails without both classes."""
+    """Probability that a positive row scores above a negative one, ties half; fails without both
+    classes.
+    """
     truth, scores = _labels(rows, subject) == 1, _scored(rows, subject)
     _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
@@ -126,7 +128,9 @@ def _slope(rows: Rows, subject: Subject) -> float:
 
 
 def _best_loss(rows: Rows, subject: Subject) -> float:
-    """Least squares inside the group: mean squared error of the first column on the others, on the rows it was fitted to."""
+    """Least squares inside the group: mean squared error of the first column on the others, on the
+    rows it was fitted to.
+    """
     matrix = _complete(rows, subject)
     design = np.column_stack([np.ones(len(matrix)), matrix[:, 1:]])
     weights, *_ = np.linalg.lstsq(design, matrix[:, 0], rcond=None)
@@ -134,7 +138,9 @@ def _best_loss(rows: Rows, subject: Subject) -> float:
 
 
 def _trained_loss(rows: Rows, subject: Subject) -> float:
-    """Least squares on the first half of the group, squared error on the second: a learning curve's point."""
+    """Least squares on the first half of the group, squared error on the second: a learning curve's
+    point.
+    """
     matrix = _complete(rows, subject)
     half = len(matrix) // 2
     design = np.column_stack([np.ones(len(matrix)), matrix[:, 1:]])
@@ -155,7 +161,11 @@ SCORES = (
     Estimator("auc", "area under the ROC curve; label 1 is positive", 0.5, _auc),
     Estimator("f1", "F1 of class 1", 0.0, _f1),
     Estimator(
-        "calibration_error", "expected calibration error over bins", 1.0, _calibration_error, {"bins": Fraction(10)}
+        "calibration_error",
+        "expected calibration error over bins",
+        1.0,
+        _calibration_error,
+        {"bins": Fraction(10)},
     ),
     Estimator("difference", "accuracy of a model minus its rival's", 0.0, _difference, model="two"),
 )
@@ -193,7 +203,9 @@ COLUMNS = (
         model="",
         moments=FromMoments(("n", "xx"), lambda m: np.sqrt(m["xx"] / (m["n"] * (m["n"] - 1)))),
     ),
-    Estimator("column_quantile", "p-quantile of a column", 0.0, _quantile, {"p": Fraction(1, 2)}, model=""),
+    Estimator(
+        "column_quantile", "p-quantile of a column", 0.0, _quantile, {"p": Fraction(1, 2)}, model=""
+    ),
     Estimator(
         "column_correlation",
         "correlation of two columns",

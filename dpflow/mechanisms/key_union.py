@@ -1,26 +1,34 @@
-"""The keys of a private column, without counts: weighted unions of the units' sets of keys, in rounds.
+"""The keys of a private column, without counts: weighted unions of the units' sets of keys, in
+rounds.
 
-Definition: of each unit at most g distinct keys count. In a round a unit with k keys that are not released yet gives each of them
-the weight 1/root(k), rounded down to a grid of 2^-20. The weights of all units are added up, and keys whose sum plus Gaussian noise
-reaches a threshold are released. Three rounds take 5, 15 and 80 % of the price: the first ones release what nearly everybody
-has, so that later weights go to keys that need them. Released are names, sorted; no weight and no count leaves.
+Definition: of each unit at most g distinct keys count. In a round a unit with k keys that are not
+released yet gives each of them the weight 1/root(k), rounded down to a grid of 2^-20. The weights
+of all units are added up, and keys whose sum plus Gaussian noise reaches a threshold are released.
+Three rounds take 5, 15 and 80 % of the price: the first ones release what nearly everybody has, so
+that later weights go to keys that need them. Released are names, sorted; no weight and no count
+leaves.
 
-Claim: (epsilon, delta)-DP for the declared unit; with ``claim: zcdp`` delta/2-approximate rho-zCDP, rho the one that is (epsilon,
-delta/2)-DP, which a scope with filter renyi or hybrid prices better, and basic refuses.
-Proof. Given what earlier rounds released, a round sees sets without these keys. A unit's weights have length 1 at most, so
-under add-remove the weights of keys that both neighbours have differ by 1 in L2, under replace by root(2), as weights are not
-negative. Of keys that one neighbour alone has there are t <= k <= g, each with weight 1/root(k) <= 1/root(t), and the threshold T is at
-least 1/root(t) plus a number that the noise reaches with probability delta_i/t at most, for every t up to g: one of them is shown
-with probability delta_i at most. Given that none is, which is independent of the other keys' noise, the round is Gaussian noise
-on shared keys: delta_i-approximate rho_i-zCDP, and rounds add up to (rho, delta/2). A key without rows is never released.
+Claim: (epsilon, delta)-DP for the declared unit; with ``claim: zcdp`` delta/2-approximate rho-zCDP,
+rho the one that is (epsilon, delta/2)-DP, which a scope with filter renyi or hybrid prices better,
+and basic refuses. Proof. Given what earlier rounds released, a round sees sets without these keys.
+A unit's weights have length 1 at most, so under add-remove the weights of keys that both neighbours
+have differ by 1 in L2, under replace by root(2), as weights are not negative. Of keys that one
+neighbour alone has there are t <= k <= g, each with weight 1/root(k) <= 1/root(t), and the
+threshold T is at least 1/root(t) plus a number that the noise reaches with probability delta_i/t at
+most, for every t up to g: one of them is shown with probability delta_i at most. Given that none
+is, which is independent of the other keys' noise, the round is Gaussian noise on shared keys:
+delta_i-approximate rho_i-zCDP, and rounds add up to (rho, delta/2). A key without rows is never
+released.
 
-Against `private_histogram`: noise does not grow with g, so let g be large (30 or 100): it hardly raises the threshold. On Zipf-like
-keys it releases up to 1.8 times as many names at the same price (`python -m bench.keys`).
+Against `private_histogram`: noise does not grow with g, so let g be large (30 or 100): it hardly
+raises the threshold. On Zipf-like keys it releases up to 1.8 times as many names at the same price
+(`python -m bench.keys`).
 
-When not to use it: if counts are wanted, since a second release would pay again; if units have one key each, where
-truncated Laplace noise has the lowest threshold.
+When not to use it: if counts are wanted, since a second release would pay again; if units have one
+key each, where truncated Laplace noise has the lowest threshold.
 
-Source: Gopi, Gulhane, Kulkarni, Shen, Shokouhi, Yekhanin 2020 (weighted Gaussian union); Swanberg, Desfontaines, Haney 2023 (rounds).
+Source: Gopi, Gulhane, Kulkarni, Shen, Shokouhi, Yekhanin 2020 (weighted Gaussian union); Swanberg,
+Desfontaines, Haney 2023 (rounds).
 """
 
 from __future__ import annotations
@@ -57,8 +65,8 @@ def _positive(value: Fraction) -> Fraction:
 
 
 class KeyUnionParams(Params):
-    """``by``: the column of keys. ``epsilon``, ``delta``: the price; half of delta is the chance that a lone unit's keys show.
-    ``claim``: approximate, or zcdp for scopes that price it better.
+    """``by``: the column of keys. ``epsilon``, ``delta``: the price; half of delta is the chance
+    that a lone unit's keys show. ``claim``: approximate, or zcdp for scopes that price it better.
     """
 
     by: str
@@ -85,7 +93,11 @@ class Round:
         while starts[-1] < groups:
             starts.append(max(starts[-1] + 1, starts[-1] * 9 // 8))
         ends = [min(start - 1, groups) for start in starts[1:]] + [groups]
-        needed = (weight(a) + gaussian_above(sigma2, delta / b) for a, b in zip(starts, ends, strict=True) if a <= b)
+        needed = (
+            weight(a) + gaussian_above(sigma2, delta / b)
+            for a, b in zip(starts, ends, strict=True)
+            if a <= b
+        )
         return cls(gaussian(Sensitivity(squared, squared), rho), max(needed))
 
 
@@ -139,7 +151,11 @@ class KeyUnion(Mechanism[KeyUnionParams]):
         for one in self.rounds(params, table):
             noisy = one.noise.add(added(answer, left), source)
             left &= noisy < one.threshold
-        return Result(tuple(Row(key, "key", 1) for key in sorted(k for k, out in zip(answer.keys, ~left) if out)))
+        return Result(
+            tuple(
+                Row(key, "key", 1) for key in sorted(k for k, out in zip(answer.keys, ~left) if out)
+            )
+        )
 
     def error_bound(self, params: KeyUnionParams, table: Table) -> ErrorBound:
         last = self.rounds(params, table)[-1].threshold

@@ -1,16 +1,17 @@
 """Mean, variance and standard deviation of a bounded column, in total or per public key.
 
-Definition: from the noisy number, sum and (for the latter two) sum of squares of values around the middle of the bounds, all
-exact integers on the declared grid; see `dpflow.core.toolbox.moments`. Results are clamped to what bounded values can have. Variance
-divides by the number of values.
+Definition: from the noisy number, sum and (for the latter two) sum of squares of values around the
+middle of the bounds, all exact integers on the declared grid; see `dpflow.core.toolbox.moments`.
+Results are clamped to what bounded values can have. Variance divides by the number of values.
 
-Claim: `dpflow.core.toolbox.aggregate`: two moments for a mean, three for the others, composed; each gets about the same part of epsilon.
+Claim: `dpflow.core.toolbox.aggregate`: two moments for a mean, three for the others, composed; each
+gets about the same part of epsilon.
 
-Error: computed from the noisy numbers (post-processing), because it shrinks with the group; a group with too few values for a
-bound gets the full width of what is possible.
+Error: computed from the noisy numbers (post-processing), because it shrinks with the group; a group
+with too few values for a bound gets the full width of what is possible.
 
-When not to use it: for small groups, where a median or nothing at all is the honest answer; a standard deviation near 0 has
-an error near the root of the variance's, which is large.
+When not to use it: for small groups, where a median or nothing at all is the honest answer; a
+standard deviation near 0 has an error near the root of the variance's, which is large.
 """
 
 from __future__ import annotations

@@ -1,16 +1,21 @@
 """Rows or units per key, where the keys themselves are private: noisy counts above a threshold.
 
-Definition: each unit is cut to the groups and rows per group that the column declares. Every key in the rows gets a noisy count,
-and is released, sorted, if that reaches a threshold. `dpflow.core.toolbox.partition_selection` has the three rules, Laplace and Gaussian noise with a
+Definition: each unit is cut to the groups and rows per group that the column declares. Every key in
+the rows gets a noisy count, and is released, sorted, if that reaches a threshold.
+`dpflow.core.toolbox.partition_selection` has the three rules, Laplace and Gaussian noise with a
 tail bound and truncated Laplace noise, and takes the one with the lowest threshold.
 
-Claim: (epsilon, delta)-DP for the declared unit; proofs in `dpflow.core.toolbox.partition_selection`. ``noise: gaussian`` claims delta/2-approximate
-zCDP with the rho that is (epsilon, delta/2)-DP, which a scope with filter renyi or hybrid prices better, and basic refuses.
+Claim: (epsilon, delta)-DP for the declared unit; proofs in
+`dpflow.core.toolbox.partition_selection`. ``noise: gaussian`` claims delta/2-approximate zCDP with
+the rho that is (epsilon, delta/2)-DP, which a scope with filter renyi or hybrid prices better, and
+basic refuses.
 
-Counting units instead of rows lowers the threshold by the rows that one unit may have: take it where keys matter more than rows.
+Counting units instead of rows lowers the threshold by the rows that one unit may have: take it
+where keys matter more than rows.
 
-When not to use it: for names without counts (`key_union` releases more of them); for keys that are public anyway (`histogram` is
-pure and shows empty keys), or when most keys have few units; what is below the threshold is lost.
+When not to use it: for names without counts (`key_union` releases more of them); for keys that are
+public anyway (`histogram` is pure and shows empty keys), or when most keys have few units; what is
+below the threshold is lost.
 """
 
 from __future__ import annotations
@@ -38,8 +43,8 @@ def _positive(value: Fraction) -> Fraction:
 
 
 class PrivateHistogramParams(Params):
-    """``by``: the grouping column. ``epsilon``, ``delta``: the price; delta is the chance that a lone unit's key shows.
-    ``of``: count rows or units. ``noise``: laplace, gaussian or auto.
+    """``by``: the grouping column. ``epsilon``, ``delta``: the price; delta is the chance that a
+    lone unit's key shows. ``of``: count rows or units. ``noise``: laplace, gaussian or auto.
     """
 
     by: str
@@ -64,7 +69,9 @@ class PrivateHistogram(Mechanism[PrivateHistogramParams]):
     def _rule(self, params: PrivateHistogramParams, table: Table) -> Shown:
         table.column(params.by)
         law = None if params.noise == "auto" else params.noise
-        return Shown.least(table, params.by, self._most(params, table), params.epsilon, params.delta, law)
+        return Shown.least(
+            table, params.by, self._most(params, table), params.epsilon, params.delta, law
+        )
 
     def _most(self, params: PrivateHistogramParams, table: Table) -> int:
         return 1 if params.of == "units" else table.cut(params.by)[1]
@@ -75,19 +82,23 @@ class PrivateHistogram(Mechanism[PrivateHistogramParams]):
     def data_request(self, params: PrivateHistogramParams, table: Table) -> GroupedSums:
         return GroupedSums(params.by, None, table.cut(params.by)[0], self._most(params, table))
 
-    def draw(self, params: PrivateHistogramParams, table: Table, answer: Answer, source: Source) -> Result:
+    def draw(
+        self, params: PrivateHistogramParams, table: Table, answer: Answer, source: Source
+    ) -> Result:
         rule = self._rule(params, table)
         noisy = rule.draw(answer.moment(params.of, ""), source)
-        released = sorted((k, int(n)) for k, n in zip(answer.keys, noisy, strict=True) if n >= rule.threshold)
+        released = sorted(
+            (k, int(n)) for k, n in zip(answer.keys, noisy, strict=True) if n >= rule.threshold
+        )
         label = "count" if params.of == "rows" else "count_distinct"
         return Result(tuple(Row(key, label, number, rule.half_width) for key, number in released))
 
     def error_bound(self, params: PrivateHistogramParams, table: Table) -> ErrorBound:
         rule = self._rule(params, table)
-        note = (
-            f"{rule.name} noise only, for keys that are released; a key needs about {rule.threshold} {params.of} to be"
+        note = f"{rule.name} noise only, for keys that are released; a key needs about {rule.threshold} {params.of} to be"
+        return ErrorBound(
+            {"count" if params.of == "rows" else "count_distinct": rule.half_width}, note
         )
-        return ErrorBound({"count" if params.of == "rows" else "count_distinct": rule.half_width}, note)
 
 
 @hookimpl

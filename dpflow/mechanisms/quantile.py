@@ -1,25 +1,32 @@
-"""Quantiles of a bounded column, one or several, by the exponential mechanism over its grid; the median; lowest and highest values.
+"""Quantiles of a bounded column, one or several, by the exponential mechanism over its grid; the
+median; lowest and highest values.
 
-Definition: with p = a/b, n rows after the cut, and for a grid point v the counts L(v) = #{x < v}, U(v) = #{x > v}, the
-cost is c(v) = max(b L(v) - a n, b U(v) - (b-a) n); v is drawn with probability proportional to exp(-e c(v) / (2 D)), exactly,
-over the whole grid between the declared bounds. `quantiles` draws k of them and sorts the values, since a higher quantile is no
-smaller. `minimum` and `maximum` are quantiles a small ``tail`` away from the ends: the smallest row itself is one person's.
-With ``by`` all of this happens in each of the column's public keys, those without rows included.
+Definition: with p = a/b, n rows after the cut, and for a grid point v the counts L(v) = #{x < v},
+U(v) = #{x > v}, the cost is c(v) = max(b L(v) - a n, b U(v) - (b-a) n); v is drawn with probability
+proportional to exp(-e c(v) / (2 D)), exactly, over the whole grid between the declared bounds.
+`quantiles` draws k of them and sorts the values, since a higher quantile is no smaller. `minimum`
+and `maximum` are quantiles a small ``tail`` away from the ends: the smallest row itself is one
+person's. With ``by`` all of this happens in each of the column's public keys, those without rows
+included.
 
-Claim: k g draws with losses in an interval of length e, where a unit reaches g of the K groups: with e = epsilon/(k g)
-they are epsilon-DP together, and k g e^2/8-zCDP. With a ``delta`` the zCDP may pay for a larger e.
-Proof. One row more moves c by at most max(a, b-a). Under add-remove a unit's R rows of a group move it by D = R max(a, b-a) in
-at most g groups; all others have the same rows on both sides and lose nothing, so a loss is a sum of g losses, whichever groups
-these are. Under replace its R rows in a group become others, which moves c by R b: that is D with one group, or g = K. Else the
-unit may leave a group and enter another, each moved by R max(a, b-a); the two together have losses in an interval of the sum
-of both lengths, so D = 2 R max(a, b-a), which is no less than R b, and g such pairs are all there can be.
+Claim: k g draws with losses in an interval of length e, where a unit reaches g of the K groups:
+with e = epsilon/(k g) they are epsilon-DP together, and k g e^2/8-zCDP. With a ``delta`` the zCDP
+may pay for a larger e. Proof. One row more moves c by at most max(a, b-a). Under add-remove a
+unit's R rows of a group move it by D = R max(a, b-a) in at most g groups; all others have the same
+rows on both sides and lose nothing, so a loss is a sum of g losses, whichever groups these are.
+Under replace its R rows in a group become others, which moves c by R b: that is D with one group,
+or g = K. Else the unit may leave a group and enter another, each moved by R max(a, b-a); the two
+together have losses in an interval of the sum of both lengths, so D = 2 R max(a, b-a), which is no
+less than R b, and g such pairs are all there can be.
 
-Error: with probability 95 % the ranks of all answers, in all groups, are within 2 D ln(20 k K G)/(b e) rows of p n, where G is
-the number of grid points. In the column's own unit no bound is known beforehand.
+Error: with probability 95 % the ranks of all answers, in all groups, are within 2 D ln(20 k K G)/(b
+e) rows of p n, where G is the number of grid points. In the column's own unit no bound is known
+beforehand.
 
-When not to use it: without a trusted range (`median` then takes `approximate_median`, which finds interior points of unbounded
-data), or where the grid is much coarser than the spread of the rows. Recursive schemes that halve the rows at each answer
-(Kaplan, Schnapp, Stemmer 2022) pay log k instead of k, and are wrong where many rows share a value; these are not.
+When not to use it: without a trusted range (`median` then takes `approximate_median`, which finds
+interior points of unbounded data), or where the grid is much coarser than the spread of the rows.
+Recursive schemes that halve the rows at each answer (Kaplan, Schnapp, Stemmer 2022) pay log k
+instead of k, and are wrong where many rows share a value; these are not.
 """
 
 from __future__ import annotations
@@ -64,8 +71,8 @@ P = TypeVar("P", bound="ColumnParams")
 
 
 class ColumnParams(Params):
-    """``column``: a bounded column. ``by``: a column with public keys, or nothing. ``epsilon``: the price of everything.
-    ``delta``: lets many answers be drawn at a higher rate.
+    """``column``: a bounded column. ``by``: a column with public keys, or nothing. ``epsilon``: the
+    price of everything. ``delta``: lets many answers be drawn at a higher rate.
     """
 
     column: str
@@ -83,7 +90,9 @@ class QuantileParams(ColumnParams):
 class QuantilesParams(ColumnParams):
     """As `ColumnParams`. ``quantiles``: up to 100, strictly between 0 and 1."""
 
-    quantiles: Annotated[tuple[Share, ...], Field(min_length=1, max_length=100), AfterValidator(_different)]
+    quantiles: Annotated[
+        tuple[Share, ...], Field(min_length=1, max_length=100), AfterValidator(_different)
+    ]
 
 
 class ExtremeParams(ColumnParams):
@@ -93,21 +102,28 @@ class ExtremeParams(ColumnParams):
 
 
 class MedianParams(ColumnParams):
-    """As `ColumnParams`; the column is bounded if its range is trusted, and one without bounds needs a ``delta``."""
+    """As `ColumnParams`; the column is bounded if its range is trusted, and one without bounds
+    needs a ``delta``.
+    """
 
 
-def pieces(data: Histogram, low: int, high: int, p: Fraction) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]:
-    """Cut the grid [low, high] into runs of equal cost: their starts, lengths and costs (smallest cost 0).
+def pieces(
+    data: Histogram, low: int, high: int, p: Fraction
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]:
+    """Cut the grid [low, high] into runs of equal cost: their starts, lengths and costs (smallest
+    cost 0).
 
-    A run is a value that some row has, or a gap before, between or after such values. Python's integers stand in for numpy's
-    where those could overflow.
+    A run is a value that some row has, or a gap before, between or after such values. Python's
+    integers stand in for numpy's where those could overflow.
     """
     a, b = p.numerator, p.denominator
     total = int(data.counts.sum())
     values = data.values.astype(np.int64 if high - low < 2**62 else object)
     counts = data.counts.astype(np.int64 if b * (total + 1) < 2**62 else object)
     upto = np.cumsum(counts)
-    starts, below, above = (np.empty(2 * len(kind) + 1, kind.dtype) for kind in (values, counts, counts))
+    starts, below, above = (
+        np.empty(2 * len(kind) + 1, kind.dtype) for kind in (values, counts, counts)
+    )
     starts[0], starts[1::2], starts[2::2] = low, values, values + 1
     below[0::2], below[1::2] = np.append(upto - counts, total), upto - counts
     above[0::2], above[1::2] = np.append(total - upto + counts, 0), total - upto
@@ -115,13 +131,20 @@ def pieces(data: Histogram, low: int, high: int, p: Fraction) -> tuple[NDArray[A
     costs = np.maximum(b * below - a * total, b * above - (b - a) * total)
     there = lengths > 0
     costs = costs[there]
-    # Costs are cut at 2^53 above the least: the cut moves with the least cost, so one row still moves a cost by no more.
-    return starts[there], lengths[there], np.minimum(costs - costs.min(), 2**53 - 1).astype(np.int64)
+    # Costs are cut at 2^53 above the least: the cut moves with the least cost, so one row still
+    # moves a cost by no more.
+    return (
+        starts[there],
+        lengths[there],
+        np.minimum(costs - costs.min(), 2**53 - 1).astype(np.int64),
+    )
 
 
 @dataclass(frozen=True)
 class Draws:
-    """How many draws one unit can change, and the length of the interval in which the losses of each lie."""
+    """How many draws one unit can change, and the length of the interval in which the losses of
+    each lie.
+    """
 
     changed: int
     epsilon: Fraction
@@ -168,7 +191,11 @@ class _Quantiles(Mechanism[P]):
         return SortedValues(params.column, rows, params.by, self.keys(params, table), groups)
 
     def draw(self, params: P, table: Table, answer: Answer, source: Source) -> Result:
-        column, wanted, keys = table.bounded(params.column), self.wanted(params), self.keys(params, table)
+        column, wanted, keys = (
+            table.bounded(params.column),
+            self.wanted(params),
+            self.keys(params, table),
+        )
         epsilon = self.draws(params, table).epsilon
         rates = {p: epsilon / (2 * self._sensitivity(p, params, table)) for p in wanted.values()}
         rows: list[Row] = []
@@ -187,7 +214,10 @@ class _Quantiles(Mechanism[P]):
         low, high = table.bounded(params.column).grid()
         draws, wanted = self.draws(params, table), self.wanted(params)
         likely = math.log(len(wanted) * len(self.keys(params, table)) * (high - low + 1) / FAILURE)
-        scales = (2 * self._sensitivity(p, params, table) / (p.denominator * draws.epsilon) for p in wanted.values())
+        scales = (
+            2 * self._sensitivity(p, params, table) / (p.denominator * draws.epsilon)
+            for p in wanted.values()
+        )
         rank = float(max(scales)) * likely
         where = "" if params.by is None else " of a group"
         note = f"rank error{where}; the error in the column's unit depends on the rows"

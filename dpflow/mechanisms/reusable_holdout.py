@@ -1,9 +1,10 @@
 """The reusable holdout: a session that says whether a claimed number is plausible on fresh data.
 
-Definition: the holdout's units are split into m groups by a keyed hash. For a claim v about an estimator phi let A and B be
-the numbers of groups with phi <= v and phi >= v. The claim fails when B (``side: over``, which rejects only claims that are too
-good) or A or B (``both``) is small. After ``failures`` failures or ``queries`` claims the session is exhausted. With ``correct`` a
-failed claim gets a value that is plausible: a median of phi over the groups.
+Definition: the holdout's units are split into m groups by a keyed hash. For a claim v about an
+estimator phi let A and B be the numbers of groups with phi <= v and phi >= v. The claim fails when
+B (``side: over``, which rejects only claims that are too good) or A or B (``both``) is small. After
+``failures`` failures or ``queries`` claims the session is exhausted. With ``correct`` a failed
+claim gets a value that is plausible: a median of phi over the groups.
 
 ====================  ===================================================================  =======================
 method                a claim fails when                                                   privacy
@@ -15,20 +16,22 @@ description_length    min(A, B) <= theta m, no noise; few failures leave few tra
 splitting             the same on fresh groups for each claim                              none
 ====================  ===================================================================  =======================
 
-Claim: a unit sits in one group under add-remove (its hash decides), so a count moves by 1; under replace two groups may change,
-so by 2. Each stretch up to and including a failure costs e0, the larger of epsilon/failures and what advanced composition allows
-for (epsilon, delta); with ``correct`` half of e0 is for the verdict, half for the median that follows it. ``reserve`` is subtracted
-first and pays for releases inside the session (`dpflow.engine.sessions.nested_release`). Methods without noise claim nothing and run on tables declared
-generalisation-only.
+Claim: a unit sits in one group under add-remove (its hash decides), so a count moves by 1; under
+replace two groups may change, so by 2. Each stretch up to and including a failure costs e0, the
+larger of epsilon/failures and what advanced composition allows for (epsilon, delta); with
+``correct`` half of e0 is for the verdict, half for the median that follows it. ``reserve`` is
+subtracted first and pays for releases inside the session (`dpflow.engine.sessions.nested_release`).
+Methods without noise claim nothing and run on tables declared generalisation-only.
 
-Generalisation: ``proven`` (with probability 1-beta every claim in the (rho, 1-rho) quantile interval of phi on fresh groups passes
-and every one above (rho-alpha, 1-rho+alpha), or with ``both`` outside it, fails: Feldman and Steinke, Theorem 5.1; for
-description_length a union bound over transcripts) when m and the noise meet the method's sizes, else ``heuristic``; every verdict
-says which. ``require: proven`` refuses a session that is not, with the numbers that would be. Fresh groups are of the sizes in this
-partition, and units are independent draws.
+Generalisation: ``proven`` (with probability 1-beta every claim in the (rho, 1-rho) quantile
+interval of phi on fresh groups passes and every one above (rho-alpha, 1-rho+alpha), or with
+``both`` outside it, fails: Feldman and Steinke, Theorem 5.1; for description_length a union bound
+over transcripts) when m and the noise meet the method's sizes, else ``heuristic``; every verdict
+says which. ``require: proven`` refuses a session that is not, with the numbers that would be. Fresh
+groups are of the sizes in this partition, and units are independent draws.
 
-When not to use it: after the holdout was read by other means. No gate detects a model fitted to rows it was not
-supposed to have.
+When not to use it: after the holdout was read by other means. No gate detects a model fitted to
+rows it was not supposed to have.
 """
 
 from __future__ import annotations
@@ -82,13 +85,16 @@ class Reserve(Params):
 class HoldoutParams(Params):
     """What a gate is opened with.
 
-    ``method``: see the module. ``groups`` m; ``queries`` k and ``failures`` ell; ``rho``, ``alpha``, ``beta`` of the verdict;
-    ``side`` which claims fail; ``correct``: the range of corrected values, if failed claims get one; ``require: proven``
-    refuses what is not. ``epsilon`` and ``delta``: the price of the whole session, for the methods that have one; ``reserve``: the
+    ``method``: see the module. ``groups`` m; ``queries`` k and ``failures`` ell; ``rho``,
+    ``alpha``, ``beta`` of the verdict; ``side`` which claims fail; ``correct``: the range of
+    corrected values, if failed claims get one; ``require: proven`` refuses what is not. ``epsilon``
+    and ``delta``: the price of the whole session, for the methods that have one; ``reserve``: the
     part of it that pays for releases inside the session.
     """
 
-    method: Literal["sparse_vector", "one_query", "tight", "description_length", "splitting"] = "sparse_vector"
+    method: Literal["sparse_vector", "one_query", "tight", "description_length", "splitting"] = (
+        "sparse_vector"
+    )
     epsilon: Epsilon | None = None
     delta: Delta = Fraction(0)
     groups: Annotated[int, Field(ge=2, le=10**7)]
@@ -106,13 +112,21 @@ class HoldoutParams(Params):
     def _check(self) -> HoldoutParams:
         self.promise()
         if self.reserve is not None and not self.private:
-            raise ValueError(f"method {self.method} has no epsilon to reserve, and its proof allows no other release")
+            raise ValueError(
+                f"method {self.method} has no epsilon to reserve, and its proof allows no other release"
+            )
         if self.private and self.epsilon is None:
             raise ValueError(f"method {self.method} needs an epsilon")
         if not self.private and (self.epsilon is not None or self.delta):
-            raise ValueError(f"method {self.method} has no noise and no privacy; leave epsilon and delta out")
+            raise ValueError(
+                f"method {self.method} has no noise and no privacy; leave epsilon and delta out"
+            )
         kept = self.reserve
-        if self.epsilon is not None and kept and (kept.epsilon >= self.epsilon or kept.delta > self.delta):
+        if (
+            self.epsilon is not None
+            and kept
+            and (kept.epsilon >= self.epsilon or kept.delta > self.delta)
+        ):
             raise ValueError("reserve must be less than epsilon, and its delta no more than delta")
         if self.method == "splitting" and self.groups < self.queries:
             raise ValueError("splitting needs at least one fresh group for each query")
@@ -125,7 +139,9 @@ class HoldoutParams(Params):
 
     def promise(self) -> Promise:
         """The generalisation promise in floats. Raises `InvalidInput` outside the theorem's ranges."""
-        return Promise(self.queries, self.failures, float(self.beta), float(self.rho), float(self.alpha))
+        return Promise(
+            self.queries, self.failures, float(self.beta), float(self.rho), float(self.alpha)
+        )
 
 
 class ClaimQuery(EstimatorQuery):
@@ -136,7 +152,9 @@ class ClaimQuery(EstimatorQuery):
 
 @cache
 def per_failure(epsilon: Fraction, delta: Fraction, failures: int) -> Fraction:
-    """Epsilon of each stretch: an even split, or what advanced composition allows for delta, whichever is more."""
+    """Epsilon of each stretch: an even split, or what advanced composition allows for delta,
+    whichever is more.
+    """
     even = epsilon / failures
     return max(even, Fraction(step_eps(epsilon, delta, failures))) if delta > 0 else even
 
@@ -147,7 +165,9 @@ class ReusableHoldout(InteractiveMechanism[HoldoutParams, ClaimQuery]):
     name = "reusable_holdout"
     version = 2
     summary = "session: is a candidate's claimed score plausible on fresh data? yes, no, exhausted"
-    citation = "Feldman, Steinke 2017, Theorem 5.1 (stable median); Dwork et al. 2015 (reusable holdout)"
+    citation = (
+        "Feldman, Steinke 2017, Theorem 5.1 (stable median); Dwork et al. 2015 (reusable holdout)"
+    )
     Params = HoldoutParams
     Query = ClaimQuery
     locks_dataset = True
@@ -169,11 +189,17 @@ class ReusableHoldout(InteractiveMechanism[HoldoutParams, ClaimQuery]):
         assert params.epsilon is not None
         if params.delta == 0 and params.reserve is not None:
             return Pure(params.epsilon)
-        return Approximate(params.epsilon, params.delta) if params.delta > 0 else SparseVector(params.epsilon)
+        return (
+            Approximate(params.epsilon, params.delta)
+            if params.delta > 0
+            else SparseVector(params.epsilon)
+        )
 
     def note(self, params: HoldoutParams, table: Table) -> str:
         if proven(params, self.changed(table)):
-            return "verdicts are proven to generalise, if nothing was released from this data before"
+            return (
+                "verdicts are proven to generalise, if nothing was released from this data before"
+            )
         return f"verdicts are heuristic: {needed(params, table)}"
 
     def open(self, params: HoldoutParams, table: Table, source: Source) -> State:
@@ -187,7 +213,13 @@ class ReusableHoldout(InteractiveMechanism[HoldoutParams, ClaimQuery]):
         return GroupValues(params.groups, query.columns)
 
     def answer(
-        self, params: HoldoutParams, table: Table, state: State, query: ClaimQuery, answer: Answer, source: Source
+        self,
+        params: HoldoutParams,
+        table: Table,
+        state: State,
+        query: ClaimQuery,
+        answer: Answer,
+        source: Source,
     ) -> tuple[Verdict, State]:
         asked, failures = int(state.data["asked"]), int(state.data["failures"])
         if failures >= params.failures or asked >= params.queries:
@@ -210,7 +242,13 @@ class ReusableHoldout(InteractiveMechanism[HoldoutParams, ClaimQuery]):
         return said, State({"asked": asked + 1, **after})
 
     def _failed(
-        self, params: HoldoutParams, table: Table, state: State, counts: list[int], groups: int, source: Source
+        self,
+        params: HoldoutParams,
+        table: Table,
+        state: State,
+        counts: list[int],
+        groups: int,
+        source: Source,
     ) -> tuple[bool, dict[str, Any]]:
         """Whether the claim fails, and the state without the number of claims."""
         if not params.private:
@@ -221,14 +259,20 @@ class ReusableHoldout(InteractiveMechanism[HoldoutParams, ClaimQuery]):
         if params.method != "sparse_vector":
             counts = [min(counts)]
         threshold = math.floor(_threshold(params, self.changed(table)) * groups)
-        for count in counts:  # after a failed first half the second is not asked: the last failure is a "no", too
+        for count in (
+            counts
+        ):  # after a failed first half the second is not asked: the last failure is a "no", too
             failed, memory = engine.ask(memory, count, threshold, source)
             if failed:
                 break
         return failed, memory.to_json()
 
-    def _verdict(self, word: str, params: HoldoutParams, table: Table, asked: int, failures: int) -> Verdict:
-        """The public answer. The number of failures is the number of "no" answers, so it is public too."""
+    def _verdict(
+        self, word: str, params: HoldoutParams, table: Table, asked: int, failures: int
+    ) -> Verdict:
+        """The public answer. The number of failures is the number of "no" answers, so it is public
+        too.
+        """
         body: dict[str, Any] = {
             "verdict": word,
             "guarantee": "proven" if proven(params, self.changed(table)) else "heuristic",
@@ -245,7 +289,9 @@ def _stretch(params: HoldoutParams) -> Fraction:
 
 
 def _amounts(params: HoldoutParams, changed: int) -> tuple[float, float, float]:
-    """(epsilon, delta, epsilon of a stretch's verdict) for one group's change: ``changed`` groups share a unit's price."""
+    """(epsilon, delta, epsilon of a stretch's verdict) for one group's change: ``changed`` groups
+    share a unit's price.
+    """
     assert params.epsilon is not None
     verdict = _stretch(params) / (2 if params.correct else 1)
     return float(params.epsilon) / changed, float(params.delta), float(verdict) / changed
@@ -287,14 +333,18 @@ def proven(params: HoldoutParams, changed: int) -> bool:
     if params.method == "splitting":
         return params.groups // params.queries >= splitting_groups(promise) // params.queries
     if params.method == "description_length":
-        return params.groups >= description_length_groups(promise, params.correct.size if params.correct else 1)
+        return params.groups >= description_length_groups(
+            promise, params.correct.size if params.correct else 1
+        )
     return _counted(params, changed)
 
 
 def _corrected(
     params: HoldoutParams, span: AnyRange, changed: int, values: NDArray[np.float64], source: Source
 ) -> float:
-    """A plausible value for a failed claim: a private median, or without a privacy claim the exact lower one."""
+    """A plausible value for a failed claim: a private median, or without a privacy claim the exact
+    lower one.
+    """
     keys = span.keys(values)
     if not params.private:
         middle = (len(keys) - 1) // 2
@@ -304,16 +354,21 @@ def _corrected(
 
 
 def _correction_proven(params: HoldoutParams, changed: int) -> bool:
-    """Corrected values lie between the quartiles: by Theorem 4.2; without noise by the count of transcripts, where the median
-    of a fixed query is no closer to a quartile, in KL divergence, than the verdict's threshold is to its rates.
+    """Corrected values lie between the quartiles: by Theorem 4.2; without noise by the count of
+    transcripts, where the median of a fixed query is no closer to a quartile, in KL divergence,
+    than the verdict's threshold is to its rates.
     """
     assert params.correct is not None
     if not params.private:
         verdict = balance(float(params.rho - params.alpha), float(params.rho))[1]
-        return proven(params, changed) and verdict <= math.log(4 / 3) / 2  # KL(1/2 || 1/4), the median's
+        return (
+            proven(params, changed) and verdict <= math.log(4 / 3) / 2
+        )  # KL(1/2 || 1/4), the median's
     epsilon, delta, each = _amounts(params, changed)
     beta = float(params.beta) / 2
-    return correction_proven(params.failures, params.correct.size, beta, params.groups, epsilon, delta, each)
+    return correction_proven(
+        params.failures, params.correct.size, beta, params.groups, epsilon, delta, each
+    )
 
 
 def sizes(params: HoldoutParams) -> dict[str, int]:
@@ -330,7 +385,9 @@ def sizes(params: HoldoutParams) -> dict[str, int]:
 
 
 def needed(params: HoldoutParams, table: Table) -> str:
-    """The refusal of a session that proves nothing: what it has, what its method needs, and the cheapest proven method."""
+    """The refusal of a session that proves nothing: what it has, what its method needs, and the
+    cheapest proven method.
+    """
     found, promise, price = sizes(params), _verdict_promise(params), ""
     allowed = [name for name in found if table.generalisation_only or name in PRIVATE]
     best = min(allowed, key=lambda name: found[name])

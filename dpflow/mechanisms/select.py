@@ -1,23 +1,30 @@
-"""The public keys with the highest counts, one (`arg_max`) or several (`top_k`): their names, not their counts.
+"""The public keys with the highest counts, one (`arg_max`) or several (`top_k`): their names, not
+their counts.
 
-Definition: a score per declared key, its rows or units after the cut. `top_k` chooses k times among the keys that are left, by
+Definition: a score per declared key, its rows or units after the cut. `top_k` chooses k times among
+the keys that are left, by
 
 - *permute-and-flip*: keys in random order, the first that is kept with probability exp(-rate (best - score)); or
 - *exponential*: a key with probability proportional to exp(rate score).
 
-Claim: let D be the most that one unit adds to a score (1 for units, the rows per group for rows; how many keys it reaches does
-not matter). Under add-remove all scores move in one direction by at most D, and rate = epsilon/(k D) makes each choice
-epsilon/k-DP; under replace they move both ways and it is half of that. Proof: permute-and-flip is report-noisy-max with
-exponential noise of rate ``rate`` (Ding et al. 2021). With all other noise fixed, key i wins if its noise exceeds the best of
-the others minus its own score; that number moves by at most D under add-remove, by 2 D under replace, and the noise's tail
-by a factor exp(rate D) or exp(2 rate D). The exponential choice has losses within an interval of that length (bounded range).
+Claim: let D be the most that one unit adds to a score (1 for units, the rows per group for rows;
+how many keys it reaches does not matter). Under add-remove all scores move in one direction by at
+most D, and rate = epsilon/(k D) makes each choice epsilon/k-DP; under replace they move both ways
+and it is half of that. Proof: permute-and-flip is report-noisy-max with exponential noise of rate
+``rate`` (Ding et al. 2021). With all other noise fixed, key i wins if its noise exceeds the best of
+the others minus its own score; that number moves by at most D under add-remove, by 2 D under
+replace, and the noise's tail by a factor exp(rate D) or exp(2 rate D). The exponential choice has
+losses within an interval of that length (bounded range).
 
-Which: permute-and-flip is never worse at the same rate (McKenna, Sheldon 2020, Theorem 2). With a delta, k exponential choices
-cost k rate^2 D^2/8 in zCDP and may take a higher rate; ``auto`` takes the higher one, and the plan says which.
+Which: permute-and-flip is never worse at the same rate (McKenna, Sheldon 2020, Theorem 2). With a
+delta, k exponential choices cost k rate^2 D^2/8 in zCDP and may take a higher rate; ``auto`` takes
+the higher one, and the plan says which.
 
-Error: with probability 95 % every choice has a score within ln(20 k K)/rate of the best one left, K keys in all.
+Error: with probability 95 % every choice has a score within ln(20 k K)/rate of the best one left, K
+keys in all.
 
-When not to use it: if the counts are wanted too, a histogram has both; for keys that are themselves private.
+When not to use it: if the counts are wanted too, a histogram has both; for keys that are themselves
+private.
 """
 
 from __future__ import annotations
@@ -43,12 +50,15 @@ from dpflow.errors import PlanRefused
 from dpflow.hookspecs import hookimpl
 
 P = TypeVar("P", bound="ArgMaxParams")
-MOST_COST = 2**53 - 1  # scores further below the best one count as that far: what is never chosen anyway
+MOST_COST = (
+    2**53 - 1
+)  # scores further below the best one count as that far: what is never chosen anyway
 
 
 class ArgMaxParams(Params):
-    """``by``: a column with public keys. ``epsilon``: the price of everything. ``of``: score keys by rows or units. ``delta``:
-    allows exponential choices at a higher rate. ``selection``: permute-and-flip, exponential or auto.
+    """``by``: a column with public keys. ``epsilon``: the price of everything. ``of``: score keys
+    by rows or units. ``delta``: allows exponential choices at a higher rate. ``selection``:
+    permute-and-flip, exponential or auto.
     """
 
     by: str
@@ -92,13 +102,19 @@ class _Select(Mechanism[P]):
         return 1 if params.of == "units" else table.cut(params.by)[1]
 
     def choices(self, params: P, table: Table) -> Choices:
-        """How each of the choices is made. Raises `PlanRefused` if there are fewer keys than are wanted."""
+        """How each of the choices is made. Raises `PlanRefused` if there are fewer keys than are
+        wanted.
+        """
         count, size = self._count(params), len(table.keys(params.by))
         if count > size:
-            raise PlanRefused(f"column {params.by!r} declares {size} keys, fewer than k: {count}; ask for fewer")
+            raise PlanRefused(
+                f"column {params.by!r} declares {size} keys, fewer than k: {count}; ask for fewer"
+            )
         flip = params.epsilon / count
         exponential = choice_epsilon(params.epsilon, params.delta, count)
-        flips = params.selection == "permute-and-flip" or (params.selection == "auto" and flip >= exponential)
+        flips = params.selection == "permute-and-flip" or (
+            params.selection == "auto" and flip >= exponential
+        )
         epsilon = flip if flips else exponential
         moved = self._most(params, table) * (2 if table.neighbours == "replace" else 1)
         return Choices(count, Pure(epsilon) if flips else BoundedRange(epsilon), epsilon / moved)
@@ -107,7 +123,9 @@ class _Select(Mechanism[P]):
         return self.choices(params, table).event
 
     def data_request(self, params: P, table: Table) -> GroupedSums:
-        return GroupedSums(params.by, table.keys(params.by), table.cut(params.by)[0], self._most(params, table))
+        return GroupedSums(
+            params.by, table.keys(params.by), table.cut(params.by)[0], self._most(params, table)
+        )
 
     def draw(self, params: P, table: Table, answer: Answer, source: Source) -> Result:
         choices, scores = self.choices(params, table), answer.moment(params.of, "")
@@ -136,7 +154,9 @@ class ArgMax(_Select[ArgMaxParams]):
 
     name = "arg_max"
     summary = "the public key with the most rows or units"
-    citation = "McKenna, Sheldon 2020 (permute-and-flip); McSherry, Talwar 2007 (exponential mechanism)"
+    citation = (
+        "McKenna, Sheldon 2020 (permute-and-flip); McSherry, Talwar 2007 (exponential mechanism)"
+    )
     Params = ArgMaxParams
 
 
@@ -145,7 +165,9 @@ class TopK(_Select[TopKParams]):
 
     name = "top_k"
     summary = "the public keys with the most rows or units, in order"
-    citation = "Durfee, Rogers 2019 (top-k by repeated choices); McKenna, Sheldon 2020 (permute-and-flip)"
+    citation = (
+        "Durfee, Rogers 2019 (top-k by repeated choices); McKenna, Sheldon 2020 (permute-and-flip)"
+    )
     Params = TopKParams
 
 

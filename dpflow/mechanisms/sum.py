@@ -1,15 +1,17 @@
 """Sums of bounded columns, in total or per public key, on their declared grids.
 
-Definition: values are clamped to [lower, upper], rounded to the column's step and added up as integers, after each unit is
-cut to its limits; integer noise is added in steps, and the result is multiplied by the step. `vector_sum` adds up several
-columns of the same rows.
+Definition: values are clamped to [lower, upper], rounded to the column's step and added up as
+integers, after each unit is cut to its limits; integer noise is added in steps, and the result is
+multiplied by the step. `vector_sum` adds up several columns of the same rows.
 
-Claim and error: `dpflow.core.toolbox.aggregate`. One row moves a sum by at most M = max(|lower|, |upper|)/step steps. A vector of
-columns is charged by the columns' L1 sensitivities with Laplace noise and by the squares of their L2 sensitivities with
-Gaussian noise: over d alike columns and g groups noise grows as d g against the root of d g. The price is split over the
-columns so that the expected squared length of the error, in the columns' own units, is least.
+Claim and error: `dpflow.core.toolbox.aggregate`. One row moves a sum by at most M = max(|lower|,
+|upper|)/step steps. A vector of columns is charged by the columns' L1 sensitivities with Laplace
+noise and by the squares of their L2 sensitivities with Gaussian noise: over d alike columns and g
+groups noise grows as d g against the root of d g. The price is split over the columns so that the
+expected squared length of the error, in the columns' own units, is least.
 
-When not to use it: with bounds much wider than the values; the noise follows the bounds, not the rows.
+When not to use it: with bounds much wider than the values; the noise follows the bounds, not the
+rows.
 """
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ from dpflow.hookspecs import hookimpl
 
 
 class VectorSumParams(NoisyParams):
-    """``columns``: different bounded columns. ``by``: a column with public keys, or nothing. ``epsilon``: the price of all sums
-    together. ``delta``: allows Gaussian noise. ``noise``: laplace, gaussian or auto.
+    """``columns``: different bounded columns. ``by``: a column with public keys, or nothing.
+    ``epsilon``: the price of all sums together. ``delta``: allows Gaussian noise. ``noise``:
+    laplace, gaussian or auto.
     """
 
     columns: Annotated[tuple[str, ...], Field(min_length=1, max_length=1000)]
@@ -61,8 +64,13 @@ class VectorSum(Aggregate[VectorSumParams]):
         return measure.label
 
     def shares(self, query: Query, power: int) -> list[Fraction]:
-        """With errors s_j p_j^(-1/power), the sum of their squares is least for p_j proportional to s_j^(2/(1 + 2/power))."""
-        sizes = (query.reach(moment).size(power) * query.grids[moment[1]].step for moment in query.moments)
+        """With errors s_j p_j^(-1/power), the sum of their squares is least for p_j proportional to
+        s_j^(2/(1 + 2/power)).
+        """
+        sizes = (
+            query.reach(moment).size(power) * query.grids[moment[1]].step
+            for moment in query.moments
+        )
         wanted = [size ** (2 * power / (power + 2)) for size in sizes]
         return budget_split.shares([one / sum(wanted) for one in wanted])
 

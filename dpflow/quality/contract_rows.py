@@ -11,7 +11,9 @@ NUMBERS = frozenset(
     {"BOOLEAN", "TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "FLOAT", "DOUBLE", "DECIMAL"}
     | {"UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT", "UHUGEINT"}
 )
-TIMES = frozenset({"DATE", "TIMESTAMP", "TIMESTAMP_S", "TIMESTAMP_MS", "TIMESTAMP_NS", "TIMESTAMP WITH TIME ZONE"})
+TIMES = frozenset(
+    {"DATE", "TIMESTAMP", "TIMESTAMP_S", "TIMESTAMP_MS", "TIMESTAMP_NS", "TIMESTAMP WITH TIME ZONE"}
+)
 
 
 def identifier(name: str) -> str:
@@ -20,16 +22,20 @@ def identifier(name: str) -> str:
 
 
 def literal(text: str) -> str:
-    """A text as quoted SQL, free of colons: SQLAlchemy would take one for a parameter, at each of several passes."""
+    """A text as quoted SQL, free of colons: SQLAlchemy would take one for a parameter, at each of
+    several passes.
+    """
     return "('" + text.replace("'", "''").replace(":", "' || chr(58) || '") + "')"
 
 
 def query(table: Table, types: Mapping[str, str], blocks: Sequence[str]) -> str:
-    """The declared columns of the named blocks (of all rows, if none is named), in a form expectations can compare.
+    """The declared columns of the named blocks (of all rows, if none is named), in a form
+    expectations can compare.
 
-    Bounded columns become doubles (dates: days since 1970-01-01, as their bounds are) with NaN as NULL; columns with keys
-    are there as text too. A column that is missing, or that has bounds and no numeric type, is left out, and so fails its
-    expectation to exist. Fewer than `FEWEST_UNITS` units give no rows; a row without a unit counts as a unit here.
+    Bounded columns become doubles (dates: days since 1970-01-01, as their bounds are) with NaN as
+    NULL; columns with keys are there as text too. A column that is missing, or that has bounds and
+    no numeric type, is left out, and so fails its expectation to exist. Fewer than `FEWEST_UNITS`
+    units give no rows; a row without a unit counts as a unit here.
 
     Args:
         types: the relation's columns as DuckDB describes them; names ignore case, as in DuckDB.
@@ -54,10 +60,16 @@ def query(table: Table, types: Mapping[str, str], blocks: Sequence[str]) -> str:
     if table.block is not None and blocks:
         chosen = ", ".join(literal(block) for block in blocks)
         here = table.block.lower() in known
-        named += f" WHERE CAST({identifier(table.block)} AS VARCHAR) IN ({chosen})" if here else " WHERE false"
+        named += (
+            f" WHERE CAST({identifier(table.block)} AS VARCHAR) IN ({chosen})"
+            if here
+            else " WHERE false"
+        )
     unit = identifier(table.unit.column)
     units = (
-        f"count(DISTINCT {unit}) + count(*) - count({unit})" if table.unit.column.lower() in known else "count(NULL)"
+        f"count(DISTINCT {unit}) + count(*) - count({unit})"
+        if table.unit.column.lower() in known
+        else "count(NULL)"
     )
     return (
         f"SELECT * FROM (WITH named AS ({named}) SELECT {', '.join(shown) or 'NULL AS nothing'} FROM named "

@@ -9,22 +9,26 @@ from dpflow.core.contract.declaration import Table
 if TYPE_CHECKING:
     from great_expectations.expectations.expectation import Expectation
 
-#: Share of a column's values that lie within its bounds. Good bounds clamp the tail: on the worst day of 2013 a quarter of
-#: the flights is delayed beyond two hours. A pipeline that confuses seconds with minutes moves nearly all values.
+#: Share of a column's values that lie within its bounds. Good bounds clamp the tail: on the worst
+#: day of 2013 a quarter of the flights is delayed beyond two hours. A pipeline that confuses
+#: seconds with minutes moves nearly all values.
 WITHIN_BOUNDS = 0.5
 
 #: Share of a column's values that are public keys; the others are ignored by releases.
 KNOWN_KEYS = 0.9
 
-#: Share of the rows that have a unit. Rows without one follow the declared rule, but some row must have one.
+#: Share of the rows that have a unit. Rows without one follow the declared rule, but some row must
+#: have one.
 WITH_UNIT = 0.01
 
-#: With fewer units than this, rows are not judged: one unit's odd rows would be more than the tolerated tenth.
+#: With fewer units than this, rows are not judged: one unit's odd rows would be more than the
+#: tolerated tenth.
 FEWEST_UNITS = 10
 
 
 def promised(table: Table) -> tuple[str, ...]:
-    """Every column of the table that the declaration names, once: the unit, the block, then those that are read.
+    """Every column of the table that the declaration names, once: the unit, the block, then those
+    that are read.
 
     Columns of joined relations are not judged.
     """
@@ -40,13 +44,20 @@ def as_key(name: str) -> str:
 def suite(table: Table) -> list[Expectation]:
     """What the declaration promises, as expectations about `dpflow.quality.contract_rows.query`.
 
-    Every declared column exists with a usable type; some rows have a unit; most bounded values lie within their bounds;
-    nearly all values of a column with public keys are among them. Depends on the declaration alone, never on rows.
+    Every declared column exists with a usable type; some rows have a unit; most bounded values lie
+    within their bounds; nearly all values of a column with public keys are among them. Depends on
+    the declaration alone, never on rows.
     """
     from great_expectations.expectations.core.expect_column_to_exist import ExpectColumnToExist
-    from great_expectations.expectations.core.expect_column_values_to_be_between import ExpectColumnValuesToBeBetween
-    from great_expectations.expectations.core.expect_column_values_to_be_in_set import ExpectColumnValuesToBeInSet
-    from great_expectations.expectations.core.expect_column_values_to_not_be_null import ExpectColumnValuesToNotBeNull
+    from great_expectations.expectations.core.expect_column_values_to_be_between import (
+        ExpectColumnValuesToBeBetween,
+    )
+    from great_expectations.expectations.core.expect_column_values_to_be_in_set import (
+        ExpectColumnValuesToBeInSet,
+    )
+    from great_expectations.expectations.core.expect_column_values_to_not_be_null import (
+        ExpectColumnValuesToNotBeNull,
+    )
 
     found: list[Expectation] = [ExpectColumnToExist(column=name) for name in promised(table)]
     found.append(ExpectColumnValuesToNotBeNull(column=table.unit.column, mostly=WITH_UNIT))
@@ -56,9 +67,13 @@ def suite(table: Table) -> list[Expectation]:
         if column.lower is not None and column.upper is not None:
             low, high = float(column.lower), float(column.upper)
             found.append(
-                ExpectColumnValuesToBeBetween(column=name, min_value=low, max_value=high, mostly=WITHIN_BOUNDS)
+                ExpectColumnValuesToBeBetween(
+                    column=name, min_value=low, max_value=high, mostly=WITHIN_BOUNDS
+                )
             )
         if column.keys is not None:
             keys = list(column.keys)
-            found.append(ExpectColumnValuesToBeInSet(column=as_key(name), value_set=keys, mostly=KNOWN_KEYS))
+            found.append(
+                ExpectColumnValuesToBeInSet(column=as_key(name), value_set=keys, mostly=KNOWN_KEYS)
+            )
     return found

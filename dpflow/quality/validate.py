@@ -1,4 +1,6 @@
-"""Run a table's contract: Great Expectations over SQL in the table's own DuckDB file, opened read-only."""
+"""Run a table's contract: Great Expectations over SQL in the table's own DuckDB file, opened
+read-only.
+"""
 
 from __future__ import annotations
 
@@ -21,21 +23,25 @@ if TYPE_CHECKING:
     from great_expectations.core import ExpectationSuiteValidationResult
     from great_expectations.datasource.fluent.sql_datasource import SQLDatasource
 
-#: Releases of Great Expectations that read a DuckDB cursor after closing its connection, and so find no rows.
+#: Releases of Great Expectations that read a DuckDB cursor after closing its connection, and so
+#: find no rows.
 NEEDS_SHIM = ("1.24.",)
 
 
 def check(table: Table, blocks: Sequence[str] = ()) -> bool:
-    """True if the rows of the named blocks (of the whole table, if none is named) keep what the table declares.
+    """True if the rows of the named blocks (of the whole table, if none is named) keep what the
+    table declares.
 
-    Guarantees that nothing but this bit leaves: no value in a log, on a stream, in a file or in an error, and no network.
-    Nothing is charged.
+    Guarantees that nothing but this bit leaves: no value in a log, on a stream, in a file or in an
+    error, and no network. Nothing is charged.
 
     Raises:
-        TableUnreadable: the file is missing, is not DuckDB, lacks the relation, or the suite could not be evaluated.
+        TableUnreadable: the file is missing, is not DuckDB, lacks the relation, or the suite could
+        not be evaluated.
         TableBusy: another process is writing the file; the same call can succeed later.
         InvalidInput: blocks are named, but the table declares no block column.
-        PlanRefused: the table is a holdout: even one bit besides the gate's answers would be an output that nobody paid for.
+        PlanRefused: the table is a holdout: even one bit besides the gate's answers would be an
+        output that nobody paid for.
     """
     if table.holdout:
         raise PlanRefused(
@@ -43,7 +49,9 @@ def check(table: Table, blocks: Sequence[str] = ()) -> bool:
             f"its rows; check the rows before they become a holdout"
         )
     if blocks and table.block is None:
-        raise InvalidInput(f"table {table.name!r} declares no block column, so no block of it can be checked")
+        raise InvalidInput(
+            f"table {table.name!r} declares no block column, so no block of it can be checked"
+        )
     if not table.database.is_file():
         raise TableUnreadable(
             f"there is no file {table.database} for table {table.name!r}; create it, or correct `database`"
@@ -63,12 +71,19 @@ def _validate(table: Table, blocks: Sequence[str]) -> ExpectationSuiteValidation
 
     context = gx.get_context(mode="ephemeral")
     context.variables.progress_bars = {"globally": False}
-    # The path travels in connect_args: in a URL a "$" or "%" in it would mean something. Without a pool nothing stays open.
-    place = {"database": str(table.database), "read_only": True, "config": {"enable_external_access": "false"}}
+    # The path travels in connect_args: in a URL a "$" or "%" in it would mean something. Without a
+    # pool nothing stays open.
+    place = {
+        "database": str(table.database),
+        "read_only": True,
+        "config": {"enable_external_access": "false"},
+    }
     options = {"connect_args": place, "poolclass": sa.pool.NullPool}
     source = context.data_sources.add_sql("t", connection_string="duckdb://", kwargs=options)
     _shim(source, gx.__version__)
-    with source.get_execution_engine().engine.connect() as held:  # held to the end, so that no writer can come between
+    with (
+        source.get_execution_engine().engine.connect() as held
+    ):  # held to the end, so that no writer can come between
         described = held.exec_driver_sql(f"DESCRIBE {identifier(table.source)}").fetchall()
         sql = query(table, {row[0]: row[1] for row in described}, blocks)
         rows = source.add_query_asset("rows", query=sql).add_batch_definition_whole_table("all")
@@ -77,7 +92,9 @@ def _validate(table: Table, blocks: Sequence[str]) -> ExpectationSuiteValidation
 
 
 def _shim(source: SQLDatasource, version: str) -> None:
-    """Make this one source fetch rows before its connection closes, where Great Expectations does not."""
+    """Make this one source fetch rows before its connection closes, where Great Expectations does
+    not.
+    """
 
     def execute_query(self: Any, statement: Any) -> Any:
         with self.get_connection() as connection:
@@ -90,9 +107,13 @@ def _shim(source: SQLDatasource, version: str) -> None:
 
 
 def _verdict(result: ExpectationSuiteValidationResult) -> bool:
-    """The one bit. A plain failure is False, even beside errors that follow from it; an error without one is raised."""
+    """The one bit. A plain failure is False, even beside errors that follow from it; an error
+    without one is raised.
+    """
     broken = [_raised(item.exception_info) for item in result.results]
-    if any(not item.success and not error for item, error in zip(result.results, broken, strict=True)):
+    if any(
+        not item.success and not error for item, error in zip(result.results, broken, strict=True)
+    ):
         return False
     if any(broken):
         raise RuntimeError("an expectation could not be evaluated")
@@ -100,9 +121,13 @@ def _verdict(result: ExpectationSuiteValidationResult) -> bool:
 
 
 def _raised(info: Mapping[str, Any] | None) -> bool:
-    """Whether an expectation failed to run; Great Expectations says it flat, or once for every metric."""
+    """Whether an expectation failed to run; Great Expectations says it flat, or once for every
+    metric.
+    """
     nested = [value for value in (info or {}).values() if isinstance(value, Mapping)]
-    return bool((info or {}).get("raised_exception")) or any(value.get("raised_exception") for value in nested)
+    return bool((info or {}).get("raised_exception")) or any(
+        value.get("raised_exception") for value in nested
+    )
 
 
 def _scrubbed(table: Table, error: Exception) -> DpflowError:
@@ -120,7 +145,9 @@ def _scrubbed(table: Table, error: Exception) -> DpflowError:
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Keep Great Expectations' log records, which quote errors and values, and its warnings from every handler."""
+    """Keep Great Expectations' log records, which quote errors and values, and its warnings from
+    every handler.
+    """
     logger = logging.getLogger("great_expectations")
     nowhere, before = logging.NullHandler(), logger.propagate
     logger.addHandler(nowhere)

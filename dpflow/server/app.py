@@ -1,4 +1,6 @@
-"""The endpoints. Everything but health and metrics needs a bearer token; no answer leaves before it was charged and stored."""
+"""The endpoints. Everything but health and metrics needs a bearer token; no answer leaves before it
+was charged and stored.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,13 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
 from dpflow.engine.prediction.session import PredictionSession
-from dpflow.errors import BudgetExceeded, DpflowError, InvalidInput, LedgerUnavailable, SessionClosed
+from dpflow.errors import (
+    BudgetExceeded,
+    DpflowError,
+    InvalidInput,
+    LedgerUnavailable,
+    SessionClosed,
+)
 from dpflow.ledger import Ledger
 from dpflow.server.batches import Batches, KeyConflict
 from dpflow.server.service import Service
@@ -32,7 +40,9 @@ class Ask(BaseModel):
 
     points: Annotated[
         list[list[int | float | str | bool | None]],
-        Field(description="One list per point: a value for each feature, in order; null where it is missing."),
+        Field(
+            description="One list per point: a value for each feature, in order; null where it is missing."
+        ),
     ]
 
 
@@ -41,7 +51,9 @@ class Answers(BaseModel):
 
     session_id: str
     answers: list[int | float | str | None]
-    predictions_left: Annotated[int, Field(description="How many new points this principal may still ask.")]
+    predictions_left: Annotated[
+        int, Field(description="How many new points this principal may still ask.")
+    ]
 
 
 class SessionView(BaseModel):
@@ -63,11 +75,15 @@ class Refused(Exception):
 
     def response(self) -> JSONResponse:
         """The error as JSON."""
-        return JSONResponse({"error": self.error_bound, "message": self.message}, self.status, self.headers)
+        return JSONResponse(
+            {"error": self.error_bound, "message": self.message}, self.status, self.headers
+        )
 
 
 def refusal(error: Exception) -> Refused:
-    """What a client hears of an error. Our own messages hold nothing private; the text of any other stays inside."""
+    """What a client hears of an error. Our own messages hold nothing private; the text of any other
+    stays inside.
+    """
     if isinstance(error, Refused):
         return error
     if isinstance(error, KeyConflict):
@@ -78,20 +94,31 @@ def refusal(error: Exception) -> Refused:
         return Refused(429, "quota_exhausted", str(error))
     if isinstance(error, DpflowError) and error.retryable:
         return Refused(
-            503, "try_again", "the ledger or the table cannot be used now; repeat the request", **{"Retry-After": "1"}
+            503,
+            "try_again",
+            "the ledger or the table cannot be used now; repeat the request",
+            **{"Retry-After": "1"},
         )
     log.error("a request failed (%s)", type(error).__name__)
-    return Refused(500, "internal_error", "the request failed; nothing of it was charged twice, so it may be repeated")
+    return Refused(
+        500,
+        "internal_error",
+        "the request failed; nothing of it was charged twice, so it may be repeated",
+    )
 
 
 bearer = HTTPBearer(auto_error=False)
 
 
-async def principal(request: Request, token: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]) -> str:
+async def principal(
+    request: Request, token: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]
+) -> str:
     """Who asks, by the bearer token."""
     name = None if token is None else request.app.state.service.who(token.credentials)
     if name is None:
-        raise Refused(401, "unauthorized", "give a valid bearer token", **{"WWW-Authenticate": "Bearer"})
+        raise Refused(
+            401, "unauthorized", "give a valid bearer token", **{"WWW-Authenticate": "Bearer"}
+        )
     return str(name)
 
 
@@ -102,13 +129,21 @@ router = APIRouter()
 
 @router.post("/v1/predictions", response_model=Answers)
 async def predict(request: Request, ask: Ask, who: Who, key: Key = None) -> JSONResponse:
-    """Answer points. A point that was answered before costs nothing and gets the same answer, and so does a repeated request."""
+    """Answer points. A point that was answered before costs nothing and gets the same answer, and
+    so does a repeated request.
+    """
     state = request.app.state
     session: PredictionSession = state.sessions[who]
     if len(ask.points) > state.service.most_points:
-        raise Refused(413, "too_large", f"one request holds at most {state.service.most_points} points; split it")
+        raise Refused(
+            413,
+            "too_large",
+            f"one request holds at most {state.service.most_points} points; split it",
+        )
     said = await asyncio.wrap_future(state.batches.submit(session, ask.points, key))
-    return JSONResponse({"session_id": session.id, "answers": said, "predictions_left": session.known_left})
+    return JSONResponse(
+        {"session_id": session.id, "answers": said, "predictions_left": session.known_left}
+    )
 
 
 @router.get("/v1/session")
@@ -129,10 +164,18 @@ def health(request: Request) -> JSONResponse:
 
 @router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(request: Request) -> str:
-    """Counts for Prometheus: requests by status, batches, answered points. Nothing about rows, models or principals."""
+    """Counts for Prometheus: requests by status, batches, answered points. Nothing about rows,
+    models or principals.
+    """
     batches, statuses = request.app.state.batches, request.app.state.statuses
-    lines = [f'dpflow_requests_total{{status="{code}"}} {number}' for code, number in sorted(statuses.items())]
-    lines += [f"dpflow_batches_total {batches.batches}", f"dpflow_answered_points_total {batches.points}"]
+    lines = [
+        f'dpflow_requests_total{{status="{code}"}} {number}'
+        for code, number in sorted(statuses.items())
+    ]
+    lines += [
+        f"dpflow_batches_total {batches.batches}",
+        f"dpflow_answered_points_total {batches.points}",
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -142,14 +185,18 @@ async def invalid(_: Request, error: Exception) -> JSONResponse:
     if any(item["type"] == "json_invalid" for item in found):
         return Refused(422, "invalid_input", "the body is no JSON; see /docs").response()
     places = sorted({".".join(map(str, item["loc"][:4])) for item in found})[:5]
-    return Refused(422, "invalid_input", f"the request does not validate at {', '.join(places)}; see /docs").response()
+    return Refused(
+        422, "invalid_input", f"the request does not validate at {', '.join(places)}; see /docs"
+    ).response()
 
 
 async def unfit(_: Request, error: Exception) -> JSONResponse:
     """No such place or method, or a body that is no JSON."""
     status = error.status_code if isinstance(error, HTTPException) else 400
     return Refused(
-        422 if status == 400 else status, "invalid_input", "this is no request of this service; see /docs"
+        422 if status == 400 else status,
+        "invalid_input",
+        "this is no request of this service; see /docs",
     ).response()
 
 
@@ -158,7 +205,9 @@ async def refuse(_: Request, error: Exception) -> JSONResponse:
     return refusal(error).response()
 
 
-def create_app(service: Service, sessions: Mapping[str, PredictionSession], ledger: Ledger) -> FastAPI:
+def create_app(
+    service: Service, sessions: Mapping[str, PredictionSession], ledger: Ledger
+) -> FastAPI:
     """The service as an ASGI application.
 
     Args:
@@ -173,9 +222,16 @@ def create_app(service: Service, sessions: Mapping[str, PredictionSession], ledg
         yield
         await asyncio.to_thread(app.state.batches.close)
 
-    app = FastAPI(title="dpflow predictions", version="1", lifespan=lifespan, docs_url="/docs", redoc_url=None)
+    app = FastAPI(
+        title="dpflow predictions", version="1", lifespan=lifespan, docs_url="/docs", redoc_url=None
+    )
     statuses = Counter[int]()
-    app.state.service, app.state.sessions, app.state.ledger, app.state.statuses = service, sessions, ledger, statuses
+    app.state.service, app.state.sessions, app.state.ledger, app.state.statuses = (
+        service,
+        sessions,
+        ledger,
+        statuses,
+    )
     app.include_router(router)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, unfit)
@@ -186,12 +242,16 @@ def create_app(service: Service, sessions: Mapping[str, PredictionSession], ledg
 
 
 class Gate:
-    """Takes a body whole before the app sees it, refuses one above the limit while it arrives, and counts responses."""
+    """Takes a body whole before the app sees it, refuses one above the limit while it arrives, and
+    counts responses.
+    """
 
     def __init__(self, app: Any, most: int, statuses: Counter[int]) -> None:
         self._app, self._most, self._statuses = app, most, statuses
 
-    async def __call__(self, scope: Message, receive: Receive, send: Callable[[Message], Awaitable[None]]) -> None:
+    async def __call__(
+        self, scope: Message, receive: Receive, send: Callable[[Message], Awaitable[None]]
+    ) -> None:
         """One request."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)  # type: ignore[no-any-return]
@@ -205,12 +265,16 @@ class Gate:
         while message["type"] == "http.request":
             arrived += message.get("body", b"")
             if len(arrived) > self._most:
-                refused = Refused(413, "too_large", f"a request has at most {self._most} bytes; split it")
+                refused = Refused(
+                    413, "too_large", f"a request has at most {self._most} bytes; split it"
+                )
                 return await refused.response()(scope, receive, counted)
             if not message.get("more_body"):
                 break
             message = await receive()
-        whole: list[Message] = [{"type": "http.request", "body": bytes(arrived), "more_body": False}]
+        whole: list[Message] = [
+            {"type": "http.request", "body": bytes(arrived), "more_body": False}
+        ]
 
         async def replayed() -> Message:
             return whole.pop() if whole else await receive()

@@ -1,7 +1,9 @@
-"""Requests that wait together are answered together: one ledger transaction for all of a session's points.
+"""Requests that wait together are answered together: one ledger transaction for all of a session's
+points.
 
-One thread answers. While it works, requests queue up, and the next batch takes all of them: the busier the service, the
-larger the batches, and nobody waits for a clock. An answer is handed out after its transaction has committed.
+One thread answers. While it works, requests queue up, and the next batch takes all of them: the
+busier the service, the larger the batches, and nobody waits for a clock. An answer is handed out
+after its transaction has committed.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ class KeyConflict(InvalidInput):
 
 @dataclass
 class Waiting:
-    """One request: points, encoded when their turn comes, and the note that ties its idempotency key to them.
+    """One request: points, encoded when their turn comes, and the note that ties its idempotency
+    key to them.
 
     The note holds keyed digests: an export does not show who was asked about.
     """
@@ -104,7 +107,8 @@ class Batches:
                 return
             notes = {name: digest for waiting in group for name, digest in waiting.note().items()}
             said = session.predict_encoded(
-                np.concatenate([waiting.codes for waiting in group if waiting.codes is not None]), notes
+                np.concatenate([waiting.codes for waiting in group if waiting.codes is not None]),
+                notes,
             )
         except NoteConflict:  # another server took one of these keys since we looked
             return self._answer(session, group)
@@ -126,7 +130,9 @@ class Batches:
             waiting.done.set_result(said[start : start + len(waiting.points)])
             start += len(waiting.points)
 
-    def _without_conflicts(self, session: PredictionSession, group: Iterable[Waiting]) -> list[Waiting]:
+    def _without_conflicts(
+        self, session: PredictionSession, group: Iterable[Waiting]
+    ) -> list[Waiting]:
         """The requests whose idempotency key, if any, is new or came with these points."""
         kept: list[Waiting] = []
         seen: dict[str, str] = {}
@@ -145,7 +151,9 @@ class Batches:
 
 
 def encoded(session: PredictionSession, group: Sequence[Waiting]) -> list[Waiting]:
-    """The requests whose points fit the declaration, with their codes: all in one go, and one by one if some do not fit."""
+    """The requests whose points fit the declaration, with their codes: all in one go, and one by
+    one if some do not fit.
+    """
     try:
         together = session.encode([point for waiting in group for point in waiting.points])
     except Exception as error:  # noqa: BLE001  the thread lives on; the app decides what a client hears

@@ -1,9 +1,11 @@
-"""What is served and to whom: one prediction session per principal, in the scope that is the principal's quota.
+"""What is served and to whom: one prediction session per principal, in the scope that is the
+principal's quota.
 
-A principal's session is opened, and charged whole, when the service starts; all scopes lie below one budget, which so
-bounds what all principals learn together, however they pool their answers, and no count is kept outside the ledger. A file
-may say that principals do not share answers; then each may have a budget of its own, and each budget bounds what its
-principal learns alone (Dwork and Feldman 2018, section 7). A bearer token is 32 random bytes, shown once; the file keeps its SHA-256.
+A principal's session is opened, and charged whole, when the service starts; all scopes lie below
+one budget, which so bounds what all principals learn together, however they pool their answers, and
+no count is kept outside the ledger. A file may say that principals do not share answers; then each
+may have a budget of its own, and each budget bounds what its principal learns alone (Dwork and
+Feldman 2018, section 7). A bearer token is 32 random bytes, shown once; the file keeps its SHA-256.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ from dpflow.registry import Registry
 
 
 class Principal(Strict):
-    """Who may ask: the SHA-256 of the token, the scope that pays, and how many predictions (by default the session's)."""
+    """Who may ask: the SHA-256 of the token, the scope that pays, and how many predictions (by
+    default the session's).
+    """
 
     token_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     scope: Annotated[str, Field(min_length=1, max_length=200)]
@@ -37,10 +41,11 @@ class Principal(Strict):
 
 
 class Service(Strict):
-    """The file of ``dpflow serve``. ``session`` is a release file with a prediction mechanism, relative to this file.
+    """The file of ``dpflow serve``. ``session`` is a release file with a prediction mechanism,
+    relative to this file.
 
-    ``pooled``: whether principals may share answers; false lets their scopes lie below different budgets. ``most_points``
-    and ``most_bytes`` bound one request.
+    ``pooled``: whether principals may share answers; false lets their scopes lie below different
+    budgets. ``most_points`` and ``most_bytes`` bound one request.
     """
 
     session: Path
@@ -67,7 +72,9 @@ def load_service(path: Path) -> Service:
     digests = [principal.token_sha256 for principal in service.principals.values()]
     if len(set(digests)) != len(digests):
         raise InvalidDeclaration(f"{path}: two principals have the same token; give each its own")
-    budgets = sorted({principal.scope.partition("/")[0] for principal in service.principals.values()})
+    budgets = sorted(
+        {principal.scope.partition("/")[0] for principal in service.principals.values()}
+    )
     if service.pooled and len(budgets) > 1:
         raise InvalidDeclaration(
             f"{path}: the principals' scopes lie below different budgets ({', '.join(budgets[:5])}), so none bounds what they learn "
@@ -87,7 +94,9 @@ def token_digest(token: str) -> str:
     return hashlib.sha256(token.encode(errors="replace")).hexdigest()
 
 
-def open_sessions(service: Service, ledger: Ledger, registry: Registry) -> Mapping[str, PredictionSession]:
+def open_sessions(
+    service: Service, ledger: Ledger, registry: Registry
+) -> Mapping[str, PredictionSession]:
     """Every principal's session, charged or resumed; all answer from one set of models.
 
     Raises:
@@ -109,7 +118,9 @@ def open_sessions(service: Service, ledger: Ledger, registry: Registry) -> Mappi
         plans[name] = make_plan(wanted, registry, declared(wanted, ledger))
         require_alike(plans[name], next(iter(plans.values())))
     opened = {
-        name: PredictionSession.open(plan, ledger, registry, occasion=Occasion.of_request(plan.request, name))
+        name: PredictionSession.open(
+            plan, ledger, registry, occasion=Occasion.of_request(plan.request, name)
+        )
         for name, plan in plans.items()
     }
     first, *others = opened.values()

@@ -1,7 +1,8 @@
 """Private and published DuckDB tables; the only importer of duckdb.
 
-`PrivateTable` executes a mechanism's declarative requests on bounded contributions with integer arithmetic, read-only and
-sandboxed. `publish` copies settled results into an output table, once. No error of this package holds a value of a row.
+`PrivateTable` executes a mechanism's declarative requests on bounded contributions with integer
+arithmetic, read-only and sandboxed. `publish` copies settled results into an output table, once. No
+error of this package holds a value of a row.
 """
 
 from dpflow.tables.private import PrivateTable

@@ -1,4 +1,6 @@
-"""A private table: answers declarative requests with exact, bounded integers, and checks beforehand that it can."""
+"""A private table: answers declarative requests with exact, bounded integers, and checks beforehand
+that it can.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ from numpy.typing import NDArray
 from dpflow.core.contract.declaration import Table, load_table
 from dpflow.core.contract.requests import (
     Answer,
+    DataRequest,
     GroupedSums,
     GroupEstimates,
     GroupMoments,
@@ -24,7 +27,6 @@ from dpflow.core.contract.requests import (
     Records,
     Sets,
     SortedValues,
-    DataRequest,
     UnboundedValues,
 )
 from dpflow.errors import PlanRefused
@@ -34,27 +36,38 @@ from dpflow.tables.requests import cached_blocks, records, sums, unbounded_value
 from dpflow.tables.requests.partial_cache import Partials, Seal
 from dpflow.tables.requests.query import Reading, int64
 
-#: The largest grid integer whose products, added up and multiplied by a number of rows, stay within 128 bits.
+#: The largest grid integer whose products, added up and multiplied by a number of rows, stay within
+#: 128 bits.
 MOST_SQUARED = 2**30
 
 
 class PrivateTable:
-    """A declared table. Every call opens the file read-only, sandboxed, and closes it; `held` opens it for several.
+    """A declared table. Every call opens the file read-only, sandboxed, and closes it; `held` opens
+    it for several.
 
-    Calls raise `TableUnreadable` or `TableBusy`; what they raise is decided by file, catalog and request, or says no more
-    than DuckDB's error class. Rows are mapped by the declared rules and cause no error.
+    Calls raise `TableUnreadable` or `TableBusy`; what they raise is decided by file, catalog and
+    request, or says no more than DuckDB's error class. Rows are mapped by the declared rules and
+    cause no error.
     """
 
-    def __init__(self, declaration: Table, where: str | None = None, seal: Seal | None = None) -> None:
-        """A table, or those of its rows that fulfil a condition of the language of `dpflow.tables.language.conditions`.
+    def __init__(
+        self, declaration: Table, where: str | None = None, seal: Seal | None = None
+    ) -> None:
+        """A table, or those of its rows that fulfil a condition of the language of
+        `dpflow.tables.language.conditions`.
 
         Args:
-            seal: a keyed digest; with it, sums of blocks are kept where the declaration says so (`dpflow.tables.requests.partial_cache`).
+            seal: a keyed digest; with it, sums of blocks are kept where the declaration says so
+            (`dpflow.tables.requests.partial_cache`).
 
         Raises `PlanRefused` or `UnknownName` if the condition is not in the language.
         """
         self.declaration = declaration
-        kept = seal is not None and declaration.partials is not None and declaration.protects == "unit-block"
+        kept = (
+            seal is not None
+            and declaration.partials is not None
+            and declaration.protects == "unit-block"
+        )
         self._partials = Partials(declaration.database, seal) if seal is not None and kept else None
         self._where = None if where is None else conditions.parse(where, declaration)
         self._what = f"table {declaration.name!r}"
@@ -67,12 +80,15 @@ class PrivateTable:
 
     @property
     def where(self) -> str | None:
-        """The condition in its canonical form: conditions that differ in spaces or brackets only are one."""
+        """The condition in its canonical form: conditions that differ in spaces or brackets only
+        are one.
+        """
         return None if self._where is None else str(self._where)
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keep the file open for the calls inside, in one thread: they see one state of it, and nobody can write it meanwhile.
+        """Keep the file open for the calls inside, in one thread: they see one state of it, and
+        nobody can write it meanwhile.
 
         Raises `TableUnreadable` or `TableBusy`.
         """
@@ -92,7 +108,11 @@ class PrivateTable:
 
     def snapshot(self) -> bytes:
         """Identity of the data as it is now. Private: it leaves only as the ledger's keyed digest."""
-        return sandbox.identity(self.declaration.database, self._what) + b"/" + self.declaration.source.encode()
+        return (
+            sandbox.identity(self.declaration.database, self._what)
+            + b"/"
+            + self.declaration.source.encode()
+        )
 
     def check_schema(self) -> None:
         """Check every declared column against the catalog; reads no row.
@@ -110,12 +130,15 @@ class PrivateTable:
                 else:
                     reading.column(name)
 
-    def check(self, statistic: DataRequest | GroupMoments | GroupEstimates, blocks: Sequence[str] = ()) -> None:
+    def check(
+        self, statistic: DataRequest | GroupMoments | GroupEstimates, blocks: Sequence[str] = ()
+    ) -> None:
         """Check one request against the catalog, before anything is charged; reads no row.
 
         Raises:
             TableUnreadable, TableBusy: as `check_schema`.
-            PlanRefused: no bounds, integers that would not fit, or a key or block its column cannot hold.
+            PlanRefused: no bounds, integers that would not fit, or a key or block its column cannot
+            hold.
             UnknownName: a column that the declaration does not have.
         """
         with self._reading(blocks) as reading:
@@ -148,13 +171,21 @@ class PrivateTable:
     @overload
     def answer(self, statistic: Records, blocks: Sequence[str]) -> RecordArrays: ...
     @overload
-    def answer(self, statistic: DataRequest, blocks: Sequence[str]) -> Groups | Histogram | Sets | RecordArrays: ...
-    def answer(self, statistic: DataRequest, blocks: Sequence[str]) -> Groups | Histogram | Sets | RecordArrays:
+    def answer(
+        self, statistic: DataRequest, blocks: Sequence[str]
+    ) -> Groups | Histogram | Sets | RecordArrays: ...
+    def answer(
+        self, statistic: DataRequest, blocks: Sequence[str]
+    ) -> Groups | Histogram | Sets | RecordArrays:
         """Execute a request on the named blocks, each once, or on the whole table if none is named."""
         blocks = tuple(dict.fromkeys(blocks))
         with self._reading(blocks) as reading:
             if isinstance(statistic, GroupedSums | SortedValues):
-                if self._partials is not None and len(blocks) > 1 and cached_blocks.can_be_kept(reading, statistic):
+                if (
+                    self._partials is not None
+                    and len(blocks) > 1
+                    and cached_blocks.can_be_kept(reading, statistic)
+                ):
                     return cached_blocks.from_blocks(reading, statistic, blocks, self._partials)
                 return sums.answer(reading, statistic)
             if isinstance(statistic, KeySets):
@@ -162,10 +193,16 @@ class PrivateTable:
             if isinstance(statistic, Records):
                 found = reading.arrays(records.records(reading, statistic))
                 names = enumerate(statistic.columns)
-                return RecordArrays(int64(found["number"]), {name: int64(found[f"x{i}"]) for i, name in names})
+                return RecordArrays(
+                    int64(found["number"]), {name: int64(found[f"x{i}"]) for i, name in names}
+                )
         if isinstance(statistic, UnboundedValues):
-            raise PlanRefused("a column without bounds is answered in rounds, during a release; release its mechanism")
-        raise PlanRefused("values per holdout group need an estimator; ask for them through a gate session")
+            raise PlanRefused(
+                "a column without bounds is answered in rounds, during a release; release its mechanism"
+            )
+        raise PlanRefused(
+            "values per holdout group need an estimator; ask for them through a gate session"
+        )
 
     @contextmanager
     def answering(self, statistic: DataRequest, blocks: Sequence[str]) -> Iterator[Answer]:
@@ -179,11 +216,13 @@ class PrivateTable:
     def grouped_rows(
         self, request: GroupValues, secret: bytes, blocks: Sequence[str]
     ) -> tuple[NDArray[np.int64], dict[str, NDArray[Any]]]:
-        """Rows of the named blocks (or all) for holdout estimators: the group of each row, the requested columns as arrays.
+        """Rows of the named blocks (or all) for holdout estimators: the group of each row, the
+        requested columns as arrays.
 
-        A unit's group, 0 to groups-1, is a keyed hash of the unit: its rows are all in one group, and who shares a group is
-        unknown without the secret. No row is cut: a unit may change its whole group. Numbers, dates and truth values come as
-        float64 within their declared bounds (missing: the declared number, or NaN), text as str or None.
+        A unit's group, 0 to groups-1, is a keyed hash of the unit: its rows are all in one group,
+        and who shares a group is unknown without the secret. No row is cut: a unit may change its
+        whole group. Numbers, dates and truth values come as float64 within their declared bounds
+        (missing: the declared number, or NaN), text as str or None.
         """
         with self._reading(blocks) as reading:
             found = reading.arrays(records.grouped(reading, request, secret))
@@ -191,16 +230,23 @@ class PrivateTable:
         return int64(found["bucket"]), columns
 
     def sums_exactly(self, request: GroupMoments) -> bool:
-        """Whether the declared bounds let every sum be an exact integer; columns that are compared need one grid."""
+        """Whether the declared bounds let every sum be an exact integer; columns that are compared
+        need one grid.
+        """
         columns = [self.declaration.column(name) for name in request.columns]
-        if any(column.lower is None or max(map(abs, column.grid())) > MOST_SQUARED for column in columns):
+        if any(
+            column.lower is None or max(map(abs, column.grid())) > MOST_SQUARED
+            for column in columns
+        ):
             return False
         return "equal" not in request.measures or len({column.step for column in columns}) == 1
 
     def group_moments(
         self, request: GroupMoments, secret: bytes, blocks: Sequence[str]
     ) -> dict[str, NDArray[np.float64]]:
-        """Each measure of each holdout group; groups are those of `grouped_rows`. For requests that `sums_exactly`."""
+        """Each measure of each holdout group; groups are those of `grouped_rows`. For requests that
+        `sums_exactly`.
+        """
         with self._reading(blocks) as reading:
             found = reading.arrays(records.moments(reading, request, secret))
         steps = [float(self.declaration.column(name).step) for name in request.columns]
@@ -215,11 +261,15 @@ class PrivateTable:
         answer = {}
         for name in request.measures:
             answer[name] = np.zeros(request.groups)
-            answer[name][int64(found["bucket"])] = unit[name] * np.asarray(found[f"m_{name}"], dtype=np.float64)
+            answer[name][int64(found["bucket"])] = unit[name] * np.asarray(
+                found[f"m_{name}"], dtype=np.float64
+            )
         return answer
 
     def expression(self, text: str) -> str:
-        """A user's expression in its canonical form. Raises `PlanRefused` or `UnknownName` if it is not in the language."""
+        """A user's expression in its canonical form. Raises `PlanRefused` or `UnknownName` if it is
+        not in the language.
+        """
         return str(expressions.parse(text, self.declaration))
 
     def expression_columns(self, text: str) -> tuple[list[str], list[str]]:
@@ -228,17 +278,29 @@ class PrivateTable:
         theirs = expressions.predicted(node, self.declaration)
         return sorted(node.columns() - theirs), sorted(theirs)
 
-    def group_estimates(self, request: GroupEstimates, secret: bytes, blocks: Sequence[str]) -> NDArray[np.float64]:
-        """An expression's number for each holdout group, NaN where it has none; groups are those of `grouped_rows`."""
+    def group_estimates(
+        self, request: GroupEstimates, secret: bytes, blocks: Sequence[str]
+    ) -> NDArray[np.float64]:
+        """An expression's number for each holdout group, NaN where it has none; groups are those of
+        `grouped_rows`.
+        """
         with self._reading(blocks) as reading:
-            return _by_group(request.groups, reading.arrays(records.estimates(reading, request, secret)))
+            return _by_group(
+                request.groups, reading.arrays(records.estimates(reading, request, secret))
+            )
 
     def estimates_over(
-        self, request: GroupEstimates, groups: NDArray[np.int64], columns: Mapping[str, NDArray[Any]]
+        self,
+        request: GroupEstimates,
+        groups: NDArray[np.int64],
+        columns: Mapping[str, NDArray[Any]],
     ) -> NDArray[np.float64]:
         """The same, computed over rows of `grouped_rows` with a candidate's columns beside them."""
         node = expressions.parse(request.sql, self.declaration)
-        kinds = {name: "varchar" if values.dtype == object else "double" for name, values in columns.items()}
+        kinds = {
+            name: "varchar" if values.dtype == object else "double"
+            for name, values in columns.items()
+        }
         query = expressions.over(node, self.declaration, kinds)
         with sandbox.over([groups, *columns.values()], self._what) as connection:
             return _by_group(request.groups, connection.arrays(query))
@@ -247,7 +309,9 @@ class PrivateTable:
 def _by_group(groups: int, found: Mapping[str, Any]) -> NDArray[np.float64]:
     """Values by their group's number, NaN for groups that have none."""
     answer = np.full(groups, np.nan)
-    answer[int64(found["bucket"])] = np.ma.filled(np.ma.asarray(found["value"], dtype=np.float64), np.nan)
+    answer[int64(found["bucket"])] = np.ma.filled(
+        np.ma.asarray(found["value"], dtype=np.float64), np.nan
+    )
     return answer
 
 

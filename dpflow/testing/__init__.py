@@ -1,1 +1,3 @@
-"""For mechanism authors: conformance checks, exact and black-box audits, entropy scripts, fault points."""
+"""For mechanism authors: conformance checks, exact and black-box audits, entropy scripts, fault
+points.
+"""

@@ -1,13 +1,14 @@
 """A black-box audit: draw often on two neighbours, and prove a lower bound on the privacy loss.
 
-(epsilon, delta)-DP says p(S) <= e^epsilon q(S) + delta for every set S of outcomes. The first half of the draws chooses
-S; the second half, which had no say in the choice, bounds p(S) from below and q(S) from above (Clopper, Pearson 1934,
-exact binomial intervals). So a correct mechanism fails with probability at most 1 - confidence, whatever S is. An audit
-that passes proves nothing by itself: how small a violation is still seen depends on the number of draws.
+(epsilon, delta)-DP says p(S) <= e^epsilon q(S) + delta for every set S of outcomes. The first half
+of the draws chooses S; the second half, which had no say in the choice, bounds p(S) from below and
+q(S) from above (Clopper, Pearson 1934, exact binomial intervals). So a correct mechanism fails with
+probability at most 1 - confidence, whatever S is. An audit that passes proves nothing by itself:
+how small a violation is still seen depends on the number of draws.
 
-An outcome is a hashable, or a tuple of coordinates, always as many. S is the set of outcomes whose score is high, where
-the score adds one estimated log-likelihood ratio per coordinate (optimal for independent noise). A coordinate with many
-different numbers is put into bins.
+An outcome is a hashable, or a tuple of coordinates, always as many. S is the set of outcomes whose
+score is high, where the score adds one estimated log-likelihood ratio per coordinate (optimal for
+independent noise). A coordinate with many different numbers is put into bins.
 """
 
 from __future__ import annotations
@@ -59,7 +60,13 @@ class Audit:
 
 
 def audit(
-    a: Sampler, b: Sampler, epsilon: Any, delta: Any = 0, *, draws: int = 20_000, confidence: float = 1 - RARE
+    a: Sampler,
+    b: Sampler,
+    epsilon: Any,
+    delta: Any = 0,
+    *,
+    draws: int = 20_000,
+    confidence: float = 1 - RARE,
 ) -> Audit:
     """Audit the claim on one pair of neighbours.
 
@@ -83,16 +90,19 @@ def audit(
 
 
 def confirmed(a: Sampler, b: Sampler, epsilon: Any, delta: Any = 0, *, draws: int) -> Audit:
-    """A quick audit, and if it refutes the claim, one of ten times as many draws, which alone may say so.
+    """A quick audit, and if it refutes the claim, one of ten times as many draws, which alone may
+    say so.
 
-    So a true claim is still refuted once in 10^9 times, and a false one is seen with few draws where it can be.
+    So a true claim is still refuted once in 10^9 times, and a false one is seen with few draws
+    where it can be.
     """
     quick = audit(a, b, epsilon, delta, draws=draws, confidence=SUSPICION)
     return quick if quick.passed else audit(a, b, epsilon, delta, draws=10 * draws)
 
 
 def affordable(sample: Sampler, most: int, seconds: float) -> int:
-    """How many draws, at most ``most`` and at least 60, two samplers like this one make in about this much CPU time.
+    """How many draws, at most ``most`` and at least 60, two samplers like this one make in about
+    this much CPU time.
 
     The time of the thread alone: on a busy machine an audit lasts longer, and is no blunter.
     """
@@ -104,12 +114,18 @@ def affordable(sample: Sampler, most: int, seconds: float) -> int:
 
 
 def too_often(hits: int, n: int, p: float, failure: float = RARE) -> bool:
-    """Whether ``hits`` of n independent tries refute a probability of at most p; a true one is refuted this often at most."""
+    """Whether ``hits`` of n independent tries refute a probability of at most p; a true one is
+    refuted this often at most.
+    """
     return bool(clopper_pearson(np.array([hits]), n, failure)[0][0] > p)
 
 
-def clopper_pearson(hits: NDArray[Any], n: int, failure: float) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Lower and upper bounds of a probability after ``hits`` of n; each is wrong at most this often."""
+def clopper_pearson(
+    hits: NDArray[Any], n: int, failure: float
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Lower and upper bounds of a probability after ``hits`` of n; each is wrong at most this
+    often.
+    """
     from scipy.special import betaincinv
 
     lower = np.where(hits > 0, betaincinv(np.maximum(hits, 1), n - hits + 1, failure), 0.0)
@@ -117,7 +133,9 @@ def clopper_pearson(hits: NDArray[Any], n: int, failure: float) -> tuple[NDArray
     return lower, upper
 
 
-def _loss(likely: NDArray[Any], rare: NDArray[Any], n: int, delta: float, failure: float) -> NDArray[np.float64]:
+def _loss(
+    likely: NDArray[Any], rare: NDArray[Any], n: int, delta: float, failure: float
+) -> NDArray[np.float64]:
     """The epsilon that hits under both neighbours prove."""
     low, high = clopper_pearson(likely, n, failure)[0], clopper_pearson(rare, n, failure)[1]
     proved: NDArray[np.float64] = np.log(np.maximum(low - delta, 1e-300)) - np.log(high)
@@ -126,34 +144,49 @@ def _loss(likely: NDArray[Any], rare: NDArray[Any], n: int, delta: float, failur
 
 def _best_cut(likely: NDArray[Any], rare: NDArray[Any], delta: float, failure: float) -> float:
     """The score from which on outcomes belong to S: the one that proves most on these draws."""
-    cuts = np.unique(np.quantile(np.concatenate([likely, rare]), np.linspace(0, 1, CUTS), method="lower"))
+    cuts = np.unique(
+        np.quantile(np.concatenate([likely, rare]), np.linspace(0, 1, CUTS), method="lower")
+    )
     cuts = np.unique(np.concatenate([cuts, np.sort(likely)[-5:]]))
-    hits = [len(side) - np.searchsorted(np.sort(side), cuts, side="left") for side in (likely, rare)]
+    hits = [
+        len(side) - np.searchsorted(np.sort(side), cuts, side="left") for side in (likely, rare)
+    ]
     return float(cuts[int(np.argmax(_loss(hits[0], hits[1], len(likely), delta, failure)))])
 
 
 def _scores(a: Sequence[Hashable], b: Sequence[Hashable], half: int) -> list[NDArray[np.float64]]:
-    """Log-likelihood ratios, a sum over coordinates, estimated on the first half of either side; half a draw is added to
-    each count. One array per side, over all its outcomes."""
+    """Log-likelihood ratios, a sum over coordinates, estimated on the first half of either side;
+    half a draw is added to each count. One array per side, over all its outcomes.
+    """
     n, total = len(a), np.zeros(len(a) + len(b))
     first = np.zeros(len(a) + len(b), dtype=bool)
     first[:half] = first[n : n + half] = True
     for column in zip(*map(_coordinates, (*a, *b))):
         cells = _cells(column, first)
-        p, q = (np.bincount(cells[side], minlength=cells.max() + 1) for side in (slice(0, half), slice(n, n + half)))
+        p, q = (
+            np.bincount(cells[side], minlength=cells.max() + 1)
+            for side in (slice(0, half), slice(n, n + half))
+        )
         total += np.where(p + q > 0, np.log((p + 0.5) / (q + 0.5)), 0.0)[cells]
     return [total[:n], total[n:]]
 
 
 def _coordinates(outcome: Hashable) -> tuple[Hashable, ...]:
-    """The coordinates, and for each the grain of a float: how fine its last bit is gives noise in floats away."""
+    """The coordinates, and for each the grain of a float: how fine its last bit is gives noise in
+    floats away.
+    """
     parts = outcome if isinstance(outcome, tuple) else (outcome,)
-    grains = (part.as_integer_ratio()[1].bit_length() if isinstance(part, float) else None for part in parts)
+    grains = (
+        part.as_integer_ratio()[1].bit_length() if isinstance(part, float) else None
+        for part in parts
+    )
     return (*parts, *grains)
 
 
 def _cells(values: Sequence[Any], first: NDArray[np.bool_]) -> NDArray[np.intp]:
-    """The number of each value's cell: the value itself, or a bin if the first halves have many different numbers."""
+    """The number of each value's cell: the value itself, or a bin if the first halves have many
+    different numbers.
+    """
     is_number = np.array([isinstance(v, (int, float)) and not isinstance(v, bool) for v in values])
     numbers = np.array([float(v) for v, number in zip(values, is_number) if number])
     chosen = numbers[first[is_number]]

@@ -1,7 +1,8 @@
-"""Mechanisms that break their claim on purpose, one list: what the oracle, the audit and the checks must catch.
+"""Mechanisms that break their claim on purpose, one list: what the oracle, the audit and the checks
+must catch.
 
-Each is a built-in with one mistake from practice. `CONTROLS` names the check that finds it; a suite that lets one of
-these pass is itself broken.
+Each is a built-in with one mistake from practice. `CONTROLS` names the check that finds it; a suite
+that lets one of these pass is itself broken.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ class RemovalOnly(_Wrong):
     """Uses the add-remove sensitivity where units are replaced."""
 
     def priced(self, params: Any, query: Query, law: Any) -> Release:
-        return self._of_sensitivity(query.table.limits.groups * query.table.limits.per_group, params, query)
+        return self._of_sensitivity(
+            query.table.limits.groups * query.table.limits.per_group, params, query
+        )
 
 
 class LowThreshold(PrivateHistogram):
@@ -102,7 +105,9 @@ class NumpyNoise(Count):
 
     def draw(self, params: Any, table: Table, answer: Any, source: Source) -> Result:
         scale = float(scale_for(table.limits.rows, params.epsilon))
-        return _count(round(float(answer.rows[0]) + float(np.random.default_rng().laplace(0, scale))))
+        return _count(
+            round(float(answer.rows[0]) + float(np.random.default_rng().laplace(0, scale)))
+        )
 
 
 class PriceFollowsRows(Count):
@@ -166,7 +171,9 @@ def _count(value: float) -> Result:
 
 @dataclass(frozen=True)
 class Control:
-    """A broken mechanism and the check of `dpflow.testing.conformance` that finds it, or ``exact`` for the oracle."""
+    """A broken mechanism and the check of `dpflow.testing.conformance` that finds it, or ``exact``
+    for the oracle.
+    """
 
     mechanism: Mechanism[Any]
     caught_by: str

@@ -1,4 +1,6 @@
-"""An open column in memory: the reference for `dpflow.tables`, and what enumeration and experiments draw from."""
+"""An open column in memory: the reference for `dpflow.tables`, and what enumeration and experiments
+draw from.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from dpflow.core.contract.requests import Cells, Grid, OpenColumn
 
 @dataclass(frozen=True)
 class ArrayColumn(OpenColumn):
-    """Values per group, after any cut, in an order that does not depend on them; ``size`` is the number of units."""
+    """Values per group, after any cut, in an order that does not depend on them; ``size`` is the
+    number of units.
+    """
 
     groups: tuple[NDArray[np.float64], ...] = field(repr=False)
     size: int = field(repr=False)

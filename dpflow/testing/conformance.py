@@ -3,9 +3,10 @@
     for check in checks(MyMechanism()):
         check.run()
 
-or, in a test module, ``@parametrize_with_checks([MyMechanism()])`` from `dpflow.testing.pytest_plugin`. A check raises
-`NotConformant` and says what the contract asks. Examples come from the standard field names
-(`dpflow.testing.examples`), or from the author. Each check is one function whose docstring is the rule.
+or, in a test module, ``@parametrize_with_checks([MyMechanism()])`` from
+`dpflow.testing.pytest_plugin`. A check raises `NotConformant` and says what the contract asks.
+Examples come from the standard field names (`dpflow.testing.examples`), or from the author. Each
+check is one function whose docstring is the rule.
 """
 
 from __future__ import annotations
@@ -22,7 +23,13 @@ from pydantic import ValidationError
 from dpflow.core.accounting.events import Event, from_json, to_json
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import InteractiveMechanism, Mechanism
-from dpflow.core.contract.requests import GroupedSums, KeySets, SortedValues, DataRequest, UnboundedValues
+from dpflow.core.contract.requests import (
+    DataRequest,
+    GroupedSums,
+    KeySets,
+    SortedValues,
+    UnboundedValues,
+)
 from dpflow.errors import InvalidInput
 from dpflow.testing.examples import AnyMechanism, Example, examples_for, plan, validated
 from dpflow.testing.harness import Check, NotConformant, require
@@ -39,7 +46,9 @@ def checks(mechanism: AnyMechanism, examples: Sequence[Example] | None = None) -
     return mechanism_checks(mechanism, examples)
 
 
-def mechanism_checks(mechanism: Mechanism[Any], examples: Sequence[Example] | None = None) -> Iterator[Check]:
+def mechanism_checks(
+    mechanism: Mechanism[Any], examples: Sequence[Example] | None = None
+) -> Iterator[Check]:
     """The checks of a one-shot mechanism: once for its class, then on every example."""
     return _checks(mechanism, examples, (*SHARED, *ONE_SHOT))
 
@@ -47,12 +56,16 @@ def mechanism_checks(mechanism: Mechanism[Any], examples: Sequence[Example] | No
 def interactive_checks(
     mechanism: InteractiveMechanism[Any, Any], examples: Sequence[Example] | None = None
 ) -> Iterator[Check]:
-    """The checks of an interactive mechanism: once for its class, then on every example and its queries."""
+    """The checks of an interactive mechanism: once for its class, then on every example and its
+    queries.
+    """
     return _checks(mechanism, examples, (*SHARED, *SESSION))
 
 
 def _checks(
-    mechanism: AnyMechanism, examples: Sequence[Example] | None, rules: Sequence[Callable[..., None]]
+    mechanism: AnyMechanism,
+    examples: Sequence[Example] | None,
+    rules: Sequence[Callable[..., None]],
 ) -> Iterator[Check]:
     yield Check(f"{mechanism.name}: is_described", partial(is_described, mechanism))
     for number, example in enumerate(examples or examples_for(mechanism)):
@@ -65,25 +78,45 @@ def is_described(mechanism: AnyMechanism) -> None:
     """Name, version, summary, citation, and field docs."""
     for name in ("name", "summary", "citation"):
         text = getattr(mechanism, name, None)
-        require(isinstance(text, str) and text.strip(), f"the class attribute {name} must be a text")
-    require(mechanism.name.isidentifier(), "name must be one word of letters, digits and underscores")
-    require(type(mechanism.version) is int and mechanism.version >= 1, "version must be an integer from 1")
-    require((mechanism.Params.__doc__ or "").strip(), "Params needs a docstring that says what its fields mean")
+        require(
+            isinstance(text, str) and text.strip(), f"the class attribute {name} must be a text"
+        )
+    require(
+        mechanism.name.isidentifier(), "name must be one word of letters, digits and underscores"
+    )
+    require(
+        type(mechanism.version) is int and mechanism.version >= 1,
+        "version must be an integer from 1",
+    )
+    require(
+        (mechanism.Params.__doc__ or "").strip(),
+        "Params needs a docstring that says what its fields mean",
+    )
 
 
 def params_are_strict(mechanism: AnyMechanism, example: Example) -> None:
     """Parameters refuse unknown fields, are frozen, and survive JSON."""
     params = validated(mechanism.Params, example.params)
-    refused({**example.params, "no_such_field": 1}, mechanism, example.table, "an unknown field must be refused")
+    refused(
+        {**example.params, "no_such_field": 1},
+        mechanism,
+        example.table,
+        "an unknown field must be refused",
+    )
     name = next(iter(type(params).model_fields))
     try:
         setattr(params, name, getattr(params, name))
     except ValidationError:
         pass
     else:
-        raise NotConformant("Params must be frozen: derive it from dpflow.core.contract.mechanism.Params")
+        raise NotConformant(
+            "Params must be frozen: derive it from dpflow.core.contract.mechanism.Params"
+        )
     stored = json.loads(json.dumps(params.model_dump(mode="json"), allow_nan=False))
-    require(mechanism.Params.model_validate(stored) == params, "parameters must be equal after a JSON round trip")
+    require(
+        mechanism.Params.model_validate(stored) == params,
+        "parameters must be equal after a JSON round trip",
+    )
 
 
 def event_is_public(mechanism: AnyMechanism, example: Example) -> None:
@@ -93,11 +126,28 @@ def event_is_public(mechanism: AnyMechanism, example: Example) -> None:
     again = from_json(json.loads(json.dumps(to_json(event))))
     require(again == event, "the event must be equal after a JSON round trip")
     elsewhere = example.table.model_copy(update={"database": Path("/nowhere/at-all.duckdb")})
-    require(mechanism.event(params, elsewhere) == event, "the event must not depend on the database file")
+    require(
+        mechanism.event(params, elsewhere) == event,
+        "the event must not depend on the database file",
+    )
     require(mechanism.event(params, example.table) == event, "the event must be the same each time")
 
 
-BAD_EPSILONS: tuple[Any, ...] = (0, "0", "-1", -0.5, "nan", math.nan, math.inf, "1e-400", 5e-324, True, "", None, [])
+BAD_EPSILONS: tuple[Any, ...] = (
+    0,
+    "0",
+    "-1",
+    -0.5,
+    "nan",
+    math.nan,
+    math.inf,
+    "1e-400",
+    5e-324,
+    True,
+    "",
+    None,
+    [],
+)
 BAD_DELTAS: tuple[Any, ...] = ("-1e-9", 1, "1", "1.5", math.nan, "1e-400", False, "")
 
 
@@ -106,11 +156,15 @@ def bad_amounts_are_refused(mechanism: AnyMechanism, example: Example) -> None:
     for name, values in (("epsilon", BAD_EPSILONS), ("delta", BAD_DELTAS)):
         for value in values if name in mechanism.Params.model_fields else ():
             raw = {**example.params, name: value}
-            refused(raw, mechanism, example.table, f"{name}: {value!r} must be refused as an amount")
+            refused(
+                raw, mechanism, example.table, f"{name}: {value!r} must be refused as an amount"
+            )
 
 
 def columns_are_checked(mechanism: AnyMechanism, example: Example) -> None:
-    """An unknown column is refused, and so is one without the bounds or keys that the statistic needs."""
+    """An unknown column is refused, and so is one without the bounds or keys that the statistic
+    needs.
+    """
     for name, wrong in _misnamed(example.params, example.table):
         raw = {**example.params, name: wrong}
         refused(raw, mechanism, example.table, f"an unknown column as {name} must be refused")
@@ -122,33 +176,64 @@ def columns_are_checked(mechanism: AnyMechanism, example: Example) -> None:
         bounded, keyed = _needs(statistic)
         for column in bounded:
             table = _without(example.table, column, lower=None, upper=None)
-            refused(example.params, mechanism, table, f"{column} without bounds must be refused", example.queries)
+            refused(
+                example.params,
+                mechanism,
+                table,
+                f"{column} without bounds must be refused",
+                example.queries,
+            )
         for column in keyed:
             table = _without(example.table, column, keys=None)
-            refused(example.params, mechanism, table, f"{column} without public keys must be refused", example.queries)
+            refused(
+                example.params,
+                mechanism,
+                table,
+                f"{column} without public keys must be refused",
+                example.queries,
+            )
 
 
 def statistic_is_within_limits(mechanism: AnyMechanism, example: Example) -> None:
-    """The statistic is public, declared, and asks for no more of one unit than the declaration allows."""
+    """The statistic is public, declared, and asks for no more of one unit than the declaration
+    allows.
+    """
     limits = example.table.limits
     for statistic in _statistics(mechanism, example):
-        require(isinstance(statistic, DataRequest), "statistic must return a request of dpflow.core.contract.requests")
+        require(
+            isinstance(statistic, DataRequest),
+            "statistic must return a request of dpflow.core.contract.requests",
+        )
         hash(statistic)
         if isinstance(statistic, GroupedSums | SortedValues | UnboundedValues):
             most = limits.rows if statistic.by is None else limits.per_group
-            require(1 <= statistic.rows_per_group <= most, f"rows_per_group must be at most {most} by the declaration")
+            require(
+                1 <= statistic.rows_per_group <= most,
+                f"rows_per_group must be at most {most} by the declaration",
+            )
         if isinstance(statistic, GroupedSums | SortedValues | UnboundedValues | KeySets):
             require(1 <= statistic.groups <= limits.groups, "groups must be at most limits.groups")
     require(
-        _statistics(mechanism, example) == _statistics(mechanism, example), "the statistic must be the same each time"
+        _statistics(mechanism, example) == _statistics(mechanism, example),
+        "the statistic must be the same each time",
     )
 
 
-SHARED = (params_are_strict, event_is_public, bad_amounts_are_refused, columns_are_checked, statistic_is_within_limits)
+SHARED = (
+    params_are_strict,
+    event_is_public,
+    bad_amounts_are_refused,
+    columns_are_checked,
+    statistic_is_within_limits,
+)
 
 
 def refused(
-    raw: Mapping[str, Any], mechanism: AnyMechanism, table: Table, what: str, queries: Sequence[Mapping[str, Any]] = ()
+    raw: Mapping[str, Any],
+    mechanism: AnyMechanism,
+    table: Table,
+    what: str,
+    queries: Sequence[Mapping[str, Any]] = (),
 ) -> None:
     """Planning these parameters, or asking these queries, must raise an `InvalidInput`."""
     try:
@@ -162,7 +247,9 @@ def refused(
     raise NotConformant(what)
 
 
-def _query_statistic(mechanism: AnyMechanism, params: Any, table: Table, query: Mapping[str, Any]) -> DataRequest:
+def _query_statistic(
+    mechanism: AnyMechanism, params: Any, table: Table, query: Mapping[str, Any]
+) -> DataRequest:
     assert isinstance(mechanism, InteractiveMechanism)
     return mechanism.data_request(params, validated(mechanism.Query, query), table)
 

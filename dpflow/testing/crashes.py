@@ -1,4 +1,6 @@
-"""Crash tests: run a piece of code in a process of its own that dies at a named point of `dpflow.fault_points`."""
+"""Crash tests: run a piece of code in a process of its own that dies at a named point of
+`dpflow.fault_points`.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def armed(
     marker: Path | None = None,
     env: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """The environment for a process that dies at ``point``; with a marker file only the first that gets there does."""
+    """The environment for a process that dies at ``point``; with a marker file only the first that
+    gets there does.
+    """
     if point not in POINTS and not STATEMENT.fullmatch(point):
         raise UnknownName("fault point", point, POINTS)
     fault = f"{point}:{action}" + (f":{marker}" if marker is not None else "")
@@ -34,4 +38,6 @@ def run_python(
 ) -> subprocess.CompletedProcess[str]:
     """Run Python code in a fresh process and wait for it."""
     command: Sequence[str] = (sys.executable, "-c", code, *arguments)
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=seconds, check=False)
+    return subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=seconds, check=False
+    )

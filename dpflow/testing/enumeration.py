@@ -1,9 +1,11 @@
-"""The exact output distribution of a mechanism's own code, by running it once for every value its noise can take.
+"""The exact output distribution of a mechanism's own code, by running it once for every value its
+noise can take.
 
-While `outputs` runs, the samplers of `dpflow.core.sampling.samplers` answer an `Enumerator` from their exact laws (`oracle`)
-instead of drawing: each run follows one path through all random choices, and its probability is the product along the
-path. What is audited is everything but the samplers, which have their own tests: scales, thresholds, costs, clamping.
-Noise is truncated where less than ``tail`` is left of each number.
+While `outputs` runs, the samplers of `dpflow.core.sampling.samplers` answer an `Enumerator` from
+their exact laws (`oracle`) instead of drawing: each run follows one path through all random
+choices, and its probability is the product along the path. What is audited is everything but the
+samplers, which have their own tests: scales, thresholds, costs, clamping. Noise is truncated where
+less than ``tail`` is left of each number.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ class NotEnumerable(Exception):
 
 
 class Enumerator(Source):
-    """A source that follows a scripted path and takes the first alternative at every choice beyond it."""
+    """A source that follows a scripted path and takes the first alternative at every choice beyond
+    it.
+    """
 
     def __init__(self, path: Sequence[int], tail: float) -> None:
         self.path, self.tail = list(path), tail
@@ -59,7 +63,9 @@ class Enumerator(Source):
 
     def words(self, n: int) -> Words:
         """Refused: 2^64 alternatives."""
-        raise NotEnumerable("raw random words cannot be enumerated; draw through dpflow.core.sampling.samplers")
+        raise NotEnumerable(
+            "raw random words cannot be enumerated; draw through dpflow.core.sampling.samplers"
+        )
 
     def next_path(self) -> list[int] | None:
         """The path after this one in depth-first order, or None after the last."""
@@ -95,7 +101,9 @@ def exact_delta(
     pairs: Iterator[tuple[Answer, Answer]],
     epsilon: float | Fraction,
 ) -> float:
-    """The largest `oracle.divergence` of the mechanism's outputs over pairs of neighbouring answers."""
+    """The largest `oracle.divergence` of the mechanism's outputs over pairs of neighbouring
+    answers.
+    """
     known: dict[Any, dict[Any, float]] = {}
     done: set[frozenset[Any]] = set()
 
@@ -114,7 +122,9 @@ def exact_delta(
     return worst
 
 
-def _vector(law: Callable[[Fraction, float], Mapping[int, float]]) -> Callable[[Any, int, Enumerator], Any]:
+def _vector(
+    law: Callable[[Fraction, float], Mapping[int, float]],
+) -> Callable[[Any, int, Enumerator], Any]:
     def sample(scale: Any, size: int, source: Enumerator) -> Any:
         one = law(Fraction(scale), source.tail)
         return np.array([source.pick(one) for _ in range(size)], dtype=np.int64)
@@ -128,12 +138,16 @@ def _truncated(scale: Any, radius: int, size: int, source: Enumerator) -> Any:
 
 def _ring(n: int, source: Enumerator) -> Any:
     """Each circle once: it starts with 0 and goes round towards the smaller of its neighbours."""
-    circles = [(0, *rest)[:n] for rest in permutations(range(1, n)) if not rest or rest[0] <= rest[-1]]
+    circles = [
+        (0, *rest)[:n] for rest in permutations(range(1, n)) if not rest or rest[0] <= rest[-1]
+    ]
     place = source.pick(dict.fromkeys(range(len(circles)), 1 / len(circles)))
     return np.array(circles[place], dtype=np.int64)
 
 
-def _choose(lengths: Sequence[int], costs: Sequence[int], rate: Fraction, source: Enumerator) -> int:
+def _choose(
+    lengths: Sequence[int], costs: Sequence[int], rate: Fraction, source: Enumerator
+) -> int:
     return source.pick(exact_divergence.exponential_choice(lengths, costs, rate))
 
 

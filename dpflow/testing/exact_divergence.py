@@ -1,14 +1,16 @@
-"""What is true, computed instead of sampled: divergences of finite distributions, and distributions of building blocks.
+"""What is true, computed instead of sampled: divergences of finite distributions, and distributions
+of building blocks.
 
-A distribution is a mapping from outcomes to probabilities. It may fall short of one by a truncated tail; every builder
-says by how much at most.
+A distribution is a mapping from outcomes to probabilities. It may fall short of one by a truncated
+tail; every builder says by how much at most.
 
-(eps, delta)-DP for one ordered pair of neighbours is ``hockey_stick(p, q, eps) <= delta``, where the hockey-stick
-divergence is the sum of ``max(0, p(x) - e^eps q(x))``. `divergence` takes both directions. With tails of at most t the
-number found lies between the true one minus t and the true one plus e^eps t.
+(eps, delta)-DP for one ordered pair of neighbours is ``hockey_stick(p, q, eps) <= delta``, where
+the hockey-stick divergence is the sum of ``max(0, p(x) - e^eps q(x))``. `divergence` takes both
+directions. With tails of at most t the number found lies between the true one minus t and the true
+one plus e^eps t.
 
-Fractions stay exact except for e^eps, which is one float, so the relative error is below 1e-15; sums of floats are
-correctly rounded (`math.fsum`).
+Fractions stay exact except for e^eps, which is one float, so the relative error is below 1e-15;
+sums of floats are correctly rounded (`math.fsum`).
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ def divergence(p: Distribution, q: Distribution, epsilon: float | Fraction) -> f
 
 
 def smallest_epsilon(p: Distribution, q: Distribution, delta: float | Fraction = 0.0) -> float:
-    """The least epsilon >= 0 with `divergence` at most delta, from above within 1e-9; infinite if there is none.
+    """The least epsilon >= 0 with `divergence` at most delta, from above within 1e-9; infinite if
+    there is none.
 
     Masses of truncated distributions never cancel exactly: ask for a delta above the tails.
     """
@@ -90,7 +93,10 @@ def discrete_gaussian(sigma2: Fraction, tail: float = TAIL) -> dict[int, float]:
 def geometric(scale: Fraction, tail: float = TAIL) -> dict[int, float]:
     """Pr[x] = (1 - q) q^x for x >= 0, without at most ``tail`` of its mass."""
     rate = float(1 / scale)
-    return {x: -math.expm1(-rate) * math.exp(-rate * x) for x in range(math.ceil(math.log(1 / tail) / rate) + 1)}
+    return {
+        x: -math.expm1(-rate) * math.exp(-rate * x)
+        for x in range(math.ceil(math.log(1 / tail) / rate) + 1)
+    }
 
 
 def truncated_laplace(scale: Fraction, radius: int) -> dict[int, float]:
@@ -98,15 +104,25 @@ def truncated_laplace(scale: Fraction, radius: int) -> dict[int, float]:
     return normalised({x: math.exp(-abs(x) / float(scale)) for x in range(-radius, radius + 1)})
 
 
-def exponential_choice(lengths: Sequence[int], costs: Sequence[int], rate: Fraction) -> dict[int, float]:
-    """Pr[i] proportional to lengths[i] exp(-rate costs[i]), the law of `dpflow.core.sampling.samplers.choose`."""
+def exponential_choice(
+    lengths: Sequence[int], costs: Sequence[int], rate: Fraction
+) -> dict[int, float]:
+    """Pr[i] proportional to lengths[i] exp(-rate costs[i]), the law of
+    `dpflow.core.sampling.samplers.choose`.
+    """
     least = min(costs)
-    return normalised({i: n * math.exp(-float(rate) * (c - least)) for i, (n, c) in enumerate(zip(lengths, costs))})
+    return normalised(
+        {
+            i: n * math.exp(-float(rate) * (c - least))
+            for i, (n, c) in enumerate(zip(lengths, costs))
+        }
+    )
 
 
 def permute_and_flip(costs: Sequence[int], rate: Fraction) -> dict[int, float]:
-    """The law of `dpflow.core.sampling.samplers.permute_and_flip`: p_i times the integral of the product of 1 - t p_j, j not i, over
-    t in [0, 1], the part of the others that come before i."""
+    """The law of `dpflow.core.sampling.samplers.permute_and_flip`: p_i times the integral of the
+    product of 1 - t p_j, j not i, over t in [0, 1], the part of the others that come before i.
+    """
     kept = [math.exp(-float(rate) * cost) for cost in costs]
     law = {}
     for i, p in enumerate(kept):
@@ -117,14 +133,23 @@ def permute_and_flip(costs: Sequence[int], rate: Fraction) -> dict[int, float]:
     return law
 
 
-def thresholded_counts(counts: Mapping[str, int], scale: Fraction, threshold: int) -> dict[Any, float]:
-    """Noisy counts that reach a threshold, as sorted (key, count) pairs: what a private histogram shows."""
+def thresholded_counts(
+    counts: Mapping[str, int], scale: Fraction, threshold: int
+) -> dict[Any, float]:
+    """Noisy counts that reach a threshold, as sorted (key, count) pairs: what a private histogram
+    shows.
+    """
     noise = discrete_laplace(scale)
-    shown = [{(key, n + x) if n + x >= threshold else None: 0.0 for x in noise} for key, n in counts.items()]
+    shown = [
+        {(key, n + x) if n + x >= threshold else None: 0.0 for x in noise}
+        for key, n in counts.items()
+    ]
     for (key, n), one in zip(counts.items(), shown):
         for x, mass in noise.items():
             one[(key, n + x) if n + x >= threshold else None] += mass
-    return mapped(joint(shown), lambda pairs: tuple(sorted(pair for pair in pairs if pair is not None)))
+    return mapped(
+        joint(shown), lambda pairs: tuple(sorted(pair for pair in pairs if pair is not None))
+    )
 
 
 def normalised(weights: Mapping[Outcome, float]) -> dict[Outcome, float]:
@@ -134,7 +159,9 @@ def normalised(weights: Mapping[Outcome, float]) -> dict[Outcome, float]:
 
 
 def mapped(p: Mapping[Any, float], function: Callable[[Any], Outcome]) -> dict[Outcome, float]:
-    """The distribution of a function of an outcome: shifting, rounding, clamping, any post-processing."""
+    """The distribution of a function of an outcome: shifting, rounding, clamping, any
+    post-processing.
+    """
     made: dict[Outcome, float] = defaultdict(float)
     for x, mass in p.items():
         made[function(x)] += mass

@@ -1,7 +1,8 @@
 """Tables, parameters and answers on which conformance checks run when the author gives none.
 
-`examples_for` fills a parameter model by the usual names of its fields (`VALUES`), and keeps what plans on the example
-tables. A mechanism with a required field of another name passes its own `Example`s.
+`examples_for` fills a parameter model by the usual names of its fields (`VALUES`), and keeps what
+plans on the example tables. A mechanism with a required field of another name passes its own
+`Example`s.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dpflow.core.contract.declaration import Table, problems
 from dpflow.core.contract.mechanism import InteractiveMechanism, Mechanism
 from dpflow.core.contract.requests import (
     Answer,
+    DataRequest,
     GroupedSums,
     Groups,
     GroupValues,
@@ -28,7 +30,6 @@ from dpflow.core.contract.requests import (
     RecordArrays,
     Records,
     SortedValues,
-    DataRequest,
     UnboundedValues,
 )
 from dpflow.errors import InvalidDeclaration, InvalidInput
@@ -37,7 +38,8 @@ from dpflow.testing.neighbours import histogram, key_sets
 
 AnyMechanism = Mechanism[Any] | InteractiveMechanism[Any, Any]
 
-#: One unit may reach 2 groups with 2 rows each, but has 3 rows in all: no two limits are mixed up unseen.
+#: One unit may reach 2 groups with 2 rows each, but has 3 rows in all: no two limits are mixed up
+#: unseen.
 EXAMPLE_TABLE = Table.model_validate(
     {
         "name": "example",
@@ -100,7 +102,9 @@ QUERY_VALUES: Mapping[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class Example:
-    """A declaration, parameters as a release file writes them, and queries if the mechanism is interactive."""
+    """A declaration, parameters as a release file writes them, and queries if the mechanism is
+    interactive.
+    """
 
     table: Table
     params: Mapping[str, Any]
@@ -125,8 +129,12 @@ def plan(mechanism: AnyMechanism, table: Table, raw: Mapping[str, Any]) -> tuple
     return params, event
 
 
-def examples_for(mechanism: AnyMechanism, tables: Sequence[Table] = EXAMPLE_TABLES) -> list[Example]:
-    """Examples from the standard names. Raises `InvalidInput` when a required field has another name."""
+def examples_for(
+    mechanism: AnyMechanism, tables: Sequence[Table] = EXAMPLE_TABLES
+) -> list[Example]:
+    """Examples from the standard names. Raises `InvalidInput` when a required field has another
+    name.
+    """
     fields = mechanism.Params.model_fields
     unknown = [name for name, info in fields.items() if info.is_required() and name not in VALUES]
     queries = _queries(mechanism.Query) if isinstance(mechanism, InteractiveMechanism) else ()
@@ -144,19 +152,28 @@ def examples_for(mechanism: AnyMechanism, tables: Sequence[Table] = EXAMPLE_TABL
         if found:
             break
     if not found:
-        hint = f"its fields {', '.join(unknown)} have no standard values" if unknown else "no standard parameters plan"
+        hint = (
+            f"its fields {', '.join(unknown)} have no standard values"
+            if unknown
+            else "no standard parameters plan"
+        )
         raise InvalidInput(f"{mechanism.name}: {hint}; pass examples=[Example(table, params), ...]")
     return found
 
 
 def _fillings(model: type[BaseModel]) -> list[list[dict[str, Any]]]:
-    """The first value of every field and then one field changed at a time; second, two fields changed."""
+    """The first value of every field and then one field changed at a time; second, two fields
+    changed.
+    """
     names = [name for name in model.model_fields if name in VALUES]
     first = {name: VALUES[name][0] for name in names}
     others = [(name, value) for name in names for value in VALUES[name][1:]]
 
     def filled(changes: Iterable[tuple[tuple[str, Any], ...]]) -> list[dict[str, Any]]:
-        chosen = [{k: v for k, v in {**first, **dict(change)}.items() if v is not OMIT} for change in changes]
+        chosen = [
+            {k: v for k, v in {**first, **dict(change)}.items() if v is not OMIT}
+            for change in changes
+        ]
         required = [name for name in names if model.model_fields[name].is_required()]
         return [one for one in chosen if all(name in one for name in required)]
 
@@ -165,7 +182,9 @@ def _fillings(model: type[BaseModel]) -> list[list[dict[str, Any]]]:
 
 def _queries(model: type[BaseModel]) -> tuple[dict[str, Any], ...]:
     names = [name for name in model.model_fields if name in QUERY_VALUES]
-    return tuple(dict(zip(names, values)) for values in zip(*(QUERY_VALUES[name] for name in names)))
+    return tuple(
+        dict(zip(names, values)) for values in zip(*(QUERY_VALUES[name] for name in names))
+    )
 
 
 # --- answers ----------------------------------------------------------------------------------------------------------
@@ -188,14 +207,18 @@ def answers(statistic: DataRequest, table: Table) -> dict[str, Answer]:
             "every value": (list(range(low, min(high, low + 500) + 1)), None),
             "huge": ([low, middle, high], [10**12, 1, 10**12]),
         }
-        return {name: _histogram(statistic, values, counts) for name, (values, counts) in given.items()}
+        return {
+            name: _histogram(statistic, values, counts) for name, (values, counts) in given.items()
+        }
     if isinstance(statistic, KeySets):
         words = [f"word-{i:03d}" for i in range(40)]
         bags: dict[str, Any] = {
             "no rows": [],
             "one unit": [words[: statistic.groups]],
             "many": [words[i % 4 : i % 4 + statistic.groups] for i in range(20_000)],
-            "odd keys": [["\x00", "é" * 300, "'; --", ""][i % 4 :][: statistic.groups] for i in range(4000)],
+            "odd keys": [
+                ["\x00", "é" * 300, "'; --", ""][i % 4 :][: statistic.groups] for i in range(4000)
+            ],
             "many keys": [[f"w{i}"] for i in range(300)],
             "rare and common keys": [[f"w{i}"] for i in range(40) for _ in range(i)],
         }
@@ -205,7 +228,12 @@ def answers(statistic: DataRequest, table: Table) -> dict[str, Answer]:
     if isinstance(statistic, UnboundedValues):
         return _open_answers(statistic)
     m = statistic.groups
-    columns = {"zeros": [0.0], "ones": [1.0], "mixed": [0.0, 0.25, 0.5, 1.0], "huge": [1e300, -1e300, 5e-324]}
+    columns = {
+        "zeros": [0.0],
+        "ones": [1.0],
+        "mixed": [0.0, 0.25, 0.5, 1.0],
+        "huge": [1e300, -1e300, 5e-324],
+    }
     return {name: PerGroup(np.resize(np.array(values), m)) for name, values in columns.items()}
 
 
@@ -239,7 +267,9 @@ def _open_answers(statistic: UnboundedValues) -> dict[str, Answer]:
 
 
 def _neighbouring_open(statistic: UnboundedValues, replace: bool) -> list[tuple[Answer, Answer]]:
-    """One unit more, or at another place, beside values that are all over and values that are all at two places."""
+    """One unit more, or at another place, beside values that are all over and values that are all
+    at two places.
+    """
     shared = list(np.arange(40.0) % 16) + [3.0] * 40 + [100.0] * 40
     sides = []
     for value, there in ((1000.0, True), (-1000.0, replace)):
@@ -260,7 +290,9 @@ def _cycle(table: Table, name: str, n: int) -> NDArray[np.int64]:
     return low + np.arange(n, dtype=np.int64) % (high - low + 1)
 
 
-def _histogram(statistic: SortedValues, values: Sequence[int], counts: Sequence[int] | None) -> Histogram:
+def _histogram(
+    statistic: SortedValues, values: Sequence[int], counts: Sequence[int] | None
+) -> Histogram:
     """The same values in every group; five times each unless said otherwise."""
     n = len(statistic.keys)
     each = np.array([5] * len(values) if counts is None else counts, np.int64)
@@ -272,13 +304,23 @@ def keys_of(statistic: GroupedSums, most: int = 4) -> tuple[str, ...]:
     """The groups of an answer: the public keys, or some that could be in the rows."""
     if statistic.by is None:
         return ("",)
-    return statistic.keys if statistic.keys is not None else tuple(f"word-{i:03d}" for i in range(most))
+    return (
+        statistic.keys
+        if statistic.keys is not None
+        else tuple(f"word-{i:03d}" for i in range(most))
+    )
 
 
 def groups(
-    statistic: GroupedSums, keys: Sequence[str], rows: Any, sums: Any = 0, squares: Any = 0, units: Any = None
+    statistic: GroupedSums,
+    keys: Sequence[str],
+    rows: Any,
+    sums: Any = 0,
+    squares: Any = 0,
+    units: Any = None,
 ) -> Groups:
-    """An answer with these rows (and as many values, and units unless given), sums and squares in each group.
+    """An answer with these rows (and as many values, and units unless given), sums and squares in
+    each group.
 
     Sums and squares are one for all columns, or a mapping by column.
     """
@@ -304,7 +346,9 @@ def _group_answers(statistic: GroupedSums) -> dict[str, Answer]:
     keys = keys_of(statistic)
     found: dict[str, Answer] = {
         "zeros": groups(statistic, keys, 0),
-        "one unit": groups(statistic, keys, [1] + [0] * (len(keys) - 1), [7] + [0] * (len(keys) - 1)),
+        "one unit": groups(
+            statistic, keys, [1] + [0] * (len(keys) - 1), [7] + [0] * (len(keys) - 1)
+        ),
         "many": groups(statistic, keys, [10_000 + 13 * i for i in range(len(keys))], 555),
         "negative sums": groups(statistic, keys, 3, -9999),
         "huge": groups(statistic, keys, HUGE, HUGE),
@@ -327,9 +371,14 @@ def neighbouring(statistic: DataRequest, table: Table) -> list[tuple[Answer, Ans
         return _neighbouring_values(statistic, *table.column(statistic.column).grid(), replace)
     if isinstance(statistic, KeySets):
         shared = [["shared"]] * 60 + [["other", "shared"][: statistic.groups]] * 30
-        lone, theirs = ([f"{name}-{i}" for i in range(statistic.groups)] for name in ("lone", "theirs"))
+        lone, theirs = (
+            [f"{name}-{i}" for i in range(statistic.groups)] for name in ("lone", "theirs")
+        )
         full = ["shared", "other"][: statistic.groups]
-        return [(key_sets([*shared, bag]), key_sets(shared + [theirs] * replace)) for bag in (lone, full)]
+        return [
+            (key_sets([*shared, bag]), key_sets(shared + [theirs] * replace))
+            for bag in (lone, full)
+        ]
     if isinstance(statistic, Records):
         return _neighbouring_records(statistic, table, replace)
     if isinstance(statistic, UnboundedValues):
@@ -341,8 +390,11 @@ def neighbouring(statistic: DataRequest, table: Table) -> list[tuple[Answer, Ans
     return [(_moved(ones, moved), PerGroup(ones)), (_moved(spread, moved), PerGroup(spread))]
 
 
-def _neighbouring_records(statistic: Records, table: Table, replace: bool) -> list[tuple[Answer, Answer]]:
-    """One unit more with rows at the end of every column's domain; under replace they are at the other end.
+def _neighbouring_records(
+    statistic: Records, table: Table, replace: bool
+) -> list[tuple[Answer, Answer]]:
+    """One unit more with rows at the end of every column's domain; under replace they are at the
+    other end.
 
     Public columns are the same on both sides.
     """
@@ -350,9 +402,15 @@ def _neighbouring_records(statistic: Records, table: Table, replace: bool) -> li
 
     def ends(end: int) -> RecordArrays:
         far = {name: 0 if table.column(name).public else end for name in statistic.columns}
-        extra = {c: np.repeat(_cycle(table, c, 1000)[[0, -1][side]], statistic.rows) for c, side in far.items()}
+        extra = {
+            c: np.repeat(_cycle(table, c, 1000)[[0, -1][side]], statistic.rows)
+            for c, side in far.items()
+        }
         units = np.append(shared.units, np.repeat(len(shared.units), statistic.rows))
-        return RecordArrays(units, {name: np.append(shared.columns[name], extra[name]) for name in statistic.columns})
+        return RecordArrays(
+            units,
+            {name: np.append(shared.columns[name], extra[name]) for name in statistic.columns},
+        )
 
     return [(ends(0), ends(1) if replace else shared)]
 
@@ -364,30 +422,47 @@ def _moved(values: NDArray[np.float64], count: int) -> PerGroup:
     return PerGroup(changed)
 
 
-def _neighbouring_values(statistic: SortedValues, low: int, high: int, replace: bool) -> list[tuple[Answer, Answer]]:
-    """One unit more with all its values at one end, beside few, outer and evenly spread ones; or it is elsewhere."""
+def _neighbouring_values(
+    statistic: SortedValues, low: int, high: int, replace: bool
+) -> list[tuple[Answer, Answer]]:
+    """One unit more with all its values at one end, beside few, outer and evenly spread ones; or it
+    is elsewhere.
+    """
     pairs: list[tuple[Answer, Answer]] = []
     first = np.arange(len(statistic.keys)) < statistic.groups
     for base in ([], [low, high] * 3, list(range(low, high + 1))):
-        sides = [(high, first)] + [(low, places) for places in (first, first[::-1])[: len(first)] if replace]
-        made = [[base + [end] * statistic.rows_per_group * bool(at) for at in places] for end, places in sides]
+        sides = [(high, first)] + [
+            (low, places) for places in (first, first[::-1])[: len(first)] if replace
+        ]
+        made = [
+            [base + [end] * statistic.rows_per_group * bool(at) for at in places]
+            for end, places in sides
+        ]
         made += [[base] * len(first)] * (not replace)
         one, *others = (histogram(statistic, *groups) for groups in made)
         pairs += [(one, other) for other in others]
     return pairs
 
 
-def _neighbouring_groups(statistic: GroupedSums, table: Table, replace: bool) -> list[tuple[Answer, Answer]]:
+def _neighbouring_groups(
+    statistic: GroupedSums, table: Table, replace: bool
+) -> list[tuple[Answer, Answer]]:
     keys, reach, rows = keys_of(statistic), statistic.groups, statistic.rows_per_group
     first = np.arange(len(keys)) < reach
     last = first[::-1]
     private = statistic.by is not None and statistic.keys is None
 
     def with_unit(base: int, where: Any, end: int) -> Groups:
-        """``base`` rows in every group, and a unit whose values are all at the lower (0) or upper (1) bound."""
-        ends = {column: table.column(column).grid()[end] - centre for column, centre in statistic.values}
+        """``base`` rows in every group, and a unit whose values are all at the lower (0) or upper
+        (1) bound.
+        """
+        ends = {
+            column: table.column(column).grid()[end] - centre for column, centre in statistic.values
+        }
         sums = {column: 3 * base + rows * value * where for column, value in ends.items()}
-        squares = {c: 9 * base + rows * (ends[c] ** 2 - half) * where for c, _, half in statistic.squares}
+        squares = {
+            c: 9 * base + rows * (ends[c] ** 2 - half) * where for c, _, half in statistic.squares
+        }
         return groups(statistic, keys, base + rows * where, sums, squares, base + where)
 
     pairs: list[tuple[Answer, Answer]] = [

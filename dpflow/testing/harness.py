@@ -1,4 +1,6 @@
-"""What the checks stand on: the failure they raise, a replayable source, watches on what mechanisms must not touch."""
+"""What the checks stand on: the failure they raise, a replayable source, watches on what mechanisms
+must not touch.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def require(condition: object, what: str) -> None:
 
 
 class StreamSource(Source):
-    """An endless stream of words that is a function of its seed (SHAKE-256): the same entropy again, for tests only."""
+    """An endless stream of words that is a function of its seed (SHAKE-256): the same entropy
+    again, for tests only.
+    """
 
     def __init__(self, seed: int) -> None:
         self._seed, self._block = seed, 0
@@ -60,10 +64,39 @@ class StreamSource(Source):
 
 
 _MODULES: tuple[tuple[Any, tuple[str, ...]], ...] = (
-    (random, ("random", "getrandbits", "randrange", "randint", "uniform", "gauss", "expovariate", "shuffle", "choice")),
+    (
+        random,
+        (
+            "random",
+            "getrandbits",
+            "randrange",
+            "randint",
+            "uniform",
+            "gauss",
+            "expovariate",
+            "shuffle",
+            "choice",
+        ),
+    ),
     (random, ("Random", "SystemRandom", "seed", "normalvariate", "sample", "choices")),
-    (np.random, ("default_rng", "RandomState", "Generator", "SeedSequence", "seed", "laplace", "normal")),
-    (np.random, ("random", "rand", "randn", "randint", "uniform", "geometric", "choice", "shuffle", "permutation")),
+    (
+        np.random,
+        ("default_rng", "RandomState", "Generator", "SeedSequence", "seed", "laplace", "normal"),
+    ),
+    (
+        np.random,
+        (
+            "random",
+            "rand",
+            "randn",
+            "randint",
+            "uniform",
+            "geometric",
+            "choice",
+            "shuffle",
+            "permutation",
+        ),
+    ),
     (secrets, ("randbelow", "randbits", "token_bytes", "token_hex", "choice")),
     (time, ("time", "time_ns", "monotonic", "perf_counter")),
 )
@@ -73,7 +106,8 @@ _MODULES: tuple[tuple[Any, tuple[str, ...]], ...] = (
 def forbid_hidden_randomness() -> Iterator[list[str]]:
     """Collect the names of generators and clocks that are touched inside; each touch also raises.
 
-    It sees calls through the module, not names imported before; drawing twice from the same words finds those.
+    It sees calls through the module, not names imported before; drawing twice from the same words
+    finds those.
     """
     touched: list[str] = []
 
@@ -87,7 +121,9 @@ def forbid_hidden_randomness() -> Iterator[list[str]]:
     with contextlib.ExitStack() as stack:
         for module, names in _MODULES:
             for name in names:
-                stack.enter_context(mock.patch.object(module, name, trap(f"{module.__name__}.{name}")))
+                stack.enter_context(
+                    mock.patch.object(module, name, trap(f"{module.__name__}.{name}"))
+                )
         yield touched
 
 

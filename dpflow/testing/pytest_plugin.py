@@ -21,7 +21,11 @@ def parametrize_with_checks(
         mechanisms: instances.
         examples: by mechanism name, for those whose parameters have no standard names.
     """
-    found = [check for mechanism in mechanisms for check in checks(mechanism, (examples or {}).get(mechanism.name))]
+    found = [
+        check
+        for mechanism in mechanisms
+        for check in checks(mechanism, (examples or {}).get(mechanism.name))
+    ]
     return pytest.mark.parametrize("check", found, ids=[check.name for check in found])
 
 

@@ -1,4 +1,6 @@
-"""Sources of randomness for tests: what is random in dpflow becomes a function of words that the test wrote down."""
+"""Sources of randomness for tests: what is random in dpflow becomes a function of words that the
+test wrote down.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ class ScriptedSource(Source):
 
     @classmethod
     def from_bits(cls, bits: str) -> ScriptedSource:
-        """A source whose first word starts with these binary digits; the last word is filled up with zeros."""
+        """A source whose first word starts with these binary digits; the last word is filled up
+        with zeros.
+        """
         filled = bits + "0" * (-len(bits) % 64)
         return cls(int(filled[i : i + 64], 2) for i in range(0, len(filled), 64))
 

@@ -12,7 +12,15 @@ from dpflow.core.contract.requests import Answer
 from dpflow.core.sampling.randomness import Source, SystemSource
 from dpflow.testing.audit import affordable, confirmed
 from dpflow.testing.examples import Example, answers, neighbouring, plan, typical, validated
-from dpflow.testing.harness import NotConformant, StreamSource, claim, forbid_hidden_randomness, require, same, silence
+from dpflow.testing.harness import (
+    NotConformant,
+    StreamSource,
+    claim,
+    forbid_hidden_randomness,
+    require,
+    same,
+    silence,
+)
 
 Interactive = InteractiveMechanism[Any, Any]
 DRAWS = 1200  # sessions per side of an audit, and how long it may take
@@ -20,7 +28,9 @@ SECONDS = 1.0
 
 
 class Session:
-    """A session in memory; each state goes through JSON, as in the ledger. Stops where a verdict closes it."""
+    """A session in memory; each state goes through JSON, as in the ledger. Stops where a verdict
+    closes it.
+    """
 
     def __init__(self, mechanism: Interactive, example: Example, source: Source) -> None:
         self.mechanism, self.table, self.source = mechanism, example.table, source
@@ -31,7 +41,9 @@ class Session:
 
     def ask(self, query: Any, answer: Answer) -> Verdict:
         """One answer; the state advances."""
-        verdict, state = self.mechanism.answer(self.params, self.table, self.state, query, answer, self.source)
+        verdict, state = self.mechanism.answer(
+            self.params, self.table, self.state, query, answer, self.source
+        )
         self.state, self.closed = stored(state), verdict.closed
         return verdict
 
@@ -40,7 +52,9 @@ class Session:
         said = []
         for query in self.queries:
             if not self.closed:
-                verdict = self.ask(query, pick(self.mechanism.data_request(self.params, query, self.table)))
+                verdict = self.ask(
+                    query, pick(self.mechanism.data_request(self.params, query, self.table))
+                )
                 said.append(json.dumps([verdict.body, verdict.closed], sort_keys=True))
         return tuple(said + ["closed"] * (len(self.queries) - len(said)))
 
@@ -63,18 +77,30 @@ def state_is_secret(mechanism: Interactive, example: Example) -> None:
             statistic = mechanism.data_request(session.params, query, example.table)
             before = copy.deepcopy(session.state)
             given = typical(statistic, example.table)
-            mechanism.answer(session.params, example.table, session.state, query, given, SystemSource())
-            require(same(before, session.state), "answer must return a new state: a crashed answer is asked again")
+            mechanism.answer(
+                session.params, example.table, session.state, query, given, SystemSource()
+            )
+            require(
+                same(before, session.state),
+                "answer must return a new state: a crashed answer is asked again",
+            )
     require(not said(), "the session printed or logged something")
-    require(same(kept, vars(mechanism)), "nothing may be kept in the mechanism: the state lives in the ledger")
+    require(
+        same(kept, vars(mechanism)),
+        "nothing may be kept in the mechanism: the state lives in the ledger",
+    )
 
 
 def answers_never_raise(mechanism: Interactive, example: Example) -> None:
-    """Rows never cause an error, verdicts survive JSON, and a closed session stays closed and unchanged."""
+    """Rows never cause an error, verdicts survive JSON, and a closed session stays closed and
+    unchanged.
+    """
     require(example.queries, "an example of an interactive mechanism needs queries")
     session = Session(mechanism, example, SystemSource())
     for query in session.queries:
-        for name, given in answers(mechanism.data_request(session.params, query, example.table), example.table).items():
+        for name, given in answers(
+            mechanism.data_request(session.params, query, example.table), example.table
+        ).items():
             was_closed, before = session.closed, session.state
             try:
                 verdict = session.ask(query, given)
@@ -85,23 +111,39 @@ def answers_never_raise(mechanism: Interactive, example: Example) -> None:
             body = json.loads(json.dumps(verdict.body, allow_nan=False))
             require(body == verdict.body, "a verdict must be equal after a JSON round trip")
             require(not was_closed or verdict.closed, "a closed session must stay closed")
-            require(not was_closed or before == session.state, "a closed session's state must not change")
+            require(
+                not was_closed or before == session.state,
+                "a closed session's state must not change",
+            )
 
 
 def randomness_is_the_source(mechanism: Interactive, example: Example) -> None:
-    """The same words give the same session, other words another one, and no other randomness is touched."""
+    """The same words give the same session, other words another one, and no other randomness is
+    touched.
+    """
 
     def run(seed: int) -> tuple[Any, ...]:
         with forbid_hidden_randomness() as touched:
             session = Session(mechanism, example, StreamSource(seed))
             first = json.dumps(session.state.data, sort_keys=True)
-            said = session.transcript(lambda statistic: neighbouring(statistic, example.table)[0][0])
-        require(not touched, f"the session used {', '.join(touched)}; take all randomness from the source")
+            said = session.transcript(
+                lambda statistic: neighbouring(statistic, example.table)[0][0]
+            )
+        require(
+            not touched,
+            f"the session used {', '.join(touched)}; take all randomness from the source",
+        )
         return first, said, json.dumps(session.state.data, sort_keys=True)
 
     first = [run(seed) for seed in range(12)]
-    require(first == [run(seed) for seed in range(12)], "the same random words must give the same session")
-    require(len(set(first)) > 1, "sessions do not change with the random words: no noise, or a fixed seed")
+    require(
+        first == [run(seed) for seed in range(12)],
+        "the same random words must give the same session",
+    )
+    require(
+        len(set(first)) > 1,
+        "sessions do not change with the random words: no noise, or a fixed seed",
+    )
 
 
 def event_covers_the_session(mechanism: Interactive, example: Example) -> None:
@@ -109,7 +151,10 @@ def event_covers_the_session(mechanism: Interactive, example: Example) -> None:
     params, event = plan(mechanism, example.table, example.params)
     session = Session(mechanism, example, SystemSource())
     session.transcript(lambda statistic: typical(statistic, example.table))
-    require(mechanism.event(params, example.table) == event, "the event changed while the session was asked")
+    require(
+        mechanism.event(params, example.table) == event,
+        "the event changed while the session was asked",
+    )
 
 
 def claim_survives_audit(mechanism: Interactive, example: Example) -> None:
@@ -118,7 +163,9 @@ def claim_survives_audit(mechanism: Interactive, example: Example) -> None:
     epsilon, delta = claim(event)
     source = SystemSource()
     params = validated(mechanism.Params, example.params)
-    first = mechanism.data_request(params, validated(mechanism.Query, example.queries[0]), example.table)
+    first = mechanism.data_request(
+        params, validated(mechanism.Query, example.queries[0]), example.table
+    )
     for number in range(len(neighbouring(first, example.table))):
 
         def sampler(side: int, number: int = number) -> Callable[[], tuple[str, ...]]:

@@ -35,7 +35,9 @@ BLOCK = "{{ data_interval_start | ds }}"
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, tiny: Tiny) -> None:
+def home(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, tiny: Tiny
+) -> None:
     """Airflow under a temporary home, and the connection that names the tiny ledger."""
     monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path_factory.mktemp("airflow")))
     connection = {"conn_type": "dpflow_ledger", "host": str(tiny.ledger)}
@@ -53,7 +55,9 @@ def dag(tiny: Tiny) -> Callable[[str], Any]:
             tiny.folder / f"d{next(NUMBERS)}.py"
         )  # the same name in the same second would be read from Python's cache
         path.write_text(
-            HEAD + 'with DAG("d", schedule=None) as dag:\n' + textwrap.indent(textwrap.dedent(body), "    ")
+            HEAD
+            + 'with DAG("d", schedule=None) as dag:\n'
+            + textwrap.indent(textwrap.dedent(body), "    ")
         )
         bag = DagBag(path, load_op_links=False)
         assert not bag.import_errors, bag.import_errors
@@ -63,7 +67,12 @@ def dag(tiny: Tiny) -> Callable[[str], Any]:
 
 
 def run(
-    dag: Any, task_id: str, *, map_index: int = -1, day: dt.datetime = DAY, pushed: dict[str, Any] | None = None
+    dag: Any,
+    task_id: str,
+    *,
+    map_index: int = -1,
+    day: dt.datetime = DAY,
+    pushed: dict[str, Any] | None = None,
 ) -> Any:
     """Execute one task of a DAG as a worker would: templates rendered, then `execute`."""
     operator = dag.get_task(task_id)
@@ -91,7 +100,9 @@ gate >> tell
 
 
 def test_a_gate_lets_a_run_through_that_fits(tiny: Tiny, dag: Any) -> None:
-    """0.9 of 1 is planned below, mapped tasks included: the releases go on, the other way is skipped."""
+    """0.9 of 1 is planned below, mapped tasks included: the releases go on, the other way is
+    skipped.
+    """
     from airflow.sdk.exceptions import DownstreamTasksSkipped
 
     made = dag(GATE)
@@ -102,27 +113,40 @@ def test_a_gate_lets_a_run_through_that_fits(tiny: Tiny, dag: Any) -> None:
 
 
 def test_a_gate_takes_the_other_way_when_the_scope_cannot_pay(tiny: Tiny, dag: Any) -> None:
-    """After 0.3 was paid elsewhere the three do not fit; on another day's block they do; nothing fails."""
+    """After 0.3 was paid elsewhere the three do not fit; on another day's block they do; nothing
+    fails.
+    """
     from airflow.sdk.exceptions import DownstreamTasksSkipped
 
-    made = dag(GATE + 'before = ReleaseOperator(task_id="before", release=wanted("z"), blocks=BLOCK)\n')
+    made = dag(
+        GATE + 'before = ReleaseOperator(task_id="before", release=wanted("z"), blocks=BLOCK)\n'
+    )
     run(made, "before")
     pushed: dict[str, Any] = {}
     with pytest.raises(DownstreamTasksSkipped) as skipped:
         run(made, "gate", pushed=pushed)
     assert list(skipped.value.tasks) == [("mapped", -1)]
-    assert pushed["return_value"]["open"] is False and "cannot pay" in pushed["return_value"]["reason"]
+    assert (
+        pushed["return_value"]["open"] is False and "cannot pay" in pushed["return_value"]["reason"]
+    )
     with pytest.raises(DownstreamTasksSkipped) as skipped:
         run(made, "gate", day=DAY + dt.timedelta(days=1))
     assert list(skipped.value.tasks) == [("tell", -1)]
 
 
 def test_a_gate_without_another_way_stops_what_is_below(tiny: Tiny, dag: Any) -> None:
-    """Open: it returns what was planned. Closed: everything directly below is skipped, and the rest follows Airflow's rules."""
+    """Open: it returns what was planned. Closed: everything directly below is skipped, and the rest
+    follows Airflow's rules.
+    """
     from airflow.sdk.exceptions import DownstreamTasksSkipped
 
     body = 'LedgerOperator(task_id="gate", action="gate") >> ReleaseOperator(task_id="t", release=wanted("a", {}), blocks=BLOCK)'
-    assert run(dag(body.format('"0.9"')), "gate") == {"open": True, "planned": 1, "to_pay": 1, "reason": ""}
+    assert run(dag(body.format('"0.9"')), "gate") == {
+        "open": True,
+        "planned": 1,
+        "to_pay": 1,
+        "reason": "",
+    }
     with pytest.raises(DownstreamTasksSkipped) as skipped:
         run(dag(body.format('"1.1"')), "gate")
     assert list(skipped.value.tasks) == [("t", -1)]
@@ -154,7 +178,9 @@ def test_a_session_below_is_counted_until_it_is_open(tiny: Tiny, dag: Any) -> No
         check >> gate >> ReleaseOperator(task_id="one", release=wanted("a"), blocks=BLOCK)
         """
     made = dag(body)
-    with pytest.raises(AirflowFailException, match="BudgetExceeded: scope 'visits'.*epsilon 1.1 is asked"):
+    with pytest.raises(
+        AirflowFailException, match="BudgetExceeded: scope 'visits'.*epsilon 1.1 is asked"
+    ):
         run(made, "check")
     run(made, "gate")
     with pytest.raises(AirflowFailException, match="epsilon 0.3 is asked, 0.2 of 1"):
@@ -203,7 +229,9 @@ def test_a_gate_that_cannot_know_does_not_guess(dag: Any, below: str, message: s
 
 
 def test_a_dag_may_grant_and_report(tiny: Tiny, dag: Any) -> None:
-    """Each run grants the same: one entry in the history. Another amount is a new promise. A bad one fails for good."""
+    """Each run grants the same: one entry in the history. Another amount is a new promise. A bad
+    one fails for good.
+    """
     from airflow.sdk.exceptions import AirflowFailException
 
     made = dag(
@@ -223,7 +251,9 @@ def test_a_dag_may_grant_and_report(tiny: Tiny, dag: Any) -> None:
     assert (row["epsilon_granted"], row["delta_left"]) == ("1", "5e-7")
     entries = [entry for entry in Ledger(tiny.ledger).history("new")]
     assert [(entry.kind, entry.principal) for entry in entries] == [("grant", "airflow:d")] * 2
-    assert run(made, "shared")["accounts"][0]["delta_left"] == "7.5e-7", "another division of delta is another grant"
+    assert run(made, "shared")["accounts"][0]["delta_left"] == "7.5e-7", (
+        "another division of delta is another grant"
+    )
     for task_id, message in (("bad", "epsilon is '-1'"), ("odd", "no action 'gift'")):
         with pytest.raises(AirflowFailException, match=message):
             run(made, task_id)
@@ -233,11 +263,15 @@ def test_a_dag_may_grant_and_report(tiny: Tiny, dag: Any) -> None:
 
 
 def test_the_form_asks_for_what_a_ledger_needs() -> None:
-    """What Airflow's UI is served: relabelled fields, the anchor as a typed extra, and a Test button."""
+    """What Airflow's UI is served: relabelled fields, the anchor as a typed extra, and a Test
+    button.
+    """
     from airflow.api_fastapi.core_api.services.ui.connections import HookMetaService
     from airflow.providers_manager import ProvidersManager
 
-    (form,) = [form for form in HookMetaService.hook_meta_data() if form.connection_type == "dpflow_ledger"]
+    (form,) = [
+        form for form in HookMetaService.hook_meta_data() if form.connection_type == "dpflow_ledger"
+    ]
     assert form.hook_name == "dpflow ledger"
     assert form.standard_fields.host.title == "PostgreSQL host, or path of the SQLite file"
     assert form.standard_fields.url_schema.title == "Database"
@@ -245,14 +279,20 @@ def test_the_form_asks_for_what_a_ledger_needs() -> None:
     assert ProvidersManager().hooks["dpflow_ledger"].connection_testable
 
 
-def test_the_test_button(tiny: Tiny, postgres: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """It opens the ledger, on both databases, and says in one sentence why it cannot; no password is repeated."""
+def test_the_test_button(
+    tiny: Tiny, postgres: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It opens the ledger, on both databases, and says in one sentence why it cannot; no password
+    is repeated.
+    """
     from sqlalchemy import make_url
 
     from dpflow.airflow.connection import LedgerHook
 
     def answers(**connection: Any) -> tuple[bool, str]:
-        monkeypatch.setenv("AIRFLOW_CONN_DPFLOW_LEDGER", json.dumps({"conn_type": "dpflow_ledger"} | connection))
+        monkeypatch.setenv(
+            "AIRFLOW_CONN_DPFLOW_LEDGER", json.dumps({"conn_type": "dpflow_ledger"} | connection)
+        )
         return LedgerHook().test_connection()
 
     assert answers(host=str(tiny.ledger)) == (True, "the ledger opens and has 1 granted scope")

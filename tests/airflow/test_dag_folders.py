@@ -31,12 +31,20 @@ VOTE: dict[str, Any] = {"epsilon": "0.01", "label": "city", "features": ["age"],
 
 
 def wanted(name: str, epsilon: str, scope: str = "visits") -> dict[str, Any]:
-    return {"name": name, "mechanism": "count", "table": "visits.yml", "scope": scope, "params": {"epsilon": epsilon}}
+    return {
+        "name": name,
+        "mechanism": "count",
+        "table": "visits.yml",
+        "scope": scope,
+        "params": {"epsilon": epsilon},
+    }
 
 
 def dag(name: str, epsilon: str, cron: str = "0 0 * * *", **changes: Any) -> str:
     """A DAG file with one release."""
-    return DAG.format(name=name, cron=cron, release=changes.get("release") or repr(wanted(f"of {name}", epsilon)))
+    return DAG.format(
+        name=name, cron=cron, release=changes.get("release") or repr(wanted(f"of {name}", epsilon))
+    )
 
 
 @pytest.fixture
@@ -49,7 +57,9 @@ def plan(
     monkeypatch.chdir(tiny.folder)
 
     def runs(place: str = ".", *words: object) -> dict[str, Any]:
-        done = CliRunner().invoke(app, ["plan", place, "--json", "--start", "2020-01-01", *map(str, words)])
+        done = CliRunner().invoke(
+            app, ["plan", place, "--json", "--start", "2020-01-01", *map(str, words)]
+        )
         if isinstance(done.exception, DpflowError):
             raise done.exception
         assert done.exit_code == 0, done.output
@@ -60,13 +70,17 @@ def plan(
 
 
 def test_dags_and_release_files_share_one_forecast(tiny: Tiny, plan: Any) -> None:
-    """Two DAGs, one in a folder below, a release file of its own, one that a DAG reads, and other YAML: all in one calendar."""
+    """Two DAGs, one in a folder below, a release file of its own, one that a DAG reads, and other
+    YAML: all in one calendar.
+    """
     (tiny.folder / "daily.py").write_text(dag("daily", "0.02"))
     (tiny.folder / "team").mkdir()
     weekly = dag("weekly", "0", "0 0 * * 1", release=repr("../release.yml"))
     (tiny.folder / "team" / "weekly.py").write_text(weekly)
     release = tiny.file(params={"epsilon": "0.3"})
-    (tiny.folder / "alone.yml").write_text(release.read_text().replace("name: visits", "name: alone"))
+    (tiny.folder / "alone.yml").write_text(
+        release.read_text().replace("name: visits", "name: alone")
+    )
     (tiny.folder / "compose.yml").write_text("services: {db: {image: postgres}}")
     seen = plan(".", "--ledger", tiny.ledger, "--every", "2w")
     assert [(task["job"], task["release"], task["epsilon"]) for task in seen["tasks"]] == [
@@ -75,13 +89,19 @@ def test_dags_and_release_files_share_one_forecast(tiny: Tiny, plan: Any) -> Non
         ("alone.yml", "alone", "0.3"),
     ]
     assert [job["runs"] for job in seen["jobs"]] == ["0 0 * * *", "0 0 * * 1", "every 14 days"]
-    # alone on 1 January; weekly on the 13th (its week began on the 6th), before alone again on the 15th; 13 x 0.02 by then
+    # alone on 1 January; weekly on the 13th (its week began on the 6th), before alone again on the
+    # 15th; 13 x 0.02 by then
     (scope,) = seen["scopes"]
-    assert (scope["exhausted"], scope["exhausted_block"]) == ("2020-01-15T00:00:00+00:00", "2020-01-01")
+    assert (scope["exhausted"], scope["exhausted_block"]) == (
+        "2020-01-15T00:00:00+00:00",
+        "2020-01-01",
+    )
 
 
 def test_every_scope_has_a_date_of_its_own(tiny: Tiny, plan: Any) -> None:
-    """Two scopes and a quota: each is exhausted when its own account is, or lasts until the forecast ends."""
+    """Two scopes and a quota: each is exhausted when its own account is, or lasts until the
+    forecast ends.
+    """
     (tiny.folder / "a.py").write_text(dag("a", "", release=repr(wanted("r", "0.1", "visits/team"))))
     (tiny.folder / "b.py").write_text(dag("b", "", release=repr(wanted("r", "0.2", "other"))))
     grants = ("--grant", "visits=1", "--grant", "visits/team=0.35", "--grant", "other=10")
@@ -93,7 +113,9 @@ def test_every_scope_has_a_date_of_its_own(tiny: Tiny, plan: Any) -> None:
 
 
 def test_every_operator_that_charges_is_counted(tiny: Tiny, plan: Any) -> None:
-    """Releases, gates, sessions, predictions; the others charge nothing. One that is forgotten here would be forgotten there."""
+    """Releases, gates, sessions, predictions; the others charge nothing. One that is forgotten here
+    would be forgotten there.
+    """
 
     def session(name: str, mechanism: str = "above_threshold", **params: Any) -> str:
         place = {"table": "visits.yml", "scope": "visits", "blocks": ["2020-01-01"]}
@@ -103,23 +125,33 @@ def test_every_operator_that_charges_is_counted(tiny: Tiny, plan: Any) -> None:
         "ReleaseOperator": f"release={wanted('a release', '0.1') | {'blocks': ['2020-01-01']}!r}",
         "ReusableHoldoutOperator": session("a gate", epsilon="0.2") + ", candidates=[]",
         "SessionOperator": session("a session", epsilon="0.3") + ", queries=[]",
-        "PrivatePredictionOperator": session("a vote", "predict_vote", **VOTE) + ", points={}, answers={}",
+        "PrivatePredictionOperator": session("a vote", "predict_vote", **VOTE)
+        + ", points={}, answers={}",
     }
-    assert set(airflow.__all__) == {*asks, "LedgerOperator", "DataContractOperator"}, "a new operator: does it charge?"
+    assert set(airflow.__all__) == {*asks, "LedgerOperator", "DataContractOperator"}, (
+        "a new operator: does it charge?"
+    )
     head = "from airflow.sdk import DAG\nfrom dpflow.airflow import *\nwith DAG('all', schedule=None):\n"
-    body = "".join(f"    {name}(task_id={name!r}, {arguments})\n" for name, arguments in asks.items())
+    body = "".join(
+        f"    {name}(task_id={name!r}, {arguments})\n" for name, arguments in asks.items()
+    )
     (tiny.folder / "d.py").write_text(head + body)
     seen = plan(".", "--grant", "visits=9")
     assert [(task["task"], task["charged"]) for task in seen["tasks"]] == [
         (name, "every run" if name == "ReleaseOperator" else "once") for name in asks
     ]
-    assert seen["scopes"][0]["round"]["epsilon"] == "0.1" and float(seen["scopes"][0]["once"]["epsilon"]) > 0.5
+    assert (
+        seen["scopes"][0]["round"]["epsilon"] == "0.1"
+        and float(seen["scopes"][0]["once"]["epsilon"]) > 0.5
+    )
 
 
 def test_neighbours_are_importable_and_ignored_files_are_not_read(tiny: Tiny, plan: Any) -> None:
     """A DAG may import a module beside it; what .airflowignore names is not read, as in Airflow."""
     (tiny.folder / "shared_terms.py").write_text(f"RELEASE = {wanted('shared', '0.25')!r}")
-    (tiny.folder / "d.py").write_text("import shared_terms\n" + dag("d", "", release="shared_terms.RELEASE"))
+    (tiny.folder / "d.py").write_text(
+        "import shared_terms\n" + dag("d", "", release="shared_terms.RELEASE")
+    )
     (tiny.folder / "old.py").write_text("raise RuntimeError('this DAG is from last year: airflow')")
     with pytest.raises(InvalidInput, match="old.py cannot be read as a DAG file: RuntimeError"):
         plan()
@@ -130,8 +162,14 @@ def test_neighbours_are_importable_and_ignored_files_are_not_read(tiny: Tiny, pl
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("from airflow.sdk import DAG\nwith DAG(", "bad.py cannot be read as a DAG file: SyntaxError"),
-        ("from airflow.sdk import DAG\nimport nowhere_at_all", "bad.py cannot be read as a DAG file: ModuleNotFound"),
+        (
+            "from airflow.sdk import DAG\nwith DAG(",
+            "bad.py cannot be read as a DAG file: SyntaxError",
+        ),
+        (
+            "from airflow.sdk import DAG\nimport nowhere_at_all",
+            "bad.py cannot be read as a DAG file: ModuleNotFound",
+        ),
         ("from airflow.sdk import DAG\nraise SystemExit(3)", "bad.py cannot be read as a DAG file"),
         (dag("good", "0.1"), "cannot be read as a DAG file: .*good"),
         (dag("bad", "nan"), "epsilon"),
@@ -139,7 +177,9 @@ def test_neighbours_are_importable_and_ignored_files_are_not_read(tiny: Tiny, pl
     ],
     ids=["syntax", "import", "exit", "the same DAG twice", "nan", "no such release file"],
 )
-def test_one_bad_file_is_named_and_nothing_is_promised(tiny: Tiny, plan: Any, text: str, message: str) -> None:
+def test_one_bad_file_is_named_and_nothing_is_promised(
+    tiny: Tiny, plan: Any, text: str, message: str
+) -> None:
     """A forecast without one of the DAGs would say that the budget lasts longer than it does."""
     (tiny.folder / "a_good.py").write_text(dag("good", "0.1"))
     (tiny.folder / "bad.py").write_text(text)
@@ -162,7 +202,9 @@ def test_a_folder_that_charges_nothing(tiny: Tiny, plan: Any, files: dict[str, s
     (tiny.folder / "sub").mkdir()
     for name, text in files.items():
         (tiny.folder / "sub" / name).write_text(text)
-    with pytest.raises(InvalidInput, match="nothing in sub charges a budget: no release file, and no DAG"):
+    with pytest.raises(
+        InvalidInput, match="nothing in sub charges a budget: no release file, and no DAG"
+    ):
         plan("sub")
 
 

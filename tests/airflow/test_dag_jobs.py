@@ -1,4 +1,6 @@
-"""DAG files are read without a scheduler or a database, and their forecast is what their operators charge."""
+"""DAG files are read without a scheduler or a database, and their forecast is what their operators
+charge.
+"""
 
 from __future__ import annotations
 
@@ -66,10 +68,14 @@ def asked(job: Job, runs: int = 1) -> list[list[tuple[str, tuple[str, ...]]]]:
 
 
 def test_the_demo_dags_cost_what_their_grants_hold() -> None:
-    """90 days, four releases of 2 in all on each day's block; the gate once. These are the demo's grants."""
+    """90 days, four releases of 2 in all on each day's block; the gate once. These are the demo's
+    grants.
+    """
     jobs, _ = read_dags(DAGS)
     first = forecast(jobs, Registry.load(), None)
-    assert [(line.job.name, line.task.name, line.plan.request.name, line.once) for line in first.lines] == [
+    assert [
+        (line.job.name, line.task.name, line.plan.request.name, line.once) for line in first.lines
+    ] == [
         ("flights_daily", "release", "flights by carrier", False),
         ("flights_daily", "release", "mean arrival delay by carrier", False),
         ("flights_daily", "release", "flights by destination", False),
@@ -78,9 +84,14 @@ def test_the_demo_dags_cost_what_their_grants_hold() -> None:
     ]
     of_day, of_gate = first.lines[0].plan.table, first.lines[-1].plan.table
     grants = {
-        "flights": Scope("flights", make_filter("basic", Fraction(2), Fraction(1, 10**6)), of_day.protected, True),
+        "flights": Scope(
+            "flights", make_filter("basic", Fraction(2), Fraction(1, 10**6)), of_day.protected, True
+        ),
         "flights_holdout": Scope(
-            "flights_holdout", make_filter("basic", Fraction(2), Fraction(0)), of_gate.protected, False
+            "flights_holdout",
+            make_filter("basic", Fraction(2), Fraction(0)),
+            of_gate.protected,
+            False,
         ),
     }
     flights, holdout = describe(forecast(jobs, Registry.load(), None, supposed=grants))["scopes"]
@@ -90,8 +101,12 @@ def test_the_demo_dags_cost_what_their_grants_hold() -> None:
     assert holdout["once"]["epsilon"] == "2" and holdout["exhausted"] is None
 
 
-def test_a_forecast_is_what_the_operators_charge(tiny: Tiny, read: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mapped and plain tasks, run for three days: the same sums, and the ledger then says that these days are paid."""
+def test_a_forecast_is_what_the_operators_charge(
+    tiny: Tiny, read: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mapped and plain tasks, run for three days: the same sums, and the ledger then says that
+    these days are paid.
+    """
     (job,) = read(
         """
         with DAG("daily", **DAILY):
@@ -100,22 +115,35 @@ def test_a_forecast_is_what_the_operators_charge(tiny: Tiny, read: Any, monkeypa
         """
     )
     monkeypatch.setenv(
-        "AIRFLOW_CONN_DPFLOW_LEDGER", json.dumps({"conn_type": "dpflow_ledger", "host": str(tiny.ledger)})
+        "AIRFLOW_CONN_DPFLOW_LEDGER",
+        json.dumps({"conn_type": "dpflow_ledger", "host": str(tiny.ledger)}),
     )
     from dpflow.airflow import ReleaseOperator
 
     ledger = Ledger(tiny.ledger)
     before = forecast([job], Registry.load(), ledger).outlooks["visits"]
-    assert (before.runs, before.block, before.refused) == (1, "2020-01-01", dt.datetime(2020, 1, 3, tzinfo=dt.UTC))
+    assert (before.runs, before.block, before.refused) == (
+        1,
+        "2020-01-01",
+        dt.datetime(2020, 1, 3, tzinfo=dt.UTC),
+    )
     (run,) = itertools.islice(job.runs(), 1)
     for task in job.tasks:
         for number, (request, blocks, _) in enumerate(task.asks(run)):
-            operator = ReleaseOperator(task_id=task.name, release=request.model_dump(mode="json"), blocks=list(blocks))
+            operator = ReleaseOperator(
+                task_id=task.name, release=request.model_dump(mode="json"), blocks=list(blocks)
+            )
             instance = {"dag_id": "daily", "task_id": task.name, "run_id": "r", "map_index": number}
             operator.execute(
-                {**run.variables, "ti": SimpleNamespace(**instance), "dag": SimpleNamespace(fileloc="/x/y.py")}
+                {
+                    **run.variables,
+                    "ti": SimpleNamespace(**instance),
+                    "dag": SimpleNamespace(fileloc="/x/y.py"),
+                }
             )
-    assert {row["block"]: row["epsilon_spent"] for row in ledger.remaining("visits").rows()} == {"2020-01-01": "0.7"}
+    assert {row["block"]: row["epsilon_spent"] for row in ledger.remaining("visits").rows()} == {
+        "2020-01-01": "0.7"
+    }
     after = forecast([job], Registry.load(), ledger).outlooks["visits"]
     assert (after.runs, after.paid, after.refused) == (1, 1, before.refused)
 
@@ -123,12 +151,18 @@ def test_a_forecast_is_what_the_operators_charge(tiny: Tiny, read: Any, monkeypa
 @pytest.mark.parametrize(
     ("schedule", "cadence", "blocks"),
     [
-        ("CronDataIntervalTimetable('0 6 * * 1', timezone='UTC')", "0 6 * * 1", ["2020-01-06", "2020-01-13"]),
+        (
+            "CronDataIntervalTimetable('0 6 * * 1', timezone='UTC')",
+            "0 6 * * 1",
+            ["2020-01-06", "2020-01-13"],
+        ),
         ("'@daily'", "0 0 * * *", ["2020-01-01", "2020-01-02"]),
         ("timedelta(days=2)", "2 days, 0:00:00", ["2020-01-01", "2020-01-03"]),
     ],
 )
-def test_runs_come_from_the_timetable(read: Any, schedule: str, cadence: str, blocks: list[str]) -> None:
+def test_runs_come_from_the_timetable(
+    read: Any, schedule: str, cadence: str, blocks: list[str]
+) -> None:
     """Dates in templates are those a real run would have."""
     (job,) = read(
         f"""
@@ -141,7 +175,9 @@ def test_runs_come_from_the_timetable(read: Any, schedule: str, cadence: str, bl
 
 
 def test_start_end_and_hand_made_runs(read: Any) -> None:
-    """An end date ends, a start can be chosen, a DAG without a timetable runs once or as often as one assumes."""
+    """An end date ends, a start can be chosen, a DAG without a timetable runs once or as often as
+    one assumes.
+    """
     ends = """
         with DAG("d", **DAILY, end_date=datetime(2020, 1, 5)):
             ReleaseOperator(task_id="t", release=wanted("a"), blocks=DAY)
@@ -156,9 +192,14 @@ def test_start_end_and_hand_made_runs(read: Any) -> None:
         """
     (job,) = read(by_hand)
     assert job.cadence == "by hand" and asked(job, 9) == [[("a for 2020-01-09", ("2020-01-09",))]]
-    (job,) = read(by_hand, every=dt.timedelta(hours=1), start=dt.datetime(2020, 1, 1, tzinfo=dt.UTC))
+    (job,) = read(
+        by_hand, every=dt.timedelta(hours=1), start=dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
+    )
     first, second = itertools.islice(job.runs(), 2)
-    assert (second.when - first.when, first.occasion) == (dt.timedelta(hours=1), "manual__2020-01-01T00:00:00+00:00")
+    assert (second.when - first.when, first.occasion) == (
+        dt.timedelta(hours=1),
+        "manual__2020-01-01T00:00:00+00:00",
+    )
 
 
 def test_occasions_are_those_of_a_real_run(tiny: Tiny, read: Any) -> None:
@@ -173,13 +214,19 @@ def test_occasions_are_those_of_a_real_run(tiny: Tiny, read: Any) -> None:
     )
     run = next(job.runs())
     real = run.variables | {
-        "ti": SimpleNamespace(dag_id="d", task_id="t", run_id="scheduled__2020-01-02T00:00:00+00:00", map_index=-1)
+        "ti": SimpleNamespace(
+            dag_id="d", task_id="t", run_id="scheduled__2020-01-02T00:00:00+00:00", map_index=-1
+        )
     }
-    assert occasion(real).name == run.occasion == "2020-01-01T00:00:00+00:00/2020-01-02T00:00:00+00:00"
+    assert (
+        occasion(real).name == run.occasion == "2020-01-01T00:00:00+00:00/2020-01-02T00:00:00+00:00"
+    )
 
 
 def test_release_files_of_a_dag_belong_to_it(tiny: Tiny, read: Any) -> None:
-    """A path in the DAG is read relative to it, and the folder's forecast does not count the file twice."""
+    """A path in the DAG is read relative to it, and the folder's forecast does not count the file
+    twice.
+    """
     tiny.file()
     (job,) = read(
         """
@@ -193,7 +240,9 @@ def test_release_files_of_a_dag_belong_to_it(tiny: Tiny, read: Any) -> None:
 
 
 def test_what_only_a_run_knows_is_said(read: Any) -> None:
-    """Mapping over another task's output: priced per instance with a note, or not priced with a note."""
+    """Mapping over another task's output: priced per instance with a note, or not priced with a
+    note.
+    """
     (job,) = read(
         """
         with DAG("d", **DAILY):
@@ -205,15 +254,25 @@ def test_what_only_a_run_knows_is_said(read: Any) -> None:
         """
     )
     notes = {task.name: task.note for task in job.tasks}
-    assert "each instance charges this" in notes["days"] and "not priced" in notes["all"] and not notes["both"]
-    assert asked(job) == [[("a", ("some block of scheduled__2020-01-02T00:00:00+00:00",)), ("b", ("2020-01-01",))]]
+    assert (
+        "each instance charges this" in notes["days"]
+        and "not priced" in notes["all"]
+        and not notes["both"]
+    )
+    assert asked(job) == [
+        [("a", ("some block of scheduled__2020-01-02T00:00:00+00:00",)), ("b", ("2020-01-01",))]
+    ]
     assert len(describe(forecast([job], Registry.load(), None))["notes"]) == 2
 
 
 @pytest.mark.parametrize(
     ("body", "kind", "message"),
     [
-        ("import nowhere_at_all", InvalidInput, "cannot be read as a DAG file: ModuleNotFoundError"),
+        (
+            "import nowhere_at_all",
+            InvalidInput,
+            "cannot be read as a DAG file: ModuleNotFoundError",
+        ),
         (
             'with DAG("d", **DAILY): ReleaseOperator(task_id="t", release=wanted("{{ var.value.x }}"))',
             PlanRefused,
@@ -231,7 +290,9 @@ def test_what_only_a_run_knows_is_said(read: Any) -> None:
         ),
     ],
 )
-def test_bad_dag_files_get_one_sentence(tiny: Tiny, read: Any, body: str, kind: type[Exception], message: str) -> None:
+def test_bad_dag_files_get_one_sentence(
+    tiny: Tiny, read: Any, body: str, kind: type[Exception], message: str
+) -> None:
     """What is wrong is named; a template that would fail in a real run fails here."""
     with pytest.raises(kind, match=message):
         forecast(read(body), Registry.load(), Ledger(tiny.ledger))
@@ -244,13 +305,25 @@ def test_no_airflow_home_is_made(tiny: Tiny) -> None:
     import sys
 
     (tiny.folder / "d.py").write_text(
-        HEAD + 'with DAG("d", **DAILY): ReleaseOperator(task_id="t", release=wanted("a"), blocks=DAY)'
+        HEAD
+        + 'with DAG("d", **DAILY): ReleaseOperator(task_id="t", release=wanted("a"), blocks=DAY)'
     )
     empty = tiny.folder / "home"
     empty.mkdir()
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("AIRFLOW")} | {"HOME": str(empty)}
-    command = [str(Path(sys.executable).with_name("dpflow")), "plan", "d.py", "--grant", "visits=1", "--json"]
-    done = subprocess.run(command, cwd=tiny.folder, env=environment, capture_output=True, text=True, check=False)
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("AIRFLOW")} | {
+        "HOME": str(empty)
+    }
+    command = [
+        str(Path(sys.executable).with_name("dpflow")),
+        "plan",
+        "d.py",
+        "--grant",
+        "visits=1",
+        "--json",
+    ]
+    done = subprocess.run(
+        command, cwd=tiny.folder, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["scopes"][0]["round"]["epsilon"] == "0.1"
     assert not (empty / "airflow").exists()
@@ -266,7 +339,9 @@ def test_equal_releases_of_one_task_are_one(tiny: Tiny, read: Any) -> None:
             ReleaseOperator(task_id="v", release=wanted("a"), blocks=DAY, ordinal=1)
         """
     )
-    seen = forecast([job], Registry.load(), Ledger(tiny.ledger), until=dt.datetime(2020, 1, 2, tzinfo=dt.UTC))
+    seen = forecast(
+        [job], Registry.load(), Ledger(tiny.ledger), until=dt.datetime(2020, 1, 2, tzinfo=dt.UTC)
+    )
     assert [(line.task.name, line.plan.request.name, line.also) for line in seen.lines] == [
         ("t", "a", ("b",)), ("t", "c", ()), ("u", "a", ()), ("v", "a", ())
     ]  # fmt: skip

@@ -1,4 +1,6 @@
-"""One row of docs/exactly-once.md per test: what Airflow may do to a task instance, and what it costs."""
+"""One row of docs/exactly-once.md per test: what Airflow may do to a task instance, and what it
+costs.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ PAGE = (Path(__file__).parents[2] / "docs" / "exactly-once.md").read_text()
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, tiny: Tiny) -> None:
+def home(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, tiny: Tiny
+) -> None:
     """Airflow under a temporary home, and the connection that names the tiny ledger."""
     monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path_factory.mktemp("airflow")))
     connection = {"conn_type": "dpflow_ledger", "host": str(tiny.ledger)}
@@ -43,18 +47,33 @@ def context(
     **instance: Any,
 ) -> dict[str, Any]:
     """What a task sees, as measured on Airflow 3.3: no logical date, no dates."""
-    given = {"dag_id": "d", "task_id": "t", "run_id": "scheduled__1", "map_index": -1, "try_number": 1, "id": "a"}
+    given = {
+        "dag_id": "d",
+        "task_id": "t",
+        "run_id": "scheduled__1",
+        "map_index": -1,
+        "try_number": 1,
+        "id": "a",
+    }
     found: dict[str, Any] = {
         "ti": SimpleNamespace(**(given | instance)),
-        "dag_run": SimpleNamespace(partition_key=partition, run_type=run_type, clear_number=clear_number),
+        "dag_run": SimpleNamespace(
+            partition_key=partition, run_type=run_type, clear_number=clear_number
+        ),
         "dag": SimpleNamespace(fileloc=str(tiny.folder / "dag.py")),
     }
     if dates is not None:
-        found |= {"logical_date": dates[0], "data_interval_start": dates[0], "data_interval_end": dates[1]}
+        found |= {
+            "logical_date": dates[0],
+            "data_interval_start": dates[0],
+            "data_interval_end": dates[1],
+        }
     return found
 
 
-def pay(context: dict[str, Any], epsilon: str = "0.1", name: str = "visits", **options: Any) -> dict[str, Any]:
+def pay(
+    context: dict[str, Any], epsilon: str = "0.1", name: str = "visits", **options: Any
+) -> dict[str, Any]:
     """Execute a release operator in that context."""
     from dpflow.airflow import ReleaseOperator
 
@@ -76,16 +95,24 @@ def spent(tiny: Tiny) -> str:
         pytest.param({"try_number": 2, "id": "b"}, id="retry"),
         pytest.param({"try_number": 3, "id": "c", "clear_number": 1}, id="clear"),
         pytest.param(
-            {"try_number": 2, "id": "b", "clear_number": 1, "run_type": "backfill"}, id="backfill-reprocesses"
+            {"try_number": 2, "id": "b", "clear_number": 1, "run_type": "backfill"},
+            id="backfill-reprocesses",
         ),
-        pytest.param({"run_id": "backfill__2020-01-01", "run_type": "backfill"}, id="backfill-of-a-deleted-run"),
-        pytest.param({"run_id": "manual__7", "run_type": "manual"}, id="manual-run-of-the-same-interval"),
+        pytest.param(
+            {"run_id": "backfill__2020-01-01", "run_type": "backfill"},
+            id="backfill-of-a-deleted-run",
+        ),
+        pytest.param(
+            {"run_id": "manual__7", "run_type": "manual"}, id="manual-run-of-the-same-interval"
+        ),
         pytest.param({"id": "z"}, id="deleted-and-triggered-again-under-the-same-run-id"),
         pytest.param({"map_index": 4}, id="another-map-index"),
     ],
 )
 def test_the_same_interval_is_the_same_release(tiny: Tiny, again: dict[str, Any]) -> None:
-    """Whatever Airflow changes, what is released is the interval: the stored result, no charge, no noise."""
+    """Whatever Airflow changes, what is released is the interval: the stored result, no charge, no
+    noise.
+    """
     first = pay(context(tiny))
     second = pay(context(tiny, **again))
     assert (first["replayed"], second["replayed"]) == (False, True)
@@ -111,10 +138,14 @@ def test_the_same_interval_is_the_same_release(tiny: Tiny, again: dict[str, Any]
         pytest.param({}, {"task_id": "u"}, False, id="another-task"),
     ],
 )  # fmt: skip
-def test_what_names_an_occasion(tiny: Tiny, one: dict[str, Any], other: dict[str, Any], same: bool) -> None:
-    """The interval, else the logical date, else the partition, else the run id; with the DAG and the task.
+def test_what_names_an_occasion(
+    tiny: Tiny, one: dict[str, Any], other: dict[str, Any], same: bool
+) -> None:
+    """The interval, else the logical date, else the partition, else the run id; with the DAG and
+    the task.
 
-    What a run of the same id without dates repeats is that run: a deleted run triggered again under its run_id is free.
+    What a run of the same id without dates repeats is that run: a deleted run triggered again under
+    its run_id is free.
     """
     first, second = pay(context(tiny, **one)), pay(context(tiny, **other))
     assert second["replayed"] == same == (first["release_id"] == second["release_id"])
@@ -123,17 +154,24 @@ def test_what_names_an_occasion(tiny: Tiny, one: dict[str, Any], other: dict[str
 
 def test_mapped_tasks_pay_for_what_differs(tiny: Tiny) -> None:
     """Three instances, two different releases: two charges. The ordinal tells equal ones apart."""
-    receipts = [pay(context(tiny, map_index=n), epsilon) for n, epsilon in enumerate(("0.1", "0.2", "0.1"))]
+    receipts = [
+        pay(context(tiny, map_index=n), epsilon) for n, epsilon in enumerate(("0.1", "0.2", "0.1"))
+    ]
     assert [r["replayed"] for r in receipts] == [False, False, True] and spent(tiny) == "0.3"
     assert not pay(context(tiny, map_index=3), "0.1", ordinal=1)["replayed"]
 
 
 def test_mapped_inputs_in_another_order(tiny: Tiny) -> None:
-    """After a clear the inputs come reordered: everybody finds what was paid; one more input pays once, not more."""
+    """After a clear the inputs come reordered: everybody finds what was paid; one more input pays
+    once, not more.
+    """
     wanted = ["0.1", "0.2", "0.3"]
     for number, epsilon in enumerate(wanted):
         pay(context(tiny, map_index=number), epsilon)
-    again = [pay(context(tiny, map_index=n, clear_number=1), epsilon) for n, epsilon in enumerate(reversed(wanted))]
+    again = [
+        pay(context(tiny, map_index=n, clear_number=1), epsilon)
+        for n, epsilon in enumerate(reversed(wanted))
+    ]
     assert all(r["replayed"] for r in again) and spent(tiny) == "0.6"
 
 
@@ -167,16 +205,22 @@ def test_a_name_is_no_identity(tiny: Tiny) -> None:
 
 
 def test_a_new_mechanism_version(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within its run a release keeps what it paid for; the next run's release is one of the new version, and pays."""
+    """Within its run a release keeps what it paid for; the next run's release is one of the new
+    version, and pays.
+    """
     first = pay(context(tiny))
     monkeypatch.setattr(Count, "version", Count.version + 1)
     assert pay(context(tiny, try_number=2, clear_number=1))["release_id"] == first["release_id"]
-    assert not pay(context(tiny, dates=(NEXT, NEXT + dt.timedelta(days=1)), run_id="scheduled__2"))["replayed"]
+    assert not pay(context(tiny, dates=(NEXT, NEXT + dt.timedelta(days=1)), run_id="scheduled__2"))[
+        "replayed"
+    ]
     assert spent(tiny) == "0.2"
 
 
 def test_an_orphan_beside_its_retry(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The supervisor dies, the task body goes on, and Airflow starts a retry: one charge, one result, whoever is first."""
+    """The supervisor dies, the task body goes on, and Airflow starts a retry: one charge, one
+    result, whoever is first.
+    """
     reading, go_on = threading.Event(), threading.Event()
     answer, first = PrivateTable.answer, threading.Lock()
 
@@ -201,7 +245,9 @@ def test_an_orphan_beside_its_retry(tiny: Tiny, monkeypatch: pytest.MonkeyPatch)
 def test_zombies_and_retries_at_once(tiny: Tiny) -> None:
     """Eight tries at the same moment: one charge, one release, one result for all."""
     with ThreadPoolExecutor(8) as pool:
-        receipts = list(pool.map(lambda n: pay(context(tiny, try_number=n, id=str(n))), range(1, 9)))
+        receipts = list(
+            pool.map(lambda n: pay(context(tiny, try_number=n, id=str(n))), range(1, 9))
+        )
     assert len({r["release_id"] for r in receipts}) == 1 and spent(tiny) == "0.1"
     assert [e.kind for e in Ledger(tiny.ledger).history()].count("settle") == 1
 
@@ -248,6 +294,8 @@ def test_the_page_names_tests_that_exist() -> None:
         "engine/releases/test_crashes",
         "airflow/test_real_runs",
     )
-    sources = Path(__file__).read_text() + "".join((tests / f"{room}.py").read_text() for room in rooms)
+    sources = Path(__file__).read_text() + "".join(
+        (tests / f"{room}.py").read_text() for room in rooms
+    )
     assert len(named) > 12
     assert not [name for name in named if f"def {name}(" not in sources]

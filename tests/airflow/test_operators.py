@@ -19,7 +19,9 @@ DAY = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, tiny: Tiny) -> None:
+def home(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, tiny: Tiny
+) -> None:
     """Airflow under a temporary home, and the connection that names the tiny ledger."""
     monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path_factory.mktemp("airflow")))
     connection = {"conn_type": "dpflow_ledger", "host": str(tiny.ledger)}
@@ -28,7 +30,13 @@ def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
 
 def context(tiny: Tiny, **changes: Any) -> dict[str, Any]:
     """What a task sees; ``changes`` override the task instance."""
-    instance = {"dag_id": "d", "task_id": "t", "run_id": "scheduled__1", "map_index": -1, "try_number": 1} | changes
+    instance = {
+        "dag_id": "d",
+        "task_id": "t",
+        "run_id": "scheduled__1",
+        "map_index": -1,
+        "try_number": 1,
+    } | changes
     return {
         "ti": SimpleNamespace(**instance),
         "dag_run": SimpleNamespace(partition_key=None),
@@ -52,13 +60,19 @@ def wanted(**changes: Any) -> dict[str, Any]:
 
 
 def test_a_retry_or_cleared_task_replays(tiny: Tiny) -> None:
-    """Other try, map index, run id or run type: the same interval is the same release; the receipt has no result."""
+    """Other try, map index, run id or run type: the same interval is the same release; the receipt
+    has no result.
+    """
     from dpflow.airflow import ReleaseOperator
 
     operator = ReleaseOperator(task_id="t", release=wanted())
     first = operator.execute(context(tiny))
     again = operator.execute(context(tiny, try_number=3, map_index=2, run_id="backfill__1"))
-    assert (first["replayed"], again["replayed"], again["release_id"]) == (False, True, first["release_id"])
+    assert (first["replayed"], again["replayed"], again["release_id"]) == (
+        False,
+        True,
+        first["release_id"],
+    )
     assert set(first) == {
         "release_id", "name", "mechanism", "scope", "blocks", "epsilon", "delta", "protects", "replayed", "rows", "published"
     }  # fmt: skip
@@ -90,12 +104,18 @@ def test_a_run_that_does_not_fit_is_stopped_before_it_reads(tiny: Tiny) -> None:
     for number, plan in enumerate(plans):
         ReleaseOperator(task_id="t", release=plan).execute(context(tiny, map_index=number))
     assert check.execute(context(tiny, task_id="b")) == {"planned": 2, "to_pay": 0}
-    with pytest.raises(AirflowFailException, match="BudgetExceeded: scope 'visits', block '2020-01-01' cannot pay"):
-        LedgerOperator(task_id="b", releases=[wanted(params={"epsilon": "0.1"})]).execute(context(tiny))
+    with pytest.raises(
+        AirflowFailException, match="BudgetExceeded: scope 'visits', block '2020-01-01' cannot pay"
+    ):
+        LedgerOperator(task_id="b", releases=[wanted(params={"epsilon": "0.1"})]).execute(
+            context(tiny)
+        )
 
 
 def test_bounds_come_from_an_upstream_task(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A check before the search supposes bounds; without the search the task fails for good; after it, it clamps to what was found."""
+    """A check before the search supposes bounds; without the search the task fails for good; after
+    it, it clamps to what was found.
+    """
     from airflow.sdk.exceptions import AirflowFailException
 
     from dpflow.airflow import LedgerOperator, ReleaseOperator
@@ -106,7 +126,9 @@ def test_bounds_come_from_an_upstream_task(tiny: Tiny, monkeypatch: pytest.Monke
         "CREATE TABLE visits AS SELECT i AS person, DATE '2020-01-01' AS day, 20 + i % 50 AS age FROM range(999) t(i)"
     )
     search = wanted(name="look", mechanism="bounds", params={"column": "age", "epsilon": "0.5"})
-    total = wanted(name="total", mechanism="sum", bounds="look", params={"column": "age", "epsilon": "0.25"})
+    total = wanted(
+        name="total", mechanism="sum", bounds="look", params={"column": "age", "epsilon": "0.25"}
+    )
     check = LedgerOperator(task_id="c", action="check", releases=[search, total])
     assert check.execute(context(tiny)) == {"planned": 2, "to_pay": 2}
     below = ReleaseOperator(task_id="total", release=total)
@@ -115,7 +137,10 @@ def test_bounds_come_from_an_upstream_task(tiny: Tiny, monkeypatch: pytest.Monke
     ReleaseOperator(task_id="look", release=search).execute(context(tiny, task_id="look"))
     assert check.execute(context(tiny)) == {"planned": 2, "to_pay": 1}
     receipt = below.execute(context(tiny, task_id="total"))
-    assert receipt["epsilon"] == "0.25" and below.execute(context(tiny, task_id="total", try_number=2))["replayed"]
+    assert (
+        receipt["epsilon"] == "0.25"
+        and below.execute(context(tiny, task_id="total", try_number=2))["replayed"]
+    )
 
 
 def test_a_violated_contract_stops_the_run_and_is_recorded(tiny: Tiny) -> None:
@@ -164,17 +189,32 @@ def test_only_what_a_retry_can_help_is_retried() -> None:
 
 
 def test_a_gate_branches_the_run(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the verdicts only the tasks of that word run; a retry takes the same branch; a used-up gate takes the third."""
+    """After the verdicts only the tasks of that word run; a retry takes the same branch; a used-up
+    gate takes the third.
+    """
     from airflow.sdk.bases.skipmixin import SkipMixin
 
     from dpflow.airflow import ReusableHoldoutOperator
     from dpflow.core.contract.declaration import load_table
 
-    tiny.fill("CREATE TABLE visits AS SELECT 'p' || i AS person, i % 7 AS age FROM range(4000) t(i)")
+    tiny.fill(
+        "CREATE TABLE visits AS SELECT 'p' || i AS person, i % 7 AS age FROM range(4000) t(i)"
+    )
     columns = {"age": {"lower": 0, "upper": 120}}
-    table = tiny.declare(protects="unit", limits={"rows": 1}, columns=columns, block=None, holdout=True)
-    Ledger(tiny.ledger).grant("gate", 4, 0, filter="basic", table=load_table(table), principal="owner")
-    params = {"groups": 400, "queries": 20, "failures": 1, "rho": "0.24", "alpha": "0.2", "epsilon": "4"}
+    table = tiny.declare(
+        protects="unit", limits={"rows": 1}, columns=columns, block=None, holdout=True
+    )
+    Ledger(tiny.ledger).grant(
+        "gate", 4, 0, filter="basic", table=load_table(table), principal="owner"
+    )
+    params = {
+        "groups": 400,
+        "queries": 20,
+        "failures": 1,
+        "rho": "0.24",
+        "alpha": "0.2",
+        "epsilon": "4",
+    }
     session = {
         "name": "gate",
         "mechanism": "reusable_holdout",
@@ -183,7 +223,9 @@ def test_a_gate_branches_the_run(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) ->
         "params": params,
     }
     kept: list[list[str]] = []
-    monkeypatch.setattr(SkipMixin, "skip_all_except", lambda self, ti, ids: kept.append(list(ids or [])))
+    monkeypatch.setattr(
+        SkipMixin, "skip_all_except", lambda self, ti, ids: kept.append(list(ids or []))
+    )
     pushed: list[Any] = []
     instance = {
         "task": SimpleNamespace(dag=SimpleNamespace(task_group_dict={})),
@@ -211,4 +253,6 @@ def test_a_gate_branches_the_run(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) ->
     assert run("41") == ["exhausted"] and run("40", "41", "2.9") == ["no", "exhausted", "yes"]
     assert kept == [["promote"], ["tell", "retrain"], ["tell", "retrain"], ["alert"], ["promote"]]
     with pytest.raises(ValueError, match="branches are for yes, no and exhausted"):
-        ReusableHoldoutOperator(task_id="g", session=session, candidates=[], branches={"maybe": "x"})
+        ReusableHoldoutOperator(
+            task_id="g", session=session, candidates=[], branches={"maybe": "x"}
+        )

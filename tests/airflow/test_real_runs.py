@@ -1,4 +1,6 @@
-"""The same through Airflow's own task runner (`dag.test()` on a throw-away database), in a process of its own."""
+"""The same through Airflow's own task runner (`dag.test()` on a throw-away database), in a process
+of its own.
+"""
 
 from __future__ import annotations
 
@@ -78,38 +80,66 @@ def ran(tiny: Tiny, dag_file: str, runs: str, **more: str) -> list[dict[str, Any
     """What the runs of a DAG ended as."""
     (tiny.folder / "d.py").write_text(dag_file)
     home = tiny.folder / "airflow"
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("AIRFLOW", "DPFLOW"))} | {
+    environment = {
+        k: v for k, v in os.environ.items() if not k.startswith(("AIRFLOW", "DPFLOW"))
+    } | {
         "AIRFLOW_HOME": str(home),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
         "AIRFLOW__CORE__DAGS_FOLDER": str(home),
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home / 'airflow.db'}",
-        "AIRFLOW_CONN_DPFLOW_LEDGER": json.dumps({"conn_type": "dpflow_ledger", "host": str(tiny.ledger)}),
+        "AIRFLOW_CONN_DPFLOW_LEDGER": json.dumps(
+            {"conn_type": "dpflow_ledger", "host": str(tiny.ledger)}
+        ),
         "NO_PROXY": "*",
         **more,
     }
     home.mkdir()
-    for command in (["-m", "airflow", "db", "migrate"], ["-c", START + runs + END, str(tiny.folder)]):
-        done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, check=False)
+    for command in (
+        ["-m", "airflow", "db", "migrate"],
+        ["-c", START + runs + END, str(tiny.folder)],
+    ):
+        done = subprocess.run(
+            [sys.executable, *command], env=environment, capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     found: list[dict[str, Any]] = json.loads((tiny.folder / "seen.json").read_text())
     return found
 
 
 def test_airflow_itself_pays_once(tiny: Tiny) -> None:
-    """Retried after a draw, cleared, deleted and run again: one charge per release and interval; a gate that really skips."""
+    """Retried after a draw, cleared, deleted and run again: one charge per release and interval; a
+    gate that really skips.
+    """
     from dpflow.core.contract.declaration import load_table
 
     poor = Ledger(tiny.folder / "poor.sqlite", create=True)
-    poor.grant("visits", "0.5", 0, filter="basic", table=load_table(tiny.folder / "visits.yml"), principal="owner")
+    poor.grant(
+        "visits",
+        "0.5",
+        0,
+        filter="basic",
+        table=load_table(tiny.folder / "visits.yml"),
+        principal="owner",
+    )
     seen = ran(tiny, DAG_FILE, RUNS, DPFLOW_FAULT=f"draw.after:fail:{tiny.folder / 'fired'}")
-    states = [{(task, index): (state, tries) for task, index, state, tries in run["tasks"]} for run in seen]
+    states = [
+        {(task, index): (state, tries) for task, index, state, tries in run["tasks"]}
+        for run in seen
+    ]
     assert (tiny.folder / "fired").exists() and max(tries for _, tries in states[0].values()) == 2
     for number in range(4):
-        assert states[number]["release", 0][0] == states[number]["release", 1][0] == "success", seen[number]
+        assert states[number]["release", 0][0] == states[number]["release", 1][0] == "success", (
+            seen[number]
+        )
         assert states[number]["tell", -1][0] == "skipped"
     for number in (4, 5):
-        assert (states[number]["tell", -1][0], states[number]["gate", -1][0]) == ("success", "success"), seen[number]
-        assert {state for (task, _), (state, _) in states[number].items() if task == "release"} == {"skipped"}
+        assert (states[number]["tell", -1][0], states[number]["gate", -1][0]) == (
+            "success",
+            "success",
+        ), seen[number]
+        assert {state for (task, _), (state, _) in states[number].items() if task == "release"} == {
+            "skipped"
+        }
     ledger = Ledger(tiny.ledger)
     assert {row["block"]: row["epsilon_spent"] for row in ledger.remaining("visits").rows()} == {
         "2020-01-01": "0.6",
@@ -121,16 +151,26 @@ def test_airflow_itself_pays_once(tiny: Tiny) -> None:
 
 
 def test_a_search_upstream_gives_the_next_task_its_bounds(tiny: Tiny) -> None:
-    """The DAG of docs/mechanisms.md: each run clamps to what its own search found, and run again costs nothing."""
+    """The DAG of docs/mechanisms.md: each run clamps to what its own search found, and run again
+    costs nothing.
+    """
     page = (Path(__file__).parents[2] / "docs" / "mechanisms.md").read_text()
-    (text,) = (block for block in page.split("```") if block.startswith("python") and "searched >>" in block)
+    (text,) = (
+        block
+        for block in page.split("```")
+        if block.startswith("python") and "searched >>" in block
+    )
     sure = "from dpflow.mechanisms import bounds\nbounds.FAILURE = 1e-12  # no empty bin is taken\n"
     tiny.fill(
         "CREATE TABLE visits AS SELECT 'p' || i AS person, DATE '2020-01-01' + CAST(i % 2 AS INTEGER) AS day, "
         "CASE WHEN i % 2 = 0 THEN 20 + i % 40 ELSE 1200 + i % 700 END AS age FROM range(8000) t(i)"
     )
     tiny.declare(columns={"age": {}})
-    seen = ran(tiny, sure + text.removeprefix("python\n").replace('"ages",', '"d",'), "run(2)\nrun(3)\nrun(2)")
+    seen = ran(
+        tiny,
+        sure + text.removeprefix("python\n").replace('"ages",', '"d",'),
+        "run(2)\nrun(3)\nrun(2)",
+    )
     assert [run["state"] for run in seen] == ["success"] * 3, seen
     ledger = Ledger(tiny.ledger)
     assert {row["epsilon_spent"] for row in ledger.remaining("visits").rows()} == {"0.6"}
@@ -159,25 +199,36 @@ def write_down(folder, run, submitted, verdicts):
 
 
 def test_a_gates_verdicts_branch_the_example_dag(tiny: Tiny) -> None:
-    """Yes, no and exhausted each run their tasks of `flights_model` and skip the others; run again, the same way and for nothing."""
+    """Yes, no and exhausted each run their tasks of `flights_model` and skip the others; run again,
+    the same way and for nothing.
+    """
     from dpflow.core.contract.declaration import load_table
 
     dags, tables = Path(__file__).parents[2] / "dags", tiny.folder / "tables"
     tables.mkdir()
     for name in ("flights_training", "flights_holdout"):
-        declared = yaml.safe_load((dags / "tables" / f"{name}.yml").read_text()) | {"database": "../visits.duckdb"}
+        declared = yaml.safe_load((dags / "tables" / f"{name}.yml").read_text()) | {
+            "database": "../visits.duckdb"
+        }
         declared["columns"] = {"hour": declared["columns"]["hour"]}
         (tables / f"{name}.yml").write_text(yaml.safe_dump(declared))
     rows = "SELECT 'p' || i AS tailnum, i % 24 AS hour FROM range(4000) t(i)"
     tiny.fill(f"CREATE TABLE flights_holdout AS {rows}; CREATE TABLE flights_training AS {rows}")
     holdout = load_table(tables / "flights_holdout.yml")
-    Ledger(tiny.ledger).grant("flights_holdout", 2, 0, filter="basic", table=holdout, principal="owner")
+    Ledger(tiny.ledger).grant(
+        "flights_holdout", 2, 0, filter="basic", table=holdout, principal="owner"
+    )
     (tiny.folder / "analyst.py").write_text(ANALYST)
     text = (dags / "flights_model.py").read_text().replace('"flights_model",', '"d",')
     submitted = (("good", 2), ("bad", 3), ("late", 4), ("good", 2))
     runs = [f"(folder / 'kind').write_text('{kind}'); run({day})" for kind, day in submitted]
-    seen = ran(tiny, text, "\n".join(runs), AIRFLOW_VAR_MLFLOW_URI=f"sqlite:///{tiny.folder / 'mlflow.db'}")
-    taken = [{task for task, _, state, _ in run["tasks"] if state == "success"} - {"train", "gate"} for run in seen]
+    seen = ran(
+        tiny, text, "\n".join(runs), AIRFLOW_VAR_MLFLOW_URI=f"sqlite:///{tiny.folder / 'mlflow.db'}"
+    )
+    taken = [
+        {task for task, _, state, _ in run["tasks"] if state == "success"} - {"train", "gate"}
+        for run in seen
+    ]
     expected: list[set[str]] = [{"deploy"}, {"rethink"}, {"collect_fresh_data"}, {"deploy"}]
     assert taken == [branch | {"note"} for branch in expected], seen
     assert len(Ledger(tiny.ledger).releases()) == 1 and Ledger(tiny.ledger).verify().ok

@@ -1,4 +1,6 @@
-"""`dpflow ask`, `SessionOperator` and Python open the same session: one charge, stored answers, what is left."""
+"""`dpflow ask`, `SessionOperator` and Python open the same session: one charge, stored answers,
+what is left.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ def run(tiny: Tiny, *words: str) -> dict[str, Any]:
 def test_three_doors_one_session(
     tiny: Tiny, file: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: Any
 ) -> None:
-    """Words, a file of queries, Python and the operator: the same question has one answer and one price."""
+    """Words, a file of queries, Python and the operator: the same question has one answer and one
+    price.
+    """
     word = "range={kind: grid, lower: 0, upper: 100, step: '0.1'}"
     first = run(tiny, str(file), "estimator=column_mean", "columns=[age]", word)
     assert first["answers"][0]["value"] == pytest.approx(50, abs=4)
@@ -69,13 +73,16 @@ def test_three_doors_one_session(
     assert second["answers"][0] == first["answers"][0] and second["session"] == first["session"]
     assert second["answers"][1]["value"] == pytest.approx(29, abs=4)
 
-    planned = plan("stable_median", tiny.folder / "visits.yml", name="ages", scope="ages", **SESSION["params"])
+    planned = plan(
+        "stable_median", tiny.folder / "visits.yml", name="ages", scope="ages", **SESSION["params"]
+    )
     session = Session.open(planned, Ledger(tiny.ledger), Registry.load())
     assert session.ask("column_mean", columns=["age"], range=GRID) == first["answers"][0]
 
     monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path_factory.mktemp("airflow")))
     monkeypatch.setenv(
-        "AIRFLOW_CONN_DPFLOW_LEDGER", json.dumps({"conn_type": "dpflow_ledger", "host": str(tiny.ledger)})
+        "AIRFLOW_CONN_DPFLOW_LEDGER",
+        json.dumps({"conn_type": "dpflow_ledger", "host": str(tiny.ledger)}),
     )
     from dpflow.airflow import SessionOperator
 
@@ -90,9 +97,16 @@ def test_three_doors_one_session(
 
 
 def test_a_session_says_when_it_can_prove_nothing(tiny: Tiny, file: Path) -> None:
-    """Few groups are heuristic; require: proven refuses them before anything is charged, with the number needed."""
-    assert run(tiny, str(file), "estimator=column_mean", "columns=[age]")["answers"][0]["guarantee"] == "heuristic"
-    file.write_text(yaml.safe_dump(SESSION | {"name": "p", "params": SESSION["params"] | {"require": "proven"}}))
+    """Few groups are heuristic; require: proven refuses them before anything is charged, with the
+    number needed.
+    """
+    assert (
+        run(tiny, str(file), "estimator=column_mean", "columns=[age]")["answers"][0]["guarantee"]
+        == "heuristic"
+    )
+    file.write_text(
+        yaml.safe_dump(SESSION | {"name": "p", "params": SESSION["params"] | {"require": "proven"}})
+    )
     with pytest.raises(InvalidInput, match=r"at least \d+ groups .* split the data into 63 groups"):
         run(tiny, str(file), "estimator=column_mean", "columns=[age]")
 
@@ -108,12 +122,24 @@ def test_mistakes_are_sentences(tiny: Tiny, file: Path) -> None:
 
 def test_a_proof_begins_with_unseen_rows(tiny: Tiny, file: Path) -> None:
     """A second session on the same data is never called proven."""
-    proven = SESSION["params"] | {"groups": 5000, "queries": 1, "interval": "simple", "beta": "1/2", "range_size": 2}
+    proven = SESSION["params"] | {
+        "groups": 5000,
+        "queries": 1,
+        "interval": "simple",
+        "beta": "1/2",
+        "range_size": 2,
+    }
     proven |= {"epsilon": "0.03"}
     given = {"name": "one", "scope": "ages", **proven}
-    query = {"estimator": "column_mean", "columns": ["age"], "range": {"kind": "set", "values": [0, 100]}}
+    query = {
+        "estimator": "column_mean",
+        "columns": ["age"],
+        "range": {"kind": "set", "values": [0, 100]},
+    }
     first = Session.open(
-        plan("stable_median", tiny.folder / "visits.yml", **given), Ledger(tiny.ledger), Registry.load()
+        plan("stable_median", tiny.folder / "visits.yml", **given),
+        Ledger(tiny.ledger),
+        Registry.load(),
     )
     answer = first.ask(query)
     assert answer["guarantee"] == "proven", answer

@@ -58,7 +58,11 @@ def test_lists_and_answers(tmp_path: Path) -> None:
     assert json.loads(run("--json"))[0]["inputs"] == ["epsilon", "sizes?"]
     assert "only an example" in run("noise", "epsilon=0.5")
     found = json.loads(run("noise", "epsilon=0.5", "sizes=[1, 2]", "--json"))
-    assert found == {"columns": ["rows", "share"], "rows": [[1, 2.0], [2, 1.0]], "notes": ["only an example"]}
+    assert found == {
+        "columns": ["rows", "share"],
+        "rows": [[1, 2.0], [2, 1.0]],
+        "notes": ["only an example"],
+    }
     run("noise", "epsilon=1", "--plot", str(tmp_path / "noise.png"))
     assert (tmp_path / "noise.png").read_bytes().startswith(b"\x89PNG")
 
@@ -88,11 +92,17 @@ def test_samples_is_the_planner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_many_curves_are_a_line_each() -> None:
-    """A sheet with more curves than a screen is wide is printed with one method a line, so that no number is broken in two."""
+    """A sheet with more curves than a screen is wide is printed with one method a line, so that no
+    number is broken in two.
+    """
     from dpflow.cli.calculate import MANY, _table
     from dpflow.core.contract.calculator import Sheet
 
-    wide = Sheet(("x", *(f"method {i}" for i in range(MANY))), ((10, *range(MANY)), (100, *range(MANY))), x="x")
+    wide = Sheet(
+        ("x", *(f"method {i}" for i in range(MANY))),
+        ((10, *range(MANY)), (100, *range(MANY))),
+        x="x",
+    )
     columns, rows = _table(wide)
     assert columns == ("x", "10", "100") and rows[1] == ("method 1", 1, 1) and len(rows) == MANY
     assert _table(Sheet(("x", "y"), ((1, 2),), x="x")) == (("x", "y"), [(1, 2)])

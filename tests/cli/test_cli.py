@@ -27,11 +27,15 @@ DPFLOW = Path(sys.executable).with_name("dpflow")
 
 def dpflow(tiny: Tiny, *words: object, ledger: bool = True) -> subprocess.CompletedProcess[str]:
     """Run the real command."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("DPFLOW")} | {"COLUMNS": "200"}
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("DPFLOW")} | {
+        "COLUMNS": "200"
+    }
     if ledger:
         environment["DPFLOW_LEDGER"] = str(tiny.ledger)
     command = [str(DPFLOW), *map(str, words)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tiny.folder, check=False)
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, cwd=tiny.folder, check=False
+    )
 
 
 def test_a_release_file_is_paid_once(tiny: Tiny) -> None:
@@ -57,12 +61,19 @@ def test_plan_says_cost_error_and_forecast_and_spends_nothing(tiny: Tiny) -> Non
 
 
 def test_bounds_are_taken_from_a_release(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    """First the search, then what clamps to it; before the search the name is unknown, without a ledger nothing is known."""
+    """First the search, then what clamps to it; before the search the name is unknown, without a
+    ledger nothing is known.
+    """
     tiny.declare(columns={"age": {}})
     tiny.fill(
         "CREATE TABLE visits AS SELECT i AS person, DATE '2020-01-01' AS day, 20 + i % 50 AS age FROM range(999) t(i)"
     )
-    total = {"name": "total", "mechanism": "sum", "bounds": "look", "params": {"column": "age", "epsilon": "0.2"}}
+    total = {
+        "name": "total",
+        "mechanism": "sum",
+        "bounds": "look",
+        "params": {"column": "age", "epsilon": "0.2"},
+    }
     for words, ledger, message in (
         (["plan"], False, "name the ledger"),
         (["plan"], True, "there is no release of bounds"),
@@ -71,7 +82,9 @@ def test_bounds_are_taken_from_a_release(tiny: Tiny, monkeypatch: pytest.MonkeyP
         ran = dpflow(tiny, *words, tiny.file(**total), ledger=ledger)
         assert ran.returncode != 0 and message in " ".join(ran.stderr.split())
     monkeypatch.setattr("dpflow.mechanisms.bounds.FAILURE", 1e-12)  # the search takes no empty bin
-    search = load_request(tiny.file(name="look", mechanism="bounds", params={"column": "age", "epsilon": "0.5"}))
+    search = load_request(
+        tiny.file(name="look", mechanism="bounds", params={"column": "age", "epsilon": "0.5"})
+    )
     release(make_plan(search, Registry.load()), Ledger(tiny.ledger))
     assert "'look'" in dpflow(tiny, "plan", tiny.file(**total)).stdout
     assert "epsilon 0.2" in " ".join(dpflow(tiny, "release", tiny.file(**total)).stdout.split())
@@ -81,7 +94,10 @@ def test_past_releases_are_listed_and_reprinted(tiny: Tiny) -> None:
     """`--list` and `--show` need neither the table nor budget."""
     paid = json.loads(dpflow(tiny, "release", tiny.file(), "--json").stdout)
     tiny.database.unlink()
-    assert json.loads(dpflow(tiny, "release", "--list", "--json").stdout)[0]["id"] == paid["release_id"]
+    assert (
+        json.loads(dpflow(tiny, "release", "--list", "--json").stdout)[0]["id"]
+        == paid["release_id"]
+    )
     shown = json.loads(dpflow(tiny, "release", "--show", paid["release_id"], "--json").stdout)
     assert shown["rows"] == paid["rows"]
     assert paid["release_id"] in dpflow(tiny, "release", "--show", paid["release_id"]).stdout
@@ -90,7 +106,9 @@ def test_past_releases_are_listed_and_reprinted(tiny: Tiny) -> None:
 def test_history_and_verification(tiny: Tiny) -> None:
     """The chain verifies, and exit code 1 tells when it does not."""
     dpflow(tiny, "release", tiny.file())
-    kinds = [entry["kind"] for entry in json.loads(dpflow(tiny, "ledger", "history", "--json").stdout)]
+    kinds = [
+        entry["kind"] for entry in json.loads(dpflow(tiny, "ledger", "history", "--json").stdout)
+    ]
     assert kinds == ["grant", "reserve", "settle"]
     assert dpflow(tiny, "ledger", "verify").returncode == 0
     with closing(sqlite3.connect(tiny.ledger)) as connection:
@@ -111,12 +129,25 @@ def test_publish_repairs_an_output_file(tiny: Tiny) -> None:
 def test_mechanisms_are_listed_with_their_origin(tiny: Tiny) -> None:
     """Every built-in appears, with parameters and citation."""
     rows = {row["name"]: row for row in json.loads(dpflow(tiny, "mechanisms", "--json").stdout)}
-    assert {"count", "sum", "mean", "histogram", "private_histogram", "quantile", "above_threshold"} <= rows.keys()
-    assert rows["quantile"]["params"] == ["by", "column", "delta", "epsilon", "p"] and rows["quantile"]["origin"]
+    assert {
+        "count",
+        "sum",
+        "mean",
+        "histogram",
+        "private_histogram",
+        "quantile",
+        "above_threshold",
+    } <= rows.keys()
+    assert (
+        rows["quantile"]["params"] == ["by", "column", "delta", "epsilon", "p"]
+        and rows["quantile"]["origin"]
+    )
 
 
 def test_one_entry_is_explained_with_all_its_fields(capsys: pytest.CaptureFixture[str]) -> None:
-    """Mechanisms, sessions and calculators: every field and what it is if left out, and the words of the bases once."""
+    """Mechanisms, sessions and calculators: every field and what it is if left out, and the words
+    of the bases once.
+    """
     registry = Registry.load()
     for entry in [*registry.mechanisms.values(), *registry.calculators.values()]:
         explain(entry, as_json=True)
@@ -124,17 +155,30 @@ def test_one_entry_is_explained_with_all_its_fields(capsys: pytest.CaptureFixtur
         assert set(told["fields"]) == set(entry.Params.model_fields), entry.name
         assert told["meaning"] and "``" not in told["meaning"], entry.name
         assert all(name in told["meaning"] for name in told["fields"]), entry.name
-        assert not any("Undefined" in default or default == "{}" for default in told["fields"].values()), entry.name
+        assert not any(
+            "Undefined" in default or default == "{}" for default in told["fields"].values()
+        ), entry.name
         assert ("query_fields" in told) == isinstance(entry, InteractiveMechanism), entry.name
-        assert all(name in told["query_meaning"] for name in told.get("query_fields", ())), entry.name
+        assert all(name in told["query_meaning"] for name in told.get("query_fields", ())), (
+            entry.name
+        )
 
 
-def test_a_table_keeps_brackets_and_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A key such as [red] is no markup; what is piped has one line a row however long; a column of nothing is not shown."""
+def test_a_table_keeps_brackets_and_lines(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key such as [red] is no markup; what is piped has one line a row however long; a column of
+    nothing is not shown.
+    """
     monkeypatch.delenv("COLUMNS", raising=False)
     show("of [all]", ("key", "value", "error"), [("[red]x[/]", "long " * 60, None)])
     shown = capsys.readouterr().out
-    assert "of [all]" in shown and "[red]x[/]" in shown and "long " * 60 in shown and "error" not in shown
+    assert (
+        "of [all]" in shown
+        and "[red]x[/]" in shown
+        and "long " * 60 in shown
+        and "error" not in shown
+    )
 
 
 @pytest.mark.parametrize(
@@ -142,17 +186,38 @@ def test_a_table_keeps_brackets_and_lines(capsys: pytest.CaptureFixture[str], mo
     [
         ({"mechanism": "cuont"}, "did you mean 'count'"),
         ({"table": "vists.yml"}, "there is no table declaration"),
-        ({"mechanism": "quantile", "params": {"column": "agee", "epsilon": 1}}, "did you mean 'age'"),
+        (
+            {"mechanism": "quantile", "params": {"column": "agee", "epsilon": 1}},
+            "did you mean 'age'",
+        ),
         ({"mechanism": "sum", "params": {"column": "note", "epsilon": 1}}, "declares no bounds"),
-        ({"mechanism": "histogram", "params": {"by": "clinic", "epsilon": 1}}, "declares no public keys"),
+        (
+            {"mechanism": "histogram", "params": {"by": "clinic", "epsilon": 1}},
+            "declares no public keys",
+        ),
         ({"params": {"epsilon": 0}}, "epsilon is 0"),
         ({"params": {"epsilon": -1}}, "epsilon is -1"),
         ({"params": {"epsilon": "nan"}}, "epsilon is 'nan'"),
         ({"params": {"epsilon": "1e-400"}}, "epsilon is '1e-400'"),
         ({"params": {}}, "Field required"),
-        ({"params": {"epsilon": 1, "dleta": 1}}, "there is no field 'dleta'; did you mean 'delta'?"),
-        ({"mechanism": "private_histogram", "params": {"by": "clinic", "epsilon": 1, "delta": 1}}, "delta is 1"),
-        ({"mechanism": "private_histogram", "params": {"by": "clinic", "epsilon": 1, "delta": 0}}, "delta above 0"),
+        (
+            {"params": {"epsilon": 1, "dleta": 1}},
+            "there is no field 'dleta'; did you mean 'delta'?",
+        ),
+        (
+            {
+                "mechanism": "private_histogram",
+                "params": {"by": "clinic", "epsilon": 1, "delta": 1},
+            },
+            "delta is 1",
+        ),
+        (
+            {
+                "mechanism": "private_histogram",
+                "params": {"by": "clinic", "epsilon": 1, "delta": 0},
+            },
+            "delta above 0",
+        ),
         ({"scope": "visit"}, "did you mean 'visits'"),
         ({"blocks": None}, "must name the blocks"),
         ({"blocks": ["2020-01-01", "2020-01-01"]}, "names a block twice"),
@@ -166,7 +231,11 @@ def test_bad_requests_get_one_sentence(tiny: Tiny, changes: dict[str, Any], mess
     """Exit 1, one line that says what is wrong, nothing charged, no traceback."""
     done = dpflow(tiny, "release", tiny.file(**changes))
     assert done.returncode == 1, done.stderr
-    assert message in done.stderr and done.stderr.startswith("dpflow: ") and done.stderr.count("\n") == 1
+    assert (
+        message in done.stderr
+        and done.stderr.startswith("dpflow: ")
+        and done.stderr.count("\n") == 1
+    )
     assert json.loads(dpflow(tiny, "release", "--list", "--json").stdout) == []
 
 
@@ -181,7 +250,9 @@ def test_bad_requests_get_one_sentence(tiny: Tiny, changes: dict[str, Any], mess
         ({"relation": "vistis"}, "vistis"),
     ],
 )
-def test_bad_declarations_get_one_sentence(tiny: Tiny, declared: dict[str, Any], message: str) -> None:
+def test_bad_declarations_get_one_sentence(
+    tiny: Tiny, declared: dict[str, Any], message: str
+) -> None:
     """What the owner wrote wrongly is named; nothing is charged."""
     tiny.declare(**declared)
     done = dpflow(tiny, "release", tiny.file())
@@ -207,7 +278,9 @@ def test_odd_files_get_one_sentence(tiny: Tiny) -> None:
 def test_a_file_another_process_writes_is_worth_a_retry(tiny: Tiny) -> None:
     """Exit 75, and after the writer has finished the same command works."""
     hold = "import duckdb, sys, time; c = duckdb.connect(sys.argv[1]); print('held', flush=True); time.sleep(3600)"
-    with subprocess.Popen([sys.executable, "-c", hold, str(tiny.database)], stdout=subprocess.PIPE) as writer:
+    with subprocess.Popen(
+        [sys.executable, "-c", hold, str(tiny.database)], stdout=subprocess.PIPE
+    ) as writer:
         assert writer.stdout is not None and writer.stdout.readline()
         done = dpflow(tiny, "release", tiny.file())
         writer.kill()
@@ -222,9 +295,16 @@ def test_an_empty_day_and_a_lone_unit_are_answered(tiny: Tiny) -> None:
         "30 AS age, 'n' AS note"
     )
     for day in ("2020-01-01", "2021-05-05"):
-        for mechanism, params in (("count", {}), ("mean", {"column": "age"}), ("quantile", {"column": "age"})):
+        for mechanism, params in (
+            ("count", {}),
+            ("mean", {"column": "age"}),
+            ("quantile", {"column": "age"}),
+        ):
             file = tiny.file(
-                name=f"{mechanism} {day}", mechanism=mechanism, blocks=[day], params=params | {"epsilon": "0.3"}
+                name=f"{mechanism} {day}",
+                mechanism=mechanism,
+                blocks=[day],
+                params=params | {"epsilon": "0.3"},
             )
             done = json.loads(dpflow(tiny, "release", file, "--json").stdout)
             assert done["rows"] and not done["replayed"]

@@ -11,7 +11,14 @@ import pytest
 from typer.testing import CliRunner
 
 from dpflow.cli import app
-from dpflow.errors import DpflowError, GrantConflict, InvalidAmount, InvalidInput, LedgerCorrupt, UnknownName
+from dpflow.errors import (
+    DpflowError,
+    GrantConflict,
+    InvalidAmount,
+    InvalidInput,
+    LedgerCorrupt,
+    UnknownName,
+)
 from dpflow.ledger import Ledger, ReleaseKey
 
 if TYPE_CHECKING:
@@ -38,7 +45,9 @@ def run(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> Run:
     return runs
 
 
-def charge(tiny: Tiny, name: str, scope: str = "visits", epsilon: str = "0.1", block: str = "2020-01-01") -> str:
+def charge(
+    tiny: Tiny, name: str, scope: str = "visits", epsilon: str = "0.1", block: str = "2020-01-01"
+) -> str:
     """Reserve without settling: an orphan."""
     from fractions import Fraction
 
@@ -60,7 +69,9 @@ def charge(tiny: Tiny, name: str, scope: str = "visits", epsilon: str = "0.1", b
 
 
 def test_a_quota_is_inside_its_scope(tiny: Tiny, run: Run) -> None:
-    """It protects what the scope above protects, by the same blocks and filter; both pay; either refuses."""
+    """It protects what the scope above protects, by the same blocks and filter; both pay; either
+    refuses.
+    """
     made = run("quota", "visits/a", "--epsilon", "0.4", "--json")
     assert made["protects"] == "all rows of one person in one day (add-remove)" and made["blocks"]
     assert made["filter"]["name"] == "basic"
@@ -69,7 +80,8 @@ def test_a_quota_is_inside_its_scope(tiny: Tiny, run: Run) -> None:
     assert (rows["visits"]["epsilon_left"], rows["visits/a"]["epsilon_left"]) == ("0.7", "0.1")
     assert (rows["visits"]["used"], rows["visits/a"]["used"]) == (0.3, 0.75)
     with pytest.raises(
-        DpflowError, match="scope 'visits/a', block '2020-01-01' cannot pay.*dpflow ledger quota visits/a"
+        DpflowError,
+        match="scope 'visits/a', block '2020-01-01' cannot pay.*dpflow ledger quota visits/a",
     ):
         charge(tiny, "two", "visits/a", "0.2")
     assert "epsilon 0.5" in run("quota", "visits/a", "--epsilon", "0.5")
@@ -97,7 +109,9 @@ def test_a_quota_is_inside_its_scope(tiny: Tiny, run: Run) -> None:
         (["export", "no/such/folder/x.jsonl"], InvalidInput, "cannot be written"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_done_is_said(run: Run, words: list[str], kind: type[DpflowError], message: str) -> None:
+def test_what_cannot_be_done_is_said(
+    run: Run, words: list[str], kind: type[DpflowError], message: str
+) -> None:
     """Each refusal names what was asked and what to do; the ledger keeps its one entry."""
     with pytest.raises(kind, match=message):
         run(*words)
@@ -105,8 +119,19 @@ def test_what_cannot_be_done_is_said(run: Run, words: list[str], kind: type[Dpfl
 
 
 def test_the_division_of_delta_is_fixed_once_something_is_spent(tiny: Tiny, run: Run) -> None:
-    """A tail_share below 1 leaves the rest to mechanisms; a raise keeps it; another one is refused after a charge."""
-    words = ["grant", "s", "--delta", "1e-6", "--filter", "hybrid", "--table", tiny.folder / "visits.yml"]
+    """A tail_share below 1 leaves the rest to mechanisms; a raise keeps it; another one is refused
+    after a charge.
+    """
+    words = [
+        "grant",
+        "s",
+        "--delta",
+        "1e-6",
+        "--filter",
+        "hybrid",
+        "--table",
+        tiny.folder / "visits.yml",
+    ]
     made = run(*words, "--epsilon", "1", "--tail-share", "0.25", "--json")["filter"]
     assert made["tail_delta"] == "2.5e-7"
     (row,) = run("show", "s", "--json")
@@ -115,22 +140,40 @@ def test_the_division_of_delta_is_fixed_once_something_is_spent(tiny: Tiny, run:
     charge(tiny, "n", "s")
     with pytest.raises(GrantConflict, match="tail_share 0.25, which stays"):
         run(*words, "--epsilon", "3", "--tail-share", "1/2")
-    assert run(*words, "--epsilon", "3", "--tail-share", "1/4", "--json")["filter"]["order"] is not None
+    assert (
+        run(*words, "--epsilon", "3", "--tail-share", "1/4", "--json")["filter"]["order"]
+        is not None
+    )
 
 
 def test_a_renyi_scope_shows_its_own_path(tiny: Tiny, run: Run) -> None:
     """It has no epsilon to subtract from; a refusal speaks of divergence at its order."""
-    run("grant", "r", "--epsilon", "1", "--delta", "1e-6", "--filter", "renyi", "--table", tiny.folder / "visits.yml")
+    run(
+        "grant",
+        "r",
+        "--epsilon",
+        "1",
+        "--delta",
+        "1e-6",
+        "--filter",
+        "renyi",
+        "--table",
+        tiny.folder / "visits.yml",
+    )
     charge(tiny, "n", "r")
     (row,) = run("show", "r", "--json")
     assert row["epsilon_left"] is None and row["delta_left"] == "0"
     assert float(row["renyi_left"]) < 1 and 0 < row["used"] < 1
-    with pytest.raises(DpflowError, match=r"cannot pay: Renyi divergence .* at order 21.98 is asked, .* is left"):
+    with pytest.raises(
+        DpflowError, match=r"cannot pay: Renyi divergence .* at order 21.98 is asked, .* is left"
+    ):
         charge(tiny, "m", "r", "0.9")
 
 
 def test_the_odometer_is_a_report_per_scope_and_block(tiny: Tiny, run: Run) -> None:
-    """Sums per block, and the whole-unit line over all blocks; at a chosen delta, or nothing finite."""
+    """Sums per block, and the whole-unit line over all blocks; at a chosen delta, or nothing
+    finite.
+    """
     charge(tiny, "one", epsilon="0.1")
     charge(tiny, "two", epsilon="0.2", block="2020-01-02")
     seen = run("odometer", "visits", "--json")
@@ -142,7 +185,18 @@ def test_the_odometer_is_a_report_per_scope_and_block(tiny: Tiny, run: Run) -> N
     assert "the promise is the grant" in seen["report"]
     shown = run("odometer")
     assert "a report" in shown and "rows in every block" in shown
-    run("grant", "r", "--epsilon", "1", "--delta", "1e-6", "--filter", "renyi", "--table", tiny.folder / "visits.yml")
+    run(
+        "grant",
+        "r",
+        "--epsilon",
+        "1",
+        "--delta",
+        "1e-6",
+        "--filter",
+        "renyi",
+        "--table",
+        tiny.folder / "visits.yml",
+    )
     charge(tiny, "n", "r")
     (finite,) = run("odometer", "r", "--delta", "1e-3", "--json")["accounts"]
     assert finite["delta"] == "0.001" and finite["proved_by"] == "renyi"
@@ -151,17 +205,28 @@ def test_the_odometer_is_a_report_per_scope_and_block(tiny: Tiny, run: Run) -> N
 
 
 def test_orphans_are_resolved_either_way(tiny: Tiny, run: Run) -> None:
-    """`retry` leaves the reservation to a new try, `close` ends it; the charge stays, the reason is kept."""
+    """`retry` leaves the reservation to a new try, `close` ends it; the charge stays, the reason is
+    kept.
+    """
     orphan = charge(tiny, "one")
-    assert run("resolve", orphan, "--reason", "zombie", "--decision", "retry", "--json")["state"] == "reserved"
+    assert (
+        run("resolve", orphan, "--reason", "zombie", "--decision", "retry", "--json")["state"]
+        == "reserved"
+    )
     assert "stays closed" in run("resolve", orphan, "--reason", "host lost")
     newest = run("history", "visits", "--limit", "1", "--json")[0]
-    assert (newest["kind"], newest["principal"], newest["body"]["reason"]) == ("resolve", "tester", "host lost")
+    assert (newest["kind"], newest["principal"], newest["body"]["reason"]) == (
+        "resolve",
+        "tester",
+        "host lost",
+    )
     assert run("show", "--json")[0]["epsilon_spent"] == "0.1" and run("verify", "--json")["ok"]
     assert "resolve" in run("history") and "entries verified" in run("verify")
 
 
-def test_a_ledger_moves_and_the_old_one_is_refused(tiny: Tiny, run: Run, postgres: Callable[[], str]) -> None:
+def test_a_ledger_moves_and_the_old_one_is_refused(
+    tiny: Tiny, run: Run, postgres: Callable[[], str]
+) -> None:
     """SQLite to PostgreSQL and back, verified; a damaged export restores nothing."""
     charge(tiny, "one")
     before = run("show", "--json")
@@ -179,15 +244,21 @@ def test_a_ledger_moves_and_the_old_one_is_refused(tiny: Tiny, run: Run, postgre
     moved = Ledger(server, anchor="ledger.sqlite.anchor")
     with Path("back.jsonl").open("w") as stream:
         moved.export(stream)
-    assert "entries verified" in run("import", "back.jsonl", *place, "--ledger", tiny.folder / "back.sqlite")
+    assert "entries verified" in run(
+        "import", "back.jsonl", *place, "--ledger", tiny.folder / "back.sqlite"
+    )
     back = Ledger(tiny.folder / "back.sqlite", anchor="ledger.sqlite.anchor")
     assert [row for s in back.scopes() for row in back.remaining(s.scope).rows()] == before
     with pytest.raises(LedgerCorrupt, match="does not verify under this anchor"):
         run("import", "back.jsonl", *place, "--ledger", tiny.folder / "back.sqlite")
 
 
-def test_a_grant_says_when_it_makes_a_ledger_and_when_another_scope_protects_the_same(tiny: Tiny, run: Run) -> None:
-    """In a wrong folder a grant would make a second ledger, and a second scope spends beside the first: neither in silence."""
+def test_a_grant_says_when_it_makes_a_ledger_and_when_another_scope_protects_the_same(
+    tiny: Tiny, run: Run
+) -> None:
+    """In a wrong folder a grant would make a second ledger, and a second scope spends beside the
+    first: neither in silence.
+    """
     said: list[str] = []
     for words in (
         ("other", "--ledger", tiny.ledger),
@@ -196,5 +267,7 @@ def test_a_grant_says_when_it_makes_a_ledger_and_when_another_scope_protects_the
     ):
         grant = ["ledger", "grant", *map(str, words), "--epsilon", "1", "--table", "visits.yml"]
         said.append(CliRunner().invoke(app, grant).stderr)
-    assert said[0].startswith("note: visits protects the same") and "made a new ledger" not in said[0]
+    assert (
+        said[0].startswith("note: visits protects the same") and "made a new ledger" not in said[0]
+    )
     assert said[1] == f"made a new ledger at {tiny.folder / 'new.sqlite'}\n" and said[2] == ""

@@ -41,18 +41,33 @@ DAILY = ("--start", "2020-01-01", "--every", "1d")
 
 
 def test_a_folder_of_release_files(tiny: Tiny, plan: Run) -> None:
-    """The ledger's grant of 1 holds three runs of 0.3: the fourth day is refused. Nothing is charged."""
+    """The ledger's grant of 1 holds three runs of 0.3: the fourth day is refused. Nothing is
+    charged.
+    """
     seen = plan(".", *DAILY, "--ledger", tiny.ledger, "--json")
     (task,), (scope,) = seen["tasks"], seen["scopes"]
-    assert (task["epsilon"], task["error_95"], task["charged"]) == ("0.3", {"count": 20}, "every run")
-    assert (scope["rounds_that_fit"], scope["runs"], scope["exhausted"]) == (3, 3, "2020-01-04T00:00:00+00:00")
+    assert (task["epsilon"], task["error_95"], task["charged"]) == (
+        "0.3",
+        {"count": 20},
+        "every run",
+    )
+    assert (scope["rounds_that_fit"], scope["runs"], scope["exhausted"]) == (
+        3,
+        3,
+        "2020-01-04T00:00:00+00:00",
+    )
     assert scope["accounts"] == [{"block": "", "used": 0.0, "rounds_left": 3}]
     assert {found["filter"]: found["rounds"] for found in scope["filters"]}["basic"] == 3
     shown = plan(".", *DAILY, "--ledger", tiny.ledger)
-    assert "2020-01-04T00:00, block 2020-01-01" in shown and "only each reservation is authoritative" in shown
+    assert (
+        "2020-01-04T00:00, block 2020-01-01" in shown
+        and "only each reservation is authoritative" in shown
+    )
 
 
-def test_a_narrow_terminal_loses_nothing(tiny: Tiny, plan: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_narrow_terminal_loses_nothing(
+    tiny: Tiny, plan: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Cells are broken, never cut: no amount and no date ends in an ellipsis."""
     monkeypatch.setenv("COLUMNS", "60")
     shown = plan(".", *DAILY, "--ledger", tiny.ledger)
@@ -67,7 +82,9 @@ def test_without_a_grant_only_prices(plan: Run) -> None:
 
 def test_the_solver_and_the_plot(tiny: Tiny, plan: Run) -> None:
     """Ten runs of one release share a grant of 1; the picture is a picture."""
-    seen = plan("release.yml", "--grant", "visits=1", "--runs", "10", "--plot", "left.svg", "--json", *DAILY)
+    seen = plan(
+        "release.yml", "--grant", "visits=1", "--runs", "10", "--plot", "left.svg", "--json", *DAILY
+    )
     (one,) = seen["fitted"]["tasks"]
     assert (one["epsilon_now"], one["epsilon"]) == ("0.3", "0.1") and one["error_95"]["count"] > 20
     assert "<svg" in (tiny.folder / "left.svg").read_text()
@@ -102,7 +119,9 @@ def test_the_report_for_a_fixed_schedule(plan: Run) -> None:
         (["release.yml", "--grant", "visits=1", "--plot", "x.doc"], "cannot be drawn"),
     ],
 )
-def test_what_cannot_be_planned_is_said(tiny: Tiny, plan: Run, words: list[str], message: str) -> None:
+def test_what_cannot_be_planned_is_said(
+    tiny: Tiny, plan: Run, words: list[str], message: str
+) -> None:
     """A refusal names the option and what to write."""
     (tiny.folder / "empty").mkdir()
     with pytest.raises(DpflowError, match=message):

@@ -29,7 +29,9 @@ RUNS = 200
 
 @dataclass(frozen=True)
 class World:
-    """The demo's private file, what the analyst made of it, and how right every candidate is on every holdout row."""
+    """The demo's private file, what the analyst made of it, and how right every candidate is on
+    every holdout row.
+    """
 
     root: Path
     analyst: Any
@@ -52,12 +54,18 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     private = root / "demo" / "private"
     private.mkdir(parents=True)
     database = private / "flights.duckdb"
-    build(database, (root / "dags" / "flights.sql").read_text(), {"raw_flights": data.extract(private)})
+    build(
+        database,
+        (root / "dags" / "flights.sql").read_text(),
+        {"raw_flights": data.extract(private)},
+    )
     spec = importlib.util.spec_from_file_location("analyst", root / "dags" / "analyst.py")
     assert spec is not None and spec.loader is not None
     analyst = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(analyst)
-    found = analyst.candidates(open_rows(root / "dags" / "tables" / "flights_training.yml"), root / "demo" / "models")
+    found = analyst.candidates(
+        open_rows(root / "dags" / "tables" / "flights_training.yml"), root / "demo" / "models"
+    )
     with duckdb.connect(str(database), read_only=True) as connection:
         rows = connection.sql("SELECT * FROM flights_holdout").fetchnumpy()
     right = np.array([loaded(c).predict(rows) == rows["late"] for c in found])
@@ -66,7 +74,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 def loaded(candidate: dict[str, Any]) -> Any:
     """The candidate as the gate loads it."""
-    return load_candidate(Submission(**{k: v for k, v in candidate.items() if k in Submission.model_fields}))
+    return load_candidate(
+        Submission(**{k: v for k, v in candidate.items() if k in Submission.model_fields})
+    )
 
 
 def gate() -> HoldoutParams:
@@ -95,9 +105,16 @@ def test_training_and_holdout_share_no_week(world: World) -> None:
     """A week is for training or for the gate, never for both."""
     import duckdb
 
-    with duckdb.connect(str(world.root / "demo" / "private" / "flights.duckdb"), read_only=True) as connection:
+    with duckdb.connect(
+        str(world.root / "demo" / "private" / "flights.duckdb"), read_only=True
+    ) as connection:
         weeks = [
-            {week for (week,) in connection.sql(f"SELECT DISTINCT week_of_year FROM {name}").fetchall()}
+            {
+                week
+                for (week,) in connection.sql(
+                    f"SELECT DISTINCT week_of_year FROM {name}"
+                ).fetchall()
+            }
             for name in ("flights_training", "flights_holdout")
         ]
     assert all(weeks) and weeks[0].isdisjoint(weeks[1])
@@ -110,19 +127,30 @@ def test_limits_cut_no_aircraft_of_the_holdout(world: World) -> None:
 
 
 def test_there_are_thirty_different_candidates_of_both_kinds(world: World) -> None:
-    """At least thirty, at least five of them Freedman's, and no two that the gate would take for one."""
+    """At least thirty, at least five of them Freedman's, and no two that the gate would take for
+    one.
+    """
     kinds = [c["kind"] for c in world.candidates]
     assert len(kinds) >= 30 and kinds.count("freedman") >= 5
     assert kinds.count("honest") + kinds.count("freedman") == len(kinds)
-    assert len({c["name"] for c in world.candidates}) == len({loaded(c).digest for c in world.candidates}) == len(kinds)
+    assert (
+        len({c["name"] for c in world.candidates})
+        == len({loaded(c).digest for c in world.candidates})
+        == len(kinds)
+    )
 
 
 def test_a_prediction_depends_on_its_own_row_only(world: World) -> None:
-    """Predicting the holdout at once, shuffled in parts, or row by row gives the same, so one unit moves one group."""
+    """Predicting the holdout at once, shuffled in parts, or row by row gives the same, so one unit
+    moves one group.
+    """
     count = 3000
     order = np.random.default_rng(1).permutation(count)
     for candidate in world.candidates:
-        model, rows = loaded(candidate), {name: world.rows[name][:count] for name in candidate["features"]}
+        model, rows = (
+            loaded(candidate),
+            {name: world.rows[name][:count] for name in candidate["features"]},
+        )
         whole, parts = model.predict(rows), np.empty(count)
         for part in [*np.array_split(order[20:], 7), *order[:20, None]]:
             parts[part] = model.predict({name: values[part] for name, values in rows.items()})
@@ -130,7 +158,9 @@ def test_a_prediction_depends_on_its_own_row_only(world: World) -> None:
 
 
 def test_models_never_meet_a_missing_value(world: World) -> None:
-    """Every feature has a number for NULL and NaN: one missing value would make a model fail on the whole batch."""
+    """Every feature has a number for NULL and NaN: one missing value would make a model fail on the
+    whole batch.
+    """
     table = load_table(world.table("flights_holdout"))
     used = {name for c in world.candidates for name in c["features"]}
     assert used <= set(table.columns)
@@ -141,7 +171,9 @@ def test_models_never_meet_a_missing_value(world: World) -> None:
 def test_the_same_training_rows_give_the_same_claims(world: World, tmp_path: Path) -> None:
     """A retried training task submits what the first one did."""
     again = world.analyst.candidates(open_rows(world.table("flights_training")), tmp_path)
-    assert [(c["name"], c["claim"]) for c in again] == [(c["name"], c["claim"]) for c in world.candidates]
+    assert [(c["name"], c["claim"]) for c in again] == [
+        (c["name"], c["claim"]) for c in world.candidates
+    ]
 
 
 def test_honest_claims_are_near_the_truth_and_freedmans_are_not(world: World) -> None:
@@ -153,12 +185,18 @@ def test_honest_claims_are_near_the_truth_and_freedmans_are_not(world: World) ->
 
 def test_the_best_honest_candidate_is_a_real_improvement(world: World) -> None:
     """It beats the guess that no flight is late by ten points, on rows nobody fitted."""
-    best = max(r.mean() for c, r in zip(world.candidates, world.right, strict=True) if c["kind"] == "honest")
+    best = max(
+        r.mean()
+        for c, r in zip(world.candidates, world.right, strict=True)
+        if c["kind"] == "honest"
+    )
     assert best > 1 - world.rows["late"].mean() + 0.1
 
 
 def test_the_gate_is_right_about_every_candidate_in_99_of_100_runs(world: World) -> None:
-    """Fresh groups and exact noise each time: honest yes, Freedman no, and not exhausted before the last."""
+    """Fresh groups and exact noise each time: honest yes, Freedman no, and not exhausted before the
+    last.
+    """
     params, random, source = gate(), np.random.default_rng(2), SystemSource()
     engine = ReusableHoldout().engine(params, load_table(world.table("flights_holdout")))
     threshold = int((params.rho - params.alpha / 2) * params.groups)
@@ -178,19 +216,27 @@ def test_the_gate_is_right_about_every_candidate_in_99_of_100_runs(world: World)
             failed, memory = engine.ask(memory, agreeing, threshold, source)
             told.append("freedman" if failed else "honest")
         wrong += told != [c["kind"] for c in world.candidates]
-    assert wrong <= RUNS // 100  # the noise alone makes a run wrong once in 22,000, and more than this once in 10^7
+    assert (
+        wrong <= RUNS // 100
+    )  # the noise alone makes a run wrong once in 22,000, and more than this once in 10^7
 
 
 def test_a_stolen_holdout_is_worth_nothing_on_fresh_rows(world: World, tmp_path: Path) -> None:
-    """The naive control claims a fine score that most groups confirm, and is worse than chance elsewhere."""
-    stolen, fresh = world.analyst.naive_control(world.root / "demo" / "private" / "flights.duckdb", tmp_path)
+    """The naive control claims a fine score that most groups confirm, and is worse than chance
+    elsewhere.
+    """
+    stolen, fresh = world.analyst.naive_control(
+        world.root / "demo" / "private" / "flights.duckdb", tmp_path
+    )
     right = loaded(stolen).predict(world.rows) == world.rows["late"]
     assert right.mean() >= float(stolen["claim"]) > fresh + 0.1
     assert fresh < 1 - world.rows["late"].mean()
 
 
 def test_a_climber_goes_on_from_what_passed(world: World, tmp_path: Path) -> None:
-    """A retry submits the same; nothing is tried twice; other verdicts lead elsewhere; every 25th step is Freedman's."""
+    """A retry submits the same; nothing is tried twice; other verdicts lead elsewhere; every 25th
+    step is Freedman's.
+    """
     climber = world.analyst.Climber(open_rows(world.table("flights_training")), tmp_path, rows=2000)
 
     def told(*words: str) -> list[Any]:

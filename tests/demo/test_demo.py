@@ -28,7 +28,9 @@ REPOSITORY = Path(__file__).parents[2]
 def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with the example DAGs; its demo folder takes all state."""
     place = tmp_path_factory.mktemp("clone")
-    shutil.copytree(REPOSITORY / "dags", place / "dags", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        REPOSITORY / "dags", place / "dags", ignore=shutil.ignore_patterns("__pycache__")
+    )
     yield place
 
 
@@ -47,7 +49,9 @@ def test_each_day_pays_four_releases_and_no_more(seen: Seen, root: Path) -> None
     """Every block has spent exactly its grant, the crash day included."""
     rows = Ledger(root / "demo" / "ledger.sqlite").remaining("flights").rows()
     assert [row["block"] for row in rows] == ["2013-01-01", "2013-01-02", "2013-01-03"]
-    assert all(Fraction(row["epsilon_spent"]) == 2 and Fraction(row["epsilon_left"]) == 0 for row in rows)
+    assert all(
+        Fraction(row["epsilon_spent"]) == 2 and Fraction(row["epsilon_left"]) == 0 for row in rows
+    )
 
 
 def test_published_rows_say_what_they_cost(seen: Seen, root: Path) -> None:
@@ -59,8 +63,15 @@ def test_published_rows_say_what_they_cost(seen: Seen, root: Path) -> None:
         "mean arrival delay by carrier",
         "median air time",
     }
-    assert all(row["release_id"] in known and row["epsilon"] > 0 and row["value"] is not None for row in rows)
-    carriers = [row for row in rows if row["release"] == "flights by carrier" and row["block"] == "2013-01-01"]
+    assert all(
+        row["release_id"] in known and row["epsilon"] > 0 and row["value"] is not None
+        for row in rows
+    )
+    carriers = [
+        row
+        for row in rows
+        if row["release"] == "flights by carrier" and row["block"] == "2013-01-01"
+    ]
     assert len(carriers) == 16
 
 
@@ -70,7 +81,9 @@ def test_a_cleared_day_changes_nothing(seen: Seen) -> None:
 
 
 def test_a_killed_task_is_charged_once(seen: Seen) -> None:
-    """SIGKILL between draw and settle: a second attempt at the same reservation, four releases that day."""
+    """SIGKILL between draw and settle: a second attempt at the same reservation, four releases that
+    day.
+    """
     assert seen.crash_fired
     assert (seen.crash_attempts, seen.crash_releases) == (2, 4)
 
@@ -78,7 +91,8 @@ def test_a_killed_task_is_charged_once(seen: Seen) -> None:
 def test_the_gate_tells_honest_from_overfitted(seen: Seen) -> None:
     """At least thirty candidates, one answer each; honest claims pass and Freedman's do not.
 
-    The gate's noise crosses the nearest margin (186 groups, at scales 10 and 20) once in 22,000 runs.
+    The gate's noise crosses the nearest margin (186 groups, at scales 10 and 20) once in 22,000
+    runs.
     """
     assert len(seen.verdicts) >= 30
     assert len({v["candidate"] for v in seen.verdicts}) == len(seen.verdicts)
@@ -89,25 +103,44 @@ def test_the_gate_tells_honest_from_overfitted(seen: Seen) -> None:
 
 def test_the_verdicts_branch_the_run(seen: Seen) -> None:
     """Some candidate passed: the run notes it and deploys, and goes neither of the other ways."""
-    assert {name for name, state in seen.branches.items() if state == "success"} == {"train", "gate", "note", "deploy"}
-    assert {name for name, state in seen.branches.items() if state == "skipped"} == {"rethink", "collect_fresh_data"}
+    assert {name for name, state in seen.branches.items() if state == "success"} == {
+        "train",
+        "gate",
+        "note",
+        "deploy",
+    }
+    assert {name for name, state in seen.branches.items() if state == "skipped"} == {
+        "rethink",
+        "collect_fresh_data",
+    }
 
 
 def test_the_best_honest_claim_is_promoted(seen: Seen) -> None:
     """The alias points at the accepted candidate with the highest claim."""
-    best = max((v for v in seen.verdicts if v["verdict"] == "yes"), key=lambda v: (Fraction(v["claim"]), v["promoted"]))
+    best = max(
+        (v for v in seen.verdicts if v["verdict"] == "yes"),
+        key=lambda v: (Fraction(v["claim"]), v["promoted"]),
+    )
     assert seen.champion == best["name"]
 
 
 def test_the_forecast_is_what_was_charged(seen: Seen, root: Path) -> None:
-    """`dpflow plan dags` prices a day at what each block paid, and knows which days and which session are paid."""
+    """`dpflow plan dags` prices a day at what each block paid, and knows which days and which
+    session are paid.
+    """
     jobs, _ = read_dags(root / "dags")
     ledger = Ledger(root / "demo" / "ledger.sqlite")
     flights, holdout = describe(forecast(jobs, Registry.load(), ledger))["scopes"]
     assert (
-        {row["epsilon_spent"] for row in ledger.remaining("flights").rows()} == {flights["round"]["epsilon"]} == {"2"}
+        {row["epsilon_spent"] for row in ledger.remaining("flights").rows()}
+        == {flights["round"]["epsilon"]}
+        == {"2"}
     )
-    assert (flights["runs"], flights["runs_paid_before"], flights["exhausted"]) == (90, DAYS + 1, None)
+    assert (flights["runs"], flights["runs_paid_before"], flights["exhausted"]) == (
+        90,
+        DAYS + 1,
+        None,
+    )
     assert [account["rounds_left"] for account in flights["accounts"]] == [0] * (DAYS + 1)
     assert holdout["once"]["epsilon"] == "0" and holdout["accounts"][0]["used"] == 1
 

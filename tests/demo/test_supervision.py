@@ -21,7 +21,9 @@ time.sleep(600)
 """
 
 
-def test_a_process_that_ended_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_ended_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(module, "AIRFLOW", (sys.executable, "-c", ONCE))
     stage = Stage(tmp_path, environment(tmp_path, 1))
@@ -32,8 +34,12 @@ def test_a_process_that_ended_is_started_again(tmp_path: Path, monkeypatch: pyte
         stage.stop()
 
 
-def test_one_that_keeps_ending_fails_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "AIRFLOW", (sys.executable, "-c", "print('why'); raise SystemExit(3)"))
+def test_one_that_keeps_ending_fails_the_demo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        module, "AIRFLOW", (sys.executable, "-c", "print('why'); raise SystemExit(3)")
+    )
     stage = Stage(tmp_path, environment(tmp_path, 1))
     stage.start(("scheduler",), migrate=False)
     try:

@@ -36,7 +36,9 @@ def rows() -> list[dict[str, str]]:
     """The table of jobs before the first refusal."""
     lines = [line for line in PAGE.splitlines() if line.startswith("| ")]
     start = next(n for n, line in enumerate(lines) if "| job |" in line)
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[start : start + 9]]
+    cells = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in lines[start : start + 9]
+    ]
     return [dict(zip(cells[0], row, strict=True)) for row in cells[1:] if set(row[0]) != {"-"}]
 
 
@@ -46,7 +48,11 @@ def capacity(job: str, rule: Filter) -> str:
         if rule.order is None:
             return f"{rounds(rule, [], [Pure(Fraction(1, 100))]):,}"
         price = math.ceil(renyi.laplace(Fraction(1, 100), rule.order) / EPSILON_UNIT)
-        basic = rule.capacity().epsilon // (EPSILON_UNIT.denominator // 100) if rule.name == "hybrid" else 0
+        basic = (
+            rule.capacity().epsilon // (EPSILON_UNIT.denominator // 100)
+            if rule.name == "hybrid"
+            else 0
+        )
         return f"{max(rule.capacity().renyi // price, basic):,}"
     try:
         return f"{rounds(rule, [], [EVENTS[job]]):,}"
@@ -62,7 +68,9 @@ def test_the_table_of_jobs() -> None:
             for column, cell in row.items():
                 if cell and column in COLUMNS:
                     name, form = COLUMNS[column]
-                    orders = [make_filter(name, Fraction(e), DELTA, conversion=form).order for e in (1, 3)]  # type: ignore[arg-type]
+                    orders = [
+                        make_filter(name, Fraction(e), DELTA, conversion=form).order for e in (1, 3)
+                    ]  # type: ignore[arg-type]
                     assert cell == ", ".join(f"{float(order or 0):.1f}" for order in orders)
             continue
         for column, (name, form) in COLUMNS.items():
@@ -82,8 +90,12 @@ def test_the_numbers_in_the_text() -> None:
         return float(found[1])
 
     oracle = json.loads((ROOT / "tests" / "core" / "oracle_dp_accounting.json").read_text())
-    assert said(r"exactly (4\.\d+)") == pytest.approx(composition.gaussian_eps(10.0, 1e-6, 100), abs=1e-4)
-    assert said(r"exactly (4\.\d+)") == pytest.approx(oracle["gaussian 10, k 100"]["pld eps"], abs=1e-4)
+    assert said(r"exactly (4\.\d+)") == pytest.approx(
+        composition.gaussian_eps(10.0, 1e-6, 100), abs=1e-4
+    )
+    assert said(r"exactly (4\.\d+)") == pytest.approx(
+        oracle["gaussian 10, k 100"]["pld eps"], abs=1e-4
+    )
     best = renyi.smallest_epsilon(lambda order: Fraction(1, 2) * order, DELTA)
     assert said(r"sigma 10 are (5\.\d+)") == pytest.approx(float(best), abs=1e-4)
     step = composition.step_eps(0.05, 0.025 / 256, 1000)
@@ -91,7 +103,9 @@ def test_the_numbers_in_the_text() -> None:
     total = composition.lecture_total_eps(0.01, 1e-6, 100)
     assert said(r"e 0\.01, k 100, delta 1e-6: ([\d.]+)") == pytest.approx(total, abs=1e-8)
     fixed = pld.report([(DiscreteLaplace(Fraction(100)), 490)], DELTA)
-    assert fixed is not None and said(r"cost (0\.\d+) as a fixed schedule") == pytest.approx(fixed, abs=5e-4)
+    assert fixed is not None and said(r"cost (0\.\d+) as a fixed schedule") == pytest.approx(
+        fixed, abs=5e-4
+    )
 
 
 def test_every_kind_of_event_is_in_the_table() -> None:

@@ -21,20 +21,29 @@ PAGE = (Path(__file__).parents[2] / "docs" / "holdout.md").read_text()
 
 
 def test_the_sizes_are_the_planners() -> None:
-    found = {name: int(n.replace(",", "")) for name, n in re.findall(r"\| `(\w+)` \| ([\d,]+) \|", PAGE)}
+    found = {
+        name: int(n.replace(",", "")) for name, n in re.findall(r"\| `(\w+)` \| ([\d,]+) \|", PAGE)
+    }
     planned = sizes(HoldoutParams(epsilon=1, groups=2, queries=1000, failures=10))
     assert found == {name: planned[name] for name in found} and len(found) == 4
 
 
 def test_the_python_estimator_is_registered_and_right() -> None:
-    """The plugin on the page loads beside the others, passes the check across groups, and computes what it says."""
-    (block,) = [text for text in re.findall(r"```python\n(.*?)```", PAGE, re.S) if "hookimpl" in text]
+    """The plugin on the page loads beside the others, passes the check across groups, and computes
+    what it says.
+    """
+    (block,) = [
+        text for text in re.findall(r"```python\n(.*?)```", PAGE, re.S) if "hookimpl" in text
+    ]
     found: dict[str, Any] = {}
     exec(compile(block, "holdout.md", "exec"), found)  # noqa: S102  our own page
     plugin = SimpleNamespace(dpflow_register_estimators=found["dpflow_register_estimators"])
     made = Registry({"page": plugin}).estimator("pinball")
     asked = Subject(("x",), {}, "label", lambda rows: rows["x"])
-    assert made.value({"x": np.array([1.0, 3.0]), "label": np.array([2.0, 1.0])}, asked) == -(0.9 + 0.2) / 2
+    assert (
+        made.value({"x": np.array([1.0, 3.0]), "label": np.array([2.0, 1.0])}, asked)
+        == -(0.9 + 0.2) / 2
+    )
     assert made.value({"label": np.array([2.0])}, asked) == -1000
 
 
@@ -44,13 +53,21 @@ def test_every_method_is_on_the_page() -> None:
 
 
 def test_the_examples_of_estimators_are_candidates() -> None:
-    """Every candidate on the page validates, and its SQL is in the language, over columns with bounds."""
+    """Every candidate on the page validates, and its SQL is in the language, over columns with
+    bounds.
+    """
     shown = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.S)]
     candidates = [
-        Submission.model_validate(one) for block in shown if isinstance(block, list) for one in block if "claim" in one
+        Submission.model_validate(one)
+        for block in shown
+        if isinstance(block, list)
+        for one in block
+        if "claim" in one
     ]
     assert len(candidates) == 2
-    columns = {name: {"lower": 0, "upper": 1} for name in ("label", "prediction", "delay", "x", "y")}
+    columns = {
+        name: {"lower": 0, "upper": 1} for name in ("label", "prediction", "delay", "x", "y")
+    }
     base = {"name": "t", "database": "x", "unit": {"column": "u"}, "limits": {"rows": 1}}
     table = Table.model_validate(base | {"columns": columns})
     for candidate in candidates:

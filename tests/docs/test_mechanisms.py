@@ -23,8 +23,16 @@ PAGE = (Path(__file__).parents[2] / "docs" / "mechanisms.md").read_text(encoding
 def test_every_mechanism_has_a_row() -> None:
     """Rows and built-in one-shot mechanisms are the same set."""
     registry = Registry.load()
-    built_in = {n for n, m in registry.mechanisms.items() if registry.origin[n].startswith("dpflow.mechanisms.")}
-    listed = {name for row in re.findall(r"^\| (`.*?) \|", PAGE, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
+    built_in = {
+        n
+        for n, m in registry.mechanisms.items()
+        if registry.origin[n].startswith("dpflow.mechanisms.")
+    }
+    listed = {
+        name
+        for row in re.findall(r"^\| (`.*?) \|", PAGE, re.MULTILINE)
+        for name in re.findall(r"`(\w+)`", row)
+    }
     assert listed == {name for name in built_in if isinstance(registry.mechanisms[name], Mechanism)}
 
 
@@ -43,7 +51,10 @@ def test_the_example_plans(tiny: Tiny) -> None:
     assert wanted.error_bound is not None
     assert wanted.error_bound.half_width["count"] <= 40
     assert wanted.error_bound.half_width["mean(age)"] <= 0.5
-    assert make_plan(load_request(tiny.file(**yaml.safe_load(quantiles))), Registry.load()).error_bound is not None
+    assert (
+        make_plan(load_request(tiny.file(**yaml.safe_load(quantiles))), Registry.load()).error_bound
+        is not None
+    )
     asked = yaml.safe_load(search.replace("cost", "age"))
     assert make_plan(load_request(tiny.file(**asked)), Registry.load()).price() == ("0.1", "0")
     request = load_request(tiny.file(**yaml.safe_load(total)))

@@ -1,4 +1,6 @@
-"""The code on docs/private-learning.md runs as it stands, and the thirty-line mechanism keeps dpflow's contract."""
+"""The code on docs/private-learning.md runs as it stands, and the thirty-line mechanism keeps
+dpflow's contract.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ README = (ROOT / "plugins" / "dpflow-private-learning" / "README.md").read_text(
 
 
 def test_a_rule_from_a_release_as_the_page_has_it(tmp_path: Path) -> None:
-    """The declaration, the classifier and the predicate, against a table of 2,000 persons who are late below 300 km."""
+    """The declaration, the classifier and the predicate, against a table of 2,000 persons who are
+    late below 300 km.
+    """
     names: dict[str, Any] = {}
     exec(BLOCKS[0].replace('"trips.duckdb"', repr(str(tmp_path / "trips.duckdb"))), names)
     with duckdb.connect(str(tmp_path / "trips.duckdb")) as connection:
@@ -103,8 +107,12 @@ def test_it_keeps_the_contract(check: Any) -> None:
 
 
 def test_the_pages_name_what_is_installed() -> None:
-    """Every mechanism and calculator of the distribution is on its README, and nothing else; the guide names no other."""
-    installed = {m.name for m in dpflow_register_mechanisms()} | {c.name for c in dpflow_register_calculators()}
+    """Every mechanism and calculator of the distribution is on its README, and nothing else; the
+    guide names no other.
+    """
+    installed = {m.name for m in dpflow_register_mechanisms()} | {
+        c.name for c in dpflow_register_calculators()
+    }
     listed = set(re.findall(r"`([a-z_]+)`", README))
     assert listed - {"dpflow"} == installed
     said = set(re.findall(r"`((?:learn|sanitize)_[a-z_]+)`", PAGE))

@@ -39,7 +39,11 @@ def block(language: str) -> str:
 def test_the_ten_lines_run(clone: Path) -> None:
     """The Python example releases sixteen carriers."""
     done = subprocess.run(
-        [sys.executable, "-c", block("python")], cwd=clone, capture_output=True, text=True, check=False
+        [sys.executable, "-c", block("python")],
+        cwd=clone,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert len([line for line in done.stdout.splitlines() if " +- " in line]) == 16

@@ -20,7 +20,10 @@ def test_the_owner_sees_which_promise_is_broken(
     """Bounds that nobody keeps: the bit says no, and the owner's program names the column."""
     monkeypatch.chdir(tiny.folder)
     bit, look = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    for columns, kept in (({"age": {"lower": 0, "upper": 120}}, True), ({"age": {"lower": 500, "upper": 900}}, False)):
+    for columns, kept in (
+        ({"age": {"lower": 0, "upper": 120}}, True),
+        ({"age": {"lower": 500, "upper": 900}}, False),
+    ):
         tiny.declare(columns=columns)
         found: dict[str, object] = {}
         exec(bit.replace("quality.check(", "kept = quality.check("), found)  # noqa: S102

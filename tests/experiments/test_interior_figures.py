@@ -19,7 +19,9 @@ def test_figures_of_all_papers_have_numbers_of_their_own() -> None:
 
 @pytest.mark.parametrize("name", ["interior-none", "interior-insurance"])
 def test_bounds_hold(name: str) -> None:
-    """Never outside, none where rows show no scale, medians of people's visits in the middle: also in few runs."""
+    """Never outside, none where rows show no scale, medians of people's visits in the middle: also
+    in few runs.
+    """
     (experiment,) = [e for e in interior.EXPERIMENTS if e.name == name]
     assert experiment.run(experiment.small).broken == []
 
@@ -43,11 +45,15 @@ def test_the_fit_finds_the_size() -> None:
 
 @pytest.mark.parametrize("name", interior.LAWS)
 def test_twice_the_rows_are_enough(name: str) -> None:
-    """At twice the specified rows nine of ten releases are right: the median is one of the distribution."""
+    """At twice the specified rows nine of ten releases are right: the median is one of the
+    distribution.
+    """
     law, right = interior.LAWS[name], [0, 0]
     for seed in range(30):
         rng = np.random.default_rng(seed)
-        right[0] += interior.answer(law.draw(rng, 2 * law.point), False, StreamSource(seed)) is not None
+        right[0] += (
+            interior.answer(law.draw(rng, 2 * law.point), False, StreamSource(seed)) is not None
+        )
         found = interior.answer(law.draw(rng, 2 * law.median), True, StreamSource(seed))
         right[1] += found is not None and law.is_median(found)
     assert min(right) >= 27

@@ -12,7 +12,10 @@ QUICK = ("threshold-rows", "stability-as-printed", "pure-sanitizers", "doctor-vi
 
 @pytest.mark.parametrize(
     "experiment",
-    [pytest.param(e, id=e.name, marks=[] if e.name in QUICK else [pytest.mark.slow]) for e in learning.EXPERIMENTS],
+    [
+        pytest.param(e, id=e.name, marks=[] if e.name in QUICK else [pytest.mark.slow])
+        for e in learning.EXPERIMENTS
+    ],
 )
 def test_every_bound_holds(experiment: Experiment) -> None:
     assert experiment.run(experiment.small).broken == []

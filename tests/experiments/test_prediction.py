@@ -10,7 +10,9 @@ from experiments import prediction
 
 @pytest.mark.parametrize("name", ["prediction-membership", "prediction-walk"])
 def test_bounds_hold(name: str) -> None:
-    """The attacker's advantage stays under its bound, the plain tree's does not; the walk does not mind the domain."""
+    """The attacker's advantage stays under its bound, the plain tree's does not; the walk does not
+    mind the domain.
+    """
     (experiment,) = [e for e in prediction.EXPERIMENTS if e.name == name]
     assert experiment.run(experiment.small).broken == []
 
@@ -27,9 +29,13 @@ def test_the_budget_of_one_vote() -> None:
     """Basic for one prediction, the vote's zCDP for many."""
     assert prediction.spent(1.0, 1) == 1.0
     assert 0.01 < prediction.spent(1.0, 100) < 0.06
-    assert prediction._most(0.7, 1) == pytest.approx(0.7) and prediction._most(0.5, 10) == pytest.approx(0.5)
+    assert prediction._most(0.7, 1) == pytest.approx(0.7) and prediction._most(
+        0.5, 10
+    ) == pytest.approx(0.5)
 
 
 def test_expected_accuracy_is_the_soft_majority_s() -> None:
     """Two labels, 16 of 23 votes at epsilon 1: the specification's probability."""
-    assert prediction.accuracy(np.array([[7, 16]]), np.array([1]), 1.0) == pytest.approx(0.9890130574, abs=1e-9)
+    assert prediction.accuracy(np.array([[7, 16]]), np.array([1]), 1.0) == pytest.approx(
+        0.9890130574, abs=1e-9
+    )

@@ -26,14 +26,18 @@ def test_figures_have_numbers_of_their_own() -> None:
 
 def test_a_broken_bound_is_shown() -> None:
     """It is in the list, and the page says so."""
-    found = Found(("a",), ((0.5,),), {}, (Bound("it holds", "it did not", False), Bound("this", "did", True)))
+    found = Found(
+        ("a",), ((0.5,),), {}, (Bound("it holds", "it did not", False), Bound("this", "did", True))
+    )
     assert found.broken == ["it holds: it did not"]
     text = section(EXPERIMENTS[0], found, "x.svg")
     assert "**does not hold**" in text and "| 0.500 |" in text
 
 
 def test_the_attacks_closed_forms_are_the_papers() -> None:
-    """Predictions of the specification's tables, with and without noise; much noise leaves nothing of the attack."""
+    """Predictions of the specification's tables, with and without noise; much noise leaves nothing
+    of the attack.
+    """
     said = [median_shift(4000, 1000, e) for e in (inf, 0.06, 0.03, 0.02)]
     assert said == pytest.approx([1.273, 0.538, 0.316, 0.223], abs=5e-4)
     assert [median_shift(int(n * 2000), 2000) for n in (0.25, 1, 4, 16)] == pytest.approx(
@@ -41,4 +45,6 @@ def test_the_attacks_closed_forms_are_the_papers() -> None:
     )
     said = [mean_shift(2001, 2000, e) for e in (inf, 0.05, 0.02, 0.01)]
     assert said == pytest.approx([0.7876, 0.7091, 0.6269, 0.5749], abs=5e-5)
-    assert lam(0) == 0 and lam(20.001) == pytest.approx(lam(19.999), abs=1e-6) and 0.999 < lam(50) < 1
+    assert (
+        lam(0) == 0 and lam(20.001) == pytest.approx(lam(19.999), abs=1e-6) and 0.999 < lam(50) < 1
+    )

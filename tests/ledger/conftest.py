@@ -29,9 +29,13 @@ class Place:
 
     @contextlib.contextmanager
     def intruder(self) -> Iterator[Callable[..., list[Any]]]:
-        """Somebody with full rights over the database: runs one statement, with ``?`` for parameters, and returns its rows."""
+        """Somebody with full rights over the database: runs one statement, with ``?`` for
+        parameters, and returns its rows.
+        """
         if "://" in self.target:
-            with psycopg.connect(self.target.replace("+psycopg", ""), autocommit=True) as connection:
+            with psycopg.connect(
+                self.target.replace("+psycopg", ""), autocommit=True
+            ) as connection:
                 connection.execute("SET session_replication_role = replica")  # no triggers
 
                 def run(statement: str, *values: Any) -> list[Any]:
@@ -71,7 +75,12 @@ class Asks:
 
     @staticmethod
     def key(
-        digest: str = "d", *, scope: str = "flights", task: str = "t", occasion: str = "o", ordinal: int = 0
+        digest: str = "d",
+        *,
+        scope: str = "flights",
+        task: str = "t",
+        occasion: str = "o",
+        ordinal: int = 0,
     ) -> ReleaseKey:
         return ReleaseKey(scope, "dag", task, occasion, digest, ordinal)
 
@@ -86,8 +95,14 @@ class Asks:
             "request": {"name": "n"},
         } | changes
 
-    def reserve(self, ledger: Ledger, digest: str = "d", epsilon: str = "0.1", **changes: Any) -> Reservation:
-        where = {name: changes.pop(name) for name in ("scope", "task", "occasion", "ordinal") if name in changes}
+    def reserve(
+        self, ledger: Ledger, digest: str = "d", epsilon: str = "0.1", **changes: Any
+    ) -> Reservation:
+        where = {
+            name: changes.pop(name)
+            for name in ("scope", "task", "occasion", "ordinal")
+            if name in changes
+        }
         return ledger.reserve(self.key(digest, **where), **self.terms(epsilon, **changes))
 
     @staticmethod

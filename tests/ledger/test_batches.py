@@ -1,4 +1,6 @@
-"""Many answers in one transaction: all of them or none, read from where one left off, in the history and in an export."""
+"""Many answers in one transaction: all of them or none, read from where one left off, in the
+history and in an export.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def test_a_batch_is_one_step_of_the_session(place: Place, ledger: Ledger, ask: A
     assert ledger.batches(name) == [first]
     held = ledger.session(name)
     assert (held.version, held.state, held.closed) == (1, {"answered": 2500}, False)
-    assert ledger.answer_batch(name, {"last": "x"}, expected_version=1, state={"answered": 2501}, closed=True)
+    assert ledger.answer_batch(
+        name, {"last": "x"}, expected_version=1, state={"answered": 2501}, closed=True
+    )
     with pytest.raises(SessionClosed):
         ledger.answer_batch(name, {"more": 1}, expected_version=2, state={})
     assert ledger.verify().ok
@@ -72,13 +76,19 @@ def test_a_changed_answer_of_a_batch_is_found(place: Place, ledger: Ledger, ask:
 
 
 def test_what_was_stored_is_given_again_or_nothing(place: Place, ledger: Ledger, ask: Asks) -> None:
-    """A batch or an answer that somebody changed, although it reads well, put at another's place or took away is not believed."""
+    """A batch or an answer that somebody changed, although it reads well, put at another's place or
+    took away is not believed.
+    """
     name = opened(ledger, ask)
     for version in range(3):
         ledger.answer_batch(name, {"answers": [version]}, expected_version=version, state={})
-    single = ledger.open_session(ask.key("single"), **ask.terms(), state={}, exclusive=False).session_id
+    single = ledger.open_session(
+        ask.key("single"), **ask.terms(), state={}, exclusive=False
+    ).session_id
     for version in range(3):
-        ledger.answer(single, query=f"q{version}", expected_version=version, state={}, answer={"v": version})
+        ledger.answer(
+            single, query=f"q{version}", expected_version=version, state={}, answer={"v": version}
+        )
     assert [answer.answer["v"] for answer in ledger.answers(single)] == [0, 1, 2]
     assert ledger.stored_answer(single, "q1") == ledger.answers(single)[1]
 

@@ -1,7 +1,9 @@
-"""Death, loss and want after every single statement: at most one charge, at most one visible result, a retry completes.
+"""Death, loss and want after every single statement: at most one charge, at most one visible
+result, a retry completes.
 
-The named points of `dpflow.fault_points` are tested where their code is (tests/engine, test_faults.py). Here the number of
-the SQL statement, begin and commit included, says where a process dies, an exception is raised or a connection is lost.
+The named points of `dpflow.fault_points` are tested where their code is (tests/engine,
+test_faults.py). Here the number of the SQL statement, begin and commit included, says where a
+process dies, an exception is raised or a connection is lost.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ def in_a_quota(ledger, ask, n):
 
 def session(ledger, ask, n):
     """A session that is opened, asked twice, and used up."""
-    held = ledger.open_session(ask.key(f"session-{n}"), **ask.terms("1e-6"), state={"left": 2}, exclusive=True)
+    held = ledger.open_session(
+        ask.key(f"session-{n}"), **ask.terms("1e-6"), state={"left": 2}, exclusive=True
+    )
     shown = []
     for version in (0, 1):
         drawn = {"drawn": secrets.token_hex(4)}
@@ -64,12 +68,18 @@ def session(ledger, ask, n):
 def taken_over(ledger, ask, n):
     """An orphan, an owner's decision, and the try that finishes it."""
     orphan = ask.reserve(ledger, f"orphan-{n}", "1e-6")
-    ledger.resolve(orphan.release_id, reason="r", principal="owner", decision="retry") if not orphan.settled else None
+    ledger.resolve(
+        orphan.release_id, reason="r", principal="owner", decision="retry"
+    ) if not orphan.settled else None
     held = ask.reserve(ledger, f"orphan-{n}", "1e-6")
     return ledger.settle(held, {"drawn": secrets.token_hex(4)}).result
 
 
-LIVES = [one_shot, session, *(pytest.param(life, marks=pytest.mark.slow) for life in (in_a_quota, taken_over))]
+LIVES = [
+    one_shot,
+    session,
+    *(pytest.param(life, marks=pytest.mark.slow) for life in (in_a_quota, taken_over)),
+]
 
 
 @pytest.fixture
@@ -102,8 +112,12 @@ def hooked(hook: Callable[[], None]) -> Iterator[None]:
         fault_points.after_statement = None
 
 
-def statements_of(life: Callable[..., Any], ledger: Ledger, ask: Any, passed: list[None] | None = None) -> int:
-    """How many statements a whole life runs, after the first one, which writes down what is read. Two charges."""
+def statements_of(
+    life: Callable[..., Any], ledger: Ledger, ask: Any, passed: list[None] | None = None
+) -> int:
+    """How many statements a whole life runs, after the first one, which writes down what is read.
+    Two charges.
+    """
     passed = [] if passed is None else passed
     life(ledger, ask, -1)
     with hooked(lambda: passed.append(None)):
@@ -132,19 +146,25 @@ def forked(work: Callable[[], Any]) -> tuple[int, Any]:
 
 def books(ledger: Ledger) -> tuple[int, int]:
     """Charges, and what all of them add up to in the account that every life but one pays."""
-    charged = [entry for entry in ledger.history(limit=10**6) if entry.kind in ("reserve", "session")]
+    charged = [
+        entry for entry in ledger.history(limit=10**6) if entry.kind in ("reserve", "session")
+    ]
     ((_, cost),) = ledger.remaining("flights").spent
     return len(charged), cost.epsilon
 
 
 @pytest.mark.parametrize("life", LIVES)
 def test_killed_after_any_statement(ledger, ask, life):
-    """SIGKILL after the n-th statement, for every n: the retry finds or makes the one charge and the one result."""
+    """SIGKILL after the n-th statement, for every n: the retry finds or makes the one charge and
+    the one result.
+    """
     whole = statements_of(life, ledger, ask)
     for n in range(1, whole + 1):
 
         def doomed(n: int = n) -> Any:
-            fault_points.after_statement = at_statement(n, lambda: os.kill(os.getpid(), signal.SIGKILL))
+            fault_points.after_statement = at_statement(
+                n, lambda: os.kill(os.getpid(), signal.SIGKILL)
+            )
             return life(ledger, ask, n)
 
         code, shown = forked(doomed)
@@ -175,8 +195,8 @@ def test_an_exception_after_any_statement(ledger, ask, life):
 def test_a_connection_lost_after_any_statement(postgres, tmp_path, ask, life, caplog, monkeypatch):
     """pg_terminate_backend after the n-th statement: retryable and silent, and the retry completes.
 
-    Lost is a call whose connection breaks after its transaction has begun and before it ends; one that breaks while it begins
-    is replaced, because nothing ran on it.
+    Lost is a call whose connection breaks after its transaction has begun and before it ends; one
+    that breaks while it begins is replaced, because nothing ran on it.
     """
     url = postgres()
     ledger = Ledger(url, anchor=tmp_path / "anchor", create=True)
@@ -216,13 +236,17 @@ def test_a_connection_lost_after_any_statement(postgres, tmp_path, ask, life, ca
             else:
                 assert life(ledger, ask, n) == first  # lost between two transactions, and replaced
             assert life(ledger, ask, n) == life(ledger, ask, n)
-    assert lost == whole - begun > 0 and not [record for record in caplog.records if record.levelname == "ERROR"]
+    assert lost == whole - begun > 0 and not [
+        record for record in caplog.records if record.levelname == "ERROR"
+    ]
     assert books(ledger)[0] == whole + 2 and ledger.verify().ok
 
 
 @pytest.mark.parametrize("life", [one_shot, session])
 def test_a_connection_lost_while_committing(postgres, tmp_path, ask, life, monkeypatch):
-    """The server committed and its answer is lost: the message claims nothing, and the same call finds what there is."""
+    """The server committed and its answer is lost: the message claims nothing, and the same call
+    finds what there is.
+    """
     ledger = Ledger(postgres(), anchor=tmp_path / "anchor", create=True)
     ledger.grant("flights", 1, 0, filter="basic", principal="owner")
     commit = WireTransaction.commit
@@ -250,7 +274,9 @@ def test_no_connection_is_left(postgres, tmp_path, ask):
         stack.enter_context(ledger._database.reading())  # this process's own connection is in use
         with pytest.raises(psycopg.OperationalError, match="too many|remaining connection slots"):
             for _ in range(1000):
-                stack.enter_context(contextlib.closing(psycopg.connect(url.replace("+psycopg", ""))))
+                stack.enter_context(
+                    contextlib.closing(psycopg.connect(url.replace("+psycopg", "")))
+                )
         with pytest.raises(LedgerUnavailable, match="out of reach"):
             ask.reserve(ledger)
         with pytest.raises(LedgerUnavailable, match="out of reach"):
@@ -289,7 +315,9 @@ def on_disk(tmp_path) -> Ledger:
 
 
 def test_a_file_that_cannot_grow(on_disk, ask, tmp_path):
-    """Whatever size a file may not exceed, a charge is recorded or refused retryably, and the retry completes."""
+    """Whatever size a file may not exceed, a charge is recorded or refused retryably, and the retry
+    completes.
+    """
     codes = []
     for n in range(40):
         limit = 200 if n == 39 else 1777 * n  # the last: not even the anchor's mark
@@ -362,10 +390,23 @@ print("refused", refused)
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="no way to a file system of our own")
 def test_no_space_left_on_the_device():
-    """A real file system of twelve megabytes, filled to the last byte, then relieved of its ballast."""
+    """A real file system of twelve megabytes, filled to the last byte, then relieved of its
+    ballast.
+    """
     script = 'mount -t tmpfs -o size=12m none "$0" && dd if=/dev/zero of="$0/ballast" bs=1M count=9 status=none && exec "$1" -c "$2" "$0"'
     with tempfile.TemporaryDirectory() as folder:
-        command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, folder, sys.executable, FULL]
+        command = [
+            "unshare",
+            "--user",
+            "--map-root-user",
+            "--mount",
+            "sh",
+            "-c",
+            script,
+            folder,
+            sys.executable,
+            FULL,
+        ]
         done = subprocess.run(command, capture_output=True, text=True)
     if "unshare" in done.stderr or "mount" in done.stderr:
         pytest.skip(f"no file system of our own here: {done.stderr.strip()}")

@@ -11,7 +11,9 @@ from dpflow.ledger import Reservation
 
 
 def test_settled_key_returns_the_stored_result_for_nothing(ledger, ask):
-    """A cleared task gets its first result bit for bit, with its names in their order, and pays nothing."""
+    """A cleared task gets its first result bit for bit, with its names in their order, and pays
+    nothing.
+    """
     first = ask.reserve(ledger)
     ledger.settle(first, {"z": 1, "a": [1.5, None]}, snapshot="s")
     again = ask.reserve(ledger)
@@ -40,7 +42,10 @@ def test_every_part_of_the_key_counts(ledger, ask, change):
     """A release that differs in one part of its key is another release, and is paid."""
     ledger.grant("flights/b", 1, 0, filter="basic", principal="owner")
     ask.reserve(ledger)
-    ask.reserve(ledger, **{change: 1 if change == "ordinal" else "flights/b" if change == "scope" else "other"})
+    ask.reserve(
+        ledger,
+        **{change: 1 if change == "ordinal" else "flights/b" if change == "scope" else "other"},
+    )
     assert ask.spent(ledger) == {"": "0.2"}
 
 
@@ -55,7 +60,9 @@ def test_changed_retry_is_refused_unless_it_says_so(ledger, ask):
 
 
 def test_new_mechanism_version_keeps_its_reservation_in_a_run(ledger, ask):
-    """The same family and event in the same slot is the same release; in another run it is paid anew."""
+    """The same family and event in the same slot is the same release; in another run it is paid
+    anew.
+    """
     first = ask.reserve(ledger, "v1", slot="run1")
     assert ask.reserve(ledger, "v2", slot="run1").release_id == first.release_id
     assert ask.reserve(ledger, "v2", slot="run2").release_id != first.release_id
@@ -69,7 +76,9 @@ def test_family_with_another_price_is_a_conflict(ledger, ask):
 
 
 def test_mapped_inputs_in_another_order(ledger, ask):
-    """Reordered inputs find their releases, and an instance that was never paid for is paid once, not more."""
+    """Reordered inputs find their releases, and an instance that was never paid for is paid once,
+    not more.
+    """
     ask.reserve(ledger, "A", slot="run/0", family="A")
     with pytest.raises(RetryConflict, match="same release"):
         ask.reserve(ledger, "B", slot="run/0", family="B")
@@ -81,7 +90,9 @@ def test_mapped_inputs_in_another_order(ledger, ask):
 
 
 def test_resolve_closes_an_orphan(ledger, ask):
-    """After an owner's decision the late settle is discarded, later tries are refused, and the charge stays."""
+    """After an owner's decision the late settle is discarded, later tries are refused, and the
+    charge stays.
+    """
     orphan = ask.reserve(ledger)
     ledger.resolve(orphan.release_id, reason="host lost", principal="owner")
     with pytest.raises(RetryConflict, match="discarded"):
@@ -122,7 +133,11 @@ def test_invented_reservations_settle_nothing(ledger, ask):
 def test_equal_asks_at_once_pay_once(ledger, ask):
     """A zombie and its retry in two threads share one charge and see one result."""
     with ThreadPoolExecutor(8) as pool:
-        got = list(pool.map(lambda n: ledger.settle(ask.reserve(ledger), {"value": n}).result["value"], range(8)))
+        got = list(
+            pool.map(
+                lambda n: ledger.settle(ask.reserve(ledger), {"value": n}).result["value"], range(8)
+            )
+        )
     assert len(set(got)) == 1
     assert ask.spent(ledger) == {"": "0.1"} and ledger.verify().ok
 
@@ -136,8 +151,12 @@ def test_every_entry_names_its_principal(ledger, ask):
     ledger.settle(ask.reserve(ledger, "quiet", principal="ann"), {"value": 1})
     orphan = ask.reserve(ledger, "orphan", principal="ann")
     ledger.resolve(orphan.release_id, reason="lost", principal="owner 3")
-    held = ledger.open_session(ask.key("gate"), **ask.terms(principal="ann"), state={"v": 0}, exclusive=False)
-    ledger.answer(held.session_id, query="q", expected_version=0, state={}, answer={}, principal="bob")
+    held = ledger.open_session(
+        ask.key("gate"), **ask.terms(principal="ann"), state={"v": 0}, exclusive=False
+    )
+    ledger.answer(
+        held.session_id, query="q", expected_version=0, state={}, answer={}, principal="bob"
+    )
     ledger.answer_batch(held.session_id, {"r": {}}, expected_version=1, state={}, principal="eve")
     ledger.answer(held.session_id, query="s", expected_version=2, state={}, answer={})
     ledger.record("contract", {"ok": True}, principal="checker")
@@ -160,9 +179,15 @@ def test_an_act_of_nobody_is_refused(ledger, ask, nobody):
         lambda: ask.reserve(ledger, "new", principal=nobody),
         lambda: ledger.settle(reserved, {}, principal=nobody),
         lambda: ledger.resolve(reserved.release_id, reason="r", principal=nobody),
-        lambda: ledger.open_session(ask.key("h"), **ask.terms(principal=nobody), state={}, exclusive=False),
-        lambda: ledger.answer(held.session_id, query="q", expected_version=0, state={}, answer={}, principal=nobody),
-        lambda: ledger.answer_batch(held.session_id, {"q": {}}, expected_version=0, state={}, principal=nobody),
+        lambda: ledger.open_session(
+            ask.key("h"), **ask.terms(principal=nobody), state={}, exclusive=False
+        ),
+        lambda: ledger.answer(
+            held.session_id, query="q", expected_version=0, state={}, answer={}, principal=nobody
+        ),
+        lambda: ledger.answer_batch(
+            held.session_id, {"q": {}}, expected_version=0, state={}, principal=nobody
+        ),
         lambda: ledger.record("contract", {}, principal=nobody),
     ]
     for act in acts:
@@ -175,8 +200,13 @@ def test_releases_are_found_by_name(ledger, ask):
     """By the whole name, quotes and all, in a scope; those of one run alone if asked."""
     names = ["look", "look", "look 2", 'lo"ok', "lo_k", "%"]
     for number, name in enumerate(names):
-        ask.reserve(ledger, f"d{number}", occasion=f"o{number}", request={"name": name, "mechanism": "m"})
-    found = {name: [one.request["name"] for one in ledger.named("flights", name)] for name in [*names, "loo"]}
+        ask.reserve(
+            ledger, f"d{number}", occasion=f"o{number}", request={"name": name, "mechanism": "m"}
+        )
+    found = {
+        name: [one.request["name"] for one in ledger.named("flights", name)]
+        for name in [*names, "loo"]
+    }
     assert found == {name: [name] * names.count(name) for name in found}
     assert len(ledger.named("flights", "look", ("dag", "o1"))) == 1
     assert ledger.named("flights", "look", ("dag", "o5")) == ledger.named("other", "look") == []

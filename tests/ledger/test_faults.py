@@ -42,7 +42,9 @@ def test_a_killed_opening_is_resumed(ledger, place, ask, point):
     assert len(ledger.releases()) == 1 and ask.spent(ledger) == {"": "0.5"} and ledger.verify().ok
 
 
-@pytest.mark.parametrize(("point", "winner"), [("session.before-commit", "second"), ("session.after-commit", "first")])
+@pytest.mark.parametrize(
+    ("point", "winner"), [("session.before-commit", "second"), ("session.after-commit", "first")]
+)
 def test_a_killed_answer_is_given_once(ledger, place, ask, point, winner):
     """Killed before its commit an answer never was; killed after it, the stored answer stands."""
     arguments = (place.target, str(place.anchor))
@@ -104,7 +106,9 @@ assert os.wait()[1] == 0
 
 @pytest.mark.parametrize(("thread", "charges", "said"), [("idle", 3, "+"), ("busy", 1, "-")])
 def test_a_forked_child_loses_no_charge(tmp_path, thread, charges, said):
-    """When the parent closes its connections to a file, what the child charges stays; a child that cannot be safe charges nothing."""
+    """When the parent closes its connections to a file, what the child charges stays; a child that
+    cannot be safe charges nothing.
+    """
     file, anchor = str(tmp_path / "ledger.sqlite"), str(tmp_path / "anchor")
     ledger = Ledger(file, anchor=anchor, create=True)
     ledger.grant("flights", 1, 0, filter="basic", principal="owner")
@@ -146,14 +150,18 @@ def test_a_lost_connection_is_replaced(postgres, tmp_path, ask):
 
 
 def test_a_connection_lost_inside_a_transaction_is_retryable(postgres, tmp_path, ask, monkeypatch):
-    """Lost before its commit, nothing is recorded; whoever is told so calls again, and that completes."""
+    """Lost before its commit, nothing is recorded; whoever is told so calls again, and that
+    completes.
+    """
     from dpflow.ledger import Ledger
     from dpflow.ledger import ledger as verbs
 
     url = postgres()
     ledger = Ledger(url, anchor=tmp_path / "anchor", create=True)
     ledger.grant("flights", 1, 0, filter="basic", principal="owner")
-    monkeypatch.setattr(verbs.faults, "reach", lambda point: _disconnect_all(url) if "before" in point else None)
+    monkeypatch.setattr(
+        verbs.faults, "reach", lambda point: _disconnect_all(url) if "before" in point else None
+    )
     with pytest.raises(LedgerUnavailable, match="is never charged twice") as caught:
         ask.reserve(ledger)
     assert caught.value.retryable
@@ -167,7 +175,9 @@ def test_a_server_that_is_not_there(tmp_path):
     from dpflow.ledger import Ledger
 
     with pytest.raises(LedgerUnavailable, match="out of reach") as caught:
-        Ledger(f"postgresql+psycopg://u:sesame@/x?host={tmp_path}", anchor=tmp_path / "a", create=True)
+        Ledger(
+            f"postgresql+psycopg://u:sesame@/x?host={tmp_path}", anchor=tmp_path / "a", create=True
+        )
     assert "sesame" not in str(caught.value)
 
 
@@ -180,17 +190,31 @@ def _disconnect_all(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("processes", "rounds"), [(4, 1), pytest.param(64, 20, marks=pytest.mark.slow)], ids=["four", "sixty-four"]
+    ("processes", "rounds"),
+    [(4, 1), pytest.param(64, 20, marks=pytest.mark.slow)],
+    ids=["four", "sixty-four"],
 )
 def test_killed_processes_never_overrun(place, processes, rounds):
-    """Processes on one scope, killed at random moments and started again: exactly what fits commits, to the unit."""
+    """Processes on one scope, killed at random moments and started again: exactly what fits
+    commits, to the unit.
+    """
     for n in range(rounds):
-        anvil = Anvil(place.target, place.anchor, f"s{n}", processes, asks=8, fits=5 * processes, kills=processes)
+        anvil = Anvil(
+            place.target,
+            place.anchor,
+            f"s{n}",
+            processes,
+            asks=8,
+            fits=5 * processes,
+            kills=processes,
+        )
         assert hammer(anvil, random.Random(7)).commits == 5 * processes  # noqa: S311  it chooses whom to kill
 
 
 def test_a_refusal_after_many_reads_leaves_prepared_statements(postgres, tmp_path, ask):
-    """What the driver prepares for itself it drops at a rollback, and with it everything that is prepared."""
+    """What the driver prepares for itself it drops at a rollback, and with it everything that is
+    prepared.
+    """
     ledger = Ledger(postgres(), anchor=tmp_path / "anchor", create=True)
     ledger.grant("flights", 1, 0, filter="basic", principal="owner")
     for n in range(10):
@@ -209,7 +233,9 @@ def test_writers_take_turns_whatever_the_server_prefers(postgres, tmp_path, ask)
     url = postgres()
     with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as connection:
         name = connection.info.dbname
-        connection.execute(f"ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'".encode())
+        connection.execute(
+            f"ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'".encode()
+        )
         connection.execute(f"ALTER DATABASE {name} SET client_encoding = 'LATIN1'".encode())
     ledger = Ledger(url, anchor=tmp_path / "anchor", create=True)
     ledger.grant("flights", 1, 0, filter="basic", principal="Zoë")

@@ -54,7 +54,9 @@ class Place:
                 connection.exec_driver_sql("DROP TRIGGER IF EXISTS dpflow_entry_no_update")
                 connection.exec_driver_sql("DROP TRIGGER IF EXISTS dpflow_entry_no_delete")
             else:
-                connection.exec_driver_sql("DROP TRIGGER IF EXISTS dpflow_entry_append_only ON dpflow_entry")
+                connection.exec_driver_sql(
+                    "DROP TRIGGER IF EXISTS dpflow_entry_append_only ON dpflow_entry"
+                )
             for statement in statements:
                 connection.exec_driver_sql(statement)
         engine.dispose()
@@ -119,7 +121,9 @@ def test_the_budget_is_a_wall(ledger: Ledger) -> None:
     """What does not fit is refused with what is left, and charges nothing."""
     reserve(ledger, key("1"))
     reserve(ledger, key("2"))
-    with pytest.raises(BudgetExceeded, match=r"scope 's' cannot pay: epsilon 0.5 is asked, 0 of 1 is left"):
+    with pytest.raises(
+        BudgetExceeded, match=r"scope 's' cannot pay: epsilon 0.5 is asked, 0 of 1 is left"
+    ):
         reserve(ledger, key("3"))
     assert spent(ledger) == {"": Fraction(1)}
     assert ledger.check("s", [HALF], ()) is not None
@@ -138,14 +142,21 @@ def test_a_new_mechanism_version_keeps_the_reservation_of_its_slot(ledger: Ledge
     """Same family and event: a retry after an upgrade is no new charge; another run is."""
     held = reserve(ledger, slot="run/task")
     assert reserve(ledger, key(digest="d2"), slot="run/task").release_id == held.release_id
-    assert reserve(ledger, key("next day", digest="d2"), slot="run2/task").release_id != held.release_id
+    assert (
+        reserve(ledger, key("next day", digest="d2"), slot="run2/task").release_id
+        != held.release_id
+    )
 
 
 def test_a_charge_debits_every_scope_and_block_or_none(place: Place) -> None:
-    """A quota below a dataset: when the second block of the quota is full, nothing is charged anywhere."""
+    """A quota below a dataset: when the second block of the quota is full, nothing is charged
+    anywhere.
+    """
     ledger = place.open(create=True)
     for scope, epsilon in (("data", 2), ("data/team", 1)):
-        ledger.grant(scope, epsilon, 0, filter="basic", blocks=True, protects="x", principal="owner")
+        ledger.grant(
+            scope, epsilon, 0, filter="basic", blocks=True, protects="x", principal="owner"
+        )
     reserve(ledger, key("1", scope="data/team"), event=Pure(1), blocks=["b2"])
     with pytest.raises(BudgetExceeded, match="scope 'data/team', block 'b2' cannot pay"):
         reserve(ledger, key("2", scope="data/team"), blocks=["b1", "b2"])
@@ -247,13 +258,25 @@ def session(ledger: Ledger, exclusive: bool = False) -> str:
 
 
 def test_a_session_answers_once_and_advances_with_its_answer(ledger: Ledger) -> None:
-    """A repeated query returns the stored answer; a stale version stores nothing; a closed session refuses."""
+    """A repeated query returns the stored answer; a stale version stores nothing; a closed session
+    refuses.
+    """
     name = session(ledger)
     assert session(ledger) == name
-    first = ledger.answer(name, query="q1", expected_version=0, state={"noise": 1}, answer={"verdict": "yes"})
-    again = ledger.answer(name, query="q1", expected_version=0, state={"noise": 2}, answer={"verdict": "no"})
-    assert first is not None and again is not None and first.answer == again.answer == {"verdict": "yes"}
-    assert ledger.answer(name, query="q2", expected_version=0, state={"noise": 3}, answer={}) is None
+    first = ledger.answer(
+        name, query="q1", expected_version=0, state={"noise": 1}, answer={"verdict": "yes"}
+    )
+    again = ledger.answer(
+        name, query="q1", expected_version=0, state={"noise": 2}, answer={"verdict": "no"}
+    )
+    assert (
+        first is not None
+        and again is not None
+        and first.answer == again.answer == {"verdict": "yes"}
+    )
+    assert (
+        ledger.answer(name, query="q2", expected_version=0, state={"noise": 3}, answer={}) is None
+    )
     ledger.answer(name, query="q2", expected_version=1, state={"noise": 3}, answer={}, closed=True)
     with pytest.raises(SessionClosed, match="used up"):
         ledger.answer(name, query="q3", expected_version=2, state={}, answer={})
@@ -263,12 +286,16 @@ def test_a_session_answers_once_and_advances_with_its_answer(ledger: Ledger) -> 
 def test_secret_state_shows_nowhere(ledger: Ledger) -> None:
     """Neither a repr nor the history holds it; the history has a keyed commitment."""
     name = session(ledger)
-    shown = repr(ledger.session(name)) + repr(ledger.history()) + repr(ledger.releases()) + repr(ledger)
+    shown = (
+        repr(ledger.session(name)) + repr(ledger.history()) + repr(ledger.releases()) + repr(ledger)
+    )
     assert "7771" not in shown and ledger.session(name).state == {"noise": 7771}
 
 
 def test_an_open_gate_closes_its_scope(ledger: Ledger) -> None:
-    """While an exclusive session is open nothing else is released from its scope, above it or below it."""
+    """While an exclusive session is open nothing else is released from its scope, above it or below
+    it.
+    """
     name = session(ledger, exclusive=True)
     with pytest.raises(SessionClosed, match="a gate session is open on scope 's'"):
         reserve(ledger)
@@ -280,7 +307,16 @@ def test_commitments_are_keyed(ledger: Ledger, place: Place, tmp_path: Path) -> 
     """The same data gives another digest for another purpose or another ledger."""
     other = Ledger(tmp_path / "other.sqlite", create=True)
     assert ledger.commitment(b"x", "a") == place.open().commitment(b"x", "a")
-    assert len({ledger.commitment(b"x", "a"), ledger.commitment(b"x", "b"), other.commitment(b"x", "a")}) == 3
+    assert (
+        len(
+            {
+                ledger.commitment(b"x", "a"),
+                ledger.commitment(b"x", "b"),
+                other.commitment(b"x", "a"),
+            }
+        )
+        == 3
+    )
 
 
 @pytest.mark.parametrize(
@@ -288,7 +324,10 @@ def test_commitments_are_keyed(ledger: Ledger, place: Place, tmp_path: Path) -> 
     [
         ("UPDATE dpflow_entry SET principal = 'mallory' WHERE seq = 2", "entry 2 was changed"),
         ("DELETE FROM dpflow_entry WHERE seq = 2", "entry 2 is missing"),
-        ("DELETE FROM dpflow_entry WHERE seq = (SELECT max(seq) FROM dpflow_entry)", "which is gone"),
+        (
+            "DELETE FROM dpflow_entry WHERE seq = (SELECT max(seq) FROM dpflow_entry)",
+            "which is gone",
+        ),
         ("UPDATE dpflow_account SET epsilon = 0", "account s does not hold"),
         (
             "UPDATE dpflow_release SET result = '{\"rows\": [2]}' WHERE state = 'settled'",
@@ -302,7 +341,9 @@ def test_commitments_are_keyed(ledger: Ledger, place: Place, tmp_path: Path) -> 
         ("UPDATE dpflow_scope SET protects = 'nobody'", "scope s is not what was granted"),
     ],
 )
-def test_verify_finds_what_was_touched(ledger: Ledger, place: Place, statement: str, finding: str) -> None:
+def test_verify_finds_what_was_touched(
+    ledger: Ledger, place: Place, statement: str, finding: str
+) -> None:
     """Each kind of tampering is named, and an untouched ledger verifies."""
     ledger.settle(reserve(ledger), {"rows": [1]})
     session(ledger)
@@ -314,7 +355,9 @@ def test_verify_finds_what_was_touched(ledger: Ledger, place: Place, statement: 
 
 def test_the_history_cannot_be_edited_by_accident(ledger: Ledger, place: Place) -> None:
     """A trigger stops updates and deletes on both databases."""
-    engine = sa.create_engine(f"sqlite:///{place.target}" if "://" not in place.target else place.target)
+    engine = sa.create_engine(
+        f"sqlite:///{place.target}" if "://" not in place.target else place.target
+    )
     for statement in ("UPDATE dpflow_entry SET kind = 'x'", "DELETE FROM dpflow_entry"):
         with pytest.raises(sa.exc.DBAPIError, match="append-only"), engine.begin() as connection:
             connection.exec_driver_sql(statement)
@@ -387,11 +430,15 @@ print(won)
 
 
 def test_racing_processes_never_overrun(place: Place) -> None:
-    """Six processes ask for sixty charges of which thirty fit: exactly thirty commit, and the sum is exact."""
+    """Six processes ask for sixty charges of which thirty fit: exactly thirty commit, and the sum
+    is exact.
+    """
     ledger = place.open(create=True)
     ledger.grant("race", 3, 0, filter="basic", principal="owner")
     command = [sys.executable, "-c", RACE, place.target, str(place.anchor)]
-    racers = [subprocess.Popen([*command, str(n)], stdout=subprocess.PIPE, text=True) for n in range(6)]
+    racers = [
+        subprocess.Popen([*command, str(n)], stdout=subprocess.PIPE, text=True) for n in range(6)
+    ]
     assert sum(int(racer.communicate(timeout=600)[0]) for racer in racers) == 30
     assert spent(ledger, "race") == {"": Fraction(3)}
     assert ledger.verify().ok
@@ -409,9 +456,17 @@ ledger.settle(held, {"rows": []})
 
 
 @pytest.mark.parametrize(
-    "point", ["reserve.before-commit", "reserve.after-commit", "settle.before-commit", "settle.after-commit"]
+    "point",
+    [
+        "reserve.before-commit",
+        "reserve.after-commit",
+        "settle.before-commit",
+        "settle.after-commit",
+    ],
 )
-def test_sigkill_leaves_at_most_one_charge(ledger: Ledger, place: Place, tmp_path: Path, point: str) -> None:
+def test_sigkill_leaves_at_most_one_charge(
+    ledger: Ledger, place: Place, tmp_path: Path, point: str
+) -> None:
     """Killed anywhere in the protocol, the next try completes with one charge and one result."""
     environment = os.environ | {"DPFLOW_FAULT": f"{point}:kill:{tmp_path / 'fired'}"}
     command = [sys.executable, "-c", CRASH, place.target, str(place.anchor)]

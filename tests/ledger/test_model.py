@@ -17,7 +17,13 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from dpflow.core.accounting.events import Pure
 from dpflow.errors import (
@@ -59,17 +65,31 @@ class Model:
         self.lines: list[str] = []
 
     def grant(self, scope: str, tenths: int, quota: bool) -> None:
-        above, used = scope.rpartition("/")[0], [n for (s, _), n in self.spent.items() if s == scope]
+        above, used = (
+            scope.rpartition("/")[0],
+            [n for (s, _), n in self.spent.items() if s == scope],
+        )
         if quota and not above:
             raise InvalidInput
-        if above and (above not in self.grants or quota and tenths > self.grants[above]) or tenths < max([0, *used]):
+        if (
+            above
+            and (above not in self.grants or quota and tenths > self.grants[above])
+            or tenths < max([0, *used])
+        ):
             raise GrantConflict
         self.grants[scope] = tenths
         self.lines += ["grant"]
 
-    def known(self, scope: str, name: str, tenths: int, slot: str | None, again: bool) -> Kept | None:
-        """Exactly once: by key; else what this slot has, if it is of one family; else it may have to be refused."""
-        kept, task = self.kept.get((scope, name)), [k for (s, _), k in self.kept.items() if s == scope]
+    def known(
+        self, scope: str, name: str, tenths: int, slot: str | None, again: bool
+    ) -> Kept | None:
+        """Exactly once: by key; else what this slot has, if it is of one family; else it may have
+        to be refused.
+        """
+        kept, task = (
+            self.kept.get((scope, name)),
+            [k for (s, _), k in self.kept.items() if s == scope],
+        )
         before = {at: k for at, k in self.kept.items() if slot is not None and slot in k.slots}
         if kept is not None and slot is not None and slot not in kept.slots:
             kept.slots.add(slot)
@@ -85,19 +105,28 @@ class Model:
 
     def charge(self, at: tuple[str, str], blocks: set[str], kept: Kept) -> None:
         """Every account pays, or none."""
-        gates = {path_of(scope)[0] for (scope, _), k in self.kept.items() if k.exclusive and k.state == "open"}
+        gates = {
+            path_of(scope)[0]
+            for (scope, _), k in self.kept.items()
+            if k.exclusive and k.state == "open"
+        }
         if path_of(at[0])[0] in gates:
             raise SessionClosed
         if at[0] not in self.grants:
             raise UnknownName("", "", ())
         bill = {(scope, block): kept.tenths for scope in path_of(at[0]) for block in blocks}
-        if any(self.spent[account] + tenths > self.grants[account[0]] for account, tenths in bill.items()):
+        if any(
+            self.spent[account] + tenths > self.grants[account[0]]
+            for account, tenths in bill.items()
+        ):
             raise BudgetExceeded("", scope="", block=None)
         self.spent.update(bill)
         self.kept[at] = kept
         self.lines += ["session" if kept.state == "open" else "reserve"]
 
-    def reserve(self, scope: str, name: str, tenths: int, blocks: set[str], slot: str | None, again: bool) -> Any:
+    def reserve(
+        self, scope: str, name: str, tenths: int, blocks: set[str], slot: str | None, again: bool
+    ) -> Any:
         kept = self.known(scope, name, tenths, slot, again)
         if kept is None:
             self.charge((scope, name), blocks, Kept(tenths, "reserved", False, {slot} - {None}))
@@ -121,11 +150,23 @@ class Model:
     def resolve(self, kept: Kept, decision: str) -> None:
         if kept.state not in ("reserved", "open") or (kept.state, decision) == ("open", "retry"):
             raise InvalidInput
-        kept.state = "reserved" if decision == "retry" else {"reserved": "fenced", "open": "closed"}[kept.state]
+        kept.state = (
+            "reserved"
+            if decision == "retry"
+            else {"reserved": "fenced", "open": "closed"}[kept.state]
+        )
         kept.fence = kept.tries + 1
         self.lines += ["resolve"]
 
-    def open(self, scope: str, name: str, tenths: int, blocks: set[str], slot: str | None, exclusive: bool) -> Any:
+    def open(
+        self,
+        scope: str,
+        name: str,
+        tenths: int,
+        blocks: set[str],
+        slot: str | None,
+        exclusive: bool,
+    ) -> Any:
         kept = self.known(scope, name, tenths, slot, False)
         if kept is None:
             kept = Kept(tenths, "open", exclusive, {slot} - {None})
@@ -141,7 +182,11 @@ class Model:
             raise SessionClosed
         if version != kept.version:
             return None
-        kept.answers[query], kept.version, kept.state = given, version + 1, "closed" if closed else "open"
+        kept.answers[query], kept.version, kept.state = (
+            given,
+            version + 1,
+            "closed" if closed else "open",
+        )
         self.lines += ["answer"]
         return given
 
@@ -152,11 +197,14 @@ class Model:
 
 
 SCOPES = st.sampled_from(["s", "s/a", "s/a/c", "s/b"])
-NAMES = st.sampled_from(["a1", "a2", "b1", "b2"])  # a digest each; those of one letter are versions of one mechanism
+NAMES = st.sampled_from(
+    ["a1", "a2", "b1", "b2"]
+)  # a digest each; those of one letter are versions of one mechanism
 BLOCKS = st.sets(st.sampled_from("xy"), min_size=1)
 SLOTS = st.sampled_from([None, "run/0", "run/1"])
 CHARGES = st.sampled_from([1, 1, 2, 5])
-#: Nothing dies here, so nothing need be on a disk, where close to half of the time went into flushing it.
+#: Nothing dies here, so nothing need be on a disk, where close to half of the time went into
+#: flushing it.
 FOLDERS = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
@@ -222,10 +270,14 @@ class Machine(RuleBasedStateMachine):
         self.both(ours, lambda: self.model.grant(scope, tenths, quota))
 
     @rule(scope=SCOPES, name=NAMES, tenths=CHARGES, blocks=BLOCKS, slot=SLOTS, again=st.booleans())
-    def reserve(self, scope: str, name: str, tenths: int, blocks: set[str], slot: str | None, again: bool) -> None:
+    def reserve(
+        self, scope: str, name: str, tenths: int, blocks: set[str], slot: str | None, again: bool
+    ) -> None:
         def ours() -> Any:
             key = ReleaseKey(scope, "", "", "o", name)
-            held = self.ledger.reserve(key, **self.terms(name, tenths, blocks, slot), spend_again=again)
+            held = self.ledger.reserve(
+                key, **self.terms(name, tenths, blocks, slot), spend_again=again
+            )
             self.note(scope, name, held.release_id)
             return held.attempt, None if held.result is None else dict(held.result)
 
@@ -260,7 +312,9 @@ class Machine(RuleBasedStateMachine):
             self._settle(at, 0)
 
     @rule(scope=SCOPES, name=NAMES, blocks=BLOCKS, slot=SLOTS, exclusive=st.booleans())
-    def open(self, scope: str, name: str, blocks: set[str], slot: str | None, exclusive: bool) -> None:
+    def open(
+        self, scope: str, name: str, blocks: set[str], slot: str | None, exclusive: bool
+    ) -> None:
         def ours() -> Any:
             key = ReleaseKey(scope, "", "", "o", name)
             held = self.ledger.open_session(
@@ -272,20 +326,31 @@ class Machine(RuleBasedStateMachine):
         self.both(ours, lambda: self.model.open(scope, name, 1, blocks, slot, exclusive))
 
     def sessions(self) -> list[tuple[str, str]]:
-        return sorted(at for at, kept in self.model.kept.items() if kept.state in ("open", "closed"))
+        return sorted(
+            at for at, kept in self.model.kept.items() if kept.state in ("open", "closed")
+        )
 
     @precondition(lambda self: self.sessions())
-    @rule(data=st.data(), query=st.sampled_from("qrs"), stale=st.integers(0, 1), closed=st.booleans())
+    @rule(
+        data=st.data(), query=st.sampled_from("qrs"), stale=st.integers(0, 1), closed=st.booleans()
+    )
     def answer(self, data: st.DataObject, query: str, stale: int, closed: bool) -> None:
         at, given = data.draw(st.sampled_from(self.sessions())), {"n": next(self.numbers)}
         version = self.model.kept[at].version - stale
 
         def ours() -> Any:
-            asked = {"query": query, "expected_version": version, "state": {"v": version + 1}, "closed": closed}
+            asked = {
+                "query": query,
+                "expected_version": version,
+                "state": {"v": version + 1},
+                "closed": closed,
+            }
             told = self.ledger.answer(self.ids[at], answer=given, **asked)
             return None if told is None else dict(told.answer)
 
-        self.both(ours, lambda: self.model.answer(self.model.kept[at], query, version, given, closed))
+        self.both(
+            ours, lambda: self.model.answer(self.model.kept[at], query, version, given, closed)
+        )
 
     @rule()
     def reopen(self) -> None:
@@ -294,7 +359,9 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def move(self) -> None:
-        """Export here, import there; the old database is of no use any more, and its books still read well."""
+        """Export here, import there; the old database is of no use any more, and its books still
+        read well.
+        """
         stream, old = io.StringIO(), self.ledger
         assert old.verify().ok and old.export(stream) == len(self.model.lines)
         stream.seek(0)
@@ -313,14 +380,23 @@ class Machine(RuleBasedStateMachine):
         for scope, granted in self.model.grants.items():
             left = self.ledger.remaining(scope)
             sums = {block: cost.epsilon for block, cost in left.spent if cost.epsilon}
-            assert sums == {b: n * 10**11 for (s, b), n in self.model.spent.items() if s == scope and n}
-            assert left.scope.epsilon == Fraction(granted, 10) and max(sums.values(), default=0) <= granted * 10**11
+            assert sums == {
+                b: n * 10**11 for (s, b), n in self.model.spent.items() if s == scope and n
+            }
+            assert (
+                left.scope.epsilon == Fraction(granted, 10)
+                and max(sums.values(), default=0) <= granted * 10**11
+            )
         assert [entry.kind for entry in self.ledger.history(limit=1000)] == self.model.lines
         found = {r.release_id: (r.state, r.attempts) for r in self.ledger.releases()}
-        assert found == {self.ids[at]: (kept.state, kept.tries) for at, kept in self.model.kept.items()}
+        assert found == {
+            self.ids[at]: (kept.state, kept.tries) for at, kept in self.model.kept.items()
+        }
         for at in self.sessions():
             kept = self.model.kept[at]
-            assert [dict(a.answer) for a in self.ledger.answers(self.ids[at])] == list(kept.answers.values())
+            assert [dict(a.answer) for a in self.ledger.answers(self.ids[at])] == list(
+                kept.answers.values()
+            )
             if kept.state == "open":
                 assert self.ledger.session(self.ids[at]).state == {"v": kept.version}
 
@@ -338,8 +414,12 @@ class Machine(RuleBasedStateMachine):
         pytest.param("postgresql", 100, marks=pytest.mark.slow),
     ],
 )
-def test_all_verbs_follow_the_model(request: pytest.FixtureRequest, kind: str, examples: int) -> None:
+def test_all_verbs_follow_the_model(
+    request: pytest.FixtureRequest, kind: str, examples: int
+) -> None:
     """Every sequence that hypothesis finds does on the ledger what it does on the model."""
     places = (lambda: None) if kind == "sqlite" else request.getfixturevalue("postgres")
     chosen = settings(max_examples=examples, stateful_step_count=50, deadline=None, database=None)
-    run_state_machine_as_test(type("Machine", (Machine,), {"places": staticmethod(places)}), settings=chosen)
+    run_state_machine_as_test(
+        type("Machine", (Machine,), {"places": staticmethod(places)}), settings=chosen
+    )

@@ -1,7 +1,9 @@
-"""Every aggregate keeps its claim on all neighbours of small tables, exactly, and meets what its plan promises.
+"""Every aggregate keeps its claim on all neighbours of small tables, exactly, and meets what its
+plan promises.
 
-Noise is independent on every coordinate, so the loss of a pair of neighbours is a sum: |shift|/scale for discrete Laplace noise
-(the epsilon) and shift^2/(2 sigma2) for discrete Gaussian noise (the rho). Whether noise has its law is tested elsewhere.
+Noise is independent on every coordinate, so the loss of a pair of neighbours is a sum:
+|shift|/scale for discrete Laplace noise (the epsilon) and shift^2/(2 sigma2) for discrete Gaussian
+noise (the rho). Whether noise has its law is tested elsewhere.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from dpflow.core.sampling.randomness import SystemSource
 from dpflow.core.toolbox import budget_split
 from dpflow.core.toolbox.aggregate import Aggregate
 from dpflow.core.toolbox.moments import Query
-from dpflow.core.toolbox.noise import gaussian, laplace, sensitivity, rho_for
+from dpflow.core.toolbox.noise import gaussian, laplace, rho_for, sensitivity
 from dpflow.errors import InvalidInput, PlanRefused
 from dpflow.mechanisms.aggregates import Aggregates
 from dpflow.registry import Registry
@@ -35,7 +37,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "testing"))
 from tiny import NOTHING, ROWS, table  # noqa: E402
 
 REGISTRY = Registry.load()
-MANY = ["count", "count_distinct", *({"measure": m, "column": "score"} for m in ("sum", "mean", "variance"))]
+MANY = [
+    "count",
+    "count_distinct",
+    *({"measure": m, "column": "score"} for m in ("sum", "mean", "variance")),
+]
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("count", {}),
     ("count", {"by": "kind"}),
@@ -56,9 +62,14 @@ LAWS = [{"epsilon": "1"}, {"epsilon": "1", "delta": "0.01", "noise": "gaussian"}
 
 
 def losses(
-    mechanism: Aggregate[Any], params: Mapping[str, Any], declared: Table, planned_for: Table | None = None
+    mechanism: Aggregate[Any],
+    params: Mapping[str, Any],
+    declared: Table,
+    planned_for: Table | None = None,
 ) -> tuple[float, float]:
-    """The largest loss over all pairs of neighbours, and the price that the noise claims: epsilons, or rhos."""
+    """The largest loss over all pairs of neighbours, and the price that the noise claims: epsilons,
+    or rhos.
+    """
     valid, _ = plan(mechanism, declared, params)
     release, _ = mechanism.planned(valid, planned_for or declared)
     statistic = mechanism.data_request(valid, declared)
@@ -85,7 +96,9 @@ def losses(
 def test_no_neighbours_lose_more_than_the_price(
     name: str, params: dict[str, Any], relation: str, groups: int, law: dict[str, Any]
 ) -> None:
-    """The claim holds for all units of a tiny table, is what was asked for, and is reached where one moment is released."""
+    """The claim holds for all units of a tiny table, is what was asked for, and is reached where
+    one moment is released.
+    """
     mechanism, declared = REGISTRY.mechanism(name), table(relation, groups)
     assert isinstance(mechanism, Aggregate)
     worst, price = losses(mechanism, {**params, **law}, declared)
@@ -100,9 +113,15 @@ def test_no_neighbours_lose_more_than_the_price(
 
 
 @pytest.mark.parametrize("law", LAWS, ids=["laplace", "gaussian"])
-@pytest.mark.parametrize(("wrong", "groups"), [("one row", 1), ("one group", 2), ("no replacement", 1)])
-def test_a_reach_that_forgets_something_is_seen(wrong: str, groups: int, law: dict[str, Any]) -> None:
-    """Control: noise fitted to one row, to one group, or to add-remove only, loses more than it claims."""
+@pytest.mark.parametrize(
+    ("wrong", "groups"), [("one row", 1), ("one group", 2), ("no replacement", 1)]
+)
+def test_a_reach_that_forgets_something_is_seen(
+    wrong: str, groups: int, law: dict[str, Any]
+) -> None:
+    """Control: noise fitted to one row, to one group, or to add-remove only, loses more than it
+    claims.
+    """
     declared = table("replace", groups)
     mechanism = REGISTRY.mechanism("sum")
     assert isinstance(mechanism, Aggregate)
@@ -127,24 +146,45 @@ def test_without_noise_a_measure_is_what_numpy_says(kind: str, by: str | None) -
             "database": "t.duckdb",
             "unit": {"column": "user"},
             "limits": {"rows": 1},
-            "columns": {"user": {}, "kind": {"keys": ["x", "y"]}, "score": {"lower": -3, "upper": 8, "step": "0.5"}},
+            "columns": {
+                "user": {},
+                "kind": {"keys": ["x", "y"]},
+                "score": {"lower": -3, "upper": 8, "step": "0.5"},
+            },
         }
     )
     generator = np.random.default_rng(7)
-    rows = [{"kind": "xy"[i % 2], "score": int(v)} for i, v in enumerate(generator.integers(-6, 17, 400))]
+    rows = [
+        {"kind": "xy"[i % 2], "score": int(v)}
+        for i, v in enumerate(generator.integers(-6, 17, 400))
+    ]
     mechanism = REGISTRY.mechanism(kind)
-    raw = {"epsilon": "1e6"} | ({"column": "score"} if kind != "count" else {}) | ({"by": by} if by else {})
+    raw = (
+        {"epsilon": "1e6"}
+        | ({"column": "score"} if kind != "count" else {})
+        | ({"by": by} if by else {})
+    )
     params, _ = plan(mechanism, declared, raw)
     answer = neighbours.answer(mechanism.data_request(params, declared), [(row,) for row in rows])
-    found = {row.key: row.value for row in mechanism.draw(params, declared, answer, SystemSource()).rows}
-    numpy = {"mean": np.mean, "variance": np.var, "standard_deviation": np.std, "sum": np.sum, "count": len}[kind]
+    found = {
+        row.key: row.value for row in mechanism.draw(params, declared, answer, SystemSource()).rows
+    }
+    numpy = {
+        "mean": np.mean,
+        "variance": np.var,
+        "standard_deviation": np.std,
+        "sum": np.sum,
+        "count": len,
+    }[kind]
     for key in ("x", "y") if by else ("",):
         values = np.array([row["score"] for row in rows if key in ("", row["kind"])]) / 2
         assert found[key] == pytest.approx(numpy(values), rel=1e-9)
 
 
 def test_shared_moments_are_paid_once() -> None:
-    """A sum and a mean of one column have two moments, and the mean's error does not suffer from the sum."""
+    """A sum and a mean of one column have two moments, and the mean's error does not suffer from
+    the sum.
+    """
     measures = [{"measure": "sum", "column": "amount"}, {"measure": "mean", "column": "amount"}]
     params, _ = plan(Aggregates(), examples.EXAMPLE_TABLE, {"measures": measures, "epsilon": "1"})
     release, _ = Aggregates().planned(params, examples.EXAMPLE_TABLE)
@@ -169,7 +209,12 @@ def filled(relation: str, groups: int) -> Table:
 @pytest.mark.parametrize("by", [{}, {"by": "kind"}])
 @pytest.mark.parametrize("measures", [BOTH, BOTH[:2], BOTH[1:]])
 def test_rows_that_all_have_a_value_are_counted_once(
-    measures: list[Any], by: dict[str, Any], relation: str, groups: int, law: dict[str, Any], monkeypatch: Any
+    measures: list[Any],
+    by: dict[str, Any],
+    relation: str,
+    groups: int,
+    law: dict[str, Any],
+    monkeypatch: Any,
 ) -> None:
     """Two moments serve count, sum and mean; the claim holds for all units of a tiny table."""
     monkeypatch.setattr(sys.modules[__name__], "NOTHING", FILLED)
@@ -182,16 +227,30 @@ def test_rows_that_all_have_a_value_are_counted_once(
 
 
 def test_a_sum_beside_a_count_is_taken_around_the_middle() -> None:
-    """At one price both errors are smaller than with half of it each; without the count the sum stays as it was."""
+    """At one price both errors are smaller than with half of it each; without the count the sum
+    stays as it was.
+    """
     columns = {"user": {}, "amount": {"lower": 0, "upper": 200, "missing": 0}}
     declared = Table.model_validate(
-        {"name": "t", "database": "t", "unit": {"column": "user"}, "limits": {"rows": 6}, "columns": columns}
+        {
+            "name": "t",
+            "database": "t",
+            "unit": {"column": "user"},
+            "limits": {"rows": 6},
+            "columns": columns,
+        }
     )
     params, _ = plan(
-        Aggregates(), declared, {"measures": ["count", {"measure": "sum", "column": "amount"}], "epsilon": 1}
+        Aggregates(),
+        declared,
+        {"measures": ["count", {"measure": "sum", "column": "amount"}], "epsilon": 1},
     )
     release, _ = Aggregates().planned(params, declared)
-    scales = [noise.event.scale for noise in release.noises.values() if isinstance(noise.event, DiscreteLaplace)]
+    scales = [
+        noise.event.scale
+        for noise in release.noises.values()
+        if isinstance(noise.event, DiscreteLaplace)
+    ]
     count, centred = map(float, scales)
     assert count < 0.8 * 12
     assert math.hypot(centred, 100 * count) < 0.9 * 2400
@@ -200,16 +259,25 @@ def test_a_sum_beside_a_count_is_taken_around_the_middle() -> None:
     for row in Aggregates().draw(params, declared, answer, SystemSource()).rows:
         assert abs(float(row.value or 0) - exact[row.measure]) <= 20 * (row.error_95 or 0)
     lone, _ = plan(REGISTRY.mechanism("sum"), declared, {"column": "amount", "epsilon": "1"})
-    assert Query(declared, None, REGISTRY.mechanism("sum").measures(lone)).moments == (("sum", "amount"),)  # type: ignore[union-attr]
+    assert Query(declared, None, REGISTRY.mechanism("sum").measures(lone)).moments == (
+        ("sum", "amount"),
+    )  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("power", [1, 2])
 def test_the_split_is_the_best_for_the_product_of_errors(power: int) -> None:
-    """No other split of a grid has a smaller weighted geometric mean; without shared vectors it is by weight."""
-    errors, weights = [[6.0, 0, 0], [600, 600, 0], [67, 600, 30]], [Fraction(1), Fraction(2), Fraction(1, 2)]
+    """No other split of a grid has a smaller weighted geometric mean; without shared vectors it is
+    by weight.
+    """
+    errors, weights = (
+        [[6.0, 0, 0], [600, 600, 0], [67, 600, 30]],
+        [Fraction(1), Fraction(2), Fraction(1, 2)],
+    )
 
     def product(shares: list[float]) -> float:
-        made = [sum(c * p ** (-1 / power) for c, p in zip(row, shares, strict=True)) for row in errors]
+        made = [
+            sum(c * p ** (-1 / power) for c, p in zip(row, shares, strict=True)) for row in errors
+        ]
         return sum(float(w) * math.log(e) for w, e in zip(weights, made, strict=True))
 
     found = [float(share) for share in budget_split.balanced(errors, weights, power)]
@@ -237,33 +305,51 @@ TARGETS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("delta", [None, "1e-6"])
 @pytest.mark.parametrize("chosen", [TARGETS[:1], TARGETS[:2], TARGETS[2:], TARGETS])
-def test_target_errors_are_met_at_the_least_price(chosen: list[dict[str, Any]], delta: str | None) -> None:
-    """All half-widths are within their targets, one of them by less than 3 %, and no moment is wasted."""
+def test_target_errors_are_met_at_the_least_price(
+    chosen: list[dict[str, Any]], delta: str | None
+) -> None:
+    """All half-widths are within their targets, one of them by less than 3 %, and no moment is
+    wasted.
+    """
     raw = {"measures": chosen, "by": "kind"} | ({"delta": delta} if delta else {})
     params, _ = plan(Aggregates(), examples.EXAMPLE_TABLE, raw)
     release, _ = Aggregates().planned(params, examples.EXAMPLE_TABLE)
     parts = [float(release.error_bound(m) or 0) / float(m.error or 1) for m in params.measures]
     assert max(parts) <= 1
     assert max(parts) >= 0.97
-    for i in range(len(release.prices)):  # a price 4 % lower misses a target, whichever moment it is
+    for i in range(
+        len(release.prices)
+    ):  # a price 4 % lower misses a target, whichever moment it is
         less = tuple(p * Fraction(96, 100) if i == j else p for j, p in enumerate(release.prices))
         cheaper = type(release)(release.query, release.law, less)
-        assert max(float(cheaper.error_bound(m) or 0) / float(m.error or 1) for m in params.measures) > max(parts)
+        assert max(
+            float(cheaper.error_bound(m) or 0) / float(m.error or 1) for m in params.measures
+        ) > max(parts)
 
 
 def test_the_planner_takes_the_smaller_noise_and_says_so() -> None:
-    """Gaussian noise where a unit reaches many groups, Laplace where it reaches one; the note says how much is gained."""
+    """Gaussian noise where a unit reaches many groups, Laplace where it reaches one; the note says
+    how much is gained.
+    """
     histogram = REGISTRY.mechanism("histogram")
     for groups, law in ((1, DiscreteLaplace), (40, DiscreteGaussian)):
         limits = {"rows": groups, "groups": groups, "rows_per_group": 1}
         keys = [f"k{i}" for i in range(100)]
         columns = {"user": {}, "kind": {"keys": keys}}
         declared = Table.model_validate(
-            {"name": "t", "database": "t", "unit": {"column": "user"}, "limits": limits, "columns": columns}
+            {
+                "name": "t",
+                "database": "t",
+                "unit": {"column": "user"},
+                "limits": limits,
+                "columns": columns,
+            }
         )
         widths = {}
         for noise in ("auto", "laplace", "gaussian"):
-            raw = {"by": "kind", "epsilon": "1", "noise": noise} | ({} if noise == "laplace" else {"delta": "1e-6"})
+            raw = {"by": "kind", "epsilon": "1", "noise": noise} | (
+                {} if noise == "laplace" else {"delta": "1e-6"}
+            )
             params, event = plan(histogram, declared, raw)
             bound = histogram.error_bound(params, declared)
             assert bound is not None
@@ -277,7 +363,9 @@ def test_the_planner_takes_the_smaller_noise_and_says_so() -> None:
 @pytest.mark.parametrize("name", ["mean", "variance", "standard_deviation"])
 @pytest.mark.parametrize("value", [-10, 3, 30])
 def test_a_plan_says_what_shrinks_with_a_group(name: str, value: int) -> None:
-    """The half-width that a plan states for 1,000 values holds for groups of that size, also at the ends of the bounds."""
+    """The half-width that a plan states for 1,000 values holds for groups of that size, also at the
+    ends of the bounds.
+    """
     mechanism, declared = REGISTRY.mechanism(name), examples.EXAMPLE_TABLE
     params, _ = plan(mechanism, declared, {"column": "amount", "epsilon": "1"})
     bound = mechanism.error_bound(params, declared)
@@ -288,7 +376,9 @@ def test_a_plan_says_what_shrinks_with_a_group(name: str, value: int) -> None:
     answer = examples.groups(statistic, ("",), 1000, 1000 * away, 1000 * (away**2 - 200))
     true = {"mean": value}.get(name, 0.0)
     rows = [mechanism.draw(params, declared, answer, SystemSource()).rows[0] for _ in range(300)]
-    assert not too_often(sum(abs(float(row.value or 0) - true) > stated * 1.001 for row in rows), 300, 0.05)
+    assert not too_often(
+        sum(abs(float(row.value or 0) - true) > stated * 1.001 for row in rows), 300, 0.05
+    )
 
 
 @pytest.mark.parametrize("name", ["mean", "variance", "standard_deviation"])
@@ -296,7 +386,9 @@ def test_groups_too_small_for_a_bound_get_the_full_width(name: str) -> None:
     """An empty group has a value within the bounds and an error as wide as they are."""
     mechanism = REGISTRY.mechanism(name)
     params, _ = plan(mechanism, examples.EXAMPLE_TABLE, {"column": "amount", "epsilon": "0.1"})
-    answer = examples.answers(mechanism.data_request(params, examples.EXAMPLE_TABLE), examples.EXAMPLE_TABLE)["zeros"]
+    answer = examples.answers(
+        mechanism.data_request(params, examples.EXAMPLE_TABLE), examples.EXAMPLE_TABLE
+    )["zeros"]
     widest = {"mean": 40, "variance": 400, "standard_deviation": 20}[name]
     for _ in range(50):
         (row,) = mechanism.draw(params, examples.EXAMPLE_TABLE, answer, SystemSource()).rows
@@ -316,7 +408,9 @@ def test_groups_too_small_for_a_bound_get_the_full_width(name: str) -> None:
     ],
 )
 def test_noise_that_cannot_be_is_refused(raw: dict[str, Any]) -> None:
-    """Gaussian noise without a delta, Laplace noise with one, an unknown law, and a column without keys."""
+    """Gaussian noise without a delta, Laplace noise with one, an unknown law, and a column without
+    keys.
+    """
     with pytest.raises(InvalidInput):
         plan(REGISTRY.mechanism("histogram"), examples.EXAMPLE_TABLE, raw)
 
@@ -336,11 +430,17 @@ def test_noise_that_cannot_be_is_refused(raw: dict[str, Any]) -> None:
         {"measures": ["median"], "epsilon": "1"},
         {"measures": [], "epsilon": "1"},
         {"measures": [{"measure": "count", "weight": 0}], "epsilon": "1"},
-        {"measures": [{"measure": "sum", "column": "amount", "error": "1e-9"}], "delta": "1e-6", "noise": "gaussian"},
+        {
+            "measures": [{"measure": "sum", "column": "amount", "error": "1e-9"}],
+            "delta": "1e-6",
+            "noise": "gaussian",
+        },
     ],
 )
 def test_aggregates_that_mean_nothing_are_refused(raw: dict[str, Any]) -> None:
-    """Two prices or none, measures twice, errors without a size, columns where none belongs; targets beyond any price."""
+    """Two prices or none, measures twice, errors without a size, columns where none belongs;
+    targets beyond any price.
+    """
     with pytest.raises((InvalidInput, PlanRefused)):
         plan(Aggregates(), examples.EXAMPLE_TABLE, raw)
 
@@ -348,7 +448,9 @@ def test_aggregates_that_mean_nothing_are_refused(raw: dict[str, Any]) -> None:
 @pytest.mark.parametrize("epsilon", ["0.1", "1", "8"])
 @pytest.mark.parametrize("delta", ["1e-3", "1e-9"])
 def test_gaussian_noise_has_the_epsilon_that_was_asked(epsilon: str, delta: str) -> None:
-    """The event proves epsilon at delta and no less than 99.8 % of it; the exact loss in one dimension is below it."""
+    """The event proves epsilon at delta and no less than 99.8 % of it; the exact loss in one
+    dimension is below it.
+    """
     rho = rho_for(Fraction(epsilon), Fraction(delta))
     noise = gaussian(sensitivity(table("add-remove", 1), None, None, 0, 1, 3), rho)
     found = noise.event.epsilon_at(Fraction(delta))
@@ -358,13 +460,18 @@ def test_gaussian_noise_has_the_epsilon_that_was_asked(epsilon: str, delta: str)
     if noise.event.sigma2 < 10**4:
         law = exact_divergence.discrete_gaussian(noise.event.sigma2, tail=1e-14)
         moved = {x + 3: p for x, p in law.items()}
-        assert exact_divergence.divergence(law, moved, float(epsilon)) <= float(delta) * (1 + 1e-6) + 1e-12
+        assert (
+            exact_divergence.divergence(law, moved, float(epsilon))
+            <= float(delta) * (1 + 1e-6) + 1e-12
+        )
 
 
 @pytest.mark.parametrize("failure", [0.05, 0.001])
 @pytest.mark.parametrize("size", [1, 2, 30])
 def test_half_widths_hold(size: int, failure: float) -> None:
-    """The tail beyond a half-width is at most the failure, exactly, and one step less would not do by much."""
+    """The tail beyond a half-width is at most the failure, exactly, and one step less would not do
+    by much.
+    """
     far = sensitivity(table("add-remove", 1), None, None, 0, size, 1)
     for noise in (laplace(far, Fraction(1, 2)), gaussian(far, Fraction(1, 50))):
         event, width = noise.event, noise.half_width(failure)
@@ -378,10 +485,14 @@ def test_half_widths_hold(size: int, failure: float) -> None:
 
 
 def test_a_query_asks_for_everything_once() -> None:
-    """One statistic: each column once, squares only where a variance needs them, one row a unit where units are counted."""
+    """One statistic: each column once, squares only where a variance needs them, one row a unit
+    where units are counted.
+    """
     declared = examples.EXAMPLE_TABLE
     params, _ = plan(
-        Aggregates(), declared, {"measures": [{"measure": "variance", "column": "amount"}], "epsilon": "1"}
+        Aggregates(),
+        declared,
+        {"measures": [{"measure": "variance", "column": "amount"}], "epsilon": "1"},
     )
     statistic = Query(declared, None, params.measures).data_request()
     assert statistic.values == (("amount", 10),)
@@ -392,7 +503,9 @@ def test_a_query_asks_for_everything_once() -> None:
 
 
 def _on_the_grid(mechanism: Any, raw: Mapping[str, Any], declared: Table, step: Fraction) -> float:
-    """The part of released values, on neighbouring answers and an empty one, that are floats of multiples of the step."""
+    """The part of released values, on neighbouring answers and an empty one, that are floats of
+    multiples of the step.
+    """
     params, _ = plan(mechanism, declared, raw)
     statistic = mechanism.data_request(params, declared)
     given = [examples.typical(statistic, declared), *examples.neighbouring(statistic, declared)[0]]
@@ -406,7 +519,9 @@ def _on_the_grid(mechanism: Any, raw: Mapping[str, Any], declared: Table, step: 
 
 
 def test_neighbours_share_one_grid_of_outputs() -> None:
-    """Every released sum and count is the float of a multiple of the public step; rounded float noise betrays itself."""
+    """Every released sum and count is the float of a multiple of the public step; rounded float
+    noise betrays itself.
+    """
     declared, step = examples.EXAMPLE_TABLE, Fraction(1, 10)
     column = declared.columns["share"].model_copy(update={"step": step})
     declared = declared.model_copy(update={"columns": {**declared.columns, "share": column}})

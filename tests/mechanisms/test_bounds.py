@@ -57,7 +57,9 @@ def counts(*values: float) -> np.ndarray:
     ],
 )
 def test_each_value_lies_in_its_bin(x: float, low: float, high: float) -> None:
-    """By sign and power of two, exactly; what is too small is zero, what is too large is in the last bin."""
+    """By sign and power of two, exactly; what is too small is zero, what is too large is in the
+    last bin.
+    """
     (place,) = np.flatnonzero(counts(x))
     assert edges(int(place), int(place)) == (low, high)
 
@@ -66,12 +68,19 @@ def test_bins_follow_the_number_line() -> None:
     """Edges ascend, and neighbouring bins touch."""
     found = [edges(i, i) for i in range(BINS) if i != POWERS]
     assert [low for low, _ in found] == sorted(low for low, _ in found)
-    assert all(a[1] == b[0] or i == POWERS - 1 for i, (a, b) in enumerate(zip(found, found[1:], strict=False)))
+    assert all(
+        a[1] == b[0] or i == POWERS - 1
+        for i, (a, b) in enumerate(zip(found, found[1:], strict=False))
+    )
 
 
-@pytest.mark.parametrize(("relation", "rows"), [("add-remove", 1), ("add-remove", 3), ("replace", 2)])
+@pytest.mark.parametrize(
+    ("relation", "rows"), [("add-remove", 1), ("add-remove", 3), ("replace", 2)]
+)
 def test_one_unit_moves_the_counts_by_what_is_claimed(relation: str, rows: int) -> None:
-    """All rows of a unit in one bin, and under replace all of them in another one: exactly the claimed distance, no more."""
+    """All rows of a unit in one bin, and under replace all of them in another one: exactly the
+    claimed distance, no more.
+    """
     params, event = plan(Bounds(), declared(relation, rows), {"column": "x", "epsilon": "1"})
     assert isinstance(event, DiscreteLaplace)
     others = [1.0, 5.0, -7.0]
@@ -82,7 +91,9 @@ def test_one_unit_moves_the_counts_by_what_is_claimed(relation: str, rows: int) 
 
 
 def test_the_answer_keeps_the_claim_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With three bins instead of 385 all outputs are listed; a lone far value does not show more than epsilon allows."""
+    """With three bins instead of 385 all outputs are listed; a lone far value does not show more
+    than epsilon allows.
+    """
     from dpflow.mechanisms import bounds
 
     for name, value in (("POWERS", 1), ("BINS", 3), ("LEAST", 0), ("MOST", 0)):
@@ -102,7 +113,9 @@ def test_the_answer_keeps_the_claim_exactly(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_bounds_hold_most_values_and_nothing_far() -> None:
-    """Ten thousand values between 3 and 900 give 2 (or 4) and 1024 (or 512); one at 10^30 changes nothing."""
+    """Ten thousand values between 3 and 900 give 2 (or 4) and 1024 (or 512); one at 10^30 changes
+    nothing.
+    """
     table = declared()
     params, _ = plan(Bounds(), table, {"column": "x", "epsilon": "1"})
     values = np.append(np.exp(np.linspace(math.log(3), math.log(900), 10_000)), 1e30)
@@ -117,16 +130,22 @@ def test_bounds_hold_most_values_and_nothing_far() -> None:
 
 
 def test_few_rows_have_no_bounds() -> None:
-    """An empty column, or one with fewer rows than the noise hides, is answered with none, in 95 % of draws."""
+    """An empty column, or one with fewer rows than the noise hides, is answered with none, in 95 %
+    of draws.
+    """
     table = declared()
     params, _ = plan(Bounds(), table, {"column": "x", "epsilon": "1"})
     for values in ([], [1.0, 2.0, 3.0]):
-        found = [Bounds().draw(params, table, ArrayColumn.of(values), SystemSource()) for _ in range(200)]
+        found = [
+            Bounds().draw(params, table, ArrayColumn.of(values), SystemSource()) for _ in range(200)
+        ]
         assert not too_often(sum(result.rows[0].value is not None for result in found), 200, 0.05)
 
 
 def test_the_threshold_is_rarely_reached_by_noise() -> None:
-    """385 empty bins: one of them is taken with probability 5 % at most, and with one step less it would be more."""
+    """385 empty bins: one of them is taken with probability 5 % at most, and with one step less it
+    would be more.
+    """
     params, event = plan(Bounds(), declared(rows=4), {"column": "x", "epsilon": "1/2"})
     assert isinstance(event, DiscreteLaplace)
     t = Bounds()._threshold(params, declared(rows=4))
@@ -152,19 +171,27 @@ def grouped(relation: str, groups: int, rows: int) -> Table:
 @pytest.mark.parametrize(
     ("relation", "groups", "rows"), [("add-remove", 2, 1), ("add-remove", 4, 3), ("replace", 2, 2)]
 )
-def test_one_unit_moves_the_counts_of_all_groups_by_what_is_claimed(relation: str, groups: int, rows: int) -> None:
-    """All rows of a unit in one bin of each of its groups, and elsewhere under replace: exactly the claimed distance."""
+def test_one_unit_moves_the_counts_of_all_groups_by_what_is_claimed(
+    relation: str, groups: int, rows: int
+) -> None:
+    """All rows of a unit in one bin of each of its groups, and elsewhere under replace: exactly the
+    claimed distance.
+    """
     table = grouped(relation, groups, rows)
     _, event = plan(Bounds(), table, {"column": "x", "by": "kind", "epsilon": "1"})
     assert isinstance(event, DiscreteLaplace)
     far = [counts(1.0, *[1000.0] * rows * (code < groups)) for code in range(4)]
-    near = [counts(1.0, *[-9.0] * rows * (relation == "replace" and code < groups)) for code in range(4)]
+    near = [
+        counts(1.0, *[-9.0] * rows * (relation == "replace" and code < groups)) for code in range(4)
+    ]
     assert sum(abs(a - b).sum() for a, b in zip(far, near, strict=True)) == event.sensitivity
     assert event.sensitivity / event.scale == 1
 
 
 def test_every_group_has_bounds_of_its_own() -> None:
-    """Groups that differ in scale, one of them empty: keys in their order, none where there is nothing to find."""
+    """Groups that differ in scale, one of them empty: keys in their order, none where there is
+    nothing to find.
+    """
     table = grouped("add-remove", 1, 1)
     params, _ = plan(Bounds(), table, {"column": "x", "by": "kind", "epsilon": "1"})
     column = ArrayColumn.of(np.full(500, 3.0), np.full(500, -1000.0), [], np.full(500, 1e30))
@@ -172,12 +199,20 @@ def test_every_group_has_bounds_of_its_own() -> None:
     found = {(row.key, row.measure): row.value for row in result.rows}
     assert list(dict.fromkeys(key for key, _ in found)) == ["a", "b", "c", "d"]
     assert found["a", "lower"] is not None and found["b", "lower"] is not None
-    assert result.document["keys"]["a"] == {"x": {"lower": found["a", "lower"], "upper": found["a", "upper"]}}
+    assert result.document["keys"]["a"] == {
+        "x": {"lower": found["a", "lower"], "upper": found["a", "upper"]}
+    }
 
 
-@pytest.mark.parametrize(("relation", "groups"), [("add-remove", 40), ("replace", 20), ("add-remove", 1)])
-def test_a_delta_allows_gaussian_noise_where_units_reach_many_groups(relation: str, groups: int) -> None:
-    """The plan takes the lower threshold; Gaussian noise fits the L2 distance of neighbours exactly."""
+@pytest.mark.parametrize(
+    ("relation", "groups"), [("add-remove", 40), ("replace", 20), ("add-remove", 1)]
+)
+def test_a_delta_allows_gaussian_noise_where_units_reach_many_groups(
+    relation: str, groups: int
+) -> None:
+    """The plan takes the lower threshold; Gaussian noise fits the L2 distance of neighbours
+    exactly.
+    """
     table = grouped(relation, groups, 2).model_copy(deep=True)
     kind = table.columns["kind"].model_copy(update={"keys": tuple(f"k{i}" for i in range(50))})
     table = table.model_copy(update={"columns": table.columns | {"kind": kind}})
@@ -191,6 +226,8 @@ def test_a_delta_allows_gaussian_noise_where_units_reach_many_groups(relation: s
     assert Bounds()._threshold(params, table) < 0.8 * Bounds()._threshold(plain, table)
     assert event.epsilon_at(params.delta) <= 1
     far = [counts(1.0, *[1000.0] * 2 * (code < groups)) for code in range(50)]
-    near = [counts(1.0, *[-9.0] * 2 * (relation == "replace" and code < groups)) for code in range(50)]
+    near = [
+        counts(1.0, *[-9.0] * 2 * (relation == "replace" and code < groups)) for code in range(50)
+    ]
     moved = sum(((a - b) ** 2).sum() for a, b in zip(far, near, strict=True))
     assert math.sqrt(moved) == pytest.approx(float(event.sensitivity), rel=1e-9)

@@ -17,22 +17,34 @@ def registry() -> Registry:
 
 
 def test_different_steps_forwards_and_backwards(registry: Registry) -> None:
-    """The formula of Theorem 2.4; as shares of a total they keep their proportions and stay within it."""
-    found = registry.calculator("steps").run({"steps": ["0.01"] * 900 + ["0.02"] * 100, "delta": 1e-6})
+    """The formula of Theorem 2.4; as shares of a total they keep their proportions and stay within
+    it.
+    """
+    found = registry.calculator("steps").run(
+        {"steps": ["0.01"] * 900 + ["0.02"] * 100, "delta": 1e-6}
+    )
     squares = 900 * 1e-4 + 100 * 4e-4
     assert found.rows[-1][1] == pytest.approx(squares / 2 + math.sqrt(2 * math.log(1e6) * squares))
-    two = registry.calculator("steps").run({"steps": ["1", "3"], "epsilon": "0.4", "deltas": ["0", "1e-9"]})
-    assert [row[1] for row in two.rows] == pytest.approx([0.1, 0.3, 0.4], rel=1e-12) and two.rows[-1][1] <= 0.4
+    two = registry.calculator("steps").run(
+        {"steps": ["1", "3"], "epsilon": "0.4", "deltas": ["0", "1e-9"]}
+    )
+    assert [row[1] for row in two.rows] == pytest.approx([0.1, 0.3, 0.4], rel=1e-12) and two.rows[
+        -1
+    ][1] <= 0.4
     assert two.rows[-1][2] == pytest.approx(1e-9)
     assert "jobs that choose later need a filter" in two.notes[0]
 
 
 def test_a_group_pays_for_all_its_units(registry: Registry) -> None:
     """k epsilon, and the geometric series of delta, never below the exact value; k^2 rho."""
-    sheet = registry.calculator("group").run({"epsilon": "0.1", "delta": "1e-6", "sizes": [1, 2, 5]})
+    sheet = registry.calculator("group").run(
+        {"epsilon": "0.1", "delta": "1e-6", "sizes": [1, 2, 5]}
+    )
     for units, epsilon, delta in sheet.rows:
         series = 1e-6 * sum(math.exp(0.1 * i) for i in range(int(units or 0)))
-        assert epsilon == pytest.approx(0.1 * int(units or 0)) and delta == pytest.approx(series, rel=1e-12)
+        assert epsilon == pytest.approx(0.1 * int(units or 0)) and delta == pytest.approx(
+            series, rel=1e-12
+        )
     assert sheet.columns == ("units", "epsilon", "delta") and "group of two" in sheet.notes[0]
     pure = registry.calculator("group").run({"epsilon": "1/3", "sizes": [3]})
     assert pure.rows == ((3, 1.0, 0.0),)
@@ -51,7 +63,9 @@ def test_one_value_is_a_list_of_one(registry: Registry) -> None:
 
 def test_a_group_that_is_promised_nothing(registry: Registry) -> None:
     """A delta of 1 or more is no promise: the line is empty and a note says why."""
-    sheet = registry.calculator("group").run({"epsilon": "1", "delta": "1e-6", "sizes": [10, 20, 10**12]})
+    sheet = registry.calculator("group").run(
+        {"epsilon": "1", "delta": "1e-6", "sizes": [10, 20, 10**12]}
+    )
     assert [row[1] is None for row in sheet.rows] == [False, True, True] and len(sheet.notes) == 2
     assert registry.calculator("group").run({"rho": "1", "sizes": [10**6]}).rows == ((10**6, None),)
 
@@ -61,7 +75,10 @@ def test_blocks_side_by_side(registry: Registry) -> None:
     sheet = registry.calculator("parallel").run(
         {"blocks": [["0.1", "0.1"], ["0.25"], []], "deltas": [["1e-6", "0"], ["0"], []]}
     )
-    assert sheet.rows == (("a unit in one block", 0.25, 1e-6), ("a unit in every block", 0.45, 1e-6))
+    assert sheet.rows == (
+        ("a unit in one block", 0.25, 1e-6),
+        ("a unit in every block", 0.45, 1e-6),
+    )
     assert "function of the unit" in sheet.notes[0] and "two blocks pay" in sheet.notes[1]
 
 

@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpflow.core.contract.estimators import Estimator, EstimatorQuery, FromMoments, Subject, reads_across
+from dpflow.core.contract.estimators import (
+    Estimator,
+    EstimatorQuery,
+    FromMoments,
+    Subject,
+    reads_across,
+)
 from dpflow.core.sampling.randomness import SystemSource
 from dpflow.errors import InvalidInput, PluginError, UnknownName
 from dpflow.mechanisms.estimators import COLUMNS, SCORES
@@ -41,11 +47,15 @@ def test_scores_are_scikit_learns() -> None:
     said = SCORE >= 0.5
     assert estimate("accuracy") == pytest.approx(metrics.accuracy_score(LABEL, said))
     assert estimate("squared_loss") == pytest.approx(metrics.brier_score_loss(LABEL, SCORE))
-    assert estimate("log_loss") == pytest.approx(metrics.log_loss(LABEL, np.clip(SCORE, 1e-6, 1 - 1e-6)))
+    assert estimate("log_loss") == pytest.approx(
+        metrics.log_loss(LABEL, np.clip(SCORE, 1e-6, 1 - 1e-6))
+    )
     assert estimate("auc") == pytest.approx(metrics.roc_auc_score(LABEL, SCORE))
     assert estimate("f1") == pytest.approx(metrics.f1_score(LABEL, said))
     assert estimate("difference") == pytest.approx(np.mean(said == LABEL) - LABEL.mean())
-    assert estimate("calibration_error", score=np.full(300, 0.75)) == pytest.approx(abs(LABEL.mean() - 0.75))
+    assert estimate("calibration_error", score=np.full(300, 0.75)) == pytest.approx(
+        abs(LABEL.mean() - 0.75)
+    )
     assert estimate("calibration_error") < 0.15 < estimate("calibration_error", score=1 - SCORE)
 
 
@@ -64,7 +74,9 @@ def test_columns_are_numpys() -> None:
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("n", [0, 1, 2])
 def test_any_group_gives_a_number(name: str, n: int) -> None:
-    """Nothing, one row, one class, NaN and infinities are the default or a finite number, without a warning."""
+    """Nothing, one row, one class, NaN and infinities are the default or a finite number, without a
+    warning.
+    """
     for fill in (0.0, 1.0, np.nan, np.inf, -np.inf, 1e308):
         rows = {c: np.full(n, fill) for c in ("label", "score", "y", "x")}
         predict = lambda r: r["score"]  # noqa: E731
@@ -80,7 +92,9 @@ def test_wrong_options_are_refused_before_reading() -> None:
         )
     with pytest.raises(InvalidInput, match="needs 2 columns"):
         ALL["column_slope"].filled(EstimatorQuery(estimator="column_slope", columns=("y",)))
-    assert ALL["column_quantile"].filled(EstimatorQuery(estimator="q", columns=("y",))) == {"p": Fraction(1, 2)}
+    assert ALL["column_quantile"].filled(EstimatorQuery(estimator="q", columns=("y",))) == {
+        "p": Fraction(1, 2)
+    }
 
 
 # --- estimators that look beyond their group --------------------------------------------------------------------------
@@ -98,7 +112,9 @@ class _Scaler:
 
 
 def test_estimators_that_read_across_groups_are_refused_at_registration() -> None:
-    """State between calls, randomness, and sums taken over all groups are found; every built-in passes."""
+    """State between calls, randomness, and sums taken over all groups are found; every built-in
+    passes.
+    """
     from types import SimpleNamespace
 
     from dpflow.hookspecs import hookimpl
@@ -114,7 +130,9 @@ def test_estimators_that_read_across_groups_are_refused_at_registration() -> Non
     for estimator in odd:
         assert reads_across(estimator, SystemSource())
         plugin = SimpleNamespace(dpflow_register_estimators=hookimpl(lambda e=estimator: [e]))
-        with pytest.raises(PluginError, match=f"estimator '{estimator.name}' of theirs gives a group another value"):
+        with pytest.raises(
+            PluginError, match=f"estimator '{estimator.name}' of theirs gives a group another value"
+        ):
             Registry({"theirs": plugin})
     for _ in range(20):
         assert not any(reads_across(estimator, SystemSource()) for estimator in ALL.values())

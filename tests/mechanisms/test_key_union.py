@@ -1,4 +1,6 @@
-"""Unions of keys: the claim on all small tables, what a round's noise is fitted to, and what is released."""
+"""Unions of keys: the claim on all small tables, what a round's noise is fitted to, and what is
+released.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("relation", ["add-remove", "replace"])
 @pytest.mark.usefixtures("coarse")
 def test_the_claim_holds_on_all_small_tables(relation: str, groups: int) -> None:
-    """Hockey-stick divergence of whole releases over all neighbours, at most delta; a unit may have keys of its own."""
+    """Hockey-stick divergence of whole releases over all neighbours, at most delta; a unit may have
+    keys of its own.
+    """
     assert excess(KeyUnion(), RAW, relation, 1, groups) <= 1e-6
 
 
@@ -76,7 +80,9 @@ class HalfTheNoise(KeyUnion):
 
     def rounds(self, params: Any, table: Table) -> tuple[Round, ...]:
         rho = rho_for(params.epsilon, params.delta / 2)
-        return tuple(Round(gaussian(Sensitivity(1, 1), rho), 3) for _ in super().rounds(params, table))
+        return tuple(
+            Round(gaussian(Sensitivity(1, 1), rho), 3) for _ in super().rounds(params, table)
+        )
 
 
 @pytest.mark.parametrize("broken", [LowThreshold(), HalfTheNoise()])
@@ -87,7 +93,9 @@ def test_broken_unions_are_seen(broken: KeyUnion) -> None:
 
 
 def test_two_rounds_keep_the_claim(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an earlier round released changes the weights of the next: exact laws of neighbours with shared and own keys."""
+    """What an earlier round released changes the weights of the next: exact laws of neighbours with
+    shared and own keys.
+    """
     monkeypatch.setattr(key_union, "UNIT", 2)
     monkeypatch.setattr(key_union, "SHARES", (Fraction(1, 4), Fraction(3, 4)))
     key_union.rounds.cache_clear()
@@ -95,18 +103,28 @@ def test_two_rounds_keep_the_claim(monkeypatch: pytest.MonkeyPatch) -> None:
     params, event = plan(KeyUnion(), table, {"by": "word", "epsilon": "12", "delta": "0.02"})
 
     def law(bags: Sequence[Sequence[str]]) -> dict[Any, float]:
-        return outputs(lambda source: KeyUnion().draw(params, table, key_sets(bags), source).rows, tail=1e-4)
+        return outputs(
+            lambda source: KeyUnion().draw(params, table, key_sets(bags), source).rows, tail=1e-4
+        )
 
-    for shared, unit in (([["a"]] * 3, ["a", "b"]), ([["a"], ["a", "b"]], ["b"]), ([["b"]] * 2, ["a", "b"])):
+    for shared, unit in (
+        ([["a"]] * 3, ["a", "b"]),
+        ([["a"], ["a", "b"]], ["b"]),
+        ([["b"]] * 2, ["a", "b"]),
+    ):
         assert exact_divergence.divergence(law(shared), law([*shared, unit]), 12.0) <= 0.02 + 1e-3
     key_union.rounds.cache_clear()
 
 
 @pytest.mark.parametrize("groups", [1, 3, 7, 30, 1000])
 def test_no_lone_unit_shows_a_key_more_often_than_delta(groups: int) -> None:
-    """For every number of keys t of a lone unit: t times the tail beyond the threshold is at most the round's delta."""
+    """For every number of keys t of a lone unit: t times the tail beyond the threshold is at most
+    the round's delta.
+    """
     epsilon, delta = Fraction(1), Fraction(1, 10**4)
-    for one, share in zip(key_union.rounds(1, groups, epsilon, delta), key_union.SHARES, strict=True):
+    for one, share in zip(
+        key_union.rounds(1, groups, epsilon, delta), key_union.SHARES, strict=True
+    ):
         event: Any = one.noise.event
         normal = NormalDist(0, float(event.sigma2) ** 0.5)
         shown = [t * normal.cdf(weight(t) - one.threshold) for t in range(1, groups + 1)]
@@ -114,13 +132,17 @@ def test_no_lone_unit_shows_a_key_more_often_than_delta(groups: int) -> None:
 
 
 def test_a_unit_moves_the_weights_by_one() -> None:
-    """All sets of up to four keys beside all others: at most 1 in L2, root 2 where a unit is exchanged; never negative."""
+    """All sets of up to four keys beside all others: at most 1 in L2, root 2 where a unit is
+    exchanged; never negative.
+    """
     names = "abcd"
     bags = [bag for size in range(1, 5) for bag in combinations(names, size)]
 
     def weights(*units: Sequence[str]) -> dict[str, int]:
         sets = key_sets(units)
-        return dict(zip(sets.keys, added(sets, np.ones(len(sets.keys), bool)).tolist(), strict=True))
+        return dict(
+            zip(sets.keys, added(sets, np.ones(len(sets.keys), bool)).tolist(), strict=True)
+        )
 
     def distance(a: dict[str, int], b: dict[str, int]) -> int:
         return sum((a.get(name, 0) - b.get(name, 0)) ** 2 for name in names)
@@ -128,20 +150,28 @@ def test_a_unit_moves_the_weights_by_one() -> None:
     shared = [["a", "b"], ["c"]]
     for bag in bags:
         assert distance(weights(*shared, bag), weights(*shared)) <= key_union.UNIT**2
-        assert all(distance(weights(bag), weights(other)) <= 2 * key_union.UNIT**2 for other in bags)
+        assert all(
+            distance(weights(bag), weights(other)) <= 2 * key_union.UNIT**2 for other in bags
+        )
     assert [weight(k) for k in (1, 4, 16)] == [2**20, 2**19, 2**18]
 
 
 def test_what_is_released() -> None:
-    """Common keys, sorted, without numbers; nothing of a table without units, and no key of a few units."""
+    """Common keys, sorted, without numbers; nothing of a table without units, and no key of a few
+    units.
+    """
     table = declared(4)
     params, event = plan(KeyUnion(), table, {"by": "word", "epsilon": "1", "delta": "1e-6"})
     assert event == Approximate(Fraction(1), Fraction(1, 10**6))
     bags = [["z", "common"]] * 400 + [["rare", "a"]] * 5 + [["a"]] * 300
     rows = KeyUnion().draw(params, table, key_sets(bags), StreamSource(1)).rows
-    assert [(row.key, row.measure, row.value) for row in rows] == [(k, "key", 1) for k in ("a", "common", "z")]
+    assert [(row.key, row.measure, row.value) for row in rows] == [
+        (k, "key", 1) for k in ("a", "common", "z")
+    ]
     assert KeyUnion().draw(params, table, key_sets([]), StreamSource(1)).rows == ()
-    _, event = plan(KeyUnion(), table, {"by": "word", "epsilon": "1", "delta": "1e-6", "claim": "zcdp"})
+    _, event = plan(
+        KeyUnion(), table, {"by": "word", "epsilon": "1", "delta": "1e-6", "claim": "zcdp"}
+    )
     assert isinstance(event, ZCDP) and event.delta == Fraction(1, 2 * 10**6)
     assert event.epsilon_at(Fraction(1, 10**6)) <= 1
     with pytest.raises(InvalidInput, match="delta above 0"):
@@ -149,10 +179,14 @@ def test_what_is_released() -> None:
 
 
 def test_later_rounds_give_their_weight_to_keys_that_need_it() -> None:
-    """Units that share one key that all have: with it released, a key that some also have gets their whole weight."""
+    """Units that share one key that all have: with it released, a key that some also have gets
+    their whole weight.
+    """
     sets = key_sets([["all", "some"]] * 9 + [["all"]] * 100)
     before = dict(zip(sets.keys, added(sets, np.ones(2, bool)), strict=True))["some"]
-    after = dict(zip(sets.keys, added(sets, np.array([key != "all" for key in sets.keys])), strict=True))
+    after = dict(
+        zip(sets.keys, added(sets, np.array([key != "all" for key in sets.keys])), strict=True)
+    )
     assert (before, after["some"], after["all"]) == (9 * weight(2), 9 * weight(1), 0)
 
 

@@ -36,7 +36,9 @@ def histogram(values: tuple[int, ...]) -> Histogram:
     return Histogram(found, counts)
 
 
-def distribution(values: tuple[int, ...], low: int, high: int, p: Fraction, rate: float) -> list[float]:
+def distribution(
+    values: tuple[int, ...], low: int, high: int, p: Fraction, rate: float
+) -> list[float]:
     """Probabilities over the grid, from the mechanism's own pieces."""
     starts, lengths, costs = pieces(histogram(values), low, high, p)
     weights = [length * math.exp(-rate * cost) for length, cost in zip(lengths, costs, strict=True)]
@@ -48,16 +50,34 @@ def distribution(values: tuple[int, ...], low: int, high: int, p: Fraction, rate
 
 
 def test_the_median_has_the_papers_distribution() -> None:
-    """T = {0..9}, y = [2,3,3,7,8], eps = 1: the golden table of the stable-median specification, section 4."""
-    golden = [0.046185, 0.046185, 0.076145, 0.206985, 0.125543, 0.125543, 0.125543, 0.125543, 0.076145, 0.046185]
-    # the table's cost max(below, above) differs from ours, 2 max(below, above) - n, by a factor 2 and a constant
-    assert distribution((2, 3, 3, 7, 8), 0, 9, Fraction(1, 2), 1 / 4) == pytest.approx(golden, abs=1e-6)
+    """T = {0..9}, y = [2,3,3,7,8], eps = 1: the golden table of the stable-median specification,
+    section 4.
+    """
+    golden = [
+        0.046185,
+        0.046185,
+        0.076145,
+        0.206985,
+        0.125543,
+        0.125543,
+        0.125543,
+        0.125543,
+        0.076145,
+        0.046185,
+    ]
+    # the table's cost max(below, above) differs from ours, 2 max(below, above) - n, by a factor 2
+    # and a constant
+    assert distribution((2, 3, 3, 7, 8), 0, 9, Fraction(1, 2), 1 / 4) == pytest.approx(
+        golden, abs=1e-6
+    )
 
 
 @pytest.mark.parametrize("p", [Fraction(1, 2), Fraction(1, 10), Fraction(2, 3)])
 @pytest.mark.parametrize("epsilon", [0.5, 2.0])
 def test_the_claim_holds_on_every_small_table(p: Fraction, epsilon: float) -> None:
-    """Adding one row changes no probability by more than e^eps, whatever the rows; half the sensitivity would fail."""
+    """Adding one row changes no probability by more than e^eps, whatever the rows; half the
+    sensitivity would fail.
+    """
     sensitivity = max(p.numerator, p.denominator - p.numerator)
     worst, controls = 0.0, 0.0
     for rows in product(range(4), repeat=2):
@@ -83,14 +103,22 @@ def test_no_rows_give_the_uniform_distribution() -> None:
 def test_pieces_cover_the_grid_once() -> None:
     """Rows at both ends of the grid leave no gap and no overlap."""
     starts, lengths, _ = pieces(histogram((0, 9, 9, 4)), 0, 9, Fraction(1, 2))
-    covered = [point for start, length in zip(starts, lengths, strict=True) for point in range(start, start + length)]
+    covered = [
+        point
+        for start, length in zip(starts, lengths, strict=True)
+        for point in range(start, start + length)
+    ]
     assert sorted(covered) == list(range(10))
 
 
-@pytest.mark.parametrize(("low", "high", "count"), [(-(2**62), 2**62, 3), (0, 2**62, 2**55), (-5, 5, 2**61)])
+@pytest.mark.parametrize(
+    ("low", "high", "count"), [(-(2**62), 2**62, 3), (0, 2**62, 2**55), (-5, 5, 2**61)]
+)
 def test_costs_do_not_overflow(low: int, high: int, count: int) -> None:
     """Ranges and counts at the ends of what a plan allows give the costs of exact integers."""
-    data = Histogram(np.array([low, 1, high], dtype=np.int64), np.array([count, 1, 1], dtype=np.int64))
+    data = Histogram(
+        np.array([low, 1, high], dtype=np.int64), np.array([count, 1, 1], dtype=np.int64)
+    )
     p = Fraction(1, 10**6)
     starts, lengths, costs = pieces(data, low, high, p)
     assert sum(map(int, lengths)) == high - low + 1
@@ -106,10 +134,14 @@ def test_costs_do_not_overflow(low: int, high: int, count: int) -> None:
 
 
 def test_several_quantiles_ascend_and_are_near() -> None:
-    """Nine deciles of evenly spread rows: in ascending order, all within the rank that the plan promises in 95 % of draws."""
+    """Nine deciles of evenly spread rows: in ascending order, all within the rank that the plan
+    promises in 95 % of draws.
+    """
     mechanism = REGISTRY.mechanism("quantiles")
     params, event = plan(
-        mechanism, TABLE, {"column": "score", "epsilon": "1", "quantiles": [f"0.{i}" for i in range(9, 0, -1)]}
+        mechanism,
+        TABLE,
+        {"column": "score", "epsilon": "1", "quantiles": [f"0.{i}" for i in range(9, 0, -1)]},
     )
     assert event == Repeated(BoundedRange(Fraction(1, 9)), 9)
     bound = mechanism.error_bound(params, TABLE)
@@ -119,7 +151,9 @@ def test_several_quantiles_ascend_and_are_near() -> None:
     misses = 0
     for _ in range(60):
         rows = mechanism.draw(params, TABLE, data, SystemSource()).rows
-        assert [row.measure for row in rows] == [f"quantile {Fraction(i, 10)}" for i in range(1, 10)]
+        assert [row.measure for row in rows] == [
+            f"quantile {Fraction(i, 10)}" for i in range(1, 10)
+        ]
         values = [float(row.value or 0) for row in rows]
         assert values == sorted(values)
         misses += any(abs(10 * v - 10010 * i / 10) > rank + 10 for i, v in enumerate(values, 1))
@@ -132,20 +166,29 @@ GROUPS = Table.model_validate(
         "database": "t.duckdb",
         "unit": {"column": "user"},
         "limits": {"rows": 30, "groups": 15, "rows_per_group": 2},
-        "columns": {"user": {}, "score": {"lower": 0, "upper": 1000}, "kind": {"keys": [f"k{i}" for i in range(20)]}},
+        "columns": {
+            "user": {},
+            "score": {"lower": 0, "upper": 1000},
+            "kind": {"keys": [f"k{i}" for i in range(20)]},
+        },
     }
 )
 
 
 @pytest.mark.parametrize(
-    ("relation", "groups", "per_row"), [("add-remove", 15, 3), ("replace", 15, 6), ("replace", 20, 4)]
+    ("relation", "groups", "per_row"),
+    [("add-remove", 15, 3), ("replace", 15, 6), ("replace", 20, 4)],
 )
 def test_groups_share_the_price(relation: str, groups: int, per_row: int) -> None:
-    """As many draws as groups that a unit reaches; p = 1/4: a row moves the cost by 3, a move by 2 x 3, an exchange by 4."""
+    """As many draws as groups that a unit reaches; p = 1/4: a row moves the cost by 3, a move by 2
+    x 3, an exchange by 4.
+    """
     limits = GROUPS.limits.model_copy(update={"groups": groups})
     table = GROUPS.model_copy(update={"neighbours": relation, "limits": limits})
     mechanism = REGISTRY.mechanism("quantile")
-    params, event = plan(mechanism, table, {"column": "score", "by": "kind", "p": "1/4", "epsilon": "1"})
+    params, event = plan(
+        mechanism, table, {"column": "score", "by": "kind", "p": "1/4", "epsilon": "1"}
+    )
     assert event == Repeated(BoundedRange(Fraction(1, groups)), groups)
     bound = mechanism.error_bound(params, table)
     wanted = 2 * 2 * per_row * groups / 4 * math.log(20 * 1001 / 0.05)
@@ -153,7 +196,9 @@ def test_groups_share_the_price(relation: str, groups: int, per_row: int) -> Non
 
 
 def test_a_delta_buys_a_higher_rate_of_many_draws() -> None:
-    """Fifteen groups: the draws' zCDP is what epsilon and delta allow, and the plan says by how much errors shrink."""
+    """Fifteen groups: the draws' zCDP is what epsilon and delta allow, and the plan says by how
+    much errors shrink.
+    """
     mechanism = REGISTRY.mechanism("quantiles")
     raw = {"column": "score", "by": "kind", "epsilon": "1", "quantiles": ["1/4", "3/4"]}
     plain, _ = plan(mechanism, GROUPS, raw)
@@ -169,12 +214,20 @@ def test_a_delta_buys_a_higher_rate_of_many_draws() -> None:
 
 
 def test_every_group_has_quantiles_of_its_own() -> None:
-    """Groups at different places, and an empty one, which is answered too; keys in their declared order."""
+    """Groups at different places, and an empty one, which is answered too; keys in their declared
+    order.
+    """
     mechanism = REGISTRY.mechanism("quantiles")
-    params, _ = plan(mechanism, GROUPS, {"column": "score", "by": "kind", "epsilon": "30", "quantiles": ["0.9", "0.1"]})
+    params, _ = plan(
+        mechanism,
+        GROUPS,
+        {"column": "score", "by": "kind", "epsilon": "30", "quantiles": ["0.9", "0.1"]},
+    )
     codes = np.repeat(np.arange(19), 11)
     values = (np.arange(11)[None, :] + 50 * np.arange(19)[:, None]).ravel()
-    rows = mechanism.draw(params, GROUPS, Histogram(values, np.full(209, 1000), codes), SystemSource()).rows
+    rows = mechanism.draw(
+        params, GROUPS, Histogram(values, np.full(209, 1000), codes), SystemSource()
+    ).rows
     assert [row.key for row in rows] == [key for i in range(20) for key in [f"k{i}"] * 2]
     for i in range(19):
         low, high = (float(row.value or 0) - 50 * i for row in rows[2 * i : 2 * i + 2])

@@ -63,21 +63,30 @@ def verdicts(
 ) -> list[dict[str, Any]]:
     values = np.arange(100) / 100 if values is None else values
     session = claims(params, numbers, table)
-    return [session.ask(query, PerGroup(np.asarray(values, float))).body for query in session.queries]
+    return [
+        session.ask(query, PerGroup(np.asarray(values, float))).body for query in session.queries
+    ]
 
 
 def test_a_claim_fails_when_few_groups_reach_it() -> None:
-    """With almost no noise: no exactly when at most (rho - alpha/2) m groups are at or above, or below for both sides."""
+    """With almost no noise: no exactly when at most (rho - alpha/2) m groups are at or above, or
+    below for both sides.
+    """
     said = [b["verdict"] for b in verdicts(SURE, ["0.84", "0.86", "0.1", "0.95"])]
     assert said == ["yes", "no", "yes", "no"]
     both = SURE | {"side": "both"}
     for method in ("sparse_vector", "one_query"):
-        said = [b["verdict"] for b in verdicts(both | {"method": method}, ["0.5", "0.1", "0.9", "0.16", "0.02"])]
+        said = [
+            b["verdict"]
+            for b in verdicts(both | {"method": method}, ["0.5", "0.1", "0.9", "0.16", "0.02"])
+        ]
         assert said == ["yes", "no", "no", "yes", "no"]
 
 
 def test_the_last_failure_is_a_no_and_costs_one() -> None:
-    """A failing first half uses up one failure; the last one is answered no, then everything is exhausted."""
+    """A failing first half uses up one failure; the last one is answered no, then everything is
+    exhausted.
+    """
     found = verdicts(SURE | {"side": "both", "failures": 2}, ["0.99", "0", "0.5"])
     assert [(b["verdict"], b["failures_left"], b["queries_left"]) for b in found] == [
         ("no", 1, 49), ("no", 0, 48), ("exhausted", 0, 48),
@@ -96,7 +105,13 @@ def test_the_last_failure_is_a_no_and_costs_one() -> None:
 )
 def test_the_price_holds_exactly(method: str, epsilon: int, side: str, table: Any) -> None:
     """All transcripts of a gate with one failure keep epsilon, and use much of it."""
-    given: dict[str, Any] = {"method": method, "epsilon": epsilon, "groups": 6, "queries": 1, "failures": 1}
+    given: dict[str, Any] = {
+        "method": method,
+        "epsilon": epsilon,
+        "groups": 6,
+        "queries": 1,
+        "failures": 1,
+    }
     params, moved = HoldoutParams(**given, side=side), GATE.changed(table)
     query = GATE.Query(estimator="accuracy", columns=("amount",), claim=Fraction(1))
 
@@ -115,8 +130,16 @@ def test_the_price_holds_exactly(method: str, epsilon: int, side: str, table: An
 
 
 def test_what_is_reserved_is_not_spent_on_verdicts() -> None:
-    """With 4 of 24 kept for releases inside, verdicts cost 20, exactly; a gate that forgets to subtract is caught."""
-    given: dict[str, Any] = {"epsilon": 24, "groups": 6, "queries": 1, "failures": 1, "reserve": {"epsilon": 4}}
+    """With 4 of 24 kept for releases inside, verdicts cost 20, exactly; a gate that forgets to
+    subtract is caught.
+    """
+    given: dict[str, Any] = {
+        "epsilon": 24,
+        "groups": 6,
+        "queries": 1,
+        "failures": 1,
+        "reserve": {"epsilon": 4},
+    }
     kept, all_of_it = HoldoutParams(**given), HoldoutParams(**given | {"reserve": None})
     query = GATE.Query(estimator="accuracy", columns=("amount",), claim=Fraction(1))
 
@@ -125,14 +148,20 @@ def test_what_is_reserved_is_not_spent_on_verdicts() -> None:
             def draw(source: Source) -> str:
                 state = GATE.open(params, EXAMPLE_TABLE, source)
                 known = PerGroup(np.array(values))
-                return str(GATE.answer(params, EXAMPLE_TABLE, state, query, known, source)[0].body["verdict"])
+                return str(
+                    GATE.answer(params, EXAMPLE_TABLE, state, query, known, source)[0].body[
+                        "verdict"
+                    ]
+                )
 
             return outputs(draw, tail=1e-13)
 
         a, b = law([0.0] * 6), law([0.0] * 5 + [2.0])
         return float(exact_divergence.smallest_epsilon(a, b, 1e-9))
 
-    assert GATE.engine(kept, EXAMPLE_TABLE).epsilon == 20 and GATE.event(kept, EXAMPLE_TABLE) == Pure(Fraction(24))
+    assert GATE.engine(kept, EXAMPLE_TABLE).epsilon == 20 and GATE.event(
+        kept, EXAMPLE_TABLE
+    ) == Pure(Fraction(24))
     assert divergence(kept) < divergence(all_of_it)
     with pytest.raises(ValueError, match="less than epsilon"):
         HoldoutParams(**given | {"reserve": {"epsilon": 24}})
@@ -141,15 +170,20 @@ def test_what_is_reserved_is_not_spent_on_verdicts() -> None:
 
 
 def test_a_gate_that_forgets_the_second_group_is_caught() -> None:
-    """Half of a failure's epsilon is the verdict's, half the median's; under replace two groups may change, and noise for
-    one lets the median lose twice its share.
+    """Half of a failure's epsilon is the verdict's, half the median's; under replace two groups may
+    change, and noise for one lets the median lose twice its share.
     """
-    params = HoldoutParams(epsilon=4, groups=2, queries=1, failures=1, correct={"kind": "set", "values": [0, 1]})
+    params = HoldoutParams(
+        epsilon=4, groups=2, queries=1, failures=1, correct={"kind": "set", "values": [0, 1]}
+    )
 
     def widest(changed: int) -> float:
         span = params.correct
         assert span is not None
-        a, b = (outputs(lambda s, v=v: _corrected(params, span, changed, np.full(2, v), s)) for v in (0.0, 1.0))
+        a, b = (
+            outputs(lambda s, v=v: _corrected(params, span, changed, np.full(2, v), s))
+            for v in (0.0, 1.0)
+        )
         losses = [math.log(a[x] / b[x]) for x in a]
         return max(losses) - min(losses)
 
@@ -160,9 +194,18 @@ def test_a_gate_that_forgets_the_second_group_is_caught() -> None:
 
 def test_corrected_values_are_medians() -> None:
     found = verdicts(SURE | {"correct": GRID}, ["0.99", "0.1"])
-    assert found[0]["corrected"] == pytest.approx(0.5, abs=0.011) and found[0]["corrected_guarantee"] == "heuristic"
+    assert (
+        found[0]["corrected"] == pytest.approx(0.5, abs=0.011)
+        and found[0]["corrected_guarantee"] == "heuristic"
+    )
     assert "corrected" not in found[1]
-    free = {"method": "description_length", "groups": 100, "queries": 5, "failures": 2, "correct": GRID}
+    free = {
+        "method": "description_length",
+        "groups": 100,
+        "queries": 5,
+        "failures": 2,
+        "correct": GRID,
+    }
     assert verdicts(free, ["0.99"], table=OPEN_TABLE)[0]["corrected"] == 0.49
 
 
@@ -174,7 +217,10 @@ def test_noise_free_methods_claim_nothing() -> None:
     params = HoldoutParams(method="description_length", groups=10)
     assert GATE.event(params, OPEN_TABLE) == Unprotected() == from_json(to_json(Unprotected()))
     assert Unprotected().approximate() == (0, 0) and Unprotected().renyi(Fraction(2)) == (0, 0)
-    for hidden in (lambda: Composed((Pure(Fraction(1)), Unprotected())), lambda: Repeated(Unprotected(), 2)):
+    for hidden in (
+        lambda: Composed((Pure(Fraction(1)), Unprotected())),
+        lambda: Repeated(Unprotected(), 2),
+    ):
         with pytest.raises(PlanRefused, match="without a privacy claim"):
             hidden()
     with pytest.raises(PlanRefused):
@@ -182,7 +228,9 @@ def test_noise_free_methods_claim_nothing() -> None:
 
 
 def test_description_length_counts_transcripts() -> None:
-    """The analyst's possible questions for k = 3, ell = 1, by playing all answers: three nodes, as the size assumes."""
+    """The analyst's possible questions for k = 3, ell = 1, by playing all answers: three nodes, as
+    the size assumes.
+    """
     for k, ell in ((3, 1), (5, 2), (6, 6)):
         played = set()
         for bits in product("yn", repeat=k):
@@ -192,14 +240,20 @@ def test_description_length_counts_transcripts() -> None:
         assert len(played) == sum(math.comb(k, i) for i in range(1, ell + 1))
         # and that is the number of nodes inside the size
         promise = Promise(k, ell, 0.05, 0.24, 0.2)
-        assert description_length_groups(promise) == math.ceil((math.log(len(played)) + math.log(40)) / 0.0498471)
+        assert description_length_groups(promise) == math.ceil(
+            (math.log(len(played)) + math.log(40)) / 0.0498471
+        )
 
 
 def test_description_length_keeps_its_promise_against_an_adaptive_analyst() -> None:
-    """At the proven size: claims 1.2 sd off fail and honest ones pass, for a climber that keeps what passes."""
+    """At the proven size: claims 1.2 sd off fail and honest ones pass, for a climber that keeps
+    what passes.
+    """
     rng = np.random.default_rng(0)
     size = sizes(
-        HoldoutParams(method="description_length", groups=2, queries=200, failures=10, rho="0.24", alpha="0.2")
+        HoldoutParams(
+            method="description_length", groups=2, queries=200, failures=10, rho="0.24", alpha="0.2"
+        )
     )
     m = size["description_length"]
     params = {
@@ -213,13 +267,19 @@ def test_description_length_keeps_its_promise_against_an_adaptive_analyst() -> N
     session = claims(params, [], OPEN_TABLE)
     data, boost = rng.normal(size=(m, 190)), np.zeros(m)
     for j in range(190):
-        query = session.mechanism.Query(estimator="accuracy", columns=("amount",), claim="0.1", candidate=str(j))
+        query = session.mechanism.Query(
+            estimator="accuracy", columns=("amount",), claim="0.1", candidate=str(j)
+        )
         body = session.ask(query, PerGroup(data[:, j])).body
-        assert body["verdict"] == "yes" and body["guarantee"] == "proven"  # the claim is 0.1 sd off: honest
+        assert (
+            body["verdict"] == "yes" and body["guarantee"] == "proven"
+        )  # the claim is 0.1 sd off: honest
         boost += data[:, j] * np.sign(np.median(data[:, j]))
     boost /= math.sqrt(190)
     for claim in ("0.5", "1.8"):
-        query = session.mechanism.Query(estimator="accuracy", columns=("amount",), claim=claim, candidate="boosted")
+        query = session.mechanism.Query(
+            estimator="accuracy", columns=("amount",), claim=claim, candidate="boosted"
+        )
         verdict = session.ask(query, PerGroup(boost)).body["verdict"]
         assert verdict == "no" if claim == "1.8" else verdict in ("yes", "no")
 
@@ -228,7 +288,12 @@ def test_splitting_uses_every_group_once() -> None:
     """Query j sees its own groups only."""
     values = np.repeat([0.0, 1.0, 0.0, 1.0], 5)
     params = {"method": "splitting", "groups": 20, "queries": 4, "failures": 4}
-    assert [b["verdict"] for b in verdicts(params, ["0.5"] * 4, values, OPEN_TABLE)] == ["no", "yes", "no", "yes"]
+    assert [b["verdict"] for b in verdicts(params, ["0.5"] * 4, values, OPEN_TABLE)] == [
+        "no",
+        "yes",
+        "no",
+        "yes",
+    ]
 
 
 # --- what is proven ---------------------------------------------------------------------------------------------------
@@ -242,8 +307,13 @@ def priced(method: str, groups: int, share: float = 1.0, **more: Any) -> Holdout
     _, _, epsilon, delta, _ = sparse_vector_groups(promise)
     if method == "tight":
         epsilon, delta = tight_groups(promise).epsilon, tight_groups(promise).delta
-    exact = [Fraction(math.floor(x * share_ * 10**15), 10**15) for x, share_ in ((epsilon, share), (delta, 1))]
-    return HoldoutParams(method=method, epsilon=exact[0], delta=exact[1], groups=groups, **WANTED, **more)
+    exact = [
+        Fraction(math.floor(x * share_ * 10**15), 10**15)
+        for x, share_ in ((epsilon, share), (delta, 1))
+    ]
+    return HoldoutParams(
+        method=method, epsilon=exact[0], delta=exact[1], groups=groups, **WANTED, **more
+    )
 
 
 def test_proven_needs_the_papers_groups() -> None:
@@ -256,27 +326,36 @@ def test_proven_needs_the_papers_groups() -> None:
 
 
 def test_less_epsilon_needs_more_groups() -> None:
-    """A smaller price is more noise: it is not proven at the size of a larger price. More than the theorem allows never is."""
+    """A smaller price is more noise: it is not proven at the size of a larger price. More than the
+    theorem allows never is.
+    """
     assert not proven(priced("sparse_vector", 1_821_222 + 400, 0.5), 1)
     assert proven(priced("sparse_vector", 4_000_000, 0.5), 1)
     assert not proven(priced("sparse_vector", 10**7, 1.1), 1)
     assert not proven(priced("sparse_vector", 1_100_000), 1)
-    # under replace a unit touches two groups, so one group's change costs half, and noise is twice as large
+    # under replace a unit touches two groups, so one group's change costs half, and noise is twice
+    # as large
     assert proven(priced("sparse_vector", 10**7, 1.9), 2)
 
 
 def test_unproven_sessions_are_refused_when_proof_is_required() -> None:
     few = priced("sparse_vector", 2000, require="proven")
     with pytest.raises(
-        PlanRefused, match=r"2000 groups prove nothing .* about 1821222 groups, epsilon 0.0303.* tight with 823221"
+        PlanRefused,
+        match=r"2000 groups prove nothing .* about 1821222 groups, epsilon 0.0303.* tight with 823221",
     ):
         GATE.event(few, EXAMPLE_TABLE)
     with pytest.raises(
-        PlanRefused, match="cheapest proven method on this table is description_length with 5692 groups"
+        PlanRefused,
+        match="cheapest proven method on this table is description_length with 5692 groups",
     ):
         GATE.event(few, OPEN_TABLE)
-    assert isinstance(GATE.event(priced("tight", 900_000, require="proven"), EXAMPLE_TABLE), Approximate)
-    assert GATE.event(HoldoutParams(epsilon="1", groups=10), EXAMPLE_TABLE) == SparseVector(Fraction(1))
+    assert isinstance(
+        GATE.event(priced("tight", 900_000, require="proven"), EXAMPLE_TABLE), Approximate
+    )
+    assert GATE.event(HoldoutParams(epsilon="1", groups=10), EXAMPLE_TABLE) == SparseVector(
+        Fraction(1)
+    )
 
 
 def test_corrections_are_proven_too() -> None:

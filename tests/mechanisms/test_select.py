@@ -1,4 +1,6 @@
-"""Choices among public keys: exact laws, exact losses on all neighbouring scores, and which selection a plan takes."""
+"""Choices among public keys: exact laws, exact losses on all neighbouring scores, and which
+selection a plan takes.
+"""
 
 from __future__ import annotations
 
@@ -48,10 +50,15 @@ def neighbours(relation: str, most: int) -> Iterator[tuple[tuple[int, ...], tupl
     parts = list(product(range(most + 1), repeat=3))
     for base in product((0, 2), repeat=3):
         for mine, theirs in product(parts, parts if relation == "replace" else [(0, 0, 0)]):
-            yield tuple(b + m for b, m in zip(base, mine)), tuple(b + t for b, t in zip(base, theirs))
+            yield (
+                tuple(b + m for b, m in zip(base, mine)),
+                tuple(b + t for b, t in zip(base, theirs)),
+            )
 
 
-def worst(name: str, raw: dict[str, Any], relation: str, most: int, planned: Table | None = None) -> float:
+def worst(
+    name: str, raw: dict[str, Any], relation: str, most: int, planned: Table | None = None
+) -> float:
     """The largest loss over all neighbouring scores."""
     mechanism = REGISTRY.mechanism(name)
     params, _ = plan(mechanism, declared(relation, most), raw)
@@ -60,7 +67,9 @@ def worst(name: str, raw: dict[str, Any], relation: str, most: int, planned: Tab
     def law(rows: tuple[int, ...]) -> dict[Any, float]:
         if rows not in known:
             table = planned or declared(relation, most)
-            known[rows] = outputs(lambda source: mechanism.draw(params, table, answer(rows), source).rows)
+            known[rows] = outputs(
+                lambda source: mechanism.draw(params, table, answer(rows), source).rows
+            )
         return known[rows]
 
     pairs = {(a, b) for a, b in neighbours(relation, most) if a != b}
@@ -68,10 +77,16 @@ def worst(name: str, raw: dict[str, Any], relation: str, most: int, planned: Tab
 
 
 @pytest.mark.parametrize("selection", ["permute-and-flip", "exponential"])
-@pytest.mark.parametrize(("relation", "most"), [("add-remove", 1), ("add-remove", 2), ("replace", 1)])
+@pytest.mark.parametrize(
+    ("relation", "most"), [("add-remove", 1), ("add-remove", 2), ("replace", 1)]
+)
 @pytest.mark.parametrize("k", [1, 2])
-def test_no_neighbouring_scores_lose_more_than_epsilon(k: int, relation: str, most: int, selection: str) -> None:
-    """On all scores of three keys; permute-and-flip reaches its epsilon, so no lower noise would do."""
+def test_no_neighbouring_scores_lose_more_than_epsilon(
+    k: int, relation: str, most: int, selection: str
+) -> None:
+    """On all scores of three keys; permute-and-flip reaches its epsilon, so no lower noise would
+    do.
+    """
     raw = {"by": "kind", "k": k, "epsilon": "1", "selection": selection}
     loss = worst("top_k", raw, relation, most)
     assert loss <= 1 + 1e-9
@@ -87,7 +102,9 @@ def test_a_rate_that_forgets_replacement_is_seen(selection: str) -> None:
 
 
 def test_the_losses_of_exponential_choices_span_epsilon() -> None:
-    """Bounded range: between two neighbours the largest and the least log-ratio differ by at most epsilon; flips' do not."""
+    """Bounded range: between two neighbours the largest and the least log-ratio differ by at most
+    epsilon; flips' do not.
+    """
     spans = {}
     for selection in ("exponential", "permute-and-flip"):
         params, _ = plan(
@@ -98,13 +115,18 @@ def test_the_losses_of_exponential_choices_span_epsilon() -> None:
         law = {
             rows: outputs(
                 lambda source, rows=rows, params=params: (
-                    REGISTRY.mechanism("arg_max").draw(params, declared("add-remove"), answer(rows), source).rows
+                    REGISTRY.mechanism("arg_max")
+                    .draw(params, declared("add-remove"), answer(rows), source)
+                    .rows
                 )
             )
             for pair in neighbours("add-remove", 1)
             for rows in pair
         }
-        ratios = ([math.log(law[a][x] / law[b][x]) for x in law[a]] for a, b in neighbours("add-remove", 1))
+        ratios = (
+            [math.log(law[a][x] / law[b][x]) for x in law[a]]
+            for a, b in neighbours("add-remove", 1)
+        )
         spans[selection] = max(max(ratio) - min(ratio) for ratio in ratios)
     assert spans["exponential"] <= 1 + 1e-9
     assert spans["permute-and-flip"] > 1.01
@@ -112,7 +134,9 @@ def test_the_losses_of_exponential_choices_span_epsilon() -> None:
 
 @pytest.mark.parametrize("k", [1, 3, 30])
 def test_the_plan_takes_the_higher_rate(k: int) -> None:
-    """Permute-and-flip for few choices; exponential choices for many, where a delta allows them a higher rate."""
+    """Permute-and-flip for few choices; exponential choices for many, where a delta allows them a
+    higher rate.
+    """
     table = declared("add-remove", keys=40)
     mechanism = REGISTRY.mechanism("top_k")
     _, event = plan(mechanism, table, {"by": "kind", "k": k, "epsilon": "1"})
@@ -128,10 +152,14 @@ def test_the_plan_takes_the_higher_rate(k: int) -> None:
 
 @pytest.mark.parametrize("selection", ["permute-and-flip", "exponential"])
 def test_chosen_keys_are_within_the_bound(selection: str) -> None:
-    """In 95 % of draws every choice is near the best one left; far ahead keys are found in their order."""
+    """In 95 % of draws every choice is near the best one left; far ahead keys are found in their
+    order.
+    """
     table = declared("add-remove", keys=40)
     mechanism = REGISTRY.mechanism("top_k")
-    params, _ = plan(mechanism, table, {"by": "kind", "k": 3, "epsilon": "1", "selection": selection})
+    params, _ = plan(
+        mechanism, table, {"by": "kind", "k": 3, "epsilon": "1", "selection": selection}
+    )
     bound = mechanism.error_bound(params, table)
     assert bound is not None
     (width,) = bound.half_width.values()
@@ -154,13 +182,18 @@ def test_chosen_keys_are_within_the_bound(selection: str) -> None:
 
 
 def test_permute_and_flip_errs_less() -> None:
-    """Its expected distance from the best is below the exponential mechanism's, at every gap (McKenna, Sheldon 2020)."""
+    """Its expected distance from the best is below the exponential mechanism's, at every gap
+    (McKenna, Sheldon 2020).
+    """
     for gap in (0, 1, 3, 10):
         costs = [0, gap, gap, 2 * gap]
         flip = exact_divergence.permute_and_flip(costs, Fraction(1, 2))
         other = exact_divergence.exponential_choice([1] * 4, costs, Fraction(1, 2))
         assert sum(flip.values()) == pytest.approx(1)
-        assert sum(costs[i] * p for i, p in flip.items()) <= sum(costs[i] * p for i, p in other.items()) + 1e-12
+        assert (
+            sum(costs[i] * p for i, p in flip.items())
+            <= sum(costs[i] * p for i, p in other.items()) + 1e-12
+        )
 
 
 @pytest.mark.parametrize(
@@ -174,6 +207,12 @@ def test_permute_and_flip_errs_less() -> None:
     ],
 )
 def test_choices_that_mean_nothing_are_refused(raw: dict[str, Any]) -> None:
-    """More keys than there are, none, an unknown selection, a delta that is not used, an unknown score."""
+    """More keys than there are, none, an unknown selection, a delta that is not used, an unknown
+    score.
+    """
     with pytest.raises(InvalidInput):
-        plan(REGISTRY.mechanism("top_k"), declared("add-remove"), {"by": "kind", "epsilon": "1", **raw})
+        plan(
+            REGISTRY.mechanism("top_k"),
+            declared("add-remove"),
+            {"by": "kind", "epsilon": "1", **raw},
+        )

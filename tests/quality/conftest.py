@@ -22,7 +22,9 @@ GOOD = """
 
 @pytest.fixture
 def make(tmp_path: Path) -> Maker:
-    """Writes rows (a SELECT) to a file and returns its declaration; keywords replace parts of the declaration."""
+    """Writes rows (a SELECT) to a file and returns its declaration; keywords replace parts of the
+    declaration.
+    """
 
     def build(rows: str = GOOD, **changes: Any) -> Table:
         path = tmp_path / "flights.duckdb"
@@ -34,7 +36,10 @@ def make(tmp_path: Path) -> Maker:
             "unit": {"column": "tailnum"},
             "block": "day",
             "limits": {"rows": 5},
-            "columns": {"delay": {"lower": -60, "upper": 180}, "carrier": {"keys": ["AA", "UA", "DL"]}},
+            "columns": {
+                "delay": {"lower": -60, "upper": 180},
+                "carrier": {"keys": ["AA", "UA", "DL"]},
+            },
         }
         return Table.model_validate(declared | changes)
 

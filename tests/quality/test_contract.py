@@ -15,7 +15,10 @@ DAY = ["2013-01-01"]
 
 
 def flights(
-    tailnum: str = "'N' || i", day: str = "DATE '2013-01-01'", delay: str = "0.0", carrier: str = "'AA'"
+    tailnum: str = "'N' || i",
+    day: str = "DATE '2013-01-01'",
+    delay: str = "0.0",
+    carrier: str = "'AA'",
 ) -> str:
     """Twenty rows, each column an SQL expression over i = 0..19."""
     return f"SELECT {tailnum} AS tailnum, {day} AS day, {delay} AS delay, {carrier} AS carrier FROM range(20) t(i)"
@@ -57,7 +60,17 @@ def test_good_rows_keep_it(make: Maker) -> None:
         "SELECT 'AA' AS carrier, 0.0 AS delay, DATE '2013-01-01' AS day FROM range(20) t(i)",
         "SELECT 1 AS other",
     ],
-    ids=["bounds", "infinite", "keys", "no-unit", "type", "no-column", "no-block", "no-unit-column", "other-table"],
+    ids=[
+        "bounds",
+        "infinite",
+        "keys",
+        "no-unit",
+        "type",
+        "no-column",
+        "no-block",
+        "no-unit-column",
+        "other-table",
+    ],
 )
 def test_broken_rows_violate_it(make: Maker, rows: str) -> None:
     """What a broken pipeline does to rows or columns gives False."""
@@ -70,13 +83,24 @@ def test_broken_rows_violate_it(make: Maker, rows: str) -> None:
         flights(day="DATE '2013-01-02'", delay="1e6"),
         "SELECT 'N1' AS tailnum, DATE '2013-01-01' AS day, 1e6 AS delay, 'ZZ' AS carrier FROM range(50)",
         "SELECT NULL::VARCHAR AS tailnum, DATE '2013-01-01' AS day, 0.0 AS delay, 'AA' AS carrier",
-        flights(delay="CASE i WHEN 0 THEN 'nan'::DOUBLE WHEN 1 THEN '-infinity'::DOUBLE WHEN 2 THEN 1e300 ELSE 0 END"),
+        flights(
+            delay="CASE i WHEN 0 THEN 'nan'::DOUBLE WHEN 1 THEN '-infinity'::DOUBLE WHEN 2 THEN 1e300 ELSE 0 END"
+        ),
         flights(delay="'nan'::DOUBLE", carrier="NULL::VARCHAR"),
         flights(carrier="CASE WHEN i < 2 THEN 'ZZ' ELSE 'AA' END"),
         flights(tailnum="CASE WHEN i > 0 THEN NULL ELSE 'N1' END"),
         flights(day="NULL::DATE"),
     ],
-    ids=["empty-day", "one-unit", "one-row", "odd-numbers", "all-missing", "unknown-keys", "units-missing", "no-day"],
+    ids=[
+        "empty-day",
+        "one-unit",
+        "one-row",
+        "odd-numbers",
+        "all-missing",
+        "unknown-keys",
+        "units-missing",
+        "no-day",
+    ],
 )
 def test_odd_but_legal_rows_keep_it(make: Maker, rows: str) -> None:
     """Rows that a declared rule maps keep the contract: it finds broken pipelines, not odd days."""
@@ -92,7 +116,9 @@ def test_other_blocks_are_not_looked_at(make: Maker) -> None:
     assert check(table, DAY) and not check(table, ["2013-01-02"])
 
 
-@pytest.mark.parametrize("key", ["o'clock", "a :b ::c", "100 %s", '"; DROP TABLE flights; --', "back\\slash"])
+@pytest.mark.parametrize(
+    "key", ["o'clock", "a :b ::c", "100 %s", '"; DROP TABLE flights; --', "back\\slash"]
+)
 def test_a_block_key_is_a_literal(make: Maker, key: str) -> None:
     """Whatever a block is called, it selects exactly its rows."""
     quoted = "'" + key.replace("'", "''") + "'"
@@ -112,21 +138,29 @@ def test_a_block_key_is_a_literal(make: Maker, key: str) -> None:
         ("TIMESTAMP '2013-01-01 00:00:00' + to_days(i::INTEGER)", ("15706", "15725")),
     ],
 )
-def test_bounds_on_every_numeric_type(make: Maker, expression: str, bounds: tuple[Any, Any]) -> None:
+def test_bounds_on_every_numeric_type(
+    make: Maker, expression: str, bounds: tuple[Any, Any]
+) -> None:
     """Integers, decimals, truth values and dates are compared with their bounds as numbers."""
     lower, upper = bounds
     inside: dict[str, Any] = {"delay": {"lower": lower, "upper": upper}}
     outside: dict[str, Any] = {"delay": {"lower": 10**6, "upper": 10**7}}
     table = make(flights(delay=expression), columns=inside)
     assert check(table, DAY)
-    assert not check(Table.model_validate(table.model_dump(by_alias=True) | {"columns": outside}), DAY)
+    assert not check(
+        Table.model_validate(table.model_dump(by_alias=True) | {"columns": outside}), DAY
+    )
 
 
 def test_a_column_with_bounds_and_keys(make: Maker) -> None:
-    """A number that is also a key, under a name in another case and with a quote in it, is checked as both."""
+    """A number that is also a key, under a name in another case and with a quote in it, is checked
+    as both.
+    """
     rows = """SELECT 'N' || i AS tailnum, i % 3 AS "Hour ""of"" day:x", DATE '2013-01-01' AS day FROM range(20) t(i)"""
     name = 'HOUR "of" day:x'
-    good, bad = ({name: {"lower": 0, "upper": 2, "keys": keys}} for keys in (["0", "1", "2"], ["0", "1"]))
+    good, bad = (
+        {name: {"lower": 0, "upper": 2, "keys": keys}} for keys in (["0", "1", "2"], ["0", "1"])
+    )
     table = make(rows, columns=good)
     assert check(table, DAY)
     assert not check(Table.model_validate(table.model_dump(by_alias=True) | {"columns": bad}), DAY)

@@ -26,7 +26,9 @@ HOLD = "import duckdb, sys; c = duckdb.connect(sys.argv[1]); print('held', flush
 def test_missing_file(make: Maker, tmp_path: Path) -> None:
     """A file that is not there is named, and is not created."""
     table = make().model_copy(update={"database": tmp_path / "none.duckdb"})
-    with pytest.raises(TableUnreadable, match=r"there is no file .*none\.duckdb for table 'flights'; create it"):
+    with pytest.raises(
+        TableUnreadable, match=r"there is no file .*none\.duckdb for table 'flights'; create it"
+    ):
         check(table)
     assert not table.database.exists()
 
@@ -35,7 +37,9 @@ def test_text_file(make: Maker, tmp_path: Path) -> None:
     """A file that is no DuckDB file is refused without quoting it."""
     path = tmp_path / "text.duckdb"
     path.write_text(SECRET * 1000)
-    with pytest.raises(TableUnreadable, match="is not a DuckDB file that this version reads") as caught:
+    with pytest.raises(
+        TableUnreadable, match="is not a DuckDB file that this version reads"
+    ) as caught:
         check(make().model_copy(update={"database": path}))
     assert SECRET not in "".join(traceback.format_exception(caught.value))
 
@@ -47,23 +51,32 @@ def test_missing_relation(make: Maker) -> None:
 
 
 def test_busy_in_another_process(make: Maker) -> None:
-    """While another process writes the file the error is retryable, and afterwards the same call succeeds."""
+    """While another process writes the file the error is retryable, and afterwards the same call
+    succeeds.
+    """
     table = make()
     writer = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(table.database)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLD, str(table.database)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
         assert writer.stdout is not None and writer.stdout.readline() == "held\n"
         with pytest.raises(TableBusy, match="is being written by another process") as caught:
             check(table)
-        assert caught.value.retryable and "PID" not in "".join(traceback.format_exception(caught.value))
+        assert caught.value.retryable and "PID" not in "".join(
+            traceback.format_exception(caught.value)
+        )
     finally:
         writer.communicate("")
     assert check(table)
 
 
 def test_busy_in_this_process(make: Maker) -> None:
-    """A writer in this process is busy, too, and nothing that a check opened is left behind to block the next one."""
+    """A writer in this process is busy, too, and nothing that a check opened is left behind to
+    block the next one.
+    """
     table = make()
     with duckdb.connect(str(table.database)), pytest.raises(TableBusy, match="is being written"):
         check(table)
@@ -116,17 +129,26 @@ def test_only_one_bit_leaves(
 
 
 def test_an_error_inside_is_scrubbed(
-    make: Maker, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    make: Maker,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A query that quotes a value in its error leaves none in the message, the chain, a log or a stream."""
+    """A query that quotes a value in its error leaves none in the message, the chain, a log or a
+    stream.
+    """
     caplog.set_level(logging.DEBUG)
-    monkeypatch.setattr(validate, "query", lambda *_: "SELECT CAST(tailnum AS INTEGER) AS tailnum FROM flights")
+    monkeypatch.setattr(
+        validate, "query", lambda *_: "SELECT CAST(tailnum AS INTEGER) AS tailnum FROM flights"
+    )
     table = make(LEAKY, block=None, columns={})
     with pytest.raises(TableUnreadable, match="cannot be checked") as caught:
         check(table)
     assert caught.value.__cause__ is None and caught.value.__context__ is None
     said = capfd.readouterr()
-    assert SECRET not in "".join([*traceback.format_exception(caught.value), said.out, said.err, caplog.text])
+    assert SECRET not in "".join(
+        [*traceback.format_exception(caught.value), said.out, said.err, caplog.text]
+    )
 
 
 def test_the_shim_is_still_needed(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +161,9 @@ def test_the_shim_is_still_needed(make: Maker, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_import_is_cheap_and_a_check_leaves_home_alone(make: Maker, tmp_path: Path) -> None:
-    """Importing the package imports no Great Expectations, and a check writes nothing under HOME or the current directory."""
+    """Importing the package imports no Great Expectations, and a check writes nothing under HOME or
+    the current directory.
+    """
     home = tmp_path / "home"
     home.mkdir()
     code = (
@@ -148,9 +172,16 @@ def test_import_is_cheap_and_a_check_leaves_home_alone(make: Maker, tmp_path: Pa
         "print(q.check(Table.model_validate_json(sys.argv[1])))"
     )
     declared = make(LEAKY).model_dump_json(by_alias=True)
-    environment = {k: v for k, v in os.environ.items() if k != "GX_ANALYTICS_ENABLED"} | {"HOME": str(home)}
+    environment = {k: v for k, v in os.environ.items() if k != "GX_ANALYTICS_ENABLED"} | {
+        "HOME": str(home)
+    }
     ran = subprocess.run(
-        [sys.executable, "-c", code, declared], cwd=home, env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code, declared],
+        cwd=home,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert ran.stdout == "False\n" and SECRET not in ran.stderr
     assert list(home.iterdir()) == []

@@ -25,10 +25,14 @@ def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.fixture
 def make(tmp_path: Path) -> Maker:
-    """Run statements on a fresh file and declare its table ``data``; keywords replace parts of the declaration."""
+    """Run statements on a fresh file and declare its table ``data``; keywords replace parts of the
+    declaration.
+    """
     path, made = tmp_path / "private.duckdb", [0]
 
-    def build(*statements: str, columns: dict[str, Any] | None = None, **changes: Any) -> PrivateTable:
+    def build(
+        *statements: str, columns: dict[str, Any] | None = None, **changes: Any
+    ) -> PrivateTable:
         made[0] += 1
         file = path.with_stem(f"private{made[0]}")
         with duckdb.connect(str(file)) as connection:

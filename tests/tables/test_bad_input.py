@@ -1,4 +1,6 @@
-"""Tables as they come: no rows, one row, hostile names and keys, odd types. Each is answered rightly or refused in words."""
+"""Tables as they come: no rows, one row, hostile names and keys, odd types. Each is answered
+rightly or refused in words.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,10 @@ REQUESTS = [
         ("SELECT 1 AS u, 'a' AS k, 3.0::DOUBLE AS v WHERE false", ([0], [0, 0], [], [])),
         ("SELECT 1 AS u, 'a' AS k, 3.0::DOUBLE AS v", ([1], [1, 0], [1], [1])),
         ("SELECT NULL::INT AS u, 'a' AS k, 3.0::DOUBLE AS v FROM range(9)", ([0], [0, 0], [], [])),
-        ("SELECT 1 AS u, NULL::VARCHAR AS k, 'nan'::DOUBLE AS v FROM range(9)", ([2], [0, 0], [], [])),
+        (
+            "SELECT 1 AS u, NULL::VARCHAR AS k, 'nan'::DOUBLE AS v FROM range(9)",
+            ([2], [0, 0], [], []),
+        ),
         ("SELECT i AS u, 'z' AS k, 'inf'::DOUBLE AS v FROM range(3) t(i)", ([3], [0, 0], [3], [3])),
     ],
 )
@@ -48,15 +53,31 @@ def test_few_rows_or_none(make: Any, rows: str, expected: tuple[list[int], ...])
     assert (*found, values.counts.tolist()) == expected
 
 
-KEYS = ["", " ", "a\x00b", "Ω≈ç√", "e\u0301", "é", "🧑‍🚀", "'; DROP TABLE data; --", '"', "\n", "NULL", "x" * 2**20]
+KEYS = [
+    "",
+    " ",
+    "a\x00b",
+    "Ω≈ç√",
+    "e\u0301",
+    "é",
+    "🧑‍🚀",
+    "'; DROP TABLE data; --",
+    '"',
+    "\n",
+    "NULL",
+    "x" * 2**20,
+]
 
 
 def test_keys_of_any_text(tmp_path: Path) -> None:
-    """Quotes, NUL bytes, combining characters and a megabyte: each key is itself, public or private, and equal to no other."""
+    """Quotes, NUL bytes, combining characters and a megabyte: each key is itself, public or
+    private, and equal to no other.
+    """
     path = tmp_path / "x.duckdb"
     with duckdb.connect(str(path)) as connection:
         connection.execute(
-            "CREATE TABLE data AS SELECT unnest(range(?)) AS u, unnest(?) AS k, 1 AS v", [len(KEYS), KEYS]
+            "CREATE TABLE data AS SELECT unnest(range(?)) AS u, unnest(?) AS k, 1 AS v",
+            [len(KEYS), KEYS],
         )
     declared = {"name": "data", "database": path, "unit": {"column": "u"}, "limits": {"rows": 1}}
     columns = {"k": {"keys": KEYS}, "v": {"lower": 0, "upper": 1}}
@@ -72,7 +93,8 @@ def test_keys_of_any_text(tmp_path: Path) -> None:
 def test_very_many_groups(make: Any, kind: str) -> None:
     """300,000 private keys of one unit each are all counted."""
     private = make(
-        f"CREATE TABLE data AS SELECT i AS u, CAST(i AS {kind}) AS k, 1 AS v FROM range(300000) t(i)", columns={"k": {}}
+        f"CREATE TABLE data AS SELECT i AS u, CAST(i AS {kind}) AS k, 1 AS v FROM range(300000) t(i)",
+        columns={"k": {}},
     )
     found = private.answer(GroupedSums("k", None, 1, 1), ())
     assert len(set(found.keys)) == 300_000 and found.rows.sum() == 300_000 == found.units.sum()
@@ -82,15 +104,31 @@ def test_very_many_groups(make: Any, kind: str) -> None:
 def test_ten_million_groups(make: Any) -> None:
     """10^7 private keys of one unit each."""
     private = make(
-        "CREATE TABLE data AS SELECT i AS u, 'k' || i AS k, 1 AS v FROM range(10000000) t(i)", columns={"k": {}}
+        "CREATE TABLE data AS SELECT i AS u, 'k' || i AS k, 1 AS v FROM range(10000000) t(i)",
+        columns={"k": {}},
     )
     found = private.answer(GroupedSums("k", None, 1, 1), ())
     assert len(found.keys) == 10**7 and found.rows.sum() == 10**7
 
 
 def test_names_that_are_words_of_sql(make: Any) -> None:
-    """Reserved words, mixed case, spaces and quotes are names like others; so are those that queries use themselves."""
-    names = ["select", "Group", "unit", "part", "code", "v0", "n", "word", "keys", 'quo"te', "two words", "rowid"]
+    """Reserved words, mixed case, spaces and quotes are names like others; so are those that
+    queries use themselves.
+    """
+    names = [
+        "select",
+        "Group",
+        "unit",
+        "part",
+        "code",
+        "v0",
+        "n",
+        "word",
+        "keys",
+        'quo"te',
+        "two words",
+        "rowid",
+    ]
     columns = ", ".join(f'i AS "{name.replace(chr(34), chr(34) * 2)}"' for name in names)
     private = make(
         f'CREATE TABLE data AS SELECT i // 2 AS "ORDER", i % 2 AS "From", {columns} FROM range(4) t(i)',
@@ -104,10 +142,13 @@ def test_names_that_are_words_of_sql(make: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["INTEGER[]", "STRUCT(a INTEGER)", "MAP(VARCHAR, INTEGER)", "BLOB", "INTERVAL", "INTEGER[2]"]
+    "kind",
+    ["INTEGER[]", "STRUCT(a INTEGER)", "MAP(VARCHAR, INTEGER)", "BLOB", "INTERVAL", "INTEGER[2]"],
 )
 def test_types_without_a_number_or_a_key(make: Any, kind: str) -> None:
-    """A LIST, STRUCT, MAP, BLOB or INTERVAL is refused as a value, key or unit by the catalog alone; the message says which types do."""
+    """A LIST, STRUCT, MAP, BLOB or INTERVAL is refused as a value, key or unit by the catalog
+    alone; the message says which types do.
+    """
     columns = {"v": {"lower": 0, "upper": 1}, "k": {"keys": ["a"]}}
     table = f"CREATE TABLE data AS SELECT NULL::{kind} AS u, NULL::{kind} AS v, NULL::{kind} AS k, 1 AS fine"
     with pytest.raises(TableUnreadable, match="cannot be a unit; use"):
@@ -119,34 +160,49 @@ def test_types_without_a_number_or_a_key(make: Any, kind: str) -> None:
 
 
 def test_a_parquet_file_or_glob_is_no_database(make: Any, tmp_path: Path) -> None:
-    """A glob names no file, and a Parquet file is no DuckDB file: both are said, and a view over Parquet is out of reach."""
+    """A glob names no file, and a Parquet file is no DuckDB file: both are said, and a view over
+    Parquet is out of reach.
+    """
     with duckdb.connect() as connection:
         connection.execute(f"COPY (SELECT 1 AS u, 2 AS v) TO '{tmp_path / 'rows.parquet'}'")
     private = make("CREATE TABLE data AS SELECT 1 AS u, 2 AS v")
     for name, said in (("*.parquet", "there is no file"), ("rows.parquet", "cannot be read")):
         with pytest.raises(TableUnreadable, match=said):
-            PrivateTable(private.declaration.model_copy(update={"database": tmp_path / name})).check(REQUESTS[0])
+            PrivateTable(
+                private.declaration.model_copy(update={"database": tmp_path / name})
+            ).check(REQUESTS[0])
     with pytest.raises(TableUnreadable, match="there is no table in the file"):
-        make("CREATE TABLE data AS SELECT 1 AS u", relation=f"{tmp_path}/*.parquet").check(REQUESTS[0])
+        make("CREATE TABLE data AS SELECT 1 AS u", relation=f"{tmp_path}/*.parquet").check(
+            REQUESTS[0]
+        )
     view = f"CREATE VIEW data AS SELECT * FROM '{tmp_path}/*.parquet'"
     with pytest.raises(TableUnreadable, match="cannot be read"):
         make(view).check(REQUESTS[0])
 
 
-#: Numbers that DuckDB's timestamps can be and no date stands for: what a file or a frame brings, not what SQL writes.
-NO_DATES = {"s": [2**63 - 2, -(2**63) + 2, 2**50], "ms": [2**63 - 2, -(2**62)], "us": [-(2**63) + 2]}
+#: Numbers that DuckDB's timestamps can be and no date stands for: what a file or a frame brings,
+#: not what SQL writes.
+NO_DATES = {
+    "s": [2**63 - 2, -(2**63) + 2, 2**50],
+    "ms": [2**63 - 2, -(2**62)],
+    "us": [-(2**63) + 2],
+}
 
 
 @pytest.mark.parametrize("unit", NO_DATES)
 def test_timestamps_that_are_no_date_are_missing(tmp_path: Path, unit: str) -> None:
-    """As a value, key, block, unit and in a condition, and nothing fails: DuckDB fails where it writes or converts one, and one
-    such row made a release fail, which tells that it is there.
+    """As a value, key, block, unit and in a condition, and nothing fails: DuckDB fails where it
+    writes or converts one, and one such row made a release fail, which tells that it is there.
     """
-    rows = pd.DataFrame({"t": np.array([0, *NO_DATES[unit]], dtype=np.int64).view(f"datetime64[{unit}]")})
+    rows = pd.DataFrame(
+        {"t": np.array([0, *NO_DATES[unit]], dtype=np.int64).view(f"datetime64[{unit}]")}
+    )
     path = tmp_path / "x.duckdb"
     with duckdb.connect(str(path)) as connection:
         connection.register("rows", rows)
-        connection.execute("CREATE TABLE data AS SELECT row_number() OVER () AS u, t, 1 AS v FROM rows")
+        connection.execute(
+            "CREATE TABLE data AS SELECT row_number() OVER () AS u, t, 1 AS v FROM rows"
+        )
     declared = {"name": "data", "database": path, "unit": {"column": "u"}, "limits": {"rows": 9}}
     columns = {"t": {"lower": -1, "upper": 1}, "v": {"lower": 0, "upper": 1}}
     table = Table.model_validate(declared | {"columns": columns})
@@ -162,12 +218,16 @@ def test_timestamps_that_are_no_date_are_missing(tmp_path: Path, unit: str) -> N
     assert early.answer(GroupedSums(None, None, 1, 1), ()).rows.tolist() == [1]
     of_times = table.model_copy(update={"unit": Unit(column="t"), "block": "t"})
     for blocks in ((), ("1970-01-01 00:00:00",)):
-        assert PrivateTable(of_times).answer(GroupedSums(None, None, 1, 1), blocks).rows.tolist() == [1]
+        assert PrivateTable(of_times).answer(
+            GroupedSums(None, None, 1, 1), blocks
+        ).rows.tolist() == [1]
         assert len(PrivateTable(of_times).grouped_rows(GroupValues(3, ("v",)), b"", blocks)[0]) == 1
 
 
 def test_json_is_text(make: Any) -> None:
-    """A JSON column is a unit, block and key like the text that it is; DuckDB fails where it is to be collated."""
+    """A JSON column is a unit, block and key like the text that it is; DuckDB fails where it is to
+    be collated.
+    """
     private = make(
         """CREATE TABLE data AS SELECT CAST(unnest(['1', '{"a": 2}']) AS JSON) AS u, u AS k, u AS day, 1 AS v""",
         columns={"k": {"keys": ["1"]}, "v": {"lower": 0, "upper": 1}},

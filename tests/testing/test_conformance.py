@@ -1,4 +1,6 @@
-"""Every built-in mechanism passes the checks; plugins run the same ones in their own tests, on their own examples."""
+"""Every built-in mechanism passes the checks; plugins run the same ones in their own tests, on
+their own examples.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,11 @@ from dpflow.testing.harness import Check
 from dpflow.testing.pytest_plugin import parametrize_with_checks
 
 REGISTRY = Registry.load()
-BUILT_IN = [m for name, m in REGISTRY.mechanisms.items() if REGISTRY.origin[name].startswith("dpflow.")]
-# These share their code and are tested exactly, all forms of noise and groups, in tests/mechanisms/test_aggregate.py,
-# test_select.py, and tests/testing/test_exact.py.
+BUILT_IN = [
+    m for name, m in REGISTRY.mechanisms.items() if REGISTRY.origin[name].startswith("dpflow.")
+]
+# These share their code and are tested exactly, all forms of noise and groups, in
+# tests/mechanisms/test_aggregate.py, test_select.py, and tests/testing/test_exact.py.
 FEWER = {
     m.name: examples_for(m)[::3]
     for m in BUILT_IN

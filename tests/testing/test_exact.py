@@ -1,4 +1,6 @@
-"""Built-in mechanisms keep their claims exactly: hockey-stick divergence over all neighbours of tiny tables."""
+"""Built-in mechanisms keep their claims exactly: hockey-stick divergence over all neighbours of
+tiny tables.
+"""
 
 from __future__ import annotations
 
@@ -78,10 +80,15 @@ class ForgetsMoves(Quantile):
 
 
 @pytest.mark.parametrize(
-    ("broken", "relation", "groups"), [(ForgetsGroups(), "add-remove", 2), (ForgetsMoves(), "replace", 1)]
+    ("broken", "relation", "groups"),
+    [(ForgetsGroups(), "add-remove", 2), (ForgetsMoves(), "replace", 1)],
 )
-def test_grouped_quantiles_without_their_composition_are_seen(broken: Quantile, relation: str, groups: int) -> None:
-    """Controls: half the sensitivity, over groups or over a move between them, exceeds the claim; the right one does not."""
+def test_grouped_quantiles_without_their_composition_are_seen(
+    broken: Quantile, relation: str, groups: int
+) -> None:
+    """Controls: half the sensitivity, over groups or over a move between them, exceeds the claim;
+    the right one does not.
+    """
     params = {"column": "score", "by": "kind", "epsilon": "6"}
     assert excess(broken, params, relation, 1, groups) > 0.01
     assert excess(Quantile(), params, relation, 1, groups) <= SLACK

@@ -35,9 +35,13 @@ def test_discrete_laplace_costs_its_inverse_scale(scale: Fraction) -> None:
     p = exact_divergence.discrete_laplace(scale, 1e-13)
     q = exact_divergence.mapped(p, lambda x: x + 1)
     assert sum(p.values()) == pytest.approx(1, abs=1e-12)
-    assert exact_divergence.smallest_epsilon(p, q, 1e-9) == pytest.approx(float(1 / scale), abs=1e-5)
+    assert exact_divergence.smallest_epsilon(p, q, 1e-9) == pytest.approx(
+        float(1 / scale), abs=1e-5
+    )
     # at epsilon 0 it is the total variation distance: Pr[X <= 0] - Pr[X <= -1] = Pr[X = 0]
-    assert exact_divergence.divergence(p, q, 0) == pytest.approx(math.tanh(float(1 / scale) / 2), abs=1e-9)
+    assert exact_divergence.divergence(p, q, 0) == pytest.approx(
+        math.tanh(float(1 / scale) / 2), abs=1e-9
+    )
 
 
 def test_convolution_is_the_sum() -> None:

@@ -14,15 +14,25 @@ sys.path.insert(0, str(Path(__file__).parent))
 from tiny import excess  # noqa: E402
 
 RELATIONS = ("add-remove", "replace")
-PARAMS = {"count": {}, "histogram": {"by": "kind"}, "private_histogram": {"by": "word", "delta": "0.01"}}
+PARAMS = {
+    "count": {},
+    "histogram": {"by": "kind"},
+    "private_histogram": {"by": "word", "delta": "0.01"},
+}
 
 
-@pytest.mark.parametrize("control", CONTROLS, ids=lambda c: f"{type(c.mechanism).__name__}-{c.caught_by}")
+@pytest.mark.parametrize(
+    "control", CONTROLS, ids=lambda c: f"{type(c.mechanism).__name__}-{c.caught_by}"
+)
 def test_broken_mechanism_is_caught(control: Control) -> None:
     """The named check fails on at least one example, or the exact delta is above the claim."""
     if control.caught_by == "exact":
         params = {"epsilon": "2", **PARAMS[control.mechanism.name]}
-        found = [excess(control.mechanism, params, relation, 0, groups) for relation in RELATIONS for groups in (1, 2)]
+        found = [
+            excess(control.mechanism, params, relation, 0, groups)
+            for relation in RELATIONS
+            for groups in (1, 2)
+        ]
         assert max(found) > 1e-3
         return
     named = [check for check in checks(control.mechanism) if f" {control.caught_by} " in check.name]

@@ -1,4 +1,6 @@
-"""Tables so small that all their neighbours can be listed, and the exact delta of a mechanism on them."""
+"""Tables so small that all their neighbours can be listed, and the exact delta of a mechanism on
+them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,12 @@ TINY = {
     "name": "tiny",
     "database": "tiny.duckdb",
     "unit": {"column": "user"},
-    "columns": {"user": {}, "kind": {"keys": ["x", "y"]}, "word": {}, "score": {"lower": -1, "upper": 2}},
+    "columns": {
+        "user": {},
+        "kind": {"keys": ["x", "y"]},
+        "word": {},
+        "score": {"lower": -1, "upper": 2},
+    },
 }
 ROWS = tuple({"kind": kind, "word": kind, "score": score} for kind in "xy" for score in (-1, 2))
 NOTHING = {"kind": None, "word": None, "score": None}
@@ -31,7 +38,11 @@ def table(relation: str, groups: int = 2) -> Table:
 
 
 def excess(
-    mechanism: Mechanism[Any], params: Mapping[str, Any], relation: str, others: int = 1, groups: int = 2
+    mechanism: Mechanism[Any],
+    params: Mapping[str, Any],
+    relation: str,
+    others: int = 1,
+    groups: int = 2,
 ) -> float:
     """How far the exact delta lies above the claimed one, over all listed neighbours."""
     declared = table(relation, groups)

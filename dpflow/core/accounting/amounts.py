@@ -1,9 +1,11 @@
-"""Exact privacy amounts: every epsilon, delta and rho is a `fractions.Fraction`, checked once, at the door.
+"""Exact privacy amounts: every epsilon, delta and rho is a `fractions.Fraction`, checked once, at
+the door.
 
-An amount is written as a decimal string (``"0.1"``), a ratio (``"1/3"``), an int, a `Decimal`, a `Fraction`, or a float,
-which is taken by its shortest decimal form: ``0.1`` means one tenth, not the binary number next to it. Everything else
-raises `InvalidAmount`: zero where it makes no sense, negative, NaN, infinite, too small, too large, bool. A number that
-is legal but astronomically long is refused before it is expanded.
+An amount is written as a decimal string (``"0.1"``), a ratio (``"1/3"``), an int, a `Decimal`, a
+`Fraction`, or a float, which is taken by its shortest decimal form: ``0.1`` means one tenth, not
+the binary number next to it. Everything else raises `InvalidAmount`: zero where it makes no sense,
+negative, NaN, infinite, too small, too large, bool. A number that is legal but astronomically long
+is refused before it is expanded.
 
 =========  ===========================  ==========================================
 amount     legal range                  why these ends
@@ -26,7 +28,9 @@ from pydantic import BeforeValidator, PlainSerializer, ValidationInfo, WithJsonS
 
 from dpflow.errors import InvalidAmount
 
-Amount = str | int | float | Decimal | Fraction  #: what may be written where an exact amount is wanted
+Amount = (
+    str | int | float | Decimal | Fraction
+)  #: what may be written where an exact amount is wanted
 
 SMALLEST_EPSILON: Final = Fraction(1, 10**12)
 LARGEST_EPSILON: Final = Fraction(10**6)
@@ -34,7 +38,9 @@ SMALLEST_DELTA: Final = Fraction(1, 10**18)
 SMALLEST_RHO: Final = Fraction(1, 10**24)
 
 _LONGEST: Final = 220  # characters of a written amount
-_LARGEST_TERM: Final = 10**100  # numerator and denominator, so that every amount can be written down again
+_LARGEST_TERM: Final = (
+    10**100
+)  # numerator and denominator, so that every amount can be written down again
 _DECIMAL: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,9})?", re.ASCII)
 _RATIO: Final = re.compile(r"[+-]?\d+/\d+", re.ASCII)
 
@@ -49,7 +55,9 @@ def delta(value: object) -> Fraction:
     asked = exact("delta", value)
     if asked == 0 or SMALLEST_DELTA <= asked < 1:
         return asked
-    raise InvalidAmount(f"delta is {_shown(value)}; it must be 0, or from 1e-18 up to below 1. Write e.g. delta: 1e-6.")
+    raise InvalidAmount(
+        f"delta is {_shown(value)}; it must be 0, or from 1e-18 up to below 1. Write e.g. delta: 1e-6."
+    )
 
 
 def rho(value: object) -> Fraction:
@@ -68,7 +76,11 @@ def exact(what: str, value: object) -> Fraction:
         InvalidAmount: not an exact finite number, or longer than 100 digits.
     """
     number = _parsed(value)
-    if number is None or abs(number.numerator) > _LARGEST_TERM or number.denominator > _LARGEST_TERM:
+    if (
+        number is None
+        or abs(number.numerator) > _LARGEST_TERM
+        or number.denominator > _LARGEST_TERM
+    ):
         raise InvalidAmount(
             f"{what} is {_shown(value)}; it must be a finite number of at most 100 digits, written as a decimal "
             "string, a ratio, an int, a Decimal, a Fraction or a float. Write e.g. '0.1' or '1/3'."
@@ -96,7 +108,10 @@ def text(amount: Fraction) -> str:
         digits = max(digits, power)
     if rest != 1:
         return f"{amount.numerator}/{amount.denominator}"
-    sign, scaled = ("-" if amount < 0 else ""), abs(amount.numerator) * 10**digits // amount.denominator
+    sign, scaled = (
+        ("-" if amount < 0 else ""),
+        abs(amount.numerator) * 10**digits // amount.denominator,
+    )
     if digits > 6 and scaled:
         coefficient = str(scaled).rstrip("0")
         exponent = len(str(scaled)) - 1 - digits
@@ -108,7 +123,9 @@ def text(amount: Fraction) -> str:
 
 
 def show(amount: Fraction) -> str:
-    """A short form for people, at most six significant digits: ``"0.333333"``. Not exact; see `text`."""
+    """A short form for people, at most six significant digits: ``"0.333333"``. Not exact; see
+    `text`.
+    """
     return f"{float(amount):.6g}"
 
 
@@ -129,7 +146,9 @@ def _parsed(value: object) -> Fraction | None:
     if isinstance(value, numbers.Integral):
         return Fraction(int(value))
     if isinstance(value, float):
-        value = float.__repr__(value)  # the shortest decimal that reads back as this float, also for numpy's float64
+        value = float.__repr__(
+            value
+        )  # the shortest decimal that reads back as this float, also for numpy's float64
     if isinstance(value, Decimal):
         return _from_decimal(value)
     if not isinstance(value, str) or len(value) > _LONGEST:
@@ -142,8 +161,14 @@ def _parsed(value: object) -> Fraction | None:
 
 
 def _from_decimal(value: Decimal) -> Fraction | None:
-    """The exact ratio; None for NaN, infinities, and exponents that would expand to more than a few hundred digits."""
-    if not value.is_finite() or (value and not -400 <= value.adjusted() <= 400) or len(value.as_tuple().digits) > 400:
+    """The exact ratio; None for NaN, infinities, and exponents that would expand to more than a few
+    hundred digits.
+    """
+    if (
+        not value.is_finite()
+        or (value and not -400 <= value.adjusted() <= 400)
+        or len(value.as_tuple().digits) > 400
+    ):
         return None
     return Fraction(value)
 
@@ -151,7 +176,10 @@ def _from_decimal(value: Decimal) -> Fraction | None:
 def _shown(value: object) -> str:
     if isinstance(value, int) and value.bit_length() > 400:
         return "an integer of more than 120 digits"
-    if isinstance(value, Fraction) and max(abs(value.numerator), value.denominator).bit_length() > 800:
+    if (
+        isinstance(value, Fraction)
+        and max(abs(value.numerator), value.denominator).bit_length() > 800
+    ):
         return "a ratio of more than 240 digits"
     if not isinstance(value, str | int | float | Decimal | Fraction):
         return f"of type {type(value).__name__}"
@@ -160,7 +188,9 @@ def _shown(value: object) -> str:
 
 
 def _named(check: object, value: object, info: ValidationInfo) -> Fraction:
-    """Run a check inside pydantic; `InvalidAmount` is no ValueError, so it leaves the model untouched, with the field."""
+    """Run a check inside pydantic; `InvalidAmount` is no ValueError, so it leaves the model
+    untouched, with the field.
+    """
     assert callable(check)
     try:
         amount = check(value)

@@ -1,9 +1,12 @@
-"""Composition formulas and their inverses, for planners and for schedules that are fixed before the first release.
+"""Composition formulas and their inverses, for planners and for schedules that are fixed before the
+first release.
 
-Nothing here may stop a run: jobs choose after seeing outputs, and only the filters of `dpflow.core.accounting.privacy_filters` are valid then.
-Steps are equal and possibly adaptive in their queries, but number and epsilons are fixed in advance. Totals are rounded up
-and steps down, so that ``total_eps(step_eps(E, delta, k), delta, k) <= E`` holds exactly. The argument order is always
-(epsilon, delta, count); epsilons are above 0, deltas in (0, 1), counts whole and at least 1, else `InvalidAmount`.
+Nothing here may stop a run: jobs choose after seeing outputs, and only the filters of
+`dpflow.core.accounting.privacy_filters` are valid then. Steps are equal and possibly adaptive in
+their queries, but number and epsilons are fixed in advance. Totals are rounded up and steps down,
+so that ``total_eps(step_eps(E, delta, k), delta, k) <= E`` holds exactly. The argument order is
+always (epsilon, delta, count); epsilons are above 0, deltas in (0, 1), counts whole and at least 1,
+else `InvalidAmount`.
 
 =============================  ====================================================  =====================================
 total, and step as inverse     epsilon of k steps at failure probability delta       source
@@ -38,12 +41,16 @@ def total_eps(step: Number, delta: Number, count: int) -> float:
 
 
 def step_eps(epsilon: Number, delta: Number, count: int) -> float:
-    """The largest step whose `total_eps` is at most ``epsilon``: ``(sqrt(2L + 2E) - sqrt(2L)) / sqrt(k)``, L = ln(1/delta)."""
+    """The largest step whose `total_eps` is at most ``epsilon``: ``(sqrt(2L + 2E) - sqrt(2L)) /
+    sqrt(k)``, L = ln(1/delta).
+    """
     return _largest_step(total_eps, epsilon, delta, count)
 
 
 def lecture_total_eps(step: Number, delta: Number, count: int) -> float:
-    """k steps of (step, 0)-DP as in the lecture: ``e sqrt(2 k ln(1/delta)) + k e (exp(e) - 1)``, at ``delta``."""
+    """k steps of (step, 0)-DP as in the lecture: ``e sqrt(2 k ln(1/delta)) + k e (exp(e) - 1)``, at
+    ``delta``.
+    """
     e, log, k = _checked(step, delta, count)
     if e > 100:
         return math.inf
@@ -56,7 +63,9 @@ def lecture_step_eps(epsilon: Number, delta: Number, count: int) -> float:
 
 
 def coarse_total_eps(step: Number, delta: Number, count: int) -> float:
-    """k steps, step <= 1: ``e sqrt(2 k ln(1/delta)) + 2 k e^2``, at ``delta``. Infinite for a step above 1."""
+    """k steps, step <= 1: ``e sqrt(2 k ln(1/delta)) + 2 k e^2``, at ``delta``. Infinite for a step
+    above 1.
+    """
     e, log, k = _checked(step, delta, count)
     return math.inf if e > 1 else _up(e * renyi.sqrt_up(2 * k * log) + 2 * k * e**2)
 
@@ -67,7 +76,9 @@ def coarse_step_eps(epsilon: Number, delta: Number, count: int) -> float:
 
 
 def range_total_eps(step: Number, delta: Number, count: int) -> float:
-    """k exponential mechanisms of ``step``: ``k e^2/8 + e sqrt(k ln(1/delta)/2)``, the same as `total_eps` of half the step."""
+    """k exponential mechanisms of ``step``: ``k e^2/8 + e sqrt(k ln(1/delta)/2)``, the same as
+    `total_eps` of half the step.
+    """
     return total_eps(_checked(step, delta, count)[0] / 2, delta, count)
 
 
@@ -77,7 +88,8 @@ def range_step_eps(epsilon: Number, delta: Number, count: int) -> float:
 
 
 def compose(steps: Sequence[Claim], delta: Number) -> tuple[float, float]:
-    """Different (epsilon_j, delta_j) steps: ``(S/2 + sqrt(2 ln(1/delta) S), delta + sum delta_j)``, S the sum of squares.
+    """Different (epsilon_j, delta_j) steps: ``(S/2 + sqrt(2 ln(1/delta) S), delta + sum delta_j)``,
+    S the sum of squares.
 
     Returns the plain sums instead where their epsilon is not larger: then ``delta`` is not needed.
     """
@@ -88,11 +100,17 @@ def compose(steps: Sequence[Claim], delta: Number) -> tuple[float, float]:
         _checked(e, delta, 1)
     squares = sum((Fraction(e) ** 2 for e, _ in steps), Fraction(0))
     advanced = squares / 2 + renyi.sqrt_up(2 * squares * _log_inverse(delta))
-    return (_up(basic), _up(own)) if basic <= advanced else (_up(advanced), _up(own + _fraction(delta)))
+    return (
+        (_up(basic), _up(own))
+        if basic <= advanced
+        else (_up(advanced), _up(own + _fraction(delta)))
+    )
 
 
 def compose_steps(shares: Sequence[Fraction], epsilon: Number, delta: Number) -> list[Fraction]:
-    """`compose` backwards: the largest steps in these proportions, without deltas of their own, that cost at most ``epsilon``."""
+    """`compose` backwards: the largest steps in these proportions, without deltas of their own,
+    that cost at most ``epsilon``.
+    """
     for share in shares:
         _checked(share, delta, 1)
 
@@ -104,20 +122,28 @@ def compose_steps(shares: Sequence[Fraction], epsilon: Number, delta: Number) ->
 
 
 def parallel(blocks: Iterable[Sequence[Claim]]) -> Claim:
-    """Steps on disjoint blocks cost what the dearest block costs: (max of summed epsilon, max of summed delta).
+    """Steps on disjoint blocks cost what the dearest block costs: (max of summed epsilon, max of
+    summed delta).
 
-    Sound in two cases only: the block is a function of the unit, or the protected unit is unit x block under add/remove. A
-    unit with rows in several blocks pays the sum over them; under replace a row that moves makes two blocks pay.
+    Sound in two cases only: the block is a function of the unit, or the protected unit is unit x
+    block under add/remove. A unit with rows in several blocks pays the sum over them; under replace
+    a row that moves makes two blocks pay.
     """
-    sums = [(sum((e for e, _ in b), Fraction(0)), sum((d for _, d in b), Fraction(0))) for b in blocks]
-    return max((e for e, _ in sums), default=Fraction(0)), max((d for _, d in sums), default=Fraction(0))
+    sums = [
+        (sum((e for e, _ in b), Fraction(0)), sum((d for _, d in b), Fraction(0))) for b in blocks
+    ]
+    return max((e for e, _ in sums), default=Fraction(0)), max(
+        (d for _, d in sums), default=Fraction(0)
+    )
 
 
 # --- reports: true values for a schedule fixed in advance; floats, relative error below 1e-9, not rounded in any direction ---
 
 
 def optimal_delta(step: Number, epsilon: Number, count: int) -> float:
-    """The least delta at ``epsilon`` that holds for every k fixed (step, 0)-DP steps; randomised response attains it."""
+    """The least delta at ``epsilon`` that holds for every k fixed (step, 0)-DP steps; randomised
+    response attains it.
+    """
     e, k, target = float(_checked(step, 0.5, count)[0]), count, float(epsilon)
     log_p, log_q = -math.log1p(math.exp(-e)), -e - math.log1p(math.exp(-e))
     total = 0.0
@@ -126,18 +152,24 @@ def optimal_delta(step: Number, epsilon: Number, count: int) -> float:
         if loss <= target:
             break
         log_mass = math.lgamma(k + 1) - math.lgamma(wrong + 1) - math.lgamma(k - wrong + 1)
-        total += math.exp(log_mass + (k - wrong) * log_p + wrong * log_q) * -math.expm1(target - loss)
+        total += math.exp(log_mass + (k - wrong) * log_p + wrong * log_q) * -math.expm1(
+            target - loss
+        )
     return total
 
 
 def optimal_eps(step: Number, delta: Number, count: int) -> float:
-    """The epsilon at which `optimal_delta` falls to ``delta``. A report: stopping a run by it is not a privacy filter."""
+    """The epsilon at which `optimal_delta` falls to ``delta``. A report: stopping a run by it is
+    not a privacy filter.
+    """
     e, _, k = _checked(step, delta, count)
     return _root(lambda x: optimal_delta(e, x, k) - float(delta), float(e * k))
 
 
 def gaussian_eps(sigma: Number, delta: Number, count: int) -> float:
-    """The epsilon of k Gaussian steps of noise ``sigma`` per unit of L2 sensitivity. A report, for totals up to 300."""
+    """The epsilon of k Gaussian steps of noise ``sigma`` per unit of L2 sensitivity. A report, for
+    totals up to 300.
+    """
     s, _, k = _checked(sigma, delta, count)
     mu = math.sqrt(k) / float(s)
 
@@ -160,7 +192,9 @@ def _root(falling: Callable[[float], float], high: float) -> float:
     return high
 
 
-def _largest_step(total: Callable[[Number, Number, int], float], epsilon: Number, delta: Number, count: int) -> float:
+def _largest_step(
+    total: Callable[[Number, Number, int], float], epsilon: Number, delta: Number, count: int
+) -> float:
     """Bisection on floats for an increasing total; the result is feasible and its successor is not."""
     _checked(epsilon, delta, count)
     low, high = 0.0, float(epsilon)
@@ -168,7 +202,11 @@ def _largest_step(total: Callable[[Number, Number, int], float], epsilon: Number
         low, high = high, 2 * high
     while math.nextafter(low, math.inf) < high:
         middle = (low + high) / 2
-        low, high = (middle, high) if middle > 0 and total(middle, delta, count) <= epsilon else (low, middle)
+        low, high = (
+            (middle, high)
+            if middle > 0 and total(middle, delta, count) <= epsilon
+            else (low, middle)
+        )
     return low
 
 

@@ -1,14 +1,15 @@
 """Privacy claims as data: a closed vocabulary of events, their conversions and their JSON form.
 
-An event says what one release costs, for every pair of neighbouring tables and in both directions. It is built from the
-plan alone. Each kind converts itself to
+An event says what one release costs, for every pair of neighbouring tables and in both directions.
+It is built from the plan alone. Each kind converts itself to
 
 - ``approximate()``: (epsilon, delta)-DP at its own delta, or None when no finite epsilon exists there;
 - ``zcdp()``: delta-approximate rho-zCDP, as (rho, delta);
 - ``renyi(order)``: delta-approximate Renyi DP at one order, as (bound, delta).
 
-Delta-approximate means: with probability 1 - delta the bound holds (Bun, Steinke 2016, Def. 8.1). All numbers are exact
-Fractions in nats, rounded up. A kind that is not listed here is not supported: `from_json` refuses it.
+Delta-approximate means: with probability 1 - delta the bound holds (Bun, Steinke 2016, Def. 8.1).
+All numbers are exact Fractions in nats, rounded up. A kind that is not listed here is not
+supported: `from_json` refuses it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ _DELTA_GRID: Final = Fraction(1, 10**30)  # a computed delta is rounded up to it
 
 
 class Event(ABC):
-    """A privacy claim. Frozen, hashable, validated when built; see the module for the meaning of the conversions."""
+    """A privacy claim. Frozen, hashable, validated when built; see the module for the meaning of
+    the conversions.
+    """
 
     kind: ClassVar[str]
 
@@ -41,16 +44,22 @@ class Event(ABC):
         """(rho, delta) of delta-approximate rho-zCDP."""
 
     def renyi(self, order: Fraction) -> tuple[Fraction, Fraction]:
-        """(an upper bound of the Renyi divergence at this order > 1, delta); what zCDP implies unless a kind knows better."""
+        """(an upper bound of the Renyi divergence at this order > 1, delta); what zCDP implies
+        unless a kind knows better.
+        """
         rho, delta = self.zcdp()
         return rho * order, delta
 
     @abstractmethod
     def group(self, size: int) -> Event:
-        """The same release seen by tables that differ in ``size`` units. Raises `PlanRefused` where no rule is known."""
+        """The same release seen by tables that differ in ``size`` units. Raises `PlanRefused` where
+        no rule is known.
+        """
 
     def epsilon_at(self, delta: Fraction) -> Fraction | None:
-        """The least epsilon proved here for a total ``delta``; None when there is none. For reports and planning."""
+        """The least epsilon proved here for a total ``delta``; None when there is none. For reports
+        and planning.
+        """
         claims: list[Fraction] = []
         direct = self.approximate()
         if direct is not None and direct[1] <= delta:
@@ -90,16 +99,19 @@ class Pure(_PureEvent):
 
 
 class SparseVector(_PureEvent):
-    """A whole sparse-vector session, charged when it opens: epsilon-DP however it is interleaved, and nothing better."""
+    """A whole sparse-vector session, charged when it opens: epsilon-DP however it is interleaved,
+    and nothing better.
+    """
 
     kind = "sparse-vector.v1"
 
 
 class BoundedRange(_PureEvent):
-    """The exponential mechanism, report-noisy-max with Gumbel noise, a vote: privacy losses in an interval of length epsilon.
+    """The exponential mechanism, report-noisy-max with Gumbel noise, a vote: privacy losses in an
+    interval of length epsilon.
 
-    epsilon-DP and epsilon^2/8-zCDP (Cesar, Rogers 2021). Not for Laplace noise, not for a session. In a group the
-    lengths of the intervals add along a path of neighbours.
+    epsilon-DP and epsilon^2/8-zCDP (Cesar, Rogers 2021). Not for Laplace noise, not for a session.
+    In a group the lengths of the intervals add along a path of neighbours.
     """
 
     kind = "bounded-range.v1"
@@ -117,7 +129,8 @@ class DiscreteLaplace(Event):
 
     Args:
         scale: above 0, in the unit of the grid.
-        sensitivity: the L1 sensitivity, a whole number of grid steps >= 1; sensitivity/scale is the epsilon and must be legal.
+        sensitivity: the L1 sensitivity, a whole number of grid steps >= 1; sensitivity/scale is the
+        epsilon and must be legal.
     """
 
     kind: ClassVar[str] = "discrete-laplace.v1"
@@ -162,19 +175,27 @@ class Approximate(Event):
         return renyi.pure(self.epsilon, order), self.delta
 
     def group(self, size: int) -> Event:
-        """(k eps, delta (1 + e^eps + ... + e^((k-1) eps))), by the triangle inequality along a path of k neighbours."""
+        """(k eps, delta (1 + e^eps + ... + e^((k-1) eps))), by the triangle inequality along a path
+        of k neighbours.
+        """
         epsilon = self.epsilon * _size(size)
         if size == 1 or not self.delta:
             return Approximate(epsilon, self.delta)
         if epsilon > 100:  # (k-1) eps >= 50, so that even delta = 1e-18 grows past 1
-            raise InvalidAmount(f"a group of {size} units has delta above 1 here; protect one unit, or lower epsilon.")
+            raise InvalidAmount(
+                f"a group of {size} units has delta above 1 here; protect one unit, or lower epsilon."
+            )
         series = (renyi.exp_up(epsilon) - 1) / (1 / renyi.exp_up(-self.epsilon) - 1)
-        return Approximate(epsilon, amounts.to_units_up(self.delta * series, _DELTA_GRID) * _DELTA_GRID)
+        return Approximate(
+            epsilon, amounts.to_units_up(self.delta * series, _DELTA_GRID) * _DELTA_GRID
+        )
 
 
 @dataclass(frozen=True)
 class ZCDP(Event):
-    """delta-approximate rho-zCDP (Bun, Steinke 2016). rho in [1e-24, 1e6], delta 0 or in [1e-18, 1)."""
+    """delta-approximate rho-zCDP (Bun, Steinke 2016). rho in [1e-24, 1e6], delta 0 or in [1e-18,
+    1).
+    """
 
     kind: ClassVar[str] = "zcdp.v1"
     rho: Fraction
@@ -189,7 +210,9 @@ class ZCDP(Event):
     def group(self, size: int) -> Event:
         """(k^2 rho)-zCDP for delta = 0 (Bun, Steinke 2016, Prop. 1.9)."""
         if self.delta and size > 1:
-            raise PlanRefused("approximate zCDP has no group rule here; state the claim for the larger neighbours.")
+            raise PlanRefused(
+                "approximate zCDP has no group rule here; state the claim for the larger neighbours."
+            )
         return ZCDP(self.rho * _size(size) ** 2, self.delta)
 
 
@@ -197,7 +220,8 @@ class ZCDP(Event):
 class DiscreteGaussian(Event):
     """Integer noise, ``Pr[x] ~ exp(-x^2 / (2 sigma2))`` on every coordinate of an integer vector.
 
-    It is ``sensitivity^2 / (2 sigma2)``-zCDP (Canonne, Kamath, Steinke 2020, Thm. 4 and Thm. 14), in any dimension.
+    It is ``sensitivity^2 / (2 sigma2)``-zCDP (Canonne, Kamath, Steinke 2020, Thm. 4 and Thm. 14),
+    in any dimension.
 
     Args:
         sigma2: the parameter sigma squared, above 0, in squared grid units.
@@ -221,9 +245,11 @@ class DiscreteGaussian(Event):
 
 @dataclass(frozen=True)
 class Unprotected(Event):
-    """No claim at all: for what runs on tables declared generalisation-only, whose scopes protect nobody.
+    """No claim at all: for what runs on tables declared generalisation-only, whose scopes protect
+    nobody.
 
-    It costs nothing because nothing is protected; `make_plan` refuses it for any other table, and no other event holds it.
+    It costs nothing because nothing is protected; `make_plan` refuses it for any other table, and
+    no other event holds it.
     """
 
     kind: ClassVar[str] = "unprotected.v1"
@@ -302,19 +328,31 @@ class Repeated(Event):
 def replace_from_add_remove(event: Event) -> Event:
     """The claim for tables that differ by replacing a unit, from one for adding or removing a unit.
 
-    Replacing is removing one and adding another: (2 eps, (1 + e^eps) delta), 4 rho. The reverse does not exist.
+    Replacing is removing one and adding another: (2 eps, (1 + e^eps) delta), 4 rho. The reverse
+    does not exist.
     """
     return event.group(2)
 
 
 # --- JSON -------------------------------------------------------------------------------------------------------------
 
-_LEAVES = (Pure, Approximate, ZCDP, BoundedRange, DiscreteLaplace, DiscreteGaussian, SparseVector, Unprotected)
+_LEAVES = (
+    Pure,
+    Approximate,
+    ZCDP,
+    BoundedRange,
+    DiscreteLaplace,
+    DiscreteGaussian,
+    SparseVector,
+    Unprotected,
+)
 _KINDS: Final[Mapping[str, type[Event]]] = {cls.kind: cls for cls in (*_LEAVES, Composed, Repeated)}
 
 
 def known(event: object) -> Event:
-    """The event itself if its type is in the vocabulary; a stranger, a subclass included, raises `PlanRefused`."""
+    """The event itself if its type is in the vocabulary; a stranger, a subclass included, raises
+    `PlanRefused`.
+    """
     if isinstance(event, Event) and type(event) in _KINDS.values():
         return event
     raise PlanRefused(
@@ -323,14 +361,20 @@ def known(event: object) -> Event:
 
 
 def _protecting(event: object) -> Event:
-    """A known event that makes a claim: a part without one would make the whole look cheaper than it is."""
+    """A known event that makes a claim: a part without one would make the whole look cheaper than
+    it is.
+    """
     if isinstance(event, Unprotected):
-        raise PlanRefused("an event without a privacy claim cannot be part of one that has a claim.")
+        raise PlanRefused(
+            "an event without a privacy claim cannot be part of one that has a claim."
+        )
     return known(event)
 
 
 def to_json(event: Event) -> dict[str, Any]:
-    """The event as JSON: its kind with a version, and its fields, amounts as exact strings. Raises `PlanRefused`."""
+    """The event as JSON: its kind with a version, and its fields, amounts as exact strings. Raises
+    `PlanRefused`.
+    """
     known(event)
     return {"kind": event.kind} | {f.name: _encode(getattr(event, f.name)) for f in fields(event)}  # type: ignore[arg-type]
 
@@ -353,7 +397,9 @@ def _decode(data: object, depth: int) -> Event:
     cls = _KINDS.get(kind) if isinstance(kind, str) else None
     if not isinstance(data, dict) or cls is None:
         shown = repr(kind)[:60] if isinstance(data, dict) else type(data).__name__
-        raise PlanRefused(f"{shown} is no kind of privacy event known here; known: {', '.join(sorted(_KINDS))}.")
+        raise PlanRefused(
+            f"{shown} is no kind of privacy event known here; known: {', '.join(sorted(_KINDS))}."
+        )
     values = {name: value for name, value in data.items() if name != "kind"}
     expected = [f.name for f in fields(cls)]  # type: ignore[arg-type]
     if sorted(map(str, values)) != sorted(expected):
@@ -393,7 +439,9 @@ def _whole(name: str, largest: int) -> Callable[[object], int]:
         amount = amounts.exact(name, value)
         if amount.denominator == 1 and 1 <= amount <= largest:
             return int(amount)
-        raise InvalidAmount(f"{name} is {amounts.show(amount)}; it must be a whole number from 1 to {largest}.")
+        raise InvalidAmount(
+            f"{name} is {amounts.show(amount)}; it must be a whole number from 1 to {largest}."
+        )
 
     return check
 
@@ -407,4 +455,6 @@ def _pure_rho(epsilon: Fraction) -> Fraction:
 
 
 def _sum(claims: list[tuple[Fraction, Fraction]]) -> tuple[Fraction, Fraction]:
-    return sum((claim[0] for claim in claims), Fraction(0)), sum((claim[1] for claim in claims), Fraction(0))
+    return sum((claim[0] for claim in claims), Fraction(0)), sum(
+        (claim[1] for claim in claims), Fraction(0)
+    )

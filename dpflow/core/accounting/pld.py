@@ -1,19 +1,23 @@
-"""Privacy loss distributions: what a schedule costs that was fixed before its first release. A report, NOT A FILTER.
+"""Privacy loss distributions: what a schedule costs that was fixed before its first release. A
+report, NOT A FILTER.
 
-Jobs that choose after seeing earlier outputs can beat a rule that stops by these numbers (docs/accounting.md, section 4, has
-the analyst who does). So nothing in the ledger or the filters reads this module; it answers "what did that fixed plan cost?".
-Number and claims of the releases must be fixed in advance; their queries may depend on earlier answers.
+Jobs that choose after seeing earlier outputs can beat a rule that stops by these numbers
+(docs/accounting.md, section 4, has the analyst who does). So nothing in the ledger or the filters
+reads this module; it answers "what did that fixed plan cost?". Number and claims of the releases
+must be fixed in advance; their queries may depend on earlier answers.
 
-Definition: a mechanism's hockey-stick curve is ``H(a) = sup over events S of P(S) - a Q(S)``, so that it is (ln a, H(a))-DP. H is
-convex, H(0) = 1, and a pair of distributions with a larger curve everywhere *dominates*: the mechanism is a post-processing
-of that pair (Blackwell). So all pairs of a fixed schedule can be drawn beforehand, in any order, and the product of dominating
-pairs dominates the adaptive composition (Zhu, Dong, Wang 2022, Thm. 10).
+Definition: a mechanism's hockey-stick curve is ``H(a) = sup over events S of P(S) - a Q(S)``, so
+that it is (ln a, H(a))-DP. H is convex, H(0) = 1, and a pair of distributions with a larger curve
+everywhere *dominates*: the mechanism is a post-processing of that pair (Blackwell). So all pairs of
+a fixed schedule can be drawn beforehand, in any order, and the product of dominating pairs
+dominates the adaptive composition (Zhu, Dong, Wang 2022, Thm. 10).
 
-Method: losses live on a grid. A loss between two points is split over both so that its mass under P and under Q stay: the curve
-only grows (Doroshenko, Ghazi, Kamath, Kumar, Manurangsi 2022, "connect the dots"). Where a curve is known and no pair, points
-of an upper bound are joined by their lower convex hull, which lies above every convex curve below the points. Losses beyond the
-grid become infinite. Sums are convolutions by FFT; 2^-52 for every bin is added to the infinite mass, which is more than
-the rounding that was ever measured, though not a proof.
+Method: losses live on a grid. A loss between two points is split over both so that its mass under P
+and under Q stay: the curve only grows (Doroshenko, Ghazi, Kamath, Kumar, Manurangsi 2022, "connect
+the dots"). Where a curve is known and no pair, points of an upper bound are joined by their lower
+convex hull, which lies above every convex curve below the points. Losses beyond the grid become
+infinite. Sums are convolutions by FFT; 2^-52 for every bin is added to the infinite mass, which is
+more than the rounding that was ever measured, though not a proof.
 
 ==========================  ==================================================  ========================================
 claim                       pair or curve used                                  tight?
@@ -51,7 +55,9 @@ Curve = Callable[[Floats], Floats]  #: logarithms of a, of either sign, to an up
 
 @dataclass(frozen=True, eq=False)
 class Losses:
-    """A discrete privacy loss under P: ``masses[i]`` at ``(first + i) * step``, and ``infinite`` at infinity."""
+    """A discrete privacy loss under P: ``masses[i]`` at ``(first + i) * step``, and ``infinite`` at
+    infinity.
+    """
 
     step: float
     first: int
@@ -62,7 +68,9 @@ class Losses:
         """The delta at an epsilon >= 0."""
         losses = (self.first + np.arange(len(self.masses))) * self.step
         above = losses > epsilon
-        return min(1.0, self.infinite + float(self.masses[above] @ -np.expm1(epsilon - losses[above])))
+        return min(
+            1.0, self.infinite + float(self.masses[above] @ -np.expm1(epsilon - losses[above]))
+        )
 
     def epsilon(self, delta: float) -> float:
         """The least epsilon >= 0 at this delta, up to rounding; infinite if no epsilon reaches it."""
@@ -78,17 +86,21 @@ class Losses:
 
 
 def report(events: Sequence[tuple[Event, int]], delta: Fraction) -> float | None:
-    """The least epsilon at ``delta`` that is known for these events when all of it was fixed in advance; `LABEL` applies.
+    """The least epsilon at ``delta`` that is known for these events when all of it was fixed in
+    advance; `LABEL` applies.
 
-    The better of two proofs: the privacy loss distribution, and the best Renyi order of the whole, which wins where most of
-    the loss is Gaussian and only its zCDP is claimed. None if nothing finite is proved.
+    The better of two proofs: the privacy loss distribution, and the best Renyi order of the whole,
+    which wins where most of the loss is Gaussian and only its zCDP is claimed. None if nothing
+    finite is proved.
 
     Raises:
         InvalidAmount: no release, more than 100,000, or one that claims nothing.
     """
     by_distribution = fixed_schedule(events).epsilon(float(delta))
     by_order = Composed(tuple(Repeated(event, count) for event, count in events)).epsilon_at(delta)
-    found = min(by_distribution, math.inf if by_order is None else math.nextafter(float(by_order), math.inf))
+    found = min(
+        by_distribution, math.inf if by_order is None else math.nextafter(float(by_order), math.inf)
+    )
     return None if found == math.inf else found
 
 
@@ -101,8 +113,12 @@ def fixed_schedule(events: Sequence[tuple[Event, int]]) -> Losses:
     pure, ranges, rho, kept = _flat(events)
     count = sum(pure.values()) + sum(ranges.values())
     if not 1 <= count + (rho > 0) <= MOST_RELEASES:
-        raise InvalidAmount(f"a report covers from 1 to {MOST_RELEASES} releases, not {count}; report on fewer")
-    wide = 0.0 if rho == 0 else min(float(rho) + 2 * math.sqrt(float(rho) * 35), _LARGEST)  # beyond: less than 1e-15
+        raise InvalidAmount(
+            f"a report covers from 1 to {MOST_RELEASES} releases, not {count}; report on fewer"
+        )
+    wide = (
+        0.0 if rho == 0 else min(float(rho) + 2 * math.sqrt(float(rho) * 35), _LARGEST)
+    )  # beyond: less than 1e-15
     step = _step(pure, ranges, wide, count)
     parts = [(response(float(epsilon), step), n) for epsilon, n in pure.items()]
     parts += [(of_curve(bounded_range(float(e)), step, float(e)), n) for e, n in ranges.items()]
@@ -128,7 +144,9 @@ def compose(parts: Sequence[tuple[Losses, int]]) -> Losses:
 def _flat(
     events: Sequence[tuple[Event, int]],
 ) -> tuple[dict[Fraction, int], dict[Fraction, int], Fraction, float]:
-    """Counts by epsilon, of bounded ranges by epsilon, the sum of rho, and the probability that nobody tells all."""
+    """Counts by epsilon, of bounded ranges by epsilon, the sum of rho, and the probability that
+    nobody tells all.
+    """
     pure: dict[Fraction, int] = {}
     ranges: dict[Fraction, int] = {}
     rho, log_kept = Fraction(0), 0.0
@@ -136,7 +154,9 @@ def _flat(
     while todo:
         event, count = todo.pop()
         if isinstance(event, Unprotected):
-            raise InvalidAmount("a release without a claim has no loss that could be reported; leave it out")
+            raise InvalidAmount(
+                "a release without a claim has no loss that could be reported; leave it out"
+            )
         if isinstance(event, Composed):
             todo += [(part, count) for part in event.events]
             continue
@@ -154,30 +174,44 @@ def _flat(
 
 
 def _step(pure: dict[Fraction, int], ranges: dict[Fraction, int], wide: float, count: int) -> float:
-    """A step that divides every epsilon if the grid has room for that; then randomised response is not rounded at all."""
-    reach = sum(float(epsilon) * n for counts in (pure, ranges) for epsilon, n in counts.items()) + wide
+    """A step that divides every epsilon if the grid has room for that; then randomised response is
+    not rounded at all.
+    """
+    reach = (
+        sum(float(epsilon) * n for counts in (pure, ranges) for epsilon, n in counts.items()) + wide
+    )
     coarsest = 2 * reach / max(_BINS, 16 << count.bit_length())
     common = Fraction(0)
     for epsilon in pure:
         common = Fraction(
-            math.gcd(common.numerator * epsilon.denominator, epsilon.numerator * common.denominator),
+            math.gcd(
+                common.numerator * epsilon.denominator, epsilon.numerator * common.denominator
+            ),
             common.denominator * epsilon.denominator,
         )
     if common < coarsest:
         return coarsest
-    return float(common) if not ranges and not wide else float(common) / math.ceil(float(common) / coarsest)
+    return (
+        float(common)
+        if not ranges and not wide
+        else float(common) / math.ceil(float(common) / coarsest)
+    )
 
 
 # --- pairs and curves -------------------------------------------------------------------------------------------------
 
 
 def response(epsilon: float, step: float) -> Losses:
-    """Randomised response, the worst mechanism of its epsilon: losses epsilon and -epsilon, split over the grid."""
+    """Randomised response, the worst mechanism of its epsilon: losses epsilon and -epsilon, split
+    over the grid.
+    """
     right = 1 / (1 + math.exp(-epsilon))
     points = max(1, math.ceil(epsilon / step - 1e-9))
     masses = np.zeros(2 * points + 1)
     short = max(0.0, points * step - epsilon)  # from the loss up to its upper neighbour on the grid
-    lower = math.exp(short - step) * math.expm1(-short) / math.expm1(-step)  # (e^short - 1) / (e^step - 1)
+    lower = (
+        math.exp(short - step) * math.expm1(-short) / math.expm1(-step)
+    )  # (e^short - 1) / (e^step - 1)
     masses[[-1, -2]] += right * (1 - lower), right * lower
     lower = math.exp(-short) * math.expm1(short - step) / math.expm1(-step)
     masses[[0, 1]] += (1 - right) * lower, (1 - right) * (1 - lower)
@@ -185,13 +219,17 @@ def response(epsilon: float, step: float) -> Losses:
 
 
 def of_curve(curve: Curve, step: float, reach: float) -> Losses:
-    """The pair whose curve is the lower convex hull of ``curve`` at the grid's points from -reach to reach."""
+    """The pair whose curve is the lower convex hull of ``curve`` at the grid's points from -reach
+    to reach.
+    """
     points = max(1, math.ceil(reach / step))
     logs: Floats = np.arange(-points, points + 1, dtype=np.float64) * step
     x = np.concatenate(([0.0], np.exp(logs)))
     y = np.concatenate(([1.0], np.minimum(curve(logs), 1.0)))
     kept = _hull(x, y)
-    slopes = np.append(np.diff(y[kept]) / np.diff(x[kept]), 0.0)  # flat beyond the last point: what is left is infinite
+    slopes = np.append(
+        np.diff(y[kept]) / np.diff(x[kept]), 0.0
+    )  # flat beyond the last point: what is left is infinite
     masses = np.zeros(2 * points + 1)
     masses[kept[1:] - 1] = x[kept[1:]] * np.diff(slopes)
     return Losses(step, -points, np.maximum(masses, 0.0), max(0.0, float(y[-1])))
@@ -201,17 +239,24 @@ def bounded_range(epsilon: float) -> Curve:
     """The largest curve of all epsilon-bounded-range mechanisms: over t, losses t and t - epsilon."""
 
     def curve(at: Floats) -> Floats:
-        inside = (math.exp(epsilon / 2) - np.exp(np.clip(at, -epsilon, epsilon) / 2)) ** 2 / math.expm1(epsilon)
+        inside = (
+            math.exp(epsilon / 2) - np.exp(np.clip(at, -epsilon, epsilon) / 2)
+        ) ** 2 / math.expm1(epsilon)
         return np.where(at <= -epsilon, -np.expm1(at), np.where(at >= epsilon, 0.0, inside))
 
     return curve
 
 
 def zcdp(rho: float) -> Curve:
-    """What rho-zCDP implies at every a: ``exp((o-1)(o rho - ln a)) (1-1/o)^(o-1) / o`` at the best order o, mirrored below 1."""
+    """What rho-zCDP implies at every a: ``exp((o-1)(o rho - ln a)) (1-1/o)^(o-1) / o`` at the best
+    order o, mirrored below 1.
+    """
 
     def right(at: Floats) -> Floats:
-        low, high = np.full_like(at, -30.0), np.full_like(at, 40.0)  # bounds of ln(o - 1); every order is valid
+        low, high = (
+            np.full_like(at, -30.0),
+            np.full_like(at, 40.0),
+        )  # bounds of ln(o - 1); every order is valid
         for _ in range(50):
             middle = (low + high) / 2
             order = 1 + np.exp(middle)
@@ -223,7 +268,9 @@ def zcdp(rho: float) -> Curve:
 
     def curve(at: Floats) -> Floats:
         there = right(np.abs(at))
-        mirrored: Floats = np.exp(at) * there - np.expm1(at)  # H of the swapped pair: 1 - a + a H(1/a)
+        mirrored: Floats = np.exp(at) * there - np.expm1(
+            at
+        )  # H of the swapped pair: 1 - a + a H(1/a)
         return np.where(at >= 0, there, mirrored)
 
     return curve

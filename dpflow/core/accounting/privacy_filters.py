@@ -1,8 +1,10 @@
-"""Privacy filters: when must a scope stop? Everything is fixed at the grant, so jobs may choose freely afterwards.
+"""Privacy filters: when must a scope stop? Everything is fixed at the grant, so jobs may choose
+freely afterwards.
 
-A filter turns an event into a `Cost` of three integers and a grant into a `Capacity`. The ledger adds and compares those
-integers and knows nothing else. Costs are rounded up, capacities down. Theorem 1 of docs/accounting.md proves that any
-adaptive sequence of releases, sessions included, that `Filter.admits` lets through is (epsilon, delta)-DP for the grant.
+A filter turns an event into a `Cost` of three integers and a grant into a `Capacity`. The ledger
+adds and compares those integers and knows nothing else. Costs are rounded up, capacities down.
+Theorem 1 of docs/accounting.md proves that any adaptive sequence of releases, sessions included,
+that `Filter.admits` lets through is (epsilon, delta)-DP for the grant.
 
 - ``basic``: the epsilons add up to at most epsilon, the deltas to at most delta.
 - ``renyi``: Renyi divergences at one order add up to at most the capacity of that order at ``tail_delta``; the mechanisms'
@@ -25,7 +27,9 @@ from dpflow.errors import InvalidAmount, InvalidDeclaration, PlanRefused
 
 EPSILON_UNIT: Final = Fraction(1, 10**12)  #: of epsilon and of Renyi divergence
 DELTA_UNIT: Final = Fraction(1, 10**18)
-SATURATED: Final = 2**62 - 1  #: "cannot be paid on this path"; two of them still add up to less than 2**63
+SATURATED: Final = (
+    2**62 - 1
+)  #: "cannot be paid on this path"; two of them still add up to less than 2**63
 CLOSED: Final = -1  #: capacity of a path that is not open
 
 FilterName = Literal["basic", "renyi", "hybrid"]
@@ -33,7 +37,9 @@ FilterName = Literal["basic", "renyi", "hybrid"]
 
 @dataclass(frozen=True)
 class Cost:
-    """What an event, or a sum of events, costs: whole units >= 0, each held at `SATURATED` once it gets there."""
+    """What an event, or a sum of events, costs: whole units >= 0, each held at `SATURATED` once it
+    gets there.
+    """
 
     epsilon: int = 0
     delta: int = 0
@@ -60,7 +66,9 @@ class Capacity:
 
 @dataclass(frozen=True)
 class Guarantee:
-    """A report: what was spent so far is (epsilon, delta)-DP, proved on the path ``via``. A grant's promise is its capacity."""
+    """A report: what was spent so far is (epsilon, delta)-DP, proved on the path ``via``. A grant's
+    promise is its capacity.
+    """
 
     epsilon: Fraction
     delta: Fraction
@@ -75,7 +83,8 @@ class Filter:
         name: basic, renyi or hybrid.
         epsilon, delta: the promise.
         order: the Renyi order; None when no Renyi path is open.
-        tail_delta: the part of delta spent on converting Renyi divergence; the rest is for the mechanisms' own deltas.
+        tail_delta: the part of delta spent on converting Renyi divergence; the rest is for the
+        mechanisms' own deltas.
         conversion: the form of that conversion, see `renyi.penalty`.
     """
 
@@ -87,9 +96,14 @@ class Filter:
     conversion: Conversion = "tight"
 
     def __post_init__(self) -> None:
-        if self.name not in ("basic", "renyi", "hybrid") or self.conversion not in ("tight", "tail"):
+        if self.name not in ("basic", "renyi", "hybrid") or self.conversion not in (
+            "tight",
+            "tail",
+        ):
             shown = f"{self.name!r} with conversion {self.conversion!r}"[:80]
-            raise InvalidDeclaration(f"there is no filter {shown}; use basic, renyi or hybrid, tight or tail.")
+            raise InvalidDeclaration(
+                f"there is no filter {shown}; use basic, renyi or hybrid, tight or tail."
+            )
         amounts.epsilon(self.epsilon)
         amounts.delta(self.delta)
         amounts.delta(self.tail_delta)
@@ -110,16 +124,20 @@ class Filter:
             epsilon = to_units_down(self.epsilon, EPSILON_UNIT)
         if self.order is None:
             return Capacity(epsilon, own_delta, CLOSED, CLOSED)
-        bound = to_units_down(renyi.capacity(self.epsilon, self.tail_delta, self.order, self.conversion), EPSILON_UNIT)
+        bound = to_units_down(
+            renyi.capacity(self.epsilon, self.tail_delta, self.order, self.conversion), EPSILON_UNIT
+        )
         divergence = min(max(bound, CLOSED), SATURATED - 1)
         return Capacity(epsilon, CLOSED if epsilon == CLOSED else own_delta, divergence, own_delta)
 
     def cost(self, event: Event) -> Cost:
-        """The event's price. Rounded up; 0 on a path that this filter does not have, `SATURATED` where it is unpayable.
+        """The event's price. Rounded up; 0 on a path that this filter does not have, `SATURATED`
+        where it is unpayable.
 
         Raises:
-            PlanRefused: the event is not of the vocabulary, or this grant could not pay it whatever its size: no finite
-                epsilon under basic, or a delta of its own where the grant left none.
+            PlanRefused: the event is not of the vocabulary, or this grant could not pay it whatever
+                its size: no finite epsilon under basic, or a delta of its own where the grant left
+                none.
         """
         known(event)
         epsilon = divergence = 0
@@ -162,7 +180,9 @@ class Filter:
 
     @classmethod
     def from_json(cls, data: object) -> Filter:
-        """The filter that `to_json` wrote, validated again. Raises `InvalidDeclaration` or `InvalidAmount`."""
+        """The filter that `to_json` wrote, validated again. Raises `InvalidDeclaration` or
+        `InvalidAmount`.
+        """
         names = {"version", "name", "epsilon", "delta", "order", "tail_delta", "conversion"}
         if not isinstance(data, Mapping) or set(data) != names or data["version"] != 1:
             raise InvalidDeclaration(
@@ -190,19 +210,29 @@ def make_filter(
 
     Args:
         name: basic, renyi or hybrid.
-        epsilon, delta: the promise; renyi needs delta > 0, hybrid without a delta is basic accounting.
-        tail_share: the part of delta, above 0 and up to 1, that converts Renyi divergence; the rest pays for mechanisms with
-            a delta of their own. Basic gives mechanisms the whole delta.
-        conversion: ``tight`` or ``tail``; by default tight for renyi and tail for hybrid. Both are proved for both.
+        epsilon, delta: the promise; renyi needs delta > 0, hybrid without a delta is basic
+        accounting.
+        tail_share: the part of delta, above 0 and up to 1, that converts Renyi divergence; the rest
+            pays for mechanisms with a delta of their own. Basic gives mechanisms the whole delta.
+        conversion: ``tight`` or ``tail``; by default tight for renyi and tail for hybrid. Both are
+        proved for both.
 
     Raises:
         InvalidAmount: an amount out of range, delta = 0 under renyi, a tail_share outside (0, 1].
     """
-    epsilon, delta, share = amounts.epsilon(epsilon), amounts.delta(delta), amounts.exact("tail_share", tail_share)
+    epsilon, delta, share = (
+        amounts.epsilon(epsilon),
+        amounts.delta(delta),
+        amounts.exact("tail_share", tail_share),
+    )
     if not 0 < share <= 1:
-        raise InvalidAmount(f"tail_share is {amounts.show(share)}; it must be above 0 and at most 1.")
+        raise InvalidAmount(
+            f"tail_share is {amounts.show(share)}; it must be above 0 and at most 1."
+        )
     if name == "renyi" and delta == 0:
-        raise InvalidAmount("delta is 0; a renyi filter needs delta > 0, e.g. 1e-6, or use filter basic.")
+        raise InvalidAmount(
+            "delta is 0; a renyi filter needs delta > 0, e.g. 1e-6, or use filter basic."
+        )
     if name == "basic" or delta == 0:
         return Filter(name, epsilon, delta)
     form: Conversion = conversion or ("tail" if name == "hybrid" else "tight")
@@ -218,7 +248,8 @@ def guarantee(spent: Cost, filter: Filter, tail_delta: Fraction | None = None) -
     Args:
         spent: the running sums of an account under this filter.
         filter: the account's filter.
-        tail_delta: the failure probability for converting Renyi divergence, in (0, 1); by default the filter's.
+        tail_delta: the failure probability for converting Renyi divergence, in (0, 1); by default
+        the filter's.
 
     Raises:
         InvalidAmount: a tail_delta out of range.
@@ -231,7 +262,9 @@ def guarantee(spent: Cost, filter: Filter, tail_delta: Fraction | None = None) -
         if spent.renyi == 0:
             return Guarantee(Fraction(0), own, "renyi")
         penalty = renyi.penalty(filter.order, tail, filter.conversion)
-        claims.append(Guarantee(max(Fraction(0), spent.renyi * EPSILON_UNIT + penalty), own + tail, "renyi"))
+        claims.append(
+            Guarantee(max(Fraction(0), spent.renyi * EPSILON_UNIT + penalty), own + tail, "renyi")
+        )
     if not claims:
         raise InvalidAmount(
             "nothing finite can be said about this account at a tail_delta of 0; ask with a larger one."
@@ -240,10 +273,12 @@ def guarantee(spent: Cost, filter: Filter, tail_delta: Fraction | None = None) -
 
 
 def odometer(spent: Cost, filter: Filter, delta: Fraction | None = None) -> Guarantee | None:
-    """`guarantee` at a chosen total delta (by default the grant's): what is not the mechanisms' own converts the tail.
+    """`guarantee` at a chosen total delta (by default the grant's): what is not the mechanisms' own
+    converts the tail.
 
-    None when nothing finite is proved there, or when the mechanisms' own deltas are above it already. The sums are those
-    that the account's filter keeps: after a sum is held at `SATURATED` its path proves nothing any more.
+    None when nothing finite is proved there, or when the mechanisms' own deltas are above it
+    already. The sums are those that the account's filter keeps: after a sum is held at `SATURATED`
+    its path proves nothing any more.
     """
     total = filter.delta if delta is None else delta
     tail = total - spent.delta * DELTA_UNIT

@@ -1,9 +1,11 @@
-"""Renyi DP in 100-digit decimals, rounded against the spender, so that a price is the same on every machine.
+"""Renyi DP in 100-digit decimals, rounded against the spender, so that a price is the same on every
+machine.
 
-An output distribution P against Q has Renyi divergence ``D_a(P||Q) = ln E_Q[(P/Q)^a] / (a - 1)``; the *order* a is above 1.
-Curves bound it for both directions of a neighbouring pair; conversions turn a bound into (epsilon, delta).
-Every returned curve value is an upper bound that exceeds the true value by a relative 1e-40 at most; `capacity` is a lower
-bound with the same margin. All numbers are exact Fractions, in nats.
+An output distribution P against Q has Renyi divergence ``D_a(P||Q) = ln E_Q[(P/Q)^a] / (a - 1)``;
+the *order* a is above 1. Curves bound it for both directions of a neighbouring pair; conversions
+turn a bound into (epsilon, delta). Every returned curve value is an upper bound that exceeds the
+true value by a relative 1e-40 at most; `capacity` is a lower bound with the same margin. All
+numbers are exact Fractions, in nats.
 """
 
 from __future__ import annotations
@@ -21,37 +23,47 @@ Conversion = Literal["tight", "tail"]
 
 LARGEST_ORDER: Final = Fraction(10**18)
 _DIGITS: Final = Context(prec=100, Emax=MAX_EMAX, Emin=MIN_EMIN)
-_MARGIN: Final = Fraction(1, 10**40)  # far above the error of any formula here: cancellation loses at most 50 digits
+_MARGIN: Final = Fraction(
+    1, 10**40
+)  # far above the error of any formula here: cancellation loses at most 50 digits
 
 
 def order(value: Fraction) -> Fraction:
     """A legal Renyi order, above 1 and up to 1e18. Raises `InvalidAmount`."""
     if 1 < value <= LARGEST_ORDER:
         return value
-    raise InvalidAmount(f"the Renyi order is {float(value):.6g}; it must be above 1 and at most 1e18.")
+    raise InvalidAmount(
+        f"the Renyi order is {float(value):.6g}; it must be above 1 and at most 1e18."
+    )
 
 
 # --- curves -----------------------------------------------------------------------------------------------------------
 
 
 def pure(epsilon: Fraction, order: Fraction) -> Fraction:
-    """The largest divergence of an epsilon-DP mechanism: that of randomised response (Bun, Steinke 2016, Prop. 3.3)."""
+    """The largest divergence of an epsilon-DP mechanism: that of randomised response (Bun, Steinke
+    2016, Prop. 3.3).
+    """
     return discrete_laplace(1 / epsilon, 1, order)
 
 
 def bounded_range(epsilon: Fraction, order: Fraction) -> Fraction:
-    """An epsilon-bounded-range mechanism: ``order * epsilon^2 / 8`` (Cesar, Rogers 2021), or its pure bound if smaller."""
+    """An epsilon-bounded-range mechanism: ``order * epsilon^2 / 8`` (Cesar, Rogers 2021), or its
+    pure bound if smaller.
+    """
     return min(order * epsilon**2 / 8, pure(epsilon, order))
 
 
 @lru_cache(maxsize=4096)
 def discrete_laplace(scale: Fraction, sensitivity: int, order: Fraction) -> Fraction:
-    """Integer noise with ``Pr[x] ~ exp(-|x|/scale)`` under shifts of total size at most ``sensitivity``.
+    """Integer noise with ``Pr[x] ~ exp(-|x|/scale)`` under shifts of total size at most
+    ``sensitivity``.
 
-    With t = 1/scale, r = exp(-(2a-1)t) and d the shift, summing the geometric series on the three sides of the shift gives
-    ``E_Q[(P/Q)^a] = A exp((a-1)td) + (1-A) exp(-atd)``, ``A = (1 - r exp(-t)) / ((1-r)(1+exp(-t)))``, 1/2 <= A <= 1.
-    It is 1 at d = 0 and log-convex in d, hence its logarithm is increasing and superadditive: the worst way to spread
-    an L1 sensitivity over coordinates is one shift of the full size. For d = 1 this is randomised response.
+    With t = 1/scale, r = exp(-(2a-1)t) and d the shift, summing the geometric series on the three
+    sides of the shift gives ``E_Q[(P/Q)^a] = A exp((a-1)td) + (1-A) exp(-atd)``, ``A = (1 - r
+    exp(-t)) / ((1-r)(1+exp(-t)))``, 1/2 <= A <= 1. It is 1 at d = 0 and log-convex in d, hence its
+    logarithm is increasing and superadditive: the worst way to spread an L1 sensitivity over
+    coordinates is one shift of the full size. For d = 1 this is randomised response.
     """
     with localcontext(_DIGITS):
         t, a = 1 / _decimal(scale), _decimal(order)
@@ -63,7 +75,9 @@ def discrete_laplace(scale: Fraction, sensitivity: int, order: Fraction) -> Frac
 
 
 def laplace(epsilon: Fraction, order: Fraction) -> Fraction:
-    """Continuous Laplace noise of scale sensitivity/epsilon (Mironov 2017, Table II). For comparison: dpflow draws integers."""
+    """Continuous Laplace noise of scale sensitivity/epsilon (Mironov 2017, Table II). For
+    comparison: dpflow draws integers.
+    """
     with localcontext(_DIGITS):
         e, a = _decimal(epsilon), _decimal(order)
         first = a / (2 * a - 1)
@@ -74,14 +88,15 @@ def laplace(epsilon: Fraction, order: Fraction) -> Fraction:
 
 
 def penalty(order: Fraction, delta: Fraction, conversion: Conversion = "tight") -> Fraction:
-    """What (epsilon, delta)-DP costs above the divergence: D_a <= R implies (R + penalty, delta)-DP. Rounded up.
+    """What (epsilon, delta)-DP costs above the divergence: D_a <= R implies (R + penalty,
+    delta)-DP. Rounded up.
 
     Args:
         order: the Renyi order a > 1.
         delta: in (0, 1).
-        conversion: ``tight`` bounds the hockey-stick divergence: ``ln(1-1/a) + ln(1/(a delta))/(a-1)`` (Canonne, Kamath,
-            Steinke 2020, Prop. 12; Balle et al. 2020). ``tail`` bounds Pr[privacy loss > epsilon]: ``ln(1/delta)/(a-1)``
-            (Mironov 2017, Prop. 3).
+        conversion: ``tight`` bounds the hockey-stick divergence: ``ln(1-1/a) + ln(1/(a
+            delta))/(a-1)`` (Canonne, Kamath, Steinke 2020, Prop. 12; Balle et al. 2020). ``tail``
+            bounds Pr[privacy loss > epsilon]: ``ln(1/delta)/(a-1)`` (Mironov 2017, Prop. 3).
     """
     with localcontext(_DIGITS):
         a, d = _decimal(order), _decimal(delta)
@@ -90,27 +105,37 @@ def penalty(order: Fraction, delta: Fraction, conversion: Conversion = "tight") 
         return _up((1 - 1 / a).ln() - (a * d).ln() / (a - 1))
 
 
-def capacity(epsilon: Fraction, delta: Fraction, order: Fraction, conversion: Conversion = "tight") -> Fraction:
-    """The largest divergence at this order that still implies (epsilon, delta)-DP; rounded down, may be negative."""
+def capacity(
+    epsilon: Fraction, delta: Fraction, order: Fraction, conversion: Conversion = "tight"
+) -> Fraction:
+    """The largest divergence at this order that still implies (epsilon, delta)-DP; rounded down,
+    may be negative.
+    """
     return epsilon - penalty(order, delta, conversion)
 
 
 def best_order(epsilon: Fraction, delta: Fraction, conversion: Conversion = "tight") -> Fraction:
-    """The order that maximises capacity/order, which is the number of small charges a grant holds; four digits.
+    """The order that maximises capacity/order, which is the number of small charges a grant holds;
+    four digits.
 
-    Any order above 1 is valid; this one is a choice, made once when a grant is made and stored with it.
+    Any order above 1 is valid; this one is a choice, made once when a grant is made and stored with
+    it.
     """
     return _minimise(lambda a: -capacity(epsilon, delta, a, conversion) / a)
 
 
 def smallest_epsilon(curve: Callable[[Fraction], Fraction], delta: Fraction) -> Fraction:
-    """The least epsilon at ``delta`` over the orders of a whole curve. For reports: a filter fixes one order."""
+    """The least epsilon at ``delta`` over the orders of a whole curve. For reports: a filter fixes
+    one order.
+    """
     best = _minimise(lambda a: curve(a) + penalty(a, delta))
     return max(Fraction(0), curve(best) + penalty(best, delta))
 
 
 def _minimise(objective: Callable[[Fraction], Fraction]) -> Fraction:
-    """The order, to four digits, with the least objective: a coarse grid of order - 1, then two finer ones around the best."""
+    """The order, to four digits, with the least objective: a coarse grid of order - 1, then two
+    finer ones around the best.
+    """
     low, high, best = -4.0, 17.0, Fraction(2)
     for _ in range(5):
         step = (high - low) / 24

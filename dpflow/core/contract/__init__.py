@@ -1,1 +1,3 @@
-"""What a mechanism author implements and what a declaration says: models and protocols, nothing that draws."""
+"""What a mechanism author implements and what a declaration says: models and protocols, nothing
+that draws.
+"""

@@ -1,7 +1,9 @@
-"""The third protocol of the plugin contract: a `Calculator` answers a question about methods, not about rows.
+"""The third protocol of the plugin contract: a `Calculator` answers a question about methods, not
+about rows.
 
-Planners (how many rows does this need?), bounds (what can no method reach?) and comparison tables of the papers are
-calculators. They read nothing private, cost nothing, and run from ``dpflow calculate NAME field=value ...`` or Python.
+Planners (how many rows does this need?), bounds (what can no method reach?) and comparison tables
+of the papers are calculators. They read nothing private, cost nothing, and run from ``dpflow
+calculate NAME field=value ...`` or Python.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ class Sheet:
         columns: headings.
         rows: cells: texts, numbers, truth values or None.
         notes: sentences that belong below the table: assumptions, what is proven and what is not.
-        x: heading of the column for the horizontal axis of a plot, or "" if there is nothing to draw; every other column
-            of numbers is a curve.
+        x: heading of the column for the horizontal axis of a plot, or "" if there is nothing to
+            draw; every other column of numbers is a curve.
     """
 
     columns: tuple[str, ...]
@@ -38,7 +40,11 @@ class Sheet:
 
     def to_json(self) -> dict[str, Any]:
         """Columns, rows and notes as JSON."""
-        return {"columns": list(self.columns), "rows": [list(row) for row in self.rows], "notes": list(self.notes)}
+        return {
+            "columns": list(self.columns),
+            "rows": [list(row) for row in self.rows],
+            "notes": list(self.notes),
+        }
 
 
 class Calculator(ABC, Generic[P]):
@@ -66,7 +72,9 @@ class Calculator(ABC, Generic[P]):
         Raises:
             InvalidDeclaration: naming the field.
         """
-        many = {name for name, field in self.Params.model_fields.items() if _is_list(field.annotation)}
+        many = {
+            name for name, field in self.Params.model_fields.items() if _is_list(field.annotation)
+        }
         inputs = {
             name: [value] if name in many and isinstance(value, str | int | float) else value
             for name, value in given.items()
@@ -80,4 +88,6 @@ class Calculator(ABC, Generic[P]):
 
 def _is_list(kind: Any) -> bool:
     """Whether a field holds values of any number."""
-    return get_origin(kind) is list or (get_origin(kind) is tuple and get_args(kind)[-1] is Ellipsis)
+    return get_origin(kind) is list or (
+        get_origin(kind) is tuple and get_args(kind)[-1] is Ellipsis
+    )

@@ -1,8 +1,10 @@
-"""What a private table promises: its unit, neighbours, limits, bounds and keys. Pure data, read from YAML.
+"""What a private table promises: its unit, neighbours, limits, bounds and keys. Pure data, read
+from YAML.
 
-A declaration is public. Every sensitivity follows from it and from nothing in the rows, so what it says is enforced
-(values are clamped, contributions are cut) or, where only the owner can know it, listed as a promise: that rows of one
-person carry the same unit, and that public keys were not picked by looking at the rows.
+A declaration is public. Every sensitivity follows from it and from nothing in the rows, so what it
+says is enforced (values are clamped, contributions are cut) or, where only the owner can know it,
+listed as a promise: that rows of one person carry the same unit, and that public keys were not
+picked by looking at the rows.
 """
 
 from __future__ import annotations
@@ -29,22 +31,32 @@ from pydantic import (
 from dpflow.core.accounting import amounts
 from dpflow.errors import InvalidAmount, InvalidDeclaration, InvalidInput, PlanRefused, UnknownName
 
-#: Integers of a statistic stay below this by plan, so that HUGEINT sums and BIGINT results cannot wrap.
+#: Integers of a statistic stay below this by plan, so that HUGEINT sums and BIGINT results cannot
+#: wrap.
 MAX_MAGNITUDE = 2**62
-#: What a table protects that is declared generalisation-only: the only scopes in which a release without a claim may run.
+#: What a table protects that is declared generalisation-only: the only scopes in which a release
+#: without a claim may run.
 NOBODY = "nobody (generalisation-only)"
 
 
 def _exact(value: Any) -> Fraction:
-    """A bound as an exact rational: ints, strings like "0.1", dates (days since 1970-01-01); floats by shortest form."""
-    if isinstance(value, dt.datetime):  # a date, too: days with a fraction, UTC where no zone is given
-        since = value.replace(tzinfo=value.tzinfo or dt.UTC) - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+    """A bound as an exact rational: ints, strings like "0.1", dates (days since 1970-01-01); floats
+    by shortest form.
+    """
+    if isinstance(
+        value, dt.datetime
+    ):  # a date, too: days with a fraction, UTC where no zone is given
+        since = value.replace(tzinfo=value.tzinfo or dt.UTC) - dt.datetime(
+            1970, 1, 1, tzinfo=dt.UTC
+        )
         return Fraction(since // dt.timedelta(microseconds=1), 86_400_000_000)
     if isinstance(value, dt.date):
         return Fraction((value - dt.date(1970, 1, 1)).days)
     try:
         number = amounts.exact("a number", value)
-        float(number)  # a claim or an option becomes a double in the end, when it is too late to refuse it
+        float(
+            number
+        )  # a claim or an option becomes a double in the end, when it is too late to refuse it
     except (InvalidAmount, OverflowError):
         raise ValueError("write a finite number, such as -60 or '0.25'") from None
     return number
@@ -54,7 +66,9 @@ Exact = Annotated[Fraction, BeforeValidator(_exact), PlainSerializer(str, return
 
 
 class Strict(BaseModel):
-    """Base of every model a person writes: unknown fields are errors that list close ones, values are frozen."""
+    """Base of every model a person writes: unknown fields are errors that list close ones, values
+    are frozen.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
@@ -62,22 +76,30 @@ class Strict(BaseModel):
     @classmethod
     def _known(cls, data: Any) -> Any:
         known = [field.alias or name for name, field in cls.model_fields.items()]
-        unknown = [str(name) for name in data if name not in known] if isinstance(data, dict) else []
+        unknown = (
+            [str(name) for name in data if name not in known] if isinstance(data, dict) else []
+        )
         if len(unknown) > 2:
-            raise ValueError(f"there are no fields {', '.join(unknown[:20])}; known: {', '.join(known)}")
+            raise ValueError(
+                f"there are no fields {', '.join(unknown[:20])}; known: {', '.join(known)}"
+            )
         if unknown:
-            raise ValueError("; ".join(str(UnknownName("field", name, known)).rstrip(".") for name in unknown))
+            raise ValueError(
+                "; ".join(str(UnknownName("field", name, known)).rstrip(".") for name in unknown)
+            )
         return data
 
 
 class Column(Strict):
     """One column that a statistic may read.
 
-    ``lower`` and ``upper`` bound a number: rows outside are clamped, +-inf too. ``step`` is the grid on which sums are
-    taken, exactly; a value is rounded to it. ``missing`` says what a NULL or NaN is: ``skip`` (the row has no value), or
-    a number within the bounds. ``keys`` are public group keys: other values in the rows are ignored. ``groups`` and
-    ``rows_per_group`` say how a unit is cut when rows are grouped by this column; what is left out is the table's limit.
-    ``public`` says that everybody knows what each row holds here: only the other columns are protected.
+    ``lower`` and ``upper`` bound a number: rows outside are clamped, +-inf too. ``step`` is the
+    grid on which sums are taken, exactly; a value is rounded to it. ``missing`` says what a NULL or
+    NaN is: ``skip`` (the row has no value), or a number within the bounds. ``keys`` are public
+    group keys: other values in the rows are ignored. ``groups`` and ``rows_per_group`` say how a
+    unit is cut when rows are grouped by this column; what is left out is the table's limit.
+    ``public`` says that everybody knows what each row holds here: only the other columns are
+    protected.
     """
 
     lower: Exact | None = None
@@ -94,12 +116,16 @@ class Column(Strict):
     @classmethod
     def _remember(cls, data: Any, handler: ModelWrapValidatorHandler[Column]) -> Column:
         made = handler(data)
-        made._dates = isinstance(data, dict) and type(data.get("lower")) is dt.date and made.step == 1
+        made._dates = (
+            isinstance(data, dict) and type(data.get("lower")) is dt.date and made.step == 1
+        )
         return made
 
     @property
     def dates(self) -> bool:
-        """Whether the bounds were written as dates, and the grid is days: what is released is a date then."""
+        """Whether the bounds were written as dates, and the grid is days: what is released is a
+        date then.
+        """
         return self._dates
 
     @model_validator(mode="after")
@@ -114,7 +140,9 @@ class Column(Strict):
             if max(abs(self.lower), abs(self.upper)) / self.step > MAX_MAGNITUDE:
                 raise ValueError("the bounds hold more than 2^62 steps; take a coarser step")
             if self.upper // self.step < -(-self.lower // self.step):
-                raise ValueError(f"no multiple of step {self.step} lies within the bounds; take a finer step")
+                raise ValueError(
+                    f"no multiple of step {self.step} lies within the bounds; take a finer step"
+                )
             if self.missing != "skip" and not self.lower <= self.missing <= self.upper:
                 raise ValueError("missing must lie within the bounds")
         if self.keys is not None and (not self.keys or len(set(self.keys)) != len(self.keys)):
@@ -122,14 +150,18 @@ class Column(Strict):
         return self
 
     def grid(self) -> tuple[int, int]:
-        """Bounds in steps: the smallest and largest grid integer inside [lower, upper]. Raises ValueError if unbounded."""
+        """Bounds in steps: the smallest and largest grid integer inside [lower, upper]. Raises
+        ValueError if unbounded.
+        """
         if self.lower is None or self.upper is None:
             raise ValueError("the column declares no bounds")
         low, high = -((-self.lower) // self.step), self.upper // self.step
         return int(low), int(high)
 
     def unit(self, grid: int) -> int | float | str:
-        """A grid integer in the column's own unit: whole numbers exactly while a double holds them, a date as 2013-01-31."""
+        """A grid integer in the column's own unit: whole numbers exactly while a double holds them,
+        a date as 2013-01-31.
+        """
         if self.dates:
             return str(np.datetime64(grid, "D"))
         value = grid * self.step
@@ -147,7 +179,9 @@ class Unit(Strict):
 
 
 class Limits(Strict):
-    """How much one unit may contribute to one statistic; what is above is cut, by the unit's own rows only."""
+    """How much one unit may contribute to one statistic; what is above is cut, by the unit's own
+    rows only.
+    """
 
     rows: Annotated[int, Field(ge=1, le=10**9)]
     groups: Annotated[int, Field(ge=1, le=10**6)] = 1
@@ -171,17 +205,19 @@ def plain(relation: str) -> str:
 
 
 class Join(Strict):
-    """A second relation of the same file, joined to every row before anything is cut. Its columns are ``name.column``.
+    """A second relation of the same file, joined to every row before anything is cut. Its columns
+    are ``name.column``.
 
-    ``kind: unit`` is another private table, joined on the unit: its rows of a unit are that unit's, and are protected with
-    them. Each unit keeps ``rows`` of them at random, and a row of the table appears once for each. ``kind: dimension`` is
-    a table that the owner declares public, joined on a key: a key that it holds twice matches nothing, so a row of the
-    table stays one row. ``on`` maps the table's column to the relation's. Rows without a match stay, with NULLs.
+    ``kind: unit`` is another private table, joined on the unit: its rows of a unit are that unit's,
+    and are protected with them. Each unit keeps ``rows`` of them at random, and a row of the table
+    appears once for each. ``kind: dimension`` is a table that the owner declares public, joined on
+    a key: a key that it holds twice matches nothing, so a row of the table stays one row. ``on``
+    maps the table's column to the relation's. Rows without a match stay, with NULLs.
 
-    Rules, each named by its refusal: ``unit-key`` (private tables join on the unit and on nothing else),
-    ``multiplicity`` (they declare ``rows``), ``unique-key`` (a dimension has one row a key, hence no ``rows``),
-    ``public-rows`` (a dimension is neither the table nor one of its private relations), ``whole-unit`` (no private table
-    beside budgets per block, which it would cross).
+    Rules, each named by its refusal: ``unit-key`` (private tables join on the unit and on nothing
+    else), ``multiplicity`` (they declare ``rows``), ``unique-key`` (a dimension has one row a key,
+    hence no ``rows``), ``public-rows`` (a dimension is neither the table nor one of its private
+    relations), ``whole-unit`` (no private table beside budgets per block, which it would cross).
     """
 
     relation: str
@@ -212,8 +248,13 @@ class Join(Strict):
         """Raises ValueError with the name of the rule that the join breaks."""
         if self.kind == "dimension":
             if self.rows is not None:
-                raise ValueError(f"join {self.name}: rule unique-key: a dimension has one row a key; take rows out")
-            private = (table.source, *(join.relation for join in table.joins if join.kind == "unit"))
+                raise ValueError(
+                    f"join {self.name}: rule unique-key: a dimension has one row a key; take rows out"
+                )
+            private = (
+                table.source,
+                *(join.relation for join in table.joins if join.kind == "unit"),
+            )
             if plain(self.relation) in map(plain, private):
                 raise ValueError(
                     f"join {self.name}: rule public-rows: {self.relation} is private in this declaration, and a dimension would show its "
@@ -239,14 +280,17 @@ class Join(Strict):
 class Table(Strict):
     """A private table as its owner declares it.
 
-    ``neighbours``: ``add-remove`` (one unit more or less) or ``replace`` (one unit's rows become others; then the number
-    of units is public; rows keep what they hold in public columns). ``protects``: ``unit`` (all rows of a unit, in every
-    block), or ``unit-block`` (a unit's rows of one block; budgets are then per block, and a unit seen in d released blocks
-    has d times the loss). ``holdout`` makes the table readable only through a gate session. ``generalisation-only``: nobody is
-    protected; rows may be handed out, or, of a holdout, tested without noise. ``database`` is a path relative to the
-    declaration's file. ``partials`` keeps exact sums of single blocks beside the database, for later releases that read
-    these blocks among others: ``checked`` sees from where they are stored whether they changed, ``sealed`` relies on the
-    owner's promise that a block's rows do not change once it was released, and only counts them (`dpflow.tables.requests.partial_cache`).
+    ``neighbours``: ``add-remove`` (one unit more or less) or ``replace`` (one unit's rows become
+    others; then the number of units is public; rows keep what they hold in public columns).
+    ``protects``: ``unit`` (all rows of a unit, in every block), or ``unit-block`` (a unit's rows of
+    one block; budgets are then per block, and a unit seen in d released blocks has d times the
+    loss). ``holdout`` makes the table readable only through a gate session.
+    ``generalisation-only``: nobody is protected; rows may be handed out, or, of a holdout, tested
+    without noise. ``database`` is a path relative to the declaration's file. ``partials`` keeps
+    exact sums of single blocks beside the database, for later releases that read these blocks among
+    others: ``checked`` sees from where they are stored whether they changed, ``sealed`` relies on
+    the owner's promise that a block's rows do not change once it was released, and only counts them
+    (`dpflow.tables.requests.partial_cache`).
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}$")]
@@ -273,7 +317,9 @@ class Table(Strict):
                     "protects: unit-block is sound under add-remove only: a replaced row may change its block"
                 )
         if self.public_columns and self.neighbours != "replace":
-            raise ValueError("public columns need neighbours: replace: what a unit's rows hold tells that it is there")
+            raise ValueError(
+                "public columns need neighbours: replace: what a unit's rows hold tells that it is there"
+            )
         if len({join.name.casefold() for join in self.joins}) != len(self.joins):
             raise ValueError("two joins have one name")
         for join in self.joins:
@@ -341,7 +387,9 @@ class Table(Strict):
         return keys
 
     def cut(self, by: str | None) -> tuple[int, int]:
-        """Groups one unit may reach, and rows it may have in each, when rows are grouped by a column or not at all."""
+        """Groups one unit may reach, and rows it may have in each, when rows are grouped by a
+        column or not at all.
+        """
         if by is None:
             return 1, self.limits.rows
         column = self.column(by)
@@ -358,13 +406,17 @@ def problems(error: ValidationError) -> str:
     for item in error.errors(include_input=False, include_url=False):
         where = "".join(f"{part}." for part in item["loc"])[:-1]
         listed = item["type"] in ("tuple_type", "list_type")
-        said = "write a list, such as [1, 2]" if listed else item["msg"].removeprefix("Value error, ")
+        said = (
+            "write a list, such as [1, 2]" if listed else item["msg"].removeprefix("Value error, ")
+        )
         found.append(f"{where}{': ' if where else ''}{said}")
     return "; ".join(found)
 
 
 def load_table(path: Path | str) -> Table:
-    """Read a declaration from a YAML file. Raises `InvalidDeclaration` with the field and the reason."""
+    """Read a declaration from a YAML file. Raises `InvalidDeclaration` with the field and the
+    reason.
+    """
     path = Path(path)
     data = load_yaml(path, "table declaration")
     try:
@@ -379,9 +431,13 @@ def load_yaml(path: Path, what: str) -> dict[str, Any]:
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise InvalidInput(f"there is no {what} at {path}; give the path of an existing YAML file") from None
+        raise InvalidInput(
+            f"there is no {what} at {path}; give the path of an existing YAML file"
+        ) from None
     except (OSError, UnicodeDecodeError):
-        raise InvalidInput(f"{path} cannot be read as a {what}; give the path of a readable YAML file") from None
+        raise InvalidInput(
+            f"{path} cannot be read as a {what}; give the path of a readable YAML file"
+        ) from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" near line {mark.line + 1}" if mark else ""

@@ -1,4 +1,6 @@
-"""Estimators: functions of one holdout group's rows, and nothing else, by name or in a user's own SQL."""
+"""Estimators: functions of one holdout group's rows, and nothing else, by name or in a user's own
+SQL.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +36,11 @@ Floats = NDArray[np.float64]
 
 
 class SqlEstimator(Params):
-    """A user's own estimator: ``sql``, an expression of aggregates over one group's rows (`dpflow.tables.language.expressions`).
+    """A user's own estimator: ``sql``, an expression of aggregates over one group's rows
+    (`dpflow.tables.language.expressions`).
 
-    Its number is clamped to ``range`` [low, high]. ``default``, within it, is that of a group without rows, or on which the
-    expression gives NULL, NaN or an infinity.
+    Its number is clamped to ``range`` [low, high]. ``default``, within it, is that of a group
+    without rows, or on which the expression gives NULL, NaN or an infinity.
     """
 
     sql: Annotated[str, Field(min_length=1)]
@@ -56,7 +59,9 @@ class SqlEstimator(Params):
     def values(self, found: Floats) -> Floats:
         """What is used of the expression's numbers, one per group, NaN where it has none."""
         low, high = map(float, self.range)
-        return np.where(np.isfinite(found), np.clip(found, low, high) + 0.0, float(self.default))  # never -0.0
+        return np.where(
+            np.isfinite(found), np.clip(found, low, high) + 0.0, float(self.default)
+        )  # never -0.0
 
 
 def _kind(given: Any) -> str:
@@ -65,16 +70,18 @@ def _kind(given: Any) -> str:
 
 #: An estimator by name, or a user's own.
 AnyEstimator = Annotated[
-    Annotated[str, Field(min_length=1), Tag("name")] | Annotated[SqlEstimator, Tag("sql")], Discriminator(_kind)
+    Annotated[str, Field(min_length=1), Tag("name")] | Annotated[SqlEstimator, Tag("sql")],
+    Discriminator(_kind),
 ]
 
 
 class EstimatorQuery(Params):
     """What is asked of every group.
 
-    ``estimator`` by name, the ``columns`` it reads, its ``options``, the ``default`` of a group on which it fails (or the
-    estimator's own), and the digest of the ``candidate`` it scores, if it scores one. Or one of the user's own: then
-    ``estimator`` is {sql, range, default}, and columns and default are in itself.
+    ``estimator`` by name, the ``columns`` it reads, its ``options``, the ``default`` of a group on
+    which it fails (or the estimator's own), and the digest of the ``candidate`` it scores, if it
+    scores one. Or one of the user's own: then ``estimator`` is {sql, range, default}, and columns
+    and default are in itself.
     """
 
     estimator: AnyEstimator
@@ -103,7 +110,8 @@ class Subject:
         columns: the columns of the query, in its order.
         options: its options, defaults filled in.
         label: the column that a model predicts; "" without a model.
-        predict, score: functions from rows to one prediction, or one score, per row; None without a model.
+        predict, score: functions from rows to one prediction, or one score, per row; None without a
+        model.
         rival: the predictions of a second model, for comparisons; None without one.
     """
 
@@ -117,11 +125,13 @@ class Subject:
 
 @dataclass(frozen=True)
 class FromMoments:
-    """An estimator as a function of exact sums, one number per group: the database adds up, and no row leaves it.
+    """An estimator as a function of exact sums, one number per group: the database adds up, and no
+    row leaves it.
 
     Attributes:
         measures: what it needs, of those of `GroupMoments`.
-        function: from measure to its numbers, to the estimates; not finite means that the estimator fails on the group.
+        function: from measure to its numbers, to the estimates; not finite means that the estimator
+        fails on the group.
     """
 
     measures: tuple[str, ...]
@@ -138,8 +148,8 @@ class FromMoments:
 class Estimator:
     """A named function of (rows of one group, `Subject`) with a default for failures.
 
-    ``default`` is returned for a group on which the function fails or gives no finite number; a group is never dropped,
-    because then their number would depend on the rows.
+    ``default`` is returned for a group on which the function fails or gives no finite number; a
+    group is never dropped, because then their number would depend on the rows.
 
     Attributes:
         options: the options it knows, with their defaults.
@@ -158,12 +168,16 @@ class Estimator:
     moments: FromMoments | None = None
 
     def filled(self, query: EstimatorQuery) -> dict[str, Fraction]:
-        """The query's options with defaults. Raises `UnknownName` or `InvalidInput` before anything is read."""
+        """The query's options with defaults. Raises `UnknownName` or `InvalidInput` before anything
+        is read.
+        """
         for name in query.options:
             if name not in self.options:
                 raise UnknownName(f"option of estimator {self.name!r}", name, self.options)
         if len(query.columns) < self.columns:
-            raise InvalidInput(f"estimator {self.name!r} needs {self.columns} columns; name them in its order")
+            raise InvalidInput(
+                f"estimator {self.name!r} needs {self.columns} columns; name them in its order"
+            )
         return {**self.options, **query.options}
 
     def value(self, rows: Rows, subject: Subject, default: float | None = None) -> float:
@@ -171,7 +185,9 @@ class Estimator:
         default = self.default if default is None else default
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # a warning about one group's rows is a message about them
+                warnings.simplefilter(
+                    "ignore"
+                )  # a warning about one group's rows is a message about them
                 value = float(self.function(rows, subject))
         except Exception:  # noqa: BLE001  any failure may depend on a row, so it is mapped, not shown
             return default
@@ -179,10 +195,12 @@ class Estimator:
 
 
 def reads_across(estimator: Estimator, source: Source) -> bool:
-    """Whether a group's estimate depends on other groups: a randomised check on made-up rows, as estimators are registered.
+    """Whether a group's estimate depends on other groups: a randomised check on made-up rows, as
+    estimators are registered.
 
-    Every group is estimated, then all of them again in another order; sums are given for all groups and for one alone. A
-    function of one group gives the same both times. No check finds an estimator that wants to hide what it keeps.
+    Every group is estimated, then all of them again in another order; sums are given for all groups
+    and for one alone. A function of one group gives the same both times. No check finds an
+    estimator that wants to hide what it keeps.
     """
     groups = [_made_up(source) for _ in range(6)]
     subject = Subject(
@@ -199,11 +217,15 @@ def reads_across(estimator: Estimator, source: Source) -> bool:
         return True
     if estimator.moments is None:
         return False
-    sums = {name: np.array([float(1 + source.below(50)) for _ in range(6)]) for name in estimator.moments.measures}
+    sums = {
+        name: np.array([float(1 + source.below(50)) for _ in range(6)])
+        for name in estimator.moments.measures
+    }
     sums["n"] = np.full(6, 51.0)
     together = estimator.moments.values(sums, estimator.default)
     alone = [
-        estimator.moments.values({n: s[i : i + 1] for n, s in sums.items()}, estimator.default)[0] for i in range(6)
+        estimator.moments.values({n: s[i : i + 1] for n, s in sums.items()}, estimator.default)[0]
+        for i in range(6)
     ]
     return bool((together != np.array(alone)).any())
 
@@ -211,5 +233,7 @@ def reads_across(estimator: Estimator, source: Source) -> bool:
 def _made_up(source: Source) -> Rows:
     """Rows of one group: three numbers in [0, 1] and a label."""
     size = 6 + source.below(6)
-    numbers = {name: np.array([source.below(1000) / 1000 for _ in range(size)]) for name in ("x", "y", "z")}
+    numbers = {
+        name: np.array([source.below(1000) / 1000 for _ in range(size)]) for name in ("x", "y", "z")
+    }
     return {**numbers, "label": np.array([float(source.below(2)) for _ in range(size)])}

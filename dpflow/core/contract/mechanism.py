@@ -1,9 +1,10 @@
 """The two protocols a mechanism author implements: one-shot `Mechanism` and `InteractiveMechanism`.
 
-A mechanism is one class without state of its own. Its claim, `event`, is a function of the validated parameters and the
-table's public declaration, never of rows. It receives exact statistics, adds noise from the source it is given, and
-returns what may leave. It does not open a connection, log, print, or raise because of a value: rows never cause an
-error, declared rules map them (design section 3).
+A mechanism is one class without state of its own. Its claim, `event`, is a function of the
+validated parameters and the table's public declaration, never of rows. It receives exact
+statistics, adds noise from the source it is given, and returns what may leave. It does not open a
+connection, log, print, or raise because of a value: rows never cause an error, declared rules map
+them (design section 3).
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ class Params(Strict):
 
 @dataclass(frozen=True)
 class Delegation:
-    """Another mechanism that a plan should take: its name, its parameters as a release file has them, and why."""
+    """Another mechanism that a plan should take: its name, its parameters as a release file has
+    them, and why.
+    """
 
     mechanism: str
     params: dict[str, Any]
@@ -42,7 +45,8 @@ class Mechanism(ABC, Generic[P]):
 
     Class attributes:
         name: the word of release files, unique among installed plugins.
-        version: raised whenever the distribution of outputs or the claim changes; part of a plan's digest.
+        version: raised whenever the distribution of outputs or the claim changes; part of a plan's
+        digest.
         summary: one sentence for ``dpflow mechanisms``.
         citation: where definition and claim come from.
         Params: the pydantic model of its parameters.
@@ -56,7 +60,9 @@ class Mechanism(ABC, Generic[P]):
 
     @abstractmethod
     def event(self, params: P, table: Table) -> Event:
-        """The privacy claim, for the table's neighbouring relation. Raises `PlanRefused` where it cannot make one."""
+        """The privacy claim, for the table's neighbouring relation. Raises `PlanRefused` where it
+        cannot make one.
+        """
 
     @abstractmethod
     def data_request(self, params: P, table: Table) -> DataRequest:
@@ -71,7 +77,9 @@ class Mechanism(ABC, Generic[P]):
         return None
 
     def delegate_to(self, params: P, table: Table) -> Delegation | None:
-        """For a front door to several mechanisms: the one that suits the declaration, or None for this one."""
+        """For a front door to several mechanisms: the one that suits the declaration, or None for
+        this one.
+        """
         return None
 
 
@@ -93,10 +101,11 @@ class State:
 class InteractiveMechanism(ABC, Generic[P, Q]):
     """A session: opened and charged once, whole; then any number of answers until it closes.
 
-    ``exclusive`` sessions close their scope to every other release while they are open. ``separate`` sessions answer each
-    query with a release of its own: given all that is secret and has the same distribution on neighbouring tables, such as
-    a sharding, each answer alone satisfies its part of the claim. Only they may claim more than pure or approximate
-    privacy (docs/accounting.md, sessions).
+    ``exclusive`` sessions close their scope to every other release while they are open.
+    ``separate`` sessions answer each query with a release of its own: given all that is secret and
+    has the same distribution on neighbouring tables, such as a sharding, each answer alone
+    satisfies its part of the claim. Only they may claim more than pure or approximate privacy
+    (docs/accounting.md, sessions).
     """
 
     name: ClassVar[str]
@@ -113,7 +122,9 @@ class InteractiveMechanism(ABC, Generic[P, Q]):
         """The claim for the whole session, whatever the queries."""
 
     def note(self, params: P, table: Table) -> str:
-        """What a person should know before opening it, such as what its answers prove; "" for nothing."""
+        """What a person should know before opening it, such as what its answers prove; "" for
+        nothing.
+        """
         return ""
 
     @abstractmethod
@@ -128,4 +139,6 @@ class InteractiveMechanism(ABC, Generic[P, Q]):
     def answer(
         self, params: P, table: Table, state: State, query: Q, answer: Answer, source: Source
     ) -> tuple[Verdict, State]:
-        """Answer one query and advance the state; both are stored in one transaction before the answer is seen."""
+        """Answer one query and advance the state; both are stored in one transaction before the
+        answer is seen.
+        """

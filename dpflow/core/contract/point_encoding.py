@@ -1,7 +1,9 @@
-"""Query points in the form in which a declaration gives rows to learners: exact integers, column by column.
+"""Query points in the form in which a declaration gives rows to learners: exact integers, column by
+column.
 
-A bounded column becomes grid steps, clamped and rounded half away from zero; a column with public keys becomes the key's
-place in the list. Points are public, so what is wrong with them is said, with the number of the point.
+A bounded column becomes grid steps, clamped and rounded half away from zero; a column with public
+keys becomes the key's place in the list. Points are public, so what is wrong with them is said,
+with the number of the point.
 """
 
 from __future__ import annotations
@@ -32,24 +34,32 @@ def encode(table: Table, features: Sequence[str], points: Points) -> Codes:
         points: rows in that order, or a mapping from every feature to its values.
 
     Raises:
-        InvalidInput: a point of another size; a value that is no number, is NaN or infinite, or is missing where the
-            declaration gives no number for that; a key that is not public.
+        InvalidInput: a point of another size; a value that is no number, is NaN or infinite, or is
+            missing where the declaration gives no number for that; a key that is not public.
     """
     columns = points if isinstance(points, Mapping) else _columns(features, points)
     if missing := [name for name in features if name not in columns]:
-        raise InvalidInput(f"the points lack {', '.join(missing)}; a point has the features {', '.join(features)}")
+        raise InvalidInput(
+            f"the points lack {', '.join(missing)}; a point has the features {', '.join(features)}"
+        )
     if odd := [name for name in features if not _listed(columns[name])]:
-        raise InvalidInput(f"the values of {odd[0]} are no list; give a list with one value for each point")
+        raise InvalidInput(
+            f"the values of {odd[0]} are no list; give a list with one value for each point"
+        )
     sizes = {len(columns[name]) for name in features}
     if len(sizes) != 1:
         raise InvalidInput(
             f"the features have different numbers of values ({sorted(sizes)}); give each point one of each"
         )
-    codes = np.empty((len(features), sizes.pop()), np.int64)  # column by column, as it is written and read
+    codes = np.empty(
+        (len(features), sizes.pop()), np.int64
+    )  # column by column, as it is written and read
     for place, name in enumerate(features):
         column = table.column(name)
         read = _keyed if column.keys is not None else _bounded
-        codes[place] = read(name, column if column.keys is not None else table.bounded(name), columns[name])
+        codes[place] = read(
+            name, column if column.keys is not None else table.bounded(name), columns[name]
+        )
     return codes.T
 
 
@@ -59,7 +69,9 @@ def _columns(features: Sequence[str], points: Any) -> Mapping[str, Any]:
             raise InvalidInput(_size(0, points.shape[1], features))
         return dict(zip(features, points.T.copy()))
     if not _listed(points):
-        raise InvalidInput(f"points are a list of points, each a list of {len(features)} values: {', '.join(features)}")
+        raise InvalidInput(
+            f"points are a list of points, each a list of {len(features)} values: {', '.join(features)}"
+        )
     rows = list(points)
     for number, row in enumerate(rows):
         if not _listed(row):
@@ -73,11 +85,15 @@ def _listed(values: Any) -> bool:
     """Whether these are values in a row, and not one value or a text."""
     if isinstance(values, str | bytes):
         return False
-    return isinstance(values, Sequence) or (hasattr(values, "__array__") and getattr(values, "ndim", 1) > 0)
+    return isinstance(values, Sequence) or (
+        hasattr(values, "__array__") and getattr(values, "ndim", 1) > 0
+    )
 
 
 def _size(number: int, found: int, features: Sequence[str]) -> str:
-    return f"point {number} has {found} values, but a point has {len(features)}: {', '.join(features)}"
+    return (
+        f"point {number} has {found} values, but a point has {len(features)}: {', '.join(features)}"
+    )
 
 
 def _bounded(name: str, column: Column, values: Any) -> Codes:
@@ -90,7 +106,11 @@ def _bounded(name: str, column: Column, values: Any) -> Codes:
     elif array.dtype.kind in "iufb" and array.ndim == 1:
         numbers = array.astype(np.float64)
     else:
-        given = values if hidden is None else [None if no else value for no, value in zip(hidden, array)]
+        given = (
+            values
+            if hidden is None
+            else [None if no else value for no, value in zip(hidden, array)]
+        )
         numbers = np.array([_number(name, i, value) for i, value in enumerate(given)], np.float64)
     if hidden is not None:
         numbers = np.where(hidden, np.nan, numbers)
@@ -127,7 +147,9 @@ def _number(name: str, place: int, value: Any) -> float:
         try:
             value = dt.date.fromisoformat(value)
         except ValueError:
-            raise InvalidInput(f"point {place}: {name} is a number or a date, not a text; correct it") from None
+            raise InvalidInput(
+                f"point {place}: {name} is a number or a date, not a text; correct it"
+            ) from None
     if isinstance(value, dt.datetime):
         return (
             value.replace(tzinfo=value.tzinfo or dt.UTC) - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -139,7 +161,9 @@ def _number(name: str, place: int, value: Any) -> float:
             return float(value)
         except OverflowError:
             return float("inf")
-    raise InvalidInput(f"point {place}: {name} is a number or a date, not a {type(value).__name__}; correct it")
+    raise InvalidInput(
+        f"point {place}: {name} is a number or a date, not a {type(value).__name__}; correct it"
+    )
 
 
 def _keyed(name: str, column: Column, values: Any) -> Codes:
@@ -154,7 +178,9 @@ def _keyed(name: str, column: Column, values: Any) -> Codes:
         return np.array([places[text] for text in texts], np.int64)
     except KeyError:
         place, odd = next((i, text) for i, text in enumerate(texts) if text not in places)
-        raise InvalidInput(f"point {place}: {UnknownName(f'public key of {name}', str(odd), column.keys)}") from None
+        raise InvalidInput(
+            f"point {place}: {UnknownName(f'public key of {name}', str(odd), column.keys)}"
+        ) from None
 
 
 def _text(value: Any) -> str:

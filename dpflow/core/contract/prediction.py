@@ -1,12 +1,15 @@
-"""The protocol of private prediction: a session that learns from the rows once and then answers points.
+"""The protocol of private prediction: a session that learns from the rows once and then answers
+points.
 
-The model never leaves, only answers do, and each is paid for (Dwork and Feldman 2018, Definition 1.1). A session is opened
-for a number of predictions and charged whole. What was learned is secret: it lives in the memory of the process that
-asks and is stored nowhere; another process learns again from the rows. That is sound, because a prediction's claim holds
-whatever the randomness of learning was, and for the rows as they are when it is made.
+The model never leaves, only answers do, and each is paid for (Dwork and Feldman 2018, Definition
+1.1). A session is opened for a number of predictions and charged whole. What was learned is secret:
+it lives in the memory of the process that asks and is stored nowhere; another process learns again
+from the rows. That is sound, because a prediction's claim holds whatever the randomness of learning
+was, and for the rows as they are when it is made.
 
-A point that was answered before gets its stored answer for nothing: that is the same answer shown again, which is
-post-processing. A fresh answer to the same point would be a new prediction and is never drawn.
+A point that was answered before gets its stored answer for nothing: that is the same answer shown
+again, which is post-processing. A fresh answer to the same point would be a new prediction and is
+never drawn.
 """
 
 from __future__ import annotations
@@ -34,9 +37,10 @@ _GRID = amounts.SMALLEST_EPSILON  # a computed epsilon is rounded up to it
 class PredictionParams(Params):
     """What every prediction session says.
 
-    ``features``: the columns of a point, in order, each with declared bounds or public keys. ``predictions``: how many
-    different points the session may answer. ``delta``: 0 to charge the predictions one by one, which renyi and hybrid
-    scopes add up best; or the delta at which the whole session is stated as one (epsilon, delta), for basic scopes.
+    ``features``: the columns of a point, in order, each with declared bounds or public keys.
+    ``predictions``: how many different points the session may answer. ``delta``: 0 to charge the
+    predictions one by one, which renyi and hybrid scopes add up best; or the delta at which the
+    whole session is stated as one (epsilon, delta), for basic scopes.
     """
 
     features: Annotated[tuple[str, ...], Field(min_length=1)]
@@ -54,14 +58,18 @@ P = TypeVar("P", bound=PredictionParams)
 
 
 class PredictionMechanism(InteractiveMechanism[P, PointQuery]):
-    """A session of predictions. An author writes `one`, `rows`, `learn` and `predict`; counting and claiming are here."""
+    """A session of predictions. An author writes `one`, `rows`, `learn` and `predict`; counting and
+    claiming are here.
+    """
 
     Query = PointQuery
     independent_answers = True
 
     @abstractmethod
     def one(self, params: P, table: Table) -> Event:
-        """The claim of one prediction, at every point. Raises `PlanRefused` or `UnknownName` where it cannot make one."""
+        """The claim of one prediction, at every point. Raises `PlanRefused` or `UnknownName` where
+        it cannot make one.
+        """
 
     @abstractmethod
     def rows(self, params: P, table: Table) -> Records:
@@ -69,10 +77,14 @@ class PredictionMechanism(InteractiveMechanism[P, PointQuery]):
 
     @abstractmethod
     def learn(self, params: P, table: Table, answer: Answer, source: Source) -> Any:
-        """Everything computed once from the rows: secret. Never raises because of rows: failures have default models."""
+        """Everything computed once from the rows: secret. Never raises because of rows: failures
+        have default models.
+        """
 
     @abstractmethod
-    def predict(self, params: P, table: Table, learned: Any, points: Codes, source: Source) -> Sequence[Any]:
+    def predict(
+        self, params: P, table: Table, learned: Any, points: Codes, source: Source
+    ) -> Sequence[Any]:
         """One fresh, independent, private answer (JSON) for each encoded point."""
 
     def event(self, params: P, table: Table) -> Event:
@@ -83,7 +95,9 @@ class PredictionMechanism(InteractiveMechanism[P, PointQuery]):
             return every
         epsilon = every.epsilon_at(params.delta)
         if epsilon is None:
-            raise PlanRefused(f"{self.name} has no finite epsilon at delta {params.delta}; raise delta")
+            raise PlanRefused(
+                f"{self.name} has no finite epsilon at delta {params.delta}; raise delta"
+            )
         return Approximate(amounts.to_units_up(epsilon, _GRID) * _GRID, params.delta)
 
     def open(self, params: P, table: Table, source: Source) -> State:
@@ -94,11 +108,21 @@ class PredictionMechanism(InteractiveMechanism[P, PointQuery]):
         return self.rows(params, table)
 
     def answer(
-        self, params: P, table: Table, state: State, query: PointQuery, answer: Answer, source: Source
+        self,
+        params: P,
+        table: Table,
+        state: State,
+        query: PointQuery,
+        answer: Answer,
+        source: Source,
     ) -> tuple[Verdict, State]:
         asked = int(state.data["answered"])
         if asked >= params.predictions:
             return Verdict({"answer": None}, closed=True), state
         learned = self.learn(params, table, answer, source)
-        (said,) = self.predict(params, table, learned, encode(table, params.features, [query.point]), source)
-        return Verdict({"answer": said}, closed=asked + 1 >= params.predictions), State({"answered": asked + 1})
+        (said,) = self.predict(
+            params, table, learned, encode(table, params.features, [query.point]), source
+        )
+        return Verdict({"answer": said}, closed=asked + 1 >= params.predictions), State(
+            {"answered": asked + 1}
+        )

@@ -1,7 +1,9 @@
-"""What a mechanism may ask of a private table: declarative requests, executed by `dpflow.tables` alone.
+"""What a mechanism may ask of a private table: declarative requests, executed by `dpflow.tables`
+alone.
 
-A request says which columns, which grouping and which limits; the answer is exact, bounded integers. Mechanisms never
-open a connection and never see a row. Answers are secret: their repr shows nothing.
+A request says which columns, which grouping and which limits; the answer is exact, bounded
+integers. Mechanisms never open a connection and never see a row. Answers are secret: their repr
+shows nothing.
 """
 
 from __future__ import annotations
@@ -22,21 +24,25 @@ Rows = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class GroupedSums:
-    """Per group: the rows, the units, and for each value column the sum and number of its values, in grid steps.
+    """Per group: the rows, the units, and for each value column the sum and number of its values,
+    in grid steps.
 
-    Before anything is added up each unit is brought down to ``groups`` groups (a uniform choice of its own) and to
-    ``rows_per_group`` rows R in each. Values are clamped to their declared bounds, rounded to the grid and shifted by the
-    column's offset (a grid integer, so that a sum is around a centre). Of m rows a unit counts min(m, R) in a group; of m
-    values, min(m, R) and, for m > R, R times their mean, rounded to an integer at random without bias: the expectation of
-    taking R of them at random, and no further from 0 than R times the largest.
+    Before anything is added up each unit is brought down to ``groups`` groups (a uniform choice of
+    its own) and to ``rows_per_group`` rows R in each. Values are clamped to their declared bounds,
+    rounded to the grid and shifted by the column's offset (a grid integer, so that a sum is around
+    a centre). Of m rows a unit counts min(m, R) in a group; of m values, min(m, R) and, for m > R,
+    R times their mean, rounded to an integer at random without bias: the expectation of taking R of
+    them at random, and no further from 0 than R times the largest.
 
     Attributes:
         by: the grouping column, or None for one group with key "".
-        keys: the public keys, in output order; None selects every key in the rows (a private matter).
+        keys: the public keys, in output order; None selects every key in the rows (a private
+        matter).
         groups: groups one unit may reach.
         rows_per_group: rows one unit may have in one group.
         values: value columns with their centre in grid steps.
-        squares: some of these columns with their centre c and an h: asks for the sum of (x - c)^2 - h besides.
+        squares: some of these columns with their centre c and an h: asks for the sum of (x - c)^2 -
+        h besides.
     """
 
     by: str | None = None
@@ -49,7 +55,8 @@ class GroupedSums:
 
 @dataclass(frozen=True)
 class SortedValues:
-    """Distinct values of one bounded column, in grid steps and ascending, with their multiplicities.
+    """Distinct values of one bounded column, in grid steps and ascending, with their
+    multiplicities.
 
     Rows without a value are left out. Then each unit is cut, by uniform choices of its own.
 
@@ -70,10 +77,11 @@ class SortedValues:
 
 @dataclass(frozen=True)
 class GroupValues:
-    """One number per holdout group, from a registered estimator that sees one group's rows at a time.
+    """One number per holdout group, from a registered estimator that sees one group's rows at a
+    time.
 
-    Groups are formed by a keyed hash of the unit, so a unit's rows are all in one group and the number of groups is
-    public.
+    Groups are formed by a keyed hash of the unit, so a unit's rows are all in one group and the
+    number of groups is public.
 
     Attributes:
         groups: number of groups m.
@@ -86,15 +94,18 @@ class GroupValues:
 
 @dataclass(frozen=True)
 class GroupMoments:
-    """Exact sums per holdout group of one or two bounded columns x and y: what some estimators are functions of.
+    """Exact sums per holdout group of one or two bounded columns x and y: what some estimators are
+    functions of.
 
-    Rows in which one of them has no value are left out. The answer maps each measure to one float per group, 0 for an empty
-    one, in the columns' own units. Sums are of integers, so no order of the rows can reach another group's number.
+    Rows in which one of them has no value are left out. The answer maps each measure to one float
+    per group, 0 for an empty one, in the columns' own units. Sums are of integers, so no order of
+    the rows can reach another group's number.
 
     Attributes:
         groups: number of groups m, formed as for `GroupValues`.
         columns: x, or x and y.
-        measures: of ``n`` (rows), ``x`` (sum), ``equal`` (rows with x = y), and ``xx``, ``yy``, ``xy`` (n sum(xy) - sum(x) sum(y)).
+        measures: of ``n`` (rows), ``x`` (sum), ``equal`` (rows with x = y), and ``xx``, ``yy``,
+        ``xy`` (n sum(xy) - sum(x) sum(y)).
     """
 
     groups: int
@@ -104,7 +115,8 @@ class GroupMoments:
 
 @dataclass(frozen=True)
 class GroupEstimates:
-    """One number per holdout group: a user's own expression of aggregates, as text, in the language of `dpflow.tables.language.expressions`.
+    """One number per holdout group: a user's own expression of aggregates, as text, in the language
+    of `dpflow.tables.language.expressions`.
 
     Attributes:
         groups: number of groups m, formed as for `GroupValues`.
@@ -119,12 +131,14 @@ class GroupEstimates:
 class Records:
     """Rows of several columns for a learner, as exact integers.
 
-    A bounded column comes in grid steps, a column with public keys as the key's place in the list, or -1 for anything
-    else. A row in which a bounded column has no value (and declares no number for that) is left out. Each unit is then
-    cut to ``rows`` rows. Units are numbered in an order drawn anew at each reading, which tells nothing about them.
+    A bounded column comes in grid steps, a column with public keys as the key's place in the list,
+    or -1 for anything else. A row in which a bounded column has no value (and declares no number
+    for that) is left out. Each unit is then cut to ``rows`` rows. Units are numbered in an order
+    drawn anew at each reading, which tells nothing about them.
 
-    ``known``: the claim rests on public columns, hence on everybody knowing which rows are read; the plan then refuses
-    conditions, blocks and joins, which could choose rows by what is protected.
+    ``known``: the claim rests on public columns, hence on everybody knowing which rows are read;
+    the plan then refuses conditions, blocks and joins, which could choose rows by what is
+    protected.
     """
 
     columns: tuple[str, ...]
@@ -134,9 +148,11 @@ class Records:
 
 @dataclass(frozen=True)
 class UnboundedValues:
-    """The values of a column that needs no bounds, for a draw that asks in rounds: see `OpenColumn`.
+    """The values of a column that needs no bounds, for a draw that asks in rounds: see
+    `OpenColumn`.
 
-    Rows without a value (NULL, NaN) are left out, infinities stay. Then each unit is cut as in `GroupedSums`.
+    Rows without a value (NULL, NaN) are left out, infinities stay. Then each unit is cut as in
+    `GroupedSums`.
 
     Attributes:
         column: a column that can be read as a number.
@@ -171,7 +187,9 @@ DataRequest = GroupedSums | SortedValues | KeySets | GroupValues | Records | Unb
 
 @dataclass(frozen=True)
 class Groups:
-    """Answer to `GroupedSums`. Arrays have one entry per group; those of ``sums``, ``counts``, ``squares`` belong to a column."""
+    """Answer to `GroupedSums`. Arrays have one entry per group; those of ``sums``, ``counts``,
+    ``squares`` belong to a column.
+    """
 
     keys: tuple[str, ...] = field(repr=False)
     rows: NDArray[np.int64] = field(repr=False)
@@ -181,7 +199,9 @@ class Groups:
     squares: Mapping[str, NDArray[np.int64]] = field(repr=False, default_factory=dict)
 
     def moment(self, what: str, column: str) -> NDArray[np.int64]:
-        """One integer per group: ``rows`` or ``units``, or a column's number of ``values``, ``sum`` or ``square``."""
+        """One integer per group: ``rows`` or ``units``, or a column's number of ``values``, ``sum``
+        or ``square``.
+        """
         if what in ("rows", "units"):
             return self.rows if what == "rows" else self.units
         return {"values": self.counts, "sum": self.sums, "square": self.squares}[what][column]
@@ -191,7 +211,8 @@ class Groups:
 class Histogram:
     """Answer to `SortedValues`: ascending grid integers and how often each occurs.
 
-    With several groups ``codes`` has the group of each value, by the place of its key, ascending; values ascend in a group.
+    With several groups ``codes`` has the group of each value, by the place of its key, ascending;
+    values ascend in a group.
     """
 
     values: NDArray[np.int64] = field(repr=False)
@@ -208,7 +229,8 @@ class Histogram:
 
 @dataclass(frozen=True)
 class Sets:
-    """Answer to `KeySets`: pairs of a unit's number, ascending from 0, and the place of one of its keys.
+    """Answer to `KeySets`: pairs of a unit's number, ascending from 0, and the place of one of its
+    keys.
 
     Units are numbered in an order drawn anew at each reading, and every key is some unit's.
     """
@@ -220,14 +242,18 @@ class Sets:
 
 @dataclass(frozen=True)
 class PerGroup:
-    """Answer to `GroupValues` after the estimator ran: one float per group, failures already mapped to its default."""
+    """Answer to `GroupValues` after the estimator ran: one float per group, failures already mapped
+    to its default.
+    """
 
     values: NDArray[np.float64] = field(repr=False)
 
 
 @dataclass(frozen=True)
 class RecordArrays:
-    """Answer to `Records`: per row its unit's number, ascending from 0, and its integer in each column."""
+    """Answer to `Records`: per row its unit's number, ascending from 0, and its integer in each
+    column.
+    """
 
     units: NDArray[np.int64] = field(repr=False)
     columns: Mapping[str, NDArray[np.int64]] = field(repr=False)
@@ -257,15 +283,18 @@ class Cells:
 
 
 class OpenColumn(ABC):
-    """Answer to `UnboundedValues`, open to questions while the draw goes on; groups are numbered in the order of the keys.
+    """Answer to `UnboundedValues`, open to questions while the draw goes on; groups are numbered in
+    the order of the keys.
 
-    A question may depend on what earlier ones led to, as long as that is private. Every value is a double: numbers as they
-    are (integers and decimals that a double cannot hold are rounded down, so order is kept), decimals in units of their
-    last digit, dates in days and timestamps in microseconds since 1970-01-01 (UTC).
+    A question may depend on what earlier ones led to, as long as that is private. Every value is a
+    double: numbers as they are (integers and decimals that a double cannot hold are rounded down,
+    so order is kept), decimals in units of their last digit, dates in days and timestamps in
+    microseconds since 1970-01-01 (UTC).
 
     Attributes:
         rows: values in each group. Secret.
-        step: what a difference of 1 is in the column's own measure: a power of ten for decimals, else 1.
+        step: what a difference of 1 is in the column's own measure: a power of ten for decimals,
+        else 1.
     """
 
     rows: NDArray[np.int64]
@@ -273,28 +302,35 @@ class OpenColumn(ABC):
 
     @abstractmethod
     def units(self) -> int:
-        """Units of the whole table, whatever the request leaves out: public where units are replaced."""
+        """Units of the whole table, whatever the request leaves out: public where units are
+        replaced.
+        """
 
     @abstractmethod
     def sample(self, most: int) -> list[NDArray[np.float64]]:
         """Per group all values if there are at most so many, else that many of them.
 
-        Which ones is decided by their units alone, through a fresh hash, so one row more or less exchanges at most one value,
-        whatever the hash does. The order means nothing and is not random.
+        Which ones is decided by their units alone, through a fresh hash, so one row more or less
+        exchanges at most one value, whatever the hash does. The order means nothing and is not
+        random.
         """
 
     @abstractmethod
     def cells(self, grids: Mapping[int, Grid]) -> dict[int, Cells]:
-        """For each group asked about, the number of values x with the same floor(x / 2^exponent), the key, exactly.
+        """For each group asked about, the number of values x with the same floor(x / 2^exponent),
+        the key, exactly.
 
-        Without an exponent the key is the value itself. Values too large for their key count under +-inf.
+        Without an exponent the key is the value itself. Values too large for their key count under
+        +-inf.
         """
 
     @abstractmethod
     def written(self, value: float) -> float | int | str:
-        """The number as the column writes it: whole numbers, decimals and dates rounded up to their grid; dates, and decimals
-        that no double writes, as text."""
+        """The number as the column writes it: whole numbers, decimals and dates rounded up to their
+        grid; dates, and decimals that no double writes, as text.
+        """
 
 
-#: What `dpflow.tables` gives back: the answer that belongs to the statistic which the mechanism asked for.
+#: What `dpflow.tables` gives back: the answer that belongs to the statistic which the mechanism
+#: asked for.
 Answer = Any

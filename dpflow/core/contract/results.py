@@ -14,10 +14,10 @@ class Row:
     Attributes:
         key: group key, "" when there is no grouping.
         measure: what the number is, e.g. ``"count"``.
-        value: the released number, a text where the answer is not a number (a key, a date), or None when the release
-            answered "none".
-        error_95: half-width in which the noise stays with probability 95 %, or None where no bound is claimed. Bias from
-            clamping and from cut contributions is not in it.
+        value: the released number, a text where the answer is not a number (a key, a date), or None
+            when the release answered "none".
+        error_95: half-width in which the noise stays with probability 95 %, or None where no bound
+            is claimed. Bias from clamping and from cut contributions is not in it.
     """
 
     key: str
@@ -28,10 +28,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Synthetic:
-    """An artificial table that stands for a private one; published as a DuckDB table that any query may read, at no cost.
+    """An artificial table that stands for a private one; published as a DuckDB table that any query
+    may read, at no cost.
 
     Attributes:
-        columns: names with their kinds, one of ``"whole"``, ``"number"``, ``"text"`` and ``"date"`` (as 2013-01-31).
+        columns: names with their kinds, one of ``"whole"``, ``"number"``, ``"text"`` and ``"date"``
+        (as 2013-01-31).
         rows: values in the order of the columns.
     """
 
@@ -43,8 +45,8 @@ class Synthetic:
 class Result:
     """The rows of one release, in an order that tells nothing about the table.
 
-    ``document`` is JSON that does not fit into rows: a learned hypothesis, the parameters of a synopsis. It was drawn with
-    the rows and is stored with them.
+    ``document`` is JSON that does not fit into rows: a learned hypothesis, the parameters of a
+    synopsis. It was drawn with the rows and is stored with them.
     """
 
     rows: tuple[Row, ...]
@@ -53,7 +55,9 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object from which `from_json` makes an equal result."""
-        data: dict[str, Any] = {"rows": [[r.key, r.measure, r.value, r.error_95] for r in self.rows]}
+        data: dict[str, Any] = {
+            "rows": [[r.key, r.measure, r.value, r.error_95] for r in self.rows]
+        }
         if self.document:
             data["document"] = dict(self.document)
         if self.synthetic is not None:
@@ -67,8 +71,12 @@ class Result:
     def from_json(cls, data: Mapping[str, Any]) -> Result:
         """The inverse of `to_json`."""
         made = data.get("synthetic")
-        synthetic = made and Synthetic(tuple(map(tuple, made["columns"])), tuple(map(tuple, made["rows"])))
-        return cls(tuple(Row(*row) for row in data["rows"]), data.get("document", {}), synthetic or None)
+        synthetic = made and Synthetic(
+            tuple(map(tuple, made["columns"])), tuple(map(tuple, made["rows"]))
+        )
+        return cls(
+            tuple(Row(*row) for row in data["rows"]), data.get("document", {}), synthetic or None
+        )
 
 
 #: A release whose draw met something impossible: settled and charged as "none", never redrawn.
@@ -77,7 +85,9 @@ NONE = Result((Row("", "none", None, None),))
 
 @dataclass(frozen=True)
 class ErrorBound:
-    """Half-width of the noise at 95 %, by measure, in the measure's own unit; ``note`` says what it leaves out."""
+    """Half-width of the noise at 95 %, by measure, in the measure's own unit; ``note`` says what it
+    leaves out.
+    """
 
     half_width: dict[str, float]
     note: str = "noise only; clamping and cut contributions add bias"

@@ -1,13 +1,16 @@
-"""Rigorous bounds on exp(-x), and lazy inversion over pieces whose weights are only known to lie in intervals.
+"""Rigorous bounds on exp(-x), and lazy inversion over pieces whose weights are only known to lie in
+intervals.
 
-A real number r is held as two integers lo <= r 2^bits <= hi. Every operation rounds lo down and hi up, so a bound is a
-bound at any precision: precision decides how often the answer is "not yet", never what the answer is.
+A real number r is held as two integers lo <= r 2^bits <= hi. Every operation rounds lo down and hi
+up, so a bound is a bound at any precision: precision decides how often the answer is "not yet",
+never what the answer is.
 
-Lazy inversion: pieces 0, 1, ... have weights w_i and cut [0, 1) at c_i = (w_0 + ... + w_i) / (sum of all w). A uniform U of
-which the first k bits are u lies in [u, u + 1) / 2^k. When that interval lies between two neighbouring cuts, the piece that
-holds U is known and no further bit of U is looked at; otherwise more bits and tighter bounds are asked for. The piece is
-then exactly distributed as w, because the map from U to pieces is fixed and U is exactly uniform. A cut stays undecided
-forever only on a set of U of measure zero.
+Lazy inversion: pieces 0, 1, ... have weights w_i and cut [0, 1) at c_i = (w_0 + ... + w_i) / (sum
+of all w). A uniform U of which the first k bits are u lies in [u, u + 1) / 2^k. When that interval
+lies between two neighbouring cuts, the piece that holds U is known and no further bit of U is
+looked at; otherwise more bits and tighter bounds are asked for. The piece is then exactly
+distributed as w, because the map from U to pieces is fixed and U is exactly uniform. A cut stays
+undecided forever only on a set of U of measure zero.
 """
 
 from __future__ import annotations
@@ -23,10 +26,11 @@ Bounds = tuple[int, int]
 def exp_bounds(x: Fraction, bits: int) -> Bounds:
     """Integers lo <= exp(-x) 2^bits <= hi for an exact x >= 0; hi - lo is at most 2.
 
-    exp(y) is summed for y = x / 2^k < 1/32, where all terms are positive, squared k times and inverted. Proof of the slack,
-    in units of 2^-work: the two floors make term i too small by e_i <= e_(i-1) / 32 + 1 + 1/i, and e_1 < 1, so every
-    e_i < 2 and N terms lack less than 2N; what follows the N-th, which is floored to zero, is less than 2/31; flooring y
-    lacks less than 1.1 more.
+    exp(y) is summed for y = x / 2^k < 1/32, where all terms are positive, squared k times and
+    inverted. Proof of the slack, in units of 2^-work: the two floors make term i too small by e_i
+    <= e_(i-1) / 32 + 1 + 1/i, and e_1 < 1, so every e_i < 2 and N terms lack less than 2N; what
+    follows the N-th, which is floored to zero, is less than 2/31; flooring y lacks less than 1.1
+    more.
     """
     if x == 0:
         return 1 << bits, 1 << bits
@@ -74,7 +78,9 @@ class Cuts:
         self.low, self.high = self.lows.pop(), self.highs.pop()
 
     def undecided(self, bits: int) -> Iterator[Bounds]:
-        """For each cut but the last, the first and the last u of this many bits for which its side is not known."""
+        """For each cut but the last, the first and the last u of this many bits for which its side
+        is not known.
+        """
         for low, high in zip(self.lows, self.highs, strict=True):
             yield (low << bits) // self.high, min(((high << bits) - 1) // self.low, (1 << bits) - 1)
 

@@ -1,12 +1,15 @@
 """The one door to entropy.
 
-A source hands out 64-bit words that are independent and uniform, each of them once. Everything random in dpflow is computed
-from a source that is passed in: no function of the library takes a seed, keeps a generator or reads a clock.
+A source hands out 64-bit words that are independent and uniform, each of them once. Everything
+random in dpflow is computed from a source that is passed in: no function of the library takes a
+seed, keeps a generator or reads a clock.
 
-``SystemSource`` takes its words from the operating system's generator (``os.urandom``), the only one that may draw noise.
-``dpflow.testing.scripted_sources.ScriptedSource`` replays words that a test wrote down.
+``SystemSource`` takes its words from the operating system's generator (``os.urandom``), the only
+one that may draw noise. ``dpflow.testing.scripted_sources.ScriptedSource`` replays words that a
+test wrote down.
 
-Exactness: ``bits`` and ``below`` are uniform by construction, ``below`` by rejection, so no modulo bias for any n.
+Exactness: ``bits`` and ``below`` are uniform by construction, ``below`` by rejection, so no modulo
+bias for any n.
 """
 
 from __future__ import annotations
@@ -58,9 +61,12 @@ class Source(ABC):
     def below(self, n: int) -> int:
         """A uniform integer of 0, ..., n - 1, exactly, however large n is."""
         if n < 1:
-            raise InvalidAmount(f"there is no integer from 0 to below {n}; ask for a bound of 1 or more")
+            raise InvalidAmount(
+                f"there is no integer from 0 to below {n}; ask for a bound of 1 or more"
+            )
         k = (n - 1).bit_length()
-        # Less than two tries on average, because 2^k < 2n. What is rejected says nothing about what is accepted.
+        # Less than two tries on average, because 2^k < 2n. What is rejected says nothing about what
+        # is accepted.
         while (value := self.bits(k)) >= n:
             pass
         return value
@@ -69,8 +75,9 @@ class Source(ABC):
 class SystemSource(Source):
     """Words from the operating system's generator.
 
-    Safe to share: a buffer belongs to one thread of one process, is thrown away after a fork, and is not taken along by a
-    copy or a pickle. Two holders of one source can therefore never see the same word.
+    Safe to share: a buffer belongs to one thread of one process, is thrown away after a fork, and
+    is not taken along by a copy or a pickle. Two holders of one source can therefore never see the
+    same word.
     """
 
     def __init__(self) -> None:
@@ -85,7 +92,8 @@ class SystemSource(Source):
             return np.frombuffer(bytearray(os.urandom(8 * n)), dtype=np.uint64)
         if n < 0:
             raise InvalidAmount(f"cannot draw {n} random words; ask for 0 or more")
-        # Both halves are needed: raw clone() calls skip Python's fork hooks, and a new pid namespace can repeat a pid.
+        # Both halves are needed: raw clone() calls skip Python's fork hooks, and a new pid
+        # namespace can repeat a pid.
         owner = (os.getpid(), _forks)
         local = self._local
         if getattr(local, "owner", None) != owner or local.used + n > BUFFERED:

@@ -1,4 +1,5 @@
-"""Exact samplers of integer noise, vectorised: what a privacy proof assumes about the noise is true of these numbers.
+"""Exact samplers of integer noise, vectorised: what a privacy proof assumes about the noise is true
+of these numbers.
 
 Definitions, for every integer x, with q = exp(-1/scale):
 
@@ -12,9 +13,10 @@ Definitions, for every integer x, with q = exp(-1/scale):
     choose_rows        Pr[i] proportional to exp(-rate costs[i]), one choice for each row of a matrix of costs
     uniform            Pr[x] = 1/n for 0 <= x < n
 
-Claim: the output has exactly the stated distribution, tails included, if the source's bits are uniform and independent. No
-rounded number decides anything: a float or a table entry decides only where its proven error cannot change the answer, and
-everywhere else the same uniform number is looked at with more bits and tighter bounds (``_fixedpoint``).
+Claim: the output has exactly the stated distribution, tails included, if the source's bits are
+uniform and independent. No rounded number decides anything: a float or a table entry decides only
+where its proven error cannot change the answer, and everywhere else the same uniform number is
+looked at with more bits and tighter bounds (``_fixedpoint``).
 
 Method:
 
@@ -27,7 +29,8 @@ Method:
 - Large sigma. Blocks of 2^k integers are drawn by the weight of their innermost point, the place in the block uniformly, and
   the point accepted with the ratio of its weight to the innermost one: more than 97 % are.
 
-Running time depends on what is drawn, as with any lazy or rejection sampler; a release shows its noise, not its duration.
+Running time depends on what is drawn, as with any lazy or rejection sampler; a release shows its
+noise, not its duration.
 """
 
 from __future__ import annotations
@@ -54,14 +57,18 @@ MAX_SCALE = 2**50
 
 WORD = 64  # bits of a uniform number that are drawn first
 BUCKET = 16  # leading bits of a word that select its bucket
-CHUNK = 1 << 15  # words worked on at once: together with the buckets they fit into the second-level cache
+CHUNK = (
+    1 << 15
+)  # words worked on at once: together with the buckets they fit into the second-level cache
 TOP = 6  # the top digit has scale or sigma below 2^TOP
 DIGIT = 12  # bits of a lower digit
 MIXED = np.iinfo(np.int32).min
 
 
 def bernoulli(p: Fraction, source: Source) -> bool:
-    """True with probability exactly p, a rational of [0, 1]: compares the binary digits of p and of a uniform number."""
+    """True with probability exactly p, a rational of [0, 1]: compares the binary digits of p and of
+    a uniform number.
+    """
     p = _rational(p, "a probability")
     if not 0 <= p <= 1:
         raise InvalidAmount(f"a probability is between 0 and 1, not {p}")
@@ -100,8 +107,9 @@ def _below_exp(gamma: Fraction, u: int, source: Source) -> bool:
 class _Law:
     """Cells 0, 1, 2, ... (two-sided: 0, -1, 1, -2, 2, ...) with weight exp(-rate edge^power).
 
-    A cell v >= 0 stands for the integers v 2^shift, ..., (v + 1) 2^shift - 1 and its edge is the smallest of them; a cell
-    v < 0 stands for -1 minus the integers of cell -1 - v, and its edge is the smallest absolute value.
+    A cell v >= 0 stands for the integers v 2^shift, ..., (v + 1) 2^shift - 1 and its edge is the
+    smallest of them; a cell v < 0 stands for -1 minus the integers of cell -1 - v, and its edge is
+    the smallest absolute value.
     """
 
     rate: Fraction
@@ -111,11 +119,12 @@ class _Law:
     width: int | None = None  # a lower digit has this many bits, and no tail
 
     def weights(self, bits: int) -> tuple[list[int], list[Bounds]]:
-        """Cells up to weight exp(-bits), bounds of their weights, and bounds of the tail's weight, which has no cell.
+        """Cells up to weight exp(-bits), bounds of their weights, and bounds of the tail's weight,
+        which has no cell.
 
-        The tail is rigorous: with y = rate edge(n)^power >= bits for the first edge n left out on each side, convexity
-        makes each further exponent larger by y/n at least, so a side weighs at most
-        exp(-y) / (1 - exp(-y/n)) <= exp(-y) (1 + n/y) <= exp(-bits) (n + 1).
+        The tail is rigorous: with y = rate edge(n)^power >= bits for the first edge n left out on
+        each side, convexity makes each further exponent larger by y/n at least, so a side weighs at
+        most exp(-y) / (1 - exp(-y/n)) <= exp(-y) (1 + n/y) <= exp(-bits) (n + 1).
         """
         least = math.ceil(bits / self.rate)
         root = least if self.power == 1 else math.isqrt(least) + 1
@@ -198,10 +207,11 @@ def discrete_laplace(scale: Fraction, size: int, source: Source) -> Ints:
 
 
 def truncated_laplace(scale: Fraction, radius: int, size: int, source: Source) -> Ints:
-    """Independent discrete Laplace numbers given |x| <= radius: proposals are drawn until one is kept.
+    """Independent discrete Laplace numbers given |x| <= radius: proposals are drawn until one is
+    kept.
 
-    A proposal is a discrete Laplace number, kept if it is inside; or, where most would be outside, a uniform number inside,
-    kept with probability exp(-|x|/scale) >= 1/e.
+    A proposal is a discrete Laplace number, kept if it is inside; or, where most would be outside,
+    a uniform number inside, kept with probability exp(-|x|/scale) >= 1/e.
     """
     pair, radius = _scale(scale), _size(radius)
     drawn = np.empty(_size(size), dtype=np.int64)
@@ -226,7 +236,9 @@ def _inside(
 
 
 def _uniform(n: int, size: int, source: Source) -> Ints:
-    """Independent uniform numbers of 0, ..., n - 1, for n below 2^62; a word beyond the last whole multiple is drawn again."""
+    """Independent uniform numbers of 0, ..., n - 1, for n below 2^62; a word beyond the last whole
+    multiple is drawn again.
+    """
     words = source.words(size)
     last = np.uint64((1 << WORD) // n * n - 1)
     while (over := np.flatnonzero(words > last)).size:
@@ -235,9 +247,11 @@ def _uniform(n: int, size: int, source: Source) -> Ints:
 
 
 def ring(n: int, source: Source) -> Ints:
-    """0, ..., n - 1 around a circle, every circular order equally likely. Neither its start nor its direction means anything.
+    """0, ..., n - 1 around a circle, every circular order equally likely. Neither its start nor its
+    direction means anything.
 
-    The order of words is a uniformly random permutation, given that no two are equal; then they are drawn again.
+    The order of words is a uniformly random permutation, given that no two are equal; then they are
+    drawn again.
     """
     n = _size(n)
     while True:
@@ -261,17 +275,22 @@ def _geometric(scale: tuple[int, int], two_sided: bool, size: int, source: Sourc
 
 
 @lru_cache(maxsize=32)
-def _geometric_tables(numerator: int, denominator: int, two_sided: bool) -> tuple[_Table, tuple[_Table, ...]]:
+def _geometric_tables(
+    numerator: int, denominator: int, two_sided: bool
+) -> tuple[_Table, tuple[_Table, ...]]:
     rate = Fraction(denominator, numerator)
     shift = max(0, (numerator // denominator).bit_length() - TOP)
     digits = (
-        _Table(_Law(rate, 1, low, two_sided=False, width=min(DIGIT, shift - low))) for low in range(0, shift, DIGIT)
+        _Table(_Law(rate, 1, low, two_sided=False, width=min(DIGIT, shift - low)))
+        for low in range(0, shift, DIGIT)
     )
     return _Table(_Law(rate, 1, shift, two_sided)), tuple(digits)
 
 
 def discrete_gaussian(sigma2: Fraction, size: int, source: Source) -> Ints:
-    """Independent discrete Gaussian numbers of mean 0: Pr[x] proportional to exp(-x^2 / (2 sigma2))."""
+    """Independent discrete Gaussian numbers of mean 0: Pr[x] proportional to exp(-x^2 / (2
+    sigma2)).
+    """
     table = _gaussian_table(*_scale(sigma2, MAX_SCALE**2, "sigma2"))
     size = _size(size)
     if not table.law.shift:
@@ -288,11 +307,13 @@ def discrete_gaussian(sigma2: Fraction, size: int, source: Source) -> Ints:
 def _survivors(
     gamma: npt.NDArray[np.float64], exact: Callable[[int], Fraction], source: Source
 ) -> npt.NDArray[np.bool_]:
-    """For each number gamma >= 0, given as a float and by ``exact``, True with probability exactly exp(-gamma).
+    """For each number gamma >= 0, given as a float and by ``exact``, True with probability exactly
+    exp(-gamma).
 
-    1 - gamma + gamma^2/2 - gamma^3/6 <= exp(-gamma) <= 1 - gamma + gamma^2/2. With gamma <= 1 a dozen IEEE operations on
-    numbers of at most 2 err by less than 2^-45, and u is below U by less than 2^-53: outside that margin the float decides,
-    inside it (fewer than one in 10^5, where gamma is small) the bounds of ``_below_exp`` do.
+    1 - gamma + gamma^2/2 - gamma^3/6 <= exp(-gamma) <= 1 - gamma + gamma^2/2. With gamma <= 1 a
+    dozen IEEE operations on numbers of at most 2 err by less than 2^-45, and u is below U by less
+    than 2^-53: outside that margin the float decides, inside it (fewer than one in 10^5, where
+    gamma is small) the bounds of ``_below_exp`` do.
     """
     words = source.words(len(gamma))
     u = (words >> np.uint64(11)) * 2.0**-53
@@ -313,7 +334,8 @@ def _gaussian_table(numerator: int, denominator: int) -> _Table:
 
 
 def _accepted(table: _Table, size: int, source: Source) -> Ints:
-    """Those of size proposals that are accepted: a point edge + r of its block with probability exp(-gamma).
+    """Those of size proposals that are accepted: a point edge + r of its block with probability
+    exp(-gamma).
 
     gamma = ((edge + r)^2 - edge^2) rate = r (2 edge + r) rate.
     """
@@ -330,32 +352,46 @@ def _accepted(table: _Table, size: int, source: Source) -> Ints:
 
 
 def choose(
-    lengths: Sequence[int] | npt.NDArray[Any], costs: Sequence[int] | npt.NDArray[Any], rate: Fraction, source: Source
+    lengths: Sequence[int] | npt.NDArray[Any],
+    costs: Sequence[int] | npt.NDArray[Any],
+    rate: Fraction,
+    source: Source,
 ) -> int:
     """Index i with probability exactly proportional to lengths[i] exp(-rate costs[i]).
 
     Args:
-        lengths: integers from 1 to below 2^1001, e.g. how many values each piece of a range holds; an array is fastest.
+        lengths: integers from 1 to below 2^1001, e.g. how many values each piece of a range holds;
+        an array is fastest.
         costs: nonnegative integers below 2^53, as many.
         rate: the exact price of one unit of cost, 0 or more.
         source: where the randomness comes from.
 
-    Proof: costs are counted from the smallest, which divides all weights by one number, so the total is at least 1. A
-    uniform U picks the piece in which U total falls, in the order given. The first word u of U and float weights are tried
-    first. Let x be the exact exponent: the float's error is at most 2^-51 x, plus 2^-40 relative for ``exp`` (numpy
-    documents less than 4 units in the last place, 2^-50; this is the only assumption about it), plus what underflows, below
-    2^-1074 times a length, so below 2^-73. For x < 745, where anything is left, that is a relative error below 2^-39 of a
-    weight, so of any sum of weights, whose total is at least 1; summing n of them in floats adds n 2^-52; u and U differ by
-    2^-53. The margin is more than both sides of a comparison can be wrong by together. Where U total lies within the margin
-    of a cut, rigorous bounds with 128, 256, ...
-    bits decide about the same U (``Cuts.piece``).
+    Proof: costs are counted from the smallest, which divides all weights by one number, so the
+    total is at least 1. A uniform U picks the piece in which U total falls, in the order given. The
+    first word u of U and float weights are tried first. Let x be the exact exponent: the float's
+    error is at most 2^-51 x, plus 2^-40 relative for ``exp`` (numpy documents less than 4 units in
+    the last place, 2^-50; this is the only assumption about it), plus what underflows, below
+    2^-1074 times a length, so below 2^-73. For x < 745, where anything is left, that is a relative
+    error below 2^-39 of a weight, so of any sum of weights, whose total is at least 1; summing n of
+    them in floats adds n 2^-52; u and U differ by 2^-53. The margin is more than both sides of a
+    comparison can be wrong by together. Where U total lies within the margin of a cut, rigorous
+    bounds with 128, 256, ... bits decide about the same U (``Cuts.piece``).
     """
     if not len(lengths) == len(costs) > 0:
-        raise InvalidAmount(f"choose needs one cost for each of 1 or more lengths, not {len(costs)} for {len(lengths)}")
+        raise InvalidAmount(
+            f"choose needs one cost for each of 1 or more lengths, not {len(costs)} for {len(lengths)}"
+        )
     lengths, costs = _integer_array(lengths), _integer_array(costs)
     least = int(costs.min())
-    if int(lengths.min()) < 1 or least < 0 or int(costs.max()) >= 2**53 or int(lengths.max()) >= 2**1001:
-        raise InvalidAmount("lengths are integers from 1 to below 2^1001, costs integers from 0 to below 2^53")
+    if (
+        int(lengths.min()) < 1
+        or least < 0
+        or int(costs.max()) >= 2**53
+        or int(lengths.max()) >= 2**1001
+    ):
+        raise InvalidAmount(
+            "lengths are integers from 1 to below 2^1001, costs integers from 0 to below 2^53"
+        )
     rate = _rational(rate, "a rate")
     if rate < 0:
         raise InvalidAmount(f"a rate is 0 or more, not {rate}")
@@ -370,24 +406,31 @@ def choose(
     point = (u >> 11) * 2.0**-53 * sums[-1]
     margin = sums[-1] * 2 * (2.0**-38 + len(lengths) * 2.0**-52)
     i = min(int(np.searchsorted(sums, point)), len(lengths) - 1)
-    if (i == 0 or sums[i - 1] <= point - margin) and (i == len(lengths) - 1 or point + margin <= sums[i]):
+    if (i == 0 or sums[i - 1] <= point - margin) and (
+        i == len(lengths) - 1 or point + margin <= sums[i]
+    ):
         return i
     return _choose_exactly(lengths.tolist(), (costs - least).tolist(), rate, u, source)
 
 
 def choose_rows(costs: Ints, rate: Fraction, source: Source) -> Ints:
-    """For each row of ``costs`` an independent index i with probability exactly proportional to exp(-rate costs[row, i]).
+    """For each row of ``costs`` an independent index i with probability exactly proportional to
+    exp(-rate costs[row, i]).
 
     Args:
         costs: integers from 0 to below 2^53, shape (rows, alternatives), at least one alternative.
         rate: the exact price of one unit of cost, 0 or more.
-        source: where the randomness comes from; one word a row, more for the rare row next to a cut.
+        source: where the randomness comes from; one word a row, more for the rare row next to a
+        cut.
 
-    The proof is that of `choose` with lengths of 1: a float decides where it provably may, ``_choose_exactly`` elsewhere.
+    The proof is that of `choose` with lengths of 1: a float decides where it provably may,
+    ``_choose_exactly`` elsewhere.
     """
     costs = np.asarray(costs)
     if costs.ndim != 2 or costs.dtype.kind not in "iu" or not costs.shape[1]:
-        raise InvalidAmount("choose_rows needs a matrix of integers with one column for each of 1 or more alternatives")
+        raise InvalidAmount(
+            "choose_rows needs a matrix of integers with one column for each of 1 or more alternatives"
+        )
     if costs.size and (costs.min() < 0 or costs.max() >= 2**53):
         raise InvalidAmount("costs are integers from 0 to below 2^53")
     rate = _rational(rate, "a rate")
@@ -408,7 +451,10 @@ def _choose_part(costs: Ints, rate: Fraction, words: Words, source: Source) -> I
     point = (words >> np.uint64(11)) * 2.0**-53 * total
     margin = total * 2 * (2.0**-38 + costs.shape[1] * 2.0**-52)
     cuts = sums[:, :-1]
-    below, above = (cuts <= (point - margin)[:, None]).sum(axis=1), (cuts < (point + margin)[:, None]).sum(axis=1)
+    below, above = (
+        (cuts <= (point - margin)[:, None]).sum(axis=1),
+        (cuts < (point + margin)[:, None]).sum(axis=1),
+    )
     for i in np.flatnonzero(below != above):  # a cut lies within the margin
         row = costs[i].tolist()
         below[i] = _choose_exactly([1] * len(row), row, rate, int(words[i]), source)
@@ -417,20 +463,30 @@ def _choose_part(costs: Ints, rate: Fraction, words: Words, source: Source) -> I
 
 
 def permute_and_flip(costs: npt.NDArray[Any], rate: Fraction, source: Source) -> int:
-    """Index of the first alternative, in uniformly random order, that is kept with probability exp(-rate costs[i]).
+    """Index of the first alternative, in uniformly random order, that is kept with probability
+    exp(-rate costs[i]).
 
     Args:
         costs: integers from 0 to below 2^53, at least one of them 0, so that something is kept.
         rate: the exact price of one unit of cost, 0 or more.
         source: one word an alternative, more for a rare one.
 
-    Every alternative is looked at once at most, and its coin does not depend on the order. So all coins are thrown, and one of
-    those that were kept is chosen uniformly. For a coin, x exp(-x) < 1/2 bounds the float error of exp(-x) by 2^-48 (with
-    what `choose` assumes of numpy, by 2^-41), and u is below U by less than 2^-53: outside 2^-38 the float decides.
+    Every alternative is looked at once at most, and its coin does not depend on the order. So all
+    coins are thrown, and one of those that were kept is chosen uniformly. For a coin, x exp(-x) <
+    1/2 bounds the float error of exp(-x) by 2^-48 (with what `choose` assumes of numpy, by 2^-41),
+    and u is below U by less than 2^-53: outside 2^-38 the float decides.
     """
     costs = np.asarray(costs)
-    if costs.ndim != 1 or costs.dtype.kind not in "iu" or not costs.size or costs.min() or costs.max() >= 2**53:
-        raise InvalidAmount("permute_and_flip needs integers from 0 to below 2^53, the least of them 0")
+    if (
+        costs.ndim != 1
+        or costs.dtype.kind not in "iu"
+        or not costs.size
+        or costs.min()
+        or costs.max() >= 2**53
+    ):
+        raise InvalidAmount(
+            "permute_and_flip needs integers from 0 to below 2^53, the least of them 0"
+        )
     rate = _rational(rate, "a rate")
     if rate < 0:
         raise InvalidAmount(f"a rate is 0 or more, not {rate}")
@@ -448,7 +504,9 @@ def uniform(n: int, size: int, source: Source) -> Ints:
     """Independent uniform integers of 0, ..., n - 1, exactly, for n from 1 to 2^62."""
     n, size = _integers([n])[0], _size(size)
     if not 1 <= n <= 2**62:
-        raise InvalidAmount(f"uniform numbers below {n} do not exist; ask for a bound from 1 to 2^62")
+        raise InvalidAmount(
+            f"uniform numbers below {n} do not exist; ask for a bound from 1 to 2^62"
+        )
     whole = 2**64 // n * n - 1  # words above it would favour small numbers
     drawn = source.words(size)
     while (again := np.flatnonzero(drawn > np.uint64(whole))).size:
@@ -457,7 +515,9 @@ def uniform(n: int, size: int, source: Source) -> Ints:
     return values
 
 
-def _choose_exactly(lengths: Sequence[int], costs: Sequence[int], rate: Fraction, u: int, source: Source) -> int:
+def _choose_exactly(
+    lengths: Sequence[int], costs: Sequence[int], rate: Fraction, u: int, source: Source
+) -> int:
     """The piece of the uniform number that starts with the word u."""
     bits = WORD
     distinct = sorted(set(costs))
@@ -466,21 +526,28 @@ def _choose_exactly(lengths: Sequence[int], costs: Sequence[int], rate: Fraction
         u = u << bits | source.bits(bits)
         bits *= 2
         bounds = dict(zip(distinct, exp_ladder(rate, distinct, bits + guard), strict=True))
-        weights = ((n * low, n * high) for n, (low, high) in zip(lengths, map(bounds.__getitem__, costs), strict=True))
+        weights = (
+            (n * low, n * high)
+            for n, (low, high) in zip(lengths, map(bounds.__getitem__, costs), strict=True)
+        )
         piece = Cuts(weights).piece(u, bits)
         if piece is not None:
             return piece
 
 
 def _integer_array(values: Sequence[int] | npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """An array of integers: as it is if numpy's are exact, else of Python integers, since numpy's would overflow silently."""
+    """An array of integers: as it is if numpy's are exact, else of Python integers, since numpy's
+    would overflow silently.
+    """
     if isinstance(values, np.ndarray) and values.dtype.kind in "iu":
         return values
     return np.array(_integers(values), dtype=object)
 
 
 def _rational(value: Fraction, what: str) -> Fraction:
-    """The same number; a float is refused because its binary value is rarely the one that was meant."""
+    """The same number; a float is refused because its binary value is rarely the one that was
+    meant.
+    """
     if isinstance(value, Fraction):
         return value
     if type(value) is int:
@@ -494,7 +561,9 @@ def _scale(scale: Fraction, largest: int = MAX_SCALE, what: str = "scale") -> tu
     """Numerator and denominator of a legal scale: a key that hashes fast."""
     exact = _rational(scale, what)
     if not 0 < exact <= largest:
-        raise InvalidAmount(f"{what} must be above 0 and at most 2^{largest.bit_length() - 1}, not {scale}")
+        raise InvalidAmount(
+            f"{what} must be above 0 and at most 2^{largest.bit_length() - 1}, not {scale}"
+        )
     return exact.numerator, exact.denominator
 
 

@@ -1,20 +1,24 @@
-"""Base of the mechanisms that release measures of one GROUP BY: which noise, at which share of the price.
+"""Base of the mechanisms that release measures of one GROUP BY: which noise, at which share of the
+price.
 
-Claim: every moment (`dpflow.core.toolbox.moments`) gets integer noise of its own, fitted to how far one unit moves it
-(`dpflow.core.toolbox.noise`); the claim is these events composed. Moments that two measures need are paid for once.
+Claim: every moment (`dpflow.core.toolbox.moments`) gets integer noise of its own, fitted to how far
+one unit moves it (`dpflow.core.toolbox.noise`); the claim is these events composed. Moments that
+two measures need are paid for once.
 
-Noise: without a delta it is Laplace. With one, ``auto`` compares both forms of the whole release at the same (epsilon, delta)
-and takes the one whose moments have the smaller geometric mean of half-widths; the plan says which and by how much. The
-comparison is of this release alone: a scope with filter ``basic`` cannot pay Gaussian noise (it refuses the plan), and one
-with ``renyi`` charges its rho, which favours Gaussian noise further.
+Noise: without a delta it is Laplace. With one, ``auto`` compares both forms of the whole release at
+the same (epsilon, delta) and takes the one whose moments have the smaller geometric mean of
+half-widths; the plan says which and by how much. The comparison is of this release alone: a scope
+with filter ``basic`` cannot pay Gaussian noise (it refuses the plan), and one with ``renyi``
+charges its rho, which favours Gaussian noise further.
 
-Price: ``epsilon`` (or the rho that it allows at delta) is split so that the geometric mean of the measures' errors, weighted as
-they are, is least: by weight among measures that share no moment, and inside a measure so that its error is smallest. Without
-epsilon every measure names the error it may have, and the release takes the least price that keeps all of them
+Price: ``epsilon`` (or the rho that it allows at delta) is split so that the geometric mean of the
+measures' errors, weighted as they are, is least: by weight among measures that share no moment, and
+inside a measure so that its error is smallest. Without epsilon every measure names the error it may
+have, and the release takes the least price that keeps all of them
 (`dpflow.core.toolbox.budget_split`).
 
-Error: half-widths at 95 %; a measure of k moments takes each tail at 5 %/k. That of a mean or variance shrinks with the group
-and is computed from the noisy numbers.
+Error: half-widths at 95 %; a measure of k moments takes each tail at 5 %/k. That of a mean or
+variance shrinks with the group and is computed from the noisy numbers.
 """
 
 from __future__ import annotations
@@ -41,12 +45,21 @@ from dpflow.core.toolbox.moments import Measure, Moment, Query
 from dpflow.core.toolbox.noise import FAILURE, Noise, gaussian, laplace, rho_for
 
 Law = Literal["laplace", "gaussian"]
-SIZES = (1000, 10_000, 100_000)  #: groups for which a plan says the error of what shrinks with a group
-POWER: dict[Law, int] = {"laplace": 1, "gaussian": 2}  #: a price p buys an error proportional to p^(-1/power)
+SIZES = (
+    1000,
+    10_000,
+    100_000,
+)  #: groups for which a plan says the error of what shrinks with a group
+POWER: dict[Law, int] = {
+    "laplace": 1,
+    "gaussian": 2,
+}  #: a price p buys an error proportional to p^(-1/power)
 
 
 class NoisyParams(Params):
-    """``epsilon``: the price of everything together. ``delta``: allows Gaussian noise. ``noise``: laplace, gaussian or auto."""
+    """``epsilon``: the price of everything together. ``delta``: allows Gaussian noise. ``noise``:
+    laplace, gaussian or auto.
+    """
 
     epsilon: Epsilon
     delta: Delta = Fraction(0)
@@ -62,8 +75,9 @@ class NoisyParams(Params):
 
 
 class ColumnParams(NoisyParams):
-    """``column``: a bounded column. ``by``: a column with public keys, or nothing. ``epsilon``: the price of all groups
-    together. ``delta``: allows Gaussian noise. ``noise``: laplace, gaussian or auto.
+    """``column``: a bounded column. ``by``: a column with public keys, or nothing. ``epsilon``: the
+    price of all groups together. ``delta``: allows Gaussian noise. ``noise``: laplace, gaussian or
+    auto.
     """
 
     column: str
@@ -75,7 +89,9 @@ N = TypeVar("N", bound=NoisyParams)
 
 @dataclass(frozen=True)
 class Release:
-    """A query with its noise; ``prices`` are one epsilon (Laplace) or rho (Gaussian) for each of its moments."""
+    """A query with its noise; ``prices`` are one epsilon (Laplace) or rho (Gaussian) for each of
+    its moments.
+    """
 
     query: Query
     law: Law
@@ -86,7 +102,10 @@ class Release:
         """The noise of every moment."""
         make = laplace if self.law == "laplace" else gaussian
         moments = self.query.moments
-        return {m: make(self.query.reach(m), price) for m, price in zip(moments, self.prices, strict=True)}
+        return {
+            m: make(self.query.reach(m), price)
+            for m, price in zip(moments, self.prices, strict=True)
+        }
 
     @cached_property
     def event(self) -> Event:
@@ -112,7 +131,9 @@ class Release:
             widest = (
                 math.sqrt(widest) if measure.measure == "standard_deviation" else widest
             )  # |a - b|^2 <= |a^2 - b^2|
-            found.append(f"{min(widest, self.query.most(measure)):.3g} in a group of {size:,} values")
+            found.append(
+                f"{min(widest, self.query.most(measure)):.3g} in a group of {size:,} values"
+            )
         return f"at most {', '.join(found)}; the result says what it is"
 
     def width(self) -> float:
@@ -143,7 +164,12 @@ class Aggregate(Mechanism[N]):
         errors = []
         for measure in query.measures:
             used = query.weights(measure)
-            errors.append([abs(used.get(moment, 0)) * query.reach(moment).size(power) for moment in query.moments])
+            errors.append(
+                [
+                    abs(used.get(moment, 0)) * query.reach(moment).size(power)
+                    for moment in query.moments
+                ]
+            )
         return budget_split.balanced(errors, [measure.weight for measure in query.measures], power)
 
     def priced(self, params: N, query: Query, law: Law) -> Release:
@@ -168,7 +194,9 @@ class Aggregate(Mechanism[N]):
     def draw(self, params: N, table: Table, answer: Answer, source: Source) -> Result:
         release = self.planned(params, table)[0]
         query, noises = release.query, release.noises
-        noisy = {moment: noise.add(answer.moment(*moment), source) for moment, noise in noises.items()}
+        noisy = {
+            moment: noise.add(answer.moment(*moment), source) for moment, noise in noises.items()
+        }
         columns = [(self.label(m), *query.read(m, noisy, release.tails(m))) for m in query.measures]
         rows = (
             Row(key, label, values[i], errors[i])
@@ -179,11 +207,19 @@ class Aggregate(Mechanism[N]):
 
     def error_bound(self, params: N, table: Table) -> ErrorBound:
         release, note = self.planned(params, table)
-        errors = {self.label(m): error for m in release.query.measures if (error := release.error_bound(m)) is not None}
+        errors = {
+            self.label(m): error
+            for m in release.query.measures
+            if (error := release.error_bound(m)) is not None
+        }
         shrinking = [
-            f"{self.label(m)}: {release.by_size(m)}" for m in release.query.measures if self.label(m) not in errors
+            f"{self.label(m)}: {release.by_size(m)}"
+            for m in release.query.measures
+            if self.label(m) not in errors
         ]
-        return ErrorBound(errors, "; ".join([ErrorBound(errors).note, *shrinking, *([note] if note else [])]))
+        return ErrorBound(
+            errors, "; ".join([ErrorBound(errors).note, *shrinking, *([note] if note else [])])
+        )
 
 
 @lru_cache(maxsize=64)
@@ -191,7 +227,9 @@ def _planned(mechanism: Aggregate[Any], params: Any, table: Table) -> tuple[Rele
     """Claim, error and draw of one plan ask for the same release."""
     query = Query(table, mechanism.grouping(params), tuple(mechanism.measures(params)))
     if params.noise != "auto" or not params.delta:
-        return mechanism.priced(params, query, "gaussian" if params.noise == "gaussian" else "laplace"), ""
+        return mechanism.priced(
+            params, query, "gaussian" if params.noise == "gaussian" else "laplace"
+        ), ""
     forms = [mechanism.priced(params, query, law) for law in POWER]
     judged = [(mechanism.badness(params, release), release) for release in forms]
     (least, best), (most, other) = sorted(judged, key=lambda pair: pair[0])

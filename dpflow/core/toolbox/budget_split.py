@@ -1,7 +1,9 @@
-"""Splitting one price over several noisy vectors, and finding the least price that meets target errors.
+"""Splitting one price over several noisy vectors, and finding the least price that meets target
+errors.
 
-A split is a list of shares that add up to at most 1; vector j gets its share of epsilon (Laplace noise) or of rho (Gaussian
-noise). Its error is proportional to share^(-1/power), with power 1 for Laplace and 2 for Gaussian noise.
+A split is a list of shares that add up to at most 1; vector j gets its share of epsilon (Laplace
+noise) or of rho (Gaussian noise). Its error is proportional to share^(-1/power), with power 1 for
+Laplace and 2 for Gaussian noise.
 
 - One error that is a sum of c_j times the error of vector j is smallest with shares proportional to c_j^(power/(power+1)).
 - Several such errors, some of the same vectors, with weights w_m: minimise the weighted geometric mean of the errors, which knows no
@@ -23,15 +25,21 @@ GRID = 10**6  # shares are multiples of 1/GRID
 STEPS = 1000
 
 
-def balanced(errors: Sequence[Sequence[float]], weights: Sequence[Fraction], power: int) -> list[Fraction]:
+def balanced(
+    errors: Sequence[Sequence[float]], weights: Sequence[Fraction], power: int
+) -> list[Fraction]:
     """Shares that minimise the weighted geometric mean of several errors; each at least 1/GRID.
 
     Args:
-        errors: one row per error, one nonnegative coefficient per vector; every vector is in some row.
+        errors: one row per error, one nonnegative coefficient per vector; every vector is in some
+        row.
         weights: of the errors.
         power: 1 if an error falls with 1/price, 2 if with 1/sqrt(price).
     """
-    a, w = np.array(errors, dtype=np.float64), np.array([float(weight / sum(weights)) for weight in weights])
+    a, w = (
+        np.array(errors, dtype=np.float64),
+        np.array([float(weight / sum(weights)) for weight in weights]),
+    )
     a = np.maximum(a, 1e-300)  # a column with one possible value has no error
     a /= a.sum(axis=1, keepdims=True)
     step, price = power / (power + 1), np.full(a.shape[1], 1 / a.shape[1])
@@ -51,11 +59,12 @@ def shares(wanted: Sequence[float]) -> list[Fraction]:
 
 
 def least(targets: Sequence[Sequence[float]], power: int) -> list[float]:
-    """Prices of vectors, with the least sum that keeps every row of ``targets`` times the errors at most 1.
+    """Prices of vectors, with the least sum that keeps every row of ``targets`` times the errors at
+    most 1.
 
     Args:
-        targets: one row per target error, one nonnegative coefficient per vector: how much of the target the vector's error
-            uses up at price 1. Every vector is in some row.
+        targets: one row per target error, one nonnegative coefficient per vector: how much of the
+            target the vector's error uses up at price 1. Every vector is in some row.
         power: 1 if an error falls with 1/price, 2 if with 1/sqrt(price).
 
     Returns:

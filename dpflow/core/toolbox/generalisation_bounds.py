@@ -1,9 +1,11 @@
-"""When does a private verdict also hold for fresh data? Sizes from the stable-median paper (Feldman and Steinke).
+"""When does a private verdict also hold for fresh data? Sizes from the stable-median paper (Feldman
+and Steinke).
 
-A verdict here is about a claim v for an estimator phi on one group: "good" when v lies in the (rho, 1-rho) quantile
-interval of phi on fresh groups, "bad" when it is outside (rho-alpha, 1-rho+alpha). The functions give the number of
-groups with which, with probability at least 1-beta, every one of k adaptively chosen good claims passes and every bad
-one fails, until ell have failed. Neighbours of those theorems differ in the rows of one group.
+A verdict here is about a claim v for an estimator phi on one group: "good" when v lies in the (rho,
+1-rho) quantile interval of phi on fresh groups, "bad" when it is outside (rho-alpha, 1-rho+alpha).
+The functions give the number of groups with which, with probability at least 1-beta, every one of k
+adaptively chosen good claims passes and every bad one fails, until ell have failed. Neighbours of
+those theorems differ in the rows of one group.
 
 =======================  ======================  =======================================================================
 method                   source                  idea
@@ -30,7 +32,8 @@ from dpflow.errors import InvalidInput
 class Promise:
     """What a gate promises.
 
-    ``queries`` k, ``failures`` ell (1 <= ell <= k), ``beta`` in (0, 1/2], 0 < ``alpha`` < ``rho`` < 1/4.
+    ``queries`` k, ``failures`` ell (1 <= ell <= k), ``beta`` in (0, 1/2], 0 < ``alpha`` < ``rho`` <
+    1/4.
     """
 
     queries: int
@@ -41,24 +44,30 @@ class Promise:
 
     def __post_init__(self) -> None:
         if not 0 < self.alpha < self.rho < 0.25:
-            raise InvalidInput(f"rho {self.rho} and alpha {self.alpha} must satisfy 0 < alpha < rho < 1/4")
+            raise InvalidInput(
+                f"rho {self.rho} and alpha {self.alpha} must satisfy 0 < alpha < rho < 1/4"
+            )
         if not 0 < self.beta <= 0.5:
             raise InvalidInput(f"beta {self.beta} must lie in (0, 1/2]")
         if not 1 <= self.failures <= self.queries:
-            raise InvalidInput(f"failures {self.failures} must lie between 1 and the number of queries {self.queries}")
+            raise InvalidInput(
+                f"failures {self.failures} must lie between 1 and the number of queries {self.queries}"
+            )
 
 
 @cache
 def sparse_vector_groups(promise: Promise) -> tuple[int, int, float, float, float]:
     """Groups for Theorem 5.1 with the constants of the specification's section 11.
 
-    Returns:
-        (m0 for the noise, m1 for generalisation, epsilon and delta of the whole session, epsilon per failure).
+    Returns: (m0 for the noise, m1 for generalisation, epsilon and delta of the whole session,
+        epsilon per failure).
     """
     epsilon = 0.5 * log(1 + promise.alpha / (8 * promise.rho))
     delta = promise.alpha * promise.beta / 384
     each = float(step_eps(epsilon, delta, promise.failures))
-    tails = 2 * log(4 * promise.failures / promise.beta) + 4 * log(8 * promise.queries / promise.beta)
+    tails = 2 * log(4 * promise.failures / promise.beta) + 4 * log(
+        8 * promise.queries / promise.beta
+    )
     m0 = ceil(6 * tails / (promise.alpha * each))
     m1 = ceil(96 / (epsilon * promise.alpha) * log(16 * promise.queries / promise.beta))
     return m0, m1, epsilon, delta, each
@@ -66,15 +75,21 @@ def sparse_vector_groups(promise: Promise) -> tuple[int, int, float, float, floa
 
 @cache
 def one_query_groups(promise: Promise) -> tuple[int, int, float, float, float]:
-    """As `sparse_vector_groups` when a claim is one noisy count: k of them instead of 2k; m1 stays the same."""
+    """As `sparse_vector_groups` when a claim is one noisy count: k of them instead of 2k; m1 stays
+    the same.
+    """
     _, m1, epsilon, delta, each = sparse_vector_groups(promise)
-    tails = 2 * log(4 * promise.failures / promise.beta) + 4 * log(4 * promise.queries / promise.beta)
+    tails = 2 * log(4 * promise.failures / promise.beta) + 4 * log(
+        4 * promise.queries / promise.beta
+    )
     return ceil(6 * tails / (promise.alpha * each)), m1, epsilon, delta, each
 
 
 @dataclass(frozen=True)
 class Tight:
-    """A point of the numerical search: ``groups`` that suffice with ``epsilon`` and ``delta``, ``each`` per failure."""
+    """A point of the numerical search: ``groups`` that suffice with ``epsilon`` and ``delta``,
+    ``each`` per failure.
+    """
 
     groups: int
     epsilon: float
@@ -82,13 +97,16 @@ class Tight:
     each: float
 
 
-#: Shares of beta that go to the noise; the rest goes to generalisation. Any share is valid, these come close to the best.
+#: Shares of beta that go to the noise; the rest goes to generalisation. Any share is valid, these
+#: come close to the best.
 SHARES = (0.5, 0.8, 0.9, 0.99)
 
 
 @cache
 def tight_groups(promise: Promise) -> Tight:
-    """The fewest groups of method ``tight`` over a grid of (epsilon, delta, share); every grid point is proven."""
+    """The fewest groups of method ``tight`` over a grid of (epsilon, delta, share); every grid
+    point is proven.
+    """
     best, groups = (0.0, 0.0), inf
     for share in SHARES:
         for x in range(2, 25):
@@ -97,7 +115,9 @@ def tight_groups(promise: Promise) -> Tight:
                 room, work = _tight_terms(promise, 0.002 * i, delta, share)
                 if room <= 0:
                     break
-                each = (sqrt(2 * log(1 / delta) + 0.004 * i) - sqrt(2 * log(1 / delta))) / sqrt(promise.failures)
+                each = (sqrt(2 * log(1 / delta) + 0.004 * i) - sqrt(2 * log(1 / delta))) / sqrt(
+                    promise.failures
+                )
                 m = (2 * _noise(promise, share) / each + work) / room
                 if m < groups:
                     best, groups = (0.002 * i, delta), m
@@ -105,27 +125,35 @@ def tight_groups(promise: Promise) -> Tight:
     return Tight(ceil(groups), *best, each)
 
 
-#: Counts by which integer noise and an integer threshold may be worse than the real ones of the proofs, generously.
+#: Counts by which integer noise and an integer threshold may be worse than the real ones of the
+#: proofs, generously.
 ROUNDING = 4
 
 
 def noise_fits(promise: Promise, counts: int, each: float, tolerance: float) -> bool:
-    """Whether ``counts`` noisy counts a claim all stay within ``tolerance`` counts of theirs, but with probability beta/2.
+    """Whether ``counts`` noisy counts a claim all stay within ``tolerance`` counts of theirs, but
+    with probability beta/2.
 
     Args:
         each: epsilon of a stretch for one group's change.
         tolerance: alpha m/6 in Theorem 5.1.
     """
-    tails = 2 * log(4 * promise.failures / promise.beta) + 4 * log(4 * counts * promise.queries / promise.beta)
+    tails = 2 * log(4 * promise.failures / promise.beta) + 4 * log(
+        4 * counts * promise.queries / promise.beta
+    )
     return tolerance - ROUNDING >= tails / each
 
 
-def tight_threshold(promise: Promise, epsilon: float, delta: float, each: float, groups: int) -> float | None:
-    """The threshold, as a share of the groups, with which method ``tight`` is proven; None if these amounts prove nothing.
+def tight_threshold(
+    promise: Promise, epsilon: float, delta: float, each: float, groups: int
+) -> float | None:
+    """The threshold, as a share of the groups, with which method ``tight`` is proven; None if these
+    amounts prove nothing.
 
-    With beta = b1 + b2, gamma = exp(2 epsilon) - 1 and A = 4/(epsilon m) ln(4/b2) + 8 delta/b2 (the transfer theorem for two
-    functions), the noise may use h = alpha/2 - A - gamma [rho(1-rho) + (rho-alpha)(1-rho+alpha)], and needs
-    h >= (2 ln(2 ell/b1) + 4 ln(2 k/b1)) / (m each). The threshold is rho - A - 2 gamma rho(1-rho) - h.
+    With beta = b1 + b2, gamma = exp(2 epsilon) - 1 and A = 4/(epsilon m) ln(4/b2) + 8 delta/b2 (the
+    transfer theorem for two functions), the noise may use h = alpha/2 - A - gamma [rho(1-rho) +
+    (rho-alpha)(1-rho+alpha)], and needs h >= (2 ln(2 ell/b1) + 4 ln(2 k/b1)) / (m each). The
+    threshold is rho - A - 2 gamma rho(1-rho) - h.
     """
     found: list[tuple[float, float]] = []
     for share in SHARES:
@@ -135,14 +163,17 @@ def tight_threshold(promise: Promise, epsilon: float, delta: float, each: float,
         if (half * groups - ROUNDING) * each >= _noise(promise, share):
             error = 4 / (epsilon * groups) * log(4 / b2) + 8 * delta / b2
             gamma = expm1(2 * epsilon)
-            found.append((half, promise.rho - error - 2 * gamma * promise.rho * (1 - promise.rho) - half))
+            found.append(
+                (half, promise.rho - error - 2 * gamma * promise.rho * (1 - promise.rho) - half)
+            )
     return max(found)[1] if found else None
 
 
 def correction_proven(
     failures: int, points: int, beta: float, groups: int, epsilon: float, delta: float, each: float
 ) -> bool:
-    """Whether corrected values on "no" lie between the quartiles of fresh groups (Theorem 4.2), but with probability beta.
+    """Whether corrected values on "no" lie between the quartiles of fresh groups (Theorem 4.2), but
+    with probability beta.
 
     Args:
         points: size of the range of corrected values.
@@ -151,7 +182,9 @@ def correction_proven(
     """
     b = beta / 2
     median = groups * each >= 16 * log(failures * points / b)
-    return median and epsilon <= 1 / 20 and delta <= b / 256 and groups >= 2560 * log(2 * failures / b)
+    return (
+        median and epsilon <= 1 / 20 and delta <= b / 256 and groups >= 2560 * log(2 * failures / b)
+    )
 
 
 def _noise(promise: Promise, share: float) -> float:
@@ -160,30 +193,45 @@ def _noise(promise: Promise, share: float) -> float:
     return 2 * log(2 * promise.failures / beta) + 4 * log(2 * promise.queries / beta)
 
 
-def _tight_terms(promise: Promise, epsilon: float, delta: float, share: float) -> tuple[float, float]:
+def _tight_terms(
+    promise: Promise, epsilon: float, delta: float, share: float
+) -> tuple[float, float]:
     """(what 2h would be with infinitely many groups, and how much of it 1/m takes away)."""
     rho, bad, b2 = promise.rho, promise.rho - promise.alpha, (1 - share) * promise.beta
-    room = promise.alpha - 16 * delta / b2 - 2 * expm1(2 * epsilon) * (rho * (1 - rho) + bad * (1 - bad))
+    room = (
+        promise.alpha
+        - 16 * delta / b2
+        - 2 * expm1(2 * epsilon) * (rho * (1 - rho) + bad * (1 - bad))
+    )
     return room, 8 / epsilon * log(4 / b2)
 
 
 @cache
 def description_length_groups(promise: Promise, answers: int = 1) -> int:
-    """Groups for the noise-free description-length verifier (section 13): proven, but without a privacy claim.
+    """Groups for the noise-free description-length verifier (section 13): proven, but without a
+    privacy claim.
 
     Args:
-        answers: how many different texts a "no" may carry: 1 without a corrected value, else the size of its range.
+        answers: how many different texts a "no" may carry: 1 without a corrected value, else the
+        size of its range.
     """
     k, ell = promise.queries, promise.failures
     terms = [lgamma(k + 1) - lgamma(i + 2) - lgamma(k - i) + i * log(answers) for i in range(ell)]
     nodes = max(terms) + log(sum(exp(t - max(terms)) for t in terms))
-    return ceil((nodes + log(2 / promise.beta)) / balance(promise.rho - promise.alpha, promise.rho)[1])
+    return ceil(
+        (nodes + log(2 / promise.beta)) / balance(promise.rho - promise.alpha, promise.rho)[1]
+    )
 
 
 @cache
 def splitting_groups(promise: Promise) -> int:
-    """Groups when every claim is tested on its own, never reused ones: proven for any analyst, without a privacy claim."""
-    each = log(2 * promise.queries / promise.beta) / balance(promise.rho - promise.alpha, promise.rho)[1]
+    """Groups when every claim is tested on its own, never reused ones: proven for any analyst,
+    without a privacy claim.
+    """
+    each = (
+        log(2 * promise.queries / promise.beta)
+        / balance(promise.rho - promise.alpha, promise.rho)[1]
+    )
     return promise.queries * ceil(each)
 
 
@@ -192,7 +240,9 @@ def _kl(a: float, b: float) -> float:
 
 
 def balance(low: float, high: float) -> tuple[float, float]:
-    """The threshold between two rates that is equally far from both in KL divergence, and that divergence."""
+    """The threshold between two rates that is equally far from both in KL divergence, and that
+    divergence.
+    """
     a, b = low, high
     for _ in range(100):
         middle = (a + b) / 2

@@ -1,13 +1,15 @@
-"""Counts, sums, means and variances of one GROUP BY, computed from a few exact integers per group: its *moments*.
+"""Counts, sums, means and variances of one GROUP BY, computed from a few exact integers per group:
+its *moments*.
 
     rows      number of rows                          units     number of units
     values    number of values of a column            sum       sum of (x - c) over its values x, in grid steps
     square    sum of ((x - c)^2 - h) over them, h half of the largest square
 
-c is the middle of the declared bounds, so that one row moves a moment half as far; it is 0 for a column of which only the sum is
-asked while the number of its values is not released anyway. Where a column declares what a missing value is, its values are as
-many as the rows, and ``rows`` is their number: nobody pays for it twice. With n, s and q the noisy number, sum and square of a
-column's values, all post-processing of noisy integers:
+c is the middle of the declared bounds, so that one row moves a moment half as far; it is 0 for a
+column of which only the sum is asked while the number of its values is not released anyway. Where a
+column declares what a missing value is, its values are as many as the rows, and ``rows`` is their
+number: nobody pays for it twice. With n, s and q the noisy number, sum and square of a column's
+values, all post-processing of noisy integers:
 
     sum = s + c n     mean = c + s/n     variance = q/n + h - (s/n)^2     standard deviation = its root
 
@@ -43,8 +45,10 @@ V = TypeVar("V")
 class Measure(Params):
     """One number per group.
 
-    ``column``: a bounded column; none for count and count_distinct. ``weight``: its part of the price against the others'.
-    ``error``: instead of a price, the half-width it may have at 95 %; of a mean or variance, in a group of ``size`` values.
+    ``column``: a bounded column; none for count and count_distinct. ``weight``: its part of the
+    price against the others'.
+    ``error``: instead of a price, the half-width it may have at 95 %; of a mean or variance, in a
+    group of ``size`` values.
     """
 
     measure: Literal["count", "count_distinct", "sum", "mean", "variance", "standard_deviation"]
@@ -56,11 +60,17 @@ class Measure(Params):
     @model_validator(mode="after")
     def _check(self) -> Measure:
         if (self.column is None) != (self.measure in ("count", "count_distinct")):
-            raise ValueError(f"{self.measure} {'needs a' if self.column is None else 'takes no'} column")
+            raise ValueError(
+                f"{self.measure} {'needs a' if self.column is None else 'takes no'} column"
+            )
         if self.measure == "standard_deviation" and self.error is not None:
-            raise ValueError("give the error of the variance instead of that of the standard deviation")
+            raise ValueError(
+                "give the error of the variance instead of that of the standard deviation"
+            )
         if (self.size is not None) != (self.error is not None and self.shrinks):
-            raise ValueError("size goes with the error of a mean or variance: how many values the group has")
+            raise ValueError(
+                "size goes with the error of a mean or variance: how many values the group has"
+            )
         return self
 
     @property
@@ -76,7 +86,9 @@ class Measure(Params):
 
 @dataclass(frozen=True)
 class Query:
-    """Measures of one GROUP BY: the moments they need, how far one unit moves these, and what they make of noisy ones."""
+    """Measures of one GROUP BY: the moments they need, how far one unit moves these, and what they
+    make of noisy ones.
+    """
 
     table: Table
     by: str | None
@@ -90,11 +102,15 @@ class Query:
     @cached_property
     def moments(self) -> tuple[Moment, ...]:
         """What gets noise, each once."""
-        return tuple(dict.fromkeys(moment for measure in self.measures for moment in self.weights(measure)))
+        return tuple(
+            dict.fromkeys(moment for measure in self.measures for moment in self.weights(measure))
+        )
 
     @cached_property
     def grids(self) -> dict[str, Grid]:
-        """The columns in steps; centred where the number of their values is released for another measure."""
+        """The columns in steps; centred where the number of their values is released for another
+        measure.
+        """
         names = dict.fromkeys(m.column for m in self.measures if m.column is not None)
         known = {self.number(m.column) for m in self.measures if m.shrinks and m.column is not None}
         known |= {("rows", "") for m in self.measures if m.measure == "count"}
@@ -105,7 +121,9 @@ class Query:
         return ("values", name) if self.table.bounded(name).missing == "skip" else ("rows", "")
 
     def weights(self, measure: Measure) -> Mapping[Moment, float]:
-        """The moments of a measure: for counts and sums its exact coefficients, else how much their errors weigh in its own."""
+        """The moments of a measure: for counts and sums its exact coefficients, else how much their
+        errors weigh in its own.
+        """
         name = measure.column
         if name is None:
             return {("rows" if measure.measure == "count" else "units", ""): 1}
@@ -114,7 +132,8 @@ class Query:
             return {("sum", name): 1} | ({self.number(name): grid.centre} if grid.centre else {})
         if measure.measure == "mean":
             return {("sum", name): 1, self.number(name): grid.reach}
-        # the sum weighs twice the distance of the mean from the centre, for which a quarter of the reach stands
+        # the sum weighs twice the distance of the mean from the centre, for which a quarter of the
+        # reach stands
         return {("square", name): 1, ("sum", name): grid.reach / 2, self.number(name): grid.half}
 
     def reach(self, moment: Moment) -> Sensitivity:
@@ -122,27 +141,43 @@ class Query:
         what, name = moment
         low, high = self.grids[name].ends(what) if what in ("sum", "square") else (0, 1)
         most = 1 if what == "units" else self.table.cut(self.by)[1]
-        return sensitivity(self.table, self.by, None if self.keys is None else len(self.keys), low, high, most)
+        return sensitivity(
+            self.table, self.by, None if self.keys is None else len(self.keys), low, high, most
+        )
 
     def data_request(self) -> GroupedSums:
         """All moments in one scan."""
         moments, (groups, most) = self.moments, self.table.cut(self.by)
         sums = tuple((name, grid.centre) for name, grid in self.grids.items())
-        squares = tuple((name, g.centre, g.half) for name, g in self.grids.items() if ("square", name) in moments)
+        squares = tuple(
+            (name, g.centre, g.half)
+            for name, g in self.grids.items()
+            if ("square", name) in moments
+        )
         if moments == (("units", ""),):
             most = 1  # a unit's further rows change nothing
         return GroupedSums(self.by, self.keys, groups, most, sums, squares)
 
     def error_bound(self, measure: Measure, tails: Tails) -> float:
-        """Its half-width in its own unit; that of a mean or variance in a group of the declared size."""
+        """Its half-width in its own unit; that of a mean or variance in a group of the declared
+        size.
+        """
         if not measure.shrinks:
             step = 1.0 if measure.column is None else float(self.table.bounded(measure.column).step)
-            return step * sum(abs(weight) * tails[moment] for moment, weight in self.weights(measure).items())
+            return step * sum(
+                abs(weight) * tails[moment] for moment, weight in self.weights(measure).items()
+            )
         assert measure.column is not None and measure.size is not None
         grid, n = self.grids[measure.column], np.array([float(measure.size)])
         edge = np.array([float(grid.reach)])
-        of_mean, of_square = grid.ratio_errors(n, edge, np.array([float(grid.half)]), self._of(measure.column, tails))
-        error, power = (of_mean, 1) if measure.measure == "mean" else (_variance_error(edge, of_mean, of_square), 2)
+        of_mean, of_square = grid.ratio_errors(
+            n, edge, np.array([float(grid.half)]), self._of(measure.column, tails)
+        )
+        error, power = (
+            (of_mean, 1)
+            if measure.measure == "mean"
+            else (_variance_error(edge, of_mean, of_square), 2)
+        )
         return float(error[0]) * grid.step**power
 
     def most(self, measure: Measure) -> float:
@@ -150,7 +185,9 @@ class Query:
         assert measure.column is not None
         grid = self.grids[measure.column]
         width = (grid.high - grid.low) * grid.step
-        return {"mean": width, "variance": width**2 / 4, "standard_deviation": width / 2}[measure.measure]
+        return {"mean": width, "variance": width**2 / 4, "standard_deviation": width / 2}[
+            measure.measure
+        ]
 
     def _of(self, name: str, moments: Mapping[Moment, V]) -> dict[str, V]:
         """The moments of one column, ``n`` being the number of its values."""
@@ -166,7 +203,9 @@ class Query:
             return found[0].tolist(), found[1].tolist()
         weights = self.weights(measure)
         parts = zip(*(noisy[moment].tolist() for moment in weights), strict=True)
-        totals = [sum(int(w) * x for w, x in zip(weights.values(), part, strict=True)) for part in parts]
+        totals = [
+            sum(int(w) * x for w, x in zip(weights.values(), part, strict=True)) for part in parts
+        ]
         errors = [self.error_bound(measure, tails)] * len(totals)
         if measure.column is None:
             return totals, errors
@@ -215,14 +254,19 @@ class Grid:
         square = noisy["square"] / n if "square" in noisy else np.zeros_like(n)
         of_mean, of_square = self.ratio_errors(n, mean, square, tails)
         if measure.measure == "mean":
-            return (mean + self.centre) * self.step, np.minimum(of_mean, self.high - self.low) * self.step
+            return (mean + self.centre) * self.step, np.minimum(
+                of_mean, self.high - self.low
+            ) * self.step
         most = (self.high - self.low) ** 2 / 4  # the largest variance of bounded values (Popoviciu)
         variance = np.clip(square + self.half - mean**2, 0.0, most)
         error = np.minimum(_variance_error(mean, of_mean, of_square), most)
         if measure.measure == "variance":
             return variance * self.step**2, error * self.step**2
         root = np.sqrt(variance)
-        below, above = np.sqrt(np.maximum(variance - error, 0.0)), np.sqrt(np.minimum(variance + error, most))
+        below, above = (
+            np.sqrt(np.maximum(variance - error, 0.0)),
+            np.sqrt(np.minimum(variance + error, most)),
+        )
         return root * self.step, np.maximum(root - below, above - root) * self.step
 
     def ratio_errors(
@@ -233,7 +277,9 @@ class Grid:
         surely = n - slack
 
         def error(ratio: Floats, tail: float) -> Floats:
-            return np.where(surely > 0, (tail + np.abs(ratio) * slack) / np.maximum(surely, 1e-9), np.inf)
+            return np.where(
+                surely > 0, (tail + np.abs(ratio) * slack) / np.maximum(surely, 1e-9), np.inf
+            )
 
         return error(mean, tails["sum"]), error(square, tails.get("square", 0.0))
 

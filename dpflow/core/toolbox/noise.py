@@ -1,13 +1,15 @@
 """Integer noise for integer statistics: sensitivity, law, claim and tail, in one place.
 
-`reach` says how far one unit moves a vector of sums, in L1 and in L2. `Noise` is a law fitted to that reach:
+`reach` says how far one unit moves a vector of sums, in L1 and in L2. `Noise` is a law fitted to
+that reach:
 
 - discrete Laplace of scale D1/epsilon: epsilon-DP (Ghosh, Roughgarden, Sundararajan 2009), by L1;
 - discrete Gaussian of variance D2^2/(2 rho): rho-zCDP in any dimension (Canonne, Kamath, Steinke 2020), by L2.
 
-Which is smaller depends on the vector: a unit in g groups has D1 = g D2/sqrt(g), so Gaussian noise pays when a unit reaches
-many groups or columns, and it costs a delta. `truncated` is discrete Laplace noise that never exceeds a bound: (epsilon,
-delta)-DP, and what makes keys private (`dpflow.core.toolbox.partition_selection`).
+Which is smaller depends on the vector: a unit in g groups has D1 = g D2/sqrt(g), so Gaussian noise
+pays when a unit reaches many groups or columns, and it costs a delta. `truncated` is discrete
+Laplace noise that never exceeds a bound: (epsilon, delta)-DP, and what makes keys private
+(`dpflow.core.toolbox.partition_selection`).
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ FAILURE = 0.05  #: an error bound holds with probability 1 - FAILURE
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """How far one unit moves a vector of integers: its L1 sensitivity, and the square of its L2 sensitivity."""
+    """How far one unit moves a vector of integers: its L1 sensitivity, and the square of its L2
+    sensitivity.
+    """
 
     l1: int
     l2_squared: int
@@ -43,13 +47,17 @@ class Sensitivity:
         return float(self.l1) if power == 1 else math.sqrt(self.l2_squared)
 
 
-def sensitivity(table: Table, by: str | None, keys: int | None, low: int, high: int, most: int) -> Sensitivity:
-    """Reach of per-group sums of terms from [low, high], of which a unit brings at most ``most`` to a group.
+def sensitivity(
+    table: Table, by: str | None, keys: int | None, low: int, high: int, most: int
+) -> Sensitivity:
+    """Reach of per-group sums of terms from [low, high], of which a unit brings at most ``most`` to
+    a group.
 
-    Add-remove: a unit brings up to g groups, each moved by at most most x max(|low|, |high|). Replace: it also takes away
-    as many. A group that it leaves or enters moves by that much; one that it stays in moves by most x width at most, the
-    width being that of [low, high] with 0. Of K public keys at least 2 g - K are stayed in. L1 is largest with the fewest
-    of these; squared L2 is linear in their number, hence largest at one of the ends.
+    Add-remove: a unit brings up to g groups, each moved by at most most x max(|low|, |high|).
+    Replace: it also takes away as many. A group that it leaves or enters moves by that much; one
+    that it stays in moves by most x width at most, the width being that of [low, high] with 0. Of K
+    public keys at least 2 g - K are stayed in. L1 is largest with the fewest of these; squared L2
+    is linear in their number, hence largest at one of the ends.
 
     Args:
         table: limits and neighbours.
@@ -75,7 +83,9 @@ class Noise:
     event: DiscreteLaplace | DiscreteGaussian
 
     def add(self, exact: NDArray[np.int64], source: Source) -> NDArray[np.int64]:
-        """The noisy vector. Statistics stay below 2^62 by plan and the samplers' noise does too: the sum cannot wrap."""
+        """The noisy vector. Statistics stay below 2^62 by plan and the samplers' noise does too:
+        the sum cannot wrap.
+        """
         if isinstance(self.event, DiscreteLaplace):
             return exact + discrete_laplace(self.event.scale, len(exact), source)
         return exact + discrete_gaussian(self.event.sigma2, len(exact), source)
@@ -84,8 +94,11 @@ class Noise:
         """A t with Pr[|X| > t] <= failure for one coordinate; reporting only, never a claim."""
         if isinstance(self.event, DiscreteLaplace):
             return half_width(self.event.scale, failure)
-        # Pr[X >= t + 1] <= Pr[N >= t] for the continuous N of the same sigma (Canonne, Kamath, Steinke 2020, Prop. 25)
-        return math.ceil(NormalDist().inv_cdf(1 - failure / 2) * math.sqrt(float(self.event.sigma2)))
+        # Pr[X >= t + 1] <= Pr[N >= t] for the continuous N of the same sigma (Canonne, Kamath,
+        # Steinke 2020, Prop. 25)
+        return math.ceil(
+            NormalDist().inv_cdf(1 - failure / 2) * math.sqrt(float(self.event.sigma2))
+        )
 
 
 def laplace(reach: Sensitivity, epsilon: Fraction) -> Noise:
@@ -105,23 +118,28 @@ def gaussian(reach: Sensitivity, rho: Fraction) -> Noise:
 
 @lru_cache(maxsize=1024)
 def rho_for(epsilon: Fraction, delta: Fraction) -> Fraction:
-    """The largest rho that this package proves to be (epsilon, delta)-DP; rounded down to four digits.
+    """The largest rho that this package proves to be (epsilon, delta)-DP; rounded down to four
+    digits.
 
-    rho-zCDP is (rho a + penalty(a, delta), delta)-DP for every order a, so rho = max over a of capacity(a)/a.
+    rho-zCDP is (rho a + penalty(a, delta), delta)-DP for every order a, so rho = max over a of
+    capacity(a)/a.
     """
     best = renyi.best_order(epsilon, delta)
     exact = renyi.capacity(epsilon, delta, best) / best
     if not exact > 0:
-        raise PlanRefused("epsilon and delta are too small for Gaussian noise; ask for noise: laplace")
+        raise PlanRefused(
+            "epsilon and delta are too small for Gaussian noise; ask for noise: laplace"
+        )
     digits = 10 ** (4 - math.floor(math.log10(float(exact))))
     return Fraction(math.floor(exact * digits), digits) if digits >= 1 else exact
 
 
 def choice_epsilon(epsilon: Fraction, delta: Fraction, count: int) -> Fraction:
-    """The range that each of ``count`` exponential choices may have so that all of them together are (epsilon, delta)-DP.
+    """The range that each of ``count`` exponential choices may have so that all of them together
+    are (epsilon, delta)-DP.
 
-    An equal part of epsilon, or more where a delta pays: a choice of range e is e^2/8-zCDP (Cesar, Rogers 2021), and count of
-    them may have the rho that is (epsilon, delta)-DP.
+    An equal part of epsilon, or more where a delta pays: a choice of range e is e^2/8-zCDP (Cesar,
+    Rogers 2021), and count of them may have the rho that is (epsilon, delta)-DP.
     """
     share = epsilon / count
     if not delta:
@@ -134,7 +152,9 @@ def choice_epsilon(epsilon: Fraction, delta: Fraction, count: int) -> Fraction:
 
 
 def scale_for(sensitivity: int, epsilon: Fraction) -> Fraction:
-    """Scale of discrete Laplace noise that makes a statistic of this L1 sensitivity epsilon-DP, exactly."""
+    """Scale of discrete Laplace noise that makes a statistic of this L1 sensitivity epsilon-DP,
+    exactly.
+    """
     scale = Fraction(max(sensitivity, 1)) / epsilon
     if scale > MAX_SCALE:
         raise _too_wide()
@@ -142,7 +162,9 @@ def scale_for(sensitivity: int, epsilon: Fraction) -> Fraction:
 
 
 def half_width(scale: Fraction, failure: float = FAILURE) -> int:
-    """Smallest t with Pr[|X| > t] = 2 q^(t+1)/(1+q) <= failure for discrete Laplace noise; reporting only."""
+    """Smallest t with Pr[|X| > t] = 2 q^(t+1)/(1+q) <= failure for discrete Laplace noise;
+    reporting only.
+    """
     q = math.exp(-1 / float(scale)) if scale > Fraction(1, 700) else 0.0
     if q == 0.0:
         return 0

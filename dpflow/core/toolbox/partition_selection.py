@@ -1,7 +1,9 @@
-"""Private keys: which noise, and from which noisy count on a key may be shown, so that a lone unit's key stays hidden.
+"""Private keys: which noise, and from which noisy count on a key may be shown, so that a lone
+unit's key stays hidden.
 
-A unit reaches at most g keys with at most B in each; the counts of shared keys move by D1 in L1 and by D2 in L2. A key that no
-row has is never shown. Three rules, of which `Shown.least` takes the one with the lowest threshold:
+A unit reaches at most g keys with at most B in each; the counts of shared keys move by D1 in L1 and
+by D2 in L2. A key that no row has is never shown. Three rules, of which `Shown.least` takes the one
+with the lowest threshold:
 
 - *Laplace* of scale b = D1/epsilon: show n + X >= t + B, where t is the smallest integer with Pr[X >= t] <= delta/g.
   Proof. Let T' have the unit's rows and T not. Keys that only T' has are at most g, each with at most B, so one of them is
@@ -34,17 +36,30 @@ from dpflow.core.accounting.events import ZCDP, Approximate, DiscreteLaplace
 from dpflow.core.contract.declaration import Table
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.sampling.samplers import truncated_laplace
-from dpflow.core.toolbox.noise import FAILURE, Noise, Sensitivity, gaussian, laplace, sensitivity, rho_for, scale_for
+from dpflow.core.toolbox.noise import (
+    FAILURE,
+    Noise,
+    Sensitivity,
+    gaussian,
+    laplace,
+    rho_for,
+    scale_for,
+    sensitivity,
+)
 from dpflow.errors import PlanRefused
 
 Law = Literal["laplace", "gaussian"]
-_SLACK = 1 + Decimal("1e-30")  # covers the rounding of 60-digit arithmetic, always in favour of the unit
+_SLACK = 1 + Decimal(
+    "1e-30"
+)  # covers the rounding of 60-digit arithmetic, always in favour of the unit
 _ROOT = Decimal("2.50662827463")  # below the root of 2 pi
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A rule for private keys: noise, truncated at ``bound`` if that is not None; keys are shown from ``threshold`` on."""
+    """A rule for private keys: noise, truncated at ``bound`` if that is not None; keys are shown
+    from ``threshold`` on.
+    """
 
     event: Approximate | ZCDP
     noise: Noise
@@ -53,14 +68,26 @@ class Shown:
 
     @classmethod
     def least(
-        cls, table: Table, by: str, most: int, epsilon: Fraction, delta: Fraction, law: Law | None = None
+        cls,
+        table: Table,
+        by: str,
+        most: int,
+        epsilon: Fraction,
+        delta: Fraction,
+        law: Law | None = None,
     ) -> Shown:
-        """The (epsilon, delta)-DP rule with the lowest threshold for counts of which a unit brings ``most`` to a key.
+        """The (epsilon, delta)-DP rule with the lowest threshold for counts of which a unit brings
+        ``most`` to a key.
 
-        With ``law`` only rules of this noise; Gaussian noise then claims its zCDP, which some filters price better.
+        With ``law`` only rules of this noise; Gaussian noise then claims its zCDP, which some
+        filters price better.
         """
         moved, groups = sensitivity(table, by, None, 0, 1, most), table.cut(by)[0]
-        rules = [] if law == "gaussian" else cls._laplace(table, moved, groups, most, Approximate(epsilon, delta))
+        rules = (
+            []
+            if law == "gaussian"
+            else cls._laplace(table, moved, groups, most, Approximate(epsilon, delta))
+        )
         if law == "gaussian" or (law is None and groups > 1):
             try:
                 rho = rho_for(epsilon, delta / 2)
@@ -72,7 +99,9 @@ class Shown:
         return min(rules, key=lambda rule: rule.threshold)
 
     @classmethod
-    def _laplace(cls, table: Table, moved: Sensitivity, groups: int, most: int, claim: Approximate) -> list[Shown]:
+    def _laplace(
+        cls, table: Table, moved: Sensitivity, groups: int, most: int, claim: Approximate
+    ) -> list[Shown]:
         scale = scale_for(moved.l1, claim.epsilon)
         noise = laplace(moved, claim.epsilon)
         changed = groups * (2 if table.neighbours == "replace" else 1)
@@ -82,7 +111,13 @@ class Shown:
 
     @classmethod
     def _gaussian(
-        cls, moved: Sensitivity, groups: int, most: int, claim: Approximate | ZCDP, rho: Fraction, half: Fraction
+        cls,
+        moved: Sensitivity,
+        groups: int,
+        most: int,
+        claim: Approximate | ZCDP,
+        rho: Fraction,
+        half: Fraction,
     ) -> Shown:
         tail = gaussian_above(moved.l2_squared / (2 * rho), half / groups)
         return cls(claim, gaussian(moved, rho), most + tail)
@@ -104,11 +139,15 @@ class Shown:
     def name(self) -> str:
         """What the noise is called."""
         laplace = isinstance(self.noise.event, DiscreteLaplace)
-        return "Gaussian" if not laplace else "Laplace" if self.bound is None else "truncated Laplace"
+        return (
+            "Gaussian" if not laplace else "Laplace" if self.bound is None else "truncated Laplace"
+        )
 
 
 def tail_above(scale: Fraction, failure: Fraction) -> int:
-    """Smallest t >= 1 with Pr[X >= t] = q^t/(1+q) <= failure for discrete Laplace noise; rounded upwards."""
+    """Smallest t >= 1 with Pr[X >= t] = q^t/(1+q) <= failure for discrete Laplace noise; rounded
+    upwards.
+    """
     with localcontext(prec=60):
         inverse = _decimal(1 / scale)
         bound = (1 + (-inverse).exp()) * _decimal(failure)
@@ -116,10 +155,11 @@ def tail_above(scale: Fraction, failure: Fraction) -> int:
 
 
 def gaussian_above(sigma2: Fraction, failure: Fraction) -> int:
-    """A t >= 2 with Pr[X >= t] <= failure for discrete Gaussian noise, at most two steps above the smallest.
+    """A t >= 2 with Pr[X >= t] <= failure for discrete Gaussian noise, at most two steps above the
+    smallest.
 
-    Pr[X >= t] <= Pr[N >= t - 1] for the continuous N of the same sigma (Canonne, Kamath, Steinke 2020, Prop. 25), which with
-    x = (t - 1)/sigma is at most exp(-x^2/2)/(x root(2 pi)) (Mills).
+    Pr[X >= t] <= Pr[N >= t - 1] for the continuous N of the same sigma (Canonne, Kamath, Steinke
+    2020, Prop. 25), which with x = (t - 1)/sigma is at most exp(-x^2/2)/(x root(2 pi)) (Mills).
     """
     with localcontext(prec=60):
         variance, log = _decimal(sigma2), _decimal(failure).ln()
@@ -138,7 +178,9 @@ def gaussian_above(sigma2: Fraction, failure: Fraction) -> int:
 
 
 def truncation(scale: Fraction, most: int, failure: Fraction) -> int:
-    """Smallest k >= most with M(k) <= failure: q^(k+1) (q^-B - 1 + 2 failure) <= failure (1 + q); rounded upwards."""
+    """Smallest k >= most with M(k) <= failure: q^(k+1) (q^-B - 1 + 2 failure) <= failure (1 + q);
+    rounded upwards.
+    """
     with localcontext(prec=60):
         inverse, f = _decimal(1 / scale), _decimal(failure)
         ratio = ((most * inverse).exp() - 1 + 2 * f) / (f * (1 + (-inverse).exp()))

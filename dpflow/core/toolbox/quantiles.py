@@ -1,19 +1,22 @@
-"""The exponential mechanism for a quantile of m integers, m public, drawn exactly in the time of one sort.
+"""The exponential mechanism for a quantile of m integers, m public, drawn exactly in the time of
+one sort.
 
-Definition: with p = a/b and for a key v the counts L(v) = #{y < v} and U(v) = #{y > v}, the cost is the integer
-c(v) = max(b L(v) - a m, b U(v) - (b-a) m); v is drawn with probability proportional to exp(-rate c(v)) from all keys
-first, ..., last. For the median this is 2 max(L, U) - m.
+Definition: with p = a/b and for a key v the counts L(v) = #{y < v} and U(v) = #{y > v}, the cost is
+the integer c(v) = max(b L(v) - a m, b U(v) - (b-a) m); v is drawn with probability proportional to
+exp(-rate c(v)) from all keys first, ..., last. For the median this is 2 max(L, U) - m.
 
 Claim: if ``changed`` of the m integers may become others, every cost moves by at most b changed, so
 rate = epsilon / (2 b changed) is epsilon-bounded range, hence epsilon-DP and epsilon^2/8-zCDP.
 
-Accuracy (stable-median paper, Theorem 3.1): with probability 1-beta the rank error is below 2 changed ln(N/beta)/epsilon
-of m, N the number of keys.
+Accuracy (stable-median paper, Theorem 3.1): with probability 1-beta the rank error is below 2
+changed ln(N/beta)/epsilon of m, N the number of keys.
 
-Exactness: L ascends and U descends in v, so the keys of cost at most T are an interval whose ends are two order statistics.
-Few integers: the whole range is chosen from as runs of equal cost. Many: keys are proposed from bands between such intervals, a
-band of costs C, ..., C + 1/rate as if all of it had cost C, and kept with probability exp(-rate (c - C)): rejection sampling from a
-law that dominates the wanted one and is at most e times it. So the time is that of the sort, whatever epsilon.
+Exactness: L ascends and U descends in v, so the keys of cost at most T are an interval whose ends
+are two order statistics. Few integers: the whole range is chosen from as runs of equal cost. Many:
+keys are proposed from bands between such intervals, a band of costs C, ..., C + 1/rate as if all of
+it had cost C, and kept with probability exp(-rate (c - C)): rejection sampling from a law that
+dominates the wanted one and is at most e times it. So the time is that of the sort, whatever
+epsilon.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ from numpy.typing import NDArray
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.sampling.samplers import bernoulli_exp, choose
 
-#: Keys beyond the last narrow band together weigh less than exp(-MARGIN) of the best one: they are proposed about never.
+#: Keys beyond the last narrow band together weigh less than exp(-MARGIN) of the best one: they are
+#: proposed about never.
 MARGIN = 64
 
 #: Up to so many integers are looked at run by run.
@@ -41,7 +45,9 @@ def rate_for(epsilon: Fraction, p: Fraction, changed: int) -> Fraction:
     return epsilon / (2 * p.denominator * changed)
 
 
-def draw_quantile(keys: NDArray[np.int64], first: int, last: int, p: Fraction, rate: Fraction, source: Source) -> int:
+def draw_quantile(
+    keys: NDArray[np.int64], first: int, last: int, p: Fraction, rate: Fraction, source: Source
+) -> int:
     """One key from the law above.
 
     Args:
@@ -61,7 +67,9 @@ def draw_quantile(keys: NDArray[np.int64], first: int, last: int, p: Fraction, r
 
 
 def _draw_from_bands(window: _Window, first: int, last: int, rate: Fraction, source: Source) -> int:
-    """Rejection sampling from keys in bands of cost, each proposed as if all of it had its least cost."""
+    """Rejection sampling from keys in bands of cost, each proposed as if all of it had its least
+    cost.
+    """
     width, least = math.ceil(1 / rate), window.least()
     far = least + math.ceil((math.log(last - first + 1) + MARGIN) / rate)
     bands = [_Band(least, *window.interval(least))]
@@ -80,7 +88,9 @@ def _draw_from_bands(window: _Window, first: int, last: int, rate: Fraction, sou
 
 @dataclass(frozen=True)
 class _Band:
-    """The keys of an interval without an inner one (empty if ``start`` > ``end``), all of cost at least ``floor``."""
+    """The keys of an interval without an inner one (empty if ``start`` > ``end``), all of cost at
+    least ``floor``.
+    """
 
     floor: int
     low: int
@@ -95,7 +105,9 @@ class _Band:
     def key(self, place: int) -> int:
         """The key at a place in the band, 0 to size - 1."""
         key = self.low + place
-        return key if self.end < self.start or key < self.start else key + (self.end - self.start + 1)
+        return (
+            key if self.end < self.start or key < self.start else key + (self.end - self.start + 1)
+        )
 
 
 class _Window:
@@ -109,7 +121,9 @@ class _Window:
         return int(np.searchsorted(self._y, np.int64(key), side))
 
     def _cost(self, below: int, above: int) -> int:
-        return max(self._b * below - self._a * self._m, self._b * above - (self._b - self._a) * self._m)
+        return max(
+            self._b * below - self._a * self._m, self._b * above - (self._b - self._a) * self._m
+        )
 
     def cost(self, key: int) -> int:
         """c(key)."""

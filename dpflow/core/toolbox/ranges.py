@@ -1,8 +1,9 @@
 """Finite ranges of answers: a private median needs to know which numbers it may answer.
 
-A range is a finite set of numbers in ascending order, each with an integer key; `Range.keys` sends any float to the key of
-the nearest element (of two, the lower; +-inf to the ends, NaN to the lowest), `Range.value` goes back. Projection happens
-before the median, so that every value is an element. Ends and steps are public: never take them from the rows.
+A range is a finite set of numbers in ascending order, each with an integer key; `Range.keys` sends
+any float to the key of the nearest element (of two, the lower; +-inf to the ends, NaN to the
+lowest), `Range.value` goes back. Projection happens before the median, so that every value is an
+element. Ends and steps are public: never take them from the rows.
 
 ========  ==================================  ==========================================
 kind      elements                            error of the projection
@@ -91,14 +92,18 @@ class Grid(Range):
 
     def keys(self, values: NDArray[np.float64]) -> Keys:
         with np.errstate(over="ignore"):
-            return self._clipped(np.ceil(values * self.step.denominator / self.step.numerator - 0.5))
+            return self._clipped(
+                np.ceil(values * self.step.denominator / self.step.numerator - 0.5)
+            )
 
     def value(self, key: int) -> float:
         return float(key * self.step)
 
 
 class LogGrid(Range):
-    """0 and +-``smallest`` times powers of ``ratio`` up to ``largest``; only the positive ones unless ``signed``."""
+    """0 and +-``smallest`` times powers of ``ratio`` up to ``largest``; only the positive ones
+    unless ``signed``.
+    """
 
     kind: Literal["log"] = "log"
     smallest: Exact
@@ -108,7 +113,10 @@ class LogGrid(Range):
 
     @model_validator(mode="after")
     def _check(self) -> LogGrid:
-        if not 0 < self.smallest < self.largest or not Fraction(1_000_001, 1_000_000) <= self.ratio <= 1000:
+        if (
+            not 0 < self.smallest < self.largest
+            or not Fraction(1_000_001, 1_000_000) <= self.ratio <= 1000
+        ):
             raise ValueError("0 < smallest < largest, and ratio from 1.000001 to 1000")
         return self
 
@@ -156,7 +164,9 @@ class ExplicitSet(Range):
     def keys(self, values: NDArray[np.float64]) -> Keys:
         elements = np.array([float(v) for v in self.values])
         middles = elements[:-1] / 2 + elements[1:] / 2
-        return np.where(np.isnan(values), 0, np.searchsorted(middles, values, side="left")).astype(np.int64)
+        return np.where(np.isnan(values), 0, np.searchsorted(middles, values, side="left")).astype(
+            np.int64
+        )
 
     def value(self, key: int) -> float:
         return float(self.values[key])
@@ -178,7 +188,9 @@ class Floats(Range):
     def keys(self, values: NDArray[np.float64]) -> Keys:
         with np.errstate(over="ignore"):
             floats = np.ascontiguousarray(values, dtype=self.kind)
-        bits = np.abs(floats).view(np.int32 if self.kind == "float32" else np.int64).astype(np.int64)
+        bits = (
+            np.abs(floats).view(np.int32 if self.kind == "float32" else np.int64).astype(np.int64)
+        )
         keys = np.where(np.isnan(values), self.first, np.where(np.signbit(floats), -bits, bits))
         return np.clip(keys, self.first, self.last)
 

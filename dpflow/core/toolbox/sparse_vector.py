@@ -1,12 +1,14 @@
 """AboveThreshold as a state machine on integers: the engine of every gate.
 
-Definition: a session allows ``failures`` costly answers. While it lives it holds one secret noisy threshold; each query
-is an integer x that one unit moves by at most D, answered "below" when x + Y <= t + X, with Y fresh discrete Laplace
-noise of scale 4D/e0, X discrete Laplace of scale 2D/e0 drawn anew after every "below". "Above" costs nothing.
+Definition: a session allows ``failures`` costly answers. While it lives it holds one secret noisy
+threshold; each query is an integer x that one unit moves by at most D, answered "below" when x + Y
+<= t + X, with Y fresh discrete Laplace noise of scale 4D/e0, X discrete Laplace of scale 2D/e0
+drawn anew after every "below". "Above" costs nothing.
 
-Claim: each stretch up to and including one "below" is e0-DP, so the session is (failures x e0)-DP, whatever the number
-of "above" answers (Dwork and Roth 2014, Theorem 3.23, mirrored; with integer noise the proof shifts integers by D, which
-keeps the lattice). Neither noise is ever reused across stretches, logged or shown.
+Claim: each stretch up to and including one "below" is e0-DP, so the session is (failures x e0)-DP,
+whatever the number of "above" answers (Dwork and Roth 2014, Theorem 3.23, mirrored; with integer
+noise the proof shifts integers by D, which keeps the lattice). Neither noise is ever reused across
+stretches, logged or shown.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from dpflow.core.sampling.samplers import discrete_laplace
 
 @dataclass(frozen=True)
 class Engine:
-    """Public parameters: ``epsilon`` per stretch (e0), ``sensitivity`` D of every query, ``failures`` allowed."""
+    """Public parameters: ``epsilon`` per stretch (e0), ``sensitivity`` D of every query,
+    ``failures`` allowed.
+    """
 
     epsilon: Fraction
     sensitivity: int
@@ -41,8 +45,12 @@ class Engine:
         """A fresh session."""
         return Memory(0, self._threshold(source))
 
-    def ask(self, memory: Memory, value: int, threshold: int, source: Source) -> tuple[bool, Memory]:
-        """Answer whether ``value`` is below the threshold. Calling it on an exhausted memory is a bug, not a query."""
+    def ask(
+        self, memory: Memory, value: int, threshold: int, source: Source
+    ) -> tuple[bool, Memory]:
+        """Answer whether ``value`` is below the threshold. Calling it on an exhausted memory is a
+        bug, not a query.
+        """
         if memory.exhausted(self):
             raise AssertionError("an exhausted sparse-vector session was asked")
         noise = int(discrete_laplace(self.query_scale, 1, source)[0])
@@ -56,7 +64,9 @@ class Engine:
 
 @dataclass(frozen=True)
 class Memory:
-    """Secret state of a session: failures so far and the noise on the threshold. Its repr shows nothing."""
+    """Secret state of a session: failures so far and the noise on the threshold. Its repr shows
+    nothing.
+    """
 
     failures: int = field(repr=False)
     noise: int = field(repr=False)

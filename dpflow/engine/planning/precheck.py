@@ -25,7 +25,9 @@ def forecast(plan: Plan, ledger: Ledger) -> str:
 
 @dataclass(frozen=True)
 class Planned:
-    """A release that a run will ask for. ``task_id`` and ``ordinal`` as its task has them; no task id: any task's."""
+    """A release that a run will ask for. ``task_id`` and ``ordinal`` as its task has them; no task
+    id: any task's.
+    """
 
     plan: Plan
     task_id: str | None = None
@@ -33,7 +35,8 @@ class Planned:
 
 
 def check_run(planned: Sequence[Planned], ledger: Ledger, occasion: Occasion) -> dict[str, Any]:
-    """Refuse a run whose releases do not fit their scopes together; what this run has paid for counts as paid.
+    """Refuse a run whose releases do not fit their scopes together; what this run has paid for
+    counts as paid.
 
     Raises:
         BudgetExceeded: the sum of what is still to pay is above what remains.
@@ -45,7 +48,9 @@ def check_run(planned: Sequence[Planned], ledger: Ledger, occasion: Occasion) ->
         if not _paid(one, ledger, occasion):  # equal releases of one task are one release
             same = number if one.task_id is None else (one.task_id, one.plan.digest, one.ordinal)
             owed.setdefault(same, one.plan)
-    ledger.require(*((plan.request.scope, [plan.event], plan.charged_blocks) for plan in owed.values()))
+    ledger.require(
+        *((plan.request.scope, [plan.event], plan.charged_blocks) for plan in owed.values())
+    )
     return {"planned": len(planned), "to_pay": len(owed)}
 
 
@@ -56,4 +61,7 @@ def _paid(one: Planned, ledger: Ledger, occasion: Occasion) -> bool:
         return ledger.find(Occasion.of_request(plan.request).key(plan)) is not None
     if one.task_id is None:
         return ledger.paid(plan.request.scope, occasion.dag_id, occasion.name, plan.digest)
-    return ledger.find(replace(occasion, task_id=one.task_id, ordinal=one.ordinal).key(plan)) is not None
+    return (
+        ledger.find(replace(occasion, task_id=one.task_id, ordinal=one.ordinal).key(plan))
+        is not None
+    )

@@ -1,4 +1,6 @@
-"""A forecast in plain values, for tables, JSON and plots: prices, dates, what fits, and which filter holds more."""
+"""A forecast in plain values, for tables, JSON and plots: prices, dates, what fits, and which
+filter holds more.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,12 @@ def describe(seen: Forecast) -> dict[str, Any]:
         "jobs": [{"job": job.name, "runs": job.cadence} for job in seen.jobs],
         "tasks": [line.to_json() for line in seen.lines],
         "scopes": [_scope(seen, name, outlook) for name, outlook in seen.outlooks.items()],
-        "notes": [f"{job.name}.{task.name}: {task.note}" for job in seen.jobs for task in job.tasks if task.note],
+        "notes": [
+            f"{job.name}.{task.name}: {task.note}"
+            for job in seen.jobs
+            for task in job.tasks
+            if task.note
+        ],
         "ungranted": list(seen.ungranted),
         "until": seen.until.isoformat() if seen.until else None,
     }
@@ -49,7 +56,11 @@ def _scope(seen: Forecast, name: str, outlook: Outlook) -> dict[str, Any]:
         "round": _cost(total(rule, [(event, 1) for event in each])),
         "rounds_that_fit": rounds(rule, once, each),
         "accounts": [
-            {"block": block, "used": granted.used(cost), "rounds_left": rounds(rule, once, each, cost)}
+            {
+                "block": block,
+                "used": granted.used(cost),
+                "rounds_left": rounds(rule, once, each, cost),
+            }
             for block, cost in seen.spent.get(name, {}).items()
         ],
         "runs": outlook.runs,
@@ -63,7 +74,9 @@ def _scope(seen: Forecast, name: str, outlook: Outlook) -> dict[str, Any]:
 
 
 def _fixed(outlook: Outlook) -> dict[str, Any] | None:
-    """What the forecast charged to the fullest account, as a schedule fixed in advance; None where nothing can be said."""
+    """What the forecast charged to the fullest account, as a schedule fixed in advance; None where
+    nothing can be said.
+    """
     delta, releases = outlook.scope.filter.delta, sum(count for _, count in outlook.charged)
     try:
         epsilon = pld.report(outlook.charged, delta) if delta else None
@@ -71,16 +84,26 @@ def _fixed(outlook: Outlook) -> dict[str, Any] | None:
         return None
     if epsilon is None:
         return None
-    return {"report": pld.LABEL, "releases": releases, "epsilon": math.ceil(epsilon * 1e6) / 1e6, "delta": text(delta)}
+    return {
+        "report": pld.LABEL,
+        "releases": releases,
+        "epsilon": math.ceil(epsilon * 1e6) / 1e6,
+        "delta": text(delta),
+    }
 
 
 def _cost(cost: Cost) -> dict[str, str]:
     units = {"epsilon": EPSILON_UNIT, "delta": DELTA_UNIT, "renyi": EPSILON_UNIT}
     sums = {name: getattr(cost, name) for name in units}
-    return {name: "inf" if sums[name] >= SATURATED else text(sums[name] * unit) for name, unit in units.items()}
+    return {
+        name: "inf" if sums[name] >= SATURATED else text(sums[name] * unit)
+        for name, unit in units.items()
+    }
 
 
-def _filters(epsilon: Any, delta: Any, once: Sequence[Event], each: Sequence[Event]) -> list[dict[str, Any]]:
+def _filters(
+    epsilon: Any, delta: Any, once: Sequence[Event], each: Sequence[Event]
+) -> list[dict[str, Any]]:
     return [
         {
             "filter": choice.name,

@@ -1,9 +1,11 @@
-"""A whole schedule, priced before it runs: what each task costs, and when which scope cannot pay any more.
+"""A whole schedule, priced before it runs: what each task costs, and when which scope cannot pay
+any more.
 
-A `Job` is a DAG or a release file on a calendar; it says which requests each of its runs makes. `forecast` plays the runs in
-the order of their dates against copies of the accounts. It charges nothing, reads no private row, and knows what the
-ledger knows: which runs have paid already, and what every account has spent. It is a forecast of this schedule alone; what
-others spend meanwhile comes on top.
+A `Job` is a DAG or a release file on a calendar; it says which requests each of its runs makes.
+`forecast` plays the runs in the order of their dates against copies of the accounts. It charges
+nothing, reads no private row, and knows what the ledger knows: which runs have paid already, and
+what every account has spent. It is a forecast of this schedule alone; what others spend meanwhile
+comes on top.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ from dpflow.errors import DpflowError, InvalidInput
 from dpflow.ledger import Ledger, Scope
 from dpflow.registry import Registry
 
-HORIZON: Final = dt.timedelta(days=3653)  #: how far beyond every job's first run a forecast looks, unless told
+HORIZON: Final = dt.timedelta(
+    days=3653
+)  #: how far beyond every job's first run a forecast looks, unless told
 MOST_RUNS: Final = 100_000  #: no forecast plays more
 _KEPT: Final = 4096
 
@@ -55,7 +59,8 @@ class Run:
 
 @dataclass(frozen=True)
 class Task:
-    """What one task asks for in a run. Asks that repeat should return the same request object: it is priced once.
+    """What one task asks for in a run. Asks that repeat should return the same request object: it
+    is priced once.
 
     ``note`` says what cannot be known before a run, such as the number of mapped instances.
     """
@@ -67,7 +72,9 @@ class Task:
 
 @dataclass(frozen=True)
 class Job:
-    """A DAG (``dag_id``) or a release file on a calendar. ``runs`` starts anew at every call and may have no end."""
+    """A DAG (``dag_id``) or a release file on a calendar. ``runs`` starts anew at every call and
+    may have no end.
+    """
 
     name: str
     dag_id: str
@@ -80,7 +87,8 @@ class Job:
 class Line:
     """One priced release of one task.
 
-    ``once``: a session, charged whole by the first run that opens it. ``also``: other names under which the same task asks for
+    ``once``: a session, charged whole by the first run that opens it. ``also``: other names under
+    which the same task asks for
     the same thing: equal releases of one task and run are one release.
     """
 
@@ -123,7 +131,8 @@ class Outlook:
         scope: its grant.
         runs: runs that this scope pays for, up to the refused one or the end of the forecast.
         paid: of those, how many had paid before.
-        refused: when the first run starts that it cannot pay, in which block, and the ledger's reason; None if it lasts.
+        refused: when the first run starts that it cannot pay, in which block, and the ledger's
+        reason; None if it lasts.
         last: the start of the last run that was played.
         burn: (when, largest share used by any of its accounts) after each run.
         charged: what the forecast charged to its fullest account, as events and how often.
@@ -162,7 +171,9 @@ class Forecast:
 
 
 class Pricer:
-    """Plans of requests, each made once as long as its object is asked for again; declarations are read once."""
+    """Plans of requests, each made once as long as its object is asked for again; declarations are
+    read once.
+    """
 
     def __init__(self, registry: Registry, ledger: Ledger | None = None) -> None:
         self._registry, self._ledger = registry, ledger
@@ -170,7 +181,9 @@ class Pricer:
         self._tables: dict[Path, Table] = {}
 
     def plan(self, request: Request, blocks: tuple[str, ...]) -> Plan:
-        """A plan of this request, with the blocks of its first run: good for price and error, not for a digest."""
+        """A plan of this request, with the blocks of its first run: good for price and error, not
+        for a digest.
+        """
         known = self._plans.get(id(request))
         if known is None or known[0] is not request:
             if len(self._plans) >= _KEPT:
@@ -183,7 +196,11 @@ class Pricer:
         if request.table not in self._tables:
             self._tables[request.table] = request.declaration()
         wanted = request.model_copy(update={"blocks": blocks})
-        return make_plan(wanted, self._registry, supposed(wanted, self._ledger, table=self._tables[request.table]))
+        return make_plan(
+            wanted,
+            self._registry,
+            supposed(wanted, self._ledger, table=self._tables[request.table]),
+        )
 
 
 @functools.lru_cache(maxsize=_KEPT)
@@ -195,13 +212,17 @@ def price(filter: Filter, event: Event) -> Cost:
 class Accounts:
     """Copies of accounts to play with; the ledger's own are read once and never written."""
 
-    def __init__(self, granted: Mapping[str, Scope], spent: Mapping[str, Mapping[str, Cost]]) -> None:
+    def __init__(
+        self, granted: Mapping[str, Scope], spent: Mapping[str, Mapping[str, Cost]]
+    ) -> None:
         self.granted = granted
         self._spent = {name: dict(spent.get(name, {})) for name in granted}
         self._events: dict[tuple[str, str], Counter[Event]] = {}
 
     def charge(self, line: Line, blocks: tuple[str, ...]) -> tuple[str, str] | None:
-        """Debit all accounts that a line touches, or none; returns scope and block of the first that cannot pay."""
+        """Debit all accounts that a line touches, or none; returns scope and block of the first
+        that cannot pay.
+        """
         due = []
         for name in line.path:
             if scope := self.granted.get(name):
@@ -225,7 +246,10 @@ class Accounts:
     def used(self, scope: str, blocks: Iterable[str]) -> float:
         """The largest share used of these accounts, from 0 to 1."""
         spent = self._spent[scope]
-        return max((self.granted[scope].used(spent[block]) for block in blocks if block in spent), default=0.0)
+        return max(
+            (self.granted[scope].used(spent[block]) for block in blocks if block in spent),
+            default=0.0,
+        )
 
 
 def forecast(
@@ -251,12 +275,16 @@ def forecast(
     lines = _lines(jobs, pricer)
     scopes = dict.fromkeys(name for line in lines for name in line.path)
     known = {s.scope: s for s in ledger.scopes()} if ledger else {}
-    granted = {name: found for name, found in (known | dict(supposed or {})).items() if name in scopes}
+    granted = {
+        name: found for name, found in (known | dict(supposed or {})).items() if name in scopes
+    }
     for line in lines:
         for name in line.path:
             if name in granted:
                 check_protection(line.plan, granted[name])
-    spent = {name: dict(ledger.remaining(name).spent) for name in granted if ledger and name in known}
+    spent = {
+        name: dict(ledger.remaining(name).spent) for name in granted if ledger and name in known
+    }
     player = _Player(pricer, Accounts(granted, spent), ledger)
     opened = frozenset(line for line in lines if line.once and player.opened_before(line))
     last = player.play(jobs, until)
@@ -293,7 +321,9 @@ def _identity(plan: Plan, ask: Ask) -> tuple[str, tuple[str, ...], int]:
 
 
 class _Player:
-    """Plays runs in the order of their dates until every scope has refused one or the calendar ends."""
+    """Plays runs in the order of their dates until every scope has refused one or the calendar
+    ends.
+    """
 
     def __init__(self, pricer: Pricer, accounts: Accounts, ledger: Ledger | None) -> None:
         self._pricer, self.accounts, self._ledger = pricer, accounts, ledger
@@ -302,10 +332,14 @@ class _Player:
         self.outlooks = {name: Outlook(scope) for name, scope in accounts.granted.items()}
 
     def play(self, jobs: Sequence[Job], until: dt.datetime | None) -> dt.datetime | None:
-        """Returns the date up to which runs were played; None when no scope has a grant or no job runs."""
+        """Returns the date up to which runs were played; None when no scope has a grant or no job
+        runs.
+        """
         if not self.outlooks:
             return until
-        calendar = heapq.merge(*(_dated(number, job) for number, job in enumerate(jobs)), key=lambda dated: dated[:2])
+        calendar = heapq.merge(
+            *(_dated(number, job) for number, job in enumerate(jobs)), key=lambda dated: dated[:2]
+        )
         if until is None:
             firsts = [run.when for job in jobs for run in itertools.islice(job.runs(), 1)]
             until = max(firsts) + HORIZON if firsts else None
@@ -332,7 +366,9 @@ class _Player:
                 seen_before.add(same)
                 line = _line(job, task, plan)
                 charged = blocks if plan.table.protects == "unit-block" else ()
-                open_scopes = [n for n in line.path if n in self.outlooks and not self.outlooks[n].refused]
+                open_scopes = [
+                    n for n in line.path if n in self.outlooks and not self.outlooks[n].refused
+                ]
                 if len(open_scopes) < sum(n in self.outlooks for n in line.path):
                     continue  # a scope on its path has refused before
                 paid = self._paid(job, run, line, ask)
@@ -356,7 +392,9 @@ class _Player:
         return self._ledger.find(Occasion.of_request(line.plan.request).key(line.plan)) is not None
 
     def _paid(self, job: Job, run: Run, line: Line, ask: Ask) -> bool:
-        """Whether this ask is free: a session that is open, or an occasion that the ledger has seen."""
+        """Whether this ask is free: a session that is open, or an occasion that the ledger has
+        seen.
+        """
         request = ask.request
         if line.once:
             name = request.scope, request.name, request.revision
@@ -368,7 +406,9 @@ class _Player:
             return False
         occasion = Occasion(job.dag_id, line.task.name, run.occasion, "", "", ask.ordinal)
         if not job.dag_id:
-            occasion = Occasion.of_request(request.model_copy(update={"revision": int(run.occasion)}))
+            occasion = Occasion.of_request(
+                request.model_copy(update={"revision": int(run.occasion)})
+            )
         return self._ledger.find(occasion.key(self._pricer.exact(request, ask.blocks))) is not None
 
 
@@ -380,7 +420,9 @@ def _dated(number: int, job: Job) -> Iterator[tuple[dt.datetime, int, Run]]:
 
 
 def file_job(path: Path, start: dt.datetime, every: dt.timedelta | None) -> Job:
-    """A release file: one run, or with ``every`` a new revision, which is a new paid release, each time."""
+    """A release file: one run, or with ``every`` a new revision, which is a new paid release, each
+    time.
+    """
     request = load_request(path)
 
     def runs() -> Iterator[Run]:
@@ -397,7 +439,9 @@ def span(every: dt.timedelta) -> str:
 
 
 def release_files(folder: Path) -> list[Path]:
-    """The YAML files below a folder that hold a release: they name a mechanism. Hidden folders are skipped."""
+    """The YAML files below a folder that hold a release: they name a mechanism. Hidden folders are
+    skipped.
+    """
     found = []
     for path in sorted((*folder.rglob("*.yml"), *folder.rglob("*.yaml"))):
         if not any(part.startswith(".") for part in path.relative_to(folder).parts):
@@ -407,5 +451,7 @@ def release_files(folder: Path) -> list[Path]:
             except DpflowError:
                 continue  # some other tool's YAML
     if not folder.is_dir():
-        raise InvalidInput(f"there is no folder {folder}; give a release file, a DAG file, or a folder of them")
+        raise InvalidInput(
+            f"there is no folder {folder}; give a release file, a DAG file, or a folder of them"
+        )
     return found

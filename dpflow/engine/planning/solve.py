@@ -1,4 +1,5 @@
-"""Which filter holds more runs, and which noise makes a number of runs fit: answers before a grant is made or spent.
+"""Which filter holds more runs, and which noise makes a number of runs fit: answers before a grant
+is made or spent.
 
 Prices are those the ledger will charge, in whole units, so an answer that fits here fits there.
 """
@@ -24,11 +25,15 @@ from dpflow.ledger import Scope
 
 FILTERS: Final[tuple[FilterName, ...]] = ("basic", "renyi", "hybrid")
 _STEP: Final = 0.01  # in powers of ten: more than one step of the last digit
-_DIGITS: Final = 3  # significant digits of a solved epsilon: what a person copies into a release file
+_DIGITS: Final = (
+    3  # significant digits of a solved epsilon: what a person copies into a release file
+)
 
 
 def total(filter: Filter, events: Sequence[tuple[Event, int]]) -> Cost:
-    """What these events cost together, each as often as said; sums are held at `SATURATED` as in the ledger."""
+    """What these events cost together, each as often as said; sums are held at `SATURATED` as in
+    the ledger.
+    """
     return sum((_times(price(filter, event), count) for event, count in events), Cost())
 
 
@@ -36,8 +41,15 @@ def _times(cost: Cost, count: int) -> Cost:
     return Cost(*(min(part * count, SATURATED) for part in (cost.epsilon, cost.delta, cost.renyi)))
 
 
-def rounds(filter: Filter, once: Sequence[Event], each: Sequence[Event], spent: Cost = Cost()) -> int | None:  # noqa: B008
-    """How often ``each`` fits after ``once`` was paid, before the first refusal; -1 if not even ``once`` does, None without end."""
+def rounds(
+    filter: Filter,
+    once: Sequence[Event],
+    each: Sequence[Event],
+    spent: Cost = Cost(),  # noqa: B008 - frozen
+) -> int | None:
+    """How often ``each`` fits after ``once`` was paid, before the first refusal; -1 if not even
+    ``once`` does, None without end.
+    """
     limits, start, step = filter.capacity(), spent + total(filter, [(e, 1) for e in once]), Cost()
     if not Filter.admits(limits, start):
         return -1
@@ -48,7 +60,9 @@ def rounds(filter: Filter, once: Sequence[Event], each: Sequence[Event], spent: 
 
 
 def _largest(holds: Callable[[int], bool]) -> int:
-    """The largest n >= 0 at which a condition holds that holds at 0 and, once it fails, fails for good."""
+    """The largest n >= 0 at which a condition holds that holds at 0 and, once it fails, fails for
+    good.
+    """
     high = 1
     while holds(high):
         high *= 2
@@ -61,7 +75,9 @@ def _largest(holds: Callable[[int], bool]) -> int:
 
 @dataclass(frozen=True)
 class Choice:
-    """What a fresh account under one filter holds. ``rounds`` is None without end; ``reason`` says why a filter is out."""
+    """What a fresh account under one filter holds. ``rounds`` is None without end; ``reason`` says
+    why a filter is out.
+    """
 
     name: FilterName
     rounds: int | None
@@ -69,15 +85,20 @@ class Choice:
     reason: str = ""
 
 
-def compare(epsilon: Fraction, delta: Fraction, once: Sequence[Event], each: Sequence[Event]) -> tuple[Choice, ...]:
-    """How many rounds a fresh grant of (epsilon, delta) holds under every filter, the best division of delta for each.
+def compare(
+    epsilon: Fraction, delta: Fraction, once: Sequence[Event], each: Sequence[Event]
+) -> tuple[Choice, ...]:
+    """How many rounds a fresh grant of (epsilon, delta) holds under every filter, the best division
+    of delta for each.
 
     The best comes first. A filter that cannot pay these events at all comes last, with the reason.
     """
     own = any(event.zcdp()[1] > 0 for event in (*once, *each))
     choices = []
     for name in FILTERS:
-        shares = [Fraction(1)] if name == "basic" or not own else [Fraction(n, 10) for n in range(1, 10)]
+        shares = (
+            [Fraction(1)] if name == "basic" or not own else [Fraction(n, 10) for n in range(1, 10)]
+        )
         best: Choice | None = None
         reason = ""
         for share in shares:
@@ -101,7 +122,9 @@ def _more(a: int | None, b: int | None) -> bool:
 
 @dataclass(frozen=True)
 class Fitted:
-    """A line with the epsilon that was found; ``share`` is its weight, None where a target error decided."""
+    """A line with the epsilon that was found; ``share`` is its weight, None where a target error
+    decided.
+    """
 
     line: Line
     epsilon: Fraction
@@ -135,24 +158,28 @@ def solve(
 ) -> list[Fitted]:
     """The noise that makes ``runs`` runs of a schedule fit its grants.
 
-    A target error fixes its release's epsilon: the smallest that reaches it. The rest of every scope is divided over the
-    other releases in proportion to their shares, as far as the tightest scope on each one's path allows (max-min fair:
-    when a scope is full, the releases outside it go on growing). Sessions are paid once, whatever the number of runs.
+    A target error fixes its release's epsilon: the smallest that reaches it. The rest of every
+    scope is divided over the other releases in proportion to their shares, as far as the tightest
+    scope on each one's path allows (max-min fair: when a scope is full, the releases outside it go
+    on growing). Sessions are paid once, whatever the number of runs.
 
     Args:
         lines: from `schedule.forecast`; all of them must charge granted scopes.
-        runs: how many runs one account pays for; under a declaration per block, runs over the same block.
+        runs: how many runs one account pays for; under a declaration per block, runs over the same
+        block.
         shares: release name to weight, above 0; 1 for who is not named.
         errors: release name to the largest acceptable half-width at 95 %, in the measure's unit.
         spent: what each scope's account has spent; nothing if left out.
 
     Returns:
-        One entry per line, epsilon rounded down to three digits: all together are admitted by every filter.
+        One entry per line, epsilon rounded down to three digits: all together are admitted by every
+        filter.
 
     Raises:
         BudgetExceeded: the target errors alone, or the smallest legal noise, do not fit.
         UnknownName: a share or an error for a release that the schedule does not have.
-        InvalidInput: runs below 1, a mechanism without an epsilon, an error that nobody can know beforehand.
+        InvalidInput: runs below 1, a mechanism without an epsilon, an error that nobody can know
+        beforehand.
     """
     if isinstance(runs, bool) or not isinstance(runs, int) or not 1 <= runs <= 10**12:
         raise InvalidInput("the number of runs must be a whole number from 1 to 1e12; correct it")
@@ -164,7 +191,9 @@ def solve(
 
 
 class _Solver:
-    """Raises one level for all open lines until a scope is full, freezes those that pay there, and goes on."""
+    """Raises one level for all open lines until a scope is full, freezes those that pay there, and
+    goes on.
+    """
 
     def __init__(
         self,
@@ -240,11 +269,19 @@ class _Solver:
         """The first scope that cannot pay these epsilons; lines that are not named pay nothing yet."""
         events = []
         for n, epsilon in epsilons.items():
-            with contextlib.suppress(InvalidInput):  # noise too large to draw: `solve` says so if it stays that way
+            with contextlib.suppress(
+                InvalidInput
+            ):  # noise too large to draw: `solve` says so if it stays that way
                 events.append((self._lines[n], _at(self._lines[n].plan, epsilon)[0]))
         for name, scope in self._granted.items():
-            asked = [(event, 1 if line.once else self._runs) for line, event in events if name in line.path]
-            if asked and not Filter.admits(scope.capacity, self._spent.get(name, Cost()) + total(scope.filter, asked)):
+            asked = [
+                (event, 1 if line.once else self._runs)
+                for line, event in events
+                if name in line.path
+            ]
+            if asked and not Filter.admits(
+                scope.capacity, self._spent.get(name, Cost()) + total(scope.filter, asked)
+            ):
                 return name
         return ""
 
@@ -254,13 +291,21 @@ def rounded_down(value: float) -> Fraction:
     if value <= float(amounts.SMALLEST_EPSILON):
         return amounts.SMALLEST_EPSILON
     step = Fraction(10) ** (math.floor(math.log10(value)) - _DIGITS + 1)
-    return min(max(Fraction(value) // step * step, amounts.SMALLEST_EPSILON), amounts.LARGEST_EPSILON)
+    return min(
+        max(Fraction(value) // step * step, amounts.SMALLEST_EPSILON), amounts.LARGEST_EPSILON
+    )
 
 
 def _at(plan: Plan, epsilon: Fraction) -> tuple[Event, ErrorBound | None]:
     """Claim and error of the same request at another epsilon."""
-    params = type(plan.params).model_validate({**plan.request.params, "epsilon": amounts.text(epsilon)})
-    error = plan.mechanism.error_bound(params, plan.table) if isinstance(plan.mechanism, Mechanism) else None
+    params = type(plan.params).model_validate(
+        {**plan.request.params, "epsilon": amounts.text(epsilon)}
+    )
+    error = (
+        plan.mechanism.error_bound(params, plan.table)
+        if isinstance(plan.mechanism, Mechanism)
+        else None
+    )
     return plan.mechanism.event(params, plan.table), error
 
 
@@ -292,7 +337,9 @@ def _for_error(line: Line, wanted: object) -> Fraction:
 
     low, high = 0, 18 * 900  # from 1e-12 to 1e6
     if not reached(high):
-        raise InvalidInput(f"no epsilon brings the error of {name!r} down to {target:g}; accept a larger one")
+        raise InvalidInput(
+            f"no epsilon brings the error of {name!r} down to {target:g}; accept a larger one"
+        )
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if reached(middle) else (middle, high)

@@ -1,8 +1,10 @@
-"""What a session has answered, in memory: found by name, and quick to see that a whole batch is new.
+"""What a session has answered, in memory: found by name, and quick to see that a whole batch is
+new.
 
-New points come in large batches, and a dictionary of millions of names goes to memory for each. So the first halves of all names are
-kept as sorted numbers, too: a batch none of whose numbers is there is new, and its names reach the dictionary only when some
-later batch has to be looked up one by one.
+New points come in large batches, and a dictionary of millions of names goes to memory for each. So
+the first halves of all names are kept as sorted numbers, too: a batch none of whose numbers is
+there is new, and its names reach the dictionary only when some later batch has to be looked up one
+by one.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ class Answered:
         self._runs: list[Keys] = []  # sorted, each less than half as long as the one before it
 
     def new(self, names: Sequence[bytes]) -> dict[bytes, int] | None:
-        """Names without an answer, with a place of each; None if these are all of them, and all different."""
+        """Names without an answer, with a place of each; None if these are all of them, and all
+        different.
+        """
         keys = _keys(names)
         if not (keys[1:] == keys[:-1]).any() and not any(_meet(run, keys) for run in self._runs):
             return None
@@ -58,7 +62,8 @@ class Answered:
 
 
 def packed(answers: Sequence[Any]) -> str:
-    """Answers as JSON: few different texts or numbers of one type by their places in a list, all else as they are.
+    """Answers as JSON: few different texts or numbers of one type by their places in a list, all
+    else as they are.
 
     Raises `TypeError` or `ValueError` for what JSON does not hold.
     """
@@ -72,10 +77,14 @@ def packed(answers: Sequence[Any]) -> str:
 
 
 def unpacked(text: str) -> list[Any]:
-    """The answers that were packed. Raises `KeyError`, `TypeError`, `ValueError` or `IndexError` for anything else."""
+    """The answers that were packed. Raises `KeyError`, `TypeError`, `ValueError` or `IndexError`
+    for anything else.
+    """
     found = json.loads(text)
     if isinstance(found, dict):
-        return list(map(found["labels"].__getitem__, base64.b64decode(found["places"], validate=True)))
+        return list(
+            map(found["labels"].__getitem__, base64.b64decode(found["places"], validate=True))
+        )
     return list(found)
 
 

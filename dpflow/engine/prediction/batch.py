@@ -25,7 +25,9 @@ log = logging.getLogger("dpflow")
 
 
 class Points(Strict):
-    """A public DuckDB table of query points: its columns are the session's features, ``key`` names each point."""
+    """A public DuckDB table of query points: its columns are the session's features, ``key`` names
+    each point.
+    """
 
     database: Path
     table: str
@@ -33,7 +35,9 @@ class Points(Strict):
     batch: Annotated[int, Field(ge=1, le=10**7)] = BATCH
 
 
-def parse_tables(points: Mapping[str, Any], answers: Mapping[str, Any], base: Path) -> tuple[Points, Publish]:
+def parse_tables(
+    points: Mapping[str, Any], answers: Mapping[str, Any], base: Path
+) -> tuple[Points, Publish]:
     """Both tables, paths taken from ``base``. Raises `InvalidDeclaration` naming the field."""
     found: list[Any] = []
     for what, model, given in (("points", Points, points), ("answers", Publish, answers)):
@@ -55,23 +59,26 @@ def label_points(
     student: Student | None = None,
     occasion: Occasion | None = None,
 ) -> dict[str, Any]:
-    """Answer every point of a table and publish the answers. Again, it costs nothing and writes the same.
+    """Answer every point of a table and publish the answers. Again, it costs nothing and writes the
+    same.
 
     Args:
         student: a model to train on points and answers, which may be published.
 
-    Returns:
-        session id, number of points, how many of them were new (and so used up predictions), how many predictions are left,
-        and what `teach` says of the student.
+    Returns: session id, number of points, how many of them were new (and so used up predictions),
+        how many predictions are left, and what `teach` says of the student.
 
     Raises:
-        PlanRefused: points or answers are in the private table's own file: points are published by their keys.
+        PlanRefused: points or answers are in the private table's own file: points are published by
+        their keys.
         SessionClosed: more new points than predictions are left.
         BudgetExceeded, InvalidInput, TableError, NotPublished: as for a release.
     """
     params = plan.params
     if not isinstance(params, PredictionParams):
-        raise PlanRefused(f"{plan.mechanism.name} predicts nothing; name a prediction mechanism, see dpflow mechanisms")
+        raise PlanRefused(
+            f"{plan.mechanism.name} predicts nothing; name a prediction mechanism, see dpflow mechanisms"
+        )
     require_public(points.database, plan.table, "points")
     require_public(answers.database, plan.table, "answers")
     if student is not None:  # before anything is charged
@@ -81,14 +88,21 @@ def label_points(
     key = (occasion or Occasion.of_request(plan.request)).key(plan)
     if ledger.find(key) is None:
         afforded = most_predictions(plan, ledger, registry)
-        log.info("scope %s pays for %d predictions, %d are planned", plan.request.scope, afforded, params.predictions)
+        log.info(
+            "scope %s pays for %d predictions, %d are planned",
+            plan.request.scope,
+            afforded,
+            params.predictions,
+        )
     session = PredictionSession.open(plan, ledger, registry, occasion=occasion)
     keys = found.pop("").tolist()
     before = session.left
     said = session.predict(found, batch=points.batch)
     publish_answers(answers.database, answers.table, session.id, keys, said)
     left = session.left
-    taught = None if student is None else teach(plan, session.id, session.encode(found), said, student)
+    taught = (
+        None if student is None else teach(plan, session.id, session.encode(found), said, student)
+    )
     return {
         "session_id": session.id,
         "points": len(keys),

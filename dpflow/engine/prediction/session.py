@@ -1,10 +1,12 @@
-"""A prediction session's life: learned once per process, asked in batches, one ledger transaction for each.
+"""A prediction session's life: learned once per process, asked in batches, one ledger transaction
+for each.
 
-A batch is encoded and its known points are looked up; the rest is predicted, and the answers and the count of spent
-predictions are stored together, as one row, before any of them is seen. What was answered is kept in memory (about 150 bytes
-a point), read from the ledger when a session is first asked and whenever another process answered something. Two processes
-that ask for the same points at once: the one whose transaction comes second stores nothing, looks up what the first one
-stored, and predicts only what is left.
+A batch is encoded and its known points are looked up; the rest is predicted, and the answers and
+the count of spent predictions are stored together, as one row, before any of them is seen. What was
+answered is kept in memory (about 150 bytes a point), read from the ledger when a session is first
+asked and whenever another process answered something. Two processes that ask for the same points at
+once: the one whose transaction comes second stores nothing, looks up what the first one stored, and
+predicts only what is left.
 """
 
 from __future__ import annotations
@@ -41,16 +43,22 @@ class NoteConflict(InvalidInput):
 
 
 class PredictionSession(Session):
-    """An open session of private predictions. Safe to use from many threads; make one with `PredictionSession.open`.
+    """An open session of private predictions. Safe to use from many threads; make one with
+    `PredictionSession.open`.
 
-    ``known_left`` is how many new points could be asked when the ledger was last looked at; `left` looks again.
+    ``known_left`` is how many new points could be asked when the ledger was last looked at; `left`
+    looks again.
     """
 
-    def __init__(self, session_id: str, plan: Plan, ledger: Ledger, registry: Registry, principal: str) -> None:
+    def __init__(
+        self, session_id: str, plan: Plan, ledger: Ledger, registry: Registry, principal: str
+    ) -> None:
         super().__init__(session_id, plan, ledger, registry, principal)
         mechanism = plan.mechanism
         if not isinstance(mechanism, PredictionMechanism):
-            raise PlanRefused(f"{mechanism.name} predicts nothing; name a prediction mechanism, see dpflow mechanisms")
+            raise PlanRefused(
+                f"{mechanism.name} predicts nothing; name a prediction mechanism, see dpflow mechanisms"
+            )
         assert isinstance(plan.params, PredictionParams)
         self._mechanism, self._params = mechanism, plan.params
         self._learning = threading.Lock()
@@ -86,19 +94,33 @@ class PredictionSession(Session):
         """What the session can still give. Public."""
         left = self.left
         state = self._ledger.release(self.id).state
-        return {"state": state, "answered": self._params.predictions - left, "predictions_left": left}
+        return {
+            "state": state,
+            "answered": self._params.predictions - left,
+            "predictions_left": left,
+        }
 
     def _left(self, held: Held) -> int:
         return 0 if held.closed else self._params.predictions - int(held.state["answered"])
 
-    def ask(self, query: Mapping[str, Any] | str, candidate: Candidate | None = None, **fields: Any) -> dict[str, Any]:
+    def ask(
+        self, query: Mapping[str, Any] | str, candidate: Candidate | None = None, **fields: Any
+    ) -> dict[str, Any]:
         """One point, as ``{"point": [...]}``; the same as a batch of one."""
-        if not isinstance(query, Mapping) or set(query) != {"point"} or candidate is not None or fields:
-            raise InvalidInput("a prediction session is asked points; write the query as {'point': [value, ...]}")
+        if (
+            not isinstance(query, Mapping)
+            or set(query) != {"point"}
+            or candidate is not None
+            or fields
+        ):
+            raise InvalidInput(
+                "a prediction session is asked points; write the query as {'point': [value, ...]}"
+            )
         return {"answer": self.predict([query["point"]])[0]}
 
     def share(self, other: PredictionSession) -> None:
-        """Answer from what another session of the same table and parameters has learned, instead of learning again.
+        """Answer from what another session of the same table and parameters has learned, instead of
+        learning again.
 
         Raises `PlanRefused` if the two would not learn the same; see `require_alike`.
         """
@@ -113,10 +135,14 @@ class PredictionSession(Session):
         with self._learning:
             if self._learned is None:
                 rows = self._private.answer(self._statistic(), self._plan.request.blocks)
-                self._learned = self._mechanism.learn(self._params, self._plan.table, rows, SystemSource())
+                self._learned = self._mechanism.learn(
+                    self._params, self._plan.table, rows, SystemSource()
+                )
 
     def _statistic(self) -> Records:
-        """What is learned from, checked against the catalog: what plan and catalog can refuse is refused here."""
+        """What is learned from, checked against the catalog: what plan and catalog can refuse is
+        refused here.
+        """
         statistic = self._mechanism.rows(self._params, self._plan.table)
         self._private.check(statistic, self._plan.request.blocks)
         return statistic
@@ -125,12 +151,14 @@ class PredictionSession(Session):
         """Answers for points, in their order; points that were answered before cost nothing.
 
         Args:
-            points: rows of values in the order of the features, or a mapping from feature to values.
+            points: rows of values in the order of the features, or a mapping from feature to
+            values.
             batch: points of one transaction.
 
         Raises:
             InvalidInput: points that do not fit the declaration; nothing was charged.
-            SessionClosed: more new points than predictions are left; the batches before are answered and stored.
+            SessionClosed: more new points than predictions are left; the batches before are
+            answered and stored.
         """
         if batch < 1:
             raise InvalidInput("a batch has 1 or more points")
@@ -157,12 +185,17 @@ class PredictionSession(Session):
             return {name: self._notes[name] for name in names if name in self._notes}
 
     def describe(self) -> dict[str, Any]:
-        """What whoever asks may know: features with their bounds or keys, the session's claim, what is left."""
+        """What whoever asks may know: features with their bounds or keys, the session's claim, what
+        is left.
+        """
         table, features = self._plan.table, []
         for name in self._params.features:
             column = table.column(name)
             features.append(
-                {"name": name} | column.model_dump(mode="json", include={"lower", "upper", "step", "missing", "keys"})
+                {"name": name}
+                | column.model_dump(
+                    mode="json", include={"lower", "upper", "step", "missing", "keys"}
+                )
             )
         return {
             "session_id": self.id,
@@ -177,10 +210,12 @@ class PredictionSession(Session):
 
         Args:
             codes: what `encode` made.
-            notes: names and JSON values to store in the same transaction, unless the session is closed; see `noted`.
+            notes: names and JSON values to store in the same transaction, unless the session is
+            closed; see `noted`.
 
         Raises:
-            NoteConflict: another process stored a note of this name with another value, were it a moment ago.
+            NoteConflict: another process stored a note of this name with another value, were it a
+            moment ago.
             SessionClosed: more new points than predictions are left.
         """
         names = self._names.of(codes)
@@ -189,8 +224,12 @@ class PredictionSession(Session):
                 pass  # another batch was stored first and none of ours was seen: look up what it answered
             return said
 
-    def _said(self, codes: Codes, names: Sequence[bytes], notes: Mapping[str, Any]) -> list[Any] | None:
-        """All answers, after storing what had none yet. None if another process was first; then nothing was stored."""
+    def _said(
+        self, codes: Codes, names: Sequence[bytes], notes: Mapping[str, Any]
+    ) -> list[Any] | None:
+        """All answers, after storing what had none yet. None if another process was first; then
+        nothing was stored.
+        """
         held = self._catch_up()
         if any(self._notes.get(name, note) != note for name, note in notes.items()):
             raise NoteConflict("a note of this name has another value; name it otherwise")
@@ -198,14 +237,20 @@ class PredictionSession(Session):
         asked = names if new is None else list(new)
         left = self.known_left = self._left(held)
         if len(asked) > left:
-            fewer = f"ask at most {left} new points" if left else "ask points that were answered before"
+            fewer = (
+                f"ask at most {left} new points" if left else "ask points that were answered before"
+            )
             raise SessionClosed(
                 f"{len(asked)} of these points have no stored answer, and session {self.id} has {left} predictions left; "
                 f"{fewer}, or open another session"
             )
         chosen = codes if new is None else codes[np.fromiter(new.values(), np.int64, len(new))]
         answers, text, failed = self._answers(chosen)
-        aside = {} if held.closed else {name: note for name, note in notes.items() if name not in self._notes}
+        aside = (
+            {}
+            if held.closed
+            else {name: note for name, note in notes.items() if name not in self._notes}
+        )
         if asked or aside:
             if not self._ledger.answer_batch(
                 self.id,
@@ -223,7 +268,9 @@ class PredictionSession(Session):
         return answers if new is None else self._answered.of(names)
 
     def _catch_up(self) -> Held:
-        """The session as it is in the ledger, after looking up what was answered since it was last asked."""
+        """The session as it is in the ledger, after looking up what was answered since it was last
+        asked.
+        """
         held = self._ledger.session(self.id)
         if held.version > self._upto:
             try:
@@ -245,7 +292,9 @@ class PredictionSession(Session):
         return held
 
     def _answers(self, codes: Codes) -> tuple[list[Any], str, bool]:
-        """Fresh answers and their JSON; a failure that may depend on rows or draw is the answer None, and closes the session."""
+        """Fresh answers and their JSON; a failure that may depend on rows or draw is the answer
+        None, and closes the session.
+        """
         if not len(codes):
             return [], packed([]), False
         if self._learned is None:
@@ -254,7 +303,9 @@ class PredictionSession(Session):
             self.learn()
             fault_points.pass_point("aggregate.after")
             learned, table = self._learned, self._plan.table
-            answers = list(self._mechanism.predict(self._params, table, learned, codes, SystemSource()))
+            answers = list(
+                self._mechanism.predict(self._params, table, learned, codes, SystemSource())
+            )
             text = packed(answers)
             failed = len(answers) != len(codes)
         except fault_points.FaultInjected:
@@ -271,12 +322,16 @@ class PredictionSession(Session):
 
 
 def most_predictions(plan: Plan, ledger: Ledger, registry: Registry) -> int:
-    """How many predictions the plan's scope could pay for now, with all else as planned; nothing is charged."""
+    """How many predictions the plan's scope could pay for now, with all else as planned; nothing is
+    charged.
+    """
 
     def accepted(number: int) -> bool:
         params = plan.request.params | {"predictions": number}
         try:
-            wanted = make_plan(plan.request.model_copy(update={"params": params}), registry, plan.table)
+            wanted = make_plan(
+                plan.request.model_copy(update={"params": params}), registry, plan.table
+            )
         except DpflowError:
             return False
         return ledger.check(plan.request.scope, [wanted.event], plan.charged_blocks) is None
@@ -296,11 +351,17 @@ def most_predictions(plan: Plan, ledger: Ledger, registry: Registry) -> int:
 def require_alike(plan: Plan, other: Plan) -> None:
     """Raises `PlanRefused` unless two sessions may answer from one set of models.
 
-    Models depend on the bounds of the columns, and those that a search found were paid by the scope of that search: who answers
-    from them must have paid for it, too.
+    Models depend on the bounds of the columns, and those that a search found were paid by the scope
+    of that search: who answers from them must have paid for it, too.
     """
     same = [
-        (p.mechanism.name, p.table, p.request.blocks, p.request.where, p.params.model_copy(update={"predictions": 0}))
+        (
+            p.mechanism.name,
+            p.table,
+            p.request.blocks,
+            p.request.where,
+            p.params.model_copy(update={"predictions": 0}),
+        )
         for p in (plan, other)
     ]
     if same[0] != same[1]:

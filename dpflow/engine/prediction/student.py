@@ -1,9 +1,11 @@
-"""A model that may be published: trained on a public pool of points that were labelled by private predictions.
+"""A model that may be published: trained on a public pool of points that were labelled by private
+predictions.
 
-A function of private answers and public points is post-processing, so the student costs nothing beyond its session and has
-the session's privacy for the private table, for ever and for everybody (Dwork and Feldman 2018, section 2.4). It does not
-protect the pool. What is written is a skops file, and what is registered says what it guarantees; a holdout gate can judge
-it like any other model.
+A function of private answers and public points is post-processing, so the student costs nothing
+beyond its session and has the session's privacy for the private table, for ever and for everybody
+(Dwork and Feldman 2018, section 2.4). It does not protect the pool. What is written is a skops
+file, and what is registered says what it guarantees; a holdout gate can judge it like any other
+model.
 """
 
 from __future__ import annotations
@@ -34,9 +36,10 @@ _GRID = amounts.SMALLEST_EPSILON  # a computed epsilon is rounded up to it
 class Student(Strict):
     """What is trained and where it goes.
 
-    ``folder``: where the skops file is written, named by what it was learned from. ``learner`` and ``options``: a
-    scikit-learn estimator; it sees numbers scaled and keys one-hot, by the pool alone. ``model`` and ``tracking_uri``: the
-    registered model in MLflow, or neither. ``delta``: at which epsilon is stated, 0 for the sum over all predictions.
+    ``folder``: where the skops file is written, named by what it was learned from. ``learner`` and
+    ``options``: a scikit-learn estimator; it sees numbers scaled and keys one-hot, by the pool
+    alone. ``model`` and ``tracking_uri``: the registered model in MLflow, or neither. ``delta``: at
+    which epsilon is stated, 0 for the sum over all predictions.
     """
 
     folder: Path
@@ -54,7 +57,9 @@ class Student(Strict):
 
 
 def parse_student(raw: Mapping[str, Any], base: Path) -> Student:
-    """A student as a mapping, its folder taken from ``base``. Raises `InvalidDeclaration` naming the field."""
+    """A student as a mapping, its folder taken from ``base``. Raises `InvalidDeclaration` naming
+    the field.
+    """
     try:
         student = Student.model_validate(dict(raw))
     except ValidationError as error:
@@ -63,7 +68,9 @@ def parse_student(raw: Mapping[str, Any], base: Path) -> Student:
 
 
 def guarantee(plan: Plan, delta: Fraction) -> tuple[str, str]:
-    """Epsilon and delta of everything that the session ever answers. Raises `InvalidInput` where it needs a delta."""
+    """Epsilon and delta of everything that the session ever answers. Raises `InvalidInput` where it
+    needs a delta.
+    """
     exact = plan.event.approximate()
     if exact is not None and exact[1] >= delta:
         epsilon, delta = exact
@@ -95,16 +102,22 @@ def estimator(student: Student, table: Table, features: Sequence[str]) -> Any:
             f"{student.learner} does not take the options {sorted(student.options)}: {error}"
         ) from None
     keys = {i: table.column(name).keys for i, name in enumerate(features)}
-    steps: list[tuple[str, Any, list[int]]] = [("numbers", StandardScaler(), [i for i in keys if keys[i] is None])]
+    steps: list[tuple[str, Any, list[int]]] = [
+        ("numbers", StandardScaler(), [i for i in keys if keys[i] is None])
+    ]
     keyed = [i for i in keys if keys[i] is not None]
     if keyed:
-        encoder = OneHotEncoder(categories=[list(keys[i] or ()) for i in keyed], handle_unknown="ignore")
+        encoder = OneHotEncoder(
+            categories=[list(keys[i] or ()) for i in keyed], handle_unknown="ignore"
+        )
         steps.append(("keys", encoder, keyed))
     return Pipeline([("columns", ColumnTransformer(steps)), ("learner", learner)])
 
 
 def pool(table: Table, features: Sequence[str], codes: Codes) -> Any:
-    """Encoded points as the student sees them: numbers within their bounds, keys as texts ("" where there is none)."""
+    """Encoded points as the student sees them: numbers within their bounds, keys as texts ("" where
+    there is none).
+    """
     columns: list[Any] = []
     for name, code in zip(features, codes.T):
         column = table.column(name)
@@ -116,14 +129,18 @@ def pool(table: Table, features: Sequence[str], codes: Codes) -> Any:
     return np.stack(columns, axis=1).astype(object if mixed else float)
 
 
-def teach(plan: Plan, session_id: str, codes: Codes, answers: Sequence[Any], student: Student) -> dict[str, Any]:
-    """Train on points and their stored answers, write the file, register it. Again, the same file and version.
+def teach(
+    plan: Plan, session_id: str, codes: Codes, answers: Sequence[Any], student: Student
+) -> dict[str, Any]:
+    """Train on points and their stored answers, write the file, register it. Again, the same file
+    and version.
 
     Returns:
         file, epsilon, delta, number of points, and the version if it was registered.
 
     Raises:
-        InvalidInput: the learner cannot learn from these answers (which are public), or no epsilon at this delta.
+        InvalidInput: the learner cannot learn from these answers (which are public), or no epsilon
+        at this delta.
     """
     assert isinstance(plan.params, PredictionParams)
     table, features = plan.table, plan.params.features
@@ -134,8 +151,12 @@ def teach(plan: Plan, session_id: str, codes: Codes, answers: Sequence[Any], stu
     try:
         pipeline.fit(pool(table, features, codes[told]), labels)
     except ValueError as error:
-        raise InvalidInput(f"{student.learner} cannot learn from these {len(labels)} answers: {error}") from None
-    about = hashlib.sha256(student.model_dump_json(include={"learner", "options", "delta"}).encode())
+        raise InvalidInput(
+            f"{student.learner} cannot learn from these {len(labels)} answers: {error}"
+        ) from None
+    about = hashlib.sha256(
+        student.model_dump_json(include={"learner", "options", "delta"}).encode()
+    )
     about.update(session_id.encode() + codes.tobytes() + json.dumps(list(answers)).encode())
     file = _write(pipeline, student.folder / f"student-{about.hexdigest()[:16]}.skops")
     found = {"file": str(file), "epsilon": epsilon, "delta": delta, "points": len(labels)}
@@ -164,7 +185,9 @@ def _write(pipeline: Any, file: Path) -> Path:
         partial.write_bytes(skops.io.dumps(pipeline))
         partial.replace(file)
     except OSError:
-        raise InvalidInput(f"{file.parent} cannot be written; give the student another folder") from None
+        raise InvalidInput(
+            f"{file.parent} cannot be written; give the student another folder"
+        ) from None
     return file
 
 

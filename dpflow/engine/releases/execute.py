@@ -1,9 +1,9 @@
 """The life of a release: reserve, aggregate, draw, settle, publish. The file that must be right.
 
-Nothing private is read before `Ledger.reserve` returned, and nothing drawn is visible before `Ledger.settle` returned.
-A crash between the two leaves a reservation which the next try of the same key takes over; nothing of the first draw
-was visible, so fresh noise is safe. A failure that may depend on the rows or the draw is settled as "none": to draw
-again would be rejection sampling.
+Nothing private is read before `Ledger.reserve` returned, and nothing drawn is visible before
+`Ledger.settle` returned. A crash between the two leaves a reservation which the next try of the
+same key takes over; nothing of the first draw was visible, so fresh noise is safe. A failure that
+may depend on the rows or the draw is settled as "none": to draw again would be rejection sampling.
 """
 
 from __future__ import annotations
@@ -34,10 +34,12 @@ log = logging.getLogger("dpflow")
 
 @dataclass(frozen=True)
 class Receipt:
-    """What a release cost and where it is. `to_json` is what operators return; the result itself is in ``result``.
+    """What a release cost and where it is. `to_json` is what operators return; the result itself is
+    in ``result``.
 
     Attributes:
-        epsilon, delta: the price in (epsilon, delta), as exact strings; delta is "0" for pure claims.
+        epsilon, delta: the price in (epsilon, delta), as exact strings; delta is "0" for pure
+        claims.
         replayed: True when a stored result was returned and nothing was charged.
         protects: what the price protects, in words.
     """
@@ -72,7 +74,12 @@ class Receipt:
 
 
 def release(
-    plan: Plan, ledger: Ledger, registry: Registry, *, occasion: Occasion | None = None, spend_again: bool = False
+    plan: Plan,
+    ledger: Ledger,
+    registry: Registry,
+    *,
+    occasion: Occasion | None = None,
+    spend_again: bool = False,
 ) -> Receipt:
     """Run a plan to its end, exactly once per occasion.
 
@@ -89,10 +96,14 @@ def release(
         TableBusy, NotPublished, LedgerUnavailable: try again later; nothing is charged twice.
     """
     if not isinstance(plan.mechanism, Mechanism):
-        raise PlanRefused(f"{plan.mechanism.name} is a session, not a release; open it with a gate or Session")
+        raise PlanRefused(
+            f"{plan.mechanism.name} is a session, not a release; open it with a gate or Session"
+        )
     occasion = occasion or Occasion.of_request(plan.request)
     check_scope(plan, ledger)
-    private = PrivateTable(plan.table, plan.request.where, lambda data: ledger.commitment(data, "partial"))
+    private = PrivateTable(
+        plan.table, plan.request.where, lambda data: ledger.commitment(data, "partial")
+    )
     key = occasion.key(plan)
     stored = ledger.find(key)
     unread = stored is None or not stored.settled
@@ -111,7 +122,11 @@ def release(
             data=data_names(plan, ledger),
         )
         replayed = reservation.result is not None
-        settled = reservation if replayed else _draw(plan, private, ledger, reservation, occasion.principal)
+        settled = (
+            reservation
+            if replayed
+            else _draw(plan, private, ledger, reservation, occasion.principal)
+        )
     receipt = _publish(plan, _receipt(plan, settled, replayed))
     for observer in registry.announce(receipt):
         log.warning("observer %s failed; the release stands", observer)
@@ -124,7 +139,9 @@ def check_scope(plan: Plan, ledger: Ledger) -> None:
 
 
 def check_protection(plan: Plan, scope: Scope) -> None:
-    """Raises `PlanRefused` if a scope was granted to protect something else than the plan's table declares."""
+    """Raises `PlanRefused` if a scope was granted to protect something else than the plan's table
+    declares.
+    """
     if isinstance(plan.event, Unprotected) and not scope.protects:
         raise PlanRefused(
             f"{plan.request.name} makes no privacy claim, and scope {scope.scope!r} does not say that it protects nobody; "
@@ -138,20 +155,25 @@ def check_protection(plan: Plan, scope: Scope) -> None:
 
 
 def data_names(plan: Plan, ledger: Ledger) -> list[str]:
-    """Public names of what a plan reads, under which the ledger knows it beside its dataset: the table as it is declared, and
-    every relation by its place, so that a second declaration of the same rows is no second data set. Dimensions are public,
-    so a gate does not close its own; another gate may be on their rows all the same.
+    """Public names of what a plan reads, under which the ledger knows it beside its dataset: the
+    table as it is declared, and every relation by its place, so that a second declaration of the
+    same rows is no second data set. Dimensions are public, so a gate does not close its own;
+    another gate may be on their rows all the same.
     """
     database = os.path.realpath(plan.table.database)
 
     def place(relation: str) -> str:
         return "place " + ledger.commitment(f"{database}\0{plain(relation)}".encode(), "place")[:32]
 
-    joins = [("" if join.kind == "unit" else JOINED) + place(join.relation) for join in plan.table.joins]
+    joins = [
+        ("" if join.kind == "unit" else JOINED) + place(join.relation) for join in plan.table.joins
+    ]
     return [f"table {plan.table.name}", place(plan.table.source), *joins]
 
 
-def _draw(plan: Plan, private: PrivateTable, ledger: Ledger, reservation: Reservation, principal: str) -> Reservation:
+def _draw(
+    plan: Plan, private: PrivateTable, ledger: Ledger, reservation: Reservation, principal: str
+) -> Reservation:
     """Read, add noise, settle. What it returns holds the stored result, whoever stored it."""
     snapshot = ledger.commitment(private.snapshot(), "snapshot")
     result = drawn(plan, private)
@@ -166,7 +188,9 @@ def drawn(plan: Plan, private: PrivateTable) -> Result:
         with private.answering(statistic, plan.request.blocks) as answer:
             fault_points.pass_point("aggregate.after")
             result = plan.mechanism.draw(plan.params, plan.table, answer, SystemSource())
-        json.dumps(result.to_json(), allow_nan=False)  # what cannot be stored is an impossible value, too
+        json.dumps(
+            result.to_json(), allow_nan=False
+        )  # what cannot be stored is an impossible value, too
     except fault_points.FaultInjected:
         raise
     except Exception as error:

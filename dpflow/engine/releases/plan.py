@@ -12,10 +12,17 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from dpflow.core.accounting.amounts import text, to_units_up
-from dpflow.core.accounting.events import Approximate, Event, Pure, SparseVector, Unprotected, to_json
+from dpflow.core.accounting.events import (
+    Approximate,
+    Event,
+    Pure,
+    SparseVector,
+    Unprotected,
+    to_json,
+)
 from dpflow.core.contract.declaration import Table, problems
 from dpflow.core.contract.mechanism import InteractiveMechanism, Mechanism
-from dpflow.core.contract.requests import Records, DataRequest
+from dpflow.core.contract.requests import DataRequest, Records
 from dpflow.core.contract.results import ErrorBound
 from dpflow.engine.releases.request import Request, require_public
 from dpflow.errors import InvalidDeclaration, PlanRefused, PluginError
@@ -27,7 +34,9 @@ PRICE_STEP = Fraction(1, 10**6)  # of an epsilon that is computed for a report, 
 
 def digest(value: Any) -> str:
     """SHA-256 of canonical JSON: of public things only."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+    ).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -52,15 +61,21 @@ class Plan:
 
     @property
     def charged_blocks(self) -> tuple[str, ...]:
-        """The blocks whose accounts pay: those it reads if the declaration protects per block, else none by name."""
+        """The blocks whose accounts pay: those it reads if the declaration protects per block, else
+        none by name.
+        """
         return self.request.blocks if self.table.protects == "unit-block" else ()
 
     def price(self) -> tuple[str, str]:
-        """Epsilon and delta as exact text: at the delta it asks for where that proves less, or needs one (else at 1e-9)."""
+        """Epsilon and delta as exact text: at the delta it asks for where that proves less, or
+        needs one (else at 1e-9).
+        """
         exact, asked = self.event.approximate(), getattr(self.params, "delta", None)
         if exact is None or (asked and not exact[1]):
             delta = asked or Fraction(1, 10**9)
-            proved = to_units_up(self.event.epsilon_at(delta) or Fraction(0), PRICE_STEP) * PRICE_STEP
+            proved = (
+                to_units_up(self.event.epsilon_at(delta) or Fraction(0), PRICE_STEP) * PRICE_STEP
+            )
             if exact is None or proved < exact[0]:
                 exact = (proved, delta)
         return text(exact[0]), text(exact[1])
@@ -86,7 +101,9 @@ class Plan:
         }
 
     def _bounds(self) -> str:
-        """The searches that find them, or the declared bounds of the columns that the request names."""
+        """The searches that find them, or the declared bounds of the columns that the request
+        names.
+        """
         if self.request.bounds:
             return ", ".join(map(repr, self.request.bounds))
         named = set(_texts(self.params.model_dump(mode="json")))
@@ -124,13 +141,14 @@ def make_plan(request: Request, registry: Registry, table: Table | None = None) 
     """Check everything that can be checked without rows, and price it.
 
     Args:
-        table: the declaration, if not the one that the request names; where that takes bounds from a release, with these
-            bounds in it (`dpflow.engine.releases.released_bounds`).
+        table: the declaration, if not the one that the request names; where that takes bounds from
+            a release, with these bounds in it (`dpflow.engine.releases.released_bounds`).
 
     Raises:
         UnknownName: mechanism, column or key that nobody declared.
         InvalidDeclaration: parameters that do not validate.
-        PlanRefused: no bounds, a holdout read without a gate, a veto, blocks that do not fit the declaration.
+        PlanRefused: no bounds, a holdout read without a gate, a veto, blocks that do not fit the
+        declaration.
     """
     if table is None and request.bounds:
         raise PlanRefused(
@@ -147,17 +165,26 @@ def make_plan(request: Request, registry: Registry, table: Table | None = None) 
         ) from None
     if isinstance(mechanism, Mechanism) and (other := mechanism.delegate_to(params, table)):
         if other.mechanism not in registry.mechanisms:
-            raise PlanRefused(f"{request.name}: {other.why}, but no installed distribution has it; install its plugin")
+            raise PlanRefused(
+                f"{request.name}: {other.why}, but no installed distribution has it; install its plugin"
+            )
         made = make_plan(
-            request.model_copy(update={"mechanism": other.mechanism, "params": other.params}), registry, table
+            request.model_copy(update={"mechanism": other.mechanism, "params": other.params}),
+            registry,
+            table,
         )
         note = f"{other.why}; {made.error_bound.note}" if made.error_bound else other.why
-        return replace(made, error_bound=ErrorBound(made.error_bound.half_width if made.error_bound else {}, note))
+        return replace(
+            made,
+            error_bound=ErrorBound(made.error_bound.half_width if made.error_bound else {}, note),
+        )
     _check_blocks(request, table)
     if request.publish is not None:
         require_public(request.publish.database, table, "published results")
     request = request.model_copy(update={"where": PrivateTable(table, request.where).where})
-    if table.holdout and not (isinstance(mechanism, InteractiveMechanism) and mechanism.locks_dataset):
+    if table.holdout and not (
+        isinstance(mechanism, InteractiveMechanism) and mechanism.locks_dataset
+    ):
         raise PlanRefused(
             f"table {table.name!r} is a holdout, readable only through a gate session; "
             f"{mechanism.name} would read it besides, so declare another table for it"
@@ -188,15 +215,30 @@ def make_plan(request: Request, registry: Registry, table: Table | None = None) 
         "event": to_json(event),
     }
     family = digest(content)
-    made = Plan(request, table, mechanism, params, event, bound, family, digest([content, mechanism.version]))
+    made = Plan(
+        request,
+        table,
+        mechanism,
+        params,
+        event,
+        bound,
+        family,
+        digest([content, mechanism.version]),
+    )
     if reasons := registry.veto(made):
         raise PlanRefused(f"{request.name} was refused: " + "; ".join(reasons))
     return made
 
 
 def _check_known(statistic: DataRequest, request: Request, table: Table) -> None:
-    """A claim that rests on public columns is one about whole tables: what chooses rows may read what is protected."""
-    if isinstance(statistic, Records) and statistic.known and (request.where or request.blocks or table.joins):
+    """A claim that rests on public columns is one about whole tables: what chooses rows may read
+    what is protected.
+    """
+    if (
+        isinstance(statistic, Records)
+        and statistic.known
+        and (request.where or request.blocks or table.joins)
+    ):
         raise PlanRefused(
             f"{request.name} rests on public columns, so it must read the whole table: leave out where, blocks and joins, "
             f"or take a mechanism that protects whole rows"
@@ -204,11 +246,15 @@ def _check_known(statistic: DataRequest, request: Request, table: Table) -> None
 
 
 def _check_blocks(request: Request, table: Table) -> None:
-    """A budget per block needs to know the blocks; blocks of a table without a block column mean nothing."""
+    """A budget per block needs to know the blocks; blocks of a table without a block column mean
+    nothing.
+    """
     if len(set(request.blocks)) != len(request.blocks):
         raise PlanRefused(f"{request.name} names a block twice; name each block once")
     if request.blocks and table.block is None:
-        raise PlanRefused(f"{request.name} names blocks, but table {table.name!r} declares no block column")
+        raise PlanRefused(
+            f"{request.name} names blocks, but table {table.name!r} declares no block column"
+        )
     if table.protects == "unit-block" and not request.blocks:
         raise PlanRefused(
             f"table {table.name!r} protects {table.protected}, so {request.name} must name the blocks it reads; "

@@ -1,11 +1,14 @@
-"""Bounds that a search found, put into a declaration: how a plan refers to a settled release of the mechanism `bounds`.
+"""Bounds that a search found, put into a declaration: how a plan refers to a settled release of the
+mechanism `bounds`.
 
-``bounds`` of a request names searches. A name means the search of the same run, if that made one (an upstream task of the same
-DAG run), else the first one of this name that was charged to the release's scope or one above it. The first, so that a retry or the
-next day finds the same numbers, whatever is searched later; a new search takes a new name. Only an owner who fences the first one
-gives way to the next. What it found is public, so clamping to it costs nothing more. Sessions, which outlive a run, take the first
-search of the name; a gate takes none, because nothing but the gate reads its holdout. The numbers enter the declaration, and with
-it the plan's digest: other bounds are another release.
+``bounds`` of a request names searches. A name means the search of the same run, if that made one
+(an upstream task of the same DAG run), else the first one of this name that was charged to the
+release's scope or one above it. The first, so that a retry or the next day finds the same numbers,
+whatever is searched later; a new search takes a new name. Only an owner who fences the first one
+gives way to the next. What it found is public, so clamping to it costs nothing more. Sessions,
+which outlive a run, take the first search of the name; a gate takes none, because nothing but the
+gate reads its holdout. The numbers enter the declaration, and with it the plan's digest: other
+bounds are another release.
 """
 
 from __future__ import annotations
@@ -29,7 +32,10 @@ SUPPOSED = 2**20  #: steps to each side of 0, where a forecast does not know the
 
 
 def declared(
-    request: Request, ledger: Ledger | None, occasion: Occasion | None = None, table: Table | None = None
+    request: Request,
+    ledger: Ledger | None,
+    occasion: Occasion | None = None,
+    table: Table | None = None,
 ) -> Table:
     """The declaration with the bounds of the searches that a request names.
 
@@ -39,7 +45,8 @@ def declared(
     Raises:
         NotSettled: a search was charged and has no result yet; try again later.
         UnknownName: no search of this name was charged.
-        PlanRefused: no ledger, a release of something else, one that found nothing, or bounds that do not fit the column.
+        PlanRefused: no ledger, a release of something else, one that found nothing, or bounds that
+        do not fit the column.
     """
     table = table or request.declaration()
     for name in request.bounds:
@@ -49,15 +56,21 @@ def declared(
                 f"its gate; write bounds into its declaration, such as those found on the table that candidates are fitted on"
             )
         if ledger is None:
-            raise PlanRefused(f"{request.name} takes bounds from {name!r}, a release in the ledger; name the ledger")
+            raise PlanRefused(
+                f"{request.name} takes bounds from {name!r}, a release in the ledger; name the ledger"
+            )
         table = _with(table, name, _search(ledger, request.scope, name, occasion), request.name)
     return table
 
 
 def supposed(
-    request: Request, ledger: Ledger | None, occasion: Occasion | None = None, table: Table | None = None
+    request: Request,
+    ledger: Ledger | None,
+    occasion: Occasion | None = None,
+    table: Table | None = None,
 ) -> Table:
-    """As `declared`; a search that is not settled is taken to have found very wide bounds of every column without any.
+    """As `declared`; a search that is not settled is taken to have found very wide bounds of every
+    column without any.
 
     Good for a price, which hardly depends on them, and not for an error or a digest.
     """
@@ -78,7 +91,9 @@ def _wide(table: Table) -> Table:
     columns = {}
     for name, column in table.columns.items():
         if column.lower is None and column.keys is None:
-            column = column.model_copy(update={"lower": -SUPPOSED * column.step, "upper": SUPPOSED * column.step})
+            column = column.model_copy(
+                update={"lower": -SUPPOSED * column.step, "upper": SUPPOSED * column.step}
+            )
         columns[name] = column
     return table.model_copy(update={"columns": columns})
 
@@ -89,7 +104,9 @@ def _search(ledger: Ledger, scope: str, name: str, occasion: Occasion | None) ->
     if occasion is not None and occasion.dag_id:
         found = ledger.named(scope, name, (occasion.dag_id, occasion.name))
     found += ledger.named(scope, name)
-    found = [one for one in found if one.state != "fenced"]  # what its owner closed finds nothing any more
+    found = [
+        one for one in found if one.state != "fenced"
+    ]  # what its owner closed finds nothing any more
     for one in found:
         if one.request.get("mechanism") == SEARCH:
             return one
@@ -137,7 +154,9 @@ def _bounded(table: Table, name: str, found: Mapping[str, Mapping[str, Any]], as
             exact = {end: _exact(value) for end, value in ends.items()}
             columns[column] = Column.model_validate(known.model_dump() | exact)
         except ValidationError as error:
-            raise PlanRefused(f"{name!r} found bounds that column {column!r} cannot have: {problems(error)}") from None
+            raise PlanRefused(
+                f"{name!r} found bounds that column {column!r} cannot have: {problems(error)}"
+            ) from None
         except ValueError:  # such as a day after the year 9999
             raise PlanRefused(
                 f"{name!r} found bounds that column {column!r} cannot have; declare its bounds, or leave such values out with where"

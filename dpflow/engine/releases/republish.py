@@ -10,7 +10,8 @@ from dpflow.tables import PublishedRelease, publish, published_ids
 
 
 def publish_missing(ledger: Ledger, database: Path, table: str, scope: str | None = None) -> int:
-    """Copy every settled release that the table lacks and that has something to show; returns how many.
+    """Copy every settled release that the table lacks and that has something to show; returns how
+    many.
 
     Charges and draws nothing.
     """

@@ -1,4 +1,6 @@
-"""What a user asks for: a release file, an operator's argument or a Python call, validated into one model."""
+"""What a user asks for: a release file, an operator's argument or a Python call, validated into one
+model.
+"""
 
 from __future__ import annotations
 
@@ -39,10 +41,12 @@ class Publish(Strict):
 class Request(Strict):
     """One release, or one session to be opened.
 
-    ``name`` says which release this is outside Airflow: the same name, revision and content again is free. ``revision``
-    makes the same thing a new, paid release. ``table`` is a declaration's path, relative to the file. ``where`` is a
-    condition on declared columns: only rows that fulfil it are read (`dpflow.tables.language.conditions` has the language). ``bounds``
-    names settled releases of the mechanism `bounds`, whose bounds its columns take (`dpflow.engine.releases.released_bounds`).
+    ``name`` says which release this is outside Airflow: the same name, revision and content again
+    is free. ``revision`` makes the same thing a new, paid release. ``table`` is a declaration's
+    path, relative to the file. ``where`` is a condition on declared columns: only rows that fulfil
+    it are read (`dpflow.tables.language.conditions` has the language). ``bounds`` names settled
+    releases of the mechanism `bounds`, whose bounds its columns take
+    (`dpflow.engine.releases.released_bounds`).
     """
 
     name: Annotated[str, Field(min_length=1, max_length=200)]
@@ -52,7 +56,9 @@ class Request(Strict):
     params: dict[str, Any] = Field(default_factory=dict)
     blocks: tuple[Block, ...] = ()
     where: Annotated[str, Field(min_length=1)] | None = None
-    bounds: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=200)], ...], BeforeValidator(_listed)] = ()
+    bounds: Annotated[
+        tuple[Annotated[str, Field(min_length=1, max_length=200)], ...], BeforeValidator(_listed)
+    ] = ()
     revision: Annotated[int, Field(ge=1)] = 1
     publish: Publish | None = None
 
@@ -62,7 +68,9 @@ class Request(Strict):
 
 
 def parse_request(data: dict[str, Any], base: Path, what: str = "what was asked") -> Request:
-    """Validate a request; relative paths are taken from ``base``. Raises `InvalidDeclaration` naming the field."""
+    """Validate a request; relative paths are taken from ``base``. Raises `InvalidDeclaration`
+    naming the field.
+    """
     try:
         request = Request.model_validate(data)
     except ValidationError as error:
@@ -70,7 +78,9 @@ def parse_request(data: dict[str, Any], base: Path, what: str = "what was asked"
     publish = request.publish
     if publish is not None:
         publish = publish.model_copy(update={"database": (base / publish.database).resolve()})
-    return request.model_copy(update={"table": (base / request.table).resolve(), "publish": publish})
+    return request.model_copy(
+        update={"table": (base / request.table).resolve(), "publish": publish}
+    )
 
 
 def load_request(path: Path | str) -> Request:
@@ -82,7 +92,8 @@ def load_request(path: Path | str) -> Request:
 
 
 def require_public(file: Path, table: Table, what: str) -> None:
-    """Raises `PlanRefused` if what should be public is in a private table's file, under whatever name.
+    """Raises `PlanRefused` if what should be public is in a private table's file, under whatever
+    name.
 
     It is read without a charge, and whoever may see it could see the rows beside it.
     """

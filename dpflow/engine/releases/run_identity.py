@@ -25,8 +25,10 @@ class Occasion:
 
     Attributes:
         dag_id, task_id: empty outside Airflow.
-        name: the logical date, data interval, partition key or run id; outside Airflow the release's name and revision.
-        slot: one task instance within one run, so that a retry that asks for something else is noticed.
+        name: the logical date, data interval, partition key or run id; outside Airflow the
+        release's name and revision.
+        slot: one task instance within one run, so that a retry that asks for something else is
+        noticed.
         ordinal: number among equal plans of one run, when the same release is wanted twice.
     """
 
@@ -39,14 +41,19 @@ class Occasion:
 
     @classmethod
     def of_request(cls, request: Request, principal: str | None = None) -> Occasion:
-        """Outside Airflow, and for sessions: the same name and revision again is the same occurrence.
+        """Outside Airflow, and for sessions: the same name and revision again is the same
+        occurrence.
 
         Args:
             principal: who asks; by default `current_principal`.
         """
         name = f"{request.name}#{request.revision}"
-        return cls("", "", name, f"release:{request.scope}:{name}", principal or current_principal())
+        return cls(
+            "", "", name, f"release:{request.scope}:{name}", principal or current_principal()
+        )
 
     def key(self, plan: Plan) -> ReleaseKey:
         """The exactly-once key of a plan on this occasion."""
-        return ReleaseKey(plan.request.scope, self.dag_id, self.task_id, self.name, plan.digest, self.ordinal)
+        return ReleaseKey(
+            plan.request.scope, self.dag_id, self.task_id, self.name, plan.digest, self.ordinal
+        )

@@ -1,9 +1,11 @@
-"""What claims a score: a model or a table of predictions, named by its digest, applied to the rows of one group at a time.
+"""What claims a score: a model or a table of predictions, named by its digest, applied to the rows
+of one group at a time.
 
-Three sources: a scikit-learn estimator in a skops file, a registered MLflow model that holds such a file, and a DuckDB
-table of (row id, prediction, score). A model must be a fixed function: if a prediction could change what the next one is,
-one group's rows would reach another's score. So a file may hold estimators of listed scikit-learn modules only, and no
-random state. Files are skops, never pickle: loading one runs no code of its author.
+Three sources: a scikit-learn estimator in a skops file, a registered MLflow model that holds such a
+file, and a DuckDB table of (row id, prediction, score). A model must be a fixed function: if a
+prediction could change what the next one is, one group's rows would reach another's score. So a
+file may hold estimators of listed scikit-learn modules only, and no random state. Files are skops,
+never pickle: loading one runs no code of its author.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from dpflow.core.contract.estimators import AnyEstimator, Rows, SqlEstimator
 from dpflow.errors import InvalidInput
 from dpflow.tables import read_predictions
 
-#: Beside what skops trusts by itself: scikit-learn's own compiled structures, which hold numbers only.
+#: Beside what skops trusts by itself: scikit-learn's own compiled structures, which hold numbers
+#: only.
 TRUSTED = ("sklearn.tree._tree.Tree",)
 
 #: Modules whose fitted estimators are fixed functions of their input.
@@ -42,15 +45,17 @@ FIXED = (
     "sklearn._loss",
     "sklearn.utils",
 )
-#: Except this one, whose function can be told to write into an array that the next prediction reads.
+#: Except this one, whose function can be told to write into an array that the next prediction
+#: reads.
 LOOSE = "sklearn.preprocessing._function_transformer"
 
 
 class Predictions(Strict):
-    """Predictions made beforehand: a ``table`` of a DuckDB file ``database`` with one row per ``id``.
+    """Predictions made beforehand: a ``table`` of a DuckDB file ``database`` with one row per
+    ``id``.
 
-    ``id`` is a column of the private table, too. ``score`` is the column of scores, if estimators shall read them. A row
-    of the private table without a prediction counts as wrong.
+    ``id`` is a column of the private table, too. ``score`` is the column of scores, if estimators
+    shall read them. A row of the private table without a prediction counts as wrong.
     """
 
     database: Path
@@ -63,12 +68,14 @@ class Predictions(Strict):
 class Submission(Strict):
     """One candidate as an analyst hands it in.
 
-    One of ``file`` (a scikit-learn estimator saved by skops), ``model`` (an MLflow URI such as ``models:/name/3`` or
-    ``models:/name@alias``, with its ``tracking_uri``) and ``predictions``. ``features``: numeric columns, in the order a
-    model was fitted on. ``label``: the column it predicts. ``claim``: the score the analyst says it has. ``estimator``:
-    what scores it, with ``options`` and, for groups on which it fails, a ``default``. ``rival``: a second estimator file on
-    the same features, for comparisons. An ``estimator`` of columns needs neither model nor label; it reads ``features``. One
-    in SQL, ``{sql, range, default}``, names its columns and default itself.
+    One of ``file`` (a scikit-learn estimator saved by skops), ``model`` (an MLflow URI such as
+    ``models:/name/3`` or ``models:/name@alias``, with its ``tracking_uri``) and ``predictions``.
+    ``features``: numeric columns, in the order a model was fitted on. ``label``: the column it
+    predicts. ``claim``: the score the analyst says it has. ``estimator``: what scores it, with
+    ``options`` and, for groups on which it fails, a ``default``. ``rival``: a second estimator file
+    on the same features, for comparisons. An ``estimator`` of columns needs neither model nor
+    label; it reads ``features``. One in SQL, ``{sql, range, default}``, names its columns and
+    default itself.
     """
 
     name: str
@@ -93,7 +100,9 @@ class Submission(Strict):
             raise ValueError("a candidate that predicts needs the label it predicts")
         own = isinstance(self.estimator, SqlEstimator)
         if own and (self.options or self.default is not None):
-            raise ValueError("an estimator in SQL has its default in itself, and no options; leave both out")
+            raise ValueError(
+                "an estimator in SQL has its default in itself, and no options; leave both out"
+            )
         if self.predictions is None and not self.features and not (own and not sources):
             raise ValueError("name the features it reads")
         return self
@@ -120,7 +129,9 @@ class Submission(Strict):
 
 @dataclass(frozen=True)
 class Candidate:
-    """A loaded submission. ``digest`` covers model or predictions, columns, the estimator with its options, and the claim."""
+    """A loaded submission. ``digest`` covers model or predictions, columns, the estimator with its
+    options, and the claim.
+    """
 
     submission: Submission
     digest: str
@@ -170,19 +181,26 @@ def _types(node: Any) -> Iterator[str]:
 
 
 def load_candidate(submission: Submission) -> Candidate:
-    """Load what a submission names and digest it. Raises `InvalidInput` for a missing file or one that would run foreign code."""
-    about = hashlib.sha256(submission.model_dump_json(exclude={"file", "name", "rival", "predictions"}).encode())
+    """Load what a submission names and digest it. Raises `InvalidInput` for a missing file or one
+    that would run foreign code.
+    """
+    about = hashlib.sha256(
+        submission.model_dump_json(exclude={"file", "name", "rival", "predictions"}).encode()
+    )
     predict: Callable[[Rows], Any] | None = None
     score: Callable[[Rows], Any] | None = None
     rival: Callable[[Rows], Any] | None = None
     if submission.predictions is not None:
         found = read_predictions(
-            **submission.predictions.model_dump(exclude={"score"}), score=submission.predictions.score
+            **submission.predictions.model_dump(exclude={"score"}),
+            score=submission.predictions.score,
         )
         about.update(found.digest)
         predict, score = found.predict, found.score
     elif submission.file is not None or submission.model is not None:
-        file = submission.file or mlflow_file(submission.name, str(submission.model), submission.tracking_uri)
+        file = submission.file or mlflow_file(
+            submission.name, str(submission.model), submission.tracking_uri
+        )
         model, data = _load(submission, file)
         # Each of one length, so that no two make the text of a third.
         about.update(b"\0" + hashlib.sha256(data).digest())
@@ -201,7 +219,9 @@ def _load(submission: Submission, file: Path) -> tuple[Any, bytes]:
     try:
         data = file.read_bytes()
     except OSError:
-        raise InvalidInput(f"candidate {submission.name}: there is no readable file {file}") from None
+        raise InvalidInput(
+            f"candidate {submission.name}: there is no readable file {file}"
+        ) from None
     _require_fixed(submission.name, file, data)
     try:
         untrusted = sorted(set(skops.io.get_untrusted_types(data=data)) - set(TRUSTED))
@@ -226,19 +246,27 @@ def _predictor(submission: Submission, model: Any) -> Callable[[Rows], Any]:
 
 
 def _scorer(submission: Submission, model: Any) -> Callable[[Rows], Any]:
-    """Scores: the probability of the second class, else the decision function, else the predictions themselves."""
+    """Scores: the probability of the second class, else the decision function, else the predictions
+    themselves.
+    """
 
     def score(rows: Rows) -> Any:
         matrix = _matrix(submission, rows)
         if hasattr(model, "predict_proba"):
             return model.predict_proba(matrix)[:, 1]
-        return model.decision_function(matrix) if hasattr(model, "decision_function") else model.predict(matrix)
+        return (
+            model.decision_function(matrix)
+            if hasattr(model, "decision_function")
+            else model.predict(matrix)
+        )
 
     return score
 
 
 def mlflow_file(name: str, uri: str, tracking_uri: str | None) -> Path:
-    """The skops file of a registered model. Raises `InvalidInput` if the registry has none in reach."""
+    """The skops file of a registered model. Raises `InvalidInput` if the registry has none in
+    reach.
+    """
     from urllib.parse import unquote, urlparse
 
     from mlflow import MlflowClient
@@ -246,12 +274,16 @@ def mlflow_file(name: str, uri: str, tracking_uri: str | None) -> Path:
 
     found = re.fullmatch(r"models:/([^/@]+)(?:/([0-9]+)|@(.+))", uri)
     if found is None:
-        raise InvalidInput(f"candidate {name}: {uri!r} is no model; write models:/name/version or models:/name@alias")
+        raise InvalidInput(
+            f"candidate {name}: {uri!r} is no model; write models:/name/version or models:/name@alias"
+        )
     client = MlflowClient(tracking_uri=tracking_uri, registry_uri=tracking_uri)
     try:
         model, version, alias = found.groups()
         registered = (
-            client.get_model_version(model, version) if version else client.get_model_version_by_alias(model, alias)
+            client.get_model_version(model, version)
+            if version
+            else client.get_model_version_by_alias(model, alias)
         )
     except MlflowException:
         raise InvalidInput(

@@ -1,9 +1,11 @@
 """Estimates on every holdout group, each computed from that group's rows and nothing else.
 
-One unit sits in one group, so it may move one estimate. That holds only if nothing is computed across groups: predictions
-are made one group at a time too, because a batch lets one row that fails, or the blocking of a matrix product, reach all.
-Rows of a group are put in the order of their values first: a sum of floats depends on the order, and the order in which a
-table is scanned depends on rows of other groups. Estimators that are functions of exact sums are added up in the database.
+One unit sits in one group, so it may move one estimate. That holds only if nothing is computed
+across groups: predictions are made one group at a time too, because a batch lets one row that
+fails, or the blocking of a matrix product, reach all. Rows of a group are put in the order of their
+values first: a sum of floats depends on the order, and the order in which a table is scanned
+depends on rows of other groups. Estimators that are functions of exact sums are added up in the
+database.
 """
 
 from __future__ import annotations
@@ -29,14 +31,18 @@ def group_values(
     subject: Subject,
     default: float,
 ) -> NDArray[np.float64]:
-    """One estimate per group; an empty group, or one on which model or estimator fails, gets the default."""
+    """One estimate per group; an empty group, or one on which model or estimator fails, gets the
+    default.
+    """
     sums = summed(private, request, estimator)
     if sums is not None and estimator.moments is not None:
         return estimator.moments.values(private.group_moments(sums, secret, blocks), default)
     _, ordered, parts = _ordered(private, request, secret, blocks)
     values = np.full(request.groups, default)
     for group, part in parts:
-        values[group] = estimator.value({name: column[part] for name, column in ordered.items()}, subject, default)
+        values[group] = estimator.value(
+            {name: column[part] for name, column in ordered.items()}, subject, default
+        )
     return values
 
 
@@ -48,10 +54,12 @@ def predicted_values(
     blocks: Sequence[str],
     predict: Mapping[str, Callable[[Rows], Any]],
 ) -> NDArray[np.float64]:
-    """A user's expression on every group, over its rows and what a candidate says about them; NaN where that fails.
+    """A user's expression on every group, over its rows and what a candidate says about them; NaN
+    where that fails.
 
     Args:
-        predict: by the expression's names of the candidate's columns, what gives one number per row of a group.
+        predict: by the expression's names of the candidate's columns, what gives one number per row
+        of a group.
     """
     groups, ordered, parts = _ordered(private, request, secret, blocks)
     said = {name: np.full(len(groups), np.nan) for name in predict}
@@ -60,7 +68,9 @@ def predicted_values(
         rows = {name: column[part] for name, column in ordered.items()}
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # a warning about one group's rows is a message about them
+                warnings.simplefilter(
+                    "ignore"
+                )  # a warning about one group's rows is a message about them
                 for name, function in predict.items():
                     said[name][part] = np.asarray(function(rows), dtype=float)
         except Exception:  # noqa: BLE001  any failure may depend on a row, so it is mapped, not shown
@@ -73,19 +83,30 @@ def predicted_values(
 def _ordered(
     private: PrivateTable, request: GroupValues, secret: bytes, blocks: Sequence[str]
 ) -> tuple[NDArray[np.int64], dict[str, NDArray[Any]], list[tuple[int, slice]]]:
-    """Rows by group, in each in the order of their values, and where the rows of every group that has some are."""
+    """Rows by group, in each in the order of their values, and where the rows of every group that
+    has some are.
+    """
     groups, rows = private.grouped_rows(request, secret, blocks)
     order = np.lexsort([*(_sortable(column) for column in rows.values()), groups])
     starts = np.searchsorted(groups[order], np.arange(request.groups + 1))
-    parts = [(int(group), slice(starts[group], starts[group + 1])) for group in np.flatnonzero(np.diff(starts))]
+    parts = [
+        (int(group), slice(starts[group], starts[group + 1]))
+        for group in np.flatnonzero(np.diff(starts))
+    ]
     return groups[order], {name: values[order] for name, values in rows.items()}, parts
 
 
-def summed(private: PrivateTable, request: GroupValues, estimator: Estimator) -> GroupMoments | None:
-    """The sums that an estimator is a function of, if the columns' bounds let the database add them up exactly."""
+def summed(
+    private: PrivateTable, request: GroupValues, estimator: Estimator
+) -> GroupMoments | None:
+    """The sums that an estimator is a function of, if the columns' bounds let the database add them
+    up exactly.
+    """
     if estimator.moments is None:
         return None
-    sums = GroupMoments(request.groups, request.columns[: estimator.columns], estimator.moments.measures)
+    sums = GroupMoments(
+        request.groups, request.columns[: estimator.columns], estimator.moments.measures
+    )
     return sums if private.sums_exactly(sums) else None
 
 

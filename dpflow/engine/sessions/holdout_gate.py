@@ -20,30 +20,45 @@ class Promotes(Protocol):
         """Promote an accepted candidate if it improves; say whether it is the promoted one now.
 
         Args:
-            record: what is kept beside it: session, guarantee, snapshot, and the commitment to the verdict.
+            record: what is kept beside it: session, guarantee, snapshot, and the commitment to the
+            verdict.
         """
 
 
-def judge(session: Session, submission: Mapping[str, Any], promoter: Promotes | None = None) -> dict[str, Any]:
+def judge(
+    session: Session, submission: Mapping[str, Any], promoter: Promotes | None = None
+) -> dict[str, Any]:
     """The gate's verdict on one submission.
 
-    Returns:
-        name, claim, candidate digest, verdict ("yes", "no" or "exhausted"), guarantee, session, and whether it was promoted;
-        a verdict that was given also has the snapshot it was given on and a commitment to all of it.
+    Returns: name, claim, candidate digest, verdict ("yes", "no" or "exhausted"), guarantee,
+        session, and whether it was promoted; a verdict that was given also has the snapshot it was
+        given on and a commitment to all of it.
     """
     fields = {name: submission[name] for name in Submission.model_fields if name in submission}
     try:
         given = session.canonical(Submission.model_validate(fields))
     except ValidationError as error:
-        raise InvalidDeclaration(f"candidate {submission.get('name')!r}: {problems(error)}") from None
+        raise InvalidDeclaration(
+            f"candidate {submission.get('name')!r}: {problems(error)}"
+        ) from None
     if given.predictions is not None:
         session.require_public(given.predictions.database, "predictions")
     candidate = load_candidate(given)
-    about: dict[str, Any] = {"name": given.name, "claim": str(given.claim), "candidate": candidate.digest}
+    about: dict[str, Any] = {
+        "name": given.name,
+        "claim": str(given.claim),
+        "candidate": candidate.digest,
+    }
     try:
         answer = session.ask(candidate.query(), candidate)
     except SessionClosed:
-        return {**about, "promoted": False, "session": session.id, "verdict": "exhausted", "guarantee": "none"}
+        return {
+            **about,
+            "promoted": False,
+            "session": session.id,
+            "verdict": "exhausted",
+            "guarantee": "none",
+        }
     record = {"session": session.id, "commitment": session.commitment({**about, **answer})}
     promoted = False
     if answer["verdict"] == "yes" and promoter is not None:
@@ -57,12 +72,15 @@ def judge_all(
     submissions: Sequence[Mapping[str, Any]],
     promoter: Promotes | None = None,
 ) -> list[dict[str, Any]]:
-    """Verdicts in order. A submission that one session has no answer left for goes to the next, which is then opened.
+    """Verdicts in order. A submission that one session has no answer left for goes to the next,
+    which is then opened.
 
-    Sessions are asked from the first one, every time: what they answered before they repeat for nothing, so a retry goes the
-    same way.
+    Sessions are asked from the first one, every time: what they answered before they repeat for
+    nothing, so a retry goes the same way.
     """
-    opened = [sessions[0]()]  # also for no submission: what is declared is charged, as plans and checks count it
+    opened = [
+        sessions[0]()
+    ]  # also for no submission: what is declared is charged, as plans and checks count it
     verdicts = []
     for submission in submissions:
         for number, opening in enumerate(sessions):

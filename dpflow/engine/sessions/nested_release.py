@@ -1,16 +1,20 @@
 """Releases inside a gate: what they cost is part of the gate's own epsilon and delta.
 
-A gate opened with ``reserve`` keeps that much of its price for them; its verdicts get the rest. Such a release is a query of
-the session, ``{release: {mechanism: ..., params: ...}}``: it reads the gate's table, rows and blocks, and its result is an answer like a
-verdict, stored before it is seen and free again.
+A gate opened with ``reserve`` keeps that much of its price for them; its verdicts get the rest.
+Such a release is a query of the session, ``{release: {mechanism: ..., params: ...}}``: it reads the
+gate's table, rows and blocks, and its result is an answer like a verdict, stored before it is seen
+and free again.
 
-Claim: the session as a whole is (epsilon, delta)-DP. The verdicts are (epsilon - reserve.epsilon, delta - reserve.delta)-DP
-towards every analyst; each release has an exact (e, d) and is refused unless their sums stay within the reserve. So everything that is
-said is what a basic filter of capacity (epsilon, delta) admits, interleaved with one session: docs/accounting.md, theorem 1 and sessions.
+Claim: the session as a whole is (epsilon, delta)-DP. The verdicts are (epsilon - reserve.epsilon,
+delta - reserve.delta)-DP towards every analyst; each release has an exact (e, d) and is refused
+unless their sums stay within the reserve. So everything that is said is what a basic filter of
+capacity (epsilon, delta) admits, interleaved with one session: docs/accounting.md, theorem 1 and
+sessions.
 
-Generalisation: the verdicts' proofs are about neighbours that differ in a whole *group* of units, and a release is private for one unit
-only. After the first of them verdicts are heuristic; those before it keep their proof, because it is one about the transcript so far.
-Corrected values move with one group's estimate, which is why they void nothing. Gates without noise have no epsilon to
+Generalisation: the verdicts' proofs are about neighbours that differ in a whole *group* of units,
+and a release is private for one unit only. After the first of them verdicts are heuristic; those
+before it keep their proof, because it is one about the transcript so far. Corrected values move
+with one group's estimate, which is why they void nothing. Gates without noise have no epsilon to
 reserve: their proof allows no other output of the holdout at all.
 """
 
@@ -30,12 +34,16 @@ from dpflow.errors import BudgetExceeded, InvalidDeclaration, PlanRefused
 from dpflow.registry import Registry
 from dpflow.tables import PrivateTable
 
-STATE = "inside"  #: where a session's state keeps what is left of its reserve, once some of it is spent
+STATE = (
+    "inside"  #: where a session's state keeps what is left of its reserve, once some of it is spent
+)
 WHY = "a release inside the session is private by unit, and the proof is about whole groups"
 
 
 class Inner(Strict):
-    """A release inside a session: ``mechanism``, ``params``, ``where`` as in a release file; another ``revision`` pays again."""
+    """A release inside a session: ``mechanism``, ``params``, ``where`` as in a release file;
+    another ``revision`` pays again.
+    """
 
     mechanism: str
     params: dict[str, Any] = Field(default_factory=dict)
@@ -59,14 +67,21 @@ def inner_plan(gate: Plan, given: Mapping[str, Any], registry: Registry) -> Plan
         inner = Inner.model_validate(dict(given))
     except ValidationError as error:
         raise InvalidDeclaration(f"release inside {gate.request.name}: {problems(error)}") from None
-    # Each is read by itself: a text such as "a) OR (b" is a condition only between the brackets of two others.
-    where = [f"({PrivateTable(gate.table, each).where})" for each in (gate.request.where, inner.where) if each]
+    # Each is read by itself: a text such as "a) OR (b" is a condition only between the brackets of
+    # two others.
+    where = [
+        f"({PrivateTable(gate.table, each).where})"
+        for each in (gate.request.where, inner.where)
+        if each
+    ]
     changes = inner.model_dump(include={"mechanism", "params", "revision"}) | {
         "where": " AND ".join(where) or None,
         "publish": None,
     }
     made = make_plan(
-        gate.request.model_copy(update=changes), registry, gate.table.model_copy(update={"holdout": False})
+        gate.request.model_copy(update=changes),
+        registry,
+        gate.table.model_copy(update={"holdout": False}),
     )
     if not isinstance(made.mechanism, Mechanism) or made.event.approximate() is None:
         raise PlanRefused(
@@ -85,7 +100,9 @@ def left(gate: Plan, state: Mapping[str, Any]) -> tuple[Fraction, Fraction]:
     return reserve.epsilon, reserve.delta
 
 
-def spend(gate: Plan, inner: Plan, state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+def spend(
+    gate: Plan, inner: Plan, state: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, str]]:
     """The session's state after this release, and what is then left in words.
 
     Raises:

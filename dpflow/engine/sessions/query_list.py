@@ -12,11 +12,16 @@ from dpflow.errors import InvalidInput, SessionClosed
 
 
 def ask_all(
-    session: Session, queries: Sequence[Mapping[str, Any]], base: Path, promoter: Promotes | None = None
+    session: Session,
+    queries: Sequence[Mapping[str, Any]],
+    base: Path,
+    promoter: Promotes | None = None,
 ) -> list[dict[str, Any]]:
-    """Ask in order. A query with a ``name`` is a candidate for a gate; any other is the mechanism's own query.
+    """Ask in order. A query with a ``name`` is a candidate for a gate; any other is the mechanism's
+    own query.
 
-    A query after the session was used up is answered ``exhausted``; one that was answered before gets its stored answer.
+    A query after the session was used up is answered ``exhausted``; one that was answered before
+    gets its stored answer.
 
     Args:
         base: the folder that relative paths of candidates are taken from.
@@ -24,7 +29,9 @@ def ask_all(
     answers = []
     for query in queries:
         if not isinstance(query, Mapping):
-            raise InvalidInput("queries are a list of mappings, such as - {estimator: column_mean, columns: [age]}")
+            raise InvalidInput(
+                "queries are a list of mappings, such as - {estimator: column_mean, columns: [age]}"
+            )
         if "name" in query:
             answers.append(judge(session, located(query, base), promoter))
             continue

@@ -1,9 +1,11 @@
-"""An interactive mechanism's life: opened and charged once, asked many times, its state in the ledger.
+"""An interactive mechanism's life: opened and charged once, asked many times, its state in the
+ledger.
 
-The answer and the state it leads to are stored in one transaction before the answer is seen. The same question again
-returns the stored answer and spends nothing; a question that crashed before its answer was stored is asked with fresh
-noise, and nobody saw the first. A failure that may depend on the rows or the draw is stored as the answer "none" and
-closes the session: asking again would be rejection sampling, and going on would let failures tell about rows for nothing.
+The answer and the state it leads to are stored in one transaction before the answer is seen. The
+same question again returns the stored answer and spends nothing; a question that crashed before its
+answer was stored is asked with fresh noise, and nobody saw the first. A failure that may depend on
+the rows or the draw is stored as the answer "none" and closes the session: asking again would be
+rejection sampling, and going on would let failures tell about rows for nothing.
 """
 
 from __future__ import annotations
@@ -38,21 +40,28 @@ Q = TypeVar("Q", EstimatorQuery, Submission)
 
 
 class Session:
-    """An open session. Make one with `Session.open`; opening the same plan on the same occasion again resumes it."""
+    """An open session. Make one with `Session.open`; opening the same plan on the same occasion
+    again resumes it.
+    """
 
-    def __init__(self, session_id: str, plan: Plan, ledger: Ledger, registry: Registry, principal: str) -> None:
+    def __init__(
+        self, session_id: str, plan: Plan, ledger: Ledger, registry: Registry, principal: str
+    ) -> None:
         self.id, self._principal = session_id, principal
         self._plan, self._ledger, self._registry = plan, ledger, registry
         self._seen = _seen_before(session_id, plan, ledger)
         self._private = PrivateTable(plan.table, plan.request.where)
 
     @classmethod
-    def open(cls, plan: Plan, ledger: Ledger, registry: Registry, *, occasion: Occasion | None = None) -> Session:
+    def open(
+        cls, plan: Plan, ledger: Ledger, registry: Registry, *, occasion: Occasion | None = None
+    ) -> Session:
         """Charge the whole session, or resume it.
 
         Raises:
             BudgetExceeded: the scope cannot pay; nothing was read.
-            PlanRefused: the plan is a one-shot release, or cuts its data into other groups than the first session did.
+            PlanRefused: the plan is a one-shot release, or cuts its data into other groups than the
+            first session did.
             SessionClosed: a gate on the same data is open.
         """
         mechanism = plan.mechanism
@@ -75,15 +84,18 @@ class Session:
         )
         return cls(opened.session_id, plan, ledger, registry, occasion.principal)
 
-    def ask(self, query: Mapping[str, Any] | str, candidate: Candidate | None = None, **fields: Any) -> dict[str, Any]:
+    def ask(
+        self, query: Mapping[str, Any] | str, candidate: Candidate | None = None, **fields: Any
+    ) -> dict[str, Any]:
         """Answer one query, or return its stored answer.
 
         Args:
-            query: a query of the mechanism, or the name of an estimator with the query's other ``fields``, or
-                ``{"sql": ..., "range": ..., "default": ...}``, an estimator of one's own, with them; or ``{"release": {...}}``,
-                a release inside the session (`dpflow.engine.sessions.nested_release`).
-            candidate: what the estimator scores, if it scores one; its digest becomes part of the query, and so do the columns it
-                reads where an estimator in SQL leaves columns out.
+            query: a query of the mechanism, or the name of an estimator with the query's other
+                ``fields``, or ``{"sql": ..., "range": ..., "default": ...}``, an estimator of one's
+                own, with them; or ``{"release": {...}}``, a release inside the session
+                (`dpflow.engine.sessions.nested_release`).
+            candidate: what the estimator scores, if it scores one; its digest becomes part of the
+                query, and so do the columns it reads where an estimator in SQL leaves columns out.
 
         Raises:
             SessionClosed: no answer is left and this question was not answered before.
@@ -91,12 +103,18 @@ class Session:
         """
         mechanism = self._plan.mechanism
         assert isinstance(mechanism, InteractiveMechanism)
-        given = {**({"estimator": query} if isinstance(query, str) or "sql" in query else query), **fields}
+        given = {
+            **({"estimator": query} if isinstance(query, str) or "sql" in query else query),
+            **fields,
+        }
         if candidate is not None:
             given["candidate"] = candidate.digest
         if set(given) == {"release"} and isinstance(given["release"], Mapping):
             inner = nested_release.inner_plan(self._plan, given["release"], self._registry)
-            return self._once(digest([self.id, inner.digest, inner.request.revision]), partial(self._release, inner))
+            return self._once(
+                digest([self.id, inner.digest, inner.request.revision]),
+                partial(self._release, inner),
+            )
         try:
             parsed = mechanism.Query.model_validate(given)
         except ValidationError as error:
@@ -109,27 +127,37 @@ class Session:
         return self._once(name, partial(self._answer, mechanism, parsed, candidate))
 
     def canonical(self, asked: Q) -> Q:
-        """The same with an estimator's SQL in its canonical form, so that spaces make no other question of it.
+        """The same with an estimator's SQL in its canonical form, so that spaces make no other
+        question of it.
 
-        Raises `PlanRefused` or `UnknownName` if it is not in the language of `dpflow.tables.language.expressions`.
+        Raises `PlanRefused` or `UnknownName` if it is not in the language of
+        `dpflow.tables.language.expressions`.
         """
         if not isinstance(asked.estimator, SqlEstimator):
             return asked
         text = self._private.expression(asked.estimator.sql)
-        return asked.model_copy(update={"estimator": asked.estimator.model_copy(update={"sql": text})})
+        return asked.model_copy(
+            update={"estimator": asked.estimator.model_copy(update={"sql": text})}
+        )
 
     def require_public(self, file: Path, what: str) -> None:
-        """Raises `PlanRefused` if a file of the analyst's is that of the session's table (`dpflow.engine.releases.request`)."""
+        """Raises `PlanRefused` if a file of the analyst's is that of the session's table
+        (`dpflow.engine.releases.request`).
+        """
         require_public(file, self._plan.table, what)
 
     def _once(self, name: str, answer: Callable[[Held], tuple[Verdict, State]]) -> dict[str, Any]:
-        """The stored answer of a query, or a new one, stored with the state it leads to before it is seen."""
+        """The stored answer of a query, or a new one, stored with the state it leads to before it
+        is seen.
+        """
         while True:
             if stored := self._ledger.stored_answer(self.id, name):
                 return dict(stored.answer)
             held = self._ledger.session(self.id)
             if held.closed:
-                raise SessionClosed(f"session {self.id} is closed: its answers are used up; open one on fresh data")
+                raise SessionClosed(
+                    f"session {self.id} is closed: its answers are used up; open one on fresh data"
+                )
             verdict, state = answer(held)
             kept = self._ledger.answer(
                 self.id,
@@ -142,25 +170,40 @@ class Session:
             )
             if kept is not None:
                 return dict(kept.answer)
-            # somebody else's answer advanced the state first: ours was never seen, so draw again from theirs
+            # somebody else's answer advanced the state first: ours was never seen, so draw again
+            # from theirs
 
     def remaining(self) -> dict[str, Any]:
-        """What the session can still give: its state, and what its last answer said is left. Public."""
+        """What the session can still give: its state, and what its last answer said is left.
+        Public.
+        """
         said = [dict(answer.answer) for answer in self._ledger.answers(self.id)]
         params = self._plan.params
-        counts = {f"{k}_left": getattr(params, k) for k in ("queries", "failures") if hasattr(params, k)}
+        counts = {
+            f"{k}_left": getattr(params, k) for k in ("queries", "failures") if hasattr(params, k)
+        }
         for answer in said:
             counts |= {k: v for k, v in answer.items() if k.endswith("_left")}
         return {"state": self._ledger.release(self.id).state, "answered": len(said), **counts}
 
     def commitment(self, said: Mapping[str, Any]) -> str:
-        """A keyed commitment to something said in this session: whoever has the ledger can tell that it was, nobody else."""
-        return self._ledger.commitment(json.dumps([self.id, said], sort_keys=True).encode(), "verdict")
+        """A keyed commitment to something said in this session: whoever has the ledger can tell
+        that it was, nobody else.
+        """
+        return self._ledger.commitment(
+            json.dumps([self.id, said], sort_keys=True).encode(), "verdict"
+        )
 
     def _answer(
-        self, mechanism: InteractiveMechanism[Any, Any], query: Any, candidate: Candidate | None, held: Held
+        self,
+        mechanism: InteractiveMechanism[Any, Any],
+        query: Any,
+        candidate: Candidate | None,
+        held: Held,
     ) -> tuple[Verdict, State]:
-        """First everything that plan and catalog can refuse; then rows and draw, whose failures are the answer "none"."""
+        """First everything that plan and catalog can refuse; then rows and draw, whose failures are
+        the answer "none".
+        """
         plan, spent = self._plan, {k: v for k, v in held.state.items() if k == nested_release.STATE}
         state = State({k: v for k, v in held.state.items() if k not in spent})
         doubt = self._seen or (nested_release.WHY if spent else "")
@@ -171,16 +214,26 @@ class Session:
         else:
             self._private.check(statistic, plan.request.blocks)
             read = partial(self._private.answer, statistic, plan.request.blocks)
-        snapshot = self._ledger.commitment(self._private.snapshot(), "snapshot") if mechanism.locks_dataset else ""
+        snapshot = (
+            self._ledger.commitment(self._private.snapshot(), "snapshot")
+            if mechanism.locks_dataset
+            else ""
+        )
         try:
             known = read()
             fault_points.pass_point("aggregate.after")
-            verdict, after = mechanism.answer(plan.params, plan.table, state, query, known, SystemSource())
+            verdict, after = mechanism.answer(
+                plan.params, plan.table, state, query, known, SystemSource()
+            )
             if verdict.body.get("guarantee") == "proven" and doubt:
-                verdict = Verdict({**verdict.body, "guarantee": "heuristic", "because": doubt}, verdict.closed)
+                verdict = Verdict(
+                    {**verdict.body, "guarantee": "heuristic", "because": doubt}, verdict.closed
+                )
             if mechanism.locks_dataset:
                 verdict = Verdict({**verdict.body, "snapshot": snapshot}, verdict.closed)
-            json.dumps([verdict.body, after.data], allow_nan=False)  # what cannot be stored is an impossible value, too
+            json.dumps(
+                [verdict.body, after.data], allow_nan=False
+            )  # what cannot be stored is an impossible value, too
         except fault_points.FaultInjected:
             raise
         except Exception as error:
@@ -191,7 +244,9 @@ class Session:
         return verdict, State({**after.data, **spent})
 
     def _release(self, inner: Plan, held: Held) -> tuple[Verdict, State]:
-        """A release inside the session: refused, or paid out of its reserve and drawn; a failure is the result "none"."""
+        """A release inside the session: refused, or paid out of its reserve and drawn; a failure is
+        the result "none".
+        """
         assert isinstance(inner.mechanism, Mechanism)
         state, said = nested_release.spend(self._plan, inner, held.state)
         private = PrivateTable(inner.table, inner.request.where)
@@ -200,8 +255,15 @@ class Session:
         snapshot = self._ledger.commitment(private.snapshot(), "snapshot")
         result = drawn(inner, private)
         epsilon, delta = inner.price()
-        body = {"verdict": "released", "mechanism": inner.mechanism.name, "epsilon": epsilon, "delta": delta}
-        return Verdict({**body, **said, "result": result.to_json(), "snapshot": snapshot}), State(state)
+        body = {
+            "verdict": "released",
+            "mechanism": inner.mechanism.name,
+            "epsilon": epsilon,
+            "delta": delta,
+        }
+        return Verdict({**body, **said, "result": result.to_json(), "snapshot": snapshot}), State(
+            state
+        )
 
     def _scores(
         self, statistic: GroupValues, query: EstimatorQuery, candidate: Candidate | None
@@ -216,16 +278,27 @@ class Session:
         if estimator.model and (candidate is None or candidate.predict is None):
             raise PlanRefused(f"estimator {estimator.name!r} scores a candidate; hand one to ask")
         if estimator.model == "two" and (candidate is None or candidate.rival is None):
-            raise PlanRefused(f"estimator {estimator.name!r} compares two models; give the candidate a rival")
+            raise PlanRefused(
+                f"estimator {estimator.name!r} compares two models; give the candidate a rival"
+            )
         subject = Subject(query.columns, options)
         if candidate is not None and candidate.predict is not None:
             given = candidate.submission
             if estimator.model:
                 _check_covered(query, given)
-            subject = Subject(query.columns, options, given.label, candidate.predict, candidate.score, candidate.rival)
+            subject = Subject(
+                query.columns,
+                options,
+                given.label,
+                candidate.predict,
+                candidate.score,
+                candidate.rival,
+            )
         self._private.check(summed(self._private, statistic, estimator) or statistic, blocks)
         default = estimator.default if query.default is None else float(query.default)
-        return lambda: PerGroup(group_values(self._private, statistic, secret, blocks, estimator, subject, default))
+        return lambda: PerGroup(
+            group_values(self._private, statistic, secret, blocks, estimator, subject, default)
+        )
 
     def _own_scores(
         self,
@@ -235,13 +308,17 @@ class Session:
         candidate: Candidate | None,
         secret: bytes,
     ) -> Callable[[], PerGroup]:
-        """The same of an estimator in SQL: in the database, or over its rows with what a candidate says about them."""
+        """The same of an estimator in SQL: in the database, or over its rows with what a candidate
+        says about them.
+        """
         private, blocks = self._private, self._plan.request.blocks
         request = GroupEstimates(statistic.groups, own.sql)
         columns, theirs = private.expression_columns(own.sql)
         functions = {name: getattr(candidate, _SAYS[name], None) for name in theirs}
         if absent := sorted(name for name, function in functions.items() if function is None):
-            raise PlanRefused(f"the estimator reads {', '.join(absent)}, and no candidate says that; hand one to ask")
+            raise PlanRefused(
+                f"the estimator reads {', '.join(absent)}, and no candidate says that; hand one to ask"
+            )
         private.check(request, blocks)
         if not theirs:
             return lambda: PerGroup(own.values(private.group_estimates(request, secret, blocks)))
@@ -250,7 +327,9 @@ class Session:
         rows = GroupValues(statistic.groups, tuple(dict.fromkeys((*query.columns, *columns))))
         private.check(rows, blocks)
         found = {name: function for name, function in functions.items() if function is not None}
-        return lambda: PerGroup(own.values(predicted_values(private, rows, request, secret, blocks, found)))
+        return lambda: PerGroup(
+            own.values(predicted_values(private, rows, request, secret, blocks, found))
+        )
 
 
 #: Which function of a candidate gives the columns that an estimator in SQL reads of it.
@@ -258,7 +337,9 @@ _SAYS = {"candidate.prediction": "predict", "candidate.score": "score", "candida
 
 
 def _check_covered(query: EstimatorQuery, given: Submission) -> None:
-    """A candidate without one of its columns would fail on every group, and each would have the default."""
+    """A candidate without one of its columns would fail on every group, and each would have the
+    default.
+    """
     if absent := sorted(set(given.columns) - set(query.columns)):
         raise PlanRefused(
             f"candidate {given.name!r} reads {', '.join(absent)}, which the query's columns leave out; name "
@@ -267,9 +348,11 @@ def _check_covered(query: EstimatorQuery, given: Submission) -> None:
 
 
 def _cut(plan: Plan) -> str:
-    """How a session cuts its data into groups, or "": by a keyed hash of the unit, which depends on the dataset.
+    """How a session cuts its data into groups, or "": by a keyed hash of the unit, which depends on
+    the dataset.
 
-    Proofs are for a fixed partition of data that nothing else reads: the ledger keeps the first cut of any data, and refuses others.
+    Proofs are for a fixed partition of data that nothing else reads: the ledger keeps the first cut
+    of any data, and refuses others.
     """
     groups = getattr(plan.params, "groups", None)
     if not isinstance(groups, int):
@@ -278,7 +361,9 @@ def _cut(plan: Plan) -> str:
 
 
 def _seen_before(session_id: str, plan: Plan, ledger: Ledger) -> str:
-    """Why the session's data are not fresh, or "": proofs of generalisation begin with rows that nobody has seen."""
+    """Why the session's data are not fresh, or "": proofs of generalisation begin with rows that
+    nobody has seen.
+    """
     if plan.table.generalisation_only and not plan.table.holdout:
         return "rows of a generalisation-only table may have been handed out; declare holdout: true"
     if ledger.is_fresh(session_id, plan.request.scope, data_names(plan, ledger)):

@@ -1,7 +1,9 @@
-"""Export and import: JSON lines that a third party can add up, and from which another database can go on.
+"""Export and import: JSON lines that a third party can add up, and from which another database can
+go on.
 
-The first line is a header, then all entries, then what entries name only by digest: results, requests' order and answers'
-text. Secret state is not exported. So an imported ledger has its sessions closed: their charge and answers stay.
+The first line is a header, then all entries, then what entries name only by digest: results,
+requests' order and answers' text. Secret state is not exported. So an imported ledger has its
+sessions closed: their charge and answers stay.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from dpflow.ledger.storage import schema
 from dpflow.ledger.storage.statements import Prepared, Transaction, insert
 
 FORMAT = "dpflow-ledger"
-_RELEASES = Prepared(sa.select(schema.release.c.id, schema.release.c.result))  # no order: a broken index is not asked
+_RELEASES = Prepared(
+    sa.select(schema.release.c.id, schema.release.c.result)
+)  # no order: a broken index is not asked
 _ANSWERS = Prepared(sa.select(schema.answer))
 _INSERTS = {table: insert(table) for table in schema.metadata.sorted_tables}
 
@@ -37,7 +41,9 @@ def export(transaction: Transaction, stream: TextIO) -> int:
         if release.result is not None:
             lines.append({"line": "result", "release_id": release.id, "result": release.result})
     for (session, version), answers in _batches(transaction).items():
-        lines.append({"line": "answers", "session_id": session, "version": version, "answers": answers})
+        lines.append(
+            {"line": "answers", "session_id": session, "version": version, "answers": answers}
+        )
     for line in lines:
         stream.write(json.dumps(line, separators=(",", ":")) + "\n")
     return number
@@ -59,7 +65,9 @@ def _batches(transaction: Transaction) -> dict[tuple[str, int], dict[str, str]]:
 
 @dataclass(frozen=True)
 class Exported:
-    """What `read` found: entries in order, results by release, batches of answers by session and version."""
+    """What `read` found: entries in order, results by release, batches of answers by session and
+    version.
+    """
 
     entries: list[dict[str, Any]]
     results: dict[str, str]
@@ -84,7 +92,9 @@ def read(stream: TextIO, anchor: Anchor) -> Exported:
                 found.results[line["release_id"]] = line["result"]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise LedgerCorrupt("the export has a line that cannot be read; export it again") from None
-    wrong = list(chain.Auditor(anchor).problems([verify.ENTRIES.row(**entry) for entry in found.entries]))
+    wrong = list(
+        chain.Auditor(anchor).problems([verify.ENTRIES.row(**entry) for entry in found.entries])
+    )
     if wrong:
         raise LedgerCorrupt(f"the export does not verify under this anchor: {wrong[0]}")
     return found
@@ -111,7 +121,13 @@ def _rows(
     yield (
         schema.account,
         [
-            {"scope": scope, "block": block, "epsilon": c.epsilon, "delta": c.delta, "renyi": c.renyi}
+            {
+                "scope": scope,
+                "block": block,
+                "epsilon": c.epsilon,
+                "delta": c.delta,
+                "renyi": c.renyi,
+            }
             for (scope, block), c in expected.accounts.items()
         ],
     )
@@ -119,7 +135,9 @@ def _rows(
     for name, row in expected.releases.items():
         result = exported.results.get(name)
         if (None if result is None else chain.digest(result)) != row["result"]:
-            raise LedgerCorrupt(f"the export's result of release {name} is not the one that was settled")
+            raise LedgerCorrupt(
+                f"the export's result of release {name} is not the one that was settled"
+            )
         state = "closed" if name in closed else row["state"]
         releases.append({**row, "id": name, "result": result, "state": state, "secret": None})
     yield schema.release, releases
@@ -129,7 +147,9 @@ def _rows(
     for (name, version), digest in expected.batches.items():
         batch = exported.batches.get((name, version), {})
         if chain.digest(batch) != digest:
-            raise LedgerCorrupt(f"the export's answers of session {name} are not those that were given")
+            raise LedgerCorrupt(
+                f"the export's answers of session {name} are not those that were given"
+            )
         answers |= {(name, query): (version, text) for query, text in batch.items()}
     yield (
         schema.answer,

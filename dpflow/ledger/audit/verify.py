@@ -24,7 +24,9 @@ _PUBLIC = (*schema.KEY, "family", "slot", "exclusive", "blocks", "event", "reque
 
 
 class Expected:
-    """The tables as the entries say they are. Results, batches of answers and secret states are known by digest only."""
+    """The tables as the entries say they are. Results, batches of answers and secret states are
+    known by digest only.
+    """
 
     def __init__(self, meta: Mapping[str, str]) -> None:
         self.meta = meta
@@ -50,13 +52,17 @@ class Expected:
     def _grant(self, entry: Mapping[str, Any], body: Mapping[str, Any]) -> None:
         self.scopes[entry["scope"]] = dict(body)
 
-    def _reserve(self, entry: Mapping[str, Any], body: Mapping[str, Any], state: str = "reserved") -> None:
+    def _reserve(
+        self, entry: Mapping[str, Any], body: Mapping[str, Any], state: str = "reserved"
+    ) -> None:
         for scope, block, *units in body["charges"]:
             self.accounts[scope, block] = self.accounts.get((scope, block), Cost()) + Cost(*units)
         if body["slot"] is not None:
             self.slots.add((body["slot"], entry["release_id"]))
         for name in data_claims.names(entry["scope"], body["data"]):
-            row = self.data.setdefault(name, {"first": entry["release_id"], "gate": None, "cut": None})
+            row = self.data.setdefault(
+                name, {"first": entry["release_id"], "gate": None, "cut": None}
+            )
             row["gate"] = entry["release_id"] if body["exclusive"] else row["gate"]
             row["cut"] = row["cut"] or body["cut"] or None
         for name in data_claims.joined(entry["scope"], body["data"]):
@@ -86,7 +92,10 @@ class Expected:
         self.releases[entry["release_id"]] |= values
 
     def _resolve(self, entry: Mapping[str, Any], body: Mapping[str, Any]) -> None:
-        self.releases[entry["release_id"]] |= {"state": body["becomes"], "fenced_below": body["fenced_below"]}
+        self.releases[entry["release_id"]] |= {
+            "state": body["becomes"],
+            "fenced_below": body["fenced_below"],
+        }
 
     def _answer(self, entry: Mapping[str, Any], body: Mapping[str, Any]) -> None:
         values = {"state": body["becomes"], "version": body["version"], "secret": body["state"]}
@@ -103,10 +112,14 @@ class Expected:
             found["secret"] = None
 
 
-def problems(transaction: Transaction, expected: Expected, seal: Callable[[str], str]) -> Iterator[str]:
+def problems(
+    transaction: Transaction, expected: Expected, seal: Callable[[str], str]
+) -> Iterator[str]:
     """Every difference between the tables and what the history says."""
     yield from expected.illegal
-    if transaction.dialect == "sqlite" and transaction.text("PRAGMA integrity_check(1)") != [("ok",)]:
+    if transaction.dialect == "sqlite" and transaction.text("PRAGMA integrity_check(1)") != [
+        ("ok",)
+    ]:
         yield "the file is damaged, though its history may be whole: export it and import that, or bring the newest copy back"
     tables = {
         name: [row._asdict() for row in transaction.rows(all_rows)]
@@ -121,7 +134,9 @@ def problems(transaction: Transaction, expected: Expected, seal: Callable[[str],
         (row["scope"], row["block"]): Cost(row["epsilon"], row["delta"], row["renyi"])
         for row in tables["dpflow_account"]
     }
-    yield from _differences("account {} does not hold what its charges add up to", expected.accounts, sums)
+    yield from _differences(
+        "account {} does not hold what its charges add up to", expected.accounts, sums
+    )
     releases = {row.pop("id"): row for row in tables["dpflow_release"]}
     yield from _differences_of_releases(expected.releases, releases, seal)
     answers: dict[tuple[str, str], tuple[int, str]] = {}
@@ -133,21 +148,33 @@ def problems(transaction: Transaction, expected: Expected, seal: Callable[[str],
             answers[row["session_id"], row["query"]] = row["version"], row["answer"]
     yield from _differences("answer {} is not the one that was given", expected.answers, answers)
     digests = {place: chain.digest(batch) for place, batch in batches.items()}
-    yield from _differences("the answers of batch {} are not those that were given", expected.batches, digests)
+    yield from _differences(
+        "the answers of batch {} are not those that were given", expected.batches, digests
+    )
     slots = {(row["slot"], row["release_id"]): True for row in tables["dpflow_slot"]}
     read = {row.pop("name"): row for row in tables["dpflow_data"]}
-    yield from _differences("what is known of {} is not what its releases left", expected.data, read)
-    yield from _differences("task instance {} did not ask for that", dict.fromkeys(expected.slots, True), slots)
+    yield from _differences(
+        "what is known of {} is not what its releases left", expected.data, read
+    )
+    yield from _differences(
+        "task instance {} did not ask for that", dict.fromkeys(expected.slots, True), slots
+    )
 
 
-def _differences(sentence: str, expected: Mapping[Any, Any], found: Mapping[Any, Any]) -> Iterator[str]:
+def _differences(
+    sentence: str, expected: Mapping[Any, Any], found: Mapping[Any, Any]
+) -> Iterator[str]:
     for place in sorted(expected.keys() | found.keys(), key=repr):
         if expected.get(place) != found.get(place):
-            yield sentence.format("/".join(map(str, filter(None, place))) if isinstance(place, tuple) else place)
+            yield sentence.format(
+                "/".join(map(str, filter(None, place))) if isinstance(place, tuple) else place
+            )
 
 
 def _differences_of_releases(
-    expected: Mapping[str, Mapping[str, Any]], found: Mapping[str, dict[str, Any]], seal: Callable[[str], str]
+    expected: Mapping[str, Mapping[str, Any]],
+    found: Mapping[str, dict[str, Any]],
+    seal: Callable[[str], str],
 ) -> Iterator[str]:
     for release_id in sorted(expected.keys() | found.keys(), key=repr):
         if release_id not in expected:
@@ -160,6 +187,6 @@ def _differences_of_releases(
             row["secret"] = None if row["secret"] is None else seal(str(row["secret"]))
             for name in sorted(row):
                 if row[name] != expected[release_id][name]:
-                    yield _CHANGED.get(name, "the {name} of release {id} is not what the history says").format(
-                        name=name, id=release_id
-                    )
+                    yield _CHANGED.get(
+                        name, "the {name} of release {id} is not what the history says"
+                    ).format(name=name, id=release_id)

@@ -27,7 +27,9 @@ _SUMS = ("epsilon", "delta", "renyi")
 _FEW = 4  # accounts that are read one by one; of more, all of a scope's are read at once
 _new = upsert(schema.account).values({c.name: sa.bindparam(c.name) for c in schema.account.columns})
 _DEBIT = Prepared(  # sums are made here, under the write lock; the statement reads alike in both databases
-    _new.on_conflict_do_update(index_elements=["scope", "block"], set_={n: _new.excluded[n] for n in _SUMS})
+    _new.on_conflict_do_update(
+        index_elements=["scope", "block"], set_={n: _new.excluded[n] for n in _SUMS}
+    )
 )
 
 
@@ -46,7 +48,9 @@ class Charge:
 
 @functools.lru_cache(maxsize=1024)
 def _scope(row: Any) -> Scope:
-    return Scope(row.name, Filter.from_json(stored_json(row.filter)), row.protects, bool(row.blocks))
+    return Scope(
+        row.name, Filter.from_json(stored_json(row.filter)), row.protects, bool(row.blocks)
+    )
 
 
 @functools.lru_cache(maxsize=4096)
@@ -91,8 +95,11 @@ def spent(transaction: Transaction, scope: Scope) -> list[tuple[str, Cost]]:
     return [(row.block, Cost(row.epsilon, row.delta, row.renyi)) for row in rows] or [("", Cost())]
 
 
-def bill(transaction: Transaction, scope: str, events: Sequence[Event], blocks: Sequence[str]) -> list[Charge]:
-    """What every account on the scope's path pays for these events together; a block named twice pays once.
+def bill(
+    transaction: Transaction, scope: str, events: Sequence[Event], blocks: Sequence[str]
+) -> list[Charge]:
+    """What every account on the scope's path pays for these events together; a block named twice
+    pays once.
 
     Raises:
         UnknownName: a scope on the path has no grant.
@@ -103,10 +110,15 @@ def bill(transaction: Transaction, scope: str, events: Sequence[Event], blocks: 
     for name in path_of(scope):
         found, cost = _priced(_row(transaction, name), asked)
         if found.blocks != bool(blocks):
-            needs = "is charged per block, so name the blocks" if found.blocks else "has no blocks, so name none"
+            needs = (
+                "is charged per block, so name the blocks"
+                if found.blocks
+                else "has no blocks, so name none"
+            )
             raise InvalidInput(f"scope {name!r} {needs}")
         charges += [
-            Charge(found, checked_name("a block", b, empty=not found.blocks), cost) for b in sorted({*blocks} or {""})
+            Charge(found, checked_name("a block", b, empty=not found.blocks), cost)
+            for b in sorted({*blocks} or {""})
         ]
     return charges
 
@@ -116,7 +128,11 @@ def reads(scope: str, blocks: Sequence[str]) -> list[Read]:
     path = path_of(scope)
     found: list[Read] = [(_SCOPE, {"name": name}) for name in path]
     if len(path) * max(1, len(blocks)) <= _FEW:
-        found += [(_ACCOUNT, {"scope": name, "block": block}) for name in path for block in blocks or ("",)]
+        found += [
+            (_ACCOUNT, {"scope": name, "block": block})
+            for name in path
+            for block in blocks or ("",)
+        ]
     return found
 
 
@@ -126,7 +142,11 @@ def merged(charges: Sequence[Charge]) -> list[Charge]:
     for charge in charges:
         account = charge.scope.scope, charge.block
         known = sums.get(account)
-        sums[account] = charge if known is None else Charge(charge.scope, charge.block, known.cost + charge.cost)
+        sums[account] = (
+            charge
+            if known is None
+            else Charge(charge.scope, charge.block, known.cost + charge.cost)
+        )
     return list(sums.values())
 
 
@@ -153,7 +173,9 @@ def debit(transaction: Transaction, charges: Sequence[Charge]) -> None:
         transaction.many(_DEBIT, rows)
 
 
-def _totals(transaction: Transaction, charges: Sequence[Charge]) -> tuple[list[dict[str, Any]], BudgetExceeded | None]:
+def _totals(
+    transaction: Transaction, charges: Sequence[Charge]
+) -> tuple[list[dict[str, Any]], BudgetExceeded | None]:
     """The accounts' rows after these charges, and the first account that cannot pay."""
     kept: dict[str, dict[str, Cost]] = {}
     rows = []
@@ -161,10 +183,16 @@ def _totals(transaction: Transaction, charges: Sequence[Charge]) -> tuple[list[d
         name = charge.scope.scope
         if len(charges) > _FEW and name not in kept:
             kept[name] = dict(spent(transaction, charge.scope))
-        used = kept[name].get(charge.block, Cost()) if name in kept else _account(transaction, name, charge.block)
+        used = (
+            kept[name].get(charge.block, Cost())
+            if name in kept
+            else _account(transaction, name, charge.block)
+        )
         after = used + charge.cost
         if not Filter.admits(charge.scope.capacity, after):
-            return [], BudgetExceeded(_sentence(charge, used), scope=name, block=charge.block or None)
+            return [], BudgetExceeded(
+                _sentence(charge, used), scope=name, block=charge.block or None
+            )
         rows.append({"scope": name, "block": charge.block, **vars(after)})
     return rows, None
 

@@ -1,11 +1,14 @@
-"""What releases read, by public names: who read it first, which gate closes it, how it is cut into groups for ever.
+"""What releases read, by public names: who read it first, which gate closes it, how it is cut into
+groups for ever.
 
-A name says what may be one and the same data: the dataset (the first part of the scope's path), and what the caller names
-besides, such as a table and its place. Two releases that share one name read the same data. A gate is recorded on
-all its names in the transaction that opens it, so of two that open at once, from whatever scopes, the second is refused.
+A name says what may be one and the same data: the dataset (the first part of the scope's path), and
+what the caller names besides, such as a table and its place. Two releases that share one name read
+the same data. A gate is recorded on all its names in the transaction that opens it, so of two that
+open at once, from whatever scopes, the second is refused.
 
-A name after "joined " is of rows that are read, too, but are declared public: an open gate on them closes them, and a later one
-finds them no longer fresh, but whoever joins them neither closes nor cuts them.
+A name after "joined " is of rows that are read, too, but are declared public: an open gate on them
+closes them, and a later one finds them no longer fresh, but whoever joins them neither closes nor
+cuts them.
 """
 
 from __future__ import annotations
@@ -22,7 +25,9 @@ from dpflow.ledger.storage.statements import Prepared, Read, Transaction, insert
 
 _D, _R = schema.data.c, schema.release.c
 _TOGETHER = 3  # names that one statement looks up, if there is more than one
-_FIND = Prepared(sa.select(schema.data).where(_D.name.in_([sa.bindparam(f"name{n}") for n in range(_TOGETHER)])))
+_FIND = Prepared(
+    sa.select(schema.data).where(_D.name.in_([sa.bindparam(f"name{n}") for n in range(_TOGETHER)]))
+)
 _FIND_ONE = Prepared(sa.select(schema.data).where(where(_D.name)))
 _GATE = Prepared(sa.select(_R.scope, _R.state).where(where(_R.id)))
 _INSERT = insert(schema.data)
@@ -48,7 +53,9 @@ def joined(scope: str, named: Sequence[str]) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=1024)
 def _names(scope: str, named: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    own = dict.fromkeys((f"dataset {scope.split('/')[0]}", *(name for name in named if not name.startswith(JOINED))))
+    own = dict.fromkeys(
+        (f"dataset {scope.split('/')[0]}", *(name for name in named if not name.startswith(JOINED)))
+    )
     also = dict.fromkeys(name.removeprefix(JOINED) for name in named if name.startswith(JOINED))
     return tuple(own), tuple(name for name in also if name not in own)
 
@@ -60,7 +67,10 @@ def reads(scope: str, named: Sequence[str]) -> list[Read]:
     if len(found) == 1:
         return [(_FIND_ONE, {"name": found[0]})]
     groups = [found[at : at + _TOGETHER] for at in range(0, len(found), _TOGETHER)]
-    return [(_FIND, {f"name{n}": group[min(n, len(group) - 1)] for n in range(_TOGETHER)}) for group in groups]
+    return [
+        (_FIND, {f"name{n}": group[min(n, len(group) - 1)] for n in range(_TOGETHER)})
+        for group in groups
+    ]
 
 
 def _known(transaction: Transaction, scope: str, named: Sequence[str]) -> dict[str, Any]:
@@ -78,7 +88,9 @@ def is_fresh(transaction: Transaction, release_id: str, scope: str, named: Seque
     return all(row.first == release_id for row in _known(transaction, scope, own).values())
 
 
-def require(transaction: Transaction, scope: str, named: Sequence[str], cut: str = "") -> dict[str, Any]:
+def require(
+    transaction: Transaction, scope: str, named: Sequence[str], cut: str = ""
+) -> dict[str, Any]:
     """What is known of this data, for `record`, if a release may read it.
 
     Raises:
@@ -114,7 +126,9 @@ def record(
     gate: bool,
     cut: str,
 ) -> None:
-    """Write down that a release reads this data, and closes it as a gate or cuts it into groups if it does."""
+    """Write down that a release reads this data, and closes it as a gate or cuts it into groups if
+    it does.
+    """
     for name in names(scope, named):
         row = known.get(name)
         if row is None:

@@ -26,13 +26,17 @@ def checked_scope(name: str) -> str:
     """A path of non-empty names, parted by slashes. Raises `InvalidInput`."""
     checked_name("a scope", name)
     if not all(part.strip() for part in name.split("/")):
-        raise InvalidInput("a scope is a name or a path such as flights/team-a, with no empty part; correct it")
+        raise InvalidInput(
+            "a scope is a name or a path such as flights/team-a, with no empty part; correct it"
+        )
     return name
 
 
 @dataclass(frozen=True)
 class Terms:
-    """A grant's amounts before they meet what was granted earlier; ``tail_share`` None keeps what an earlier grant said."""
+    """A grant's amounts before they meet what was granted earlier; ``tail_share`` None keeps what
+    an earlier grant said.
+    """
 
     name: FilterName
     epsilon: Fraction
@@ -40,7 +44,9 @@ class Terms:
     tail_share: Fraction | None
 
     @classmethod
-    def checked(cls, name: FilterName, epsilon: object, delta: object, tail_share: object | None) -> Terms:
+    def checked(
+        cls, name: FilterName, epsilon: object, delta: object, tail_share: object | None
+    ) -> Terms:
         """Validated terms. Raises `InvalidAmount` or `InvalidDeclaration`."""
         share = None if tail_share is None else amounts.exact("tail_share", tail_share)
         terms = cls(name, amounts.epsilon(epsilon), amounts.delta(delta), share)
@@ -52,15 +58,21 @@ class Terms:
         share = self.tail_share
         if share is None and known is not None and known.order is not None:
             share = known.tail_delta / known.delta
-        return make_filter(self.name, self.epsilon, self.delta, tail_share=Fraction(1) if share is None else share)
+        return make_filter(
+            self.name, self.epsilon, self.delta, tail_share=Fraction(1) if share is None else share
+        )
 
 
 def above(transaction: Transaction, scope: str) -> Scope | None:
-    """The scope above a quota, None for a scope without a slash. Raises `GrantConflict` if it has no grant."""
+    """The scope above a quota, None for a scope without a slash. Raises `GrantConflict` if it has
+    no grant.
+    """
     parent = scope.rpartition("/")[0]
     found = charges.find_scope(transaction, parent) if parent else None
     if parent and found is None:
-        raise GrantConflict(f"scope {scope!r} is below {parent!r}, which has no grant; grant {parent!r} first")
+        raise GrantConflict(
+            f"scope {scope!r} is below {parent!r}, which has no grant; grant {parent!r} first"
+        )
     return found
 
 
@@ -74,7 +86,13 @@ def require_inside(scope: str, terms: Terms, parent: Scope) -> None:
 
 
 def grant(
-    transaction: Transaction, writer: Writer, scope: str, terms: Terms, protects: str, blocks: bool, principal: str
+    transaction: Transaction,
+    writer: Writer,
+    scope: str,
+    terms: Terms,
+    protects: str,
+    blocks: bool,
+    principal: str,
 ) -> Scope:
     """Store a grant. See `Ledger.grant`."""
     known, parent = charges.find_scope(transaction, scope), above(transaction, scope)
@@ -85,7 +103,9 @@ def grant(
                 f"{', per block' if other.blocks else ''}; grant {scope!r} for the same declaration (--table FILE)"
             )
     if known is not None and known.filter.name != terms.name:
-        raise GrantConflict(f"scope {scope!r} uses the {known.filter.name} filter; its filter cannot be changed")
+        raise GrantConflict(
+            f"scope {scope!r} uses the {known.filter.name} filter; its filter cannot be changed"
+        )
     used = [] if known is None else charges.spent(transaction, known)
     if known is not None and any(cost != Cost() for _, cost in used):
         made = _changed(known, terms)
@@ -103,9 +123,11 @@ def grant(
 
 
 def _changed(scope: Scope, terms: Terms) -> Filter:
-    """A filter with new amounts for sums that were already made: order and division of delta cannot change.
+    """A filter with new amounts for sums that were already made: order and division of delta cannot
+    change.
 
-    A grant that has spent without a Renyi path never opens one: the charges so far were not counted on it.
+    A grant that has spent without a Renyi path never opens one: the charges so far were not counted
+    on it.
     """
     known, epsilon, delta = scope.filter, terms.epsilon, terms.delta
     share = known.tail_delta / known.delta if known.order is not None else None

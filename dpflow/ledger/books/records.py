@@ -10,25 +10,46 @@ from fractions import Fraction
 from typing import Any, Literal
 
 from dpflow.core.accounting.amounts import text
-from dpflow.core.accounting.privacy_filters import CLOSED, DELTA_UNIT, EPSILON_UNIT, SATURATED, Capacity, Cost, Filter
+from dpflow.core.accounting.privacy_filters import (
+    CLOSED,
+    DELTA_UNIT,
+    EPSILON_UNIT,
+    SATURATED,
+    Capacity,
+    Cost,
+    Filter,
+)
 from dpflow.errors import InvalidInput, LedgerCorrupt
 
 State = Literal["reserved", "settled", "fenced", "open", "closed"]
 
 
 def checked_name(what: str, value: str, *, empty: bool = False, longest: int = 200) -> str:
-    """A name of at most ``longest`` printable characters; raises `InvalidInput`, whose message does not repeat the name."""
-    if not isinstance(value, str) or len(value) > longest or not value.isprintable() or (not value and not empty):
-        raise InvalidInput(f"{what} must be a text of 1 to {longest} printable characters; shorten or correct it")
+    """A name of at most ``longest`` printable characters; raises `InvalidInput`, whose message does
+    not repeat the name.
+    """
+    if (
+        not isinstance(value, str)
+        or len(value) > longest
+        or not value.isprintable()
+        or (not value and not empty)
+    ):
+        raise InvalidInput(
+            f"{what} must be a text of 1 to {longest} printable characters; shorten or correct it"
+        )
     return value
 
 
 def stored_json(text: Any) -> Any:
-    """What a row's JSON says. Raises `LedgerCorrupt` for a text that no ledger wrote, without repeating it."""
+    """What a row's JSON says. Raises `LedgerCorrupt` for a text that no ledger wrote, without
+    repeating it.
+    """
     try:
         return json.loads(text)
     except (ValueError, TypeError, RecursionError):
-        raise LedgerCorrupt("a row of the ledger cannot be read; run dpflow ledger verify") from None
+        raise LedgerCorrupt(
+            "a row of the ledger cannot be read; run dpflow ledger verify"
+        ) from None
 
 
 def path_of(scope: str) -> tuple[str, ...]:
@@ -39,10 +60,11 @@ def path_of(scope: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class ReleaseKey:
-    """Exactly-once identity of a release: equal keys are the same release, however often they are asked for.
+    """Exactly-once identity of a release: equal keys are the same release, however often they are
+    asked for.
 
-    ``dag_id`` and ``task_id`` are empty outside Airflow; ``digest`` is the plan's; ``ordinal`` tells equal plans of one
-    run apart.
+    ``dag_id`` and ``task_id`` are empty outside Airflow; ``digest`` is the plan's; ``ordinal``
+    tells equal plans of one run apart.
     """
 
     scope: str
@@ -63,7 +85,9 @@ class ReleaseKey:
 
 @dataclass(frozen=True)
 class Reservation:
-    """A charge that was made. ``attempt`` counts the tries that took it over; ``result`` is set once settled."""
+    """A charge that was made. ``attempt`` counts the tries that took it over; ``result`` is set
+    once settled.
+    """
 
     release_id: str
     attempt: int
@@ -153,10 +177,19 @@ class Scope:
         return self.filter.capacity()
 
     def used(self, spent: Cost) -> float:
-        """From 0 to 1, for people: the fullest sum on the path that has most left. Exact amounts decide, not this."""
+        """From 0 to 1, for people: the fullest sum on the path that has most left. Exact amounts
+        decide, not this.
+        """
         limits = self.capacity
-        paths = [(spent.epsilon, limits.epsilon, limits.delta), (spent.renyi, limits.renyi, limits.renyi_delta)]
-        shares = [max(_full(sum, limit), _full(spent.delta, own)) for sum, limit, own in paths if limit > CLOSED]
+        paths = [
+            (spent.epsilon, limits.epsilon, limits.delta),
+            (spent.renyi, limits.renyi, limits.renyi_delta),
+        ]
+        shares = [
+            max(_full(sum, limit), _full(spent.delta, own))
+            for sum, limit, own in paths
+            if limit > CLOSED
+        ]
         return round(min(shares, default=1.0), 4)
 
 
@@ -166,7 +199,9 @@ def _full(amount: int, limit: int) -> float:
 
 @dataclass(frozen=True)
 class Remaining:
-    """What is left in a scope, one account per block; a scope with blocks that nobody used yet has one full line."""
+    """What is left in a scope, one account per block; a scope with blocks that nobody used yet has
+    one full line.
+    """
 
     scope: Scope
     spent: tuple[tuple[str, Cost], ...]
@@ -180,7 +215,9 @@ class Remaining:
         return {"scope": self.scope.scope, "accounts": self.rows()}
 
     def _row(self, block: str, spent: Cost) -> dict[str, Any]:
-        """A path that the filter does not have is None; ``used`` is the share of the better open path that is gone."""
+        """A path that the filter does not have is None; ``used`` is the share of the better open
+        path that is gone.
+        """
         granted = self.scope.filter
         capacity = self.scope.capacity
         sums, divergence = granted.name != "renyi", granted.order is not None
@@ -189,12 +226,18 @@ class Remaining:
             "block": block,
             "epsilon_granted": text(granted.epsilon),
             "epsilon_spent": _shown(spent.epsilon, EPSILON_UNIT) if sums else None,
-            "epsilon_left": _shown(capacity.epsilon - spent.epsilon, EPSILON_UNIT) if sums else None,
+            "epsilon_left": _shown(capacity.epsilon - spent.epsilon, EPSILON_UNIT)
+            if sums
+            else None,
             "delta_granted": text(granted.delta),
-            "delta_left": _shown(max(capacity.delta, capacity.renyi_delta) - spent.delta, DELTA_UNIT),
+            "delta_left": _shown(
+                max(capacity.delta, capacity.renyi_delta) - spent.delta, DELTA_UNIT
+            ),
             "renyi_order": text(granted.order) if granted.order is not None else None,
             "renyi_spent": _shown(spent.renyi, EPSILON_UNIT) if divergence else None,
-            "renyi_left": _shown(capacity.renyi - spent.renyi, EPSILON_UNIT) if divergence else None,
+            "renyi_left": _shown(capacity.renyi - spent.renyi, EPSILON_UNIT)
+            if divergence
+            else None,
             "used": self.scope.used(spent),
             "filter": granted.name,
             "protects": self.scope.protects,
@@ -202,7 +245,9 @@ class Remaining:
 
 
 def _shown(units: int, unit: Fraction) -> str:
-    """Units as text; a sum that cannot be paid on a path is infinite there, and nothing is left below zero."""
+    """Units as text; a sum that cannot be paid on a path is infinite there, and nothing is left
+    below zero.
+    """
     return "inf" if units >= SATURATED else text(max(units, 0) * unit)
 
 

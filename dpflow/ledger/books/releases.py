@@ -27,10 +27,15 @@ BY_KEY = Prepared(sa.select(*PUBLIC).where(where(*(R[name] for name in schema.KE
 _INSERT = insert(schema.release)
 _JOIN = insert(schema.slot)
 _IN_SLOT = Prepared(
-    sa.select(*PUBLIC).join(schema.slot, _L.release_id == R.id).where(_L.slot == sa.bindparam("slot")).order_by(R.id)
+    sa.select(*PUBLIC)
+    .join(schema.slot, _L.release_id == R.id)
+    .where(_L.slot == sa.bindparam("slot"))
+    .order_by(R.id)
 )
 _OF_TASK = where(R.scope, R.dag_id, R.task_id, R.occasion)
-_PAID = Prepared(sa.select(sa.func.count().label("number")).select_from(schema.release).where(_OF_TASK))
+_PAID = Prepared(
+    sa.select(sa.func.count().label("number")).select_from(schema.release).where(_OF_TASK)
+)
 _ASKED = Prepared(
     sa.select(sa.func.count(sa.distinct(_L.slot)).label("number"))
     .select_from(schema.slot.join(schema.release, _L.release_id == R.id))
@@ -42,7 +47,9 @@ _SETTLE = Prepared(
     .values({n: sa.bindparam("new_" + n, type_=sa.Text) for n in ("state", "result", "snapshot")})
 )
 _RETRY = Prepared(
-    schema.release.update().where(where(R.id)).values(attempts=sa.bindparam("new_attempts", type_=R.attempts.type))
+    schema.release.update()
+    .where(where(R.id))
+    .values(attempts=sa.bindparam("new_attempts", type_=R.attempts.type))
 )
 _RESOLVE = Prepared(
     schema.release.update()
@@ -100,11 +107,12 @@ class Ask:
 def known(transaction: Transaction, writer: chain.Writer, ask: Ask) -> Any:
     """The release this ask already has; None when it is new and may be charged.
 
-    A key finds its release whoever asks: inputs mapped in another order find theirs. A key that is new to a slot which has a
-    release is a changed retry. It keeps that release if only the mechanism's version changed; it may pay if the caller says
-    so, or while this task on this occasion has fewer releases than task instances that asked (after a reordering
-    some instances join what others paid for, and then others owe one). So a task never pays more often than it has instances, however
-    often it is tried, unless the caller says so.
+    A key finds its release whoever asks: inputs mapped in another order find theirs. A key that is
+    new to a slot which has a release is a changed retry. It keeps that release if only the
+    mechanism's version changed; it may pay if the caller says so, or while this task on this
+    occasion has fewer releases than task instances that asked (after a reordering some instances
+    join what others paid for, and then others owe one). So a task never pays more often than it has
+    instances, however often it is tried, unless the caller says so.
 
     Raises:
         RetryConflict: a changed retry that may not pay.
@@ -160,12 +168,16 @@ def charge(
     secret: str | None = None,
     commitment: str | None = None,
 ) -> str:
-    """Debit every account and add the release, or raise and leave nothing. Returns the release's id."""
+    """Debit every account and add the release, or raise and leave nothing. Returns the release's
+    id.
+    """
     known = data_claims.require(transaction, ask.key.scope, ask.data, ask.cut)
     bill = charges.bill(transaction, ask.key.scope, [ask.event], ask.blocks)
     charges.debit(transaction, bill)
     release_id = secrets.token_hex(8)
-    data_claims.record(transaction, release_id, ask.key.scope, ask.data, known, gate=exclusive, cut=ask.cut)
+    data_claims.record(
+        transaction, release_id, ask.key.scope, ask.data, known, gate=exclusive, cut=ask.cut
+    )
     public = ask.public | {"exclusive": int(exclusive)}
     transaction.run(
         _INSERT, id=release_id, state=state, attempts=1, fenced_below=0, principal=ask.principal, version=0,
@@ -179,11 +191,19 @@ def charge(
         "data": list(ask.data),
         "cut": ask.cut,
     }
-    writer.note("reserve" if state == "reserved" else "session", ask.key.scope, release_id, ask.principal, body)
+    writer.note(
+        "reserve" if state == "reserved" else "session",
+        ask.key.scope,
+        release_id,
+        ask.principal,
+        body,
+    )
     return release_id
 
 
-def take_over(transaction: Transaction, writer: chain.Writer, row: Any, principal: str) -> Reservation:
+def take_over(
+    transaction: Transaction, writer: chain.Writer, row: Any, principal: str
+) -> Reservation:
     """What a known release offers its next try. Raises `RetryConflict` if an owner closed it."""
     if row.state == "settled":
         return Reservation(row.id, row.attempts, True, stored_json(row.result))
@@ -212,15 +232,26 @@ def settle(
     if row.state == "settled":
         return str(row.result)
     if row.state != "reserved" or not row.fenced_below <= reservation.attempt <= row.attempts:
-        raise RetryConflict(f"release {row.id} was fenced by an owner; this late result is discarded")
-    transaction.run(_SETTLE, id=row.id, new_state="settled", new_result=result, new_snapshot=snapshot)
+        raise RetryConflict(
+            f"release {row.id} was fenced by an owner; this late result is discarded"
+        )
+    transaction.run(
+        _SETTLE, id=row.id, new_state="settled", new_result=result, new_snapshot=snapshot
+    )
     body = {"result": chain.digest(result), "snapshot": snapshot, "attempt": reservation.attempt}
-    writer.note("settle", row.scope, row.id, checked_name("a principal", principal or row.principal), body)
+    writer.note(
+        "settle", row.scope, row.id, checked_name("a principal", principal or row.principal), body
+    )
     return result
 
 
 def resolve(
-    transaction: Transaction, writer: chain.Writer, release_id: str, decision: str, reason: str, principal: str
+    transaction: Transaction,
+    writer: chain.Writer,
+    release_id: str,
+    decision: str,
+    reason: str,
+    principal: str,
 ) -> None:
     """Fence what is unsettled. See `Ledger.resolve`."""
     row = transaction.first(BY_ID, id=release_id)
@@ -229,7 +260,9 @@ def resolve(
             f"release {release_id} is {row.state if row else 'unknown'}; only a reserved one or an open session is an orphan"
         )
     if row.state == "open" and decision == "retry":
-        raise InvalidInput(f"release {release_id} is a session, which needs no retry: the same key resumes it")
+        raise InvalidInput(
+            f"release {release_id} is a session, which needs no retry: the same key resumes it"
+        )
     state = "reserved" if decision == "retry" else "closed" if row.state == "open" else "fenced"
     fenced = row.attempts + 1
     transaction.run(_RESOLVE, id=row.id, new_state=state, new_fenced_below=fenced)
@@ -248,11 +281,15 @@ def get(transaction: Transaction, release_id: str) -> Any:
 
 
 def ordered(value: Mapping[str, Any]) -> str:
-    """JSON that keeps the order of its names, as results and requests are shown. Raises `InvalidInput`."""
+    """JSON that keeps the order of its names, as results and requests are shown. Raises
+    `InvalidInput`.
+    """
     try:
         return _ENCODER.encode(value)
     except (TypeError, ValueError, RecursionError):
-        raise InvalidInput("what the ledger stores must be JSON: texts, finite numbers, lists and mappings") from None
+        raise InvalidInput(
+            "what the ledger stores must be JSON: texts, finite numbers, lists and mappings"
+        ) from None
 
 
 def stored(row: Any) -> Stored:

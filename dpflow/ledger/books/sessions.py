@@ -21,7 +21,9 @@ _SESSION = Prepared(sa.select(schema.release).where(where(R.id)))
 _E = schema.entry.c
 _LAST = Prepared(
     sa.select(schema.entry)
-    .where(schema.OF_SESSIONS, sa.or_(where(_E.release_id), _E.release_id == sa.literal_column("''")))
+    .where(
+        schema.OF_SESSIONS, sa.or_(where(_E.release_id), _E.release_id == sa.literal_column("''"))
+    )
     .order_by(_E.seq.desc())
     .limit(sa.literal_column("1"))
 )
@@ -32,13 +34,21 @@ _SAID = Prepared(
     .limit(sa.bindparam("number", type_=sa.Integer))
     .offset(sa.bindparam("after", type_=sa.Integer))
 )
-_ANSWER = Prepared(sa.select(schema.answer).where(where(schema.answer.c.session_id, schema.answer.c.query)))
-_ANSWERS = Prepared(sa.select(schema.answer).where(where(schema.answer.c.session_id)).order_by(schema.answer.c.version))
+_ANSWER = Prepared(
+    sa.select(schema.answer).where(where(schema.answer.c.session_id, schema.answer.c.query))
+)
+_ANSWERS = Prepared(
+    sa.select(schema.answer)
+    .where(where(schema.answer.c.session_id))
+    .order_by(schema.answer.c.version)
+)
 _BATCHES = Prepared(
     sa.select(schema.answer)
     .where(
         where(schema.answer.c.session_id),
-        schema.answer.c.query.between(sa.bindparam("first", type_=sa.Text), sa.bindparam("last", type_=sa.Text)),
+        schema.answer.c.query.between(
+            sa.bindparam("first", type_=sa.Text), sa.bindparam("last", type_=sa.Text)
+        ),
     )
     .order_by(schema.answer.c.query)
 )
@@ -55,12 +65,16 @@ _SALT = 32  # hexadecimal digits before the JSON of a stored state
 
 
 def salted(state: Mapping[str, Any]) -> str:
-    """A state as its row holds it: behind fresh salt, so that equal states have commitments that do not show it."""
+    """A state as its row holds it: behind fresh salt, so that equal states have commitments that do
+    not show it.
+    """
     return secrets.token_hex(_SALT // 2) + ordered(state)
 
 
 def sealed(anchor: Anchor, secret: str) -> str:
-    """A commitment to salted state, under the key: it can be neither searched nor compared with another."""
+    """A commitment to salted state, under the key: it can be neither searched nor compared with
+    another.
+    """
     return anchor.commitment(secret.encode(), "state")
 
 
@@ -69,7 +83,8 @@ def row_of(transaction: Transaction, anchor: Anchor, session_id: str) -> Any:
 
     Raises:
         UnknownName: no such session.
-        LedgerCorrupt: somebody put another state into an open session, such as an earlier one that still has answers.
+        LedgerCorrupt: somebody put another state into an open session, such as an earlier one that
+        still has answers.
     """
     row = transaction.first(_SESSION, id=session_id)
     if row is None or row.state not in ("open", "closed"):
@@ -93,11 +108,20 @@ def _is_newest(transaction: Transaction, anchor: Anchor, row: Any) -> bool:
 
 def held(row: Any) -> Held:
     """A session with its secret state; a closed one needs none, and after an import has none."""
-    return Held(row.id, row.version, row.state == "closed", stored_json(row.secret[_SALT:] if row.secret else "{}"))
+    return Held(
+        row.id,
+        row.version,
+        row.state == "closed",
+        stored_json(row.secret[_SALT:] if row.secret else "{}"),
+    )
 
 
-def stored_answer(transaction: Transaction, anchor: Anchor, session_id: str, query: str) -> Answered | None:
-    """The answer this query got, or None. Raises `LedgerCorrupt` if it is not the one that was given."""
+def stored_answer(
+    transaction: Transaction, anchor: Anchor, session_id: str, query: str
+) -> Answered | None:
+    """The answer this query got, or None. Raises `LedgerCorrupt` if it is not the one that was
+    given.
+    """
     row = transaction.first(_ANSWER, session_id=session_id, query=query)
     if row is None:
         return None
@@ -106,7 +130,9 @@ def stored_answer(transaction: Transaction, anchor: Anchor, session_id: str, que
 
 
 def answers(transaction: Transaction, anchor: Anchor, session_id: str) -> list[Answered]:
-    """All answers of a session, in order. Raises `LedgerCorrupt` if they are not those that were given."""
+    """All answers of a session, in order. Raises `LedgerCorrupt` if they are not those that were
+    given.
+    """
     rows = transaction.rows(_ANSWERS, session_id=session_id)
     _require_given(transaction, anchor, session_id, 0, rows)
     return [Answered(row.query, stored_json(row.answer)) for row in rows]
@@ -118,17 +144,28 @@ def _version(row: Any) -> int:
 
 
 def _require_given(
-    transaction: Transaction, anchor: Anchor, session_id: str, after: int, rows: Sequence[Any], batches: bool = False
+    transaction: Transaction,
+    anchor: Anchor,
+    session_id: str,
+    after: int,
+    rows: Sequence[Any],
+    batches: bool = False,
 ) -> None:
-    """Raises `LedgerCorrupt` unless these are what the history says was answered after this version, or its batches.
+    """Raises `LedgerCorrupt` unless these are what the history says was answered after this
+    version, or its batches.
 
-    Every answer adds one entry and one to the version, so the history has the answers in the same places.
+    Every answer adds one entry and one to the version, so the history has the answers in the same
+    places.
     """
     if not rows:
         return
     number = max(_version(rows[-1]) - after, len(rows))
     entries = transaction.rows(_SAID, release_id=session_id, after=after, number=number)
-    bodies = [stored_json(e.body) for e in entries if e.hash == chain.hashed(e._asdict()) and chain.genuine(anchor, e)]
+    bodies = [
+        stored_json(e.body)
+        for e in entries
+        if e.hash == chain.hashed(e._asdict()) and chain.genuine(anchor, e)
+    ]
     given = {
         body["version"]: body["answers"] if "answers" in body else [body["query"], body["answer"]]
         for body in bodies
@@ -161,7 +198,9 @@ def answer(
 ) -> Answered | None:
     """Store an answer and the state it leads to. See `Ledger.answer`."""
     row = row_of(transaction, anchor, session_id)
-    if (earlier := stored_answer(transaction, anchor, session_id, checked_name("a query", query))) is not None:
+    if (
+        earlier := stored_answer(transaction, anchor, session_id, checked_name("a query", query))
+    ) is not None:
         return earlier
     if row.state == "closed":
         raise SessionClosed(f"session {session_id} is closed: its answers are used up")
@@ -170,10 +209,21 @@ def answer(
     version, secret, text = row.version + 1, salted(state), ordered(body)
     becomes = "closed" if closed else "open"
     transaction.run(
-        _ADVANCE, id=session_id, expected=expected, new_version=version, new_secret=secret, new_state=becomes
+        _ADVANCE,
+        id=session_id,
+        expected=expected,
+        new_version=version,
+        new_secret=secret,
+        new_state=becomes,
     )
     transaction.run(_INSERT, session_id=session_id, query=query, version=version, answer=text)
-    said = {"query": query, "answer": text, "version": version, "state": sealed(anchor, secret), "becomes": becomes}
+    said = {
+        "query": query,
+        "answer": text,
+        "version": version,
+        "state": sealed(anchor, secret),
+        "becomes": becomes,
+    }
     writer.note("answer", row.scope, session_id, _asker(principal, row), said)
     return Answered(query, json.loads(text))
 
@@ -182,9 +232,15 @@ def _asker(principal: str, row: Any) -> str:
     return checked_name("a principal", principal or row.principal)
 
 
-def batches(transaction: Transaction, anchor: Anchor, session_id: str, after: int) -> list[dict[str, Any]]:
-    """The batches that led to versions above this one, in order. Raises `LedgerCorrupt` if one is not what was stored."""
-    rows = transaction.rows(_BATCHES, session_id=session_id, first=_batch(after + 1), last=_batch(_NEWEST))
+def batches(
+    transaction: Transaction, anchor: Anchor, session_id: str, after: int
+) -> list[dict[str, Any]]:
+    """The batches that led to versions above this one, in order. Raises `LedgerCorrupt` if one is
+    not what was stored.
+    """
+    rows = transaction.rows(
+        _BATCHES, session_id=session_id, first=_batch(after + 1), last=_batch(_NEWEST)
+    )
     _require_given(transaction, anchor, session_id, after, rows, batches=True)
     return [stored_json(row.answer) for row in rows]
 
@@ -205,7 +261,9 @@ def answer_batch(
     closed: bool,
     principal: str,
 ) -> bool:
-    """Store a batch and the state it leads to; the history keeps its digest. See `Ledger.answer_batch`."""
+    """Store a batch and the state it leads to; the history keeps its digest. See
+    `Ledger.answer_batch`.
+    """
     row = row_of(transaction, anchor, session_id)
     if row.version != expected:
         return False
@@ -215,7 +273,12 @@ def answer_batch(
     name, text = _batch(version), ordered(batch)
     becomes = "closed" if closed else "open"
     transaction.run(
-        _ADVANCE, id=session_id, expected=expected, new_version=version, new_secret=secret, new_state=becomes
+        _ADVANCE,
+        id=session_id,
+        expected=expected,
+        new_version=version,
+        new_secret=secret,
+        new_state=becomes,
     )
     transaction.run(_INSERT, session_id=session_id, query=name, version=version, answer=text)
     said = {

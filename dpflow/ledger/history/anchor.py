@@ -1,8 +1,9 @@
-"""The second place: a directory with the ledger's key and the highest entry that was ever committed.
+"""The second place: a directory with the ledger's key and the highest entry that was ever
+committed.
 
-Whoever can write the database but not this directory cannot make an entry that carries a valid seal, and cannot take an
-entry away that the mark has seen. Keep it on other storage that has locks, where those who spend can read the
-key and write the mark.
+Whoever can write the database but not this directory cannot make an entry that carries a valid
+seal, and cannot take an entry away that the mark has seen. Keep it on other storage that has locks,
+where those who spend can read the key and write the mark.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class Anchor:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.place = str(folder / "mark")
-        #: The last record of the mark that this process wrote or checked; none before it had a lock on it.
+        #: The last record of the mark that this process wrote or checked; none before it had a lock
+        #: on it.
         self.valid: tuple[bytes, Seen | None] = b"", None
         self._secret = b""
 
@@ -42,7 +44,9 @@ class Anchor:
                 file.write(secrets.token_bytes(32))
                 file.flush()
                 os.fsync(file.fileno())
-            with contextlib.suppress(FileExistsError):  # another process was first, and then its key holds
+            with contextlib.suppress(
+                FileExistsError
+            ):  # another process was first, and then its key holds
                 os.link(part, self.folder / "key")
             part.unlink()
             folder = os.open(self.folder, os.O_RDONLY)
@@ -59,7 +63,9 @@ class Anchor:
         return self._secret
 
     def stored_key(self) -> bytes:
-        """The key in the directory. Raises `LedgerCorrupt` if it is missing: a new one would break every commitment."""
+        """The key in the directory. Raises `LedgerCorrupt` if it is missing: a new one would break
+        every commitment.
+        """
         try:
             key = (self.folder / "key").read_bytes()
         except (FileNotFoundError, NotADirectoryError):
@@ -78,11 +84,15 @@ class Anchor:
         return hmac.digest(self._key, purpose.encode() + b"\0" + data, "sha256").hex()
 
     def seal(self, seq: int, entry_hash: str, purpose: Literal["entry", "mark"] = "entry") -> str:
-        """What only this ledger can put under an entry, or under the mark at one: nobody makes a mark from an export."""
+        """What only this ledger can put under an entry, or under the mark at one: nobody makes a
+        mark from an export.
+        """
         return self.commitment(f"{seq} {entry_hash}".encode(), purpose)
 
     def mark(self) -> Seen | None:
-        """The highest committed entry, or None. Raises `LedgerCorrupt` if the mark was not written under this key."""
+        """The highest committed entry, or None. Raises `LedgerCorrupt` if the mark was not written
+        under this key.
+        """
         with contextlib.closing(Mark(self)) as mark:
             return mark.seen()
 
@@ -97,8 +107,8 @@ class Anchor:
 class Mark:
     """The open file of the mark: number and hash of the highest entry, and a seal.
 
-    It is rewritten in place, within one sector and without fsync: after a power cut it may be some entries old, which only
-    means that those last entries are guarded by their seals alone.
+    It is rewritten in place, within one sector and without fsync: after a power cut it may be some
+    entries old, which only means that those last entries are guarded by their seals alone.
     """
 
     def __init__(self, anchor: Anchor) -> None:
@@ -109,18 +119,24 @@ class Mark:
             raise anchor.unusable(error) from None
 
     def seen(self) -> Seen | None:
-        """The highest committed entry, or None. Raises `LedgerCorrupt` if it was not written under the anchor's key.
+        """The highest committed entry, or None. Raises `LedgerCorrupt` if it was not written under
+        the anchor's key.
 
-        It is read without a lock, but for the first time: where nothing can be locked, nothing must be charged.
+        It is read without a lock, but for the first time: where nothing can be locked, nothing must
+        be charged.
         """
         if self._anchor.valid[0]:
-            with contextlib.suppress(LedgerCorrupt):  # or half of it is new: somebody is just writing
+            with contextlib.suppress(
+                LedgerCorrupt
+            ):  # or half of it is new: somebody is just writing
                 return self._read()
         with self._locked(fcntl.LOCK_SH):
             return self._read()
 
     def advance(self, seq: int, digest: str) -> Seen | None:
-        """Raise the mark after a commit; it never goes down, whoever comes last. Returns a mark that says something else."""
+        """Raise the mark after a commit; it never goes down, whoever comes last. Returns a mark
+        that says something else.
+        """
         record = f"{seq:020d} {digest} {self._anchor.seal(seq, digest, 'mark')}\n".encode()
         with self._locked(fcntl.LOCK_EX):
             known = self._read()
@@ -131,7 +147,9 @@ class Mark:
         return None
 
     def close(self) -> None:
-        """Let go of the file. A disk across the network may say only now that it did not take what was written."""
+        """Let go of the file. A disk across the network may say only now that it did not take what
+        was written.
+        """
         try:
             os.close(self._file)
         except OSError as error:

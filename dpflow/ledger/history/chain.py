@@ -1,8 +1,9 @@
-"""The append-only history: entries in a SHA-256 chain, each sealed with an HMAC under the anchor's key.
+"""The append-only history: entries in a SHA-256 chain, each sealed with an HMAC under the anchor's
+key.
 
-The chain lets a third party check an export without the key. The seals keep a writer without the key from adding entries,
-the mark in the anchor keeps it from taking any away, and both are checked before every new entry, so that neither a
-forged tail nor a restored backup can be built upon.
+The chain lets a third party check an export without the key. The seals keep a writer without the
+key from adding entries, the mark in the anchor keeps it from taking any away, and both are checked
+before every new entry, so that neither a forged tail nor a restored backup can be built upon.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ FIELDS = ("seq", "at", "kind", "scope", "release_id", "principal", "body", "prev
 _ENDS = entry.c.seq, entry.c.hash, entry.c.seal
 _LAST = sa.select(*_ENDS).order_by(entry.c.seq.desc()).limit(sa.literal_column("1"))
 _HEAD = Prepared(_LAST)
-_MARKED_AND_HEAD = Prepared(sa.union_all(sa.select(*_ENDS).where(where(entry.c.seq)), sa.select(_LAST.subquery())))
+_MARKED_AND_HEAD = Prepared(
+    sa.union_all(sa.select(*_ENDS).where(where(entry.c.seq)), sa.select(_LAST.subquery()))
+)
 _HASH_AT = Prepared(sa.select(entry.c.hash).where(where(entry.c.seq)))
 INSERT = insert(entry)
 
@@ -54,7 +57,9 @@ def hashed(fields: Mapping[str, Any]) -> str:
 
 def genuine(anchor: Anchor, row: Any) -> bool:
     """Whether an entry's hash carries the seal of this ledger's key."""
-    return hmac.compare_digest(str(row.seal).encode(errors="replace"), anchor.seal(row.seq, row.hash).encode())
+    return hmac.compare_digest(
+        str(row.seal).encode(errors="replace"), anchor.seal(row.seq, row.hash).encode()
+    )
 
 
 @functools.lru_cache(maxsize=1)
@@ -70,8 +75,12 @@ class Writer:
         self._newest: Seen | None = None
         self.added: Seen | None = None  # the newest entry that it made
 
-    def note(self, kind: str, scope: str, release_id: str, principal: str, body: Mapping[str, Any]) -> None:
-        """Add an entry. The time is for people; nothing depends on the clock. Raises `LedgerCorrupt`, as `newest` does."""
+    def note(
+        self, kind: str, scope: str, release_id: str, principal: str, body: Mapping[str, Any]
+    ) -> None:
+        """Add an entry. The time is for people; nothing depends on the clock. Raises
+        `LedgerCorrupt`, as `newest` does.
+        """
         seq, previous = self.newest()
         fields: dict[str, Any] = {
             "seq": seq + 1,
@@ -91,14 +100,17 @@ class Writer:
         """The newest entry.
 
         Raises:
-            LedgerCorrupt: it is not one that this ledger's key sealed, or the one that the anchor has seen is gone.
+            LedgerCorrupt: it is not one that this ledger's key sealed, or the one that the anchor
+            has seen is gone.
         """
         if self._newest is None:
             self._newest = self._checked(self._mark)
         return self._newest
 
     def _checked(self, mark: Seen | None) -> Seen:
-        """The newest entry in the database. The mark is sealed itself, and what comes after it must be."""
+        """The newest entry in the database. The mark is sealed itself, and what comes after it must
+        be.
+        """
         if mark is None:
             rows = self._transaction.rows(_HEAD)
         else:
@@ -109,7 +121,9 @@ class Writer:
             return 0, FIRST
         head = max(rows)
         if head[:2] != mark and not genuine(self._anchor, head):
-            raise LedgerCorrupt(f"entry {head.seq} was not made by this ledger; run dpflow ledger verify")
+            raise LedgerCorrupt(
+                f"entry {head.seq} was not made by this ledger; run dpflow ledger verify"
+            )
         return head.seq, head.hash
 
 
@@ -133,7 +147,9 @@ def _gone(seq: int) -> str:
 
 
 class Auditor:
-    """Checks a whole history. It takes the mark when it is made: make it before the history is read, because others go on."""
+    """Checks a whole history. It takes the mark when it is made: make it before the history is
+    read, because others go on.
+    """
 
     def __init__(self, anchor: Anchor) -> None:
         self._anchor, self._damaged = anchor, ""

@@ -1,12 +1,15 @@
-"""Connections: one writer at a time on SQLite and PostgreSQL, durable commits, and errors in dpflow's words.
+"""Connections: one writer at a time on SQLite and PostgreSQL, durable commits, and errors in
+dpflow's words.
 
-Writers are serial because the history is a chain. SQLite: WAL, BEGIN IMMEDIATE, and a fair queue beside the file (SQLite's
-own waiting starves writers). PostgreSQL: one advisory lock per transaction, which is fair by itself.
+Writers are serial because the history is a chain. SQLite: WAL, BEGIN IMMEDIATE, and a fair queue
+beside the file (SQLite's own waiting starves writers). PostgreSQL: one advisory lock per
+transaction, which is fair by itself.
 
-A writer lets the next one in when it has committed, and only then waits for the disk, so that several wait for it together.
-The rule that makes this as good as waiting first: **nothing returns to a caller before everything it has seen is on the
-disk**, its own changes and those of others, readers included. Logs are written in order, so one flush covers whatever was
-committed before it; what a power cut takes away nobody was ever told. See docs/adr/0004-flush-after-the-turn.md.
+A writer lets the next one in when it has committed, and only then waits for the disk, so that
+several wait for it together. The rule that makes this as good as waiting first: **nothing returns
+to a caller before everything it has seen is on the disk**, its own changes and those of others,
+readers included. Logs are written in order, so one flush covers whatever was committed before it;
+what a power cut takes away nobody was ever told. See docs/adr/0004-flush-after-the-turn.md.
 """
 
 from __future__ import annotations
@@ -37,8 +40,8 @@ _LOCK = 0x6470666C6F77  # "dpflow": names the advisory lock on PostgreSQL
 _PATIENCE = 60.0  # seconds a writer waits inside the database
 _BEGIN = (
     "BEGIN ISOLATION LEVEL READ COMMITTED",  # it sees what was committed before its turn, whatever the server's default
-    # A writer that stands still inside its transaction loses it, so that others can go on. What comes before the flush is
-    # committed without one.
+    # A writer that stands still inside its transaction loses it, so that others can go on. What
+    # comes before the flush is committed without one.
     f"SELECT set_config('idle_in_transaction_session_timeout', '{int(_PATIENCE * 500)}', true), "
     f"set_config('synchronous_commit', 'off', true), pg_advisory_xact_lock({_LOCK})",
 )
@@ -56,14 +59,20 @@ class Database:
         text = str(target)
         self.sqlite = "://" not in text
         if not self.sqlite and not text.startswith("postgresql+psycopg://"):
-            raise InvalidInput("a ledger is a SQLite file or a postgresql+psycopg:// URL; correct its place")
+            raise InvalidInput(
+                "a ledger is a SQLite file or a postgresql+psycopg:// URL; correct its place"
+            )
         if "\0" in text:
             raise InvalidInput("the ledger's place holds a NUL character; correct it")
         self.path = Path(text).absolute() if self.sqlite else None
-        self._url = sa.URL.create("sqlite", database=str(self.path)) if self.sqlite else sa.make_url(text)
+        self._url = (
+            sa.URL.create("sqlite", database=str(self.path)) if self.sqlite else sa.make_url(text)
+        )
         self._engine: sa.Engine | None = None
         self._mine = threading.local()  # this thread's place in the queue
-        self._spare: list[sa.PoolProxiedConnection] = []  # kept at hand, because giving them back costs a rollback
+        self._spare: list[
+            sa.PoolProxiedConnection
+        ] = []  # kept at hand, because giving them back costs a rollback
         self._pid = 0
         self._torn = False  # a flush failed, and nothing written since is sure to be on the disk
         _databases.add(self)
@@ -72,7 +81,9 @@ class Database:
         return str(self.path) if self.sqlite else self._url.render_as_string(hide_password=True)
 
     def __del__(self) -> None:
-        """Close connections now; the engine is in reference cycles, and a server has only so many places."""
+        """Close connections now; the engine is in reference cycles, and a server has only so many
+        places.
+        """
         with contextlib.suppress(Exception):  # the interpreter may be going down
             if self._engine is not None and self._pid == os.getpid():
                 while self._spare:
@@ -84,12 +95,15 @@ class Database:
         """A transaction that no other writer runs beside; commits at the end, or leaves nothing.
 
         Args:
-            ahead: says what it will read for certain, which is asked for in one round trip where that saves any.
+            ahead: says what it will read for certain, which is asked for in one round trip where
+            that saves any.
         """
         committing, queue = False, self._queue()
         try:
             try:
-                if queue is not None:  # only fairness depends on it: the database's own lock does the rest
+                if (
+                    queue is not None
+                ):  # only fairness depends on it: the database's own lock does the rest
                     queue.enter()
                 connection, transaction = self._begun(partial(self._start_writing, ahead))
                 try:
@@ -141,8 +155,12 @@ class Database:
         except _DRIVER_ERRORS:
             connection.invalidate()
 
-    def _begun(self, start: Callable[[sa.PoolProxiedConnection], Transaction]) -> tuple[Any, Transaction]:
-        """A connection inside a transaction. Those that died while idle are replaced: nothing ran on them."""
+    def _begun(
+        self, start: Callable[[sa.PoolProxiedConnection], Transaction]
+    ) -> tuple[Any, Transaction]:
+        """A connection inside a transaction. Those that died while idle are replaced: nothing ran
+        on them.
+        """
         engine = self.engine
         while True:
             try:
@@ -166,7 +184,9 @@ class Database:
 
     def _start_reading(self, connection: sa.PoolProxiedConnection) -> Transaction:
         cursor = connection.cursor()
-        cursor.execute("BEGIN" if self.sqlite else "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        cursor.execute(
+            "BEGIN" if self.sqlite else "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
+        )
         fault_points.passed()
         return Transaction(connection.driver_connection, "sqlite" if self.sqlite else "postgresql")
 
@@ -176,7 +196,10 @@ class Database:
         driver: Any = connection.driver_connection
         if not self.sqlite:
             return WireTransaction(
-                driver, Wire(driver, connection.info.setdefault("prepared", {})), _BEGIN, ahead() if ahead else ()
+                driver,
+                Wire(driver, connection.info.setdefault("prepared", {})),
+                _BEGIN,
+                ahead() if ahead else (),
             )
         driver.execute("BEGIN IMMEDIATE")
         fault_points.passed()
@@ -187,8 +210,12 @@ class Database:
         if not self.sqlite or "log" not in connection.info:
             return
         try:
-            if self._torn:  # the kernel forgets what it failed to write: this writes it again, elsewhere
-                ((busy, _, _),) = connection.driver_connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # type: ignore[union-attr]
+            if (
+                self._torn
+            ):  # the kernel forgets what it failed to write: this writes it again, elsewhere
+                ((busy, _, _),) = connection.driver_connection.execute(
+                    "PRAGMA wal_checkpoint(TRUNCATE)"
+                )  # type: ignore[union-attr]
                 if busy:
                     raise LedgerUnavailable(_lost(repr(self), "busy"))
                 self._torn = False
@@ -209,7 +236,9 @@ class Database:
 
     @property
     def engine(self) -> sa.Engine:
-        """This process's engine; what came through a fork is left alone, because its sockets belong to the parent."""
+        """This process's engine; what came through a fork is left alone, because its sockets belong
+        to the parent.
+        """
         if self._engine is None or self._pid != os.getpid():
             if self._engine is not None:
                 self._spare, self._inherited = [], self._spare
@@ -224,14 +253,20 @@ class Database:
             sa.event.listen(engine, "connect", _harden)
             return engine
         if _forked.get(os.path.realpath(str(self.path)), self._pid) != self._pid:
-            raise LedgerUnavailable(f"{self!r} was in use when this process was forked; use it from a new process")
-        engine = sa.create_engine(self._url, connect_args={"timeout": _PATIENCE}, hide_parameters=True, max_overflow=-1)
+            raise LedgerUnavailable(
+                f"{self!r} was in use when this process was forked; use it from a new process"
+            )
+        engine = sa.create_engine(
+            self._url, connect_args={"timeout": _PATIENCE}, hide_parameters=True, max_overflow=-1
+        )
         sa.event.listen(engine, "connect", _configure)
         sa.event.listen(engine, "close", _close_log)
         return engine
 
     def exists(self) -> bool:
-        """Whether there is a ledger. Raises `LedgerCorrupt` for another schema version or a file that is no ledger."""
+        """Whether there is a ledger. Raises `LedgerCorrupt` for another schema version or a file
+        that is no ledger.
+        """
         if self.path is not None:
             try:
                 found = self.path.stat()
@@ -242,11 +277,15 @@ class Database:
             except (FileNotFoundError, NotADirectoryError):
                 return False
             except OSError as error:
-                raise LedgerUnavailable(f"{self!r} cannot be reached ({error.strerror}); correct its place") from None
+                raise LedgerUnavailable(
+                    f"{self!r} cannot be reached ({error.strerror}); correct its place"
+                ) from None
         with self.reading() as transaction:
             if not transaction.has_ledger():
                 if self.path is not None and transaction.text("SELECT 1 FROM sqlite_master"):
-                    raise LedgerCorrupt(f"{self!r} is a database but no dpflow ledger; name another file")
+                    raise LedgerCorrupt(
+                        f"{self!r} is a database but no dpflow ledger; name another file"
+                    )
                 return False
             versions = transaction.text("SELECT value FROM dpflow_meta WHERE name = 'schema'")
         if [tuple(row) for row in versions] != [(schema.VERSION,)]:
@@ -262,11 +301,14 @@ class Database:
         if self.path is not None:
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                # Closing any descriptor of a file drops SQLite's locks on it in this process: one that exists stays untouched.
+                # Closing any descriptor of a file drops SQLite's locks on it in this process: one
+                # that exists stays untouched.
                 with _MAKING, contextlib.suppress(FileExistsError):
                     os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
             except OSError as error:
-                raise LedgerUnavailable(f"{self!r} cannot be written ({error.strerror}); correct its place") from None
+                raise LedgerUnavailable(
+                    f"{self!r} cannot be written ({error.strerror}); correct its place"
+                ) from None
 
 
 _MAKING = threading.Lock()
@@ -277,8 +319,9 @@ _forked: dict[str, int] = {}  # files with a transaction going on when the proce
 def _before_fork() -> None:
     """Close idle SQLite connections.
 
-    SQLite keeps its file locks per process in memory: a child that inherits that memory believes that it holds locks which
-    the kernel gave to its parent only, and once the parent closes the file, others may delete the log that the child writes.
+    SQLite keeps its file locks per process in memory: a child that inherits that memory believes
+    that it holds locks which the kernel gave to its parent only, and once the parent closes the
+    file, others may delete the log that the child writes.
     """
     pid = os.getpid()
     for path in [path for path, forker in _forked.items() if forker == pid]:
@@ -296,12 +339,15 @@ os.register_at_fork(before=_before_fork)
 
 
 def _configure(connection: sqlite3.Connection, record: Any) -> None:
-    """Keep a log in which commits are ordered and never torn. Where SQLite cannot keep one, it flushes each commit itself."""
+    """Keep a log in which commits are ordered and never torn. Where SQLite cannot keep one, it
+    flushes each commit itself.
+    """
     connection.isolation_level = None  # we say BEGIN ourselves
     ((mode,),) = connection.execute("PRAGMA journal_mode = WAL")
     connection.execute(f"PRAGMA synchronous = {'NORMAL' if mode == 'wal' else 'EXTRA'}")
     if mode == "wal":
-        # Opened before anything is written through this connection, so that it hears of every write error.
+        # Opened before anything is written through this connection, so that it hears of every write
+        # error.
         connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
         ((_, _, path),) = connection.execute("PRAGMA database_list")
         record.info["log"] = os.open(f"{path}-wal", os.O_RDONLY | os.O_CLOEXEC)
@@ -314,7 +360,8 @@ def _close_log(_: object, record: Any) -> None:
 
 def _harden(connection: psycopg.Connection[Any], _: object) -> None:
     """What the ledger relies on, whatever the server's or the role's defaults are."""
-    # What psycopg prepares for itself it drops at a rollback by DEALLOCATE ALL, which would take ours, too.
+    # What psycopg prepares for itself it drops at a rollback by DEALLOCATE ALL, which would take
+    # ours, too.
     connection.prepare_threshold = None
     with connection.transaction():
         connection.execute(
@@ -325,20 +372,35 @@ def _harden(connection: psycopg.Connection[Any], _: object) -> None:
 
 
 def _translated(error: Exception, place: str, committing: bool) -> DpflowError:
-    """A driver's error in our words; its own text may hold a URL or values, so only its class is named."""
+    """A driver's error in our words; its own text may hold a URL or values, so only its class is
+    named.
+    """
     kind = type(getattr(error, "orig", None) or error).__name__
     message = str(error).lower()
     if isinstance(error, UnicodeDecodeError):
         return LedgerCorrupt(f"{place} holds text that no ledger wrote; bring the newest copy back")
     if any(sign in message for sign in ("not a database", "malformed", "could not decode")):
-        return LedgerCorrupt(f"{place} is not a ledger ({kind}); name the right file, or restore it")
+        return LedgerCorrupt(
+            f"{place} is not a ledger ({kind}); name the right file, or restore it"
+        )
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
-        return InvalidInput(f"{place} does not let this database role do that (see roles.sql); ask the ledger's owner")
+        return InvalidInput(
+            f"{place} does not let this database role do that (see roles.sql); ask the ledger's owner"
+        )
     if isinstance(error, (psycopg.DataError, UnicodeError, OverflowError)):
         return InvalidInput(_UNSTORABLE)
-    unfit = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR  # a table or column of ours is not there
-    operational = (sqlite3.OperationalError, psycopg.OperationalError, psycopg.InterfaceError, psycopg.InternalError)
-    if not unfit and isinstance(error, (*operational, exc.OperationalError, exc.InterfaceError, exc.TimeoutError)):
+    unfit = (
+        getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR
+    )  # a table or column of ours is not there
+    operational = (
+        sqlite3.OperationalError,
+        psycopg.OperationalError,
+        psycopg.InterfaceError,
+        psycopg.InternalError,
+    )
+    if not unfit and isinstance(
+        error, (*operational, exc.OperationalError, exc.InterfaceError, exc.TimeoutError)
+    ):
         if committing:
             return LedgerUnavailable(_lost(place, kind))
         return LedgerUnavailable(

@@ -1,8 +1,9 @@
 """A writer's transaction on PostgreSQL, in as few round trips as there are dependent steps.
 
-Everybody else waits while a writer has its turn, so it must not spend it on the network or in a driver: the begin, the lock
-and the reads go out together, and so do the writes, the commit and the flush. psycopg's cursors can pipeline, too,
-but spend more time on each statement than the server does; this speaks to libpq, which psycopg documents as ``psycopg.pq``.
+Everybody else waits while a writer has its turn, so it must not spend it on the network or in a
+driver: the begin, the lock and the reads go out together, and so do the writes, the commit and the
+flush. psycopg's cursors can pipeline, too, but spend more time on each statement than the server
+does; this speaks to libpq, which psycopg documents as ``psycopg.pq``.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class Wire:
         self._poll = select.poll()
 
     def ask(self, *batches: Sequence[Command]) -> list[list[Any]]:
-        """Send batches in one go; the rows of each statement, in order. A failed statement stops its batch, not the next.
+        """Send batches in one go; the rows of each statement, in order. A failed statement stops
+        its batch, not the next.
 
         Raises:
             psycopg.Error: of the first statement that failed, after everything was answered.
@@ -76,7 +78,9 @@ class Wire:
         return found
 
     def require_idle(self) -> None:
-        """Raises `psycopg.OperationalError` if a batch was broken off, after which nobody knows what will be answered."""
+        """Raises `psycopg.OperationalError` if a batch was broken off, after which nobody knows
+        what will be answered.
+        """
         if self._pg.pipeline_status != pq.PipelineStatus.OFF:
             raise psycopg.OperationalError("a batch was broken off")
 
@@ -106,7 +110,9 @@ def _bytes(value: Any) -> bytes | None:
         return None
     data = str.encode(value) if isinstance(value, str) else b"%d" % value
     if b"\0" in data:
-        raise InvalidInput("a text with a NUL character was asked for, which no database can hold; correct it")
+        raise InvalidInput(
+            "a text with a NUL character was asked for, which no database can hold; correct it"
+        )
     return data
 
 
@@ -122,7 +128,9 @@ def _rows(result: Any) -> list[tuple[Any, ...]]:
 
 
 def _error(result: Any) -> psycopg.Error:
-    """psycopg's exception for an error; the server's text goes no further than the ledger's own translation."""
+    """psycopg's exception for an error; the server's text goes no further than the ledger's own
+    translation.
+    """
     state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
     try:
         return psycopg.errors.lookup(state)(result.get_error_message())
@@ -131,10 +139,16 @@ def _error(result: Any) -> psycopg.Error:
 
 
 class WireTransaction(Transaction):
-    """Writes wait until something must be known, or until the commit; reads that were asked for ahead are at hand."""
+    """Writes wait until something must be known, or until the commit; reads that were asked for
+    ahead are at hand.
+    """
 
     def __init__(
-        self, connection: psycopg.Connection[Any], wire: Wire, begin: Sequence[str], ahead: Iterable[Read]
+        self,
+        connection: psycopg.Connection[Any],
+        wire: Wire,
+        begin: Sequence[str],
+        ahead: Iterable[Read],
     ) -> None:
         super().__init__(connection, "wire")
         self._wire = wire
@@ -185,5 +199,7 @@ class WireTransaction(Transaction):
         super().rollback()
 
     def commit(self) -> None:
-        """Let the next writer in, then wait until the disk has it: both are on their way in one batch each."""
+        """Let the next writer in, then wait until the disk has it: both are on their way in one
+        batch each.
+        """
         self._ask([("COMMIT", ())], [(FLUSH, ())])

@@ -1,6 +1,7 @@
 """The ledger's tables, alike on SQLite and PostgreSQL. One schema version; any other is refused.
 
-Structured values are JSON texts, flags are 0 or 1: both databases then hold exactly what was hashed.
+Structured values are JSON texts, flags are 0 or 1: both databases then hold exactly what was
+hashed.
 """
 
 from __future__ import annotations
@@ -19,9 +20,13 @@ def _needed(name: str, kind: type[sa.types.TypeEngine[Any]] = Text) -> Column[An
     return Column(name, kind, nullable=False)
 
 
-_SLIM: dict[str, Any] = {"sqlite_with_rowid": False}  # small rows found by their key: one tree instead of two
+_SLIM: dict[str, Any] = {
+    "sqlite_with_rowid": False
+}  # small rows found by their key: one tree instead of two
 
-meta = sa.Table("dpflow_meta", metadata, Column("name", Text, primary_key=True), _needed("value"), **_SLIM)
+meta = sa.Table(
+    "dpflow_meta", metadata, Column("name", Text, primary_key=True), _needed("value"), **_SLIM
+)
 
 scope = sa.Table(
     "dpflow_scope",
@@ -74,7 +79,8 @@ release = sa.Table(
     sa.UniqueConstraint(*KEY),
 )
 
-#: What releases read, by public names: the first release of each, the last gate on it, and how it is cut into groups.
+#: What releases read, by public names: the first release of each, the last gate on it, and how it
+#: is cut into groups.
 data = sa.Table(
     "dpflow_data",
     metadata,
@@ -121,10 +127,15 @@ entry = sa.Table(
     _needed("seal"),
 )
 
-#: Entries that say what state a session is in; an import closes all of them at once and names no release.
+#: Entries that say what state a session is in; an import closes all of them at once and names no
+#: release.
 OF_SESSIONS = sa.text("kind IN ('session', 'answer', 'resolve', 'import')")
 sa.Index(
-    "dpflow_entry_of_session", entry.c.release_id, entry.c.seq, sqlite_where=OF_SESSIONS, postgresql_where=OF_SESSIONS
+    "dpflow_entry_of_session",
+    entry.c.release_id,
+    entry.c.seq,
+    sqlite_where=OF_SESSIONS,
+    postgresql_where=OF_SESSIONS,
 )
 
 #: The history can only grow, whoever holds a connection.

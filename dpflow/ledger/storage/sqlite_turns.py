@@ -1,13 +1,16 @@
 """Turns among the writers of one SQLite file: two at work at a time, each for one slice.
 
-SQLite's own waiting is a lottery: a writer that comes back at once nearly always wins, and the others sleep longer and longer.
-Passing the turn on to the next in line after every transaction is fair but slow, because each time another process wakes up
-with cold caches, and the more processes are awake, the oftener one is pushed from its processor in the middle of a turn. So
-who writes in a loop must have one of two seats: one of them works while the other waits for the disk, and everybody
-else sleeps until a seat is free. A writer that comes once in a while takes none, and passes in line whenever one is free.
+SQLite's own waiting is a lottery: a writer that comes back at once nearly always wins, and the
+others sleep longer and longer. Passing the turn on to the next in line after every transaction is
+fair but slow, because each time another process wakes up with cold caches, and the more processes
+are awake, the oftener one is pushed from its processor in the middle of a turn. So who writes in a
+loop must have one of two seats: one of them works while the other waits for the disk, and everybody
+else sleeps until a seat is free. A writer that comes once in a while takes none, and passes in line
+whenever one is free.
 
-Only fairness and speed depend on all this. The database's own lock keeps writers apart. Who is next holds a lock that has no
-time limit: a process that is stopped just then (SIGSTOP, a paused container) holds up all others until it goes on or is killed.
+Only fairness and speed depend on all this. The database's own lock keeps writers apart. Who is next
+holds a lock that has no time limit: a process that is stopped just then (SIGSTOP, a paused
+container) holds up all others until it goes on or is killed.
 """
 
 from __future__ import annotations
@@ -25,12 +28,18 @@ AWAY = 0.01  # and how long at most if it does not come back
 BACK = 0.001  # who comes back so soon writes in a loop
 SPIN = 0.001  # for how long to look all the time: a turn is mostly shorter than it takes to fall asleep and wake up
 LOOK = 0.0003  # how often after that
-PATIENCE = 60.0  # how long who is next waits for a seat, and then for its turn, before it goes on without
-_END = struct.Struct("=d")  # when a seat is free again, in seconds of this machine's monotonic clock
+PATIENCE = (
+    60.0  # how long who is next waits for a seat, and then for its turn, before it goes on without
+)
+_END = struct.Struct(
+    "=d"
+)  # when a seat is free again, in seconds of this machine's monotonic clock
 
 
 class Queue:
-    """One thread's place among the writers. Locks on two empty files: the turn, and who is next; and a file of seats."""
+    """One thread's place among the writers. Locks on two empty files: the turn, and who is next;
+    and a file of seats.
+    """
 
     def __init__(self, path: str) -> None:
         self.pid = os.getpid()
@@ -39,7 +48,9 @@ class Queue:
         _OPEN.add(self)
         with contextlib.suppress(OSError):  # a place that cannot be written: no turns, no fairness
             for name in ("turn", "queue", "seats"):
-                self._files.append(os.open(f"{path}.{name}", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+                self._files.append(
+                    os.open(f"{path}.{name}", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+                )
 
     def enter(self) -> None:
         """Wait for a turn."""
@@ -89,10 +100,13 @@ class Queue:
             self._take(now)
 
     def _free(self, now: float) -> tuple[float, int]:
-        """When the first seat is free, 0 for now, and which. A time after AWAY is of a clock before the last boot."""
+        """When the first seat is free, 0 for now, and which. A time after AWAY is of a clock before
+        the last boot.
+        """
         kept = os.pread(self._files[2], SEATS * _END.size, 0).ljust(SEATS * _END.size, b"\0")
         return min(
-            (until if now < until <= now + AWAY else 0.0, n) for n, (until,) in enumerate(_END.iter_unpack(kept))
+            (until if now < until <= now + AWAY else 0.0, n)
+            for n, (until,) in enumerate(_END.iter_unpack(kept))
         )
 
     def _keep(self, now: float) -> None:
@@ -101,7 +115,9 @@ class Queue:
         os.pwrite(self._files[2], _END.pack(self._kept), self._seat * _END.size)
 
     def _take(self, spin: float) -> None:
-        """Take the turn when it is free: look all the time until then, and now and then from then on."""
+        """Take the turn when it is free: look all the time until then, and now and then from then
+        on.
+        """
         while not self._taken() and (now := time.monotonic()) < spin + PATIENCE:
             if now < spin:
                 os.sched_yield()

@@ -14,7 +14,8 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 from dpflow import fault_points
 from dpflow.ledger.storage import schema
 
-#: How each driver wants its parameters: sqlite3, psycopg's cursors, and the wire protocol of PostgreSQL.
+#: How each driver wants its parameters: sqlite3, psycopg's cursors, and the wire protocol of
+#: PostgreSQL.
 DIALECTS: dict[str, sa.Dialect] = {
     "sqlite": sqlite.dialect(paramstyle="qmark"),
     "postgresql": postgresql.dialect(paramstyle="format"),  # type: ignore[no-untyped-call]
@@ -30,7 +31,11 @@ class Prepared:
 
     def __init__(self, statement: Statement) -> None:
         self.on = _Compiled(statement)
-        columns = [c.name for c in statement.selected_columns] if isinstance(statement, sa.SelectBase) else []
+        columns = (
+            [c.name for c in statement.selected_columns]
+            if isinstance(statement, sa.SelectBase)
+            else []
+        )
         self.row: Any = namedtuple("row", columns, rename=True)  # type: ignore[misc]
 
     def bound(self, driver: str, parameters: dict[str, Any]) -> tuple[str, tuple[Any, ...]]:
@@ -45,11 +50,16 @@ class _Compiled(dict[str, tuple[str, Callable[[Mapping[str, Any]], tuple[Any, ..
     def __init__(self, statement: Statement) -> None:
         self._statement = statement
 
-    def __missing__(self, driver: str) -> tuple[str, Callable[[Mapping[str, Any]], tuple[Any, ...]]]:
+    def __missing__(
+        self, driver: str
+    ) -> tuple[str, Callable[[Mapping[str, Any]], tuple[Any, ...]]]:
         compiled: Any = self._statement.compile(dialect=DIALECTS[driver])
         ordered = _in_order(compiled.positiontup or ())
         constants = {name: value for name, value in compiled.params.items() if value is not None}
-        found = self[driver] = str(compiled), (lambda given: ordered({**constants, **given})) if constants else ordered
+        found = self[driver] = (
+            str(compiled),
+            (lambda given: ordered({**constants, **given})) if constants else ordered,
+        )
         return found
 
 
@@ -79,7 +89,9 @@ class Transaction:
     def __init__(self, connection: Any, driver: str) -> None:
         self._connection, self._driver = connection, driver
         cursor = connection.cursor()
-        self._cursor: Any = cursor if fault_points.after_statement is None else fault_points.Watched(cursor)
+        self._cursor: Any = (
+            cursor if fault_points.after_statement is None else fault_points.Watched(cursor)
+        )
 
     def run(self, statement: Prepared, **parameters: Any) -> None:
         """Execute a change."""

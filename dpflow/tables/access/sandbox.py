@@ -1,4 +1,6 @@
-"""A DuckDB file opened read-only, for one call, with nothing else in reach; and errors that quote no row."""
+"""A DuckDB file opened read-only, for one call, with nothing else in reach; and errors that quote
+no row.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,14 @@ _HEADERS, _CHECKSUM = 3 * 4096, 8
 
 
 def memory_limit() -> str:
-    """DuckDB's memory limit: ``DPFLOW_MEMORY_LIMIT``, by default 3GB. Raises `InvalidInput` if it is no amount."""
+    """DuckDB's memory limit: ``DPFLOW_MEMORY_LIMIT``, by default 3GB. Raises `InvalidInput` if it
+    is no amount.
+    """
     limit = os.environ.get("DPFLOW_MEMORY_LIMIT", "3GB")
     if not re.fullmatch(r"[0-9]+(\.[0-9]+)? ?[KMGT]i?B", limit):
-        raise InvalidInput(f"DPFLOW_MEMORY_LIMIT is {limit!r}; write an amount such as 2GB or 512MB")
+        raise InvalidInput(
+            f"DPFLOW_MEMORY_LIMIT is {limit!r}; write an amount such as 2GB or 512MB"
+        )
     return limit
 
 
@@ -37,7 +43,10 @@ def memory_bytes() -> int:
     """The memory limit as a number."""
     limit = memory_limit()
     unit = limit.lstrip("0123456789. ")
-    return int(float(limit.removesuffix(unit)) * (1024 if "i" in unit else 1000) ** (1 + "KMGT".index(unit[0])))
+    return int(
+        float(limit.removesuffix(unit))
+        * (1024 if "i" in unit else 1000) ** (1 + "KMGT".index(unit[0]))
+    )
 
 
 #: What usually stands behind an error's kind.
@@ -50,9 +59,11 @@ _HINTS = {
 
 
 def scrubbed(action: Callable[[], T], what: str) -> T:
-    """Run an action; an error of DuckDB or for want of memory, whose text may quote rows, becomes a fixed sentence.
+    """Run an action; an error of DuckDB or for want of memory, whose text may quote rows, becomes a
+    fixed sentence.
 
-    The new exception is raised outside the handler, so that not even its ``__context__`` leads to the old one.
+    The new exception is raised outside the handler, so that not even its ``__context__`` leads to
+    the old one.
 
     Raises:
         TableBusy: somebody holds the file for writing.
@@ -63,12 +74,16 @@ def scrubbed(action: Callable[[], T], what: str) -> T:
         return action()
     except (duckdb.Error, MemoryError) as error:
         locked = isinstance(error, duckdb.IOException) and "Could not set lock" in str(error)
-        if locked or isinstance(error, duckdb.ResourceInUseException):  # the latter: this very process is writing
+        if locked or isinstance(
+            error, duckdb.ResourceInUseException
+        ):  # the latter: this very process is writing
             failure = TableBusy(
                 f"{what} is being written by another process or connection; try again when it has finished"
             )
         else:
-            hint = next((f"; {words}" for kind, words in _HINTS.items() if isinstance(error, kind)), "")
+            hint = next(
+                (f"; {words}" for kind, words in _HINTS.items() if isinstance(error, kind)), ""
+            )
             failure = TableUnreadable(
                 f"{what} cannot be read ({type(error).__name__}); the error's own text is withheld{hint}"
             )
@@ -113,26 +128,40 @@ class Connection:
         found = []
         if self._file is not None:
             with suppress(OSError):
-                found = [os.pread(self._file, _CHECKSUM, _HEADERS + size * block) for block in blocks]
-        if self._file is None or any(len(one) < _CHECKSUM for one in found) or len(found) < len(blocks):
+                found = [
+                    os.pread(self._file, _CHECKSUM, _HEADERS + size * block) for block in blocks
+                ]
+        if (
+            self._file is None
+            or any(len(one) < _CHECKSUM for one in found)
+            or len(found) < len(blocks)
+        ):
             raise TableUnreadable(f"the blocks of {self._what} cannot be looked at")
         return found
 
     def relation(self, name: str) -> Relation:
-        """The table or view that DuckDB means by this name, or `TableUnreadable` with close matches.
+        """The table or view that DuckDB means by this name, or `TableUnreadable` with close
+        matches.
 
-        Nothing else can be read. A plain name is bound at once; listing the catalog takes DuckDB several milliseconds.
+        Nothing else can be read. A plain name is bound at once; listing the catalog takes DuckDB
+        several milliseconds.
         """
         if name not in self._found:
             parts = name.split(".")
             found = None
-            if len(parts) <= 2 and all(re.fullmatch(r"[A-Za-z_]\w*", part, re.ASCII) for part in parts):
+            if len(parts) <= 2 and all(
+                re.fullmatch(r"[A-Za-z_]\w*", part, re.ASCII) for part in parts
+            ):
                 with suppress(TableUnreadable):
                     found = self._bound(parts if len(parts) == 2 else ["main", *parts])
             if found is None:
                 known = self._listed()
                 found = self._bound(
-                    known[sql.match(name, known, f"table in the file of {self._what.removeprefix('table ')}")]
+                    known[
+                        sql.match(
+                            name, known, f"table in the file of {self._what.removeprefix('table ')}"
+                        )
+                    ]
                 )
             self._found[name] = found
         return self._found[name]
@@ -163,7 +192,10 @@ class Connection:
     def fields(self, relation: str, columns: str = "*") -> dict[str, sql.Field]:
         """Columns of a table or view, from the catalog alone: binding the query runs nothing."""
         bound = scrubbed(lambda: self._raw.sql(f"SELECT {columns} FROM {relation}"), self._what)
-        return {name: sql.field(name, kind) for name, kind in zip(bound.columns, bound.types, strict=True)}
+        return {
+            name: sql.field(name, kind)
+            for name, kind in zip(bound.columns, bound.types, strict=True)
+        }
 
 
 @contextmanager
@@ -198,20 +230,29 @@ def opened(database: Path, what: str) -> Iterator[Connection]:
         finally:
             raw.close()
             if file is not None:
-                os.close(file)  # with the last handle: closing any of them ends this process's locks
+                os.close(
+                    file
+                )  # with the last handle: closing any of them ends this process's locks
 
 
 @contextmanager
 def over(columns: Sequence[Any], what: str) -> Iterator[Connection]:
-    """Arrays as the columns c0, c1, ... of the relation ``given`` in a locked-down in-memory session; objects are texts, or None."""
+    """Arrays as the columns c0, c1, ... of the relation ``given`` in a locked-down in-memory
+    session; objects are texts, or None.
+    """
     import pandas as pd
 
     with tempfile.TemporaryDirectory(prefix="dpflow-") as spill:
         raw = duckdb.connect(":memory:", config=_settings(spill))
         try:
             connection = Connection(raw, what)
-            raw.register("frame", pd.DataFrame({f"c{i}": values for i, values in enumerate(columns)}))
-            kinds = ["VARCHAR" if v.dtype == object else "BIGINT" if v.dtype.kind == "i" else "DOUBLE" for v in columns]
+            raw.register(
+                "frame", pd.DataFrame({f"c{i}": values for i, values in enumerate(columns)})
+            )
+            kinds = [
+                "VARCHAR" if v.dtype == object else "BIGINT" if v.dtype.kind == "i" else "DOUBLE"
+                for v in columns
+            ]
             listed = ", ".join(f"CAST(c{i} AS {kind}) AS c{i}" for i, kind in enumerate(kinds))
             connection.run(f"CREATE TABLE given AS SELECT {listed} FROM frame")
             raw.unregister("frame")
@@ -234,7 +275,8 @@ def _settings(spill: str) -> dict[str, str | bool | int | float | list[str]]:
 
 
 def identity(database: Path, what: str) -> bytes:
-    """Identity of the file's content without opening it: device, inode, size and time of file and write-ahead log.
+    """Identity of the file's content without opening it: device, inode, size and time of file and
+    write-ahead log.
 
     The file is not opened because closing any handle of it drops this process's own locks.
     """
@@ -245,7 +287,9 @@ def identity(database: Path, what: str) -> bytes:
         except FileNotFoundError:
             continue
         except OSError:
-            raise TableUnreadable(f"{what}: {path} cannot be looked at; check its permissions") from None
+            raise TableUnreadable(
+                f"{what}: {path} cannot be looked at; check its permissions"
+            ) from None
         parts.append(f"{stat.st_dev}:{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}")
     if not parts:
         raise TableUnreadable(

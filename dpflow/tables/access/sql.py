@@ -1,4 +1,5 @@
-"""SQL text: the only place that quotes, and the exact expressions for values, keys and units by column type.
+"""SQL text: the only place that quotes, and the exact expressions for values, keys and units by
+column type.
 
 Every expression is total: whatever a row holds, it gives a value or NULL and never an error.
 """
@@ -14,7 +15,16 @@ from typing import Any
 from dpflow.core.contract.declaration import Column
 from dpflow.errors import PlanRefused, TableUnreadable, UnknownName
 
-_WHOLE = {"tinyint", "smallint", "integer", "bigint", "utinyint", "usmallint", "uinteger", "boolean"}
+_WHOLE = {
+    "tinyint",
+    "smallint",
+    "integer",
+    "bigint",
+    "utinyint",
+    "usmallint",
+    "uinteger",
+    "boolean",
+}
 _WIDE = {"ubigint", "hugeint", "uhugeint"}
 _FLOATS = {"float", "double"}
 _TIMES = {"timestamp", "timestamp_s", "timestamp_ms", "timestamp_ns", "timestamp with time zone"}
@@ -51,10 +61,11 @@ class Field:
 
     @property
     def sql(self) -> str:
-        """The column in a query that reads its relation as ``t``; NULL for a number that its type has and no date stands for.
+        """The column in a query that reads its relation as ``t``; NULL for a number that its type
+        has and no date stands for.
 
-        Files and frames bring such timestamps. DuckDB compares and groups them, but fails where it writes or converts one, and a
-        row must not make a query fail.
+        Files and frames bring such timestamps. DuckDB compares and groups them, but fails where it
+        writes or converts one, and a row must not make a query fail.
         """
         found = self.place or f"t.{identifier(self.name)}"
         if self.type == "JSON":  # a VARCHAR that takes no collation
@@ -75,7 +86,9 @@ def field(name: str, kind: Any) -> Field:
 
 
 def match(name: str, known: Mapping[str, Any], kind: str) -> str:
-    """The known name that DuckDB means by this one (case does not matter), or `TableUnreadable` with close matches."""
+    """The known name that DuckDB means by this one (case does not matter), or `TableUnreadable`
+    with close matches.
+    """
     if name in known:
         return name
     folded = {other.casefold(): other for other in known}
@@ -105,10 +118,11 @@ def integer(value: int) -> str:
 
 
 def key(column: Field, role: str) -> str:
-    """The column as something to group, partition and compare by: equal exactly when the values are the same.
+    """The column as something to group, partition and compare by: equal exactly when the values are
+    the same.
 
-    Text is compared as bytes (collation C), because a column's own collation could make different keys equal. Raises `TableUnreadable`
-    for types without one exact equality.
+    Text is compared as bytes (collation C), because a column's own collation could make different
+    keys equal. Raises `TableUnreadable` for types without one exact equality.
     """
     if column.kind not in _KEYS:
         raise TableUnreadable(
@@ -130,7 +144,9 @@ SMALL_OFFSET = 2**31
 
 
 def small_integer(column: Field) -> str | None:
-    """The column as a number of 32 bits, if every value of its type has one: a private key that needs no dictionary."""
+    """The column as a number of 32 bits, if every value of its type has one: a private key that
+    needs no dictionary.
+    """
     small = column.kind in ("tinyint", "smallint", "integer", "utinyint", "usmallint")
     return f"CAST({column.sql} AS BIGINT) + {SMALL_OFFSET}" if small else None
 
@@ -148,7 +164,9 @@ def ordinal(kind: str) -> Callable[[str], str] | None:
 
 
 def from_text(column: Field, text: str) -> str:
-    """The expression `key` for a key given as text: NULL if the type has no such value or writes it differently."""
+    """The expression `key` for a key given as text: NULL if the type has no such value or writes it
+    differently.
+    """
     if column.kind == "varchar":
         return f"({text} COLLATE C)"
     if column.kind == "enum":
@@ -172,12 +190,15 @@ def check_value(column: Field) -> None:
 
 
 def grid(column: Field, declared: Column) -> str:
-    """The column in grid steps as a BIGINT within the declared bounds: clamped, rounded half away from zero.
+    """The column in grid steps as a BIGINT within the declared bounds: clamped, rounded half away
+    from zero.
 
     NULL and NaN are ``declared.missing``. Dates and timestamps count days since 1970-01-01 (UTC).
     """
     check_value(column)
-    value = _from_float(column, declared) if column.kind in _FLOATS else _from_exact(column, declared)
+    value = (
+        _from_float(column, declared) if column.kind in _FLOATS else _from_exact(column, declared)
+    )
     if declared.missing == "skip":
         return value
     low, high = declared.grid()
@@ -185,7 +206,8 @@ def grid(column: Field, declared: Column) -> str:
 
 
 def number(column: Field, declared: Column) -> str:
-    """The column as a DOUBLE within its bounds if it has any; NULL and NaN are ``declared.missing``, or NaN.
+    """The column as a DOUBLE within its bounds if it has any; NULL and NaN are
+    ``declared.missing``, or NaN.
 
     Text stays text.
     """
@@ -205,11 +227,13 @@ def number(column: Field, declared: Column) -> str:
 
 
 def real(column: Field) -> str:
-    """The column as a DOUBLE without bounds, never above the value itself and in the same order; NULL and NaN stay.
+    """The column as a DOUBLE without bounds, never above the value itself and in the same order;
+    NULL and NaN stay.
 
-    Decimals count their last digit, dates days and timestamps microseconds since 1970-01-01 (UTC); infinities stay.
-    Rounding down makes every comparison safe: a double z is at most real(x) only if it is at most x, and above it only if
-    it is above x. Beyond +-(2^127 - 1) integers are cut, which keeps that.
+    Decimals count their last digit, dates days and timestamps microseconds since 1970-01-01 (UTC);
+    infinities stay. Rounding down makes every comparison safe: a double z is at most real(x) only
+    if it is at most x, and above it only if it is above x. Beyond +-(2^127 - 1) integers are cut,
+    which keeps that.
     """
     check_value(column)
     if column.kind in _FLOATS:
@@ -218,7 +242,9 @@ def real(column: Field) -> str:
     value = f"CAST({whole} AS DOUBLE)"
     if column.kind in _WIDE | _TIMES | {"bigint"} or column.width > 15:  # 2^53 may be too small
         above = f"coalesce(TRY_CAST({value} AS HUGEINT) > {whole}, true)"
-        value = f"CASE WHEN {above} THEN nextafter({value}, CAST('-inf' AS DOUBLE)) ELSE {value} END"
+        value = (
+            f"CASE WHEN {above} THEN nextafter({value}, CAST('-inf' AS DOUBLE)) ELSE {value} END"
+        )
     if column.kind == "date" or column.kind in _TIMES:
         side = f"CASE WHEN {column.sql} > CAST('1970-01-01' AS {column.type}) THEN 'inf' ELSE '-inf' END"
         value = f"CASE WHEN isinf({column.sql}) THEN CAST({side} AS DOUBLE) ELSE {value} END"
@@ -226,12 +252,12 @@ def real(column: Field) -> str:
 
 
 def from_real(column: Field, value: float) -> str:
-    """The text of a number of `real` in a DATE or TIMESTAMP column, rounded up to a day or microsecond, and cut to the type."""
+    """The text of a number of `real` in a DATE or TIMESTAMP column, rounded up to a day or
+    microsecond, and cut to the type.
+    """
     near = math.ceil(min(max(value, -1e19), 1e19))
     if column.kind == "date":
-        return (
-            f"CAST(CAST(DATE '1970-01-01' + CAST({min(max(near, -(2 * 10**6)), 10**8)} AS INTEGER) AS DATE) AS VARCHAR)"
-        )
+        return f"CAST(CAST(DATE '1970-01-01' + CAST({min(max(near, -(2 * 10**6)), 10**8)} AS INTEGER) AS DATE) AS VARCHAR)"
     make = "make_timestamptz" if column.kind.endswith("zone") else "make_timestamp"
     return f"CAST({make}({min(max(near, -_FAR), _FAR)}) AS VARCHAR)"
 
@@ -242,7 +268,9 @@ def is_time(column: Field) -> bool:
 
 
 def _microseconds(column: Field) -> str:
-    """Microseconds since 1970-01-01, rounded down; NULL for infinities and for what a TIMESTAMP cannot hold."""
+    """Microseconds since 1970-01-01, rounded down; NULL for infinities and for what a TIMESTAMP
+    cannot hold.
+    """
     if column.kind == "timestamp_ns":
         nanoseconds = f"CAST(epoch_ns({column.sql}) AS HUGEINT)"
         return f"(({nanoseconds} - ({nanoseconds} % 1000 + 1000) % 1000) // 1000)"
@@ -264,7 +292,9 @@ def _from_float(column: Field, declared: Column) -> str:
     low, high = declared.grid()
     step = declared.step
     if max(step.numerator, step.denominator) > 10**300:
-        raise PlanRefused(f"the step of column {column.name!r} is out of the range of a {column.kind.upper()}")
+        raise PlanRefused(
+            f"the step of column {column.name!r} is out of the range of a {column.kind.upper()}"
+        )
     scaled = f"CAST({column.sql} AS DOUBLE)"
     if step.denominator != 1:
         scaled += f" * {double(Fraction(step.denominator))}"
@@ -272,7 +302,9 @@ def _from_float(column: Field, declared: Column) -> str:
         scaled += f" / {double(Fraction(step.numerator))}"
     value = f"least(greatest(round({scaled}), {double(Fraction(low))}), {double(Fraction(high))})"
     value = f"CAST({value} AS BIGINT)"
-    if max(abs(low), abs(high)) > 2**53:  # a bound that a double cannot hold was rounded: clamp again, exactly
+    if (
+        max(abs(low), abs(high)) > 2**53
+    ):  # a bound that a double cannot hold was rounded: clamp again, exactly
         value = f"least(greatest({value}, {integer(low)}), {integer(high)})"
     return f"CASE WHEN {column.sql} < CAST('NaN' AS {column.type}) THEN {value} END"  # NaN is the largest; NULL is no answer
 
@@ -300,10 +332,15 @@ def _from_exact(column: Field, declared: Column) -> str:
 
 
 def _steps(column: Field, least: int, most: int) -> tuple[str, int]:
-    """The value times a divisor as an integer clamped to [least, most], and the divisor. Infinite dates clamp too."""
+    """The value times a divisor as an integer clamped to [least, most], and the divisor. Infinite
+    dates clamp too.
+    """
     name, kind = column.sql, column.kind
     if kind == "date":
-        low, high = (f"DATE '1970-01-01' + CAST({min(max(x, -2 * 10**6), 10**8)} AS INTEGER)" for x in (least, most))
+        low, high = (
+            f"DATE '1970-01-01' + CAST({min(max(x, -2 * 10**6), 10**8)} AS INTEGER)"
+            for x in (least, most)
+        )
         return (
             f"(CAST(least(greatest({name}, CAST({low} AS DATE)), CAST({high} AS DATE)) AS DATE) - DATE '1970-01-01')",
             1,
@@ -325,7 +362,9 @@ def _steps(column: Field, least: int, most: int) -> tuple[str, int]:
 
 
 def _digits(column: Field) -> str:
-    """A DECIMAL's digits without the point, exactly: DuckDB's product of decimals fails where it has more than 18 digits."""
+    """A DECIMAL's digits without the point, exactly: DuckDB's product of decimals fails where it
+    has more than 18 digits.
+    """
     name, width, scale = column.sql, column.width, column.scale
     ten = f"CAST({10**scale} AS DECIMAL({scale + 1}, 0))"
     if width + scale <= 18:

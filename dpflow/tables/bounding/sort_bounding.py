@@ -1,13 +1,16 @@
-"""Contribution bounding by sorting: what `dpflow.tables.bounding.sql_bounding` does in SQL, for rows that fit in one word each.
+"""Contribution bounding by sorting: what `dpflow.tables.bounding.sql_bounding` does in SQL, for
+rows that fit in one word each.
 
-DuckDB makes an integer of every row: its unit's number, its group's code and its values, highest first. Once these words are
-sorted a unit's rows lie side by side, and all that is left are passes over arrays in order, a piece that fits in the
-processor's cache at a time. A hash table of a million units goes to memory for every row instead, twice. Where cells (one
-unit, one group) are few beside the rows, they need no sorting either: their sums are kept in an array by their number.
+DuckDB makes an integer of every row: its unit's number, its group's code and its values, highest
+first. Once these words are sorted a unit's rows lie side by side, and all that is left are passes
+over arrays in order, a piece that fits in the processor's cache at a time. A hash table of a
+million units goes to memory for every row instead, twice. Where cells (one unit, one group) are few
+beside the rows, they need no sorting either: their sums are kept in an array by their number.
 
-The cut is the same: values above a cell's limit count as their mean, rounded at random without bias; groups and rows above a
-limit are left out by a uniform choice, here the first places of a shuffle. Sums are integers of 64 bits that cannot
-overflow for the number of rows at hand. Where words would not fit the SQL form answers.
+The cut is the same: values above a cell's limit count as their mean, rounded at random without
+bias; groups and rows above a limit are left out by a uniform choice, here the first places of a
+shuffle. Sums are integers of 64 bits that cannot overflow for the number of rows at hand. Where
+words would not fit the SQL form answers.
 """
 
 from __future__ import annotations
@@ -31,14 +34,15 @@ Integers = NDArray[np.int64]
 #: Words that are worked on at once: their arrays stay in a core's cache.
 CHUNK = 1 << 16
 
-#: Chunks in one run of words (a unit's, or a cell's) from which on it is worked on in pieces: arrays beside it would take several
-#: times its memory.
+#: Chunks in one run of words (a unit's, or a cell's) from which on it is worked on in pieces:
+#: arrays beside it would take several times its memory.
 LARGE = 4
 
 #: The largest choice that is made in all runs at once, a step for each member.
 MOST_STEPS = 256
 
-#: Bits reserved for a unit's number, and for a private key's: the form is for tables with fewer rows and keys.
+#: Bits reserved for a unit's number, and for a private key's: the form is for tables with fewer
+#: rows and keys.
 ROW_BITS, CODE_BITS = 33, 20
 
 #: Bytes for each word of a part: DuckDB's copy, numpy's, and room for what is kept of them.
@@ -47,7 +51,8 @@ BYTES_PER_WORD = 24
 
 @dataclass(frozen=True)
 class Numbered:
-    """A column of the rows query as numbers 0, 1, ...: ``sql`` less ``low`` is below ``size``, which itself stands for NULL.
+    """A column of the rows query as numbers 0, 1, ...: ``sql`` less ``low`` is below ``size``,
+    which itself stands for NULL.
 
     ``private``: rows decide how many there are.
     """
@@ -70,7 +75,9 @@ class Numbered:
 
 @dataclass(frozen=True)
 class Cells:
-    """Cells of whole units, in the order of units: per cell its unit, its code, its rows, and each value's number and sum."""
+    """Cells of whole units, in the order of units: per cell its unit, its code, its rows, and each
+    value's number and sum.
+    """
 
     unit: Integers
     code: Integers
@@ -82,13 +89,17 @@ class Cells:
     def together(cls, parts: Sequence[Cells]) -> Cells:
         """Those of neighbouring parts, of which a cell may reach from one into the next."""
         unit, code, rows = (
-            np.concatenate([getattr(part, name) for part in parts]) for name in ("unit", "code", "rows")
+            np.concatenate([getattr(part, name) for part in parts])
+            for name in ("unit", "code", "rows")
         )
         new = np.ones(len(unit), bool)
         new[1:] = (unit[1:] != unit[:-1]) | (code[1:] != code[:-1])
         starts = np.flatnonzero(new)
         counts, sums = (
-            tuple(np.add.reduceat(np.concatenate(columns), starts) for columns in zip(*named, strict=True))
+            tuple(
+                np.add.reduceat(np.concatenate(columns), starts)
+                for columns in zip(*named, strict=True)
+            )
             for named in ([part.counts for part in parts], [part.sums for part in parts])
         )
         return cls(unit[starts], code[starts], np.add.reduceat(rows, starts), counts, sums)
@@ -103,7 +114,13 @@ class Cells:
         for count, total in zip(self.counts, self.sums, strict=True):
             counts.append(np.minimum(count[kept], most))
             sums.append(rescaled(total[kept], count[kept], most, draws))
-        return Cells(self.unit[kept], self.code[kept], np.minimum(self.rows[kept], most), tuple(counts), tuple(sums))
+        return Cells(
+            self.unit[kept],
+            self.code[kept],
+            np.minimum(self.rows[kept], most),
+            tuple(counts),
+            tuple(sums),
+        )
 
 
 @dataclass(frozen=True)
@@ -123,12 +140,18 @@ class Words:
     def fits(self) -> bool:
         """Whether every row of any table fits in a word, and every sum over all rows in 64 bits.
 
-        Types and the declaration decide, not the rows: the two forms of the cut have different laws where draws are equal, so
-        a row more must not change the form. Units have room for a number each.
+        Types and the declaration decide, not the rows: the two forms of the cut have different laws
+        where draws are equal, so a row more must not change the form. Units have room for a number
+        each.
         """
         codes = CODE_BITS if self.codes.private else self._code_bits
-        sums = [max(value.span, value.reach, self.cut.per_group) << ROW_BITS for value in self.cut.values]
-        return ROW_BITS + codes + self._cell_shift <= WORD and all(bits(most) <= WORD for most in sums)
+        sums = [
+            max(value.span, value.reach, self.cut.per_group) << ROW_BITS
+            for value in self.cut.values
+        ]
+        return ROW_BITS + codes + self._cell_shift <= WORD and all(
+            bits(most) <= WORD for most in sums
+        )
 
     def direct(self) -> bool:
         """Whether the units' own numbers fit; else they have to be numbered one after the other."""
@@ -158,7 +181,9 @@ class Words:
             fields.append((self.codes.number, self.codes.bits))
         for i, (value, largest) in enumerate(zip(self.cut.values, self._spans, strict=True)):
             above = f"v{i} - CAST({value.low} AS BIGINT)" if value.low else f"v{i}"
-            fields.append((f"coalesce({above}, {largest})" if value.optional else above, bits(largest)))
+            fields.append(
+                (f"coalesce({above}, {largest})" if value.optional else above, bits(largest))
+            )
         terms, shift = [], 0
         for number, width in reversed(fields):
             terms.append(f"({number}) * {1 << shift}" if shift else f"({number})")
@@ -166,18 +191,24 @@ class Words:
         return f"SELECT CAST({' + '.join(reversed(terms))} AS BIGINT) AS word FROM ({rows})"
 
     def sums(self, parts: Iterable[Integers]) -> Totals:
-        """The bounded sums of parts with all rows of a unit in one of them. The words are overwritten."""
+        """The bounded sums of parts with all rows of a unit in one of them. The words are
+        overwritten.
+        """
         totals = Totals(self.codes, len(self.cut.values))
         for words in parts:
             cells = 1 + self.units[0].size << self._code_bits
-            room = cells * (1 + len(self.cut.values)) <= 2 * len(words)  # 16 bytes for each word at most
+            room = cells * (1 + len(self.cut.values)) <= 2 * len(
+                words
+            )  # 16 bytes for each word at most
             dense = len(self.units) == 1 and room and self._packs()
             pieces = self._summed(words, cells) if dense else self._sorted(words)
             in_threads(lambda piece: totals.add(piece().bounded(self.cut)), pieces)
         return totals
 
     def histogram(self, parts: Iterable[Integers]) -> tuple[Integers, Integers, Integers]:
-        """Codes, values and multiplicities of the only value, by code and value; parts as in `sums`."""
+        """Codes, values and multiplicities of the only value, by code and value; parts as in
+        `sums`.
+        """
         found: list[tuple[Integers, Integers]] = []
         for words in parts:
             sort(words)
@@ -187,19 +218,26 @@ class Words:
         return kept >> width, (kept & (1 << width) - 1) + self.cut.values[0].low, counts
 
     def _kept(self, words: Integers) -> tuple[Integers, Integers]:
-        """Codes and values of what the units of a chunk keep, in one word, and their multiplicities.
+        """Codes and values of what the units of a chunk keep, in one word, and their
+        multiplicities.
 
         First each unit's choice of groups in which it has any value, then of values in each.
         """
         draws = np.random.default_rng()
         kept: Integers | None = None
         if self.cut.groups is not None:
-            cells = np.concatenate([piece[starts_of(piece)] for piece in map(self._of_cells, self._pieces(words))])
-            kept = cells[chosen(starts_of(cells >> self._code_bits), len(cells), self.cut.groups, draws)]
+            cells = np.concatenate(
+                [piece[starts_of(piece)] for piece in map(self._of_cells, self._pieces(words))]
+            )
+            kept = cells[
+                chosen(starts_of(cells >> self._code_bits), len(cells), self.cut.groups, draws)
+            ]
         return _merged([self._counted(piece, kept, draws) for piece in self._pieces(words)])
 
     def _pieces(self, words: Integers) -> Iterator[Integers]:
-        """A chunk's words that have a value: as one array, or as several with whole cells each, the large ones alone."""
+        """A chunk's words that have a value: as one array, or as several with whole cells each, the
+        large ones alone.
+        """
         width, value = self._cell_shift, self.cut.values[0]
         for piece in runs(words, width) if _is_large(words) else [words]:
             if not _is_large(piece):
@@ -215,18 +253,28 @@ class Words:
         """The cells of a piece's words, or of its only cell."""
         return (piece[:1] if _is_large(piece) else piece) >> self._cell_shift
 
-    def _counted(self, piece: Integers, kept: Integers | None, draws: np.random.Generator) -> tuple[Integers, Integers]:
+    def _counted(
+        self, piece: Integers, kept: Integers | None, draws: np.random.Generator
+    ) -> tuple[Integers, Integers]:
         """The numbers of a piece's rows that are kept, and their multiplicities."""
         large = _is_large(piece)
         if kept is not None and len(piece):
             cells = self._of_cells(piece)
             starts = starts_of(cells)
             inside = np.isin(cells[starts], kept, assume_unique=True)
-            piece = piece[: len(piece) * bool(inside[0])] if large else piece[inside[_numbers(starts, len(piece))]]
+            piece = (
+                piece[: len(piece) * bool(inside[0])]
+                if large
+                else piece[inside[_numbers(starts, len(piece))]]
+            )
         if not large:
-            piece = piece[chosen(starts_of(piece >> self._cell_shift), len(piece), self.cut.per_group, draws)]
+            piece = piece[
+                chosen(starts_of(piece >> self._cell_shift), len(piece), self.cut.per_group, draws)
+            ]
         elif len(piece) > self.cut.per_group:
-            piece = piece[draws.choice(len(piece), self.cut.per_group, replace=False, shuffle=False)]
+            piece = piece[
+                draws.choice(len(piece), self.cut.per_group, replace=False, shuffle=False)
+            ]
         size = LARGE * CHUNK
         return _merged([self._unique(piece[at : at + size]) for at in range(0, len(piece), size)])
 
@@ -245,19 +293,25 @@ class Words:
     def _cells(self, words: Integers) -> Cells:
         """The cells of a chunk of sorted words."""
         if _is_large(words):
-            return Cells.together([self._cells(words[at : at + CHUNK]) for at in range(0, len(words), CHUNK)])
+            return Cells.together(
+                [self._cells(words[at : at + CHUNK]) for at in range(0, len(words), CHUNK)]
+            )
         cell = words >> self._cell_shift
         starts = starts_of(cell)
         rows, cell = np.diff(starts, append=len(words)), cell[starts]
         counts, sums = [], []
         for i in range(len(self.cut.values)):
             number, present = self._value(words, i)
-            counts.append(rows if present is None else np.add.reduceat(present.astype(np.int64), starts))
+            counts.append(
+                rows if present is None else np.add.reduceat(present.astype(np.int64), starts)
+            )
             sums.append(np.add.reduceat(number, starts))
         return self._as_cells(cell, rows, counts, sums)
 
     def _value(self, words: Integers, i: int) -> tuple[Integers, NDArray[np.bool_] | None]:
-        """A value of each word, 0 where there is none, and where there is one, or None if that is everywhere."""
+        """A value of each word, 0 where there is none, and where there is one, or None if that is
+        everywhere.
+        """
         shift, largest = sum(map(bits, self._spans[i + 1 :])), self._spans[i]
         number = (words >> shift) & (1 << bits(largest)) - 1
         if not self.cut.values[i].optional:
@@ -267,7 +321,9 @@ class Words:
             return number, None
         return np.where(present, number, 0), present
 
-    def _as_cells(self, cell: Integers, rows: Integers, counts: Sequence[Integers], sums: Sequence[Integers]) -> Cells:
+    def _as_cells(
+        self, cell: Integers, rows: Integers, counts: Sequence[Integers], sums: Sequence[Integers]
+    ) -> Cells:
         code = cell & (1 << self._code_bits) - 1
         return Cells(cell >> self._code_bits, code, rows, tuple(counts), tuple(sums))
 
@@ -293,7 +349,9 @@ class Words:
         def piece(start: int, end: int) -> Cells:
             cell = start + np.flatnonzero(rows[start:end])
             counts = [into[cell] >> shift for into, shift in zip(packed, shifts, strict=True)]
-            sums = [into[cell] & (1 << shift) - 1 for into, shift in zip(packed, shifts, strict=True)]
+            sums = [
+                into[cell] & (1 << shift) - 1 for into, shift in zip(packed, shifts, strict=True)
+            ]
             return self._as_cells(cell, rows[cell], counts, sums)
 
         step = max(CHUNK, 1 << self._code_bits)
@@ -302,7 +360,9 @@ class Words:
 
 @dataclass
 class Totals:
-    """Sums of bounded cells by the number of their code. Sums of values are above each value's ``low``."""
+    """Sums of bounded cells by the number of their code. Sums of values are above each value's
+    ``low``.
+    """
 
     codes: Numbered
     values: int
@@ -319,10 +379,18 @@ class Totals:
         self.sums = [np.zeros(size, np.int64) for _ in range(self.values)]
 
     def columns(self, cut: Cut) -> dict[str, Integers]:
-        """The columns of `Cut.query`: codes that any unit reaches, and their sums around the centres."""
+        """The columns of `Cut.query`: codes that any unit reaches, and their sums around the
+        centres.
+        """
         code = np.flatnonzero(self.units)
-        found = {"code": code + self.codes.low, "row_count": self.rows[code], "unit_count": self.units[code]}
-        for i, (value, count, total) in enumerate(zip(cut.values, self.counts, self.sums, strict=True)):
+        found = {
+            "code": code + self.codes.low,
+            "row_count": self.rows[code],
+            "unit_count": self.units[code],
+        }
+        for i, (value, count, total) in enumerate(
+            zip(cut.values, self.counts, self.sums, strict=True)
+        ):
             found[f"c{i}"] = count[code]
             found[f"s{i}"] = total[code] + (value.low - value.centre) * count[code]
         return found
@@ -332,7 +400,9 @@ class Totals:
         with self._lock:
             np.add.at(self.units, cells.code, 1)
             for into, numbers in zip(
-                [self.rows, *self.counts, *self.sums], [cells.rows, *cells.counts, *cells.sums], strict=True
+                [self.rows, *self.counts, *self.sums],
+                [cells.rows, *cells.counts, *cells.sums],
+                strict=True,
             ):
                 np.add.at(into, cells.code, numbers)
 
@@ -365,7 +435,9 @@ def _numbers(starts: Integers, size: int) -> Integers:
 
 
 def chosen(starts: Integers, size: int, most: int, draws: np.random.Generator) -> Integers:
-    """Places of at most ``most`` members of each run, a uniform choice: the first places of a shuffle within the run."""
+    """Places of at most ``most`` members of each run, a uniform choice: the first places of a
+    shuffle within the run.
+    """
     counts = np.diff(starts, append=size)
     place = np.arange(size)
     large = counts > most
@@ -383,7 +455,9 @@ def chosen(starts: Integers, size: int, most: int, draws: np.random.Generator) -
 
 
 def rescaled(totals: Integers, counts: Integers, most: int, draws: np.random.Generator) -> Integers:
-    """Sums of ``counts`` values as those of at most ``most``: that many times the mean, rounded at random without bias."""
+    """Sums of ``counts`` values as those of at most ``most``: that many times the mean, rounded at
+    random without bias.
+    """
     large = np.flatnonzero(counts > most)
     if len(large):
         count = counts[large]
@@ -405,7 +479,9 @@ def sort(words: Integers) -> None:
 
 
 def in_threads(action: Callable[[T], object], items: Sequence[T]) -> None:
-    """Do something with every item, in as many threads as there are processors: numpy lets them run side by side."""
+    """Do something with every item, in as many threads as there are processors: numpy lets them run
+    side by side.
+    """
     if len(items) < 2:
         for item in items:
             action(item)

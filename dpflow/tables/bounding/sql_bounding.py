@@ -1,21 +1,25 @@
 """Contribution bounding as SQL: each unit is brought down to its limits, then exact integer sums.
 
-Rows: a unit with m > L values in a group contributes L times their mean, rounded up or down at random with the odds that
-keep its expectation. That is the expectation of taking L of them at random, without that draw's variance, and lies where
-every choice of L values lies: between L times the lowest and the highest value that the declaration allows. Counts are
-min(m, L). Groups: of its groups a unit keeps a uniform choice, by a fresh ``random()`` each.
+Rows: a unit with m > L values in a group contributes L times their mean, rounded up or down at
+random with the odds that keep its expectation. That is the expectation of taking L of them at
+random, without that draw's variance, and lies where every choice of L values lies: between L times
+the lowest and the highest value that the declaration allows. Counts are min(m, L). Groups: of its
+groups a unit keeps a uniform choice, by a fresh ``random()`` each.
 
-Neither favours early rows, small values or some keys, which a hash of values or a row number would. What a unit
-contributes depends on its own rows and draws only, so another unit's presence changes nothing of it. (Whether this form or that of
-`dpflow.tables.bounding.sort_bounding` answers is decided by types and declaration: their laws differ where draws are equal.) The guarantee needs
-only that the limits hold, whatever the random numbers are; they therefore need no seed and no secrecy. Sums that are kept
-for later are the exception: their draws are a keyed hash of unit, block and group (`Cut.salt`), so that an answer is one
-function of the rows. With fresh draws, sums that are taken again because a row was added would move in all other units too.
+Neither favours early rows, small values or some keys, which a hash of values or a row number would.
+What a unit contributes depends on its own rows and draws only, so another unit's presence changes
+nothing of it. (Whether this form or that of `dpflow.tables.bounding.sort_bounding` answers is
+decided by types and declaration: their laws differ where draws are equal.) The guarantee needs only
+that the limits hold, whatever the random numbers are; they therefore need no seed and no secrecy.
+Sums that are kept for later are the exception: their draws are a keyed hash of unit, block and
+group (`Cut.salt`), so that an answer is one function of the rows. With fresh draws, sums that are
+taken again because a row was added would move in all other units too.
 
-Two hash aggregates: rows to cells (one unit, one group), cells to units. For the second a cell is one BIGINT of bit
-fields, lowest first: its counts and sums, its group's code, and a random number on top, so that the least few words are a
-random choice. Where there is no room for that number it stands beside the word, and where there is none for the word the
-choice is made by windows. Among these three the plan decides, never the rows.
+Two hash aggregates: rows to cells (one unit, one group), cells to units. For the second a cell is
+one BIGINT of bit fields, lowest first: its counts and sums, its group's code, and a random number
+on top, so that the least few words are a random choice. Where there is no room for that number it
+stands beside the word, and where there is none for the word the choice is made by windows. Among
+these three the plan decides, never the rows.
 """
 
 from __future__ import annotations
@@ -26,14 +30,15 @@ from dataclasses import dataclass
 from dpflow.core.contract.declaration import MAX_MAGNITUDE
 from dpflow.errors import PlanRefused
 
-#: The most rows or groups for which an aggregate per unit is used; DuckDB's ``min(x, n)`` allows less than 1,000,000.
+#: The most rows or groups for which an aggregate per unit is used; DuckDB's ``min(x, n)`` allows
+#: less than 1,000,000.
 MOST_PACKED = 1000
 
 #: Bits of a word: a BIGINT's, without its sign and one more for safety.
 WORD = 62
 
-#: Rows that are aggregated at once. Larger tables are read in parts of all units' rows, each within the memory limit: reading
-#: again is quicker than spilling.
+#: Rows that are aggregated at once. Larger tables are read in parts of all units' rows, each within
+#: the memory limit: reading again is quicker than spilling.
 PART_ROWS = 25_000_000
 
 #: More rows than a table can have.
@@ -42,14 +47,17 @@ MOST_ROWS = 2**40
 #: Bits reserved for the number of a private key, of which there is no public bound.
 KEY_BITS = 32
 
-#: Bits of a word's random number, at least and at most. Two of a unit's groups draw the same one at odds of 2^-bits, and
-#: then the one with the lower code comes first: a bias far below any noise, the same for whoever else is in the table.
+#: Bits of a word's random number, at least and at most. Two of a unit's groups draw the same one at
+#: odds of 2^-bits, and then the one with the lower code comes first: a bias far below any noise,
+#: the same for whoever else is in the table.
 LEAST_RANDOM, MOST_RANDOM = 20, 30
 
 
 @dataclass(frozen=True)
 class Value:
-    """A value column of the rows query: its grid bounds and its centre, in steps, and whether a row may have none."""
+    """A value column of the rows query: its grid bounds and its centre, in steps, and whether a row
+    may have none.
+    """
 
     low: int
     high: int
@@ -69,7 +77,8 @@ class Value:
 
 @dataclass(frozen=True)
 class Cut:
-    """A bounded grouping over a rows query with the columns ``unit``, ``part``, ``code`` and ``v0``, ``v1``, ...
+    """A bounded grouping over a rows query with the columns ``unit``, ``part``, ``code`` and
+    ``v0``, ``v1``, ...
 
     Attributes:
         rows: text of the rows query.
@@ -77,8 +86,10 @@ class Cut:
         per_group: rows a unit keeps in one group.
         groups: groups a unit keeps, or None if by plan there are no more.
         keys: how many public keys there are (1 without grouping), or None for private ones.
-        unit: what a contribution belongs to: ``unit``, or ``unit, part`` where each block is protected by itself.
-        most_rows: a bound on the rows of the query, which says how much room sums need while they are taken.
+        unit: what a contribution belongs to: ``unit``, or ``unit, part`` where each block is
+        protected by itself.
+        most_rows: a bound on the rows of the query, which says how much room sums need while they
+        are taken.
         salt: a secret that makes the draws a function of unit, part and code; None for fresh ones.
     """
 
@@ -96,7 +107,9 @@ class Cut:
         return "random()" if self.salt is None else _hashed(self.salt, self.unit, *columns)
 
     def check(self) -> None:
-        """Raises `PlanRefused` if one unit could move a sum by 2^62 steps, beyond which integers would not be exact."""
+        """Raises `PlanRefused` if one unit could move a sum by 2^62 steps, beyond which integers
+        would not be exact.
+        """
         for value in self.values:
             if max(value.reach * self.per_group, value.high) > MAX_MAGNITUDE:
                 raise PlanRefused(
@@ -105,11 +118,13 @@ class Cut:
                 )
 
     def query(self, whole: bool = True) -> str:
-        """One row per group that any unit reaches: ``code``, ``row_count``, ``unit_count``, and per value ``s0``, ``c0``, ...
+        """One row per group that any unit reaches: ``code``, ``row_count``, ``unit_count``, and per
+        value ``s0``, ``c0``, ...
 
         Args:
-            whole: false for one of several parts that `added` adds up: then sums are cut at +-2^62 there, once. Cut twice,
-                the parts' sum would differ from the whole's, and a row that makes parts out of a whole would move it.
+            whole: false for one of several parts that `added` adds up: then sums are cut at +-2^62
+                there, once. Cut twice, the parts' sum would differ from the whole's, and a row that
+                makes parts out of a whole would move it.
         """
         if self.groups is None:
             kept = self.cells()
@@ -130,7 +145,9 @@ class Cut:
         return f"m{i}" if self.values[i].optional else "n"
 
     def cells(self) -> str:
-        """One row per unit and group within the limit of rows: ``code``, ``n`` rows, per value ``m0`` and ``s0`` (above low)."""
+        """One row per unit and group within the limit of rows: ``code``, ``n`` rows, per value
+        ``m0`` and ``s0`` (above low).
+        """
         packings = [self._packing(i) for i in range(len(self.values))]
         raw = [] if any(packing.carries for packing in packings) else ["count(*) AS n"]
         split = ["n"] if raw else []
@@ -193,7 +210,9 @@ class Cut:
             terms.append(f"{_drawn(spare, self.random('code'))} * {1 << used}")
         else:
             pick = f"arg_min(word, {self.random('word')}, {self.groups})"
-        words = f"SELECT {self.unit}, CAST({' + '.join(terms)} AS BIGINT) AS word FROM ({self.cells()})"
+        words = (
+            f"SELECT {self.unit}, CAST({' + '.join(terms)} AS BIGINT) AS word FROM ({self.cells()})"
+        )
         least = f"SELECT unnest({pick}) AS word FROM ({words}) GROUP BY {self.unit}"
         return f"SELECT {', '.join(columns)} FROM ({least})"
 
@@ -209,7 +228,8 @@ def bits(most: int) -> int:
 
 @dataclass(frozen=True)
 class _Packing:
-    """How a cell adds up a value over its rows: in a HUGEINT, or with its counts in one sum of BIGINT words.
+    """How a cell adds up a value over its rows: in a HUGEINT, or with its counts in one sum of
+    BIGINT words.
 
     Attributes:
         shift: where in a word the number of values is counted, above their sum; None for a HUGEINT.
@@ -232,7 +252,11 @@ class _Packing:
         row = 0 if self.top is None else 1 << self.top
         present = row + (1 << self.shift if self.value.optional else 0)
         word = _plus(_plus(f"v{i}", -self.value.low), present)
-        return f"sum(CASE WHEN v{i} IS NULL THEN {row} ELSE {word} END)" if self.value.optional else f"sum({word})"
+        return (
+            f"sum(CASE WHEN v{i} IS NULL THEN {row} ELSE {word} END)"
+            if self.value.optional
+            else f"sum({word})"
+        )
 
     def split(self, i: int) -> list[str]:
         """The columns ``s``, and where they are wanted ``m`` and ``n``, out of a cell's ``w``."""
@@ -240,10 +264,16 @@ class _Packing:
         if self.shift is None:
             return [*count, f"w{i} AS s{i}"]
         if self.top is None:
-            return [f"{_high(f'w{i}', self.shift)} AS m{i}" for _ in count] + [f"{_low(f'w{i}', self.shift)} AS s{i}"]
+            return [f"{_high(f'w{i}', self.shift)} AS m{i}" for _ in count] + [
+                f"{_low(f'w{i}', self.shift)} AS s{i}"
+            ]
         low = _low(f"w{i}", self.top)
         counts = [f"{low} >> {self.shift} AS m{i}" for _ in count]
-        return [f"{_high(f'w{i}', self.top)} AS n", *counts, f"{low} & {(1 << self.shift) - 1} AS s{i}"]
+        return [
+            f"{_high(f'w{i}', self.top)} AS n",
+            *counts,
+            f"{low} & {(1 << self.shift) - 1} AS s{i}",
+        ]
 
 
 def _plus(number: str, constant: int) -> str:
@@ -258,8 +288,12 @@ def _low(word: str, shift: int) -> str:
     return f"CAST({word} & CAST('{(1 << shift) - 1}' AS HUGEINT) AS BIGINT)"
 
 
-def _rescaled(total: str, count: str, value: Value, most: int, packing: _Packing, random: str) -> str:
-    """At most ``most`` times the mean of a cell's values, rounded at random without bias; the limit holds in any case."""
+def _rescaled(
+    total: str, count: str, value: Value, most: int, packing: _Packing, random: str
+) -> str:
+    """At most ``most`` times the mean of a cell's values, rounded at random without bias; the limit
+    holds in any case.
+    """
     kind = "HUGEINT" if packing.shift is None or packing.shift + bits(most) > WORD else "BIGINT"
     rest = f"(({total} % {count}) * CAST({most} AS {kind}) + CAST(floor({random} * {count}) AS BIGINT)) // {count}"
     scaled = f"({total} // {count}) * CAST({most} AS {kind}) + {rest}"
@@ -268,7 +302,9 @@ def _rescaled(total: str, count: str, value: Value, most: int, packing: _Packing
 
 
 def parts_of(rows: str, most_rows: int, size: int) -> list[str]:
-    """A rows query in parts of about ``size`` rows, which are worked on at once. All rows of a unit are in one part."""
+    """A rows query in parts of about ``size`` rows, which are worked on at once. All rows of a unit
+    are in one part.
+    """
     parts = 1 if most_rows == MOST_ROWS else -(-most_rows // size)
     if parts == 1:
         return [rows]
@@ -278,12 +314,16 @@ def parts_of(rows: str, most_rows: int, size: int) -> list[str]:
 def added(relation: str, keys: Sequence[str], columns: Iterable[str]) -> str:
     """The sums of several parts added up by their keys, in the keys' order, within +-2^62."""
     key = ", ".join(keys)
-    sums = ", ".join(f"{_saturate(f'sum({name})')} AS {name}" for name in columns if name not in keys)
+    sums = ", ".join(
+        f"{_saturate(f'sum({name})')} AS {name}" for name in columns if name not in keys
+    )
     return f"SELECT {key}, {sums} FROM {relation} GROUP BY {key} ORDER BY {key}"
 
 
 def cut_values(rows: str, value: Value, most: int, unit: str = "unit, part") -> str:
-    """Distinct values of ``v0`` of a rows query, ascending as ``v``, with multiplicity ``n``; NULLs are left out."""
+    """Distinct values of ``v0`` of a rows query, ascending as ``v``, with multiplicity ``n``; NULLs
+    are left out.
+    """
     present = f"SELECT * FROM ({rows}) WHERE v0 IS NOT NULL"
     width = bits(value.span)
     if most > MOST_PACKED:
@@ -293,14 +333,18 @@ def cut_values(rows: str, value: Value, most: int, unit: str = "unit, part") -> 
         kept = f"SELECT unnest(min({word}, {most})) & {(1 << width) - 1} AS v0 FROM ({present}) GROUP BY {unit}"
         return f"SELECT {_plus('v0', value.low)} AS v, count(*) AS n FROM ({kept}) GROUP BY v0 ORDER BY v0"
     else:
-        kept = f"SELECT unnest(arg_min(v0, random(), {most})) AS v0 FROM ({present}) GROUP BY {unit}"
+        kept = (
+            f"SELECT unnest(arg_min(v0, random(), {most})) AS v0 FROM ({present}) GROUP BY {unit}"
+        )
     return f"SELECT v0 AS v, count(*) AS n FROM ({kept}) GROUP BY v0 ORDER BY v0"
 
 
 def cut_grouped_values(rows: str, cut: Cut) -> str:
-    """As `cut_values` within groups: ``code``, ``v`` and ``n`` of a rows query with ``code`` and ``v0``, by code and value.
+    """As `cut_values` within groups: ``code``, ``v`` and ``n`` of a rows query with ``code`` and
+    ``v0``, by code and value.
 
-    ``cut`` says how: a unit keeps ``per_group`` values of a group and ``groups`` groups in which it has any.
+    ``cut`` says how: a unit keeps ``per_group`` values of a group and ``groups`` groups in which it
+    has any.
     """
     present = f"SELECT * FROM ({rows}) WHERE v0 IS NOT NULL"
     if cut.salt is not None:  # equal values draw numbers of their own
@@ -326,8 +370,9 @@ def _drawn(bits: int, random: str = "random()") -> str:
 def _hashed(salt: int, *columns: str) -> str:
     """A number from [0, 1) that follows from the columns and the salt.
 
-    DuckDB's hash of several values combines theirs by xor, so that among three the least is no uniform choice; the hash of
-    that hash mixes it. No guarantee rests on these numbers, only that choices are fair.
+    DuckDB's hash of several values combines theirs by xor, so that among three the least is no
+    uniform choice; the hash of that hash mixes it. No guarantee rests on these numbers, only that
+    choices are fair.
     """
     return f"CAST(hash(hash({', '.join([f'CAST({salt} AS UBIGINT)', *columns])})) >> 11 AS DOUBLE) * {2.0**-53!r}"
 
@@ -338,10 +383,14 @@ def cut_rows(rows: str, most: int, within: str = "unit, part") -> str:
 
 
 def numbered(rows: str) -> str:
-    """A rows query with its units and parts numbered from 0 in a random order instead of named, sorted by that number."""
+    """A rows query with its units and parts numbered from 0 in a random order instead of named,
+    sorted by that number.
+    """
     units = "SELECT unit, part, random() AS r FROM (SELECT DISTINCT unit, part FROM kept)"
     units = f"SELECT unit, part, row_number() OVER (ORDER BY r) - 1 AS number FROM ({units})"
-    same = " AND ".join(f"kept.{name} IS NOT DISTINCT FROM units.{name}" for name in ("unit", "part"))
+    same = " AND ".join(
+        f"kept.{name} IS NOT DISTINCT FROM units.{name}" for name in ("unit", "part")
+    )
     return (
         f"WITH kept AS MATERIALIZED ({rows}), units AS ({units}) "
         f"SELECT kept.* EXCLUDE (unit, part), number FROM kept JOIN units ON {same} ORDER BY number"
@@ -351,10 +400,14 @@ def numbered(rows: str) -> str:
 def _first(query: str, partition: str, most: int, random: str = "random()") -> str:
     """At most so many rows of each partition, at random."""
     drawn = f"SELECT *, {random} AS r FROM ({query})"
-    ranked = f"SELECT *, row_number() OVER (PARTITION BY {partition} ORDER BY r) AS rank FROM ({drawn})"
+    ranked = (
+        f"SELECT *, row_number() OVER (PARTITION BY {partition} ORDER BY r) AS rank FROM ({drawn})"
+    )
     return f"SELECT * EXCLUDE (r, rank) FROM ({ranked}) WHERE rank <= {most}"
 
 
 def _saturate(total: str) -> str:
-    """A sum within +-2^62: what is above is cut, which moves no two sums further apart than they were."""
+    """A sum within +-2^62: what is above is cut, which moves no two sums further apart than they
+    were.
+    """
     return f"CAST(least(greatest({total}, CAST('{-MAX_MAGNITUDE}' AS HUGEINT)), CAST('{MAX_MAGNITUDE}' AS HUGEINT)) AS BIGINT)"

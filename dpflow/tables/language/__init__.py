@@ -1,1 +1,3 @@
-"""What users may write: conditions on rows, and expressions of aggregates. Parsed, checked, rebuilt for DuckDB."""
+"""What users may write: conditions on rows, and expressions of aggregates. Parsed, checked, rebuilt
+for DuckDB.
+"""

@@ -1,16 +1,20 @@
 """Which rows a release reads: a small language of conditions, checked, and written anew for DuckDB.
 
-A condition is compared with one row at a time, before contributions are cut, so a unit's rows pass or fail by
-themselves and every limit and sensitivity stays what the declaration says. Rows where it is false or NULL are left out.
+A condition is compared with one row at a time, before contributions are cut, so a unit's rows pass
+or fail by themselves and every limit and sensitivity stays what the declaration says. Rows where it
+is false or NULL are left out.
 
-The language: declared columns and literals; ``= <> < <= > >=``, ``BETWEEN``, ``IN (...)``, ``IS NULL``, ``LIKE`` with a
-literal, ``AND OR NOT``; ``+ - * / %``, ``abs``, ``sqrt``, ``ln`` and ``exp`` of numbers; ``lower``, ``upper`` and ``length`` of text;
-``CASE WHEN``, ``coalesce``, ``least`` and ``greatest``. Nothing else: what sqlglot parses is copied node by node into `Node`, and
-a node or an argument that this file does not name is refused. `dpflow.tables.language.expressions` adds aggregates to it.
+The language: declared columns and literals; ``= <> < <= > >=``, ``BETWEEN``, ``IN (...)``, ``IS
+NULL``, ``LIKE`` with a literal, ``AND OR NOT``; ``+ - * / %``, ``abs``, ``sqrt``, ``ln`` and
+``exp`` of numbers; ``lower``, ``upper`` and ``length`` of text; ``CASE WHEN``, ``coalesce``,
+``least`` and ``greatest``. Nothing else: what sqlglot parses is copied node by node into `Node`,
+and a node or an argument that this file does not name is refused.
+`dpflow.tables.language.expressions` adds aggregates to it.
 
-No expression raises, whatever a row holds, because a condition that fails on a chosen row is an oracle. Whole columns
-compare exactly with whole literals; every other number, and all arithmetic, is a DOUBLE, in which NaN and a division by
-zero are NULL. Types never mix, so there is no cast that could fail.
+No expression raises, whatever a row holds, because a condition that fails on a chosen row is an
+oracle. Whole columns compare exactly with whole literals; every other number, and all arithmetic,
+is a DOUBLE, in which NaN and a division by zero are NULL. Types never mix, so there is no cast that
+could fail.
 """
 
 from __future__ import annotations
@@ -28,7 +32,8 @@ from dpflow.core.contract.declaration import Table
 from dpflow.errors import PlanRefused, UnknownName
 from dpflow.tables.access import sql
 
-#: The longest condition, in characters as written and in its canonical form, and the deepest, in brackets and operators.
+#: The longest condition, in characters as written and in its canonical form, and the deepest, in
+#: brackets and operators.
 MOST_TEXT, MOST_DEPTH = 10_000, 100
 
 _COMPARISONS = {"EQ": "=", "NEQ": "<>", "LT": "<", "LTE": "<=", "GT": ">", "GTE": ">="}
@@ -53,9 +58,11 @@ _INT64 = 2**63
 
 @dataclass(frozen=True)
 class Node:
-    """``column``, ``number``, ``text`` or ``truth`` with one value, or an operator with its operands.
+    """``column``, ``number``, ``text`` or ``truth`` with one value, or an operator with its
+    operands.
 
-    Raises `PlanRefused` if its text is longer than what is read again: whatever walks a node is bounded by its text.
+    Raises `PlanRefused` if its text is longer than what is read again: whatever walks a node is
+    bounded by its text.
     """
 
     op: str
@@ -92,11 +99,17 @@ class Node:
         if self.op == "IS NULL":
             return f"({shown[0]} IS NULL)"
         if self.op == "CASE":
-            whens = "".join(f" WHEN {when} THEN {then}" for when, then in zip(shown[::2], shown[1::2]))
+            whens = "".join(
+                f" WHEN {when} THEN {then}" for when, then in zip(shown[::2], shown[1::2])
+            )
             return f"CASE{whens}{f' ELSE {shown[-1]}' if len(shown) % 2 else ''} END"
         if len(shown) == 2 and self.op in _INFIX:
             return f"({shown[0]} {self.op} {shown[1]})"
-        return f"({self.op} {shown[0]})" if self.op in ("NOT", "-") else f"{self.op}({', '.join(shown)})"
+        return (
+            f"({self.op} {shown[0]})"
+            if self.op in ("NOT", "-")
+            else f"{self.op}({', '.join(shown)})"
+        )
 
     def columns(self) -> set[str]:
         """Names of the declared columns that it reads."""
@@ -106,7 +119,8 @@ class Node:
 
 
 def parse(text: str, table: Table) -> Node:
-    """Check a condition on declared columns. Equal conditions up to spaces, case and brackets give equal nodes.
+    """Check a condition on declared columns. Equal conditions up to spaces, case and brackets give
+    equal nodes.
 
     Raises:
         PlanRefused: it is outside the language; the message names the rule.
@@ -127,7 +141,10 @@ class Reader:
 
         parsed = self.parsed(exp.Where, "WHERE")
         if parsed is None:
-            refuse("one condition", "it is not one SQL condition; write what stands after WHERE and nothing else")
+            refuse(
+                "one condition",
+                "it is not one SQL condition; write what stands after WHERE and nothing else",
+            )
         return self._node(parsed.this, MOST_DEPTH)
 
     def parsed(self, kind: Any, keyword: str) -> Any:
@@ -135,13 +152,24 @@ class Reader:
         from sqlglot.errors import SqlglotError
 
         if len(self._text) > MOST_TEXT or "\0" in self._text or not _is_unicode(self._text):
-            refuse("length", f"it is longer than {MOST_TEXT} characters, or has characters that are no text")
+            refuse(
+                "length",
+                f"it is longer than {MOST_TEXT} characters, or has characters that are no text",
+            )
         try:
             parsed = _parsed(kind, f"{keyword} {self._text}")
-        except (SqlglotError, LookupError, AttributeError, TypeError):  # some builders look blindly at arguments
+        except (
+            SqlglotError,
+            LookupError,
+            AttributeError,
+            TypeError,
+        ):  # some builders look blindly at arguments
             return None
         except RecursionError:
-            refuse("depth", "it is nested too deeply to be read, perhaps in its canonical form, with every bracket")
+            refuse(
+                "depth",
+                "it is nested too deeply to be read, perhaps in its canonical form, with every bracket",
+            )
         return parsed[0] if len(parsed) == 1 and isinstance(parsed[0], kind) else None
 
     def _node(self, found: Any, depth: int) -> Node:
@@ -152,7 +180,9 @@ class Reader:
             return self._node(self._only(found, "this")[0], depth)
         if kind in _BINARY:
             extra = ("typed", "safe") if kind == "Div" else ()
-            return self._op(_BINARY[kind], self._only(found, "this", "expression", ignore=extra), depth)
+            return self._op(
+                _BINARY[kind], self._only(found, "this", "expression", ignore=extra), depth
+            )
         if kind in _FUNCTIONS:
             return self._op(_FUNCTIONS[kind], self._only(found, "this"), depth)
         if kind in _CHOICES:
@@ -182,7 +212,9 @@ class Reader:
         names = {name.casefold(): name for name in reversed(self._table.columns)}
         name = wanted if wanted in self._table.columns else names.get(wanted.casefold())
         if name is None:
-            raise UnknownName(f"column of table {self._table.name!r}, named in SQL,", wanted, self._table.columns)
+            raise UnknownName(
+                f"column of table {self._table.name!r}, named in SQL,", wanted, self._table.columns
+            )
         return Node("column", (self._table.split(name),))
 
     def _literal(self, found: Any, depth: int) -> Node:
@@ -205,7 +237,11 @@ class Reader:
 
     def _neg(self, found: Any, depth: int) -> Node:
         inside = self._node(self._only(found, "this")[0], depth - 1)
-        return Node("number", (-inside.args[0],)) if inside.op == "number" and inside.args[0] else Node("-", (inside,))
+        return (
+            Node("number", (-inside.args[0],))
+            if inside.op == "number" and inside.args[0]
+            else Node("-", (inside,))
+        )
 
     def _not(self, found: Any, depth: int) -> Node:
         return self._op("NOT", self._only(found, "this"), depth)
@@ -218,7 +254,9 @@ class Reader:
 
     def _between(self, found: Any, depth: int) -> Node:
         """Each operand is read once: twice would be 2^n times in n of them, one inside the other."""
-        value, low, high = (self._node(one, depth - 2) for one in self._only(found, "this", "low", "high"))
+        value, low, high = (
+            self._node(one, depth - 2) for one in self._only(found, "this", "low", "high")
+        )
         return Node("AND", (Node(">=", (value, low)), Node("<=", (value, high))))
 
     def _case(self, found: Any, depth: int) -> Node:
@@ -243,7 +281,19 @@ class Reader:
         return Node("NOT", (node,)) if found.args.get("negate") else node
 
 
-_SPECIAL = {"Case", "Column", "Literal", "Boolean", "Null", "Neg", "Not", "Is", "Between", "In", "Like"}
+_SPECIAL = {
+    "Case",
+    "Column",
+    "Literal",
+    "Boolean",
+    "Null",
+    "Neg",
+    "Not",
+    "Is",
+    "Between",
+    "In",
+    "Like",
+}
 
 
 @cache
@@ -253,16 +303,23 @@ def _parser() -> Any:
 
     class Strict(DuckDBParser):
         #: like(value, pattern), whose arguments sqlglot exchanges, is no function of the language
-        FUNCTIONS: ClassVar[dict[str, Any]] = {n: build for n, build in DuckDBParser.FUNCTIONS.items() if n != "LIKE"}
+        FUNCTIONS: ClassVar[dict[str, Any]] = {
+            n: build for n, build in DuckDBParser.FUNCTIONS.items() if n != "LIKE"
+        }
         #: those of quantiles look at two arguments only
         FUNCTION_PARSERS: ClassVar[dict[str, Any]] = {
-            n: parse for n, parse in DuckDBParser.FUNCTION_PARSERS.items() if not n.startswith("QUANTILE")
+            n: parse
+            for n, parse in DuckDBParser.FUNCTION_PARSERS.items()
+            if not n.startswith("QUANTILE")
         }
 
         def validate_expression(self, expression: Any, args: Any = None) -> Any:
             """As sqlglot does, and that every argument has found a place."""
             if any(getattr(arg, "parent", expression) is None for arg in args or ()):
-                refuse("allow-list", f"{_name(expression)} with {len(args)} arguments is not in the language")
+                refuse(
+                    "allow-list",
+                    f"{_name(expression)} with {len(args)} arguments is not in the language",
+                )
             return super().validate_expression(expression, args)
 
     return Strict
@@ -300,7 +357,9 @@ def refuse(rule: str, what: str) -> NoReturn:
 
 @dataclass(frozen=True)
 class Term:
-    """An expression that cannot raise, and its family: whole, number, text, truth, or a column's time or UUID kind."""
+    """An expression that cannot raise, and its family: whole, number, text, truth, or a column's
+    time or UUID kind.
+    """
 
     sql: str
     family: str
@@ -335,14 +394,20 @@ class Writer:
             return Term(sql.literal(node.args[0]), "text")
         if node.op == "truth":
             return Term(str(node), "truth")
-        return self._choice(node) if node.op in ("CASE", *_CHOICES.values()) else Term(*self._operator(node))
+        return (
+            self._choice(node)
+            if node.op in ("CASE", *_CHOICES.values())
+            else Term(*self._operator(node))
+        )
 
     def column(self, name: str) -> Term:
         """A column's value."""
         return column_term(self._column(name))
 
     def _choice(self, node: Node) -> Term:
-        """One of several values of one family. ``least`` and ``greatest`` pass over NULL, as DuckDB's do."""
+        """One of several values of one family. ``least`` and ``greatest`` pass over NULL, as
+        DuckDB's do.
+        """
         terms = [self.term(arg) for arg in node.args]
         whens: list[str] = []
         if node.op == "CASE":
@@ -365,7 +430,11 @@ class Writer:
     def _operator(self, node: Node) -> tuple[str, str]:
         if node.op == "IS NULL" and node.args[0].op == "column":  # of any type
             field = self._column(".".join(node.args[0].args[0]))
-            return (f"({field.sql} IS NULL)" if field.kind not in ("float", "double") else _null_or_nan(field)), "truth"
+            return (
+                f"({field.sql} IS NULL)"
+                if field.kind not in ("float", "double")
+                else _null_or_nan(field)
+            ), "truth"
         if node.op in _COMPARISONS.values() or node.op == "IN":
             return self._compare(node), "truth"
         terms = [self.term(arg) for arg in node.args]
@@ -391,9 +460,13 @@ class Writer:
         return f"nullif({values[0]} {node.op} {values[1]}, CAST('NaN' AS DOUBLE))", "number"
 
     def _compare(self, node: Node) -> str:
-        """A comparison of one family; a text literal takes the type of a time or UUID that it is compared with."""
+        """A comparison of one family; a text literal takes the type of a time or UUID that it is
+        compared with.
+        """
         terms = [self.term(arg) for arg in node.args]
-        families = {term.family for term, arg in zip(terms, node.args) if arg.op != "text"} or {"text"}
+        families = {term.family for term, arg in zip(terms, node.args) if arg.op != "text"} or {
+            "text"
+        }
         if families == {"whole"}:
             texts = [term.sql for term in terms]
         elif families <= {"whole", "number"}:
@@ -403,10 +476,17 @@ class Writer:
         elif len(families) == 1:
             family = families.pop()
             need(family not in ("truth", "uuid") or node.op in ("=", "<>", "IN"), node, "an order")
-            texts = [_typed(arg, family) if arg.op == "text" else term.sql for term, arg in zip(terms, node.args)]
+            texts = [
+                _typed(arg, family) if arg.op == "text" else term.sql
+                for term, arg in zip(terms, node.args)
+            ]
         else:
             texts = []
-        need(bool(texts) and (families <= {"text"} or _no_stray_text(node, families)), node, "operands of one type")
+        need(
+            bool(texts) and (families <= {"text"} or _no_stray_text(node, families)),
+            node,
+            "operands of one type",
+        )
         if node.op == "IN":
             return f"({texts[0]} IN ({', '.join(texts[1:])}))"
         return f"({texts[0]} {node.op} {texts[1]})"
@@ -418,7 +498,9 @@ def _no_stray_text(node: Node, families: set[str]) -> bool:
 
 
 def column_term(field: sql.Field) -> Term:
-    """A column's value by its type, NaN as NULL. Raises `PlanRefused` for types without values to compare."""
+    """A column's value by its type, NaN as NULL. Raises `PlanRefused` for types without values to
+    compare.
+    """
     kind, name = field.kind, field.sql
     if kind in _SMALL:
         return Term(name, "whole")
@@ -436,7 +518,10 @@ def column_term(field: sql.Field) -> Term:
         return Term(f"TRY_CAST({name} AS TIMESTAMP)", "timestamp")
     if kind == "boolean":
         return Term(name, "truth")
-    refuse("types", f"column {field.name!r} is a {field.kind.upper()}, of which only IS NULL can be asked")
+    refuse(
+        "types",
+        f"column {field.name!r} is a {field.kind.upper()}, of which only IS NULL can be asked",
+    )
 
 
 def _null_or_nan(field: sql.Field) -> str:
@@ -457,13 +542,18 @@ def _typed(node: Node, family: str) -> str:
             return f"CAST('{dt.date.fromisoformat(text)}' AS DATE)"
         if family == "uuid" and str(uuid.UUID(text)) == text.lower():
             return f"CAST('{text}' AS UUID)"
-        if family.startswith("timestamp") and re.fullmatch(r"\d{4}-\d\d-\d\d( \d\d:\d\d(:\d\d(\.\d{1,6})?)?)?", text):
+        if family.startswith("timestamp") and re.fullmatch(
+            r"\d{4}-\d\d-\d\d( \d\d:\d\d(:\d\d(\.\d{1,6})?)?)?", text
+        ):
             since = dt.datetime.fromisoformat(text) - dt.datetime(1970, 1, 1)
             zone = "tz" if family.endswith("zone") else ""
             return f"make_timestamp{zone}({since // dt.timedelta(microseconds=1)})"
     except ValueError:
         pass
-    refuse("types", f"a literal compared with a {family.upper()} is not one; write it like {_LIKE.get(family, 'TRUE')}")
+    refuse(
+        "types",
+        f"a literal compared with a {family.upper()} is not one; write it like {_LIKE.get(family, 'TRUE')}",
+    )
 
 
 _LIKE = {

@@ -1,15 +1,18 @@
-"""A user's own estimator: one SQL expression of aggregates, computed for every holdout group by one GROUP BY.
+"""A user's own estimator: one SQL expression of aggregates, computed for every holdout group by one
+GROUP BY.
 
     avg(abs(label - prediction))
     quantile_cont(delay, 0.9) - median(delay) FILTER (WHERE hour < 12)
     count(DISTINCT carrier) / count(*)
 
-The language: aggregates of the row expressions of `dpflow.tables.language.conditions`, each with an optional ``FILTER (WHERE ...)``, and that
-language's operators between them. ``count``, ``count_if``, ``sum``, ``avg``, ``min``, ``max``, ``median``, ``quantile_cont``,
-``quantile_disc``, ``var_samp``, ``var_pop``, ``stddev_samp``, ``stddev_pop``, ``covar_samp``, ``covar_pop``, ``corr`` and ``regr_slope``.
+The language: aggregates of the row expressions of `dpflow.tables.language.conditions`, each with an
+optional ``FILTER (WHERE ...)``, and that language's operators between them. ``count``,
+``count_if``, ``sum``, ``avg``, ``min``, ``max``, ``median``, ``quantile_cont``, ``quantile_disc``,
+``var_samp``, ``var_pop``, ``stddev_samp``, ``stddev_pop``, ``covar_samp``, ``covar_pop``, ``corr``
+and ``regr_slope``.
 
-Claim: a group's number is a function of the multiset of the group's rows, and no row makes the query fail. So one unit moves the
-number of its own group only.
+Claim: a group's number is a function of the multiset of the group's rows, and no row makes the
+query fail. So one unit moves the number of its own group only.
 
 - There is no subquery, window, ordering, cast or second relation, so a row meets other rows only in its group's aggregates.
 - No sum is one of floats, which would depend on the order in which threads meet the rows of all groups. What is added up is
@@ -18,8 +21,9 @@ number of its own group only.
 - Columns of numbers are read within their declared bounds, missing values as declared; rows without a value are passed over, as in SQL.
   A group with no rows, or without a finite number, has the declared default; that is `dpflow.core.contract.estimators`'.
 
-What a candidate predicts is a column, too: ``candidate.prediction``, ``candidate.score`` and ``candidate.rival``, numbers without bounds.
-Then rows are read with their predictions beside them, and the same expression is computed over those (`over`).
+What a candidate predicts is a column, too: ``candidate.prediction``, ``candidate.score`` and
+``candidate.rival``, numbers without bounds. Then rows are read with their predictions beside them,
+and the same expression is computed over those (`over`).
 """
 
 from __future__ import annotations
@@ -51,14 +55,27 @@ _ONE = {
     "StddevSamp": "stddev_samp",
     "StddevPop": "stddev_pop",
 }
-_TWO = {"Corr": "corr", "CovarSamp": "covar_samp", "CovarPop": "covar_pop", "RegrSlope": "regr_slope"}
+_TWO = {
+    "Corr": "corr",
+    "CovarSamp": "covar_samp",
+    "CovarPop": "covar_pop",
+    "RegrSlope": "regr_slope",
+}
 _QUANTILES = {
     "PercentileCont": ("quantile_cont", "expression"),
     "PercentileDisc": ("quantile_disc", "expression"),
     "Quantile": ("quantile_disc", "quantile"),
 }
 _OTHERS = {"Count", "CountIf", "Median", "Filter"}
-_AGGREGATES = {"count(*)", "count", "count distinct", "quantile_cont", "quantile_disc", *_ONE.values(), *_TWO.values()}
+_AGGREGATES = {
+    "count(*)",
+    "count",
+    "count distinct",
+    "quantile_cont",
+    "quantile_disc",
+    *_ONE.values(),
+    *_TWO.values(),
+}
 _HALF = Node("number", (Decimal("0.5"),))
 
 #: Columns that a candidate adds to its rows, unless the table has some of these names.
@@ -74,11 +91,16 @@ class Aggregate(Node):
             return f"{shown[0]} FILTER (WHERE {shown[1]})"
         if self.op == "count(*)":
             return self.op
-        return f"count(DISTINCT {shown[0]})" if self.op == "count distinct" else f"{self.op}({', '.join(shown)})"
+        return (
+            f"count(DISTINCT {shown[0]})"
+            if self.op == "count distinct"
+            else f"{self.op}({', '.join(shown)})"
+        )
 
 
 def parse(text: str, table: Table) -> Node:
-    """Check an expression. Equal ones up to spaces, case, brackets and synonyms give equal nodes, hence equal texts.
+    """Check an expression. Equal ones up to spaces, case, brackets and synonyms give equal nodes,
+    hence equal texts.
 
     Raises:
         PlanRefused: it is outside the language; the message names the rule.
@@ -95,7 +117,12 @@ def predicted(node: Node, table: Table) -> set[str]:
 def _widened(table: Table) -> Table:
     """The table with a candidate's columns."""
     return table.model_copy(
-        update={"columns": {**table.columns, **{n: Column() for n in PREDICTED if n not in table.columns}}}
+        update={
+            "columns": {
+                **table.columns,
+                **{n: Column() for n in PREDICTED if n not in table.columns},
+            }
+        }
     )
 
 
@@ -109,10 +136,13 @@ class _Reader(Reader):
         from sqlglot import exp
 
         parsed = self.parsed(exp.Select, "SELECT")
-        given = {} if parsed is None else {name: value for name, value in parsed.args.items() if value}
+        given = (
+            {} if parsed is None else {name: value for name, value in parsed.args.items() if value}
+        )
         if set(given) != {"expressions"} or len(given["expressions"]) != 1:
             refuse(
-                "one expression", "it is not one SQL expression; write what gives one number per group, such as avg(x)"
+                "one expression",
+                "it is not one SQL expression; write what gives one number per group, such as avg(x)",
             )
         node = self._node(given["expressions"][0], MOST_DEPTH)
         if not _aggregated(node):
@@ -158,9 +188,13 @@ class _Reader(Reader):
         if kind == "Count":
             return self._count(found, depth)
         if kind == "CountIf":
-            return Aggregate("FILTER", (Aggregate("count(*)", ()), *self._args(self._only(found, "this"), depth)))
+            return Aggregate(
+                "FILTER", (Aggregate("count(*)", ()), *self._args(self._only(found, "this"), depth))
+            )
         if kind == "Median":
-            return Aggregate("quantile_cont", (*self._args(self._only(found, "this"), depth), _HALF))
+            return Aggregate(
+                "quantile_cont", (*self._args(self._only(found, "this"), depth), _HALF)
+            )
         if kind in _QUANTILES:
             name, share = _QUANTILES[kind]
             node = Aggregate(name, self._args(self._only(found, "this", share), depth))
@@ -189,7 +223,9 @@ class _Reader(Reader):
 
 
 def _aggregated(node: Node) -> bool:
-    return isinstance(node, Aggregate) or any(_aggregated(arg) for arg in node.args if isinstance(arg, Node))
+    return isinstance(node, Aggregate) or any(
+        _aggregated(arg) for arg in node.args if isinstance(arg, Node)
+    )
 
 
 # --- SQL for DuckDB -----------------------------------------------------------------------------------------------------
@@ -197,7 +233,9 @@ def _aggregated(node: Node) -> bool:
 
 @dataclass(frozen=True)
 class Written:
-    """An expression for DuckDB: ``rows``, what a query of rows gives, and ``value``, the aggregate of it."""
+    """An expression for DuckDB: ``rows``, what a query of rows gives, and ``value``, the aggregate
+    of it.
+    """
 
     rows: tuple[str, ...]
     value: str
@@ -206,7 +244,8 @@ class Written:
 def to_sql(node: Node, table: Table, column: Callable[[str], sql.Field]) -> Written:
     """The expression, by the columns' types in the catalog.
 
-    Raises `PlanRefused` where types do not fit or a sum has no bounds, `TableUnreadable` where a column is missing.
+    Raises `PlanRefused` where types do not fit or a sum has no bounds, `TableUnreadable` where a
+    column is missing.
     """
     groups = _Groups(_Rows(_widened(table), column))
     term = groups.term(node)
@@ -215,13 +254,16 @@ def to_sql(node: Node, table: Table, column: Callable[[str], sql.Field]) -> Writ
 
 
 def over(node: Node, table: Table, kinds: Mapping[str, str]) -> str:
-    """The query of an expression's ``value`` by ``bucket`` over arrays: the relation ``given`` of `dpflow.tables.access.sandbox.over`.
+    """The query of an expression's ``value`` by ``bucket`` over arrays: the relation ``given`` of
+    `dpflow.tables.access.sandbox.over`.
 
     Args:
-        kinds: of each array after the groups' numbers, the column that it is, and "double" or "varchar".
+        kinds: of each array after the groups' numbers, the column that it is, and "double" or
+        "varchar".
     """
     places = {
-        name: sql.Field(name, kind, kind.upper(), place=f"t.c{i}") for i, (name, kind) in enumerate(kinds.items(), 1)
+        name: sql.Field(name, kind, kind.upper(), place=f"t.c{i}")
+        for i, (name, kind) in enumerate(kinds.items(), 1)
     }
     written = to_sql(node, table, places.__getitem__)
     rows = ", ".join(["t.c0 AS bucket", *(f"{row} AS r{i}" for i, row in enumerate(written.rows))])
@@ -264,7 +306,9 @@ def _filled(term: Term, missing: Fraction) -> Term:
 def _whole(declared: Column) -> bool:
     """Whether everything a column of integers can be read as is one, of 63 bits."""
     ends = (declared.lower, declared.upper, declared.missing)
-    return all(end.denominator == 1 and abs(end) < 2**62 for end in ends if isinstance(end, Fraction))
+    return all(
+        end.denominator == 1 and abs(end) < 2**62 for end in ends if isinstance(end, Fraction)
+    )
 
 
 def _integer(value: Fraction) -> str:
@@ -285,7 +329,9 @@ class _Span:
 
 
 def _span(node: Node, rows: _Rows) -> _Span:
-    """Bounds of a row expression's value where it has some, by interval arithmetic; its term was written before."""
+    """Bounds of a row expression's value where it has some, by interval arithmetic; its term was
+    written before.
+    """
     if node.op == "number":
         value = node.args[0]
         return _Span(float(value), float(value), value == value.to_integral_value())
@@ -296,7 +342,11 @@ def _span(node: Node, rows: _Rows) -> _Span:
             return _Span()
         return _Span(float(declared.lower), float(declared.upper), name in rows.integers)
     if node.op in ("CASE", "coalesce", "least", "greatest"):
-        values = node.args if node.op != "CASE" else [*node.args[1::2], *node.args[len(node.args) // 2 * 2 :]]
+        values = (
+            node.args
+            if node.op != "CASE"
+            else [*node.args[1::2], *node.args[len(node.args) // 2 * 2 :]]
+        )
         return _chosen(node, [_span(arg, rows) for arg in values])
     if node.op == "length":
         return _Span(0, math.inf, True)
@@ -305,12 +355,18 @@ def _span(node: Node, rows: _Rows) -> _Span:
     if math.isnan(low) or math.isnan(high):
         return _Span()
     return _Span(
-        low, high, node.op in ("+", "-", "*", "abs") and all(s.whole for s in spans) and max(-low, high) < 2**53
+        low,
+        high,
+        node.op in ("+", "-", "*", "abs")
+        and all(s.whole for s in spans)
+        and max(-low, high) < 2**53,
     )
 
 
 def _chosen(node: Node, spans: list[_Span]) -> _Span:
-    """One of several values: literals are never NULL, so ``least`` and ``greatest`` cannot pass over them."""
+    """One of several values: literals are never NULL, so ``least`` and ``greatest`` cannot pass
+    over them.
+    """
     low, high = min(s.low for s in spans), max(s.high for s in spans)
     literals = [s for arg, s in zip(node.args, spans) if arg.op == "number"]
     if node.op == "least":
@@ -333,7 +389,11 @@ def _ends(op: str, spans: list[_Span]) -> tuple[float, float]:
                 return math.nan, math.nan
             b = _Span(1 / b.high, 1 / b.low)
         ends = [x * y for x in (a.low, a.high) for y in (b.low, b.high)]
-        return (math.nan, math.nan) if any(map(math.isnan, ends)) else (_out(min(ends)), _out(max(ends)))
+        return (
+            (math.nan, math.nan)
+            if any(map(math.isnan, ends))
+            else (_out(min(ends)), _out(max(ends)))
+        )
     if op == "%":
         return -b.size, b.size
     if op == "abs":
@@ -341,7 +401,9 @@ def _ends(op: str, spans: list[_Span]) -> tuple[float, float]:
     if op == "sqrt":
         return 0.0, math.sqrt(max(a.high, 0.0))
     if op == "ln":
-        return (_out(math.log(a.low)), _out(math.log(a.high))) if a.low > 0 else (math.nan, math.nan)
+        return (
+            (_out(math.log(a.low)), _out(math.log(a.high))) if a.low > 0 else (math.nan, math.nan)
+        )
     if op == "exp":
         return 0.0, _out(math.exp(a.high)) if a.high < 700 else math.inf
     return math.nan, math.nan
@@ -402,7 +464,9 @@ class _Groups(Writer):
         return f"count({'DISTINCT ' if node.op == 'count distinct' else ''}{row}){self._where()}"
 
     def _grid(self, node: Node, arg: Node, term: Term, bits: int) -> tuple[str, float]:
-        """A row expression as an integer of so many bits, and the step that it counts; NULL where it has no value."""
+        """A row expression as an integer of so many bits, and the step that it counts; NULL where
+        it has no value.
+        """
         span = _span(arg, self._inner)
         if not span.size < math.inf:
             raise PlanRefused(
@@ -410,7 +474,9 @@ class _Groups(Writer):
                 f"upper of its columns, or write least(greatest(x, low), high)"
             )
         whole = span.whole or term.family == "whole"
-        shift = 0 if whole and span.size <= 2**bits else bits - math.frexp(max(span.size, 2.0**-900))[1]
+        shift = (
+            0 if whole and span.size <= 2**bits else bits - math.frexp(max(span.size, 2.0**-900))[1]
+        )
         row = self._row(f"TRY_CAST({_scaled(term, shift, whole)} AS BIGINT)")
         return row, math.ldexp(1.0, -shift)
 
@@ -422,14 +488,18 @@ class _Groups(Writer):
         return _times(total, step)
 
     def _moment(self, node: Node, terms: list[Term]) -> str:
-        """Of rows in which all arguments have values, with n and the exact integers n sum(xy) - sum(x) sum(y)."""
+        """Of rows in which all arguments have values, with n and the exact integers n sum(xy) -
+        sum(x) sum(y).
+        """
         grids = [self._grid(node, arg, term, PRODUCT_BITS) for arg, term in zip(node.args, terms)]
         (x, x_step), (y, y_step) = grids[0], grids[-1]
         where = self._where(*(f"{row} IS NOT NULL" for row, _ in dict(grids).items()))
         n = f"count(*){where}"
 
         def spread(a: str, b: str) -> str:
-            exact = f"CAST({n} AS HUGEINT) * sum({a} * {b}){where} - sum({a}){where} * sum({b}){where}"
+            exact = (
+                f"CAST({n} AS HUGEINT) * sum({a} * {b}){where} - sum({a}){where} * sum({b}){where}"
+            )
             return f"CAST({exact} AS DOUBLE)"
 
         if node.op == "corr":
@@ -438,7 +508,11 @@ class _Groups(Writer):
             return _times(f"({spread(x, y)} / nullif({spread(y, y)}, 0))", x_step / y_step)
         pairs = f"(CAST({n} AS DOUBLE) * CAST({n}{'' if node.op.endswith('pop') else ' - 1'} AS DOUBLE))"
         value = f"({spread(x, y)} / nullif({pairs}, 0))"
-        return _times(f"sqrt({value})", x_step) if node.op.startswith("stddev") else _times(value, x_step * y_step)
+        return (
+            _times(f"sqrt({value})", x_step)
+            if node.op.startswith("stddev")
+            else _times(value, x_step * y_step)
+        )
 
 
 def _scaled(term: Term, shift: int, whole: bool) -> str:

@@ -1,4 +1,6 @@
-"""The owner's side: make a private DuckDB file, and read rows that the owner declared open. Never part of a release."""
+"""The owner's side: make a private DuckDB file, and read rows that the owner declared open. Never
+part of a release.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,8 @@ def build(database: Path, script: str, sources: Mapping[str, Path]) -> None:
 def open_rows(path: Path | str) -> Any:
     """The declared columns of a table as a pandas frame, for fitting models.
 
-    What is computed from raw rows has no privacy claim, so only a table declared ``generalisation-only`` is read.
+    What is computed from raw rows has no privacy claim, so only a table declared
+    ``generalisation-only`` is read.
 
     Raises:
         PlanRefused: the declaration protects units, or the table is a holdout.
@@ -70,5 +73,7 @@ def open_rows(path: Path | str) -> Any:
     columns = ", ".join(sql.identifier(name) for name in table.columns)
     with sandbox.opened(table.database, f"table {table.name!r}") as connection:
         return pandas.DataFrame(
-            connection.arrays(f"SELECT {columns} FROM private.{sql.identifier(table.source)} ORDER BY ALL")
+            connection.arrays(
+                f"SELECT {columns} FROM private.{sql.identifier(table.source)} ORDER BY ALL"
+            )
         )

@@ -1,4 +1,6 @@
-"""Predictions that were made beforehand: a DuckDB table of an analyst's, read whole and looked up by row id."""
+"""Predictions that were made beforehand: a DuckDB table of an analyst's, read whole and looked up
+by row id.
+"""
 
 from __future__ import annotations
 
@@ -41,16 +43,21 @@ class PredictionTable:
     def _wanted(self, values: Any) -> tuple[NDArray[Any], NDArray[np.bool_]]:
         """Ids of rows as ours are kept, and which of them can be one of ours.
 
-        A text that is longer than ours is none of them. An array of texts has room for the longest in every place: kept
-        whole, one row's text would decide how much memory and time everything takes.
+        A text that is longer than ours is none of them. An array of texts has room for the longest
+        in every place: kept whole, one row's text would decide how much memory and time everything
+        takes.
         """
         kind = self.ids.dtype
         if kind.kind != "U":
             return _ids(values, kind), np.ones(len(values), bool)
         longest = kind.itemsize // 4
         texts = [None if v is None else str(v) for v in values]
-        known = [text is not None and len(text) <= longest and not text.endswith("\0") for text in texts]
-        return np.array([text if one else "" for text, one in zip(texts, known)], kind), np.array(known, bool)
+        known = [
+            text is not None and len(text) <= longest and not text.endswith("\0") for text in texts
+        ]
+        return np.array([text if one else "" for text, one in zip(texts, known)], kind), np.array(
+            known, bool
+        )
 
 
 def read_predictions(
@@ -67,14 +74,20 @@ def read_predictions(
         fields = connection.fields(f"{sandbox.PRIVATE}.{sql.identifier(table)}")
         for name in (id, prediction, *([score] if score else [])):
             if name not in fields:
-                raise InvalidInput(f"{what} has no column {name!r}; it has {', '.join(sorted(fields)[:20])}")
+                raise InvalidInput(
+                    f"{what} has no column {name!r}; it has {', '.join(sorted(fields)[:20])}"
+                )
         columns = [
             f"{sql.identifier(id)} AS id",
             f"CAST({sql.identifier(prediction)} AS DOUBLE) AS prediction",
             f"CAST({sql.identifier(score) if score else 'NULL'} AS DOUBLE) AS score",
         ]
-        found = connection.arrays(f"SELECT {', '.join(columns)} FROM {sandbox.PRIVATE}.{sql.identifier(table)}")
-    if not len(found["id"]) or (np.ma.isMaskedArray(found["id"]) and np.ma.getmaskarray(found["id"]).any()):
+        found = connection.arrays(
+            f"SELECT {', '.join(columns)} FROM {sandbox.PRIVATE}.{sql.identifier(table)}"
+        )
+    if not len(found["id"]) or (
+        np.ma.isMaskedArray(found["id"]) and np.ma.getmaskarray(found["id"]).any()
+    ):
         raise InvalidInput(f"{what} has no rows, or rows without an id; give every row of it an id")
     raw = np.asarray(found["id"])
     ids = _ids(raw, np.dtype("U") if raw.dtype == object else np.dtype(np.float64))

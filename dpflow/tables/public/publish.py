@@ -22,7 +22,12 @@ from dpflow.tables.access import sql
 T = TypeVar("T")
 
 #: What DuckDB raises while somebody else holds the file, in another process or in this one.
-_HELD = (duckdb.IOException, duckdb.TransactionException, duckdb.ConnectionException, duckdb.ResourceInUseException)
+_HELD = (
+    duckdb.IOException,
+    duckdb.TransactionException,
+    duckdb.ConnectionException,
+    duckdb.ResourceInUseException,
+)
 
 #: Columns of a published table: its contract with whoever reads it.
 COLUMNS = (
@@ -44,7 +49,8 @@ COLUMNS = (
 class PublishedRelease:
     """A settled result as it is published; ``epsilon`` and ``delta`` are exact text.
 
-    A synthetic table goes to a table of its own, named after the release with ``_synthetic`` behind it.
+    A synthetic table goes to a table of its own, named after the release with ``_synthetic`` behind
+    it.
     """
 
     release_id: str
@@ -57,18 +63,25 @@ class PublishedRelease:
     synthetic: Synthetic | None = None
 
 
-def publish(database: Path, table: str, release: PublishedRelease, *, deadline: float = 30.0) -> None:
+def publish(
+    database: Path, table: str, release: PublishedRelease, *, deadline: float = 30.0
+) -> None:
     """Copy a settled result into ``table`` of ``database``; both are created if missing.
 
-    The same release again changes nothing. While another process holds the file, tries again with growing pauses.
+    The same release again changes nothing. While another process holds the file, tries again with
+    growing pauses.
 
     Raises:
-        NotPublished: still held after ``deadline`` seconds, or not writable; the release itself stands.
+        NotPublished: still held after ``deadline`` seconds, or not writable; the release itself
+        stands.
         TableUnreadable: the file is not DuckDB, or the table has other columns.
     """
     about = (release.release_id, release.release, release.block, release.mechanism)
     price = (float(Fraction(release.epsilon)), float(Fraction(release.delta)))
-    lines = [[*about, row.key, row.measure, *_value(row.value), _float(row.error_95), *price] for row in release.rows]
+    lines = [
+        [*about, row.key, row.measure, *_value(row.value), _float(row.error_95), *price]
+        for row in release.rows
+    ]
     name = sql.identifier(table)
 
     def write(connection: duckdb.DuckDBPyConnection) -> None:
@@ -79,7 +92,10 @@ def publish(database: Path, table: str, release: PublishedRelease, *, deadline: 
             f"SELECT 1 FROM {name} WHERE release_id = ? LIMIT 1", [release.release_id]
         ).fetchone()
         if known is None and lines:
-            names, marks = ", ".join(column for column, _ in COLUMNS), ", ".join("?" for _ in COLUMNS)
+            names, marks = (
+                ", ".join(column for column, _ in COLUMNS),
+                ", ".join("?" for _ in COLUMNS),
+            )
             connection.executemany(f"INSERT INTO {name} ({names}) VALUES ({marks})", lines)
             if release.synthetic is not None:
                 _insert(connection, release, release.synthetic)
@@ -97,15 +113,21 @@ def publish(database: Path, table: str, release: PublishedRelease, *, deadline: 
 
 
 def published_ids(database: Path, table: str, *, deadline: float = 30.0) -> set[str]:
-    """Ids of the releases in a published table; none if file or table are missing. Raises like `publish`."""
+    """Ids of the releases in a published table; none if file or table are missing. Raises like
+    `publish`.
+    """
     if not database.exists():
         return set()
 
     def read(connection: duckdb.DuckDBPyConnection) -> set[str]:
-        known = connection.execute("SELECT 1 FROM duckdb_tables() WHERE table_name = ?", [table]).fetchone()
+        known = connection.execute(
+            "SELECT 1 FROM duckdb_tables() WHERE table_name = ?", [table]
+        ).fetchone()
         if known is None:
             return set()
-        found = connection.execute(f"SELECT DISTINCT release_id FROM {sql.identifier(table)}").fetchall()
+        found = connection.execute(
+            f"SELECT DISTINCT release_id FROM {sql.identifier(table)}"
+        ).fetchall()
         return {str(row[0]) for row in found}
 
     return patiently(database, deadline, read)
@@ -125,7 +147,9 @@ def read_published(database: Path, table: str, *, deadline: float = 30.0) -> lis
 _KINDS = {"whole": "BIGINT", "number": "DOUBLE", "text": "VARCHAR", "date": "DATE"}
 
 
-def _insert(connection: duckdb.DuckDBPyConnection, release: PublishedRelease, table: Synthetic) -> None:
+def _insert(
+    connection: duckdb.DuckDBPyConnection, release: PublishedRelease, table: Synthetic
+) -> None:
     """Add an artificial table's rows, marked with their release and block."""
     name = sql.identifier(f"{release.release}_synthetic")
     own = [("release_id", "VARCHAR"), ("block", "VARCHAR")]
@@ -149,7 +173,9 @@ def _float(value: float | None) -> float | None:
     return None if value is None else float(value)
 
 
-def patiently(database: Path, deadline: float, action: Callable[[duckdb.DuckDBPyConnection], T]) -> T:
+def patiently(
+    database: Path, deadline: float, action: Callable[[duckdb.DuckDBPyConnection], T]
+) -> T:
     """Run an action on the file, waiting for whoever holds it."""
     end, pause = time.monotonic() + deadline, 0.01
     while True:
@@ -177,8 +203,8 @@ def patiently(database: Path, deadline: float, action: Callable[[duckdb.DuckDBPy
 
 
 def _create(database: Path) -> None:
-    """Put an empty database there in one step: a kill or a full disk while DuckDB writes the first pages of a new file would
-    leave one that nothing can open.
+    """Put an empty database there in one step: a kill or a full disk while DuckDB writes the first
+    pages of a new file would leave one that nothing can open.
     """
     part = database.with_name(f".{database.name}.{secrets.token_hex(8)}")
     try:

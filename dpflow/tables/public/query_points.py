@@ -24,7 +24,8 @@ ANSWERS = (
 
 
 def read_points(database: Path, table: str, columns: Sequence[str], key: str) -> dict[str, Any]:
-    """All points of a public table: ``columns`` as arrays, masked where they are NULL, and the texts of ``key``.
+    """All points of a public table: ``columns`` as arrays, masked where they are NULL, and the
+    texts of ``key``.
 
     Raises:
         TableUnreadable, TableBusy: no such file or table.
@@ -40,10 +41,14 @@ def read_points(database: Path, table: str, columns: Sequence[str], key: str) ->
                 raise UnknownName(f"column of {what} called", name, fields)
         outputs = [f"{_output(fields[name])} AS x{i}" for i, name in enumerate(columns)]
         name = f"CAST(t.{sql.identifier(key)} AS VARCHAR)"
-        found = connection.arrays(f"SELECT {', '.join([*outputs, f'{name} AS key'])} FROM {relation} AS t ORDER BY key")
+        found = connection.arrays(
+            f"SELECT {', '.join([*outputs, f'{name} AS key'])} FROM {relation} AS t ORDER BY key"
+        )
     keys = found["key"]
     if np.ma.getmaskarray(keys).any() or len(set(keys.tolist())) != len(keys):
-        raise InvalidInput(f"{what}: column {key!r} names the points, so each row needs one of its own; correct it")
+        raise InvalidInput(
+            f"{what}: column {key!r} names the points, so each row needs one of its own; correct it"
+        )
     return {name: found[f"x{i}"] for i, name in enumerate(columns)} | {"": keys}
 
 
@@ -53,11 +58,19 @@ def _output(column: sql.Field) -> str:
 
 
 def publish_answers(
-    database: Path, table: str, session_id: str, keys: Sequence[str], answers: Sequence[Any], *, deadline: float = 30.0
+    database: Path,
+    table: str,
+    session_id: str,
+    keys: Sequence[str],
+    answers: Sequence[Any],
+    *,
+    deadline: float = 30.0,
 ) -> None:
-    """Write one answer per key into ``table`` of ``database``, both made if missing, in one transaction.
+    """Write one answer per key into ``table`` of ``database``, both made if missing, in one
+    transaction.
 
-    A key that the session has answered in that table before is replaced, by the same answer. Raises like `publish`.
+    A key that the session has answered in that table before is replaced, by the same answer. Raises
+    like `publish`.
     """
     numbers = np.array([float(a) if _number(a) else np.nan for a in answers], np.float64)
     texts = np.array([None if a is None or _number(a) else str(a) for a in answers], dtype=object)
@@ -71,7 +84,9 @@ def publish_answers(
         if len(keys):
             connection.register("fresh", fresh)
             known = "SELECT CAST(point AS VARCHAR) FROM fresh"
-            connection.execute(f"DELETE FROM {name} WHERE session_id = ? AND point IN ({known})", [session_id])
+            connection.execute(
+                f"DELETE FROM {name} WHERE session_id = ? AND point IN ({known})", [session_id]
+            )
             values = "CAST(point AS VARCHAR), CAST(label AS VARCHAR), CASE WHEN isnan(number) THEN NULL ELSE number END"
             connection.execute(f"INSERT INTO {name} SELECT ?, {values} FROM fresh", [session_id])
         fault_points.pass_point("publish.before-commit")
@@ -81,7 +96,9 @@ def publish_answers(
     try:
         database.parent.mkdir(parents=True, exist_ok=True)
     except OSError:
-        raise TableUnreadable(f"{database.parent} cannot be created; publish to another path") from None
+        raise TableUnreadable(
+            f"{database.parent} cannot be created; publish to another path"
+        ) from None
     patiently(database, deadline, write)
 
 

@@ -1,4 +1,6 @@
-"""A request over several blocks, answered by adding up what single blocks give, of which those are cut that are not kept."""
+"""A request over several blocks, answered by adding up what single blocks give, of which those are
+cut that are not kept.
+"""
 
 from __future__ import annotations
 
@@ -17,30 +19,40 @@ from dpflow.tables.requests.query import Reading
 
 
 def can_be_kept(reading: Reading, request: GroupedSums | SortedValues) -> bool:
-    """Whether a block's rows and public dimensions decide its sums; finds out which columns are read.
+    """Whether a block's rows and public dimensions decide its sums; finds out which columns are
+    read.
 
-    Where private keys are numbered by what others' rows hold, or another private relation is cut by fresh draws, they do not.
+    Where private keys are numbered by what others' rows hold, or another private relation is cut by
+    fresh draws, they do not.
     """
     if isinstance(request, GroupedSums):
         sums.sums_cut(reading, request)
     else:
         sums.values_cut(reading, request)
     by = request.by
-    numbered = by is None or request.keys is not None or sql.small_integer(reading.column(by)) is not None
-    return numbered and all(joined.join.kind == "dimension" for joined in reading.joined.values() if joined.needed())
+    numbered = (
+        by is None or request.keys is not None or sql.small_integer(reading.column(by)) is not None
+    )
+    return numbered and all(
+        joined.join.kind == "dimension" for joined in reading.joined.values() if joined.needed()
+    )
 
 
 def from_blocks(
     reading: Reading, request: GroupedSums | SortedValues, blocks: Sequence[str], partials: Partials
 ) -> Groups | Histogram:
-    """The sums of the blocks, of which those are cut whose sums are not kept or whose rows have changed."""
+    """The sums of the blocks, of which those are cut whose sums are not kept or whose rows have
+    changed.
+    """
     partials.prepare()
     states = _states(reading, blocks)
     parts = []
     for block in blocks:
         state = states[block]
         table = reading.table
-        name = partials.name((table.public(), table.partials, reading.condition, reading.types(), request, block))
+        name = partials.name(
+            (table.public(), table.partials, reading.condition, reading.types(), request, block)
+        )
         part = None if state is None else partials.get(name, state)
         if part is None:
             part = sums.answer(reading.of_block(block, partials.salt), request)
@@ -58,14 +70,23 @@ def _states(reading: Reading, blocks: Sequence[str]) -> dict[str, str | None]:
     """
     assert reading.table.block is not None
     block = reading.own(reading.table.block)
-    dimensions = [joined.state(reading.connection) for joined in reading.joined.values() if joined.needed()]
+    dimensions = [
+        joined.state(reading.connection) for joined in reading.joined.values() if joined.needed()
+    ]
     if None in dimensions:
         return dict.fromkeys(blocks)
     if reading.table.partials == "sealed":
-        found: dict[str, str | None] = {text: str(n) for text, n in reading.block_sizes(blocks).items()}
+        found: dict[str, str | None] = {
+            text: str(n) for text, n in reading.block_sizes(blocks).items()
+        }
     else:
-        found = block_fingerprints.states(reading.connection, reading.source, reading.read.keys(), block, blocks)
-    return {text: None if own is None else " ".join([own, *map(str, dimensions)]) for text, own in found.items()}
+        found = block_fingerprints.states(
+            reading.connection, reading.source, reading.read.keys(), block, blocks
+        )
+    return {
+        text: None if own is None else " ".join([own, *map(str, dimensions)])
+        for text, own in found.items()
+    }
 
 
 def together(parts: Sequence[Part]) -> Part:
@@ -77,28 +98,40 @@ def together(parts: Sequence[Part]) -> Part:
     values = np.concatenate([part.values for part in histograms])
     grouped = first.codes is not None
     codes = np.concatenate(
-        [part.codes if part.codes is not None else np.zeros(len(part.values), np.int64) for part in histograms]
+        [
+            part.codes if part.codes is not None else np.zeros(len(part.values), np.int64)
+            for part in histograms
+        ]
     )
     order = np.lexsort((values, codes))
     values, codes = values[order], codes[order]
-    starts = np.flatnonzero(np.r_[True, (np.diff(values) != 0) | (np.diff(codes) != 0)]) if len(values) else order
+    starts = (
+        np.flatnonzero(np.r_[True, (np.diff(values) != 0) | (np.diff(codes) != 0)])
+        if len(values)
+        else order
+    )
     counts = np.concatenate([part.counts for part in histograms])[order]
     totals = np.add.reduceat(counts, starts) if len(values) else counts
     return Histogram(values[starts], totals, codes[starts] if grouped else None)
 
 
 def _groups_together(parts: Sequence[Groups]) -> Groups:
-    """Each block's sums stop at +-2^62, and so do theirs: the number of blocks is public, so one unit moves both by no more."""
+    """Each block's sums stop at +-2^62, and so do theirs: the number of blocks is public, so one
+    unit moves both by no more.
+    """
     keys = parts[0].keys
     if any(part.keys != keys for part in parts):
         keys = tuple(sorted({key for part in parts for key in part.keys}))
     place = {key: i for i, key in enumerate(keys)}
-    places = [slice(None) if part.keys == keys else np.array([place[k] for k in part.keys], np.intp) for part in parts]
+    places = [
+        slice(None) if part.keys == keys else np.array([place[k] for k in part.keys], np.intp)
+        for part in parts
+    ]
 
     def total(arrays: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
-        small = max((int(np.abs(array).max()) for array in arrays if len(array)), default=0) < MAX_MAGNITUDE // len(
-            arrays
-        )
+        small = max(
+            (int(np.abs(array).max()) for array in arrays if len(array)), default=0
+        ) < MAX_MAGNITUDE // len(arrays)
         whole = np.zeros(len(keys), np.int64 if small else object)
         for at, array in zip(places, arrays, strict=True):
             whole[at] += array if small else array.astype(object)

@@ -1,9 +1,11 @@
-"""Joined relations as SQL: at most the declared number of rows for each row of the table, whatever the rows hold.
+"""Joined relations as SQL: at most the declared number of rows for each row of the table, whatever
+the rows hold.
 
-A unit's rows of a private table are cut to the declared number at random, by that unit's rows only. A dimension gives a
-row for a key that it holds once, and nothing for a key that it holds twice: which of two rows is meant nobody can know,
-and taking one would follow their order. Both join to the left, so that no row of the table is lost or doubled by a
-relation's content beyond what is declared, and contributions are cut after the join.
+A unit's rows of a private table are cut to the declared number at random, by that unit's rows only.
+A dimension gives a row for a key that it holds once, and nothing for a key that it holds twice:
+which of two rows is meant nobody can know, and taking one would follow their order. Both join to
+the left, so that no row of the table is lost or doubled by a relation's content beyond what is
+declared, and contributions are cut after the join.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ class Joined:
 
     def column(self, name: str) -> sql.Field:
         """A column of the relation, as the joined query sees it; remembers that it is read."""
-        own = self.fields[sql.match(name, self.fields, f"column in {self.join.relation!r}, which is joined")]
+        own = self.fields[
+            sql.match(name, self.fields, f"column in {self.join.relation!r}, which is joined")
+        ]
         self.read.setdefault(own.name, own)
         return replace(own, place=f"{self.alias}.c{list(self.read).index(own.name)}")
 
@@ -50,10 +54,14 @@ class Joined:
         return bool(self.read) or (self.join.rows or 1) > 1
 
     def check(self) -> None:
-        """Raises `PlanRefused` if the keys' types differ, so that comparing them could fail on a row."""
+        """Raises `PlanRefused` if the keys' types differ, so that comparing them could fail on a
+        row.
+        """
         right = self._right()
         if right.type != self.left.type and not {right.kind, self.left.kind} <= _INTEGERS:
-            left, right_type = (own.kind.upper() if own.kind == "enum" else own.type for own in (self.left, right))
+            left, right_type = (
+                own.kind.upper() if own.kind == "enum" else own.type for own in (self.left, right)
+            )
             raise PlanRefused(
                 f"join {self.join.name}: rule same-type: {self.join.left!r} is a {left} and {self.join.right!r} a {right_type}; "
                 f"give both columns one type"
@@ -62,7 +70,9 @@ class Joined:
     def state(self, connection: sandbox.Connection) -> str | None:
         """What determines the relation's columns that are read; None where that cannot be told."""
         names = {self._right().name, *self.read}
-        return block_fingerprints.state(connection, sandbox.Relation(self.relation, dict(self.fields)), names)
+        return block_fingerprints.state(
+            connection, sandbox.Relation(self.relation, dict(self.fields)), names
+        )
 
     def clause(self) -> str:
         """The LEFT JOIN onto ``t``."""
@@ -71,14 +81,18 @@ class Joined:
 
     @property
     def table(self) -> str:
-        """Name of the temporary table with a private relation's cut rows: one cut, however often a request reads it."""
+        """Name of the temporary table with a private relation's cut rows: one cut, however often a
+        request reads it.
+        """
         return f"temp.main.cut_{self.alias}"
 
     def unique(self) -> str:
         """A dimension's rows whose key it holds once."""
         columns = [f"any_value({own.sql}) AS c{i}" for i, own in enumerate(self.read.values())]
         outputs = ", ".join([f"{self._key()} AS key", *columns])
-        return f"SELECT {outputs} FROM {self.relation} AS t GROUP BY {self._key()} HAVING count(*) = 1"
+        return (
+            f"SELECT {outputs} FROM {self.relation} AS t GROUP BY {self._key()} HAVING count(*) = 1"
+        )
 
     def cut(self) -> str:
         """A private relation's rows, at most the declared number of each unit's."""
@@ -88,7 +102,9 @@ class Joined:
         return cut_rows(query, self.join.rows or 1, "key")
 
     def _right(self) -> sql.Field:
-        return self.fields[sql.match(self.join.right, self.fields, f"column in {self.join.relation!r}")]
+        return self.fields[
+            sql.match(self.join.right, self.fields, f"column in {self.join.relation!r}")
+        ]
 
     def _key(self) -> str:
         return sql.key(self._right(), "join key")

@@ -1,16 +1,19 @@
 """Bounded sums of single blocks, kept for the next release that reads the same blocks.
 
-Sound only where a declaration protects a unit's rows of one block: then blocks are cut one by one, and a release over several
-adds up what each gives. The cut's draws are a keyed hash of unit, block and group here, so the sums of a block are one
-function of its rows, whose sensitivity is that of the limits: to keep them is to remember that function's value and nothing
-else. (With fresh draws, a row that arrives late would make all other units of its block be drawn again, and two releases
-would differ by more than one unit's rows.)
+Sound only where a declaration protects a unit's rows of one block: then blocks are cut one by one,
+and a release over several adds up what each gives. The cut's draws are a keyed hash of unit, block
+and group here, so the sums of a block are one function of its rows, whose sensitivity is that of
+the limits: to keep them is to remember that function's value and nothing else. (With fresh draws, a
+row that arrives late would make all other units of its block be drawn again, and two releases would
+differ by more than one unit's rows.)
 
-The sums are exact, so they are as private as the table and stay where it is: in ``<database>.partials``, a directory and files
-that only their owner can enter. They never reach the ledger, a result or a message. What makes them right:
+The sums are exact, so they are as private as the table and stay where it is: in
+``<database>.partials``, a directory and files that only their owner can enter. They never reach the
+ledger, a result or a message. What makes them right:
 
 - The name of an entry is a digest of the request, the declaration, the condition, the columns' types and the block.
-- Its state says where in the file the block's rows are stored, with checksums of what is there (`dpflow.tables.access.block_fingerprints`). If
+- Its state says where in the file the block's rows are stored, with checksums of
+  what is there (`dpflow.tables.access.block_fingerprints`). If
   that is anything else now, the entry is not used and is replaced.
 - A seal, a keyed digest under the ledger's key, covers all of it. A torn, exchanged or forged file is no entry.
 - A directory or file that somebody else owns or can open is not used at all: whoever reads along knows exact sums, and that is
@@ -71,21 +74,28 @@ class Partials:
         return self._seal(b"name\0" + repr((FORMAT, duckdb.__version__, what)).encode())
 
     def prepare(self) -> None:
-        """Make the directory and try it, before rows decide whether there is anything to keep: its state alone is logged."""
+        """Make the directory and try it, before rows decide whether there is anything to keep: its
+        state alone is logged.
+        """
         self._usable = False
         try:
             with contextlib.suppress(FileExistsError):
                 self.folder.mkdir(mode=0o700)
             found = self.folder.lstat()
             if not (stat.S_ISDIR(found.st_mode) and _only_ours(found)):
-                log.warning("%s is open to others, so no sums of blocks are kept there; remove it", self.folder)
+                log.warning(
+                    "%s is open to others, so no sums of blocks are kept there; remove it",
+                    self.folder,
+                )
                 return
             self._write(b"", PROBE)
             (self.folder / PROBE).unlink()
             self._usable = True
         except OSError as error:
             log.warning(
-                "sums of blocks are not kept in %s (%s); releases read every block", self.folder, error.strerror
+                "sums of blocks are not kept in %s (%s); releases read every block",
+                self.folder,
+                error.strerror,
             )
 
     def get(self, name: str, state: str) -> Part | None:
@@ -98,14 +108,18 @@ class Partials:
     def put(self, name: str, state: str, part: Part) -> None:
         """Keep an entry, in the place of an older one; it appears whole or not at all."""
         if self._usable:
-            with contextlib.suppress(OSError):  # a disk may be full or not by what rows hold: no word about it
+            with contextlib.suppress(
+                OSError
+            ):  # a disk may be full or not by what rows hold: no word about it
                 data = _packed(name, state, part)
                 self._write(self._seal(data).encode() + b"\n" + data, name)
 
     def _write(self, content: bytes, name: str) -> None:
         half = self.folder / f".{secrets.token_hex(8)}"
         try:
-            with open(os.open(half, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600), "wb") as file:
+            with open(
+                os.open(half, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600), "wb"
+            ) as file:
                 file.write(content)
             os.replace(half, self.folder / name)
         except OSError:
@@ -118,7 +132,11 @@ class Partials:
         with contextlib.suppress(OSError):
             found = sorted((entry.stat().st_mtime, entry.name) for entry in os.scandir(self.folder))
             whole = [name for _, name in found if not name.startswith(".")]
-            old = [name for when, name in found if name.startswith(".") and when < time.time() - ABANDONED]
+            old = [
+                name
+                for when, name in found
+                if name.startswith(".") and when < time.time() - ABANDONED
+            ]
             for name in [*old, *whole[: max(0, len(whole) - MOST)]]:
                 (self.folder / name).unlink(missing_ok=True)
 
@@ -154,7 +172,11 @@ def _packed(name: str, state: str, part: Part) -> bytes:
     else:
         arrays = [part.values, part.counts] + ([] if part.codes is None else [part.codes])
     header["sizes"] = [len(array) for array in arrays]
-    return json.dumps(header).encode() + b"\n" + b"".join(array.astype("<i8").tobytes() for array in arrays)
+    return (
+        json.dumps(header).encode()
+        + b"\n"
+        + b"".join(array.astype("<i8").tobytes() for array in arrays)
+    )
 
 
 def _restored(header: dict[str, Any], arrays: Iterator[NDArray[np.int64]]) -> Part:

@@ -1,4 +1,6 @@
-"""One open table, the blocks and the condition of a request: columns, conditions and keys as parts of queries."""
+"""One open table, the blocks and the condition of a request: columns, conditions and keys as parts
+of queries.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ class Reading:
         joined: declared joins by their name.
         unit, part: expressions of what a row belongs to.
         parameters: of the finished query.
-        salt: a secret that makes the cut's draws a function of the rows (`dpflow.tables.requests.partial_cache`); None for fresh ones.
+        salt: a secret that makes the cut's draws a function of the rows
+        (`dpflow.tables.requests.partial_cache`); None for fresh ones.
     """
 
     def __init__(
@@ -59,7 +62,9 @@ class Reading:
                 self.check_texts(block, blocks, "block")
                 self._where.append(f"{inside} IN ({sql.listed(block, blocks)})")
         elif blocks:
-            raise PlanRefused(f"table {table.name!r} declares no block column, so no blocks can be read")
+            raise PlanRefused(
+                f"table {table.name!r} declares no block column, so no blocks can be read"
+            )
         if where is not None:
             self._where.append(conditions.to_sql(where, self.column))
 
@@ -73,11 +78,15 @@ class Reading:
         """Cut the private relations that a finished query joins, once."""
         for joined in self.joined.values():
             if joined.needed() and joined.join.kind == "unit" and joined.table not in self._cut:
-                self.connection.run(f"CREATE OR REPLACE TEMP TABLE {joined.table} AS {joined.cut()}")
+                self.connection.run(
+                    f"CREATE OR REPLACE TEMP TABLE {joined.table} AS {joined.cut()}"
+                )
                 self._cut.add(joined.table)
 
     def arrays(self, query: str) -> dict[str, Any]:
-        """Run a finished query; the only thing here that reads rows, beside what makes temporary tables."""
+        """Run a finished query; the only thing here that reads rows, beside what makes temporary
+        tables.
+        """
         self.cut_joined()
         return self.connection.arrays(query, self.parameters)
 
@@ -93,7 +102,9 @@ class Reading:
         return own
 
     def check_texts(self, column: sql.Field, texts: Sequence[str], role: str) -> None:
-        """Refuse a public key or block that the column's type cannot hold, or that DuckDB writes differently."""
+        """Refuse a public key or block that the column's type cannot hold, or that DuckDB writes
+        differently.
+        """
         listed = "SELECT unnest(CAST(? AS VARCHAR[])) AS t"
         query = f"SELECT t FROM ({listed}) WHERE {sql.from_text(column, 't')} IS NULL"
         if bad := self.connection.rows(query, [list(texts)]):
@@ -116,8 +127,12 @@ class Reading:
         joins = "".join(joined.clause() for joined in self.joined.values() if joined.needed())
         return f"SELECT {columns} FROM {self.relation} AS t{joins}{join} WHERE {conditions}"
 
-    def in_groups(self, request: SortedValues | UnboundedValues, outputs: list[str]) -> tuple[str, int | None]:
-        """Rows with the code of their group, and how many groups a unit keeps; None if by plan there are no more."""
+    def in_groups(
+        self, request: SortedValues | UnboundedValues, outputs: list[str]
+    ) -> tuple[str, int | None]:
+        """Rows with the code of their group, and how many groups a unit keeps; None if by plan
+        there are no more.
+        """
         if request.by is None:
             return self.select(["0 AS code", *outputs]), None
         key = sql.key(self.column(request.by), "group key")
@@ -136,7 +151,9 @@ class Reading:
     def types(self) -> list[tuple[str, str, str]]:
         """The columns that the request reads, with their types, and whose they are."""
         columns = [("", own) for own in self.read.values()]
-        columns += [(name, own) for name, joined in self.joined.items() for own in joined.read.values()]
+        columns += [
+            (name, own) for name, joined in self.joined.items() for own in joined.read.values()
+        ]
         return sorted((place, own.name, own.type) for place, own in columns)
 
     def block_sizes(self, blocks: Sequence[str]) -> dict[str, int]:
@@ -145,7 +162,9 @@ class Reading:
         block = self.own(self.table.block)
         key = sql.key(block, "block")
         inside = f"{key} IN ({sql.listed(block, blocks)})"
-        query = f"SELECT {key} AS k, count(*) AS n FROM {self.relation} AS t WHERE {inside} GROUP BY 1"
+        query = (
+            f"SELECT {key} AS k, count(*) AS n FROM {self.relation} AS t WHERE {inside} GROUP BY 1"
+        )
         found = dict(self.connection.rows(f"SELECT {sql.to_text(block, 'k')}, n FROM ({query})"))
         return {text: found.get(text, 0) for text in blocks}
 
@@ -164,7 +183,9 @@ class Reading:
         """Fill the in-memory table ``keys`` with the public ones in their order."""
         listed = "SELECT unnest(CAST(? AS VARCHAR[])) AS text, unnest(range(?)) AS code"
         query = f"SELECT * FROM (SELECT {sql.from_text(by, 'text')} AS key, code FROM ({listed})) WHERE key IS NOT NULL"
-        self.connection.run(f"CREATE OR REPLACE TEMP TABLE keys AS {query}", [list(keys), len(keys)])
+        self.connection.run(
+            f"CREATE OR REPLACE TEMP TABLE keys AS {query}", [list(keys), len(keys)]
+        )
 
     def collect_keys(self, by: sql.Field) -> None:
         """Fill ``keys`` with all that the rows have, numbered in no order that means anything."""
@@ -176,7 +197,10 @@ class Reading:
 
     def has_unique_units(self) -> bool:
         """Whether DuckDB itself sees to it that no two rows of the query have the same unit."""
-        if any(joined.needed() for joined in self.joined.values()) or self.table.unit.missing == "one-unit":
+        if (
+            any(joined.needed() for joined in self.joined.values())
+            or self.table.unit.missing == "one-unit"
+        ):
             return False
         query = (
             "SELECT schema_name, table_name FROM duckdb_constraints() WHERE database_name = ? AND constraint_column_names = [?] "

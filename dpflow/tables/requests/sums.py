@@ -10,7 +10,13 @@ from numpy.typing import NDArray
 
 from dpflow.core.contract.requests import GroupedSums, Groups, Histogram, SortedValues
 from dpflow.tables.access import sandbox, sql
-from dpflow.tables.bounding.sort_bounding import BYTES_PER_WORD, CODE_BITS, ROW_BITS, Numbered, Words
+from dpflow.tables.bounding.sort_bounding import (
+    BYTES_PER_WORD,
+    CODE_BITS,
+    ROW_BITS,
+    Numbered,
+    Words,
+)
 from dpflow.tables.bounding.sql_bounding import (
     PART_ROWS,
     Cut,
@@ -38,7 +44,15 @@ def sums_cut(reading: Reading, request: GroupedSums) -> Cut:
         values.append(Value(0, largest, half, declared.missing == "skip"))
     if request.by is None:
         rows = reading.select(outputs)
-        return Cut(rows, tuple(values), request.rows_per_group, None, 1, reading.protected, salt=reading.salt)
+        return Cut(
+            rows,
+            tuple(values),
+            request.rows_per_group,
+            None,
+            1,
+            reading.protected,
+            salt=reading.salt,
+        )
     by = reading.column(request.by)
     size = None if request.keys is None else len(request.keys)
     if size is None and (number := sql.small_integer(by)):
@@ -47,7 +61,15 @@ def sums_cut(reading: Reading, request: GroupedSums) -> Cut:
         on = f" JOIN keys ON {sql.key(by, 'group key')} = keys.key"
         rows = reading.select(["keys.code AS code", *outputs], join=on)
     groups = None if size is not None and size <= request.groups else request.groups
-    return Cut(rows, tuple(values), request.rows_per_group, groups, size, reading.protected, salt=reading.salt)
+    return Cut(
+        rows,
+        tuple(values),
+        request.rows_per_group,
+        groups,
+        size,
+        reading.protected,
+        salt=reading.salt,
+    )
 
 
 def values_cut(reading: Reading, request: SortedValues) -> tuple[Cut, Value]:
@@ -106,7 +128,9 @@ def histogram(reading: Reading, request: SortedValues) -> Histogram:
         reading.number_keys(reading.column(request.by), request.keys)
     words = _words(reading, cut, Numbered("code", 0, len(request.keys)))
     if words is not None:
-        codes, values, counts = reading.connection.scrubbed(lambda: words.histogram(_parts(reading, words)))
+        codes, values, counts = reading.connection.scrubbed(
+            lambda: words.histogram(_parts(reading, words))
+        )
     else:
         codes, values, counts = _counted(reading, cut, value)
     return Histogram(values, counts, None if request.by is None else codes)
@@ -115,14 +139,20 @@ def histogram(reading: Reading, request: SortedValues) -> Histogram:
 def _sums(reading: Reading, cut: Cut) -> dict[str, NDArray[np.int64]]:
     """The columns of `Cut.query`, by DuckDB alone."""
     query = _in_parts(
-        reading, cut.rows, cut.most_rows, lambda rows, whole: replace(cut, rows=rows).query(whole), ["code"]
+        reading,
+        cut.rows,
+        cut.most_rows,
+        lambda rows, whole: replace(cut, rows=rows).query(whole),
+        ["code"],
     )
     return {name: int64(column) for name, column in reading.arrays(query).items()}
 
 
 def _word_sums(reading: Reading, words: Words) -> dict[str, NDArray[np.int64]]:
     """The same by numpy."""
-    return reading.connection.scrubbed(lambda: words.sums(_parts(reading, words)).columns(words.cut))
+    return reading.connection.scrubbed(
+        lambda: words.sums(_parts(reading, words)).columns(words.cut)
+    )
 
 
 def _counted(reading: Reading, cut: Cut, value: Value) -> tuple[NDArray[np.int64], ...]:
@@ -130,16 +160,33 @@ def _counted(reading: Reading, cut: Cut, value: Value) -> tuple[NDArray[np.int64
     single = cut.keys == 1 and cut.salt is None
 
     def query(rows: str, _: bool) -> str:
-        return cut_values(rows, value, cut.per_group, cut.unit) if single else cut_grouped_values(rows, cut)
+        return (
+            cut_values(rows, value, cut.per_group, cut.unit)
+            if single
+            else cut_grouped_values(rows, cut)
+        )
 
-    found = reading.arrays(_in_parts(reading, cut.rows, cut.most_rows, query, ["v"] if single else ["code", "v"]))
+    found = reading.arrays(
+        _in_parts(reading, cut.rows, cut.most_rows, query, ["v"] if single else ["code", "v"])
+    )
     values = int64(found["v"])
-    return np.zeros(len(values), np.int64) if single else int64(found["code"]), values, int64(found["n"])
+    return (
+        np.zeros(len(values), np.int64) if single else int64(found["code"]),
+        values,
+        int64(found["n"]),
+    )
 
 
 def _words(reading: Reading, cut: Cut, codes: Numbered | None) -> Words | None:
-    """The rows of a cut as words, if they fit; None if DuckDB has to aggregate them, as where draws are hashes of units."""
-    if cut.most_rows >= 1 << ROW_BITS or codes is None or cut.salt is not None or not Words(cut, (), codes).fits():
+    """The rows of a cut as words, if they fit; None if DuckDB has to aggregate them, as where draws
+    are hashes of units.
+    """
+    if (
+        cut.most_rows >= 1 << ROW_BITS
+        or codes is None
+        or cut.salt is not None
+        or not Words(cut, (), codes).fits()
+    ):
         return None
     units = [_numbered(reading, reading.own(reading.table.unit.column), "unit")]
     if reading.table.block is not None and "part" in cut.unit:
@@ -167,12 +214,20 @@ def _codes(reading: Reading, request: GroupedSums, keys: int) -> Numbered | None
 
 
 def _numbered(reading: Reading, column: sql.Field, name: str) -> Numbered | None:
-    """A column of the table, which a rows query calls by a name, as numbers; None for types that have too many values."""
+    """A column of the table, which a rows query calls by a name, as numbers; None for types that
+    have too many values.
+    """
     if (number := sql.ordinal(column.kind)) is None:
         return None
-    ends = f"SELECT min({column.sql}) AS low, max({column.sql}) AS high FROM {reading.relation} AS t"
-    low, high = reading.connection.rows(f"SELECT {number('low')}, {number('high')} FROM ({ends})")[0]
-    return Numbered(number(name), 0, 0) if low is None else Numbered(number(name), low, high - low + 1)
+    ends = (
+        f"SELECT min({column.sql}) AS low, max({column.sql}) AS high FROM {reading.relation} AS t"
+    )
+    low, high = reading.connection.rows(f"SELECT {number('low')}, {number('high')} FROM ({ends})")[
+        0
+    ]
+    return (
+        Numbered(number(name), 0, 0) if low is None else Numbered(number(name), low, high - low + 1)
+    )
 
 
 def _parts(reading: Reading, words: Words) -> Iterator[NDArray[np.int64]]:
@@ -198,9 +253,14 @@ def _private_keys(
 
 
 def _in_parts(
-    reading: Reading, rows: str, most_rows: int, query: Callable[[str, bool], str], keys: Sequence[str]
+    reading: Reading,
+    rows: str,
+    most_rows: int,
+    query: Callable[[str, bool], str],
+    keys: Sequence[str],
 ) -> str:
-    """The sums of a query over rows that are too many to be aggregated at once, added up by their keys.
+    """The sums of a query over rows that are too many to be aggregated at once, added up by their
+    keys.
 
     Args:
         query: of a rows query, and whether that is the whole of the rows.
@@ -216,4 +276,8 @@ def _in_parts(
 
 def answer(reading: Reading, request: GroupedSums | SortedValues) -> Groups | Histogram:
     """The answer to a request for sums or values."""
-    return groups(reading, request) if isinstance(request, GroupedSums) else histogram(reading, request)
+    return (
+        groups(reading, request)
+        if isinstance(request, GroupedSums)
+        else histogram(reading, request)
+    )

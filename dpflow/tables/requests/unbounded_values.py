@@ -1,12 +1,15 @@
-"""Values without declared bounds, for draws that ask in rounds: a bounded sample, and the occupied cells of one grid.
+"""Values without declared bounds, for draws that ask in rounds: a bounded sample, and the occupied
+cells of one grid.
 
-The contribution cut is made once, into the temporary table ``kept``: group code ``code``, hash of the unit ``h``, value
-``x``. Where DuckDB enforces that units are unique there is nothing to cut and ``kept`` is a view. Rounds read it with two kinds
-of query, neither of which takes a logarithm: cells are floor(x * 2^-e), exact because the factor is a power of two, and
-distances are taken from the sample, outside.
+The contribution cut is made once, into the temporary table ``kept``: group code ``code``, hash of
+the unit ``h``, value ``x``. Where DuckDB enforces that units are unique there is nothing to cut and
+``kept`` is a view. Rounds read it with two kinds of query, neither of which takes a logarithm:
+cells are floor(x * 2^-e), exact because the factor is a power of two, and distances are taken from
+the sample, outside.
 
-Sample: the rows with the smallest (h, x), h a salted hash of unit and part. Whether a row is in depends on how many others
-come before it, so one row more moves at most one out; no quality of the hash is needed for that.
+Sample: the rows with the smallest (h, x), h a salted hash of unit and part. Whether a row is in
+depends on how many others come before it, so one row more moves at most one out; no quality of the
+hash is needed for that.
 """
 
 from __future__ import annotations
@@ -33,22 +36,28 @@ _ALL = 2**64 - 1  # the largest hash
 
 
 def keep(rows: str, per_group: int, groups: int | None, unique: bool) -> str:
-    """The statement that makes ``kept`` from a rows query with ``unit``, ``part``, ``code`` and ``v0``, NULL and NaN left out.
+    """The statement that makes ``kept`` from a rows query with ``unit``, ``part``, ``code`` and
+    ``v0``, NULL and NaN left out.
 
-    Each unit keeps ``per_group`` rows of a group and ``groups`` groups (None: by plan there are no more), at random; all of
-    them if no two rows can have the same unit.
+    Each unit keeps ``per_group`` rows of a group and ``groups`` groups (None: by plan there are no
+    more), at random; all of them if no two rows can have the same unit.
     """
 
     def h(*columns: str) -> str:
-        # Salted between two hashes: one column less than a salt among the columns. A salt after the last hash would keep together
-        # what has a like hash, and whoever chooses units' names chooses that.
-        return f"hash(xor(hash({', '.join(columns)}), CAST({secrets.randbits(64)} AS UBIGINT))) AS h"
+        # Salted between two hashes: one column less than a salt among the columns. A salt after the
+        # last hash would keep together what has a like hash, and whoever chooses units' names
+        # chooses that.
+        return (
+            f"hash(xor(hash({', '.join(columns)}), CAST({secrets.randbits(64)} AS UBIGINT))) AS h"
+        )
 
     present = f"SELECT * FROM ({rows}) WHERE v0 IS NOT NULL AND NOT isnan(v0)"
     if unique:
         return f"CREATE TEMP VIEW kept AS SELECT code, {h('unit')}, v0 AS x FROM ({present})"
     if per_group <= MOST_PACKED:
-        picked = "[arg_min(v0, random())]" if per_group == 1 else f"arg_min(v0, random(), {per_group})"
+        picked = (
+            "[arg_min(v0, random())]" if per_group == 1 else f"arg_min(v0, random(), {per_group})"
+        )
         if per_group == 1 and groups is None:
             cells = f"SELECT code, {h('unit', 'part', 'code')}, arg_min(v0, random()) AS x FROM ({present}) GROUP BY unit, part, code"
             return f"CREATE TEMP TABLE kept AS {cells}"
@@ -84,11 +93,20 @@ def open_column(reading: Reading, request: UnboundedValues) -> OpenColumn:
 class TableColumn(OpenColumn):
     """An open column of a table, on the connection that holds its ``kept``."""
 
-    def __init__(self, connection: Connection, column: sql.Field, groups: int, per_group: int, units: str) -> None:
-        self._connection, self._column, self._groups, self._units = connection, column, groups, units
+    def __init__(
+        self, connection: Connection, column: sql.Field, groups: int, per_group: int, units: str
+    ) -> None:
+        self._connection, self._column, self._groups, self._units = (
+            connection,
+            column,
+            groups,
+            units,
+        )
         self._slack = 8 * per_group  # rows of one unit share a hash
         self.step = Fraction(1, 10**column.scale)
-        self._code, by = ("0", "") if groups == 1 else ("code", "GROUP BY code")  # grouping by a constant takes time
+        self._code, by = (
+            ("0", "") if groups == 1 else ("code", "GROUP BY code")
+        )  # grouping by a constant takes time
         found = connection.arrays(f"SELECT {self._code} AS code, count(*) AS n FROM kept {by}")
         self.rows = np.zeros(groups, dtype=np.int64)
         self.rows[_int64(found["code"])] = _int64(found["n"])
@@ -100,9 +118,13 @@ class TableColumn(OpenColumn):
         return int(self._connection.rows(f"SELECT count(*) FROM ({self._units})")[0][0])
 
     def sample(self, most: int) -> list[NDArray[np.float64]]:
-        # About as many hashes as are wanted lie below this share of them; if too few do, all are read.
+        # About as many hashes as are wanted lie below this share of them; if too few do, all are
+        # read.
         wanted = [most + self._slack * math.isqrt(most) + self._slack for _ in range(self._groups)]
-        limits = [_ALL if n <= few else _ALL * few // int(n) for n, few in zip(self.rows, wanted, strict=True)]
+        limits = [
+            _ALL if n <= few else _ALL * few // int(n)
+            for n, few in zip(self.rows, wanted, strict=True)
+        ]
         found = self._smallest(limits, most)
         if any(len(values) < min(most, n) for values, n in zip(found, self.rows, strict=True)):
             found = self._smallest([_ALL] * self._groups, most)
@@ -110,8 +132,14 @@ class TableColumn(OpenColumn):
 
     def _smallest(self, limits: Sequence[int], most: int) -> list[NDArray[np.float64]]:
         limit = _by_code([f"CAST({n} AS UBIGINT)" for n in limits])
-        found = self._connection.arrays(f"SELECT {self._code} AS code, h, x FROM kept WHERE h <= {limit}")
-        code, h, x = _int64(found["code"]), np.asarray(found["h"], np.uint64), np.asarray(found["x"], np.float64)
+        found = self._connection.arrays(
+            f"SELECT {self._code} AS code, h, x FROM kept WHERE h <= {limit}"
+        )
+        code, h, x = (
+            _int64(found["code"]),
+            np.asarray(found["h"], np.uint64),
+            np.asarray(found["x"], np.float64),
+        )
         if self._groups == 1:
             return [_first(h, x, most)]
         order = np.argsort(code, kind="stable")
@@ -122,26 +150,38 @@ class TableColumn(OpenColumn):
         if not grids:
             return {}
         found = self._connection.arrays(self._cells(grids))
-        codes, keys, counts = _int64(found["code"]), np.asarray(found["k"], np.float64), _int64(found["n"])
+        codes, keys, counts = (
+            _int64(found["code"]),
+            np.asarray(found["k"], np.float64),
+            _int64(found["n"]),
+        )
         order = np.lexsort((keys, codes))
         codes, keys, counts = codes[order], keys[order], counts[order]
         at = {code: slice(*np.searchsorted(codes, [code, code + 1])) for code in grids}
         return {code: Cells(keys[part], counts[part]) for code, part in at.items()}
 
     def _cells(self, grids: Mapping[int, Grid]) -> str:
-        """The query of cells: count, take the trimmed values out of the outer cells, drop small cells."""
+        """The query of cells: count, take the trimmed values out of the outer cells, drop small
+        cells.
+        """
 
         def per_group(value: Callable[[Grid], str]) -> str:
-            return _by_code([value(grids[code]) if code in grids else "NULL" for code in range(self._groups)])
+            return _by_code(
+                [value(grids[code]) if code in grids else "NULL" for code in range(self._groups)]
+            )
 
-        scale = per_group(lambda g: "NULL" if g.exponent is None else f"CAST('{2.0**-g.exponent!r}' AS DOUBLE)")
+        scale = per_group(
+            lambda g: "NULL" if g.exponent is None else f"CAST('{2.0**-g.exponent!r}' AS DOUBLE)"
+        )
         asked = ", ".join(map(str, sorted(grids)))
         rows = f"SELECT {self._code} AS code, x, CAST({scale} AS DOUBLE) AS s FROM kept WHERE {self._code} IN ({asked})"
         # A negative x that underflows to -0 lies in cell -1; adding 0 makes -0 and 0 one key.
         rows = f"SELECT code, x, coalesce(floor(x * s), x) AS k0, s FROM ({rows})"
         key = "k0 + 0 - CAST(k0 = 0 AND x < 0 AS DOUBLE)"
         by = "k" if self._groups == 1 else "k, code"
-        query = f"SELECT {self._code} AS code, {key} AS k, count(*) AS n FROM ({rows}) GROUP BY {by}"
+        query = (
+            f"SELECT {self._code} AS code, {key} AS k, count(*) AS n FROM ({rows}) GROUP BY {by}"
+        )
         if any(grid.trim for grid in grids.values()):
             trim = per_group(lambda g: f"CAST({g.trim} AS BIGINT)")
             upto = "sum(n) OVER (PARTITION BY code ORDER BY k ROWS UNBOUNDED PRECEDING)"

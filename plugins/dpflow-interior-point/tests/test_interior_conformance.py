@@ -12,7 +12,9 @@ PUBLIC = EXAMPLE_TABLE.model_copy(
     update={
         "neighbours": "replace",
         "block": None,
-        "limits": EXAMPLE_TABLE.limits.model_copy(update={"rows": 1, "groups": 1, "rows_per_group": None}),
+        "limits": EXAMPLE_TABLE.limits.model_copy(
+            update={"rows": 1, "groups": 1, "rows_per_group": None}
+        ),
     }
 )
 PRICE = {"epsilon": "1", "delta": "0.01"}
@@ -28,7 +30,10 @@ EXAMPLES = {
         Example(EXAMPLE_TABLE, COLUMN | {"by": "kind"}),
     ],
     "seeded_median": [Example(PUBLIC, COLUMN), Example(EXAMPLE_TABLE, COLUMN)],
-    "estimate_first_moment": [Example(PUBLIC, COLUMN | {"tau": "1/8"}), Example(EXAMPLE_TABLE, COLUMN)],
+    "estimate_first_moment": [
+        Example(PUBLIC, COLUMN | {"tau": "1/8"}),
+        Example(EXAMPLE_TABLE, COLUMN),
+    ],
     "find_interior_point": [
         Example(EXAMPLE_TABLE, COLUMN | {"exponent": 1}),
         Example(REPLACE_TABLE, COLUMN | {"exponent": 1}),
@@ -37,7 +42,10 @@ EXAMPLES = {
         Example(EXAMPLE_TABLE, PRICE | {"column": "word"}),
         Example(REPLACE_TABLE, COLUMN | {"exponent": 1}),
     ],
-    "truncated_count": [Example(EXAMPLE_TABLE, PRICE | {"by": "kind"}), Example(REPLACE_TABLE, PRICE)],
+    "truncated_count": [
+        Example(EXAMPLE_TABLE, PRICE | {"by": "kind"}),
+        Example(REPLACE_TABLE, PRICE),
+    ],
 }
 
 

@@ -1,4 +1,6 @@
-"""The radius of truncated noise is exactly the least that keeps the claim: golden values, exact divergences, wrong formulas."""
+"""The radius of truncated noise is exactly the least that keeps the claim: golden values, exact
+divergences, wrong formulas.
+"""
 
 from __future__ import annotations
 
@@ -33,15 +35,21 @@ def law(scale: Fraction, radius: int) -> dict[int, Decimal]:
 
 
 def product_divergence(noise: Noise, shifts: tuple[int, ...], epsilon: Fraction) -> Decimal:
-    """Hockey-stick divergence of independent noise on several counts, one neighbour shifted: the full sum."""
+    """Hockey-stick divergence of independent noise on several counts, one neighbour shifted: the
+    full sum.
+    """
     with localcontext(prec=60):
         one = law(noise.scale, noise.radius)
         factor = (Decimal(epsilon.numerator) / Decimal(epsilon.denominator)).exp()
         excess = Decimal(0)
         for point in product(one, repeat=len(shifts)):
             p = math.prod((one[x] for x in point), start=Decimal(1))
-            q = math.prod((one.get(x - s, Decimal(0)) for x, s in zip(point, shifts, strict=True)), start=Decimal(1))
-            # inside the common support the ratio is at most e^epsilon; equality is blurred by the sixtieth digit
+            q = math.prod(
+                (one.get(x - s, Decimal(0)) for x, s in zip(point, shifts, strict=True)),
+                start=Decimal(1),
+            )
+            # inside the common support the ratio is at most e^epsilon; equality is blurred by the
+            # sixtieth digit
             excess += p - factor * q if p > factor * q * (1 + Decimal("1e-50")) else 0
         return excess
 
@@ -66,7 +74,10 @@ def test_golden_radii(epsilon: str, pair: float, exchanged: int, one: float, cou
 
 def test_golden_radii_of_the_default_split() -> None:
     """0.4, 0.5 and 0.6 with half of a millionth."""
-    found = [count_noise(Fraction(e), MILLIONTH / 2, 1, exchange=True).radius for e in ("0.4", "0.5", "0.6")]
+    found = [
+        count_noise(Fraction(e), MILLIONTH / 2, 1, exchange=True).radius
+        for e in ("0.4", "0.5", "0.6")
+    ]
     assert found == [65, 53, 45]
 
 
@@ -74,8 +85,12 @@ def test_golden_radii_of_the_default_split() -> None:
 @pytest.mark.parametrize("rows", [1, 2, 5])
 @pytest.mark.parametrize("delta", ["0.5", "0.3", "1e-2", "1e-6", "1e-15"])
 @pytest.mark.parametrize("epsilon", ["1e-3", "0.1", "1", "3", "40"])
-def test_the_radius_is_the_least_that_direct_search_finds(epsilon: str, delta: str, rows: int, exchange: bool) -> None:
-    """The mass that a shift leaves out is within delta at R, and beyond it at R - 1, unless R is what one unit can do."""
+def test_the_radius_is_the_least_that_direct_search_finds(
+    epsilon: str, delta: str, rows: int, exchange: bool
+) -> None:
+    """The mass that a shift leaves out is within delta at R, and beyond it at R - 1, unless R is
+    what one unit can do.
+    """
     e, d = Fraction(epsilon), Fraction(delta)
     noise = count_noise(e, d, rows, exchange=exchange)
 
@@ -106,10 +121,13 @@ def enclosed_exp(x: Fraction) -> tuple[Fraction, Fraction]:
 @pytest.mark.parametrize("exchange", [True, False])
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize(
-    ("epsilon", "delta"), [("0.4", "5e-7"), ("0.6", "5e-7"), ("1", "1e-6"), ("2", "1e-9"), ("5", "0.1")]
+    ("epsilon", "delta"),
+    [("0.4", "5e-7"), ("0.6", "5e-7"), ("1", "1e-6"), ("2", "1e-9"), ("5", "0.1")],
 )
 def test_radius_in_rational_arithmetic(epsilon: str, delta: str, rows: int, exchange: bool) -> None:
-    """With rational bounds of every power of exp(-a), and nothing rounded, R keeps delta and R - 1 does not."""
+    """With rational bounds of every power of exp(-a), and nothing rounded, R keeps delta and R - 1
+    does not.
+    """
     e, d = Fraction(epsilon), Fraction(delta)
     noise = count_noise(e, d, rows, exchange=exchange)
 
@@ -127,13 +145,21 @@ def test_radius_in_rational_arithmetic(epsilon: str, delta: str, rows: int, exch
     assert noise.radius == rows or outside(noise.radius - 1)[0] > d
 
 
-@pytest.mark.parametrize(("epsilon", "delta"), [("1", "1e-2"), ("2", "1e-4"), ("4", "0.3"), ("3", "1e-6")])
+@pytest.mark.parametrize(
+    ("epsilon", "delta"), [("1", "1e-2"), ("2", "1e-4"), ("4", "0.3"), ("3", "1e-6")]
+)
 def test_exact_divergence_and_off_by_one(epsilon: str, delta: str) -> None:
     """Full sums over two shifted counts keep delta; with a radius smaller by one they do not."""
     e, d = Fraction(epsilon), Fraction(delta)
     limit = Decimal(d.numerator) / Decimal(d.denominator)
     both, one = count_noise(e, d, 1, exchange=True), count_noise(e, d, 1, exchange=False)
-    for noise, shifts in ((both, (1, -1)), (both, (-1, 1)), (both, (1,)), (one, (1,)), (one, (-1,))):
+    for noise, shifts in (
+        (both, (1, -1)),
+        (both, (-1, 1)),
+        (both, (1,)),
+        (one, (1,)),
+        (one, (-1,)),
+    ):
         assert product_divergence(noise, shifts, e) <= limit
     for noise, shifts in ((both, (1, -1)), (one, (1,))):
         if noise.radius > 1:
@@ -152,7 +178,9 @@ def test_two_rows_of_one_unit_may_be_spread(shifts: tuple[int, ...]) -> None:
 
 
 def test_groups_are_lots() -> None:
-    """A unit in three groups with two rows each needs less noise than one with six rows in one group, and enough."""
+    """A unit in three groups with two rows each needs less noise than one with six rows in one
+    group, and enough.
+    """
     e, d = Fraction(6), Fraction(1, 5)
     spread = count_noise(e, d, 2, exchange=False, groups=3)
     assert spread.scale == count_noise(e, d, 6, exchange=False).scale
@@ -165,7 +193,9 @@ def test_groups_are_lots() -> None:
 @pytest.mark.parametrize("epsilon", ["0.1", "0.5", "1", "2", "5"])
 @pytest.mark.parametrize("delta", ["1e-2", "1e-6"])
 def test_continuous_radius_is_exact(epsilon: str, delta: str, sensitivity: int) -> None:
-    """Quadrature of the hockey-stick integral is delta at the radius, above it at 0.999 of it, below it at the simple one."""
+    """Quadrature of the hockey-stick integral is delta at the radius, above it at 0.999 of it,
+    below it at the simple one.
+    """
     e, d, s = Fraction(epsilon), Fraction(delta), float(sensitivity)
     a = float(e) / s
 
@@ -184,7 +214,9 @@ def test_continuous_radius_is_exact(epsilon: str, delta: str, sensitivity: int) 
 
 @pytest.mark.parametrize(("factor", "times"), [(2, 6.4), (1, 3.2)])
 def test_two_formulas_in_circulation_are_wrong(factor: int, times: float) -> None:
-    """At epsilon 2, R = ln(1/(2 delta))/epsilon spends 6.4 delta and R = ln(1/delta)/epsilon 3.2 delta."""
+    """At epsilon 2, R = ln(1/(2 delta))/epsilon spends 6.4 delta and R = ln(1/delta)/epsilon 3.2
+    delta.
+    """
     e, d = 2.0, 1e-6
     radius = math.log(1 / (factor * d)) / e
     spent = math.expm1(e) / (2 * math.expm1(e * radius))

@@ -1,4 +1,6 @@
-"""The whole method on tiny tables, exactly: every circle, every noise, all neighbours; and variants that break the claim."""
+"""The whole method on tiny tables, exactly: every circle, every noise, all neighbours; and variants
+that break the claim.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,11 @@ from dpflow_interior_point.building_blocks.column_scale import (
 from dpflow_interior_point.building_blocks.interior_cell import Point, middle
 from dpflow_interior_point.building_blocks.stage_costs import Purse
 from dpflow_interior_point.building_blocks.truncated_noise import Noise
-from dpflow_interior_point.mechanisms.interior_point import ApproximateMedianParams, InteriorPointParams, Method
+from dpflow_interior_point.mechanisms.interior_point import (
+    ApproximateMedianParams,
+    InteriorPointParams,
+    Method,
+)
 
 from dpflow.core.contract.requests import Cells, Grid
 from dpflow.core.sampling.randomness import SystemSource
@@ -40,26 +46,36 @@ Law = dict[Any, float]
 
 @pytest.fixture(autouse=True)
 def reach(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pairs of direct neighbours only, or as a test says: with less noise there is less to enumerate."""
+    """Pairs of direct neighbours only, or as a test says: with less noise there is less to
+    enumerate.
+    """
     scales.cache_clear()
     set_reach(monkeypatch, getattr(request, "param", 1))
 
 
 def set_reach(monkeypatch: pytest.MonkeyPatch, reach: int, partners: int | None = None) -> None:
-    """Pair rows at most so many places apart; with noise for so many pairs of a row, by default what it takes."""
+    """Pair rows at most so many places apart; with noise for so many pairs of a row, by default
+    what it takes.
+    """
     monkeypatch.setattr(column_scale, "REACH", reach)
     monkeypatch.setattr(column_scale, "PARTNERS", 2 * reach if partners is None else partners)
 
 
 PUBLIC = EXAMPLE_TABLE.model_copy(
-    update={"neighbours": "replace", "block": None, "limits": EXAMPLE_TABLE.limits.model_copy(update={"rows": 1})}
+    update={
+        "neighbours": "replace",
+        "block": None,
+        "limits": EXAMPLE_TABLE.limits.model_copy(update={"rows": 1}),
+    }
 )
 PRIVATE = PUBLIC.model_copy(update={"neighbours": "add-remove"})
 VALUES = (0.0, 1.0, 1.5, 7.0, 60.0)
 
 
 def whole(method: Method, values: tuple[float, ...], sizes: dict[int, float]) -> Law:
-    """Outputs of `Method.find` on one group, stage by stage; ``sizes`` is the law of the number of rows."""
+    """Outputs of `Method.find` on one group, stage by stage; ``sizes`` is the law of the number of
+    rows.
+    """
     column = ArrayColumn.of(values)
     found: Law = defaultdict(float)
     for size, weight in sizes.items():
@@ -96,9 +112,13 @@ def class_counts(values: Any) -> Law:
 
 @cache
 def scales(method: Method, threshold: int, counted: tuple[tuple[int, int], ...]) -> Law:
-    """The law of the scale over noise alone, enumerated once for all circles and tables that lead to the same counts."""
+    """The law of the scale over noise alone, enumerated once for all circles and tables that lead
+    to the same counts.
+    """
     exponents, counts = np.array(counted, dtype=np.int64).reshape(-1, 2).T
-    return outputs(lambda s: choose_class(exponents, counts, method.pairs, threshold, method.rule, s))
+    return outputs(
+        lambda s: choose_class(exponents, counts, method.pairs, threshold, method.rule, s)
+    )
 
 
 def second(method: Method, column: ArrayColumn, seen: Scale, trim: int) -> Law:
@@ -110,7 +130,9 @@ def second(method: Method, column: ArrayColumn, seen: Scale, trim: int) -> Law:
     return outputs(lambda s: interior_cell.point_between(cells, exponent, method.cells, 0, s))
 
 
-def worst(method: Method, pairs: list[tuple[tuple[float, ...], tuple[float, ...]]], epsilon: Fraction) -> float:
+def worst(
+    method: Method, pairs: list[tuple[tuple[float, ...], tuple[float, ...]]], epsilon: Fraction
+) -> float:
     """The largest divergence; the number of rows is the longer table's, as if it were public."""
     known: dict[Any, Law] = {}
 
@@ -121,7 +143,10 @@ def worst(method: Method, pairs: list[tuple[tuple[float, ...], tuple[float, ...]
         return known[name]
 
     return max(
-        exact_divergence.divergence(law(a, max(len(a), len(b))), law(b, max(len(a), len(b))), epsilon) for a, b in pairs
+        exact_divergence.divergence(
+            law(a, max(len(a), len(b))), law(b, max(len(a), len(b))), epsilon
+        )
+        for a, b in pairs
     )
 
 
@@ -142,7 +167,9 @@ PARAMS = {"epsilon": "8", "delta": "0.3"}
 
 @pytest.mark.parametrize("extra", [{}, {"atoms": False}, {"rule": "largest", "tau": "1/3"}])
 @pytest.mark.parametrize("n", [4, 5])
-def test_interior_point_keeps_its_claim_when_a_row_is_replaced(n: int, extra: dict[str, Any]) -> None:
+def test_interior_point_keeps_its_claim_when_a_row_is_replaced(
+    n: int, extra: dict[str, Any]
+) -> None:
     """Every pair of neighbours, both stages, all outputs."""
     method = method_for(PARAMS | extra, PUBLIC)
     assert worst(method, replaced(n, 12), Fraction(8)) <= 0.3
@@ -154,14 +181,18 @@ def test_interior_point_keeps_its_claim_as_it_pairs(relation: str) -> None:
     """With the pairs that are really taken: each row in four, and noise for as many."""
     params = {"epsilon": "16", "delta": "0.3"}
     method = method_for(params, PUBLIC if relation == "replace" else PRIVATE)
-    assert method.pairs.scale == 2 * 4 / Fraction(16) / (Fraction(31, 50) if relation == "replace" else Fraction(3, 4))
+    assert method.pairs.scale == 2 * 4 / Fraction(16) / (
+        Fraction(31, 50) if relation == "replace" else Fraction(3, 4)
+    )
     pairs = replaced(4, 8) if relation == "replace" else [(a, a[:-1]) for a, _ in replaced(4, 8)]
     assert worst(method, pairs, Fraction(16)) <= 0.3
 
 
 @pytest.mark.parametrize("n", [4, 5])
 def test_interior_point_keeps_its_claim_when_a_row_comes(n: int) -> None:
-    """Even and odd numbers of rows, one row more; a row is in two pairs, and only rows come, so cells need a quarter of the noise."""
+    """Even and odd numbers of rows, one row more; a row is in two pairs, and only rows come, so
+    cells need a quarter of the noise.
+    """
     method = method_for(PARAMS | {"split": "1/2"}, PRIVATE)
     pairs = [(a, a[:-1]) for a, _ in replaced(n, 12)]
     assert method.cells.scale == method.pairs.scale / 4
@@ -238,26 +269,46 @@ def shown_from_one(counts: Any, noise: Noise, threshold: int, source: Any) -> An
 
 
 def shown_divergence(noise: Noise, tables: Iterable[tuple[float, ...]], epsilon: Fraction) -> float:
-    """Of everything that a stability histogram shows of the classes of two tables' pairs, both ways; the circle is as patched."""
+    """Of everything that a stability histogram shows of the classes of two tables' pairs, both
+    ways; the circle is as patched.
+    """
     counts = [
-        Counter(dict(zip(*map(np.ndarray.tolist, classes(differences(np.array(rows), SystemSource()))))))
+        Counter(
+            dict(zip(*map(np.ndarray.tolist, classes(differences(np.array(rows), SystemSource())))))
+        )
         for rows in tables
     ]
-    laws = [np.ones(1), np.ones(1)]  # of the classes that differ; the others are as likely on both sides
-    for name in (name for name in counts[0].keys() | counts[1].keys() if counts[0][name] != counts[1][name]):
+    laws = [
+        np.ones(1),
+        np.ones(1),
+    ]  # of the classes that differ; the others are as likely on both sides
+    for name in (
+        name for name in counts[0].keys() | counts[1].keys() if counts[0][name] != counts[1][name]
+    ):
         one: list[Law] = [defaultdict(float), defaultdict(float)]
         for x, mass in exact_divergence.truncated_laplace(noise.scale, noise.radius).items():
             for law, counted in zip(one, counts, strict=True):
-                law[max(counted[name] + x, noise.radius)] += mass  # up to the threshold nothing shows
+                law[max(counted[name] + x, noise.radius)] += (
+                    mass  # up to the threshold nothing shows
+                )
         outcomes = one[0].keys() | one[1].keys()
-        laws = [np.multiply.outer(law, [of[x] for x in outcomes]).ravel() for law, of in zip(laws, one, strict=True)]
+        laws = [
+            np.multiply.outer(law, [of[x] for x in outcomes]).ravel()
+            for law, of in zip(laws, one, strict=True)
+        ]
     p, q = laws
-    return float(max(np.clip(u - math.exp(epsilon) * v, 0, None).sum() for u, v in ((p, q), (q, p))))
+    return float(
+        max(np.clip(u - math.exp(epsilon) * v, 0, None).sum() for u, v in ((p, q), (q, p)))
+    )
 
 
 @pytest.mark.parametrize("reach", [2], indirect=True)
-def test_the_scale_keeps_its_claim_and_would_not_with_less_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of forty equal rows one is replaced: in every circle four pairs go and four come. Noise for that holds, any less is caught."""
+def test_the_scale_keeps_its_claim_and_would_not_with_less_noise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of forty equal rows one is replaced: in every circle four pairs go and four come. Noise for
+    that holds, any less is caught.
+    """
     tables, epsilon, delta = [(0.0,) * 40, (*(0.0,) * 39, 1.0)], Fraction(2), Fraction(1, 100)
 
     def noise(partners: int) -> Noise:
@@ -268,13 +319,19 @@ def test_the_scale_keeps_its_claim_and_would_not_with_less_noise(monkeypatch: py
     assert shown_divergence(right, tables, epsilon) == pytest.approx(0.01, rel=0.5)
     assert shown_divergence(right, tables, epsilon) <= delta
     assert shown_divergence(Noise(right.scale, right.radius - 1), tables, epsilon) > delta
-    for partners in (1, 2, 3):  # of a matching; of direct neighbours only; of what a row that comes changes on average
+    for partners in (
+        1,
+        2,
+        3,
+    ):  # of a matching; of direct neighbours only; of what a row that comes changes on average
         assert shown_divergence(noise(partners), tables, epsilon) > delta
 
 
 @pytest.mark.parametrize("reach", [2], indirect=True)
 def test_a_circle_in_order_of_the_values_is_caught() -> None:
-    """Sorted, a new value stands in another place: six pairs go and six come, and noise for four does not hide them."""
+    """Sorted, a new value stands in another place: six pairs go and six come, and noise for four
+    does not hide them.
+    """
     cluster = (0.0, 0.0, 32.0, 64.0, 64.0, 128.0, 128.0)
     rest = tuple(1.5 * 2**20 * far + x for far in range(1, 16) for x in cluster)
     tables = [(*cluster[:2], x, *cluster[3:], *rest) for x in (32.0, 0.75 * 2**20)]
@@ -296,7 +353,9 @@ def test_a_missing_threshold_is_caught() -> None:
 
 
 def test_sorted_pairing_is_caught() -> None:
-    """Pairs of sorted rows: one value moves every difference, here on six and five rows at a small delta."""
+    """Pairs of sorted rows: one value moves every difference, here on six and five rows at a small
+    delta.
+    """
     method = method_for({"epsilon": "8", "delta": "0.02"}, PRIVATE)
     base = (0.0, 16.0, 16.0, 32.0, 32.0, 48.0, 48.0, 64.0, 64.0, 80.0, 80.0)
     pair = (base, base[1:])
@@ -310,7 +369,9 @@ def test_sorted_pairing_is_caught() -> None:
 
 @pytest.mark.parametrize("reach", [2], indirect=True)
 def test_sorted_pairing_has_no_sensitivity_bound() -> None:
-    """The example of 200 rows: one value changes all 100 sorted differences, and at most four in a random circle."""
+    """The example of 200 rows: one value changes all 100 sorted differences, and at most four in a
+    random circle.
+    """
     rows = np.array([0.0, *np.repeat(np.arange(10.0, 1000, 10), 2), 1000.0])
     other = np.where(rows == 0, 1000.0, rows)
     distances = []
@@ -345,7 +406,9 @@ def test_noise_in_every_bin_is_noise_in_the_possible_ones() -> None:
 
 @pytest.mark.parametrize("reach", [1, 2], indirect=True)
 def test_one_row_forms_and_breaks_few_pairs() -> None:
-    """All circles of up to seven rows: one replaced changes 2 r pairs; one more forms 2 r and breaks r; no more, and so many."""
+    """All circles of up to seven rows: one replaced changes 2 r pairs; one more forms 2 r and
+    breaks r; no more, and so many.
+    """
     names = np.array([0.0, 1, 5, 24, 100, 431, 1900, 9000])  # no two differences are equal
     replaced, formed, broken = 0, 0, 0
     for n in range(1, 7):
@@ -356,9 +419,18 @@ def test_one_row_forms_and_breaks_few_pairs() -> None:
             more, fewer = pairs_of(names, circle), pairs_of(names, smaller)
             other = pairs_of(names, [7 if row == n else row for row in circle])
             replaced = max(replaced, (more - other).total(), (other - more).total())
-            formed, broken = max(formed, (more - fewer).total()), max(broken, (fewer - more).total())
-        assert len(law) == math.factorial(n) and set(law.values()) == {n + 1}  # uniform, as the claim says
-    assert (replaced, formed, broken) == (column_scale.PARTNERS, column_scale.PARTNERS, column_scale.REACH)
+            formed, broken = (
+                max(formed, (more - fewer).total()),
+                max(broken, (fewer - more).total()),
+            )
+        assert len(law) == math.factorial(n) and set(law.values()) == {
+            n + 1
+        }  # uniform, as the claim says
+    assert (replaced, formed, broken) == (
+        column_scale.PARTNERS,
+        column_scale.PARTNERS,
+        column_scale.REACH,
+    )
 
 
 def pairs_of(names: Any, circle: Sequence[int]) -> Counter[float]:
@@ -369,15 +441,22 @@ def pairs_of(names: Any, circle: Sequence[int]) -> Counter[float]:
 
 @pytest.mark.parametrize("reach", [1, 2], indirect=True)
 def test_class_counts_of_neighbours_are_near() -> None:
-    """The same without the claim's coupling: the laws of the counts of n and n + 1 rows can be coupled within its distances.
+    """The same without the claim's coupling: the laws of the counts of n and n + 1 rows can be
+    coupled within its distances.
 
-    Every set of outcomes of one table has outcomes of the other, near enough, that carry its mass (Hall's condition).
+    Every set of outcomes of one table has outcomes of the other, near enough, that carry its mass
+    (Hall's condition).
     """
     values = (0.0, 1.0, 3.5, 9.0)
     for more in (0.5, 20.0, 9.0):
         a, b = class_counts(values), class_counts((*values, more))
         near = {
-            x: [y for y in b if moved(x, y) <= column_scale.PARTNERS and moved(y, x) <= column_scale.REACH] for x in a
+            x: [
+                y
+                for y in b
+                if moved(x, y) <= column_scale.PARTNERS and moved(y, x) <= column_scale.REACH
+            ]
+            for x in a
         }
         for mask in range(1, 2 ** len(a)):
             chosen = [x for i, x in enumerate(a) if mask >> i & 1]
@@ -391,7 +470,9 @@ def moved(a: Any, b: Any) -> int:
 
 
 def test_the_slice_is_stable() -> None:
-    """Brute force: with the same t one replaced value replaces one of the slice; with t from n, three may differ."""
+    """Brute force: with the same t one replaced value replaces one of the slice; with t from n,
+    three may differ.
+    """
     rng = np.random.default_rng(2)
 
     def apart(a: Any, b: Any) -> int:
@@ -413,8 +494,13 @@ def test_the_slice_is_stable() -> None:
 
 
 def test_small_cells_may_stay_in_the_database() -> None:
-    """Asking cells for spare rows: leaving smaller cells out beforehand has the law of looking at all of them."""
-    column, noise = ArrayColumn.of([0.0] * 3 + [1.0] * 2 + [2.0] * 5 + [3.0, 9.0]), Noise(Fraction(3, 2), 2)
+    """Asking cells for spare rows: leaving smaller cells out beforehand has the law of looking at
+    all of them.
+    """
+    column, noise = (
+        ArrayColumn.of([0.0] * 3 + [1.0] * 2 + [2.0] * 5 + [3.0, 9.0]),
+        Noise(Fraction(3, 2), 2),
+    )
     for spare, exponent in product((0, 1, 2), (0, None)):
         laws = []
         for least in (1, 1 + spare):
@@ -422,7 +508,9 @@ def test_small_cells_may_stay_in_the_database() -> None:
             if exponent is None:
                 laws.append(outputs(lambda s: interior_cell.point_among(cells, noise, spare, s)))
             else:
-                laws.append(outputs(lambda s: interior_cell.point_between(cells, 0, noise, spare, s)))
+                laws.append(
+                    outputs(lambda s: interior_cell.point_between(cells, 0, noise, spare, s))
+                )
         assert laws[0] == pytest.approx(laws[1], abs=1e-12)
 
 

@@ -1,4 +1,6 @@
-"""Planners, radii, diagnostics, checkers and hard columns, through `dpflow calculate` and as functions."""
+"""Planners, radii, diagnostics, checkers and hard columns, through `dpflow calculate` and as
+functions.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,11 @@ import pytest
 from dpflow_interior_point.building_blocks import row_counts
 from dpflow_interior_point.building_blocks.column_scale import classes
 from dpflow_interior_point.building_blocks.stage_costs import Purse
-from dpflow_interior_point.mechanisms.interior_point import ApproximateMedianParams, InteriorPointParams, Method
+from dpflow_interior_point.mechanisms.interior_point import (
+    ApproximateMedianParams,
+    InteriorPointParams,
+    Method,
+)
 from dpflow_interior_point.theory import public_columns
 
 from dpflow.core.contract.declaration import Table
@@ -57,11 +63,15 @@ def test_normalised_variance_of_known_distributions(draw: Any, expected: float) 
     """The specification's table, whatever the scale is."""
     values = draw(np.random.default_rng(3), 400_000)
     for factor in (1.0, 2.0**-900 if values.max() < 1e9 else 1.0):
-        assert public_columns.normalized_variance(values * factor).normalized == pytest.approx(expected, rel=0.02)
+        assert public_columns.normalized_variance(values * factor).normalized == pytest.approx(
+            expected, rel=0.02
+        )
 
 
 def test_normalised_variance_of_odd_columns() -> None:
-    """A constant column has none; what overflows is inf; NaN, infinities and empty lists are refused."""
+    """A constant column has none; what overflows is inf; NaN, infinities and empty lists are
+    refused.
+    """
     assert calculate("normalized_variance", values=[5, 5]) == {
         "E|X - mean|": 0.0,
         "variance": 0.0,
@@ -120,12 +130,17 @@ def small_tables() -> list[np.ndarray]:
         lambda n: rng.normal(size=n) * 2.0 ** rng.integers(-8, 8, n),
         lambda n: np.where(rng.random(n) < 0.6, 0.0, rng.exponential(size=n)),
     ]
-    return [kinds[i % len(kinds)](int(rng.integers(3, 60))) * 2.0 ** rng.integers(-20, 20) for i in range(700)]
+    return [
+        kinds[i % len(kinds)](int(rng.integers(3, 60))) * 2.0 ** rng.integers(-20, 20)
+        for i in range(700)
+    ]
 
 
 def test_a_scale_that_pairs_have_separates_rows_into_cells() -> None:
-    """At width 2^j the second fullest cell has (n - 1) q / 8 rows, q the share of pairs with differences in [2^j, 2^(j+1)); and
-    some class with 2^j > m/8 holds 1/(64 NV) of the pairs of independent draws. The planner rests on both."""
+    """At width 2^j the second fullest cell has (n - 1) q / 8 rows, q the share of pairs with
+    differences in [2^j, 2^(j+1)); and some class with 2^j > m/8 holds 1/(64 NV) of the pairs of
+    independent draws. The planner rests on both.
+    """
     for values in small_tables():
         gaps = np.abs(values[:, None] - values[None, :])
         n = len(values)
@@ -139,13 +154,17 @@ def test_a_scale_that_pairs_have_separates_rows_into_cells() -> None:
         spread = public_columns.normalized_variance(values)
         if spread.normalized is not None:
             heavy = [
-                2 * c / n**2 for j, c in zip(exponents, counts, strict=True) if 2.0 ** float(j) > spread.deviation / 8
+                2 * c / n**2
+                for j, c in zip(exponents, counts, strict=True)
+                if 2.0 ** float(j) > spread.deviation / 8
             ]
             assert max(heavy) >= 1 / (64 * spread.normalized)
 
 
 def test_planned_rows_are_the_specification_s() -> None:
-    """Planned numbers for epsilon 1, delta 1e-6 lie 0 to 25 % above those measured for 95 %; the proved ones far above."""
+    """Planned numbers for epsilon 1, delta 1e-6 lie 0 to 25 % above those measured for 95 %; the
+    proved ones far above.
+    """
     rows = calculate("interior_rows")
     for shape, measured in {
         "gaussian": 370,
@@ -170,17 +189,26 @@ def test_planned_rows_are_the_specification_s() -> None:
 
 
 def test_radii_and_what_wrong_ones_spend() -> None:
-    """At epsilon 2 the formulas in circulation spend 6.4 and 3.2 times delta per unit of sensitivity."""
+    """At epsilon 2 the formulas in circulation spend 6.4 and 3.2 times delta per unit of
+    sensitivity.
+    """
     rows = calculate("truncated_noise", epsilon=2, neighbours="add-remove")
     assert rows["histogram, integer noise (used)"][0] == 7
     assert rows["histogram, continuous"][0] == pytest.approx(7.488, abs=1e-3)
     spent = [cells[1] for name, cells in rows.items() if "circulation" in name]
     assert spent == [pytest.approx(6.4, rel=0.01), pytest.approx(3.2, rel=0.01)]
     assert [cells[1] for name, cells in rows.items() if "continuous" in name] == [1.0, 1.0]
-    for given in ({}, {"rows": 5}, {"neighbours": "add-remove"}, {"epsilon": "0.1", "delta": "1e-9"}):
+    for given in (
+        {},
+        {"rows": 5},
+        {"neighbours": "add-remove"},
+        {"epsilon": "0.1", "delta": "1e-9"},
+    ):
         used = calculate("truncated_noise", **given)["histogram, integer noise (used)"]
         assert 0.3 < used[1] <= 1
-    assert calculate("truncated_noise")["histogram, continuous"][0] == pytest.approx(26.766, abs=1e-3)
+    assert calculate("truncated_noise")["histogram, continuous"][0] == pytest.approx(
+        26.766, abs=1e-3
+    )
 
 
 # --- columns that defeat ----------------------------------------------------------------------------------------------
@@ -205,7 +233,9 @@ def test_heavy_tails_still_answer_on_many_rows() -> None:
 
 @pytest.mark.parametrize("kind", ["log_spread", "random_bits"])
 def test_pathological_columns_get_none(kind: str) -> None:
-    """Values of ten thousand scales: no answer in runs whose noise was written down, never a wrong one and never an error."""
+    """Values of ten thousand scales: no answer in runs whose noise was written down, never a wrong
+    one and never an error.
+    """
     source = StreamSource(5)
     found = [
         answered(getattr(public_columns, kind)(n, source), median, source)
@@ -220,7 +250,9 @@ def test_a_hard_median_has_interior_points_and_no_median() -> None:
     """NV is bounded, an interior point is always found, an approximate median never."""
     source = StreamSource(6)
     for alpha in ("0.1", "0.25"):
-        values = public_columns.hard_median(public_columns.log_spread(4000, source, high=0), 0.5 - float(alpha), source)
+        values = public_columns.hard_median(
+            public_columns.log_spread(4000, source, high=0), 0.5 - float(alpha), source
+        )
         spread = public_columns.normalized_variance(values).normalized
         assert spread is not None
         assert spread <= 1.1 / (2 * (0.5 - float(alpha))) ** 2
@@ -234,7 +266,8 @@ def test_a_hard_median_has_interior_points_and_no_median() -> None:
 def test_hard_instances_are_columns_of_finite_numbers(kind: str) -> None:
     """As many as asked for, drawn anew."""
     first, second = (
-        Registry.load().calculator("hard_instance").run({"kind": kind, "rows": "50"}).rows for _ in range(2)
+        Registry.load().calculator("hard_instance").run({"kind": kind, "rows": "50"}).rows
+        for _ in range(2)
     )
     assert len(first) == 50
     assert first != second

@@ -1,4 +1,6 @@
-"""The seeded median: its three rounds exactly on tiny tables, what must be caught, and columns at the ends of the doubles."""
+"""The seeded median: its three rounds exactly on tiny tables, what must be caught, and columns at
+the ends of the doubles.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,12 @@ from dpflow_interior_point.building_blocks import column_scale, stable_bins
 from dpflow_interior_point.building_blocks.column_scale import choose_class, classes, differences
 from dpflow_interior_point.building_blocks.truncated_noise import Noise
 from dpflow_interior_point.mechanisms import seeded_median
-from dpflow_interior_point.mechanisms.seeded_median import SeededMedian, Window, median_in, rows_for_window
+from dpflow_interior_point.mechanisms.seeded_median import (
+    SeededMedian,
+    Window,
+    median_in,
+    rows_for_window,
+)
 
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import Cells, Grid
@@ -43,7 +50,9 @@ def table(neighbours: str) -> Table:
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pairs of direct neighbours, classes of two octaves, cells of a class's least width, windows of eight points: little to enumerate."""
+    """Pairs of direct neighbours, classes of two octaves, cells of a class's least width, windows
+    of eight points: little to enumerate.
+    """
     chosen.cache_clear()
     monkeypatch.setattr(column_scale, "REACH", 1)
     monkeypatch.setattr(column_scale, "PARTNERS", 2)
@@ -65,13 +74,16 @@ def whole(values: tuple[float, ...], declared: Table, shares: Any = None) -> Law
             found["no_scale"] += mass
             continue
         counted = column.cells({0: Grid(exponent)})[0]
-        for window, chance in outputs(lambda s: mechanism._window(counted, exponent, cells, s)).items():
+        for window, chance in outputs(
+            lambda s: mechanism._window(counted, exponent, cells, s)
+        ).items():
             if window is None:
                 found["no_bins"] += mass * chance
                 continue
             fine = column.cells({0: Grid(window.step)})[0]
             for value, last in outputs(lambda s: median_in(window, fine, rate, s)).items():
-                # The window is an output of its own here, though a release shows the median alone: a stronger claim.
+                # The window is an output of its own here, though a release shows the median alone:
+                # a stronger claim.
                 found[exponent, window, value] += mass * chance * last
     return found
 
@@ -83,7 +95,9 @@ def class_counts(values: tuple[float, ...], source: Any) -> Any:
 
 @cache
 def chosen(counted: tuple[tuple[int, int], ...], noise: Noise) -> Law:
-    """The law of the scale over noise alone, enumerated once for all circles and tables that lead to the same counts."""
+    """The law of the scale over noise alone, enumerated once for all circles and tables that lead
+    to the same counts.
+    """
     exponents, counts = np.array(counted, dtype=np.int64).reshape(-1, 2).T
     return outputs(lambda s: choose_class(exponents, counts, noise, 0, "argmax", s))
 
@@ -106,7 +120,11 @@ def test_the_whole_keeps_its_claim(n: int) -> None:
         a, b = (whole(side, table(relation)) for side in (left, right))
         assert sum(a.values()) == pytest.approx(1)
         assert (
-            max(exact_divergence.divergence(a, b, Fraction(12)), exact_divergence.divergence(b, a, Fraction(12))) <= 0.3
+            max(
+                exact_divergence.divergence(a, b, Fraction(12)),
+                exact_divergence.divergence(b, a, Fraction(12)),
+            )
+            <= 0.3
         )
 
 
@@ -123,13 +141,21 @@ def test_a_missing_threshold_is_caught() -> None:
     with mock.patch.object(column_scale, "select", every_cell):
         a, b = (whole((0.0, 0.0, 1.0, x), table("replace")) for x in (1.0, 60.0))
         assert (
-            max(exact_divergence.divergence(a, b, Fraction(12)), exact_divergence.divergence(b, a, Fraction(12))) > 0.3
+            max(
+                exact_divergence.divergence(a, b, Fraction(12)),
+                exact_divergence.divergence(b, a, Fraction(12)),
+            )
+            > 0.3
         )
     noise = SeededMedian()._methods(PARAMS, table("replace"))[1]
     for select, least, most in ((stable_bins.select, 0.0, 0.15), (every_cell, 0.99, 1.0)):
         with mock.patch.object(seeded_median, "select", select):
             a, b = (
-                outputs(lambda s, at=at: SeededMedian()._window(Cells(np.array([at]), np.array([1])), 0, noise, s))
+                outputs(
+                    lambda s, at=at: SeededMedian()._window(
+                        Cells(np.array([at]), np.array([1])), 0, noise, s
+                    )
+                )
                 for at in (7.0, 9.0)
             )
         assert least <= exact_divergence.divergence(a, b, Fraction(12, 5)) <= most
@@ -142,7 +168,9 @@ def test_rounds_are_what_draw_composes() -> None:
     column = ArrayColumn.of(values)
 
     def drawn(source: Any) -> Any:
-        value, status = (row.value for row in SeededMedian().draw(PARAMS, declared, column, source).rows)
+        value, status = (
+            row.value for row in SeededMedian().draw(PARAMS, declared, column, source).rows
+        )
         return status if value is None else value
 
     composed: Law = defaultdict(float)
@@ -159,7 +187,9 @@ def window_law(values: tuple[float, ...], rate: Fraction) -> Law:
 
 
 def test_the_last_round_is_private_in_its_window() -> None:
-    """Given the window: purely epsilon-private under both relations; at four times the rate it is not."""
+    """Given the window: purely epsilon-private under both relations; at four times the rate it is
+    not.
+    """
     rng = np.random.default_rng(6)
     epsilon, worst = Fraction(1), 0.0
     for n in (1, 2, 5, 6):
@@ -169,7 +199,12 @@ def test_the_last_round_is_private_in_its_window() -> None:
             for a, b, moved in ((values, other, 2), (values, values[:-1], 1)):
                 for left, right in ((a, b), (b, a)):
                     rate = epsilon / (2 * moved)
-                    assert exact_divergence.divergence(window_law(left, rate), window_law(right, rate), epsilon) <= 1e-9
+                    assert (
+                        exact_divergence.divergence(
+                            window_law(left, rate), window_law(right, rate), epsilon
+                        )
+                        <= 1e-9
+                    )
                     fast = [window_law(side, 4 * rate) for side in (left, right)]
                     worst = max(worst, exact_divergence.divergence(*fast, epsilon))
     assert worst > 0.05
@@ -178,21 +213,29 @@ def test_the_last_round_is_private_in_its_window() -> None:
 
 
 def test_cells_around_zero_are_one() -> None:
-    """Data on both sides of 0 need as few rows as elsewhere, and the window reaches as far to both sides."""
+    """Data on both sides of 0 need as few rows as elsewhere, and the window reaches as far to both
+    sides.
+    """
     noise = SeededMedian()._methods(PARAMS, table("replace"))[1]
     split = Cells(np.array([-1.0, 0.0, 9.0]), np.array([20, 20, 30]))
     window = SeededMedian()._window(split, 10, noise, SystemSource())
     assert window == Window(-30, 0, 2**41)
-    assert SeededMedian()._window(Cells(np.array([-5.0]), np.array([99])), 10, noise, SystemSource()) == Window(
-        -30, -5 * 2**40, 2**41
-    )
+    assert SeededMedian()._window(
+        Cells(np.array([-5.0]), np.array([99])), 10, noise, SystemSource()
+    ) == Window(-30, -5 * 2**40, 2**41)
 
 
 def test_classes_of_several_octaves() -> None:
     """Each difference lies in the class that starts at or below it; ties stay a class of their own."""
     gaps = np.array([0.0, 1.0, 255.9, 256.0, 2.0**-8, 2.0**-8.5, 5e-324, math.inf])
     exponents, counts = classes(gaps, 8)
-    assert dict(zip(exponents.tolist(), counts.tolist(), strict=True)) == {-1001: 1, -16: 1, -8: 1, 0: 2, 8: 1}
+    assert dict(zip(exponents.tolist(), counts.tolist(), strict=True)) == {
+        -1001: 1,
+        -16: 1,
+        -8: 1,
+        0: 2,
+        8: 1,
+    }
 
 
 @pytest.mark.parametrize(
@@ -208,21 +251,33 @@ def test_ends_of_the_doubles_cause_no_error(values: np.ndarray, low: float, high
     """The largest and the smallest numbers and infinities: an answer near the data, or none."""
     params = SeededMedian.Params.model_validate({"column": "v", "epsilon": 3, "delta": "1e-3"})
     for seed in range(3):
-        rows = SeededMedian().draw(params, table("replace"), ArrayColumn.of(values), StreamSource(seed)).rows
+        rows = (
+            SeededMedian()
+            .draw(params, table("replace"), ArrayColumn.of(values), StreamSource(seed))
+            .rows
+        )
         assert rows[1].value == "ok"
         assert low <= float(str(rows[0].value)) <= high
 
 
 def test_differences_far_below_the_values() -> None:
-    """Half of the rows tie up to 2^-990 and the others are huge: cells beyond 2^900 widths are left out, without an error."""
-    values = np.concatenate([np.arange(2000) * 2.0**-990, np.full(100, 1e300), np.full(100, -1e300)])
+    """Half of the rows tie up to 2^-990 and the others are huge: cells beyond 2^900 widths are left
+    out, without an error.
+    """
+    values = np.concatenate(
+        [np.arange(2000) * 2.0**-990, np.full(100, 1e300), np.full(100, -1e300)]
+    )
     params = SeededMedian.Params.model_validate({"column": "v", "epsilon": 8, "delta": "1e-3"})
-    rows = SeededMedian().draw(params, table("replace"), ArrayColumn.of(values), StreamSource(0)).rows
+    rows = (
+        SeededMedian().draw(params, table("replace"), ArrayColumn.of(values), StreamSource(0)).rows
+    )
     assert rows[1].value in ("ok", "no_bins", "no_scale")
 
 
 def test_planned_rows_find_a_window() -> None:
-    """At the rows that the plan names nine of ten releases answer, at the worst places for classes and cells too."""
+    """At the rows that the plan names nine of ten releases answer, at the worst places for classes
+    and cells too.
+    """
     params = SeededMedian.Params.model_validate({"column": "v", "epsilon": 1, "delta": "1e-6"})
     declared = table("replace")
     pairs, cells, _ = SeededMedian()._methods(params, declared)
@@ -235,5 +290,8 @@ def test_planned_rows_find_a_window() -> None:
         for seed in range(30):
             rng = np.random.default_rng(seed)
             column = ArrayColumn.of(rng.standard_cauchy(planned) * stretch + shift)
-            answers += SeededMedian().draw(params, declared, column, StreamSource(seed)).rows[0].value is not None
+            answers += (
+                SeededMedian().draw(params, declared, column, StreamSource(seed)).rows[0].value
+                is not None
+            )
         assert answers >= 27

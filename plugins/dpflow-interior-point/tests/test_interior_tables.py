@@ -1,4 +1,6 @@
-"""From release files to DuckDB and back: every mechanism by name, every type, any rows; and answers that are never wrong."""
+"""From release files to DuckDB and back: every mechanism by name, every type, any rows; and answers
+that are never wrong.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,11 @@ import numpy as np
 import pytest
 import yaml
 from dpflow_interior_point.building_blocks.stage_costs import Sizes
-from dpflow_interior_point.mechanisms.interior_point import ApproximateMedianParams, InteriorPointParams, Method
+from dpflow_interior_point.mechanisms.interior_point import (
+    ApproximateMedianParams,
+    InteriorPointParams,
+    Method,
+)
 
 from dpflow import Ledger, api
 from dpflow.core.contract.declaration import Table, load_table
@@ -75,7 +81,9 @@ class World:
         path = self.folder / "release.yml"
         path.write_text(yaml.safe_dump(content))
         request = load_request(path)
-        plan = api.plan(request.mechanism, request.table, name=request.name, scope="visits", **request.params)
+        plan = api.plan(
+            request.mechanism, request.table, name=request.name, scope="visits", **request.params
+        )
         self.receipt = api.release(plan, self.ledger)
         return {(row.key, row.measure): row.value for row in self.receipt.result.rows}
 
@@ -86,7 +94,9 @@ def world(tmp_path: Path) -> World:
 
 
 def test_every_private_system_answers_by_name(world: World) -> None:
-    """On a table whose range nobody declared; the medians lie in the middle, the rest between the ends."""
+    """On a table whose range nobody declared; the medians lie in the middle, the rest between the
+    ends.
+    """
     with duckdb.connect(str(world.folder / "visits.duckdb")) as connection:
         low, q1, q3, high = connection.execute(
             "SELECT min(cost), quantile_disc(cost, 0.25), quantile_disc(cost, 0.75), max(cost) FROM visits"
@@ -107,13 +117,26 @@ def test_every_private_system_answers_by_name(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "value"), [("DOUBLE", "i"), ("DATE", "DATE '2013-01-01' + CAST(i % 300 AS INTEGER)"), ("INTEGER", "i % 2")]
+    ("kind", "value"),
+    [
+        ("DOUBLE", "i"),
+        ("DATE", "DATE '2013-01-01' + CAST(i % 300 AS INTEGER)"),
+        ("INTEGER", "i % 2"),
+    ],
 )
-def test_the_front_door_finds_the_median_without_bounds(world: World, kind: str, value: str) -> None:
-    """`median` on an undeclared range plans approximate_median, says why and how many rows it needs, and answers as it does."""
-    world.fill(f"CREATE TABLE visits AS SELECT i AS person, CAST({value} AS {kind}) AS cost FROM range(6000) t(i)")
+def test_the_front_door_finds_the_median_without_bounds(
+    world: World, kind: str, value: str
+) -> None:
+    """`median` on an undeclared range plans approximate_median, says why and how many rows it
+    needs, and answers as it does.
+    """
+    world.fill(
+        f"CREATE TABLE visits AS SELECT i AS person, CAST({value} AS {kind}) AS cost FROM range(6000) t(i)"
+    )
     table = world.declare(columns={"cost": {}})
-    plan = api.plan("median", table, name="m", scope="visits", column="cost", epsilon=2, delta="1e-6")
+    plan = api.plan(
+        "median", table, name="m", scope="visits", column="cost", epsilon=2, delta="1e-6"
+    )
     described = plan.describe()
     assert described["mechanism"].startswith("approximate_median")
     assert "declares no bounds" in described["note"]
@@ -121,9 +144,7 @@ def test_the_front_door_finds_the_median_without_bounds(world: World, kind: str,
     found = world.release("median")
     assert found["", "status"] in ("ok", "ok_atom")
     with duckdb.connect(str(world.folder / "visits.duckdb")) as connection:
-        inside = (
-            f"CAST('{found['', 'median']}' AS {kind}) BETWEEN quantile_disc(cost, 0.25) AND quantile_disc(cost, 0.75)"
-        )
+        inside = f"CAST('{found['', 'median']}' AS {kind}) BETWEEN quantile_disc(cost, 0.25) AND quantile_disc(cost, 0.75)"
         assert connection.execute(f"SELECT {inside} FROM visits").fetchall() == [(True,)]
 
 
@@ -166,8 +187,12 @@ def test_an_answer_of_none_is_charged_and_kept(world: World) -> None:
 def test_answers_have_the_type_of_the_column_and_lie_within(
     world: World, kind: str, value: str, expected: type, mechanism: str
 ) -> None:
-    """The answer, compared by DuckDB with the column itself, lies between its ends, or between its cut ends."""
-    world.fill(f"CREATE TABLE visits AS SELECT i AS person, CAST({value} AS {kind}) AS cost FROM range(5000) t(i)")
+    """The answer, compared by DuckDB with the column itself, lies between its ends, or between its
+    cut ends.
+    """
+    world.fill(
+        f"CREATE TABLE visits AS SELECT i AS person, CAST({value} AS {kind}) AS cost FROM range(5000) t(i)"
+    )
     world.declare(columns={"cost": {}})
     measure = "median" if mechanism == "approximate_median" else "interior point"
     found = world.release(mechanism)["", measure]
@@ -219,8 +244,12 @@ def test_a_constant_column_is_its_atom(world: World) -> None:
     }
 
 
-def test_the_operator_releases_a_median_without_bounds(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In Airflow by the mechanism's name: charged once, and the same again when the interval runs again."""
+def test_the_operator_releases_a_median_without_bounds(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In Airflow by the mechanism's name: charged once, and the same again when the interval runs
+    again.
+    """
     monkeypatch.setenv("AIRFLOW_HOME", str(world.folder / "airflow"))
     connection = {"conn_type": "dpflow_ledger", "host": str(world.folder / "ledger.sqlite")}
     monkeypatch.setenv("AIRFLOW_CONN_DPFLOW_LEDGER", json.dumps(connection))
@@ -236,7 +265,14 @@ def test_the_operator_releases_a_median_without_bounds(world: World, monkeypatch
     }
     found = []
     for number in (1, 2):
-        given = {"dag_id": "d", "task_id": "t", "run_id": "r", "map_index": -1, "try_number": number, "id": str(number)}
+        given = {
+            "dag_id": "d",
+            "task_id": "t",
+            "run_id": "r",
+            "map_index": -1,
+            "try_number": number,
+            "id": str(number),
+        }
         context = {
             "ti": SimpleNamespace(**given),
             "dag_run": SimpleNamespace(partition_key=None, run_type="scheduled", clear_number=0),
@@ -258,21 +294,44 @@ def test_the_operator_releases_a_median_without_bounds(world: World, monkeypatch
 def tables(count: int) -> list[np.ndarray]:
     """Random bits, subnormals, ties, huge values, mixtures of scales, infinities."""
     rng = np.random.default_rng(9)
-    pool = [0.0, -0.0, 5e-324, -5e-324, 1.0, 1.0 + 2**-52, -1e308, 1.7e308, 2.0**62, math.inf, -math.inf, 0.1, 3.0, 3.0]
+    pool = [
+        0.0,
+        -0.0,
+        5e-324,
+        -5e-324,
+        1.0,
+        1.0 + 2**-52,
+        -1e308,
+        1.7e308,
+        2.0**62,
+        math.inf,
+        -math.inf,
+        0.1,
+        3.0,
+        3.0,
+    ]
     found = []
     for i in range(count):
         n = int(rng.integers(0, 60))
         bits = np.frombuffer(rng.bytes(8 * n), np.float64)
         few = rng.choice(pool, n)
         scaled = rng.normal(size=n) * 2.0 ** rng.integers(-900, 900)
-        values = [bits, few, scaled, np.where(rng.random(n) < 0.5, few, scaled), np.round(rng.normal(size=n))][i % 5]
+        values = [
+            bits,
+            few,
+            scaled,
+            np.where(rng.random(n) < 0.5, few, scaled),
+            np.round(rng.normal(size=n)),
+        ][i % 5]
         found.append(values[~np.isnan(values)])
     return found
 
 
 @pytest.mark.parametrize("median", [False, True])
 def test_an_answer_is_never_outside(median: bool) -> None:
-    """On thousands of odd tables with little noise: min <= z <= max, and x_(t+1) <= z <= x_(v-t) for the median."""
+    """On thousands of odd tables with little noise: min <= z <= max, and x_(t+1) <= z <= x_(v-t)
+    for the median.
+    """
     table = Table.model_validate(
         {
             "name": "t",
@@ -325,7 +384,9 @@ def test_an_answer_is_never_outside(median: bool) -> None:
         ("stability_histogram", {"column": "nothing"}, "nothing"),
     ],
 )
-def test_refusals_come_before_rows(world: World, mechanism: str, params: dict[str, Any], message: str) -> None:
+def test_refusals_come_before_rows(
+    world: World, mechanism: str, params: dict[str, Any], message: str
+) -> None:
     """Wrong parameters are refused from plan and declaration alone, and nothing is spent."""
     before = world.ledger.remaining("visits")
     with pytest.raises((InvalidInput, InvalidDeclaration, UnknownName, PlanRefused), match=message):
@@ -336,7 +397,9 @@ def test_refusals_come_before_rows(world: World, mechanism: str, params: dict[st
 def test_the_plan_says_how_many_rows_it_needs() -> None:
     """The note of a plan for the default price names the rows that an answer needs."""
     table = Table.model_validate(DECLARATION | {"neighbours": "replace"})
-    plan = api.plan("approximate_median", table, name="m", scope="s", column="cost", epsilon=1, delta="1e-6")
+    plan = api.plan(
+        "approximate_median", table, name="m", scope="s", column="cost", epsilon=1, delta="1e-6"
+    )
     described = plan.describe()
     assert described["error at 95 %"] == {"rank (share of rows)": 0.25}
     rows = int(str(described["note"]).split()[1])

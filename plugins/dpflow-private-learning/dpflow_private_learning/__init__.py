@@ -1,4 +1,5 @@
-"""Private learning and sanitization (Beimel, Nissim, Stemmer 2013/2016) as dpflow mechanisms, planners and bounds.
+"""Private learning and sanitization (Beimel, Nissim, Stemmer 2013/2016) as dpflow mechanisms,
+planners and bounds.
 
 ``dpflow mechanisms`` and ``dpflow calculate`` list what this distribution adds. From Python:
 

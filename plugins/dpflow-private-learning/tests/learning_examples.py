@@ -29,7 +29,9 @@ DECLARED = {
 
 def example(params: dict[str, Any], relation: str = "add-remove", rows: int = 1) -> Example:
     """The parameters on one relation, with units of at most so many rows."""
-    return Example(Table.model_validate({**DECLARED, "neighbours": relation, "limits": {"rows": rows}}), params)
+    return Example(
+        Table.model_validate({**DECLARED, "neighbours": relation, "limits": {"rows": rows}}), params
+    )
 
 
 RULES = [
@@ -60,17 +62,52 @@ def known(params: dict[str, Any], rows: int = 1) -> Example:
 EXAMPLES: dict[str, list[Example]] = {
     "mode": [
         example({"column": "amount", "epsilon": "1"}, rows=2),
-        example({"column": "amount", "method": "stability", "epsilon": "1", "delta": "0.4"}, "replace"),
-        example({"column": "amount", "method": "stability", "epsilon": "1", "delta": "0.4"}, rows=2),
-        example({"column": "amount", "method": "stability-literal", "epsilon": "0.5", "delta": "0.3"}, "replace"),
-        example({"column": "few", "method": "choosing", "epsilon": "20", "delta": "0.4", "rows": 10, "alpha": "1/2"}),
-        example({"column": "few", "method": "choosing", "epsilon": "20", "delta": "0.4", "alpha": "1/2"}, rows=2),
+        example(
+            {"column": "amount", "method": "stability", "epsilon": "1", "delta": "0.4"}, "replace"
+        ),
+        example(
+            {"column": "amount", "method": "stability", "epsilon": "1", "delta": "0.4"}, rows=2
+        ),
+        example(
+            {"column": "amount", "method": "stability-literal", "epsilon": "0.5", "delta": "0.3"},
+            "replace",
+        ),
+        example(
+            {
+                "column": "few",
+                "method": "choosing",
+                "epsilon": "20",
+                "delta": "0.4",
+                "rows": 10,
+                "alpha": "1/2",
+            }
+        ),
+        example(
+            {
+                "column": "few",
+                "method": "choosing",
+                "epsilon": "20",
+                "delta": "0.4",
+                "alpha": "1/2",
+            },
+            rows=2,
+        ),
     ],
     "unimodal_mode": [
         example({"column": "amount", "epsilon": "1", "promise": 10}),
-        example({"column": "amount", "epsilon": "4", "delta": "0.4", "promise": 10, "levels": 2}, "replace"),
         example(
-            {"column": "amount", "epsilon": "2", "delta": "0.2", "promise": 10, "levels": 2, "selection": "literal"},
+            {"column": "amount", "epsilon": "4", "delta": "0.4", "promise": 10, "levels": 2},
+            "replace",
+        ),
+        example(
+            {
+                "column": "amount",
+                "epsilon": "2",
+                "delta": "0.2",
+                "promise": 10,
+                "levels": 2,
+                "selection": "literal",
+            },
             "replace",
         ),
     ],
@@ -94,7 +131,14 @@ EXAMPLES: dict[str, list[Example]] = {
     "sanitize_points": [
         example({"column": "amount", "epsilon": "1", "rows": 200, "alpha": "1/2"}, rows=2),
         example(
-            {"column": "few", "method": "san-points", "epsilon": "60", "delta": "0.4", "rows": 20, "alpha": "9/10"}
+            {
+                "column": "few",
+                "method": "san-points",
+                "epsilon": "60",
+                "delta": "0.4",
+                "rows": 20,
+                "alpha": "9/10",
+            }
         ),
         example({"column": "few", "epsilon": "60", "delta": "0.4", "alpha": "9/10"}),
     ],
@@ -115,8 +159,19 @@ EXAMPLES: dict[str, list[Example]] = {
     ],
     "learn_class": [
         example({"columns": ["amount"], "label": "late", "epsilon": "1", "rows": 200}, rows=2),
-        example({"columns": ["share"], "label": "late", "epsilon": "1", "rows": 200, "rules": "points"}, "replace"),
-        example({"columns": ["amount", "share"], "label": "kind", "epsilon": "0.01", "rows": 200, "rules": RULES}),
+        example(
+            {"columns": ["share"], "label": "late", "epsilon": "1", "rows": 200, "rules": "points"},
+            "replace",
+        ),
+        example(
+            {
+                "columns": ["amount", "share"],
+                "label": "kind",
+                "epsilon": "0.01",
+                "rows": 200,
+                "rules": RULES,
+            }
+        ),
     ],
     "learn_points": [
         example(
@@ -131,18 +186,41 @@ EXAMPLES: dict[str, list[Example]] = {
             }
         ),
         example(
-            {"column": "few", "label": "kind", "epsilon": "2", "delta": "0.4", "rows": 200, "allow_zero": True},
+            {
+                "column": "few",
+                "label": "kind",
+                "epsilon": "2",
+                "delta": "0.4",
+                "rows": 200,
+                "allow_zero": True,
+            },
             "replace",
             2,
         ),
     ],
     "learn_thresholds_by_search": [
         example(
-            {"column": "few", "label": "late", "epsilon": "0.3", "delta": "0.4", "rows": 50, "alpha": "1/4"}, "replace"
+            {
+                "column": "few",
+                "label": "late",
+                "epsilon": "0.3",
+                "delta": "0.4",
+                "rows": 50,
+                "alpha": "1/4",
+            },
+            "replace",
         ),
     ],
     "learn_rectangles": [
-        example({"columns": ["amount", "share"], "label": "late", "epsilon": "20", "rows": 200, "alpha": "1/2"}),
+        example(
+            {
+                "columns": ["amount", "share"],
+                "label": "late",
+                "epsilon": "20",
+                "rows": 200,
+                "alpha": "1/2",
+            }
+        ),
     ],
     "learn_semi_private": [
         example(
@@ -157,13 +235,27 @@ EXAMPLES: dict[str, list[Example]] = {
             rows=2,
         ),
         example(
-            {"columns": ["amount"], "label": "kind", "epsilon": "0.01", "rows": 200, "public": [["0"], ["5"]]},
+            {
+                "columns": ["amount"],
+                "label": "kind",
+                "epsilon": "0.01",
+                "rows": 200,
+                "public": [["0"], ["5"]],
+            },
             "replace",
         ),
     ],
     "learn_label_private": [
         known(
-            {"columns": ["amount"], "label": "late", "epsilon": "0.01", "rows": 2000, "alpha": "9/10", "beta": "1/2"}, 2
+            {
+                "columns": ["amount"],
+                "label": "late",
+                "epsilon": "0.01",
+                "rows": 2000,
+                "alpha": "9/10",
+                "beta": "1/2",
+            },
+            2,
         ),
         known(
             {
@@ -179,39 +271,91 @@ EXAMPLES: dict[str, list[Example]] = {
     ],
     "sanitize_small": [
         example({"column": "few", "epsilon": "1", "rows": 20, "size": 6}, rows=2),
-        example({"column": "few", "epsilon": "1", "rows": 20, "size": 6, "rules": "subsets"}, "replace"),
-        example({"column": "few", "epsilon": "1", "rows": 20, "size": 6, "rules": [{"kind": "threshold", "below": 2}]}),
+        example(
+            {"column": "few", "epsilon": "1", "rows": 20, "size": 6, "rules": "subsets"}, "replace"
+        ),
+        example(
+            {
+                "column": "few",
+                "epsilon": "1",
+                "rows": 20,
+                "size": 6,
+                "rules": [{"kind": "threshold", "below": 2}],
+            }
+        ),
     ],
     "sanitize_union": [
-        example({"column": "amount", "epsilon": "1", "rows": 200, "alpha": "1/2", "parts": PARTS}, rows=2),
         example(
-            {"column": "amount", "epsilon": "1", "rows": 200, "parts": [{"rules": "points"}, {"rules": "thresholds"}]},
+            {"column": "amount", "epsilon": "1", "rows": 200, "alpha": "1/2", "parts": PARTS},
+            rows=2,
+        ),
+        example(
+            {
+                "column": "amount",
+                "epsilon": "1",
+                "rows": 200,
+                "parts": [{"rules": "points"}, {"rules": "thresholds"}],
+            },
             "replace",
         ),
     ],
     "sanitize_blocks": [
-        example({"column": "amount", "epsilon": "1", "rows": 200, "alpha": "1/4", "shards": 3}, rows=2),
         example(
-            {"column": "few", "epsilon": "1", "rows": 200, "alpha": "1/2", "shards": 2, "rules": "points"}, "replace"
+            {"column": "amount", "epsilon": "1", "rows": 200, "alpha": "1/4", "shards": 3}, rows=2
+        ),
+        example(
+            {
+                "column": "few",
+                "epsilon": "1",
+                "rows": 200,
+                "alpha": "1/2",
+                "shards": 2,
+                "rules": "points",
+            },
+            "replace",
         ),
     ],
     "sanitize_labelled": [
-        example({"column": "amount", "label": "late", "epsilon": "1", "rows": 200, "alpha": "1/4"}, rows=2),
         example(
-            {"column": "few", "label": "kind", "epsilon": "1", "rows": 200, "step": 10, "rules": "points"}, "replace"
+            {"column": "amount", "label": "late", "epsilon": "1", "rows": 200, "alpha": "1/4"},
+            rows=2,
+        ),
+        example(
+            {
+                "column": "few",
+                "label": "kind",
+                "epsilon": "1",
+                "rows": 200,
+                "step": 10,
+                "rules": "points",
+            },
+            "replace",
         ),
     ],
     "learn_from_sanitizer": [
-        example({"column": "amount", "label": "late", "epsilon": "1", "rows": 200, "alpha": "1/4"}, rows=2),
         example(
-            {"column": "few", "label": "kind", "epsilon": "1", "rows": 200, "step": 10, "rules": "points"}, "replace"
+            {"column": "amount", "label": "late", "epsilon": "1", "rows": 200, "alpha": "1/4"},
+            rows=2,
+        ),
+        example(
+            {
+                "column": "few",
+                "label": "kind",
+                "epsilon": "1",
+                "rows": 200,
+                "step": 10,
+                "rules": "points",
+            },
+            "replace",
         ),
     ],
 }
 
 
 def learn_a_box(mechanism: str, rows: Any, **params: Any) -> Any:
-    """A double of a release, for scikit-learn's checks: a box over as many columns as the rows have."""
+    """A double of a release, for scikit-learn's checks: a box over as many columns as the rows
+    have.
+    """
     names = [f"x{i}" for i in range(np.asarray(rows).shape[1])]
     box = Rectangle((0,) * len(names), (400,) * len(names))
     document = learned(box, {name: Column(lower=-100, upper=100, step="0.25") for name in names})

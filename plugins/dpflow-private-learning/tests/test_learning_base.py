@@ -9,9 +9,19 @@ from fractions import Fraction as F
 
 import numpy as np
 import pytest
-from dpflow_private_learning.building_blocks import choosing_mechanism, rec_concave, stability_selection
+from dpflow_private_learning.building_blocks import (
+    choosing_mechanism,
+    rec_concave,
+    stability_selection,
+)
 from dpflow_private_learning.building_blocks.exponential_mechanism import exponential, select
-from dpflow_private_learning.building_blocks.log_bounds import ceil_log2, iterated, log_star, log_star_of, tail_above
+from dpflow_private_learning.building_blocks.log_bounds import (
+    ceil_log2,
+    iterated,
+    log_star,
+    log_star_of,
+    tail_above,
+)
 from dpflow_private_learning.building_blocks.rec_concave import Step
 from dpflow_private_learning.building_blocks.spend_log import Calls
 from dpflow_private_learning.building_blocks.step_function import Pieces, relative
@@ -37,14 +47,19 @@ def test_window_minima_and_best_blocks_are_those_of_all_points(kind: type) -> No
         values = [rng.randint(0, 4) for _ in range(2**p + 1)]
         score = runs(values)
         score = Pieces(score.starts.astype(kind), score.end, score.values)
-        brute = [max(min(values[a : a + 2**j]) for a in range(len(values) + 1 - 2**j)) for j in range(p + 1)]
+        brute = [
+            max(min(values[a : a + 2**j]) for a in range(len(values) + 1 - 2**j))
+            for j in range(p + 1)
+        ]
         assert score.window_minima(p) == brute
         for shift in range(p + 3):
             for offset in {0, 1, 3, 2**shift // 2}:
                 found = score.best_block(offset, shift)
                 blocks: dict[int, int] = {}
                 for x in range(offset, len(values)):
-                    blocks[(x - offset) >> shift] = max(values[x], blocks.get((x - offset) >> shift, -9))
+                    blocks[(x - offset) >> shift] = max(
+                        values[x], blocks.get((x - offset) >> shift, -9)
+                    )
                 if not blocks:
                     assert found is None
                     continue
@@ -55,7 +70,13 @@ def test_window_minima_and_best_blocks_are_those_of_all_points(kind: type) -> No
 
 def test_pieces_around_points() -> None:
     """The ends of the domain, neighbours, and domains beyond 64 bits."""
-    for end, points in ((9, [0, 1, 5, 9]), (9, []), (3, [3]), (2**64 - 1, [7, 2**64 - 1]), (2**70, [0, 2**70])):
+    for end, points in (
+        (9, [0, 1, 5, 9]),
+        (9, []),
+        (3, [3]),
+        (2**64 - 1, [7, 2**64 - 1]),
+        (2**70, [0, 2**70]),
+    ):
         x = np.array(points, dtype=object if end >= 2**64 else np.uint64)
         score = Pieces.around(x, np.arange(1, len(points) + 1), end)
         assert [score.at(point) for point in points] == [*range(1, len(points) + 1)]
@@ -65,9 +86,21 @@ def test_pieces_around_points() -> None:
 
 
 def test_iterated_logarithms() -> None:
-    assert [log_star_of(n) for n in (1, 2, 3, 4, 5, 16, 17, 65536, 65537)] == [0, 1, 2, 2, 3, 3, 4, 4, 5]
+    assert [log_star_of(n) for n in (1, 2, 3, 4, 5, 16, 17, 65536, 65537)] == [
+        0,
+        1,
+        2,
+        2,
+        3,
+        3,
+        4,
+        4,
+        5,
+    ]
     assert [log_star(d) for d in (16, 32, 64)] == [4, 5, 5]
-    assert [rec_concave.depth(2**d, n) for d, n in ((16, 9), (32, 9), (64, 9), (64, 2), (5, 9))] == [2, 2, 3, 2, 1]
+    assert [
+        rec_concave.depth(2**d, n) for d, n in ((16, 9), (32, 9), (64, 9), (64, 2), (5, 9))
+    ] == [2, 2, 3, 2, 1]
     assert ceil_log2(33) == 6 and iterated(16, 2) == 4.0
 
 
@@ -79,24 +112,35 @@ def test_noise_tail_is_the_least_that_holds() -> None:
 
 
 def test_exponential_weights() -> None:
-    """q = (3, 1, 0) at epsilon = 2 ln 2 weighs 8 : 2 : 1, listed or as pieces; constants do not matter; no overflow."""
+    """q = (3, 1, 0) at epsilon = 2 ln 2 weighs 8 : 2 : 1, listed or as pieces; constants do not
+    matter; no overflow.
+    """
     expected = [8 / 11, 2 / 11, 1 / 11]
     for shift in (0, 10**6):
         listed = outputs(lambda s: select([3 + shift, 1 + shift, shift], 2 * LN2, Calls(s)))
-        pieces = outputs(lambda s: exponential([runs([3 + shift, 1 + shift, shift])], 2 * LN2, Calls(s)))
+        pieces = outputs(
+            lambda s: exponential([runs([3 + shift, 1 + shift, shift])], 2 * LN2, Calls(s))
+        )
         assert [listed[i] for i in range(3)] == pytest.approx(expected, abs=1e-12)
         assert [pieces[i] for i in range(3)] == pytest.approx(expected, abs=1e-12)
     wide = outputs(lambda s: exponential([Pieces.of([0, 3, 5], 8, [1, 4, 1])], F(1), Calls(s)))
     weights = [math.exp(v / 2) for v in (1, 1, 1, 4, 4, 1, 1, 1, 1)]
-    assert [wide[i] for i in range(9)] == pytest.approx([w / sum(weights) for w in weights], abs=1e-12)
+    assert [wide[i] for i in range(9)] == pytest.approx(
+        [w / sum(weights) for w in weights], abs=1e-12
+    )
 
 
 def test_exponential_over_enormous_domains() -> None:
-    """2^64, 2^200 and 2^1000 points: a heavy point far out is found, and one point alone costs nothing."""
+    """2^64, 2^200 and 2^1000 points: a heavy point far out is found, and one point alone costs
+    nothing.
+    """
     for bits in (64, 200, 1000):
         x = np.array([5, 2**bits - 7], dtype=np.uint64 if bits == 64 else object)
         calls = Calls(StreamSource(1))
-        assert exponential([Pieces.around(x, np.array([10, 3000]), 2**bits - 1)], F(1), calls) == 2**bits - 7
+        assert (
+            exponential([Pieces.around(x, np.array([10, 3000]), 2**bits - 1)], F(1), calls)
+            == 2**bits - 7
+        )
         assert calls.total() == (1, 0)
     free = Calls(StreamSource(1))
     assert exponential([Pieces.of([0], 0, [4])], F(1), free) == 0 and not free.spent
@@ -109,7 +153,9 @@ def continuous(gap: int, epsilon: float, delta: float, moves: int, level: float)
 
 
 def test_stability_examples() -> None:
-    """The worked examples with continuous noise, and the literal threshold's real delta: 0.363, 0.2195, 0.0478."""
+    """The worked examples with continuous noise, and the literal threshold's real delta: 0.363,
+    0.2195, 0.0478.
+    """
     ln2 = math.log(2)
     assert continuous(10, ln2, 1 / 8, 2, 6) == pytest.approx(7 / 8)
     assert continuous(2, ln2, 1 / 8, 2, 6) == pytest.approx(1 / 8)
@@ -133,12 +179,23 @@ def test_stability_threshold_is_moved_by_the_gaps_sensitivity() -> None:
 
 def test_choosing_example_and_gate() -> None:
     """Selection weighs 64 : 8 : 2; the gate at alpha = 1, epsilon = 2, delta = 0.01 is 41 rows."""
-    found = outputs(lambda s: choosing_mechanism.choosing(np.array([6, 3, 1]), 10, F(1), 4 * LN2, F(1, 100), Calls(s)))
+    found = outputs(
+        lambda s: choosing_mechanism.choosing(
+            np.array([6, 3, 1]), 10, F(1), 4 * LN2, F(1, 100), Calls(s)
+        )
+    )
     passed = 1 - found[None]
-    assert found[None] == pytest.approx(1 / 6, abs=1e-9)  # Pr[Z <= -2] of discrete noise; 1/4 with continuous noise
+    assert found[None] == pytest.approx(
+        1 / 6, abs=1e-9
+    )  # Pr[Z <= -2] of discrete noise; 1/4 with continuous noise
     assert [found[i] / passed for i in range(3)] == pytest.approx([64 / 74, 8 / 74, 2 / 74])
     assert choosing_mechanism.gate(F(1), F(2), F(1, 100), 1) == 41
-    assert choosing_mechanism.choosing(np.zeros(0, np.int64), 10, F(1), F(1), F(1, 100), Calls(StreamSource(1))) is None
+    assert (
+        choosing_mechanism.choosing(
+            np.zeros(0, np.int64), 10, F(1), F(1), F(1, 100), Calls(StreamSource(1))
+        )
+        is None
+    )
 
 
 def test_threshold_score_example() -> None:
@@ -164,7 +221,9 @@ def test_lengths_score_is_quasi_concave_and_moves_by_one() -> None:
     for _ in range(200):
         values = [rng.randint(0, 9) for _ in range(33)]
         near = [v + rng.choice((-1, 0, 1)) for v in values]
-        (q, unit), (other, _) = (rec_concave._lengths_score(runs(v), 5, F(8), F(1, 3)) for v in (values, near))
+        (q, unit), (other, _) = (
+            rec_concave._lengths_score(runs(v), 5, F(8), F(1, 3)) for v in (values, near)
+        )
         assert all(abs(a - b) <= unit for a, b in zip(q, other))
         peak = q.index(max(q))
         assert q[: peak + 1] == sorted(q[: peak + 1]) and q[peak:] == sorted(q[peak:], reverse=True)
@@ -186,7 +245,9 @@ def test_rec_concave_spends_what_its_plan_says(top: int, levels: int, most: int)
         (wide, [v < top // 2 for v in wide]),
     ):
         calls = Calls(StreamSource(1))
-        score = threshold_score(np.array(x, dtype=object if top >= 2**64 else np.uint64), np.array(y, bool), top)
+        score = threshold_score(
+            np.array(x, dtype=object if top >= 2**64 else np.uint64), np.array(y, bool), top
+        )
         point, _ = rec_concave.rec_concave(score, F(500), F(1, 2), step, calls)
         assert 0 <= point <= top and len(calls.spent) <= most
         assert calls.total()[0] <= 1 and calls.total()[1] <= F(1, 10**6)
@@ -201,7 +262,9 @@ def test_paper_budget_and_literal_cost() -> None:
     rec_concave.rec_concave(threshold_score(x, x < 20_250, 2**16), F(500), F(1, 2), literal, calls)
     assert rec_concave.cost(2**16, literal)[0] == 6 >= calls.total()[0]
     assert calls.total()[1] <= rec_concave.cost(2**16, literal)[1]
-    assert calls.spent.count(("stability", *stability_selection.literal_claim(F(1), F(1, 1000)))) == 2
+    assert (
+        calls.spent.count(("stability", *stability_selection.literal_claim(F(1), F(1, 1000)))) == 2
+    )
 
 
 @pytest.mark.parametrize("shape", ["uniform", "clumped", "spread"])
@@ -216,7 +279,9 @@ def test_rec_concave_finds_thresholds_over_2_to_the_64(shape: str) -> None:
         elif shape == "clumped":
             x = cut + rng.integers(-5000, 5000, m).astype(object)
         else:
-            x = cut + (2.0 ** rng.uniform(0, 62, m) * rng.choice([-1, 1], m)).astype(np.int64).astype(object)
+            x = cut + (2.0 ** rng.uniform(0, 62, m) * rng.choice([-1, 1], m)).astype(
+                np.int64
+            ).astype(object)
         score = threshold_score(x, np.array(x < cut, bool), top)
         step = rec_concave.share(top, 2, F(1), F(1, 10**6))
         point, _ = rec_concave.rec_concave(score, F(m), F(1, 20), step, Calls(StreamSource(1)))

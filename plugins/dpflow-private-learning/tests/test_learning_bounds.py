@@ -1,4 +1,6 @@
-"""Planner and bounds: the specification's tables to the digit, workloads that are what the proofs say, VC by brute force."""
+"""Planner and bounds: the specification's tables to the digit, workloads that are what the proofs
+say, VC by brute force.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ SETTING = (0.1, 0.1, 1.0, 1e-6)
 
 
 def test_rows_for_a_threshold_are_the_specifications() -> None:
-    """Table 10.1: EM, Theorem 3.18 at N = 1, 2, 3, log*, Lemma 3.14, the proof's own steps at N = 2 and 3.
+    """Table 10.1: EM, Theorem 3.18 at N = 1, 2, 3, log*, Lemma 3.14, the proof's own steps at N = 2
+    and 3.
 
     (33,645,870 is printed there as 3.37e7, by rounding twice.)
     """
@@ -70,7 +73,9 @@ def test_other_systems_need_what_the_specification_says() -> None:
 
 
 def test_planner_takes_what_is_practical_and_says_what_is_proven() -> None:
-    """For every integer type the exponential mechanism, the tree, peeling; with 2^100000 values RecConcave."""
+    """For every integer type the exponential mechanism, the tree, peeling; with 2^100000 values
+    RecConcave.
+    """
 
     def taken(**given: object) -> object:
         return next(row[0] for row in LearningRows().run(given).rows if row[4])
@@ -78,15 +83,27 @@ def test_planner_takes_what_is_practical_and_says_what_is_proven() -> None:
     assert taken(task="thresholds") == "learn_thresholds, levels: 1"
     assert taken(task="thresholds", bits=100_000) == "learn_thresholds, levels: 2 (proof)"
     assert taken(task="sanitize-thresholds") == "sanitize_thresholds, method: tree"
-    assert taken(task="points", bits=16) == "learn_class, rules: points" and taken(task="points") == "learn_points"
-    assert taken(task="rectangles") == "learn_rectangles, axes: tree"  # what cannot run is never taken
-    found = {row[0]: row[5:] for row in LearningRows().run({"task": "sanitize-points", "rows": 400_000}).rows}
+    assert (
+        taken(task="points", bits=16) == "learn_class, rules: points"
+        and taken(task="points") == "learn_points"
+    )
+    assert (
+        taken(task="rectangles") == "learn_rectangles, axes: tree"
+    )  # what cannot run is never taken
+    found = {
+        row[0]: row[5:]
+        for row in LearningRows().run({"task": "sanitize-points", "rows": 400_000}).rows
+    }
     assert found["sanitize_points, method: exponential"] == (True, None)
     assert found["sanitize_points, san-points, budget: paper"] == (False, True)
     population = LearningRows().run({"task": "thresholds", "pac": "true"}).rows
     assert min(row[2] for row in population) == 119_830  # type: ignore[type-var]
     assert len(LearningComparison().run({}).rows) == 7
-    for wrong in ({"task": "circles"}, {"task": "points", "alpha": "1"}, {"task": "points", "bits": 0}):
+    for wrong in (
+        {"task": "circles"},
+        {"task": "points", "alpha": "1"},
+        {"task": "points", "bits": 0},
+    ):
         with pytest.raises(InvalidInput):
             LearningRows().run(wrong)
 
@@ -94,10 +111,26 @@ def test_planner_takes_what_is_practical_and_says_what_is_proven() -> None:
 def test_lower_bounds_are_the_specifications() -> None:
     cells = [row[3] for row in LearningBounds().run({}).rows]
     assert cells[:3] == [44.3, 81.3, 155.2]
-    assert cells[3:] == [3.4, 10.4, 24.2, 14.4, 42.1, 97.6, 47.9, 158.8, 380.7, 140.4, 584.0, 1471.3]
+    assert cells[3:] == [
+        3.4,
+        10.4,
+        24.2,
+        14.4,
+        42.1,
+        97.6,
+        47.9,
+        158.8,
+        380.7,
+        140.4,
+        584.0,
+        1471.3,
+    ]
     assert lower_bounds.k_point_from(0.1) == pytest.approx(23.1, abs=0.01)
     assert lower_bounds.least_alpha(1) == 0.05
-    for broken in (lambda: lower_bounds.least_alpha(2), lambda: LearningBounds().run({"alpha": "0.3"})):
+    for broken in (
+        lambda: lower_bounds.least_alpha(2),
+        lambda: LearningBounds().run({"alpha": "0.3"}),
+    ):
         with pytest.raises(InvalidInput):
             broken()
     grid = [[lower_bounds.k_point_rows(d, k, 0.1, 1) for d in (16, 32, 64)] for k in (1, 4, 16, 64)]
@@ -115,17 +148,22 @@ def test_no_pure_method_here_claims_less_than_the_bound() -> None:
 
 
 def test_workloads_are_packings() -> None:
-    """Pairwise distances of the tables, pairwise intersections of the sets; too many of them break a small budget."""
+    """Pairwise distances of the tables, pairwise intersections of the sets; too many of them break
+    a small budget.
+    """
     tables = list(lower_bounds.sanitizer_workload(list(range(8)), 200, 0.1))
     for a, b in combinations(tables, 2):
         assert sum((np.bincount(a, minlength=8) - np.bincount(b, minlength=8)).clip(0)) == 60
     assert (
-        lower_bounds.group_bound(60, 2**16, 0.1, 0.1) is False and lower_bounds.group_bound(60, 2**16, 1, 0.1) is True
+        lower_bounds.group_bound(60, 2**16, 0.1, 0.1) is False
+        and lower_bounds.group_bound(60, 2**16, 1, 0.1) is True
     )
     for k, bits in ((1, 4), (2, 5), (5, 10), (16, 12)):
         sets = list(lower_bounds.k_point_sets(k, bits, 150))
         assert all(len(set(s)) == k and min(s) > 0 and max(s) < 2**bits for s in sets)
-        assert all(len(set(a) & set(b)) <= k / 2 for a, b in combinations(sets, 2)) and len(set(sets)) == len(sets)
+        assert all(len(set(a) & set(b)) <= k / 2 for a, b in combinations(sets, 2)) and len(
+            set(sets)
+        ) == len(sets)
     table = lower_bounds.k_point_workload((3, 4, 5), 300, 0.1)
     assert len(table) == 300 and table.count(0) == 150 and table.count(4) == 50
     for broken in (
@@ -138,7 +176,9 @@ def test_workloads_are_packings() -> None:
 
 
 def test_the_bound_holds_against_the_exponential_mechanism() -> None:
-    """A pure sanitizer that would be right on all 2^16 packed tables of 44 rows: its answers would sum to more than 1."""
+    """A pure sanitizer that would be right on all 2^16 packed tables of 44 rows: its answers would
+    sum to more than 1.
+    """
     bound = lower_bounds.sanitizer_rows(2**16, 0.1, 0.1, 1)
     for m in (int(bound * 0.9), math.ceil(bound) + 3):
         fits = lower_bounds.group_bound(math.ceil(3 * 0.1 * m), 2**16, 1, 0.1)
@@ -153,7 +193,9 @@ def test_effective_domain_is_what_concepts_tell_apart() -> None:
 
 
 def test_vc_dimensions_by_brute_force() -> None:
-    """POINT 1, THRESH 1, pairs of points 2, rectangles in two columns 4; with labels at most twice as much."""
+    """POINT 1, THRESH 1, pairs of points 2, rectangles in two columns 4; with labels at most twice
+    as much.
+    """
     points, cuts = small_domain.concepts("points", 0, 7), small_domain.concepts("thresholds", 0, 7)
     pairs = np.array([a | b for a, b in combinations(points, 2)])
     grid = np.array([(x, y) for x in range(4) for y in range(4)])
@@ -181,7 +223,12 @@ def test_tails_bound_what_they_say() -> None:
     for p, n, g in ((0.1, 200, 0.5), (0.5, 50, 1.0), (0.02, 1000, 0.9)):
         assert binom.sf(math.floor((1 + g) * p * n), n, p) <= vc_dimension.chernoff_above(p, n, g)
         if g < 1:
-            assert binom.cdf(math.ceil((1 - g) * p * n) - 1, n, p) <= vc_dimension.chernoff_below(p, n, g)
-    for broken in (lambda: vc_dimension.chernoff_above(0.5, 10, 3), lambda: vc_dimension.chernoff_below(0.5, 10, 1)):
+            assert binom.cdf(math.ceil((1 - g) * p * n) - 1, n, p) <= vc_dimension.chernoff_below(
+                p, n, g
+            )
+    for broken in (
+        lambda: vc_dimension.chernoff_above(0.5, 10, 3),
+        lambda: vc_dimension.chernoff_below(0.5, 10, 1),
+    ):
         with pytest.raises(InvalidInput):
             broken()

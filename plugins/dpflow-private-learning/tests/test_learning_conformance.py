@@ -18,7 +18,10 @@ from learning_examples import EXAMPLES  # noqa: E402
 MECHANISMS = dpflow_register_mechanisms()
 
 
-SAMPLED = ("claim_survives_audit", "error_bound_holds")  # thousands of draws; exact tests of the claims are elsewhere
+SAMPLED = (
+    "claim_survives_audit",
+    "error_bound_holds",
+)  # thousands of draws; exact tests of the claims are elsewhere
 
 
 def cases() -> Iterator[Any]:

@@ -1,4 +1,6 @@
-"""Rows that are counted with noise: the claim holds exactly, an exact count and a gate that is not asked are caught."""
+"""Rows that are counted with noise: the claim holds exactly, an exact count and a gate that is not
+asked are caught.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dpflow_private_learning.building_blocks import choosing_mechanism, noisy_row_count, stability_selection
+from dpflow_private_learning.building_blocks import (
+    choosing_mechanism,
+    noisy_row_count,
+    stability_selection,
+)
 from dpflow_private_learning.building_blocks.spend_log import Calls
 from dpflow_private_learning.mechanisms.learn_class import LearnClass
 from dpflow_private_learning.mechanisms.learn_thresholds import LearnThresholds
@@ -54,7 +60,14 @@ def table(neighbours: str = "add-remove", rows: int = 1) -> Table:
 
 MODE = Mode()
 PARAMS = Mode.Params.model_validate(
-    {"column": "x", "method": "choosing", "epsilon": EPSILON, "delta": DELTA, "alpha": ALPHA, "beta": F(1, 2)}
+    {
+        "column": "x",
+        "method": "choosing",
+        "epsilon": EPSILON,
+        "delta": DELTA,
+        "alpha": ALPHA,
+        "beta": F(1, 2),
+    }
 )
 
 
@@ -91,7 +104,10 @@ def divergence(law: Callable[[tuple[int, ...]], dict[Any, float]], epsilon: F) -
         here = law(counts)
         for i in range(3):
             there = law(tuple(c + (k == i) for k, c in enumerate(counts)))
-            both = [exact_divergence.divergence(a, b, float(epsilon)) for a, b in ((here, there), (there, here))]
+            both = [
+                exact_divergence.divergence(a, b, float(epsilon))
+                for a, b in ((here, there), (there, here))
+            ]
             found = max(found, *both)
     return found
 
@@ -104,14 +120,20 @@ def test_the_claim_holds_exactly_around_the_gate(two_outcomes: None) -> None:
     assert 15 < gate < 45  # the tables below stand on both sides of it
     known = cache(law)
     assert divergence(known, EPSILON) <= float(DELTA) + 1e-8
-    assert divergence(known, EPSILON / 20) > float(DELTA)  # the count alone does not pay for all of it
+    assert divergence(known, EPSILON / 20) > float(
+        DELTA
+    )  # the count alone does not pay for all of it
 
 
-def test_an_exact_count_and_a_gate_not_asked_are_caught(two_outcomes: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exact_count_and_a_gate_not_asked_are_caught(
+    two_outcomes: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Broken variants: rows found instead of a noisy count; noise, but no gate."""
     with monkeypatch.context() as broken:
         broken.setattr(
-            noisy_row_count.Counted, "_count", lambda self, params, table, answer, source: (_size(answer), 0)
+            noisy_row_count.Counted,
+            "_count",
+            lambda self, params, table, answer, source: (_size(answer), 0),
         )
         assert divergence(law, EPSILON) > 0.5
     with monkeypatch.context() as broken:
@@ -124,12 +146,16 @@ def _size(answer: Histogram) -> int:
 
 
 def test_the_count_is_a_lower_bound_with_the_probability_it_states() -> None:
-    """Pr[m > n] <= beta and Pr[m < n - 2 t] <= beta, by the exact law of the noise, for units of one and of three rows."""
+    """Pr[m > n] <= beta and Pr[m < n - 2 t] <= beta, by the exact law of the noise, for units of
+    one and of three rows.
+    """
     for rows, beta in ((1, F(1, 20)), (3, F(1, 100))):
         params = PARAMS.model_copy(update={"beta": beta, "epsilon": F(1)})
 
         def draw(source: Source, rows: int = rows, params: Any = params) -> int:
-            return MODE._count(params, table(rows=rows), Histogram(np.array([0]), np.array([5000])), source)[0]
+            return MODE._count(
+                params, table(rows=rows), Histogram(np.array([0]), np.array([5000])), source
+            )[0]
 
         made = outputs(draw, tail=1e-12)
         margin = math.ceil(20 * rows * math.log(1 / beta))
@@ -144,10 +170,15 @@ def test_rows_are_public_under_replace_and_counted_only_where_they_matter() -> N
         (MODE, PARAMS),
         (SanitizePoints(), {"column": "x", "epsilon": 1, "delta": "1e-6", "method": "san-points"}),
         (SanitizeThresholds(), {"column": "x", "epsilon": 1}),
-        (LearnThresholds(), {"column": "wide", "label": "y", "epsilon": 1, "delta": "1e-6", "levels": 2}),
+        (
+            LearnThresholds(),
+            {"column": "wide", "label": "y", "epsilon": 1, "delta": "1e-6", "levels": 2},
+        ),
     ):
         given = mechanism.Params.model_validate(params) if isinstance(params, dict) else params
-        with pytest.raises(PlanRefused, match="needs rows, the number of rows: under replace it is public"):
+        with pytest.raises(
+            PlanRefused, match="needs rows, the number of rows: under replace it is public"
+        ):
             mechanism.event(given, table("replace"))
         assert isinstance(mechanism.event(given, table()), Composed)
     for mechanism, params in (
@@ -166,12 +197,16 @@ def test_below_the_gate_the_result_is_none_and_says_what_it_needs() -> None:
     """
     params = PARAMS.model_copy(update={"epsilon": F(1), "delta": F(1, 10**6), "alpha": F(1, 4)})
     few, many = (
-        MODE.draw(params, table(), Histogram(np.array([1]), np.array([n])), SystemSource()) for n in (3, 10**6)
+        MODE.draw(params, table(), Histogram(np.array([1]), np.array([n])), SystemSource())
+        for n in (3, 10**6)
     )
     assert [(row.measure, row.value) for row in few.rows] == [("none", None)]
     assert "is private only from" in few.document["status"] and few.document["rows"] >= 1
     assert few.document["calls"] == [{"call": "count", "epsilon": "0.05", "delta": "0", "times": 1}]
-    assert many.rows[0].value == 1 and many.document["accuracy"] == "proven up to the error of the count"
+    assert (
+        many.rows[0].value == 1
+        and many.document["accuracy"] == "proven up to the error of the count"
+    )
     assert abs(many.document["rows"] - 10**6) < 2000
     spent = sum(F(call["epsilon"]) * call["times"] for call in many.document["calls"])
     assert spent == params.epsilon
@@ -185,13 +220,18 @@ def test_every_mechanism_that_takes_rows_can_do_without() -> None:
 
 
 def test_no_number_of_rows_costs_more_than_the_plan_says() -> None:
-    """Whatever is counted, the claim at that number is at most the one that the plan charges, or there is none."""
+    """Whatever is counted, the claim at that number is at most the one that the plan charges, or
+    there is none.
+    """
     tried = 0
     for mechanism in dpflow_register_mechanisms():
         for example in EXAMPLES[mechanism.name]:
             given = {name: value for name, value in example.params.items() if name != "rows"}
             params = mechanism.Params.model_validate(given)
-            if not isinstance(mechanism, noisy_row_count.Counted) or example.table.neighbours == "replace":
+            if (
+                not isinstance(mechanism, noisy_row_count.Counted)
+                or example.table.neighbours == "replace"
+            ):
                 continue
             if not mechanism.counts(params, example.table):
                 continue
@@ -199,10 +239,14 @@ def test_no_number_of_rows_costs_more_than_the_plan_says() -> None:
             assert total is not None and total[0] >= params.epsilon
             for rows in (1, 30, 1000, 10**5, 10**8):
                 try:
-                    claim = mechanism.claimed(mechanism._at(params, rows), example.table).approximate()
+                    claim = mechanism.claimed(
+                        mechanism._at(params, rows), example.table
+                    ).approximate()
                 except PlanRefused:
                     continue
                 assert claim is not None
-                assert claim[0] + params.epsilon / 20 <= total[0] and claim[1] <= total[1], mechanism.name
+                assert claim[0] + params.epsilon / 20 <= total[0] and claim[1] <= total[1], (
+                    mechanism.name
+                )
                 tried += 1
     assert tried > 30

@@ -1,4 +1,6 @@
-"""Every mechanism through the whole engine on tables that are awkward: empty, one row, one label, one value, any domain size."""
+"""Every mechanism through the whole engine on tables that are awkward: empty, one row, one label,
+one value, any domain size.
+"""
 
 from __future__ import annotations
 
@@ -66,8 +68,15 @@ class World:
             "other": {"lower": 0, "upper": 2, "missing": 0, "public": True},
             "late": {"lower": 0, "upper": 1, "missing": 0},
         }
-        declared = {"name": "t", "unit": {"column": "id"}, "limits": {"rows": 1}, "neighbours": "replace"}
-        self.table = Table.model_validate(declared | {"database": folder / "t.duckdb", "columns": columns})
+        declared = {
+            "name": "t",
+            "unit": {"column": "id"},
+            "limits": {"rows": 1},
+            "neighbours": "replace",
+        }
+        self.table = Table.model_validate(
+            declared | {"database": folder / "t.duckdb", "columns": columns}
+        )
         with duckdb.connect(str(folder / "t.duckdb")) as connection:
             connection.execute(f"CREATE TABLE t AS {ROWS[rows]}")
         self.out = folder / "out.duckdb"
@@ -78,12 +87,23 @@ class World:
         """One release, published."""
         place = Publish(database=self.out, table=f"r{next(NUMBER)}")
         made = dpflow.plan(
-            mechanism, self.table, name=place.table, scope="all", publish=place, registry=REGISTRY, **params
+            mechanism,
+            self.table,
+            name=place.table,
+            scope="all",
+            publish=place,
+            registry=REGISTRY,
+            **params,
         )
         return dpflow.release(made, self.ledger, registry=REGISTRY), place.table
 
 
-QUICK = {("no rows", "one"), ("one row", "three"), ("one label", "2^62"), ("unsorted, twice, missing, wild", "2^62")}
+QUICK = {
+    ("no rows", "one"),
+    ("one row", "three"),
+    ("one label", "2^62"),
+    ("unsorted, twice, missing, wild", "2^62"),
+}
 WORLDS = [
     pytest.param(rows, domain, marks=[] if (rows, domain) in QUICK else [pytest.mark.slow])
     for rows in ROWS
@@ -93,7 +113,9 @@ WORLDS = [
 
 @pytest.mark.parametrize(("rows", "domain"), WORLDS)
 def test_awkward_tables_are_answered(tmp_path: Path, rows: str, domain: str) -> None:
-    """No error, a charge, a result in DuckDB; a rule predicts; an artificial table stands beside it."""
+    """No error, a charge, a result in DuckDB; a rule predicts; an artificial table stands beside
+    it.
+    """
     world = World(tmp_path, rows, domain)
     for mechanism in dpflow_register_mechanisms():
         receipt, name = world.release(mechanism.name, PARAMS[mechanism.name])
@@ -102,16 +124,28 @@ def test_awkward_tables_are_answered(tmp_path: Path, rows: str, domain: str) -> 
             assert connection.execute(f"SELECT count(*) FROM {name}").fetchone() is not None
         if "hypothesis" in receipt.result.document:
             model = PrivateClassifier.of(receipt.result.document)
-            assert set(model.predict([[0] * model.n_features_in_, [2] * model.n_features_in_])) <= {0, 1}
+            assert set(model.predict([[0] * model.n_features_in_, [2] * model.n_features_in_])) <= {
+                0,
+                1,
+            }
             with duckdb.connect(str(world.table.database), read_only=True) as connection:
-                connection.execute(f"SELECT count(*) FROM t WHERE {receipt.result.document['sql']}").fetchone()
+                connection.execute(
+                    f"SELECT count(*) FROM t WHERE {receipt.result.document['sql']}"
+                ).fetchone()
 
 
 def test_a_gate_is_checked_before_any_table_is_opened() -> None:
-    """The private file does not exist: the number of rows that the plan declares is what refuses, under either relation."""
+    """The private file does not exist: the number of rows that the plan declares is what refuses,
+    under either relation.
+    """
     columns = {"x": {"lower": 0, "upper": 100}}
     for relation in ("replace", "add-remove"):
-        declared = {"name": "t", "database": "/nowhere/t.duckdb", "unit": {"column": "id"}, "limits": {"rows": 1}}
+        declared = {
+            "name": "t",
+            "database": "/nowhere/t.duckdb",
+            "unit": {"column": "id"},
+            "limits": {"rows": 1},
+        }
         table = Table.model_validate(declared | {"columns": columns, "neighbours": relation})
         given = {"column": "x", "epsilon": "1", "delta": "1e-6", "alpha": "1/10"}
         for mechanism, method in (
@@ -121,17 +155,36 @@ def test_a_gate_is_checked_before_any_table_is_opened() -> None:
         ):
             with pytest.raises(PlanRefused, match=r"private only from \d+ rows, and rows says 100"):
                 dpflow.plan(
-                    mechanism, table, name="a", scope="all", registry=REGISTRY, method=method, rows=100, **given
+                    mechanism,
+                    table,
+                    name="a",
+                    scope="all",
+                    registry=REGISTRY,
+                    method=method,
+                    rows=100,
+                    **given,
                 )
         if relation == "replace":  # under add-remove rows are counted, and the count is charged
             with pytest.raises(PlanRefused, match="needs rows"):
-                dpflow.plan("mode", table, name="a", scope="all", method="choosing", registry=REGISTRY, **given)
+                dpflow.plan(
+                    "mode",
+                    table,
+                    name="a",
+                    scope="all",
+                    method="choosing",
+                    registry=REGISTRY,
+                    **given,
+                )
 
 
 def test_rows_are_counted_within_the_release_where_they_are_private(tmp_path: Path) -> None:
-    """One charge pays for count and choice; a table below the gate is charged too, and gives none. Chances are below e^-40."""
+    """One charge pays for count and choice; a table below the gate is charged too, and gives none.
+    Chances are below e^-40.
+    """
     world = World(tmp_path, "no rows", "three")
-    world.table = world.table.model_copy(update={"neighbours": "add-remove", "columns": _private(world.table)})
+    world.table = world.table.model_copy(
+        update={"neighbours": "add-remove", "columns": _private(world.table)}
+    )
     world.ledger.grant("coming", 10, "1e-3", filter="basic", table=world.table, principal="owner")
     given = {"column": "x", "method": "choosing", "epsilon": "1", "delta": "1e-6"}
     for n, value in ((50_000, 2), (10, None)):
@@ -139,16 +192,22 @@ def test_rows_are_counted_within_the_release_where_they_are_private(tmp_path: Pa
             connection.execute(
                 f"CREATE OR REPLACE TABLE t AS SELECT i AS id, 2 AS x, 2 AS other, 1 AS late FROM range({n}) t(i)"
             )
-        made = dpflow.plan("mode", world.table, name=f"of {n}", scope="coming", registry=REGISTRY, **given)
+        made = dpflow.plan(
+            "mode", world.table, name=f"of {n}", scope="coming", registry=REGISTRY, **given
+        )
         assert made.price() == ("1", "0.000001")
         result = dpflow.release(made, world.ledger, registry=REGISTRY).result
-        assert [(row.measure, row.value) for row in result.rows] == [("none" if value is None else "mode", value)]
+        assert [(row.measure, row.value) for row in result.rows] == [
+            ("none" if value is None else "mode", value)
+        ]
         assert abs(result.document["rows"] - n) < 1000
     assert world.ledger.remaining("coming").rows()[0]["epsilon_left"] == "8"
 
 
 def _private(table: Table) -> dict[str, Column]:
-    return {name: column.model_copy(update={"public": False}) for name, column in table.columns.items()}
+    return {
+        name: column.model_copy(update={"public": False}) for name, column in table.columns.items()
+    }
 
 
 @pytest.mark.parametrize("mechanism", sorted(PARAMS))
@@ -163,12 +222,22 @@ def _private(table: Table) -> dict[str, Column]:
         {"beta": "2"},
         {"rows": -5},
     ]
-    + [{"delta": "1.5"}, {"alpha": "inf"}, {"label": "x", "column": "nobody", "columns": ["nobody"]}, {"surprise": 1}],
+    + [
+        {"delta": "1.5"},
+        {"alpha": "inf"},
+        {"label": "x", "column": "nobody", "columns": ["nobody"]},
+        {"surprise": 1},
+    ],
     ids=str,
 )
 def test_wrong_parameters_are_refused(mechanism: str, wrong: dict[str, Any]) -> None:
-    """Whatever a field may not be, in every mechanism that has the field; and fields that it does not have."""
-    columns = {"x": {"lower": 0, "upper": 2, "public": True}, "other": {"lower": 0, "upper": 2, "public": True}}
+    """Whatever a field may not be, in every mechanism that has the field; and fields that it does
+    not have.
+    """
+    columns = {
+        "x": {"lower": 0, "upper": 2, "public": True},
+        "other": {"lower": 0, "upper": 2, "public": True},
+    }
     declared = {
         "name": "t",
         "database": "t.duckdb",
@@ -179,11 +248,20 @@ def test_wrong_parameters_are_refused(mechanism: str, wrong: dict[str, Any]) -> 
     late = {"late": {"lower": 0, "upper": 1, "missing": 0}}
     table = Table.model_validate(declared | {"columns": columns | late})
     with pytest.raises(InvalidInput):
-        dpflow.plan(mechanism, table, name="a", scope="all", registry=REGISTRY, **(PARAMS[mechanism] | wrong))
+        dpflow.plan(
+            mechanism,
+            table,
+            name="a",
+            scope="all",
+            registry=REGISTRY,
+            **(PARAMS[mechanism] | wrong),
+        )
 
 
 def test_a_column_of_dates_is_answered_in_dates(tmp_path: Path) -> None:
-    """A cut, its predicate on dates and on timestamps, predictions for both, and artificial rows: dates all through."""
+    """A cut, its predicate on dates and on timestamps, predictions for both, and artificial rows:
+    dates all through.
+    """
     world = World(tmp_path, "no rows", "three")
     with duckdb.connect(str(tmp_path / "t.duckdb")) as connection:
         day = "DATE '2000-01-01' + CAST(i % 4000 AS INTEGER)"
@@ -195,25 +273,38 @@ def test_a_column_of_dates_is_answered_in_dates(tmp_path: Path) -> None:
     world.table = world.table.model_copy(update={"columns": columns})
     receipt, _ = world.release("learn_thresholds", LABELLED | {"epsilon": "5"})
     cut = dt.date.fromisoformat(receipt.result.rows[0].value)
-    assert abs(cut - dt.date(2002, 9, 27)) < dt.timedelta(days=100)  # 500 rows worse, at odds of e^-1250
+    assert abs(cut - dt.date(2002, 9, 27)) < dt.timedelta(
+        days=100
+    )  # 500 rows worse, at odds of e^-1250
     model = PrivateClassifier.of(receipt.result.document)
     days = [cut - dt.timedelta(days=1), cut, None]
     assert model.predict([[day] for day in days]).tolist() == [1, 0, 0]
     for kind in ("DATE", "TIMESTAMP"):
         with duckdb.connect() as connection:
             connection.execute(f"CREATE TABLE s AS SELECT CAST(unnest(?) AS {kind}) AS x", [days])
-            assert connection.execute(f"SELECT {model.sql_} FROM s").fetchall() == [(True,), (False,), (None,)]
+            assert connection.execute(f"SELECT {model.sql_} FROM s").fetchall() == [
+                (True,),
+                (False,),
+                (None,),
+            ]
             assert model.predict(connection.execute("FROM s").df()).tolist() == [1, 0, 0]
     _, name = world.release("sanitize_thresholds", ONE | {"rows": 20000})
     with duckdb.connect(str(world.out)) as connection:
-        made = connection.execute(f"SELECT typeof(x), x >= DATE '2000-01-01' FROM {name}_synthetic").fetchall()
+        made = connection.execute(
+            f"SELECT typeof(x), x >= DATE '2000-01-01' FROM {name}_synthetic"
+        ).fetchall()
     assert made and set(made) == {("DATE", True)}
 
 
 @pytest.mark.parametrize("kind", ["DATE", "TIMESTAMP", "TIMESTAMP_NS", "TIMESTAMP WITH TIME ZONE"])
 def test_no_date_is_too_far_for_the_predicate(tmp_path: Path, kind: str) -> None:
-    """Every date of the type has the grid integer that the mechanism gives it; DuckDB's own cast to a timestamp would fail on some."""
-    far = {"DATE": ("5881580-07-10", "5877642-06-25 (BC)"), "TIMESTAMP": ("290309-12-22 (BC) 00:00:00", "294247-01-10")}
+    """Every date of the type has the grid integer that the mechanism gives it; DuckDB's own cast to
+    a timestamp would fail on some.
+    """
+    far = {
+        "DATE": ("5881580-07-10", "5877642-06-25 (BC)"),
+        "TIMESTAMP": ("290309-12-22 (BC) 00:00:00", "294247-01-10"),
+    }
     moments = [
         "infinity",
         "-infinity",
@@ -223,15 +314,28 @@ def test_no_date_is_too_far_for_the_predicate(tmp_path: Path, kind: str) -> None
         "2013-01-01",
         "2005-05-05",
     ]
-    near = ["2005-05-05 11:59:59", "2005-05-05 12:00:00", *far.get(kind, ("2262-04-11 23:47:16", "1677-09-22"))]
+    near = [
+        "2005-05-05 11:59:59",
+        "2005-05-05 12:00:00",
+        *far.get(kind, ("2262-04-11 23:47:16", "1677-09-22")),
+    ]
     with duckdb.connect(str(tmp_path / "t.duckdb")) as connection:
         connection.execute("SET TimeZone = 'UTC'")
         connection.execute(f"CREATE TABLE t (id INTEGER, x {kind})")
         rows = [*enumerate([*moments, *near]), (99, None)]
-        connection.executemany(f"INSERT INTO t VALUES (?, CAST(CAST(? AS VARCHAR) AS {kind}))", rows)
+        connection.executemany(
+            f"INSERT INTO t VALUES (?, CAST(CAST(? AS VARCHAR) AS {kind}))", rows
+        )
     column = Column.model_validate({"lower": dt.date(2000, 1, 1), "upper": dt.date(2012, 12, 31)})
-    declared = {"name": "t", "database": tmp_path / "t.duckdb", "unit": {"column": "id"}, "limits": {"rows": 1}}
-    table = Table.model_validate(declared | {"columns": {"x": {}}}).model_copy(update={"columns": {"x": column}})
+    declared = {
+        "name": "t",
+        "database": tmp_path / "t.duckdb",
+        "unit": {"column": "id"},
+        "limits": {"rows": 1},
+    }
+    table = Table.model_validate(declared | {"columns": {"x": {}}}).model_copy(
+        update={"columns": {"x": column}}
+    )
     found = PrivateTable(table).answer(SortedValues("x", 1), ())
     wanted = [None, *np.repeat(found.values, found.counts).tolist()]
     with duckdb.connect(str(tmp_path / "t.duckdb")) as connection:

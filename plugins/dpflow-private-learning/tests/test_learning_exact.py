@@ -1,4 +1,6 @@
-"""Claims that hold exactly: output distributions of the code itself on neighbouring tables, and broken variants that do not."""
+"""Claims that hold exactly: output distributions of the code itself on neighbouring tables, and
+broken variants that do not.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dpflow_private_learning.building_blocks import choosing_mechanism, rec_concave, stability_selection
+from dpflow_private_learning.building_blocks import (
+    choosing_mechanism,
+    rec_concave,
+    stability_selection,
+)
 from dpflow_private_learning.building_blocks.prefix_tree import tree
 from dpflow_private_learning.building_blocks.spend_log import Calls
 from dpflow_private_learning.building_blocks.step_function import Pieces
@@ -26,7 +32,9 @@ SLACK = 1e-9
 
 @pytest.fixture(autouse=True)
 def noisy_comparisons_have_two_outcomes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A comparison with noise is one choice of two, by the exact tail, instead of one per value of the noise."""
+    """A comparison with noise is one choice of two, by the exact tail, instead of one per value of
+    the noise.
+    """
     real = stability_selection.reaches
 
     def reaches(value: int, level: int, scale: F, calls: Calls) -> bool:
@@ -48,7 +56,12 @@ def replaced(counts: Sequence[int]) -> Iterator[tuple[int, ...]]:
                 yield tuple(c - (k == i) + (k == j) for k, c in enumerate(counts))
 
 
-def worst(law: Callable[[Any], dict[Any, float]], tables: Sequence[Any], epsilon: float, near: Any = replaced) -> float:
+def worst(
+    law: Callable[[Any], dict[Any, float]],
+    tables: Sequence[Any],
+    epsilon: float,
+    near: Any = replaced,
+) -> float:
     """The largest divergence over the tables and their neighbours."""
     known: dict[Any, dict[Any, float]] = {}
     found = 0.0
@@ -61,10 +74,16 @@ def worst(law: Callable[[Any], dict[Any, float]], tables: Sequence[Any], epsilon
     return found
 
 
-def stable(counts: tuple[int, ...], epsilon: F, delta: F, literal: bool, moves: int = 2) -> dict[Any, float]:
+def stable(
+    counts: tuple[int, ...], epsilon: F, delta: F, literal: bool, moves: int = 2
+) -> dict[Any, float]:
     def draw(source: Source) -> int | None:
         value, gap = leader(np.arange(len(counts)), np.array(counts))
-        return value if stability_selection.is_stable(gap, epsilon, delta, Calls(source), moves, literal) else None
+        return (
+            value
+            if stability_selection.is_stable(gap, epsilon, delta, Calls(source), moves, literal)
+            else None
+        )
 
     return outputs(draw)
 
@@ -72,7 +91,9 @@ def stable(counts: tuple[int, ...], epsilon: F, delta: F, literal: bool, moves: 
 PAIRS = [(m - i, i) for m in (1, 5, 14, 15, 30, 60) for i in range(m + 1)]
 
 
-@pytest.mark.parametrize(("epsilon", "delta"), [(F(1), F(1, 10**6)), (F(1, 2), F(1, 10**6)), (F(1, 10), F(1, 100))])
+@pytest.mark.parametrize(
+    ("epsilon", "delta"), [(F(1), F(1, 10**6)), (F(1, 2), F(1, 10**6)), (F(1, 10), F(1, 100))]
+)
 def test_repaired_stability_keeps_its_claim(epsilon: F, delta: F) -> None:
     assert worst(lambda c: stable(c, epsilon, delta, False), PAIRS, float(epsilon)) <= delta + SLACK
 
@@ -81,7 +102,9 @@ def test_literal_stability_is_caught_and_keeps_what_it_really_claims() -> None:
     """(14, 0) against (13, 1): the printed claim (1, 1e-6) fails by far; the true one holds."""
     epsilon, delta = F(1), F(1, 10**6)
     a, b = (stable(c, epsilon, delta, True) for c in ((14, 0), (13, 1)))
-    assert exact_divergence.divergence(a, b, 1.0) == pytest.approx(0.4621, abs=1e-4)  # 0.363 with continuous noise
+    assert exact_divergence.divergence(a, b, 1.0) == pytest.approx(
+        0.4621, abs=1e-4
+    )  # 0.363 with continuous noise
     true, chance = stability_selection.literal_claim(epsilon, delta)
     assert worst(lambda c: stable(c, epsilon, delta, True), PAIRS, float(true)) <= chance + SLACK
 
@@ -101,7 +124,9 @@ def chosen(counts: tuple[int, ...], rows: int, alpha: F, epsilon: F, delta: F) -
     values = np.flatnonzero(counts)
 
     def draw(source: Source) -> int | None:
-        i = choosing_mechanism.choosing(np.array(counts)[values], rows, alpha, epsilon, delta, Calls(source))
+        i = choosing_mechanism.choosing(
+            np.array(counts)[values], rows, alpha, epsilon, delta, Calls(source)
+        )
         return None if i is None else int(values[i])
 
     return outputs(draw)
@@ -112,7 +137,9 @@ def three_values(m: int) -> list[tuple[int, ...]]:
 
 
 def test_choosing_keeps_its_claim_at_the_gate_and_is_caught_below() -> None:
-    """alpha = 1, epsilon = 2, delta = 0.01: the gate is 41 rows; at 5 and 10 rows the delta is 0.14 and 0.04."""
+    """alpha = 1, epsilon = 2, delta = 0.01: the gate is 41 rows; at 5 and 10 rows the delta is 0.14
+    and 0.04.
+    """
     alpha, epsilon, delta = F(1), F(2), F(1, 100)
 
     def law(rows: int) -> Callable[[Any], dict[Any, float]]:
@@ -127,8 +154,9 @@ def test_choosing_keeps_its_claim_at_the_gate_and_is_caught_below() -> None:
 
 @pytest.mark.parametrize("literal", [False, True])
 def test_rec_concave_keeps_its_claim_on_random_neighbours(literal: bool) -> None:
-    """T = 40, two levels: at (3D - 2) epsilon the divergence is below 2 (D - 1) delta, consistent labels or not; with stability
-    as printed at (5D - 4) epsilon."""
+    """T = 40, two levels: at (3D - 2) epsilon the divergence is below 2 (D - 1) delta, consistent
+    labels or not; with stability as printed at (5D - 4) epsilon.
+    """
     rng = random.Random(4)
     step = rec_concave.Step(F(1, 2), F(1, 100), 2, literal)
     epsilon, delta = rec_concave.cost(40, step)
@@ -141,14 +169,17 @@ def test_rec_concave_keeps_its_claim_on_random_neighbours(literal: bool) -> None
 
     for trial in range(4):
         rows = tuple(
-            (x, int(x < 17) if trial % 2 else rng.randint(0, 1)) for x in (rng.randrange(40) for _ in range(6))
+            (x, int(x < 17) if trial % 2 else rng.randint(0, 1))
+            for x in (rng.randrange(40) for _ in range(6))
         )
         for other in (
             rows[1:],
             ((rng.randrange(40), rng.randint(0, 1)), *rows[1:]),
             ((rows[0][0], 1 - rows[0][1]), *rows[1:]),
         ):
-            assert exact_divergence.divergence(law(rows), law(other), float(epsilon)) <= delta + SLACK
+            assert (
+                exact_divergence.divergence(law(rows), law(other), float(epsilon)) <= delta + SLACK
+            )
 
 
 def test_exponential_is_tight_and_never_above_its_claim() -> None:
@@ -156,7 +187,9 @@ def test_exponential_is_tight_and_never_above_its_claim() -> None:
     from dpflow_private_learning.building_blocks.exponential_mechanism import exponential
 
     law = lambda c: outputs(lambda s: exponential([Pieces.of([0, 1], 1, list(c))], F(1), Calls(s)))  # noqa: E731
-    losses = [exact_divergence.smallest_epsilon(law(c), law(o)) for c in PAIRS[:60] for o in replaced(c)]
+    losses = [
+        exact_divergence.smallest_epsilon(law(c), law(o)) for c in PAIRS[:60] for o in replaced(c)
+    ]
     assert 0.9 < max(losses) <= 1 + 1e-8
 
 
@@ -172,7 +205,11 @@ def tree_law(counts: tuple[int, ...], rows: int, moves: int) -> dict[Any, float]
 
 def test_tree_keeps_its_claim_and_half_its_noise_is_caught() -> None:
     """Replacing a row moves two counts of a level: noise for one move only is refuted."""
-    pairs = [((2, 0, 0, 1), (1, 0, 1, 1)), ((0, 2, 1, 0), (0, 1, 2, 0)), ((3, 0, 0, 0), (2, 1, 0, 0))]
+    pairs = [
+        ((2, 0, 0, 1), (1, 0, 1, 1)),
+        ((0, 2, 1, 0), (0, 1, 2, 0)),
+        ((3, 0, 0, 0), (2, 1, 0, 0)),
+    ]
     for a, b in pairs:
         assert exact_divergence.divergence(tree_law(a, 3, 2), tree_law(b, 3, 2), 6.0) <= 1e-3
     a, b = pairs[0]

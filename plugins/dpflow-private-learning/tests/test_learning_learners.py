@@ -1,4 +1,6 @@
-"""Learners: exact claims on enumerated neighbours with controls that fail, accuracy at the promised sizes, rules as SQL."""
+"""Learners: exact claims on enumerated neighbours with controls that fail, accuracy at the promised
+sizes, rules as SQL.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,11 @@ import duckdb
 import numpy as np
 import pandas as pd
 import pytest
-from dpflow_private_learning.building_blocks import choosing_mechanism, projection, stability_selection
+from dpflow_private_learning.building_blocks import (
+    choosing_mechanism,
+    projection,
+    stability_selection,
+)
 from dpflow_private_learning.building_blocks import row_bounds as needed
 from dpflow_private_learning.building_blocks.classifier import PrivateClassifier
 from dpflow_private_learning.building_blocks.hypotheses import (
@@ -36,7 +42,12 @@ from dpflow_private_learning.mechanisms.learn_label_private import LearnLabelPri
 from dpflow_private_learning.mechanisms.learn_points import LearnPoints
 from dpflow_private_learning.mechanisms.learn_rectangles import LearnRectangles, cells
 from dpflow_private_learning.mechanisms.learn_thresholds import LearnThresholds
-from dpflow_private_learning.mechanisms.thresholds_by_search import Sample, WarmUp, comparisons, warm_up
+from dpflow_private_learning.mechanisms.thresholds_by_search import (
+    Sample,
+    WarmUp,
+    comparisons,
+    warm_up,
+)
 from sklearn.base import clone
 from sklearn.utils.estimator_checks import check_estimator
 
@@ -58,21 +69,35 @@ SLACK = 1e-9
 
 @pytest.fixture
 def two_outcomes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A comparison with noise is one choice of two, by the exact tail, instead of one per value of the noise."""
+    """A comparison with noise is one choice of two, by the exact tail, instead of one per value of
+    the noise.
+    """
     real = stability_selection.reaches
 
     def reaches(value: int, level: int, scale: F, calls: Calls) -> bool:
         if not isinstance(calls.source, Enumerator):
             return real(value, level, scale, calls)
-        yes = sum(mass for z, mass in exact_divergence.discrete_laplace(scale, 1e-14).items() if value + z >= level)
+        yes = sum(
+            mass
+            for z, mass in exact_divergence.discrete_laplace(scale, 1e-14).items()
+            if value + z >= level
+        )
         return bool(calls.source.pick({0: 1 - yes, 1: yes}))
 
     monkeypatch.setattr(stability_selection, "reaches", reaches)
     monkeypatch.setattr(choosing_mechanism, "reaches", reaches)
 
 
-def worst(mechanism: Any, table: Table, params: dict[str, Any], rows: list[dict[str, int]], shared: int = 1) -> float:
-    """The largest divergence, beyond the claimed epsilon, over all neighbours with so many shared units."""
+def worst(
+    mechanism: Any,
+    table: Table,
+    params: dict[str, Any],
+    rows: list[dict[str, int]],
+    shared: int = 1,
+) -> float:
+    """The largest divergence, beyond the claimed epsilon, over all neighbours with so many shared
+    units.
+    """
     checked, event = plan(mechanism, table, params)
     epsilon, _ = event.approximate()
     statistic = mechanism.data_request(checked, table)
@@ -84,31 +109,75 @@ def worst(mechanism: Any, table: Table, params: dict[str, Any], rows: list[dict[
 ROWS = [{"few": x, "late": y} for x in (0, 1, 3) for y in (0, 1)]
 CLAIMS = [
     (LearnClass(), {"columns": ["few"], "label": "late", "epsilon": "1", "rows": 4}),
-    (LearnClass(), {"columns": ["few"], "label": "late", "epsilon": "1", "rows": 4, "rules": "points"}),
+    (
+        LearnClass(),
+        {"columns": ["few"], "label": "late", "epsilon": "1", "rows": 4, "rules": "points"},
+    ),
     (LearnThresholds(), {"column": "few", "label": "late", "epsilon": "1", "rows": 4}),
-    (LearnPoints(), {"column": "few", "label": "late", "epsilon": "1", "delta": "0.1", "rows": 4, "allow_zero": True}),
-    (WarmUp(), {"column": "few", "label": "late", "epsilon": "3", "delta": "0.2", "rows": 4, "alpha": "1/2"}),
     (
         LearnPoints(),
-        {"column": "few", "label": "late", "epsilon": "0.5", "delta": "0.1", "rows": 4, "allow_zero": True}
+        {
+            "column": "few",
+            "label": "late",
+            "epsilon": "1",
+            "delta": "0.1",
+            "rows": 4,
+            "allow_zero": True,
+        },
+    ),
+    (
+        WarmUp(),
+        {
+            "column": "few",
+            "label": "late",
+            "epsilon": "3",
+            "delta": "0.2",
+            "rows": 4,
+            "alpha": "1/2",
+        },
+    ),
+    (
+        LearnPoints(),
+        {
+            "column": "few",
+            "label": "late",
+            "epsilon": "0.5",
+            "delta": "0.1",
+            "rows": 4,
+            "allow_zero": True,
+        }
         | {"selection": "literal"},
     ),
     (
         WarmUp(),
-        {"column": "few", "label": "late", "epsilon": "2", "delta": "0.1", "rows": 4, "alpha": "1/2"}
+        {
+            "column": "few",
+            "label": "late",
+            "epsilon": "2",
+            "delta": "0.1",
+            "rows": 4,
+            "alpha": "1/2",
+        }
         | {"selection": "literal"},
     ),
-    (LearnSemiPrivate(), {"columns": ["few"], "label": "late", "epsilon": "1", "rows": 4, "public": [["0"], ["2"]]}),
+    (
+        LearnSemiPrivate(),
+        {"columns": ["few"], "label": "late", "epsilon": "1", "rows": 4, "public": [["0"], ["2"]]},
+    ),
 ]
 
 
 @pytest.mark.parametrize("shared", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("relation", ["add-remove", "replace"])
-@pytest.mark.parametrize(("mechanism", "params"), CLAIMS, ids=lambda value: getattr(value, "name", ""))
+@pytest.mark.parametrize(
+    ("mechanism", "params"), CLAIMS, ids=lambda value: getattr(value, "name", "")
+)
 def test_learners_keep_their_claims(
     two_outcomes: None, mechanism: Any, params: dict[str, Any], relation: str, shared: int
 ) -> None:
-    """All neighbours of up to three rows over three values, labels changed, rows moved, added and taken away."""
+    """All neighbours of up to three rows over three values, labels changed, rows moved, added and
+    taken away.
+    """
     table = example({}, relation).table
     _, claimed = plan(mechanism, table, params)[1].approximate()
     assert worst(mechanism, table, params, ROWS, shared) <= claimed + SLACK
@@ -120,13 +189,19 @@ def test_units_of_two_rows_pay_for_two_rows(two_outcomes: None) -> None:
         assert worst(mechanism, table, params, ROWS[1:4], 1) <= F(params.get("delta", "0")) + SLACK
 
 
-def test_learners_that_spend_more_than_they_say_are_caught(two_outcomes: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Controls: twice the epsilon in the exponential mechanism; the printed stability behind the point learner."""
+def test_learners_that_spend_more_than_they_say_are_caught(
+    two_outcomes: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Controls: twice the epsilon in the exponential mechanism; the printed stability behind the
+    point learner.
+    """
     from dpflow_private_learning.mechanisms import learn_class
 
     table = example({}, "replace").table
     real = learn_class.select
-    monkeypatch.setattr(learn_class, "select", lambda scores, epsilon, calls: real(scores, 2 * epsilon, calls))
+    monkeypatch.setattr(
+        learn_class, "select", lambda scores, epsilon, calls: real(scores, 2 * epsilon, calls)
+    )
     params = CLAIMS[-1][1]
     assert worst(LearnSemiPrivate(), table, params, ROWS) > 0.05
 
@@ -158,19 +233,33 @@ def test_learners_that_spend_more_than_they_say_are_caught(two_outcomes: None, m
 def test_stability_as_printed_is_charged_at_what_it_guarantees(
     mechanism: Any, params: dict[str, Any], selections: int, pure: int
 ) -> None:
-    """Each selection at (1, 1e-6) costs (2, 1e-6 e^2/(1 + 1/e)); the calls of a run add up to the price at most."""
+    """Each selection at (1, 1e-6) costs (2, 1e-6 e^2/(1 + 1/e)); the calls of a run add up to the
+    price at most.
+    """
     table = example({}, "replace").table
-    given = {"column": "amount", "label": "late", "rows": 100, "alpha": "1/4", "beta": "1/4", **params}
+    given = {
+        "column": "amount",
+        "label": "late",
+        "rows": 100,
+        "alpha": "1/4",
+        "beta": "1/4",
+        **params,
+    }
     checked, event = plan(mechanism, table, given | {"selection": "literal"})
     epsilon, delta = event.approximate()
     own = F(params["epsilon"]) / (pure + selections)
     assert epsilon == (2 * selections + pure) * own
-    assert delta == pytest.approx(selections * 1e-6 * math.exp(2 * own) / (1 + math.exp(-own)), rel=1e-9)
+    assert delta == pytest.approx(
+        selections * 1e-6 * math.exp(2 * own) / (1 + math.exp(-own)), rel=1e-9
+    )
     rows = RecordArrays(
-        np.arange(60), {"amount": np.arange(60) % 40 - 10, "late": (np.arange(60) % 40 < 9).astype(int)}
+        np.arange(60),
+        {"amount": np.arange(60) % 40 - 10, "late": (np.arange(60) % 40 < 9).astype(int)},
     )
     document = mechanism.draw(checked, table, rows, StreamSource(1)).document
-    repaired = mechanism.draw(plan(mechanism, table, given)[0], table, rows, StreamSource(1)).document
+    repaired = mechanism.draw(
+        plan(mechanism, table, given)[0], table, rows, StreamSource(1)
+    ).document
     assert document["rows_for_proof"] == repaired["rows_for_proof"]
     spent = document["calls"]
     assert sum(F(call["epsilon"]) * call["times"] for call in spent) <= epsilon
@@ -204,7 +293,9 @@ def learn(
     checked, _ = plan(mechanism, WIDE, params)
     n = len(columns["late"])
     arrays = {name: np.asarray(values, np.int64) for name, values in columns.items()}
-    document = mechanism.draw(checked, WIDE, RecordArrays(np.arange(n), arrays), StreamSource(seed)).document
+    document = mechanism.draw(
+        checked, WIDE, RecordArrays(np.arange(n), arrays), StreamSource(seed)
+    ).document
     return rule(document["hypothesis"]), dict(document)
 
 
@@ -216,13 +307,22 @@ def wrong(found: Rule, columns: dict[str, np.ndarray], *names: str) -> float:
 
 def test_points_are_learned_from_657_rows_whatever_the_domain() -> None:
     """alpha = beta = 0.1, epsilon = 1, delta = 1e-6: 657 rows suffice, 1,401 are the paper's."""
-    params = {"column": "x", "label": "late", "epsilon": "1", "delta": "1e-6", "alpha": "0.1", "beta": "0.1"}
+    params = {
+        "column": "x",
+        "label": "late",
+        "epsilon": "1",
+        "delta": "1e-6",
+        "alpha": "0.1",
+        "beta": "0.1",
+    }
     assert math.ceil(needed.point_rows(0.1, 0.1, 1, 1e-6)) == 1401
     assert math.ceil(needed.point_rows_small(0.1, 0.1, 1, 1e-6)) == 657
     rng, target, missed = np.random.default_rng(0), 2**61 + 5, 0
     for seed in range(60):
         x = np.where(rng.random(657) < 0.1, target, rng.integers(0, 2**62, 657))
-        found, document = learn(LearnPoints(), params | {"rows": 657}, {"x": x, "late": x == target}, seed)
+        found, document = learn(
+            LearnPoints(), params | {"rows": 657}, {"x": x, "late": x == target}, seed
+        )
         missed += found != Point(target)
         assert document["accuracy"] == "proven"
     assert missed <= 1
@@ -234,24 +334,41 @@ def test_points_are_learned_from_657_rows_whatever_the_domain() -> None:
 
 
 def test_thresholds_are_learned_over_2_to_the_62() -> None:
-    """The exponential mechanism at the size it needs, and half the rows; the error stays below alpha/2."""
+    """The exponential mechanism at the size it needs, and half the rows; the error stays below
+    alpha/2.
+    """
     params = {"column": "x", "label": "late", "epsilon": "1", "alpha": "0.1", "beta": "0.1"}
     rng = np.random.default_rng(1)
     for cut in (1, 2**61, 2**62 - 3):
-        x = np.clip(cut + (rng.choice([-1, 1], 1900) * 2.0 ** rng.uniform(0, 61, 1900)).astype(np.int64), 0, 2**62)
+        x = np.clip(
+            cut + (rng.choice([-1, 1], 1900) * 2.0 ** rng.uniform(0, 61, 1900)).astype(np.int64),
+            0,
+            2**62,
+        )
         data = {"x": x, "late": x < cut}
         found, document = learn(LearnThresholds(), params | {"rows": 1900}, data)
         assert wrong(found, data, "x") <= 0.05
         assert (document["method"], document["accuracy"]) == ("exponential", "proven")
         generic, _ = learn(
-            LearnClass(), {"columns": ["x"], "label": "late", "epsilon": "1", "rows": 1900, "alpha": "0.1"}, data
+            LearnClass(),
+            {"columns": ["x"], "label": "late", "epsilon": "1", "rows": 1900, "alpha": "0.1"},
+            data,
         )
         assert wrong(generic, data, "x") <= 0.05
 
 
 def test_inconsistent_labels_cost_the_same_calls() -> None:
-    """Alternating labels, one label only, no rows, all rows equal: a rule within the domain and the same notebook."""
-    params = {"column": "x", "label": "late", "epsilon": "1", "delta": "1e-6", "rows": 100, "levels": 2}
+    """Alternating labels, one label only, no rows, all rows equal: a rule within the domain and the
+    same notebook.
+    """
+    params = {
+        "column": "x",
+        "label": "late",
+        "epsilon": "1",
+        "delta": "1e-6",
+        "rows": 100,
+        "levels": 2,
+    }
     x = np.arange(100)
     notebooks = []
     for columns in (
@@ -267,7 +384,9 @@ def test_inconsistent_labels_cost_the_same_calls() -> None:
 
 
 def test_search_finds_the_interval_and_the_cut_without_noise() -> None:
-    """Domains of up to 64 points, all shapes of diverse samples: error at most alpha with hardly any noise; Q grows from 0."""
+    """Domains of up to 64 points, all shapes of diverse samples: error at most alpha with hardly
+    any noise; Q grows from 0.
+    """
     rng = random.Random(3)
     for _ in range(120):
         end = rng.choice((1, 2, 5, 15, 31, 63))
@@ -295,10 +414,20 @@ def test_search_finds_the_interval_and_the_cut_without_noise() -> None:
 
 def test_search_learns_at_its_proven_size() -> None:
     rng = np.random.default_rng(4)
-    n = math.ceil(needed.warm_up_rows(comparisons(2**62), 0.2, 0.1, 1 / (comparisons(2**62) + 3), 5e-7))
+    n = math.ceil(
+        needed.warm_up_rows(comparisons(2**62), 0.2, 0.1, 1 / (comparisons(2**62) + 3), 5e-7)
+    )
     x = rng.integers(0, 2**62, n)
     data = {"x": x, "late": x < 2**61}
-    params = {"column": "x", "label": "late", "epsilon": "1", "delta": "1e-6", "alpha": "0.2", "beta": "0.1", "rows": n}
+    params = {
+        "column": "x",
+        "label": "late",
+        "epsilon": "1",
+        "delta": "1e-6",
+        "alpha": "0.2",
+        "beta": "0.1",
+        "rows": n,
+    }
     found, document = learn(WarmUp(), params, data)
     assert document["accuracy"] == "proven" and wrong(found, data, "x") <= 0.2
 
@@ -318,12 +447,26 @@ def test_cells_hold_what_they_may() -> None:
 
 
 def test_rectangles_are_learned() -> None:
-    """Two columns of 2^20 values, 1,500,000 rows, alpha = 0.3: the error was far below alpha/2; a heavy value, no positives."""
+    """Two columns of 2^20 values, 1,500,000 rows, alpha = 0.3: the error was far below alpha/2; a
+    heavy value, no positives.
+    """
     rng, n = np.random.default_rng(6), 1_500_000
     data = {"y": rng.integers(0, 2**20, n), "z": rng.integers(0, 2**20, n)}
     data["z"][: n // 5] = 300_000  # cannot be divided
-    inside = (data["y"] >= 2**18) & (data["y"] <= 2**19) & (data["z"] >= 300_000) & (data["z"] <= 900_000)
-    params = {"columns": ["y", "z"], "label": "late", "epsilon": "1", "alpha": "0.3", "beta": "0.1", "rows": n}
+    inside = (
+        (data["y"] >= 2**18)
+        & (data["y"] <= 2**19)
+        & (data["z"] >= 300_000)
+        & (data["z"] <= 900_000)
+    )
+    params = {
+        "columns": ["y", "z"],
+        "label": "late",
+        "epsilon": "1",
+        "alpha": "0.3",
+        "beta": "0.1",
+        "rows": n,
+    }
     found, document = learn(LearnRectangles(), params, data | {"late": inside})
     assert wrong(found, data | {"late": inside}, "y", "z") <= 0.15
     assert isinstance(found, Rectangle) and found.lower[1] == 300_000
@@ -333,13 +476,17 @@ def test_rectangles_are_learned() -> None:
 
 
 def test_semi_private_learning_needs_few_private_rows() -> None:
-    """Public points make 2^62 thresholds a few hundred: VC rows are enough. Rectangles of three public points: eleven labellings."""
+    """Public points make 2^62 thresholds a few hundred: VC rows are enough. Rectangles of three
+    public points: eleven labellings.
+    """
     rng = np.random.default_rng(7)
     public = rng.integers(0, 2**62, 400)
     x = rng.integers(0, 2**62, 1200)
     data = {"x": x, "late": x < 2**61}
     params = {"columns": ["x"], "label": "late", "epsilon": "1", "rows": 1200, "alpha": "0.1"}
-    found, document = learn(LearnSemiPrivate(), params | {"public": [[str(v)] for v in public]}, data)
+    found, document = learn(
+        LearnSemiPrivate(), params | {"public": [[str(v)] for v in public]}, data
+    )
     assert wrong(found, data, "x") <= 0.06 and document["rules"] == "401"
     boxes = projection.rectangles(np.array([[0, 0], [5, 1], [9, 4]]), [(0, 20), (0, 20)])
     labellings = {tuple(box.predict(np.array([[0, 0], [5, 1], [9, 4]]))) for box in boxes}
@@ -355,7 +502,9 @@ def test_scores_of_rules_are_those_of_their_predictions() -> None:
         [Rectangle((0, -2), (3, 4)), Nothing()],
     )
     for rules in classes:
-        assert right(rules, x, labels).tolist() == [int((one.predict(x) == labels).sum()) for one in rules]
+        assert right(rules, x, labels).tolist() == [
+            int((one.predict(x) == labels).sum()) for one in rules
+        ]
 
 
 # --- labels only -------------------------------------------------------------------------------------------------------
@@ -367,8 +516,9 @@ def labelled(rows: list[tuple[int, int]]) -> RecordArrays:
 
 
 def test_only_labels_behind_the_sample_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All labels of five rows over four values: flips in the sample change nothing, others cost epsilon; a changed feature
-    of the sample would show, which is why features must be public."""
+    """All labels of five rows over four values: flips in the sample change nothing, others cost
+    epsilon; a changed feature of the sample would show, which is why features must be public.
+    """
     from dpflow_private_learning.mechanisms import learn_label_private
 
     monkeypatch.setattr(learn_label_private, "label_private_sample", lambda *_: 2)
@@ -385,33 +535,55 @@ def test_only_labels_behind_the_sample_are_read(monkeypatch: pytest.MonkeyPatch)
                 assert exact_delta(learner, params, table, pair, 0 if i < 2 else 1) <= SLACK
     params, _ = plan(learner, table, given)
     moved = [([(0, 0), (0, 0), (1, 1), (2, 0), (3, 1)], [(3, 0), (0, 0), (1, 1), (2, 0), (3, 1)])]
-    assert exact_delta(learner, params, table, ((labelled(a), labelled(b)) for a, b in moved), 1) > 0.05
+    assert (
+        exact_delta(learner, params, table, ((labelled(a), labelled(b)) for a, b in moved), 1)
+        > 0.05
+    )
 
 
 def test_label_private_sizes_and_accuracy() -> None:
-    """n = 7,384 (3,470 as printed), 8,392 rows suffice where the theorem asks 1,169,321; no failure measured."""
-    assert (needed.label_private_sample(1, 0.1, 0.1), needed.label_private_sample(1, 0.1, 0.1, False)) == (7384, 3470)
+    """n = 7,384 (3,470 as printed), 8,392 rows suffice where the theorem asks 1,169,321; no failure
+    measured.
+    """
+    assert (
+        needed.label_private_sample(1, 0.1, 0.1),
+        needed.label_private_sample(1, 0.1, 0.1, False),
+    ) == (7384, 3470)
     assert math.ceil(needed.label_private_rows(7385, 7384, 0.1, 0.1, 1)) == 8392
     assert math.ceil(needed.label_private_theorem(1, 0.1, 0.1, 1)) == 1_169_321
-    columns = {"x": {"lower": 0, "upper": 2**62, "public": True}, "late": {"lower": 0, "upper": 1, "missing": 0}}
+    columns = {
+        "x": {"lower": 0, "upper": 2**62, "public": True},
+        "late": {"lower": 0, "upper": 1, "missing": 0},
+    }
     table = Table.model_validate(DECLARED | {"neighbours": "replace", "columns": columns})
     learner = LearnLabelPrivate()
     params, _ = plan(
         learner,
         table,
-        {"columns": ["x"], "label": "late", "epsilon": "1", "rows": 8392, "alpha": "0.1", "beta": "0.1"},
+        {
+            "columns": ["x"],
+            "label": "late",
+            "epsilon": "1",
+            "rows": 8392,
+            "alpha": "0.1",
+            "beta": "0.1",
+        },
     )
     rng = np.random.default_rng(11)
     for _ in range(5):
         x = rng.integers(0, 2**62, 8392)
         labels = (x < 2**60).astype(np.int64)
-        document = learner.draw(params, table, RecordArrays(x, {"x": x, "late": labels}), StreamSource(1)).document
+        document = learner.draw(
+            params, table, RecordArrays(x, {"x": x, "late": labels}), StreamSource(1)
+        ).document
         assert document["accuracy"] == "proven"
         assert wrong(rule(document["hypothesis"]), {"x": x, "late": labels}, "x") <= 0.05
 
 
 def test_label_privacy_is_refused_where_it_would_not_hold() -> None:
-    """Private features, rows that a missing label takes away, conditions, too few rows; public columns under add-remove."""
+    """Private features, rows that a missing label takes away, conditions, too few rows; public
+    columns under add-remove.
+    """
     learner, table = LearnLabelPrivate(), known({}).table
     given = {"columns": ["amount"], "label": "late", "epsilon": "1", "rows": 9000}
     with pytest.raises(PlanRefused, match="not declared public"):
@@ -426,7 +598,9 @@ def test_label_privacy_is_refused_where_it_would_not_hold() -> None:
         dpflow.plan("learn_label_private", table, name="a", scope="b", where="late = 0", **given)
     assert (
         "amount, share, few known"
-        in dpflow.plan("learn_label_private", table, name="a", scope="b", **given).describe()["protects"]
+        in dpflow.plan("learn_label_private", table, name="a", scope="b", **given).describe()[
+            "protects"
+        ]
     )
     with pytest.raises(ValueError, match="public columns need neighbours: replace"):
         Table.model_validate(table.model_dump(by_alias=True) | {"neighbours": "add-remove"})
@@ -443,7 +617,18 @@ COLUMNS = {
 
 def table_of_values() -> Iterator[tuple[Any, Any, Any]]:
     rng = random.Random(9)
-    odd = [None, math.nan, math.inf, -math.inf, 0.125, 0.375, -1.25, 3.75, 1e300, 0.49999999999999994]
+    odd = [
+        None,
+        math.nan,
+        math.inf,
+        -math.inf,
+        0.125,
+        0.375,
+        -1.25,
+        3.75,
+        1e300,
+        0.49999999999999994,
+    ]
     for _ in range(400):
         yield (
             rng.choice([None, *range(-20, 40)]),
@@ -452,24 +637,36 @@ def table_of_values() -> Iterator[tuple[Any, Any, Any]]:
         )
 
 
-@pytest.mark.parametrize("found", [Nothing(), Rectangle((-3, 1, -7), (9, 3, 20)), Rectangle((1, 0, 0), (0, 0, 0))])
+@pytest.mark.parametrize(
+    "found", [Nothing(), Rectangle((-3, 1, -7), (9, 3, 20)), Rectangle((1, 0, 0), (0, 0, 0))]
+)
 def test_predicate_and_classifier_agree_on_duckdb(found: Rule) -> None:
-    """The stored document predicts in Python and as SQL alike: outside the bounds, between steps, NULL, NaN, infinities."""
+    """The stored document predicts in Python and as SQL alike: outside the bounds, between steps,
+    NULL, NaN, infinities.
+    """
     rows = list(table_of_values())
     frame = pd.DataFrame(rows, columns=["a", "b c", "d"])
     document = learned(found, COLUMNS)
     model = PrivateClassifier.of(document)
     with duckdb.connect() as connection:
         connection.execute('CREATE TABLE t (i INTEGER, a INTEGER, "b c" DOUBLE, d DOUBLE)')
-        connection.executemany("INSERT INTO t VALUES (?, ?, ?, ?)", [(i, *row) for i, row in enumerate(rows)])
-        chosen = {i for (i,) in connection.execute(f"SELECT i FROM t WHERE {document['sql']}").fetchall()}
+        connection.executemany(
+            "INSERT INTO t VALUES (?, ?, ?, ?)", [(i, *row) for i, row in enumerate(rows)]
+        )
+        chosen = {
+            i for (i,) in connection.execute(f"SELECT i FROM t WHERE {document['sql']}").fetchall()
+        }
     assert chosen == set(np.flatnonzero(model.predict(frame)).tolist())
-    assert not isinstance(found, Rectangle) or found.lower[0] > found.upper[0] or 0 < len(chosen) < 400
+    assert (
+        not isinstance(found, Rectangle) or found.lower[0] > found.upper[0] or 0 < len(chosen) < 400
+    )
     assert (model.predict(frame.to_numpy(dtype=float)) == model.predict(frame)).all()
 
 
 def test_classifier_keeps_the_conventions() -> None:
-    """get_params, clone, fit returns itself and asks for one release; what is not a hypothesis is refused."""
+    """get_params, clone, fit returns itself and asks for one release; what is not a hypothesis is
+    refused.
+    """
     asked: list[Any] = []
     document = learned(Threshold(12), {"a": COLUMNS["a"]})
 
@@ -487,7 +684,9 @@ def test_classifier_keeps_the_conventions() -> None:
     for broken in ({}, {"hypothesis": {"kind": "nothing"}}):
         with pytest.raises(InvalidInput, match="holds no hypothesis"):
             PrivateClassifier.of(broken)
-    with pytest.raises(ValueError, match="2 features, but PrivateClassifier is expecting 1 features as input: a"):
+    with pytest.raises(
+        ValueError, match="2 features, but PrivateClassifier is expecting 1 features as input: a"
+    ):
         again.predict([[1, 2]])
     with pytest.raises(InvalidInput, match="the columns a"):
         again.predict(pd.DataFrame({"b": [1]}))
@@ -496,7 +695,8 @@ def test_classifier_keeps_the_conventions() -> None:
         PrivateClassifier().fit("t.yml")
 
 
-#: scikit-learn's checks of what is given to `fit`, which takes a declared table in the place of rows and labels.
+#: scikit-learn's checks of what is given to `fit`, which takes a declared table in the place of
+#: rows and labels.
 OF_FIT = (
     "check_classifier_data_not_an_array",
     "check_classifiers_classes",
@@ -515,10 +715,14 @@ OF_FIT = (
 
 def test_classifier_passes_scikit_learns_own_checks() -> None:
     """All but those; the release is a double that learns a box of as many columns."""
-    reasons = dict.fromkeys((*OF_FIT, "check_classifiers_train", "check_classifiers_regression_target"), "about fit")
+    reasons = dict.fromkeys(
+        (*OF_FIT, "check_classifiers_train", "check_classifiers_regression_target"), "about fit"
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = check_estimator(PrivateClassifier(learn_a_box), expected_failed_checks=reasons, on_skip=None)
+        found = check_estimator(
+            PrivateClassifier(learn_a_box), expected_failed_checks=reasons, on_skip=None
+        )
     assert sum(one["status"] == "passed" for one in found) >= 38
 
 
@@ -544,7 +748,13 @@ def test_rules_survive_json_and_refuse_everything_else() -> None:
 def test_bad_plans_are_refused() -> None:
     """Everything that can be known to be wrong without rows."""
     table = example({}).table
-    given: dict[str, Any] = {"column": "amount", "label": "late", "epsilon": "1", "delta": "1e-6", "rows": 100}
+    given: dict[str, Any] = {
+        "column": "amount",
+        "label": "late",
+        "epsilon": "1",
+        "delta": "1e-6",
+        "rows": 100,
+    }
     for changes in (
         {"label": "amount"},
         {"label": "nobody"},

@@ -1,4 +1,6 @@
-"""Sanitizers: golden parameters, accuracy where it is proven, completeness of the rules, published tables."""
+"""Sanitizers: golden parameters, accuracy where it is proven, completeness of the rules, published
+tables.
+"""
 
 from __future__ import annotations
 
@@ -30,24 +32,35 @@ ONE, MILLIONTH, TENTH = F(1), F(1, 10**6), F(1, 10)
 
 
 def column(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    distinct, counts = np.unique(values if values.dtype == object else values.astype(np.uint64), return_counts=True)
+    distinct, counts = np.unique(
+        values if values.dtype == object else values.astype(np.uint64), return_counts=True
+    )
     return distinct.astype(np.uint64), counts.astype(np.int64)
 
 
 def prefix_error(x: np.ndarray, counts: np.ndarray, found: Synopsis) -> float:
-    """The largest difference of prefix fractions; it suffices to look at x and x + 1 for every x of either side."""
+    """The largest difference of prefix fractions; it suffices to look at x and x + 1 for every x of
+    either side.
+    """
     places = sorted({int(v) + s for v in (*x.tolist(), *found.points) for s in (0, 1)})
-    true = np.concatenate([[0], np.cumsum(counts)])[np.searchsorted(x.astype(object), places)] / counts.sum()
+    true = (
+        np.concatenate([[0], np.cumsum(counts)])[np.searchsorted(x.astype(object), places)]
+        / counts.sum()
+    )
     return float(np.abs(true.astype(float) - found.below(places)).max())
 
 
 def test_san_points_has_the_papers_numbers() -> None:
     """758,535 rows, gate 398,633 at alpha = beta = 0.1; 56,519 and 32,428 at alpha = 1/2."""
     for alpha, rows, level in ((TENTH, 758_535, 398_633), (F(1, 2), 56_519, 32_428)):
-        plan = sanitize_points.rounds("san-points", 2**64, 1, alpha, TENTH, 10**9, ONE, MILLIONTH, "paper")
+        plan = sanitize_points.rounds(
+            "san-points", 2**64, 1, alpha, TENTH, 10**9, ONE, MILLIONTH, "paper"
+        )
         assert math.ceil(plan.needed) == rows
         assert gate(plan.alpha, plan.epsilon, plan.delta, 1) == level
-    tight = sanitize_points.rounds("san-points", 2**64, 1, TENTH, TENTH, 10**9, ONE, MILLIONTH, "tight")
+    tight = sanitize_points.rounds(
+        "san-points", 2**64, 1, TENTH, TENTH, 10**9, ONE, MILLIONTH, "tight"
+    )
     assert tight.epsilon > 1.9 * each(ONE, MILLIONTH / 5, 40, "paper")
     baseline = [math.ceil(needed.peeling_rows(2**d, 0.1, 0.1, 1)) for d in (16, 32, 64)]
     assert baseline == [27_331, 45_076, 80_565]
@@ -60,7 +73,9 @@ def test_points_are_found_with_their_frequencies(method: str) -> None:
     rng = np.random.default_rng(0)
     n = 760_000
     sizes = (np.array([0.3, 0.2, 0.11, 0.1, 0.06]) * n).astype(int)
-    values = np.concatenate([np.repeat([5, 900, 2**40, 2**63, 17], sizes), rng.integers(2**20, 2**39, n - sizes.sum())])
+    values = np.concatenate(
+        [np.repeat([5, 900, 2**40, 2**63, 17], sizes), rng.integers(2**20, 2**39, n - sizes.sum())]
+    )
     x, counts = column(values)
     plan = sanitize_points.rounds(method, 2**64, 1, TENTH, TENTH, n, ONE, MILLIONTH, "paper")
     calls = Calls(StreamSource(1))
@@ -77,7 +92,9 @@ def test_points_are_found_with_their_frequencies(method: str) -> None:
 
 @pytest.mark.parametrize(("method", "k"), [("san-points", 2), ("exponential", 3)])
 def test_sums_of_k_points_are_within_alpha(method: str, k: int) -> None:
-    """The worst set of k values takes the k largest errors of one sign; and k = 1 is the same plan as points."""
+    """The worst set of k values takes the k largest errors of one sign; and k = 1 is the same plan
+    as points.
+    """
     rng, alpha = np.random.default_rng(4), F(1, 2)
     plan = sanitize_points.rounds(method, 2**64, k, alpha, TENTH, 1, F(2), MILLIONTH, "tight")
     n = math.ceil(plan.needed)
@@ -89,7 +106,10 @@ def test_sums_of_k_points_are_within_alpha(method: str, k: int) -> None:
     ordered = np.sort(errors)
     worst = max(ordered[-k:].clip(0).sum(), -ordered[:k].clip(None, 0).sum())
     assert worst <= alpha
-    assert sanitize_points.rounds(method, 2**64, 1, alpha / k, TENTH, n, F(2), MILLIONTH, "tight") == plan
+    assert (
+        sanitize_points.rounds(method, 2**64, 1, alpha / k, TENTH, n, F(2), MILLIONTH, "tight")
+        == plan
+    )
 
 
 def test_proper_database_edges() -> None:
@@ -111,21 +131,32 @@ def test_window_maxima() -> None:
         for _ in range(40):
             values = np.sort(rng.integers(0, 40, rng.integers(1, 30)))
             x, counts = column(values)
-            got = san_thresholds.window_maxima(x.astype(kind), np.append(0, np.cumsum(counts)), 39, 6)
-            assert got == [max(((values >= a) & (values < a + 2**j)).sum() for a in range(40)) for j in range(7)]
+            got = san_thresholds.window_maxima(
+                x.astype(kind), np.append(0, np.cumsum(counts)), 39, 6
+            )
+            assert got == [
+                max(((values >= a) & (values < a + 2**j)).sum() for a in range(40))
+                for j in range(7)
+            ]
 
 
 def test_san_thresholds_has_the_papers_numbers() -> None:
     """c = 154, inner epsilon 0.02896, gate 1,008,018; and 4,239,923 for alpha = 0.2."""
     first = san_thresholds.plan(F(1, 2), TENTH, F(4), F(1, 1000), 10**7, "paper")
-    assert (first.calls, first.gate) == (154, 1_008_018) and float(first.epsilon) == pytest.approx(0.02896, abs=5e-6)
+    assert (first.calls, first.gate) == (154, 1_008_018) and float(first.epsilon) == pytest.approx(
+        0.02896, abs=5e-6
+    )
     assert san_thresholds.plan(F(1, 5), TENTH, F(4), F(1, 1000), 10**7, "paper").gate == 4_239_923
-    assert san_thresholds.plan(F(1, 2), TENTH, F(4), F(1, 1000), 10**7).gate == 827_059  # the tight split
+    assert (
+        san_thresholds.plan(F(1, 2), TENTH, F(4), F(1, 1000), 10**7).gate == 827_059
+    )  # the tight split
 
 
 @pytest.mark.parametrize("shape", ["uniform", "one value", "two ends", "lumps"])
 def test_san_thresholds_is_accurate_from_its_gate_on(shape: str) -> None:
-    """alpha = 1/2, epsilon 4, delta 1e-3, 2^64 values, paper's split: errors near a tenth, far below alpha."""
+    """alpha = 1/2, epsilon 4, delta 1e-3, 2^64 values, paper's split: errors near a tenth, far
+    below alpha.
+    """
     rng = np.random.default_rng(2)
     n, end = 1_008_018, 2**64 - 1
     shapes = {
@@ -161,19 +192,33 @@ def test_tree_is_accurate_where_that_is_proven(end: int) -> None:
 
 
 def test_tree_rows_of_the_specification() -> None:
-    assert [math.ceil(needed.tree_error(2**d, 0.1, 1) / 0.1) for d in (16, 32, 64)] == [18_031, 64_452, 242_469]
+    assert [math.ceil(needed.tree_error(2**d, 0.1, 1) / 0.1) for d in (16, 32, 64)] == [
+        18_031,
+        64_452,
+        242_469,
+    ]
 
 
 def test_wrong_row_numbers_cost_accuracy_only() -> None:
-    """Empty tables, ten times too many rows declared, ten times too few: an answer of the right shape."""
+    """Empty tables, ten times too many rows declared, ten times too few: an answer of the right
+    shape.
+    """
     for x, counts in (column(np.zeros(0)), column(np.arange(100))):
         for n in (1, 10, 1000):
             found = tree(x, counts, 999, n, TENTH, ONE, 2, Calls(StreamSource(1)))
             assert found.size <= n
         plan = san_thresholds.plan(F(1, 2), TENTH, F(4), F(1, 1000), 10**7)
-        assert san_thresholds.san_thresholds(x, counts, 999, plan, Calls(StreamSource(1)))[1] <= plan.calls
-        rounds = sanitize_points.rounds("san-points", 1000, 1, TENTH, TENTH, 10**7, ONE, MILLIONTH, "tight")
-        assert len(sanitize_points.listed(x, counts, 999, rounds, Calls(StreamSource(1)))) <= rounds.count
+        assert (
+            san_thresholds.san_thresholds(x, counts, 999, plan, Calls(StreamSource(1)))[1]
+            <= plan.calls
+        )
+        rounds = sanitize_points.rounds(
+            "san-points", 1000, 1, TENTH, TENTH, 10**7, ONE, MILLIONTH, "tight"
+        )
+        assert (
+            len(sanitize_points.listed(x, counts, 999, rounds, Calls(StreamSource(1))))
+            <= rounds.count
+        )
 
 
 def test_below_the_gate_nothing_is_planned() -> None:

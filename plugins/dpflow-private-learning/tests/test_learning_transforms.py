@@ -1,4 +1,6 @@
-"""Sanitizers made of sanitizers: exact claims with controls that fail, weights, sizes, accuracy of what comes out."""
+"""Sanitizers made of sanitizers: exact claims with controls that fail, weights, sizes, accuracy of
+what comes out.
+"""
 
 from __future__ import annotations
 
@@ -55,12 +57,21 @@ def column(*values: int) -> Synopsis:
 @pytest.mark.parametrize("rules", ["points", "thresholds", "subsets"])
 @pytest.mark.parametrize("relation", ["add-remove", "replace"])
 def test_small_sanitizer_keeps_its_claim(rules: str, relation: str) -> None:
-    """All neighbours of up to three rows over four values; without the division of epsilon by two it would fail."""
+    """All neighbours of up to three rows over four values; without the division of epsilon by two
+    it would fail.
+    """
     table = example({}, relation).table
-    params, _ = plan(SanitizeSmall(), table, {"column": "few", "rules": rules, "epsilon": "1", "rows": 3, "size": 3})
+    params, _ = plan(
+        SanitizeSmall(),
+        table,
+        {"column": "few", "rules": rules, "epsilon": "1", "rows": 3, "size": 3},
+    )
     statistic = SanitizeSmall().data_request(params, table)
     units = possible_units([{"few": x} for x in range(4)], 1)
-    pairs = [(answer(statistic, a), answer(statistic, b)) for a, b in neighbours(units, table.neighbours, 2)]
+    pairs = [
+        (answer(statistic, a), answer(statistic, b))
+        for a, b in neighbours(units, table.neighbours, 2)
+    ]
     assert exact_delta(SanitizeSmall(), params, table, iter(pairs), 1) <= SLACK
     assert exact_delta(SanitizeSmall(), params, table, iter(pairs), F(1, 4)) > 0.01
 
@@ -69,20 +80,33 @@ def test_small_sanitizer_weighs_by_the_worst_answer() -> None:
     """Two values, two points: multisets 00, 01, 11 against three rows on 0 and one on 1."""
     counts, classes = np.array([3, 1]), small_domain.concepts("points", 0, 1)
     law = outputs(lambda s: small_domain.sanitize_small(counts, classes, 4, 2, F(2), Calls(s)))
-    scores = {column(0, 0): -1, column(0, 1): -1, column(1, 1): -3}  # rows by which the worst answer is off
+    scores = {
+        column(0, 0): -1,
+        column(0, 1): -1,
+        column(1, 1): -3,
+    }  # rows by which the worst answer is off
     total = sum(math.exp(q) for q in scores.values())
     assert all(law[made] == pytest.approx(math.exp(q) / total) for made, q in scores.items())
 
 
 def test_small_sanitizer_is_accurate_where_that_is_proven() -> None:
     table = example({}).table
-    given = {"column": "few", "rules": "subsets", "epsilon": "1", "alpha": "1/5", "beta": "0.05", "size": 10}
+    given = {
+        "column": "few",
+        "rules": "subsets",
+        "epsilon": "1",
+        "alpha": "1/5",
+        "beta": "0.05",
+        "size": 10,
+    }
     rows = math.ceil(4 / 0.2 * math.log(math.comb(13, 3) / 0.05))
     params, _ = plan(SanitizeSmall(), table, given | {"rows": rows})
     rng = np.random.default_rng(0)
     for _ in range(40):
         counts = rng.multinomial(rows, rng.dirichlet([0.5] * 4))
-        result = SanitizeSmall().draw(params, table, Histogram(np.arange(4), counts), StreamSource(1))
+        result = SanitizeSmall().draw(
+            params, table, Histogram(np.arange(4), counts), StreamSource(1)
+        )
         assert result.document["accuracy"] == "proven" and result.synthetic is not None
         made = {int(v): int(w) for v, w in result.synthetic.rows}
         off = np.array([made.get(v, 0) / 10 - counts[v] / rows for v in range(4)])
@@ -92,11 +116,17 @@ def test_small_sanitizer_is_accurate_where_that_is_proven() -> None:
 def test_small_sanitizer_refuses_what_is_not_small() -> None:
     for changes in ({"column": "amount"}, {"size": 10**4}, {"rules": []}, {"rows": 2**41}):
         with pytest.raises(PlanRefused):
-            plan(SanitizeSmall(), example({}).table, {"column": "few", "epsilon": "1", "rows": 20} | changes)
+            plan(
+                SanitizeSmall(),
+                example({}).table,
+                {"column": "few", "epsilon": "1", "rows": 20} | changes,
+            )
 
 
 def test_union_keeps_its_claim_and_answers_both_parts() -> None:
-    """The paper's example with n = 3, d = 4: all subsets of 0, 1, 2 and the single values from 3 on."""
+    """The paper's example with n = 3, d = 4: all subsets of 0, 1, 2 and the single values from 3
+    on.
+    """
     declared = DECLARED | {"neighbours": "replace", "columns": {"x": {"lower": 0, "upper": 15}}}
     table = Table.model_validate(declared)
     parts = [{"rules": "subsets", "lower": 0, "upper": 2}, {"rules": "points", "lower": 3}]
@@ -110,15 +140,23 @@ def test_union_keeps_its_claim_and_answers_both_parts() -> None:
     assert all(abs(made.get((1, v), 0) - counts[v] / 30_000) <= 0.2 for v in range(3, 16))
     assert not any(part == 1 and v < 3 for part, v in made)
 
-    halves = [{"rules": "subsets", "lower": 0, "upper": 0}, {"rules": "subsets", "lower": 1, "upper": 2}]
+    halves = [
+        {"rules": "subsets", "lower": 0, "upper": 0},
+        {"rules": "subsets", "lower": 1, "upper": 2},
+    ]
     params, _ = plan(SanitizeUnion(), table, given | {"parts": halves, "epsilon": "8"})
 
     def law(values: tuple[int, ...]) -> dict[Any, float]:
-        exact = Histogram(np.array(sorted(set(values))), np.array([values.count(v) for v in sorted(set(values))]))
+        exact = Histogram(
+            np.array(sorted(set(values))), np.array([values.count(v) for v in sorted(set(values))])
+        )
         return outputs(lambda s: SanitizeUnion().draw(params, table, exact, s).synthetic, tail=1e-6)
 
     one, other = law((0, 1)), law((1, 1))
-    assert exact_divergence.divergence(one, other, 8) <= 1e-5 and exact_divergence.divergence(one, other, 3) > 0.01
+    assert (
+        exact_divergence.divergence(one, other, 8) <= 1e-5
+        and exact_divergence.divergence(one, other, 3) > 0.01
+    )
     for broken in (
         [{"rules": "points"}],
         [{"rules": "points", "lower": 5, "upper": 2}, {"rules": "points"}],
@@ -139,16 +177,22 @@ def test_reduced_columns_stay_close() -> None:
         made, fits = sanitizer_transforms.reduced(rules, large, F(1, 10), F(1, 10), StreamSource(1))
         assert fits and made.size == sanitizer_transforms.fixed_size(1, F(1, 10), F(1, 10)) == 23026
         assert sanitizer_transforms.deviation(rules, large, made) <= 0.1
-    assert sanitizer_transforms.reduced("points", column(1, 2), F(1, 10), F(1, 10), StreamSource(1)) == (
+    assert sanitizer_transforms.reduced(
+        "points", column(1, 2), F(1, 10), F(1, 10), StreamSource(1)
+    ) == (
         column(1, 2),
         True,
     )
-    assert sanitizer_transforms.deviation("thresholds", column(1, 1, 5), column(1, 5)) == pytest.approx(1 / 6)
+    assert sanitizer_transforms.deviation(
+        "thresholds", column(1, 1, 5), column(1, 5)
+    ) == pytest.approx(1 / 6)
     assert sanitizer_transforms.deviation("points", Synopsis((), ()), column(3)) == 1
 
 
 def test_database_from_improper_answers() -> None:
-    """Answers within 0.1 of a table become a database within 0.1 of them, hence within 0.2 of the table."""
+    """Answers within 0.1 of a table become a database within 0.1 of them, hence within 0.2 of the
+    table.
+    """
     rng = np.random.default_rng(2)
     classes = small_domain.concepts("thresholds", 0, 3)
     for _ in range(20):
@@ -158,7 +202,9 @@ def test_database_from_improper_answers() -> None:
         assert fits and made.size == 20
         shares = np.array([made.share([v]) for v in range(4)])
         assert np.abs(classes @ (shares - truth)).max() <= 0.2 + 1e-9
-    assert not sanitizer_transforms.database({0: 0.0, 1: 0.9, 2: 0.1, 3: 0.5, 4: 0.2}, classes, 0.1, 6)[1]
+    assert not sanitizer_transforms.database(
+        {0: 0.0, 1: 0.9, 2: 0.1, 3: 0.5, 4: 0.2}, classes, 0.1, 6
+    )[1]
 
 
 def modes(rows: tuple[int, ...], sort: bool) -> dict[Any, float]:
@@ -181,17 +227,30 @@ def modes(rows: tuple[int, ...], sort: bool) -> dict[Any, float]:
 
 
 def test_blocks_cost_what_one_costs_unless_the_table_is_sorted() -> None:
-    """Four rows, every replaced and every added row: epsilon in all. Cut from a sorted table, a row changes both blocks."""
+    """Four rows, every replaced and every added row: epsilon in all. Cut from a sorted table, a row
+    changes both blocks.
+    """
     rows = (0, 1, 2, 3)
     near = [(v, *rows[1:]) for v in (1, 2, 3)] + [(*rows, v) for v in range(4)] + [rows[1:]]
-    assert max(exact_divergence.divergence(modes(rows, False), modes(other, False), 1) for other in near) <= SLACK
-    assert max(exact_divergence.divergence(modes(rows, True), modes((*rows[1:], 3), True), 1), 0) > 0.005
+    assert (
+        max(
+            exact_divergence.divergence(modes(rows, False), modes(other, False), 1)
+            for other in near
+        )
+        <= SLACK
+    )
+    assert (
+        max(exact_divergence.divergence(modes(rows, True), modes((*rows[1:], 3), True), 1), 0)
+        > 0.005
+    )
 
 
 def test_blocks_of_a_unit_are_one_block() -> None:
     units = np.repeat(np.arange(50), 3)
     block = sanitizer_transforms.assigned(units, 7, StreamSource(1))
-    assert (block.reshape(50, 3) == block.reshape(50, 3)[:, :1]).all() and set(block) <= set(range(7))
+    assert (block.reshape(50, 3) == block.reshape(50, 3)[:, :1]).all() and set(block) <= set(
+        range(7)
+    )
     assert sanitizer_transforms.assigned(units[:0], 7, StreamSource(1)).size == 0
     parts = sanitizer_transforms.in_blocks(units, units, 7, lambda x: x.tolist(), StreamSource(1))
     assert sorted(v for part in parts for v in part) == units.tolist()
@@ -205,7 +264,9 @@ def test_blocks_are_accurate() -> None:
     x = np.random.default_rng(3).integers(0, 2**19, n)
     for rules in ("points", "thresholds"):
         params, _ = plan(SanitizeBlocks(), table, given | {"rules": rules})
-        result = SanitizeBlocks().draw(params, table, RecordArrays(np.arange(n), {"x": x}), StreamSource(1))
+        result = SanitizeBlocks().draw(
+            params, table, RecordArrays(np.arange(n), {"x": x}), StreamSource(1)
+        )
         assert result.synthetic is not None and result.document["status"] == "ok"
         made = Synopsis.of({int(v): int(w) for v, w in result.synthetic.rows})
         if rules == "thresholds":
@@ -219,7 +280,9 @@ def test_blocks_are_accurate() -> None:
 
 
 def test_halves_keep_their_weights() -> None:
-    """900 rows of label 0 half of which c covers, 100 of label 1 of which it covers a tenth: 0.54, not 0.505."""
+    """900 rows of label 0 half of which c covers, 100 of label 1 of which it covers a tenth: 0.54,
+    not 0.505.
+    """
     c: Rule = Threshold(1)
     zeros, ones = Half(0, column(0, 1), 900), Half(1, Synopsis((0, 1), (1, 9)), 100)
     assert wrong((zeros, ones), c) == F(54, 100)
@@ -231,7 +294,9 @@ def test_halves_keep_their_weights() -> None:
 
 
 def test_error_of_a_rule_is_a_question_to_labelled_rows() -> None:
-    """c^label(x, 0) = c(x) and c^label(x, 1) = 1 - c(x): without noise, artificial errors are the true ones up to the step."""
+    """c^label(x, 0) = c(x) and c^label(x, 1) = 1 - c(x): without noise, artificial errors are the
+    true ones up to the step.
+    """
     rng = np.random.default_rng(4)
     x, labels = rng.integers(0, 16, 500).astype(np.uint64), rng.random(500) < 0.3
 
@@ -243,7 +308,10 @@ def test_error_of_a_rule_is_a_question_to_labelled_rows() -> None:
     for rule in [*(Threshold(v) for v in range(17)), *(Point(v) for v in range(16))]:
         true = (rule.predict(x.astype(int)[:, None]) != labels).mean()
         assert float(wrong(halves, rule)) == pytest.approx(true, abs=1e-9)
-    for rules, listed in (("thresholds", [Threshold(v) for v in range(17)]), ("points", [Point(v) for v in range(16)])):
+    for rules, listed in (
+        ("thresholds", [Threshold(v) for v in range(17)]),
+        ("points", [Point(v) for v in range(16)]),
+    ):
         found = best_rule(rules, halves, 15)
         assert wrong(halves, found) == min(wrong(halves, one) for one in listed)
     wide = algorithm_b(x, labels, 100, F(1000), perfect, Calls(StreamSource(1)))
@@ -256,7 +324,9 @@ KINDS = [(x, y) for x in (0, 2) for y in (0, 1)]
 
 
 def b_law(rows: tuple[tuple[int, int], ...]) -> dict[Any, float]:
-    """Algorithm B, an inner mechanism that gives a value of the half by the exponential mechanism, all prices 3."""
+    """Algorithm B, an inner mechanism that gives a value of the half by the exponential mechanism,
+    all prices 3.
+    """
     x, y = np.array([r[0] for r in rows], np.uint64), np.array([r[1] for r in rows], bool)
 
     def draw(source: Source) -> Any:
@@ -271,7 +341,9 @@ def b_law(rows: tuple[tuple[int, int], ...]) -> dict[Any, float]:
 
 
 def test_algorithm_b_costs_two_parts_for_a_row_more_and_four_for_another() -> None:
-    """Added rows and changed ones, with halves that are padded and cut: one part less would be a false claim."""
+    """Added rows and changed ones, with halves that are padded and cut: one part less would be a
+    false claim.
+    """
     law = cache(b_law)
     tables = (((0, 0), (2, 1)), ((0, 1), (0, 1)), ((0, 0), (2, 0)))
     more = [
@@ -293,7 +365,11 @@ def test_algorithm_b_costs_two_parts_for_a_row_more_and_four_for_another() -> No
 def test_algorithm_b_needs_what_the_lemma_says() -> None:
     for m, epsilon in ((1000, 1.0), (50, 0.1)):
         t = lemma_5_4(m, 0.1, 0.1, epsilon)
-        assert 100 * m / 0.01 * math.log(100) <= t <= 150 / 0.001 * math.log(200) * (m + 1 / epsilon) * 1.01
+        assert (
+            100 * m / 0.01 * math.log(100)
+            <= t
+            <= 150 / 0.001 * math.log(200) * (m + 1 / epsilon) * 1.01
+        )
 
 
 def test_labelled_rows_answer_for_every_rule_and_teach_one() -> None:
@@ -312,7 +388,13 @@ def test_labelled_rows_answer_for_every_rule_and_teach_one() -> None:
         artificial = (weights * ((points < cut) != (marks == 1))).sum() / weights.sum()
         assert abs(artificial - ((x < cut) != labels).mean()) <= 0.05
     found = LearnFromSanitizer().draw(params, table, rows, StreamSource(1))
-    assert abs(found.document["hypothesis"]["below"] - 20_000) <= 4000 and found.synthetic is not None
+    assert (
+        abs(found.document["hypothesis"]["below"] - 20_000) <= 4000 and found.synthetic is not None
+    )
     assert found.document["accuracy"] == "unproven at this size"
-    assert sanitize_labelled.best_rule("points", (Half(0, column(1), 5), Half(1, column(3), 2)), 9) == Point(3)
-    assert sanitize_labelled.best_rule("points", (Half(0, column(1), 5), Half(1, Synopsis((), ()), 0)), 9) == Point(0)
+    assert sanitize_labelled.best_rule(
+        "points", (Half(0, column(1), 5), Half(1, column(3), 2)), 9
+    ) == Point(3)
+    assert sanitize_labelled.best_rule(
+        "points", (Half(0, column(1), 5), Half(1, Synopsis((), ()), 0)), 9
+    ) == Point(0)

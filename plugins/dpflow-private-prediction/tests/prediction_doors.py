@@ -1,4 +1,6 @@
-"""A private table of 400 persons whose label is mostly x + y > 1, a table of points, and a ledger with epsilon 20."""
+"""A private table of 400 persons whose label is mostly x + y > 1, a table of points, and a ledger
+with epsilon 20.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ SESSION: dict[str, Any] = {
 def written(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shards and answers are drawn from written-down noise."""
     seeds = count(1)
-    monkeypatch.setattr("dpflow.engine.prediction.session.SystemSource", lambda: StreamSource(next(seeds)))
+    monkeypatch.setattr(
+        "dpflow.engine.prediction.session.SystemSource", lambda: StreamSource(next(seeds))
+    )
 
 
 class Doors:
@@ -88,7 +92,9 @@ class Doors:
     def published(self) -> list[tuple[Any, ...]]:
         """The answers."""
         with duckdb.connect(str(self.folder / "answers.duckdb")) as connection:
-            return connection.execute("SELECT point, label, number FROM answers ORDER BY point").fetchall()
+            return connection.execute(
+                "SELECT point, label, number FROM answers ORDER BY point"
+            ).fetchall()
 
     def spent(self) -> str:
         """Epsilon, as text."""

@@ -39,7 +39,9 @@ def records(rows: Sequence[Any]) -> RecordArrays:
 def exact_law(
     mechanism: PredictionMechanism[Any], params: Any, seed: int = 5, table: Table = TABLE
 ) -> Callable[..., Any]:
-    """The distribution of the mechanism's own answer, everything that rows do not decide being fixed by the seed."""
+    """The distribution of the mechanism's own answer, everything that rows do not decide being
+    fixed by the seed.
+    """
 
     @cache
     def learned(rows: tuple[Any, ...]) -> Any:
@@ -48,7 +50,10 @@ def exact_law(
     @cache
     def law(rows: tuple[Any, ...], point: Any) -> Any:
         codes = encode(table, params.features, [[point]])
-        return outputs(lambda source: mechanism.predict(params, table, learned(rows), codes, source)[0], tail=1e-14)
+        return outputs(
+            lambda source: mechanism.predict(params, table, learned(rows), codes, source)[0],
+            tail=1e-14,
+        )
 
     return law
 
@@ -57,4 +62,7 @@ def tables(size: int, number: int, seed: int = 3) -> list[tuple[Any, ...]]:
     """Some tables of this size."""
     source = StreamSource(seed)
     kinds = list(product((0, 1, 2, 3, 4), (0, 1)))
-    return [tuple(kinds[i] for i in (source.words(size) % np.uint64(len(kinds))).tolist()) for _ in range(number)]
+    return [
+        tuple(kinds[i] for i in (source.words(size) % np.uint64(len(kinds))).tolist())
+        for _ in range(number)
+    ]

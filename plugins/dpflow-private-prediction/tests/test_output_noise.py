@@ -1,4 +1,6 @@
-"""Averages and linear models with output noise keep their stability rates and epsilons; broken variants are caught."""
+"""Averages and linear models with output noise keep their stability rates and epsilons; broken
+variants are caught.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,12 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from dpflow_private_prediction.building_blocks import answer_noise, stable_descent  # noqa: E402
 from dpflow_private_prediction.building_blocks.shards import Shards  # noqa: E402
-from dpflow_private_prediction.building_blocks.stable_descent import minimise, one_pass, slopes, spread  # noqa: E402
+from dpflow_private_prediction.building_blocks.stable_descent import (
+    minimise,
+    one_pass,
+    slopes,
+    spread,
+)  # noqa: E402
 from dpflow_private_prediction.mechanisms import linear  # noqa: E402
 from dpflow_private_prediction.mechanisms.average_label import Average, AverageParams, noisy_count  # noqa: E402
 from dpflow_private_prediction.mechanisms.average_value import Value, ValueParams  # noqa: E402
@@ -41,7 +48,14 @@ def value(**changes: Any) -> ValueParams:
 
 
 def line(**changes: Any) -> LinearParams:
-    given = {"features": ["x"], "label": "y", "epsilon": "1", "size": 6, "predictions": 10, "radius": "2"}
+    given = {
+        "features": ["x"],
+        "label": "y",
+        "epsilon": "1",
+        "size": 6,
+        "predictions": 10,
+        "radius": "2",
+    }
     return LinearParams.model_validate(given | changes)
 
 
@@ -50,7 +64,9 @@ def line(**changes: Any) -> LinearParams:
 
 @pytest.mark.parametrize("sensitivity", [1, 3])
 def test_noise_keeps_what_it_claims(sensitivity: int) -> None:
-    """Laplace: epsilon exactly. Gaussian: the divergence at every order stays under rho times the order."""
+    """Laplace: epsilon exactly. Gaussian: the divergence at every order stays under rho times the
+    order.
+    """
     for shift in (1, sensitivity):
         a, b = (_law("laplace", sensitivity, at) for at in (0, shift))
         both = a.keys() & b.keys()  # the tails are cut where less than 1e-13 is left
@@ -58,21 +74,28 @@ def test_noise_keeps_what_it_claims(sensitivity: int) -> None:
         assert loss <= 0.5 + 1e-9 and (shift < sensitivity or loss > 0.5 - 1e-9)
         gauss = [_law("gaussian", sensitivity, at) for at in (0, shift)]
         for order in (1.5, 2, 8):
-            moment = sum(p**order * gauss[1][x] ** (1 - order) for x, p in gauss[0].items() if x in gauss[1])
+            moment = sum(
+                p**order * gauss[1][x] ** (1 - order) for x, p in gauss[0].items() if x in gauss[1]
+            )
             assert math.log(moment) / (order - 1) <= order * 0.5**2 / 2 + 1e-6
 
 
 def _law(kind: Any, sensitivity: int, at: int) -> dict[int, float]:
     return outputs(
-        lambda source: at + int(answer_noise.draw(kind, sensitivity, Fraction(1, 2), 1, source)[0]), tail=1e-13
+        lambda source: at + int(answer_noise.draw(kind, sensitivity, Fraction(1, 2), 1, source)[0]),
+        tail=1e-13,
     )
 
 
 def test_the_claim_is_that_of_the_noise() -> None:
-    """Scales as in Lemma 4.5 (sensitivity over epsilon, not the reverse), and no noise that cannot be drawn."""
+    """Scales as in Lemma 4.5 (sensitivity over epsilon, not the reverse), and no noise that cannot
+    be drawn.
+    """
     assert answer_noise.claim("laplace", 3, Fraction(1, 2)) == DiscreteLaplace(Fraction(6), 3)
     gauss = answer_noise.claim("gaussian", 3, Fraction(1, 2))
-    assert gauss == DiscreteGaussian(Fraction(36), Fraction(3)) and gauss.zcdp()[0] == Fraction(1, 8)
+    assert gauss == DiscreteGaussian(Fraction(36), Fraction(3)) and gauss.zcdp()[0] == Fraction(
+        1, 8
+    )
     for kind in ("laplace", "gaussian"):
         with pytest.raises(InvalidInput, match="2\\^50"):
             answer_noise.claim(kind, 2**40, Fraction(1, 10**6))
@@ -86,7 +109,9 @@ def test_a_swapped_scale_is_caught() -> None:
 
 def test_each_answer_has_noise_of_its_own() -> None:
     """Equal answers in one batch differ."""
-    assert len(set(answer_noise.draw("laplace", 1000, Fraction(1), 50, StreamSource(1)).tolist())) > 40
+    assert (
+        len(set(answer_noise.draw("laplace", 1000, Fraction(1), 50, StreamSource(1)).tolist())) > 40
+    )
 
 
 # --- average -----------------------------------------------------------------------------------------------------------
@@ -111,7 +136,8 @@ def test_average_keeps_epsilon_for_every_count(answer: str) -> None:
     """The law of the mechanism's own answer to each number of votes, both forms of it."""
     asked, point = average(answer=answer), np.array([[0]])
     laws = [
-        outputs(lambda s, n=n: Average().predict(asked, TABLE, Fixed(n), point, s)[0], tail=1e-13) for n in range(4)
+        outputs(lambda s, n=n: Average().predict(asked, TABLE, Fixed(n), point, s)[0], tail=1e-13)
+        for n in range(4)
     ]
     worst = max(max_divergence(a, b) for a, b in zip(laws, laws[1:]))
     assert (0.2 if answer == "label" else 0.99) < worst <= 1 + 1e-9
@@ -136,7 +162,9 @@ def test_an_average_is_as_wrong_as_its_models_and_their_noise() -> None:
     for kind in ("laplace", "gaussian"):
         asked = average(shards=20, noise=kind)
         for ones in range(21):
-            law = outputs(lambda source: int(noisy_count(np.array([ones]), asked, source)[0]), tail=1e-13)
+            law = outputs(
+                lambda source: int(noisy_count(np.array([ones]), asked, source)[0]), tail=1e-13
+            )
             share = sum(p * count for count, p in law.items()) / 20
             assert abs(share - ones / 20) <= 1 / 20 + 1e-9
 
@@ -151,9 +179,14 @@ def test_average_needs_two_labels() -> None:
 
 
 def test_value_keeps_epsilon_for_every_sum() -> None:
-    """Bounds 0 and 1, three models: one unit moves the sum by one, epsilon is used up and not exceeded."""
+    """Bounds 0 and 1, three models: one unit moves the sum by one, epsilon is used up and not
+    exceeded.
+    """
     asked, point = value(), np.array([[0]])
-    laws = [outputs(lambda s, n=n: Value().predict(asked, TABLE, Fixed(n), point, s)[0], tail=1e-13) for n in range(4)]
+    laws = [
+        outputs(lambda s, n=n: Value().predict(asked, TABLE, Fixed(n), point, s)[0], tail=1e-13)
+        for n in range(4)
+    ]
     assert 0.99 < max(max_divergence(a, b) for a, b in zip(laws, laws[1:])) <= 1 + 1e-9
 
     def total(rows: tuple[Any, ...], x: Any) -> float:
@@ -164,7 +197,9 @@ def test_value_keeps_epsilon_for_every_sum() -> None:
 
 
 def test_the_average_is_stable_and_the_median_is_not() -> None:
-    """Lemma 4.6: one row moves the mean of three models by at most 1/3 of the range; their median by all of it."""
+    """Lemma 4.6: one row moves the mean of three models by at most 1/3 of the range; their median
+    by all of it.
+    """
     asked = value(label="x", features=["y"])
 
     def models(rows: tuple[Any, ...], point: Any) -> Any:
@@ -173,13 +208,23 @@ def test_the_average_is_stable_and_the_median_is_not() -> None:
 
     few = tables(6, 2)
     assert (
-        largest_move(lambda r, x: float(np.clip(models(r, x), 0, 4).mean()), few, ALTERNATIVES, [0, 1]) <= 4 / 3 + 1e-9
+        largest_move(
+            lambda r, x: float(np.clip(models(r, x), 0, 4).mean()), few, ALTERNATIVES, [0, 1]
+        )
+        <= 4 / 3 + 1e-9
     )
-    assert largest_move(lambda r, x: float(np.median(np.clip(models(r, x), 0, 4))), few, ALTERNATIVES, [0, 1]) > 4 / 3
+    assert (
+        largest_move(
+            lambda r, x: float(np.median(np.clip(models(r, x), 0, 4))), few, ALTERNATIVES, [0, 1]
+        )
+        > 4 / 3
+    )
 
 
 def test_value_follows_its_claim_and_its_label() -> None:
-    """D is the number of steps between the bounds; the mean is in the label's unit; what cannot be added up is refused."""
+    """D is the number of steps between the bounds; the mean is in the label's unit; what cannot be
+    added up is refused.
+    """
     steps = TABLE.columns["x"].model_copy(update={"step": Fraction(1, 10)})
     fine = TABLE.model_copy(update={"columns": TABLE.columns | {"x": steps}})
     asked = value(label="x", features=["y"], epsilon="1000000", learner="LinearRegression")
@@ -189,7 +234,9 @@ def test_value_follows_its_claim_and_its_label() -> None:
     answers = Value().predict(asked, fine, learned, np.array([[0], [1]]), StreamSource(2))
     assert answers == pytest.approx([1.0, 3.0], abs=0.04)
     nothing = Value().learn(asked, fine, records([]), StreamSource(1))
-    assert Value().predict(asked, fine, nothing, np.array([[0]]), StreamSource(2)) == pytest.approx([2.0])
+    assert Value().predict(asked, fine, nothing, np.array([[0]]), StreamSource(2)) == pytest.approx(
+        [2.0]
+    )
     wide = TABLE.columns["x"].model_copy(update={"upper": Fraction(2**51)})
     with pytest.raises(InvalidInput, match="coarsen"):
         Value().event(asked, TABLE.model_copy(update={"columns": TABLE.columns | {"x": wide}}))
@@ -203,14 +250,20 @@ def test_value_follows_its_claim_and_its_label() -> None:
 
 @pytest.mark.parametrize("loss", ["huber", "logistic"])
 @pytest.mark.parametrize("method", ["regularised", "sgd"])
-def test_one_row_moves_a_linear_answer_by_no_more_than_the_noise_covers(method: str, loss: str) -> None:
-    """Retrained on every neighbour of small tables; in steps of the grid, which is what the noise is added to."""
+def test_one_row_moves_a_linear_answer_by_no_more_than_the_noise_covers(
+    method: str, loss: str
+) -> None:
+    """Retrained on every neighbour of small tables; in steps of the grid, which is what the noise
+    is added to.
+    """
     asked = line(loss=loss, method=method, size=6)
     g, steps = linear.grid(asked, TABLE)
 
     def answer(rows: tuple[Any, ...], point: Any) -> float:
         learned = Linear().learn(asked, TABLE, records(rows), StreamSource(5))
-        return float(np.round((linear.unit_ball(TABLE, asked, np.array([[point]]).T) @ learned.w)[0] / g))
+        return float(
+            np.round((linear.unit_ball(TABLE, asked, np.array([[point]]).T) @ learned.w)[0] / g)
+        )
 
     moved = largest_move(answer, tables(6, 3), ALTERNATIVES, POINTS)
     assert 0.05 * steps < moved <= steps
@@ -229,11 +282,15 @@ def test_rows_come_and_go_without_moving_more() -> None:
     for rows in tables(8, 3):
         for end in range(8):
             for point in POINTS:
-                assert abs(answer(rows[:end], point) - answer(rows[: end + 1], point)) <= linear.stability(asked)
+                assert abs(
+                    answer(rows[:end], point) - answer(rows[: end + 1], point)
+                ) <= linear.stability(asked)
 
 
 def test_the_paper_s_sgd_constant_is_caught() -> None:
-    """The replaced row in the first place: twice R/sqrt(n) is attained, R/sqrt(n) is exceeded (erratum A9)."""
+    """The replaced row in the first place: twice R/sqrt(n) is attained, R/sqrt(n) is exceeded
+    (erratum A9).
+    """
     for n, move in ((100, 0.198), (1000, 0.0631823)):
         asked = line(method="sgd", size=n, radius="1")
         points = np.vstack([[[1.0, 0.0]], np.tile([0.0, 1.0], (n - 1, 1))])
@@ -257,7 +314,9 @@ def test_the_specification_s_regularised_numbers() -> None:
     for i in range(200):
         changed, other = points.copy(), targets.copy()
         changed[i] = -targets[i] * w / np.linalg.norm(w)  # the row that pulls most
-        worst = max(worst, float(np.linalg.norm(minimise(changed, other, "logistic", lam, 400) - w)))
+        worst = max(
+            worst, float(np.linalg.norm(minimise(changed, other, "logistic", lam, 400) - w))
+        )
     assert 0.005 < worst <= 2.5 / (lam * 400)
 
 
@@ -268,7 +327,9 @@ def _sample(n: int, seed: int, d: int = 4) -> tuple[Any, Any]:
 
 
 def _off(w: Any, points: Any, targets: Any, loss: Any, strength: float, size: int) -> float:
-    """How far w is from the minimiser, at most, as a multiple of what is proved: by its gradient, in long doubles."""
+    """How far w is from the minimiser, at most, as a multiple of what is proved: by its gradient,
+    in long doubles.
+    """
     x, v = points.astype(np.longdouble), w.astype(np.longdouble)
     gradient = x.T @ slopes(loss, x @ v, targets.astype(np.longdouble)) / size + 2 * strength * v
     return float(np.sqrt((gradient**2).sum()) / (2 * strength) / (1.5 / (2 * strength * size)))
@@ -276,20 +337,33 @@ def _off(w: Any, points: Any, targets: Any, loss: Any, strength: float, size: in
 
 @pytest.mark.parametrize("early", [True, False])
 @pytest.mark.parametrize("loss", ["logistic", "huber"])
-def test_the_minimum_is_met_as_closely_as_is_proved(loss: Any, early: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hard rows (separable, opposed, one, none), both ways out: a small gradient, and the counted steps alone."""
+def test_the_minimum_is_met_as_closely_as_is_proved(
+    loss: Any, early: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hard rows (separable, opposed, one, none), both ways out: a small gradient, and the counted
+    steps alone.
+    """
     if not early:
         monkeypatch.setattr(stable_descent, "ENOUGH", 0.0)
     points, targets = _sample(500, 2)
     for strength in (1e-4, 0.01, 10.0):
         for size in (500, 10**5):
             assert stable_descent.exact_enough(loss, strength, size, 4)
-            for x, y in ((points, targets), (points, -targets), (points[:1], targets[:1]), (points[:0], targets[:0])):
+            for x, y in (
+                (points, targets),
+                (points, -targets),
+                (points[:1], targets[:1]),
+                (points[:0], targets[:0]),
+            ):
                 assert _off(minimise(x, y, loss, strength, size), x, y, loss, strength, size) <= 1
 
 
-def test_the_minimum_is_met_with_the_largest_rounding_that_a_plan_allows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gradients that are off by q/(4n) towards one side, at every step and with no early end, stay within the proof."""
+def test_the_minimum_is_met_with_the_largest_rounding_that_a_plan_allows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Gradients that are off by q/(4n) towards one side, at every step and with no early end, stay
+    within the proof.
+    """
     points, targets = _sample(500, 2)
     exact = stable_descent.total
     monkeypatch.setattr(stable_descent, "ENOUGH", 0.0)
@@ -298,7 +372,9 @@ def test_the_minimum_is_met_with_the_largest_rounding_that_a_plan_allows(monkeyp
         true = minimise(points, targets, loss, strength, size)
         q = math.sqrt(2 * strength / (stable_descent.SMOOTHNESS[loss] + 2 * strength))
         for side in (np.eye(4)[0], -np.eye(4)[1], true / np.linalg.norm(true)):
-            monkeypatch.setattr(stable_descent, "total", lambda x, f, side=side: exact(x, f) + side * q / 4)
+            monkeypatch.setattr(
+                stable_descent, "total", lambda x, f, side=side: exact(x, f) + side * q / 4
+            )
             found = minimise(points, targets, loss, strength, size)
             assert np.linalg.norm(found - true) > 1e-5
             assert np.linalg.norm(found - true) <= 2 * 1.5 / (2 * strength * size)
@@ -310,7 +386,12 @@ def test_too_few_steps_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     points, targets = _sample(500, 2)
     monkeypatch.setattr(stable_descent, "ENOUGH", 0.0)
     monkeypatch.setattr(stable_descent.math, "ceil", lambda steps: int(steps / 40))
-    assert _off(minimise(points, targets, "logistic", 1e-4, 500), points, targets, "logistic", 1e-4, 500) > 1
+    assert (
+        _off(
+            minimise(points, targets, "logistic", 1e-4, 500), points, targets, "logistic", 1e-4, 500
+        )
+        > 1
+    )
     assert _off(np.zeros(4), points, targets, "logistic", 1e-4, 500) > 1
 
 
@@ -320,13 +401,17 @@ def test_the_minimiser_is_scikit_learn_s() -> None:
 
     points, targets = _sample(500, 2)
     lam = linear.strength(line(size=500, radius="5", loss="logistic"))
-    peer = LogisticRegression(C=1 / (2 * lam * 500), fit_intercept=False, tol=1e-10).fit(points, targets)
+    peer = LogisticRegression(C=1 / (2 * lam * 500), fit_intercept=False, tol=1e-10).fit(
+        points, targets
+    )
     found = minimise(points, targets, "logistic", lam, 500)
     assert np.linalg.norm(found - peer.coef_[0]) <= 1 / (lam * 500)
 
 
 def test_more_rows_than_places() -> None:
-    """As many as the size are taken, and one row more or other moves the answer no further than the noise covers."""
+    """As many as the size are taken, and one row more or other moves the answer no further than the
+    noise covers.
+    """
     for method in ("regularised", "sgd"):
         asked = line(method=method, size=4, radius="1")
 
@@ -337,11 +422,15 @@ def test_more_rows_than_places() -> None:
         assert largest_move(answer, tables(7, 3), ALTERNATIVES, POINTS) <= linear.stability(asked)
         for rows in tables(7, 3):
             for end in range(7):
-                assert abs(answer(rows[:end], 3) - answer(rows[: end + 1], 3)) <= linear.stability(asked)
+                assert abs(answer(rows[:end], 3) - answer(rows[: end + 1], 3)) <= linear.stability(
+                    asked
+                )
 
 
 def test_rounding_has_room_in_every_noise() -> None:
-    """One pass: its own allowance is in the noise. The minimum: a plan that rounding would spoil is refused, others not."""
+    """One pass: its own allowance is in the noise. The minimum: a plan that rounding would spoil is
+    refused, others not.
+    """
     asked = line(method="sgd", size=10**7)
     g, steps = linear.grid(asked, TABLE)
     assert g * steps >= linear.stability(asked) + stable_descent.drift(2.0, 10**7, 2)
@@ -354,7 +443,9 @@ def test_rounding_has_room_in_every_noise() -> None:
 
 
 def test_one_pass_is_the_paper_s_loop() -> None:
-    """With as many rows as places: the eight lines of Theorem 4.12, on the order that the source drew."""
+    """With as many rows as places: the eight lines of Theorem 4.12, on the order that the source
+    drew.
+    """
     points, targets = _sample(300, 7)
     order = np.argsort(StreamSource(4).words(300), kind="stable")
     w, total, eta = np.zeros(4), np.zeros(4), 0.5 / math.sqrt(300)
@@ -362,19 +453,30 @@ def test_one_pass_is_the_paper_s_loop() -> None:
         total += w
         w = w - eta * np.clip(points[i] @ w - targets[i], -1, 1) * points[i]
         w = w * min(1.0, 0.5 / max(np.linalg.norm(w), 1e-300))
-    assert one_pass(points, targets, "huber", 0.5, 300, StreamSource(4)) == pytest.approx(total / 300, abs=1e-12)
+    assert one_pass(points, targets, "huber", 0.5, 300, StreamSource(4)) == pytest.approx(
+        total / 300, abs=1e-12
+    )
     assert not one_pass(points[:0], targets[:0], "huber", 0.5, 300, StreamSource(4)).any()
     for loss, peer in stable_descent.SLOPES.items():
         for score, target in ((0.3, 1.0), (-2.0, 1.0), (5.0, -1.0)):
-            assert peer(score, target) == pytest.approx(slopes(loss, np.array([score]), np.array([target]))[0])
+            assert peer(score, target) == pytest.approx(
+                slopes(loss, np.array([score]), np.array([target]))[0]
+            )
 
 
 def test_places_are_a_uniform_set() -> None:
     """Every set of places has the same probability, few or many of them."""
     for number, size in ((0, 3), (1, 3), (2, 3), (3, 3), (2, 5)):
-        law = outputs(lambda source: tuple(spread(number, size, source).tolist()), tail=0.0) if number < 2 else None
+        law = (
+            outputs(lambda source: tuple(spread(number, size, source).tolist()), tail=0.0)
+            if number < 2
+            else None
+        )
         if law is not None:
-            assert len(law) == math.comb(size, number) and len({round(p, 12) for p in law.values()}) == 1
+            assert (
+                len(law) == math.comb(size, number)
+                and len({round(p, 12) for p in law.values()}) == 1
+            )
         drawn = [tuple(spread(number, size, StreamSource(i)).tolist()) for i in range(600)]
         assert len(set(drawn)) == math.comb(size, number) and all(len(d) == number for d in drawn)
         least = min(drawn.count(one) for one in set(drawn))
@@ -382,7 +484,9 @@ def test_places_are_a_uniform_set() -> None:
 
 
 def test_answers_are_in_the_label_s_unit() -> None:
-    """Huber: within the bounds; logistic: probabilities; both near the truth where epsilon is generous."""
+    """Huber: within the bounds; logistic: probabilities; both near the truth where epsilon is
+    generous.
+    """
     rows = records([(4 * (i % 2), i % 2) for i in range(400)])
     for loss in ("huber", "logistic"):
         asked = line(loss=loss, size=400, epsilon="1000", strength="0.001")
@@ -403,13 +507,17 @@ def test_answers_are_in_the_label_s_unit() -> None:
     ],
 )
 def test_a_wrong_linear_plan_is_refused(changes: dict[str, Any], said: str) -> None:
-    """Before anything is charged; a loss that is not smooth has no one-pass bound and is not offered."""
+    """Before anything is charged; a loss that is not smooth has no one-pass bound and is not
+    offered.
+    """
     with pytest.raises((InvalidInput, ValueError), match=said):
         Linear().event(line(**changes), TABLE)
 
 
 def test_a_number_s_label_must_not_have_keys() -> None:
     """Huber on a column with three keys is refused with the reason."""
-    keyed = TABLE.columns["y"].model_copy(update={"keys": ("a", "b", "c"), "lower": None, "upper": None})
+    keyed = TABLE.columns["y"].model_copy(
+        update={"keys": ("a", "b", "c"), "lower": None, "upper": None}
+    )
     with pytest.raises(InvalidInput, match="keys, not numbers"):
         Linear().event(line(), TABLE.model_copy(update={"columns": TABLE.columns | {"y": keyed}}))

@@ -1,4 +1,6 @@
-"""Every mechanism of this distribution passes the contract's checks, under both neighbouring relations."""
+"""Every mechanism of this distribution passes the contract's checks, under both neighbouring
+relations.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,20 @@ TABLE = Table.model_validate(
         },
     }
 )
-SHARDED = {"features": ["amount", "share"], "label": "late", "epsilon": "1", "predictions": 3, "shards": 4}
-LINEAR = {"features": ["amount", "share"], "label": "late", "epsilon": "1", "predictions": 3, "size": 7}
+SHARDED = {
+    "features": ["amount", "share"],
+    "label": "late",
+    "epsilon": "1",
+    "predictions": 3,
+    "shards": 4,
+}
+LINEAR = {
+    "features": ["amount", "share"],
+    "label": "late",
+    "epsilon": "1",
+    "predictions": 3,
+    "size": 7,
+}
 ON_A_LINE = {"features": ["amount"], "label": "late", "epsilon": "1", "predictions": 3}
 PARAMS: dict[str, list[dict[str, Any]]] = {
     "predict_average": [SHARDED | {"learner": "GaussianNB"}, SHARDED | {"answer": "share", "noise": "gaussian", "learner": "GaussianNB"}],
@@ -44,10 +58,14 @@ PARAMS: dict[str, list[dict[str, Any]]] = {
 def example(params: dict[str, Any], neighbours: str) -> Example:
     """Six queries at one point."""
     point = ["yes"] if params["features"] == ["late"] else [5, 0.5][: len(params["features"])]
-    return Example(TABLE.model_copy(update={"neighbours": neighbours}), params, [{"point": point}] * 6)
+    return Example(
+        TABLE.model_copy(update={"neighbours": neighbours}), params, [{"point": point}] * 6
+    )
 
 
-EXAMPLES = {name: [*map(example, given, ("add-remove", "replace"))] for name, given in PARAMS.items()}
+EXAMPLES = {
+    name: [*map(example, given, ("add-remove", "replace"))] for name, given in PARAMS.items()
+}
 
 
 @parametrize_with_checks(dpflow_private_prediction.plugin.dpflow_register_mechanisms(), EXAMPLES)

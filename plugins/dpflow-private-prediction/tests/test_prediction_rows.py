@@ -1,4 +1,6 @@
-"""Odd private rows through the whole door: every mechanism answers every point, and says nothing about the rows."""
+"""Odd private rows through the whole door: every mechanism answers every point, and says nothing
+about the rows.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ MECHANISMS: dict[str, dict[str, Any]] = {
     "predict_linear, sgd": LINEAR | {"label": "amount", "method": "sgd", "radius": "2"},
     "predict_walk": {"features": ["x"], "label": "late"},
 }
-#: Rows (person, x, y, town, late, amount) as SQL: nothing, NULLs everywhere, NaN and infinities, keys and labels not declared.
+#: Rows (person, x, y, town, late, amount) as SQL: nothing, NULLs everywhere, NaN and infinities,
+#: keys and labels not declared.
 ROWS = {
     "no rows": "SELECT 'p' AS person, 0.1 AS x, 0.2 AS y, 'Oslo' AS town, 'no' AS late, 0.3 AS amount LIMIT 0",
     "one row": "SELECT 'p' AS person, 0.1 AS x, 0.2 AS y, 'Oslo' AS town, 'no' AS late, 0.3 AS amount",
@@ -42,15 +45,27 @@ ROWS = {
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
-def test_odd_rows_are_answered(tmp_path: Path, name: str, capfd: pytest.CaptureFixture[str]) -> None:
-    """No rows, one, one class, shards smaller than the number of classes, NULL, NaN, infinities, keys that are not public."""
+def test_odd_rows_are_answered(
+    tmp_path: Path, name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """No rows, one, one class, shards smaller than the number of classes, NULL, NaN, infinities,
+    keys that are not public.
+    """
     mechanism, kind = name.split(",")[0], MECHANISMS[name]
     doors = Doors(tmp_path, epsilon=1000)
     point = [0.5, None, None][: len(kind["features"])]
     for rows, script in ROWS.items():
         with duckdb.connect(str(tmp_path / "loans.duckdb")) as connection:
             connection.execute(f"CREATE OR REPLACE TABLE loans AS {script}")
-        made = plan(mechanism, doors.declaration, name=rows, scope="loans", epsilon="0.5", predictions=3, **kind)
+        made = plan(
+            mechanism,
+            doors.declaration,
+            name=rows,
+            scope="loans",
+            epsilon="0.5",
+            predictions=3,
+            **kind,
+        )
         session = predictions(made, doors.book)
         answers = session.predict([point, [0.1, 0.9, "Rome"][: len(point)]])
         assert all(answer is not None for answer in answers), rows
@@ -70,10 +85,19 @@ def test_odd_rows_are_answered(tmp_path: Path, name: str, capfd: pytest.CaptureF
     ],
 )
 def test_odd_points_charge_nothing(tmp_path: Path, point: list[Any], said: str) -> None:
-    """The number of the point and what is wrong with it; the good point beside it is not answered either."""
+    """The number of the point and what is wrong with it; the good point beside it is not answered
+    either.
+    """
     doors = Doors(tmp_path)
     session = predictions(
-        plan("predict_vote", doors.declaration, name="odd", scope="loans", **doors.session()["params"]), doors.book
+        plan(
+            "predict_vote",
+            doors.declaration,
+            name="odd",
+            scope="loans",
+            **doors.session()["params"],
+        ),
+        doors.book,
     )
     with pytest.raises(InvalidInput, match=said):
         session.predict([[0.1, 0.2, "Oslo"], point])

@@ -1,4 +1,6 @@
-"""Planner, bounds and meter: the specification's tables to the digit, and the inequalities they rest on."""
+"""Planner, bounds and meter: the specification's tables to the digit, and the inequalities they
+rest on.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,12 @@ from typer.testing import CliRunner
 
 sys.path.insert(0, str(Path(__file__).parent))
 import prediction_tables as golden  # noqa: E402
-from dpflow_private_prediction.theory import calculators, hard_instance, prediction_bounds, prediction_sizes  # noqa: E402
+from dpflow_private_prediction.theory import (
+    calculators,
+    hard_instance,
+    prediction_bounds,
+    prediction_sizes,
+)  # noqa: E402
 
 from dpflow.cli import app  # noqa: E402
 from dpflow.errors import InvalidDeclaration, InvalidInput  # noqa: E402
@@ -24,7 +31,9 @@ from dpflow.testing.harness import StreamSource  # noqa: E402
 
 
 def agrees(text: str, value: float) -> bool:
-    """Whether a number is what is printed: to all printed digits, whole numbers without an exponent exactly."""
+    """Whether a number is what is printed: to all printed digits, whole numbers without an exponent
+    exactly.
+    """
     if value == 0 or float(text) == 0:
         return abs(value) < 1e-300 and float(text) == 0
     digits = len(text.lower().split("e")[0].replace(".", "").lstrip("0"))
@@ -60,7 +69,18 @@ def test_table_6_2() -> None:
     for row, line in zip(basic, cells(golden.VOTE), strict=True):
         r, shard, rows = row["shards"], row["rows a shard"], row["rows"]
         closed, unit = row["rows, closed form"], row["rows, constant 1"]
-        values = [row["epsilon"], row["d"], r, shard, rows, closed / r, closed, unit / r, unit, row["no method below"]]
+        values = [
+            row["epsilon"],
+            row["d"],
+            r,
+            shard,
+            rows,
+            closed / r,
+            closed,
+            unit / r,
+            unit,
+            row["no method below"],
+        ]
         assert all(agrees(text, value) for text, value in zip(line, values, strict=True)), line
 
 
@@ -68,7 +88,12 @@ def test_table_6_2() -> None:
     ("name", "table", "head", "by"),
     [
         ("vote_sizes", golden.VOTE_SEQUENCES, ["each", "shards"], ["rows"]),
-        ("average_sizes", golden.AVERAGE, ["each", "shards", "beta / shards"], ["rows", "rows, constant 1"]),
+        (
+            "average_sizes",
+            golden.AVERAGE,
+            ["each", "shards", "beta / shards"],
+            ["rows", "rows, constant 1"],
+        ),
         ("walk_sizes", golden.WALK, ["each", "clip", "e^each"], ["rows"]),
     ],
 )
@@ -79,13 +104,20 @@ def test_tables_6_3_to_6_5(name: str, table: str, head: list[str], by: list[str]
         found.setdefault((row["epsilon"], row["predictions"], row["account"]), []).append(row)
     for line in cells(table):
         rows = found[float(line[0]), int(line[1]), line[2].replace("-", " ")]
-        values = [rows[0][column] for column in head] + [row[column] for column in by for row in rows]
-        assert all(agrees(text, value) for text, value in zip(line[3:], values, strict=True)), (line, values)
+        values = [rows[0][column] for column in head] + [
+            row[column] for column in by for row in rows
+        ]
+        assert all(agrees(text, value) for text, value in zip(line[3:], values, strict=True)), (
+            line,
+            values,
+        )
 
 
 def test_table_6_6() -> None:
     """Rows of linear models, by method, with their noise."""
-    found = {(row["epsilon"], row["predictions"], row["account"]): row for row in sheet("linear_sizes")}
+    found = {
+        (row["epsilon"], row["predictions"], row["account"]): row for row in sheet("linear_sizes")
+    }
     columns = [
         "each",
         "regularised",
@@ -98,12 +130,23 @@ def test_table_6_6() -> None:
     ]
     for line in cells(golden.LINEAR):
         row = found[float(line[0]), int(line[1]), line[2]]
-        assert all(agrees(text, row[c]) for text, c in zip(line[3:], columns, strict=True)), (line, row)
+        assert all(agrees(text, row[c]) for text, c in zip(line[3:], columns, strict=True)), (
+            line,
+            row,
+        )
 
 
 def test_table_6_7() -> None:
     """Noise and bounds of linear models at a size."""
-    columns = ["size", "each", "strength", "regularised noise", "regularised excess", "sgd noise", "sgd noise, printed"]
+    columns = [
+        "size",
+        "each",
+        "strength",
+        "regularised noise",
+        "regularised excess",
+        "sgd noise",
+        "sgd noise, printed",
+    ]
     columns += ["sgd excess", "sgd excess, printed", "n^(-1/4)"]
     for row, line in zip(sheet("linear_noise"), cells(golden.NOISE), strict=True):
         assert all(agrees(text, row[c]) for text, c in zip(line, columns, strict=True)), line
@@ -130,13 +173,19 @@ def test_table_6_9() -> None:
 
 
 def test_agnostic_and_high_probability_walks() -> None:
-    """29 520, 118 080 and about 10^6 rows at alpha 0.1; epsilon 1/(16 ln 40) for failure 0.05 in all."""
+    """29 520, 118 080 and about 10^6 rows at alpha 0.1; epsilon 1/(16 ln 40) for failure 0.05 in
+    all.
+    """
     found = [
-        row for row in sheet("walk_sizes", epsilon=[1], predictions=[1], mode="agnostic") if row["account"] == "basic"
+        row
+        for row in sheet("walk_sizes", epsilon=[1], predictions=[1], mode="agnostic")
+        if row["account"] == "basic"
     ]
     assert [row["rows"] for row in found] == [29520, 118080, 1003680]
     assert {(row["each"], row["clip"]) for row in found} == {(0.05, 164)}
-    (high,) = sheet("walk_sizes", epsilon=[1], predictions=[1], mode="high-probability", beta=0.025, changes=[1])[:1]
+    (high,) = sheet(
+        "walk_sizes", epsilon=[1], predictions=[1], mode="high-probability", beta=0.025, changes=[1]
+    )[:1]
     assert high["each"] == pytest.approx(0.0169, abs=5e-5)
 
 
@@ -152,33 +201,47 @@ def test_accounts_invert() -> None:
             ) == pytest.approx(0.7, rel=1e-9)
         m = prediction_sizes.bought(1, 1e-6, 0.003, account)
         assert (
-            prediction_sizes.total(0.003, 1e-6, m, account) <= 1 < prediction_sizes.total(0.003, 1e-6, m + 1, account)
+            prediction_sizes.total(0.003, 1e-6, m, account)
+            <= 1
+            < prediction_sizes.total(0.003, 1e-6, m + 1, account)
         )
         assert prediction_sizes.bought(1, 1e-6, 5, account) == 0
     assert [row["zcdp of a vote"] for row in sheet("prediction_count", each=[0.01])] == [1397]
 
 
 def test_the_planner_is_monotone_and_above_the_lower_bound() -> None:
-    """Fewer rows for more epsilon, error or failure; more for a larger d; never below what no method can beat."""
+    """Fewer rows for more epsilon, error or failure; more for a larger d; never below what no
+    method can beat.
+    """
 
     def rows(alpha: float = 0.1, beta: float = 0.05, e: float = 0.5, d: int = 5) -> int:
-        r, shard = prediction_sizes.vote(alpha, beta, e, lambda a, b: prediction_sizes.sauer(a, b, d))
+        r, shard = prediction_sizes.vote(
+            alpha, beta, e, lambda a, b: prediction_sizes.sauer(a, b, d)
+        )
         return r * shard
 
     base = rows()
-    assert rows(alpha=0.2) < base and rows(beta=0.2) < base and rows(e=1) < base and rows(d=10) > base
+    assert (
+        rows(alpha=0.2) < base and rows(beta=0.2) < base and rows(e=1) < base and rows(d=10) > base
+    )
     assert 0.8 < rows(e=0.05) * 0.05 / (base * 0.5) < 1.5
-    assert all(rows(e=e, d=d) > prediction_sizes.least_rows(d, 0.1, e) for e in (0.1, 1) for d in (1, 10))
+    assert all(
+        rows(e=e, d=d) > prediction_sizes.least_rows(d, 0.1, e) for e in (0.1, 1) for d in (1, 10)
+    )
     (inverse,) = sheet("vote_sizes", epsilon=[0.5], predictions=[1], d=[5], rows=base)[:1]
     assert inverse["alpha of the rows"] == pytest.approx(0.1, abs=0.002)
-    assert prediction_sizes.vote_error(10, 0.05, 0.5, lambda a, b: prediction_sizes.sauer(a, b, 5)) is None
+    assert (
+        prediction_sizes.vote_error(10, 0.05, 0.5, lambda a, b: prediction_sizes.sauer(a, b, 5))
+        is None
+    )
     assert (
         prediction_sizes.vote_shards(0.1, 1) == 23
         and prediction_sizes.vote_shards(0.05, 0.5) == 53
         and prediction_sizes.vote_shards(0.1, 1, 10) == 36
     )
     assert (
-        prediction_sizes.thresholds(0.025, 0.05 / 222) == 364 and prediction_sizes.thresholds(0.025, 0.05 / 23) == 273
+        prediction_sizes.thresholds(0.025, 0.05 / 222) == 364
+        and prediction_sizes.thresholds(0.025, 0.05 / 23) == 273
     )
     assert prediction_sizes.finite(0.1, 0.05, math.log(1000)) == 100
     assert [prediction_sizes.average(0.1, 0.05, e, 1)[0] for e in (1, 0.1)] == [20, 200]
@@ -188,13 +251,17 @@ def test_groups_transfer_and_certificates() -> None:
     """Lemmas 3.1, 6.3, 6.4 and 6.5 at the specification's numbers."""
     epsilon, delta = prediction_bounds.group(0.1, 1e-6, 3)
     assert epsilon == pytest.approx(0.3) and delta == pytest.approx(3.6642e-6, rel=1e-4)
-    assert prediction_bounds.transferred(0.1, 0.01, 0.5, 2) == pytest.approx(math.exp(0.1) * 0.5 + 0.02)
+    assert prediction_bounds.transferred(0.1, 0.01, 0.5, 2) == pytest.approx(
+        math.exp(0.1) * 0.5 + 0.02
+    )
     assert prediction_bounds.tail_factor(0.02086, 0.05) == pytest.approx(1.6487, abs=5e-5)
     for epsilon in (0.001, 0.3, 4):
-        assert prediction_bounds.tail_factor(epsilon, 0.05) >= math.exp(2 * math.sqrt(epsilon * math.log(20))) * (
-            1 - 1e-12
-        )
-    assert prediction_bounds.trebled(0.02, 0.1, 0.05, 42) and not prediction_bounds.trebled(0.021, 0.1, 0.05, 42)
+        assert prediction_bounds.tail_factor(epsilon, 0.05) >= math.exp(
+            2 * math.sqrt(epsilon * math.log(20))
+        ) * (1 - 1e-12)
+    assert prediction_bounds.trebled(0.02, 0.1, 0.05, 42) and not prediction_bounds.trebled(
+        0.021, 0.1, 0.05, 42
+    )
     assert not prediction_bounds.trebled(0.02, 0.1, 0.05, 41)
     found = sheet("prediction_certificate", epsilon=0.02, alpha=0.1, rows=100, training_loss=0.1)
     assert [row["value"] for row in found][0] == pytest.approx(0.1 * math.exp(0.02), rel=1e-5)
@@ -203,17 +270,25 @@ def test_groups_transfer_and_certificates() -> None:
 
 
 def test_predicting_or_learning() -> None:
-    """Thresholds: one prediction needs no domain, a model of the reals is impossible; the crossover is stated."""
+    """Thresholds: one prediction needs no domain, a model of the reals is impossible; the crossover
+    is stated.
+    """
     found = {row["task"]: row for row in sheet("predicting_or_learning", log2_domain=math.inf)}
     assert found["thresholds"]["rows, a model"] is None
-    assert found["thresholds"]["rows, one prediction"] == pytest.approx(math.log(10) / 0.1, rel=1e-5)
+    assert found["thresholds"]["rows, one prediction"] == pytest.approx(
+        math.log(10) / 0.1, rel=1e-5
+    )
     assert found["convex Lipschitz, dimension d"]["rows, a model"] == pytest.approx(1000)
     basic, advanced = prediction_bounds.crossover(0.1, 1, 100, 1e-6)
-    assert basic == pytest.approx(100 / math.log(10) ** 2) and advanced == pytest.approx(basic**2 / math.log(1e6))
+    assert basic == pytest.approx(100 / math.log(10) ** 2) and advanced == pytest.approx(
+        basic**2 / math.log(1e6)
+    )
 
 
 def test_the_generalisation_inequality_holds_and_a_memoriser_breaks_it() -> None:
-    """On coin-toss labels a walk's training error stays above e^-epsilon / 2; one nearest neighbour's is 0."""
+    """On coin-toss labels a walk's training error stays above e^-epsilon / 2; one nearest
+    neighbour's is 0.
+    """
     from dpflow_private_prediction.mechanisms.walk import clipped_walk
 
     rng = np.random.default_rng(4)
@@ -223,7 +298,10 @@ def test_the_generalisation_inequality_holds_and_a_memoriser_breaks_it() -> None
             y = rng.integers(0, 2, 2000)
             p = 1 / (1 + np.exp(-epsilon * clipped_walk(2 * y - 1, level) / 2))
             errors.append(float(np.where(y == 1, 1 - p, p).mean()))
-        assert np.mean(errors) == pytest.approx(seen, abs=0.012) and np.mean(errors) >= math.exp(-epsilon) / 2
+        assert (
+            np.mean(errors) == pytest.approx(seen, abs=0.012)
+            and np.mean(errors) >= math.exp(-epsilon) / 2
+        )
     from sklearn.neighbors import KNeighborsClassifier
 
     x, y = rng.random((200, 3)), rng.integers(0, 2, 200)
@@ -232,12 +310,18 @@ def test_the_generalisation_inequality_holds_and_a_memoriser_breaks_it() -> None
 
 
 def test_the_meter_passes_private_predictions_and_flags_a_memoriser() -> None:
-    """d = 11, alpha 0.1, 200 rows: the floor's values, the counting baseline, a vote, an average, and the majority label."""
-    assert [prediction_sizes.floor(200, 11, 0.1, e) for e in (0.1, 1)] == pytest.approx([0.3131, 0.00534], abs=5e-5)
+    """d = 11, alpha 0.1, 200 rows: the floor's values, the counting baseline, a vote, an average,
+    and the majority label.
+    """
+    assert [prediction_sizes.floor(200, 11, 0.1, e) for e in (0.1, 1)] == pytest.approx(
+        [0.3131, 0.00534], abs=5e-5
+    )
     source = StreamSource(31)
 
     def read(predictor: Any, epsilon: float, instances: int = 400) -> hard_instance.Reading:
-        return hard_instance.measure(predictor, 200, 11, Fraction(1, 10), epsilon, source, instances=instances)
+        return hard_instance.measure(
+            predictor, 200, 11, Fraction(1, 10), epsilon, source, instances=instances
+        )
 
     for epsilon, error in ((0.1, 0.402), (1.0, 0.0370)):
         reading = read(hard_instance.counts(11, epsilon), epsilon)
@@ -251,7 +335,9 @@ def test_the_meter_passes_private_predictions_and_flags_a_memoriser() -> None:
 
 
 def shards(r: int, epsilon: float, vote: bool) -> Any:
-    """Exact probabilities of a soft majority (or of a noisy average with Laplace noise) of memorisers on r shards."""
+    """Exact probabilities of a soft majority (or of a noisy average with Laplace noise) of
+    memorisers on r shards.
+    """
 
     def predict(points: Any, labels: Any) -> Any:
         shard = (StreamSource(len(points)).words(len(points)) % np.uint64(r)).astype(np.int64)
@@ -271,10 +357,14 @@ def shards(r: int, epsilon: float, vote: bool) -> Any:
 def test_the_command_line_plans(tmp_path: Path) -> None:
     """dpflow calculate: a table as JSON, a picture, a refusal that names the field."""
     runner = CliRunner()
-    made = runner.invoke(app, ["calculate", "walk_sizes", "epsilon=[1]", "predictions=[1]", "changes=[1]", "--json"])
+    made = runner.invoke(
+        app, ["calculate", "walk_sizes", "epsilon=[1]", "predictions=[1]", "changes=[1]", "--json"]
+    )
     assert json.loads(made.stdout)["rows"][0][-1] == 360
     picture = tmp_path / "floor.svg"
-    assert runner.invoke(app, ["calculate", "prediction_floor", "--plot", str(picture)]).exit_code == 0
+    assert (
+        runner.invoke(app, ["calculate", "prediction_floor", "--plot", str(picture)]).exit_code == 0
+    )
     assert picture.stat().st_size > 1000
     for name, given in (
         ("vote_sizes", {"alpha": 2}),

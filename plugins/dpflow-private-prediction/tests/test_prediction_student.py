@@ -1,4 +1,6 @@
-"""A published student: trained on private answers to public points, registered with the guarantee that it really has."""
+"""A published student: trained on private answers to public points, registered with the guarantee
+that it really has.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ from dpflow.errors import InvalidInput  # noqa: E402
 
 
 @pytest.fixture
-def doors(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Doors:
+def doors(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Doors:
     monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path_factory.mktemp("airflow")))
     made = Doors(tmp_path)
     connection = {"conn_type": "dpflow_ledger", "host": str(made.ledger)}
@@ -55,7 +59,9 @@ def load(file: Path) -> Any:
 
 @pytest.mark.usefixtures("written")
 def test_the_operator_registers_a_student_once(doors: Doors) -> None:
-    """With its epsilon in the tags; a retry spends nothing and finds the same file and version; the file predicts."""
+    """With its epsilon in the tags; a retry spends nothing and finds the same file and version; the
+    file predicts.
+    """
     from mlflow import MlflowClient
 
     uri = f"sqlite:///{doors.folder / 'mlflow.db'}"
@@ -64,7 +70,10 @@ def test_the_operator_registers_a_student_once(doors: Doors) -> None:
     spent = doors.spent()
     again = run(doors, student)
     assert (doors.spent(), again["new"], again["student"]) == (spent, 0, first["student"])
-    assert first["student"].items() >= {"epsilon": "20", "delta": "0", "points": 50, "version": "1"}.items()
+    assert (
+        first["student"].items()
+        >= {"epsilon": "20", "delta": "0", "points": 50, "version": "1"}.items()
+    )
     tags = MlflowClient(tracking_uri=uri, registry_uri=uri).get_model_version("late", "1").tags
     assert tags["dpflow.epsilon"] == "20" and tags["dpflow.session"] == first["session_id"]
     assert "(20, 0)-DP for all rows of one person (add-remove) of loans" in tags["dpflow.guarantee"]
@@ -88,9 +97,15 @@ def test_a_student_learns_more_from_more_points(tmp_path: Path) -> None:
     codes, answers = session.encode(points), session.predict(points)
     fresh = rng.random((2000, 2))
     truth = fresh.sum(axis=1) > 1
-    exam = pool(made.table, ("x", "y", "town"), session.encode([[float(x), float(y), "Oslo"] for x, y in fresh]))
+    exam = pool(
+        made.table,
+        ("x", "y", "town"),
+        session.encode([[float(x), float(y), "Oslo"] for x, y in fresh]),
+    )
     for number in (8, 1000):
-        taught = teach(made, session.id, codes[:number], answers[:number], Student(folder=doors.folder / "s"))
+        taught = teach(
+            made, session.id, codes[:number], answers[:number], Student(folder=doors.folder / "s")
+        )
         right[number] = float(((load(Path(taught["file"])).predict(exam) == "yes") == truth).mean())
     assert right[1000] > 0.85 and right[1000] >= right[8]
 
@@ -101,9 +116,17 @@ def test_the_guarantee_is_the_session_s(doors: Doors) -> None:
     made = plan("predict_vote", doors.declaration, name="a", scope="loans", **given)
     assert guarantee(made, Fraction(0)) == ("100", "0")
     epsilon, delta = guarantee(made, Fraction(1, 10**6))
-    assert 0.5 < float(epsilon) < 10000 * 0.01**2 / 8 + 2 * (10000 * 0.01**2 / 8 * 13.82) ** 0.5 and delta == "0.000001"
-    stated = plan("predict_vote", doors.declaration, name="b", scope="loans", **given | {"delta": "0.00001"})
-    assert guarantee(stated, Fraction(0))[1] == "0.00001" and float(guarantee(stated, Fraction(0))[0]) < 2.6
+    assert (
+        0.5 < float(epsilon) < 10000 * 0.01**2 / 8 + 2 * (10000 * 0.01**2 / 8 * 13.82) ** 0.5
+        and delta == "0.000001"
+    )
+    stated = plan(
+        "predict_vote", doors.declaration, name="b", scope="loans", **given | {"delta": "0.00001"}
+    )
+    assert (
+        guarantee(stated, Fraction(0))[1] == "0.00001"
+        and float(guarantee(stated, Fraction(0))[0]) < 2.6
+    )
     numbers = given | {"noise": "gaussian", "learner": "LinearRegression", "label": "amount"}
     gaussian = plan("predict_value", doors.declaration, name="c", scope="loans", **numbers)
     with pytest.raises(InvalidInput, match="give the student one"):
@@ -119,7 +142,9 @@ def test_the_guarantee_is_the_session_s(doors: Doors) -> None:
         ({"learner": "Ridge"}, "student: folder"),
     ],
 )
-def test_a_wrong_student_is_refused_before_the_charge(doors: Doors, student: dict[str, Any], said: str) -> None:
+def test_a_wrong_student_is_refused_before_the_charge(
+    doors: Doors, student: dict[str, Any], said: str
+) -> None:
     """And fails the task for good."""
     from airflow.sdk.exceptions import AirflowFailException
 
@@ -132,9 +157,19 @@ def test_the_command_line_teaches(doors: Doors) -> None:
     """dpflow predict --student: a tree on numbers, without a registry."""
     file = doors.folder / "student.yml"
     file.write_text(
-        yaml.safe_dump({"folder": "students", "learner": "DecisionTreeClassifier", "options": {"max_depth": 3}})
+        yaml.safe_dump(
+            {"folder": "students", "learner": "DecisionTreeClassifier", "options": {"max_depth": 3}}
+        )
     )
-    options = ["predict", str(doors.file()), "--ledger", str(doors.ledger), "--student", str(file), "--json"]
+    options = [
+        "predict",
+        str(doors.file()),
+        "--ledger",
+        str(doors.ledger),
+        "--student",
+        str(file),
+        "--json",
+    ]
     assert "give both" in str(CliRunner().invoke(app, options).exception)
     places = [
         "--points",
@@ -148,7 +183,9 @@ def test_the_command_line_teaches(doors: Doors) -> None:
 
 def test_answers_that_teach_nothing_are_said_to(doors: Doors) -> None:
     """One label only: the answers are public, so the error may say so."""
-    made = plan("predict_vote", doors.declaration, name="pool", scope="loans", **doors.session()["params"])
+    made = plan(
+        "predict_vote", doors.declaration, name="pool", scope="loans", **doors.session()["params"]
+    )
     session = predictions(made, doors.book)
     codes = session.encode([[0.1, 0.1, "Oslo"], [0.9, 0.9, None]])
     student = parse_student({"folder": "s"}, doors.folder)

@@ -1,4 +1,6 @@
-"""Measured errors of walks and linear models are those that the specification measured, and stay under their bounds."""
+"""Measured errors of walks and linear models are those that the specification measured, and stay
+under their bounds.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from dpflow_private_prediction.mechanisms.walk import walk  # noqa: E402
 from dpflow.testing.harness import StreamSource  # noqa: E402
 
 
-def threshold_error(rows: int, epsilon: float, clip: int, places: int, noise: float, seed: int) -> float:
+def threshold_error(
+    rows: int, epsilon: float, clip: int, places: int, noise: float, seed: int
+) -> float:
     """The walk's exact error on 5000 fresh points of a threshold at 0.37 of the line."""
     rng, source = np.random.default_rng([seed, places]), StreamSource(seed)
     x, fresh = rng.integers(1, places + 1, rows), rng.integers(1, places + 1, 5000)
@@ -69,8 +73,12 @@ def rows_of(d: int, number: int, rng: Any) -> tuple[Any, Any]:
     [(20000, 1.0, (0.019, 0.022), (0.0015, 0.0023)), (20000, 0.1, (0.058, 0.061), (0.060, 0.064)),
      (3200, 0.1, (0.165, 0.168), (0.36, 0.37))],
 )  # fmt: skip
-def test_linear_models_do_not_mind_the_dimension(d: int, rows: int, epsilon: float, regularised: Any, sgd: Any) -> None:
-    """The excess loss of private predictions, logistic, R = 5, in the specification's ranges and under the theorems' bounds."""
+def test_linear_models_do_not_mind_the_dimension(
+    d: int, rows: int, epsilon: float, regularised: Any, sgd: Any
+) -> None:
+    """The excess loss of private predictions, logistic, R = 5, in the specification's ranges and
+    under the theorems' bounds.
+    """
     rng = np.random.default_rng(d)
     x, y = rows_of(d, rows, rng)
     fresh, truth = rows_of(d, 20000, rng)
@@ -80,8 +88,16 @@ def test_linear_models_do_not_mind_the_dimension(d: int, rows: int, epsilon: flo
         "sgd": 10 / math.sqrt(rows) + 25 / (rows * epsilon**2),
     }
     for method, (low, high) in (("regularised", regularised), ("sgd", sgd)):
-        given = {"features": ["x"], "label": "y", "epsilon": str(epsilon), "predictions": 1, "loss": "logistic"}
-        params = LinearParams.model_validate(given | {"size": rows, "method": method, "radius": "5"})
+        given = {
+            "features": ["x"],
+            "label": "y",
+            "epsilon": str(epsilon),
+            "predictions": 1,
+            "loss": "logistic",
+        }
+        params = LinearParams.model_validate(
+            given | {"size": rows, "method": method, "radius": "5"}
+        )
         if method == "sgd":
             w = one_pass(x, y, "logistic", 5.0, rows, StreamSource(d))
         else:

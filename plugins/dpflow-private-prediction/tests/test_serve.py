@@ -1,4 +1,6 @@
-"""The HTTP service: tokens, quotas, idempotency, odd bodies, concurrent duplicates; every answer charged once."""
+"""The HTTP service: tokens, quotas, idempotency, odd bodies, concurrent duplicates; every answer
+charged once.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,13 @@ from prediction_doors import Doors  # noqa: E402
 from dpflow import plan, release  # noqa: E402
 from dpflow.cli import app as cli  # noqa: E402
 from dpflow.core.contract.declaration import load_table  # noqa: E402
-from dpflow.errors import BudgetExceeded, InvalidDeclaration, InvalidInput, LedgerUnavailable, PlanRefused  # noqa: E402
+from dpflow.errors import (
+    BudgetExceeded,
+    InvalidDeclaration,
+    InvalidInput,
+    LedgerUnavailable,
+    PlanRefused,
+)  # noqa: E402
 from dpflow.mechanisms import bounds  # noqa: E402
 from dpflow.registry import Registry  # noqa: E402
 from dpflow.server.app import create_app  # noqa: E402
@@ -40,21 +48,29 @@ class Served:
         doors.file()
         table = load_table(doors.declaration)
         for name, epsilon in (("ann", 12), ("bob", 1)):
-            doors.book.grant(f"loans/{name}", epsilon, 0, filter="basic", table=table, principal="owner")
+            doors.book.grant(
+                f"loans/{name}", epsilon, 0, filter="basic", table=table, principal="owner"
+            )
         principals = {
             "ann": {"token_sha256": ANN[1], "scope": "loans/ann", "predictions": 60},
             "bob": {"token_sha256": BOB[1], "scope": "loans/bob", "predictions": 5},
         }
         self.file = doors.folder / "service.yml"
-        self.file.write_text(yaml.safe_dump({"session": "session.yml", "principals": principals} | changes))
+        self.file.write_text(
+            yaml.safe_dump({"session": "session.yml", "principals": principals} | changes)
+        )
         service = load_service(self.file)
         self.sessions = open_sessions(service, doors.book, REGISTRY)
-        self.client = TestClient(create_app(service, self.sessions, doors.book), raise_server_exceptions=False)
+        self.client = TestClient(
+            create_app(service, self.sessions, doors.book), raise_server_exceptions=False
+        )
 
     def ask(self, points: Any, token: str = ANN[0], **headers: str) -> Any:
         """One request."""
         return self.client.post(
-            "/v1/predictions", json={"points": points}, headers={"Authorization": f"Bearer {token}"} | headers
+            "/v1/predictions",
+            json={"points": points},
+            headers={"Authorization": f"Bearer {token}"} | headers,
         )
 
     def spent(self) -> str:
@@ -74,7 +90,9 @@ def point(i: int) -> list[Any]:
 
 
 def test_an_answer_is_charged_once_and_stored(served: Served) -> None:
-    """Both quotas are charged when the service starts; a known point is free; each principal has its own session."""
+    """Both quotas are charged when the service starts; a known point is free; each principal has
+    its own session.
+    """
     assert served.spent() == "13"
     first = served.ask([point(1), point(2), point(1)])
     body = first.json()
@@ -115,7 +133,9 @@ TAMPERED = {
 def test_a_tampered_token_is_refused(served: Served, token: str) -> None:
     """No principal, no answer, and nothing about who exists."""
     answer = served.client.post(
-        "/v1/predictions", json={"points": [point(1)]}, headers={"Authorization": f"Bearer {token}".encode()}
+        "/v1/predictions",
+        json={"points": [point(1)]},
+        headers={"Authorization": f"Bearer {token}".encode()},
     )
     assert (answer.status_code, answer.json()["error"]) == (401, "unauthorized")
     assert served.client.post("/v1/predictions", json={"points": [point(1)]}).status_code == 401
@@ -145,13 +165,24 @@ def test_odd_points(served: Served, points: Any, status: int) -> None:
     if status != 200:
         assert set(answer.json()) == {"error", "message"}
         assert (
-            served.client.get("/v1/session", headers={"Authorization": f"Bearer {ANN[0]}"}).json()["predictions_left"]
+            served.client.get("/v1/session", headers={"Authorization": f"Bearer {ANN[0]}"}).json()[
+                "predictions_left"
+            ]
             == 60
         )
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"{", b'{"points": [[NaN, 0.2, "Oslo"]]}', b'{"points": 1}', b"[1]", b"\xff", b"[" * 3000]
+    "body",
+    [
+        b"",
+        b"{",
+        b'{"points": [[NaN, 0.2, "Oslo"]]}',
+        b'{"points": 1}',
+        b"[1]",
+        b"\xff",
+        b"[" * 3000,
+    ],
 )
 def test_odd_bodies(served: Served, body: bytes) -> None:
     """What is no request is refused as one, never with a traceback."""
@@ -167,19 +198,29 @@ def test_large_bodies_are_refused_while_they_arrive(served: Served) -> None:
     big = b'{"points": [' + b"[0.1, 0.2, 3]," * 700_000 + b"[0.1, 0.2, 3]]}"
     assert served.client.post("/v1/predictions", content=big, headers=headers).status_code == 413
     streamed = served.client.post(
-        "/v1/predictions", content=(big[i : i + 1000] for i in range(0, 10**5, 1000)), headers=headers
+        "/v1/predictions",
+        content=(big[i : i + 1000] for i in range(0, 10**5, 1000)),
+        headers=headers,
     )
     assert streamed.status_code == 413
     assert served.ask([point(1)]).status_code == 200
 
 
 def test_one_answer_per_idempotency_key(served: Served) -> None:
-    """The same key with the same points repeats the answer; with others it is a conflict, also after a restart."""
+    """The same key with the same points repeats the answer; with others it is a conflict, also
+    after a restart.
+    """
     first = served.ask([point(1)], **{"Idempotency-Key": "k"})
-    assert served.ask([point(1)], **{"Idempotency-Key": "k"}).json()["answers"] == first.json()["answers"]
+    assert (
+        served.ask([point(1)], **{"Idempotency-Key": "k"}).json()["answers"]
+        == first.json()["answers"]
+    )
     again = Served.__new__(Served)
     again.sessions = open_sessions(load_service(served.file), served.doors.book, REGISTRY)
-    for client in (served.client, TestClient(create_app(load_service(served.file), again.sessions, served.doors.book))):
+    for client in (
+        served.client,
+        TestClient(create_app(load_service(served.file), again.sessions, served.doors.book)),
+    ):
         with client:
             conflict = client.post(
                 "/v1/predictions",
@@ -191,8 +232,12 @@ def test_one_answer_per_idempotency_key(served: Served) -> None:
 
 
 @pytest.mark.parametrize("moment", ["noted", "_answers"])
-def test_two_servers_agree_on_an_idempotency_key(served: Served, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
-    """Another server stores the key with another point after this one looked, or drew: a conflict for its request alone."""
+def test_two_servers_agree_on_an_idempotency_key(
+    served: Served, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Another server stores the key with another point after this one looked, or drew: a conflict
+    for its request alone.
+    """
     service = load_service(served.file)
     session, other = (open_sessions(service, served.doors.book, REGISTRY)["ann"] for _ in range(2))
     batches, others = Batches(), Batches()
@@ -208,7 +253,10 @@ def test_two_servers_agree_on_an_idempotency_key(served: Served, monkeypatch: py
         first = batches.submit(session, [point(9)])
         while not first.running():
             time.sleep(0.001)
-        late, friend = batches.submit(session, [point(2)], "k"), batches.submit(session, [point(3)], "mine")
+        late, friend = (
+            batches.submit(session, [point(2)], "k"),
+            batches.submit(session, [point(3)], "mine"),
+        )
         monkeypatch.setattr(session, moment, meanwhile)
     with pytest.raises(InvalidInput, match="idempotency key came with other points"):
         late.result(30)
@@ -225,7 +273,9 @@ def test_concurrent_duplicates_are_charged_once(served: Served) -> None:
 
     def ask(turn: int) -> None:
         found[turn % 3].add(
-            json.dumps(served.ask([point(i) for i in range(turn % 3, turn % 3 + 10)]).json()["answers"])
+            json.dumps(
+                served.ask([point(i) for i in range(turn % 3, turn % 3 + 10)]).json()["answers"]
+            )
         )
 
     threads = [threading.Thread(target=ask, args=(turn,)) for turn in range(12)]
@@ -239,7 +289,9 @@ def test_concurrent_duplicates_are_charged_once(served: Served) -> None:
 
 
 def test_requests_that_wait_together_are_judged_apart(served: Served) -> None:
-    """One transaction for all that fit; who sent an impossible point hears of it alone, who left is not charged."""
+    """One transaction for all that fit; who sent an impossible point hears of it alone, who left is
+    not charged.
+    """
     session, batches = served.sessions["ann"], Batches()
     before = served.doors.book.session(session.id).version
     with session._turn:  # the thread is busy with the first one
@@ -247,7 +299,10 @@ def test_requests_that_wait_together_are_judged_apart(served: Served) -> None:
         while not first.running():
             time.sleep(0.001)
         good = [batches.submit(session, [point(i), point(i + 1)]) for i in (2, 4)]
-        odd = [batches.submit(session, wrong) for wrong in ([point(6), [0.1, 0.2]], [[0.1, 0.2, "Atlantis"]])]
+        odd = [
+            batches.submit(session, wrong)
+            for wrong in ([point(6), [0.1, 0.2]], [[0.1, 0.2, "Atlantis"]])
+        ]
         gone, nothing = batches.submit(session, [point(9)]), batches.submit(session, [])
         assert gone.cancel()
     assert [len(done.result(600)) for done in (first, *good, nothing)] == [1, 2, 2, 0]
@@ -267,16 +322,24 @@ def test_the_public_side_and_the_metrics_show_no_rows(served: Served) -> None:
     assert view["claim"]["kind"] == "repeated.v1" and "person" in view["protects"]
     assert served.client.get("/healthz").json() == {"status": "ok"}
     metrics = served.client.get("/metrics").text
-    assert 'dpflow_requests_total{status="200"}' in metrics and "dpflow_answered_points_total 1" in metrics
+    assert (
+        'dpflow_requests_total{status="200"}' in metrics
+        and "dpflow_answered_points_total 1" in metrics
+    )
     assert "ann" not in metrics
     paths = served.client.get("/openapi.json").json()["paths"]
     assert set(paths) == {"/v1/predictions", "/v1/session", "/healthz", "/metrics"}
 
 
 def test_trouble_is_said_without_its_text(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A ledger that is away is a 503, a bug a 500; a repeated request is answered, and charged once."""
+    """A ledger that is away is a 503, a bug a 500; a repeated request is answered, and charged
+    once.
+    """
     session = served.sessions["ann"]
-    for error, status in ((LedgerUnavailable("/secret/place"), 503), (RuntimeError("row 4711"), 500)):
+    for error, status in (
+        (LedgerUnavailable("/secret/place"), 503),
+        (RuntimeError("row 4711"), 500),
+    ):
 
         def fail(*_: Any, error: Exception = error, **__: Any) -> Any:
             raise error
@@ -284,7 +347,11 @@ def test_trouble_is_said_without_its_text(served: Served, monkeypatch: pytest.Mo
         with monkeypatch.context() as patched:
             patched.setattr(session._ledger, "answer_batch", fail)
             answer = served.ask([point(7)])
-        assert answer.status_code == status and "secret" not in answer.text and "4711" not in answer.text
+        assert (
+            answer.status_code == status
+            and "secret" not in answer.text
+            and "4711" not in answer.text
+        )
     assert served.ask([point(7)]).json()["predictions_left"] == 59
 
 
@@ -309,11 +376,15 @@ def test_a_service_file_is_checked(tmp_path: Path) -> None:
 
 
 def test_budgets_of_their_own_are_for_principals_who_share_nothing(tmp_path: Path) -> None:
-    """Two budgets bound nobody's joint knowledge: refused, unless the file says that answers are not pooled."""
+    """Two budgets bound nobody's joint knowledge: refused, unless the file says that answers are
+    not pooled.
+    """
     doors = Doors(tmp_path)
     doors.file()
     for name in ("ann", "bob"):
-        doors.book.grant(name, 1, 0, filter="basic", table=load_table(doors.declaration), principal="owner")
+        doors.book.grant(
+            name, 1, 0, filter="basic", table=load_table(doors.declaration), principal="owner"
+        )
     principals = {
         name: {"token_sha256": token[1], "scope": name, "predictions": 5}
         for name, token in (("ann", ANN), ("bob", BOB))
@@ -322,29 +393,47 @@ def test_budgets_of_their_own_are_for_principals_who_share_nothing(tmp_path: Pat
     path.write_text(yaml.safe_dump({"session": "session.yml", "principals": principals}))
     with pytest.raises(InvalidDeclaration, match="ann, bob.*pooled: false"):
         load_service(path)
-    path.write_text(yaml.safe_dump({"session": "session.yml", "principals": principals, "pooled": False}))
+    path.write_text(
+        yaml.safe_dump({"session": "session.yml", "principals": principals, "pooled": False})
+    )
     open_sessions(load_service(path), doors.book, REGISTRY)
-    spent = [doors.book.remaining(name).rows()[0]["epsilon_spent"] for name in ("ann", "bob", "loans")]
+    spent = [
+        doors.book.remaining(name).rows()[0]["epsilon_spent"] for name in ("ann", "bob", "loans")
+    ]
     assert spent == ["1", "1", "0"]
 
 
-def test_nobody_answers_from_bounds_that_another_budget_paid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two searches of one name in two scopes make two declarations, so there is no one set of models; nothing is charged."""
+def test_nobody_answers_from_bounds_that_another_budget_paid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two searches of one name in two scopes make two declarations, so there is no one set of
+    models; nothing is charged.
+    """
     monkeypatch.setattr(bounds, "FAILURE", 1e-12)
     doors = Doors(tmp_path, columns={"x": {"step": "0.01"}, "late": {"keys": ["no", "yes"]}})
     table = load_table(doors.declaration)
     for name, where in (("ann", "x < 0.1"), ("bob", "x > 0.1")):
         doors.book.grant(name, 50, 0, filter="basic", table=table, principal="owner")
-        made = plan("bounds", doors.declaration, name="look", scope=name, where=where, column="x", epsilon=8)
+        made = plan(
+            "bounds", doors.declaration, name="look", scope=name, where=where, column="x", epsilon=8
+        )
         release(made, doors.book)
     session = doors.session(features=["x"]) | {"scope": "ann", "bounds": ["look"]}
     (doors.folder / "session.yml").write_text(yaml.safe_dump(session))
-    principals = {name: {"token_sha256": token[1], "scope": name} for name, token in (("ann", ANN), ("bob", BOB))}
+    principals = {
+        name: {"token_sha256": token[1], "scope": name}
+        for name, token in (("ann", ANN), ("bob", BOB))
+    }
     path = doors.folder / "service.yml"
-    path.write_text(yaml.safe_dump({"session": "session.yml", "principals": principals, "pooled": False}))
+    path.write_text(
+        yaml.safe_dump({"session": "session.yml", "principals": principals, "pooled": False})
+    )
     with pytest.raises(PlanRefused, match="search in a scope above both"):
         open_sessions(load_service(path), doors.book, REGISTRY)
-    assert [doors.book.remaining(name).rows()[0]["epsilon_spent"] for name in ("ann", "bob")] == ["8", "8"]
+    assert [doors.book.remaining(name).rows()[0]["epsilon_spent"] for name in ("ann", "bob")] == [
+        "8",
+        "8",
+    ]
 
 
 def test_the_command_makes_tokens() -> None:

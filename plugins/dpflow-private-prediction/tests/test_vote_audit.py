@@ -78,7 +78,9 @@ def test_the_specification_s_probabilities() -> None:
 
 
 def test_more_labels_keep_epsilon_and_the_range() -> None:
-    """All moves of one vote between four labels: losses within an interval of length epsilon (hence epsilon^2/8 zCDP)."""
+    """All moves of one vote between four labels: losses within an interval of length epsilon (hence
+    epsilon^2/8 zCDP).
+    """
     asked = params(shards=6, epsilon="1")
     for votes in [(6, 0, 0, 0), (3, 3, 0, 0), (2, 2, 1, 1), (4, 1, 1, 0)]:
         base = _law(votes, asked)
@@ -97,9 +99,13 @@ def _law(votes: tuple[int, ...], asked: VoteParams) -> dict[int, float]:
 
 
 @pytest.mark.parametrize("relation", ["replace", "add-remove"])
-@pytest.mark.parametrize("name", ["DecisionTreeClassifier", "LogisticRegression", "KNeighborsClassifier", "GaussianNB"])
+@pytest.mark.parametrize(
+    "name", ["DecisionTreeClassifier", "LogisticRegression", "KNeighborsClassifier", "GaussianNB"]
+)
 def test_retrained_on_every_neighbour(name: str, relation: Any) -> None:
-    """The whole mechanism, learner included: single-class and empty shards, and a learner that refuses small shards."""
+    """The whole mechanism, learner included: single-class and empty shards, and a learner that
+    refuses small shards.
+    """
     law = exact_law(MECHANISM, params(learner=name))
     found = audit(law, tables(5, 2), ALTERNATIVES, POINTS, relation=relation)
     assert found.keeps(1.0) and found.epsilon > 0.1
@@ -125,7 +131,12 @@ def broken(shard: Any, scale: Any = None, sharpness: float = 0.5) -> Any:
         if scale is not None:
             x, query = scale(x, x), scale(x, query)
         made = trained(
-            learner("classifier", "DecisionTreeClassifier", {}), x, columns[1], shard(rows), 3, StreamSource(5)
+            learner("classifier", "DecisionTreeClassifier", {}),
+            x,
+            columns[1],
+            shard(rows),
+            3,
+            StreamSource(5),
         )
         ones = int(made.votes(query, 2)[0, 1])
         logit = sharpness * (2 * ones - 3)
@@ -164,7 +175,10 @@ def test_the_harness_passes_what_is_right() -> None:
         ("shards by rank", broken(by_rank)),
         (
             "a scaler of all rows",
-            broken(by_unit, scale=lambda fitted, x: np.round((x - fitted.mean()) / (fitted.std() + 0.1), 1)),
+            broken(
+                by_unit,
+                scale=lambda fitted, x: np.round((x - fitted.mean()) / (fitted.std() + 0.1), 1),
+            ),
         ),
     ],
 )
@@ -200,7 +214,9 @@ def test_a_reported_failure_is_caught() -> None:
 def test_the_claim_is_bounded_range_for_each_prediction() -> None:
     """Whatever number of shards and learner."""
     for shards in (1, 500):
-        assert MECHANISM.event(params(shards=shards), TABLE) == Repeated(BoundedRange(Fraction(1)), 10)
+        assert MECHANISM.event(params(shards=shards), TABLE) == Repeated(
+            BoundedRange(Fraction(1)), 10
+        )
 
 
 @pytest.mark.parametrize(
@@ -224,19 +240,25 @@ def test_a_wrong_plan_is_refused(changes: dict[str, Any], said: str) -> None:
 
 def test_rows_without_a_public_label_are_left_out_in_their_shard() -> None:
     """They are neither a class nor an error."""
-    keyed = TABLE.columns["y"].model_copy(update={"keys": ("no", "yes"), "lower": None, "upper": None})
+    keyed = TABLE.columns["y"].model_copy(
+        update={"keys": ("no", "yes"), "lower": None, "upper": None}
+    )
     table = TABLE.model_copy(update={"columns": TABLE.columns | {"y": keyed}})
     rows = records([(0, 0), (1, -1), (4, 1), (3, -1)])
     made = vote.learn_labels(params(shards=1), table, rows, StreamSource(1))
     assert features.labels(table, "y") == ("no", "yes")
-    assert MECHANISM.predict(params(shards=1, epsilon="1000"), table, made, np.array([[0], [4]]), StreamSource(2)) == [
+    assert MECHANISM.predict(
+        params(shards=1, epsilon="1000"), table, made, np.array([[0], [4]]), StreamSource(2)
+    ) == [
         "no",
         "yes",
     ]
 
 
 def test_a_failing_model_has_a_default_for_every_point() -> None:
-    """Fitting raises, predicting raises or answers nonsense: the shard's majority, and nobody hears of it."""
+    """Fitting raises, predicting raises or answers nonsense: the shard's majority, and nobody hears
+    of it.
+    """
 
     class Odd:
         def __init__(self, answer: Any) -> None:
@@ -253,7 +275,14 @@ def test_a_failing_model_has_a_default_for_every_point() -> None:
             return np.resize(np.array(self.answer), len(points))
 
     x, y, shard = np.zeros((3, 1)), np.array([1, 1, 0]), np.zeros(3, np.int64)
-    for answer, ones in (("raise", 1), ("raise later", 1), ([7], 0), ([-1], 0), ([np.nan], 0), ([1], 1)):
+    for answer, ones in (
+        ("raise", 1),
+        ("raise later", 1),
+        ([7], 0),
+        ([-1], 0),
+        ([np.nan], 0),
+        ([1], 1),
+    ):
         made = trained(lambda seed, a=answer: Odd(a), x, y, shard, 1, StreamSource(0))
         assert made.votes(np.zeros((2, 1)), 2)[:, 1].tolist() == [ones, ones], answer
     assert majority(3)(np.zeros(0, np.int64)) == Constant(0)
@@ -266,7 +295,9 @@ def test_models_show_nothing() -> None:
 
 
 def test_linear_models_vote_side_by_side_as_they_do_alone() -> None:
-    """Several kinds of learners, constants among the models, more points than a block: the same counts as one by one."""
+    """Several kinds of learners, constants among the models, more points than a block: the same
+    counts as one by one.
+    """
     source = StreamSource(6)
     x = source.words(9000 * 3).astype(np.float64).reshape(9000, 3) / 2**63 - 1
     y = (x[:, 0] > x[:, 1]).astype(np.int64)
@@ -279,9 +310,13 @@ def test_linear_models_vote_side_by_side_as_they_do_alone() -> None:
         assert (made.votes(x, 2).sum(axis=1) == 31).all()
 
 
-@pytest.mark.parametrize("name", ["LogisticRegression", "LinearSVC", "RidgeClassifier", "SGDClassifier", "Perceptron"])
+@pytest.mark.parametrize(
+    "name", ["LogisticRegression", "LinearSVC", "RidgeClassifier", "SGDClassifier", "Perceptron"]
+)
 def test_a_product_says_what_each_linear_model_says(name: str) -> None:
-    """Weights and points in 64ths, where scores are exact: the same label at every point, also where a score is 0."""
+    """Weights and points in 64ths, where scores are exact: the same label at every point, also
+    where a score is 0.
+    """
     source = StreamSource(9)
     x = np.floor(source.words(500 * 3).astype(np.float64).reshape(500, 3) / 2**57 - 64) / 64
     y = (x[:, 0] > x[:, 1]).astype(np.int64)
@@ -297,11 +332,20 @@ def test_a_product_says_what_each_linear_model_says(name: str) -> None:
 
 
 def test_a_model_s_vote_does_not_mind_what_the_other_shards_hold() -> None:
-    """At points where many scores are 0 but for rounding, a shard that becomes a constant changes its own vote alone."""
+    """At points where many scores are 0 but for rounding, a shard that becomes a constant changes
+    its own vote alone.
+    """
     rng = np.random.default_rng(3)
     x = rng.uniform(-1, 1, (400, 7))
     y = (x[:, 0] > 0).astype(np.int64)
-    made = trained(learner("classifier", "LogisticRegression", {}), x, y, np.arange(400) % 20, 20, StreamSource(1))
+    made = trained(
+        learner("classifier", "LogisticRegression", {}),
+        x,
+        y,
+        np.arange(400) % 20,
+        20,
+        StreamSource(1),
+    )
     points = []
     for model in made.models:
         w, b = model.fitted.coef_[0], model.fitted.intercept_[0]  # type: ignore[union-attr]

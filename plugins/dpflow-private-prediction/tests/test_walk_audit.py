@@ -15,7 +15,15 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from dpflow_private_prediction.mechanisms import walk as walking  # noqa: E402
-from dpflow_private_prediction.mechanisms.walk import Walk, WalkMechanism, WalkParams, clip, clipped_walk, rate, walk  # noqa: E402
+from dpflow_private_prediction.mechanisms.walk import (
+    Walk,
+    WalkMechanism,
+    WalkParams,
+    clip,
+    clipped_walk,
+    rate,
+    walk,
+)  # noqa: E402
 from dpflow_private_prediction.theory.auditor import audit, largest_move  # noqa: E402
 from prediction_world import ALTERNATIVES, POINTS, TABLE, exact_law, tables  # noqa: E402
 
@@ -50,7 +58,9 @@ def loop(steps: Any, clip: int) -> list[int]:
 
 @pytest.mark.parametrize(("relation", "table"), [("replace", TABLE), ("add-remove", ADD_REMOVE)])
 @pytest.mark.parametrize("ties", [1, 3])
-def test_exact_on_every_neighbour(monkeypatch: pytest.MonkeyPatch, relation: Any, table: Any, ties: int) -> None:
+def test_exact_on_every_neighbour(
+    monkeypatch: pytest.MonkeyPatch, relation: Any, table: Any, ties: int
+) -> None:
     """The whole mechanism, its own draw enumerated; few tie-breakers, so that they tie as well."""
     monkeypatch.setattr(walking, "TIES", ties)
     law = exact_law(MECHANISM, params(clip=3), table=table)
@@ -59,7 +69,9 @@ def test_exact_on_every_neighbour(monkeypatch: pytest.MonkeyPatch, relation: Any
 
 
 def test_every_small_walk_moves_by_two_or_one() -> None:
-    """All tables of up to four rows on four places: 2 for a replaced row, 1 for a removed one, both attained."""
+    """All tables of up to four rows on four places: 2 for a replaced row, 1 for a removed one, both
+    attained.
+    """
     kinds = [(x, y) for x in (1, 2, 3, 4) for y in (0, 1)]
 
     @cache
@@ -80,7 +92,9 @@ def test_every_small_walk_moves_by_two_or_one() -> None:
 
 @pytest.mark.parametrize("sharpness", [2, 1])
 def test_a_tie_order_that_rows_decide_is_caught(sharpness: int) -> None:
-    """Inside a tie the majority label last, or the logit doubled: each costs more than epsilon; the right walk does not."""
+    """Inside a tie the majority label last, or the logit doubled: each costs more than epsilon; the
+    right walk does not.
+    """
 
     def broken(majority_last: bool, factor: float) -> Any:
         @cache
@@ -108,7 +122,9 @@ def test_the_claim_follows_limits_neighbours_and_mode() -> None:
     for table, step in ((ADD_REMOVE, Fraction(1)), (TABLE, Fraction(1, 2)), (two, Fraction(1, 2))):
         assert rate(params(), table) == step
         assert MECHANISM.event(params(), table) == Repeated(BoundedRange(Fraction(1)), 10)
-    assert MECHANISM.event(params(mode="agnostic"), TABLE) == Repeated(BoundedRange(Fraction(1, 20)), 10)
+    assert MECHANISM.event(params(mode="agnostic"), TABLE) == Repeated(
+        BoundedRange(Fraction(1, 20)), 10
+    )
     assert clip(params(mode="agnostic", clip=None), TABLE) == 164
     high = MECHANISM.event(params(mode="high-probability", beta="0.025"), TABLE)
     assert isinstance(high, Repeated)
@@ -120,7 +136,9 @@ def test_a_wrong_plan_is_refused() -> None:
     """Two features, a feature with keys, a label with three values: before anything is charged."""
     many = TABLE.model_copy(update={"columns": TABLE.columns | {"z": TABLE.columns["x"]}})
     keyed = TABLE.model_copy(
-        update={"columns": TABLE.columns | {"x": TABLE.columns["x"].model_copy(update={"keys": ("a",)})}}
+        update={
+            "columns": TABLE.columns | {"x": TABLE.columns["x"].model_copy(update={"keys": ("a",)})}
+        }
     )
     for changes, table in (({"features": ["x", "z"]}, many), ({}, keyed), ({"label": "z"}, many)):
         with pytest.raises(InvalidInput, match="predict_vote"):
@@ -173,7 +191,9 @@ def test_a_query_sees_the_rows_that_are_not_above_it() -> None:
 
 
 def optimum(y: Any, changes: int) -> int:
-    """Fewest errors of a function that starts at 0 and changes at most so many times, on ordered labels."""
+    """Fewest errors of a function that starts at 0 and changes at most so many times, on ordered
+    labels.
+    """
     best = np.array([0] + [10**9] * changes)
     for label in y:
         switched = np.concatenate([[10**9], best[:-1]])
@@ -183,7 +203,9 @@ def optimum(y: Any, changes: int) -> int:
 
 
 def test_lemma_5_2_on_random_rows() -> None:
-    """Training error <= Opt + (k+2) T/n + exp(-eps T/2), for distinct values, any labels, k, T and epsilon."""
+    """Training error <= Opt + (k+2) T/n + exp(-eps T/2), for distinct values, any labels, k, T and
+    epsilon.
+    """
     source, worst = StreamSource(21), -math.inf
     for case in range(200):
         n, k = 20 + case % 60, 1 + case % 4
@@ -191,13 +213,19 @@ def test_lemma_5_2_on_random_rows() -> None:
         y = (drift ^ (np.arange(n) * (k + 1) // n % 2 == 1)).astype(np.int64)
         level, eps = 1 + case % 9, (0.1, 0.5, 1.0, 3.0)[case % 4]
         values = clipped_walk(2 * y - 1, level)
-        error = float(np.where(y == 1, sigmoid(-eps * values / 2), sigmoid(eps * values / 2)).mean())
-        worst = max(worst, error - optimum(y, k) / n - (k + 2) * level / n - math.exp(-eps * level / 2))
+        error = float(
+            np.where(y == 1, sigmoid(-eps * values / 2), sigmoid(eps * values / 2)).mean()
+        )
+        worst = max(
+            worst, error - optimum(y, k) / n - (k + 2) * level / n - math.exp(-eps * level / 2)
+        )
     assert worst < 0
 
 
 def test_ties_need_their_breakers() -> None:
-    """600 zeros, then 400 ones at one value: the bound holds with tie-breakers and is broken without them."""
+    """600 zeros, then 400 ones at one value: the bound holds with tie-breakers and is broken
+    without them.
+    """
     y = np.array([0] * 600 + [1] * 400)
     bound = 0.4 + 3 * 6 / 1000 + math.exp(-3)
     rates = []
@@ -206,14 +234,23 @@ def test_ties_need_their_breakers() -> None:
         p = sigmoid(made.at(np.zeros(4000, np.int64), StreamSource(seed + 99)) / 2)
         rates.append(float((0.6 * p + 0.4 * (1 - p)).mean()))
     assert np.mean(rates) == pytest.approx(0.432, abs=0.012) and np.mean(rates) < bound
-    untied = Walk(np.array([0]), np.full(1000, walking.TIES), np.concatenate([[0], clipped_walk(2 * y - 1, 6)]))
+    untied = Walk(
+        np.array([0]),
+        np.full(1000, walking.TIES),
+        np.concatenate([[0], clipped_walk(2 * y - 1, 6)]),
+    )
     p = float(sigmoid(untied.at(np.array([0]), Highest())[0] / 2))
-    assert 0.6 * p + 0.4 * (1 - p) == pytest.approx(0.591, abs=0.001) and 0.6 * p + 0.4 * (1 - p) > bound
+    assert (
+        0.6 * p + 0.4 * (1 - p) == pytest.approx(0.591, abs=0.001)
+        and 0.6 * p + 0.4 * (1 - p) > bound
+    )
 
 
 @pytest.mark.parametrize(("k", "noise"), [(1, 0.0), (1, 0.1), (2, 0.0), (2, 0.1), (5, 0.3)])
 def test_theorem_5_3_on_unions_of_intervals(k: int, noise: float) -> None:
-    """E[error] <= e^eps (Opt + alpha) from 2 (k+2) T/alpha rows; agnostic mode stays within alpha of Opt."""
+    """E[error] <= e^eps (Opt + alpha) from 2 (k+2) T/alpha rows; agnostic mode stays within alpha
+    of Opt.
+    """
     cuts = np.linspace(0, 10**6, k + 2)[1:-1]
 
     def sample(n: int, source: StreamSource) -> tuple[Any, Any]:
@@ -221,7 +258,10 @@ def test_theorem_5_3_on_unions_of_intervals(k: int, noise: float) -> None:
         flip = (source.words(n) % np.uint64(1000)).astype(int) < 1000 * noise
         return x, ((x[:, None] >= cuts).sum(axis=1) % 2 ^ flip).astype(np.int64)
 
-    for mode, eps, factor, alpha in (("plain", 0.5, math.exp(0.5), 0.1), ("agnostic", 0.05, 1.0, 0.1)):
+    for mode, eps, factor, alpha in (
+        ("plain", 0.5, math.exp(0.5), 0.1),
+        ("agnostic", 0.05, 1.0, 0.1),
+    ):
         asked = params(mode=mode, epsilon="0.5", clip=None)
         level = clip(asked, TABLE)
         n = (2 if mode == "plain" else 6) * (k + 2) * level * 10

@@ -35,27 +35,43 @@ ASK = {"estimator": "column_mean", "columns": ["amount"], "range": RANGE}
 
 
 def answered(
-    mechanism: Any, table: Table, params: dict[str, Any], queries: list[dict[str, Any]], given: list[Any]
+    mechanism: Any,
+    table: Table,
+    params: dict[str, Any],
+    queries: list[dict[str, Any]],
+    given: list[Any],
 ) -> Any:
     """The law of all transcripts when the statistics' answers are given."""
 
     def draw(source: Source) -> tuple[str, ...]:
         answers = iter(given)
-        return Session(mechanism, Example(table, params, queries), source).transcript(lambda _: next(answers))
+        return Session(mechanism, Example(table, params, queries), source).transcript(
+            lambda _: next(answers)
+        )
 
     return outputs(draw, tail=1e-7)
 
 
 @pytest.mark.parametrize(("name", "epsilon"), [("exponential", "1"), ("binary_search", "8")])
 @pytest.mark.parametrize(("table", "moved"), [(EXAMPLE_TABLE, 1), (REPLACE_TABLE, 2)])
-def test_two_adaptive_answers_cost_twice_epsilon(table: Table, moved: int, name: str, epsilon: str) -> None:
-    """Every transcript of two queries on tables whose unit moves one group's value, or two, keeps 2 epsilon; and needs most of it."""
+def test_two_adaptive_answers_cost_twice_epsilon(
+    table: Table, moved: int, name: str, epsilon: str
+) -> None:
+    """Every transcript of two queries on tables whose unit moves one group's value, or two, keeps 2
+    epsilon; and needs most of it.
+    """
     params = {"epsilon": epsilon, "groups": 4, "queries": 2, "range_size": 4, "median": name}
-    asks = [ASK, ASK | {"default": 1}] if name == "exponential" else [ASK | {"range": RANGE | {"upper": 1}}]
+    asks = (
+        [ASK, ASK | {"default": 1}]
+        if name == "exponential"
+        else [ASK | {"range": RANGE | {"upper": 1}}]
+    )
     claim = float(epsilon) * len(asks)
 
     def law(values: list[float]) -> Any:
-        return answered(StableMedian(), table, params, asks, [PerGroup(np.array(values))] * len(asks))
+        return answered(
+            StableMedian(), table, params, asks, [PerGroup(np.array(values))] * len(asks)
+        )
 
     a = law([0.0, 0.0, 1.0, 3.0])
     b = law([0.0] * (2 - moved) + [3.0] * moved + [1.0, 3.0])
@@ -65,7 +81,9 @@ def test_two_adaptive_answers_cost_twice_epsilon(table: Table, moved: int, name:
 
 @pytest.mark.parametrize("p", ["1/4", "0.9"])
 def test_a_quantile_keeps_epsilon_and_is_one(p: str) -> None:
-    """The exact law on neighbours is epsilon-DP and uses much of it; with little noise it is the p-quantile of the groups."""
+    """The exact law on neighbours is epsilon-DP and uses much of it; with little noise it is the
+    p-quantile of the groups.
+    """
     params = {"epsilon": "1", "groups": 4, "queries": 1, "range_size": 4}
     laws = [
         answered(StableMedian(), EXAMPLE_TABLE, params, [ASK | {"p": p}], [PerGroup(np.array(v))])
@@ -73,7 +91,9 @@ def test_a_quantile_keeps_epsilon_and_is_one(p: str) -> None:
     ]
     for other in laws[1:]:
         assert exact_divergence.divergence(laws[0], other, 1) <= 1e-5
-    assert max(exact_divergence.smallest_epsilon(laws[0], other, 1e-5) for other in laws[1:]) > 1 / 4
+    assert (
+        max(exact_divergence.smallest_epsilon(laws[0], other, 1e-5) for other in laws[1:]) > 1 / 4
+    )
     ask = ASK | {"p": p, "range": RANGE | {"upper": 100}}
     sure = params | {"epsilon": "100000", "groups": 101, "range_size": 101}
     session = Session(StableMedian(), Example(EXAMPLE_TABLE, sure, [ask]), SystemSource())
@@ -85,7 +105,9 @@ def test_a_quantile_keeps_epsilon_and_is_one(p: str) -> None:
 
 
 def test_quantiles_are_proven_with_the_medians_division_of_beta() -> None:
-    """A little more than the planned groups proves the medians; quantiles need the room of 2D(1-D) at 1/2; never by themselves."""
+    """A little more than the planned groups proves the medians; quantiles need the room of 2D(1-D)
+    at 1/2; never by themselves.
+    """
     task = median_sizes.Task(10, 1000, 0.05)
     plan = median_sizes.tight(task, True)
     assert median_sizes.proves(task, plan.groups, plan.each) and not median_sizes.proves(
@@ -97,7 +119,9 @@ def test_quantiles_are_proven_with_the_medians_division_of_beta() -> None:
     params = AnsweringParams(epsilon=each, groups=plan.groups * 3, queries=10, range_size=1000)
     said = {p: session.promise(params, EXAMPLE_TABLE, Fraction(p)) for p in ("1/2", "1/10", "9/10")}
     assert {p: one["guarantee"] for p, one in said.items()} == dict.fromkeys(said, "proven")
-    assert said["1/10"]["interval"] == pytest.approx([0, 0.35]) and said["9/10"]["interval"] == pytest.approx([0.65, 1])
+    assert said["1/10"]["interval"] == pytest.approx([0, 0.35]) and said["9/10"][
+        "interval"
+    ] == pytest.approx([0.65, 1])
     simple = params.model_copy(update={"interval": "simple"})
     assert session.promise(simple, EXAMPLE_TABLE, Fraction(1, 10))["guarantee"] == "heuristic"
     for wrong in ("0", "1", "-1", "x"):
@@ -118,19 +142,24 @@ def test_a_median_that_forgets_the_second_group_is_caught(monkeypatch: pytest.Mo
 
 
 def median_task(name: str, shape: str) -> tuple[np.ndarray, Fraction]:
-    """As many values as Corollary 3.3 or Theorem 3.1 asks for at 1000 points and beta 0.05, and the price of a median."""
+    """As many values as Corollary 3.3 or Theorem 3.1 asks for at 1000 points and beta 0.05, and the
+    price of a median.
+    """
     n, epsilon, rng = 1000, 0.5, np.random.default_rng(0)
     search, price = median_sizes.binary_search(n, epsilon, 1e-5, 0.25, 0.05), Fraction(epsilon)
-    m = {"exponential": median_sizes.median_groups(n, epsilon, 0.25, 0.05), "binary_search": search.laplace_groups}.get(
-        name, search.groups
-    )
+    m = {
+        "exponential": median_sizes.median_groups(n, epsilon, 0.25, 0.05),
+        "binary_search": search.laplace_groups,
+    }.get(name, search.groups)
     y = {
         "uniform": rng.integers(0, n, m),
         "clustered": 500 + rng.integers(0, 3, m),
         "two points": np.repeat([3, 990], [m // 2, m - m // 2]),
         "equal": np.full(m, 7),
     }[shape]
-    if name == "gaussian_search":  # its price is that of its noise: sigma in counts is q^(1/2)/price
+    if (
+        name == "gaussian_search"
+    ):  # its price is that of its noise: sigma in counts is q^(1/2)/price
         price = Fraction(math.sqrt(search.probes) / (search.sigma * m)).limit_denominator(10**6)
     return y, price
 
@@ -141,8 +170,12 @@ def is_accurate(y: np.ndarray, v: int) -> bool:
 
 
 def proven_misses(name: str, y: np.ndarray, price: Fraction) -> float:
-    """A lower bound, wrong once in 10^9 times, of how often the median is not accurate: exact binomial, 100 draws."""
-    drawn = (median(name).draw(y, 0, 999, Fraction(1, 2), price, 1, SystemSource()) for _ in range(100))
+    """A lower bound, wrong once in 10^9 times, of how often the median is not accurate: exact
+    binomial, 100 draws.
+    """
+    drawn = (
+        median(name).draw(y, 0, 999, Fraction(1, 2), price, 1, SystemSource()) for _ in range(100)
+    )
     misses = sum(not is_accurate(y, v) for v in drawn)
     return float(clopper_pearson(np.array([misses]), 100, 1e-9)[0][0])
 
@@ -153,24 +186,32 @@ MEDIANS = ["exponential", "binary_search", "gaussian_search"]
 @pytest.mark.parametrize("name", MEDIANS)
 @pytest.mark.parametrize("shape", ["uniform", "clustered", "two points", "equal"])
 def test_medians_are_accurate_at_their_sizes(name: str, shape: str) -> None:
-    """With Corollary 3.3's and Theorem 3.1's numbers of values a draw is no 1/4-approximate median at most beta often."""
+    """With Corollary 3.3's and Theorem 3.1's numbers of values a draw is no 1/4-approximate median
+    at most beta often.
+    """
     assert proven_misses(name, *median_task(name, shape)) <= 0.05
 
 
 @pytest.mark.parametrize("name", MEDIANS)
 def test_a_median_with_too_much_noise_is_seen_to_be_inaccurate(name: str) -> None:
-    """At a 32nd of the price more than 75 % of draws miss, so fewer than 23 of 100 (what 0.05 allows) happen 1 in 10^29 times."""
+    """At a 32nd of the price more than 75 % of draws miss, so fewer than 23 of 100 (what 0.05
+    allows) happen 1 in 10^29 times.
+    """
     y, price = median_task(name, "equal")
     assert proven_misses(name, y, price / 32) > 0.05
 
 
 @pytest.mark.parametrize("shape", ["uniform", "clustered", "equal"])
 def test_the_exponential_median_misses_as_rarely_as_proven(shape: str) -> None:
-    """Theorem 3.1, exactly: the mass of all answers that are not accurate; with a sixteenth of the price it is too much."""
+    """Theorem 3.1, exactly: the mass of all answers that are not accurate; with a sixteenth of the
+    price it is too much.
+    """
     y, price = median_task("exponential", shape)
 
     def missed(price: Fraction) -> float:
-        law = outputs(lambda source: median("exponential").draw(y, 0, 999, Fraction(1, 2), price, 1, source))
+        law = outputs(
+            lambda source: median("exponential").draw(y, 0, 999, Fraction(1, 2), price, 1, source)
+        )
         return sum(mass for v, mass in law.items() if not is_accurate(y, v))
 
     assert missed(price) <= 0.05 < missed(price / 16)
@@ -191,8 +232,14 @@ def test_binary_search_probes_no_more_than_it_pays_for() -> None:
     for n in (1, 2, 3, 4, 5, 1000, 2**20 + 1):
         for _ in range(30):
             found = Counting()
-            v = found.draw(np.zeros(10, np.int64), 0, n - 1, Fraction(1, 2), Fraction(1), 1, SystemSource())
-            assert 0 <= v < n and found.asked <= 2 * math.ceil(math.log2(n)) if n > 1 else found.asked == 0
+            v = found.draw(
+                np.zeros(10, np.int64), 0, n - 1, Fraction(1, 2), Fraction(1), 1, SystemSource()
+            )
+            assert (
+                0 <= v < n and found.asked <= 2 * math.ceil(math.log2(n))
+                if n > 1
+                else found.asked == 0
+            )
 
 
 def test_events_and_names() -> None:
@@ -214,50 +261,74 @@ def test_ranges_and_queries_that_do_not_fit_are_refused_before_reading() -> None
     with pytest.raises(InvalidInput, match="range has 5 points"):
         session.data_request(params, wide, EXAMPLE_TABLE)
     with pytest.raises(UnknownName):
-        session.data_request(params, session.Query.model_validate(ASK | {"columns": ["amuont"]}), EXAMPLE_TABLE)
+        session.data_request(
+            params, session.Query.model_validate(ASK | {"columns": ["amuont"]}), EXAMPLE_TABLE
+        )
 
 
-@pytest.mark.parametrize("p", ["1500000000000000/3000000000000001", "0.5000000000000001", "1e-7", "0", "1"])
+@pytest.mark.parametrize(
+    "p", ["1500000000000000/3000000000000001", "0.5000000000000001", "1e-7", "0", "1"]
+)
 def test_a_quantile_of_too_many_decimals_is_refused(p: str) -> None:
-    """Costs are whole numbers of 1/denominator: with large ones rows would decide whether an answer can be drawn."""
+    """Costs are whole numbers of 1/denominator: with large ones rows would decide whether an answer
+    can be drawn.
+    """
     with pytest.raises(ValidationError):
         StableMedian.Query.model_validate(ASK | {"p": p})
     assert StableMedian.Query.model_validate(ASK | {"p": "0.999999"}).p.denominator == 10**6
 
 
 def test_what_is_proven() -> None:
-    """The planner's sizes are proven sessions; a tenth of the epsilon's inverse, or replace without twice the price, is not."""
+    """The planner's sizes are proven sessions; a tenth of the epsilon's inverse, or replace without
+    twice the price, is not.
+    """
     task = median_sizes.Task(10, 1000, 0.05)
     plan = median_sizes.tight(task, True)
     each = Fraction(plan.each).limit_denominator(10**9)
-    params = AnsweringParams(epsilon=each, groups=plan.groups + 5, queries=10, range_size=1000, require="proven")
+    params = AnsweringParams(
+        epsilon=each, groups=plan.groups + 5, queries=10, range_size=1000, require="proven"
+    )
     assert StableMedian().promise(params, EXAMPLE_TABLE)["guarantee"] == "proven"
     with pytest.raises(PlanRefused, match=r"at least 12134 groups and epsilon"):
         StableMedian().event(params, REPLACE_TABLE)
     small = median_sizes.simple(task)
     each = Fraction(small.each).limit_denominator(10**9) + Fraction(1, 10**8)
-    params = AnsweringParams(epsilon=each, groups=small.groups, queries=10, range_size=1000, interval="simple")
+    params = AnsweringParams(
+        epsilon=each, groups=small.groups, queries=10, range_size=1000, interval="simple"
+    )
     promise = StableMedian().promise(params, EXAMPLE_TABLE)
     assert promise["guarantee"] == "proven" and promise["interval"][0] == pytest.approx(small.rho)
 
 
 def test_a_plan_says_what_its_answers_prove() -> None:
-    """Before anything is spent: what is proven, or which groups and epsilon would be; another median proves nothing."""
+    """Before anything is spent: what is proven, or which groups and epsilon would be; another
+    median proves nothing.
+    """
     plan = median_sizes.tight(median_sizes.Task(10, 1000, 0.05), True)
     each = Fraction(plan.each).limit_denominator(10**9)
     enough = {"epsilon": each, "groups": plan.groups + 5, "queries": 10, "range_size": 1000}
-    proven, few = AnsweringParams.model_validate(enough), AnsweringParams.model_validate(enough | {"groups": 400})
+    proven, few = (
+        AnsweringParams.model_validate(enough),
+        AnsweringParams.model_validate(enough | {"groups": 400}),
+    )
     other = AnsweringParams.model_validate(enough | {"median": "binary_search"})
     session = StableMedian()
-    assert session.note(proven, EXAMPLE_TABLE).startswith("answers are proven to lie in the (0.25, 0.75) interval")
+    assert session.note(proven, EXAMPLE_TABLE).startswith(
+        "answers are proven to lie in the (0.25, 0.75) interval"
+    )
     assert "heuristic: 400 groups at epsilon" in session.note(few, EXAMPLE_TABLE)
     assert f"take at least {plan.groups} groups" in session.note(few, EXAMPLE_TABLE)
     assert "take median: exponential" in session.note(other, EXAMPLE_TABLE)
 
 
 def test_every_answer_lies_between_the_quartiles_of_fresh_groups() -> None:
-    """A proven session of adaptive queries on normal groups: no answer leaves 0.674 standard deviations."""
-    plan, rng = median_sizes.tight(median_sizes.Task(10, 1001, 0.05), True), np.random.default_rng(0)
+    """A proven session of adaptive queries on normal groups: no answer leaves 0.674 standard
+    deviations.
+    """
+    plan, rng = (
+        median_sizes.tight(median_sizes.Task(10, 1001, 0.05), True),
+        np.random.default_rng(0),
+    )
     each = Fraction(plan.each).limit_denominator(10**9)
     params = {"epsilon": each, "groups": plan.groups, "queries": 10, "range_size": 1001}
     ask = ASK | {"range": {"kind": "grid", "lower": -5, "upper": 5, "step": "0.01"}}
@@ -269,19 +340,25 @@ def test_every_answer_lies_between_the_quartiles_of_fresh_groups() -> None:
     attack = np.sign(said) @ columns[:9] / 3
     last = session.ask(session.queries[0], PerGroup(attack))
     assert max(abs(v) for v in [*said, last.body["value"]]) < 0.6745
-    assert last.closed and session.ask(session.queries[0], PerGroup(attack)).body == {"verdict": "exhausted"}
+    assert last.closed and session.ask(session.queries[0], PerGroup(attack)).body == {
+        "verdict": "exhausted"
+    }
 
 
 # --- means ------------------------------------------------------------------------------------------------------------
 
 
 def test_one_mean_keeps_epsilon_exactly() -> None:
-    """Neighbours as far apart as the limits allow: divergence 0 at epsilon; attained within a grid step."""
+    """Neighbours as far apart as the limits allow: divergence 0 at epsilon; attained within a grid
+    step.
+    """
     params, ask = {"epsilon": "4", "rows": 20, "queries": 1}, [{"by": "kind", "key": "a"}]
     statistic = GroupedSums("kind", ("a",), 1, 2)
 
     def law(rows: int) -> Any:
-        return answered(MeanQueries(), EXAMPLE_TABLE, params, ask, [groups(statistic, ("a",), rows)])
+        return answered(
+            MeanQueries(), EXAMPLE_TABLE, params, ask, [groups(statistic, ("a",), rows)]
+        )
 
     a, b = law(10), law(12)  # a unit has two rows in a group
     assert exact_divergence.divergence(a, b, Fraction(4)) <= 1e-5
@@ -289,37 +366,56 @@ def test_one_mean_keeps_epsilon_exactly() -> None:
 
 
 def test_means_and_shares_are_right() -> None:
-    """Means in the column's unit, shares between 0 and 1, missing rows at the lower bound, never outside what is possible."""
+    """Means in the column's unit, shares between 0 and 1, missing rows at the lower bound, never
+    outside what is possible.
+    """
     mechanism, source = MeanQueries(), SystemSource()
     params = mechanism.Params(epsilon="50", rows=1000, queries=4)
     whole = groups(GroupedSums(values=(("share", 0),)), ("",), 900, 2000)
     state = State({"asked": 0})
-    verdict, state = mechanism.answer(params, EXAMPLE_TABLE, state, mechanism.Query(column="share"), whole, source)
+    verdict, state = mechanism.answer(
+        params, EXAMPLE_TABLE, state, mechanism.Query(column="share"), whole, source
+    )
     assert verdict.body["value"] == pytest.approx(0.5, abs=0.01)  # 2000 quarters over 1000 rows
     share = groups(GroupedSums("kind", ("a",), 1, 2), ("a",), 250)
-    verdict, state = mechanism.answer(params, EXAMPLE_TABLE, state, mechanism.Query(by="kind", key="a"), share, source)
+    verdict, state = mechanism.answer(
+        params, EXAMPLE_TABLE, state, mechanism.Query(by="kind", key="a"), share, source
+    )
     assert verdict.body["value"] == pytest.approx(0.25, abs=0.01)
     huge = groups(GroupedSums(values=(("share", 0),)), ("",), 900, 10**9)
-    verdict, state = mechanism.answer(params, EXAMPLE_TABLE, state, mechanism.Query(column="share"), huge, source)
+    verdict, state = mechanism.answer(
+        params, EXAMPLE_TABLE, state, mechanism.Query(column="share"), huge, source
+    )
     assert verdict.body["value"] == 1 and not verdict.closed
-    verdict, state = mechanism.answer(params, EXAMPLE_TABLE, state, mechanism.Query(column="share"), whole, source)
+    verdict, state = mechanism.answer(
+        params, EXAMPLE_TABLE, state, mechanism.Query(column="share"), whole, source
+    )
     assert verdict.closed
     with pytest.raises(UnknownName):
         mechanism.data_request(params, mechanism.Query(by="kind", key="z"), EXAMPLE_TABLE)
 
 
 def test_tau_is_the_planners() -> None:
-    """At the lecture's planned rows and price the session promises about the planned tau; below the conditions, nothing."""
+    """At the lecture's planned rows and price the session promises about the planned tau; below the
+    conditions, nothing.
+    """
     from dpflow_stable_median.building_blocks import lecture_sizes
 
     plan = lecture_sizes.plan(1000, 0.1, 0.05)
-    one_row = EXAMPLE_TABLE.model_copy(update={"limits": EXAMPLE_TABLE.limits.model_copy(update={"rows": 1})})
+    one_row = EXAMPLE_TABLE.model_copy(
+        update={"limits": EXAMPLE_TABLE.limits.model_copy(update={"rows": 1})}
+    )
     params = mean_queries.MeanParams(epsilon=Fraction(plan.each), rows=plan.rows, queries=1000)
     assert mean_queries.accuracy(params, one_row) == pytest.approx(0.1, abs=0.001)
     assert mean_queries.accuracy(params, EXAMPLE_TABLE) is None
     assert "proven to be within 0.1 of the truth" in MeanQueries().note(params, one_row)
     assert "units of one row" in MeanQueries().note(params, EXAMPLE_TABLE)
-    assert mean_queries.accuracy(mean_queries.MeanParams(epsilon=1, rows=plan.rows, queries=1000), one_row) is None
+    assert (
+        mean_queries.accuracy(
+            mean_queries.MeanParams(epsilon=1, rows=plan.rows, queries=1000), one_row
+        )
+        is None
+    )
 
 
 # --- multiplicative weights -------------------------------------------------------------------------------------------
@@ -339,7 +435,9 @@ def test_many_queries_over_few_keys_are_accurate() -> None:
     params = {"epsilon": "10", "by": "kind", "rows": rows, "accuracy": "1/10", "queries": 401}
     session = Session(mechanism, Example(EXAMPLE_TABLE, params), SystemSource())
     counts = np.array([0.6, 0.25, 0.1, 0.05]) * rows
-    given = groups(GroupedSums("kind", ("b", "a", "d", "c"), 2, 2), ("b", "a", "d", "c"), counts.astype(int))
+    given = groups(
+        GroupedSums("kind", ("b", "a", "d", "c"), 2, 2), ("b", "a", "d", "c"), counts.astype(int)
+    )
     worst, last = 0.0, None
     for _ in range(400):
         psi = rng.integers(0, 1001, 4)
@@ -355,7 +453,11 @@ def test_weights_keep_their_epsilon_exactly() -> None:
     """One query whose update is always bought: stretch and answer together."""
     params = {"epsilon": "512", "by": "kind", "rows": 2, "accuracy": 1, "queries": 1}
     table = EXAMPLE_TABLE.model_copy(
-        update={"limits": EXAMPLE_TABLE.limits.model_copy(update={"rows": 1, "groups": 1, "rows_per_group": 1})}
+        update={
+            "limits": EXAMPLE_TABLE.limits.model_copy(
+                update={"rows": 1, "groups": 1, "rows_per_group": 1}
+            )
+        }
     )
     mechanism = MultiplicativeWeights()
     stretch = mechanism._engine(mechanism.Params.model_validate(params), table)
@@ -364,16 +466,28 @@ def test_weights_keep_their_epsilon_exactly() -> None:
 
 
 def test_weights_say_what_they_prove() -> None:
-    """Proven from exactly the rows that the formula asks for, with one row a unit; a median only if tau is at most 1/8."""
+    """Proven from exactly the rows that the formula asks for, with one row a unit; a median only if
+    tau is at most 1/8.
+    """
     one = EXAMPLE_TABLE.limits.model_copy(update={"rows": 1, "groups": 1, "rows_per_group": 1})
     columns = {
-        name: c.model_copy(update={"groups": None, "rows_per_group": None}) for name, c in EXAMPLE_TABLE.columns.items()
+        name: c.model_copy(update={"groups": None, "rows_per_group": None})
+        for name, c in EXAMPLE_TABLE.columns.items()
     }
-    table = EXAMPLE_TABLE.model_copy(update={"limits": one, "columns": columns, "neighbours": "replace"})
+    table = EXAMPLE_TABLE.model_copy(
+        update={"limits": one, "columns": columns, "neighbours": "replace"}
+    )
     mechanism = MultiplicativeWeights()
 
     def tau(rows: int, where: Table = table, **changes: Any) -> float | None:
-        given = {"epsilon": "0.02", "by": "kind", "rows": rows, "accuracy": "1/16", "queries": 100, **changes}
+        given = {
+            "epsilon": "0.02",
+            "by": "kind",
+            "rows": rows,
+            "accuracy": "1/16",
+            "queries": 100,
+            **changes,
+        }
         return mechanism.tau(mechanism.Params.model_validate(given), where)
 
     updates = ceil(4 * log(4) * 32**2)
@@ -381,7 +495,9 @@ def test_weights_say_what_they_prove() -> None:
     needed = ceil(noise / (0.02 / (2 * updates) / 64))
     assert tau(needed - 1) is None
     found = tau(needed)
-    assert found == pytest.approx(1 / 16 + 1 / 2000 + expm1(0.04) / 2 + 4 / (0.02 * needed) * log(160), abs=1e-6)
+    assert found == pytest.approx(
+        1 / 16 + 1 / 2000 + expm1(0.04) / 2 + 4 / (0.02 * needed) * log(160), abs=1e-6
+    )
     assert found is not None and found <= 1 / 8
     looser = tau(needed, table.model_copy(update={"neighbours": "add-remove"}))
     assert looser is not None and looser > found
@@ -401,7 +517,9 @@ def test_default_range_is_a_thousand_steps() -> None:
 
 
 def test_the_amplified_estimator_is_the_median_of_a_groups_blocks() -> None:
-    """Blocks refine the same groups: u times as many estimates, and one of them moves one group's number at most."""
+    """Blocks refine the same groups: u times as many estimates, and one of them moves one group's
+    number at most.
+    """
     params = {"epsilon": "1000", "groups": 5, "queries": 3, "range_size": 100}
     wide = {"kind": "grid", "lower": 0, "upper": 99, "step": 1}
     query = {"estimator": "column_mean", "columns": ["amount"], "range": wide, "blocks": 3}
@@ -409,7 +527,9 @@ def test_the_amplified_estimator_is_the_median_of_a_groups_blocks() -> None:
     statistic = StableMedian().data_request(session.params, session.queries[0], EXAMPLE_TABLE)
     assert statistic.groups == 15
     of_group = np.array([10.0, 20.0, 30.0, 40.0, 50.0])
-    blocks = np.concatenate([of_group - 9, of_group, of_group + 40])  # bucket b is block b // 5 of group b % 5
+    blocks = np.concatenate(
+        [of_group - 9, of_group, of_group + 40]
+    )  # bucket b is block b // 5 of group b % 5
     assert session.ask(session.queries[0], PerGroup(blocks)).body["value"] == 30
     rng, exceed = np.random.default_rng(0), []
     u = math.ceil(

@@ -65,20 +65,28 @@ def test_tight_sizes_carry_their_proof() -> None:
         (10, 0.1, (424_959, 202_042, 424_959, 3_000, 300, 1_676)),
         (1_000, 0.1, (3_573_344, 3_573_344, 424_959, 530_000, 530, 31_318)),
         (10_000, 0.05, (56_909_033, 56_909_033, 1_699_836, 25_800_000, 2_580, 488_243)),
-        (1_000_000, 0.02, (5_031_138_823, 5_031_138_823, 10_623_973, 21_881_000_000, 21_881, 42_028_108)),
+        (
+            1_000_000,
+            0.02,
+            (5_031_138_823, 5_031_138_823, 10_623_973, 21_881_000_000, 21_881, 42_028_108),
+        ),
     ],
 )
 def test_lecture_sizes_are_the_tables(queries: int, tau: float, row: tuple[int, ...]) -> None:
     plan = lecture_sizes.plan(queries, tau, 0.05)
     others = (
-        f(queries, tau, 0.05) for f in (lecture_sizes.splitting, lecture_sizes.non_adaptive, lecture_sizes.scaling_law)
+        f(queries, tau, 0.05)
+        for f in (lecture_sizes.splitting, lecture_sizes.non_adaptive, lecture_sizes.scaling_law)
     )
     assert (plan.rows, plan.noise_rows, plan.transfer_rows, *others) == row
 
 
 def test_lecture_plan_inverts_and_divides_tau() -> None:
     plan = lecture_sizes.plan(1000, 0.1, 0.05)
-    assert (plan.each, plan.scale) == (pytest.approx(5.931e-5, rel=1e-3), pytest.approx(0.00472, abs=5e-6))
+    assert (plan.each, plan.scale) == (
+        pytest.approx(5.931e-5, rel=1e-3),
+        pytest.approx(0.00472, abs=5e-6),
+    )
     assert lecture_sizes.accuracy(1000, plan.rows, 0.05) == pytest.approx(0.1, abs=1e-6)
     assert lecture_sizes.accuracy(1000, 100, 0.05) == float("inf")
     saved = 1 - lecture_sizes.best_plan(10, 0.1, 0.05).rows / lecture_sizes.plan(10, 0.1, 0.05).rows
@@ -100,14 +108,19 @@ def test_lecture_transfer_refuses_outside_its_conditions() -> None:
 def test_laplace_utilities_are_scipys() -> None:
     for x in (-2.0, -0.1, 0.0, 0.3, 5.0):
         assert lecture_sizes.laplace_cdf(x, 0.7) == pytest.approx(stats.laplace.cdf(x, scale=0.7))
-        assert lecture_sizes.laplace_tail(abs(x), 0.7) == pytest.approx(2 * stats.laplace.sf(abs(x), scale=0.7))
+        assert lecture_sizes.laplace_tail(abs(x), 0.7) == pytest.approx(
+            2 * stats.laplace.sf(abs(x), scale=0.7)
+        )
     assert lecture_sizes.laplace_rows(0.1, 0.05, 0.05) == 600
 
 
 def test_median_sizes_are_the_papers() -> None:
     search = median_sizes.binary_search(10**6, 0.1, 1e-5, 0.25, 0.05)
     assert (search.probes, search.groups) == (40, 26_632)
-    assert (search.sigma, search.epsilon) == (pytest.approx(0.017093, abs=1e-6), pytest.approx(0.0668, abs=1e-4))
+    assert (search.sigma, search.epsilon) == (
+        pytest.approx(0.017093, abs=1e-6),
+        pytest.approx(0.0668, abs=1e-4),
+    )
     assert median_sizes.median_groups(10**6, 0.1, 0.25, 0.05) == 2_690
     assert median_sizes.binary_search(2**64, 0.1, 1e-5, 0.25, 0.05).groups == 51_620
     assert median_sizes.median_groups(2**64, 0.1, 0.25, 0.05) == 7_578
@@ -116,11 +129,16 @@ def test_median_sizes_are_the_papers() -> None:
 @pytest.mark.parametrize("n", [1, 2, 27, 103])
 def test_binomial_tail_is_scipys(n: int) -> None:
     for least in range(n + 1):
-        assert median_sizes.binomial_tail(n, 0.25, least) == pytest.approx(stats.binom.sf(least - 1, n, 0.25), rel=1e-9)
+        assert median_sizes.binomial_tail(n, 0.25, least) == pytest.approx(
+            stats.binom.sf(least - 1, n, 0.25), rel=1e-9
+        )
 
 
 def test_heuristic_and_widths() -> None:
-    assert [median_sizes.heuristic(median_sizes.Task(k, 10**6, 0.05)).groups for k in (10, 100, 1000, 10**4)] == [
+    assert [
+        median_sizes.heuristic(median_sizes.Task(k, 10**6, 0.05)).groups
+        for k in (10, 100, 1000, 10**4)
+    ] == [
         645,
         2_285,
         8_001,
@@ -131,7 +149,9 @@ def test_heuristic_and_widths() -> None:
     assert median_sizes.width(task, 0.25).groups == pytest.approx(
         median_sizes.exact(task).groups * 0.05 / (0.5 * np.log(1.125)), rel=0.02
     )
-    assert median_sizes.width(task, 0.125).groups / median_sizes.width(task, 0.25).groups == pytest.approx(4, rel=0.1)
+    assert median_sizes.width(task, 0.125).groups / median_sizes.width(
+        task, 0.25
+    ).groups == pytest.approx(4, rel=0.1)
     assert median_sizes.amplified_blocks(1e-7) == 129
 
 
@@ -139,7 +159,10 @@ def test_cheapest_is_proven() -> None:
     registry = Registry.load()
     sheet = registry.calculator("samples").run({"queries": 10**6, "range": 1000})
     chosen = {row[0]: row[1] for row in sheet.rows if row[5]}
-    assert chosen == {"answer": "stable median, tight, bounded range", "check": "description length"}
+    assert chosen == {
+        "answer": "stable median, tight, bounded range",
+        "check": "description length",
+    }
     assert {row[1]: row[2] for row in sheet.rows}["sparse vector"] == 2_642_127
     few = answering(median_sizes.Task(10, 1000, 0.05))
     assert cheapest(few) == "splitting"
@@ -156,14 +179,26 @@ def test_cheapest_is_proven() -> None:
         ({"queries": 10**4, "failures": 1000}, (None, 321_035, None, 23_684_913)),
     ],
 )
-def test_checking_sizes_are_the_tables(given: dict[str, float], row: tuple[int | None, ...]) -> None:
-    """Splitting, description length without and with a value of a million, sparse vector: as `dpflow samples` prints them."""
+def test_checking_sizes_are_the_tables(
+    given: dict[str, float], row: tuple[int | None, ...]
+) -> None:
+    """Splitting, description length without and with a value of a million, sparse vector: as
+    `dpflow samples` prints them.
+    """
     samples = Registry.load().calculator("samples")
     plain, values = (
-        {r[1]: r[2] for r in samples.run(given | {"answers": n}).rows if r[0] == "check"} for n in (1, 10**6)
+        {r[1]: r[2] for r in samples.run(given | {"answers": n}).rows if r[0] == "check"}
+        for n in (1, 10**6)
     )
-    found = (plain["splitting"], plain["description length"], values["description length"], plain["sparse vector"])
-    assert [f for f, want in zip(found, row) if want is not None] == [want for want in row if want is not None]
+    found = (
+        plain["splitting"],
+        plain["description length"],
+        values["description length"],
+        plain["sparse vector"],
+    )
+    assert [f for f, want in zip(found, row) if want is not None] == [
+        want for want in row if want is not None
+    ]
 
 
 def test_every_calculator_runs_with_its_defaults(tmp_path: Path) -> None:
@@ -181,7 +216,9 @@ def test_transfer_theorem_both_ways() -> None:
     assert error <= 1 / 16 and gamma == pytest.approx(1 / 8)
     assert error == pytest.approx(1 / 16, rel=1e-3)
     assert theorems.quartile_groups(1000, 0.05)[0] == 27_128
-    assert dict((n, v) for n, v, _ in theorems.readings(1.0, 1.0, 0.5))["2 standard deviations"] == 2.5
+    assert (
+        dict((n, v) for n, v, _ in theorems.readings(1.0, 1.0, 0.5))["2 standard deviations"] == 2.5
+    )
     with pytest.raises(InvalidInput, match="above 0"):
         theorems.transfer(0, 0, 1, 1, 0.05)
 
@@ -196,13 +233,21 @@ def test_expectation_lemma_holds_on_random_pairs() -> None:
         epsilon, delta = rng.uniform(0.01, 1), rng.uniform(0, 0.05)
         q = rng.dirichlet(np.ones(n) * 20) * p
         q /= q.sum()
-        if max((p - np.exp(epsilon) * q).clip(0).sum(), (q - np.exp(epsilon) * p).clip(0).sum()) <= delta:
-            worst = max(worst, abs(p @ x - q @ x) / theorems.expectation_gap(epsilon, delta, p @ np.abs(x), 1))
+        if (
+            max((p - np.exp(epsilon) * q).clip(0).sum(), (q - np.exp(epsilon) * p).clip(0).sum())
+            <= delta
+        ):
+            worst = max(
+                worst,
+                abs(p @ x - q @ x) / theorems.expectation_gap(epsilon, delta, p @ np.abs(x), 1),
+            )
     assert 0.3 < worst <= 1
 
 
 def test_simple_generalisation_on_a_selected_cell() -> None:
-    """Theorem 4.6: the most crowded cell, chosen privately, holds a given sample rarely more than e^eps times its share."""
+    """Theorem 4.6: the most crowded cell, chosen privately, holds a given sample rarely more than
+    e^eps times its share.
+    """
     rng = np.random.default_rng(1)
     m, cells, runs = 50, 20, 20_000
     sample = rng.integers(0, cells, (runs, m))
@@ -216,8 +261,14 @@ def test_simple_generalisation_on_a_selected_cell() -> None:
 
 def test_intervals() -> None:
     y = [1.0, 2.0, 2.0, 3.0]
-    assert [v for v in (0.5, 1, 1.5, 2, 2.5, 3, 3.5) if quantile_intervals.in_interval(v, y, 0.25, 0.75)] == [2]
-    assert [v for v in (0.5, 1, 1.5, 3, 3.5) if quantile_intervals.is_median(v, y, 1)] == [1, 1.5, 3]
+    assert [
+        v for v in (0.5, 1, 1.5, 2, 2.5, 3, 3.5) if quantile_intervals.in_interval(v, y, 0.25, 0.75)
+    ] == [2]
+    assert [v for v in (0.5, 1, 1.5, 3, 3.5) if quantile_intervals.is_median(v, y, 1)] == [
+        1,
+        1.5,
+        3,
+    ]
     assert quantile_intervals.lower_median([4, 1, 3, 2]) == 2
     assert quantile_intervals.mad([0.0, 1.0]) == 0.5
     assert quantile_intervals.in_interval_of(0.0, stats.norm.cdf, stats.norm.cdf, 0.25, 0.75)

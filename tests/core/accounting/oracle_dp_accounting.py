@@ -1,4 +1,5 @@
-"""Records what dp-accounting says, for tests/core/accounting/test_privacy_filters.py. It does not install beside Airflow: own environment.
+"""Records what dp-accounting says, for tests/core/accounting/test_privacy_filters.py. It does not
+install beside Airflow: own environment.
 
     make oracle
 
@@ -26,7 +27,9 @@ def main() -> None:
         low, high = 0, 100_000
         while high - low > 1:
             middle = (low + high) // 2
-            fits = RdpAccountant(orders=[order]).compose(event, middle).get_epsilon(DELTA) <= epsilon
+            fits = (
+                RdpAccountant(orders=[order]).compose(event, middle).get_epsilon(DELTA) <= epsilon
+            )
             low, high = (middle, high) if fits else (low, middle)
         return low
 
@@ -46,11 +49,17 @@ def main() -> None:
             "pld eps": PLDAccountant().compose(tenfold, 100).get_epsilon(DELTA),
         },
         "rdp eps at one order, one laplace": [
-            [scale, order, RdpAccountant(orders=[order]).compose(da.LaplaceDpEvent(scale)).get_epsilon(DELTA)]
+            [
+                scale,
+                order,
+                RdpAccountant(orders=[order]).compose(da.LaplaceDpEvent(scale)).get_epsilon(DELTA),
+            ]
             for scale in (0.5, 2.0, 10.0)
             for order in (1.5, 8.9, 22.0, 64.0)
         ],
-        "pld delta, discrete laplace 0.01, k 490, eps 1": discrete.self_compose(490).get_delta_for_epsilon(1.0),
+        "pld delta, discrete laplace 0.01, k 490, eps 1": discrete.self_compose(
+            490
+        ).get_delta_for_epsilon(1.0),
     }
     Path(__file__).with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
 

@@ -31,7 +31,9 @@ class Params(BaseModel):
     delta: Delta = Fraction(0)
 
 
-@pytest.mark.parametrize("value", ["0.1", "1e-1", "1/10", " .1 ", 0.1, np.float64(0.1), Decimal("0.1"), TENTH, "+0.10"])
+@pytest.mark.parametrize(
+    "value", ["0.1", "1e-1", "1/10", " .1 ", 0.1, np.float64(0.1), Decimal("0.1"), TENTH, "+0.10"]
+)
 def test_every_way_to_write_a_tenth_is_exactly_a_tenth(value: object) -> None:
     """A float is taken by its shortest decimal form, so that 0.1 means one tenth."""
     assert epsilon(value) == TENTH
@@ -39,12 +41,41 @@ def test_every_way_to_write_a_tenth_is_exactly_a_tenth(value: object) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    ["0", 0, -1, "-0.1", "nan", float("nan"), "inf", float("inf"), Decimal("NaN"), Decimal("sNaN"), 1e308, "1e-400"]
-    + [5e-324, "1e400000000", "1e-999999999", 10**200, "9" * 500, True, None, [], "", "one", "1/0", "0x10", "1_0"]
+    [
+        "0",
+        0,
+        -1,
+        "-0.1",
+        "nan",
+        float("nan"),
+        "inf",
+        float("inf"),
+        Decimal("NaN"),
+        Decimal("sNaN"),
+        1e308,
+        "1e-400",
+    ]
+    + [
+        5e-324,
+        "1e400000000",
+        "1e-999999999",
+        10**200,
+        "9" * 500,
+        True,
+        None,
+        [],
+        "",
+        "one",
+        "1/0",
+        "0x10",
+        "1_0",
+    ]
     + ["١", np.bool_(True), "9e-13", "1000001", Fraction(1, 3**400), 1j, "1 / 3"],
 )
 def test_an_illegal_epsilon_is_refused_at_once(value: object) -> None:
-    """Zero, negative, NaN, infinite, subnormal, huge and astronomically long amounts never become a number."""
+    """Zero, negative, NaN, infinite, subnormal, huge and astronomically long amounts never become a
+    number.
+    """
     with pytest.raises(InvalidAmount, match=r"epsilon is .*it must be"):
         epsilon(value)
 
@@ -80,7 +111,8 @@ def test_text_reads_back_exactly(amount: Fraction) -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "shown"), [("1/3", "1/3"), ("0.10", "0.1"), ("1e-12", "1e-12"), ("2.5e-9", "2.5e-9"), ("30", "30")]
+    ("written", "shown"),
+    [("1/3", "1/3"), ("0.10", "0.1"), ("1e-12", "1e-12"), ("2.5e-9", "2.5e-9"), ("30", "30")],
 )
 def test_text_is_what_a_person_would_write(written: str, shown: str) -> None:
     """Decimals stay decimals, ratios stay ratios, tiny numbers get an exponent."""

@@ -41,14 +41,18 @@ def test_step_eps_is_its_closed_form() -> None:
 def test_coarse_step_is_its_closed_form() -> None:
     """The private-learning paper's inverse: (-A + sqrt(A^2 + 8 k E)) / (4 k)."""
     a = math.sqrt(2 * 1000 * math.log(1e6))
-    assert c.coarse_step_eps(1.0, 1e-6, 1000) == pytest.approx((-a + math.sqrt(a * a + 8000)) / 4000, rel=1e-12)
+    assert c.coarse_step_eps(1.0, 1e-6, 1000) == pytest.approx(
+        (-a + math.sqrt(a * a + 8000)) / 4000, rel=1e-12
+    )
 
 
 @pytest.mark.parametrize(("total", "step"), PAIRS, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("epsilon", [1e-9, 0.05, 1.0, 20.0])
 @pytest.mark.parametrize("count", [1, 37, 10**6])
 def test_a_step_never_overspends(total: Formula, step: Formula, epsilon: float, count: int) -> None:
-    """Inverses round down: the total of the step is within what was asked, and a slightly larger step is not."""
+    """Inverses round down: the total of the step is within what was asked, and a slightly larger
+    step is not.
+    """
     each = step(epsilon, 1e-6, count)
     assert total(each, 1e-6, count) <= epsilon < total(each * (1 + 1e-12), 1e-6, count)
 
@@ -74,9 +78,13 @@ def test_compose_takes_the_better_of_sums_and_theorem_2_4() -> None:
 @pytest.mark.parametrize("shares", [[F(1)], [F(1), F(2)], [F(1)] * 90 + [F(7, 2)] * 10])
 @pytest.mark.parametrize("epsilon", [0.01, 1.0, 30.0])
 def test_compose_backwards(shares: list[Fraction], epsilon: float) -> None:
-    """The proportions stay, the total is within what was asked, and a slightly larger factor is not."""
+    """The proportions stay, the total is within what was asked, and a slightly larger factor is
+    not.
+    """
     steps = c.compose_steps(shares, epsilon, 1e-6)
-    assert {step / share for step, share in zip(steps, shares, strict=True)} == {steps[0] / shares[0]}
+    assert {step / share for step, share in zip(steps, shares, strict=True)} == {
+        steps[0] / shares[0]
+    }
     assert c.compose([(step, F(0)) for step in steps], 1e-6)[0] <= epsilon
     more = [(step * (1 + F(1, 10**12)), F(0)) for step in steps]
     assert c.compose(more, 1e-6)[0] > epsilon
@@ -84,7 +92,9 @@ def test_compose_backwards(shares: list[Fraction], epsilon: float) -> None:
 
 def test_compose_backwards_is_step_eps_for_equal_steps() -> None:
     """Many equal steps: the closed form of DP-5. A few: the plain quotient. None: nothing."""
-    assert float(c.compose_steps([F(1)] * 1000, 1.0, 1e-6)[0]) == pytest.approx(c.step_eps(1.0, 1e-6, 1000), rel=1e-12)
+    assert float(c.compose_steps([F(1)] * 1000, 1.0, 1e-6)[0]) == pytest.approx(
+        c.step_eps(1.0, 1e-6, 1000), rel=1e-12
+    )
     assert c.compose_steps([F(1)] * 4, 1, 1e-6) == [F(1, 4)] * 4
     assert c.compose_steps([], 1.0, 1e-6) == []
     with pytest.raises(InvalidAmount, match="epsilon must be above 0"):
@@ -99,9 +109,13 @@ def test_parallel_blocks_cost_the_dearest_block() -> None:
 
 
 def test_optimal_composition_is_the_exact_divergence() -> None:
-    """k-fold randomised response, against dp-accounting's PLD, the sum over outcomes, and the formula it must beat."""
+    """k-fold randomised response, against dp-accounting's PLD, the sum over outcomes, and the
+    formula it must beat.
+    """
     recorded = ORACLE["pld delta, discrete laplace 0.01, k 490, eps 1"]
-    assert recorded * 0.998 < c.optimal_delta(0.01, 1.0, 490) < recorded, "dp-accounting rounds losses up to a grid"
+    assert recorded * 0.998 < c.optimal_delta(0.01, 1.0, 490) < recorded, (
+        "dp-accounting rounds losses up to a grid"
+    )
     p = 1 / (1 + math.exp(-0.5))
     masses = [(p * p, 1.0), (2 * p * (1 - p), 0.0), ((1 - p) ** 2, -1.0)]
     by_hand = sum(mass * max(0.0, 1 - math.exp(0.3 - loss)) for mass, loss in masses)
@@ -113,13 +127,24 @@ def test_optimal_composition_is_the_exact_divergence() -> None:
 def test_exact_gaussian() -> None:
     """sigma 10, k 100, delta 1e-6: 4.887, the same as dp-accounting's PLD."""
     assert c.gaussian_eps(10.0, 1e-6, 100) == pytest.approx(4.887, abs=5e-4)
-    assert c.gaussian_eps(10.0, 1e-6, 100) == pytest.approx(ORACLE["gaussian 10, k 100"]["pld eps"], rel=1e-6)
+    assert c.gaussian_eps(10.0, 1e-6, 100) == pytest.approx(
+        ORACLE["gaussian 10, k 100"]["pld eps"], rel=1e-6
+    )
 
 
-@pytest.mark.parametrize("formula", [f for pair in PAIRS for f in pair] + [c.optimal_eps, c.gaussian_eps])
+@pytest.mark.parametrize(
+    "formula", [f for pair in PAIRS for f in pair] + [c.optimal_eps, c.gaussian_eps]
+)
 @pytest.mark.parametrize(
     "arguments",
-    [(0, 1e-6, 1), (-1.0, 1e-6, 1), (math.nan, 1e-6, 1), (math.inf, 1e-6, 1), (1.0, 0, 1), (1.0, 1, 1)]
+    [
+        (0, 1e-6, 1),
+        (-1.0, 1e-6, 1),
+        (math.nan, 1e-6, 1),
+        (math.inf, 1e-6, 1),
+        (1.0, 0, 1),
+        (1.0, 1, 1),
+    ]
     + [(1.0, math.nan, 1), (1.0, 1e-6, 0), (1.0, 1e-6, 1.5), (1.0, 1e-6, True)],
 )
 def test_bad_arguments_are_refused(formula: Formula, arguments: tuple[float, float, int]) -> None:

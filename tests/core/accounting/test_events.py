@@ -49,11 +49,21 @@ def test_json_round_trip(event: Event) -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [None, [], "pure.v1", {}, {"kind": "pure.v2", "epsilon": "1"}, {"kind": ["pure.v1"]}, {"kind": "pld.v1"}],
+    [
+        None,
+        [],
+        "pure.v1",
+        {},
+        {"kind": "pure.v2", "epsilon": "1"},
+        {"kind": ["pure.v1"]},
+        {"kind": "pld.v1"},
+    ],
 )
 def test_an_unknown_kind_is_refused(data: object) -> None:
     """Unknown means unsupported, never free."""
-    with pytest.raises(PlanRefused, match="no kind of privacy event known here; known: approximate.v1"):
+    with pytest.raises(
+        PlanRefused, match="no kind of privacy event known here; known: approximate.v1"
+    ):
         from_json(data)
 
 
@@ -127,7 +137,10 @@ def test_conversions_to_epsilon_and_zcdp() -> None:
     assert SparseVector(TENTH).zcdp() == Pure(TENTH).zcdp()
     assert DiscreteGaussian(F(2500), F(2)).zcdp() == (F(4, 5000), ZERO)
     assert DiscreteGaussian(F(2500)).approximate() is None
-    assert Composed((Approximate(TENTH, F(1, 10**6)), Pure(TENTH))).approximate() == (F(1, 5), F(1, 10**6))
+    assert Composed((Approximate(TENTH, F(1, 10**6)), Pure(TENTH))).approximate() == (
+        F(1, 5),
+        F(1, 10**6),
+    )
     assert Composed((ZCDP(TENTH), Pure(TENTH))).approximate() is None
     assert Repeated(Approximate(TENTH, F(1, 10**6)), 3).approximate() == (F(3, 10), F(3, 10**6))
     assert Pure(F(5)).zcdp() == (F(5), ZERO), "for large epsilon, epsilon itself is the smaller rho"
@@ -135,18 +148,24 @@ def test_conversions_to_epsilon_and_zcdp() -> None:
 
 @pytest.mark.parametrize("order", [F(11, 10), F(2), F(17, 2), F(22), F(1000)])
 @pytest.mark.parametrize(("scale", "shift"), [(F(1, 2), 1), (F(2), 1), (F(3), 5), (F(40), 7)])
-def test_discrete_laplace_curve_equals_the_sum_of_its_series(scale: Fraction, shift: int, order: Fraction) -> None:
+def test_discrete_laplace_curve_equals_the_sum_of_its_series(
+    scale: Fraction, shift: int, order: Fraction
+) -> None:
     """The closed form is the divergence summed term by term, to float accuracy, and never below it."""
     t, a, reach = float(1 / scale), float(order), int(40 * scale * 2) + 60
     log_norm = math.log(math.tanh(t / 2))
-    terms = [log_norm - t * (a * abs(x) + (1 - a) * abs(x - shift)) for x in range(-reach, reach + shift)]
+    terms = [
+        log_norm - t * (a * abs(x) + (1 - a) * abs(x - shift)) for x in range(-reach, reach + shift)
+    ]
     top = max(terms)
     direct = (top + math.log(math.fsum(math.exp(term - top) for term in terms))) / (a - 1)
     assert float(renyi.discrete_laplace(scale, shift, order)) == pytest.approx(direct, rel=1e-9)
 
 
 def test_discrete_laplace_spread_over_coordinates_costs_no_more() -> None:
-    """The curve is superadditive in the shift: an L1 sensitivity in one coordinate is the worst case."""
+    """The curve is superadditive in the shift: an L1 sensitivity in one coordinate is the worst
+    case.
+    """
     for order in (F(3, 2), F(9), F(60)):
         curve = [F(0)] + [renyi.discrete_laplace(F(3), d, order) for d in range(1, 13)]
         assert all(curve[a] + curve[b] <= curve[a + b] for a in range(1, 7) for b in range(1, 7))
@@ -155,7 +174,9 @@ def test_discrete_laplace_spread_over_coordinates_costs_no_more() -> None:
 @pytest.mark.parametrize("order", [F(10001, 10000), F(2), F(22), F(10**12)])
 @pytest.mark.parametrize("epsilon", [F(1, 10**12), F(1, 100), F(1), F(10**6)])
 def test_pure_curve_lies_between_its_known_bounds(epsilon: Fraction, order: Fraction) -> None:
-    """At most epsilon and order epsilon^2/2 at all scales, and never below the divergence of the worst mechanism."""
+    """At most epsilon and order epsilon^2/2 at all scales, and never below the divergence of the
+    worst mechanism.
+    """
     value = renyi.pure(epsilon, order)
     slack = 1 + F(1, 10**39)
     assert 0 < value <= min(epsilon, order * epsilon**2 / 2) * slack
@@ -182,7 +203,9 @@ def test_group_privacy() -> None:
     assert DiscreteGaussian(F(9)).group(4).zcdp() == (F(16, 18), ZERO)
     grown = Approximate(TENTH, F(1, 10**6)).group(3)
     assert isinstance(grown, Approximate) and grown.epsilon == F(3, 10)
-    assert float(grown.delta) == pytest.approx(1e-6 * (1 + math.exp(0.1) + math.exp(0.2)), rel=1e-12)
+    assert float(grown.delta) == pytest.approx(
+        1e-6 * (1 + math.exp(0.1) + math.exp(0.2)), rel=1e-12
+    )
     assert Composed((Pure(TENTH), SparseVector(TENTH))).group(2).approximate() == (F(2, 5), ZERO)
     for event in EVERY_KIND:
         assert event.group(1) == event
@@ -197,7 +220,9 @@ def test_replacing_a_unit_costs_twice_and_more() -> None:
 
 
 def test_group_claims_that_mean_nothing_are_refused() -> None:
-    """A delta of 1 or more, an epsilon out of range, a group of no one, and a rule that does not exist."""
+    """A delta of 1 or more, an epsilon out of range, a group of no one, and a rule that does not
+    exist.
+    """
     with pytest.raises(InvalidAmount, match="delta above 1"):
         Approximate(F(1), F(1, 10**6)).group(1000)
     with pytest.raises(InvalidAmount, match="delta is"):
@@ -211,7 +236,9 @@ def test_group_claims_that_mean_nothing_are_refused() -> None:
 
 
 def test_epsilon_at_a_delta() -> None:
-    """k-fold Gaussian: at most 5.23 by Renyi DP where the exact value is 4.887; nothing below an event's own delta."""
+    """k-fold Gaussian: at most 5.23 by Renyi DP where the exact value is 4.887; nothing below an
+    event's own delta.
+    """
     found = Repeated(DiscreteGaussian(F(100)), 100).epsilon_at(F(1, 10**6))
     assert found is not None and 4.887 < found <= F(523, 100)
     assert float(found) == pytest.approx(5.22153, abs=1e-4)

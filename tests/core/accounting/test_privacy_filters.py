@@ -62,10 +62,15 @@ def continuous_laplace(rule: Filter, epsilon: Fraction) -> Cost:
 
 @pytest.mark.parametrize(("epsilon", "expected"), [("0.1", 10), ("0.01", 100)])
 def test_basic_jobs(epsilon: str, expected: int) -> None:
-    """A grant of eps 1 holds exactly 10 jobs of 0.1 and 100 of 0.01, one of eps 3 three times as many: no decimal is lost."""
+    """A grant of eps 1 holds exactly 10 jobs of 0.1 and 100 of 0.01, one of eps 3 three times as
+    many: no decimal is lost.
+    """
     rule = make_filter("basic", F(1), DELTA)
     assert jobs(rule.capacity(), rule.cost(Pure(F(epsilon)))) == expected
-    assert jobs(make_filter("basic", F(3), DELTA).capacity(), rule.cost(Pure(F(epsilon)))) == 3 * expected
+    assert (
+        jobs(make_filter("basic", F(3), DELTA).capacity(), rule.cost(Pure(F(epsilon))))
+        == 3 * expected
+    )
 
 
 @pytest.mark.parametrize(
@@ -80,9 +85,16 @@ def test_basic_jobs(epsilon: str, expected: int) -> None:
     ],
 )
 def test_laplace_jobs(
-    name: FilterName, conversion: Conversion | None, grant: int, order: float, continuous: int, discrete: int
+    name: FilterName,
+    conversion: Conversion | None,
+    grant: int,
+    order: float,
+    continuous: int,
+    discrete: int,
 ) -> None:
-    """Laplace 0.01 under one fixed order; integer noise of scale 100 costs a little more than continuous noise."""
+    """Laplace 0.01 under one fixed order; integer noise of scale 100 costs a little more than
+    continuous noise.
+    """
     rule = make_filter(name, F(grant), DELTA, conversion=conversion)
     assert rule.order is not None and float(rule.order) == pytest.approx(order, abs=0.05)
     assert rule.tail_delta == DELTA
@@ -92,7 +104,8 @@ def test_laplace_jobs(
 
 
 @pytest.mark.parametrize(
-    ("name", "conversion", "expected"), [("renyi", None, 121), ("hybrid", None, 87), ("hybrid", "tight", 121)]
+    ("name", "conversion", "expected"),
+    [("renyi", None, 121), ("hybrid", None, 87), ("hybrid", "tight", 121)],
 )
 def test_gaussian_jobs(name: FilterName, conversion: Conversion | None, expected: int) -> None:
     """Gaussian sigma 50 at eps 1."""
@@ -101,18 +114,31 @@ def test_gaussian_jobs(name: FilterName, conversion: Conversion | None, expected
 
 
 def test_a_grid_of_orders_gains_nothing() -> None:
-    """The best of all orders for a schedule of Gaussians holds 121 jobs as well: one order fixed at the grant is enough."""
+    """The best of all orders for a schedule of Gaussians holds 121 jobs as well: one order fixed at
+    the grant is enough.
+    """
     assert renyi.smallest_epsilon(lambda order: F(121, 5000) * order, DELTA) <= 1
     assert renyi.smallest_epsilon(lambda order: F(122, 5000) * order, DELTA) > 1
 
 
 def test_the_same_numbers_from_dp_accounting() -> None:
-    """Recorded by oracle_dp_accounting.py in its own environment: the same jobs, the same conversions."""
+    """Recorded by oracle_dp_accounting.py in its own environment: the same jobs, the same
+    conversions.
+    """
     recorded = ORACLE["jobs"]
     one, three = make_filter("renyi", F(1), DELTA), make_filter("renyi", F(3), DELTA)
-    assert jobs(one.capacity(), continuous_laplace(one, F(1, 100))) == recorded["laplace 0.01, eps 1, order 22.0"]
-    assert jobs(three.capacity(), continuous_laplace(three, F(1, 100))) == recorded["laplace 0.01, eps 3, order 8.9"]
-    assert jobs(one.capacity(), one.cost(DiscreteGaussian(F(2500)))) == recorded["gaussian 50, eps 1, order 22.0"]
+    assert (
+        jobs(one.capacity(), continuous_laplace(one, F(1, 100)))
+        == recorded["laplace 0.01, eps 1, order 22.0"]
+    )
+    assert (
+        jobs(three.capacity(), continuous_laplace(three, F(1, 100)))
+        == recorded["laplace 0.01, eps 3, order 8.9"]
+    )
+    assert (
+        jobs(one.capacity(), one.cost(DiscreteGaussian(F(2500))))
+        == recorded["gaussian 50, eps 1, order 22.0"]
+    )
     for scale, order, epsilon in ORACLE["rdp eps at one order, one laplace"]:
         a = F(str(order))
         ours = renyi.laplace(1 / F(str(scale)), a) + renyi.penalty(a, DELTA)
@@ -125,9 +151,14 @@ EPSILONS = st.fractions(min_value=F(1, 1000), max_value=5, max_denominator=1000)
 
 
 @given(EPSILONS, st.lists(EPSILONS, max_size=12), st.sampled_from(["tight", "tail"]))
-def test_hybrid_admits_whatever_basic_admits(grant: Fraction, steps: list[Fraction], conversion: Conversion) -> None:
+def test_hybrid_admits_whatever_basic_admits(
+    grant: Fraction, steps: list[Fraction], conversion: Conversion
+) -> None:
     """Never fewer jobs than basic for pure events."""
-    basic, hybrid = make_filter("basic", grant, DELTA), make_filter("hybrid", grant, DELTA, conversion=conversion)
+    basic, hybrid = (
+        make_filter("basic", grant, DELTA),
+        make_filter("hybrid", grant, DELTA, conversion=conversion),
+    )
     spent_basic = spent_hybrid = Cost()
     for step in steps:
         price = basic.cost(Pure(step))
@@ -137,8 +168,12 @@ def test_hybrid_admits_whatever_basic_admits(grant: Fraction, steps: list[Fracti
 
 
 @pytest.mark.parametrize("name", ["basic", "renyi", "hybrid"])
-@pytest.mark.parametrize(("epsilon", "delta"), [("1e-12", "1e-18"), ("1", "1e-6"), ("0.1", "0.9"), ("1e6", "0.5")])
-def test_json_round_trip_and_bounds_of_every_grant(name: FilterName, epsilon: str, delta: str) -> None:
+@pytest.mark.parametrize(
+    ("epsilon", "delta"), [("1e-12", "1e-18"), ("1", "1e-6"), ("0.1", "0.9"), ("1e6", "0.5")]
+)
+def test_json_round_trip_and_bounds_of_every_grant(
+    name: FilterName, epsilon: str, delta: str
+) -> None:
     """Extreme grants have a capacity that fits BIGINT, below saturation, and survive JSON exactly."""
     rule = make_filter(name, F(epsilon), F(delta))
     assert Filter.from_json(json.loads(json.dumps(rule.to_json()))) == rule
@@ -156,13 +191,17 @@ def test_a_price_is_rounded_up_and_never_zero() -> None:
 
 
 def test_a_saturated_path_stays_closed_and_never_overflows() -> None:
-    """After one Gaussian the basic path of a hybrid grant is closed for ever; clamped sums fit BIGINT."""
+    """After one Gaussian the basic path of a hybrid grant is closed for ever; clamped sums fit
+    BIGINT.
+    """
     rule = make_filter("hybrid", F(1), DELTA)
     gaussian = rule.cost(DiscreteGaussian(F(2500)))
     assert gaussian.epsilon == SATURATED and 2 * SATURATED < 2**63
     spent = gaussian + gaussian + rule.cost(Pure(F(1, 100)))
     assert spent.epsilon == SATURATED
-    assert Filter.admits(rule.capacity(), spent + rule.cost(Pure(F(1, 100)))), "the Renyi path goes on"
+    assert Filter.admits(rule.capacity(), spent + rule.cost(Pure(F(1, 100)))), (
+        "the Renyi path goes on"
+    )
     assert not Filter.admits(rule.capacity(), spent + rule.cost(Pure(F(9, 10))))
     assert rule.cost(ZCDP(F(10**6))).renyi == SATURATED
 
@@ -178,7 +217,11 @@ def test_hybrid_without_delta_is_basic() -> None:
     """A pure promise has no tail to spend."""
     rule = make_filter("hybrid", F(1), F(0))
     assert rule.order is None
-    assert rule.capacity() == make_filter("basic", F(1), F(0)).capacity() == Capacity(10**12, 0, CLOSED, CLOSED)
+    assert (
+        rule.capacity()
+        == make_filter("basic", F(1), F(0)).capacity()
+        == Capacity(10**12, 0, CLOSED, CLOSED)
+    )
 
 
 def test_the_grant_divides_delta() -> None:
@@ -186,14 +229,20 @@ def test_the_grant_divides_delta() -> None:
     rule = make_filter("hybrid", F(1), DELTA, tail_share=F(1, 4))
     assert rule.tail_delta == DELTA / 4
     assert rule.capacity().delta == rule.capacity().renyi_delta == 75 * 10**10
-    assert rule.cost(Approximate(F(1, 10), F(1, 10**7))) == Cost(10**11, 10**11, rule.cost(Pure(F(1, 10))).renyi)
+    assert rule.cost(Approximate(F(1, 10), F(1, 10**7))) == Cost(
+        10**11, 10**11, rule.cost(Pure(F(1, 10))).renyi
+    )
     assert jobs(rule.capacity(), rule.cost(Approximate(F(1, 100), F(1, 10**7)))) == 7
     assert make_filter("renyi", F(1), DELTA, tail_share=F(1, 4)).capacity().delta == CLOSED
 
 
 def test_events_that_no_grant_could_pay_are_refused_with_the_way_out() -> None:
     """Gaussian noise under basic; a mechanism's own delta where the grant left none."""
-    for epsilon_free in (DiscreteGaussian(F(2500)), ZCDP(F(1, 100)), Composed((Pure(F(1)), ZCDP(F(1, 100))))):
+    for epsilon_free in (
+        DiscreteGaussian(F(2500)),
+        ZCDP(F(1, 100)),
+        Composed((Pure(F(1)), ZCDP(F(1, 100)))),
+    ):
         for rule in (make_filter("basic", F(1), DELTA), make_filter("hybrid", F(1), F(0))):
             with pytest.raises(PlanRefused, match="grant the scope with filter renyi or hybrid"):
                 rule.cost(epsilon_free)
@@ -222,7 +271,9 @@ def test_events_that_no_grant_could_pay_are_refused_with_the_way_out() -> None:
         ("basic", F(1), F(1), F(1), "delta is 1"),
     ],
 )
-def test_bad_grants_are_refused(name: Any, epsilon: Any, delta: Any, share: Any, message: str) -> None:
+def test_bad_grants_are_refused(
+    name: Any, epsilon: Any, delta: Any, share: Any, message: str
+) -> None:
     """A grant is checked before anything else happens."""
     with pytest.raises(InvalidAmount, match=message):
         make_filter(name, epsilon, delta, tail_share=share)
@@ -280,12 +331,14 @@ Counts = tuple[int, ...]
 def worst_divergence(
     admits: Callable[[Counts], bool], grant: float, unit: float, menu: Counts, leak: float = 0
 ) -> float:
-    """The largest hockey-stick divergence at ``grant`` that any adaptive analyst can reach, by dynamic programming.
+    """The largest hockey-stick divergence at ``grant`` that any adaptive analyst can reach, by
+    dynamic programming.
 
-    The analyst sees every outcome so far and then asks randomised response with epsilon ``m * unit`` for an m of the menu,
-    or stops; ``admits`` decides from the counts of what was asked. Randomised response is the worst mechanism of its epsilon,
-    so this is the exact worst case over all mechanisms with epsilons from the menu. With ``leak`` each answer gives the
-    secret away with that probability: the worst (epsilon, leak)-DP mechanism.
+    The analyst sees every outcome so far and then asks randomised response with epsilon ``m *
+    unit`` for an m of the menu, or stops; ``admits`` decides from the counts of what was asked.
+    Randomised response is the worst mechanism of its epsilon, so this is the exact worst case over
+    all mechanisms with epsilons from the menu. With ``leak`` each answer gives the secret away with
+    that probability: the worst (epsilon, leak)-DP mechanism.
     """
     right = {m: 1 / (1 + math.exp(-m * unit)) for m in menu}
 
@@ -317,7 +370,13 @@ def ledger_rule(rule: Filter, menu: list[Event]) -> Callable[[Counts], bool]:
 
 @pytest.mark.parametrize(
     ("name", "conversion"),
-    [("basic", "tight"), ("renyi", "tight"), ("renyi", "tail"), ("hybrid", "tail"), ("hybrid", "tight")],
+    [
+        ("basic", "tight"),
+        ("renyi", "tight"),
+        ("renyi", "tail"),
+        ("hybrid", "tail"),
+        ("hybrid", "tight"),
+    ],
 )
 @pytest.mark.parametrize(
     ("grant", "delta", "unit", "menu"),
@@ -326,7 +385,9 @@ def ledger_rule(rule: Filter, menu: list[Event]) -> Callable[[Counts], bool]:
 def test_no_adaptive_analyst_gets_past_a_filter(
     name: FilterName, conversion: Conversion, grant: str, delta: str, unit: str, menu: Counts
 ) -> None:
-    """Exact worst case over all adaptive analysts: the divergence at the grant's epsilon is at most its delta."""
+    """Exact worst case over all adaptive analysts: the divergence at the grant's epsilon is at most
+    its delta.
+    """
     rule = make_filter(name, F(grant), F(delta), conversion=conversion)
     events: list[Event] = [Pure(F(unit) * m) for m in menu]
     worst = worst_divergence(ledger_rule(rule, events), float(grant), float(unit), menu)
@@ -345,7 +406,9 @@ def test_no_adaptive_analyst_gets_past_a_filter_with_leaking_mechanisms(name: Fi
 
 
 def test_pld_composition_is_no_filter() -> None:
-    """Negative control: 'go on while the exact divergence of what was asked is at most delta' is beaten by an analyst."""
+    """Negative control: 'go on while the exact divergence of what was asked is at most delta' is
+    beaten by an analyst.
+    """
     grant, delta, unit, menu = 1.0, 0.05, 0.2, (1, 2)
 
     @cache
@@ -359,20 +422,29 @@ def test_pld_composition_is_no_filter() -> None:
                     spread[loss + m] = spread.get(loss + m, 0) + mass * p
                     spread[loss - m] = spread.get(loss - m, 0) + mass * (1 - p)
                 losses = spread
-        return sum(mass * max(0.0, -math.expm1(grant - loss * unit)) for loss, mass in losses.items()) <= delta
+        return (
+            sum(mass * max(0.0, -math.expm1(grant - loss * unit)) for loss, mass in losses.items())
+            <= delta
+        )
 
-    assert worst_divergence(exact_divergence_allows, grant, unit, menu) == pytest.approx(0.05996, abs=1e-5)
+    assert worst_divergence(exact_divergence_allows, grant, unit, menu) == pytest.approx(
+        0.05996, abs=1e-5
+    )
 
 
 def test_leaks_charged_to_nobody_are_caught() -> None:
-    """Negative control: spending the whole delta on the tail and ignoring the mechanisms' own delta breaks the promise."""
+    """Negative control: spending the whole delta on the tail and ignoring the mechanisms' own delta
+    breaks the promise.
+    """
     rule = make_filter("renyi", F(1), F(1, 5))
     blind = ledger_rule(rule, [Pure(F(1, 4)), Pure(F(1, 2))])
     assert worst_divergence(blind, 1.0, 0.25, (1, 2), leak=1 / 50) > 0.2
 
 
 def test_a_session_costs_what_its_simulation_costs() -> None:
-    """A sparse vector session is paid like randomised response of its epsilon on every path, never less."""
+    """A sparse vector session is paid like randomised response of its epsilon on every path, never
+    less.
+    """
     for name in ("basic", "renyi", "hybrid"):
         rule = make_filter(name, F(1), DELTA)
         assert rule.cost(SparseVector(F(1, 10))) == rule.cost(Pure(F(1, 10)))

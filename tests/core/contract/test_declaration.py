@@ -42,12 +42,17 @@ def declared(**changes: Any) -> Table:
         ({"limits": {"rows": 0}}, "greater than or equal to 1"),
         ({"limits": {"rows": 2, "rows_per_group": 3}}, "cannot be above rows"),
         ({"protects": "unit-block"}, "needs a block column"),
-        ({"protects": "unit-block", "block": "day", "neighbours": "replace"}, "under add-remove only"),
+        (
+            {"protects": "unit-block", "block": "day", "neighbours": "replace"},
+            "under add-remove only",
+        ),
         ({"colums": {}}, "there is no field 'colums'; did you mean 'columns'"),
         ({"name": "a b"}, "match pattern"),
     ],
 )
-def test_half_said_declarations_are_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_half_said_declarations_are_refused(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     """Each mistake is one `InvalidDeclaration` that names the field."""
     import yaml
 
@@ -127,8 +132,15 @@ def test_on_needs_no_quotes(tmp_path: Path) -> None:
 def test_bounds_written_as_dates_are_answered_in_dates() -> None:
     """Days remember that they were dates; numbers, moments and coarser grids stay numbers."""
     day = Column.model_validate({"lower": dt.date(1940, 1, 1), "upper": dt.date(9999, 12, 31)})
-    assert (day.unit(-10958), day.unit(0), day.unit(day.grid()[1] + 1)) == ("1940-01-01", "1970-01-01", "10000-01-01")
+    assert (day.unit(-10958), day.unit(0), day.unit(day.grid()[1] + 1)) == (
+        "1940-01-01",
+        "1970-01-01",
+        "10000-01-01",
+    )
     assert day.model_copy(update={"missing": Fraction(0)}).dates
-    for other in ({"lower": 0, "upper": 9}, {"lower": dt.date(1940, 1, 1), "upper": dt.date(1950, 1, 1), "step": 7}):
+    for other in (
+        {"lower": 0, "upper": 9},
+        {"lower": dt.date(1940, 1, 1), "upper": dt.date(1950, 1, 1), "step": 7},
+    ):
         assert not Column.model_validate(other).dates
     assert Column.model_validate({"lower": 0, "upper": 1, "step": "0.25"}).unit(3) == 0.75

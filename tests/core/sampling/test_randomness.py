@@ -1,4 +1,6 @@
-"""The door to entropy: uniform helpers, and no word that is seen twice, whatever is forked, copied or shared."""
+"""The door to entropy: uniform helpers, and no word that is seen twice, whatever is forked, copied
+or shared.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def in_child(work: Callable[[], bytes]) -> bytes:
 
 
 def test_forks_never_share_a_stream() -> None:
-    """Two children and their parent draw different words from a buffer that was filled before the fork."""
+    """Two children and their parent draw different words from a buffer that was filled before the
+    fork.
+    """
     source = SystemSource()
     source.words(1)
     streams = [in_child(lambda: source.words(16).tobytes()) for _ in range(2)]
@@ -44,7 +48,9 @@ def test_forks_never_share_a_stream() -> None:
     assert len(words) == len(set(words)) == 64
 
 
-@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda source: pickle.loads(pickle.dumps(source))])
+@pytest.mark.parametrize(
+    "duplicate", [copy.copy, copy.deepcopy, lambda source: pickle.loads(pickle.dumps(source))]
+)
 def test_copies_do_not_repeat_the_stream(duplicate: Callable[[SystemSource], SystemSource]) -> None:
     """A copied or pickled source takes no buffered word along."""
     source = SystemSource()
@@ -57,7 +63,11 @@ def test_threads_never_share_a_word() -> None:
     """One source used by four threads hands out every word once."""
     source = SystemSource()
     with ThreadPoolExecutor(4) as pool:
-        drawn = [word for words in pool.map(lambda _: source.words(3).tolist(), range(4000)) for word in words]
+        drawn = [
+            word
+            for words in pool.map(lambda _: source.words(3).tolist(), range(4000))
+            for word in words
+        ]
     assert len(drawn) == len(set(drawn)) == 12000
 
 

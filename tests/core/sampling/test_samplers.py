@@ -1,6 +1,8 @@
-"""Exact samplers: cuts pinned to 2^-108 against decimal arithmetic, distributions by chi-square, errors by text.
+"""Exact samplers: cuts pinned to 2^-108 against decimal arithmetic, distributions by chi-square,
+errors by text.
 
-A chi-square test fails wrongly with probability below 10^-9; each has a control that shows it would see a scale 10 % off.
+A chi-square test fails wrongly with probability below 10^-9; each has a control that shows it would
+see a scale 10 % off.
 """
 
 from __future__ import annotations
@@ -36,9 +38,7 @@ Sampler = Callable[[Fraction, int, Source], npt.NDArray[np.int64]]
 Cdf = Callable[[npt.NDArray[np.int64], float], npt.NDArray[np.float64]]
 
 SOURCE = SystemSource()
-ALARM = (
-    1e-15  # of the chi-square law; the statistic itself exceeds that less than once in 10^9 times from 10 expected on
-)
+ALARM = 1e-15  # of the chi-square law; the statistic itself exceeds that less than once in 10^9 times from 10 expected on
 F = Fraction
 
 
@@ -50,8 +50,12 @@ def exp(x: Fraction | int) -> Decimal:
     return (-Decimal(F(x).numerator) / Decimal(F(x).denominator)).exp()
 
 
-def assert_cut(draw: Callable[[Source], object], cut: Decimal, below: object, above: object) -> None:
-    """The cut lies within 2^-108 of where it should: the 128-bit uniforms around it give the right answers."""
+def assert_cut(
+    draw: Callable[[Source], object], cut: Decimal, below: object, above: object
+) -> None:
+    """The cut lies within 2^-108 of where it should: the 128-bit uniforms around it give the right
+    answers.
+    """
     exact = int(cut * 2**128)
     for u, answer in ((exact - 2**20, below), (exact + 2**20, above)):
         source = ScriptedSource([u >> 64, u & (2**64 - 1)])
@@ -77,7 +81,9 @@ def gaussian_cdf(x: npt.NDArray[np.int64], sigma: float) -> npt.NDArray[np.float
 
 
 def p_value(drawn: npt.NDArray[np.int64], cdf: Cdf, scale: float) -> float:
-    """Chi-square over single integers where the scale is small, over about 200 equal bins where it is large."""
+    """Chi-square over single integers where the scale is small, over about 200 equal bins where it
+    is large.
+    """
     reach = math.ceil(16 * scale) + 2
     cuts = np.arange(-reach, reach + 1, max(1, reach // 100))
     expected = np.diff(cdf(cuts, scale), prepend=0.0, append=1.0) * drawn.size
@@ -95,9 +101,24 @@ def p_value(drawn: npt.NDArray[np.int64], cdf: Cdf, scale: float) -> float:
 LAWS: dict[str, tuple[Sampler, Cdf]] = {
     "geometric": (geometric, geometric_cdf),
     "laplace": (discrete_laplace, laplace_cdf),
-    "gaussian": (lambda sigma, size, source: discrete_gaussian(sigma**2, size, source), gaussian_cdf),
+    "gaussian": (
+        lambda sigma, size, source: discrete_gaussian(sigma**2, size, source),
+        gaussian_cdf,
+    ),
 }
-SCALES = [F(1, 10**6), F(1, 3), F(7, 10), F(2), F(10), F(355, 113), F(127, 2), F(64), F(12345, 7), F(10**6), F(10**12)]
+SCALES = [
+    F(1, 10**6),
+    F(1, 3),
+    F(7, 10),
+    F(2),
+    F(10),
+    F(355, 113),
+    F(127, 2),
+    F(64),
+    F(12345, 7),
+    F(10**6),
+    F(10**12),
+]
 
 
 # --- distributions -------------------------------------------------------------------------------------------------
@@ -147,7 +168,9 @@ def test_single_draws_follow_the_same_law(law: str) -> None:
 def test_tail_is_not_cut() -> None:
     """Among 2 x 10^6 draws of scale 40 the largest is where extreme values belong."""
     largest = int(abs(discrete_laplace(F(40), 2_000_000, SOURCE)).max())
-    assert 40 * (math.log(2e6) - 4) < largest < 40 * (math.log(2e6) + 25)  # missed once in e^25 times
+    assert (
+        40 * (math.log(2e6) - 4) < largest < 40 * (math.log(2e6) + 25)
+    )  # missed once in e^25 times
 
 
 # --- cuts, against 60-digit decimals -------------------------------------------------------------------------------
@@ -155,7 +178,9 @@ def test_tail_is_not_cut() -> None:
 
 @pytest.mark.parametrize("scale", [F(1, 3), F(10), F(355, 113), F(63)], ids=str)
 def test_laplace_cuts_are_exact(scale: Fraction) -> None:
-    """Cuts after cells 0, -1, 1, -2, 2, ... are 1 - 2 q^k / (1 + q) and 1 - q^k, also far beyond the table."""
+    """Cuts after cells 0, -1, 1, -2, 2, ... are 1 - 2 q^k / (1 + q) and 1 - q^k, also far beyond
+    the table.
+    """
     with localcontext(prec=80):
         for k in (1, 2, 5, math.ceil(70 * scale)):
             q, power = exp(1 / scale), exp(k / scale)
@@ -172,7 +197,9 @@ def test_geometric_cuts_are_exact() -> None:
     """Cuts of the geometric law are 1 - q^k, in the table and beyond it."""
     with localcontext(prec=80):
         for k in (1, 7, 100, 700):
-            assert_cut(lambda source: int(geometric(F(10), 1, source)[0]), 1 - exp(F(k, 10)), k - 1, k)
+            assert_cut(
+                lambda source: int(geometric(F(10), 1, source)[0]), 1 - exp(F(k, 10)), k - 1, k
+            )
 
 
 @pytest.mark.parametrize("sigma2", [F(1, 4), F(100), F(2000, 7)], ids=str)
@@ -193,7 +220,9 @@ def test_gaussian_cuts_are_exact(sigma2: Fraction) -> None:
 
 
 def test_wide_noise_is_put_together_from_digits() -> None:
-    """At scale 4096 the words select the top digit, then the low digits; the negative side mirrors them."""
+    """At scale 4096 the words select the top digit, then the low digits; the negative side mirrors
+    them.
+    """
     with localcontext(prec=80):
         q = exp(F(1, 4096))
         top = 1 - q**128  # the top cells 0 and -1: x in 0, ..., 127 and then x in -1, ..., -128
@@ -207,7 +236,9 @@ def test_wide_noise_is_put_together_from_digits() -> None:
 
 
 def test_gaussian_acceptance_is_exact() -> None:
-    """In a block the point edge + r is kept for a uniform below exp(-gamma) and dropped above it, at 2^-108."""
+    """In a block the point edge + r is kept for a uniform below exp(-gamma) and dropped above it,
+    at 2^-108.
+    """
     table = samplers._gaussian_table(10**8, 1)
     shift, r = table.law.shift, 200
     assert 2**shift > r
@@ -248,7 +279,9 @@ def test_what_a_table_leaves_out_is_bounded(rate: Fraction, power: int) -> None:
 
 def test_far_blocks_are_accepted_exactly() -> None:
     """Where gamma exceeds 1 the float bounds are not used and the decision is still right."""
-    table = samplers._Table(samplers._Law(F(1, 8), 2, 3, two_sided=True))  # much too coarse for its sigma of 2
+    table = samplers._Table(
+        samplers._Law(F(1, 8), 2, 3, two_sided=True)
+    )  # much too coarse for its sigma of 2
     with localcontext(prec=80):
         first = exp(F(7 * 7, 8))
         for u, kept in ((int(first * 2**64) - 9, [7]), (int(first * 2**64) + 9, [])):
@@ -256,7 +289,9 @@ def test_far_blocks_are_accepted_exactly() -> None:
 
 
 def test_bernoulli_compares_all_digits() -> None:
-    """A uniform number equal to p in its first words is decided by later ones, and equality to the end means no."""
+    """A uniform number equal to p in its first words is decided by later ones, and equality to the
+    end means no.
+    """
     third = int(F(2**64, 3))
     assert bernoulli(F(1, 3), ScriptedSource([third - 1]))
     assert not bernoulli(F(1, 3), ScriptedSource([third + 1]))
@@ -292,7 +327,10 @@ def test_bernoulli_exp_of_a_huge_gamma_is_rare_but_possible() -> None:
 
 @pytest.mark.parametrize(
     ("draw", "p"),
-    [(lambda: bernoulli(F(3, 7), SOURCE), 3 / 7), (lambda: bernoulli_exp(F(5, 4), SOURCE), math.exp(-1.25))],
+    [
+        (lambda: bernoulli(F(3, 7), SOURCE), 3 / 7),
+        (lambda: bernoulli_exp(F(5, 4), SOURCE), math.exp(-1.25)),
+    ],
 )
 def test_coin_frequencies(draw: Callable[[], bool], p: float) -> None:
     """40,000 coins come up within 8 standard deviations of their probability."""
@@ -313,10 +351,14 @@ CASES: dict[str, tuple[list[int], list[int], Fraction]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_choose_cuts_are_exact(case: str) -> None:
-    """Every cut between pieces lies within 2^-108 of lengths exp(-rate costs), summed and normalised in decimals."""
+    """Every cut between pieces lies within 2^-108 of lengths exp(-rate costs), summed and
+    normalised in decimals.
+    """
     lengths, costs, rate = CASES[case]
     with localcontext(prec=80):
-        weights = [n * exp(rate * (cost - min(costs))) for n, cost in zip(lengths, costs, strict=True)]
+        weights = [
+            n * exp(rate * (cost - min(costs))) for n, cost in zip(lengths, costs, strict=True)
+        ]
         for i in range(len(weights) - 1):
             if min(weights[i : i + 2]) / sum(weights) * 2**128 < 2**30:
                 continue
@@ -325,9 +367,13 @@ def test_choose_cuts_are_exact(case: str) -> None:
 
 
 def test_choose_has_the_stated_distribution() -> None:
-    """20,000 choices of 40 pieces agree with the exact probabilities, and not with those of a rate 10 % off."""
+    """20,000 choices of 40 pieces agree with the exact probabilities, and not with those of a rate
+    10 % off.
+    """
     lengths, costs = [1 + i % 7 for i in range(40)], [abs(i - 15) for i in range(40)]
-    counts = np.bincount([choose(lengths, costs, F(1, 4), SOURCE) for _ in range(20_000)], minlength=40)
+    counts = np.bincount(
+        [choose(lengths, costs, F(1, 4), SOURCE) for _ in range(20_000)], minlength=40
+    )
     p = []
     for rate in (0.25, 0.2):
         weights = np.array(lengths) * np.exp(-rate * np.array(costs))
@@ -343,19 +389,25 @@ def test_choose_of_one_piece_is_that_piece() -> None:
 
 @pytest.mark.parametrize("word", [0, 2**63, 2**64 - 2**40])
 def test_choose_ignores_pieces_of_no_weight(word: int) -> None:
-    """Against a cost difference of 10^9 even a length of 2^64 has no chance worth a word, and no rate overflows."""
+    """Against a cost difference of 10^9 even a length of 2^64 has no chance worth a word, and no
+    rate overflows.
+    """
     for rate in (F(1), F(10**300)):
         assert choose([1, 2**64], [0, 10**9], rate, ScriptedSource([word])) == 0
         assert choose([2**64, 1], [10**9, 0], rate, ScriptedSource([word or 1, *[1] * 60])) == 1
 
 
 def test_choose_accepts_a_million_pieces() -> None:
-    """10^6 pieces are chosen from by floats alone, and the rare ambiguous word by rigorous bounds with the same answer."""
+    """10^6 pieces are chosen from by floats alone, and the rare ambiguous word by rigorous bounds
+    with the same answer.
+    """
     n = 10**5
     lengths, costs = [3] * n, [abs(i - n // 2) for i in range(n)]
     word = int(0.3 * 2**64)
     fast = choose(lengths, costs, F(1, 1000), ScriptedSource([word]))
-    assert samplers._choose_exactly(lengths, costs, F(1, 1000), word, ScriptedSource([12345])) == fast
+    assert (
+        samplers._choose_exactly(lengths, costs, F(1, 1000), word, ScriptedSource([12345])) == fast
+    )
     assert fast == pytest.approx(n // 2 + 1000 * math.log(0.6), abs=2)
     assert 0 <= choose([1] * 10**6, [0] * 10**6, F(1), SOURCE) < 10**6
 
@@ -372,7 +424,9 @@ def test_numpy_integers_do_not_overflow() -> None:
 
 @pytest.mark.parametrize("bits", [64, 96, 300])
 def test_exp_bounds_hold_and_are_tight(bits: int) -> None:
-    """lo <= exp(-x) 2^bits <= hi and hi - lo <= 2, for arguments from 10^-12 to beyond the precision."""
+    """lo <= exp(-x) 2^bits <= hi and hi - lo <= 2, for arguments from 10^-12 to beyond the
+    precision.
+    """
     random = np.random.default_rng(7)
     with localcontext(prec=150):
         for _ in range(300):
@@ -408,7 +462,9 @@ def test_pieces_are_found_or_left_open() -> None:
 
 
 def test_every_enumerated_word_agrees_with_its_bounds() -> None:
-    """Of all 2^12 prefixes each is given its piece by exact rational comparison, or is left open next to a cut only."""
+    """Of all 2^12 prefixes each is given its piece by exact rational comparison, or is left open
+    next to a cut only.
+    """
     weights = [5, 1, 11, 2]
     cuts, ends = Cuts([(w, w) for w in weights]), [F(sum(weights[: i + 1]), 19) for i in range(4)]
     for u in range(2**12):
@@ -423,7 +479,9 @@ def test_every_enumerated_word_agrees_with_its_bounds() -> None:
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("size", [0, 1, samplers.CHUNK, samplers.CHUNK + 1])
 def test_any_size_is_filled(law: str, size: int) -> None:
-    """Empty, single and chunk-crossing sizes give int64 arrays of that length, for narrow and wide noise."""
+    """Empty, single and chunk-crossing sizes give int64 arrays of that length, for narrow and wide
+    noise.
+    """
     for scale in (F(2), F(10**5)):
         drawn = LAWS[law][0](scale, size, SOURCE)
         assert drawn.shape == (size,)
@@ -445,11 +503,15 @@ def test_scales_out_of_range_are_refused(draw: Sampler, scale: Fraction) -> None
         draw(scale, 1, SOURCE)
 
 
-@pytest.mark.parametrize("scale", [1.0, float("nan"), float("inf"), "1", None, True, Decimal(1), np.int64(3)], ids=repr)
+@pytest.mark.parametrize(
+    "scale", [1.0, float("nan"), float("inf"), "1", None, True, Decimal(1), np.int64(3)], ids=repr
+)
 @pytest.mark.parametrize("draw", [geometric, discrete_laplace, discrete_gaussian])
 def test_scales_that_are_not_exact_are_refused(draw: Sampler, scale: Any) -> None:
     """Floats, NaN, strings and other types are refused: only Fraction and int say what they mean."""
-    with pytest.raises(InvalidAmount, match="must be an exact number, a Fraction or an int, not the"):
+    with pytest.raises(
+        InvalidAmount, match="must be an exact number, a Fraction or an int, not the"
+    ):
         draw(scale, 1, SOURCE)
 
 
@@ -483,7 +545,9 @@ def test_other_parameters_are_checked() -> None:
         ([1], [0], 0.5, "a rate must be an exact number"),
     ],
 )
-def test_choose_refuses_what_it_cannot_weigh(lengths: Any, costs: Any, rate: Any, text: str) -> None:
+def test_choose_refuses_what_it_cannot_weigh(
+    lengths: Any, costs: Any, rate: Any, text: str
+) -> None:
     """Empty, unequal, negative, too large or inexact arguments are refused in words."""
     with pytest.raises(InvalidAmount, match=text):
         choose(lengths, costs, rate, SOURCE)
@@ -493,7 +557,9 @@ def test_choose_refuses_what_it_cannot_weigh(lengths: Any, costs: Any, rate: Any
 
 
 def test_choose_rows_cuts_are_exact() -> None:
-    """The first word next to the cut between two labels is resolved exactly, on both sides; other rows by their word."""
+    """The first word next to the cut between two labels is resolved exactly, on both sides; other
+    rows by their word.
+    """
     rate, costs = F(1, 3), np.array([[0, 5]])
     low, high = exp_bounds(F(5, 3), 200)
     cut = F(1 << 200, (1 << 200) + low)  # label 0 has probability 1 / (1 + exp(-5/3))
@@ -525,8 +591,15 @@ def test_choose_rows_takes_no_rows_and_large_costs() -> None:
     """Nothing to choose, one alternative, weights that vanish."""
     assert samplers.choose_rows(np.zeros((0, 2), np.int64), F(1), SOURCE).tolist() == []
     assert samplers.choose_rows(np.full((3, 1), 5), F(1), SOURCE).tolist() == [0, 0, 0]
-    assert samplers.choose_rows(np.array([[2**52, 0]] * 50), F(2**1000), SOURCE).tolist() == [1] * 50
-    for wrong in (np.zeros((2, 0), np.int64), np.zeros((2, 2)), np.array([[-1, 0]]), np.zeros(3, np.int64)):
+    assert (
+        samplers.choose_rows(np.array([[2**52, 0]] * 50), F(2**1000), SOURCE).tolist() == [1] * 50
+    )
+    for wrong in (
+        np.zeros((2, 0), np.int64),
+        np.zeros((2, 2)),
+        np.array([[-1, 0]]),
+        np.zeros(3, np.int64),
+    ):
         with pytest.raises(InvalidAmount):
             samplers.choose_rows(wrong, F(1), SOURCE)
     with pytest.raises(InvalidAmount):
@@ -535,14 +608,20 @@ def test_choose_rows_takes_no_rows_and_large_costs() -> None:
 
 @pytest.mark.parametrize("costs", [[0], [0, 0, 3], [5, 0, 2, 1], [0, 10**6]])
 def test_permute_and_flip_has_the_stated_distribution(costs: list[int]) -> None:
-    """Frequencies against the law's integral; a rate ten percent off is noticed where there is anything to notice."""
+    """Frequencies against the law's integral; a rate ten percent off is noticed where there is
+    anything to notice.
+    """
     rate, draws = F(1, 3), 40_000
     drawn = [samplers.permute_and_flip(np.array(costs), rate, SystemSource()) for _ in range(draws)]
     counts = np.bincount(drawn, minlength=len(costs))
 
     def p(claimed: Fraction) -> float:
         law = np.array(list(exact_divergence.permute_and_flip(costs, claimed).values())) * draws
-        return float(stats.chisquare(counts[law > 1], law[law > 1] / law[law > 1].sum() * counts[law > 1].sum()).pvalue)
+        return float(
+            stats.chisquare(
+                counts[law > 1], law[law > 1] / law[law > 1].sum() * counts[law > 1].sum()
+            ).pvalue
+        )
 
     assert len(costs) == 1 or max(costs) > 5 or p(rate) > ALARM
     assert len(costs) < 4 or p(rate * F(4, 5)) < ALARM
@@ -551,7 +630,9 @@ def test_permute_and_flip_has_the_stated_distribution(costs: list[int]) -> None:
 
 @pytest.mark.parametrize("rate", [F(7, 3), F(22, 7), F(1, 1000)], ids=str)
 def test_permute_and_flip_cuts_are_exact(rate: Fraction) -> None:
-    """The coin's cut lies within 2^-108 of exp(-rate cost); the last word then chooses the second of two that are kept."""
+    """The coin's cut lies within 2^-108 of exp(-rate cost); the last word then chooses the second
+    of two that are kept.
+    """
     with localcontext(prec=80):
         exact = int(exp(3 * rate) * 2**128)
     for u, index in ((exact - 2**20, 1), (exact + 2**20, 0)):
@@ -570,7 +651,11 @@ def test_permute_and_flip_refuses_what_it_cannot_weigh(costs: Any) -> None:
 def test_uniform_numbers_are_uniform(n: int) -> None:
     """Chi-square, and the words that would favour small numbers are drawn again."""
     drawn = samplers.uniform(n, 50_000, SOURCE)
-    assert stats.chisquare(np.bincount(drawn, minlength=n)).pvalue > ALARM if n > 1 else not drawn.any()
+    assert (
+        stats.chisquare(np.bincount(drawn, minlength=n)).pvalue > ALARM
+        if n > 1
+        else not drawn.any()
+    )
 
 
 def test_uniform_draws_biased_words_again() -> None:
@@ -583,7 +668,9 @@ def test_uniform_draws_biased_words_again() -> None:
 
 
 def test_choose_takes_arrays_as_they_are() -> None:
-    """Arrays and lists of the same numbers give the same piece, lengths above 2^63 and Python integers included."""
+    """Arrays and lists of the same numbers give the same piece, lengths above 2^63 and Python
+    integers included.
+    """
     lengths, costs = [2**63 + 5, 1, 2**64 - 1], [3, 0, 9]
     for word in (0, 2**62, 2**63 + 12345, 2**64 - 1):
         again = [ScriptedSource([word, *range(60)]) for _ in range(2)]

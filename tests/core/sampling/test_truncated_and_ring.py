@@ -27,7 +27,13 @@ def neighbours(circle: np.ndarray) -> frozenset[frozenset[int]]:
 
 @pytest.mark.parametrize(
     ("scale", "radius"),
-    [(Fraction(3, 2), 1), (Fraction(2), 5), (Fraction(30), 70), (Fraction(21, 2), 10), (Fraction(2**49), 3)],
+    [
+        (Fraction(3, 2), 1),
+        (Fraction(2), 5),
+        (Fraction(30), 70),
+        (Fraction(21, 2), 10),
+        (Fraction(2**49), 3),
+    ],
 )
 def test_truncated_noise_has_its_law(scale: Fraction, radius: int) -> None:
     """Chi-square against the law; a scale twenty percent off is noticed."""
@@ -36,7 +42,11 @@ def test_truncated_noise_has_its_law(scale: Fraction, radius: int) -> None:
 
     def p(claimed: Fraction) -> float:
         law = exact_divergence.truncated_laplace(claimed, radius)
-        return float(stats.chisquare([drawn[x] for x in law], [200_000 * mass for mass in law.values()]).pvalue)
+        return float(
+            stats.chisquare(
+                [drawn[x] for x in law], [200_000 * mass for mass in law.values()]
+            ).pvalue
+        )
 
     assert p(scale) > ALARM
     assert radius < 5 or p(scale * Fraction(4, 5)) < ALARM
@@ -49,7 +59,11 @@ def test_every_circle_is_equally_likely(n: int, count: int) -> None:
     assert len(law) == count
     assert list(law.values()) == pytest.approx([1 / count] * count)
     drawn = Counter(neighbours(ring(n, SystemSource())) for _ in range(400 * count))
-    assert stats.chisquare([drawn[x] for x in law]).pvalue > ALARM if count > 1 else set(drawn) == set(law)
+    assert (
+        stats.chisquare([drawn[x] for x in law]).pvalue > ALARM
+        if count > 1
+        else set(drawn) == set(law)
+    )
 
 
 def test_equal_words_are_drawn_again() -> None:
@@ -61,13 +75,18 @@ def test_equal_words_are_drawn_again() -> None:
 
 @pytest.mark.parametrize("n", [3, 10, 2**61 - 1])
 def test_uniform_numbers_have_no_modulo_bias(n: int) -> None:
-    """Words from the last whole multiple of n on are drawn again; the word before it is the largest number."""
+    """Words from the last whole multiple of n on are drawn again; the word before it is the largest
+    number.
+    """
     top = 2**64 // n * n
     assert samplers._uniform(n, 2, ScriptedSource([top, top - 1, n])).tolist() == [0, n - 1]
 
 
 def test_sizes_and_radii_are_checked() -> None:
     """Negative sizes and radii are refused."""
-    for draw in (lambda: ring(-1, SystemSource()), lambda: truncated_laplace(Fraction(1), -1, 1, SystemSource())):
+    for draw in (
+        lambda: ring(-1, SystemSource()),
+        lambda: truncated_laplace(Fraction(1), -1, 1, SystemSource()),
+    ):
         with pytest.raises(InvalidAmount):
             draw()

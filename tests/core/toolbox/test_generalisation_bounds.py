@@ -87,7 +87,11 @@ def test_beta_and_failures_are_checked() -> None:
 
 def test_other_sizes_are_the_papers() -> None:
     """Splitting, corrected values in the description length, and the tight calibration."""
-    assert [splitting_groups(promise(k)) for k in (10, 1_000, 100_000)] == [5_920, 1_047_000, 150_200_000]
+    assert [splitting_groups(promise(k)) for k in (10, 1_000, 100_000)] == [
+        5_920,
+        1_047_000,
+        150_200_000,
+    ]
     assert description_length_groups(promise(1_000), 10**6) == 17_972
     assert description_length_groups(promise(10, rho=0.24, alpha=0.2), 10**6) == 2_569
     assert tight_groups(promise(1_000)).groups == 823_221
@@ -95,9 +99,16 @@ def test_other_sizes_are_the_papers() -> None:
 
 
 def test_the_tight_threshold_needs_its_groups() -> None:
-    """It exists at the planned size and a little for rounding, not below; it lies between the two rates."""
+    """It exists at the planned size and a little for rounding, not below; it lies between the two
+    rates.
+    """
     plan = tight_groups(promise(1_000))
-    threshold = tight_threshold(promise(1_000), plan.epsilon, plan.delta, plan.each, plan.groups + 300)
+    threshold = tight_threshold(
+        promise(1_000), plan.epsilon, plan.delta, plan.each, plan.groups + 300
+    )
     assert threshold is not None and 0.1 < threshold < 0.2
-    assert tight_threshold(promise(1_000), plan.epsilon, plan.delta, plan.each, plan.groups - 100) is None
+    assert (
+        tight_threshold(promise(1_000), plan.epsilon, plan.delta, plan.each, plan.groups - 100)
+        is None
+    )
     assert tight_threshold(promise(1_000), 1.0, plan.delta, plan.each, 10**12) is None

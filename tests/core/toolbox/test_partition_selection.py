@@ -1,4 +1,6 @@
-"""When a private key may be shown: both thresholds, exactly, and what they cost against the optimum."""
+"""When a private key may be shown: both thresholds, exactly, and what they cost against the
+optimum.
+"""
 
 from __future__ import annotations
 
@@ -42,8 +44,12 @@ def _shown(count: int, scale: Fraction, bound: int) -> dict[int, float]:
 @pytest.mark.parametrize("most", [1, 2, 5])
 @pytest.mark.parametrize("failure", [Fraction(1, 50), Fraction(1, 10**6)])
 @pytest.mark.parametrize("scale", [Fraction(1, 2), Fraction(3), Fraction(17)])
-def test_truncated_noise_hides_a_key_and_one_step_less_does_not(scale: Fraction, failure: Fraction, most: int) -> None:
-    """All counts that differ by at most ``most`` stay within (d/scale, failure), and the bound below exceeds it."""
+def test_truncated_noise_hides_a_key_and_one_step_less_does_not(
+    scale: Fraction, failure: Fraction, most: int
+) -> None:
+    """All counts that differ by at most ``most`` stay within (d/scale, failure), and the bound
+    below exceeds it.
+    """
     bound = truncation(scale, most, failure)
 
     def worst(k: int) -> float:
@@ -51,7 +57,9 @@ def test_truncated_noise_hides_a_key_and_one_step_less_does_not(scale: Fraction,
         for count in {0, 1, k, 2 * k + 1}:
             for away in range(1, most + 1):
                 laws = _shown(count, scale, k), _shown(count + away, scale, k)
-                found = max(found, exact_divergence.divergence(*laws, float(Fraction(away) / scale)))
+                found = max(
+                    found, exact_divergence.divergence(*laws, float(Fraction(away) / scale))
+                )
         return found
 
     assert worst(bound) <= float(failure) * (1 + 1e-9) + 1e-13
@@ -62,13 +70,21 @@ def test_truncated_noise_hides_a_key_and_one_step_less_does_not(scale: Fraction,
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 3.0])
 @pytest.mark.parametrize("delta", [1e-2, 1e-5])
 def test_one_unit_a_key_is_the_optimal_selection(epsilon: float, delta: float) -> None:
-    """Between the optimal probability of a count (Desfontaines et al. 2022, Theorem 1) and that of two units less."""
+    """Between the optimal probability of a count (Desfontaines et al. 2022, Theorem 1) and that of
+    two units less.
+    """
     scale = 1 / Fraction(epsilon)
     bound = truncation(scale, 1, Fraction(delta))
     optimal = [0.0, 0.0, 0.0]
     for count in range(1, 2 * bound + 2):
         before = optimal[-1]
-        optimal.append(min(math.exp(epsilon) * before + delta, 1 - math.exp(-epsilon) * (1 - before - delta), 1.0))
+        optimal.append(
+            min(
+                math.exp(epsilon) * before + delta,
+                1 - math.exp(-epsilon) * (1 - before - delta),
+                1.0,
+            )
+        )
         ours = 1 - _shown(count, scale, bound).get(0, 0.0)
         assert optimal[-3] - 1e-12 <= ours <= optimal[-1] + 1e-12
 
@@ -97,12 +113,16 @@ def _table(groups: int) -> Table:
 
 
 def test_the_rule_with_the_lowest_threshold_is_taken() -> None:
-    """Truncated Laplace noise for one key, Gaussian for many: at 20 keys its threshold is less than half."""
+    """Truncated Laplace noise for one key, Gaussian for many: at 20 keys its threshold is less than
+    half.
+    """
     price = Fraction(1), Fraction(1, 10**6)
     assert Shown.least(_table(1), "word", 1, *price).name == "truncated Laplace"
     for groups, name in ((1, "truncated Laplace"), (2, "truncated Laplace"), (20, "Gaussian")):
         best = Shown.least(_table(groups), "word", 1, *price)
-        forms = [Shown.least(_table(groups), "word", 1, *price, law) for law in ("laplace", "gaussian")]
+        forms = [
+            Shown.least(_table(groups), "word", 1, *price, law) for law in ("laplace", "gaussian")
+        ]
         assert best.name == name
         assert best.threshold == min(form.threshold for form in forms)
         assert best.event == Approximate(*price)
@@ -112,4 +132,6 @@ def test_the_rule_with_the_lowest_threshold_is_taken() -> None:
 
 def test_a_price_too_small_for_gaussian_noise_takes_another() -> None:
     """Where no rho is known for epsilon and delta, auto is Laplace noise."""
-    assert "Laplace" in Shown.least(_table(20), "word", 1, Fraction(1, 10**9), Fraction(1, 10**6)).name
+    assert (
+        "Laplace" in Shown.least(_table(20), "word", 1, Fraction(1, 10**9), Fraction(1, 10**6)).name
+    )

@@ -23,19 +23,35 @@ HALF = Fraction(1, 2)
 def law(y: tuple[int, ...], n: int, p: Fraction, rate: Fraction) -> dict[int, float]:
     """Brute force, straight from the definition."""
     a, b, m = p.numerator, p.denominator, len(y)
-    costs = [max(b * sum(x < v for x in y) - a * m, b * sum(x > v for x in y) - (b - a) * m) for v in range(n)]
+    costs = [
+        max(b * sum(x < v for x in y) - a * m, b * sum(x > v for x in y) - (b - a) * m)
+        for v in range(n)
+    ]
     weights = [math.exp(-float(rate) * c) for c in costs]
     return {v: w / sum(weights) for v, w in enumerate(weights)}
 
 
 def drawn(y: tuple[int, ...], n: int, p: Fraction, rate: Fraction) -> dict[int, float]:
     """The exact law of the code, by enumerating its random choices."""
-    return outputs(lambda source: draw_quantile(np.array(y, np.int64), 0, n - 1, p, rate, source), tail=1e-12)
+    return outputs(
+        lambda source: draw_quantile(np.array(y, np.int64), 0, n - 1, p, rate, source), tail=1e-12
+    )
 
 
 def test_the_papers_table() -> None:
     """T = {0..9}, y = [2, 3, 3, 7, 8], epsilon 1."""
-    wanted = [0.046185, 0.046185, 0.076145, 0.206985, 0.125543, 0.125543, 0.125543, 0.125543, 0.076145, 0.046185]
+    wanted = [
+        0.046185,
+        0.046185,
+        0.076145,
+        0.206985,
+        0.125543,
+        0.125543,
+        0.125543,
+        0.125543,
+        0.076145,
+        0.046185,
+    ]
     found = drawn((3, 8, 2, 7, 3), 10, HALF, rate_for(Fraction(1), HALF, 1))
     assert [found[v] for v in range(10)] == pytest.approx(wanted, abs=1e-6)
 
@@ -56,14 +72,20 @@ def test_the_law_is_the_definition(margin: int, monkeypatch: pytest.MonkeyPatch)
             assert all(found.get(v, 0) == pytest.approx(w, abs=1e-9) for v, w in wanted.items())
         else:  # rejections make the tree of choices infinite: compare frequencies
             source = SystemSource()
-            counts = Counter(draw_quantile(np.array(y, np.int64), 0, n - 1, p, rate, source) for _ in range(2000))
+            counts = Counter(
+                draw_quantile(np.array(y, np.int64), 0, n - 1, p, rate, source) for _ in range(2000)
+            )
             chi2 = sum((counts[v] - 2000 * w) ** 2 / (2000 * w + 1) for v, w in wanted.items())
             assert chi2 < stats.chi2.isf(1e-15, n)
 
 
-@pytest.mark.parametrize(("n", "m", "epsilon", "worst"), [(4, 3, 1, 0.68546), (5, 3, 0.5, 0.38420), (4, 4, 2, 1.84249)])
+@pytest.mark.parametrize(
+    ("n", "m", "epsilon", "worst"), [(4, 3, 1, 0.68546), (5, 3, 0.5, 0.38420), (4, 4, 2, 1.84249)]
+)
 def test_claim_by_enumeration(n: int, m: int, epsilon: float, worst: float) -> None:
-    """All data sets, all replacements of one value: the log ratio's maximum, and its range, are the paper's."""
+    """All data sets, all replacements of one value: the log ratio's maximum, and its range, are the
+    paper's.
+    """
     rate = rate_for(Fraction(epsilon), HALF, 1)
     laws = {y: law(y, n, HALF, rate) for y in product(range(n), repeat=m)}
     ratios, widest = 0.0, 0.0
@@ -77,7 +99,9 @@ def test_claim_by_enumeration(n: int, m: int, epsilon: float, worst: float) -> N
 
 
 def test_accuracy_at_the_papers_size() -> None:
-    """At m = 4 ln(N/beta)/(epsilon alpha) values an answer outside the interval has probability at most beta, exactly."""
+    """At m = 4 ln(N/beta)/(epsilon alpha) values an answer outside the interval has probability at
+    most beta, exactly.
+    """
     n, epsilon, alpha, beta = 200, 0.5, 0.25, 0.05
     m = math.ceil(4 * math.log(n / beta) / (epsilon * alpha))
     rate = rate_for(Fraction(epsilon), HALF, 1)
@@ -99,7 +123,9 @@ def test_accuracy_at_the_papers_size() -> None:
 
 
 def test_edges() -> None:
-    """One key, no values, a range of 2^64 keys, all values equal, a price of almost nothing and of very much."""
+    """One key, no values, a range of 2^64 keys, all values equal, a price of almost nothing and of
+    very much.
+    """
     source, none = StreamSource(1), np.zeros(0, np.int64)
     rate = rate_for(Fraction(1), HALF, 1)
     assert draw_quantile(np.array([5]), 5, 5, HALF, rate, source) == 5
@@ -110,7 +136,10 @@ def test_edges() -> None:
     assert draw_quantile(np.full(1000, 2**63 - 1), *wide, HALF, rate, source) == 2**63 - 1
     assert draw_quantile(np.arange(1001), *wide, HALF, Fraction(10**6), source) == 500
     assert draw_quantile(np.arange(1001), *wide, Fraction(1, 10), Fraction(10**6), source) == 100
-    tiny = [draw_quantile(np.zeros(3, np.int64), *wide, HALF, Fraction(1, 10**12), source) for _ in range(8)]
+    tiny = [
+        draw_quantile(np.zeros(3, np.int64), *wide, HALF, Fraction(1, 10**12), source)
+        for _ in range(8)
+    ]
     assert len(set(tiny)) == 8
 
 
@@ -120,7 +149,9 @@ def test_many_values_are_drawn_as_few_are(monkeypatch: pytest.MonkeyPatch) -> No
     rate = rate_for(Fraction(1, 2), HALF, 1)
 
     def run() -> list[int]:
-        return [draw_quantile(y, -(2**62), 2**62, HALF, rate, StreamSource(seed)) for seed in range(40)]
+        return [
+            draw_quantile(y, -(2**62), 2**62, HALF, rate, StreamSource(seed)) for seed in range(40)
+        ]
 
     whole = run()
     monkeypatch.setattr(quantiles, "SMALL", 0)
@@ -129,7 +160,9 @@ def test_many_values_are_drawn_as_few_are(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_two_changed_values_need_twice_the_noise() -> None:
-    """Under replace-unit two groups may change: the price for changed=2 holds, the one for changed=1 would not."""
+    """Under replace-unit two groups may change: the price for changed=2 holds, the one for
+    changed=1 would not.
+    """
 
     def worst(changed: int) -> float:
         rate = rate_for(Fraction(1), HALF, changed)

@@ -41,14 +41,20 @@ def test_sizes_and_round_trips(given: dict[str, object], size: int) -> None:
 
 
 def test_logs_of_sizes_are_the_papers() -> None:
-    assert math.log(PARSE.validate_python({"kind": "float32"}).size) == pytest.approx(22.2, abs=0.05)
-    assert math.log(PARSE.validate_python({"kind": "float64"}).size) == pytest.approx(44.4, abs=0.05)
+    assert math.log(PARSE.validate_python({"kind": "float32"}).size) == pytest.approx(
+        22.2, abs=0.05
+    )
+    assert math.log(PARSE.validate_python({"kind": "float64"}).size) == pytest.approx(
+        44.4, abs=0.05
+    )
 
 
 def test_nearest_elements() -> None:
     """Ties go down; small values of a logarithmic grid go to 0 or to the smallest element."""
     grid = Grid(lower=0, upper=1, step="0.1")
-    assert [round(grid.value(k), 9) for k in grid.keys(np.array([0.04, 0.06, 0.25, 0.26, -3, 7]))] == [
+    assert [
+        round(grid.value(k), 9) for k in grid.keys(np.array([0.04, 0.06, 0.25, 0.26, -3, 7]))
+    ] == [
         0,
         0.1,
         0.2,
@@ -57,12 +63,18 @@ def test_nearest_elements() -> None:
         1,
     ]
     log = PARSE.validate_python(KINDS[2][0])
-    found = [log.value(k) for k in log.keys(np.array([0.004, 0.006, -0.006, 0.5, 2, 2000, -2000, 0]))]
+    found = [
+        log.value(k) for k in log.keys(np.array([0.004, 0.006, -0.006, 0.5, 2, 2000, -2000, 0]))
+    ]
     assert found == pytest.approx([0, 0.01, -0.01, 1, 1, 100, -100, 0])
     listed = PARSE.validate_python(KINDS[4][0])
     assert listed.keys(np.array([0.16, 0.5, 0.9])).tolist() == [0, 1, 3]
     floats = PARSE.validate_python({"kind": "float64"})
-    assert [floats.value(k) for k in floats.keys(np.array([-0.0, 5e-324, -1.5]))] == [0, 5e-324, -1.5]
+    assert [floats.value(k) for k in floats.keys(np.array([-0.0, 5e-324, -1.5]))] == [
+        0,
+        5e-324,
+        -1.5,
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""A schedule is forecast with the ledger's own arithmetic: dates, counts, what is paid already, which noise fits."""
+"""A schedule is forecast with the ledger's own arithmetic: dates, counts, what is paid already,
+which noise fits.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,16 @@ from dpflow.core.accounting.privacy_filters import Cost, Filter, make_filter
 from dpflow.core.contract.declaration import load_table
 from dpflow.engine import Occasion, make_plan, release
 from dpflow.engine.planning.report import describe
-from dpflow.engine.planning.simulate import Ask, Forecast, Job, Run, Task, file_job, forecast, release_files
+from dpflow.engine.planning.simulate import (
+    Ask,
+    Forecast,
+    Job,
+    Run,
+    Task,
+    file_job,
+    forecast,
+    release_files,
+)
 from dpflow.engine.planning.solve import compare, on_grid, rounded_down, rounds, solve, total
 from dpflow.engine.releases.request import parse_request
 from dpflow.errors import BudgetExceeded, InvalidInput, PlanRefused, UnknownName
@@ -37,12 +48,19 @@ def registry() -> Registry:
 
 
 def job(
-    tiny: Tiny, *epsilons: str, name: str = "daily", step: dt.timedelta = DAY, moving: bool = False, **changes: Any
+    tiny: Tiny,
+    *epsilons: str,
+    name: str = "daily",
+    step: dt.timedelta = DAY,
+    moving: bool = False,
+    **changes: Any,
 ) -> Job:
     """A DAG without end: one count per epsilon and run, on one block or on that of its day."""
     content = {"mechanism": "count", "table": "visits.yml", "scope": "visits"} | changes
     requests = [
-        parse_request(content | {"name": f"{name} {n}", "params": {"epsilon": epsilon}}, tiny.folder)
+        parse_request(
+            content | {"name": f"{name} {n}", "params": {"epsilon": epsilon}}, tiny.folder
+        )
         for n, epsilon in enumerate(epsilons)
     ]
 
@@ -65,10 +83,21 @@ def granted(
     return {scope: Scope(scope, rule, table.protected, True)}
 
 
-def test_a_scope_is_exhausted_on_the_day_of_its_first_refusal(tiny: Tiny, registry: Registry) -> None:
-    """0.3 + 0.05 a day: two days fit into 1, the third is refused; epsilon 0.1 fits ten times to the unit."""
-    seen = forecast([job(tiny, "0.3", "0.05")], registry, None, supposed=granted(tiny)).outlooks["visits"]
-    assert (seen.runs, seen.refused, seen.block, seen.last) == (2, START + 2 * DAY, "2020-01-01", START + DAY)
+def test_a_scope_is_exhausted_on_the_day_of_its_first_refusal(
+    tiny: Tiny, registry: Registry
+) -> None:
+    """0.3 + 0.05 a day: two days fit into 1, the third is refused; epsilon 0.1 fits ten times to
+    the unit.
+    """
+    seen = forecast([job(tiny, "0.3", "0.05")], registry, None, supposed=granted(tiny)).outlooks[
+        "visits"
+    ]
+    assert (seen.runs, seen.refused, seen.block, seen.last) == (
+        2,
+        START + 2 * DAY,
+        "2020-01-01",
+        START + DAY,
+    )
     assert [used for _, used in seen.burn] == [0.35, 0.7, 1.0]
     ten = forecast([job(tiny, "0.1")], registry, None, supposed=granted(tiny)).outlooks["visits"]
     assert (ten.runs, ten.refused) == (10, START + 10 * DAY)
@@ -77,14 +106,18 @@ def test_a_scope_is_exhausted_on_the_day_of_its_first_refusal(tiny: Tiny, regist
 def test_a_budget_per_block_lasts_while_the_blocks_move(tiny: Tiny, registry: Registry) -> None:
     """Each day pays its own account: nothing runs out until the forecast ends."""
     until = START + 40 * DAY
-    found = forecast([job(tiny, "0.7", moving=True)], registry, None, supposed=granted(tiny), until=until)
+    found = forecast(
+        [job(tiny, "0.7", moving=True)], registry, None, supposed=granted(tiny), until=until
+    )
     seen = found.outlooks["visits"]
     assert (seen.runs, seen.refused, found.until) == (41, None, until)
     assert {used for _, used in seen.burn} == {0.7}
 
 
 def test_schedules_are_merged_by_date(tiny: Tiny, registry: Registry) -> None:
-    """A weekly and a daily job share a scope: 0.02 a day and 0.3 a week, the first refusal is the weekly one."""
+    """A weekly and a daily job share a scope: 0.02 a day and 0.3 a week, the first refusal is the
+    weekly one.
+    """
     jobs = [job(tiny, "0.02"), job(tiny, "0.3", name="weekly", step=7 * DAY)]
     seen = forecast(jobs, registry, None, supposed=granted(tiny)).outlooks["visits"]
     spent, day = F(0), 0
@@ -97,7 +130,9 @@ def test_schedules_are_merged_by_date(tiny: Tiny, registry: Registry) -> None:
 
 
 def test_the_forecast_is_what_the_ledger_does(tiny: Tiny, registry: Registry) -> None:
-    """Releasing the schedule for real is refused in the run that was forecast; what was paid counts as paid."""
+    """Releasing the schedule for real is refused in the run that was forecast; what was paid counts
+    as paid.
+    """
     ledger, daily = Ledger(tiny.ledger), job(tiny, "0.2", "0.13")
     before = forecast([daily], registry, ledger).outlooks["visits"]
     assert ledger.remaining("visits").rows()[0]["used"] == 0, "a forecast charges nothing"
@@ -135,13 +170,17 @@ def test_a_session_is_paid_once(tiny: Tiny, registry: Registry) -> None:
     assert seen.outlooks["visits"].burn[-1][1] == 0.6
     ledger = Ledger(tiny.ledger)
     request, blocks, _ = gate.tasks[0].asks(Run(START, ""))[0]
-    Session.open(make_plan(request.model_copy(update={"blocks": blocks}), registry), ledger, registry)
+    Session.open(
+        make_plan(request.model_copy(update={"blocks": blocks}), registry), ledger, registry
+    )
     again = forecast([gate], registry, ledger, until=START + 9 * DAY)
     assert len(again.opened) == 1 and again.outlooks["visits"].burn[-1][1] == 0.6
 
 
 def test_release_files_are_jobs(tiny: Tiny, registry: Registry) -> None:
-    """Once, or a new revision each time; a file that was released already is paid; other YAML is no release."""
+    """Once, or a new revision each time; a file that was released already is paid; other YAML is no
+    release.
+    """
     ledger, file = Ledger(tiny.ledger), tiny.file()
     assert [f.name for f in release_files(tiny.folder)] == ["release.yml"]
     (tiny.folder / "broken.yml").write_text("mechanism: [")
@@ -167,16 +206,32 @@ def test_a_scope_for_something_else_is_refused(tiny: Tiny, registry: Registry) -
 
 
 def test_a_fixed_schedule_is_reported_not_enforced(tiny: Tiny, registry: Registry) -> None:
-    """100 releases of 0.01 fill a basic grant; fixed in advance they cost far less, which is said and changes nothing."""
+    """100 releases of 0.01 fill a basic grant; fixed in advance they cost far less, which is said
+    and changes nothing.
+    """
     grants = granted(tiny, "1", "1e-6")
     (scope,) = describe(forecast([job(tiny, "0.01")], registry, None, supposed=grants))["scopes"]
     seen = scope["fixed_schedule"]
-    assert (scope["rounds_that_fit"], scope["runs"], seen["releases"], seen["delta"]) == (100, 100, 100, "0.000001")
-    assert optimal_eps(0.01, 1e-6, 100) <= seen["epsilon"] < optimal_eps(0.01, 1e-6, 100) + 2e-6 < 0.5
+    assert (scope["rounds_that_fit"], scope["runs"], seen["releases"], seen["delta"]) == (
+        100,
+        100,
+        100,
+        "0.000001",
+    )
+    assert (
+        optimal_eps(0.01, 1e-6, 100) <= seen["epsilon"] < optimal_eps(0.01, 1e-6, 100) + 2e-6 < 0.5
+    )
     assert "a report for a schedule fixed in advance, not a filter" in seen["report"]
-    moving = forecast([job(tiny, "0.7", moving=True)], registry, None, supposed=grants, until=START + 9 * DAY)
-    assert moving.outlooks["visits"].charged == ((DiscreteLaplace(F(20, 7), 2), 1),), "one day's account"
-    for nothing in (granted(tiny), granted(tiny, "0.001", "1e-6")):  # no delta to report at; nothing charged
+    moving = forecast(
+        [job(tiny, "0.7", moving=True)], registry, None, supposed=grants, until=START + 9 * DAY
+    )
+    assert moving.outlooks["visits"].charged == ((DiscreteLaplace(F(20, 7), 2), 1),), (
+        "one day's account"
+    )
+    for nothing in (
+        granted(tiny),
+        granted(tiny, "0.001", "1e-6"),
+    ):  # no delta to report at; nothing charged
         found = describe(forecast([job(tiny, "0.01")], registry, None, supposed=nothing))
         assert found["scopes"][0]["fixed_schedule"] is None
 
@@ -196,13 +251,18 @@ def test_rounds_are_counted_as_the_ledger_would() -> None:
 
 
 def test_the_cheaper_filter_comes_first() -> None:
-    """Many small releases: renyi. Few: basic. Gaussian noise: never basic, with the reason. Own deltas: delta is divided."""
+    """Many small releases: renyi. Few: basic. Gaussian noise: never basic, with the reason. Own
+    deltas: delta is divided.
+    """
     small = compare(F(1), F(1, 10**6), [], [DiscreteLaplace(F(100))])
     assert [(c.name, c.rounds) for c in small] == [("renyi", 490), ("hybrid", 354), ("basic", 100)]
     assert [(c.name, c.rounds) for c in compare(F(1), F(0), [], [Pure(F(1, 2))])][0] == ("basic", 2)
     gaussian = {c.name: c for c in compare(F(1), F(1, 10**6), [], [DiscreteGaussian(F(2500))])}
     assert gaussian["renyi"].rounds == 121 and "no epsilon of its own" in gaussian["basic"].reason
-    assert "needs delta > 0" in {c.name: c for c in compare(F(1), F(0), [], [Pure(F(1, 2))])}["renyi"].reason
+    assert (
+        "needs delta > 0"
+        in {c.name: c for c in compare(F(1), F(0), [], [Pure(F(1, 2))])}["renyi"].reason
+    )
     own = {c.name: c for c in compare(F(1), F(1, 10**6), [], [Approximate(F(1, 100), F(1, 10**9))])}
     share = own["renyi"].tail_share
     assert share is not None and 0 < share < 1
@@ -219,14 +279,18 @@ def lines(tiny: Tiny, registry: Registry, *jobs: Job) -> Forecast:
 def test_the_solved_noise_fits_and_wastes_little(
     tiny: Tiny, registry: Registry, name: str, delta: str, runs: int
 ) -> None:
-    """Exactly ``runs`` runs are admitted; with every epsilon 3 % larger they are not; shares keep their ratio."""
+    """Exactly ``runs`` runs are admitted; with every epsilon 3 % larger they are not; shares keep
+    their ratio.
+    """
     found = lines(tiny, registry, job(tiny, "0.3", "0.31", "0.32")).lines
     scope = granted(tiny, "1", delta, name)
     fitted = solve(found, scope, runs, shares={"daily 0": "2", "daily 2": "1/2"})
     rule = scope["visits"].filter
 
     def fits(factor: Fraction) -> bool:
-        spent = total(rule, [(DiscreteLaplace(2 / (one.epsilon * factor), 2), runs) for one in fitted])
+        spent = total(
+            rule, [(DiscreteLaplace(2 / (one.epsilon * factor), 2), runs) for one in fitted]
+        )
         return Filter.admits(rule.capacity(), spent)
 
     assert fits(F(1)) and not fits(F(103, 100))
@@ -234,10 +298,16 @@ def test_the_solved_noise_fits_and_wastes_little(
 
 
 def test_target_errors_come_first_and_the_rest_is_shared(tiny: Tiny, registry: Registry) -> None:
-    """The smallest epsilon that reaches an error, on a grid of three digits; the others divide what is left."""
+    """The smallest epsilon that reaches an error, on a grid of three digits; the others divide what
+    is left.
+    """
     found = lines(tiny, registry, job(tiny, "0.3", "0.31")).lines
     wanted, rest = solve(found, granted(tiny), 2, errors={"daily 0": "40"})
-    assert wanted.share is None and wanted.error_bound is not None and wanted.error_bound.half_width["count"] <= 40
+    assert (
+        wanted.share is None
+        and wanted.error_bound is not None
+        and wanted.error_bound.half_width["count"] <= 40
+    )
     smaller = make_plan(
         parse_request(
             {
@@ -257,8 +327,12 @@ def test_target_errors_come_first_and_the_rest_is_shared(tiny: Tiny, registry: R
 
 
 def test_a_full_scope_does_not_hold_the_others_back(tiny: Tiny, registry: Registry) -> None:
-    """Max-min fair: the quota's release stops at its quota, the other takes the rest of the scope above."""
-    found = lines(tiny, registry, job(tiny, "0.1", scope="visits/a"), job(tiny, "0.1", name="b")).lines
+    """Max-min fair: the quota's release stops at its quota, the other takes the rest of the scope
+    above.
+    """
+    found = lines(
+        tiny, registry, job(tiny, "0.1", scope="visits/a"), job(tiny, "0.1", name="b")
+    ).lines
     both = granted(tiny, "1") | granted(tiny, "0.2", scope="visits/a")
     inside, outside = solve(found, both, 1)
     assert (inside.epsilon, outside.epsilon) == (F(1, 5), F(8, 10))
@@ -266,7 +340,9 @@ def test_a_full_scope_does_not_hold_the_others_back(tiny: Tiny, registry: Regist
 
 def test_sessions_are_counted_once_by_the_solver(tiny: Tiny, registry: Registry) -> None:
     """Ten runs, one session: 10 a + s = 1 at equal shares."""
-    found = lines(tiny, registry, job(tiny, "0.1"), job(tiny, "0.1", name="gate", mechanism="above_threshold")).lines
+    found = lines(
+        tiny, registry, job(tiny, "0.1"), job(tiny, "0.1", name="gate", mechanism="above_threshold")
+    ).lines
     each, session = solve(found, granted(tiny), 10)
     assert each.epsilon == session.epsilon == F(909, 10000)
 
@@ -277,12 +353,20 @@ def test_sessions_are_counted_once_by_the_solver(tiny: Tiny, registry: Registry)
         ({"runs": 0}, InvalidInput, "whole number from 1"),
         ({"runs": True}, InvalidInput, "whole number from 1"),
         ({"runs": 10**18}, InvalidInput, "whole number from 1"),
-        ({"runs": 10**12}, BudgetExceeded, "1000000000000 runs do not fit scope 'visits' with any noise"),
+        (
+            {"runs": 10**12},
+            BudgetExceeded,
+            "1000000000000 runs do not fit scope 'visits' with any noise",
+        ),
         ({"shares": {"daily 9": 1}}, UnknownName, "did you mean .*'daily 0'"),
         ({"shares": {"daily 0": 0}}, InvalidInput, "must be above 0"),
         ({"shares": {"daily 0": "nan"}}, InvalidInput, "share of 'daily 0'"),
         ({"errors": {"daily 0": "0"}}, InvalidInput, "must be above 0"),
-        ({"errors": {"daily 0": "1"}}, BudgetExceeded, "target errors alone do not fit scope 'visits'"),
+        (
+            {"errors": {"daily 0": "1"}},
+            BudgetExceeded,
+            "target errors alone do not fit scope 'visits'",
+        ),
     ],
 )
 def test_what_cannot_be_solved_is_said(
@@ -297,7 +381,11 @@ def test_what_cannot_be_solved_is_said(
 def test_an_error_that_depends_on_rows_cannot_be_a_target(tiny: Tiny, registry: Registry) -> None:
     """A mean reports its error with its result."""
     found = forecast(
-        [file_job(tiny.file(mechanism="mean", params={"column": "age", "epsilon": "0.5"}), START, None)],
+        [
+            file_job(
+                tiny.file(mechanism="mean", params={"column": "age", "epsilon": "0.5"}), START, None
+            )
+        ],
         registry,
         None,
         supposed=granted(tiny),

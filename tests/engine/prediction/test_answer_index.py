@@ -1,4 +1,6 @@
-"""What a session has answered: every name finds its own answer, however batches came, and nothing new is missed."""
+"""What a session has answered: every name finds its own answer, however batches came, and nothing
+new is missed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A prediction session: charged whole, asked in batches, every point answered once, whoever asks and whatever crashes."""
+"""A prediction session: charged whole, asked in batches, every point answered once, whoever asks
+and whatever crashes.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ if TYPE_CHECKING:
 
 
 class Counting(PredictionMechanism[PredictionParams]):
-    """Answers a fresh number each time, so that a second draw would be seen; counts how often it learned."""
+    """Answers a fresh number each time, so that a second draw would be seen; counts how often it
+    learned.
+    """
 
     name = "predict_counting"
     summary = citation = "test"
@@ -78,7 +82,9 @@ class World:
             def dpflow_register_mechanisms(self) -> list[Any]:
                 return [mechanism]
 
-        self.registry = Registry({**{name: import_module(name) for name in BUILT_INS}, "test": Plugin()})
+        self.registry = Registry(
+            {**{name: import_module(name) for name in BUILT_INS}, "test": Plugin()}
+        )
         self.ledger = Ledger(tiny.ledger)
 
     def plan(self, predictions: int = 10, **changes: Any) -> Any:
@@ -120,9 +126,13 @@ def test_a_known_point_costs_nothing_and_keeps_its_answer(world: World) -> None:
 
 
 def test_more_new_points_than_predictions_are_refused_before_a_draw(world: World) -> None:
-    """A refusal depends on the count of new points only; afterwards the rest can be asked, then only known points."""
+    """A refusal depends on the count of new points only; afterwards the rest can be asked, then
+    only known points.
+    """
     session = world.open(3)
-    with pytest.raises(SessionClosed, match="4 of these points have no stored answer.*3 predictions left"):
+    with pytest.raises(
+        SessionClosed, match="4 of these points have no stored answer.*3 predictions left"
+    ):
         session.predict([[age, "Oslo"] for age in (1, 2, 3, 4)])
     assert (session.left, world.mechanism.learned) == (3, 0)
     said = session.predict([[age, "Oslo"] for age in (1, 2, 3)])
@@ -144,7 +154,9 @@ def test_batches_are_transactions(world: World) -> None:
 
 
 def test_sessions_of_other_rows_share_no_models(world: World) -> None:
-    """Two sessions that differ in name alone may answer from one set of models; other conditions learn from other rows."""
+    """Two sessions that differ in name alone may answer from one set of models; other conditions
+    learn from other rows.
+    """
     first, second = world.open(name="first"), world.open(name="second")
     first.learn()
     second.share(first)
@@ -180,7 +192,11 @@ def test_odd_points_are_refused_by_their_number(world: World, points: Any, said:
     session = world.open(3)
     with pytest.raises(InvalidInput, match=said):
         session.predict(points)
-    assert (session.left, world.mechanism.learned, world.ledger.session(session.id).version) == (3, 0, 0)
+    assert (session.left, world.mechanism.learned, world.ledger.session(session.id).version) == (
+        3,
+        0,
+        0,
+    )
 
 
 def test_a_point_without_a_public_key_is_allowed(world: World) -> None:
@@ -226,7 +242,12 @@ def test_threads_that_ask_for_the_same_points_get_the_same_answers(world: World)
 
     def ask(start: int) -> None:
         said.append(
-            list(zip(range(start, start + 20), session.predict([[age, "Oslo"] for age in range(start, start + 20)])))
+            list(
+                zip(
+                    range(start, start + 20),
+                    session.predict([[age, "Oslo"] for age in range(start, start + 20)]),
+                )
+            )
         )
 
     threads = [threading.Thread(target=ask, args=(start,)) for start in (0, 5, 10, 15, 20, 0)]
@@ -241,8 +262,12 @@ def test_threads_that_ask_for_the_same_points_get_the_same_answers(world: World)
 
 
 def test_the_grant_says_how_many_predictions_it_buys(world: World) -> None:
-    """The largest number whose session the ledger would accept now, and nothing is charged by asking."""
-    assert most_predictions(world.plan(), world.ledger, world.registry) == 100  # epsilon 1 at 1/100 each
+    """The largest number whose session the ledger would accept now, and nothing is charged by
+    asking.
+    """
+    assert (
+        most_predictions(world.plan(), world.ledger, world.registry) == 100
+    )  # epsilon 1 at 1/100 each
     with pytest.raises(BudgetExceeded):
         world.open(101)
     world.open(40)
@@ -272,15 +297,21 @@ def test_notes_are_stored_with_the_batch(world: World) -> None:
     session = world.open()
     assert session.noted(["k"]) == session.noted([]) == {}
     codes = session.encode([[1, "Oslo"]])
-    assert session.predict_encoded(codes, {"k": {"v": 1}}) == session.predict_encoded(codes, {"l": 2})
+    assert session.predict_encoded(codes, {"k": {"v": 1}}) == session.predict_encoded(
+        codes, {"l": 2}
+    )
     assert (session.noted(["k", "l", "m"]), session.left) == ({"k": {"v": 1}, "l": 2}, 9)
 
 
 def test_names_are_the_key_s_and_their_store_shows_nothing() -> None:
-    """The same point has one name in every process; others have others; what is stored differs each time and opens again."""
+    """The same point has one name in every process; others have others; what is stored differs each
+    time and opens again.
+    """
     codes = np.array([[0, 1, -1], [1, 0, -1], [0, 1, 2**62], [0, 1, -(2**62)], [0, 1, -1]])
     names = Names(b"k" * 32, 3).of(codes)
-    assert names == Names(b"k" * 32, 3).of(np.asfortranarray(codes)) and {len(name) for name in names} == {16}
+    assert names == Names(b"k" * 32, 3).of(np.asfortranarray(codes)) and {
+        len(name) for name in names
+    } == {16}
     assert names[0] == names[4] and len(set(names)) == 4
     assert not set(names) & set(Names(b"l" * 32, 3).of(codes))
     many = Names(b"k" * 32, 2)
@@ -298,21 +329,33 @@ def test_names_are_the_key_s_and_their_store_shows_nothing() -> None:
 
 
 def test_what_a_mask_hides_is_missing(world: World) -> None:
-    """NULLs of a points table: refused, or the declared number; whatever lies under the mask, as a matrix or by column."""
+    """NULLs of a points table: refused, or the declared number; whatever lies under the mask, as a
+    matrix or by column.
+    """
     table = world.plan().table
     age = table.columns["age"]
-    table = table.model_copy(update={"columns": table.columns | {"b": age.model_copy(update={"missing": Fraction(7)})}})
+    table = table.model_copy(
+        update={"columns": table.columns | {"b": age.model_copy(update={"missing": Fraction(7)})}}
+    )
     values, mask = [[1.0, 2.0], [3.0, 4.0]], [[False, False], [True, False]]
     with pytest.raises(InvalidInput, match="point 1 has no age"):
         encode(table, ["age", "b"], np.ma.masked_array(values, mask=mask))
     for kind in (float, np.int64, object, "datetime64[D]"):
-        column = np.ma.masked_array(np.array([1, 2, 3], "int64").astype(kind), mask=[False, True, False])
+        column = np.ma.masked_array(
+            np.array([1, 2, 3], "int64").astype(kind), mask=[False, True, False]
+        )
         assert encode(table, ["b"], {"b": column})[:, 0].tolist() == [1, 7, 3]
 
 
 @pytest.mark.parametrize(
     "damaged",
-    ["{}", "[]", "7", '{"points": "x", "answers": "[]", "notes": {}}', '{"points": "", "answers": "[1]", "notes": {}}'],
+    [
+        "{}",
+        "[]",
+        "7",
+        '{"points": "x", "answers": "[]", "notes": {}}',
+        '{"points": "", "answers": "[1]", "notes": {}}',
+    ],
 )
 def test_a_damaged_batch_stops_the_session(world: World, damaged: str) -> None:
     """Not one answer more, rather than a second draw for a point whose answer cannot be read."""
@@ -331,7 +374,9 @@ def test_a_changed_batch_that_reads_well_is_not_believed(world: World) -> None:
     with sqlite3.connect(world.tiny.ledger) as connection:
         ((text,),) = connection.execute("SELECT answer FROM dpflow_answer").fetchall()
         batch = json.loads(text) | {"answers": packed(["forged"])}
-        connection.execute("UPDATE dpflow_answer SET answer = ?", [json.dumps(batch, separators=(",", ":"))])
+        connection.execute(
+            "UPDATE dpflow_answer SET answer = ?", [json.dumps(batch, separators=(",", ":"))]
+        )
     connection.close()
     with pytest.raises(LedgerCorrupt, match="not the one that was given"):
         world.open().predict([[1, "Oslo"]])
@@ -342,7 +387,9 @@ def test_a_batch_that_is_gone_stops_the_session(world: World) -> None:
     for n in range(2):
         world.open().predict([[n, "Oslo"]])
     with sqlite3.connect(world.tiny.ledger) as connection:
-        connection.execute("DELETE FROM dpflow_answer WHERE query = (SELECT min(query) FROM dpflow_answer)")
+        connection.execute(
+            "DELETE FROM dpflow_answer WHERE query = (SELECT min(query) FROM dpflow_answer)"
+        )
     connection.close()
     with pytest.raises(LedgerCorrupt):
         world.open().predict([[0, "Oslo"]])

@@ -1,7 +1,8 @@
-"""SIGKILL after every statement, at every named point and at every line of seven modules: one charge, one result, published once.
+"""SIGKILL after every statement, at every named point and at every line of seven modules: one
+charge, one result, published once.
 
-A release is charged, aggregated, drawn, settled and published; a session is opened and asked twice, with answers so noisy
-that a second draw would show.
+A release is charged, aggregated, drawn, settled and published; a session is opened and asked twice,
+with answers so noisy that a second draw would show.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from dpflow.fault_points import POINTS
 if TYPE_CHECKING:
     from smallworld import Tiny
 
-# A process that has imported everything and opened nothing forks one child for every try: quick, and DuckDB starts afresh.
+# A process that has imported everything and opened nothing forks one child for every try: quick,
+# and DuckDB starts afresh.
 DRIVER = """
 import json, os, signal, sys
 from itertools import count
@@ -31,7 +33,8 @@ from dpflow.registry import Registry
 folder, target, life, points = Path(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4:]
 anchor = folder / "anchor"
 Registry.load()  # imports every plugin before the first fork
-WATCHED = ("dpflow/engine/releases/execute.py", "dpflow/engine/sessions/session.py", "dpflow/tables/public/publish.py", "dpflow/ledger/books/releases.py",
+WATCHED = ("dpflow/engine/releases/execute.py", "dpflow/engine/sessions/session.py",
+           "dpflow/tables/public/publish.py", "dpflow/ledger/books/releases.py",
            "dpflow/ledger/books/sessions.py", "dpflow/ledger/history/chain.py", "dpflow/ledger/history/anchor.py")
 TERMS = dict(scope="visits", blocks=["2020-01-01"], epsilon="0.001")
 
@@ -121,7 +124,9 @@ ANSWER = ["aggregate.after", "draw.after"]
 
 
 def killed(folder: str, target: str, life: str, *points: str) -> None:
-    """Every child that dies is followed by two more tries, which show one result; books and output agree at the end."""
+    """Every child that dies is followed by two more tries, which show one result; books and output
+    agree at the end.
+    """
     command = [sys.executable, "-c", DRIVER, folder, target, life, *points]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1500)
     assert done.returncode == 0, done.stderr
@@ -150,9 +155,17 @@ def killed(folder: str, target: str, life: str, *points: str) -> None:
     ],
 )
 @pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
-def test_killed_anywhere(tiny: Tiny, request: pytest.FixtureRequest, kind: str, life: str, points: list[str]) -> None:
-    """Named points, SQL statements, and lines of everything between the reservation and the published row."""
-    target = str(tiny.folder / "other.sqlite") if kind == "sqlite" else request.getfixturevalue("postgres")()
+def test_killed_anywhere(
+    tiny: Tiny, request: pytest.FixtureRequest, kind: str, life: str, points: list[str]
+) -> None:
+    """Named points, SQL statements, and lines of everything between the reservation and the
+    published row.
+    """
+    target = (
+        str(tiny.folder / "other.sqlite")
+        if kind == "sqlite"
+        else request.getfixturevalue("postgres")()
+    )
     killed(str(tiny.folder), target, life, *points)
 
 
@@ -202,11 +215,23 @@ print("done")
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="no way to a file system of our own")
 def test_no_space_for_the_published_table(tiny: Tiny) -> None:
-    """A full disk under the output: paid, settled, retryable; the same release publishes the settled result later."""
+    """A full disk under the output: paid, settled, retryable; the same release publishes the
+    settled result later.
+    """
     small = tiny.folder / "small"
     small.mkdir()
     script = 'mount -t tmpfs -o size=2m none "$0" && exec "$1" -c "$2" "$3" "$0"'
-    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, str(small), sys.executable]
+    command = [
+        "unshare",
+        "--user",
+        "--map-root-user",
+        "--mount",
+        "sh",
+        "-c",
+        script,
+        str(small),
+        sys.executable,
+    ]
     done = subprocess.run([*command, FULL, str(tiny.folder)], capture_output=True, text=True)
     if "unshare" in done.stderr or "mount" in done.stderr:
         pytest.skip(f"no file system of our own here: {done.stderr.strip()}")

@@ -17,7 +17,14 @@ from dpflow import hookimpl, load_table, plan, release
 from dpflow.core.contract.results import NONE, Result
 from dpflow.engine.releases.republish import publish_missing
 from dpflow.engine.releases.request import Publish
-from dpflow.errors import BudgetExceeded, DpflowError, PlanRefused, PluginError, RetryConflict, TableBusy
+from dpflow.errors import (
+    BudgetExceeded,
+    DpflowError,
+    PlanRefused,
+    PluginError,
+    RetryConflict,
+    TableBusy,
+)
 from dpflow.ledger import Ledger
 from dpflow.mechanisms.count import Count
 from dpflow.registry import BUILT_INS, Registry
@@ -29,13 +36,23 @@ if TYPE_CHECKING:
 SECRET = 7_364_519
 
 
-def planned(tiny: Tiny, mechanism: str = "count", registry: Registry | None = None, **changes: Any) -> Any:
-    given: dict[str, Any] = {"name": "visits", "scope": "visits", "blocks": ["2020-01-01"], "epsilon": "0.25"}
+def planned(
+    tiny: Tiny, mechanism: str = "count", registry: Registry | None = None, **changes: Any
+) -> Any:
+    given: dict[str, Any] = {
+        "name": "visits",
+        "scope": "visits",
+        "blocks": ["2020-01-01"],
+        "epsilon": "0.25",
+    }
     return plan(mechanism, tiny.folder / "visits.yml", registry=registry, **(given | changes))
 
 
 def spent(tiny: Tiny) -> Fraction:
-    return sum((Fraction(row["epsilon_spent"]) for row in Ledger(tiny.ledger).remaining("visits").rows()), Fraction(0))
+    return sum(
+        (Fraction(row["epsilon_spent"]) for row in Ledger(tiny.ledger).remaining("visits").rows()),
+        Fraction(0),
+    )
 
 
 def test_nothing_is_read_before_the_charge(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,7 +60,9 @@ def test_nothing_is_read_before_the_charge(tiny: Tiny, monkeypatch: pytest.Monke
     order: list[str] = []
     read, reserve = PrivateTable.answer, Ledger.reserve
     monkeypatch.setattr(PrivateTable, "answer", lambda *a: order.append("read") or read(*a))
-    monkeypatch.setattr(Ledger, "reserve", lambda *a, **k: (reserve(*a, **k), order.append("charged"))[0])
+    monkeypatch.setattr(
+        Ledger, "reserve", lambda *a, **k: (reserve(*a, **k), order.append("charged"))[0]
+    )
     release(planned(tiny), Ledger(tiny.ledger))
     assert order == ["charged", "read"]
     with pytest.raises(BudgetExceeded, match="cannot pay"):
@@ -60,7 +79,9 @@ def test_a_replay_needs_no_table(tiny: Tiny) -> None:
     assert spent(tiny) == Fraction(1, 4)
 
 
-def test_what_may_depend_on_rows_is_settled_as_none(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_may_depend_on_rows_is_settled_as_none(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A draw that raises is charged, stored as "none" and never drawn again."""
     monkeypatch.setattr(Count, "draw", lambda *a: 1 // 0)
     assert release(planned(tiny), Ledger(tiny.ledger)).result == NONE
@@ -69,7 +90,9 @@ def test_what_may_depend_on_rows_is_settled_as_none(tiny: Tiny, monkeypatch: pyt
     assert again.replayed and again.result == NONE
 
 
-def test_what_a_retry_can_help_keeps_its_reservation(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_retry_can_help_keeps_its_reservation(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A busy file fails after the charge; the retry pays nothing more."""
 
     def busy(*_: object) -> None:
@@ -93,7 +116,9 @@ def test_the_same_name_with_other_content_is_refused(tiny: Tiny) -> None:
 
 
 def test_results_are_not_published_beside_the_rows(tiny: Tiny) -> None:
-    """Refused by the plan: whoever reads the results would have to open the private file, which no release writes."""
+    """Refused by the plan: whoever reads the results would have to open the private file, which no
+    release writes.
+    """
     (tiny.folder / "link.duckdb").symlink_to(tiny.database)
     for name in ("visits.duckdb", "link.duckdb"):
         with pytest.raises(PlanRefused, match="in the private table's file"):
@@ -110,7 +135,9 @@ def test_publishing_is_repaired_from_the_ledger(tiny: Tiny) -> None:
     assert publish_missing(Ledger(tiny.ledger), out, "releases") == 0
 
 
-def test_a_result_without_rows_is_not_missing_for_ever(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_without_rows_is_not_missing_for_ever(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing to show is complete when nothing is shown."""
     monkeypatch.setattr(Count, "draw", lambda *_: Result(()))
     release(planned(tiny), Ledger(tiny.ledger))
@@ -141,7 +168,9 @@ def test_hook_dpflow_veto_plan(tiny: Tiny) -> None:
 
 
 def test_hook_dpflow_after_release(tiny: Tiny, caplog: pytest.LogCaptureFixture) -> None:
-    """An observer gets the receipt; when it fails the release stands and the failure is logged by name."""
+    """An observer gets the receipt; when it fails the release stands and the failure is logged by
+    name.
+    """
     seen: list[Any] = []
 
     def dpflow_after_release(receipt: Any) -> None:
@@ -159,7 +188,9 @@ def test_hook_dpflow_register_mechanisms() -> None:
     def dpflow_register_mechanisms() -> list[Any]:
         return [Count()]
 
-    with pytest.raises(PluginError, match=r"'count' is registered by dpflow.mechanisms.count and by a plugin"):
+    with pytest.raises(
+        PluginError, match=r"'count' is registered by dpflow.mechanisms.count and by a plugin"
+    ):
         registry_with(dpflow_register_mechanisms=dpflow_register_mechanisms)
 
 
@@ -181,7 +212,9 @@ def test_hook_dpflow_register_estimators() -> None:
 
 
 def test_kept_sums_stay_in_the_private_zone(tiny: Tiny) -> None:
-    """A release over two days leaves its exact sums beside the database, for their owner only, and nowhere else."""
+    """A release over two days leaves its exact sums beside the database, for their owner only, and
+    nowhere else.
+    """
     tiny.declare(partials="checked")
     both = {"blocks": ["2020-01-01", "2020-01-02"]}
     first = release(planned(tiny, **both), Ledger(tiny.ledger))
@@ -191,13 +224,17 @@ def test_kept_sums_stay_in_the_private_zone(tiny: Tiny) -> None:
     assert not again.replayed and again.release_id != first.release_id
     seals = [file.read_bytes().split(b"\n")[0] for file in kept.iterdir()]
     others = [
-        file for file in tiny.folder.rglob("*") if file.is_file() and file.parent != kept and file != tiny.database
+        file
+        for file in tiny.folder.rglob("*")
+        if file.is_file() and file.parent != kept and file != tiny.database
     ]
     assert others and not [file for file in others for seal in seals if seal in file.read_bytes()]
 
 
 def test_no_value_of_the_table_shows_anywhere(tiny: Tiny, caplog: pytest.LogCaptureFixture) -> None:
-    """A planted value is in no message, chain, log, receipt, repr or history, whatever goes right or wrong."""
+    """A planted value is in no message, chain, log, receipt, repr or history, whatever goes right
+    or wrong.
+    """
     tiny.fill(
         f"CREATE TABLE visits AS SELECT 'p' AS person, DATE '2020-01-01' AS day, '{SECRET}' AS city, "
         f"'{SECRET}' AS clinic, {SECRET} AS age, '{SECRET}' AS note"
@@ -215,7 +252,8 @@ def test_no_value_of_the_table_shows_anywhere(tiny: Tiny, caplog: pytest.LogCapt
     for mechanism, params in tries:
         try:
             paid = release(
-                planned(tiny, mechanism, name=mechanism, **(params | {"epsilon": "0.1"})), Ledger(tiny.ledger)
+                planned(tiny, mechanism, name=mechanism, **(params | {"epsilon": "0.1"})),
+                Ledger(tiny.ledger),
             )
             shown += [repr(paid), json.dumps(paid.to_json()), repr(paid.result)]
         except DpflowError as error:
@@ -234,7 +272,12 @@ def test_no_value_of_the_table_shows_anywhere(tiny: Tiny, caplog: pytest.LogCapt
 def test_importing_dpflow_stays_light() -> None:
     """The package alone imports nothing of a third party."""
     code = "import sys, dpflow; print(sorted({m.split('.')[0] for m in sys.modules} & {'duckdb','numpy','airflow','pydantic'}))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        == "[]\n"
+    )
 
 
 def test_every_public_name_resolves() -> None:
@@ -262,7 +305,9 @@ def test_the_drawn_tree_of_errors_is_complete() -> None:
         ]
 
     for kind in below(DpflowError):
-        line = next(line for line in (errors.__doc__ or "").splitlines() if kind.__name__ in line.split())
+        line = next(
+            line for line in (errors.__doc__ or "").splitlines() if kind.__name__ in line.split()
+        )
         assert kind.retryable == ("(retryable)" in line)
 
 
@@ -273,7 +318,9 @@ def test_a_scope_protects_what_it_was_granted_for(tmp_path: Path) -> None:
     made = Make(tmp_path)
     made.fill()
     table = load_table(made.declare())
-    Ledger(made.ledger, create=True).grant("visits", 1, 0, filter="basic", table=table, principal="owner")
+    Ledger(made.ledger, create=True).grant(
+        "visits", 1, 0, filter="basic", table=table, principal="owner"
+    )
     made.declare(unit={"column": "person", "missing": "one-unit"}, protects="unit")
     with pytest.raises(PlanRefused, match="was granted to protect"):
         release(planned(made, blocks=[]), Ledger(made.ledger))

@@ -1,4 +1,6 @@
-"""Every aggregate by name: planned, charged, read from a table and released, through the file's door."""
+"""Every aggregate by name: planned, charged, read from a table and released, through the file's
+door.
+"""
 
 from __future__ import annotations
 
@@ -46,10 +48,14 @@ RELEASES: list[tuple[str, dict[str, Any], int]] = [
 
 
 @pytest.mark.parametrize(
-    ("name", "params", "rows"), RELEASES, ids=[name + " by" * ("by" in params) for name, params, _ in RELEASES]
+    ("name", "params", "rows"),
+    RELEASES,
+    ids=[name + " by" * ("by" in params) for name, params, _ in RELEASES],
 )
 def test_a_release_by_name(tiny: Tiny, name: str, params: dict[str, Any], rows: int) -> None:
-    """The rows that were asked for, charged as planned, stored: the same file again is free and the same."""
+    """The rows that were asked for, charged as planned, stored: the same file again is free and the
+    same.
+    """
     file = tiny.file(mechanism=name, params={"epsilon": "0.5", **params})
     wanted = make_plan(load_request(file), Registry.load())
     receipt = release(wanted, Ledger(tiny.ledger))
@@ -62,7 +68,10 @@ def test_a_release_by_name(tiny: Tiny, name: str, params: dict[str, Any], rows: 
 
 def test_target_errors_set_the_price(tiny: Tiny) -> None:
     """Without an epsilon the plan says what the errors cost, and charges that."""
-    file = tiny.file(mechanism="aggregates", params={"measures": [{"measure": "count", "error": 20}], "by": "city"})
+    file = tiny.file(
+        mechanism="aggregates",
+        params={"measures": [{"measure": "count", "error": 20}], "by": "city"},
+    )
     wanted = make_plan(load_request(file), Registry.load())
     described = wanted.describe()
     assert described["error at 95 %"]["count"] <= 20
@@ -78,26 +87,41 @@ def test_target_errors_set_the_price(tiny: Tiny) -> None:
         ("count", {"by": "city", "epsilon": "0.5"}, "(none needed)"),
         (
             "aggregates",
-            {"measures": [{"measure": "count"}, {"measure": "mean", "column": "age"}], "epsilon": "0.5"},
+            {
+                "measures": [{"measure": "count"}, {"measure": "mean", "column": "age"}],
+                "epsilon": "0.5",
+            },
             "age from 0 to 100",
         ),
     ],
 )
-def test_a_plan_says_which_bounds_it_trusts(tiny: Tiny, mechanism: str, params: dict[str, Any], shown: str) -> None:
+def test_a_plan_says_which_bounds_it_trusts(
+    tiny: Tiny, mechanism: str, params: dict[str, Any], shown: str
+) -> None:
     """Those of the columns that it names; the rest of the declaration is none of its business."""
     tiny.declare(
-        columns={"city": {"keys": ["a", "b"]}, "age": {"lower": 0, "upper": 100}, "pay": {"lower": 0, "upper": 1}}
+        columns={
+            "city": {"keys": ["a", "b"]},
+            "age": {"lower": 0, "upper": 100},
+            "pay": {"lower": 0, "upper": 1},
+        }
     )
     assert (
-        make_plan(load_request(tiny.file(mechanism=mechanism, params=params)), Registry.load()).describe()["bounds"]
+        make_plan(
+            load_request(tiny.file(mechanism=mechanism, params=params)), Registry.load()
+        ).describe()["bounds"]
         == shown
     )
 
 
 def test_a_median_without_bounds_is_another_mechanism(tiny: Tiny) -> None:
-    """The plan takes approximate_median and says why; without a delta or the plugin it is refused with the way out."""
+    """The plan takes approximate_median and says why; without a delta or the plugin it is refused
+    with the way out.
+    """
     tiny.declare(columns={"city": {}, "age": {}})
-    file = tiny.file(mechanism="median", params={"column": "age", "epsilon": "0.5", "delta": "1e-7"})
+    file = tiny.file(
+        mechanism="median", params={"column": "age", "epsilon": "0.5", "delta": "1e-7"}
+    )
     wanted = make_plan(load_request(file), Registry.load())
     described = wanted.describe()
     assert described["mechanism"].startswith("approximate_median")
@@ -114,13 +138,16 @@ def test_a_median_without_bounds_is_another_mechanism(tiny: Tiny) -> None:
 def test_a_median_with_bounds_says_what_it_trusts(tiny: Tiny) -> None:
     """The exponential mechanism over the declared range."""
     wanted = make_plan(
-        load_request(tiny.file(mechanism="median", params={"column": "age", "epsilon": "0.5"})), Registry.load()
+        load_request(tiny.file(mechanism="median", params={"column": "age", "epsilon": "0.5"})),
+        Registry.load(),
     )
     assert "exponential mechanism over the declared bounds" in wanted.describe()["note"]
     assert wanted.mechanism.name == "median"
 
 
-def test_bounds_that_were_found_can_be_declared(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bounds_that_were_found_can_be_declared(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """First a column without bounds, then a sum within those that a release found."""
     monkeypatch.setattr("dpflow.mechanisms.bounds.FAILURE", 1e-12)  # the search takes no empty bin
     tiny.fill(MANY)
@@ -130,12 +157,15 @@ def test_bounds_that_were_found_can_be_declared(tiny: Tiny, monkeypatch: pytest.
         make_plan(load_request(refused), Registry.load())
     found = release(
         make_plan(
-            load_request(tiny.file(mechanism="bounds", params={"column": "age", "epsilon": "0.5"})), Registry.load()
+            load_request(tiny.file(mechanism="bounds", params={"column": "age", "epsilon": "0.5"})),
+            Registry.load(),
         ),
         Ledger(tiny.ledger),
     ).result
     assert found.document["columns"]["age"] == {"lower": 16, "upper": 128}
     tiny.declare(columns=found.document["columns"])
     file = tiny.file(name="total", mechanism="sum", params={"column": "age", "epsilon": "0.4"})
-    (row,) = release(make_plan(load_request(file), Registry.load()), Ledger(tiny.ledger)).result.rows
+    (row,) = release(
+        make_plan(load_request(file), Registry.load()), Ledger(tiny.ledger)
+    ).result.rows
     assert abs(float(row.value or 0) - 4000 * 44.5) < 15_000  # 23 scales of its noise

@@ -1,4 +1,6 @@
-"""Bounds that a release takes from a settled search: resolved when it is planned, part of its identity, refused in words."""
+"""Bounds that a release takes from a settled search: resolved when it is planned, part of its
+identity, refused in words.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,11 @@ MANY = """
 CREATE TABLE visits AS SELECT 'p' || i AS person, DATE '2020-01-01' AS day, 20 + i % 50 AS age, 'Oslo' AS city,
        DATE '2001-01-01' + CAST(i % 90 AS INTEGER) AS born FROM range(4000) t(i)
 """
-SEARCH: dict[str, Any] = {"name": "look", "mechanism": "bounds", "params": {"column": "age", "epsilon": "0.5"}}
+SEARCH: dict[str, Any] = {
+    "name": "look",
+    "mechanism": "bounds",
+    "params": {"column": "age", "epsilon": "0.5"},
+}
 TOTAL: dict[str, Any] = {
     "name": "total",
     "mechanism": "sum",
@@ -38,7 +44,9 @@ TOTAL: dict[str, Any] = {
 
 @pytest.fixture
 def world(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> Tiny:
-    """Many rows, a column without bounds, a budget that is not in the way, and a search that takes no empty bin."""
+    """Many rows, a column without bounds, a budget that is not in the way, and a search that takes
+    no empty bin.
+    """
     monkeypatch.setattr(bounds, "FAILURE", 1e-12)
     tiny.fill(MANY)
     tiny.declare(columns=OPEN)
@@ -52,15 +60,26 @@ def planned(world: Tiny, occasion: Occasion | None = None, **content: Any) -> An
 
 
 def released(world: Tiny, occasion: Occasion | None = None, **content: Any) -> Any:
-    return release(planned(world, occasion, **content), Ledger(world.ledger), occasion=occasion, registry=REGISTRY)
+    return release(
+        planned(world, occasion, **content),
+        Ledger(world.ledger),
+        occasion=occasion,
+        registry=REGISTRY,
+    )
 
 
 def test_a_plan_takes_what_a_search_found(world: Tiny) -> None:
-    """The numbers enter the declaration: same statistic, error and identity as with the numbers written down; and it runs."""
+    """The numbers enter the declaration: same statistic, error and identity as with the numbers
+    written down; and it runs.
+    """
     document = released(world, **SEARCH).result.document
     wanted = planned(world, **TOTAL)
     age = wanted.table.columns["age"]
-    assert document["columns"]["age"] == {"lower": 16, "upper": 128} == {"lower": age.lower, "upper": age.upper}
+    assert (
+        document["columns"]["age"]
+        == {"lower": 16, "upper": 128}
+        == {"lower": age.lower, "upper": age.upper}
+    )
     assert wanted.describe()["bounds"] == "'look'" and wanted.public()["bounds"] == ["look"]
     (row,) = release(wanted, Ledger(world.ledger), registry=REGISTRY).result.rows
     assert abs(float(row.value or 0) - 4000 * 44.5) < 30_000  # 23 scales of its noise
@@ -70,7 +89,9 @@ def test_a_plan_takes_what_a_search_found(world: Tiny) -> None:
 
 
 def test_other_bounds_are_another_release(world: Tiny) -> None:
-    """Two searches that found different numbers: two digests; a search that is repeated under its name changes nothing."""
+    """Two searches that found different numbers: two digests; a search that is repeated under its
+    name changes nothing.
+    """
     released(world, **SEARCH)
     first = planned(world, **TOTAL)
     world.fill(MANY.replace("20 + i % 50", "3000 + i % 50"))
@@ -80,8 +101,12 @@ def test_other_bounds_are_another_release(world: Tiny) -> None:
     assert planned(world, **TOTAL).digest == first.digest
 
 
-def test_a_search_that_is_not_settled_is_worth_a_retry(world: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Charged but not drawn: refused retryably, nothing is spent; after the search has ended the same plan works."""
+def test_a_search_that_is_not_settled_is_worth_a_retry(
+    world: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Charged but not drawn: refused retryably, nothing is spent; after the search has ended the
+    same plan works.
+    """
 
     def interrupted(name: str) -> None:
         if name == "draw.after":
@@ -90,7 +115,9 @@ def test_a_search_that_is_not_settled_is_worth_a_retry(world: Tiny, monkeypatch:
     with monkeypatch.context() as patch, pytest.raises(fault_points.FaultInjected):
         patch.setattr(fault_points, "reach", interrupted)
         released(world, **SEARCH)
-    with pytest.raises(NotSettled, match="total takes its bounds from 'look', which is reserved") as refused:
+    with pytest.raises(
+        NotSettled, match="total takes its bounds from 'look', which is reserved"
+    ) as refused:
         planned(world, **TOTAL)
     assert refused.value.retryable
     released(world, **SEARCH)
@@ -98,7 +125,9 @@ def test_a_search_that_is_not_settled_is_worth_a_retry(world: Tiny, monkeypatch:
 
 
 def test_what_cannot_give_bounds_is_refused_for_good(world: Tiny) -> None:
-    """A name nobody charged, a release of something else, by group, nothing found, another table, bounds declared already."""
+    """A name nobody charged, a release of something else, by group, nothing found, another table,
+    bounds declared already.
+    """
     released(world, **SEARCH)
     with pytest.raises(UnknownName, match="did you mean 'look'") as unknown:
         planned(world, **TOTAL | {"bounds": "lok"})
@@ -123,7 +152,9 @@ def test_what_cannot_give_bounds_is_refused_for_good(world: Tiny) -> None:
 
 
 def test_dates_that_nobody_can_declare_are_refused(world: Tiny) -> None:
-    """Many rows at a far day, such as 9999-12-31, have an upper edge after the last year that can be written."""
+    """Many rows at a far day, such as 9999-12-31, have an upper edge after the last year that can
+    be written.
+    """
     world.fill(MANY.replace("DATE '2001-01-01' + CAST(i % 90 AS INTEGER)", "DATE '9999-12-31'"))
     world.declare(columns=OPEN | {"born": {}})
     released(world, **SEARCH | {"params": {"column": "born", "epsilon": "0.5"}})
@@ -131,7 +162,9 @@ def test_dates_that_nobody_can_declare_are_refused(world: Tiny) -> None:
         planned(world, **TOTAL | {"params": {"column": "born", "epsilon": "0.2"}})
 
 
-def test_a_search_that_its_owner_closed_is_passed_over(world: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_that_its_owner_closed_is_passed_over(
+    world: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It never has a result; the next one of its name counts."""
 
     def interrupted(name: str) -> None:
@@ -152,7 +185,11 @@ def test_a_search_that_its_owner_closed_is_passed_over(world: Tiny, monkeypatch:
 
 def test_nothing_is_planned_as_if_no_bounds_were_asked_for(world: Tiny) -> None:
     """A median would take another mechanism; a door that does not look bounds up refuses instead."""
-    file = world.file(mechanism="median", bounds="look", params={"column": "age", "epsilon": "0.1", "delta": "1e-8"})
+    file = world.file(
+        mechanism="median",
+        bounds="look",
+        params={"column": "age", "epsilon": "0.1", "delta": "1e-8"},
+    )
     with pytest.raises(PlanRefused, match="takes bounds from 'look'"):
         make_plan(load_request(file), REGISTRY)
     with pytest.raises(PlanRefused, match="name the ledger"):
@@ -160,7 +197,9 @@ def test_nothing_is_planned_as_if_no_bounds_were_asked_for(world: Tiny) -> None:
 
 
 def test_a_session_takes_the_first_search(world: Tiny) -> None:
-    """Opened, resumed and asked with the bounds that were found first, whatever is searched later; refused without a search."""
+    """Opened, resumed and asked with the bounds that were found first, whatever is searched later;
+    refused without a search.
+    """
     asked: dict[str, Any] = {"name": "watch", "mechanism": "above_threshold", "bounds": "look"}
     with pytest.raises(UnknownName, match="named 'look'"):
         planned(world, **asked | {"params": {"epsilon": "0.1"}})
@@ -169,27 +208,39 @@ def test_a_session_takes_the_first_search(world: Tiny) -> None:
     assert wanted.table.columns["age"].upper == 128
     session = Session.open(wanted, Ledger(world.ledger), REGISTRY)
     released(world, **SEARCH | {"revision": 2, "params": {"column": "age", "epsilon": "0.1"}})
-    again = Session.open(planned(world, **asked | {"params": {"epsilon": "0.1"}}), Ledger(world.ledger), REGISTRY)
+    again = Session.open(
+        planned(world, **asked | {"params": {"epsilon": "0.1"}}), Ledger(world.ledger), REGISTRY
+    )
     assert again.id == session.id and again.ask({"threshold": -(2**40)}) == {"verdict": "above"}
 
 
 def test_a_later_search_in_a_nearer_scope_changes_nothing(world: Tiny) -> None:
-    """What a release or session of a quota was planned with stays, whoever searches there afterwards; the earliest counts."""
+    """What a release or session of a quota was planned with stays, whoever searches there
+    afterwards; the earliest counts.
+    """
     ledger = Ledger(world.ledger)
     ledger.quota("visits/team", "0.9", "1e-6", principal="owner")
     ours: dict[str, Any] = TOTAL | {"scope": "visits/team"}
     released(world, **SEARCH)
     before = planned(world, **ours).digest
-    narrow = SEARCH | {"scope": "visits/team", "where": "age < 40", "params": {"column": "age", "epsilon": "0.4"}}
+    narrow = SEARCH | {
+        "scope": "visits/team",
+        "where": "age < 40",
+        "params": {"column": "age", "epsilon": "0.4"},
+    }
     found = released(world, **narrow).result.document["columns"]["age"]
     assert found == {"lower": 16, "upper": 64} and planned(world, **ours).digest == before
     assert [one.scope for one in ledger.named("visits/team", "look")] == ["visits", "visits/team"]
 
 
 def test_a_gate_takes_no_bounds(world: Tiny) -> None:
-    """Nothing but the gate reads its holdout, so no search can have been there; said before anything is looked up."""
+    """Nothing but the gate reads its holdout, so no search can have been there; said before
+    anything is looked up.
+    """
     world.declare(columns=OPEN, holdout=True)
-    with pytest.raises(PlanRefused, match="'visits' is a holdout, which no search may read beside its gate"):
+    with pytest.raises(
+        PlanRefused, match="'visits' is a holdout, which no search may read beside its gate"
+    ):
         planned(world, mechanism="reusable_holdout", bounds="look")
 
 
@@ -211,7 +262,10 @@ def test_dates_are_told_from_numbers(text: Any, exact: Any) -> None:
 def test_without_a_delta_every_scope_pays_a_search(world: Tiny) -> None:
     """Gaussian noise has no price in a scope of filter basic; the refusal says what has."""
     params = {"column": "age", "by": "city", "epsilon": "0.2"}
-    world.declare(columns=OPEN | {"city": {"keys": [f"c{n}" for n in range(60)], "groups": 60}}, limits={"rows": 60})
+    world.declare(
+        columns=OPEN | {"city": {"keys": [f"c{n}" for n in range(60)], "groups": 60}},
+        limits={"rows": 60},
+    )
     asked = SEARCH | {"params": params | {"delta": "1e-7"}}
     with pytest.raises(PlanRefused, match="leave out its delta"):
         released(world, **asked)
@@ -219,7 +273,9 @@ def test_without_a_delta_every_scope_pays_a_search(world: Tiny) -> None:
 
 
 def test_a_run_takes_its_own_search_first(world: Tiny) -> None:
-    """An upstream task of the same run comes before older searches; another run takes the first one of all."""
+    """An upstream task of the same run comes before older searches; another run takes the first one
+    of all.
+    """
     runs = [Occasion("d", "search", f"2020-01-0{day}", f"d/{day}/search", "me") for day in (1, 2)]
     released(world, runs[0], **SEARCH)
     world.fill(MANY.replace("20 + i % 50", "3000 + i % 50"))
@@ -235,30 +291,51 @@ def test_a_quota_finds_the_searches_of_its_scope(world: Tiny) -> None:
     """A search that the dataset paid for serves its teams."""
     released(world, **SEARCH)
     table = load_table(world.folder / "visits.yml")
-    Ledger(world.ledger).grant("visits/team", "0.5", 0, filter="basic", table=table, principal="owner")
+    Ledger(world.ledger).grant(
+        "visits/team", "0.5", 0, filter="basic", table=table, principal="owner"
+    )
     assert planned(world, **TOTAL | {"scope": "visits/team"}).table.columns["age"].upper == 128
 
 
 def test_dates_are_bounds_too(world: Tiny) -> None:
     """A search of a DATE column writes dates; the plan reads them as days."""
     world.declare(columns={"born": {}})
-    found = released(world, **SEARCH | {"params": {"column": "born", "epsilon": "0.5"}}).result.document
+    found = released(
+        world, **SEARCH | {"params": {"column": "born", "epsilon": "0.5"}}
+    ).result.document
     assert found["columns"]["born"] == {"lower": "1992-06-06", "upper": "2014-11-10"}
-    wanted = planned(world, **TOTAL | {"mechanism": "median", "params": {"column": "born", "epsilon": "0.2"}})
+    wanted = planned(
+        world, **TOTAL | {"mechanism": "median", "params": {"column": "born", "epsilon": "0.2"}}
+    )
     (row,) = release(wanted, Ledger(world.ledger), registry=REGISTRY).result.rows
     assert abs(float(row.value or 0) - 11368) < 60
     assert isinstance(wanted.mechanism.data_request(wanted.params, wanted.table), SortedValues)
 
 
 def test_python_and_forecasts(world: Tiny) -> None:
-    """`dpflow.plan` takes bounds from a ledger; a forecast before the search supposes wide ones, at the same price."""
+    """`dpflow.plan` takes bounds from a ledger; a forecast before the search supposes wide ones, at
+    the same price.
+    """
     request = load_request(world.file(**TOTAL))
     before = make_plan(request, REGISTRY, supposed(request, Ledger(world.ledger)))
     released(world, **SEARCH)
-    terms: dict[str, Any] = {"name": "total", "scope": "visits", "blocks": ["2020-01-01"], "bounds": ["look"]}
+    terms: dict[str, Any] = {
+        "name": "total",
+        "scope": "visits",
+        "blocks": ["2020-01-01"],
+        "bounds": ["look"],
+    }
     wanted = plan(
-        "sum", world.folder / "visits.yml", **terms, ledger=Ledger(world.ledger), column="age", epsilon=Fraction(1, 5)
+        "sum",
+        world.folder / "visits.yml",
+        **terms,
+        ledger=Ledger(world.ledger),
+        column="age",
+        epsilon=Fraction(1, 5),
     )
     assert wanted.price() == before.price() == ("0.2", "0")
     request = load_request(world.file(**TOTAL))
-    assert make_plan(request, REGISTRY, supposed(request, Ledger(world.ledger))).digest == wanted.digest
+    assert (
+        make_plan(request, REGISTRY, supposed(request, Ledger(world.ledger))).digest
+        == wanted.digest
+    )

@@ -17,13 +17,20 @@ if TYPE_CHECKING:
 
 def run(tiny: Tiny, where: str | None, **changes: Any) -> Any:
     """Release the file with a filter, as the file door does it."""
-    wanted = make_plan(load_request(tiny.file(where=where, params={"epsilon": "0.2"}, **changes)), Registry.load())
+    wanted = make_plan(
+        load_request(tiny.file(where=where, params={"epsilon": "0.2"}, **changes)), Registry.load()
+    )
     return release(wanted, Ledger(tiny.ledger))
 
 
 def test_a_filter_selects_rows_and_is_recorded(tiny: Tiny) -> None:
-    """The receipt's release reads only the rows that pass; the ledger keeps the condition in its canonical form."""
-    everything, some = run(tiny, None), run(tiny, "age BETWEEN 20 AND 29 or city in ('Rome')", name="some")
+    """The receipt's release reads only the rows that pass; the ledger keeps the condition in its
+    canonical form.
+    """
+    everything, some = (
+        run(tiny, None),
+        run(tiny, "age BETWEEN 20 AND 29 or city in ('Rome')", name="some"),
+    )
     assert not everything.replayed and not some.replayed
     kept = {r.request["name"]: r.request["where"] for r in Ledger(tiny.ledger).releases("visits")}
     canonical = """((("age" >= 20) AND ("age" <= 29)) OR ("city" IN ('Rome')))"""
@@ -38,7 +45,9 @@ def test_the_same_condition_in_other_words_is_free(tiny: Tiny) -> None:
 
 
 def test_a_filter_outside_the_language_costs_nothing(tiny: Tiny) -> None:
-    """It is refused when planned, or by the catalog before anything is charged; the budget stays whole."""
+    """It is refused when planned, or by the catalog before anything is charged; the budget stays
+    whole.
+    """
     ledger = Ledger(tiny.ledger)
     for where in ("error(note) = 'x'", "age IN (SELECT 1)"):
         with pytest.raises(PlanRefused, match="breaks the rule"):

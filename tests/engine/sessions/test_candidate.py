@@ -1,4 +1,6 @@
-"""Where candidates come from: estimator files, prediction tables, MLflow; and the partition they are scored on."""
+"""Where candidates come from: estimator files, prediction tables, MLflow; and the partition they
+are scored on.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,14 @@ ROWS = """
 CREATE TABLE visits AS SELECT 'p' || i AS person, 'r' || i AS visit, DATE '2020-01-01' + CAST(i % 2 AS INTEGER) AS day,
        i % 2 AS sick, (i % 2) * 30 + i % 7 AS age FROM range(4000) t(i)
 """
-PARAMS = {"groups": 400, "queries": 20, "failures": 2, "rho": "0.24", "alpha": "0.2", "epsilon": "4"}
+PARAMS = {
+    "groups": 400,
+    "queries": 20,
+    "failures": 2,
+    "rho": "0.24",
+    "alpha": "0.2",
+    "epsilon": "4",
+}
 
 
 @pytest.fixture
@@ -43,7 +52,9 @@ def gate(tiny: Tiny) -> Session:
     return Session.open(planned, Ledger(tiny.ledger), Registry.load())
 
 
-def predictions(tiny: Tiny, expression: str, name: str = "said", rows: int = 4000) -> dict[str, str]:
+def predictions(
+    tiny: Tiny, expression: str, name: str = "said", rows: int = 4000
+) -> dict[str, str]:
     """A prediction table; ``expression`` is over i."""
     path = tiny.folder / f"{name}.duckdb"
     path.unlink(missing_ok=True)
@@ -56,7 +67,12 @@ def predictions(tiny: Tiny, expression: str, name: str = "said", rows: int = 400
 
 def test_a_table_of_predictions_is_a_candidate(tiny: Tiny, gate: Session) -> None:
     """Right predictions pass, others do not; the digest covers what the table holds."""
-    right = {"name": "right", "label": "sick", "predictions": predictions(tiny, "i % 2"), "claim": "0.9"}
+    right = {
+        "name": "right",
+        "label": "sick",
+        "predictions": predictions(tiny, "i % 2"),
+        "claim": "0.9",
+    }
     assert judge(gate, right)["verdict"] == "yes"
     wrong = {
         "name": "wrong",
@@ -65,22 +81,33 @@ def test_a_table_of_predictions_is_a_candidate(tiny: Tiny, gate: Session) -> Non
         "claim": "0.9",
     }
     assert judge(gate, wrong)["verdict"] == "no"
-    short = {"name": "short", "label": "sick", "predictions": predictions(tiny, "i % 2", "s", 1000), "claim": "0.9"}
+    short = {
+        "name": "short",
+        "label": "sick",
+        "predictions": predictions(tiny, "i % 2", "s", 1000),
+        "claim": "0.9",
+    }
     assert judge(gate, short)["verdict"] == "no"  # rows without a prediction are wrong
     digests = {load_candidate(Submission.model_validate(s)).digest for s in (right, wrong, short)}
     assert len(digests) == 3
 
 
 def test_scores_are_looked_up_by_id(tiny: Tiny) -> None:
-    table = read_predictions(**{**predictions(tiny, "i % 2"), "database": tiny.folder / "said.duckdb"}, score="p")
+    table = read_predictions(
+        **{**predictions(tiny, "i % 2"), "database": tiny.folder / "said.duckdb"}, score="p"
+    )
     rows = {"visit": np.array(["r8", "r3", "none", None], dtype=object)}
     assert table.predict(rows).tolist()[:2] == [0, 1] and np.isnan(table.predict(rows)[2:]).all()
     assert table.score(rows)[0] == 8 / 4000
 
 
 def test_one_rows_long_text_costs_nobody_memory(tiny: Tiny) -> None:
-    """Compared as it is, it would make every id of the predictions as long; cut, or without its NUL, it would be another id."""
-    table = read_predictions(**{**predictions(tiny, "i % 2"), "database": tiny.folder / "said.duckdb"})
+    """Compared as it is, it would make every id of the predictions as long; cut, or without its
+    NUL, it would be another id.
+    """
+    table = read_predictions(
+        **{**predictions(tiny, "i % 2"), "database": tiny.folder / "said.duckdb"}
+    )
     long = "r3999" + "x" * 10**6
     tracemalloc.start()
     said = table.predict({"visit": np.array(["r3", long, "r3\0"], dtype=object)})
@@ -91,8 +118,12 @@ def test_one_rows_long_text_costs_nobody_memory(tiny: Tiny) -> None:
 
 @pytest.mark.parametrize("link", [None, os.symlink, os.link])
 @pytest.mark.parametrize("prediction", ["sick", "person"])
-def test_private_rows_are_no_predictions(tiny: Tiny, gate: Session, link: Any, prediction: str) -> None:
-    """A digest of them, and whether an id occurs twice or a text is a number, would leave for nothing: all are refused alike."""
+def test_private_rows_are_no_predictions(
+    tiny: Tiny, gate: Session, link: Any, prediction: str
+) -> None:
+    """A digest of them, and whether an id occurs twice or a text is a number, would leave for
+    nothing: all are refused alike.
+    """
     file = tiny.database if link is None else tiny.folder / "link.duckdb"
     if link is not None:
         link(tiny.database, file)
@@ -123,7 +154,10 @@ def fitted(tiny: Tiny, name: str, shift: int = 0) -> Path:
     import skops.io
     from sklearn.tree import DecisionTreeClassifier
 
-    ages, labels = np.array([[(i % 2) * 30 + i % 7 + shift] for i in range(400)]), np.array([i % 2 for i in range(400)])
+    ages, labels = (
+        np.array([[(i % 2) * 30 + i % 7 + shift] for i in range(400)]),
+        np.array([i % 2 for i in range(400)]),
+    )
     file = tiny.folder / f"{name}.skops"
     skops.io.dump(DecisionTreeClassifier().fit(ages, labels), file)
     return file
@@ -147,10 +181,15 @@ def test_a_registered_model_is_a_candidate(tiny: Tiny, gate: Session) -> None:
 
 
 def test_no_two_submissions_share_a_digest(tiny: Tiny) -> None:
-    """A zip file may follow other bytes. Were a model and its rival digested as one text, both in one file would be the same
-    submission, and have its stored verdict, though that file loads as the rival.
+    """A zip file may follow other bytes. Were a model and its rival digested as one text, both in
+    one file would be the same submission, and have its stored verdict, though that file loads as
+    the rival.
     """
-    first, second, joined = fitted(tiny, "tree"), fitted(tiny, "worse", 50), tiny.folder / "joined.skops"
+    first, second, joined = (
+        fitted(tiny, "tree"),
+        fitted(tiny, "worse", 50),
+        tiny.folder / "joined.skops",
+    )
     joined.write_bytes(first.read_bytes() + b"\0\0" + second.read_bytes())
     given = {"name": "m", "label": "sick", "features": ["age"], "claim": "0.9"}
     two = load_candidate(Submission.model_validate(given | {"file": first, "rival": second}))
@@ -163,13 +202,31 @@ def test_no_two_submissions_share_a_digest(tiny: Tiny) -> None:
 
 def test_estimators_by_name(tiny: Tiny, gate: Session) -> None:
     """Scores, comparisons and columns go through the same gate."""
-    given: dict[str, Any] = {"name": "m", "label": "sick", "features": ["age"], "file": str(fitted(tiny, "tree"))}
-    assert judge(gate, given | {"claim": "0.9", "estimator": "auc", "default": "1"})["verdict"] == "yes"
-    rival = given | {"estimator": "difference", "rival": str(fitted(tiny, "worse", 50)), "claim": "0.2"}
-    assert judge(gate, rival)["verdict"] == "yes"
-    assert gate.ask("column_quantile", columns=["age"], options={"p": "1/2"}, claim="3")["verdict"] == "yes"
+    given: dict[str, Any] = {
+        "name": "m",
+        "label": "sick",
+        "features": ["age"],
+        "file": str(fitted(tiny, "tree")),
+    }
     assert (
-        judge(gate, {"name": "c", "estimator": "column_mean", "features": ["age"], "claim": "10"})["verdict"] == "yes"
+        judge(gate, given | {"claim": "0.9", "estimator": "auc", "default": "1"})["verdict"]
+        == "yes"
+    )
+    rival = given | {
+        "estimator": "difference",
+        "rival": str(fitted(tiny, "worse", 50)),
+        "claim": "0.2",
+    }
+    assert judge(gate, rival)["verdict"] == "yes"
+    assert (
+        gate.ask("column_quantile", columns=["age"], options={"p": "1/2"}, claim="3")["verdict"]
+        == "yes"
+    )
+    assert (
+        judge(gate, {"name": "c", "estimator": "column_mean", "features": ["age"], "claim": "10"})[
+            "verdict"
+        ]
+        == "yes"
     )
     with pytest.raises(PlanRefused, match="give the candidate a rival"):
         judge(gate, given | {"estimator": "difference", "claim": "0.2"})
@@ -192,17 +249,27 @@ def test_the_order_of_rows_changes_nothing(tiny: Tiny) -> None:
         )
         table = tiny.declare(protects="unit", limits={"rows": 1}, columns={"age": {}}, block=None)
         request = GroupValues(7, ("age",))
-        found.append(group_values(PrivateTable.load(table), request, b"k", (), mean, Subject(("age",)), 0.0).tolist())
+        found.append(
+            group_values(
+                PrivateTable.load(table), request, b"k", (), mean, Subject(("age",)), 0.0
+            ).tolist()
+        )
     assert found[0] == found[1] == found[2]
 
 
 def test_no_row_tells_two_zeros_apart(tiny: Tiny) -> None:
-    """They sort alike, so which comes first would follow the order of the table's rows, in which other groups' are."""
+    """They sort alike, so which comes first would follow the order of the table's rows, in which
+    other groups' are.
+    """
     from dpflow.core.contract.requests import GroupValues
 
-    tiny.fill("CREATE TABLE visits AS SELECT 'p' AS person, CAST(unnest(['-0.0', '0.0', '-0.0']) AS DOUBLE) AS age")
+    tiny.fill(
+        "CREATE TABLE visits AS SELECT 'p' AS person, CAST(unnest(['-0.0', '0.0', '-0.0']) AS DOUBLE) AS age"
+    )
     for bounds in ({}, {"lower": -1, "upper": 1}):
-        table = tiny.declare(protects="unit", limits={"rows": 1}, columns={"age": bounds}, block=None)
+        table = tiny.declare(
+            protects="unit", limits={"rows": 1}, columns={"age": bounds}, block=None
+        )
         _, rows = PrivateTable.load(table).grouped_rows(GroupValues(1, ("age",)), b"k", ())
         assert not np.signbit(rows["age"]).any()
 
@@ -211,7 +278,11 @@ def test_a_scope_has_one_partition(tiny: Tiny, gate: Session) -> None:
     """Another number of groups on the same scope is refused, also after the gate is closed."""
     with pytest.raises(PlanRefused, match="partitioned into 400 groups"):
         other = plan(
-            "reusable_holdout", tiny.folder / "visits.yml", name="b", scope="gate", **(PARAMS | {"groups": 300})
+            "reusable_holdout",
+            tiny.folder / "visits.yml",
+            name="b",
+            scope="gate",
+            **(PARAMS | {"groups": 300}),
         )
         Session.open(other, Ledger(tiny.ledger), Registry.load())
 
@@ -225,7 +296,9 @@ def test_a_gate_reads_the_blocks_it_pays_for(tiny: Tiny) -> None:
         "failures": 1,
         "groups": 1000,
     }  # 140 groups from the threshold: 35 scales of the noise
-    planned = plan("reusable_holdout", table, name="day", scope="visits", blocks=["2020-01-01"], **sure)
+    planned = plan(
+        "reusable_holdout", table, name="day", scope="visits", blocks=["2020-01-01"], **sure
+    )
     session = Session.open(planned, Ledger(tiny.ledger), Registry.load())
     assert session.ask("column_mean", columns=["age"], claim="10")["verdict"] == "yes"
     assert session.ask("column_mean", columns=["age"], claim="11")["verdict"] == "no"

@@ -1,4 +1,6 @@
-"""A gate's life: one partition, one gate at a time, fresh data when it is used up, and a record of every verdict."""
+"""A gate's life: one partition, one gate at a time, fresh data when it is used up, and a record of
+every verdict.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,22 @@ ROWS = """
 CREATE TABLE visits AS SELECT 'p' || i AS person, DATE '2020-01-01' AS day, i % 2 AS sick, (i % 2) * 30 + i % 7 AS age
 FROM range(4000) t(i)
 """
-PARAMS = {"groups": 400, "queries": 20, "failures": 2, "rho": "0.24", "alpha": "0.2", "epsilon": "4"}
-FREE = {"method": "description_length", "groups": 400, "queries": 20, "failures": 2, "rho": "0.24", "alpha": "0.2"}
+PARAMS = {
+    "groups": 400,
+    "queries": 20,
+    "failures": 2,
+    "rho": "0.24",
+    "alpha": "0.2",
+    "epsilon": "4",
+}
+FREE = {
+    "method": "description_length",
+    "groups": 400,
+    "queries": 20,
+    "failures": 2,
+    "rho": "0.24",
+    "alpha": "0.2",
+}
 HONEST = {"name": "honest", "estimator": "column_mean", "features": ["age"], "claim": "18"}
 
 
@@ -38,7 +54,9 @@ def ledger(tiny: Tiny) -> Ledger:
     """A holdout of 4,000 people, protected in scopes ``gate``, ``more`` and the quota ``gate/a``."""
     tiny.fill(ROWS)
     columns = {"sick": {"lower": 0, "upper": 1}, "age": {"lower": 0, "upper": 120}}
-    table = load_table(tiny.declare(protects="unit", limits={"rows": 1}, columns=columns, block=None, holdout=True))
+    table = load_table(
+        tiny.declare(protects="unit", limits={"rows": 1}, columns=columns, block=None, holdout=True)
+    )
     made = Ledger(tiny.ledger)
     for scope in ("gate", "more"):
         made.grant(scope, 8, 0, filter="basic", table=table, principal="owner")
@@ -47,42 +65,79 @@ def ledger(tiny: Tiny) -> Ledger:
 
 
 def opened(
-    tiny: Tiny, ledger: Ledger, scope: str = "gate", name: str = "gate", table: str = "visits.yml", **params: Any
+    tiny: Tiny,
+    ledger: Ledger,
+    scope: str = "gate",
+    name: str = "gate",
+    table: str = "visits.yml",
+    **params: Any,
 ) -> Session:
-    planned = plan("reusable_holdout", tiny.folder / table, name=name, scope=scope, **(params or PARAMS))
+    planned = plan(
+        "reusable_holdout", tiny.folder / table, name=name, scope=scope, **(params or PARAMS)
+    )
     return Session.open(planned, ledger, Registry.load())
 
 
 def test_what_is_left_is_known_from_the_start(tiny: Tiny, ledger: Ledger) -> None:
     session = opened(tiny, ledger)
-    assert session.remaining() == {"state": "open", "answered": 0, "queries_left": 20, "failures_left": 2}
+    assert session.remaining() == {
+        "state": "open",
+        "answered": 0,
+        "queries_left": 20,
+        "failures_left": 2,
+    }
     judge(session, HONEST)
     assert judge(session, wrong(0))["verdict"] == "no"
-    assert session.remaining() == {"state": "open", "answered": 2, "queries_left": 18, "failures_left": 1}
+    assert session.remaining() == {
+        "state": "open",
+        "answered": 2,
+        "queries_left": 18,
+        "failures_left": 1,
+    }
 
 
 def test_a_plan_says_what_its_verdicts_prove(tiny: Tiny, ledger: Ledger) -> None:
-    """Before anything is spent: heuristic, with the groups that the method needs and the cheapest that would be proven."""
-    planned = plan("reusable_holdout", tiny.folder / "visits.yml", name="gate", scope="gate", **PARAMS)
-    assert "verdicts are heuristic: 400 groups prove nothing with method sparse_vector" in planned.describe()["note"]
+    """Before anything is spent: heuristic, with the groups that the method needs and the cheapest
+    that would be proven.
+    """
+    planned = plan(
+        "reusable_holdout", tiny.folder / "visits.yml", name="gate", scope="gate", **PARAMS
+    )
+    assert (
+        "verdicts are heuristic: 400 groups prove nothing with method sparse_vector"
+        in planned.describe()["note"]
+    )
     assert "cheapest proven method on this table is tight with" in planned.describe()["note"]
 
 
 def test_one_gate_and_one_partition(tiny: Tiny, ledger: Ledger) -> None:
-    """No second gate beside, above or below an open one, from whatever scope; no other cut of the same rows, not even later."""
+    """No second gate beside, above or below an open one, from whatever scope; no other cut of the
+    same rows, not even later.
+    """
     session = opened(tiny, ledger)
     with pytest.raises(SessionClosed, match="gate session is open on scope 'gate'"):
         opened(tiny, ledger, scope="gate/a")
-    with pytest.raises(PlanRefused, match="table 'visits' is partitioned into 400 groups by 'person' in scope 'gate'"):
+    with pytest.raises(
+        PlanRefused,
+        match="table 'visits' is partitioned into 400 groups by 'person' in scope 'gate'",
+    ):
         opened(tiny, ledger, scope="more")  # another hash, so other groups
     with pytest.raises(PlanRefused, match="holdout, readable only through a gate"):
-        release(plan("count", tiny.folder / "visits.yml", name="n", scope="gate", epsilon="1"), ledger)
+        release(
+            plan("count", tiny.folder / "visits.yml", name="n", scope="gate", epsilon="1"), ledger
+        )
     for number in range(2):
         judge(session, wrong(number))
     assert session.remaining()["state"] == "closed"
-    with pytest.raises(PlanRefused, match="partitioned into 400 groups by 'person' in scope 'gate' .* never changed"):
+    with pytest.raises(
+        PlanRefused,
+        match="partitioned into 400 groups by 'person' in scope 'gate' .* never changed",
+    ):
         opened(tiny, ledger, scope="gate/a", **(PARAMS | {"groups": 300, "epsilon": "2"}))
-    with pytest.raises(PlanRefused, match="partitioned into 400 groups by 'person' in scope 'gate' .* never changed"):
+    with pytest.raises(
+        PlanRefused,
+        match="partitioned into 400 groups by 'person' in scope 'gate' .* never changed",
+    ):
         opened(tiny, ledger, scope="more")
     again = opened(tiny, ledger, scope="gate/a", **(PARAMS | {"epsilon": "2"}))
     assert judge(again, HONEST)["verdict"] == "yes"
@@ -90,11 +145,16 @@ def test_one_gate_and_one_partition(tiny: Tiny, ledger: Ledger) -> None:
 
 
 @pytest.mark.parametrize("relation", ["VISITS", "main.visits", "Main.Visits"])
-def test_a_second_declaration_is_no_second_data_set(tiny: Tiny, ledger: Ledger, relation: str) -> None:
-    """The same relation under another name, as an ordinary table of another scope: closed while the gate is open, and not fresh
-    for a gate that comes after."""
+def test_a_second_declaration_is_no_second_data_set(
+    tiny: Tiny, ledger: Ledger, relation: str
+) -> None:
+    """The same relation under another name, as an ordinary table of another scope: closed while the
+    gate is open, and not fresh for a gate that comes after.
+    """
     text = (tiny.folder / "visits.yml").read_text().replace("holdout: true", "holdout: false")
-    (tiny.folder / "alias.yml").write_text(text.replace("name: visits", f"name: alias\nrelation: {relation}"))
+    (tiny.folder / "alias.yml").write_text(
+        text.replace("name: visits", f"name: alias\nrelation: {relation}")
+    )
     count = plan("count", tiny.folder / "alias.yml", name="n", scope="more", epsilon="1")
     session = opened(tiny, ledger)
     with pytest.raises(SessionClosed, match="this relation of the database file"):
@@ -106,10 +166,13 @@ def test_a_second_declaration_is_no_second_data_set(tiny: Tiny, ledger: Ledger, 
 
 
 def test_joining_a_holdout_as_a_dimension_is_reading_it(tiny: Tiny, ledger: Ledger) -> None:
-    """Its rows as somebody's public dimension: closed while a gate on them is open, and not fresh for a gate that comes after.
-    A dimension that a gate joins itself stays open to all, and makes nobody's data stale.
+    """Its rows as somebody's public dimension: closed while a gate on them is open, and not fresh
+    for a gate that comes after. A dimension that a gate joins itself stays open to all, and makes
+    nobody's data stale.
     """
-    tiny.fill(f"{ROWS}; CREATE TABLE other AS FROM visits; CREATE TABLE cities AS SELECT 'p1' AS person, 3 AS size")
+    tiny.fill(
+        f"{ROWS}; CREATE TABLE other AS FROM visits; CREATE TABLE cities AS SELECT 'p1' AS person, 3 AS size"
+    )
     text = (
         (tiny.folder / "visits.yml")
         .read_text()
@@ -117,9 +180,14 @@ def test_joining_a_holdout_as_a_dimension_is_reading_it(tiny: Tiny, ledger: Ledg
         .replace("holdout: true", "holdout: false")
     )
     for name, relation in (("peeks", "Visits"), ("fair", "cities")):
-        join = f"joins: [{{relation: {relation}, name: d, kind: dimension, on: {{person: person}}}}]\n"
+        join = (
+            f"joins: [{{relation: {relation}, name: d, kind: dimension, on: {{person: person}}}}]\n"
+        )
         (tiny.folder / f"{name}.yml").write_text(text + join)
-    peek, fair = (plan("count", tiny.folder / f"{n}.yml", name=n, scope="more", epsilon="1") for n in ("peeks", "fair"))
+    peek, fair = (
+        plan("count", tiny.folder / f"{n}.yml", name=n, scope="more", epsilon="1")
+        for n in ("peeks", "fair")
+    )
     mine = (tiny.folder / "visits.yml").read_text()
     (tiny.folder / "visits.yml").write_text(
         mine + "joins: [{relation: cities, name: c, kind: dimension, on: {person: person}}]\n"
@@ -128,7 +196,9 @@ def test_joining_a_holdout_as_a_dimension_is_reading_it(tiny: Tiny, ledger: Ledg
         release(fair, ledger).result.rows[0].value > 3900
     )  # before the gate: its dimension was read, its rows were not
     session = opened(tiny, ledger)
-    planned = plan("reusable_holdout", tiny.folder / "visits.yml", name="gate", scope="gate", **PARAMS)
+    planned = plan(
+        "reusable_holdout", tiny.folder / "visits.yml", name="gate", scope="gate", **PARAMS
+    )
     assert ledger.is_fresh(session.id, "gate", data_names(planned, ledger))
     with pytest.raises(SessionClosed, match="this relation of the database file"):
         release(peek, ledger)
@@ -151,7 +221,9 @@ def test_a_dimension_that_was_read_is_no_fresh_holdout(tiny: Tiny, ledger: Ledge
     tiny.fill(f"{ROWS}; CREATE TABLE other AS FROM visits")
     release(plan("count", tiny.folder / "peeks.yml", name="n", scope="more", epsilon="1"), ledger)
     session = opened(tiny, ledger)
-    table = plan("reusable_holdout", tiny.folder / "visits.yml", name="gate", scope="gate", **PARAMS)
+    table = plan(
+        "reusable_holdout", tiny.folder / "visits.yml", name="gate", scope="gate", **PARAMS
+    )
     assert not ledger.is_fresh(session.id, "gate", data_names(table, ledger))
 
 
@@ -160,7 +232,9 @@ def replace_name(planned: Plan, name: str) -> Plan:
 
 
 def test_fresh_data_takes_over_by_itself(tiny: Tiny, ledger: Ledger) -> None:
-    """A used-up gate hands on what it did not answer; a retry says the same and pays nothing; unneeded gates stay shut."""
+    """A used-up gate hands on what it did not answer; a retry says the same and pays nothing;
+    unneeded gates stay shut.
+    """
     tried: list[str] = []
     tiny.fill(f"{ROWS}; CREATE TABLE more AS FROM visits")
     (tiny.folder / "more.yml").write_text(
@@ -170,7 +244,13 @@ def test_fresh_data_takes_over_by_itself(tiny: Tiny, ledger: Ledger) -> None:
     def opening(scope: str) -> Any:
         def run() -> Session:
             tried.append(scope)
-            return opened(tiny, ledger, scope, name=scope, table="more.yml" if scope == "more" else "visits.yml")
+            return opened(
+                tiny,
+                ledger,
+                scope,
+                name=scope,
+                table="more.yml" if scope == "more" else "visits.yml",
+            )
 
         return run
 
@@ -188,11 +268,25 @@ def test_fresh_data_takes_over_by_itself(tiny: Tiny, ledger: Ledger) -> None:
 
 
 def test_nothing_but_the_verdict_leaves(tiny: Tiny, ledger: Ledger) -> None:
-    """No count, threshold or noise in an answer, the history or a representation; the corrected value is the session's own."""
-    sure = PARAMS | {"epsilon": "8", "correct": {"kind": "grid", "lower": 0, "upper": 60, "step": 1}}
+    """No count, threshold or noise in an answer, the history or a representation; the corrected
+    value is the session's own.
+    """
+    sure = PARAMS | {
+        "epsilon": "8",
+        "correct": {"kind": "grid", "lower": 0, "upper": 60, "step": 1},
+    }
     session = opened(tiny, ledger, **sure)
     found = [judge(session, s) for s in (HONEST, wrong(0))]
-    said = {"name", "claim", "candidate", "verdict", "guarantee", "queries_left", "failures_left", "snapshot"}
+    said = {
+        "name",
+        "claim",
+        "candidate",
+        "verdict",
+        "guarantee",
+        "queries_left",
+        "failures_left",
+        "snapshot",
+    }
     said |= {"session", "commitment", "promoted"}
     assert set(found[0]) == said and set(found[1]) == said | {"corrected", "corrected_guarantee"}
     assert found[1]["verdict"] == "no" and abs(found[1]["corrected"] - 18) <= 3
@@ -209,7 +303,9 @@ def test_many_verdicts_are_one_decision() -> None:
 
 
 def test_a_promotion_is_recorded(tiny: Tiny, ledger: Ledger) -> None:
-    """With the session, the guarantee, the data's keyed id, and a commitment that only this ledger can make."""
+    """With the session, the guarantee, the data's keyed id, and a commitment that only this ledger
+    can make.
+    """
     records: list[Mapping[str, str]] = []
 
     class Registry_:
@@ -221,12 +317,17 @@ def test_a_promotion_is_recorded(tiny: Tiny, ledger: Ledger) -> None:
     verdict = judge(session, HONEST, Registry_())
     assert verdict["promoted"] and judge(session, wrong(0), Registry_())["promoted"] is False
     (record,) = records
-    assert set(record) == {"session", "guarantee", "snapshot", "commitment"} and record["session"] == session.id
+    assert (
+        set(record) == {"session", "guarantee", "snapshot", "commitment"}
+        and record["session"] == session.id
+    )
     said = {k: v for k, v in verdict.items() if k not in ("promoted", "session", "commitment")}
     assert record["commitment"] == session.commitment(said)
     assert record["commitment"] != session.commitment(said | {"verdict": "no"})
     tiny.fill(ROWS.replace("range(4000)", "range(4001)"))
-    assert judge(session, HONEST) == verdict | {"promoted": False}  # stored: its snapshot is the one it was drawn from
+    assert judge(session, HONEST) == verdict | {
+        "promoted": False
+    }  # stored: its snapshot is the one it was drawn from
     assert judge(session, HONEST | {"claim": "17"})["snapshot"] != verdict["snapshot"]
 
 
@@ -241,7 +342,9 @@ def test_the_alias_moves_with_the_record(tiny: Tiny, ledger: Ledger) -> None:
     first = judge(session, HONEST, promoter)
     assert first["promoted"] and not judge(session, wrong(0), promoter)["promoted"]
     assert not judge(session, HONEST | {"claim": "17"}, promoter)["promoted"]
-    champion = MlflowClient(tracking_uri=uri, registry_uri=uri).get_model_version_by_alias("age", "champion")
+    champion = MlflowClient(tracking_uri=uri, registry_uri=uri).get_model_version_by_alias(
+        "age", "champion"
+    )
     for name in ("candidate", "session", "guarantee", "snapshot", "commitment"):
         assert champion.tags[f"dpflow.{name}"] == first[name]
 
@@ -249,7 +352,9 @@ def test_the_alias_moves_with_the_record(tiny: Tiny, ledger: Ledger) -> None:
 # --- tables that protect nobody ---------------------------------------------------------------------------------------
 
 
-def test_methods_without_a_claim_need_a_table_that_protects_nobody(tiny: Tiny, ledger: Ledger) -> None:
+def test_methods_without_a_claim_need_a_table_that_protects_nobody(
+    tiny: Tiny, ledger: Ledger
+) -> None:
     with pytest.raises(PlanRefused, match="makes no privacy claim"):
         opened(tiny, ledger, **FREE)
     with pytest.raises(PlanRefused, match="makes no privacy claim"):
@@ -258,7 +363,9 @@ def test_methods_without_a_claim_need_a_table_that_protects_nobody(tiny: Tiny, l
 
 
 def test_a_noise_free_gate_is_proven_with_few_groups(tiny: Tiny, ledger: Ledger) -> None:
-    """On a table declared generalisation-only; what was released before makes the next gate's proof void."""
+    """On a table declared generalisation-only; what was released before makes the next gate's proof
+    void.
+    """
     tiny.declare(
         protects="unit", limits={"rows": 1}, block=None, holdout=True, **{"generalisation-only": True},
         columns={"age": {"lower": 0, "upper": 120}},
@@ -269,7 +376,11 @@ def test_a_noise_free_gate_is_proven_with_few_groups(tiny: Tiny, ledger: Ledger)
     ledger.grant("open", 1, 0, filter="basic", table=table, principal="owner")
     session = opened(tiny, ledger, "open", **FREE)
     found = [judge(session, s) for s in (HONEST, wrong(0), wrong(1))]
-    assert [(v["verdict"], v["guarantee"]) for v in found] == [("yes", "proven"), ("no", "proven"), ("no", "proven")]
+    assert [(v["verdict"], v["guarantee"]) for v in found] == [
+        ("yes", "proven"),
+        ("no", "proven"),
+        ("no", "proven"),
+    ]
     assert ledger.remaining("open").rows()[0]["epsilon_spent"] == "0"
     later = judge(opened(tiny, ledger, "open", name="later", **FREE), HONEST)
     assert (later["guarantee"], later["because"]) == (
@@ -280,13 +391,18 @@ def test_a_noise_free_gate_is_proven_with_few_groups(tiny: Tiny, ledger: Ledger)
     text = (tiny.folder / "visits.yml").read_text().replace("holdout: true", "holdout: false")
     (tiny.folder / "more.yml").write_text(text.replace("name: visits", "name: more"))
     other = tiny.folder / "other.yml"
-    other.write_text((tiny.folder / "visits.yml").read_text().replace("column: person", "column: age"))
-    with pytest.raises(PlanRefused, match="400 groups by 'person' in scope 'open' since its first session"):
+    other.write_text(
+        (tiny.folder / "visits.yml").read_text().replace("column: person", "column: age")
+    )
+    with pytest.raises(
+        PlanRefused, match="400 groups by 'person' in scope 'open' since its first session"
+    ):
         opened(tiny, ledger, "open", name="by age", table="other.yml", **FREE)
     ledger.grant("rows", 1, 0, filter="basic", table=table, principal="owner")
     handed = judge(opened(tiny, ledger, "rows", table="more.yml", **FREE), HONEST)
     assert handed["guarantee"] == "heuristic" and "declare holdout" in handed["because"]
     with pytest.raises(
-        PlanRefused, match="prove nothing .* cheapest proven method on this table is description_length"
+        PlanRefused,
+        match="prove nothing .* cheapest proven method on this table is description_length",
     ):
         opened(tiny, ledger, "open", name="few", **(FREE | {"queries": 10**6, "require": "proven"}))

@@ -1,4 +1,6 @@
-"""Releases inside a gate: paid by its own epsilon, by no other account, and an end to what its verdicts prove."""
+"""Releases inside a gate: paid by its own epsilon, by no other account, and an end to what its
+verdicts prove.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,15 @@ from dpflow.registry import Registry
 if TYPE_CHECKING:
     from smallworld import Tiny
 
-ROWS = (
-    "CREATE TABLE visits AS SELECT 'p' || i AS person, i % 2 AS sick, (i % 2) * 30 + i % 7 AS age FROM range(4000) t(i)"
-)
-PARAMS = {"groups": 400, "queries": 20, "failures": 2, "rho": "0.24", "alpha": "0.2", "epsilon": "5"}
+ROWS = "CREATE TABLE visits AS SELECT 'p' || i AS person, i % 2 AS sick, (i % 2) * 30 + i % 7 AS age FROM range(4000) t(i)"
+PARAMS = {
+    "groups": 400,
+    "queries": 20,
+    "failures": 2,
+    "rho": "0.24",
+    "alpha": "0.2",
+    "epsilon": "5",
+}
 RESERVE = {"reserve": {"epsilon": "1"}}
 HONEST = {"name": "honest", "estimator": "column_mean", "features": ["age"], "claim": "18"}
 
@@ -33,24 +40,34 @@ def count(epsilon: str = "0.4", **changes: Any) -> dict[str, Any]:
 def ledger(tiny: Tiny) -> Ledger:
     tiny.fill(ROWS)
     columns = {"sick": {"lower": 0, "upper": 1}, "age": {"lower": 0, "upper": 120}}
-    table = load_table(tiny.declare(protects="unit", limits={"rows": 1}, columns=columns, block=None, holdout=True))
+    table = load_table(
+        tiny.declare(protects="unit", limits={"rows": 1}, columns=columns, block=None, holdout=True)
+    )
     made = Ledger(tiny.ledger)
     made.grant("gate", 5, "1e-6", filter="basic", table=table, principal="owner")
     return made
 
 
 def opened(tiny: Tiny, ledger: Ledger, name: str = "gate", **params: Any) -> Session:
-    planned = plan("reusable_holdout", tiny.folder / "visits.yml", name=name, scope="gate", **(PARAMS | params))
+    planned = plan(
+        "reusable_holdout", tiny.folder / "visits.yml", name=name, scope="gate", **(PARAMS | params)
+    )
     return Session.open(planned, ledger, Registry.load())
 
 
 def test_a_release_inside_is_paid_by_the_gate(tiny: Tiny, ledger: Ledger) -> None:
-    """The scope pays for the session alone; the reserve pays until it is used up; the same release again is free."""
+    """The scope pays for the session alone; the reserve pays until it is used up; the same release
+    again is free.
+    """
     session = opened(tiny, ledger, **RESERVE)
     assert ledger.remaining("gate").rows()[0]["epsilon_left"] == "0"
     first = session.ask(count())
     assert first["verdict"] == "released" and abs(first["result"]["rows"][0][2] - 4000) < 60
-    assert (first["epsilon"], first["reserve_epsilon_left"], first["reserve_delta_left"]) == ("0.4", "0.6", "0")
+    assert (first["epsilon"], first["reserve_epsilon_left"], first["reserve_delta_left"]) == (
+        "0.4",
+        "0.6",
+        "0",
+    )
     assert session.ask(count()) == first and judge(session, HONEST)["verdict"] == "yes"
     some = session.ask(count(where="sick = 1"))
     assert abs(some["result"]["rows"][0][2] - 2000) < 60 and some["reserve_epsilon_left"] == "0.2"
@@ -58,13 +75,17 @@ def test_a_release_inside_is_paid_by_the_gate(tiny: Tiny, ledger: Ledger) -> Non
     with pytest.raises(BudgetExceeded, match=r"epsilon 0.4 .* 0.2 and 0 of its reserve are left"):
         session.ask(count(revision=2))
     assert ledger.session(session.id) == state
-    assert opened(tiny, ledger, **RESERVE).ask(count("0.2", revision=2))["reserve_epsilon_left"] == "0"
+    assert (
+        opened(tiny, ledger, **RESERVE).ask(count("0.2", revision=2))["reserve_epsilon_left"] == "0"
+    )
     assert session.remaining() == {
         "state": "open", "answered": 4, "queries_left": 19, "failures_left": 2, "reserve_epsilon_left": "0",
         "reserve_delta_left": "0",
     }  # fmt: skip
     with pytest.raises(PlanRefused, match="readable only through a gate"):
-        release(plan("count", tiny.folder / "visits.yml", name="n", scope="gate", epsilon="0.1"), ledger)
+        release(
+            plan("count", tiny.folder / "visits.yml", name="n", scope="gate", epsilon="0.1"), ledger
+        )
     assert len(ledger.releases()) == 1 and ledger.verify().ok
     for claim in ("60", "61"):
         assert judge(session, HONEST | {"claim": claim})["verdict"] == "no"
@@ -74,12 +95,21 @@ def test_a_release_inside_is_paid_by_the_gate(tiny: Tiny, ledger: Ledger) -> Non
 
 
 def test_what_has_no_place_inside(tiny: Tiny, ledger: Ledger) -> None:
-    """No reserve, a session, a mechanism without an exact price, a wrong one: refused before anything is read or stored."""
+    """No reserve, a session, a mechanism without an exact price, a wrong one: refused before
+    anything is read or stored.
+    """
     bare = opened(tiny, ledger, "bare")
     with pytest.raises(PlanRefused, match="keeps nothing for other releases"):
         bare.ask(count())
     ledger.resolve(bare.id, reason="test", principal="owner")
-    ledger.grant("gate", 10, "1e-6", filter="basic", principal="owner", table=load_table(tiny.folder / "visits.yml"))
+    ledger.grant(
+        "gate",
+        10,
+        "1e-6",
+        filter="basic",
+        principal="owner",
+        table=load_table(tiny.folder / "visits.yml"),
+    )
     session = opened(tiny, ledger, **RESERVE)
     state = ledger.session(session.id)
     for wrong, error, message in (
@@ -95,8 +125,12 @@ def test_what_has_no_place_inside(tiny: Tiny, ledger: Ledger) -> None:
     assert ledger.session(session.id) == state and session.remaining()["answered"] == 0
 
 
-def test_a_crash_inside_is_charged_once(tiny: Tiny, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the draw and before the answer is stored nothing is spent and nothing was seen; the next try draws afresh."""
+def test_a_crash_inside_is_charged_once(
+    tiny: Tiny, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the draw and before the answer is stored nothing is spent and nothing was seen; the
+    next try draws afresh.
+    """
     session = opened(tiny, ledger, **RESERVE)
     with monkeypatch.context() as patched:
         patched.setattr("dpflow.fault_points.armed", "draw.after:fail")
@@ -106,8 +140,12 @@ def test_a_crash_inside_is_charged_once(tiny: Tiny, ledger: Ledger, monkeypatch:
     assert session.ask(count("1"))["reserve_epsilon_left"] == "0"
 
 
-def test_a_failed_release_is_none_and_paid(tiny: Tiny, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What may depend on rows is answered "none", for ever; drawing again would be rejection sampling."""
+def test_a_failed_release_is_none_and_paid(
+    tiny: Tiny, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What may depend on rows is answered "none", for ever; drawing again would be rejection
+    sampling.
+    """
     from dpflow.mechanisms.count import Count
 
     session = opened(tiny, ledger, **RESERVE)
@@ -118,8 +156,12 @@ def test_a_failed_release_is_none_and_paid(tiny: Tiny, ledger: Ledger, monkeypat
     assert session.ask(count()) == failed and judge(session, HONEST)["verdict"] == "yes"
 
 
-def test_verdicts_after_it_prove_nothing(tiny: Tiny, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Proofs are about whole groups, a release protects one unit: verdicts before it keep theirs, those after it are heuristic."""
+def test_verdicts_after_it_prove_nothing(
+    tiny: Tiny, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Proofs are about whole groups, a release protects one unit: verdicts before it keep theirs,
+    those after it are heuristic.
+    """
     from dpflow.mechanisms import reusable_holdout
 
     monkeypatch.setattr(reusable_holdout, "proven", lambda *a: True)
@@ -129,19 +171,27 @@ def test_verdicts_after_it_prove_nothing(tiny: Tiny, ledger: Ledger, monkeypatch
     after = judge(session, HONEST | {"claim": "17"})
     assert before["guarantee"] == "proven" and after["guarantee"] == "heuristic"
     assert (
-        "inside the session is private by unit" in after["because"] and judge(session, HONEST)["guarantee"] == "proven"
+        "inside the session is private by unit" in after["because"]
+        and judge(session, HONEST)["guarantee"] == "proven"
     )
 
 
 def test_the_reserve_is_part_of_the_gates_price(tiny: Tiny, ledger: Ledger) -> None:
     """The session claims all of epsilon and delta; approximate releases take from delta, too."""
     whole = PARAMS | {"delta": "1e-6", "reserve": {"epsilon": "1", "delta": "4e-7"}}
-    planned = plan("reusable_holdout", tiny.folder / "visits.yml", name="gate", scope="gate", **whole)
+    planned = plan(
+        "reusable_holdout", tiny.folder / "visits.yml", name="gate", scope="gate", **whole
+    )
     assert planned.event == Approximate(5, planned.params.delta)
-    pure = plan("reusable_holdout", tiny.folder / "visits.yml", name="g", scope="gate", **PARAMS, **RESERVE)
+    pure = plan(
+        "reusable_holdout", tiny.folder / "visits.yml", name="g", scope="gate", **PARAMS, **RESERVE
+    )
     assert pure.event == Pure(5)
     session = Session.open(planned, ledger, Registry.load())
-    keys = {"mechanism": "private_histogram", "params": {"by": "sick", "epsilon": "0.5", "delta": "3e-7"}}
+    keys = {
+        "mechanism": "private_histogram",
+        "params": {"by": "sick", "epsilon": "0.5", "delta": "3e-7"},
+    }
     assert session.ask({"release": keys})["reserve_delta_left"] == "1e-7"
     with pytest.raises(BudgetExceeded, match="3e-7 are asked"):
         session.ask({"release": keys | {"revision": 2}})

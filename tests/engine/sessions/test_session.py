@@ -1,4 +1,6 @@
-"""The life of a session: charged whole at its opening, every answer stored before it is seen, failures never redrawn."""
+"""The life of a session: charged whole at its opening, every answer stored before it is seen,
+failures never redrawn.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,12 @@ NEAR = {"threshold": 2**40}  # and below this
 
 
 def opened(tiny: Tiny, mechanism: str = "above_threshold", **changes: Any) -> Session:
-    given: dict[str, Any] = {"name": "watch", "scope": "visits", "blocks": ["2020-01-01"], "epsilon": "0.25"}
+    given: dict[str, Any] = {
+        "name": "watch",
+        "scope": "visits",
+        "blocks": ["2020-01-01"],
+        "epsilon": "0.25",
+    }
     planned = plan(mechanism, tiny.folder / "visits.yml", **(given | changes))
     return Session.open(planned, Ledger(tiny.ledger), Registry.load())
 
@@ -45,10 +52,14 @@ def spent(tiny: Tiny) -> list[str]:
 
 
 def test_a_session_is_paid_once_and_answers_until_it_is_used_up(tiny: Tiny) -> None:
-    """Opening charges everything; answers and resuming cost nothing; a used-up session still repeats what it said."""
+    """Opening charges everything; answers and resuming cost nothing; a used-up session still
+    repeats what it said.
+    """
     session = opened(tiny, failures=2)
     assert spent(tiny) == ["0.25"]
-    assert [session.ask({**FAR, "by": "city", "key": key}) for key in ("Oslo", "Rome")] == [{"verdict": "above"}] * 2
+    assert [session.ask({**FAR, "by": "city", "key": key}) for key in ("Oslo", "Rome")] == [
+        {"verdict": "above"}
+    ] * 2
     assert session.ask(NEAR) == {"verdict": "below"}
     again = opened(tiny, failures=2)
     assert again.id == session.id and again.ask(NEAR) == {"verdict": "below"}
@@ -65,7 +76,9 @@ def test_an_unpaid_session_reads_nothing(tiny: Tiny, monkeypatch: pytest.MonkeyP
         opened(tiny, epsilon="1.5")
 
 
-def test_questions_that_cannot_be_asked_change_nothing(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_questions_that_cannot_be_asked_change_nothing(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What plan and catalog refuse is an error before any row is read, and the session goes on."""
     session = opened(tiny)
     state = Ledger(tiny.ledger).session(session.id)
@@ -102,7 +115,9 @@ def test_a_failure_that_may_depend_on_rows_is_none_for_ever(
         else:
             real = AboveThreshold.answer
             patched.setattr(
-                AboveThreshold, "answer", lambda *a: (type(real(*a)[0])({"verdict": float("nan")}), real(*a)[1])
+                AboveThreshold,
+                "answer",
+                lambda *a: (type(real(*a)[0])({"verdict": float("nan")}), real(*a)[1]),
             )
         assert session.ask(FAR) == {"verdict": "none"}
     assert session.ask(FAR) == {"verdict": "none"}
@@ -128,7 +143,9 @@ def test_a_retryable_failure_stores_nothing(tiny: Tiny, monkeypatch: pytest.Monk
 
 
 def test_racing_answers_advance_one_state(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An answer drawn from a state that another answer advanced meanwhile is thrown away and drawn again."""
+    """An answer drawn from a state that another answer advanced meanwhile is thrown away and drawn
+    again.
+    """
     session, rival = opened(tiny, failures=3), opened(tiny, failures=3)
     real, draws = AboveThreshold.answer, []
 
@@ -157,10 +174,15 @@ FROM range(4000) t(i)
 
 
 def submission(tiny: Tiny, model: Any, claim: str, name: str, shift: int = 0) -> dict[str, Any]:
-    """Fit a model on fresh rows of the same kind, or on ages that are off by ``shift``, and save it."""
+    """Fit a model on fresh rows of the same kind, or on ages that are off by ``shift``, and save
+    it.
+    """
     import skops.io
 
-    ages, labels = np.array([[(i % 2) * 30 + i % 7 + shift] for i in range(400)]), np.array([i % 2 for i in range(400)])
+    ages, labels = (
+        np.array([[(i % 2) * 30 + i % 7 + shift] for i in range(400)]),
+        np.array([i % 2 for i in range(400)]),
+    )
     file = tiny.folder / f"{name}.skops"
     skops.io.dump(model.fit(ages, labels), file)
     return {
@@ -185,20 +207,40 @@ def gate(tiny: Tiny) -> Session:
     Ledger(tiny.ledger).grant(
         "gate", 4, 0, filter="basic", table=PrivateTable.load(table).declaration, principal="owner"
     )
-    params = {"groups": 400, "queries": 20, "failures": 2, "rho": "0.24", "alpha": "0.2", "beta": "0.1", "side": "over"}
-    return opened(tiny, "reusable_holdout", name="gate", scope="gate", blocks=(), epsilon="4", **params)
+    params = {
+        "groups": 400,
+        "queries": 20,
+        "failures": 2,
+        "rho": "0.24",
+        "alpha": "0.2",
+        "beta": "0.1",
+        "side": "over",
+    }
+    return opened(
+        tiny, "reusable_holdout", name="gate", scope="gate", blocks=(), epsilon="4", **params
+    )
 
 
 def test_the_gate_tells_honest_claims_from_wrong_ones(tiny: Tiny, gate: Session) -> None:
-    """A true claim passes, a false one does not, the same again is free, and after the last failure it is exhausted."""
+    """A true claim passes, a false one does not, the same again is free, and after the last failure
+    it is exhausted.
+    """
     from sklearn.tree import DecisionTreeClassifier
 
     honest = submission(tiny, DecisionTreeClassifier(), "0.9", "tree")
     first = judge(gate, honest)
     assert first["verdict"] == "yes" and not first["promoted"]
-    wrong = [submission(tiny, DecisionTreeClassifier(), "1", f"wrong{years}", years) for years in (50, 60)]
+    wrong = [
+        submission(tiny, DecisionTreeClassifier(), "1", f"wrong{years}", years)
+        for years in (50, 60)
+    ]
     assert [judge(gate, b)["verdict"] for b in wrong] == ["no", "no"]
-    assert judge(gate, submission(tiny, DecisionTreeClassifier(max_depth=1), "0.8", "stump"))["verdict"] == "exhausted"
+    assert (
+        judge(gate, submission(tiny, DecisionTreeClassifier(max_depth=1), "0.8", "stump"))[
+            "verdict"
+        ]
+        == "exhausted"
+    )
     assert judge(gate, honest) == first
 
 
@@ -226,8 +268,12 @@ def test_models_that_may_change_their_mind_are_refused(tiny: Tiny, gate: Session
         gate.ask({"estimator": "acuracy", "claim": "0.9", "candidate": "c", "columns": ["age"]})
 
 
-def test_a_session_claims_what_is_proven_for_sessions(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The filters' proof covers pure and approximate sessions; another claim is the author's mistake."""
+def test_a_session_claims_what_is_proven_for_sessions(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The filters' proof covers pure and approximate sessions; another claim is the author's
+    mistake.
+    """
     monkeypatch.setattr(AboveThreshold, "event", lambda *_: ZCDP(Fraction(1, 10)))
     with pytest.raises(PluginError, match=r"claims zcdp\.v1"):
         opened(tiny)

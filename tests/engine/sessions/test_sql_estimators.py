@@ -31,7 +31,14 @@ ROWS = """
 CREATE TABLE visits AS SELECT 'p' || i AS person, DATE '2020-01-01' AS day, i % 2 AS sick, 0.1 + 0.8 * (i % 2) AS said,
        'r' || i AS visit, (i % 2) * 30 + i % 7 AS age FROM range(4000) t(i)
 """
-PARAMS = {"groups": 400, "queries": 20, "failures": 2, "rho": "0.24", "alpha": "0.2", "epsilon": "4"}
+PARAMS = {
+    "groups": 400,
+    "queries": 20,
+    "failures": 2,
+    "rho": "0.24",
+    "alpha": "0.2",
+    "epsilon": "4",
+}
 LOSS = {"sql": "avg(abs(sick - said))", "range": [0, 1], "default": 1}
 RIGHT = {"sql": "1 - avg(abs(sick - said))", "range": [0, 1], "default": 0}
 BIT = {"lower": 0, "upper": 1}
@@ -43,18 +50,24 @@ def opened(tiny: Tiny) -> Any:
     """Opens a session on 4,000 people with stored predictions that are off by 0.1."""
     tiny.fill(ROWS)
     columns = {"sick": BIT, "said": BIT, "age": {"lower": 0, "upper": 120}, "visit": {}}
-    table = load_table(tiny.declare(protects="unit", limits={"rows": 1}, columns=columns, block=None, holdout=True))
+    table = load_table(
+        tiny.declare(protects="unit", limits={"rows": 1}, columns=columns, block=None, holdout=True)
+    )
     Ledger(tiny.ledger).grant("gate", 8, 0, filter="basic", table=table, principal="owner")
 
     def session(mechanism: str = "reusable_holdout", **params: Any) -> Session:
-        planned = plan(mechanism, tiny.folder / "visits.yml", name="gate", scope="gate", **(params or PARAMS))
+        planned = plan(
+            mechanism, tiny.folder / "visits.yml", name="gate", scope="gate", **(params or PARAMS)
+        )
         return Session.open(planned, Ledger(tiny.ledger), Registry.load())
 
     return session
 
 
 def test_a_claim_about_an_expression_is_judged(opened: Any) -> None:
-    """The plausible claim passes and the exaggerated one fails; both ways to write the query are one."""
+    """The plausible claim passes and the exaggerated one fails; both ways to write the query are
+    one.
+    """
     gate = opened()
     assert gate.ask(RIGHT, claim="0.9")["verdict"] == "yes"
     assert gate.ask({"estimator": RIGHT, "claim": "0.95"})["verdict"] == "no"
@@ -73,17 +86,25 @@ def test_the_text_is_part_of_the_question(opened: Any) -> None:
 
 
 def test_a_candidate_may_bring_its_own_measure(opened: Any) -> None:
-    """It needs no features; its digest covers the canonical text, so the record that is promoted does."""
+    """It needs no features; its digest covers the canonical text, so the record that is promoted
+    does.
+    """
     gate = opened()
     given = {"name": "mine", "estimator": RIGHT, "claim": "0.9"}
     said = judge(gate, given)
-    assert said["verdict"] == "yes" and judge(gate, given | {"name": "other name"})["candidate"] == said["candidate"]
+    assert (
+        said["verdict"] == "yes"
+        and judge(gate, given | {"name": "other name"})["candidate"] == said["candidate"]
+    )
     spaced = judge(gate, given | {"estimator": RIGHT | {"sql": "1-avg(abs(sick-said))"}})
     assert spaced["candidate"] == said["candidate"] and gate.remaining()["answered"] == 1
     other = judge(gate, given | {"estimator": RIGHT | {"sql": "1 - avg(abs(said - sick))"}})
     assert other["candidate"] != said["candidate"] and gate.remaining()["answered"] == 2
     loaded = load_candidate(gate.canonical(Submission.model_validate(given)))
-    assert loaded.digest == said["candidate"] and loaded.submission.measure == '(1 - avg(abs(("sick" - "said"))))'
+    assert (
+        loaded.digest == said["candidate"]
+        and loaded.submission.measure == '(1 - avg(abs(("sick" - "said"))))'
+    )
 
 
 def test_answering_sessions_take_expressions(opened: Any) -> None:
@@ -91,10 +112,17 @@ def test_answering_sessions_take_expressions(opened: Any) -> None:
     session = opened("stable_median", epsilon="0.5", groups=400, queries=5)
     grid = {"kind": "grid", "lower": 0, "upper": 1, "step": "0.01"}
     answers = ask_all(
-        session, [{"estimator": LOSS, "range": grid}, {"estimator": LOSS | {"sql": "avg(sick)"}, "range": grid}], None
+        session,
+        [
+            {"estimator": LOSS, "range": grid},
+            {"estimator": LOSS | {"sql": "avg(sick)"}, "range": grid},
+        ],
+        None,
     )
     assert [answer["queries_left"] for answer in answers] == [4, 3]
-    assert abs(answers[0]["value"] - 0.1) <= 0.2  # all 400 groups agree: beyond 0.2 with probability below e^-45
+    assert (
+        abs(answers[0]["value"] - 0.1) <= 0.2
+    )  # all 400 groups agree: beyond 0.2 with probability below e^-45
 
 
 def predictions(tiny: Tiny, expression: str, rows: int = 4000) -> dict[str, str]:
@@ -119,7 +147,9 @@ def values(session: Session, text: str, candidate: Candidate | None = None) -> n
 
 
 def test_predictions_are_columns_of_the_expression(tiny: Tiny, opened: Any) -> None:
-    """A candidate's predictions beside the rows give what the same numbers in the table give, to the last bit."""
+    """A candidate's predictions beside the rows give what the same numbers in the table give, to
+    the last bit.
+    """
     gate = opened()
     given = {
         "name": "c",
@@ -136,22 +166,37 @@ def test_predictions_are_columns_of_the_expression(tiny: Tiny, opened: Any) -> N
         "corr({}, sick) FILTER (WHERE age > 3)",
     ):
         theirs = text.format("least(greatest(candidate.prediction, 0), 1)")
-        assert values(gate, theirs, candidate).tobytes() == values(gate, text.format("said")).tobytes()
+        assert (
+            values(gate, theirs, candidate).tobytes() == values(gate, text.format("said")).tobytes()
+        )
     score = "avg(abs(sick - least(greatest(candidate.score, 0), 1)))"
     scores = values(gate, score, candidate)
     assert scores[scores != EMPTY] == pytest.approx(0.1)
     right = "avg(CASE WHEN abs(sick - candidate.prediction) < 0.5 THEN 1 ELSE 0 END)"
-    verdict = judge(gate, given | {"estimator": {"sql": right, "range": [0, 1], "default": 0}, "claim": "0.99"})
+    verdict = judge(
+        gate, given | {"estimator": {"sql": right, "range": [0, 1], "default": 0}, "claim": "0.99"}
+    )
     assert verdict["verdict"] == "yes"
 
 
-SAME = {"sql": "avg(CASE WHEN abs(sick - candidate.prediction) < 0.5 THEN 1 ELSE 0 END)", "range": [0, 1], "default": 0}
+SAME = {
+    "sql": "avg(CASE WHEN abs(sick - candidate.prediction) < 0.5 THEN 1 ELSE 0 END)",
+    "range": [0, 1],
+    "default": 0,
+}
 
 
 def test_a_candidate_brings_its_columns_to_any_question(tiny: Tiny, opened: Any) -> None:
-    """Asked without columns, perfect predictions are as perfect; without the row id, every group would have the default."""
+    """Asked without columns, perfect predictions are as perfect; without the row id, every group
+    would have the default.
+    """
     gate = opened()
-    given = {"name": "c", "label": "sick", "claim": "0.9", "predictions": predictions(tiny, "i % 2")}
+    given = {
+        "name": "c",
+        "label": "sick",
+        "claim": "0.9",
+        "predictions": predictions(tiny, "i % 2"),
+    }
     candidate = load_candidate(Submission.model_validate(given | {"estimator": SAME}))
     said = gate.ask(SAME, candidate, claim="0.9")
     assert said["verdict"] == "yes" and said["failures_left"] == 2
@@ -162,9 +207,16 @@ def test_a_candidate_brings_its_columns_to_any_question(tiny: Tiny, opened: Any)
     )
     assert gate.remaining()["answered"] == 1
     for estimator in (SAME, "accuracy"):
-        with pytest.raises(PlanRefused, match=r"candidate 'c' reads visit, which the query's columns leave out"):
+        with pytest.raises(
+            PlanRefused, match=r"candidate 'c' reads visit, which the query's columns leave out"
+        ):
             gate.ask({"estimator": estimator}, candidate, claim="0.9", columns=["sick"])
-    assert gate.remaining() == {"state": "open", "answered": 1, "queries_left": 19, "failures_left": 2}
+    assert gate.remaining() == {
+        "state": "open",
+        "answered": 1,
+        "queries_left": 19,
+        "failures_left": 2,
+    }
 
 
 def test_rows_without_a_prediction_have_none(tiny: Tiny, opened: Any) -> None:
@@ -183,7 +235,13 @@ def test_rows_without_a_prediction_have_none(tiny: Tiny, opened: Any) -> None:
 def test_a_model_that_fails_on_a_group_leaves_the_others_alone(tiny: Tiny, opened: Any) -> None:
     """The failing group has the default; every other has what it had."""
     gate = opened()
-    given = {"name": "c", "label": "sick", "claim": 0, "estimator": LOSS, "predictions": predictions(tiny, "i % 2")}
+    given = {
+        "name": "c",
+        "label": "sick",
+        "claim": 0,
+        "estimator": LOSS,
+        "predictions": predictions(tiny, "i % 2"),
+    }
     sound = load_candidate(Submission.model_validate(given))
 
     def fails(rows: Any) -> Any:
@@ -196,16 +254,25 @@ def test_a_model_that_fails_on_a_group_leaves_the_others_alone(tiny: Tiny, opene
     assert (whole != broken).sum() == 1 and broken[whole != broken] == EMPTY
 
 
-def test_rows_beside_predictions_are_in_a_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are private rows in memory: spilled into a directory of this user's that goes away, and no file is in reach."""
+def test_rows_beside_predictions_are_in_a_sandbox(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are private rows in memory: spilled into a directory of this user's that goes away, and
+    no file is in reach.
+    """
     monkeypatch.chdir(tmp_path)
     with sandbox.over(
-        [np.array([0, 1]), np.array(["a", None], dtype=object), np.array([0.5, np.nan])], "table 't'"
+        [np.array([0, 1]), np.array(["a", None], dtype=object), np.array([0.5, np.nan])],
+        "table 't'",
     ) as made:
         assert made.rows("SELECT c1 FROM given WHERE c1 IS NOT NULL") == [("a",)]
         spill = Path(made.rows("SELECT current_setting('temp_directory')")[0][0])
         assert spill.is_relative_to(tempfile.gettempdir()) and spill.stat().st_mode & 0o077 == 0
-        for setting in ("autoload_known_extensions", "autoinstall_known_extensions", "enable_external_access"):
+        for setting in (
+            "autoload_known_extensions",
+            "autoinstall_known_extensions",
+            "enable_external_access",
+        ):
             assert made.rows(f"SELECT current_setting('{setting}')") == [(False,)]
         for query in (
             "SELECT * FROM read_text('/etc/passwd')",
@@ -234,24 +301,56 @@ def test_a_prediction_needs_somebody_who_predicts(tiny: Tiny, opened: Any) -> No
 @pytest.mark.parametrize(
     ("query", "error", "message"),
     [
-        ({"estimator": RIGHT | {"sql": "max(error('x'))"}}, PlanRefused, "the function 'error' is not in the language"),
+        (
+            {"estimator": RIGHT | {"sql": "max(error('x'))"}},
+            PlanRefused,
+            "the function 'error' is not in the language",
+        ),
         (
             {"estimator": RIGHT | {"sql": "(SELECT avg(sick) FROM visits)"}},
             PlanRefused,
             "Subquery is not in the language",
         ),
         ({"estimator": RIGHT | {"sql": "avg(sicc)"}}, UnknownName, "did you mean 'sick'"),
-        ({"estimator": RIGHT | {"sql": "avg(said / sick)"}}, PlanRefused, "whose bounds are not known"),
-        ({"estimator": RIGHT | {"range": [1, 0]}}, InvalidDeclaration, r"estimator.sql: range must be \[low, high\]"),
-        ({"estimator": RIGHT | {"default": 7}}, InvalidDeclaration, "default must lie within range"),
-        ({"estimator": {"sql": "avg(sick)", "default": 0}}, InvalidDeclaration, "estimator.sql.range: Field required"),
-        ({"estimator": RIGHT, "columns": ["sick"]}, InvalidDeclaration, "names its columns and default itself"),
-        ({"estimator": "column_mean"}, InvalidDeclaration, "name the columns that the estimator reads"),
+        (
+            {"estimator": RIGHT | {"sql": "avg(said / sick)"}},
+            PlanRefused,
+            "whose bounds are not known",
+        ),
+        (
+            {"estimator": RIGHT | {"range": [1, 0]}},
+            InvalidDeclaration,
+            r"estimator.sql: range must be \[low, high\]",
+        ),
+        (
+            {"estimator": RIGHT | {"default": 7}},
+            InvalidDeclaration,
+            "default must lie within range",
+        ),
+        (
+            {"estimator": {"sql": "avg(sick)", "default": 0}},
+            InvalidDeclaration,
+            "estimator.sql.range: Field required",
+        ),
+        (
+            {"estimator": RIGHT, "columns": ["sick"]},
+            InvalidDeclaration,
+            "names its columns and default itself",
+        ),
+        (
+            {"estimator": "column_mean"},
+            InvalidDeclaration,
+            "name the columns that the estimator reads",
+        ),
         ({"estimator": ["avg(sick)"]}, InvalidDeclaration, "estimator"),
     ],
 )
 def test_what_is_refused_reads_nothing_and_costs_nothing(
-    opened: Any, query: dict[str, Any], error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
+    opened: Any,
+    query: dict[str, Any],
+    error: type[Exception],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gate = opened()
     monkeypatch.setattr(PrivateTable, "group_estimates", lambda *a: pytest.fail("rows were read"))

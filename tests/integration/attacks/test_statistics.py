@@ -1,4 +1,6 @@
-"""Attacks on the exact statistic: re-ordered rows, wrapped integers, one heavy unit, chosen keys, the order of what comes out."""
+"""Attacks on the exact statistic: re-ordered rows, wrapped integers, one heavy unit, chosen keys,
+the order of what comes out.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,10 @@ def table(path: Path, rows: list[Row], where: str | None = None, **changes: Any)
         connection.execute("CREATE TABLE data (u BIGINT, k VARCHAR, v DOUBLE)")
         if rows:
             columns = [list(column) for column in zip(*rows, strict=True)]
-            connection.execute("INSERT INTO data SELECT unnest(?), unnest(CAST(? AS VARCHAR[])), unnest(?)", columns)
+            connection.execute(
+                "INSERT INTO data SELECT unnest(?), unnest(CAST(? AS VARCHAR[])), unnest(?)",
+                columns,
+            )
     declared = {
         "name": "data",
         "database": path,
@@ -40,8 +45,12 @@ def table(path: Path, rows: list[Row], where: str | None = None, **changes: Any)
 
 
 def test_the_order_of_rows_moves_no_sum(tmp_path: Path) -> None:
-    """The control: DuckDB's sum of these doubles follows their order. Our sums of the same doubles do not."""
-    rows = [(i, "a", value) for i, value in enumerate([1e16, 1.0, -1e16, 1.0, 3.0, -1e16, 1e16, 0.25])]
+    """The control: DuckDB's sum of these doubles follows their order. Our sums of the same doubles
+    do not.
+    """
+    rows = [
+        (i, "a", value) for i, value in enumerate([1e16, 1.0, -1e16, 1.0, 3.0, -1e16, 1e16, 0.25])
+    ]
     floats, ours = set(), set()
     for seed in range(5):
         random.Random(seed).shuffle(rows)
@@ -57,7 +66,9 @@ def test_the_order_of_rows_moves_no_sum(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_integers_do_not_wrap(tmp_path: Path, sign: int) -> None:
-    """Seven units at 2^61 do not fit into 64 bits: the sum stops at 2^62, and one unit more or less never moves it by more."""
+    """Seven units at 2^61 do not fit into 64 bits: the sum stops at 2^62, and one unit more or less
+    never moves it by more.
+    """
     request = GroupedSums(None, None, 1, 2, (("v", 0),))
     sums = []
     for units in range(1, 8):
@@ -71,8 +82,12 @@ def test_integers_do_not_wrap(tmp_path: Path, sign: int) -> None:
 
 @pytest.mark.parametrize("by", [None, "k"])
 @pytest.mark.parametrize("keys", [PUBLIC, None])
-def test_ten_thousand_rows_of_one_unit_count_as_its_limits(tmp_path: Path, by: str | None, keys: Any) -> None:
-    """With and without the heavy unit, every exact statistic differs by at most groups x rows_per_group rows."""
+def test_ten_thousand_rows_of_one_unit_count_as_its_limits(
+    tmp_path: Path, by: str | None, keys: Any
+) -> None:
+    """With and without the heavy unit, every exact statistic differs by at most groups x
+    rows_per_group rows.
+    """
     columns = {"v": {"lower": -5, "upper": 5}, "k": {"keys": PUBLIC}}
     others: list[Row] = [(u, PUBLIC[u % 3], 1.0) for u in range(20)]
     heavy: list[Row] = [(99, "abcd"[i % 4], 5.0) for i in range(10_000)]
@@ -90,7 +105,10 @@ def test_ten_thousand_rows_of_one_unit_count_as_its_limits(tmp_path: Path, by: s
         values = private.answer(SortedValues("v", 6), ())
         assert values.counts.sum() == 20 + (6 if rows is not others else 0)
     keys = set(sides[0]) | set(sides[1])
-    moved = [[sides[1].get(k, (0, 0, 0))[i] - sides[0].get(k, (0, 0, 0))[i] for k in keys] for i in range(3)]
+    moved = [
+        [sides[1].get(k, (0, 0, 0))[i] - sides[0].get(k, (0, 0, 0))[i] for k in keys]
+        for i in range(3)
+    ]
     groups = 1 if by is None else 2
     assert sum(map(abs, moved[0])) == groups * 3 and max(moved[0]) == 3
     assert sum(map(abs, moved[1])) == groups
@@ -98,12 +116,16 @@ def test_ten_thousand_rows_of_one_unit_count_as_its_limits(tmp_path: Path, by: s
 
 
 def test_a_key_is_no_oracle(tmp_path: Path) -> None:
-    """Whether a row with some key exists changes no released key, no status and no error; asking for it is refused alike."""
+    """Whether a row with some key exists changes no released key, no status and no error; asking
+    for it is refused alike.
+    """
     released = []
     for rows in ([(1, "a", 1.0)], [(1, "a", 1.0), (2, "secret", 1.0)], []):
         private = table(tmp_path / "x.duckdb", rows)
         found = private.answer(GroupedSums("k", PUBLIC, 2, 3), ())
-        asked = table(tmp_path / "x.duckdb", rows, "k = 'secret'").answer(GroupedSums(None, None, 1, 1), ())
+        asked = table(tmp_path / "x.duckdb", rows, "k = 'secret'").answer(
+            GroupedSums(None, None, 1, 1), ()
+        )
         released.append((found.keys, asked.keys, len(asked.rows)))
     assert len(set(released)) == 1
 
@@ -112,12 +134,16 @@ def test_a_key_is_no_oracle(tmp_path: Path) -> None:
 def test_a_private_key_of_few_units_hides(tmp_path: Path, units: int) -> None:
     """Over 3,000 draws a lone unit's key shows at most as often as delta = 2 % allows."""
     columns = {"v": {"lower": 0, "upper": 1}, "k": {"groups": 1, "rows_per_group": 1}}
-    private = table(tmp_path / "x.duckdb", [(u, "secret", 1.0) for u in range(units)], columns=columns)
+    private = table(
+        tmp_path / "x.duckdb", [(u, "secret", 1.0) for u in range(units)], columns=columns
+    )
     mechanism: Any = Registry.load().mechanisms["private_histogram"]
     params = mechanism.Params.model_validate({"by": "k", "epsilon": "0.5", "delta": "0.02"})
     answer = private.answer(mechanism.data_request(params, private.declaration), ())
     source = SystemSource()
-    shown = sum(bool(mechanism.draw(params, private.declaration, answer, source).rows) for _ in range(3000))
+    shown = sum(
+        bool(mechanism.draw(params, private.declaration, answer, source).rows) for _ in range(3000)
+    )
     allowed = {1: 0.02, 3: 0.02 * (1 + 2.72**0.5 + 2.72)}[
         units
     ]  # of k units: delta times 1 + e^eps + ... + e^((k-1) eps)
@@ -125,7 +151,9 @@ def test_a_private_key_of_few_units_hides(tmp_path: Path, units: int) -> None:
 
 
 def test_rows_come_out_in_an_order_that_no_row_decides(tmp_path: Path) -> None:
-    """Private keys are sorted by their text whatever the file's order; public ones keep the declaration's."""
+    """Private keys are sorted by their text whatever the file's order; public ones keep the
+    declaration's.
+    """
     keys = ["z", "m", "B", "é", "a"]
     orders = set()
     for seed in range(3):
@@ -152,13 +180,26 @@ def test_rows_come_out_in_an_order_that_no_row_decides(tmp_path: Path) -> None:
     ],
 )
 def test_conditions_cannot_fail_or_read_files(tmp_path: Path, where: str) -> None:
-    """What could raise on a chosen row, read a file or run a second statement is refused as text, before DuckDB sees it."""
+    """What could raise on a chosen row, read a file or run a second statement is refused as text,
+    before DuckDB sees it.
+    """
     with pytest.raises(DpflowError):
         table(tmp_path / "x.duckdb", [(1, "a", 1.0)], where)
 
 
-@pytest.mark.parametrize("where", ["1 / (v - 7) > 0", "v % 0 = 1", "abs(v) < 1e300 * 1e300", "length(k) / v = 1"])
+@pytest.mark.parametrize(
+    "where", ["1 / (v - 7) > 0", "v % 0 = 1", "abs(v) < 1e300 * 1e300", "length(k) / v = 1"]
+)
 def test_arithmetic_on_a_chosen_row_is_answered(tmp_path: Path, where: str) -> None:
-    """A division by zero or an overflow that only a secret row has is no error: the row is left out."""
+    """A division by zero or an overflow that only a secret row has is no error: the row is left
+    out.
+    """
     for rows in ([(1, "a", 1.0)], [(1, "a", 1.0), (2, "b", 7.0), (3, None, 0.0)]):
-        assert len(table(tmp_path / "x.duckdb", rows, where).answer(GroupedSums(None, None, 1, 1), ()).rows) == 1
+        assert (
+            len(
+                table(tmp_path / "x.duckdb", rows, where)
+                .answer(GroupedSums(None, None, 1, 1), ())
+                .rows
+            )
+            == 1
+        )

@@ -1,4 +1,6 @@
-"""Attacks on the tables layer: errors that quote rows, files read through names, code hidden in the database file."""
+"""Attacks on the tables layer: errors that quote rows, files read through names, code hidden in the
+database file.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ def chain(error: BaseException) -> str:
     ],
 )
 def test_an_error_on_a_chosen_row_quotes_nothing(tmp_path: Path, expression: str) -> None:
-    """A view that fails on a secret row gives a fixed sentence; the secret is nowhere in the exception chain."""
+    """A view that fails on a secret row gives a fixed sentence; the secret is nowhere in the
+    exception chain.
+    """
     table = private(
         tmp_path / "x.duckdb",
         [
@@ -64,14 +68,18 @@ def test_an_error_on_a_chosen_row_quotes_nothing(tmp_path: Path, expression: str
             f"CREATE VIEW data AS SELECT u, {expression} AS v, s AS k FROM rows_",
         ],
     )
-    with pytest.raises(DpflowError, match=r"table 'data' cannot be read \(\w+Exception\)") as caught:
+    with pytest.raises(
+        DpflowError, match=r"table 'data' cannot be read \(\w+Exception\)"
+    ) as caught:
         table.answer(COUNT, ())
     assert SECRET not in chain(caught.value)
 
 
 def test_reprs_hold_no_row(tmp_path: Path) -> None:
     """Tables and answers can be logged: their repr and str show no value."""
-    table = private(tmp_path / "x.duckdb", [f"CREATE TABLE data AS SELECT 1 AS u, 7 AS v, '{SECRET}' AS k"])
+    table = private(
+        tmp_path / "x.duckdb", [f"CREATE TABLE data AS SELECT 1 AS u, 7 AS v, '{SECRET}' AS k"]
+    )
     answer = table.answer(GroupedSums("k", None, 1, 1, (("v", 0),)), ())
     assert answer.keys == (SECRET,)
     assert SECRET not in repr(answer) + str(answer) + repr(table)
@@ -95,7 +103,9 @@ def test_reprs_hold_no_row(tmp_path: Path) -> None:
 def test_only_relations_of_the_file_are_read(tmp_path: Path, relation: str) -> None:
     """A glob, a file, a function or SQL in place of a relation is a name nobody has."""
     (tmp_path / "rows.csv").write_text("u,v\n1,2\n")
-    table = private(tmp_path / "x.duckdb", ["CREATE TABLE data AS SELECT 1 AS u, 2 AS v"], relation=relation)
+    table = private(
+        tmp_path / "x.duckdb", ["CREATE TABLE data AS SELECT 1 AS u, 2 AS v"], relation=relation
+    )
     with pytest.raises(TableUnreadable, match="there is no table in the file of 'data'"):
         table.check(COUNT)
 
@@ -124,7 +134,9 @@ def test_macros_in_the_file_do_not_replace_functions(tmp_path: Path) -> None:
 
 
 def test_the_session_is_locked_down(tmp_path: Path) -> None:
-    """Inside the sandbox nothing can be written, attached, installed, read from disk or reconfigured."""
+    """Inside the sandbox nothing can be written, attached, installed, read from disk or
+    reconfigured.
+    """
     table = private(tmp_path / "x.duckdb", ["CREATE TABLE data AS SELECT 1 AS u, 2 AS v"])
     attempts = [
         "INSERT INTO private.main.data VALUES (3, 4)",
@@ -148,4 +160,6 @@ def test_the_session_is_locked_down(tmp_path: Path) -> None:
 def test_a_path_is_no_sql(tmp_path: Path) -> None:
     """A database path with quotes and semicolons is a path."""
     path = tmp_path / "x'; DROP --.duckdb"
-    assert private(path, ["CREATE TABLE data AS SELECT 1 AS u, 2 AS v"]).answer(COUNT, ()).rows.tolist() == [1]
+    assert private(path, ["CREATE TABLE data AS SELECT 1 AS u, 2 AS v"]).answer(
+        COUNT, ()
+    ).rows.tolist() == [1]

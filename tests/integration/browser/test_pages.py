@@ -1,4 +1,6 @@
-"""The pages a person sees, in a real browser: run by `make browser`, which needs Debian's chromium and npm."""
+"""The pages a person sees, in a real browser: run by `make browser`, which needs Debian's chromium
+and npm.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,11 @@ await browser.close();
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished quick demo."""
     place = tmp_path_factory.mktemp("clone")
-    shutil.copytree(Path(__file__).parents[3] / "dags", place / "dags", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        Path(__file__).parents[3] / "dags",
+        place / "dags",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
     job.run(place, 2)
     return place
 
@@ -51,7 +57,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with playwright-core and the script."""
     place = tmp_path_factory.mktemp("tools")
-    subprocess.run(["npm", "install", "--silent", "--prefix", str(place), "playwright-core@1.64.1"], check=True)
+    subprocess.run(
+        ["npm", "install", "--silent", "--prefix", str(place), "playwright-core@1.64.1"], check=True
+    )
     (place / "look.mjs").write_text(SCRIPT)
     return place
 
@@ -59,12 +67,16 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def look(tools: Path, *arguments: str) -> dict[str, object]:
     """Open a page and say what is on it."""
     command = ["node", str(tools / "look.mjs"), str(tools), *arguments]
-    return dict(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+    return dict(
+        json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    )
 
 
 def test_the_report_renders(root: Path, tools: Path, tmp_path: Path) -> None:
     """The page shows its plots, fits the window, and asks no other host for anything."""
-    seen = look(tools, (root / "demo" / "report.html").as_uri(), "", "", str(tmp_path / "report.png"))
+    seen = look(
+        tools, (root / "demo" / "report.html").as_uri(), "", "", str(tmp_path / "report.png")
+    )
     assert seen["title"] == "dpflow demo: flights of 2013"
     assert int(str(seen["figures"])) >= 5
     assert seen["overflow"] is False and seen["failures"] == []
@@ -77,7 +89,11 @@ def test_up_shows_the_dags_and_down_stops_it(
     ui.up(root)
     try:
         lines = capsys.readouterr().out.split()
-        url, user, password = lines[4], lines[lines.index("user") + 1].rstrip(","), lines[lines.index("password") + 1]
+        url, user, password = (
+            lines[4],
+            lines[lines.index("user") + 1].rstrip(","),
+            lines[lines.index("password") + 1],
+        )
         look(tools, url, user, password, str(tmp_path / "dags.png"))
     finally:
         ui.down(root)

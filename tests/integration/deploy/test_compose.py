@@ -19,7 +19,12 @@ AIRFLOW = ("init", "api-server", "scheduler", "dag-processor", "triggerer")
 def test_the_file_follows_the_compose_specification() -> None:
     """The schema that ships with check-jsonschema accepts it; no network is asked."""
     tool = Path(sys.executable).with_name("check-jsonschema")
-    command = [str(tool), "--builtin-schema", "vendor.compose-spec", str(ROOT / "docker-compose.yml")]
+    command = [
+        str(tool),
+        "--builtin-schema",
+        "vendor.compose-spec",
+        str(ROOT / "docker-compose.yml"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 
@@ -30,7 +35,9 @@ def test_every_reference_exists() -> None:
         assert set(service.get("depends_on", {})) <= COMPOSE["services"].keys()
         for mount in service.get("volumes", []):
             source = mount.split(":")[0]
-            assert (ROOT / source).exists() if source.startswith(".") else source in COMPOSE["volumes"]
+            assert (
+                (ROOT / source).exists() if source.startswith(".") else source in COMPOSE["volumes"]
+            )
     example = set(re.findall(r"^([A-Z_]+)=$", (ROOT / ".env.example").read_text(), re.MULTILINE))
     assert set(re.findall(r"\$\{([A-Z_]+)", TEXT)) == example
     assert all(":?" in use for use in re.findall(r"\$\{[^}]+\}", TEXT))
@@ -52,7 +59,9 @@ def test_ports_are_published_on_loopback_only() -> None:
 def test_the_image_uses_our_lock_and_no_root() -> None:
     """The same hashes as the tests, dependencies resolved by nobody else, and a user of its own."""
     text = (ROOT / "Dockerfile").read_text()
-    assert "--require-hashes -r requirements.lock" in text and "--no-deps --no-build-isolation" in text
+    assert (
+        "--require-hashes -r requirements.lock" in text and "--no-deps --no-build-isolation" in text
+    )
     assert "USER dpflow" in text and "://" not in text
     for source in re.findall(r"^COPY ([\w./ ]+) \./", text, re.MULTILINE):
         assert all((ROOT / name).exists() for name in source.split())

@@ -1,7 +1,8 @@
-"""The processes of docker-compose.yml with its environment, side by side on this machine, on a real PostgreSQL.
+"""The processes of docker-compose.yml with its environment, side by side on this machine, on a real
+PostgreSQL.
 
-Only places and secrets are substituted. Each process has an AIRFLOW_HOME of its own, as in a container, so the shared
-secrets and the execution address must really be in the shared environment.
+Only places and secrets are substituted. Each process has an AIRFLOW_HOME of its own, as in a
+container, so the shared secrets and the execution address must really be in the shared environment.
 """
 
 from __future__ import annotations
@@ -57,9 +58,13 @@ def stage(postgres: Callable[[], str], tmp_path_factory: pytest.TempPathFactory)
     }
     subprocess.run(["sh", str(ROOT / "deploy" / "init.sh")], env=init, check=True)
     ledger = Ledger(env["DPFLOW_LEDGER"], anchor=env["DPFLOW_LEDGER_ANCHOR"])
-    ledger.grant("visits", 1, 0, filter="basic", table=load_table(dags / "visits.yml"), principal="owner")
+    ledger.grant(
+        "visits", 1, 0, filter="basic", table=load_table(dags / "visits.yml"), principal="owner"
+    )
     running = Stage(root, env)
-    services = [s["command"] for name, s in COMPOSE["services"].items() if name not in ("postgres", "init")]
+    services = [
+        s["command"] for name, s in COMPOSE["services"].items() if name not in ("postgres", "init")
+    ]
     try:
         running.start(tuple(command[1] for command in services), own_homes=True, migrate=False)
         running.wait("a healthy Airflow", running.healthy, 300)
@@ -106,7 +111,11 @@ def environment(root: Path, database: sa.URL, port: int) -> dict[str, str]:
         "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "5",
         "NO_PROXY": "127.0.0.1,localhost",
     }
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("AIRFLOW", "DPFLOW", "PYTHONDONTWRITE"))}
+    inherited = {
+        k: v
+        for k, v in os.environ.items()
+        if not k.startswith(("AIRFLOW", "DPFLOW", "PYTHONDONTWRITE"))
+    }
     return inherited | shared | changes | extra
 
 

@@ -1,4 +1,6 @@
-"""Questions of a bank's auditor: copies of the books, late hands, forged papers, odd names, clocks that lie."""
+"""Questions of a bank's auditor: copies of the books, late hands, forged papers, odd names, clocks
+that lie.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ def test_two_copies_cannot_both_spend_at_once(twins, ask, monkeypatch, ahead):
 
 
 def test_copies_in_use_together_pay_no_more_than_one(twins, ask):
-    """Two processes at two copies, as fast as they can: only one of them is given anything from the first moment on."""
+    """Two processes at two copies, as fast as they can: only one of them is given anything from the
+    first moment on.
+    """
     start = threading.Barrier(2)
 
     def spend(place: tuple[int, Ledger]) -> int:
@@ -91,7 +95,9 @@ def test_a_takeover_in_a_copy_settles_nothing(twins, ask):
 
 
 def test_a_decision_races_a_settle(ledger, ask):
-    """Whoever comes first: a stored result and a refused decision, or a decision and a discarded result; never both."""
+    """Whoever comes first: a stored result and a refused decision, or a decision and a discarded
+    result; never both.
+    """
     ledger.grant("flights", 100, 0, filter="basic", principal="owner")
     ends = set()
     with ThreadPoolExecutor(2) as pool:
@@ -107,7 +113,9 @@ def test_a_decision_races_a_settle(ledger, ask):
             def resolve(held=held, start=start, decision="close" if n % 2 else "retry") -> bool:
                 start.wait()
                 with contextlib.suppress(InvalidInput):
-                    ledger.resolve(held.release_id, reason="r", principal="owner", decision=decision)
+                    ledger.resolve(
+                        held.release_id, reason="r", principal="owner", decision=decision
+                    )
                     return True
                 return False
 
@@ -119,7 +127,9 @@ def test_a_decision_races_a_settle(ledger, ask):
 
 
 def test_every_attempt_below_the_fence_is_refused(ledger, ask):
-    """Zombie, its retry, and the retry's retry: after the decision only tries that began later may settle."""
+    """Zombie, its retry, and the retry's retry: after the decision only tries that began later may
+    settle.
+    """
     tries = [ask.reserve(ledger) for _ in range(3)]
     ledger.resolve(tries[0].release_id, reason="r", principal="owner", decision="retry")
     for old in tries:
@@ -135,9 +145,13 @@ def test_every_attempt_below_the_fence_is_refused(ledger, ask):
 
 
 def test_an_answer_races_the_end_of_its_session(ledger, ask):
-    """An owner closes a session while it is asked: answers before the decision stand, none comes after it."""
+    """An owner closes a session while it is asked: answers before the decision stand, none comes
+    after it.
+    """
     for n in range(10):
-        held = ledger.open_session(ask.key(f"s{n}"), **ask.terms("0.01"), state={"left": 99}, exclusive=False)
+        held = ledger.open_session(
+            ask.key(f"s{n}"), **ask.terms("0.01"), state={"left": 99}, exclusive=False
+        )
         start = threading.Barrier(2)
 
         def answer(held=held, start=start) -> int:
@@ -145,7 +159,11 @@ def test_an_answer_races_the_end_of_its_session(ledger, ask):
             given = 0
             with contextlib.suppress(SessionClosed):
                 for version in range(50):
-                    asked = {"query": str(version), "expected_version": version, "state": {"left": 98 - version}}
+                    asked = {
+                        "query": str(version),
+                        "expected_version": version,
+                        "state": {"left": 98 - version},
+                    }
                     ledger.answer(held.session_id, **asked, answer={})
                     given += 1
             return given
@@ -163,7 +181,9 @@ def test_one_session_asked_at_once_gives_every_version_once(ledger, ask):
     held = ledger.open_session(ask.key("s"), **ask.terms(), state={"v": 0}, exclusive=False)
 
     def answer(n: int) -> bool:
-        given = ledger.answer(held.session_id, query=f"q{n}", expected_version=0, state={"v": n}, answer={"n": n})
+        given = ledger.answer(
+            held.session_id, query=f"q{n}", expected_version=0, state={"v": n}, answer={"n": n}
+        )
         return given is not None
 
     with ThreadPoolExecutor(8) as pool:
@@ -184,21 +204,35 @@ def books(tmp_path) -> Ledger:
 
 
 @pytest.fixture
-def papers(books, ask, tmp_path) -> tuple[list[dict[str, Any]], Callable[[list[dict[str, Any]]], Ledger]]:
+def papers(
+    books, ask, tmp_path
+) -> tuple[list[dict[str, Any]], Callable[[list[dict[str, Any]]], Ledger]]:
     """The lines of an export, and what imports lines into a fresh ledger under the same anchor."""
     ledger = books
     ledger.settle(ask.reserve(ledger, "done", slot="run/0"), {"value": 7})
     ask.reserve(ledger, "orphan")
-    held = ledger.open_session(ask.key("gate"), **ask.terms(), state={"threshold": 4711}, exclusive=False)
-    ledger.answer(held.session_id, query="q", expected_version=0, state={"threshold": 4712}, answer={"ok": True})
-    ledger.answer_batch(held.session_id, {"a": 1, "b": 2}, expected_version=1, state={"threshold": 4713})
+    held = ledger.open_session(
+        ask.key("gate"), **ask.terms(), state={"threshold": 4711}, exclusive=False
+    )
+    ledger.answer(
+        held.session_id,
+        query="q",
+        expected_version=0,
+        state={"threshold": 4712},
+        answer={"ok": True},
+    )
+    ledger.answer_batch(
+        held.session_id, {"a": 1, "b": 2}, expected_version=1, state={"threshold": 4713}
+    )
     stream = io.StringIO()
     ledger.export(stream)
 
     def taken(lines: list[dict[str, Any]]) -> Ledger:
         fresh = Ledger(tmp_path / "fresh.sqlite", anchor=tmp_path / "anchor", create=True)
         try:
-            fresh.import_(io.StringIO("".join(json.dumps(line) + "\n" for line in lines)), principal="owner")
+            fresh.import_(
+                io.StringIO("".join(json.dumps(line) + "\n" for line in lines)), principal="owner"
+            )
         except DpflowError:
             assert fresh.scopes() == [] and fresh.releases() == [] and fresh.history() == []
             raise
@@ -225,7 +259,10 @@ def cheaper(lines: list[dict[str, Any]]) -> None:
 def appended(lines: list[dict[str, Any]]) -> None:
     """One more grant at the end, well hashed, under the seal of the entry before."""
     last = entries(lines)[-1]
-    grant = json.loads(json.dumps(entries(lines)[0])) | {"seq": last["seq"] + 1, "previous": last["hash"]}
+    grant = json.loads(json.dumps(entries(lines)[0])) | {
+        "seq": last["seq"] + 1,
+        "previous": last["hash"],
+    }
     lines.append(grant | {"hash": chain.hashed(grant), "seal": last["seal"]})
 
 
@@ -252,7 +289,11 @@ FORGERIES: dict[str, Callable[[list[dict[str, Any]]], object]] = {
     "another result": lambda lines: result_of(lines).update(result='{"value":8}'),
     "the result spelled otherwise": lambda lines: result_of(lines).update(result='{"value": 7}'),
     "a result for the orphan": lambda lines: lines.append(
-        {"line": "result", "release_id": json.loads(json.dumps(entries(lines)[3]["release_id"])), "result": "{}"}
+        {
+            "line": "result",
+            "release_id": json.loads(json.dumps(entries(lines)[3]["release_id"])),
+            "result": "{}",
+        }
     ),
     "no result": lambda lines: lines.remove(result_of(lines)),
     "another answer": lambda lines: batch_of(lines)["answers"].update(a='{"y":2}'),
@@ -294,7 +335,9 @@ def test_another_banks_export_is_refused(papers, tmp_path, ask):
         papers[1]([json.loads(line) for line in stream.getvalue().splitlines()])
 
 
-@pytest.mark.parametrize("text", ["", "\n", "[" * 200_000, '{"line":"header"}', "\x00", "NaN", '"' + "x" * 10_000])
+@pytest.mark.parametrize(
+    "text", ["", "\n", "[" * 200_000, '{"line":"header"}', "\x00", "NaN", '"' + "x" * 10_000]
+)
 def test_a_corrupt_export_is_refused(tmp_path, text):
     """No header, endless nesting, garbage: a clear refusal and an empty ledger."""
     fresh = Ledger(tmp_path / "l", create=True)
@@ -323,7 +366,9 @@ def test_nothing_is_imported_over_books_that_exist(books, ask):
 
 
 def test_a_session_is_no_release(ledger, ask):
-    """Its charge cannot be settled like a release's, taken over by one, or asked about as one that nobody opened."""
+    """Its charge cannot be settled like a release's, taken over by one, or asked about as one that
+    nobody opened.
+    """
     held = ledger.open_session(ask.key("gate"), **ask.terms(), state={"left": 1}, exclusive=False)
     with pytest.raises(RetryConflict):
         ledger.settle(Reservation(held.session_id, 1, False), {"drawn": 1})
@@ -332,7 +377,9 @@ def test_a_session_is_no_release(ledger, ask):
     release = ask.reserve(ledger, "release")
     for verb in (
         lambda: ledger.session(release.release_id),
-        lambda: ledger.answer(release.release_id, query="q", expected_version=0, state={}, answer={}),
+        lambda: ledger.answer(
+            release.release_id, query="q", expected_version=0, state={}, answer={}
+        ),
         lambda: ledger.open_session(ask.key("release"), **ask.terms(), state={}, exclusive=True),
     ):
         with pytest.raises(UnknownName, match="session"):
@@ -349,35 +396,74 @@ ODD = [
     "naïve \u4e2d\u6587 \U0001f4b0",
     "'" * 200,
 ]
-BAD = ["", "a\nb", "tab\t", "nul\0", "\ud800", "\u202e", "\u200b", "x" * 201, "x" * 10_000, None, 7, b"x", ["a"]]
+BAD = [
+    "",
+    "a\nb",
+    "tab\t",
+    "nul\0",
+    "\ud800",
+    "\u202e",
+    "\u200b",
+    "x" * 201,
+    "x" * 10_000,
+    None,
+    7,
+    b"x",
+    ["a"],
+]
 LEGAL: Any = [("task", ""), ("slot", None), ("slot", "x" * 201), ("reason", "x" * 201)]
 
 
 @pytest.mark.parametrize("name", ODD)
 def test_an_odd_name_is_only_a_name(place, ask, name):
-    """In every place that takes a name, characters are characters; all verbs work, and so does a move."""
+    """In every place that takes a name, characters are characters; all verbs work, and so does a
+    move.
+    """
     ledger = place.open()
     ledger.grant(name, 1, 0, filter="basic", protects=name, blocks=True, principal=name)
-    odd: dict[str, Any] = {"blocks": [name], "slot": name, "principal": name, "family": name, "request": {name: name}}
+    odd: dict[str, Any] = {
+        "blocks": [name],
+        "slot": name,
+        "principal": name,
+        "family": name,
+        "request": {name: name},
+    }
     held = ask.reserve(ledger, name[:50], scope=name, task=name, occasion=name, **odd)
     ledger.settle(held, {name: [name]}, snapshot=name)
     gate = ledger.open_session(
         ask.key("gate", scope=name), **ask.terms(blocks=[name]), state={name: name}, exclusive=True
     )
-    ledger.answer(gate.session_id, query=name, expected_version=0, state={name: 1}, answer={name: name})
+    ledger.answer(
+        gate.session_id, query=name, expected_version=0, state={name: 1}, answer={name: name}
+    )
     ledger.answer_batch(gate.session_id, {name: 2}, expected_version=1, state={})
     ledger.resolve(gate.session_id, reason=name, principal=name)
     ledger.record("note", {name: name}, principal=name, scope=name)
     assert ledger.stored_answer(gate.session_id, name).answer == {name: name}
     assert ledger.batches(gate.session_id) == [{name: 2}]
-    assert ask.reserve(ledger, name[:50], scope=name, task=name, occasion=name, **odd).result == {name: [name]}
+    assert ask.reserve(ledger, name[:50], scope=name, task=name, occasion=name, **odd).result == {
+        name: [name]
+    }
     assert ask.spent(ledger, name) == {name: "0.2"} and ledger.verify().ok and ledger.history(name)
     stream = io.StringIO()
     assert ledger.export(stream) == len(ledger.history())
 
 
 @pytest.mark.parametrize(
-    "where", ["scope", "task", "occasion", "digest", "block", "slot", "principal", "family", "query", "reason", "kind"]
+    "where",
+    [
+        "scope",
+        "task",
+        "occasion",
+        "digest",
+        "block",
+        "slot",
+        "principal",
+        "family",
+        "query",
+        "reason",
+        "kind",
+    ],
 )
 def test_a_bad_name_is_refused_everywhere(ledger, ask, where):
     """A clear refusal that does not repeat the name; nothing is spent, nothing is written."""
@@ -385,7 +471,9 @@ def test_a_bad_name_is_refused_everywhere(ledger, ask, where):
     held = ledger.open_session(ask.key("gate"), **ask.terms(), state={}, exclusive=False)
     verbs: dict[str, Callable[[Any], object]] = {
         "block": lambda name: ask.reserve(ledger, scope="days", blocks=[name]),
-        "query": lambda name: ledger.answer(held.session_id, query=name, expected_version=0, state={}, answer={}),
+        "query": lambda name: ledger.answer(
+            held.session_id, query=name, expected_version=0, state={}, answer={}
+        ),
         "reason": lambda name: ledger.resolve(held.session_id, reason=name, principal="p"),
         "kind": lambda name: ledger.record(name, {}, principal="p"),
         "digest": lambda name: ask.reserve(ledger, name),
@@ -397,7 +485,9 @@ def test_a_bad_name_is_refused_everywhere(ledger, ask, where):
         with pytest.raises(InvalidInput) as refusal:
             verbs.get(where, lambda name: ask.reserve(ledger, **{where: name}))(name)
         assert len(str(refusal.value)) < 300
-    assert len(ledger.history()) == before and ask.spent(ledger) == {"": "0.1"} and ledger.verify().ok
+    assert (
+        len(ledger.history()) == before and ask.spent(ledger) == {"": "0.1"} and ledger.verify().ok
+    )
 
 
 AMOUNTS = [
@@ -423,8 +513,17 @@ def test_an_amount_that_is_none_changes_no_grant(ledger, what):
     """Grants and quotas alike."""
     before = ledger.history()
     for amount in AMOUNTS[:-4] if what == "tail_share" else AMOUNTS:
-        for verb, scope in ((ledger.grant, "flights"), (ledger.grant, "other"), (ledger.quota, "flights/q")):
-            given: dict[str, Any] = {"epsilon": 1, "delta": "1e-6", "filter": "hybrid", what: amount}
+        for verb, scope in (
+            (ledger.grant, "flights"),
+            (ledger.grant, "other"),
+            (ledger.quota, "flights/q"),
+        ):
+            given: dict[str, Any] = {
+                "epsilon": 1,
+                "delta": "1e-6",
+                "filter": "hybrid",
+                what: amount,
+            }
             with pytest.raises(InvalidInput):
                 verb(scope, principal="owner", **given)
     assert ledger.history() == before and ledger.scope("flights").epsilon == 1
@@ -432,7 +531,15 @@ def test_an_amount_that_is_none_changes_no_grant(ledger, what):
 
 @pytest.mark.parametrize(
     "event",
-    [{"kind": "gdp.v1", "mu": "1"}, {"kind": "pure.v1", "epsilon": "NaN"}, {"kind": "pure.v1"}, {}, [], None, "pure"],
+    [
+        {"kind": "gdp.v1", "mu": "1"},
+        {"kind": "pure.v1", "epsilon": "NaN"},
+        {"kind": "pure.v1"},
+        {},
+        [],
+        None,
+        "pure",
+    ],
 )
 def test_an_event_of_unknown_kind_is_refused(event):
     """The vocabulary is closed."""
@@ -449,7 +556,9 @@ def test_what_is_no_event_cannot_be_charged(ledger, ask):
 
 
 def test_sums_never_wrap_around(place, ask):
-    """What is beyond the scale of its units is no claim at all; the largest claims are held at the top and refused."""
+    """What is beyond the scale of its units is no claim at all; the largest claims are held at the
+    top and refused.
+    """
     for amount in ("1e-13", "1e7", "1e30"):
         with pytest.raises(InvalidAmount, match="from 1e-12 to 1000000"):
             Pure(amount)
@@ -472,7 +581,11 @@ def test_a_clock_that_runs_backwards_changes_no_order(ledger, ask, monkeypatch):
     times = [entry.at for entry in ledger.history()][1:]
     assert times == sorted(times, reverse=True)
     assert [dict(r.result or {}) for r in ledger.releases()] == [{"n": 0}, {"n": 1}, {"n": 2}]
-    assert ask.reserve(ledger, "1").result == {"n": 1} and ask.spent(ledger) == {"": "0.3"} and ledger.verify().ok
+    assert (
+        ask.reserve(ledger, "1").result == {"n": 1}
+        and ask.spent(ledger) == {"": "0.3"}
+        and ledger.verify().ok
+    )
 
 
 def test_a_grant_below_what_is_spent(ledger, ask):
@@ -492,7 +605,9 @@ def test_a_grant_below_what_is_spent(ledger, ask):
 
 @pytest.mark.parametrize("damage", ["head", "middle", "cut", "zeros", "appended"])
 def test_a_corrupt_file_is_never_spent_from(tmp_path, ask, damage):
-    """A SQLite file with broken pages: a clear error or an untouched answer, never a wrong sum, never a driver's own error."""
+    """A SQLite file with broken pages: a clear error or an untouched answer, never a wrong sum,
+    never a driver's own error.
+    """
     path = tmp_path / "l"
     ledger = Ledger(path, create=True)
     ledger.grant("flights", 1, 0, filter="basic", principal="owner")
@@ -520,7 +635,9 @@ def test_a_corrupt_file_is_never_spent_from(tmp_path, ask, damage):
         assert not found.ok or ask.spent(broken) == whole
         ask.reserve(broken, "next")
     except DpflowError as error:
-        assert isinstance(error, LedgerCorrupt | UnknownName)  # an empty page reads as: nothing was granted
+        assert isinstance(
+            error, LedgerCorrupt | UnknownName
+        )  # an empty page reads as: nothing was granted
     else:
         assert found.ok
 
@@ -528,4 +645,7 @@ def test_a_corrupt_file_is_never_spent_from(tmp_path, ask, damage):
 def test_every_table_has_rows_in_these_tests(papers, books):
     """A control: the forged exports came from a ledger that uses every table."""
     with books._database.reading() as transaction:
-        assert all(transaction.text(f"SELECT 1 FROM {table.name} LIMIT 1") for table in schema.metadata.sorted_tables)
+        assert all(
+            transaction.text(f"SELECT 1 FROM {table.name} LIMIT 1")
+            for table in schema.metadata.sorted_tables
+        )

@@ -1,4 +1,6 @@
-"""One gate on one partition, whoever opens it: by transaction, from any scope, in two processes at once, across a crash."""
+"""One gate on one partition, whoever opens it: by transaction, from any scope, in two processes at
+once, across a crash.
+"""
 
 from __future__ import annotations
 
@@ -50,9 +52,16 @@ def ledger(place) -> Ledger:
 
 
 def test_a_gate_closes_its_data_in_every_scope(ledger, ask):
-    """Whatever shares a name with it: its dataset with all quotas, its table, its place. The same key still resumes it."""
+    """Whatever shares a name with it: its dataset with all quotas, its table, its place. The same
+    key still resumes it.
+    """
     held = gate(ledger, ask, "a/x")
-    for scope, data in (("a", []), ("a/y", ["table u"]), ("b", ["table t"]), ("b", ["table u", "table v", "place p"])):
+    for scope, data in (
+        ("a", []),
+        ("a/y", ["table u"]),
+        ("b", ["table t"]),
+        ("b", ["table u", "table v", "place p"]),
+    ):
         with pytest.raises(SessionClosed, match="open on scope 'a/x'"):
             ask.reserve(ledger, scope=scope, data=data)
         with pytest.raises(SessionClosed, match="open on scope 'a/x'"):
@@ -80,12 +89,18 @@ def test_a_partition_is_never_changed(ledger, ask):
 def test_only_the_first_release_of_data_is_fresh(ledger, ask):
     first = ask.reserve(ledger, "one", scope="a/x", data=["table t"]).release_id
     second = gate(ledger, ask, "b").session_id
-    assert ledger.is_fresh(first, "a/x", ["table t"]) and not ledger.is_fresh(second, "b", ["table t", "place p"])
-    assert ledger.is_fresh(second, "b", ["place p"]) and not ledger.is_fresh(second, "a/y", ["place p"])
+    assert ledger.is_fresh(first, "a/x", ["table t"]) and not ledger.is_fresh(
+        second, "b", ["table t", "place p"]
+    )
+    assert ledger.is_fresh(second, "b", ["place p"]) and not ledger.is_fresh(
+        second, "a/y", ["place p"]
+    )
 
 
 def test_two_processes_open_one_gate(ledger, ask, place):
-    """Both start together in every round, from two datasets: one is charged, the other is refused and pays nothing."""
+    """Both start together in every round, from two datasets: one is charged, the other is refused
+    and pays nothing.
+    """
     read, write = os.pipe()
     told = [os.pipe() for _ in "ab"]
 
@@ -112,12 +127,20 @@ def test_two_processes_open_one_gate(ledger, ask, place):
             assert "".join(sorted((os.read(read, 1) + os.read(read, 1)).decode())) == expected
     assert [ended(pid) for pid in children] == [0, 0]
     spent = [float(ask.spent(ledger, scope)[""]) for scope in "ab"]
-    assert sum(spent) == pytest.approx(ROUNDS * 0.01) and len(ledger.releases()) == ROUNDS and ledger.verify().ok
+    assert (
+        sum(spent) == pytest.approx(ROUNDS * 0.01)
+        and len(ledger.releases()) == ROUNDS
+        and ledger.verify().ok
+    )
 
 
 @pytest.mark.parametrize("point", ["session.before-commit", "session.after-commit"])
-def test_a_gate_whose_opener_dies_is_open_or_was_never_opened(ledger, ask, place, monkeypatch, point):
-    """Killed before the commit: nothing is closed, the other scope opens. Killed after it: the gate stands and is resumed."""
+def test_a_gate_whose_opener_dies_is_open_or_was_never_opened(
+    ledger, ask, place, monkeypatch, point
+):
+    """Killed before the commit: nothing is closed, the other scope opens. Killed after it: the gate
+    stands and is resumed.
+    """
 
     def dies() -> None:
         monkeypatch.setattr("dpflow.fault_points.armed", f"{point}:kill")

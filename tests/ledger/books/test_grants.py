@@ -8,14 +8,23 @@ import pytest
 
 from dpflow.core.accounting.events import Pure, Unprotected
 from dpflow.core.contract.declaration import NOBODY
-from dpflow.errors import BudgetExceeded, GrantConflict, InvalidAmount, InvalidInput, PlanRefused, UnknownName
+from dpflow.errors import (
+    BudgetExceeded,
+    GrantConflict,
+    InvalidAmount,
+    InvalidInput,
+    PlanRefused,
+    UnknownName,
+)
 
 
 def test_budget_is_spent_to_the_unit(ledger, ask):
     """Ten times 0.1 fits into 1 exactly; the next 1e-12 does not."""
     for n in range(10):
         ask.reserve(ledger, str(n))
-    with pytest.raises(BudgetExceeded, match=r"scope 'flights' cannot pay: epsilon 1e-12 is asked, 0 of 1 is left"):
+    with pytest.raises(
+        BudgetExceeded, match=r"scope 'flights' cannot pay: epsilon 1e-12 is asked, 0 of 1 is left"
+    ):
         ask.reserve(ledger, "x", "1e-12")
     assert ask.spent(ledger) == {"": "1"} and ledger.verify().ok
 
@@ -36,7 +45,9 @@ def test_quota_and_dataset_pay_together(ledger, ask):
 def test_blocks_have_accounts_of_their_own(place, ask):
     """Days are charged apart, all days of one release or none, and a day named twice pays once."""
     ledger = place.open()
-    ledger.grant("days", 1, 0, filter="basic", blocks=True, protects="one aircraft-day", principal="owner")
+    ledger.grant(
+        "days", 1, 0, filter="basic", blocks=True, protects="one aircraft-day", principal="owner"
+    )
     ask.reserve(ledger, "a", "0.6", scope="days", blocks=["mon", "mon"])
     with pytest.raises(BudgetExceeded, match="block 'mon'") as refusal:
         ask.reserve(ledger, "b", "0.6", scope="days", blocks=["tue", "mon"])
@@ -69,7 +80,9 @@ def test_grants_are_raised_and_lowered(ledger, ask):
 
 @pytest.mark.parametrize("name", ["renyi", "hybrid"])
 def test_raising_a_grant_keeps_the_order_of_its_sums(place, ask, name):
-    """The Renyi sums were made at one order; a raise must compare them at that order, or it would give budget away."""
+    """The Renyi sums were made at one order; a raise must compare them at that order, or it would
+    give budget away.
+    """
     ledger = place.open()
     before = ledger.grant("s", 1, "1e-6", filter=name, principal="owner").filter
     assert (
@@ -78,12 +91,17 @@ def test_raising_a_grant_keeps_the_order_of_its_sums(place, ask, name):
     before = ledger.scope("s").filter
     ask.reserve(ledger, scope="s")
     after = ledger.grant("s", 9, "1e-5", filter=name, principal="owner").filter
-    assert (after.order, after.conversion) == (before.order, before.conversion) and after.epsilon == 9
+    assert (after.order, after.conversion) == (
+        before.order,
+        before.conversion,
+    ) and after.epsilon == 9
     assert ledger.verify().ok
 
 
 def test_renyi_path_never_opens_after_spending(place, ask):
-    """A hybrid grant that spent without a delta counted nothing on the Renyi path, so that path stays closed."""
+    """A hybrid grant that spent without a delta counted nothing on the Renyi path, so that path
+    stays closed.
+    """
     ledger = place.open()
     ledger.grant("s", 1, 0, filter="hybrid", principal="owner")
     ask.reserve(ledger, scope="s")
@@ -113,19 +131,26 @@ def test_unsupported_event_is_refused_before_anything_is_charged(ledger, ask):
 
 @pytest.mark.parametrize("stranger", ["subclass", "mapping", "text", "nothing"])
 def test_an_event_of_unknown_type_is_refused(ledger, ask, stranger):
-    """The vocabulary is closed: whatever claims to cost something without being in it is refused, never free."""
+    """The vocabulary is closed: whatever claims to cost something without being in it is refused,
+    never free.
+    """
 
     class Free(Pure):
         pass
 
-    event = {"subclass": Free(Fraction(1, 10)), "mapping": {"kind": "pure.v1"}, "text": "pure.v1", "nothing": None}[
-        stranger
-    ]
+    event = {
+        "subclass": Free(Fraction(1, 10)),
+        "mapping": {"kind": "pure.v1"},
+        "text": "pure.v1",
+        "nothing": None,
+    }[stranger]
     for verb in (
         lambda: ask.reserve(ledger, event=event),
         lambda: ledger.check("flights", [event], []),
         lambda: ledger.require(("flights", [event], [])),
-        lambda: ledger.open_session(ask.key("gate"), **ask.terms(event=event), state={}, exclusive=False),
+        lambda: ledger.open_session(
+            ask.key("gate"), **ask.terms(event=event), state={}, exclusive=False
+        ),
     ):
         with pytest.raises(PlanRefused, match="is not supported"):
             verb()
@@ -133,7 +158,9 @@ def test_an_event_of_unknown_type_is_refused(ledger, ask, stranger):
 
 
 def test_nothing_is_free_where_somebody_is_protected(place, ask):
-    """An event without a claim costs nothing, so only a scope that protects nobody takes it, quotas included."""
+    """An event without a claim costs nothing, so only a scope that protects nobody takes it, quotas
+    included.
+    """
     ledger = place.open()
     for scope, protects in (("people", "all rows of one person"), ("unsaid", ""), ("open", NOBODY)):
         ledger.grant(scope, 1, 0, filter="basic", protects=protects, principal="owner")
@@ -145,7 +172,9 @@ def test_nothing_is_free_where_somebody_is_protected(place, ask):
     assert ask.spent(ledger, "open") == {"": "0"} and ledger.verify().ok
 
 
-@pytest.mark.parametrize("amount", ["-1", "0", "NaN", "inf", "1e-400", "1e308", 5e-324, "one", None, True])
+@pytest.mark.parametrize(
+    "amount", ["-1", "0", "NaN", "inf", "1e-400", "1e308", 5e-324, "one", None, True]
+)
 def test_amounts_that_are_none(ledger, amount):
     """Negative, NaN, infinite, subnormal and absurd amounts are refused and nothing changes."""
     with pytest.raises(InvalidAmount, match="epsilon"):
@@ -153,10 +182,15 @@ def test_amounts_that_are_none(ledger, amount):
     assert len(ledger.history()) == 1
 
 
-@pytest.mark.parametrize("name", ["", "a\nb", "x" * 201, "x" * 10_000, "a//b", "/a", "a/", "a\0b", "\ud800"])
+@pytest.mark.parametrize(
+    "name", ["", "a\nb", "x" * 201, "x" * 10_000, "a//b", "/a", "a/", "a\0b", "\ud800"]
+)
 def test_names_that_are_none(ledger, ask, name):
     """Control characters, empty parts and 10 kB names are refused, without being repeated."""
-    for verb in (lambda: ledger.grant(name, 1, 0, principal="owner"), lambda: ask.reserve(ledger, scope=name)):
+    for verb in (
+        lambda: ledger.grant(name, 1, 0, principal="owner"),
+        lambda: ask.reserve(ledger, scope=name),
+    ):
         with pytest.raises(InvalidInput, match="printable|path|no granted scope"):
             verb()
     with pytest.raises(InvalidInput, match="principal" if name and "/" not in name else "."):

@@ -1,4 +1,6 @@
-"""The anchor's directory fails, is not there, or is read while it is written: nothing is charged for nothing."""
+"""The anchor's directory fails, is not there, or is read while it is written: nothing is charged
+for nothing.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def test_where_nothing_can_be_locked_nothing_is_charged(ledger, place, ask, monk
 
 
 def test_locks_that_cease_cost_one_charge(ledger, ask, monkeypatch):
-    """A process that had a lock notices at its next one, and goes on before a charge only when it has one again."""
+    """A process that had a lock notices at its next one, and goes on before a charge only when it
+    has one again.
+    """
     ask.reserve(ledger, "before")
     with monkeypatch.context() as patch:
         without_locks(patch)
@@ -75,7 +79,9 @@ def test_a_disk_that_fails_the_mark_is_unavailable(ledger, ask, monkeypatch, cal
 
 
 def test_a_directory_that_is_not_mounted_is_not_begun_anew(ledger, place, ask):
-    """A process that has the key at hand does not take the empty place below the mount for an anchor without a mark."""
+    """A process that has the key at hand does not take the empty place below the mount for an
+    anchor without a mark.
+    """
     ask.reserve(ledger, "before")
     away = place.anchor.with_name("away")
     place.anchor.rename(away)
@@ -104,7 +110,9 @@ def test_a_key_that_cannot_be_read_now_is_not_called_missing(place, monkeypatch)
 
 
 def test_a_mark_is_read_whole_while_others_write(tmp_path, monkeypatch):
-    """Written byte by byte, it is still an old or a new one to whoever reads without a lock, and never goes back."""
+    """Written byte by byte, it is still an old or a new one to whoever reads without a lock, and
+    never goes back.
+    """
     anchor = Anchor(tmp_path / "anchor")
     anchor.create()
     write = os.pwrite
@@ -142,7 +150,9 @@ def test_nobody_makes_a_mark_from_an_export(ledger, place, ask):
     ask.reserve(ledger)
     export = io.StringIO()
     ledger.export(export)
-    entries = [row for line in export.getvalue().splitlines() if "seal" in (row := json.loads(line))]
+    entries = [
+        row for line in export.getvalue().splitlines() if "seal" in (row := json.loads(line))
+    ]
     first = min(entries, key=lambda row: row["seq"])
     (place.anchor / "mark").write_text(f"{first['seq']:020d} {first['hash']} {first['seal']}\n")
     with pytest.raises(LedgerCorrupt, match="was not written under this ledger's key"):

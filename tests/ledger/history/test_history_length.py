@@ -1,4 +1,6 @@
-"""A charge costs the same work after ten and after thousands of charges. `python -m bench.ledger_history` times a million."""
+"""A charge costs the same work after ten and after thousands of charges. `python -m
+bench.ledger_history` times a million.
+"""
 
 from __future__ import annotations
 
@@ -28,16 +30,26 @@ def aged(target: str, anchor: Path, number: int) -> Ledger:
 
 
 def everyday(ledger: Ledger) -> None:
-    """What runs all day: a check, a release and its replay, a retry of a slot, a session that is asked and closed."""
+    """What runs all day: a check, a release and its replay, a retry of a slot, a session that is
+    asked and closed.
+    """
     ledger.check("bench", [Pure("0.001")], ())
     ledger.remaining("bench")
     for _ in range(2):
         charge(ledger, "bench", "today")
-    terms: dict[str, Any] = {"event": Pure("0.001"), "blocks": (), "family": "f", "principal": "p", "request": {}}
+    terms: dict[str, Any] = {
+        "event": Pure("0.001"),
+        "blocks": (),
+        "family": "f",
+        "principal": "p",
+        "request": {},
+    }
     for _ in range(2):
         ledger.reserve(ReleaseKey("bench", "dag", "task", "o", "slotted"), slot="run/0", **terms)
     key, data = ReleaseKey("bench", "", "", "o", "s"), ["table t", "place p"]
-    held = ledger.open_session(key, slot=None, state={"v": 0}, exclusive=True, data=data, cut="9 groups", **terms)
+    held = ledger.open_session(
+        key, slot=None, state={"v": 0}, exclusive=True, data=data, cut="9 groups", **terms
+    )
     ledger.is_fresh(held.session_id, "bench", data)
     ledger.answer(held.session_id, query="q", expected_version=0, state={}, answer={}, closed=True)
     ledger.history(limit=5)
@@ -88,7 +100,9 @@ def test_postgresql_scans_nothing_that_grows(postgres, tmp_path, monkeypatch):
     with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as connection:
 
         def scanned() -> int:
-            read = "SELECT sum(seq_tup_read)::bigint FROM pg_stat_user_tables WHERE relname = ANY(%s)"
+            read = (
+                "SELECT sum(seq_tup_read)::bigint FROM pg_stat_user_tables WHERE relname = ANY(%s)"
+            )
             return connection.execute(read, [list(GROWING)]).fetchall()[0][0]
 
         before = scanned()
@@ -103,7 +117,9 @@ def test_postgresql_scans_nothing_that_grows(postgres, tmp_path, monkeypatch):
 
 
 def test_a_charge_on_postgresql_takes_two_round_trips(postgres, tmp_path, ask, monkeypatch):
-    """Begin and reads, then writes, commit and flush: what was read ahead is used before the first write."""
+    """Begin and reads, then writes, commit and flush: what was read ahead is used before the first
+    write.
+    """
     trips: list[int] = []
     asked = postgres_pipeline.Wire.ask
 

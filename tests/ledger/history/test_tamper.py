@@ -16,7 +16,14 @@ from dpflow.ledger import Ledger
 from dpflow.ledger.history import chain
 from dpflow.ledger.storage import schema
 
-KEYS = {"name", "scope", "id", "slot", "session_id", "digest"}  # what a copied row needs to be a row of its own
+KEYS = {
+    "name",
+    "scope",
+    "id",
+    "slot",
+    "session_id",
+    "digest",
+}  # what a copied row needs to be a row of its own
 
 
 @pytest.fixture
@@ -24,8 +31,16 @@ def used(ledger, ask):
     """A ledger with a settled release, an orphan and a session with one answer."""
     ledger.settle(ask.reserve(ledger, "done", slot="run/0"), {"value": 7}, snapshot="s")
     ask.reserve(ledger, "orphan", slot="run/1")
-    held = ledger.open_session(ask.key("gate"), **ask.terms(), state={"threshold": 4711}, exclusive=False)
-    ledger.answer(held.session_id, query="q", expected_version=0, state={"threshold": 4712}, answer={"ok": True})
+    held = ledger.open_session(
+        ask.key("gate"), **ask.terms(), state={"threshold": 4711}, exclusive=False
+    )
+    ledger.answer(
+        held.session_id,
+        query="q",
+        expected_version=0,
+        state={"threshold": 4712},
+        answer={"ok": True},
+    )
     assert ledger.verify().ok
     return ledger
 
@@ -39,9 +54,18 @@ def used(ledger, ask):
         ("UPDATE dpflow_answer SET answer = '{\"ok\": false}'", "is not the one that was given"),
         ("DELETE FROM dpflow_answer", "is not the one that was given"),
         ("DELETE FROM dpflow_slot WHERE slot = 'run/0'", "did not ask for that"),
-        ("UPDATE dpflow_release SET digest = 'free' WHERE state = 'settled'", "the digest of release"),
-        ("UPDATE dpflow_release SET state = 'reserved' WHERE state = 'settled'", "the state of release"),
-        ("UPDATE dpflow_release SET fenced_below = 9 WHERE state = 'reserved'", "the fenced_below of release"),
+        (
+            "UPDATE dpflow_release SET digest = 'free' WHERE state = 'settled'",
+            "the digest of release",
+        ),
+        (
+            "UPDATE dpflow_release SET state = 'reserved' WHERE state = 'settled'",
+            "the state of release",
+        ),
+        (
+            "UPDATE dpflow_release SET fenced_below = 9 WHERE state = 'reserved'",
+            "the fenced_below of release",
+        ),
         ("UPDATE dpflow_release SET version = 0 WHERE state = 'open'", "the version of release"),
         ("DELETE FROM dpflow_account", "does not hold what its charges add up to"),
     ],
@@ -72,7 +96,9 @@ def variants(value, sqlite):
 
 @pytest.mark.parametrize("table", schema.metadata.sorted_tables, ids=str)
 def test_any_change_of_any_cell_is_found(used, place, table):
-    """Every cell of every row, changed to anything else the database takes, is found; so is every row dropped or copied."""
+    """Every cell of every row, changed to anything else the database takes, is found; so is every
+    row dropped or copied.
+    """
     sqlite, tries = "://" not in place.target, 0
     names = [column.name for column in table.columns]
     primary = [column.name for column in table.primary_key]
@@ -113,15 +139,24 @@ def test_any_change_of_any_cell_is_found(used, place, table):
 
 @pytest.mark.parametrize("number", range(1, 8))
 def test_any_older_state_is_found(used, place, number):
-    """Taken back by any number of entries, with every hash in order, the history ends before the anchor's mark."""
-    place.sql(f"DELETE FROM dpflow_entry WHERE seq > (SELECT max(seq) FROM dpflow_entry) - {number}")
+    """Taken back by any number of entries, with every hash in order, the history ends before the
+    anchor's mark.
+    """
+    place.sql(
+        f"DELETE FROM dpflow_entry WHERE seq > (SELECT max(seq) FROM dpflow_entry) - {number}"
+    )
     assert "old copy was restored" in str(used.verify())
 
 
 def test_a_chain_recomputed_without_the_key_is_found(used, place):
     """Whoever changes an entry and makes all later hashes anew has no seals for them."""
     with place.intruder() as run:
-        rows = [list(row) for row in run(f"SELECT {', '.join((*chain.FIELDS, 'hash'))} FROM dpflow_entry ORDER BY seq")]
+        rows = [
+            list(row)
+            for row in run(
+                f"SELECT {', '.join((*chain.FIELDS, 'hash'))} FROM dpflow_entry ORDER BY seq"
+            )
+        ]
         previous = rows[0][8]
         for row in rows[1:]:
             fields = dict(zip(chain.FIELDS, row)) | {"principal": "nobody", "previous": previous}
@@ -139,10 +174,15 @@ def test_a_session_cannot_be_set_back(used, place, ask, column):
     used.answer(held.session_id, query="one", expected_version=0, state={"left": 8}, answer={})
     back = {"secret": "secret = '{\"left\":9}'", "version": "version = 0"}
     change = ", ".join(back.values()) if column == "both" else back[column]
-    place.sql(f"UPDATE dpflow_release SET {change} WHERE id = '{held.session_id}'", "DELETE FROM dpflow_answer")
+    place.sql(
+        f"UPDATE dpflow_release SET {change} WHERE id = '{held.session_id}'",
+        "DELETE FROM dpflow_answer",
+    )
     for version in (0, 1):
         with pytest.raises(LedgerCorrupt, match="not the one its last answer left"):
-            used.answer(held.session_id, query="two", expected_version=version, state={"left": 8}, answer={})
+            used.answer(
+                held.session_id, query="two", expected_version=version, state={"left": 8}, answer={}
+            )
     with pytest.raises(LedgerCorrupt, match="not the one its last answer left"):
         used.session(held.session_id)
     with pytest.raises(LedgerCorrupt, match="not the one its last answer left"):
@@ -154,16 +194,31 @@ def test_a_closed_session_cannot_be_opened_again(used, place, ask, tmp_path, end
     """Whatever closed it, a row that says open is not believed."""
     held = used.open_session(ask.key("other"), **ask.terms(), state={"left": 9}, exclusive=False)
     if end == "used up":
-        used.answer(held.session_id, query="one", expected_version=0, state={"left": 9}, answer={}, closed=True)
+        used.answer(
+            held.session_id,
+            query="one",
+            expected_version=0,
+            state={"left": 9},
+            answer={},
+            closed=True,
+        )
     elif end == "closed by its owner":
         used.resolve(held.session_id, reason="r", principal="owner")
     else:
         stream = io.StringIO()
         used.export(stream)
-        place.sql(*(f"DELETE FROM {table.name}" for table in schema.metadata.sorted_tables if table is not schema.meta))
+        place.sql(
+            *(
+                f"DELETE FROM {table.name}"
+                for table in schema.metadata.sorted_tables
+                if table is not schema.meta
+            )
+        )
         stream.seek(0)
         used.import_(stream, principal="owner")
-    place.sql(f"UPDATE dpflow_release SET state = 'open', secret = '{{\"left\":9}}' WHERE id = '{held.session_id}'")
+    place.sql(
+        f"UPDATE dpflow_release SET state = 'open', secret = '{{\"left\":9}}' WHERE id = '{held.session_id}'"
+    )
     with pytest.raises(LedgerCorrupt, match="not the one its last answer left"):
         used.session(held.session_id)
 
@@ -176,7 +231,9 @@ def test_a_restored_database_gives_no_answers(tmp_path, ask):
     held = ledger.open_session(ask.key(), **ask.terms(), state={"left": 1}, exclusive=False)
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute("VACUUM INTO ?", [str(tmp_path / "old")])
-    ledger.answer(held.session_id, query="one", expected_version=0, state={}, answer={}, closed=True)
+    ledger.answer(
+        held.session_id, query="one", expected_version=0, state={}, answer={}, closed=True
+    )
     for name in ("l", "l-wal", "l-shm"):
         (tmp_path / name).unlink(missing_ok=True)
     (tmp_path / "old").rename(path)
@@ -199,7 +256,9 @@ def test_verifying_beside_a_writer_raises_no_alarm(ledger, ask):
 def test_a_forged_tail_is_found_and_not_built_upon(used, place, ask):
     """A correct hash without the key is no entry: verify names it, and the next charge is refused."""
     (last,) = place.sql("SELECT seq, hash FROM dpflow_entry ORDER BY seq DESC LIMIT 1")
-    fields = dict(zip(chain.FIELDS, (last[0] + 1, "t", "grant", "flights", "", "mallory", "{}", last[1])))
+    fields = dict(
+        zip(chain.FIELDS, (last[0] + 1, "t", "grant", "flights", "", "mallory", "{}", last[1]))
+    )
     fields |= {"hash": chain.hashed(fields), "seal": "0" * 64}
     values = ", ".join(f"'{v}'" if isinstance(v, str) else str(v) for v in fields.values())
     place.sql(f"INSERT INTO dpflow_entry ({', '.join(fields)}) VALUES ({values})")
@@ -209,7 +268,9 @@ def test_a_forged_tail_is_found_and_not_built_upon(used, place, ask):
 
 
 def test_a_restored_past_is_found_and_not_built_upon(used, place, ask):
-    """Entries taken off the end cannot be grown over: the next charge is refused, and nothing is spent."""
+    """Entries taken off the end cannot be grown over: the next charge is refused, and nothing is
+    spent.
+    """
     place.sql(
         "DELETE FROM dpflow_entry WHERE seq = (SELECT max(seq) FROM dpflow_entry)",
         "DELETE FROM dpflow_answer",
@@ -244,7 +305,17 @@ def test_a_damaged_mark_is_named(used, place):
 
 def test_the_ledgers_own_entries_cannot_be_recorded(ledger):
     """A note cannot pass for a grant, or for any other entry that means money."""
-    for kind in ("grant", "reserve", "settle", "session", "answer", "resolve", "retry", "join", "import"):
+    for kind in (
+        "grant",
+        "reserve",
+        "settle",
+        "session",
+        "answer",
+        "resolve",
+        "retry",
+        "join",
+        "import",
+    ):
         with pytest.raises(InvalidInput, match="only the ledger writes"):
             ledger.record(kind, {}, principal="p")
     ledger.record("contract", {"ok": True}, principal="p", scope="flights")
@@ -252,19 +323,25 @@ def test_the_ledgers_own_entries_cannot_be_recorded(ledger):
 
 
 def test_an_export_adds_up_and_holds_no_secret(used):
-    """A third party sums the charges and checks the chain, without the key and without secret state."""
+    """A third party sums the charges and checks the chain, without the key and without secret
+    state.
+    """
     stream = io.StringIO()
     used.export(stream)
     assert "threshold" not in stream.getvalue()
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
     entries = [line for line in lines if line["line"] == "entry"]
     assert all(entry["hash"] == chain.hashed(entry) for entry in entries)
-    charges = [charge for entry in entries for charge in json.loads(entry["body"]).get("charges", ())]
+    charges = [
+        charge for entry in entries for charge in json.loads(entry["body"]).get("charges", ())
+    ]
     assert sum(charge[2] for charge in charges) == 3 * 10**11
 
 
 def test_a_ledger_moves_between_databases(used, ask, place, tmp_path, postgres):
-    """An import goes on where the export stopped; results replay, sessions are closed, the old database is refused."""
+    """An import goes on where the export stopped; results replay, sessions are closed, the old
+    database is refused.
+    """
     stream = io.StringIO()
     used.export(stream)
     stream.seek(0)
@@ -304,14 +381,26 @@ def test_a_damaged_export_is_refused(used, place, tmp_path, damage):
 
 
 def test_equal_states_have_unlike_commitments(ledger, ask):
-    """Two sessions that drew the same noise, or one whose state did not change: nobody without the key can tell."""
+    """Two sessions that drew the same noise, or one whose state did not change: nobody without the
+    key can tell.
+    """
     for name in ("one", "two"):
-        held = ledger.open_session(ask.key(name), **ask.terms(), state={"noise": 3}, exclusive=False)
+        held = ledger.open_session(
+            ask.key(name), **ask.terms(), state={"noise": 3}, exclusive=False
+        )
         for version, query in enumerate("ab"):
             state = {"noise": 3}
-            ledger.answer(held.session_id, query=query, expected_version=version, state=state, answer={"above": False})
+            ledger.answer(
+                held.session_id,
+                query=query,
+                expected_version=version,
+                state=state,
+                answer={"above": False},
+            )
         assert ledger.session(held.session_id).state == {"noise": 3}
-    seals = [entry.body["state"] for entry in ledger.history() if entry.kind in ("session", "answer")]
+    seals = [
+        entry.body["state"] for entry in ledger.history() if entry.kind in ("session", "answer")
+    ]
     assert len(set(seals)) == len(seals) == 6 and ledger.verify().ok
 
 

@@ -1,4 +1,6 @@
-"""A SQLite file that lost bytes: every verb answers rightly or refuses in one sentence, and what can be saved is saved."""
+"""A SQLite file that lost bytes: every verb answers rightly or refuses in one sentence, and what
+can be saved is saved.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def erased(data: bytes, luck: random.Random) -> bytes:
     return data[:page] + bytes(PAGE) + data[page + PAGE :]
 
 
-def copies(healthy: Path, place: Path, damage: Callable[[bytes, random.Random], bytes]) -> Iterator[Path]:
+def copies(
+    healthy: Path, place: Path, damage: Callable[[bytes, random.Random], bytes]
+) -> Iterator[Path]:
     """Damaged copies, each with an anchor of its own; the same ones in every test run."""
     data, luck = healthy.read_bytes(), random.Random(7)
     for n in range(_ROUNDS):
@@ -68,7 +72,9 @@ def copies(healthy: Path, place: Path, damage: Callable[[bytes, random.Random], 
 def test_a_damaged_file_is_refused_or_right(
     healthy: Path, tmp_path: Path, ask: Any, damage: Callable[[bytes, random.Random], bytes]
 ) -> None:
-    """No verb fails in the database's words. What still opens and verifies holds exactly what was charged."""
+    """No verb fails in the database's words. What still opens and verifies holds exactly what was
+    charged.
+    """
     refused = 0
     for path in copies(healthy, tmp_path, damage):
         seen: dict[str, Any] = {}
@@ -88,13 +94,23 @@ def test_a_damaged_file_is_refused_or_right(
                 assert "noise" not in str(refusal) and "nnn" not in str(refusal)
         refused += "verify" not in seen or not seen["verify"]
         if seen.get("verify"):
-            whole = {"spent": {"": "0.6"}, "history": 12, "releases": 6, "replay": {"rows": [3] * 200}, "charge": 1}
+            whole = {
+                "spent": {"": "0.6"},
+                "history": 12,
+                "releases": 6,
+                "replay": {"rows": [3] * 200},
+                "charge": 1,
+            }
             assert seen == {"verify": True} | whole
     assert 0 < refused <= _ROUNDS
 
 
-def test_an_index_that_broke_is_found_and_its_ledger_saved(healthy: Path, tmp_path: Path, ask: Any) -> None:
-    """The rows are whole, so the history is: verify names the file, and an export makes a ledger that goes on."""
+def test_an_index_that_broke_is_found_and_its_ledger_saved(
+    healthy: Path, tmp_path: Path, ask: Any
+) -> None:
+    """The rows are whole, so the history is: verify names the file, and an export makes a ledger
+    that goes on.
+    """
     path = tmp_path / "ledger.sqlite"
     shutil.copy(healthy, path)
     shutil.copytree(f"{healthy}.anchor", tmp_path / "anchor")
@@ -107,7 +123,10 @@ def test_an_index_that_broke_is_found_and_its_ledger_saved(healthy: Path, tmp_pa
     path.write_bytes(data)
     broken = Ledger(path, anchor=tmp_path / "anchor")
     report = broken.verify()
-    assert not report.ok and "the file is damaged, though its history may be whole: export it" in str(report)
+    assert (
+        not report.ok
+        and "the file is damaged, though its history may be whole: export it" in str(report)
+    )
     with pytest.raises(LedgerCorrupt):
         ask.reserve(broken, "new")
     text = io.StringIO()

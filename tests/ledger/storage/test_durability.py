@@ -125,7 +125,9 @@ def test_a_signal_between_commit_and_flush(disk, ask, monkeypatch):
 
 
 def test_a_log_cut_off_anywhere_is_a_shorter_history(disk, ask):
-    """Whatever part of the log reached the disk: whole entries, in order, and the mark says that some are missing."""
+    """Whatever part of the log reached the disk: whole entries, in order, and the mark says that
+    some are missing.
+    """
     ledger = Ledger(disk.ledger, anchor=disk.anchor)
     for verb in verbs(ledger, ask):
         verb()
@@ -161,27 +163,35 @@ def test_a_flush_that_fails_is_an_error(disk, ask, monkeypatch):
     assert disk.after_a_power_cut().find(ask.key()) is None
     ask.reserve(ledger)
     assert ask.spent(ledger) == {"": "0.1"}
-    (disk.there / "l.sqlite-wal").unlink(missing_ok=True)  # the kernel takes what it failed to write for written
+    (disk.there / "l.sqlite-wal").unlink(
+        missing_ok=True
+    )  # the kernel takes what it failed to write for written
     assert disk.after_a_power_cut().find(ask.key()) is not None
 
 
 def flushed(url: str, work: Callable[[int], object]) -> int:
-    """How often, of 20 times, PostgreSQL's log was on its disk as far as it was written when a call returned."""
+    """How often, of 20 times, PostgreSQL's log was on its disk as far as it was written when a call
+    returned.
+    """
     with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as connection:
         connection.execute("SET synchronous_commit = off")
         connection.execute("CREATE TABLE IF NOT EXISTS others (n int)")
         times = 0
         for n in range(20):
-            connection.execute("INSERT INTO others VALUES (1)")  # somebody committed, and nothing is flushed
+            connection.execute(
+                "INSERT INTO others VALUES (1)"
+            )  # somebody committed, and nothing is flushed
             work(n)
-            times += connection.execute("SELECT pg_current_wal_flush_lsn() >= pg_current_wal_insert_lsn()").fetchall()[
-                0
-            ][0]
+            times += connection.execute(
+                "SELECT pg_current_wal_flush_lsn() >= pg_current_wal_insert_lsn()"
+            ).fetchall()[0][0]
         return times
 
 
 def test_postgresql_has_written_its_log(postgres, tmp_path, ask, monkeypatch):
-    """Writers and readers return when the server's log is on its disk; without our flush they do not (negative control)."""
+    """Writers and readers return when the server's log is on its disk; without our flush they do
+    not (negative control).
+    """
     url = postgres()
     ledger = Ledger(url, anchor=tmp_path / "anchor", create=True)
     ledger.grant("flights", 1, 0, filter="basic", principal="owner")

@@ -1,4 +1,6 @@
-"""What the database roles of those who spend may do on PostgreSQL: real logins, and the SQL that is shipped."""
+"""What the database roles of those who spend may do on PostgreSQL: real logins, and the SQL that is
+shipped.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,16 @@ def owner(postgres, tmp_path, ask) -> Ledger:
     ledger.settle(ask.reserve(ledger, "done"), {"value": 1})
     ask.reserve(ledger, "orphan")
     for name, closed in (("open", False), ("closed", True)):
-        held = ledger.open_session(ask.key(name), **ask.terms(), state={"threshold": 7}, exclusive=False)
+        held = ledger.open_session(
+            ask.key(name), **ask.terms(), state={"threshold": 7}, exclusive=False
+        )
         ledger.answer(
-            held.session_id, query="q", expected_version=0, state={"threshold": 7}, answer={"ok": True}, closed=closed
+            held.session_id,
+            query="q",
+            expected_version=0,
+            state={"threshold": 7},
+            answer={"ok": True},
+            closed=closed,
         )
     return ledger
 
@@ -55,36 +64,51 @@ def everything(ledger: Ledger) -> list[object]:
     """All rows of all tables, as the owner sees them."""
     with ledger._database.reading() as transaction:
         return [
-            transaction.text(f"SELECT * FROM {table.name} ORDER BY 1, 2") for table in schema.metadata.sorted_tables
+            transaction.text(f"SELECT * FROM {table.name} ORDER BY 1, 2")
+            for table in schema.metadata.sorted_tables
         ]
 
 
 @pytest.mark.parametrize("role", ROLES)
 def test_those_who_spend_release(owner, login, tmp_path: Path, ask, role):
-    """Charging, settling, retrying, joining a slot, replaying and reading what is public: all of it works for both roles."""
+    """Charging, settling, retrying, joining a slot, replaying and reading what is public: all of it
+    works for both roles.
+    """
     ledger = Ledger(login(role), anchor=tmp_path / "anchor")
     ledger.settle(ask.reserve(ledger, "a", slot="run/0"), {"value": 1})
     assert ask.reserve(ledger, "done", slot="run/1").result == {"value": 1}
     assert ask.reserve(ledger, "orphan").attempt == 2
     ledger.record("contract", {"ok": True}, principal="airflow", scope="flights")
     assert ask.spent(ledger) == {"": "0.5"} and ledger.check("flights", [], []) is None
-    assert len(ledger.releases()) == 5 and len(ledger.history("flights")) >= 8 and ledger.odometer("flights")
+    assert (
+        len(ledger.releases()) == 5
+        and len(ledger.history("flights")) >= 8
+        and ledger.odometer("flights")
+    )
     assert owner.verify().ok
 
 
 def test_those_who_hold_sessions_answer(owner, login, tmp_path, ask):
-    """Opening, resuming, answering one by one or in a batch, and closing work for the interactive role."""
+    """Opening, resuming, answering one by one or in a batch, and closing work for the interactive
+    role.
+    """
     ledger = Ledger(login("dpflow_interactive"), anchor=tmp_path / "anchor")
     for _ in range(2):
         held = ledger.open_session(ask.key("gate"), **ask.terms(), state={"v": 0}, exclusive=True)
-    ledger.answer(held.session_id, query="q", expected_version=0, state={"v": 1}, answer={"ok": True})
-    assert ledger.answer_batch(held.session_id, {"r": 1, "s": 2}, expected_version=1, state={"v": 2}, closed=True)
+    ledger.answer(
+        held.session_id, query="q", expected_version=0, state={"v": 1}, answer={"ok": True}
+    )
+    assert ledger.answer_batch(
+        held.session_id, {"r": 1, "s": 2}, expected_version=1, state={"v": 2}, closed=True
+    )
     assert ledger.batches(held.session_id) == [{"r": 1, "s": 2}]
     assert owner.verify().ok
 
 
 def test_a_spender_sees_no_secret(owner, login, tmp_path, ask):
-    """Whoever only releases can neither read the state of a session nor open one, by hand or through the ledger."""
+    """Whoever only releases can neither read the state of a session nor open one, by hand or
+    through the ledger.
+    """
     ledger = Ledger(login("dpflow_spender"), anchor=tmp_path / "anchor")
     (open_one,) = [r for r in owner.releases() if r.state == "open"]
     with pytest.raises(InvalidInput, match="database role"):
@@ -92,7 +116,11 @@ def test_a_spender_sees_no_secret(owner, login, tmp_path, ask):
     with pytest.raises(InvalidInput, match="database role"):
         ledger.open_session(ask.key("mine"), **ask.terms(), state={}, exclusive=False)
     with psycopg.connect(login("dpflow_spender").replace("+psycopg", "")) as connection:
-        for statement in ("SELECT secret FROM dpflow_release", "SELECT * FROM dpflow_release", "TABLE dpflow_answer"):
+        for statement in (
+            "SELECT secret FROM dpflow_release",
+            "SELECT * FROM dpflow_release",
+            "TABLE dpflow_answer",
+        ):
             with pytest.raises(psycopg.errors.InsufficientPrivilege), connection.transaction():
                 connection.execute(statement)
     assert ask.spent(owner) == {"": "0.4"} and owner.verify().ok
@@ -100,7 +128,9 @@ def test_a_spender_sees_no_secret(owner, login, tmp_path, ask):
 
 @pytest.mark.parametrize("role", ROLES)
 def test_nobody_but_the_owner_decides(owner, login, tmp_path, role):
-    """Grants, quotas, decisions on orphans and imports by a role are refused, and the message says why."""
+    """Grants, quotas, decisions on orphans and imports by a role are refused, and the message says
+    why.
+    """
     ledger, before = Ledger(login(role), anchor=tmp_path / "anchor"), everything(owner)
     (orphan,) = [r for r in owner.releases() if r.state == "reserved"]
     stream = io.StringIO()
@@ -163,7 +193,9 @@ BY_HAND = (
 
 @pytest.mark.parametrize("role", ROLES)
 def test_nothing_is_taken_back_by_hand(owner, login, role):
-    """With the role's own connection nothing that is spent, settled, answered, decided or written is changed."""
+    """With the role's own connection nothing that is spent, settled, answered, decided or written
+    is changed.
+    """
     before = everything(owner)
     with psycopg.connect(login(role).replace("+psycopg", ""), autocommit=True) as connection:
         for statement in BY_HAND:
@@ -176,15 +208,21 @@ def test_nothing_is_taken_back_by_hand(owner, login, role):
 
 
 def test_an_open_gate_and_a_cut_stay(owner, login, ask):
-    """Whoever holds sessions cannot open the data of a gate by hand, nor cut it anew; the ledger itself still goes on."""
+    """Whoever holds sessions cannot open the data of a gate by hand, nor cut it anew; the ledger
+    itself still goes on.
+    """
     owner.grant("gated", 1, 0, filter="basic", principal="owner")
     terms = ask.terms() | {"state": {}, "exclusive": True, "cut": "9 groups"}
     held = owner.open_session(ask.key("gate", scope="gated"), **terms)
-    with psycopg.connect(login("dpflow_interactive").replace("+psycopg", ""), autocommit=True) as connection:
+    with psycopg.connect(
+        login("dpflow_interactive").replace("+psycopg", ""), autocommit=True
+    ) as connection:
         for change in ("gate = NULL", "gate = 'another'", "cut = NULL", "cut = '1 group'"):
             with pytest.raises(psycopg.errors.RaiseException):
                 connection.execute(f"UPDATE dpflow_data SET {change} WHERE gate IS NOT NULL")
-        connection.execute("CREATE TEMP TABLE dpflow_release (id text, state text)")  # what it would read in its place
+        connection.execute(
+            "CREATE TEMP TABLE dpflow_release (id text, state text)"
+        )  # what it would read in its place
         with pytest.raises(psycopg.errors.RaiseException):
             connection.execute("UPDATE dpflow_data SET gate = NULL WHERE gate IS NOT NULL")
     owner.answer(held.session_id, query="q", expected_version=0, state={}, answer={}, closed=True)
@@ -195,7 +233,9 @@ def test_an_open_gate_and_a_cut_stay(owner, login, ask):
 @pytest.mark.parametrize("values", ["'gate', NULL", "NULL, '9 groups'"])
 def test_a_spender_closes_and_cuts_no_data(owner, login, ask, values):
     """One row written by hand would shut a dataset, or divide it for ever."""
-    with psycopg.connect(login("dpflow_spender").replace("+psycopg", ""), autocommit=True) as connection:
+    with psycopg.connect(
+        login("dpflow_spender").replace("+psycopg", ""), autocommit=True
+    ) as connection:
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             connection.execute(f"INSERT INTO dpflow_data VALUES ('table x', 'somebody', {values})")
     assert owner.verify().ok
@@ -203,16 +243,29 @@ def test_a_spender_closes_and_cuts_no_data(owner, login, ask, values):
 
 def test_a_spender_closes_no_session(owner, login):
     """Sessions belong to those who hold them."""
-    with psycopg.connect(login("dpflow_spender").replace("+psycopg", ""), autocommit=True) as connection:
-        assert connection.execute("UPDATE dpflow_release SET state = 'closed' WHERE state = 'open'").rowcount == 0
+    with psycopg.connect(
+        login("dpflow_spender").replace("+psycopg", ""), autocommit=True
+    ) as connection:
+        assert (
+            connection.execute(
+                "UPDATE dpflow_release SET state = 'closed' WHERE state = 'open'"
+            ).rowcount
+            == 0
+        )
     assert owner.verify().ok
 
 
 def test_what_a_role_writes_by_hand_is_found(owner, login):
-    """A charge without an entry, a result without one, a row that nobody reserved: possible, and named by verify."""
-    with psycopg.connect(login("dpflow_spender").replace("+psycopg", ""), autocommit=True) as connection:
+    """A charge without an entry, a result without one, a row that nobody reserved: possible, and
+    named by verify.
+    """
+    with psycopg.connect(
+        login("dpflow_spender").replace("+psycopg", ""), autocommit=True
+    ) as connection:
         connection.execute("UPDATE dpflow_account SET epsilon = epsilon + 1")
-        connection.execute("UPDATE dpflow_release SET result = '{}', state = 'settled' WHERE state = 'reserved'")
+        connection.execute(
+            "UPDATE dpflow_release SET result = '{}', state = 'settled' WHERE state = 'reserved'"
+        )
         connection.execute(
             "INSERT INTO dpflow_release SELECT 'free', scope, dag_id, task_id, 'free', digest, ordinal, family, slot, "
             "'reserved', exclusive, 1, 0, principal, blocks, event, request, NULL, NULL, 0, NULL FROM dpflow_release LIMIT 1"

@@ -1,4 +1,6 @@
-"""Turns among the writers of a SQLite file: one at a time, seats for those who write in a loop, nobody stuck."""
+"""Turns among the writers of a SQLite file: one at a time, seats for those who write in a loop,
+nobody stuck.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +110,8 @@ def test_a_seat_is_given_up_after_a_slice(path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "kept", [b"\xff" * 16, b"x", SEATS.pack(float("inf"), float("nan")), SEATS.pack(1e18, 1e300), b""]
+    "kept",
+    [b"\xff" * 16, b"x", SEATS.pack(float("inf"), float("nan")), SEATS.pack(1e18, 1e300), b""],
 )
 def test_a_damaged_file_or_another_clock_holds_nobody_up(path, kept):
     """What no writer of this boot can have claimed is no claim."""
@@ -136,7 +139,9 @@ def test_a_seat_of_another_clock_is_free_again(path, monkeypatch):
 
 @pytest.mark.parametrize("nth", range(1, 5))
 def test_whoever_is_interrupted_leaves_no_lock(path, monkeypatch, nth):
-    """Ctrl-C right after any lock was given or taken: the process may go on, and nobody waits for it."""
+    """Ctrl-C right after any lock was given or taken: the process may go on, and nobody waits for
+    it.
+    """
     database, calls, flock = Database(path), itertools.count(1), fcntl.flock
     database.make_place()
 
@@ -178,7 +183,9 @@ def test_a_disk_that_fails_stops_no_writer(path, monkeypatch):
 
 
 def test_whoever_is_stopped_while_next_holds_others_up_until_killed(path):
-    """The limit of a lock that hands on in order: nobody can give up waiting for it. Nothing but time is lost."""
+    """The limit of a lock that hands on in order: nobody can give up waiting for it. Nothing but
+    time is lost.
+    """
     child = os.fork()
     if child == 0:
         queue = Queue(path)
@@ -197,7 +204,9 @@ def test_whoever_is_stopped_while_next_holds_others_up_until_killed(path):
 
 
 def test_a_child_holds_no_turn_of_its_parent(path):
-    """A fork in the middle of a turn: the child's copy of the lock goes, or the turn would never end."""
+    """A fork in the middle of a turn: the child's copy of the lock goes, or the turn would never
+    end.
+    """
     queue = Queue(path)
     queue.enter()
     read, write = os.pipe()

@@ -13,7 +13,13 @@ import duckdb
 import numpy as np
 import pytest
 
-from dpflow.core.contract.requests import GroupedSums, GroupMoments, GroupValues, Records, SortedValues
+from dpflow.core.contract.requests import (
+    GroupedSums,
+    GroupMoments,
+    GroupValues,
+    Records,
+    SortedValues,
+)
 from dpflow.errors import InvalidInput, PlanRefused, TableBusy, TableUnreadable
 from dpflow.tables import PrivateTable
 
@@ -24,7 +30,10 @@ DAYS = "CREATE TABLE data AS SELECT i AS u, DATE '2013-01-01' + (i % 3)::INT AS 
 def test_blocks_select_rows(make: Any) -> None:
     """Named blocks are read and no others; no block named reads the whole table."""
     private = make(DAYS, block="d")
-    assert [private.answer(COUNT, blocks).rows[0] for blocks in (["2013-01-01"], ["2013-01-01", "2013-01-03"], [])] == [
+    assert [
+        private.answer(COUNT, blocks).rows[0]
+        for blocks in (["2013-01-01"], ["2013-01-01", "2013-01-03"], [])
+    ] == [
         10,
         20,
         30,
@@ -34,14 +43,19 @@ def test_blocks_select_rows(make: Any) -> None:
 
 @pytest.mark.parametrize("block", ["2013-1-1", "20130101", "January", "2013-01-01' OR 1=1 --", ""])
 def test_a_block_in_another_spelling_is_refused(make: Any, block: str) -> None:
-    """Two spellings of one block would be two budgets for the same rows, so only DuckDB's own is taken."""
+    """Two spellings of one block would be two budgets for the same rows, so only DuckDB's own is
+    taken.
+    """
     with pytest.raises(PlanRefused, match="is not how a DATE is written"):
         make(DAYS, block="d").check(COUNT, [block])
 
 
 def test_text_blocks_are_data_never_sql(make: Any) -> None:
     """A text block with quotes selects the rows that hold exactly that text."""
-    private = make("CREATE TABLE data AS SELECT * FROM (VALUES (1, 'x'' OR ''1''=''1'), (2, 'y')) t(u, d)", block="d")
+    private = make(
+        "CREATE TABLE data AS SELECT * FROM (VALUES (1, 'x'' OR ''1''=''1'), (2, 'y')) t(u, d)",
+        block="d",
+    )
     assert private.answer(COUNT, ["x' OR '1'='1"]).rows[0] == 1
     assert private.answer(COUNT, ["' OR 1=1 --"]).rows[0] == 0
 
@@ -85,7 +99,9 @@ def test_a_missing_relation_lists_close_names(make: Any) -> None:
 
 def test_names_follow_duckdb_in_case(make: Any) -> None:
     """DuckDB ignores case in names, so a declaration in another case works."""
-    private = make("CREATE TABLE DATA AS SELECT 1 AS U, 2 AS V", columns={"v": {"lower": 0, "upper": 9}})
+    private = make(
+        "CREATE TABLE DATA AS SELECT 1 AS U, 2 AS V", columns={"v": {"lower": 0, "upper": 9}}
+    )
     assert private.answer(SortedValues("v", 1), ()).values.tolist() == [2]
 
 
@@ -102,7 +118,9 @@ def test_a_view_and_a_schema_are_tables(make: Any) -> None:
 
 
 def test_another_process_writing_makes_the_table_busy(make: Any) -> None:
-    """While another process holds the file for writing the call fails retryably; afterwards it works."""
+    """While another process holds the file for writing the call fails retryably; afterwards it
+    works.
+    """
     private = make(DAYS)
     code = "import duckdb, sys; c = duckdb.connect(sys.argv[1]); print('held', flush=True); sys.stdin.read()"
     holder = subprocess.Popen(
@@ -130,7 +148,9 @@ def test_this_process_writing_makes_the_table_busy_too(make: Any) -> None:
     assert private.answer(COUNT, ()).rows[0] == 30
 
 
-def test_reading_leaves_nothing_behind(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_leaves_nothing_behind(
+    make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Spill directories are removed, and the private file is the same before and after."""
     spill = tmp_path / "spill"
     spill.mkdir()
@@ -162,10 +182,14 @@ def test_the_memory_limit_is_an_amount(make: Any, monkeypatch: pytest.MonkeyPatc
 
 
 def test_holdout_groups_keep_units_whole(make: Any) -> None:
-    """Every unit is in one group with all its rows, groups follow the secret, and columns come as declared."""
+    """Every unit is in one group with all its rows, groups follow the secret, and columns come as
+    declared.
+    """
     rows = "CREATE TABLE data AS SELECT i // 5 AS u, i % 4 AS v, 't' || (i % 2) AS label FROM range(5000) t(i)"
     private = make(
-        rows, columns={"v": {"lower": 0, "upper": 2}, "label": {}, "u": {"lower": 0, "upper": 9999}}, limits={"rows": 3}
+        rows,
+        columns={"v": {"lower": 0, "upper": 2}, "label": {}, "u": {"lower": 0, "upper": 9999}},
+        limits={"rows": 3},
     )
     groups, found = private.grouped_rows(GroupValues(8, ("v", "label", "u")), b"secret", ())
     assert len(groups) == 5000 and set(groups.tolist()) == set(range(8))
@@ -179,7 +203,9 @@ def test_holdout_groups_keep_units_whole(make: Any) -> None:
 
 
 def test_holdout_rows_map_missing_values(make: Any) -> None:
-    """In rows for estimators a missing number is NaN or the declared one, a missing text None; NULL units may be one."""
+    """In rows for estimators a missing number is NaN or the declared one, a missing text None; NULL
+    units may be one.
+    """
     rows = "CREATE TABLE data AS SELECT * FROM (VALUES (NULL::INT, NULL, NULL, 'nan'::DOUBLE), (NULL, 1, 'x', 5)) t(u, v, label, w)"
     private = make(
         rows,
@@ -195,12 +221,16 @@ def test_holdout_rows_map_missing_values(make: Any) -> None:
 
 def test_holdout_rows_of_an_empty_table(make: Any) -> None:
     """No rows give empty arrays, so that every group exists with nothing in it."""
-    groups, found = make("CREATE TABLE data (u INT, v INT)").grouped_rows(GroupValues(4, ("v",)), b"k", ())
+    groups, found = make("CREATE TABLE data (u INT, v INT)").grouped_rows(
+        GroupValues(4, ("v",)), b"k", ()
+    )
     assert len(groups) == 0 and len(found["v"]) == 0
 
 
 def test_holdout_sums_are_those_of_the_rows(make: Any) -> None:
-    """What the database adds up gives every estimator what its Python function gives on the rows, missing values included."""
+    """What the database adds up gives every estimator what its Python function gives on the rows,
+    missing values included.
+    """
     from dpflow.core.contract.estimators import Subject
     from dpflow.mechanisms.estimators import COLUMNS
 
@@ -214,7 +244,10 @@ def test_holdout_sums_are_those_of_the_rows(make: Any) -> None:
         assert private.sums_exactly(sums)
         said = estimator.moments.values(private.group_moments(sums, b"k", ()), estimator.default)
         subject = Subject(("v", "w"))
-        wanted = [estimator.value({n: x[groups == g] for n, x in found.items()}, subject) for g in range(40)]
+        wanted = [
+            estimator.value({n: x[groups == g] for n, x in found.items()}, subject)
+            for g in range(40)
+        ]
         assert said == pytest.approx(wanted, rel=1e-9), estimator.name
     assert not private.sums_exactly(GroupMoments(40, ("far",), ("n", "x")))
     wide = make(rows, columns={"v": {"lower": 0, "upper": 2**31}, "w": bounds})
@@ -238,19 +271,27 @@ def test_the_file_mode_is_read_only(make: Any) -> None:
 
 
 def test_records_are_exact_and_bounded(make: Any) -> None:
-    """Whole rows come as grid steps and places of keys, units are cut and numbered anew at each reading."""
+    """Whole rows come as grid steps and places of keys, units are cut and numbered anew at each
+    reading.
+    """
     rows = "CREATE TABLE data AS SELECT i // 4 AS u, i % 4 AS v, ['a', 'b', 'z', NULL][1 + i % 4] AS k FROM range(400) t(i)"
     private = make(rows, "UPDATE data SET v = NULL WHERE v = 0")
     found = private.answer(Records(("v", "k"), 2), ())
     assert np.bincount(found.units).tolist() == [2] * 100 and np.all(np.diff(found.units) >= 0)
-    assert {*zip(found.columns["v"].tolist(), found.columns["k"].tolist())} == {(1, 1), (2, -1), (3, -1)}
+    assert {*zip(found.columns["v"].tolist(), found.columns["k"].tolist())} == {
+        (1, 1),
+        (2, -1),
+        (3, -1),
+    }
     whole = make("CREATE TABLE data AS SELECT i AS u, i AS v, 'a' AS k FROM range(8) t(i)")
     orders = {tuple(whole.answer(Records(("v",), 1), ()).columns["v"].tolist()) for _ in range(20)}
     assert len(orders) > 10 and all(sorted(order) == list(range(8)) for order in orders)
 
 
 def test_records_of_null_units_and_empty_tables(make: Any) -> None:
-    """All rows without a unit can be one unit; no rows give empty arrays; a column without bounds or keys is refused."""
+    """All rows without a unit can be one unit; no rows give empty arrays; a column without bounds
+    or keys is refused.
+    """
     rows = "CREATE TABLE data AS SELECT NULL::INT AS u, i AS v, 'a' AS k FROM range(9) t(i)"
     private = make(rows, unit={"column": "u", "missing": "one-unit"})
     assert private.answer(Records(("v",), 3), ()).units.tolist() == [0, 0, 0]

@@ -1,4 +1,6 @@
-"""Where rows are stored tells whether they have changed: never the same for other rows, and the same where nothing was written."""
+"""Where rows are stored tells whether they have changed: never the same for other rows, and the
+same where nothing was written.
+"""
 
 from __future__ import annotations
 
@@ -40,10 +42,14 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def states(path: Path, columns: list[str] = READ, block: str = "d", blocks: list[str] = DAYS) -> dict[str, str | None]:
+def states(
+    path: Path, columns: list[str] = READ, block: str = "d", blocks: list[str] = DAYS
+) -> dict[str, str | None]:
     with sandbox.opened(path, "table data") as connection:
         relation = connection.relation("data")
-        return block_fingerprints.states(connection, relation, columns, relation.fields[block], blocks)
+        return block_fingerprints.states(
+            connection, relation, columns, relation.fields[block], blocks
+        )
 
 
 def rows(path: Path) -> dict[str, str]:
@@ -78,7 +84,9 @@ CHANGES = [
 
 @pytest.mark.parametrize("ending", ["", "PRAGMA disable_checkpoint_on_shutdown"])
 def test_a_state_is_of_one_content(path: Path, ending: str) -> None:
-    """Over loads, updates there and back, deletions, reloads and rewriting, written to the file or only to its log."""
+    """Over loads, updates there and back, deletions, reloads and rewriting, written to the file or
+    only to its log.
+    """
     known: dict[tuple[str, str], str] = {}
     told = 0
     for change in ["SELECT 1", *CHANGES]:
@@ -87,13 +95,18 @@ def test_a_state_is_of_one_content(path: Path, ending: str) -> None:
         for block, state in states(path).items():
             if state is not None:
                 told += 1
-                assert known.setdefault((block, state), content[block]) == content[block], (change, block)
+                assert known.setdefault((block, state), content[block]) == content[block], (
+                    change,
+                    block,
+                )
         if ending:
             write(path, "CHECKPOINT")
     assert told > 50
 
 
-def test_without_checksums_other_rows_would_be_taken_for_the_same(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_checksums_other_rows_would_be_taken_for_the_same(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The control: DuckDB uses blocks again, so places alone are the same for other rows."""
     monkeypatch.setattr(sandbox.Connection, "checksums", lambda self, blocks: [b""] * len(blocks))
     known: dict[tuple[str, str], str] = {}
@@ -106,7 +119,9 @@ def test_without_checksums_other_rows_would_be_taken_for_the_same(path: Path, mo
 
 
 def test_a_new_day_leaves_the_old_ones_as_they_were(path: Path) -> None:
-    """But for the day with which it shares a row group; so do a column that is not read, and a deletion elsewhere."""
+    """But for the day with which it shares a row group; so do a column that is not read, and a
+    deletion elsewhere.
+    """
     before = states(path)
     assert None not in before.values()
     write(path, day(5))
@@ -126,8 +141,14 @@ def test_rows_in_the_log_have_no_state(path: Path) -> None:
     before = states(path)
     write(path, "PRAGMA disable_checkpoint_on_shutdown", day(5, rows=10))
     after = states(path)
-    assert after[DAYS[5]] is None and [after[day] for day in DAYS[:4]] == [before[day] for day in DAYS[:4]]
-    write(path, "PRAGMA disable_checkpoint_on_shutdown", f"UPDATE data SET v = 9 WHERE d = '{DAYS[1]}'")
+    assert after[DAYS[5]] is None and [after[day] for day in DAYS[:4]] == [
+        before[day] for day in DAYS[:4]
+    ]
+    write(
+        path,
+        "PRAGMA disable_checkpoint_on_shutdown",
+        f"UPDATE data SET v = 9 WHERE d = '{DAYS[1]}'",
+    )
     assert states(path)[DAYS[1]] is None
     write(path, "CHECKPOINT")
     assert None not in states(path).values()
@@ -155,10 +176,13 @@ def test_what_places_do_not_determine(path: Path, statement: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["VARCHAR", "INTEGER", "BIGINT", "TIMESTAMP", "DATE", "UUID", "DECIMAL(9, 2)", "BOOLEAN"]
+    "kind",
+    ["VARCHAR", "INTEGER", "BIGINT", "TIMESTAMP", "DATE", "UUID", "DECIMAL(9, 2)", "BOOLEAN"],
 )
 def test_blocks_of_every_type(tmp_path: Path, kind: str) -> None:
-    """Each block's state notices its own update; types with an order leave the other blocks' states alone."""
+    """Each block's state notices its own update; types with an order leave the other blocks' states
+    alone.
+    """
     path = tmp_path / "data.duckdb"
     make: dict[str, Callable[[int], str]] = {
         "VARCHAR": lambda n: f"a rather long name {n}",

@@ -25,7 +25,9 @@ from dpflow.testing.neighbours import fingerprint
 HEAVY = """CREATE TABLE data AS SELECT 1 AS u, ['a', 'b', 'c'][i % 3 + 1] AS k, 9 AS v FROM range(10000) t(i)
            UNION ALL SELECT i + 2, 'a', 1 FROM range(5) t(i)"""
 ROWS = st.lists(
-    st.tuples(st.integers(0, 3), st.integers(0, 4), st.one_of(st.none(), st.integers(-4, 4))), min_size=0, max_size=30
+    st.tuples(st.integers(0, 3), st.integers(0, 4), st.one_of(st.none(), st.integers(-4, 4))),
+    min_size=0,
+    max_size=30,
 )
 
 
@@ -37,7 +39,9 @@ def make(make: Any, form: None) -> Any:
 
 @pytest.mark.parametrize(("groups", "rows"), [(1, 1), (1, 2), (2, 2), (2, 5), (3, 3), (2, 1500)])
 def test_a_heavy_unit_moves_sums_by_its_limits_only(make: Any, groups: int, rows: int) -> None:
-    """One unit with 10,000 rows brings exactly groups x rows_per_group rows, whichever form of the query runs."""
+    """One unit with 10,000 rows brings exactly groups x rows_per_group rows, whichever form of the
+    query runs.
+    """
     private = make(HEAVY)
     answer = private.answer(GroupedSums("k", ("a", "b", "c", "d"), groups, rows, (("v", 0),)), ())
     assert answer.rows.sum() == 5 + groups * rows
@@ -47,7 +51,9 @@ def test_a_heavy_unit_moves_sums_by_its_limits_only(make: Any, groups: int, rows
 
 
 def test_unknown_and_null_keys_take_no_room(make: Any) -> None:
-    """Only rows that survive the filters take part in the cut: unknown keys do not crowd out known ones."""
+    """Only rows that survive the filters take part in the cut: unknown keys do not crowd out known
+    ones.
+    """
     private = make(
         "CREATE TABLE data AS SELECT 1 AS u, CASE WHEN i = 0 THEN 'a' WHEN i < 500 THEN 'x' || i END AS k, 1 AS v"
         " FROM range(1000) t(i)"
@@ -57,7 +63,9 @@ def test_unknown_and_null_keys_take_no_room(make: Any) -> None:
 
 
 def test_under_unit_block_the_limits_hold_per_block(make: Any) -> None:
-    """A unit's rows of each block are cut on their own; a whole-unit promise cuts over all the blocks read."""
+    """A unit's rows of each block are cut on their own; a whole-unit promise cuts over all the
+    blocks read.
+    """
     rows = "CREATE TABLE data AS SELECT 1 AS u, DATE '2013-01-01' + (i % 3)::INT AS d, 'a' AS k, 1 AS v FROM range(300) t(i)"
     request, days = GroupedSums(None, None, 1, 2, (("v", 0),)), ("2013-01-01", "2013-01-02")
     per_block = make(rows, block="d", protects="unit-block")
@@ -74,7 +82,12 @@ def _reference(rows: list[tuple[int, int, int | None]]) -> dict[int, tuple[int, 
     for unit, key, value in rows:
         cells[key].append((unit, value))
     return {
-        key: (len(c), len({u for u, _ in c}), sum(v or 0 for _, v in c), sum(v is not None for _, v in c))
+        key: (
+            len(c),
+            len({u for u, _ in c}),
+            sum(v or 0 for _, v in c),
+            sum(v is not None for _, v in c),
+        )
         for key, c in sorted(cells.items())
     }
 
@@ -99,10 +112,14 @@ def _run(
 
 
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(rows=ROWS, packed=st.booleans(), keys=st.sampled_from([5, None]))
-def test_without_a_binding_limit_nothing_is_lost(rows: list[Any], packed: bool, keys: int | None) -> None:
+def test_without_a_binding_limit_nothing_is_lost(
+    rows: list[Any], packed: bool, keys: int | None
+) -> None:
     """Both forms of the query equal a plain Python reference when no unit exceeds a limit."""
     with duckdb.connect() as connection:
         found = _run(connection, rows, 30, 5, keys, packed)
@@ -120,7 +137,9 @@ def test_without_a_binding_limit_nothing_is_lost(rows: list[Any], packed: bool, 
 def test_a_unit_more_moves_counts_by_its_limits(
     rows: list[Any], extra: list[Any], packed: bool, per_group: int, groups: int
 ) -> None:
-    """With limits that bind nobody else, one more unit moves counts and sums by at most groups x rows_per_group terms."""
+    """With limits that bind nobody else, one more unit moves counts and sums by at most groups x
+    rows_per_group terms.
+    """
     base = list({(unit, key): (unit, key, value) for unit, key, value in rows}.values())
     kept = defaultdict(list)
     for row in base:
@@ -130,8 +149,15 @@ def test_a_unit_more_moves_counts_by_its_limits(
         before = _run(connection, base, per_group, groups, 5, packed)
         after = _run(connection, base + [(99, *row) for row in extra], per_group, groups, 5, packed)
     old, new = ({row[0]: row for row in result} for result in (before, after))
-    moved = [[new.get(k, (k, 0, 0, 0, 0))[i] - old.get(k, (k, 0, 0, 0, 0))[i] for k in range(5)] for i in (1, 2, 3)]
-    assert sum(map(abs, moved[0])) <= groups * per_group and max(moved[0]) <= per_group and min(moved[0]) >= 0
+    moved = [
+        [new.get(k, (k, 0, 0, 0, 0))[i] - old.get(k, (k, 0, 0, 0, 0))[i] for k in range(5)]
+        for i in (1, 2, 3)
+    ]
+    assert (
+        sum(map(abs, moved[0])) <= groups * per_group
+        and max(moved[0]) <= per_group
+        and min(moved[0]) >= 0
+    )
     assert sum(map(abs, moved[1])) <= groups
     assert sum(map(abs, moved[2])) <= 4 * groups * per_group
 
@@ -139,13 +165,19 @@ def test_a_unit_more_moves_counts_by_its_limits(
 @pytest.mark.parametrize("span", [6, 2**23])
 @pytest.mark.parametrize("per_group", [1, 2, 4, 5])
 def test_rows_above_the_limit_count_as_their_mean(per_group: int, span: int) -> None:
-    """20,000 units with the values 0..5: each contributes its limit times 2.5, rounded without bias; NULLs take no room."""
+    """20,000 units with the values 0..5: each contributes its limit times 2.5, rounded without
+    bias; NULLs take no room.
+    """
     with duckdb.connect() as connection:
         connection.execute(
             "CREATE TABLE d AS SELECT i // 7 AS unit, 0 AS part, 0::BIGINT AS code, nullif(i % 7, 6) AS v0 FROM range(140000) t(i)"
         )
-        row = connection.execute(Cut("FROM d", (Value(0, span, 0),), per_group, None, 1).query()).fetchone()
-    assert row is not None and row[1:3] == (20000 * per_group, 20000) and row[4] == 20000 * per_group
+        row = connection.execute(
+            Cut("FROM d", (Value(0, span, 0),), per_group, None, 1).query()
+        ).fetchone()
+    assert (
+        row is not None and row[1:3] == (20000 * per_group, 20000) and row[4] == 20000 * per_group
+    )
     odds = 0.25 if per_group % 2 else 0
     assert abs(row[3] - 20000 * per_group * 2.5) <= 5 * (20000 * odds) ** 0.5
 
@@ -161,14 +193,17 @@ def test_rows_above_the_limit_count_as_their_mean(per_group: int, span: int) -> 
 def test_one_cell_is_within_rounding_of_the_mean(
     values: list[Any], per_group: int, centre: int, scale: int, most_rows: int
 ) -> None:
-    """Whatever a unit's values are, its sum is a rounding of min(m, R) times their mean, and its counts are min(m, R).
+    """Whatever a unit's values are, its sum is a rounding of min(m, R) times their mean, and its
+    counts are min(m, R).
 
     This holds however the sum is taken: in one word with both counts, with one, or in a HUGEINT.
     """
     present = [value * scale for value in values if value is not None]
     with duckdb.connect() as connection:
         connection.execute("CREATE TABLE d (unit INT, part INT, code BIGINT, v0 BIGINT)")
-        connection.executemany("INSERT INTO d VALUES (1, 0, 0, ?)", [[v if v is None else v * scale] for v in values])
+        connection.executemany(
+            "INSERT INTO d VALUES (1, 0, 0, ?)", [[v if v is None else v * scale] for v in values]
+        )
         declared = Value(-5 * scale, 5 * scale, centre * scale)
         cut = Cut("FROM d", (declared,), per_group, None, 1, most_rows=most_rows)
         row = connection.execute(cut.query()).fetchone()
@@ -184,17 +219,23 @@ def test_one_cell_is_within_rounding_of_the_mean(
 @pytest.mark.parametrize("low", [-(2**62), -7, 0, 2**62 - 7])
 @pytest.mark.parametrize("optional", [True, False])
 def test_sums_of_two_columns_do_not_touch(low: int, optional: bool, most_rows: int) -> None:
-    """Full and empty words side by side, at both ends of what is allowed, in every layout: all counts and sums are exact."""
+    """Full and empty words side by side, at both ends of what is allowed, in every layout: all
+    counts and sums are exact.
+    """
     narrow, wide = Value(low, low + 7, low, optional), Value(-(2**61), 2**61, 0)
     rows = [(1, low + 7, 2**61), (1, low, None), (1, low + 7, -(2**61))]
     rows = rows if not optional else [*rows[:2], (1, None, 5)]
     with duckdb.connect() as connection:
-        connection.execute("CREATE TABLE d (unit INT, part INT DEFAULT 0, code BIGINT DEFAULT 0, v0 BIGINT, v1 BIGINT)")
+        connection.execute(
+            "CREATE TABLE d (unit INT, part INT DEFAULT 0, code BIGINT DEFAULT 0, v0 BIGINT, v1 BIGINT)"
+        )
         connection.executemany("INSERT INTO d (unit, v0, v1) VALUES (?, ?, ?)", rows)
         for values in ((narrow, wide), (wide, narrow)):
             names = ("v0", "v1") if values[0] is narrow else ("v1", "v0")
             query = f"SELECT unit, part, code, {names[0]} AS v0, {names[1]} AS v1 FROM d"
-            row = connection.execute(Cut(query, values, 3, None, 1, most_rows=most_rows).query()).fetchone()
+            row = connection.execute(
+                Cut(query, values, 3, None, 1, most_rows=most_rows).query()
+            ).fetchone()
             assert row is not None and row[1:3] == (3, 1)
             found = dict(zip(names, (row[3:5], row[5:7]), strict=True))
             assert found["v0"] == ((7, 2) if optional else (14, 3))
@@ -202,7 +243,9 @@ def test_sums_of_two_columns_do_not_touch(low: int, optional: bool, most_rows: i
 
 
 def test_every_group_is_kept_equally_often(make: Any) -> None:
-    """3,000 units with the keys a, b and c but room for one: each key gets a third, whatever its rows."""
+    """3,000 units with the keys a, b and c but room for one: each key gets a third, whatever its
+    rows.
+    """
     private = make(
         "CREATE TABLE data AS SELECT i // 10 AS u, ['a','b','b','c','c','c','c','c','c','c'][i % 10 + 1] AS k, 1 AS v"
         " FROM range(30000) t(i)"
@@ -240,7 +283,9 @@ def test_distinct_values_keep_each_unit_to_its_rows(make: Any) -> None:
     for rows in (1, 7, 1500):
         assert private.answer(SortedValues("v", rows), ()).counts.sum() == 5 + rows
     wide, narrow = Value(0, 2**43, 0), Value(0, 200, 0)
-    assert "row_number" in cut_values("", narrow, 1001) and "row_number" not in cut_values("", narrow, 1000)
+    assert "row_number" in cut_values("", narrow, 1001) and "row_number" not in cut_values(
+        "", narrow, 1000
+    )
     assert "arg_min" in cut_values("", wide, 1000) and "arg_min" not in cut_values("", narrow, 1000)
 
 
@@ -251,8 +296,12 @@ CREATE TABLE data AS SELECT i // 12 AS u, ['a', 'b', 'c', 'x'][i % 4 + 1] AS k, 
 
 @pytest.mark.parametrize("rows", [1, 2, 1001])
 @pytest.mark.parametrize("groups", [1, 2, 3])
-def test_grouped_values_keep_each_unit_to_its_groups_and_rows(make: Any, groups: int, rows: int) -> None:
-    """3,000 units with two values in each of three known keys: exactly the limits, every group and value equally often."""
+def test_grouped_values_keep_each_unit_to_its_groups_and_rows(
+    make: Any, groups: int, rows: int
+) -> None:
+    """3,000 units with two values in each of three known keys: exactly the limits, every group and
+    value equally often.
+    """
     keys = ("c", "none", "a", "b")
     found = make(GROUPED).answer(SortedValues("v", rows, "k", keys, groups), ())
     parts = [(part.values.tolist(), part.counts) for part in found.split(len(keys))]
@@ -267,10 +316,10 @@ def test_grouped_values_keep_each_unit_to_its_groups_and_rows(make: Any, groups:
 
 @pytest.mark.parametrize("kind", ["VARCHAR", "INTEGER"])
 def test_sets_of_keys_are_cut_to_their_limit(make: Any, kind: str) -> None:
-    """Each unit keeps so many different keys, every key equally often; repeated rows and NULLs change nothing."""
-    rows = (
-        f"""CREATE TABLE data AS SELECT i // 8 AS u, CAST(nullif(i % 8 % 5, 4) AS {kind}) AS k FROM range(24000) t(i)"""
-    )
+    """Each unit keeps so many different keys, every key equally often; repeated rows and NULLs
+    change nothing.
+    """
+    rows = f"""CREATE TABLE data AS SELECT i // 8 AS u, CAST(nullif(i % 8 % 5, 4) AS {kind}) AS k FROM range(24000) t(i)"""
     private = make(rows, columns={"k": {}})
     for groups in (1, 3, 9):
         private.check(KeySets("k", groups))
@@ -280,11 +329,16 @@ def test_sets_of_keys_are_cut_to_their_limit(make: Any, kind: str) -> None:
         assert np.bincount(found.units).tolist() == [kept] * 3000
         assert len(set(zip(found.units.tolist(), found.codes.tolist(), strict=True))) == 3000 * kept
         share = kept / 4
-        assert all(abs(n - 3000 * share) <= 5 * (3000 * share * (1 - share)) ** 0.5 for n in np.bincount(found.codes))
+        assert all(
+            abs(n - 3000 * share) <= 5 * (3000 * share * (1 - share)) ** 0.5
+            for n in np.bincount(found.codes)
+        )
 
 
 def test_sets_of_units_by_block(make: Any) -> None:
-    """A unit is one of its own in every block where blocks are protected one by one, and one in all of them elsewhere."""
+    """A unit is one of its own in every block where blocks are protected one by one, and one in all
+    of them elsewhere.
+    """
     rows = "CREATE TABLE data AS SELECT i % 10 AS u, i % 3 AS d, 'k' || i % 3 AS k FROM range(300) t(i)"
     for changes, units in (({"block": "d"}, 10), ({"block": "d", "protects": "unit-block"}, 30)):
         found = make(rows, columns={"k": {}}, **changes).answer(KeySets("k", 5), ["0", "1", "2"])
@@ -292,20 +346,23 @@ def test_sets_of_units_by_block(make: Any) -> None:
 
 
 def test_grouped_values_of_one_heavy_unit(make: Any) -> None:
-    """A unit with 10,000 rows in each of three groups brings its limits, whatever stands in other groups."""
-    heavy = (
-        "CREATE TABLE data AS SELECT i // 30000 AS u, ['a', 'b', 'c'][i % 3 + 1] AS k, 3 AS v FROM range(30003) t(i)"
-    )
+    """A unit with 10,000 rows in each of three groups brings its limits, whatever stands in other
+    groups.
+    """
+    heavy = "CREATE TABLE data AS SELECT i // 30000 AS u, ['a', 'b', 'c'][i % 3 + 1] AS k, 3 AS v FROM range(30003) t(i)"
     private = make(heavy)
     for groups, rows in ((1, 1), (2, 7), (3, 5)):
         found = private.answer(SortedValues("v", rows, "k", ("a", "b", "c"), groups), ())
-        assert found.counts.sum() == groups * rows + groups  # the other unit has one row in each group
+        assert (
+            found.counts.sum() == groups * rows + groups
+        )  # the other unit has one row in each group
 
 
 def test_grouped_values_check_their_keys(make: Any) -> None:
     """A key that the column cannot hold is refused before anything is charged."""
     private = make(
-        "CREATE TABLE data AS SELECT 1 AS u, 2 AS v, 3 AS n", columns={"v": {"lower": 0, "upper": 9}, "n": {}}
+        "CREATE TABLE data AS SELECT 1 AS u, 2 AS v, 3 AS n",
+        columns={"v": {"lower": 0, "upper": 9}, "n": {}},
     )
     private.check(SortedValues("v", 1, "n", ("3",)), ())
     with pytest.raises(PlanRefused, match="not how a INTEGER is written"):
@@ -316,13 +373,17 @@ def test_grouped_values_check_their_keys(make: Any) -> None:
 @pytest.mark.parametrize("span", [6, 2**43])
 @pytest.mark.parametrize("rows", [1, 4])
 def test_every_value_of_a_unit_is_kept_equally_often(low: int, span: int, rows: int) -> None:
-    """20,000 units with six values each keep some: every value within 8 standard deviations of its fair share."""
+    """20,000 units with six values each keep some: every value within 8 standard deviations of its
+    fair share.
+    """
     with duckdb.connect() as connection:
         connection.execute(
             f"CREATE TABLE d AS SELECT i // 7 AS unit, 0 AS part, {low} + nullif(i % 7, 6) AS v0 FROM range(140000) t(i)"
         )
         found = connection.execute(cut_values("FROM d", Value(low, low + span, 0), rows)).fetchall()
-    assert [value for value, _ in found] == [low + i for i in range(6)] and sum(n for _, n in found) == 20000 * rows
+    assert [value for value, _ in found] == [low + i for i in range(6)] and sum(
+        n for _, n in found
+    ) == 20000 * rows
     share = rows / 6
     assert all(abs(n - 20000 * share) < 8 * (20000 * share * (1 - share)) ** 0.5 for _, n in found)
 
@@ -338,7 +399,9 @@ def test_the_form_of_the_query_follows_from_the_plan() -> None:
 
 
 def test_a_table_in_parts_gives_the_same_sums(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read in parts of at most 100 rows each, every statistic that nothing is cut from is what it was, for public and private keys."""
+    """Read in parts of at most 100 rows each, every statistic that nothing is cut from is what it
+    was, for public and private keys.
+    """
     private = make(
         "CREATE TABLE data AS SELECT nullif(i % 37, 0) AS u, ['a', 'b', 'x' || i % 5][i % 3 + 1] AS k, i % 11 AS v, i % 7 AS small"
         " FROM range(1000) t(i)",
@@ -353,7 +416,9 @@ def test_a_table_in_parts_gives_the_same_sums(make: Any, monkeypatch: pytest.Mon
         SortedValues("v", 99, "k", ("x0", "a", "b"), 99),
     ]
     private = PrivateTable(
-        private.declaration.model_copy(update={"columns": {**private.declaration.columns, "small": Column()}})
+        private.declaration.model_copy(
+            update={"columns": {**private.declaration.columns, "small": Column()}}
+        )
     )
     whole = [fingerprint(private.answer(request, ())) for request in requests]
     monkeypatch.setattr(sums, "PART_ROWS", 100)
@@ -382,7 +447,9 @@ def test_one_unit_table(tmp_path: Path) -> None:
 def test_one_more_row_that_makes_two_parts_moves_a_sum_by_its_own_value(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sums beyond +-2^62 are cut once, in the whole: parts that are cut first add up to something else."""
+    """Sums beyond +-2^62 are cut once, in the whole: parts that are cut first add up to something
+    else.
+    """
     bound = 2**58
     monkeypatch.setattr(sums, "PART_ROWS", 48)
     monkeypatch.setattr(sums, "BYTES_PER_WORD", sandbox.memory_bytes() // 48)
@@ -405,6 +472,8 @@ def test_one_more_row_that_makes_two_parts_moves_a_sum_by_its_own_value(
                 "columns": {"v": {"lower": -bound, "upper": bound}},
             }
         )
-        return int(PrivateTable(table).answer(GroupedSums(None, None, 1, 1, (("v", 0),)), ()).sums["v"][0])
+        return int(
+            PrivateTable(table).answer(GroupedSums(None, None, 1, 1, (("v", 0),)), ()).sums["v"][0]
+        )
 
     assert total(0) == total(1) == 2**62

@@ -1,4 +1,6 @@
-"""Contributions bounded by sorting: the same limits and the same choices as by queries, however words are laid out and cut up."""
+"""Contributions bounded by sorting: the same limits and the same choices as by queries, however
+words are laid out and cut up.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ ROWS = st.lists(
     ),
     max_size=40,
 )
-CUT = Cut("SELECT * FROM d", (Value(-4, 4, 1), Value(10, 13, 12, optional=False)), 40, 5, 5, most_rows=40)
+CUT = Cut(
+    "SELECT * FROM d", (Value(-4, 4, 1), Value(10, 13, 12, optional=False)), 40, 5, 5, most_rows=40
+)
 
 
 def laid_out(cut: Cut = CUT) -> Words:
@@ -42,7 +46,9 @@ def laid_out(cut: Cut = CUT) -> Words:
 def read(layout: Words, rows: list[Any]) -> Any:
     """The words of rows as DuckDB makes them."""
     with duckdb.connect() as connection:
-        connection.execute("CREATE TABLE d (unit TINYINT, part INT, code BIGINT, v0 BIGINT, v1 BIGINT)")
+        connection.execute(
+            "CREATE TABLE d (unit TINYINT, part INT, code BIGINT, v0 BIGINT, v1 BIGINT)"
+        )
         if rows:
             connection.executemany("INSERT INTO d VALUES (?, ?, ?, ?, ?)", rows)
         return np.asarray(connection.execute(layout.query("SELECT * FROM d")).fetchnumpy()["word"])
@@ -51,7 +57,9 @@ def read(layout: Words, rows: list[Any]) -> Any:
 @settings(max_examples=25, deadline=None)
 @given(rows=ROWS, chunk=st.sampled_from([1, 5, 1000]))
 def test_without_a_binding_limit_nothing_is_lost(rows: list[Any], chunk: int) -> None:
-    """Sums and values equal a plain Python reference, wherever chunks end; units may be NULL or negative."""
+    """Sums and values equal a plain Python reference, wherever chunks end; units may be NULL or
+    negative.
+    """
     cells = defaultdict(list)
     for unit, part, code, v0, v1 in rows:
         cells[code].append((unit, part, v0, v1))
@@ -75,9 +83,18 @@ def test_without_a_binding_limit_nothing_is_lost(rows: list[Any], chunk: int) ->
 
 
 @settings(max_examples=25, deadline=None)
-@given(rows=ROWS, parts=st.integers(1, 3), chunk=st.sampled_from([1, 5, 1000]), groups=st.sampled_from([5, None]))
-def test_values_are_counted_by_group(rows: list[Any], parts: int, chunk: int, groups: int | None) -> None:
-    """Codes, values and multiplicities, ascending, of any number of parts; rows without a value are left out."""
+@given(
+    rows=ROWS,
+    parts=st.integers(1, 3),
+    chunk=st.sampled_from([1, 5, 1000]),
+    groups=st.sampled_from([5, None]),
+)
+def test_values_are_counted_by_group(
+    rows: list[Any], parts: int, chunk: int, groups: int | None
+) -> None:
+    """Codes, values and multiplicities, ascending, of any number of parts; rows without a value are
+    left out.
+    """
     cut = Cut("", (Value(-4, 4, 1),), 40, groups, 5, most_rows=40)
     found = read(laid_out(cut), rows)
     unit = found >> laid_out(cut)._unit_shift
@@ -93,7 +110,9 @@ def test_values_are_counted_by_group(rows: list[Any], parts: int, chunk: int, gr
 @settings(max_examples=25, deadline=None)
 @given(
     rows=ROWS,
-    extra=st.lists(st.tuples(st.integers(0, 4), st.one_of(st.none(), st.integers(-4, 4))), max_size=25),
+    extra=st.lists(
+        st.tuples(st.integers(0, 4), st.one_of(st.none(), st.integers(-4, 4))), max_size=25
+    ),
     per_group=st.integers(1, 3),
     groups=st.integers(1, 3),
     chunk=st.sampled_from([1, 2, 1000]),
@@ -101,7 +120,9 @@ def test_values_are_counted_by_group(rows: list[Any], parts: int, chunk: int, gr
 def test_a_unit_more_moves_sums_by_its_limits(
     rows: list[Any], extra: list[Any], per_group: int, groups: int, chunk: int
 ) -> None:
-    """With limits that bind nobody else, one more unit moves counts, sums and values by its limits at most, however it is cut up."""
+    """With limits that bind nobody else, one more unit moves counts, sums and values by its limits
+    at most, however it is cut up.
+    """
     base = {(row[0], row[1]): row for row in rows}.values()
     more = [(2, 9, code, v0, 10) for code, v0 in extra]
     cut = Cut("", (Value(-4, 4, 0),), per_group, groups, 5, most_rows=70)
@@ -111,7 +132,11 @@ def test_a_unit_more_moves_sums_by_its_limits(
     def counted(found: Any) -> Counter[Any]:
         """The histogram as a counter."""
         codes, values, counts = layout.histogram([found.copy()])
-        return Counter(dict(zip(zip(codes.tolist(), values.tolist(), strict=True), counts.tolist(), strict=True)))
+        return Counter(
+            dict(
+                zip(zip(codes.tolist(), values.tolist(), strict=True), counts.tolist(), strict=True)
+            )
+        )
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sort_bounding, "CHUNK", chunk)
@@ -122,21 +147,35 @@ def test_a_unit_more_moves_sums_by_its_limits(
     assert (new.units - old.units).sum() <= groups
     old_sum, new_sum = (found.columns(cut)["s0"].sum() for found in (old, new))
     assert abs(new_sum - old_sum) <= 4 * groups * per_group
-    assert not less and added.total() <= groups * per_group and len({code for code, _ in added}) <= groups
+    assert (
+        not less
+        and added.total() <= groups * per_group
+        and len({code for code, _ in added}) <= groups
+    )
 
 
 @pytest.mark.parametrize("most", [1, 3, 12])
-def test_a_large_cell_and_a_large_unit_choose_evenly(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
-    """12 values in one cell of a unit with 7 cells, 5,000 times: each value, and each cell, within 9 standard deviations."""
+def test_a_large_cell_and_a_large_unit_choose_evenly(
+    monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """12 values in one cell of a unit with 7 cells, 5,000 times: each value, and each cell, within
+    9 standard deviations.
+    """
     monkeypatch.setattr(sort_bounding, "CHUNK", 1)
     cut = Cut("", (Value(0, 11, 0, optional=False),), most, 2, 7, most_rows=100)
     layout = Words(cut, (Numbered("unit", 0, 1),), Numbered("code", 0, 7))
-    found = np.array([code << 4 | v for code in range(7) for v in (range(12) if code == 3 else range(2))])
+    found = np.array(
+        [code << 4 | v for code in range(7) for v in (range(12) if code == 3 else range(2))]
+    )
     seen, cells, runs = np.zeros(12), np.zeros(7), 5000
     for _ in range(runs):
         codes, values, counts = layout.histogram([found.copy()])
         taken = codes == 3
-        assert counts.max() == 1 and len(set(codes.tolist())) == 2 and taken.sum() in (0, min(most, 12))
+        assert (
+            counts.max() == 1
+            and len(set(codes.tolist())) == 2
+            and taken.sum() in (0, min(most, 12))
+        )
         seen[values[taken]] += 1
         cells[np.unique(codes)] += 1
     for total, odds in ((cells, 2 / 7), (seen, 2 / 7 * most / 12)):
@@ -144,11 +183,17 @@ def test_a_large_cell_and_a_large_unit_choose_evenly(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("what", ["sums", "histogram"])
-def test_one_unit_with_all_rows_takes_little_memory(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    """Beside 32 MB of words 24 MB, of which 16 are every sort's; more than the words, were such a unit one array."""
+def test_one_unit_with_all_rows_takes_little_memory(
+    monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Beside 32 MB of words 24 MB, of which 16 are every sort's; more than the words, were such a
+    unit one array.
+    """
     cut = Cut("", (Value(0, 200, 0),), 2, 3, 50, most_rows=1 << 22)
     layout = Words(cut, (Numbered("unit", 0, 9),), Numbered("code", 0, 50))
-    monkeypatch.setattr(Words, "_packs", lambda self: False)  # or cells this few are added up by their number
+    monkeypatch.setattr(
+        Words, "_packs", lambda self: False
+    )  # or cells this few are added up by their number
     made = np.arange(1 << 22)
     made = 4 << layout._unit_shift | made % 50 << layout._cell_shift | made % 190
 
@@ -167,8 +212,12 @@ def test_one_unit_with_all_rows_takes_little_memory(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("steps", [0, 256])
-def test_every_choice_is_as_likely_as_any_other(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
-    """30,000 runs of 5 keep 3 of them: each of the 10 choices within 8 standard deviations, and short runs whole."""
+def test_every_choice_is_as_likely_as_any_other(
+    monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    """30,000 runs of 5 keep 3 of them: each of the 10 choices within 8 standard deviations, and
+    short runs whole.
+    """
     monkeypatch.setattr(sort_bounding, "MOST_STEPS", steps)
     lengths = np.tile([5, 2], 30000)
     starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
@@ -177,7 +226,9 @@ def test_every_choice_is_as_likely_as_any_other(monkeypatch: pytest.MonkeyPatch,
     run, place = found // 7, found % 7
     assert np.bincount(place, minlength=7)[5:].tolist() == [30000, 30000]
     large = place < 5
-    choices = np.bincount(np.bincount(run[large], weights=2.0 ** place[large]).astype(np.int64), minlength=32)
+    choices = np.bincount(
+        np.bincount(run[large], weights=2.0 ** place[large]).astype(np.int64), minlength=32
+    )
     fair, odds = 30000 / 10, 0.1
     for kept in combinations(range(5), 3):
         assert abs(choices[sum(2**k for k in kept)] - fair) < 8 * (30000 * odds * (1 - odds)) ** 0.5
@@ -190,14 +241,21 @@ def test_sums_above_the_limit_are_rounded_without_bias() -> None:
     assert set(found.tolist()) == {4, 5}
     part = 30 / 7 - 4
     assert abs(found.mean() - 30 / 7) < 8 * (part * (1 - part) / 50000) ** 0.5
-    assert rescaled(np.array([10, 9]), np.array([3, 3]), 3, np.random.default_rng()).tolist() == [10, 9]
+    assert rescaled(np.array([10, 9]), np.array([3, 3]), 3, np.random.default_rng()).tolist() == [
+        10,
+        9,
+    ]
 
 
 def test_what_does_not_fit_is_left_to_queries() -> None:
     """A word has 62 bits, and a sum over all rows too."""
     unit, code = (Numbered("unit", 0, 2**40 - 1),), Numbered("code", 0, 2**10 - 1)
-    assert Words(Cut("", (Value(0, 2**12 - 1, 0, False),), 2, 3, 9, most_rows=2**40), unit, code).direct()
-    assert not Words(Cut("", (Value(0, 2**12, 0, False),), 2, 3, 9, most_rows=2**40), unit, code).direct()
+    assert Words(
+        Cut("", (Value(0, 2**12 - 1, 0, False),), 2, 3, 9, most_rows=2**40), unit, code
+    ).direct()
+    assert not Words(
+        Cut("", (Value(0, 2**12, 0, False),), 2, 3, 9, most_rows=2**40), unit, code
+    ).direct()
     few, keys = (Numbered("unit", 0, 3),), Numbered("code", 0, 2, private=True)
     for number in (few, unit):  # rows do not decide
         assert Words(Cut("", (Value(0, 2**19 - 1, 0, False),), 2, 3, 9), number, code).fits()
@@ -213,14 +271,28 @@ def test_what_does_not_fit_is_left_to_queries() -> None:
 @pytest.mark.parametrize("low", [-(2**7), 0, 100])
 def test_full_words_do_not_touch(low: int) -> None:
     """Largest and smallest unit, code and values side by side in 62 bits come back as they were."""
-    cut = Cut("", (Value(0, 2**20 - 1, 0, False), Value(-(2**19), 2**19 - 1, 0, False)), 9, None, 2**14, most_rows=4)
+    cut = Cut(
+        "",
+        (Value(0, 2**20 - 1, 0, False), Value(-(2**19), 2**19 - 1, 0, False)),
+        9,
+        None,
+        2**14,
+        most_rows=4,
+    )
     layout = Words(cut, (Numbered("unit", low, 2**7 - 1),), Numbered("code", 0, 2**14 - 1))
     assert layout.direct() and layout._unit_shift + 7 == 61
-    rows = [(low, 0, 0, 0, -(2**19)), (None, 0, 2**14 - 2, 2**20 - 1, 2**19 - 1), (low, 0, 0, 2**20 - 1, 5)]
+    rows = [
+        (low, 0, 0, 0, -(2**19)),
+        (None, 0, 2**14 - 2, 2**20 - 1, 2**19 - 1),
+        (low, 0, 0, 2**20 - 1, 5),
+    ]
     totals = layout.sums([read(layout, rows)])
     found = totals.columns(cut)
     assert found["code"].tolist() == [0, 2**14 - 2] and found["unit_count"].tolist() == [1, 1]
-    assert found["s0"].tolist() == [2**20 - 1] * 2 and found["s1"].tolist() == [5 - 2**19, 2**19 - 1]
+    assert found["s0"].tolist() == [2**20 - 1] * 2 and found["s1"].tolist() == [
+        5 - 2**19,
+        2**19 - 1,
+    ]
 
 
 def test_sorting_in_threads_sorts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,11 +302,17 @@ def test_sorting_in_threads_sorts(monkeypatch: pytest.MonkeyPatch) -> None:
     found = numbers.copy()
     sort_bounding.sort(found)
     assert found.tolist() == sorted(numbers.tolist())
-    assert starts_of(found).tolist() == [found.tolist().index(k) for k in sorted(set(found.tolist()))]
+    assert starts_of(found).tolist() == [
+        found.tolist().index(k) for k in sorted(set(found.tolist()))
+    ]
 
 
-def test_integer_units_take_words_and_others_queries(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whole numbers and dates as units, blocks and private keys are sorted; text units and views are not."""
+def test_integer_units_take_words_and_others_queries(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole numbers and dates as units, blocks and private keys are sorted; text units and views
+    are not.
+    """
     taken: list[int] = []
     whole = Words.sums
     monkeypatch.setattr(Words, "sums", lambda self, parts: taken.append(1) or whole(self, parts))
@@ -250,19 +328,26 @@ def test_integer_units_take_words_and_others_queries(make: Any, monkeypatch: pyt
     total, private = GroupedSums(None, None, 1, 9, (("v", 0),)), GroupedSums("k", None, 1, 9)
     assert used(total, f"CREATE TABLE data AS {rows}")
     assert used(total, f"CREATE TABLE data AS {rows}", block="d", protects="unit-block")
-    assert used(total, f"CREATE TABLE data AS SELECT * REPLACE (DATE '2020-01-01' + u::INT AS u) FROM ({rows})")
+    assert used(
+        total,
+        f"CREATE TABLE data AS SELECT * REPLACE (DATE '2020-01-01' + u::INT AS u) FROM ({rows})",
+    )
     assert used(private, f"CREATE TABLE data AS SELECT * REPLACE (k::SMALLINT AS k) FROM ({rows})")
     assert not used(private, f"CREATE TABLE data AS SELECT * REPLACE (k::INT AS k) FROM ({rows})")
     assert used(private, f"CREATE TABLE data AS SELECT * REPLACE (k::VARCHAR AS k) FROM ({rows})")
     assert not used(total, f"CREATE TABLE data AS SELECT * REPLACE (u::VARCHAR AS u) FROM ({rows})")
-    assert used(total, f"CREATE TABLE data AS SELECT * REPLACE ((u * 2**59)::BIGINT AS u) FROM ({rows})")
+    assert used(
+        total, f"CREATE TABLE data AS SELECT * REPLACE ((u * 2**59)::BIGINT AS u) FROM ({rows})"
+    )
     assert not used(total, f"CREATE VIEW data AS {rows}")
     infinite = "CASE WHEN u = 3 THEN DATE 'infinity' ELSE DATE '2020-01-01' + u::INT END AS u"
     assert used(total, f"CREATE TABLE data AS SELECT * REPLACE ({infinite}) FROM ({rows})")
 
 
 def test_both_forms_agree(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Uncut statistics are the same, with text keys in the same order, small keys in that of their text, and empty tables empty."""
+    """Uncut statistics are the same, with text keys in the same order, small keys in that of their
+    text, and empty tables empty.
+    """
     rows = "SELECT i % 37 AS u, 'x' || i % 12 AS k, i % 11 AS v, (i % 25 - 12)::SMALLINT AS small FROM range({}) t(i)"
     for size in (0, 1, 1000):
         made = make(f"CREATE TABLE data AS {rows.format(size)}")
@@ -295,8 +380,12 @@ def test_running_out_of_memory_says_nothing(make: Any, monkeypatch: pytest.Monke
     assert "1073741824" not in str(caught.value) and caught.value.__context__ is None
 
 
-@pytest.mark.parametrize(("limit", "number"), [("2GB", 2 * 10**9), ("512 MiB", 2**29), ("1.5KB", 1500)])
-def test_the_memory_limit_in_bytes(monkeypatch: pytest.MonkeyPatch, limit: str, number: int) -> None:
+@pytest.mark.parametrize(
+    ("limit", "number"), [("2GB", 2 * 10**9), ("512 MiB", 2**29), ("1.5KB", 1500)]
+)
+def test_the_memory_limit_in_bytes(
+    monkeypatch: pytest.MonkeyPatch, limit: str, number: int
+) -> None:
     """Decimal and binary units."""
     monkeypatch.setenv("DPFLOW_MEMORY_LIMIT", limit)
     assert sandbox.memory_bytes() == number

@@ -35,7 +35,13 @@ CREATE TABLE data AS SELECT row_number() OVER () AS u, * FROM (VALUES
 
 
 TABLE = Table.model_validate(
-    {"name": "data", "database": "x", "unit": {"column": "u"}, "limits": {"rows": 1}, "columns": COLUMNS}
+    {
+        "name": "data",
+        "database": "x",
+        "unit": {"column": "u"},
+        "limits": {"rows": 1},
+        "columns": COLUMNS,
+    }
 )
 
 
@@ -193,13 +199,17 @@ def test_what_conditions_mean(nasty: Any, where: str, rows: int) -> None:
     ],
 )
 def test_what_is_refused(nasty: Any, where: str, rule: str) -> None:
-    """Everything outside the language is refused before a row is read, and the refusal names the rule."""
+    """Everything outside the language is refused before a row is read, and the refusal names the
+    rule.
+    """
     with pytest.raises(PlanRefused) as caught:
         nasty(where)
     assert rule in str(caught.value) and "the SQL breaks the rule" in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["u", "rowid", "nothing", "data.i", "private.main.data.i", "memory.i"])
+@pytest.mark.parametrize(
+    "name", ["u", "rowid", "nothing", "data.i", "private.main.data.i", "memory.i"]
+)
 def test_undeclared_columns_are_unknown(nasty: Any, name: str) -> None:
     """Only declared columns can be named, not even the unit's, and not through a qualified name."""
     with pytest.raises(InvalidInput, match="no column of table|allow-list"):
@@ -208,8 +218,15 @@ def test_undeclared_columns_are_unknown(nasty: Any, name: str) -> None:
 
 def test_other_types_can_be_missing_and_nothing_else(make: Any) -> None:
     """A LIST or STRUCT column can be asked for NULL."""
-    private = make("CREATE TABLE data AS SELECT 1 AS u, [1] AS v, {'a': 1} AS k", columns={"v": {}, "k": {}})
-    assert PrivateTable(private.declaration, "v IS NOT NULL AND k IS NOT NULL").answer(COUNT, ()).rows[0] == 1
+    private = make(
+        "CREATE TABLE data AS SELECT 1 AS u, [1] AS v, {'a': 1} AS k", columns={"v": {}, "k": {}}
+    )
+    assert (
+        PrivateTable(private.declaration, "v IS NOT NULL AND k IS NOT NULL")
+        .answer(COUNT, ())
+        .rows[0]
+        == 1
+    )
     with pytest.raises(PlanRefused, match="is a LIST, of which only IS NULL can be asked"):
         PrivateTable(private.declaration, "v = v").check(COUNT)
 
@@ -247,45 +264,67 @@ def test_the_filter_comes_before_the_cut(make: Any) -> None:
 
 
 def test_equal_conditions_have_one_text() -> None:
-    """Spaces, brackets, case of keywords, comments and the order of a list do not make another release."""
+    """Spaces, brackets, case of keywords, comments and the order of a list do not make another
+    release.
+    """
     spellings = [
         "i=1 and (txt in ('b','a') or not f is null)",
         "( \"i\" = 1.0 ) AND txt IN ('a', 'b', 'a') OR FALSE",
         "I = 1 /* one */ AND ((txt IN ('a', 'b')) OR f IS NOT NULL)",
     ]
     texts = [str(conditions.parse(spelling, TABLE)) for spelling in spellings]
-    assert texts[0] == texts[2] == """(("i" = 1) AND (("txt" IN ('a', 'b')) OR (NOT ("f" IS NULL))))"""
+    assert (
+        texts[0] == texts[2] == """(("i" = 1) AND (("txt" IN ('a', 'b')) OR (NOT ("f" IS NULL))))"""
+    )
     assert texts[1] != texts[0]
 
 
 numbers = st.deferred(
     lambda: (
-        st.sampled_from(["i", "big", "huge", "dec", "f", "0", "1", "-1.5", "1e300", "9223372036854775808"])
+        st.sampled_from(
+            ["i", "big", "huge", "dec", "f", "0", "1", "-1.5", "1e300", "9223372036854775808"]
+        )
         | st.tuples(numbers, st.sampled_from("+-*/%"), numbers).map(lambda t: f"({' '.join(t)})")
         | numbers.map(lambda n: f"abs(- {n})")
-        | st.tuples(st.sampled_from(["sqrt", "ln", "exp"]), numbers).map(lambda t: f"{t[0]}({t[1]})")
+        | st.tuples(st.sampled_from(["sqrt", "ln", "exp"]), numbers).map(
+            lambda t: f"{t[0]}({t[1]})"
+        )
         | st.tuples(st.sampled_from(["least", "greatest", "coalesce"]), numbers, numbers).map(
             lambda t: f"{t[0]}({t[1]}, {t[2]})"
         )
-        | st.tuples(condition_texts, numbers, numbers).map(lambda t: f"CASE WHEN {t[0]} THEN {t[1]} ELSE {t[2]} END")
+        | st.tuples(condition_texts, numbers, numbers).map(
+            lambda t: f"CASE WHEN {t[0]} THEN {t[1]} ELSE {t[2]} END"
+        )
         | texts.map(lambda t: f"length({t})")
     )
 )
 texts = st.deferred(
-    lambda: st.sampled_from(["txt", "en", "'Oslo'", "'%'", "''''"]) | texts.map(lambda t: f"upper(lower({t}))")
+    lambda: (
+        st.sampled_from(["txt", "en", "'Oslo'", "'%'", "''''"])
+        | texts.map(lambda t: f"upper(lower({t}))")
+    )
 )
 comparison = st.sampled_from(["=", "<>", "<", "<=", ">", ">="])
 condition_texts = st.deferred(
     lambda: (
         st.sampled_from(
-            ["flag", "day < '2020-02-29'", "ts <> '2020-02-29'", "tz >= '1970-01-01'", "id = id", "en IS NULL"]
+            [
+                "flag",
+                "day < '2020-02-29'",
+                "ts <> '2020-02-29'",
+                "tz >= '1970-01-01'",
+                "id = id",
+                "en IS NULL",
+            ]
         )
         | st.tuples(numbers, comparison, numbers).map(" ".join)
         | st.tuples(texts, comparison, texts).map(" ".join)
         | texts.map(lambda t: f"{t} LIKE '_%\\'")
         | numbers.map(lambda n: f"{n} IN (0, 1.5)")
         | condition_texts.map(lambda c: f"NOT ({c})")
-        | st.tuples(condition_texts, st.sampled_from(["AND", "OR"]), condition_texts).map(lambda t: f"({' '.join(t)})")
+        | st.tuples(condition_texts, st.sampled_from(["AND", "OR"]), condition_texts).map(
+            lambda t: f"({' '.join(t)})"
+        )
     )
 )
 
@@ -298,7 +337,9 @@ def test_the_canonical_text_means_itself(where: str) -> None:
 
 
 def test_what_is_nested_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A BETWEEN names its operand twice, so 25 of them would be 2^25 conditions: each node is read once, then it is refused."""
+    """A BETWEEN names its operand twice, so 25 of them would be 2^25 conditions: each node is read
+    once, then it is refused.
+    """
     visits, real = [0], conditions.Reader._node
 
     def counted(self: conditions.Reader, found: Any, depth: int) -> conditions.Node:
@@ -319,7 +360,8 @@ def test_what_is_nested_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_argument_of_a_function_is_lost() -> None:
-    """Every function that the parser knows, with up to five arguments: all are in the canonical text in their order, or it is refused.
+    """Every function that the parser knows, with up to five arguments: all are in the canonical
+    text in their order, or it is refused.
 
     sqlglot drops the third argument of mod and of quantiles, and exchanges those of like.
     """

@@ -1,4 +1,6 @@
-"""A user's own estimator in SQL: what it means, what it refuses, and that a group's number is its own rows' alone."""
+"""A user's own estimator in SQL: what it means, what it refuses, and that a group's number is its
+own rows' alone.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,13 @@ def made(folder: Path, *statements: str) -> PrivateTable:
     with duckdb.connect(str(path)) as connection:
         for statement in statements:
             connection.execute(statement)
-    declared = {"name": "data", "database": path, "unit": {"column": "u"}, "limits": {"rows": 4}, "columns": COLUMNS}
+    declared = {
+        "name": "data",
+        "database": path,
+        "unit": {"column": "u"},
+        "limits": {"rows": 4},
+        "columns": COLUMNS,
+    }
     return PrivateTable(Table.model_validate(declared))
 
 
@@ -116,12 +124,16 @@ SELECT md5_number_lower('736563726574' || '=' || u) % 8 AS g, {value} FROM (SELE
     ],
 )
 def test_an_expression_means_what_duckdb_means(data: PrivateTable, text: str) -> None:
-    """On clean rows the exact sums differ from DuckDB's own aggregates by rounding only; groups are the keyed ones."""
+    """On clean rows the exact sums differ from DuckDB's own aggregates by rounding only; groups are
+    the keyed ones.
+    """
     with duckdb.connect(str(data.declaration.database), read_only=True) as connection:
         wanted = connection.execute(CLEAN.format(value=text)).fetchnumpy()
     value = next(column for name, column in wanted.items() if name != "g")
     assert wanted["g"].tolist() == list(range(8))
-    assert estimates(data, text) == pytest.approx(np.asarray(value, dtype=float), rel=1e-7, abs=1e-9)
+    assert estimates(data, text) == pytest.approx(
+        np.asarray(value, dtype=float), rel=1e-7, abs=1e-9
+    )
 
 
 @pytest.mark.parametrize(
@@ -182,12 +194,16 @@ def test_an_expression_means_what_duckdb_means(data: PrivateTable, text: str) ->
     ],
 )
 def test_what_is_refused(data: PrivateTable, text: str, rule: str) -> None:
-    """What could read another group, raise on a row, or depend on the order of rows is refused before a row is read."""
+    """What could read another group, raise on a row, or depend on the order of rows is refused
+    before a row is read.
+    """
     with pytest.raises(PlanRefused, match=rule):
         data.check(GroupEstimates(8, text))
 
 
-@pytest.mark.parametrize("name", ["u", "rowid", "bucket", "r0", "private.main.data.p", "data.p", "nothing"])
+@pytest.mark.parametrize(
+    "name", ["u", "rowid", "bucket", "r0", "private.main.data.p", "data.p", "nothing"]
+)
 def test_only_declared_columns_have_names(data: PrivateTable, name: str) -> None:
     with pytest.raises((UnknownName, PlanRefused)):
         data.check(GroupEstimates(8, f"min({name})"))
@@ -197,26 +213,45 @@ def test_equal_expressions_have_one_text(data: PrivateTable) -> None:
     """Spaces, brackets, case and synonyms make no other expression; the text means itself."""
     texts = {
         data.expression(text)
-        for text in ("avg(abs(label-p))", "AVG( ABS( (Label) - p ) ) -- twice", "avg(abs(label - p))")
+        for text in (
+            "avg(abs(label-p))",
+            "AVG( ABS( (Label) - p ) ) -- twice",
+            "avg(abs(label - p))",
+        )
     }
     assert texts == {'avg(abs(("label" - "p")))'}
-    assert data.expression("median(p)") == data.expression("quantile_cont(p, 0.50)") == 'quantile_cont("p", 0.5)'
+    assert (
+        data.expression("median(p)")
+        == data.expression("quantile_cont(p, 0.50)")
+        == 'quantile_cont("p", 0.5)'
+    )
     assert data.expression("count_if(flag)") == data.expression("count(*) FILTER (WHERE flag)")
     assert data.expression("avg(abs(p - label))") not in texts
 
 
 def test_a_canonical_text_that_is_too_long_is_called_so(data: PrivateTable) -> None:
-    """666 characters become 18,488: the refusal says whose length it is, and what is accepted can be read again."""
+    """666 characters become 18,488: the refusal says whose length it is, and what is accepted can
+    be read again.
+    """
     text = "avg(p) + " + " + ".join(["1e-300"] * 60)
-    with pytest.raises(PlanRefused, match="its canonical form, with every bracket, all digits .* longer than 10000"):
+    with pytest.raises(
+        PlanRefused, match="its canonical form, with every bracket, all digits .* longer than 10000"
+    ):
         data.expression(text)
     short = data.expression("avg(p) + " + " + ".join(["1e-300"] * 25))
     assert data.expression(short) == short and len(short) > 7000
 
 
 def test_missing_numbers_are_as_declared_without_bounds(make: Any) -> None:
-    """As estimators by name read them: NULL and NaN are the declared number, in a column of either kind; others stay missing."""
-    columns: dict[str, Any] = {"w": {"missing": 7}, "n": {"missing": -3}, "half": {"missing": "0.5"}, "none": {}}
+    """As estimators by name read them: NULL and NaN are the declared number, in a column of either
+    kind; others stay missing.
+    """
+    columns: dict[str, Any] = {
+        "w": {"missing": 7},
+        "n": {"missing": -3},
+        "half": {"missing": "0.5"},
+        "none": {},
+    }
     private = make(
         "CREATE TABLE data AS SELECT i AS u, CASE WHEN i < 10 THEN 1.0::DOUBLE WHEN i < 20 THEN 'nan' END AS w, "
         "CASE WHEN i < 10 THEN i END AS n, CASE WHEN i < 10 THEN i END AS half, CASE WHEN i < 10 THEN i END AS none "
@@ -226,25 +261,37 @@ def test_missing_numbers_are_as_declared_without_bounds(make: Any) -> None:
     _, rows = private.grouped_rows(GroupValues(1, tuple(columns)), b"secret", ())
     for name in columns:
         there = rows[name][~np.isnan(rows[name])]
-        for text, value in (("count", len(there)), ("median", np.median(there)), ("min", there.min())):
+        for text, value in (
+            ("count", len(there)),
+            ("median", np.median(there)),
+            ("min", there.min()),
+        ):
             assert estimates(private, f"{text}({name})", 1)[0] == value, (text, name)
-    assert estimates(private, "median(w)", 1)[0] == 7 and estimates(private, "count(none)", 1)[0] == 10
+    assert (
+        estimates(private, "median(w)", 1)[0] == 7 and estimates(private, "count(none)", 1)[0] == 10
+    )
 
 
 rows = st.deferred(
     lambda: (
         st.sampled_from(["label", "p", "x", "k", "wild", "big", "0", "-2.5", "1e300"])
         | st.tuples(rows, st.sampled_from("+-*/%"), rows).map(lambda t: f"({' '.join(t)})")
-        | st.tuples(st.sampled_from(["abs", "sqrt", "ln", "exp", "-"]), rows).map(lambda t: f"{t[0]}({t[1]})")
+        | st.tuples(st.sampled_from(["abs", "sqrt", "ln", "exp", "-"]), rows).map(
+            lambda t: f"{t[0]}({t[1]})"
+        )
         | st.tuples(st.sampled_from(["least", "greatest", "coalesce"]), rows, rows).map(
             lambda t: f"{t[0]}({t[1]}, {t[2]})"
         )
-        | st.tuples(conditions, rows, rows).map(lambda t: f"CASE WHEN {t[0]} THEN {t[1]} ELSE {t[2]} END")
+        | st.tuples(conditions, rows, rows).map(
+            lambda t: f"CASE WHEN {t[0]} THEN {t[1]} ELSE {t[2]} END"
+        )
     )
 )
 conditions = st.deferred(
     lambda: (
-        st.sampled_from(["flag", "day < '2020-01-05'", "city LIKE 'O%'", "wild IS NULL", "length(city) > 2"])
+        st.sampled_from(
+            ["flag", "day < '2020-01-05'", "city LIKE 'O%'", "wild IS NULL", "length(city) > 2"]
+        )
         | st.tuples(rows, st.sampled_from(["=", "<", ">="]), rows).map(" ".join)
     )
 )
@@ -254,8 +301,12 @@ bounded = rows.map(lambda r: f"least(greatest({r}, -100), 100)") | st.sampled_fr
 aggregates = st.deferred(
     lambda: (
         st.sampled_from(["count(*)", "count(DISTINCT city)", "count(DISTINCT wild)"])
-        | st.tuples(st.sampled_from(["sum", "avg", "var_samp", "stddev_pop"]), bounded).map(lambda t: f"{t[0]}({t[1]})")
-        | st.tuples(st.sampled_from(["min", "max", "median", "count"]), rows).map(lambda t: f"{t[0]}({t[1]})")
+        | st.tuples(st.sampled_from(["sum", "avg", "var_samp", "stddev_pop"]), bounded).map(
+            lambda t: f"{t[0]}({t[1]})"
+        )
+        | st.tuples(st.sampled_from(["min", "max", "median", "count"]), rows).map(
+            lambda t: f"{t[0]}({t[1]})"
+        )
         | st.tuples(st.sampled_from(["corr", "regr_slope", "covar_pop"]), bounded, bounded).map(
             lambda t: f"{t[0]}({t[1]}, {t[2]})"
         )
@@ -276,13 +327,19 @@ wholes = st.deferred(
 
 
 def test_no_row_fails_and_none_reaches_another_group(tmp_path: Path) -> None:
-    """Expressions at random: extreme rows in some groups leave every other group's number as it was, to the last bit.
+    """Expressions at random: extreme rows in some groups leave every other group's number as it
+    was, to the last bit.
 
-    So do another order of the rows and more threads. The groups of the units are found from the counts.
+    So do another order of the rows and more threads. The groups of the units are found from the
+    counts.
     """
     plain = made(tmp_path, ROWS)
     nasty = made(tmp_path, ROWS, NASTY.format(units=[3, 500, 999]))
-    mixed = made(tmp_path, ROWS, "CREATE OR REPLACE TABLE data AS SELECT * FROM data ORDER BY sin(u * 7919 + big)")
+    mixed = made(
+        tmp_path,
+        ROWS,
+        "CREATE OR REPLACE TABLE data AS SELECT * FROM data ORDER BY sin(u * 7919 + big)",
+    )
     counts = [estimates(table, "count(*)", 16) for table in (plain, nasty, mixed)]
     others = counts[0] == counts[1]
     assert 13 <= others.sum() < 16 and (counts[0] == counts[2]).all()
@@ -293,14 +350,19 @@ def test_no_row_fails_and_none_reaches_another_group(tmp_path: Path) -> None:
         text = plain.expression(text)
         assert plain.expression(text) == text
         first, second, third = (estimates(table, text, 16) for table in (plain, nasty, mixed))
-        assert first[others].tobytes() == second[others].tobytes() and first.tobytes() == third.tobytes()
+        assert (
+            first[others].tobytes() == second[others].tobytes()
+            and first.tobytes() == third.tobytes()
+        )
 
     with plain.held(), nasty.held(), mixed.held():
         alone()
 
 
 def test_a_sum_of_floats_would_depend_on_the_order(make: Any) -> None:
-    """The control: DuckDB's own sum of these rows has two values in two orders, and an expression's has one."""
+    """The control: DuckDB's own sum of these rows has two values in two orders, and an expression's
+    has one.
+    """
     columns = {"x": {"lower": "-1e16", "upper": "1e16"}}
     rows = [
         f"CREATE TABLE data AS SELECT 1 AS u, x FROM (VALUES {v}) t(x)"
@@ -317,7 +379,9 @@ def test_a_sum_of_floats_would_depend_on_the_order(make: Any) -> None:
 
 
 def test_the_grid_is_finer_than_what_is_read(make: Any) -> None:
-    """Sums of whole numbers are exact up to 2^61 and beyond 2^53 in total; tenths lose nothing that a double has."""
+    """Sums of whole numbers are exact up to 2^61 and beyond 2^53 in total; tenths lose nothing that
+    a double has.
+    """
     columns = {
         "i": {"lower": -(2**61), "upper": 2**61},
         "d": {"lower": 0, "upper": 1},
@@ -335,7 +399,9 @@ def test_the_grid_is_finer_than_what_is_read(make: Any) -> None:
 
 
 def test_bounds_of_row_expressions_hold(make: Any) -> None:
-    """Interval arithmetic is never too narrow: the average of what reaches an end of the bounds is that end."""
+    """Interval arithmetic is never too narrow: the average of what reaches an end of the bounds is
+    that end.
+    """
     private = make(
         "CREATE TABLE data AS SELECT i AS u, x, y FROM (VALUES (1, -3.0, 2.0), (2, 5.0, 4.0)) t(i, x, y)",
         columns={"x": {"lower": -3, "upper": 5}, "y": {"lower": 2, "upper": 4}},
@@ -357,12 +423,16 @@ def test_bounds_of_row_expressions_hold(make: Any) -> None:
         ("CASE WHEN x < 0 THEN 10 ELSE x END", 5, 10),
         ("1 / ln(y)", float(1 / np.log(4)), float(1 / np.log(2))),
     ]:
-        ends = sorted(estimates(private, f"avg({text}) FILTER (WHERE x {side} 0)", 1)[0] for side in "<>")
+        ends = sorted(
+            estimates(private, f"avg({text}) FILTER (WHERE x {side} 0)", 1)[0] for side in "<>"
+        )
         assert ends == pytest.approx([low, high], rel=1e-12), text
 
 
 def test_groups_without_a_number_take_the_default() -> None:
-    """NULL, NaN and infinities are the default; finite numbers are clamped; there is no -0.0, which a float range tells from 0."""
+    """NULL, NaN and infinities are the default; finite numbers are clamped; there is no -0.0, which
+    a float range tells from 0.
+    """
     own = SqlEstimator(sql="avg(p)", range=(0, 1), default="0.25")
     found = own.values(np.array([np.nan, np.inf, -np.inf, -5, 0.5, 7, -0.0]))
     assert found.tolist() == [0.25, 0.25, 0.25, 0, 0.5, 1, 0] and not np.signbit(found).any()

@@ -16,7 +16,13 @@ from dpflow.fault_points import FaultInjected
 from dpflow.tables import PublishedRelease, publish, published_ids
 
 RELEASE = PublishedRelease(
-    "r1", "daily", "2013-01-01", "histogram", "0.5", "0", (Row("AA", "count", 12, 3.0), Row("UA", "count", None))
+    "r1",
+    "daily",
+    "2013-01-01",
+    "histogram",
+    "0.5",
+    "0",
+    (Row("AA", "count", 12, 3.0), Row("UA", "count", None)),
 )
 HOLD = "import duckdb, sys; c = duckdb.connect(sys.argv[1]); print('held', flush=True); sys.stdin.read()"
 WRITE = """
@@ -60,13 +66,18 @@ def test_publishing_twice_changes_nothing(tmp_path: Path) -> None:
 def test_a_synthetic_table_becomes_an_ordinary_table(tmp_path: Path) -> None:
     """Any SQL may query it; the same release again adds nothing, another one adds its own rows."""
     path = tmp_path / "out.duckdb"
-    made = Synthetic((("distance", "whole"), ("share", "number"), ("weight", "whole")), ((10, 0.5, 3), (2**60, 1.0, 7)))
+    made = Synthetic(
+        (("distance", "whole"), ("share", "number"), ("weight", "whole")),
+        ((10, 0.5, 3), (2**60, 1.0, 7)),
+    )
     for release_id in ("r1", "r1", "r2"):
         publish(path, "releases", replace(RELEASE, release_id=release_id, synthetic=made))
     with duckdb.connect(str(path), read_only=True) as connection:
         query = "SELECT sum(weight) FILTER (WHERE distance < 100) FROM daily_synthetic WHERE release_id = 'r2'"
         assert connection.execute(query).fetchall() == [(3,)]
-        assert connection.execute("SELECT count(*), max(distance) FROM daily_synthetic").fetchall() == [(4, 2**60)]
+        assert connection.execute(
+            "SELECT count(*), max(distance) FROM daily_synthetic"
+        ).fetchall() == [(4, 2**60)]
 
 
 def test_published_ids_of_nothing(tmp_path: Path) -> None:
@@ -81,7 +92,9 @@ def test_four_processes_publish_at_once(tmp_path: Path) -> None:
     """Four processes that publish their own and a shared release lose nothing and double nothing."""
     path = tmp_path / "out.duckdb"
     command = [sys.executable, "-c", WRITE, str(path)]
-    running = [subprocess.Popen([*command, str(i)], stderr=subprocess.PIPE, text=True) for i in range(4)]
+    running = [
+        subprocess.Popen([*command, str(i)], stderr=subprocess.PIPE, text=True) for i in range(4)
+    ]
     for process in running:
         _, errors = process.communicate(timeout=600)
         assert process.returncode == 0, errors
@@ -90,16 +103,23 @@ def test_four_processes_publish_at_once(tmp_path: Path) -> None:
 
 
 def test_a_held_file_is_not_published_retryably(tmp_path: Path) -> None:
-    """While another process holds the file past the deadline the release stays settled; later it is published."""
+    """While another process holds the file past the deadline the release stays settled; later it is
+    published.
+    """
     path = tmp_path / "out.duckdb"
     publish(path, "releases", RELEASE)
     other = PublishedRelease("r2", "daily", "", "count", "1", "1e-6", (Row("", "count", 1, None),))
     holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLD, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
         assert holder.stdout is not None and holder.stdout.readline() == "held\n"
-        with pytest.raises(NotPublished, match="settled and paid, repair with: dpflow publish") as caught:
+        with pytest.raises(
+            NotPublished, match="settled and paid, repair with: dpflow publish"
+        ) as caught:
             publish(path, "releases", other, deadline=0.3)
         assert caught.value.retryable
     finally:
@@ -108,11 +128,15 @@ def test_a_held_file_is_not_published_retryably(tmp_path: Path) -> None:
     assert published_ids(path, "releases") == {"r1", "r2"}
 
 
-@pytest.mark.parametrize(("point", "present"), [("publish.before-commit", set()), ("publish.after-commit", {"r1"})])
+@pytest.mark.parametrize(
+    ("point", "present"), [("publish.before-commit", set()), ("publish.after-commit", {"r1"})]
+)
 def test_a_crash_publishes_all_or_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str, present: set[str]
 ) -> None:
-    """A failure before the commit leaves nothing, one after it everything; publishing again completes either."""
+    """A failure before the commit leaves nothing, one after it everything; publishing again
+    completes either.
+    """
     path = tmp_path / "out.duckdb"
     monkeypatch.setattr("dpflow.fault_points.armed", f"{point}:fail")
     with pytest.raises(FaultInjected, match=point):

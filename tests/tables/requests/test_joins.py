@@ -1,4 +1,6 @@
-"""Joins: one private table by the unit, public dimensions by a key, and nothing that a relation's rows could multiply."""
+"""Joins: one private table by the unit, public dimensions by a key, and nothing that a relation's
+rows could multiply.
+"""
 
 from __future__ import annotations
 
@@ -42,27 +44,39 @@ def by(private: PrivateTable, request: GroupedSums) -> dict[str, tuple[int, int]
 
 
 def test_a_dimension_brings_its_column(make: Any) -> None:
-    """Rows are grouped by the dimension's column; a key that it holds twice, or not at all, matches nothing."""
+    """Rows are grouped by the dimension's column; a key that it holds twice, or not at all, matches
+    nothing.
+    """
     private = make(DATA, TOWNS, PEOPLE, **declared())
     request = GroupedSums("town.area", ("north", "south"), 2, 9, (("v", 0),))
     assert by(private, request) == {"north": (2, 8), "south": (1, 4)}
-    assert PrivateTable(private.declaration, "town.area IS NULL").answer(SortedValues("v", 9), ()).values.tolist() == [
+    assert PrivateTable(private.declaration, "town.area IS NULL").answer(
+        SortedValues("v", 9), ()
+    ).values.tolist() == [
         6,
         7,
     ]
 
 
 def test_a_private_table_joins_on_the_unit(make: Any) -> None:
-    """Each row of a unit sees at most the declared number of that unit's rows; no row is lost without a match."""
+    """Each row of a unit sees at most the declared number of that unit's rows; no row is lost
+    without a match.
+    """
     private = make(DATA, TOWNS, PEOPLE, **declared())
     request = GroupedSums(None, None, 1, 9, (("person.age", 0),))
     found = private.answer(request, ())
-    assert (found.rows[0], found.sums["person.age"][0], found.counts["person.age"][0]) == (5, 130, 3)
+    assert (found.rows[0], found.sums["person.age"][0], found.counts["person.age"][0]) == (
+        5,
+        130,
+        3,
+    )
     assert PrivateTable(private.declaration, "person.age > 50").answer(request, ()).rows[0] == 1
 
 
 def test_the_multiplicity_is_enforced(make: Any) -> None:
-    """A unit with 1,000 joined rows keeps the declared two of them, drawn evenly, and the limits hold after the join."""
+    """A unit with 1,000 joined rows keeps the declared two of them, drawn evenly, and the limits
+    hold after the join.
+    """
     people = "CREATE TABLE people AS SELECT 1 AS id, i % 100 AS age, 'j' || (i % 2) AS job FROM range(1000) t(i)"
     private = make(DATA, TOWNS, people, **declared(joins=[DIMENSION, PERSON | {"rows": 2}]))
     total = GroupedSums(None, None, 1, 9, (("v", 0),))
@@ -73,7 +87,9 @@ def test_the_multiplicity_is_enforced(make: Any) -> None:
 
 
 def test_private_keys_of_a_cut_join_are_those_of_one_cut(make: Any) -> None:
-    """The keys that are numbered are those of the rows that are counted: nothing is lost between two cuts."""
+    """The keys that are numbered are those of the rows that are counted: nothing is lost between
+    two cuts.
+    """
     people = "CREATE TABLE people AS SELECT i // 50 AS id, 30 AS age, 'j' || i AS job FROM range(5000) t(i)"
     data = "CREATE TABLE data AS SELECT i AS u, 'a' AS k, 1 AS v FROM range(100) t(i)"
     private = make(data, TOWNS, people, **declared())
@@ -106,16 +122,27 @@ def test_other_joins_are_refused_by_rule(changes: dict[str, Any], rule: str) -> 
 
 
 def test_keys_of_two_types_are_refused(make: Any) -> None:
-    """A text key against a number could fail on one row, so it is refused by the catalog; widths of integers may differ."""
-    private = make(DATA, TOWNS, "CREATE TABLE people AS SELECT '1' AS id, 1 AS age, 'x' AS job", **declared())
+    """A text key against a number could fail on one row, so it is refused by the catalog; widths of
+    integers may differ.
+    """
+    private = make(
+        DATA, TOWNS, "CREATE TABLE people AS SELECT '1' AS id, 1 AS age, 'x' AS job", **declared()
+    )
     with pytest.raises(PlanRefused, match="rule same-type: 'u' is a INTEGER and 'id' a VARCHAR"):
         private.check_schema()
-    private = make(DATA, TOWNS, "CREATE TABLE people AS SELECT 1::TINYINT AS id, 1 AS age, 'x' AS job", **declared())
+    private = make(
+        DATA,
+        TOWNS,
+        "CREATE TABLE people AS SELECT 1::TINYINT AS id, 1 AS age, 'x' AS job",
+        **declared(),
+    )
     private.check_schema()
 
 
 def test_a_refused_enum_lists_no_values(make: Any) -> None:
-    """The values of an ENUM are often SELECT DISTINCT of private rows; a refusal says its kind alone."""
+    """The values of an ENUM are often SELECT DISTINCT of private rows; a refusal says its kind
+    alone.
+    """
     enum = "CREATE TYPE names AS ENUM (SELECT 'Ann Secret'); CREATE TABLE people AS SELECT 'Ann Secret'::names AS id, 1 AS age, 1 AS job"
     with pytest.raises(PlanRefused, match="'u' is a INTEGER and 'id' a ENUM; give both") as refusal:
         make(DATA, TOWNS, enum, **declared()).check_schema()
@@ -125,14 +152,20 @@ def test_a_refused_enum_lists_no_values(make: Any) -> None:
 def test_missing_relations_and_columns_are_named(make: Any) -> None:
     """A relation or column that the file lacks gets close names."""
     with pytest.raises(TableUnreadable, match="did you mean 'towns'"):
-        make(DATA, TOWNS, PEOPLE, **declared(joins=[DIMENSION | {"relation": "town"}, PERSON])).check_schema()
-    with pytest.raises(TableUnreadable, match="no column in 'people', which is joined 'ages'; did you mean 'age'"):
+        make(
+            DATA, TOWNS, PEOPLE, **declared(joins=[DIMENSION | {"relation": "town"}, PERSON])
+        ).check_schema()
+    with pytest.raises(
+        TableUnreadable, match="no column in 'people', which is joined 'ages'; did you mean 'age'"
+    ):
         make(DATA, TOWNS, PEOPLE, **declared(columns={"person.ages": {}})).check_schema()
 
 
 def test_names_cannot_collide(make: Any) -> None:
     """Relations whose columns are called like the query's own names are read all the same."""
-    people = 'CREATE TABLE people AS SELECT 1 AS id, 5 AS key, 6 AS rank, 7 AS c0, 8 AS "unit", 9 AS v0'
+    people = (
+        'CREATE TABLE people AS SELECT 1 AS id, 5 AS key, 6 AS rank, 7 AS c0, 8 AS "unit", 9 AS v0'
+    )
     columns = {
         name: {"lower": 0, "upper": 9}
         for name in ("v", "person.key", "person.rank", "person.c0", "person.unit", "person.v0")
@@ -143,14 +176,19 @@ def test_names_cannot_collide(make: Any) -> None:
 
 
 def test_removing_a_unit_moves_statistics_by_its_limits_at_most(make: Any) -> None:
-    """Over every subset of a unit's rows in both private tables: counts and sums move by at most L0 x Linf, and reach."""
+    """Over every subset of a unit's rows in both private tables: counts and sums move by at most L0
+    x Linf, and reach.
+    """
     data = [(1, "a", 9), (1, "b", 9), (1, "b", 8), (1, "zz", 1)]
     people = [(1, 100, "x"), (1, 90, "y"), (1, 80, "x")]
     others = "(4, 'a', 1), (5, 'b', 2)", "(4, 10, 'x'), (5, 20, 'y')"
     groups, rows = 1, 2
 
     def world(left: Any, right: Any) -> PrivateTable:
-        shown = [", ".join([base, *map(str, extra)]) for base, extra in zip(others, (left, right), strict=True)]
+        shown = [
+            ", ".join([base, *map(str, extra)])
+            for base, extra in zip(others, (left, right), strict=True)
+        ]
         return make(
             f"CREATE TABLE data AS SELECT * FROM (VALUES {shown[0]}) t(u, k, v)",
             TOWNS,
@@ -169,7 +207,11 @@ def test_removing_a_unit_moves_statistics_by_its_limits_at_most(make: Any) -> No
                 after = by(world(left, right), request)
                 keys = set(before) | set(after)
                 moved = [
-                    tuple(a - b for a, b in zip(after.get(k, (0, 0)), before.get(k, (0, 0)), strict=True)) for k in keys
+                    tuple(
+                        a - b
+                        for a, b in zip(after.get(k, (0, 0)), before.get(k, (0, 0)), strict=True)
+                    )
+                    for k in keys
                 ]
                 assert sum(abs(count) for count, _ in moved) <= groups * rows
                 assert sum(abs(total) for _, total in moved) <= groups * rows * 100

@@ -1,4 +1,6 @@
-"""Kept sums of blocks: right, private, as fresh as the rows, and one function of them whatever is kept."""
+"""Kept sums of blocks: right, private, as fresh as the rows, and one function of them whatever is
+kept.
+"""
 
 from __future__ import annotations
 
@@ -48,13 +50,26 @@ def seal(data: bytes) -> str:
 @pytest.fixture
 def table(make: Any) -> PrivateTable:
     """Five days, of which every unit has many rows in many groups; sums are kept."""
-    declared = make(ROWS, block="d", protects="unit-block", partials="checked", limits={"rows": 999, "groups": 99})
-    return again(declared, columns={"v": {"lower": 0, "upper": 12}, "k": {"keys": ["a", "b", "c", "x"]}, "n": {}})
+    declared = make(
+        ROWS,
+        block="d",
+        protects="unit-block",
+        partials="checked",
+        limits={"rows": 999, "groups": 99},
+    )
+    return again(
+        declared,
+        columns={"v": {"lower": 0, "upper": 12}, "k": {"keys": ["a", "b", "c", "x"]}, "n": {}},
+    )
 
 
 def again(found: PrivateTable, **changes: Any) -> PrivateTable:
     """The same table in a new object, or with another declaration."""
-    data = found.declaration.model_dump(mode="json", by_alias=True) | {"database": found.declaration.database} | changes
+    data = (
+        found.declaration.model_dump(mode="json", by_alias=True)
+        | {"database": found.declaration.database}
+        | changes
+    )
     return PrivateTable(Table.model_validate(data), seal=seal)
 
 
@@ -73,7 +88,9 @@ def test_a_block_named_twice_is_read_once(table: PrivateTable) -> None:
     for request in REQUESTS:
         for one in (table, plain):
             for blocks in ([DAYS[0]], DAYS[:2]):
-                assert fingerprint(one.answer(request, blocks * 2)) == fingerprint(one.answer(request, blocks))
+                assert fingerprint(one.answer(request, blocks * 2)) == fingerprint(
+                    one.answer(request, blocks)
+                )
 
 
 @pytest.fixture
@@ -91,21 +108,33 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 @pytest.mark.parametrize("request_", REQUESTS)
-def test_sums_of_blocks_add_up_to_those_of_all(table: PrivateTable, reads: list[Any], request_: Any) -> None:
-    """Where nothing is cut the answer is that of one scan; a new block is all that is read afterwards."""
+def test_sums_of_blocks_add_up_to_those_of_all(
+    table: PrivateTable, reads: list[Any], request_: Any
+) -> None:
+    """Where nothing is cut the answer is that of one scan; a new block is all that is read
+    afterwards.
+    """
     whole = PrivateTable(table.declaration)
-    assert fingerprint(table.answer(request_, DAYS[:4])) == fingerprint(whole.answer(request_, DAYS[:4]))
+    assert fingerprint(table.answer(request_, DAYS[:4])) == fingerprint(
+        whole.answer(request_, DAYS[:4])
+    )
     reads.clear()
-    assert fingerprint(again(table).answer(request_, DAYS)) == fingerprint(whole.answer(request_, DAYS))
+    assert fingerprint(again(table).answer(request_, DAYS)) == fingerprint(
+        whole.answer(request_, DAYS)
+    )
     assert len(reads) == 2  # the fifth day, and the comparison's own
     reads.clear()
-    assert fingerprint(table.answer(request_, DAYS[3:])) == fingerprint(whole.answer(request_, DAYS[3:]))
+    assert fingerprint(table.answer(request_, DAYS[3:])) == fingerprint(
+        whole.answer(request_, DAYS[3:])
+    )
     assert len(reads) == 1
 
 
 @pytest.mark.parametrize("request_", CUT)
 def test_a_cut_is_one_function_of_the_rows(table: PrivateTable, request_: Any) -> None:
-    """With, without and after losing what was kept: the same; another key cuts otherwise, and fresh draws do each time."""
+    """With, without and after losing what was kept: the same; another key cuts otherwise, and fresh
+    draws do each time.
+    """
     first = fingerprint(table.answer(request_, DAYS))
     assert fingerprint(table.answer(request_, DAYS)) == first
     shutil.rmtree(folder(table))
@@ -121,11 +150,15 @@ def _moved(a: Any, b: Any) -> int:
 
 
 def test_a_late_row_moves_its_own_unit_only(table: PrivateTable) -> None:
-    """A block that is cut again because a unit's rows arrived differs by that unit's limits; with fresh draws all units move."""
+    """A block that is cut again because a unit's rows arrived differs by that unit's limits; with
+    fresh draws all units move.
+    """
     request = GroupedSums("k", ("a", "b", "c", "x"), 1, 2)
     fresh = PrivateTable(table.declaration)
     before, drawn = table.answer(request, DAYS), fresh.answer(request, DAYS)
-    write(table, f"INSERT INTO data SELECT 1000, DATE '{DAYS[1]}', unnest(['a', 'b', 'c', 'a']), 1, 1")
+    write(
+        table, f"INSERT INTO data SELECT 1000, DATE '{DAYS[1]}', unnest(['a', 'b', 'c', 'a']), 1, 1"
+    )
     assert 1 <= _moved(before, table.answer(request, DAYS)) <= 2
     assert _moved(drawn, fresh.answer(request, DAYS)) > 8
     write(table, "DELETE FROM data WHERE u = 1000")
@@ -144,10 +177,13 @@ CHANGES = [
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("number", [0, 4])
-def test_a_block_that_changed_is_read_again(table: PrivateTable, reads: list[Any], change: str, number: int) -> None:
+def test_a_block_that_changed_is_read_again(
+    table: PrivateTable, reads: list[Any], change: str, number: int
+) -> None:
     """Rows added, removed or changed in any column that is read: the stale sum is not used.
 
-    These days lie in one row group, so that all are read again (`tests/tables/access/test_block_fingerprints.py` has days that do not).
+    These days lie in one row group, so that all are read again
+    (`tests/tables/access/test_block_fingerprints.py` has days that do not).
     """
     table.answer(REQUESTS[number], DAYS)
     write(table, change)
@@ -162,10 +198,15 @@ def test_a_block_that_changed_is_read_again(table: PrivateTable, reads: list[Any
 
 
 def test_a_load_costs_its_own_day(make: Any, reads: list[Any]) -> None:
-    """Days loaded one after the other: the new one is cut, and those whose row groups DuckDB wrote anew beside it."""
+    """Days loaded one after the other: the new one is cut, and those whose row groups DuckDB wrote
+    anew beside it.
+    """
     load = "INSERT INTO data SELECT i % 9999 AS u, DATE '2013-01-01' + {} AS d, i % 11 AS v FROM range(130000) t(i)"
     found = make(
-        "CREATE TABLE data (u INTEGER, d DATE, v INTEGER)", block="d", protects="unit-block", partials="checked"
+        "CREATE TABLE data (u INTEGER, d DATE, v INTEGER)",
+        block="d",
+        protects="unit-block",
+        partials="checked",
     )
     table = again(found, columns={"v": {"lower": 0, "upper": 10}})
     days = [f"2013-01-0{number + 1}" for number in range(8)]
@@ -175,15 +216,29 @@ def test_a_load_costs_its_own_day(make: Any, reads: list[Any]) -> None:
     assert len(reads) < 24  # of the 36 without keeping; 15 if only neighbours share a row group
     reads.clear()
     assert fingerprint(table.answer(REQUESTS[2], days)) == fingerprint(kept_sums) and not reads
-    assert fingerprint(kept_sums) == fingerprint(PrivateTable(table.declaration).answer(REQUESTS[2], days))
+    assert fingerprint(kept_sums) == fingerprint(
+        PrivateTable(table.declaration).answer(REQUESTS[2], days)
+    )
 
 
 def test_a_dimension_that_changed_is_noticed(make: Any, reads: list[Any]) -> None:
-    """Sums by a public dimension's column are kept as long as the dimension's rows are the same, sealed blocks or not."""
+    """Sums by a public dimension's column are kept as long as the dimension's rows are the same,
+    sealed blocks or not.
+    """
     dimension = "CREATE TABLE places AS SELECT unnest(['a', 'b', 'c', 'x']) AS k, unnest(['n', 's', 'n', 's']) AS side"
     join = {"relation": "places", "name": "p", "kind": "dimension", "on": {"k": "k"}}
-    changes = {"block": "d", "protects": "unit-block", "limits": {"rows": 999, "groups": 99}, "joins": [join]}
-    found = make(ROWS, dimension, **changes, columns={"p.side": {"keys": ["n", "s"]}, "v": {"lower": 0, "upper": 12}})
+    changes = {
+        "block": "d",
+        "protects": "unit-block",
+        "limits": {"rows": 999, "groups": 99},
+        "joins": [join],
+    }
+    found = make(
+        ROWS,
+        dimension,
+        **changes,
+        columns={"p.side": {"keys": ["n", "s"]}, "v": {"lower": 0, "upper": 12}},
+    )
     request = GroupedSums("p.side", ("n", "s"), 99, 999, (("v", 3),))
     for partials_ in ("checked", "sealed"):
         table = again(found, partials=partials_)
@@ -225,8 +280,12 @@ def test_what_the_log_says_does_not_depend_on_rows(table: PrivateTable, caplog: 
     assert said[2] == said[3] and len(said[2]) == 1
 
 
-def test_conditions_types_and_declarations_have_sums_of_their_own(table: PrivateTable, reads: list[Any]) -> None:
-    """Another condition, bound, limit or type is another entry; a column of the condition counts as read."""
+def test_conditions_types_and_declarations_have_sums_of_their_own(
+    table: PrivateTable, reads: list[Any]
+) -> None:
+    """Another condition, bound, limit or type is another entry; a column of the condition counts as
+    read.
+    """
     table.answer(REQUESTS[2], DAYS)
     small = PrivateTable(table.declaration, "n < 3", seal)
     expected = fingerprint(PrivateTable(table.declaration, "n < 3").answer(REQUESTS[2], DAYS))
@@ -234,7 +293,9 @@ def test_conditions_types_and_declarations_have_sums_of_their_own(table: Private
     write(table, "UPDATE data SET n = 5 WHERE n = 1")
     assert fingerprint(small.answer(REQUESTS[2], DAYS)) != expected
     narrow = again(table, columns={"v": {"lower": 0, "upper": 3}, "k": {"keys": ["a"]}, "n": {}})
-    assert int(narrow.answer(REQUESTS[2], DAYS).sums["v"][0]) < int(table.answer(REQUESTS[2], DAYS).sums["v"][0])
+    assert int(narrow.answer(REQUESTS[2], DAYS).sums["v"][0]) < int(
+        table.answer(REQUESTS[2], DAYS).sums["v"][0]
+    )
     write(table, "ALTER TABLE data ALTER v TYPE DOUBLE")
     reads.clear()
     table.answer(REQUESTS[2], DAYS)
@@ -267,7 +328,9 @@ def _damage(kind: str, files: list[Path]) -> None:
         other.write_bytes(content)
     elif kind == "re-sealed under another key":
         _, _, data = content.partition(b"\n")
-        one.write_bytes(hmac.new(b"other", data, hashlib.sha256).hexdigest().encode() + b"\n" + data)
+        one.write_bytes(
+            hmac.new(b"other", data, hashlib.sha256).hexdigest().encode() + b"\n" + data
+        )
     elif kind == "a link":
         other.rename(elsewhere := other.parent.parent / "elsewhere")
         other.symlink_to(elsewhere)
@@ -276,7 +339,16 @@ def _damage(kind: str, files: list[Path]) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["forged", "torn", "empty", "exchanged", "re-sealed under another key", "a link", "readable by others"]
+    "kind",
+    [
+        "forged",
+        "torn",
+        "empty",
+        "exchanged",
+        "re-sealed under another key",
+        "a link",
+        "readable by others",
+    ],
 )
 def test_what_is_not_genuine_is_not_used(table: PrivateTable, reads: list[Any], kind: str) -> None:
     """Each damage costs reading the block again, gives the right answer, and is mended."""
@@ -289,8 +361,12 @@ def test_what_is_not_genuine_is_not_used(table: PrivateTable, reads: list[Any], 
     assert fingerprint(table.answer(REQUESTS[0], DAYS)) == expected and not reads
 
 
-def test_only_the_owner_can_enter(table: PrivateTable, reads: list[Any], caplog: Any, monkeypatch: Any) -> None:
-    """Directory 0700 and files 0600, whatever the umask; one that is open to others, or theirs, is not used, and the log says so."""
+def test_only_the_owner_can_enter(
+    table: PrivateTable, reads: list[Any], caplog: Any, monkeypatch: Any
+) -> None:
+    """Directory 0700 and files 0600, whatever the umask; one that is open to others, or theirs, is
+    not used, and the log says so.
+    """
     before = os.umask(0)
     try:
         expected = fingerprint(table.answer(REQUESTS[0], DAYS))
@@ -317,7 +393,9 @@ def test_only_the_owner_can_enter(table: PrivateTable, reads: list[Any], caplog:
 def test_a_place_that_cannot_be_written_keeps_nothing(
     table: PrivateTable, monkeypatch: Any, caplog: Any, refused: list[str]
 ) -> None:
-    """A full or read-only disk does not stop a release, whatever fails on it: rows decide whether there is anything to keep."""
+    """A full or read-only disk does not stop a release, whatever fails on it: rows decide whether
+    there is anything to keep.
+    """
 
     def fails(real: Any) -> Any:
         def full(path: Any, *more: Any, **named: Any) -> Any:
@@ -362,11 +440,17 @@ table.answer(t.REQUESTS[0], t.DAYS)
 """
 
 
-def test_killed_in_the_middle_of_a_write(table: PrivateTable, reads: list[Any], monkeypatch: Any) -> None:
-    """SIGKILL halfway through the second file: the first is good, the half one is never used, and is removed when it is old."""
+def test_killed_in_the_middle_of_a_write(
+    table: PrivateTable, reads: list[Any], monkeypatch: Any
+) -> None:
+    """SIGKILL halfway through the second file: the first is good, the half one is never used, and
+    is removed when it is old.
+    """
     data = table.declaration.model_dump_json(by_alias=True)
     place = str(Path(__file__).parent)
-    ran = subprocess.run([sys.executable, "-c", KILLED, place, data], capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-c", KILLED, place, data], capture_output=True, text=True, check=False
+    )
     assert ran.returncode == -9, ran.stderr
     names = sorted(file.name for file in folder(table).iterdir())
     assert len(names) == 2 and names[0].startswith(".")
@@ -390,7 +474,9 @@ def test_the_oldest_entries_go(table: PrivateTable, monkeypatch: Any) -> None:
 
 
 def test_what_is_never_kept(table: PrivateTable, make: Any) -> None:
-    """One block, all rows, private texts (which others' rows would number), units protected in all blocks."""
+    """One block, all rows, private texts (which others' rows would number), units protected in all
+    blocks.
+    """
     table.answer(REQUESTS[0], DAYS[:1])
     table.answer(REQUESTS[0], ())
     table.answer(GroupedSums("k", None, 99, 999), DAYS)
@@ -402,10 +488,13 @@ def test_what_is_never_kept(table: PrivateTable, make: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "request_", [GroupedSums("k", ("a", "b", "c"), 1, 1), SortedValues("v", 1, "k", ("a", "b", "c"), 1)]
+    "request_",
+    [GroupedSums("k", ("a", "b", "c"), 1, 1), SortedValues("v", 1, "k", ("a", "b", "c"), 1)],
 )
 def test_keyed_draws_are_fair(make: Any, request_: Any) -> None:
-    """20,000 units with three groups and two values in each: every group within 8 standard deviations of a third."""
+    """20,000 units with three groups and two values in each: every group within 8 standard
+    deviations of a third.
+    """
     rows = """CREATE TABLE data AS SELECT i // 6 AS u, DATE '2013-01-01' + (i // 6 % 2)::INT AS d,
               ['a', 'b', 'c'][i % 3 + 1] AS k, i % 6 // 3 AS v FROM range(120000) t(i)"""
     made = make(rows, block="d", protects="unit-block", partials="checked")
@@ -419,8 +508,16 @@ def test_rounded_means_are_unbiased(make: Any) -> None:
     """Units with three rows, of which one row's mean counts: 1/3 on average, each unit 0 or 1."""
     rows = """CREATE TABLE data AS SELECT i // 3 AS u, DATE '2013-01-01' + (i // 3 % 2)::INT AS d, CAST(i % 3 = 0 AS INT) AS v
               FROM range(60000) t(i)"""
-    made = make(rows, block="d", protects="unit-block", partials="checked", columns={"v": {"lower": 0, "upper": 1}})
-    total = PrivateTable(made.declaration, seal=seal).answer(GroupedSums(None, None, 1, 1, (("v", 0),)), DAYS[:2])
+    made = make(
+        rows,
+        block="d",
+        protects="unit-block",
+        partials="checked",
+        columns={"v": {"lower": 0, "upper": 1}},
+    )
+    total = PrivateTable(made.declaration, seal=seal).answer(
+        GroupedSums(None, None, 1, 1, (("v", 0),)), DAYS[:2]
+    )
     assert abs(int(total.sums["v"][0]) - 20000 / 3) < 8 * (20000 * 2 / 9) ** 0.5
 
 
@@ -431,4 +528,8 @@ def test_sums_at_the_limit_do_not_wrap() -> None:
     request = GroupedSums(None, None, 1, 1, (("v", 0),))
     huge = [groups(request, ("",), 1, 2**62)] * 3 + [groups(request, ("",), 1, -5)]
     found = cached_blocks.together(huge)
-    assert isinstance(found, type(huge[0])) and found.sums["v"].tolist() == [2**62] and found.rows.tolist() == [4]
+    assert (
+        isinstance(found, type(huge[0]))
+        and found.sums["v"].tolist() == [2**62]
+        and found.rows.tolist() == [4]
+    )

@@ -29,16 +29,24 @@ def make(make: Any, form: None) -> Any:
 def table(groups: Groups, value: str = "v") -> dict[str, tuple[int, int, int, int]]:
     """Key to (rows, units, sum, count)."""
     columns = (groups.rows, groups.units, groups.sums[value], groups.counts[value])
-    return dict(zip(groups.keys, zip(*(column.tolist() for column in columns), strict=True), strict=True))
+    return dict(
+        zip(groups.keys, zip(*(column.tolist() for column in columns), strict=True), strict=True)
+    )
 
 
-def one(private: PrivateTable, value: str = "v", rows: int = 100, centre: int = 0) -> tuple[int, int, int, int]:
+def one(
+    private: PrivateTable, value: str = "v", rows: int = 100, centre: int = 0
+) -> tuple[int, int, int, int]:
     """The only group of an ungrouped sum."""
-    return table(private.answer(GroupedSums(None, None, 1, rows, ((value, centre),)), ()), value)[""]
+    return table(private.answer(GroupedSums(None, None, 1, rows, ((value, centre),)), ()), value)[
+        ""
+    ]
 
 
 def test_public_keys_all_appear_in_their_order(make: Any) -> None:
-    """Clamped sums per key are exact; unknown and NULL keys and NULL units are left out, empty keys are 0."""
+    """Clamped sums per key are exact; unknown and NULL keys and NULL units are left out, empty keys
+    are 0.
+    """
     groups = make(BASIC).answer(BY_KEY, ())
     assert groups.keys == ("a", "b", "c")
     assert table(groups) == {"a": (3, 2, 7, 3), "b": (1, 1, 10, 1), "c": (0, 0, 0, 0)}
@@ -65,15 +73,21 @@ def test_a_private_key_that_only_cut_rows_have_is_not_listed(make: Any) -> None:
 
 def test_the_centre_is_taken_off_each_value(make: Any) -> None:
     """A centre of 5 turns 3 + 4 into -2 + -1, and counts stay."""
-    private = make("CREATE TABLE data AS SELECT * FROM (VALUES (1, 3.0), (2, 4.0), (3, NULL)) t(u, v)")
+    private = make(
+        "CREATE TABLE data AS SELECT * FROM (VALUES (1, 3.0), (2, 4.0), (3, NULL)) t(u, v)"
+    )
     assert one(private, centre=5) == (3, 3, -3, 2)
 
 
 @pytest.mark.parametrize("rows", [5, 1500])
 def test_nan_inf_and_null_are_mapped(make: Any, rows: int) -> None:
-    """Infinities clamp, NULL and NaN have no value, and the windowed form says the same as the packed one."""
+    """Infinities clamp, NULL and NaN have no value, and the windowed form says the same as the
+    packed one.
+    """
     values = "('nan'::DOUBLE), ('inf'), ('-inf'), (NULL), (2.5), (-0.0)"
-    private = make(f"CREATE TABLE data AS SELECT row_number() OVER () AS u, * FROM (VALUES {values}) t(v)")
+    private = make(
+        f"CREATE TABLE data AS SELECT row_number() OVER () AS u, * FROM (VALUES {values}) t(v)"
+    )
     assert one(private, rows=rows) == (6, 6, 13, 4)
 
 
@@ -99,7 +113,12 @@ def test_missing_values_can_be_a_number(make: Any) -> None:
         ("BOOLEAN", ["true", "false", "true"], "1", 2),
         ("DATE", ["infinity", "-infinity", "1970-01-08"], "1", 100 - 100 + 7),
         ("TIMESTAMP", ["infinity", "-infinity", "1970-01-02 12:00:00"], "0.5", 200 - 200 + 3),
-        ("TIMESTAMPTZ", ["1970-01-02 00:00:00+00", "1969-12-31 00:00:00+00", "1970-01-01 13:00:00+01"], "0.5", 1),
+        (
+            "TIMESTAMPTZ",
+            ["1970-01-02 00:00:00+00", "1969-12-31 00:00:00+00", "1970-01-01 13:00:00+01"],
+            "0.5",
+            1,
+        ),
         ("TIMESTAMP_NS", ["1970-01-02 12:00:00", "1970-01-01", "1970-01-01"], "0.5", 3),
     ],
 )
@@ -114,21 +133,31 @@ def test_value_types_round_exactly_to_the_grid(
 
 
 def test_the_largest_decimals_are_numbers() -> None:
-    """In every DECIMAL up to 37 digits. DuckDB multiplies those of 18 in 64 bits, and fails beyond: one row of a million in a
-    DECIMAL(18, 6) made a release fail, which tells that it is there.
+    """In every DECIMAL up to 37 digits. DuckDB multiplies those of 18 in 64 bits, and fails beyond:
+    one row of a million in a DECIMAL(18, 6) made a release fail, which tells that it is there.
     """
     declared = Column.model_validate({"lower": -1, "upper": 1})
     with duckdb.connect() as connection:
-        for width, scale in [(width, scale) for width in range(1, 38) for scale in range(width + 1)]:
+        for width, scale in [
+            (width, scale) for width in range(1, 38) for scale in range(width + 1)
+        ]:
             most, text = 10**width - 1, f"{'9' * (width - scale)}.{'9' * scale}"
             rows = f"SELECT CAST(unnest(['{text}', '-{text}']) AS DECIMAL({width}, {scale})) AS v"
             column = sql.field("v", connection.sql(rows).types[0])
-            outputs = f"{sql.grid(column, declared)}, {sql.number(column, declared)}, {sql.real(column)}"
+            outputs = (
+                f"{sql.grid(column, declared)}, {sql.number(column, declared)}, {sql.real(column)}"
+            )
             found = connection.execute(f"SELECT {outputs} FROM ({rows}) AS t").fetchall()
             inside = min(1.0, most / 10**scale)
             assert [row[0] for row in found] == [1, -1], (width, scale)
-            assert [row[1] for row in found] == pytest.approx([inside, -inside], rel=1e-15), (width, scale)
-            assert [row[2] for row in found] == pytest.approx([most, -most], rel=1e-15), (width, scale)
+            assert [row[1] for row in found] == pytest.approx([inside, -inside], rel=1e-15), (
+                width,
+                scale,
+            )
+            assert [row[2] for row in found] == pytest.approx([most, -most], rel=1e-15), (
+                width,
+                scale,
+            )
 
 
 @pytest.mark.parametrize(
@@ -148,7 +177,8 @@ def test_key_types_compare_as_text(make: Any, kind: str, key: str) -> None:
     """A key of any scalar type is found under the text DuckDB prints, public or private."""
     quoted = key.replace("'", "''")
     private = make(
-        f"CREATE TABLE data AS SELECT 1 AS u, CAST('{quoted}' AS {kind}) AS k, 1 AS v", columns={"k": {"keys": [key]}}
+        f"CREATE TABLE data AS SELECT 1 AS u, CAST('{quoted}' AS {kind}) AS k, 1 AS v",
+        columns={"k": {"keys": [key]}},
     )
     private.check_schema()
     for keys in ((key,), None):
@@ -176,7 +206,9 @@ def test_a_collation_does_not_merge_keys_or_units(make: Any) -> None:
 
 
 def test_a_collation_merges_no_blocks_joined_keys_or_values(make: Any) -> None:
-    """Blocks, keys of a dimension and holdout groups are told apart by bytes, too, on either side of a comparison."""
+    """Blocks, keys of a dimension and holdout groups are told apart by bytes, too, on either side
+    of a comparison.
+    """
     table = make(
         "CREATE TABLE data (u VARCHAR COLLATE NOCASE, k VARCHAR COLLATE NOCASE, d VARCHAR COLLATE NOCASE, v INT)",
         "INSERT INTO data VALUES ('p', 'a', 'mon', 1), ('P', 'A', 'mon', 1), ('p', 'a', 'MON', 1)",
@@ -188,14 +220,21 @@ def test_a_collation_merges_no_blocks_joined_keys_or_values(make: Any) -> None:
         columns={"s.side": {"keys": ["n", "N"]}, "v": {"lower": 0, "upper": 1}, "k": {}},
     )
     assert table.answer(GroupedSums("s.side", ("n", "N"), 2, 5), ["mon"]).rows.tolist() == [1, 1]
-    assert table.answer(GroupedSums("s.side", ("n", "N"), 2, 5), ["mon", "MON"]).rows.tolist() == [2, 1]
+    assert table.answer(GroupedSums("s.side", ("n", "N"), 2, 5), ["mon", "MON"]).rows.tolist() == [
+        2,
+        1,
+    ]
     assert table.answer(GroupedSums("k", None, 2, 5), ["MON"]).keys == ("a",)
-    assert table.answer(SortedValues("v", 1, "s.side", ("n", "N"), 1), ["mon", "MON"]).counts.tolist() == [2, 1]
+    assert table.answer(
+        SortedValues("v", 1, "s.side", ("n", "N"), 1), ["mon", "MON"]
+    ).counts.tolist() == [2, 1]
     assert sorted(table.answer(KeySets("k", 2), ["mon", "MON"]).keys) == ["A", "a"]
 
 
 def test_names_are_quoted(make: Any) -> None:
-    """Reserved, mixed-case and quoted names, and names the queries use themselves, are ordinary columns."""
+    """Reserved, mixed-case and quoted names, and names the queries use themselves, are ordinary
+    columns.
+    """
     columns = ['sel"ect', "Group", "key", "code", "unit", "part", "v0", "r", "t", "rank"]
     named = ", ".join('i AS "' + name.replace('"', '""') + '"' for name in columns)
     for i, name in enumerate(columns):
@@ -227,9 +266,13 @@ def test_an_empty_table_has_zeros(make: Any) -> None:
 
 
 def test_sums_saturate_instead_of_wrapping(make: Any) -> None:
-    """Three units of 2^61 steps each give 2^62, the largest sum, from rows that no plan can foresee."""
+    """Three units of 2^61 steps each give 2^62, the largest sum, from rows that no plan can
+    foresee.
+    """
     columns = {"v": {"lower": -(2**61), "upper": 2**61}}
-    private = make(f"CREATE TABLE data AS SELECT i AS u, {2**62} AS v FROM range(3) t(i)", columns=columns)
+    private = make(
+        f"CREATE TABLE data AS SELECT i AS u, {2**62} AS v FROM range(3) t(i)", columns=columns
+    )
     assert one(private, rows=1)[2] == 2**62
     with pytest.raises(PlanRefused, match="more than 2\\^62 steps"):
         private.check(GroupedSums(None, None, 1, 3, (("v", 0),)))
@@ -258,7 +301,9 @@ def test_several_values_in_one_scan(make: Any) -> None:
 
 
 def test_squares_around_a_centre(make: Any) -> None:
-    """The sum of (v - c)^2 - h, packed in one word or in windows, and none where a value is missing."""
+    """The sum of (v - c)^2 - h, packed in one word or in windows, and none where a value is
+    missing.
+    """
     private = make(
         "CREATE TABLE data AS SELECT * FROM (VALUES (1, 1), (1, 9), (2, 4), (3, NULL), (4, 999)) t(u, v)",
         columns={"v": {"lower": 0, "upper": 9}},
@@ -271,7 +316,9 @@ def test_squares_around_a_centre(make: Any) -> None:
 
 def test_squares_that_would_not_fit_are_refused(make: Any) -> None:
     """A column of 2^40 steps has squares of 2^80: no plan."""
-    private = make("CREATE TABLE data AS SELECT 1 AS u, 1 AS v", columns={"v": {"lower": 0, "upper": 2**40}})
+    private = make(
+        "CREATE TABLE data AS SELECT 1 AS u, 1 AS v", columns={"v": {"lower": 0, "upper": 2**40}}
+    )
     with pytest.raises(PlanRefused, match=r"2\^62"):
         private.check(GroupedSums(None, None, 1, 1, (("v", 0),), (("v", 0, 5),)))
 
@@ -283,7 +330,9 @@ def test_values_without_bounds_are_refused(make: Any) -> None:
         private.check(GroupedSums(None, None, 1, 1, (("v", 0),)))
 
 
-@pytest.mark.parametrize("kind", ["INTEGER[]", "STRUCT(a INTEGER)", "MAP(INTEGER, INTEGER)", "BLOB", "INTERVAL"])
+@pytest.mark.parametrize(
+    "kind", ["INTEGER[]", "STRUCT(a INTEGER)", "MAP(INTEGER, INTEGER)", "BLOB", "INTERVAL"]
+)
 def test_types_without_an_order_or_equality_are_refused(make: Any, kind: str) -> None:
     """A nested or opaque column is no value, key or unit, and the catalog alone says so."""
     private = make(f"CREATE TABLE data (u INT, v {kind}, k {kind})")

@@ -1,4 +1,6 @@
-"""Values without bounds: cells of doubles are exact, samples are stable, every type keeps its order."""
+"""Values without bounds: cells of doubles are exact, samples are stable, every type keeps its
+order.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,11 @@ from dpflow.testing.column_in_memory import ArrayColumn
 
 ASK = UnboundedValues("v")
 DOUBLES = [
-    *(sign * 2.0**e for e in (-1074, -1022, -1000, -3, 0, 1, 52, 53, 62, 63, 1000, 1023) for sign in (1, -1)),
+    *(
+        sign * 2.0**e
+        for e in (-1074, -1022, -1000, -3, 0, 1, 52, 53, 62, 63, 1000, 1023)
+        for sign in (1, -1)
+    ),
     *(math.nextafter(2.0**e, side) for e in (-1022, -3, 0, 10, 63) for side in (0, math.inf)),
     *(0.0, -0.0, 1.7e308, -1.7e308, math.inf, -math.inf, 0.1, -0.1, 3.5, -3.5),
 ]
@@ -32,26 +38,39 @@ def doubles(values: list[float]) -> str:
 
 @pytest.mark.parametrize("exponent", [-1000, -53, -1, 0, 1, 40, 1000, None])
 def test_cells_of_doubles_are_exact(make: Any, exponent: int | None) -> None:
-    """The keys of SQL are those of numpy, and floor(x / 2^e) in rational arithmetic where that fits a double."""
+    """The keys of SQL are those of numpy, and floor(x / 2^e) in rational arithmetic where that fits
+    a double.
+    """
     values = [*DOUBLES, *np.frombuffer(np.random.default_rng(7).bytes(8 * 400), np.float64)]
     values = [float(value) for value in values if not math.isnan(value)]
     with make(doubles(values), columns={"v": {}}).answering(ASK, ()) as column:
         found = column.cells({0: Grid(exponent)})[0]
         expected = ArrayColumn.of(values).cells({0: Grid(exponent)})[0]
-    assert struct.pack(f"{len(found.keys)}d", *found.keys) == struct.pack(f"{len(expected.keys)}d", *expected.keys)
+    assert struct.pack(f"{len(found.keys)}d", *found.keys) == struct.pack(
+        f"{len(expected.keys)}d", *expected.keys
+    )
     assert found.counts.tolist() == expected.counts.tolist()
     if exponent is not None:
         keys = [float(ArrayColumn.of([x]).cells({0: Grid(exponent)})[0].keys[0]) for x in values]
-        exact = [math.floor(Fraction(x) / Fraction(2) ** exponent) if math.isfinite(x) else x for x in values]
+        exact = [
+            math.floor(Fraction(x) / Fraction(2) ** exponent) if math.isfinite(x) else x
+            for x in values
+        ]
         assert all(k == e for k, e in zip(keys, exact, strict=True) if math.isfinite(k))
 
 
 def test_trimmed_and_small_cells_stay_in_the_database(make: Any) -> None:
-    """Cells of the values without the lowest and highest, by group, infinities and ties included; small ones are left out."""
+    """Cells of the values without the lowest and highest, by group, infinities and ties included;
+    small ones are left out.
+    """
     rng = np.random.default_rng(4)
     pool = [-math.inf, math.inf, -3.5, 0.0, 1.0, 1.25, 9.0, 1e300]
     groups = [[float(x) for x in rng.choice(pool, n)] for n in (0, 1, 2, 30)]
-    listed = [f"('{x!r}'::DOUBLE, 'k{code}')" for code, values in enumerate(groups) for x in [*values, math.nan]]
+    listed = [
+        f"('{x!r}'::DOUBLE, 'k{code}')"
+        for code, values in enumerate(groups)
+        for x in [*values, math.nan]
+    ]
     private = make(
         f"CREATE TABLE data AS SELECT row_number() OVER () AS u, * FROM (VALUES {', '.join(listed)}) t(v, k)",
         columns={"v": {}, "k": {"keys": ["k0", "k1", "k2", "k3"]}},
@@ -59,7 +78,12 @@ def test_trimmed_and_small_cells_stay_in_the_database(make: Any) -> None:
     reference = ArrayColumn.of(*groups)
     with private.answering(UnboundedValues("v", "k", ("k0", "k1", "k2", "k3")), ()) as column:
         for trim, least in product((0, 1, 2, 9, 10**12), (1, 2, 4)):
-            grids = {0: Grid(0, trim, least), 1: Grid(None, trim), 2: Grid(-1, 0, least), 3: Grid(None, trim, least)}
+            grids = {
+                0: Grid(0, trim, least),
+                1: Grid(None, trim),
+                2: Grid(-1, 0, least),
+                3: Grid(None, trim, least),
+            }
             found, expected = column.cells(grids), reference.cells(grids)
             for code in grids:
                 assert found[code].keys.tolist() == expected[code].keys.tolist()
@@ -76,7 +100,9 @@ def test_units_that_are_unique_need_no_cut(make: Any, key: str, view: bool) -> N
         columns={"v": {}, "k": {"keys": ["b", "a"]}},
     )
     with private.answering(UnboundedValues("v", "k", ("b", "a")), ()) as column:
-        kinds = column._connection.rows("SELECT count(*) FROM duckdb_views() WHERE view_name = 'kept'")
+        kinds = column._connection.rows(
+            "SELECT count(*) FROM duckdb_views() WHERE view_name = 'kept'"
+        )
         assert kinds[0][0] == view
         assert (column.rows.tolist(), column.units()) == ([50, 50], 101)
         assert column.cells({1: Grid(3)})[1].counts.tolist() == [4] * 12 + [2]
@@ -103,16 +129,36 @@ def test_values_that_are_none_are_left_out(make: Any) -> None:
         ("DECIMAL(38,2)", ["98765432109876543210.01"], None, ["98765432109876536934.40"]),
         ("DECIMAL(4,0)", ["7", "-7"], [-7, 7], [-7, 7]),
         ("BOOLEAN", ["true", "false"], [0, 1], [0, 1]),
-        ("BIGINT", ["9007199254740993", "-9007199254740993"], [-(2.0**53) - 2, 2.0**53], [-(2**53) - 2, 2**53]),
+        (
+            "BIGINT",
+            ["9007199254740993", "-9007199254740993"],
+            [-(2.0**53) - 2, 2.0**53],
+            [-(2**53) - 2, 2**53],
+        ),
         ("HUGEINT", [str(2**127 - 1), str(-(2**127))], None, None),
         ("UHUGEINT", [str(2**128 - 1), "0"], None, None),
         ("UBIGINT", [str(2**64 - 1), "5"], [5, math.nextafter(2.0**64, 0)], [5, 2**64 - 2048]),
         ("FLOAT", ["1e-45", "-3.5"], [-3.5, 2.0**-149], [-3.5, 2.0**-149]),
-        ("DATE", ["1969-12-31", "infinity", "2013-01-05"], [-1, 15710, math.inf], ["1969-12-31", "2013-01-05", None]),
-        ("TIMESTAMP", ["1970-01-01 00:00:01", "-infinity"], [-math.inf, 10**6], [None, "1970-01-01 00:00:01"]),
+        (
+            "DATE",
+            ["1969-12-31", "infinity", "2013-01-05"],
+            [-1, 15710, math.inf],
+            ["1969-12-31", "2013-01-05", None],
+        ),
+        (
+            "TIMESTAMP",
+            ["1970-01-01 00:00:01", "-infinity"],
+            [-math.inf, 10**6],
+            [None, "1970-01-01 00:00:01"],
+        ),
         ("TIMESTAMPTZ", ["1970-01-01 01:00:00+01"], [0], ["1970-01-01 00:00:00+00"]),
         ("TIMESTAMP_NS", ["1969-12-31 23:59:59.999999999"], [-1], ["1969-12-31 23:59:59.999999"]),
-        ("TIMESTAMP_S", ["1970-01-01 00:00:02", "infinity"], [2e6, math.inf], ["1970-01-01 00:00:02", None]),
+        (
+            "TIMESTAMP_S",
+            ["1970-01-01 00:00:02", "infinity"],
+            [2e6, math.inf],
+            ["1970-01-01 00:00:02", None],
+        ),
     ],
 )
 def test_types_become_doubles_that_keep_the_order(
@@ -120,7 +166,9 @@ def test_types_become_doubles_that_keep_the_order(
 ) -> None:
     """Each type's values as doubles, rounded down where needed, and back as the column writes them."""
     listed = ", ".join(f"({i}, CAST('{value}' AS {kind}))" for i, value in enumerate(values))
-    private = make(f"CREATE TABLE data AS SELECT * FROM (VALUES {listed}) t(u, v)", columns={"v": {}})
+    private = make(
+        f"CREATE TABLE data AS SELECT * FROM (VALUES {listed}) t(u, v)", columns={"v": {}}
+    )
     private.check(ASK)
     with private.answering(ASK, ()) as column:
         found = column.cells({0: Grid(None)})[0].keys.tolist()
@@ -134,7 +182,12 @@ def test_types_become_doubles_that_keep_the_order(
 
 def test_every_bigint_lies_at_or_above_its_double(make: Any) -> None:
     """The largest double that is not above the integer, for integers around powers of two."""
-    whole = [sign * (2**e + d) for e in (53, 54, 60, 62) for d in (-3, -1, 0, 1, 2, 3) for sign in (1, -1)]
+    whole = [
+        sign * (2**e + d)
+        for e in (53, 54, 60, 62)
+        for d in (-3, -1, 0, 1, 2, 3)
+        for sign in (1, -1)
+    ]
     rows = ", ".join(f"({i}, {value})" for i, value in enumerate(whole))
     private = make(f"CREATE TABLE data AS SELECT * FROM (VALUES {rows}) t(u, v)", columns={"v": {}})
     with private.answering(ASK, ()) as column:
@@ -149,7 +202,9 @@ def test_every_bigint_lies_at_or_above_its_double(make: Any) -> None:
 
 @pytest.mark.parametrize("rows", [1, 2, 1500])
 def test_a_unit_is_cut(make: Any, rows: int) -> None:
-    """A unit with many rows keeps as many as the limit says, in every form of the cut, alone and by group."""
+    """A unit with many rows keeps as many as the limit says, in every form of the cut, alone and by
+    group.
+    """
     private = make(
         "CREATE TABLE data AS SELECT i % 4 AS u, 'abc'[i % 3 + 1] AS k, i AS v FROM range(12000) t(i)",
         columns={"v": {}, "k": {"keys": ["c", "a", "nobody", "b"]}},
@@ -157,7 +212,11 @@ def test_a_unit_is_cut(make: Any, rows: int) -> None:
     )
     with private.answering(UnboundedValues("v", rows_per_group=rows), ()) as column:
         assert column.rows.tolist() == [4 * rows]
-    for groups, total in ((4, 12 * min(rows, 1000)), (2, 8 * min(rows, 1000)), (1, 4 * min(rows, 1000))):
+    for groups, total in (
+        (4, 12 * min(rows, 1000)),
+        (2, 8 * min(rows, 1000)),
+        (1, 4 * min(rows, 1000)),
+    ):
         request = UnboundedValues("v", "k", ("c", "a", "nobody", "b"), groups, rows)
         private.check(request)
         with private.answering(request, ()) as column:
@@ -169,12 +228,20 @@ def test_a_unit_is_cut(make: Any, rows: int) -> None:
             assert set(found[0].keys % 3) <= {2.0}
 
 
-def test_a_sample_loses_at_most_one_value_to_one_more_unit(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the same hash, the sample of a table with one unit more is the old one but for one value."""
-    monkeypatch.setattr("dpflow.tables.requests.unbounded_values.secrets.randbits", lambda bits: 1234)
+def test_a_sample_loses_at_most_one_value_to_one_more_unit(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the same hash, the sample of a table with one unit more is the old one but for one
+    value.
+    """
+    monkeypatch.setattr(
+        "dpflow.tables.requests.unbounded_values.secrets.randbits", lambda bits: 1234
+    )
     samples = []
     for rows in (3000, 3001):
-        private = make(f"CREATE TABLE data AS SELECT i AS u, i AS v FROM range({rows}) t(i)", columns={"v": {}})
+        private = make(
+            f"CREATE TABLE data AS SELECT i AS u, i AS v FROM range({rows}) t(i)", columns={"v": {}}
+        )
         with private.answering(ASK, ()) as column:
             (sample,) = column.sample(100)
             assert len(sample) == 100
@@ -185,7 +252,9 @@ def test_a_sample_loses_at_most_one_value_to_one_more_unit(make: Any, monkeypatc
 def test_a_sample_is_of_all_units_alike(make: Any) -> None:
     """Over many salts every unit is sampled about as often."""
     hits = np.zeros(200)
-    private = make("CREATE TABLE data AS SELECT i AS u, i AS v FROM range(200) t(i)", columns={"v": {}})
+    private = make(
+        "CREATE TABLE data AS SELECT i AS u, i AS v FROM range(200) t(i)", columns={"v": {}}
+    )
     for _ in range(60):
         with private.answering(ASK, ()) as column:
             hits[column.sample(50)[0].astype(int)] += 1
@@ -195,9 +264,11 @@ def test_a_sample_is_of_all_units_alike(make: Any) -> None:
 
 
 def test_chosen_names_do_not_choose_the_sample(make: Any) -> None:
-    """Units whose names have hashes of one region are sampled like all others: the salt comes before the last hash.
+    """Units whose names have hashes of one region are sampled like all others: the salt comes
+    before the last hash.
 
-    Half of the units have values above 0. Were the sample a region of the hashes without salt, it would hold them all or none.
+    Half of the units have values above 0. Were the sample a region of the hashes without salt, it
+    would hold them all or none.
     """
     private = make(
         "CREATE TABLE data AS SELECT i AS u, CASE WHEN hash(i, 0, 0) >> 63 = 0 OR hash(i) >> 63 = 0 THEN i ELSE -i - 1 END AS v "
@@ -225,7 +296,10 @@ def test_blocks_and_parts(make: Any) -> None:
 
 def test_refusals(make: Any) -> None:
     """Unknown columns and keys, types without order, and a call that asks for no rounds."""
-    private = make("CREATE TABLE data AS SELECT 1 AS u, 'x' AS v, 1 AS k", columns={"v": {}, "k": {"keys": ["1"]}})
+    private = make(
+        "CREATE TABLE data AS SELECT 1 AS u, 'x' AS v, 1 AS k",
+        columns={"v": {}, "k": {"keys": ["1"]}},
+    )
     with pytest.raises(TableUnreadable, match="'v' is a VARCHAR and cannot be a value"):
         private.check(ASK)
     with pytest.raises(TableUnreadable, match="there is no column"):
@@ -240,5 +314,7 @@ def test_refusals(make: Any) -> None:
 
 def test_answers_show_nothing(make: Any) -> None:
     """The repr of a column and of its cells holds no number of the table."""
-    with make("CREATE TABLE data AS SELECT 1 AS u, 77 AS v", columns={"v": {}}).answering(ASK, ()) as column:
+    with make("CREATE TABLE data AS SELECT 1 AS u, 77 AS v", columns={"v": {}}).answering(
+        ASK, ()
+    ) as column:
         assert (repr(column), repr(column.cells({0: Grid(0)})[0])) == ("TableColumn()", "Cells()")

@@ -1,25 +1,31 @@
-"""The scale of a column, privately: in which class [2^j, 2^(j+1)) do differences of random pairs of rows often lie?
+"""The scale of a column, privately: in which class [2^j, 2^(j+1)) do differences of random pairs of
+rows often lie?
 
-Random pairs (Section 3.1 of the paper, which takes neighbours in a sequence of independent rows): the rows stand in a circle, in
-a uniformly random order that is drawn anew and kept secret, and each is paired with those at most r = `REACH` places away.
+Random pairs (Section 3.1 of the paper, which takes neighbours in a sequence of independent rows):
+the rows stand in a circle, in a uniformly random order that is drawn anew and kept secret, and each
+is paired with those at most r = `REACH` places away.
 
-Claim: one row raises at most 2r counts and lowers at most 2r, under both relations, whatever the order of the rows in the
-table is. If one is replaced, the same circle is as likely with the new row in the old one's place, and the 2r pairs that it
-is in change. A circle of n + 1 rows without the last one is a uniformly random circle of n; so circles of both tables can be
-drawn together, and the new row steps in between two others. It forms 2r pairs; pairs that reach over the gap, d of each
-distance d, are one place farther apart than before, so the r pairs of distance r go. (Where n <= 2r the circle closes on
-itself and some pairs are formed twice; the numbers hold.) If the outcomes of coupled draws are (epsilon, delta)-close, so are
-their mixtures. Pairs of sorted rows have no such bound: one value can change every difference; and even in a circle a value of
-another place would change more.
+Claim: one row raises at most 2r counts and lowers at most 2r, under both relations, whatever the
+order of the rows in the table is. If one is replaced, the same circle is as likely with the new row
+in the old one's place, and the 2r pairs that it is in change. A circle of n + 1 rows without the
+last one is a uniformly random circle of n; so circles of both tables can be drawn together, and the
+new row steps in between two others. It forms 2r pairs; pairs that reach over the gap, d of each
+distance d, are one place farther apart than before, so the r pairs of distance r go. (Where n <= 2r
+the circle closes on itself and some pairs are formed twice; the numbers hold.) If the outcomes of
+coupled draws are (epsilon, delta)-close, so are their mixtures. Pairs of sorted rows have no such
+bound: one value can change every difference; and even in a circle a value of another place would
+change more.
 
-A matching, r = 1/2 as it were, has one pair for two rows, where a row raises and lowers one count. Here there are 2r times as
-many of both, and noise grows alike: only the luck of the pairing shrinks, the largest part of which r = 2 takes away.
+A matching, r = 1/2 as it were, has one pair for two rows, where a row raises and lowers one count.
+Here there are 2r times as many of both, and noise grows alike: only the luck of the pairing
+shrinks, the largest part of which r = 2 takes away.
 
-Of many rows only a bounded sample is paired, picked by the rows' units alone: one row more exchanges one row of the sample at
-most, which is the case above. Its size is public; a class that holds a twentieth of all pairs shows in it, however much noise
-the price asks for.
+Of many rows only a bounded sample is paired, picked by the rows' units alone: one row more
+exchanges one row of the sample at most, which is the case above. Its size is public; a class that
+holds a twentieth of all pairs shows in it, however much noise the price asks for.
 
-A pair is ignored if its difference is not finite or lies outside [2^-1000, 2^1001); that too depends on the pair alone.
+A pair is ignored if its difference is not finite or lies outside [2^-1000, 2^1001); that too
+depends on the pair alone.
 """
 
 from __future__ import annotations
@@ -60,7 +66,9 @@ class Scale:
 
     @property
     def mostly_ties(self) -> bool:
-        """Whether equal values are the better lead: their pairs are at least half as many as those of the chosen class."""
+        """Whether equal values are the better lead: their pairs are at least half as many as those
+        of the chosen class.
+        """
         return self.ties > 0 and (self.exponent is None or 2 * self.ties >= self.count)
 
 
@@ -73,14 +81,19 @@ def differences(values: NDArray[np.float64], source: Source) -> NDArray[np.float
     """|x - x'| of random pairs. No row is paired with itself, even if there are only two."""
     circle = values[ring(len(values), source)]
     with np.errstate(over="ignore", invalid="ignore"):
-        gaps = [circle - np.roll(circle, places) for places in range(1, REACH + 1) if places < len(circle)]
+        gaps = [
+            circle - np.roll(circle, places)
+            for places in range(1, REACH + 1)
+            if places < len(circle)
+        ]
     return np.abs(np.concatenate(gaps or [circle[:0]]))
 
 
 def classes(gaps: NDArray[np.float64], octaves: int = 1) -> tuple[Ints, Ints]:
     """Least exponents of the classes of the differences, or `TIES`, and how often each occurs.
 
-    No logarithm: an exponent is read off. With more ``octaves`` a class is [2^j, 2^(j + octaves)), j a multiple of them.
+    No logarithm: an exponent is read off. With more ``octaves`` a class is [2^j, 2^(j + octaves)),
+    j a multiple of them.
     """
     exponents = np.frexp(gaps[np.isfinite(gaps) & (gaps > 0)])[1] - 1
     exponents = exponents[(exponents >= LEAST) & (exponents <= MOST)] // octaves * octaves
@@ -97,16 +110,25 @@ def least_pairs(share: Fraction, rows: int) -> int:
 
 
 def estimate_scale(
-    values: NDArray[np.float64], noise: Noise, threshold: int, rule: Rule, source: Source, octaves: int = 1
+    values: NDArray[np.float64],
+    noise: Noise,
+    threshold: int,
+    rule: Rule,
+    source: Source,
+    octaves: int = 1,
 ) -> Scale:
     """Pair the values, count the pairs by class, choose a class."""
     exponents, counts = classes(differences(values, source), octaves)
     return choose_class(exponents, counts, noise, threshold, rule, source)
 
 
-def choose_class(exponents: Ints, counts: Ints, noise: Noise, threshold: int, rule: Rule, source: Source) -> Scale:
-    """Choose among the classes that are selected: the fullest by noisy count ("argmax", of equal ones the largest), or the
-    largest exponent ("largest", the paper's rule, which estimates E|X - mean| up to a constant factor)."""
+def choose_class(
+    exponents: Ints, counts: Ints, noise: Noise, threshold: int, rule: Rule, source: Source
+) -> Scale:
+    """Choose among the classes that are selected: the fullest by noisy count ("argmax", of equal
+    ones the largest), or the largest exponent ("largest", the paper's rule, which estimates E|X -
+    mean| up to a constant factor).
+    """
     places, noisy = select(counts, noise, max(threshold, noise.radius), source)
     found = [(int(n), int(j)) for j, n in zip(exponents[places], noisy, strict=True)]
     ties = next((n for n, j in found if j == TIES), 0)

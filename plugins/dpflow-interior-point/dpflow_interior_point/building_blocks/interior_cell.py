@@ -1,15 +1,17 @@
 """A point between two occupied cells, or one on an atom; and the middle slice of both.
 
-Cells [k w, (k+1) w) of width w = 2^e that `stability.select` shows hold a row each, with certainty. The left edge of a shown
-cell that is not the lowest one therefore lies above some row and not above another: min(x) < z <= max(x) for every table and
-every noise, exactly in doubles too, because k w is exact.
+Cells [k w, (k+1) w) of width w = 2^e that `stability.select` shows hold a row each, with certainty.
+The left edge of a shown cell that is not the lowest one therefore lies above some row and not above
+another: min(x) < z <= max(x) for every table and every noise, exactly in doubles too, because k w
+is exact.
 
-A cell may also be asked for ``spare`` rows beyond the noise: T = R + spare. Then cells with at most ``spare`` rows can be left
-in the database, and a shown cell has more than that.
+A cell may also be asked for ``spare`` rows beyond the noise: T = R + spare. Then cells with at most
+``spare`` rows can be left in the database, and a shown cell has more than that.
 
-The middle slice drops the t lowest and the t highest values. With the same t, replacing one value replaces at most one value
-of the slice, and one value more is one value more in the slice, at most. With t = floor(r n) of a private n up to three would
-differ: t has to come from a public or a noisy number of rows.
+The middle slice drops the t lowest and the t highest values. With the same t, replacing one value
+replaces at most one value of the slice, and one value more is one value more in the slice, at most.
+With t = floor(r n) of a private n up to three would differ: t has to come from a public or a noisy
+number of rows.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ def middle(values: NDArray[np.float64], trim: int) -> NDArray[np.float64]:
 
 
 def point_between(cells: Cells, exponent: int, noise: Noise, spare: int, source: Source) -> Point:
-    """The edge between shown cells that best divides their noisy counts in two; of equal ones the lowest."""
+    """The edge between shown cells that best divides their noisy counts in two; of equal ones the
+    lowest.
+    """
     finite = np.isfinite(cells.keys)
     keys = cells.keys[finite]
     places, noisy = select(cells.counts[finite], noise, noise.radius + spare, source)
@@ -66,7 +70,9 @@ def point_between(cells: Cells, exponent: int, noise: Noise, spare: int, source:
 
 
 def point_among(atoms: Cells, noise: Noise, spare: int, source: Source) -> Point:
-    """Of the shown values the lowest that reaches half of their noisy counts. It is a value of the table."""
+    """Of the shown values the lowest that reaches half of their noisy counts. It is a value of the
+    table.
+    """
     finite = np.isfinite(atoms.keys)
     keys = atoms.keys[finite]
     places, noisy = select(atoms.counts[finite], noise, noise.radius + spare, source)
@@ -74,4 +80,6 @@ def point_among(atoms: Cells, noise: Noise, spare: int, source: Source) -> Point
         return NO_BINS
     upto = np.cumsum(noisy)
     cut = int(np.argmax(2 * upto >= upto[-1]))
-    return Point(float(keys[places[cut]]), "ok_atom", int(upto[cut] - noisy[cut]), int(upto[-1] - upto[cut]))
+    return Point(
+        float(keys[places[cut]]), "ok_atom", int(upto[cut] - noisy[cut]), int(upto[-1] - upto[cut])
+    )

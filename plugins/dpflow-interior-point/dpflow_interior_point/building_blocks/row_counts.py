@@ -1,19 +1,22 @@
 """How many rows an answer needs: what is measured to suffice, and what is proved to.
 
-For planning two numbers describe a distribution: q, the largest mass of a class [2^j, 2^(j+1)) of differences of two rows, and
-p2, the second largest mass of a cell of that width. Round one shows the class when about (R1 + 3 b1) pairs lie in it, round
-two answers when the second cell holds about (R2 + 3 b2) rows:
+For planning two numbers describe a distribution: q, the largest mass of a class [2^j, 2^(j+1)) of
+differences of two rows, and p2, the second largest mass of a cell of that width. Round one shows
+the class when about (R1 + 3 b1) pairs lie in it, round two answers when the second cell holds about
+(R2 + 3 b2) rows:
 
     rows = max( 2 (R1 + 3 b1) / q , (R2 + 3 b2) / p2 )
 
-R1 and b1 are the share of one matching: `scale` counts the pairs of `PARTNERS` matchings, with as much more noise. For
-continuous data this is 5 to 20 % above the measured number for 95 % success. p2 >= q / (4 (1 + p1)) for every distribution and
-every position of the grid: such a pair lies in cells at distance 1 or 2, so q <= 2 sum p_k (p_(k+1) + p_(k+2)), of which pairs
-with the heaviest cell give at most 4 p1 p2 and the others at most 2 p2 (1 - p1).
+R1 and b1 are the share of one matching: `scale` counts the pairs of `PARTNERS` matchings, with as
+much more noise. For continuous data this is 5 to 20 % above the measured number for 95 % success.
+p2 >= q / (4 (1 + p1)) for every distribution and every position of the grid: such a pair lies in
+cells at distance 1 or 2, so q <= 2 sum p_k (p_(k+1) + p_(k+2)), of which pairs with the heaviest
+cell give at most 4 p1 p2 and the others at most 2 p2 (1 - p1).
 
-The proved numbers rest on Chernoff bounds for one matching. In a circle of rows take a largest matching among the pairs of one
-distance: it leaves out two rows at most, and turned around the circle it meets all those pairs equally often. So the share of the
-pairs that lie in a class is a mean of matchings' shares, whose moment generating function is, by convexity, at most that of one
+The proved numbers rest on Chernoff bounds for one matching. In a circle of rows take a largest
+matching among the pairs of one distance: it leaves out two rows at most, and turned around the
+circle it meets all those pairs equally often. So the share of the pairs that lie in a class is a
+mean of matchings' shares, whose moment generating function is, by convexity, at most that of one
 matching; two rows more make up for those left out.
 """
 
@@ -42,7 +45,9 @@ SHAPES = {
 
 
 def rows_for_point(pairs: Noise, cells: Noise, shape: str = "cauchy") -> int:
-    """Rows from which about 95 % of the draws answer an interior point; by default for a heavy-tailed column."""
+    """Rows from which about 95 % of the draws answer an interior point; by default for a
+    heavy-tailed column.
+    """
     q, p2 = SHAPES[shape]
     return rows_needed(pairs, cells, q, p2)
 
@@ -54,14 +59,18 @@ def rows_needed(pairs: Noise, cells: Noise, q: float, p2: float) -> int:
 
 
 def rows_for_median(pairs: Noise, cells: Noise, alpha: Fraction, gamma: Fraction) -> int:
-    """The same for a median: the middle slice, a share 2 (alpha - gamma) of the rows, looks about uniform."""
+    """The same for a median: the middle slice, a share 2 (alpha - gamma) of the rows, looks about
+    uniform.
+    """
     return math.ceil(rows_for_point(pairs, cells, "uniform") / float(2 * (alpha - gamma)))
 
 
 def proved_rows_for_point(pairs: Noise, cells: Noise, c: float, beta: float) -> int:
-    """Rows from which every C-bounded distribution gets an answer with probability 1 - beta under the rule argmax.
+    """Rows from which every C-bounded distribution gets an answer with probability 1 - beta under
+    the rule argmax.
 
-    A certificate, not a plan: for a Gaussian it asks for over a million rows where some hundreds do.
+    A certificate, not a plan: for a Gaussian it asks for over a million rows where some hundreds
+    do.
     """
 
     def failure(n: float) -> float:
@@ -88,7 +97,9 @@ def proved_rows_for_largest(pairs: Noise, cells: Noise, c: float, beta: float) -
 
 
 def proved_rows_for_scale(pairs: Noise, c: float, beta: float) -> int:
-    """Rows from which m/8 < 2^j <= 46 C m with probability 1 - beta, by the paper's rule with tau = 1/(128 C)."""
+    """Rows from which m/8 < 2^j <= 46 C m with probability 1 - beta, by the paper's rule with tau =
+    1/(128 C).
+    """
 
     def failure(n: float) -> float:
         return math.exp(-n / (4096 * c)) + 697 * c * math.exp(-0.386 * (n / (512 * c) - 1))
@@ -97,9 +108,11 @@ def proved_rows_for_scale(pairs: Noise, c: float, beta: float) -> int:
 
 
 def proved_rows_for_median(pairs: Noise, cells: Noise, c: float, beta: float, alpha: float) -> int:
-    """Rows for an alpha-approximate median with probability 1 - beta, if the middle 2 alpha of the distribution is C-bounded.
+    """Rows for an alpha-approximate median with probability 1 - beta, if the middle 2 alpha of the
+    distribution is C-bounded.
 
-    With gamma = alpha/(32 C): the slice must do for 4 C and beta/2, and the cut points must lie well.
+    With gamma = alpha/(32 C): the slice must do for 4 C and beta/2, and the cut points must lie
+    well.
     """
     gamma = alpha / (32 * c)
     slice_ = proved_rows_for_point(pairs, cells, 4 * c, beta / 2) / (2 * (alpha - gamma))
@@ -107,12 +120,16 @@ def proved_rows_for_median(pairs: Noise, cells: Noise, c: float, beta: float, al
 
 
 def margin_for(rows: int, beta: float) -> float:
-    """The gamma with which an answer is an alpha-approximate median of the distribution, but for a probability beta (DKW)."""
+    """The gamma with which an answer is an alpha-approximate median of the distribution, but for a
+    probability beta (DKW).
+    """
     return math.sqrt(math.log(2 / beta) / (2 * rows))
 
 
 def rows_for_quantile(epsilon: float, alpha: float, spread: float, beta: float = 0.05) -> int:
-    """Rows for the exponential mechanism's median, if the range is that many times as wide as the middle 2 alpha."""
+    """Rows for the exponential mechanism's median, if the range is that many times as wide as the
+    middle 2 alpha.
+    """
     return math.ceil(2 / (epsilon * alpha) * math.log(spread / beta))
 
 

@@ -1,10 +1,12 @@
 """Which bins of a histogram may show, even when there are infinitely many (Lemma 2.4 of the paper).
 
-Definition: every bin has a count c >= 0 and noise |eta| <= R; it is selected if c + eta > T, where T >= R.
+Definition: every bin has a count c >= 0 and noise |eta| <= R; it is selected if c + eta > T, where
+T >= R.
 
-Claim: selecting with noise in every bin is (epsilon, delta)-DP, because it looks at a private histogram only
-(`dpflow_interior_point.building_blocks.truncated_noise`). A bin with c <= T - R is selected for no noise at all, so drawing noise for the others alone
-gives the same outputs with the same probabilities. It would not with T < R, with >=, or if anything about bins that are not
+Claim: selecting with noise in every bin is (epsilon, delta)-DP, because it looks at a private
+histogram only (`dpflow_interior_point.building_blocks.truncated_noise`). A bin with c <= T - R is
+selected for no noise at all, so drawing noise for the others alone gives the same outputs with the
+same probabilities. It would not with T < R, with >=, or if anything about bins that are not
 selected got out. Every selected bin holds at least one row, with certainty.
 """
 

@@ -1,13 +1,15 @@
 """How one price pays for the noise of all stages and groups; what the mechanisms share.
 
-Per group. Under add-remove a unit reaches at most G groups, under replace it may leave G and enter G others, so each group's
-release is paid with an equal share of epsilon and delta: min(G, all groups) shares, or min(2 G, all groups). In each touched
-group at most k of its rows change, k being the declared limit of rows.
+Per group. Under add-remove a unit reaches at most G groups, under replace it may leave G and enter
+G others, so each group's release is paid with an equal share of epsilon and delta: min(G, all
+groups) shares, or min(2 G, all groups). In each touched group at most k of its rows change, k being
+the declared limit of rows.
 
-Per stage, by basic adaptive composition. A row is in `scale.PARTNERS` pairs, so for each of k rows classes move up by as many, and
-down, under both relations; cells only one way under add-remove. Where the number of rows must be known (the middle slice, a
-threshold that is a share of the pairs) it is public only if units are replaced, have one row each and are read whole; else a
-sixteenth of epsilon buys a noisy one.
+Per stage, by basic adaptive composition. A row is in `scale.PARTNERS` pairs, so for each of k rows
+classes move up by as many, and down, under both relations; cells only one way under add-remove.
+Where the number of rows must be known (the middle slice, a threshold that is a share of the pairs)
+it is public only if units are replaced, have one row each and are read whole; else a sixteenth of
+epsilon buys a noisy one.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ COUNTING = Fraction(1, 16)  #: share of epsilon for a noisy number of rows, if o
 
 
 class ColumnParams(Params):
-    """``column``: a number, date or timestamp column; it needs no bounds. ``epsilon``, ``delta``: the price of all groups.
+    """``column``: a number, date or timestamp column; it needs no bounds. ``epsilon``, ``delta``:
+    the price of all groups.
 
     ``by``: a column with public keys, for one answer per key.
     """
@@ -47,15 +50,18 @@ class ColumnParams(Params):
     @model_validator(mode="after")
     def _check_delta(self) -> ColumnParams:
         if not 0 < self.delta <= Fraction(1, 2):
-            raise ValueError("delta must be above 0 and at most 1/2, such as 1e-6: unknown bins need it")
+            raise ValueError(
+                "delta must be above 0 and at most 1/2, such as 1e-6: unknown bins need it"
+            )
         return self
 
 
 class ScaleParams(ColumnParams):
     """As `ColumnParams`, and how the first stage chooses a scale.
 
-    ``rule``: ``argmax`` takes the fullest class of distances, ``largest`` the largest class (the paper's), which then must
-    hold the share ``tau`` of all pairs. With tau 0 the largest class drifts into the tail as rows grow.
+    ``rule``: ``argmax`` takes the fullest class of distances, ``largest`` the largest class (the
+    paper's), which then must hold the share ``tau`` of all pairs. With tau 0 the largest class
+    drifts into the tail as rows grow.
     """
 
     rule: Rule = "argmax"
@@ -117,16 +123,22 @@ class Purse:
         return Purse(self.epsilon * epsilon, self.delta * delta, self.exchange, self.rows)
 
     def stages(self, split: Fraction | None, sliced: bool = False) -> tuple[Noise, Noise]:
-        """Noise for pairs, bought with this share of epsilon and half of delta, and for cells, bought with the rest.
+        """Noise for pairs, bought with this share of epsilon and half of delta, and for cells,
+        bought with the rest.
 
-        By default what was measured to need the fewest rows; a middle slice has no tails, so its scale is found with a little less.
+        By default what was measured to need the fewest rows; a middle slice has no tails, so its
+        scale is found with a little less.
         """
-        split = split or (Fraction(3, 4) if not self.exchange else Fraction(3, 5) if sliced else Fraction(31, 50))
+        split = split or (
+            Fraction(3, 4) if not self.exchange else Fraction(3, 5) if sliced else Fraction(31, 50)
+        )
         half = Fraction(1, 2)
         return self.part(split, half).pairs(), self.part(1 - split, half).cells()
 
     def pairs(self) -> Noise:
-        """Noise for counts of pairs: for each of k rows `scale.PARTNERS` of them may go and as many others come."""
+        """Noise for counts of pairs: for each of k rows `scale.PARTNERS` of them may go and as many
+        others come.
+        """
         return count_noise(self.epsilon, self.delta, self.rows * pairing.PARTNERS, exchange=True)
 
     def cells(self) -> Noise:
@@ -136,7 +148,9 @@ class Purse:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Where the number of rows of each group comes from: ``public`` units, or rows with noise of this ``scale``."""
+    """Where the number of rows of each group comes from: ``public`` units, or rows with noise of
+    this ``scale``.
+    """
 
     scale: Fraction | None
 
@@ -162,5 +176,12 @@ class Sizes:
 
 
 def is_size_public(table: Table, by: str | None) -> bool:
-    """Whether the number of rows is the number of units, which replacing keeps: one row each, no groups, no blocks."""
-    return table.neighbours == "replace" and by is None and table.block is None and table.limits.rows == 1
+    """Whether the number of rows is the number of units, which replacing keeps: one row each, no
+    groups, no blocks.
+    """
+    return (
+        table.neighbours == "replace"
+        and by is None
+        and table.block is None
+        and table.limits.rows == 1
+    )

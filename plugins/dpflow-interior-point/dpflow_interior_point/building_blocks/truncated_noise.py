@@ -1,20 +1,24 @@
 """Truncated Laplace noise: how far it may be cut so that (epsilon, delta) still holds, exactly.
 
-Definition: eta has weight exp(-a |x|) on [-R, R]; on the integers for counts, which is the form that is drawn, continuous in
-the paper's form, which is only compared with.
+Definition: eta has weight exp(-a |x|) on [-R, R]; on the integers for counts, which is the form
+that is drawn, continuous in the paper's form, which is only compared with.
 
-Claim. Let one neighbour move m lots of coordinates, each by at most k in total, with a m k <= epsilon, and let M(s) be the mass
-of the last s of the support, Pr[eta > R - s]. Where both densities are positive their ratio is at most e^epsilon. The rest has
-mass 1 - prod (1 - M(|s_i|)); M is superadditive, so it is at most 1 - (1 - M(k))^m, reached when each lot is one coordinate.
-So (epsilon, delta)-DP holds exactly if that is at most delta. With q = e^-a and d = 1 - (1 - delta)^(1/m), for integers:
+Claim. Let one neighbour move m lots of coordinates, each by at most k in total, with a m k <=
+epsilon, and let M(s) be the mass of the last s of the support, Pr[eta > R - s]. Where both
+densities are positive their ratio is at most e^epsilon. The rest has mass 1 - prod (1 - M(|s_i|));
+M is superadditive, so it is at most 1 - (1 - M(k))^m, reached when each lot is one coordinate. So
+(epsilon, delta)-DP holds exactly if that is at most delta. With q = e^-a and d = 1 - (1 -
+delta)^(1/m), for integers:
 
     M(k) = q^(R+1) (q^-k - 1) / (1 + q - 2 q^(R+1)) <= d   <=>   R + 1 >= ln( (q^-k - 1 + 2 d) / (d (1 + q)) ) / a
 
-Two formulas in circulation are wrong: R = (D/epsilon) ln(1/(2 delta)) for epsilon > ln 2 and R = (D/epsilon) ln(1/delta) for
-epsilon > ln 3; at epsilon = 2 they spend 6.4 and 3.2 times delta. The privacy loss is epsilon with probability 1 - delta and
-infinite otherwise, so there is no Renyi curve: the event is `Approximate`.
+Two formulas in circulation are wrong: R = (D/epsilon) ln(1/(2 delta)) for epsilon > ln 2 and R =
+(D/epsilon) ln(1/delta) for epsilon > ln 3; at epsilon = 2 they spend 6.4 and 3.2 times delta. The
+privacy loss is epsilon with probability 1 - delta and infinite otherwise, so there is no Renyi
+curve: the event is `Approximate`.
 
-Source: Aliakbarpour, Silver, Steinke, Ullman 2023, Lemma 2.3, whose condition on R is derived anew here.
+Source: Aliakbarpour, Silver, Steinke, Ullman 2023, Lemma 2.3, whose condition on R is derived anew
+here.
 """
 
 from __future__ import annotations
@@ -54,7 +58,9 @@ class Noise:
 
 
 @lru_cache(maxsize=256)
-def count_noise(epsilon: Fraction, delta: Fraction, rows: int, *, exchange: bool, groups: int = 1) -> Noise:
+def count_noise(
+    epsilon: Fraction, delta: Fraction, rows: int, *, exchange: bool, groups: int = 1
+) -> Noise:
     """The least noise that makes a histogram (epsilon, delta)-DP.
 
     Args:
@@ -71,7 +77,9 @@ def count_noise(epsilon: Fraction, delta: Fraction, rows: int, *, exchange: bool
     moved = groups * (2 if exchange else 1)
     scale = Fraction(moved * rows) / epsilon
     if scale > MAX_SCALE:
-        raise PlanRefused("these limits and this epsilon need noise beyond 2^50; take lower limits or a larger epsilon")
+        raise PlanRefused(
+            "these limits and this epsilon need noise beyond 2^50; take lower limits or a larger epsilon"
+        )
     with localcontext(prec=_DIGITS):
         a = _decimal(1 / scale)
         d = (1 - (1 - _decimal(delta)) ** (Decimal(1) / moved)) * (1 - _SLACK)
@@ -81,7 +89,9 @@ def count_noise(epsilon: Fraction, delta: Fraction, rows: int, *, exchange: bool
 
 
 def scalar_radius(epsilon: Fraction, delta: Fraction, sensitivity: Fraction) -> float:
-    """Continuous noise on one number, or on a vector of this L1 sensitivity: the exact condition, for comparison only."""
+    """Continuous noise on one number, or on a vector of this L1 sensitivity: the exact condition,
+    for comparison only.
+    """
     _check(delta)
     with localcontext(prec=_DIGITS):
         e = _decimal(epsilon)
@@ -92,11 +102,15 @@ def simple_radius(epsilon: Fraction, delta: Fraction, sensitivity: Fraction) -> 
     """D (1 + ln(1/(2 delta)) / epsilon): sufficient for `scalar_radius`, easy to remember."""
     _check(delta)
     with localcontext(prec=_DIGITS):
-        return float(_decimal(sensitivity) * (1 + (1 / (2 * _decimal(delta))).ln() / _decimal(epsilon)))
+        return float(
+            _decimal(sensitivity) * (1 + (1 / (2 * _decimal(delta))).ln() / _decimal(epsilon))
+        )
 
 
 def pair_radius(epsilon: Fraction, delta: Fraction, rows: int = 1) -> float:
-    """Continuous noise on a histogram in which a neighbour lowers counts by ``rows`` and raises others by as many."""
+    """Continuous noise on a histogram in which a neighbour lowers counts by ``rows`` and raises
+    others by as many.
+    """
     _check(delta)
     with localcontext(prec=_DIGITS):
         half = _decimal(epsilon) / 2

@@ -1,22 +1,26 @@
-"""`interior_point` and `approximate_median`: Algorithms 1 and 2 of the paper, in two rounds on an open column.
+"""`interior_point` and `approximate_median`: Algorithms 1 and 2 of the paper, in two rounds on an
+open column.
 
-Definition. Round one finds the scale 2^j at which random pairs of rows often differ (`scale`). Round two counts rows in cells
-of that width and answers an edge between two cells that are certainly occupied (`points`). If most pairs tie, round two counts
-single values instead and answers an atom. The median does the same on the middle slice: the rows without the t lowest and t
-highest, t = floor((1/2 - alpha + gamma) n).
+Definition. Round one finds the scale 2^j at which random pairs of rows often differ (`scale`).
+Round two counts rows in cells of that width and answers an edge between two cells that are
+certainly occupied (`points`). If most pairs tie, round two counts single values instead and answers
+an atom. The median does the same on the middle slice: the rows without the t lowest and t highest,
+t = floor((1/2 - alpha + gamma) n).
 
-Claim: (epsilon, delta)-DP for the declared unit, for every table and every distribution: each round is a stability histogram
-(`stability`) with a part of the price, the slice and the pairing keep neighbours neighbours, what follows is post-processing.
-"None" is an output like every other.
+Claim: (epsilon, delta)-DP for the declared unit, for every table and every distribution: each round
+is a stability histogram (`stability`) with a part of the price, the slice and the pairing keep
+neighbours neighbours, what follows is post-processing. "None" is an output like every other.
 
-Certainty: an answered interior point z has min(x) <= z <= max(x); an answered median has x_(t+1) <= z <= x_(v-t) among the v
-values that were read. The data's distribution decides how often there is an answer, never whether it is right.
+Certainty: an answered interior point z has min(x) <= z <= max(x); an answered median has x_(t+1) <=
+z <= x_(v-t) among the v values that were read. The data's distribution decides how often there is
+an answer, never whether it is right.
 
-When not to use it: with a trusted range `quantile` needs 5 to 20 times fewer rows and no delta. It cannot answer an atom, and
-with a wrong range it is wrong without notice; these mechanisms are right or say none.
+When not to use it: with a trusted range `quantile` needs 5 to 20 times fewer rows and no delta. It
+cannot answer an atom, and with a wrong range it is wrong without notice; these mechanisms are right
+or say none.
 
-Source: Aliakbarpour, Silver, Steinke, Ullman 2023 (Theorems 3.1 and 4.1). The rule argmax, atoms, groups, several rows a unit and
-add-remove are extensions, proved in the modules named above.
+Source: Aliakbarpour, Silver, Steinke, Ullman 2023 (Theorems 3.1 and 4.1). The rule argmax, atoms,
+groups, several rows a unit and add-remove are extensions, proved in the modules named above.
 """
 
 from __future__ import annotations
@@ -35,17 +39,36 @@ from dpflow.core.contract.results import ErrorBound, Result, Row
 from dpflow.core.sampling.randomness import Source
 from dpflow_interior_point.building_blocks import column_scale as pairing
 from dpflow_interior_point.building_blocks import row_counts
-from dpflow_interior_point.building_blocks.column_scale import Rule, Scale, estimate_scale, least_pairs, sample_size
-from dpflow_interior_point.building_blocks.interior_cell import NO_SCALE, Point, middle, point_among, point_between
-from dpflow_interior_point.building_blocks.stage_costs import Purse, ScaleParams, Sizes, event, request
+from dpflow_interior_point.building_blocks.column_scale import (
+    Rule,
+    Scale,
+    estimate_scale,
+    least_pairs,
+    sample_size,
+)
+from dpflow_interior_point.building_blocks.interior_cell import (
+    NO_SCALE,
+    Point,
+    middle,
+    point_among,
+    point_between,
+)
+from dpflow_interior_point.building_blocks.stage_costs import (
+    Purse,
+    ScaleParams,
+    Sizes,
+    event,
+    request,
+)
 from dpflow_interior_point.building_blocks.truncated_noise import Noise
 
 CITATION = "Aliakbarpour, Silver, Steinke, Ullman 2023 (medians and interior points for non-pathological data)"
 
 
 class InteriorPointParams(ScaleParams):
-    """As `ScaleParams`. ``split``: share of epsilon for the scale, strictly between 0 and 1; by default 0.62 where units are
-    replaced (0.6 for a median) and 0.75 elsewhere. ``atoms``: whether a value that many rows share may be answered as it is.
+    """As `ScaleParams`. ``split``: share of epsilon for the scale, strictly between 0 and 1; by
+    default 0.62 where units are replaced (0.6 for a median) and 0.75 elsewhere. ``atoms``: whether
+    a value that many rows share may be answered as it is.
     """
 
     split: Exact | None = None
@@ -59,8 +82,9 @@ class InteriorPointParams(ScaleParams):
 
 
 class ApproximateMedianParams(InteriorPointParams):
-    """As `InteriorPointParams`. ``alpha``: how far the rank may be from the middle, as a share of the rows, strictly between
-    0 and 1/2. ``gamma``: safety margin within alpha for the step from rows to their distribution, by default alpha/4.
+    """As `InteriorPointParams`. ``alpha``: how far the rank may be from the middle, as a share of
+    the rows, strictly between 0 and 1/2. ``gamma``: safety margin within alpha for the step from
+    rows to their distribution, by default alpha/4.
     """
 
     alpha: Exact = Fraction(1, 4)
@@ -116,14 +140,22 @@ class Method:
 
     def find(self, column: OpenColumn, source: Source) -> list[tuple[Scale, Point]]:
         """Both rounds, for every group."""
-        sizes = [0] * len(column.rows) if self.sizes is None else self.sizes.of_groups(column, source)
+        sizes = (
+            [0] * len(column.rows) if self.sizes is None else self.sizes.of_groups(column, source)
+        )
         scales, most = [], sample_size(self.pairs)
         for values, size in zip(column.sample(most), sizes, strict=True):
             paired = min(size, most)
             trim = int(self.cut * paired)
             threshold = least_pairs(self.share, paired - 2 * trim)
-            scales.append(estimate_scale(middle(values, trim), self.pairs, threshold, self.rule, source))
-        asked = {code: grid for code, grid in enumerate(map(self.grid, scales, sizes)) if grid is not None}
+            scales.append(
+                estimate_scale(middle(values, trim), self.pairs, threshold, self.rule, source)
+            )
+        asked = {
+            code: grid
+            for code, grid in enumerate(map(self.grid, scales, sizes))
+            if grid is not None
+        }
         cells = column.cells(asked)
         points = [NO_SCALE] * len(scales)
         for code, grid in asked.items():
@@ -133,8 +165,9 @@ class Method:
     def grid(self, scale: Scale, size: int) -> Grid | None:
         """Which cells the second round looks at, or None if there is no scale.
 
-        Where the chosen class has w pairs of each row's `scale.PARTNERS`, there is a second cell, or an atom, with about w/4 rows at
-        least (the inequality in `planner`). Cells of w/64 rows are not even shipped, of which n rows have at most 64 n/w.
+        Where the chosen class has w pairs of each row's `scale.PARTNERS`, there is a second cell,
+        or an atom, with about w/4 rows at least (the inequality in `planner`). Cells of w/64 rows
+        are not even shipped, of which n rows have at most 64 n/w.
         """
         atoms = self.atoms and scale.mostly_ties
         if scale.exponent is None and not atoms:
@@ -173,7 +206,11 @@ class _Points(Mechanism[P]):
         for key, (scale, point) in zip(keys, found, strict=True):
             value = None if point.value is None else answer.written(point.value)
             rows += [Row(key, self.measure, value), Row(key, "status", point.status)]
-            width = None if scale.exponent is None else float(Fraction(2) ** scale.exponent * answer.step)
+            width = (
+                None
+                if scale.exponent is None
+                else float(Fraction(2) ** scale.exponent * answer.step)
+            )
             document[key] = {"scale": width, "rows_below": point.below, "rows_above": point.above}
         return Result(tuple(rows), document)
 
@@ -198,7 +235,9 @@ class ApproximateMedian(_Points[ApproximateMedianParams]):
     """A point whose rank is near the middle."""
 
     name = "approximate_median"
-    summary = "a median within alpha of the middle rank, for a column that has no known range, or none"
+    summary = (
+        "a median within alpha of the middle rank, for a column that has no known range, or none"
+    )
     version = 3
     Params = ApproximateMedianParams
     measure = "median"

@@ -1,7 +1,7 @@
 """The stages of the method, each as a release of its own.
 
-Definitions and claims are those of the modules `scale`, `points` and `stability`; each of these mechanisms spends its whole
-price on one stage.
+Definitions and claims are those of the modules `scale`, `points` and `stability`; each of these
+mechanisms spends its whole price on one stage.
 """
 
 from __future__ import annotations
@@ -26,7 +26,14 @@ from dpflow_interior_point.building_blocks.column_scale import (
     sample_size,
 )
 from dpflow_interior_point.building_blocks.interior_cell import point_between
-from dpflow_interior_point.building_blocks.stage_costs import ColumnParams, Purse, ScaleParams, Sizes, event, request
+from dpflow_interior_point.building_blocks.stage_costs import (
+    ColumnParams,
+    Purse,
+    ScaleParams,
+    Sizes,
+    event,
+    request,
+)
 from dpflow_interior_point.building_blocks.truncated_noise import Noise
 from dpflow_interior_point.mechanisms.interior_point import CITATION
 
@@ -34,7 +41,9 @@ Exponent = Annotated[int, Field(ge=-1000, le=1000)]
 
 
 class EstimateFirstMomentParams(ScaleParams):
-    """As `ScaleParams`, with the rule ``largest`` by default, which is the one that estimates a scale."""
+    """As `ScaleParams`, with the rule ``largest`` by default, which is the one that estimates a
+    scale.
+    """
 
     rule: Rule = "largest"
 
@@ -48,7 +57,9 @@ class EstimateFirstMoment(Mechanism[EstimateFirstMomentParams]):
     citation = CITATION + ", Proposition 3.2"
     Params = EstimateFirstMomentParams
 
-    def _method(self, params: EstimateFirstMomentParams, table: Table) -> tuple[Sizes | None, Noise]:
+    def _method(
+        self, params: EstimateFirstMomentParams, table: Table
+    ) -> tuple[Sizes | None, Noise]:
         purse, sizes = Purse.of(params, table), None
         if params.share:
             sizes, purse = Sizes.of(params, table, purse)
@@ -61,15 +72,23 @@ class EstimateFirstMoment(Mechanism[EstimateFirstMomentParams]):
     def data_request(self, params: EstimateFirstMomentParams, table: Table) -> UnboundedValues:
         return request(params, table)
 
-    def draw(self, params: EstimateFirstMomentParams, table: Table, answer: Answer, source: Source) -> Result:
+    def draw(
+        self, params: EstimateFirstMomentParams, table: Table, answer: Answer, source: Source
+    ) -> Result:
         sizes, noise = self._method(params, table)
         numbers = [0] * len(answer.rows) if sizes is None else sizes.of_groups(answer, source)
         rows: list[Row] = []
         most = sample_size(noise)
-        for key, values, n in zip(request(params, table).keys, answer.sample(most), numbers, strict=True):
+        for key, values, n in zip(
+            request(params, table).keys, answer.sample(most), numbers, strict=True
+        ):
             threshold = least_pairs(params.share, min(n, most))
             found = estimate_scale(values, noise, threshold, params.rule, source)
-            width = None if found.exponent is None else float(Fraction(2) ** found.exponent * answer.step)
+            width = (
+                None
+                if found.exponent is None
+                else float(Fraction(2) ** found.exponent * answer.step)
+            )
             status = "ok" if width is not None else "ties" if found.ties else "no_scale"
             rows += [Row(key, "scale", width), Row(key, "status", status)]
         return Result(tuple(rows))
@@ -77,16 +96,14 @@ class EstimateFirstMoment(Mechanism[EstimateFirstMomentParams]):
     def error_bound(self, params: EstimateFirstMomentParams, table: Table) -> ErrorBound:
         _, noise = self._method(params, table)
         rows = math.ceil(2 * (noise.radius + 3 * float(noise.scale)) / PARTNERS / 0.2)
-        note = (
-            "a power of two, mostly 1 to 5 times the mean absolute deviation; dates count days, timestamps microseconds"
-        )
+        note = "a power of two, mostly 1 to 5 times the mean absolute deviation; dates count days, timestamps microseconds"
         return ErrorBound({}, f"{note}; about {rows} rows are needed for an answer")
 
 
 class FindInteriorPointParams(ColumnParams):
-    """As `ColumnParams`. ``exponent``: cells have the width 2^exponent, in the column's own measure (decimals: last digits,
-    dates: days, timestamps: microseconds); something near the spread of the values, known from elsewhere. ``least``: rows that
-    a cell must certainly have to count.
+    """As `ColumnParams`. ``exponent``: cells have the width 2^exponent, in the column's own measure
+    (decimals: last digits, dates: days, timestamps: microseconds); something near the spread of the
+    values, known from elsewhere. ``least``: rows that a cell must certainly have to count.
     """
 
     exponent: Exponent
@@ -108,9 +125,13 @@ class FindInteriorPoint(Mechanism[FindInteriorPointParams]):
     def data_request(self, params: FindInteriorPointParams, table: Table) -> UnboundedValues:
         return request(params, table)
 
-    def draw(self, params: FindInteriorPointParams, table: Table, answer: Answer, source: Source) -> Result:
+    def draw(
+        self, params: FindInteriorPointParams, table: Table, answer: Answer, source: Source
+    ) -> Result:
         noise, keys = Purse.of(params, table).cells(), request(params, table).keys
-        cells = answer.cells({code: Grid(params.exponent, least=params.least) for code in range(len(keys))})
+        cells = answer.cells(
+            {code: Grid(params.exponent, least=params.least) for code in range(len(keys))}
+        )
         rows: list[Row] = []
         for code, key in enumerate(keys):
             point = point_between(cells[code], params.exponent, noise, params.least - 1, source)

@@ -1,14 +1,16 @@
-"""Histograms with noise that is never above R: over public keys, over texts in the rows, over cells of a number line.
+"""Histograms with noise that is never above R: over public keys, over texts in the rows, over cells
+of a number line.
 
-Definitions. `truncated_count`: rows by public key plus truncated noise, so |error| <= R with certainty. `stability_histogram`:
-noisy counts of the bins that are selected (`stability`); a bin is a text or key of the column, or with ``exponent`` a cell
-[k 2^exponent, (k+1) 2^exponent) of a number, date or timestamp, named by its lower end.
+Definitions. `truncated_count`: rows by public key plus truncated noise, so |error| <= R with
+certainty. `stability_histogram`: noisy counts of the bins that are selected (`stability`); a bin is
+a text or key of the column, or with ``exponent`` a cell [k 2^exponent, (k+1) 2^exponent) of a
+number, date or timestamp, named by its lower end.
 
-Claim: (epsilon, delta)-DP for the declared unit, by `noise`: a unit moves G counts by at most B each (a number's cells: by
-B rows in all), under replace as many up as down.
+Claim: (epsilon, delta)-DP for the declared unit, by `noise`: a unit moves G counts by at most B
+each (a number's cells: by B rows in all), under replace as many up as down.
 
-When not to use them: `histogram` is pure and needs less noise on average; `private_histogram` is smaller by a constant for a
-small delta. Here an error bound is certain, and bins need no list.
+When not to use them: `histogram` is pure and needs less noise on average; `private_histogram` is
+smaller by a constant for a small delta. Here an error bound is certain, and bins need no list.
 """
 
 from __future__ import annotations
@@ -44,11 +46,15 @@ class _Priced(Params):
 
     def noise(self, table: Table, groups: int, rows: int) -> Noise:
         """Noise for counts of which a unit reaches so many, with so many rows each."""
-        return count_noise(self.epsilon, self.delta, rows, exchange=table.neighbours == "replace", groups=groups)
+        return count_noise(
+            self.epsilon, self.delta, rows, exchange=table.neighbours == "replace", groups=groups
+        )
 
 
 class TruncatedCountParams(_Priced):
-    """``epsilon``, ``delta``: the price. ``by``: a column with public keys, or nothing for the total."""
+    """``epsilon``, ``delta``: the price. ``by``: a column with public keys, or nothing for the
+    total.
+    """
 
     by: str | None = None
 
@@ -72,22 +78,35 @@ class TruncatedCount(Mechanism[TruncatedCountParams]):
     def data_request(self, params: TruncatedCountParams, table: Table) -> GroupedSums:
         keys = None if params.by is None else table.keys(params.by)
         groups, rows = table.cut(params.by)
-        return GroupedSums(params.by, keys, groups if keys is None else min(groups, len(keys)), rows)
+        return GroupedSums(
+            params.by, keys, groups if keys is None else min(groups, len(keys)), rows
+        )
 
-    def draw(self, params: TruncatedCountParams, table: Table, answer: Answer, source: Source) -> Result:
+    def draw(
+        self, params: TruncatedCountParams, table: Table, answer: Answer, source: Source
+    ) -> Result:
         noise = self._noise(params, table)
         noisy = answer.rows + noise.draw(len(answer.keys), source)
-        return Result(tuple(Row(k, "count", int(n), noise.half_width) for k, n in zip(answer.keys, noisy, strict=True)))
+        return Result(
+            tuple(
+                Row(k, "count", int(n), noise.half_width)
+                for k, n in zip(answer.keys, noisy, strict=True)
+            )
+        )
 
     def error_bound(self, params: TruncatedCountParams, table: Table) -> ErrorBound:
         noise = self._noise(params, table)
-        return ErrorBound({"count": noise.half_width}, f"the noise never leaves +-{noise.radius}; cut rows add bias")
+        return ErrorBound(
+            {"count": noise.half_width},
+            f"the noise never leaves +-{noise.radius}; cut rows add bias",
+        )
 
 
 class StabilityHistogramParams(_Priced):
-    """``column``: what to count by. ``epsilon``, ``delta``: the price. ``exponent``: for numbers, dates (days) and timestamps
-    (microseconds), cells of width 2^exponent; without it every different text or key is a bin. ``least``: rows that a bin which
-    shows certainly has; smaller bins never leave the database.
+    """``column``: what to count by. ``epsilon``, ``delta``: the price. ``exponent``: for numbers,
+    dates (days) and timestamps (microseconds), cells of width 2^exponent; without it every
+    different text or key is a bin. ``least``: rows that a bin which shows certainly has; smaller
+    bins never leave the database.
     """
 
     column: str
@@ -99,8 +118,13 @@ class StabilityHistogram(Mechanism[StabilityHistogramParams]):
     """Counts of the bins that certainly have rows."""
 
     name = "stability_histogram"
-    summary = "number of rows by text, or by cell of a number line without ends; bins selected privately"
-    citation = CITATION + ", Lemma 2.4; Korolova, Kenthapadi, Mishra, Ntoulas 2009; Bun, Nissim, Stemmer 2016"
+    summary = (
+        "number of rows by text, or by cell of a number line without ends; bins selected privately"
+    )
+    citation = (
+        CITATION
+        + ", Lemma 2.4; Korolova, Kenthapadi, Mishra, Ntoulas 2009; Bun, Nissim, Stemmer 2016"
+    )
     Params = StabilityHistogramParams
 
     def _noise(self, params: StabilityHistogramParams, table: Table) -> Noise:
@@ -111,13 +135,17 @@ class StabilityHistogram(Mechanism[StabilityHistogramParams]):
         self._noise(params, table)
         return Approximate(params.epsilon, params.delta)
 
-    def data_request(self, params: StabilityHistogramParams, table: Table) -> GroupedSums | UnboundedValues:
+    def data_request(
+        self, params: StabilityHistogramParams, table: Table
+    ) -> GroupedSums | UnboundedValues:
         table.column(params.column)
         if params.exponent is not None:
             return UnboundedValues(params.column, rows_per_group=table.limits.rows)
         return GroupedSums(params.column, None, *table.cut(params.column))
 
-    def draw(self, params: StabilityHistogramParams, table: Table, answer: Answer, source: Source) -> Result:
+    def draw(
+        self, params: StabilityHistogramParams, table: Table, answer: Answer, source: Source
+    ) -> Result:
         noise = self._noise(params, table)
         if params.exponent is None:
             order = sorted(range(len(answer.keys)), key=answer.keys.__getitem__)
@@ -129,11 +157,19 @@ class StabilityHistogram(Mechanism[StabilityHistogramParams]):
         places, noisy = select(counts, noise, noise.radius + params.least - 1, source)
         if params.exponent is not None:
             with np.errstate(over="ignore"):
-                lows = np.clip(np.ldexp(edges[places], params.exponent), -np.finfo(float).max, np.finfo(float).max)
+                lows = np.clip(
+                    np.ldexp(edges[places], params.exponent),
+                    -np.finfo(float).max,
+                    np.finfo(float).max,
+                )
             shown = [str(answer.written(float(low))) for low in lows]
         else:
             shown = [names[place] for place in places]
-        return Result(tuple(Row(k, "count", int(n), noise.half_width) for k, n in zip(shown, noisy, strict=True)))
+        return Result(
+            tuple(
+                Row(k, "count", int(n), noise.half_width) for k, n in zip(shown, noisy, strict=True)
+            )
+        )
 
     def error_bound(self, params: StabilityHistogramParams, table: Table) -> ErrorBound:
         noise = self._noise(params, table)

@@ -1,4 +1,6 @@
-"""Calculators: rows that an answer needs, radii of truncated noise, and what can be told of a public column."""
+"""Calculators: rows that an answer needs, radii of truncated noise, and what can be told of a
+public column.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ Share = Annotated[float, Field(gt=0, lt=1)]
 
 
 class PriceParams(Params):
-    """``epsilon``, ``delta``: the price. ``neighbours``: replace or add-remove. ``rows``: of one unit."""
+    """``epsilon``, ``delta``: the price. ``neighbours``: replace or add-remove. ``rows``: of one
+    unit.
+    """
 
     epsilon: Epsilon = Fraction(1)
     delta: Delta = Fraction(1, 10**6)
@@ -51,10 +55,11 @@ class PriceParams(Params):
 
 
 class InteriorRowsParams(PriceParams):
-    """As `PriceParams`. ``alpha``: of the median. ``width``: width of the range that the exponential mechanism is given, in
-    widths of the middle 2 alpha of the values. ``q``, ``p2``: the numbers of a distribution of your own, from public data
-    (the largest mass of a class [2^j, 2^(j+1)) of |x - x'|, the second largest of a cell of that width). ``c``, ``beta``:
-    normalised variance and failure probability of the proved numbers of rows.
+    """As `PriceParams`. ``alpha``: of the median. ``width``: width of the range that the
+    exponential mechanism is given, in widths of the middle 2 alpha of the values. ``q``, ``p2``:
+    the numbers of a distribution of your own, from public data (the largest mass of a class [2^j,
+    2^(j+1)) of |x - x'|, the second largest of a cell of that width). ``c``, ``beta``: normalised
+    variance and failure probability of the proved numbers of rows.
     """
 
     alpha: Exact = Fraction(1, 4)
@@ -74,7 +79,9 @@ class InteriorRowsParams(PriceParams):
 
 
 class InteriorRows(Calculator[InteriorRowsParams]):
-    """Rows for an interior point and a median without a range, by distribution, beside the exponential mechanism."""
+    """Rows for an interior point and a median without a range, by distribution, beside the
+    exponential mechanism.
+    """
 
     name = "interior_rows"
     summary = "rows that a median or interior point of a column without a known range needs"
@@ -83,22 +90,31 @@ class InteriorRows(Calculator[InteriorRowsParams]):
 
     def make_sheet(self, params: InteriorRowsParams) -> Sheet:
         purse = Purse(params.epsilon, params.delta, params.exchange, params.rows)
-        counted = purse if params.exchange and params.rows == 1 else purse.part(1 - COUNTING, Fraction(1))
+        counted = (
+            purse if params.exchange and params.rows == 1 else purse.part(1 - COUNTING, Fraction(1))
+        )
         pairs, cells = purse.stages(None)
-        median = row_counts.rows_for_median(*counted.stages(None, sliced=True), params.alpha, params.alpha / 4)
+        median = row_counts.rows_for_median(
+            *counted.stages(None, sliced=True), params.alpha, params.alpha / 4
+        )
         moved = params.rows * (2 if params.exchange else 1)
-        quantile = row_counts.rows_for_quantile(float(params.epsilon) * 2 / moved, float(params.alpha), params.width)
+        quantile = row_counts.rows_for_quantile(
+            float(params.epsilon) * 2 / moved, float(params.alpha), params.width
+        )
         shapes = dict(row_counts.SHAPES)
         if params.q is not None and params.p2 is not None:
             shapes = {"yours": (params.q, params.p2)}
         rows = [
-            (name, row_counts.rows_needed(pairs, cells, q, p2), median, quantile) for name, (q, p2) in shapes.items()
+            (name, row_counts.rows_needed(pairs, cells, q, p2), median, quantile)
+            for name, (q, p2) in shapes.items()
         ]
         c, beta = params.c, params.beta
         proved = row_counts.proved_rows_for_point(pairs, cells, c, beta)
         largest = row_counts.proved_rows_for_largest(pairs, cells, c, beta)
         scale = row_counts.proved_rows_for_scale(purse.pairs(), c, beta)
-        middle = row_counts.proved_rows_for_median(*counted.stages(None, sliced=True), c, beta, float(params.alpha))
+        middle = row_counts.proved_rows_for_median(
+            *counted.stages(None, sliced=True), c, beta, float(params.alpha)
+        )
         notes = (
             "planned rows: about 95 % of the releases answer (measured); the median's number supposes continuous data",
             f"proved for every distribution of normalised variance {c:.3g}, failure {beta:g}: interior point {proved}, with rule "
@@ -106,7 +122,11 @@ class InteriorRows(Calculator[InteriorRowsParams]):
             f"proved for the median, if the middle {float(2 * params.alpha):g} of the distribution has that variance: {middle}",
             "exponential mechanism (quantile): proved for a range that wide, 95 %; it is wrong without notice outside its range",
         )
-        return Sheet(("distribution", "interior point", "median", "median in a known range"), tuple(rows), notes)
+        return Sheet(
+            ("distribution", "interior point", "median", "median in a known range"),
+            tuple(rows),
+            notes,
+        )
 
 
 class TruncatedNoise(Calculator[PriceParams]):
@@ -125,7 +145,9 @@ class TruncatedNoise(Calculator[PriceParams]):
 
         def vector(radius: float) -> float:
             """Delta that a radius spends on a vector, in units of delta."""
-            return math.expm1(float(e)) / (2 * math.expm1(float(e) * radius / float(moved))) / float(d)
+            return (
+                math.expm1(float(e)) / (2 * math.expm1(float(e) * radius / float(moved))) / float(d)
+            )
 
         vectors = {
             "vector of that L1 sensitivity, continuous": scalar_radius(e, d, moved),
@@ -140,7 +162,10 @@ class TruncatedNoise(Calculator[PriceParams]):
                 round(_spent(noise, k, params.exchange) / float(d), 3),
             ),
             ("histogram, continuous", round(exact, 3), 1.0),
-            *((name, round(radius, 3), round(vector(radius), 3)) for name, radius in vectors.items()),
+            *(
+                (name, round(radius, 3), round(vector(radius), 3))
+                for name, radius in vectors.items()
+            ),
         ]
         notes = (
             "the last column is what the radius spends on what it is for, in units of delta; above 1 it is wrong",
@@ -150,7 +175,9 @@ class TruncatedNoise(Calculator[PriceParams]):
 
 
 def _spent(noise: Noise, rows: int, exchange: bool) -> float:
-    """Delta that integer noise spends on a histogram: the mass that a shift by ``rows`` leaves out, in one count or two."""
+    """Delta that integer noise spends on a histogram: the mass that a shift by ``rows`` leaves out,
+    in one count or two.
+    """
     a = 1 / float(noise.scale)
     outside = math.exp(-a * (noise.radius + 1)) * math.expm1(a * rows)
     lost = outside / (1 + math.exp(-a) - 2 * math.exp(-a * (noise.radius + 1)))
@@ -167,7 +194,9 @@ class NormalizedVariance(Calculator[PublicColumnParams]):
     """Whether the theorem covers a column, told from public or simulated values."""
 
     name = "normalized_variance"
-    summary = "mean absolute deviation, variance and normalised variance of public values (not private)"
+    summary = (
+        "mean absolute deviation, variance and normalised variance of public values (not private)"
+    )
     citation = CITATION + ", Definition 2.5"
     Params = PublicColumnParams
 
@@ -179,12 +208,16 @@ class NormalizedVariance(Calculator[PublicColumnParams]):
             ("normalised variance", found.normalized),
         )
         return Sheet(
-            ("measure", "value"), rows, ("never call this with rows that somebody protects: it adds no noise",)
+            ("measure", "value"),
+            rows,
+            ("never call this with rows that somebody protects: it adds no noise",),
         )
 
 
 class CheckPointParams(PublicColumnParams):
-    """``values``: a public column. ``point``: what to check. ``alpha``: for the median, strictly between 0 and 1/2."""
+    """``values``: a public column. ``point``: what to check. ``alpha``: for the median, strictly
+    between 0 and 1/2.
+    """
 
     point: FiniteFloat
     alpha: Exact = Fraction(1, 4)
@@ -202,7 +235,10 @@ class CheckPoint(Calculator[CheckPointParams]):
         x, z, n = params.values, params.point, len(params.values)
         rows = (
             ("interior point", public_columns.is_interior_point(x, z)),
-            (f"{float(params.alpha):g}-approximate median", public_columns.is_approximate_median(x, z, params.alpha)),
+            (
+                f"{float(params.alpha):g}-approximate median",
+                public_columns.is_approximate_median(x, z, params.alpha),
+            ),
             ("share of values at or below", sum(v <= z for v in x) / n),
             ("share of values at or above", sum(v >= z for v in x) / n),
         )
@@ -210,8 +246,9 @@ class CheckPoint(Calculator[CheckPointParams]):
 
 
 class HardInstanceParams(Params):
-    """``kind``: log_spread, random_bits or hard_median (whose middle is a log_spread). ``rows``: how many values. ``alpha``: the
-    accuracy that the hard median defeats; its share at each end is 1/2 - alpha.
+    """``kind``: log_spread, random_bits or hard_median (whose middle is a log_spread). ``rows``:
+    how many values. ``alpha``: the accuracy that the hard median defeats; its share at each end is
+    1/2 - alpha.
     """
 
     kind: Literal["log_spread", "random_bits", "hard_median"] = "hard_median"
@@ -236,6 +273,8 @@ class HardInstance(Calculator[HardInstanceParams]):
             values = public_columns.log_spread(params.rows, source)
         else:
             share = 0.5 - params.alpha
-            values = public_columns.hard_median(public_columns.log_spread(params.rows, source, high=0), share, source)
+            values = public_columns.hard_median(
+                public_columns.log_spread(params.rows, source, high=0), share, source
+            )
             note = f"normalised variance at most {1 / (2 * share) ** 2:.3g}: interior points are easy, medians are not"
         return Sheet(("value",), tuple((float(v),) for v in values), (note,))

@@ -1,18 +1,21 @@
-"""For public data: how hard a column is, whether a point is right, and columns that are hard on purpose.
+"""For public data: how hard a column is, whether a point is right, and columns that are hard on
+purpose.
 
 Nothing here is private. Never call it on rows that somebody protects.
 
-Normalised variance: NV = E(X - mean)^2 / (E|X - mean|)^2, at least 1; shift and scale do not change it. A distribution with
-NV <= C is C-bounded (Definition 2.5 of the paper, with C for the ratio of squares). Gaussian 1.571, uniform 1.333, two values
-with probabilities p and 1 - p: 1/(4 p (1 - p)).
+Normalised variance: NV = E(X - mean)^2 / (E|X - mean|)^2, at least 1; shift and scale do not change
+it. A distribution with NV <= C is C-bounded (Definition 2.5 of the paper, with C for the ratio of
+squares). Gaussian 1.571, uniform 1.333, two values with probabilities p and 1 - p: 1/(4 p (1 - p)).
 
-Checkers: z is an interior point if min(x) <= z <= max(x); it is an alpha-approximate median if at least a share 1/2 - alpha of the
-rows is <= z and at least that share is >= z, which is right for atoms too.
+Checkers: z is an interior point if min(x) <= z <= max(x); it is an alpha-approximate median if at
+least a share 1/2 - alpha of the rows is <= z and at least that share is >= z, which is right for
+atoms too.
 
-Hard columns: ``log_spread`` puts every value at a scale of its own and ``random_bits`` takes doubles as they come; on few rows no
-private method can answer there. ``hard_median`` puts a share h at each end of (low, high) and the rest from another column: its
-normalised variance is at most 1/(2 h)^2, so an interior point is easy, but for h just below 1/2 - alpha an alpha-approximate
-median is an interior point of the other column (Section 1.1 of the paper).
+Hard columns: ``log_spread`` puts every value at a scale of its own and ``random_bits`` takes
+doubles as they come; on few rows no private method can answer there. ``hard_median`` puts a share h
+at each end of (low, high) and the rest from another column: its normalised variance is at most 1/(2
+h)^2, so an interior point is easy, but for h just below 1/2 - alpha an alpha-approximate median is
+an interior point of the other column (Section 1.1 of the paper).
 """
 
 from __future__ import annotations
@@ -32,7 +35,9 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean absolute deviation from the mean, variance, and normalised variance (None for a constant column)."""
+    """Mean absolute deviation from the mean, variance, and normalised variance (None for a constant
+    column).
+    """
 
     deviation: float
     variance: float
@@ -40,7 +45,9 @@ class Spread:
 
 
 def normalized_variance(values: ArrayLike) -> Spread:
-    """Of a public column, which must have finite values only. A variance that no double holds is inf."""
+    """Of a public column, which must have finite values only. A variance that no double holds is
+    inf.
+    """
     x = _finite(values)
     shift = math.frexp(float(np.max(np.abs(x))))[1]
     scaled = np.ldexp(x, -shift)  # no square overflows
@@ -49,7 +56,11 @@ def normalized_variance(values: ArrayLike) -> Spread:
     if x.min() == x.max():
         return Spread(0.0, 0.0, None)
     with np.errstate(over="ignore"):
-        return Spread(float(np.ldexp(deviation, shift)), float(np.ldexp(variance, 2 * shift)), variance / deviation**2)
+        return Spread(
+            float(np.ldexp(deviation, shift)),
+            float(np.ldexp(variance, 2 * shift)),
+            variance / deviation**2,
+        )
 
 
 def is_interior_point(values: ArrayLike, point: float) -> bool:
@@ -59,7 +70,9 @@ def is_interior_point(values: ArrayLike, point: float) -> bool:
 
 
 def is_approximate_median(values: ArrayLike, point: float, alpha: Fraction) -> bool:
-    """Whether the point is an alpha-approximate median of some finite values; alpha strictly between 0 and 1/2."""
+    """Whether the point is an alpha-approximate median of some finite values; alpha strictly
+    between 0 and 1/2.
+    """
     if not 0 < alpha < Fraction(1, 2):
         raise InvalidInput(f"alpha {alpha} must lie strictly between 0 and 1/2, such as 0.25")
     x = _finite(values)
@@ -81,8 +94,11 @@ def random_bits(n: int, source: Source) -> Floats:
     return values
 
 
-def hard_median(inner: ArrayLike, share: float, source: Source, low: float = -1, high: float = 1) -> Floats:
-    """Each of the values, replaced by ``low`` with probability ``share`` and by ``high`` with the same probability.
+def hard_median(
+    inner: ArrayLike, share: float, source: Source, low: float = -1, high: float = 1
+) -> Floats:
+    """Each of the values, replaced by ``low`` with probability ``share`` and by ``high`` with the
+    same probability.
 
     Values must lie strictly between both, the share strictly between 0 and 1/2.
     """
@@ -102,5 +118,7 @@ def _uniform(n: int, source: Source) -> Floats:
 def _finite(values: ArrayLike) -> Floats:
     x = np.asarray(values, dtype=np.float64)
     if x.ndim != 1 or not len(x) or not np.isfinite(x).all():
-        raise InvalidInput("this takes a list of one or more finite numbers; leave out what is missing or infinite")
+        raise InvalidInput(
+            "this takes a list of one or more finite numbers; leave out what is missing or infinite"
+        )
     return x

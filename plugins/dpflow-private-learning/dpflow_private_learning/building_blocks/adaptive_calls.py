@@ -1,4 +1,6 @@
-"""How much each of k adaptive calls may spend so that all of them together keep a target (section 1, Theorem 2.5)."""
+"""How much each of k adaptive calls may spend so that all of them together keep a target (section
+1, Theorem 2.5).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ _GRID = 10**15
 
 
 def down(x: Fraction) -> Fraction:
-    """A shorter number that is not larger, by less than one part in 10^15 of the largest power of ten below it."""
+    """A shorter number that is not larger, by less than one part in 10^15 of the largest power of
+    ten below it.
+    """
     if not x:
         return x
     unit = Fraction(10) ** (math.floor(math.log10(x)) - 15)
@@ -21,10 +25,11 @@ def down(x: Fraction) -> Fraction:
 
 
 def each(epsilon: Fraction, spare: Fraction, count: int, budget: Budget = "tight") -> Fraction:
-    """The epsilon of each of ``count`` calls whose total is ``epsilon``, with ``spare`` delta for the composition itself.
+    """The epsilon of each of ``count`` calls whose total is ``epsilon``, with ``spare`` delta for
+    the composition itself.
 
-    ``paper``: epsilon/(2 sqrt(2 k ln(1/spare))), enough for epsilon <= 2 ln(1/spare). ``tight``: the largest that basic or
-    advanced composition allows.
+    ``paper``: epsilon/(2 sqrt(2 k ln(1/spare))), enough for epsilon <= 2 ln(1/spare). ``tight``:
+    the largest that basic or advanced composition allows.
     """
     basic = epsilon / count
     if budget == "paper":
@@ -35,7 +40,9 @@ def each(epsilon: Fraction, spare: Fraction, count: int, budget: Budget = "tight
 
 
 def inner(epsilon: Fraction, spare: Fraction, count: int, budget: Budget = "tight") -> Fraction:
-    """The same by Theorem 2.5 solved exactly, (-A + sqrt(A^2 + 8 k eps))/(4 k) with A = sqrt(2 k ln(1/spare)); at most 1."""
+    """The same by Theorem 2.5 solved exactly, (-A + sqrt(A^2 + 8 k eps))/(4 k) with A = sqrt(2 k
+    ln(1/spare)); at most 1.
+    """
     if budget == "paper":
         return down(min(Fraction(1), Fraction(composition.coarse_step_eps(epsilon, spare, count))))
     return each(epsilon, spare, count)

@@ -1,19 +1,22 @@
 """The choosing mechanism for scores of bounded growth (section 4.1, Figure 8, Lemmas 4.4 and 4.5).
 
-Definition: q(S, f) is 0 on the empty table, and one row more raises it by 0 or 1, for at most k solutions f. With n the
-declared number of rows: if max q + Z < alpha n/2, Z discrete Laplace of scale 4/epsilon, nothing is released ("bottom").
-Otherwise one of the solutions with q >= 1 is drawn with probability proportional to exp(epsilon q/4).
+Definition: q(S, f) is 0 on the empty table, and one row more raises it by 0 or 1, for at most k
+solutions f. With n the declared number of rows: if max q + Z < alpha n/2, Z discrete Laplace of
+scale 4/epsilon, nothing is released ("bottom"). Otherwise one of the solutions with q >= 1 is drawn
+with probability proportional to exp(epsilon q/4).
 
-Claim: (epsilon, delta)-DP for one row added, removed or replaced, if n is at least `gate`. The gate is part of the proof:
-below it the solutions that only one of two neighbours has would show. n is a constant of the plan, so nothing about the
-rows decides whether it holds. Proof. Say max q >= alpha n/4 on S. The weights then sum to W >= exp(epsilon alpha n/16), so
-the at most k solutions that only S has, each of score 1, are drawn with probability k e^(epsilon/4)/W <= delta; the others
-cost epsilon/4 for the noise, epsilon/4 for their weight, and epsilon/2 for the sums, since
-W' <= e^(epsilon/4) (W + k) <= e^(epsilon/2) W. If max q < alpha n/4, anything is released with probability at most
-Pr[Z >= alpha n/4] <= delta. With no solution at all "bottom" is released; a neighbour then has max q <= 1 < alpha n/4.
+Claim: (epsilon, delta)-DP for one row added, removed or replaced, if n is at least `gate`. The gate
+is part of the proof: below it the solutions that only one of two neighbours has would show. n is a
+constant of the plan, so nothing about the rows decides whether it holds. Proof. Say max q >= alpha
+n/4 on S. The weights then sum to W >= exp(epsilon alpha n/16), so the at most k solutions that only
+S has, each of score 1, are drawn with probability k e^(epsilon/4)/W <= delta; the others cost
+epsilon/4 for the noise, epsilon/4 for their weight, and epsilon/2 for the sums, since W' <=
+e^(epsilon/4) (W + k) <= e^(epsilon/2) W. If max q < alpha n/4, anything is released with
+probability at most Pr[Z >= alpha n/4] <= delta. With no solution at all "bottom" is released; a
+neighbour then has max q <= 1 < alpha n/4.
 
-Accuracy (Lemma 4.5): with n >= `proven_rows`, with probability 1 - beta, q >= max q - alpha n, or bottom if
-max q < alpha n.
+Accuracy (Lemma 4.5): with n >= `proven_rows`, with probability 1 - beta, q >= max q - alpha n, or
+bottom if max q < alpha n.
 """
 
 from __future__ import annotations
@@ -41,11 +44,14 @@ def proven_rows(alpha: float, beta: float, epsilon: float, delta: float, growth:
     return 16 / (alpha * epsilon) * math.log(16 * growth / (alpha * beta * epsilon * delta))
 
 
-def choosing(scores: Array, rows: int, alpha: Fraction, epsilon: Fraction, delta: Fraction, calls: Calls) -> int | None:
+def choosing(
+    scores: Array, rows: int, alpha: Fraction, epsilon: Fraction, delta: Fraction, calls: Calls
+) -> int | None:
     """The index of one of the solutions, or None for bottom.
 
     Args:
-        scores: of every solution with a score of at least 1, in an order that is a function of the solutions.
+        scores: of every solution with a score of at least 1, in an order that is a function of the
+        solutions.
         rows: the declared number of rows, at least `gate`; that is checked where the plan is made.
         alpha: accuracy as a share of the rows, above 0 and at most 1.
         epsilon, delta: the price.

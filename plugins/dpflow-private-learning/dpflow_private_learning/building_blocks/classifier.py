@@ -1,14 +1,16 @@
-"""A learned rule with scikit-learn's conventions: trained by a release, where the rows are; predicts anywhere, at no cost.
+"""A learned rule with scikit-learn's conventions: trained by a release, where the rows are;
+predicts anywhere, at no cost.
 
     def release(mechanism, table, **params):
         plan = dpflow.plan(mechanism, table, name="late-by-distance", scope="flights", **params)
         return dpflow.release(plan, ledger)
 
-    model = PrivateClassifier(release, "learn_thresholds", {"column": "distance", "label": "late", "epsilon": "1", ...})
-    model.fit("flights.yml").predict(frame)
+    model = PrivateClassifier(release, "learn_thresholds", {"column": "distance", "label": "late",
+    "epsilon": "1", ...}) model.fit("flights.yml").predict(frame)
 
-`fit` takes a declared private table in the place of X: labels and features never come to this process's arrays, they are
-charged and read inside the release. A stored result gives the same model: ``PrivateClassifier.of(receipt.result.document)``.
+`fit` takes a declared private table in the place of X: labels and features never come to this
+process's arrays, they are charged and read inside the release. A stored result gives the same
+model: ``PrivateClassifier.of(receipt.result.document)``.
 """
 
 from __future__ import annotations
@@ -26,15 +28,17 @@ from dpflow_private_learning.building_blocks.hypotheses import Scale, rule
 
 
 class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """A learner mechanism as a classifier: 1 where its rule is positive, 0 elsewhere and where a value is missing.
+    """A learner mechanism as a classifier: 1 where its rule is positive, 0 elsewhere and where a
+    value is missing.
 
     Args:
-        release: pays and runs: called with the mechanism's name, the table and the parameters; returns a receipt.
+        release: pays and runs: called with the mechanism's name, the table and the parameters;
+        returns a receipt.
         mechanism: a learner's name.
         params: its parameters.
 
-    Attributes after `fit`: ``rule_``, ``sql_`` (the predicate, for DuckDB), ``document_``, ``classes_``,
-    ``feature_names_in_``, ``n_features_in_``.
+    Attributes after `fit`: ``rule_``, ``sql_`` (the predicate, for DuckDB), ``document_``,
+    ``classes_``, ``feature_names_in_``, ``n_features_in_``.
     """
 
     def __init__(
@@ -49,29 +53,41 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> PrivateClassifier:
-        """The fitted model of a learner's stored document. Raises `InvalidInput` if it holds no hypothesis."""
+        """The fitted model of a learner's stored document. Raises `InvalidInput` if it holds no
+        hypothesis.
+        """
         return cls()._learned(document)
 
     def fit(self, X: Any, y: None = None) -> PrivateClassifier:
-        """Release the rule from a declared private table, or the path of its declaration; charged once."""
+        """Release the rule from a declared private table, or the path of its declaration; charged
+        once.
+        """
         if self.release is None:
             raise InvalidInput("give release: the function that pays for the mechanism and runs it")
         receipt = self.release(self.mechanism, X, **dict(self.params or {}))
         return self._learned(receipt.result.document)
 
     def predict(self, X: Any) -> NDArray[np.int64]:
-        """1 or 0 for rows of a data frame that has the columns, or of an array with the columns in order, in their units.
+        """1 or 0 for rows of a data frame that has the columns, or of an array with the columns in
+        order, in their units.
 
-        Raises `InvalidInput` for a frame without the columns, scikit-learn's errors for arrays that are no such rows.
+        Raises `InvalidInput` for a frame without the columns, scikit-learn's errors for arrays that
+        are no such rows.
         """
         check_is_fitted(self, "rule_")
         frame, names = hasattr(X, "columns"), self.feature_names_in_.tolist()
         if frame and not set(names) <= set(X.columns):
             raise InvalidInput(f"predict needs a frame with the columns {', '.join(names)}")
         given = (
-            X if frame else check_array(X, dtype=None, ensure_all_finite=False, ensure_min_samples=0, estimator=self)
+            X
+            if frame
+            else check_array(
+                X, dtype=None, ensure_all_finite=False, ensure_min_samples=0, estimator=self
+            )
         )
-        if not frame and given.shape[1] != len(names):  # ValueError and its wording are scikit-learn's
+        if not frame and given.shape[1] != len(
+            names
+        ):  # ValueError and its wording are scikit-learn's
             raise ValueError(
                 f"X has {given.shape[1]} features, but PrivateClassifier is expecting {len(names)} features as input: "
                 f"{', '.join(names)}"
@@ -85,7 +101,9 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _learned(self, document: Mapping[str, Any]) -> PrivateClassifier:
         if "hypothesis" not in document or "columns" not in document:
-            raise InvalidInput("this document holds no hypothesis; take that of a learner's release")
+            raise InvalidInput(
+                "this document holds no hypothesis; take that of a learner's release"
+            )
         self.document_ = dict(document)
         self.rule_, self.sql_ = rule(document["hypothesis"]), document["sql"]
         self.scales_ = [Scale.from_json(one) for one in document["columns"]]

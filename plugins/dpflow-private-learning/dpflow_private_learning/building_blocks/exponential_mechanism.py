@@ -1,10 +1,11 @@
 """The exponential mechanism over pieces (McSherry, Talwar 2007; Prop. 2.25 of the paper).
 
-Definition: a point h of the domain is drawn with probability proportional to exp(epsilon q(h)/2), exactly, where q is an
-integer score that one row moves by at most 1 at every point.
+Definition: a point h of the domain is drawn with probability proportional to exp(epsilon q(h)/2),
+exactly, where q is an integer score that one row moves by at most 1 at every point.
 
-Claim: epsilon-bounded range, hence epsilon-DP. Adding a constant to all scores changes nothing, and scores more than 2^53
-units below the best are taken as that far below, which moves by no more than the scores do.
+Claim: epsilon-bounded range, hence epsilon-DP. Adding a constant to all scores changes nothing, and
+scores more than 2^53 units below the best are taken as that far below, which moves by no more than
+the scores do.
 
 Accuracy: Pr[q <= max q - t] <= |H| exp(-epsilon t/2).
 """
@@ -24,7 +25,9 @@ _FARTHEST = 2**53 - 1
 
 
 def exponential(parts: Sequence[Pieces], epsilon: Fraction, calls: Calls) -> int:
-    """A point of one or several disjoint ranges. Charges epsilon, or nothing where there is only one point."""
+    """A point of one or several disjoint ranges. Charges epsilon, or nothing where there is only
+    one point.
+    """
     lengths = np.concatenate([part.lengths() for part in parts])
     if len(lengths) == 1 and lengths[0] == 1:
         return int(parts[0].starts[0])
@@ -35,7 +38,9 @@ def exponential(parts: Sequence[Pieces], epsilon: Fraction, calls: Calls) -> int
 
 
 def select(scores: Sequence[int] | Array, epsilon: Fraction, calls: Calls) -> int:
-    """The index of one of some listed solutions, at least one. Charges epsilon, or nothing for a single solution."""
+    """The index of one of some listed solutions, at least one. Charges epsilon, or nothing for a
+    single solution.
+    """
     values = np.asarray(scores)
     if len(values) == 1:
         return 0

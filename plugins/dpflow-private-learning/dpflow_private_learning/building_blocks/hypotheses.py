@@ -1,9 +1,11 @@
-"""What a learner returns: a rule over columns, that predicts, survives JSON and reads as an SQL predicate.
+"""What a learner returns: a rule over columns, that predicts, survives JSON and reads as an SQL
+predicate.
 
-Rules live on the declared grid. A row's value is clamped, rounded half away from zero to grid steps and, where it is missing,
-replaced as the column declares, as the mechanism saw it: that is a `Scale`, which writes the same steps as SQL, so the
-predicate is true on the rows that are predicted positive. Rules count dates in days since 1970-01-01; where the bounds are
-declared as dates, the predicate reads the dates themselves.
+Rules live on the declared grid. A row's value is clamped, rounded half away from zero to grid steps
+and, where it is missing, replaced as the column declares, as the mechanism saw it: that is a
+`Scale`, which writes the same steps as SQL, so the predicate is true on the rows that are predicted
+positive. Rules count dates in days since 1970-01-01; where the bounds are declared as dates, the
+predicate reads the dates themselves.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ class Rule(ABC):
 
     def to_json(self) -> dict[str, Any]:
         """JSON from which `rule` makes an equal one."""
-        return {"kind": self.kind} | {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}  # type: ignore[call-overload]
+        return {"kind": self.kind} | {
+            k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()
+        }  # type: ignore[call-overload]
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,9 @@ class Threshold(Rule):
 
 @dataclass(frozen=True)
 class Rectangle(Rule):
-    """Positive where every coordinate lies between its ends, ends included; a lower end above its upper one is empty."""
+    """Positive where every coordinate lies between its ends, ends included; a lower end above its
+    upper one is empty.
+    """
 
     kind = "rectangle"
     lower: tuple[int, ...]
@@ -102,7 +108,9 @@ class Rectangle(Rule):
         return np.asarray(inside.all(axis=1), bool)
 
     def sql(self, columns: Sequence[str]) -> str:
-        return " AND ".join(f"{c} BETWEEN {a} AND {b}" for c, a, b in zip(columns, self.lower, self.upper))
+        return " AND ".join(
+            f"{c} BETWEEN {a} AND {b}" for c, a, b in zip(columns, self.lower, self.upper)
+        )
 
 
 KINDS: Mapping[str, type[Rule]] = {cls.kind: cls for cls in (Nothing, Point, Threshold, Rectangle)}
@@ -114,10 +122,18 @@ def rule(data: Mapping[str, Any]) -> Rule:
     try:
         made = KINDS[data["kind"]](**fields)
     except (KeyError, TypeError):
-        raise InvalidInput(f"a hypothesis has a kind ({', '.join(KINDS)}) and its fields, such as below: 10") from None
-    numbers = [n for value in vars(made).values() for n in (value if isinstance(value, tuple) else (value,))]
+        raise InvalidInput(
+            f"a hypothesis has a kind ({', '.join(KINDS)}) and its fields, such as below: 10"
+        ) from None
+    numbers = [
+        n
+        for value in vars(made).values()
+        for n in (value if isinstance(value, tuple) else (value,))
+    ]
     if not all(type(n) is int and abs(n) < _WIDE for n in numbers):
-        raise InvalidInput("the ends of a hypothesis are whole numbers of grid steps, below 2^63 in size")
+        raise InvalidInput(
+            "the ends of a hypothesis are whole numbers of grid steps, below 2^63 in size"
+        )
     if isinstance(made, Rectangle) and len(made.lower) != len(made.upper):
         raise InvalidInput("a rectangle has as many lower ends as upper ones")
     return made
@@ -125,7 +141,8 @@ def rule(data: Mapping[str, Any]) -> Rule:
 
 @dataclass(frozen=True)
 class Scale:
-    """How a column's values become grid integers: low, high in steps; ``missing`` in steps too, None if such rows have none.
+    """How a column's values become grid integers: low, high in steps; ``missing`` in steps too,
+    None if such rows have none.
 
     ``dates``: the column holds dates or timestamps, the grid days since 1970-01-01.
     """
@@ -154,7 +171,9 @@ class Scale:
         return asdict(self) | {"step": str(self.step)}
 
     def grid(self, values: Any) -> tuple[NDArray[np.int64], Bools]:
-        """Grid integers of numbers in the column's unit, or of dates, and which rows have one; None, NaN, NaT are missing."""
+        """Grid integers of numbers in the column's unit, or of dates, and which rows have one;
+        None, NaN, NaT are missing.
+        """
         given = np.asarray(values)
         if given.dtype.kind == "M" or (self.dates and given.dtype.kind in "OU"):
             moments = given.astype("datetime64[us]")
@@ -168,19 +187,31 @@ class Scale:
         whole = np.trunc(scaled)
         with np.errstate(invalid="ignore"):
             whole += np.sign(scaled) * (np.abs(scaled - whole) >= 0.5)
-        inside = [min(max(int(v), self.low), self.high) if abs(v) < _WIDE else self._end(v) for v in whole.tolist()]
-        found = np.where(there, np.array(inside, np.int64), 0 if self.missing is None else self.missing)
+        inside = [
+            min(max(int(v), self.low), self.high) if abs(v) < _WIDE else self._end(v)
+            for v in whole.tolist()
+        ]
+        found = np.where(
+            there, np.array(inside, np.int64), 0 if self.missing is None else self.missing
+        )
         return found, there | (self.missing is not None)
 
     def _end(self, value: float) -> int:
         return self.high if value > 0 else self.low
 
     def sql(self) -> str:
-        """The grid integer of a column; NULL where a row has none. No date is too far: what no timestamp holds is clamped first."""
+        """The grid integer of a column; NULL where a row has none. No date is too far: what no
+        timestamp holds is clamped first.
+        """
         quoted = '"' + self.name.replace('"', '""') + '"'
         if self.dates:
-            first, last = (dt.date(1970, 1, 1) + dt.timedelta(days=day) for day in (self.low, self.high))
-            day, nearest = f"CAST({quoted} AS DATE)", f"round(epoch_us(TRY_CAST({quoted} AS TIMESTAMP)) / 86400000000)"
+            first, last = (
+                dt.date(1970, 1, 1) + dt.timedelta(days=day) for day in (self.low, self.high)
+            )
+            day, nearest = (
+                f"CAST({quoted} AS DATE)",
+                f"round(epoch_us(TRY_CAST({quoted} AS TIMESTAMP)) / 86400000000)",
+            )
             value = (
                 f"CASE WHEN {day} < DATE '{first}' THEN {self.low} WHEN {day} > DATE '{last}' THEN {self.high} "
                 f"WHEN {quoted} IS NOT NULL THEN least({nearest}, {self.high}) END"
@@ -202,7 +233,9 @@ def to_grid(value: Fraction, column: Column) -> int:
 
 
 def learned(found: Rule, columns: Mapping[str, Column]) -> dict[str, Any]:
-    """The part of a result's document that says what was learned: rule, scales of its columns, SQL predicate."""
+    """The part of a result's document that says what was learned: rule, scales of its columns, SQL
+    predicate.
+    """
     scales = [Scale.of(name, column) for name, column in columns.items()]
     return {
         "hypothesis": found.to_json(),

@@ -1,10 +1,13 @@
-"""What all mechanisms of this package share: parameters, the price of one row, labels, and the report in a result.
+"""What all mechanisms of this package share: parameters, the price of one row, labels, and the
+report in a result.
 
-Relation. The paper replaces one of exactly m rows, with m public. Here m is a constant, the parameter ``rows``: every
-threshold and fraction uses that number, never the number found. All algorithms then hold for one row added, removed or
-replaced alike, and a unit of up to R rows (``limits.rows``) is a path of at most R such rows: the price of the plan is that
-of the unit, and each row gets `per_row` of it. Under replace, ``rows`` is the public number; under add-remove it may be left
-out, and `dpflow_private_learning.building_blocks.noisy_row_count` puts a charged noisy count in its place. A wrong number costs accuracy, never privacy.
+Relation. The paper replaces one of exactly m rows, with m public. Here m is a constant, the
+parameter ``rows``: every threshold and fraction uses that number, never the number found. All
+algorithms then hold for one row added, removed or replaced alike, and a unit of up to R rows
+(``limits.rows``) is a path of at most R such rows: the price of the plan is that of the unit, and
+each row gets `per_row` of it. Under replace, ``rows`` is the public number; under add-remove it may
+be left out, and `dpflow_private_learning.building_blocks.noisy_row_count` puts a charged noisy
+count in its place. A wrong number costs accuracy, never privacy.
 """
 
 from __future__ import annotations
@@ -40,7 +43,8 @@ def _inside(value: Fraction) -> Fraction:
 #: A share of the rows or a failure probability: strictly between 0 and 1.
 Share = Annotated[Exact, AfterValidator(_inside)]
 
-#: Stability-based selection as repaired here, or as the paper prints it, which is charged at what that really guarantees.
+#: Stability-based selection as repaired here, or as the paper prints it, which is charged at what
+#: that really guarantees.
 Selection = Literal["repaired", "literal"]
 
 #: The declared, public number of rows.
@@ -57,7 +61,8 @@ class Priced(Params):
 class Approximated(Priced):
     """``alpha``: accuracy as a share of the rows; ``beta``: probability of missing it.
 
-    ``rows``: the public number; left out, under add-remove, a twentieth of epsilon counts them where they matter.
+    ``rows``: the public number; left out, under add-remove, a twentieth of epsilon counts them
+    where they matter.
     """
 
     rows: Rows | None = None
@@ -66,21 +71,29 @@ class Approximated(Priced):
 
     @property
     def n(self) -> int:
-        """The number of rows that thresholds refer to: given, or counted before (`dpflow_private_learning.building_blocks.noisy_row_count`)."""
+        """The number of rows that thresholds refer to: given, or counted before
+        (`dpflow_private_learning.building_blocks.noisy_row_count`).
+        """
         if self.rows is None:
             raise PlanRefused("rows is missing; give the number of rows")
         return self.rows
 
 
 def per_row(epsilon: Fraction, delta: Fraction, table: Table) -> tuple[Fraction, Fraction]:
-    """What one row may cost so that a unit's R rows cost (epsilon, delta): epsilon/R, and delta over the sum of e^(i eps/R)."""
+    """What one row may cost so that a unit's R rows cost (epsilon, delta): epsilon/R, and delta
+    over the sum of e^(i eps/R).
+    """
     size = table.limits.rows
     own = epsilon / size
     if not delta or size == 1:
         return own, delta
     if epsilon > 100:
-        raise PlanRefused("a unit of several rows at an epsilon above 100 leaves no delta for one row; lower epsilon")
-    series = (renyi.exp_up(epsilon) - 1) / (1 / renyi.exp_up(-own) - 1)  # (e^eps - 1)/(e^own - 1), from above
+        raise PlanRefused(
+            "a unit of several rows at an epsilon above 100 leaves no delta for one row; lower epsilon"
+        )
+    series = (renyi.exp_up(epsilon) - 1) / (
+        1 / renyi.exp_up(-own) - 1
+    )  # (e^eps - 1)/(e^own - 1), from above
     small = delta / series
     return own, small // _GRID * _GRID
 
@@ -115,11 +128,15 @@ def claim(epsilon: Fraction, delta: Fraction, exponential: bool = False) -> Even
     return Approximate(epsilon, delta) if delta else Pure(epsilon)
 
 
-def printed(epsilon: Fraction, delta: Fraction, selections: int, pure: Fraction, table: Table) -> Event:
-    """The event of a run with so many selections by stability as printed, each called with (epsilon, delta), and pure calls.
+def printed(
+    epsilon: Fraction, delta: Fraction, selections: int, pure: Fraction, table: Table
+) -> Event:
+    """The event of a run with so many selections by stability as printed, each called with
+    (epsilon, delta), and pure calls.
 
-    Each counts as (2 epsilon, delta e^(2 epsilon)/(1 + e^-epsilon)), rounded up to 30 decimals as its call shows it. Raises
-    `PlanRefused` where that guarantees nothing, or for units of several rows.
+    Each counts as (2 epsilon, delta e^(2 epsilon)/(1 + e^-epsilon)), rounded up to 30 decimals as
+    its call shows it. Raises `PlanRefused` where that guarantees nothing, or for units of several
+    rows.
     """
     if table.limits.rows > 1:
         raise PlanRefused("stability as printed is for one row a unit; declare limits: {rows: 1}")
@@ -130,7 +147,9 @@ def printed(epsilon: Fraction, delta: Fraction, selections: int, pure: Fraction,
 
 
 def moves(table: Table) -> int:
-    """How far one row can move two counts apart: 2 where a row is replaced, 1 where rows only come or go."""
+    """How far one row can move two counts apart: 2 where a row is replaced, 1 where rows only come
+    or go.
+    """
     return 2 if table.neighbours == "replace" else 1
 
 
@@ -162,11 +181,18 @@ def positive(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
 def report(
     method: str, calls: Calls, *, needed: float, rows: int | None, status: str = "ok", **more: Any
 ) -> dict[str, Any]:
-    """The document of a result: the method, whether its accuracy is proven at this size, what it called.
+    """The document of a result: the method, whether its accuracy is proven at this size, what it
+    called.
 
     ``assumes`` among the rest says what the data must fulfil for that; the price holds without it.
     """
-    proven = "not stated: no rows given" if rows is None else "proven" if needed <= rows else "unproven at this size"
+    proven = (
+        "not stated: no rows given"
+        if rows is None
+        else "proven"
+        if needed <= rows
+        else "unproven at this size"
+    )
     return {
         "method": method,
         "status": status,
@@ -178,11 +204,15 @@ def report(
     }
 
 
-def distinct(values: NDArray[Any], weights: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], list[NDArray[np.int64]]]:
+def distinct(
+    values: NDArray[Any], weights: Sequence[NDArray[Any]]
+) -> tuple[NDArray[Any], list[NDArray[np.int64]]]:
     """Distinct values, ascending, and for each list of row weights its sums by value."""
     if not len(values):
         return values, [np.zeros(0, np.int64) for _ in weights]
     order = np.argsort(values, kind="stable")
     ordered = values[order]
     first = np.concatenate([[0], np.flatnonzero(ordered[1:] != ordered[:-1]) + 1])
-    return ordered[first], [np.add.reduceat(weight[order].astype(np.int64), first) for weight in weights]
+    return ordered[first], [
+        np.add.reduceat(weight[order].astype(np.int64), first) for weight in weights
+    ]

@@ -1,4 +1,6 @@
-"""Iterated logarithms, as the paper counts them, and logarithms rounded upwards for whatever decides about privacy."""
+"""Iterated logarithms, as the paper counts them, and logarithms rounded upwards for whatever
+decides about privacy.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ def log_star(power: int) -> int:
 
 
 def log_star_of(n: int) -> int:
-    """log*(n) for an integer n >= 1: 0 for 1, 1 for 2, 4 for 65536. Rounding up at each step changes nothing."""
+    """log*(n) for an integer n >= 1: 0 for 1, 1 for 2, 4 for 65536. Rounding up at each step
+    changes nothing.
+    """
     count = 0
     while n > 1:
         n, count = ceil_log2(n), count + 1
@@ -53,6 +57,8 @@ def ln_up(x: Fraction) -> Fraction:
 
 
 def tail_above(scale: Fraction, failure: Fraction) -> int:
-    """A k >= 0 with Pr[Z >= k] = a^k/(1+a) <= failure, a = exp(-1/scale), for discrete Laplace noise; the least but for 1e-40."""
+    """A k >= 0 with Pr[Z >= k] = a^k/(1+a) <= failure, a = exp(-1/scale), for discrete Laplace
+    noise; the least but for 1e-40.
+    """
     a = 1 / renyi.exp_up(1 / scale)
     return max(0, math.ceil(scale * ln_up(1 / (failure * (1 + a)))))

@@ -1,20 +1,24 @@
-"""Rows that nobody knows beforehand: a noisy count, charged with the release, stands in for the public number.
+"""Rows that nobody knows beforehand: a noisy count, charged with the release, stands in for the
+public number.
 
-Under replace the number of rows is public and is a parameter, ``rows``. Under add-remove it is as private as the rows; there
-``rows`` may be a number planned for or released before, or be left out.
+Under replace the number of rows is public and is a parameter, ``rows``. Under add-remove it is as
+private as the rows; there ``rows`` may be a number planned for or released before, or be left out.
 
-Definition. Left out: with R rows a unit, a twentieth of epsilon, s, pays for n + Z, where n are the rows read and Z is discrete
-Laplace of scale R/s. The rest of epsilon runs the mechanism with ``rows`` m = n + Z - t, t = R/s ln(1/beta). If its gate refuses m
-the result is "none", charged as any other: that tells m and nothing else.
+Definition. Left out: with R rows a unit, a twentieth of epsilon, s, pays for n + Z, where n are the
+rows read and Z is discrete Laplace of scale R/s. The rest of epsilon runs the mechanism with
+``rows`` m = n + Z - t, t = R/s ln(1/beta). If its gate refuses m the result is "none", charged as
+any other: that tells m and nothing else.
 
-Claim: the count's s composed with the claim of the mechanism. Proof: a unit moves n by at most R, so m is s-DP. Given m, what runs
-is the mechanism at a constant m above its gate, whose claim holds for every table whatever its size, or the constant "none".
-Composition of the two is adaptive. The plan's claim is that at the largest m, which is the dearest: what a smaller m changes is
-that ``auto`` takes a pure method at no higher epsilon.
+Claim: the count's s composed with the claim of the mechanism. Proof: a unit moves n by at most R,
+so m is s-DP. Given m, what runs is the mechanism at a constant m above its gate, whose claim holds
+for every table whatever its size, or the constant "none". Composition of the two is adaptive. The
+plan's claim is that at the largest m, which is the dearest: what a smaller m changes is that
+``auto`` takes a pure method at no higher epsilon.
 
-Accuracy: m is above n with probability at most beta, and below n - 2 t with no more: thresholds that are shares of the rows are
-then off by as much, which the result says. The count is not worth its price where rows only decides what is printed; there
-nothing is counted, and the result states no accuracy.
+Accuracy: m is above n with probability at most beta, and below n - 2 t with no more: thresholds
+that are shares of the rows are then off by as much, which the result says. The count is not worth
+its price where rows only decides what is printed; there nothing is counted, and the result states
+no accuracy.
 """
 
 from __future__ import annotations
@@ -45,7 +49,9 @@ MOST = 2**40
 
 
 class Counted(Mechanism[P]):
-    """A mechanism with a parameter ``rows``; subclasses give claim and draw for a number that is given."""
+    """A mechanism with a parameter ``rows``; subclasses give claim and draw for a number that is
+    given.
+    """
 
     @abstractmethod
     def claimed(self, params: P, table: Table) -> Event:
@@ -56,11 +62,15 @@ class Counted(Mechanism[P]):
         """`Mechanism.draw` where ``rows`` is given, or not counted."""
 
     def counts(self, params: P, table: Table) -> bool:
-        """Whether rows must be counted: it is left out, and more depends on it than what is printed."""
+        """Whether rows must be counted: it is left out, and more depends on it than what is
+        printed.
+        """
         return params.rows is None
 
     def planned(self, params: P, table: Table) -> P:
-        """The parameters that the plan is priced at. Raises `PlanRefused` where the number of rows is public and missing."""
+        """The parameters that the plan is priced at. Raises `PlanRefused` where the number of rows
+        is public and missing.
+        """
         if not self.counts(params, table):
             return params
         if table.neighbours == "replace":
@@ -72,7 +82,9 @@ class Counted(Mechanism[P]):
 
     def event(self, params: P, table: Table) -> Event:
         claim = self.claimed(self.planned(params, table), table)
-        return Composed((Pure(params.epsilon * SHARE), claim)) if self.counts(params, table) else claim
+        return (
+            Composed((Pure(params.epsilon * SHARE), claim)) if self.counts(params, table) else claim
+        )
 
     def draw(self, params: P, table: Table, answer: Answer, source: Source) -> Result:
         if not self.counts(params, table):
@@ -84,7 +96,9 @@ class Counted(Mechanism[P]):
         try:
             self.claimed(inner, table)
         except PlanRefused as refusal:  # depends on the noisy count alone
-            return replace(NONE, document=about | {"method": "none", "status": str(refusal), "calls": [paid]})
+            return replace(
+                NONE, document=about | {"method": "none", "status": str(refusal), "calls": [paid]}
+            )
         result = self.drawn(inner, table, answer, source)
         document = dict(result.document) | about
         document["calls"] = [paid, *document["calls"]]
@@ -93,7 +107,9 @@ class Counted(Mechanism[P]):
         return replace(result, document=document)
 
     def _count(self, params: P, table: Table, answer: Answer, source: Source) -> tuple[int, int]:
-        """A lower bound of the rows, and how far the noise may have moved it, each with probability 1 - beta."""
+        """A lower bound of the rows, and how far the noise may have moved it, each with probability
+        1 - beta.
+        """
         found = int(answer.counts.sum()) if isinstance(answer, Histogram) else len(answer.units)
         scale = table.limits.rows / (params.epsilon * SHARE)
         margin = math.ceil(scale * ln_up(1 / params.beta))
@@ -101,5 +117,7 @@ class Counted(Mechanism[P]):
         return min(max(noisy, 1), MOST), margin
 
     def _at(self, params: P, rows: int) -> P:
-        changed: P = params.model_copy(update={"rows": rows, "epsilon": params.epsilon * (1 - SHARE)})
+        changed: P = params.model_copy(
+            update={"rows": rows, "epsilon": params.epsilon * (1 - SHARE)}
+        )
         return changed

@@ -1,18 +1,20 @@
-"""Prefix fractions by a tree of noisy counts: pure, and practical from 10^5 rows over 2^64 (not in the paper; Chan, Shi, Song
-2010; Dwork, Naor, Pitassi, Rothblum 2010).
+"""Prefix fractions by a tree of noisy counts: pure, and practical from 10^5 rows over 2^64 (not in
+the paper; Chan, Shi, Song 2010; Dwork, Naor, Pitassi, Rothblum 2010).
 
-Definition: a range is halved; the left half gets its count plus discrete Laplace noise of scale s d/epsilon, the right half
-what is left of the range's estimate; the root's estimate is the declared number of rows. Halves with an estimate of at least
-alpha n/2 are halved again, the ceil(6/alpha) largest of a level at most, down to single points: d levels. A half that is not
-divided becomes copies of its last point. Prefix sums are made to ascend between 0 and n.
+Definition: a range is halved; the left half gets its count plus discrete Laplace noise of scale s
+d/epsilon, the right half what is left of the range's estimate; the root's estimate is the declared
+number of rows. Halves with an estimate of at least alpha n/2 are halved again, the ceil(6/alpha)
+largest of a level at most, down to single points: d levels. A half that is not divided becomes
+copies of its last point. Prefix sums are made to ascend between 0 and n.
 
-Claim: epsilon-DP. On each level one row counts in at most one left half, so it moves the counts of a level by s in all (1 if
-rows come or go, 2 if they are replaced), which costs epsilon/d; what is divided on the next level depends on released counts.
+Claim: epsilon-DP. On each level one row counts in at most one left half, so it moves the counts of
+a level by s in all (1 if rows come or go, 2 if they are replaced), which costs epsilon/d; what is
+divided on the next level depends on released counts.
 
-Accuracy: a prefix at an end of a half is a sum of at most d noises. All 2^d of them stay within E with probability 1 - beta,
-E = v sqrt(8 L), v = (s d/epsilon) max(sqrt d, sqrt(2 L)), L = ln(2 2^d/beta). If E <= alpha n/6, halves that are
-divided hold at least alpha n/6 rows, so at most 6/alpha are; those that are not hold at most 5 alpha n/6, and every prefix is
-within alpha n.
+Accuracy: a prefix at an end of a half is a sum of at most d noises. All 2^d of them stay within E
+with probability 1 - beta, E = v sqrt(8 L), v = (s d/epsilon) max(sqrt d, sqrt(2 L)), L = ln(2
+2^d/beta). If E <= alpha n/6, halves that are divided hold at least alpha n/6 rows, so at most
+6/alpha are; those that are not hold at most 5 alpha n/6, and every prefix is within alpha n.
 """
 
 from __future__ import annotations
@@ -35,7 +37,14 @@ def level_scale(end: int, epsilon: Fraction, moves: int) -> Fraction:
 
 
 def tree(
-    x: Array, counts: Array, end: int, rows: int, alpha: Fraction, epsilon: Fraction, moves: int, calls: Calls
+    x: Array,
+    counts: Array,
+    end: int,
+    rows: int,
+    alpha: Fraction,
+    epsilon: Fraction,
+    moves: int,
+    calls: Calls,
 ) -> Synopsis:
     """The artificial column of ``rows`` rows over 0..end."""
     levels, scale = ceil_log2(end + 1), level_scale(end, epsilon, moves)
@@ -59,10 +68,17 @@ def tree(
 
 
 def _largest(
-    ranges: list[tuple[int, int]], prefix: dict[int, int], length: int, end: int, alpha: Fraction, rows: int
+    ranges: list[tuple[int, int]],
+    prefix: dict[int, int],
+    length: int,
+    end: int,
+    alpha: Fraction,
+    rows: int,
 ) -> list[tuple[int, int]]:
     """The ranges that are worth dividing, by their first point."""
-    sized = [(prefix[min(first + length, end + 1)] - below, first, below) for first, below in ranges]
+    sized = [
+        (prefix[min(first + length, end + 1)] - below, first, below) for first, below in ranges
+    ]
     worth = sorted((item for item in sized if 2 * item[0] >= alpha * rows), reverse=True)
     return sorted((first, below) for _, first, below in worth[: math.ceil(6 / alpha)])
 

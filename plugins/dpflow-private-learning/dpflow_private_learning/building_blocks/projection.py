@@ -1,4 +1,6 @@
-"""One rule for every way in which a class labels given points: the hypotheses of label-private and semi-private learning."""
+"""One rule for every way in which a class labels given points: the hypotheses of label-private and
+semi-private learning.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,17 @@ from dpflow_private_learning.building_blocks.hypotheses import Point, Rectangle,
 Bounds = Sequence[tuple[int, int]]
 MOST = 10**5  # rules that a plan may list
 
-#: A class: from distinct points (one row each) and the columns' grids to rules, one for each labelling.
+#: A class: from distinct points (one row each) and the columns' grids to rules, one for each
+#: labelling.
 Projection = Callable[[NDArray[Any], Bounds], list[Rule]]
 
 
 def points(x: NDArray[Any], bounds: Bounds) -> list[Rule]:
     """Each point, and one outside if there is one: |B| + 1 labellings."""
     (low, high), seen = bounds[0], sorted({int(v) for v in x[:, 0]})
-    outside = next((v for v in range(low, min(high, low + len(seen)) + 1) if v not in set(seen)), None)
+    outside = next(
+        (v for v in range(low, min(high, low + len(seen)) + 1) if v not in set(seen)), None
+    )
     return [Point(v) for v in (*seen, *([] if outside is None else [outside]))]
 
 
@@ -34,7 +39,9 @@ def thresholds(x: NDArray[Any], bounds: Bounds) -> list[Rule]:
 
 
 def rectangles(x: NDArray[Any], bounds: Bounds) -> list[Rule]:
-    """Products of pairs of coordinates, and the empty rectangle; of those that label the points alike, the first."""
+    """Products of pairs of coordinates, and the empty rectangle; of those that label the points
+    alike, the first.
+    """
     sides = []
     for column in range(x.shape[1]):
         seen = sorted({int(v) for v in x[:, column]})
@@ -43,17 +50,25 @@ def rectangles(x: NDArray[Any], bounds: Bounds) -> list[Rule]:
         raise PlanRefused(f"the public points make more than {MOST} rectangles; give fewer points")
     lows = tuple(low for low, _ in bounds)
     kept: dict[bytes, Rule] = {}
-    boxes = (Rectangle(tuple(a for a, _ in box), tuple(b for _, b in box)) for box in product(*sides))
+    boxes = (
+        Rectangle(tuple(a for a, _ in box), tuple(b for _, b in box)) for box in product(*sides)
+    )
     for one in (Rectangle(tuple(low + 1 for low in lows), lows), *boxes):
         kept.setdefault(np.packbits(one.predict(x)).tobytes(), one)
     return list(kept.values())
 
 
-CLASSES: dict[str, Projection] = {"points": points, "thresholds": thresholds, "rectangles": rectangles}
+CLASSES: dict[str, Projection] = {
+    "points": points,
+    "thresholds": thresholds,
+    "rectangles": rectangles,
+}
 
 
 def most_points(rules: str, columns: int) -> int | None:
-    """How many points keep the rules listable: all of them but for rectangles, of which s points make up to (s(s+1)/2)^k."""
+    """How many points keep the rules listable: all of them but for rectangles, of which s points
+    make up to (s(s+1)/2)^k.
+    """
     if rules != "rectangles":
         return None
     sides = math.floor(MOST ** (1 / columns) + 1e-9)

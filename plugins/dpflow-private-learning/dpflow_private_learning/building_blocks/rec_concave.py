@@ -1,21 +1,26 @@
-"""RecConcave (section 3.3, Figure 5): a good solution of a quasi-concave promise problem, with few rows for huge domains.
+"""RecConcave (section 3.3, Figure 5): a good solution of a quasi-concave promise problem, with few
+rows for huge domains.
 
-Problem (Def. 3.6, 3.7): a score Q over 0..T that one row moves by at most 1 and that rises, then falls. The promise is that
-Q reaches r somewhere; wanted is a point with Q >= (1 - alpha) r. Bad data break the promise, never the claim.
+Problem (Def. 3.6, 3.7): a score Q over 0..T that one row moves by at most 1 and that rises, then
+falls. The promise is that Q reaches r somewhere; wanted is a point with Q >= (1 - alpha) r. Bad
+data break the promise, never the claim.
 
-Definition: with T <= 32 or one level left, the exponential mechanism. Else T is padded to 2^p; L(j) is the best minimum of
-Q over a window of 2^j points; q(j) = min(L(j) - (1 - alpha) r, r - L(j+1)) is quasi-concave in j, and one call of the same
-with promise alpha r/2 and accuracy 1/4 finds k. Two families of blocks of 8 2^k points, shifted by half a block, each offer
-their best block by stability; the exponential mechanism picks a point of these blocks.
+Definition: with T <= 32 or one level left, the exponential mechanism. Else T is padded to 2^p; L(j)
+is the best minimum of Q over a window of 2^j points; q(j) = min(L(j) - (1 - alpha) r, r - L(j+1))
+is quasi-concave in j, and one call of the same with promise alpha r/2 and accuracy 1/4 finds k. Two
+families of blocks of 8 2^k points, shifted by half a block, each offer their best block by
+stability; the exponential mechanism picks a point of these blocks.
 
-Where the paper is silent: a family of one block offers it without a charge, one of none offers nothing; if neither offers
-anything a uniform point is returned and the run is marked as a fallback; a point in the padding becomes T.
+Where the paper is silent: a family of one block offers it without a charge, one of none offers
+nothing; if neither offers anything a uniform point is returned and the run is marked as a fallback;
+a point in the padding becomes T.
 
-Claim: each level but the last spends one exponential mechanism and at most two stable selections, so D levels cost
-((3D - 2) epsilon, 2 (D - 1) delta) by basic composition. D is a function of T and the allowed levels alone.
+Claim: each level but the last spends one exponential mechanism and at most two stable selections,
+so D levels cost ((3D - 2) epsilon, 2 (D - 1) delta) by basic composition. D is a function of T and
+the allowed levels alone.
 
-When not to use it: for integers of a database. Up to 2^469 points the plain exponential mechanism needs fewer rows and is
-pure; `rows_needed` knows.
+When not to use it: for integers of a database. Up to 2^469 points the plain exponential mechanism
+needs fewer rows and is pure; `rows_needed` knows.
 """
 
 from __future__ import annotations
@@ -60,17 +65,23 @@ def cost(top: int, step: Step) -> tuple[Fraction, Fraction]:
     d = depth(top, step.levels)
     if step.literal:
         epsilon, delta = literal_claim(step.epsilon, step.delta)
-        return (3 * d - 2) * step.epsilon + 2 * (d - 1) * (epsilon - step.epsilon), 2 * (d - 1) * delta
+        return (3 * d - 2) * step.epsilon + 2 * (d - 1) * (epsilon - step.epsilon), 2 * (
+            d - 1
+        ) * delta
     return nominal(top, step)
 
 
 def nominal(top: int, step: Step) -> tuple[Fraction, Fraction]:
-    """The same with repaired stability: what accuracy rests on, since the printed one needs a smaller lead."""
+    """The same with repaired stability: what accuracy rests on, since the printed one needs a
+    smaller lead.
+    """
     d = depth(top, step.levels)
     return (3 * d - 2) * step.epsilon, 2 * (d - 1) * step.delta
 
 
-def share(top: int, levels: int, epsilon: Fraction, delta: Fraction, budget: Budget = "tight") -> Step:
+def share(
+    top: int, levels: int, epsilon: Fraction, delta: Fraction, budget: Budget = "tight"
+) -> Step:
     """Split a target: by the levels that are executed, or by 3N as the paper does."""
     d = depth(top, levels)
     if budget == "paper":
@@ -78,7 +89,9 @@ def share(top: int, levels: int, epsilon: Fraction, delta: Fraction, budget: Bud
     return Step(epsilon / (3 * d - 2), delta / (2 * (d - 1)) if d > 1 else Fraction(0), levels)
 
 
-def rec_concave(score: Pieces, promise: Fraction, alpha: Fraction, step: Step, calls: Calls) -> tuple[int, bool]:
+def rec_concave(
+    score: Pieces, promise: Fraction, alpha: Fraction, step: Step, calls: Calls
+) -> tuple[int, bool]:
     """A point of 0..T and whether it is only a fallback.
 
     Args:
@@ -107,14 +120,18 @@ def rec_concave(score: Pieces, promise: Fraction, alpha: Fraction, step: Step, c
     return min(point, top), fallback
 
 
-def _lengths_score(padded: Pieces, powers: int, promise: Fraction, alpha: Fraction) -> tuple[list[int], int]:
+def _lengths_score(
+    padded: Pieces, powers: int, promise: Fraction, alpha: Fraction
+) -> tuple[list[int], int]:
     """q(0), ..., q(powers) as integers, and their unit."""
     minima = padded.window_minima(powers)
     minima.append(min(0, minima[-1]))
     low, high = (1 - alpha) * promise, promise
     unit = math.lcm(padded.unit, low.denominator, high.denominator)
     grain, least, most = unit // padded.unit, int(low * unit), int(high * unit)
-    return [min(minima[j] * grain - least, most - minima[j + 1] * grain) for j in range(powers + 1)], unit
+    return [
+        min(minima[j] * grain - least, most - minima[j + 1] * grain) for j in range(powers + 1)
+    ], unit
 
 
 def _offered(padded: Pieces, k: int, step: Step, calls: Calls) -> list[tuple[int, int]]:
@@ -138,11 +155,14 @@ def _offered(padded: Pieces, k: int, step: Step, calls: Calls) -> list[tuple[int
 # --- how many rows -------------------------------------------------------------------------------------------------------
 
 
-def promise_needed(top: int, levels: int, alpha: float, epsilon: float, delta: float, beta: float) -> float:
-    """The least promise r that the proof needs, each base mechanism spending (epsilon, delta) and failing with beta.
+def promise_needed(
+    top: int, levels: int, alpha: float, epsilon: float, delta: float, beta: float
+) -> float:
+    """The least promise r that the proof needs, each base mechanism spending (epsilon, delta) and
+    failing with beta.
 
-    Not stated in the paper: computed from the steps of its proof with repaired stability and natural logarithms. The total
-    failure is (2D - 1) beta.
+    Not stated in the paper: computed from the steps of its proof with repaired stability and
+    natural logarithms. The total failure is (2D - 1) beta.
     """
     if top <= SMALL or levels == 1:
         return 2 / (alpha * epsilon) * (_ln(top + 1) + math.log(1 / beta))
@@ -153,19 +173,27 @@ def promise_needed(top: int, levels: int, alpha: float, epsilon: float, delta: f
     )
 
 
-def rows_needed(top: int, levels: int, alpha: float, epsilon: float, delta: float, beta: float) -> float:
-    """`promise_needed` for a target (epsilon, delta) and failure beta of the whole run, tightly split."""
+def rows_needed(
+    top: int, levels: int, alpha: float, epsilon: float, delta: float, beta: float
+) -> float:
+    """`promise_needed` for a target (epsilon, delta) and failure beta of the whole run, tightly
+    split.
+    """
     d = depth(top, levels)
     own = delta / (2 * (d - 1)) if d > 1 else 0.25
     return promise_needed(top, levels, alpha, epsilon / (3 * d - 2), own, beta / (2 * d - 1))
 
 
 def best_levels(top: int, alpha: float, epsilon: float, delta: float, beta: float) -> int:
-    """The number of levels that needs the fewest rows; 1, the exponential mechanism, for every integer type."""
+    """The number of levels that needs the fewest rows; 1, the exponential mechanism, for every
+    integer type.
+    """
     deepest = depth(top, 64)
     if delta == 0:
         return 1
-    return min(range(1, deepest + 1), key=lambda n: rows_needed(top, n, alpha, epsilon, delta, beta))
+    return min(
+        range(1, deepest + 1), key=lambda n: rows_needed(top, n, alpha, epsilon, delta, beta)
+    )
 
 
 def _ln(n: int) -> float:

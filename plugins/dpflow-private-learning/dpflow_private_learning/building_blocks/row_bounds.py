@@ -1,7 +1,9 @@
-"""Rows that each method needs for its accuracy to be proven: the formulas of the paper and of its proofs, as floats.
+"""Rows that each method needs for its accuracy to be proven: the formulas of the paper and of its
+proofs, as floats.
 
-alpha: accuracy, beta: failure, epsilon, delta: price, ``size``: points of the domain (any integer), ``top``: last of them.
-These are planning numbers; whatever decides about privacy is a rounded rational next to the mechanism.
+alpha: accuracy, beta: failure, epsilon, delta: price, ``size``: points of the domain (any integer),
+``top``: last of them. These are planning numbers; whatever decides about privacy is a rounded
+rational next to the mechanism.
 """
 
 from __future__ import annotations
@@ -11,7 +13,12 @@ from fractions import Fraction
 from typing import SupportsFloat
 
 from dpflow_private_learning.building_blocks import choosing_mechanism
-from dpflow_private_learning.building_blocks.log_bounds import iterated, iterated_up, log_star, log_star_of
+from dpflow_private_learning.building_blocks.log_bounds import (
+    iterated,
+    iterated_up,
+    log_star,
+    log_star_of,
+)
 from dpflow_private_learning.building_blocks.rec_concave import depth, rows_needed
 
 Real = SupportsFloat
@@ -23,24 +30,38 @@ def ln(x: float) -> float:
 
 
 def generalisation(alpha: Real, beta: Real, vc: int = 1) -> float:
-    """Rows from which an empirical error of alpha/2 means a true error of alpha, with failure beta/2 (Theorem 2.14)."""
+    """Rows from which an empirical error of alpha/2 means a true error of alpha, with failure
+    beta/2 (Theorem 2.14).
+    """
     a, b = float(alpha), float(beta)
     return 200 * vc / a**2 * ln(4 / (a * b))
 
 
 def exponential_rows(size: int, alpha: Real, beta: Real, epsilon: Real) -> float:
-    """(4/(alpha epsilon)) ln(2|H|/beta): the exponential mechanism, empirical error alpha/2, failure beta/2."""
+    """(4/(alpha epsilon)) ln(2|H|/beta): the exponential mechanism, empirical error alpha/2,
+    failure beta/2.
+    """
     a, b, e = float(alpha), float(beta), float(epsilon)
     return 4 / (a * e) * (ln(2 / b) + ln(size))
 
 
-def theorem_3_18(power: int, levels: int, alpha: Real, beta: Real, epsilon: Real, delta: Real) -> float:
+def theorem_3_18(
+    power: int, levels: int, alpha: Real, beta: Real, epsilon: Real, delta: Real
+) -> float:
     """Second term of Theorem 3.18 for thresholds over 2^power points and N levels."""
     a, b, e, d = map(float, (alpha, beta, epsilon, delta))
-    return 8.0**levels * 72 * levels / (a * e) * (math.log2(12 * levels / (b * d)) + iterated(power, levels))
+    return (
+        8.0**levels
+        * 72
+        * levels
+        / (a * e)
+        * (math.log2(12 * levels / (b * d)) + iterated(power, levels))
+    )
 
 
-def lemma_3_14(power: int, levels: int, alpha: Real, beta: Real, epsilon: Real, delta: Real) -> float:
+def lemma_3_14(
+    power: int, levels: int, alpha: Real, beta: Real, epsilon: Real, delta: Real
+) -> float:
     """Lemma 3.14 for accuracy alpha/2, with epsilon/(3N), delta/(3N) and failure beta/(4N)."""
     a, n = float(alpha) / 2, levels
     e, d, b = float(epsilon) / (3 * n), float(delta) / (3 * n), float(beta) / (4 * n)
@@ -54,8 +75,12 @@ def remark_3_16(power: int, alpha: Real, beta: Real, epsilon: Real, delta: Real)
     return 8.0**n * 72 * n / (a * e) * math.log2(24 * n / (b * d))
 
 
-def threshold_rows(top: int, levels: int, alpha: Real, beta: Real, epsilon: Real, delta: Real) -> float:
-    """Rows for LearnThresholds over 0..top, empirical error alpha/2 and failure beta/2, from the proof's own steps."""
+def threshold_rows(
+    top: int, levels: int, alpha: Real, beta: Real, epsilon: Real, delta: Real
+) -> float:
+    """Rows for LearnThresholds over 0..top, empirical error alpha/2 and failure beta/2, from the
+    proof's own steps.
+    """
     if depth(top, levels) == 1:
         return exponential_rows(top + 1, alpha, beta, epsilon)
     return rows_needed(top, levels, float(alpha) / 2, float(epsilon), float(delta), float(beta) / 2)
@@ -74,12 +99,16 @@ def point_rows_small(alpha: Real, beta: Real, epsilon: Real, delta: Real, moves:
 
 
 def half_width(scale: Fraction, failure: float = 0.05) -> int:
-    """The least t with Pr[|Z| > t] <= failure for discrete Laplace noise; for reports, never for a claim."""
+    """The least t with Pr[|Z| > t] <= failure for discrete Laplace noise; for reports, never for a
+    claim.
+    """
     q = math.exp(-1 / float(scale)) if scale > Fraction(1, 700) else 0.0
     return max(0, math.ceil(float(scale) * ln(2 / (failure * (1 + q))) - 1)) if q else 0
 
 
-def san_points_rows(alpha: Real, beta: Real, epsilon: Real, delta: Real, small: Real, chance: Real) -> float:
+def san_points_rows(
+    alpha: Real, beta: Real, epsilon: Real, delta: Real, small: Real, chance: Real
+) -> float:
     """Theorem 4.6: SanPoints for a target (epsilon, delta) with calls of (small, chance)."""
     a, b, e, d, s, c = map(float, (alpha, beta, epsilon, delta, small, chance))
     chosen: float = 32 / (a * s) * ln(128 / (a**2 * b * s * c))
@@ -87,29 +116,43 @@ def san_points_rows(alpha: Real, beta: Real, epsilon: Real, delta: Real, small: 
 
 
 def peeling_rows(size: int, alpha: Real, beta: Real, epsilon: Real) -> float:
-    """ceil(2/alpha) rounds of the exponential mechanism over the whole domain and a noisy count, epsilon shared equally."""
+    """ceil(2/alpha) rounds of the exponential mechanism over the whole domain and a noisy count,
+    epsilon shared equally.
+    """
     a, b = float(alpha), float(beta)
     each = float(epsilon) / (2 * math.ceil(2 / a))
     return 4 / (a * each) * (ln(size) + ln(4 / (a * b)))
 
 
 def tree_error(size: int, beta: Real, epsilon: Real, moves: int = 2) -> float:
-    """How far all prefix counts of the tree stay from the truth, in rows, with probability 1 - beta; d = log2 of the size."""
+    """How far all prefix counts of the tree stay from the truth, in rows, with probability 1 -
+    beta; d = log2 of the size.
+    """
     d, b = max(math.ceil(math.log2(size)), 1), float(beta)
     level = ln(2 / b) + d * math.log(2)
-    return moves * d / float(epsilon) * max(math.sqrt(d), math.sqrt(2 * level)) * math.sqrt(8 * level)
+    return (
+        moves * d / float(epsilon) * max(math.sqrt(d), math.sqrt(2 * level)) * math.sqrt(8 * level)
+    )
 
 
 def tree_rows(size: int, alpha: Real, beta: Real, epsilon: Real, moves: int = 2) -> float:
-    """Rows from which every prefix of the tree is within alpha n: its noise must stay within alpha n/6."""
+    """Rows from which every prefix of the tree is within alpha n: its noise must stay within alpha
+    n/6.
+    """
     return 6 * tree_error(size, beta, epsilon, moves) / float(alpha)
 
 
-def lemma_4_12(power: int, calls: int, alpha: Real, beta: Real, epsilon: Real, delta: Real) -> float:
+def lemma_4_12(
+    power: int, calls: int, alpha: Real, beta: Real, epsilon: Real, delta: Real
+) -> float:
     """Lemma 4.12: rows for SanThresholds over 2^power points, in inner values."""
     a, b, e, d = map(float, (alpha, beta, epsilon, delta))
     n, levels = log_star(power), log_star_of(power)
-    return 8.0**levels * 60 * calls / (a * e) * levels * math.log2(12 * levels / (b * e * d)) if n else 0.0
+    return (
+        8.0**levels * 60 * calls / (a * e) * levels * math.log2(12 * levels / (b * e * d))
+        if n
+        else 0.0
+    )
 
 
 def san_thresholds_rows(
@@ -119,11 +162,18 @@ def san_thresholds_rows(
     a, b, e, d = map(float, (alpha, beta, epsilon, delta))
     levels = depth(power, log_star_of(power))
     inner = rows_needed(power, levels, 0.25, e, d, b)
-    return max(32 / a * inner, gate, 512 / (a * e) * ln(2048 / (a * b * e)), 16 * calls / (a * e) * ln(2 / b))
+    return max(
+        32 / a * inner,
+        gate,
+        512 / (a * e) * ln(2048 / (a * b * e)),
+        16 * calls / (a * e) * ln(2 / b),
+    )
 
 
 def warm_up_rows(comparisons: int, alpha: Real, beta: Real, epsilon: Real, delta: Real) -> float:
-    """Rows for the warm-up learner; (epsilon, delta) is the price of each mechanism, beta is shared by all."""
+    """Rows for the warm-up learner; (epsilon, delta) is the price of each mechanism, beta is shared
+    by all.
+    """
     a, e, d = float(alpha), float(epsilon), float(delta)
     b = float(beta) / (comparisons + 3)
     compare = 4 / (a * e) * max(ln(max(comparisons, 1) / b), 2 * ln(10 / b))
@@ -136,29 +186,39 @@ def cell_count(columns: int, alpha: Real) -> float:
 
 
 def significance(columns: int, alpha: Real, beta: Real, epsilon: Real, moves: int = 2) -> float:
-    """nu: how far the noise of all cells stays below, with probability 1 - beta/2; epsilon is that of one histogram."""
+    """nu: how far the noise of all cells stays below, with probability 1 - beta/2; epsilon is that
+    of one histogram.
+    """
     return moves / float(epsilon) * ln(4 * columns * cell_count(columns, alpha) / float(beta))
 
 
 def rectangle_rows(columns: int, alpha: Real, beta: Real, epsilon: Real, moves: int = 2) -> float:
-    """Rows for the histograms of a rectangle, empirical error alpha/2; the sanitizers' sizes come on top."""
+    """Rows for the histograms of a rectangle, empirical error alpha/2; the sanitizers' sizes come
+    on top.
+    """
     nu = significance(columns, alpha, beta, epsilon, moves)
     return 8 * columns / float(alpha) * cell_count(columns, alpha) * (2 * nu + 1)
 
 
 def label_private_sample(vc: int, alpha: Real, beta: Real, repaired: bool = True) -> int:
-    """n of Figure 13: rows whose points make the class finite; the paper's n is half, and misses its error by two."""
+    """n of Figure 13: rows whose points make the class finite; the paper's n is half, and misses
+    its error by two.
+    """
     a, f = float(alpha), 2 if repaired else 1
     return math.ceil(32 * f / a * (vc * ln(64 * f / a) + ln(8 / float(beta))))
 
 
 def labellings(vc: int, points: int) -> float:
-    """How many ways a class labels so many points at most: n + 1 for VC dimension 1, (e n/VC)^VC beyond (Sauer)."""
+    """How many ways a class labels so many points at most: n + 1 for VC dimension 1, (e n/VC)^VC
+    beyond (Sauer).
+    """
     return points + 1.0 if vc == 1 else (math.e * points / vc) ** vc
 
 
 def label_private_rows(rules: float, sample: int, alpha: Real, beta: Real, epsilon: Real) -> float:
-    """Rows that label-private learning really needs: n and enough others to tell so many rules apart."""
+    """Rows that label-private learning really needs: n and enough others to tell so many rules
+    apart.
+    """
     a, b, e = float(alpha), float(beta), float(epsilon)
     size = ln(rules) + ln(4 / b)
     return sample + max(24 / a * ln(4 / b), 8 / a * size, 8 / (a * e) * size)
@@ -170,9 +230,11 @@ def label_private_theorem(vc: int, alpha: Real, beta: Real, epsilon: Real) -> fl
     return 768 / (a**2 * float(epsilon)) * (vc * ln(64 / a) + 2 * ln(8 / float(beta)))
 
 
-def mode_rows(method: str, size: int, alpha: Real, beta: Real, epsilon: Real, delta: Real, moves: int) -> float:
-    """Rows from which the mode is within alpha n of the most frequent value with probability 1 - beta; for stability, a lead
-    of alpha n instead.
+def mode_rows(
+    method: str, size: int, alpha: Real, beta: Real, epsilon: Real, delta: Real, moves: int
+) -> float:
+    """Rows from which the mode is within alpha n of the most frequent value with probability 1 -
+    beta; for stability, a lead of alpha n instead.
     """
     a, b, e, d = map(float, (alpha, beta, epsilon, delta))
     if method == "exponential":

@@ -1,17 +1,22 @@
-"""SanThresholds (section 4.3, Figure 11, Lemmas 4.8 to 4.12, Theorem 4.13): all prefix fractions of an ordered column.
+"""SanThresholds (section 4.3, Figure 11, Lemmas 4.8 to 4.12, Theorem 4.13): all prefix fractions of
+an ordered column.
 
-One call on a range [k, l]: if a noisy count says that the range is light, its rows become copies of l. Otherwise RecConcave
-finds the power Z such that some interval of 2Z points is moderately heavy, the choosing mechanism picks one, its rows become
-copies of its upper end, and both sides are called in turn. At most c = ceil(77/alpha) calls are made in all.
+One call on a range [k, l]: if a noisy count says that the range is light, its rows become copies of
+l. Otherwise RecConcave finds the power Z such that some interval of 2Z points is moderately heavy,
+the choosing mechanism picks one, its rows become copies of its upper end, and both sides are called
+in turn. At most c = ceil(77/alpha) calls are made in all.
 
-Where the paper is silent: copies are max(0, noisy count); if the choosing mechanism gives nothing, the call ends as for a
-light range, with the count it already has; a range of one point needs no length; without any copy all answers are 0.
+Where the paper is silent: copies are max(0, noisy count); if the choosing mechanism gives nothing,
+the call ends as for a light range, with the count it already has; a range of one point needs no
+length; without any copy all answers are 0.
 
-Claim: at most four mechanisms in a call, each (e, d)-DP: by Theorem 2.5 for 4c of them (epsilon, delta)-DP, if the declared
-rows are at least the choosing mechanism's gate for accuracy alpha/64 and growth 2, in the inner values.
+Claim: at most four mechanisms in a call, each (e, d)-DP: by Theorem 2.5 for 4c of them (epsilon,
+delta)-DP, if the declared rows are at least the choosing mechanism's gate for accuracy alpha/64 and
+growth 2, in the inner values.
 
-When not to use it: below hundreds of millions of rows its accuracy is not proven; `dpflow_private_learning.building_blocks.prefix_tree`
-needs 10^5 and is pure. It still runs, and measures well, from the gate on.
+When not to use it: below hundreds of millions of rows its accuracy is not proven;
+`dpflow_private_learning.building_blocks.prefix_tree` needs 10^5 and is pure. It still runs, and
+measures well, from the gate on.
 """
 
 from __future__ import annotations
@@ -26,7 +31,12 @@ from dpflow.core.sampling.samplers import discrete_laplace
 from dpflow_private_learning.building_blocks.adaptive_calls import inner
 from dpflow_private_learning.building_blocks.choosing_mechanism import choosing, gate
 from dpflow_private_learning.building_blocks.log_bounds import ceil_log2
-from dpflow_private_learning.building_blocks.rec_concave import Budget, best_levels, rec_concave, share
+from dpflow_private_learning.building_blocks.rec_concave import (
+    Budget,
+    best_levels,
+    rec_concave,
+    share,
+)
 from dpflow_private_learning.building_blocks.spend_log import Calls
 from dpflow_private_learning.building_blocks.step_function import Array, Pieces
 from dpflow_private_learning.building_blocks.synopsis import Synopsis
@@ -36,7 +46,9 @@ _QUARTER = Fraction(1, 4)
 
 @dataclass(frozen=True)
 class Plan:
-    """Inner values: calls c, price of each mechanism, and the accuracy with the declared rows that all fractions refer to."""
+    """Inner values: calls c, price of each mechanism, and the accuracy with the declared rows that
+    all fractions refer to.
+    """
 
     calls: int
     epsilon: Fraction
@@ -52,7 +64,12 @@ class Plan:
 
 
 def plan(
-    alpha: Fraction, beta: Fraction, epsilon: Fraction, delta: Fraction, rows: int, budget: Budget = "tight"
+    alpha: Fraction,
+    beta: Fraction,
+    epsilon: Fraction,
+    delta: Fraction,
+    rows: int,
+    budget: Budget = "tight",
 ) -> Plan:
     """Divide a target (epsilon, delta) for one row."""
     c = math.ceil(77 / alpha)
@@ -60,8 +77,12 @@ def plan(
     return Plan(c, small, delta / (5 * c), alpha, rows, float(beta / (3 * c)))
 
 
-def san_thresholds(x: Array, counts: Array, end: int, given: Plan, calls: Calls) -> tuple[Synopsis, int]:
-    """The artificial column over 0..end for ascending distinct positions with their counts, and how many calls it took."""
+def san_thresholds(
+    x: Array, counts: Array, end: int, given: Plan, calls: Calls
+) -> tuple[Synopsis, int]:
+    """The artificial column over 0..end for ascending distinct positions with their counts, and how
+    many calls it took.
+    """
     run = _Run(x, np.concatenate([[0], np.cumsum(counts)]), given, calls)
     todo = [(0, end)]
     while todo and run.used < given.calls:
@@ -119,7 +140,9 @@ class _Run:
         first, last = self._slice(low, high)
         x, counts = self.x[first:last], np.diff(self.sums[first : last + 1])
         if z == 0:
-            i = choosing(counts, given.rows, given.alpha / 64, given.epsilon, given.delta, self.calls)
+            i = choosing(
+                counts, given.rows, given.alpha / 64, given.epsilon, given.delta, self.calls
+            )
             return None if i is None else (int(x[i]), int(x[i]))
         starts, sums = self._blocks(x, counts, low, z)
         i = choosing(sums, given.rows, given.alpha / 64, given.epsilon, given.delta, self.calls)
@@ -128,7 +151,9 @@ class _Run:
         return int(starts[i]), min(int(starts[i]) + (2 << z) - 1, high)
 
     def _blocks(self, x: Array, counts: Array, low: int, z: int) -> tuple[Array, Array]:
-        """The touched blocks of 2^(z+1) points from ``low`` and from 2^z later: where they start, and their rows."""
+        """The touched blocks of 2^(z+1) points from ``low`` and from 2^z later: where they start,
+        and their rows.
+        """
         starts, sums = [], []
         for offset in (low, low + (1 << z)):
             inside = x >= offset
@@ -145,7 +170,9 @@ class _Run:
         return np.concatenate(starts), np.concatenate(sums)
 
     def _score(self, low: int, high: int, powers: int, heavy: Fraction) -> Pieces:
-        """Q(j) = min(I(j) - alpha m/32, 3 alpha m/32 - I(j-1)), where I(j) is the most rows in 2^j points of the range."""
+        """Q(j) = min(I(j) - alpha m/32, 3 alpha m/32 - I(j-1)), where I(j) is the most rows in 2^j
+        points of the range.
+        """
         first, last = self._slice(low, high)
         most = window_maxima(self.x[first:last], self.sums[first : last + 1], high, powers)
         unit = (heavy / 32).denominator
@@ -160,7 +187,9 @@ class _Run:
 
 
 def window_maxima(x: Array, sums: Array, high: int, powers: int) -> list[int]:
-    """I(0), ..., I(powers): the most rows in an interval of 2^j integers, for ascending values up to ``high``."""
+    """I(0), ..., I(powers): the most rows in an interval of 2^j integers, for ascending values up
+    to ``high``.
+    """
     if not len(x):
         return [0] * (powers + 1)
     total = int(sums[-1] - sums[0])

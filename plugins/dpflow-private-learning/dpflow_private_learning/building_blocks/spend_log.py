@@ -1,4 +1,6 @@
-"""What a run of base mechanisms spends: the source they draw from, and the list of calls that a test adds up again."""
+"""What a run of base mechanisms spends: the source they draw from, and the list of calls that a
+test adds up again.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,11 @@ _DELTAS = Fraction(10**30)
 
 @dataclass
 class Calls:
-    """One run. Every base mechanism draws from ``source`` and notes its own (epsilon, delta) in ``spent``.
+    """One run. Every base mechanism draws from ``source`` and notes its own (epsilon, delta) in
+    ``spent``.
 
-    How many calls a run makes may depend on outputs that were drawn privately before, never on the rows; the price of a
-    release is an upper bound of every possible run.
+    How many calls a run makes may depend on outputs that were drawn privately before, never on the
+    rows; the price of a release is an upper bound of every possible run.
     """
 
     source: Source
@@ -31,12 +34,19 @@ class Calls:
 
     def total(self) -> tuple[Fraction, Fraction]:
         """Basic composition of all calls so far."""
-        return sum((e for _, e, _ in self.spent), NOTHING), sum((d for _, _, d in self.spent), NOTHING)
+        return sum((e for _, e, _ in self.spent), NOTHING), sum(
+            (d for _, _, d in self.spent), NOTHING
+        )
 
     def to_json(self) -> list[dict[str, Any]]:
         """Calls by mechanism and price; a delta is rounded up to 30 decimals, as in a plan."""
         found = Counter(self.spent)
         return [
-            {"call": name, "epsilon": text(e), "delta": text(-(-d * _DELTAS // 1) / _DELTAS), "times": times}
+            {
+                "call": name,
+                "epsilon": text(e),
+                "delta": text(-(-d * _DELTAS // 1) / _DELTAS),
+                "times": times,
+            }
             for (name, e, d), times in sorted(found.items())
         ]

@@ -1,20 +1,24 @@
-"""Stability-based selection, A_dist (Prop. 2.26, after Smith and Thakurta 2013): the best solution if it is far ahead.
+"""Stability-based selection, A_dist (Prop. 2.26, after Smith and Thakurta 2013): the best solution
+if it is far ahead.
 
-Definition: gap = q(best) - q(second), ties broken by a fixed order. The best solution is released if
-gap + Z >= s + k, where Z is discrete Laplace of scale s/epsilon and k the least integer with Pr[Z >= k] <= delta; otherwise
-nothing ("bottom").
+Definition: gap = q(best) - q(second), ties broken by a fixed order. The best solution is released
+if gap + Z >= s + k, where Z is discrete Laplace of scale s/epsilon and k the least integer with
+Pr[Z >= k] <= delta; otherwise nothing ("bottom").
 
-Claim: (epsilon, delta)-DP if s bounds how far one row moves the gap. If the best solution is the same on both tables, only
-the noisy gap differs, by at most s. If it differs, both gaps are at most s, and each is released with probability at most
-delta. A score that one row moves by 1 has s = 2: the best may fall while the second rises. Only for counts under
-add-remove, where one row moves all scores the same way, is s = 1.
+Claim: (epsilon, delta)-DP if s bounds how far one row moves the gap. If the best solution is the
+same on both tables, only the noisy gap differs, by at most s. If it differs, both gaps are at most
+s, and each is released with probability at most delta. A score that one row moves by 1 has s = 2:
+the best may fall while the second rises. Only for counts under add-remove, where one row moves all
+scores the same way, is s = 1.
 
-The paper adds noise of scale 1/epsilon and compares with ln(1/delta)/epsilon, for every score. ``literal`` does that and is
-(2 epsilon, delta e^(2 epsilon)/2)-DP with the paper's continuous noise, not (epsilon, delta): 14 rows against 0 compared
-with 13 against 1 have delta = 0.363 at epsilon = 1, delta = 1e-6. With discrete noise it is 0.462, and the claim that holds
-is (2 epsilon, delta e^(2 epsilon)/(1 + e^-epsilon)).
+The paper adds noise of scale 1/epsilon and compares with ln(1/delta)/epsilon, for every score.
+``literal`` does that and is (2 epsilon, delta e^(2 epsilon)/2)-DP with the paper's continuous
+noise, not (epsilon, delta): 14 rows against 0 compared with 13 against 1 have delta = 0.363 at
+epsilon = 1, delta = 1e-6. With discrete noise it is 0.462, and the claim that holds is (2 epsilon,
+delta e^(2 epsilon)/(1 + e^-epsilon)).
 
-When not to use it: if the best solution is not expected to lead by about 2/epsilon ln(1/delta) rows.
+When not to use it: if the best solution is not expected to lead by about 2/epsilon ln(1/delta)
+rows.
 """
 
 from __future__ import annotations
@@ -28,7 +32,9 @@ from dpflow_private_learning.building_blocks.log_bounds import ln_up, tail_above
 from dpflow_private_learning.building_blocks.spend_log import Calls
 
 
-def threshold(epsilon: Fraction, delta: Fraction, moves: int = 2, literal: bool = False) -> tuple[Fraction, int]:
+def threshold(
+    epsilon: Fraction, delta: Fraction, moves: int = 2, literal: bool = False
+) -> tuple[Fraction, int]:
     """Scale of the noise and what the noisy gap must reach."""
     if literal:
         scale = 1 / epsilon
@@ -43,7 +49,12 @@ def literal_claim(epsilon: Fraction, delta: Fraction) -> tuple[Fraction, Fractio
 
 
 def is_stable(
-    gap: int, epsilon: Fraction, delta: Fraction, calls: Calls, moves: int = 2, literal: bool = False
+    gap: int,
+    epsilon: Fraction,
+    delta: Fraction,
+    calls: Calls,
+    moves: int = 2,
+    literal: bool = False,
 ) -> bool:
     """Whether to release the best solution. Charges the claim, whatever the answer."""
     scale, level = threshold(epsilon, delta, moves, literal)

@@ -1,7 +1,9 @@
-"""Scores that are constant on runs of an ordered domain: a range of 2^64 or 2^1000 points with a few thousand runs.
+"""Scores that are constant on runs of an ordered domain: a range of 2^64 or 2^1000 points with a
+few thousand runs.
 
-A score over the points 0, 1, ..., ``end`` is held as the start of each run and its integer value. Everything RecConcave
-needs of a score (window minima, best blocks, a clipped range) is computed from the runs, never from the points.
+A score over the points 0, 1, ..., ``end`` is held as the start of each run and its integer value.
+Everything RecConcave needs of a score (window minima, best blocks, a clipped range) is computed
+from the runs, never from the points.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ _WIDE = 2**64  # from here on positions are Python integers
 
 @dataclass(frozen=True)
 class Pieces:
-    """Runs of equal score. Starts ascend; run i reaches to the point before run i+1, the last one to ``end``.
+    """Runs of equal score. Starts ascend; run i reaches to the point before run i+1, the last one
+    to ``end``.
 
     Attributes:
         starts: uint64, or Python integers where ``end`` is 2^64 or more.
@@ -35,7 +38,9 @@ class Pieces:
     unit: int = 1
 
     @classmethod
-    def of(cls, starts: Sequence[int] | Array, end: int, values: Sequence[int] | Array, unit: int = 1) -> Pieces:
+    def of(
+        cls, starts: Sequence[int] | Array, end: int, values: Sequence[int] | Array, unit: int = 1
+    ) -> Pieces:
         """Runs from plain numbers; neighbours of equal value are joined."""
         kind = object if end >= _WIDE else np.uint64
         first, value = np.asarray(starts, dtype=kind), np.asarray(values, dtype=_integers(values))
@@ -52,7 +57,9 @@ class Pieces:
 
     @classmethod
     def between(cls, points: Array, values: Array, behind: Array | int, end: int) -> Pieces:
-        """The score that is ``values`` at these ascending points, ``behind`` from there to the next one, 0 before the first."""
+        """The score that is ``values`` at these ascending points, ``behind`` from there to the next
+        one, 0 before the first.
+        """
         size = 2 * len(points) + 1
         starts, scores = (
             np.zeros(size, object if end >= _WIDE else np.uint64),
@@ -61,7 +68,9 @@ class Pieces:
         x, after = starts[1::2], starts[2::2]
         x[:], scores[1::2], scores[2::2] = points, values, behind
         np.add(x, 1 if end >= _WIDE else np.uint64(1), out=after)
-        keep = np.ones(size, bool)  # no empty run before the first point, between neighbours or behind the end
+        keep = np.ones(
+            size, bool
+        )  # no empty run before the first point, between neighbours or behind the end
         keep[0] = not len(x) or x[0] != 0
         keep[2::2] = np.append(after[:-1] != x[1:], x[-1:] != end)
         if not keep.all():
@@ -85,7 +94,11 @@ class Pieces:
 
     def at(self, point: int) -> int:
         """The score at one point, in units."""
-        return int(self.values[int(np.searchsorted(self.starts, self.starts.dtype.type(point), side="right")) - 1])
+        return int(
+            self.values[
+                int(np.searchsorted(self.starts, self.starts.dtype.type(point), side="right")) - 1
+            ]
+        )
 
     def padded(self, end: int) -> Pieces:
         """The same up to ``end``, with min(0, last score) on what is new."""
@@ -100,14 +113,17 @@ class Pieces:
         """The runs inside [low, high], ends included."""
         lasts = self.lasts
         inside = (lasts >= low) & (self.starts <= high)
-        starts = np.maximum(self.starts[inside], self.starts.dtype.type(low) if self.starts.dtype != object else low)
+        starts = np.maximum(
+            self.starts[inside], self.starts.dtype.type(low) if self.starts.dtype != object else low
+        )
         return Pieces(starts, min(high, self.end), self.values[inside], self.unit)
 
     def window_minima(self, powers: int) -> list[int]:
-        """L(0), ..., L(powers): the largest score that some window of 2^j points keeps throughout, for any score at all.
+        """L(0), ..., L(powers): the largest score that some window of 2^j points keeps throughout,
+        for any score at all.
 
-        A run of value v supports windows as long as the stretch around it where the score is at least v. Raises
-        ValueError if no window of 2^powers points fits.
+        A run of value v supports windows as long as the stretch around it where the score is at
+        least v. Raises ValueError if no window of 2^powers points fits.
         """
         if self.end + 1 < 1 << powers:
             raise ValueError("the longest window does not fit")
@@ -120,7 +136,9 @@ class Pieces:
         return [int(v) for v in np.maximum.accumulate(best[::-1])[::-1]]
 
     def _stretches(self, left: Array, right: Array) -> Array:
-        """Points from run ``left`` to before run ``right``; for uint64 a stretch of 2^64 points comes out as 0."""
+        """Points from run ``left`` to before run ``right``; for uint64 a stretch of 2^64 points
+        comes out as 0.
+        """
         wide = self.starts.dtype == object
         stop = self.end + 1 if wide else np.uint64((self.end + 1) % _WIDE)
         edges = np.append(self.starts, np.array([stop], dtype=self.starts.dtype))
@@ -128,10 +146,11 @@ class Pieces:
         return stretch
 
     def best_block(self, offset: int, shift: int) -> tuple[int, int, int | None] | None:
-        """The block [offset + b 2^shift, offset + (b+1) 2^shift - 1], b >= 0, with the largest maximal score.
+        """The block [offset + b 2^shift, offset + (b+1) 2^shift - 1], b >= 0, with the largest
+        maximal score.
 
-        Returns its b (the smallest at a tie), its score and the score of the next block, None where there is only one
-        block; None where there is none.
+        Returns its b (the smallest at a tie), its score and the score of the next block, None where
+        there is only one block; None where there is none.
         """
         if offset > self.end:
             return None
@@ -166,7 +185,9 @@ def _integers(values: Sequence[int] | Array) -> Any:
 
 
 def _nearest_below(values: Array) -> NDArray[np.intp]:
-    """For each entry the nearest index before it with a smaller value, or -1: a stack of candidates."""
+    """For each entry the nearest index before it with a smaller value, or -1: a stack of
+    candidates.
+    """
     found, stack, last = [], [-1], values.tolist()
     last.append(min(last, default=0) - 1)  # the sentinel that index -1 points at
     for i, value in enumerate(last[:-1]):

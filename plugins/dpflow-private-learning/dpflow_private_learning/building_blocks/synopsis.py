@@ -1,4 +1,6 @@
-"""Weighted points: what a sanitizer of one ordered column gives, as answers, as a table, and on the way back from one."""
+"""Weighted points: what a sanitizer of one ordered column gives, as answers, as a table, and on the
+way back from one.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ _TAKEN = ("release_id", "block", "weight", "label")
 
 @dataclass(frozen=True)
 class Synopsis:
-    """Ascending positions with whole, nonnegative weights: an artificial column of sum(weights) rows.
+    """Ascending positions with whole, nonnegative weights: an artificial column of sum(weights)
+    rows.
 
     It was drawn privately: whatever is computed from it is free.
     """
@@ -39,7 +42,10 @@ class Synopsis:
 
     def below(self, positions: Sequence[int] | NDArray[Any]) -> NDArray[np.float64]:
         """The share of rows below each position; 0 for an empty column."""
-        points, sums = np.array(self.points, dtype=object), np.concatenate([[0], np.cumsum(self.weights, dtype=float)])
+        points, sums = (
+            np.array(self.points, dtype=object),
+            np.concatenate([[0], np.cumsum(self.weights, dtype=float)]),
+        )
         places = np.searchsorted(points, np.asarray(positions, dtype=object), side="left")
         return np.asarray(sums[places.astype(np.intp)] / max(self.size, 1), float)
 
@@ -52,7 +58,10 @@ class Synopsis:
         """The artificial column in its own unit, with a weight for each value."""
         return Synthetic(
             ((name, kind(column)), ("weight", "whole")),
-            tuple((in_unit(column, low + point), weight) for point, weight in zip(self.points, self.weights)),
+            tuple(
+                (in_unit(column, low + point), weight)
+                for point, weight in zip(self.points, self.weights)
+            ),
         )
 
 
@@ -73,4 +82,6 @@ def check_name(table: Table, name: str) -> None:
     """Refuse a column whose name the artificial table needs for itself."""
     table.bounded(name)
     if name.casefold() in _TAKEN:
-        raise PlanRefused(f"a sanitized table has a column {name!r} of its own; read the column under another name")
+        raise PlanRefused(
+            f"a sanitized table has a column {name!r} of its own; read the column under another name"
+        )

@@ -1,4 +1,6 @@
-"""The pure sanitizers that other constructions are built on, as one function of a class and a number of rows."""
+"""The pure sanitizers that other constructions are built on, as one function of a class and a
+number of rows.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ def sanitized(
     moves: int,
     calls: Calls,
 ) -> Synopsis:
-    """An artificial column of ``rows`` rows over 0..end for distinct values: by peeling for points, by the tree for thresholds.
+    """An artificial column of ``rows`` rows over 0..end for distinct values: by peeling for points,
+    by the tree for thresholds.
 
     epsilon-DP for one row, added or removed (``moves`` = 1) or replaced (``moves`` = 2).
     """
@@ -38,7 +41,9 @@ def sanitized(
     return proper(listed(values, counts, end, plan, calls), rows, alpha, end)[0]
 
 
-def rows_for(rules: Rules, size: int, alpha: Fraction, beta: Fraction, epsilon: Fraction, moves: int) -> float:
+def rows_for(
+    rules: Rules, size: int, alpha: Fraction, beta: Fraction, epsilon: Fraction, moves: int
+) -> float:
     """Rows from which `sanitized` is within alpha with probability 1 - beta."""
     if rules == "thresholds":
         return tree_rows(size, alpha, beta, epsilon, moves)

@@ -1,7 +1,8 @@
-"""Learn any finite class by the exponential mechanism (section 2.5.2, after Kasiviswanathan et al. 2008), and private learning
-with public points (section 6.2).
+"""Learn any finite class by the exponential mechanism (section 2.5.2, after Kasiviswanathan et al.
+2008), and private learning with public points (section 6.2).
 
-Definition: q(h) = rows that h gets right; a rule is drawn with probability proportional to exp(epsilon q/2), exactly.
+Definition: q(h) = rows that h gets right; a rule is drawn with probability proportional to
+exp(epsilon q/2), exactly.
 
 - `LearnClass`: all points or thresholds of a column (over pieces, whatever its range), or rules listed in the plan.
 - `LearnSemiPrivate`: the plan holds public, unlabelled points from the same distribution. One rule for each way in which the class
@@ -9,10 +10,11 @@ Definition: q(h) = rows that h gets right; a rule is drawn with probability prop
 
 Claim: epsilon-bounded range for whole rows. The class is a function of the plan.
 
-Accuracy: with probability 1 - beta, the drawn rule errs on at most alpha n/2 rows more than the best one, from
-(4/(alpha epsilon)) ln(2|H|/beta) rows.
+Accuracy: with probability 1 - beta, the drawn rule errs on at most alpha n/2 rows more than the
+best one, from (4/(alpha epsilon)) ln(2|H|/beta) rows.
 
-When not to use it: for infinite classes, or finite ones too large to list that are neither points nor thresholds.
+When not to use it: for infinite classes, or finite ones too large to list that are neither points
+nor thresholds.
 """
 
 from __future__ import annotations
@@ -52,8 +54,8 @@ from dpflow_private_learning.mechanisms.learn_thresholds import threshold_score
 class LearnClassParams(learning_params.Approximated):
     """``columns``: bounded. ``label``: 0/1 bounded, or two keys, the second positive.
 
-    ``rules``: points or thresholds of one column, or a list of rules as the documents of learners write them, on grid integers;
-    points and thresholds in a list read the first column.
+    ``rules``: points or thresholds of one column, or a list of rules as the documents of learners
+    write them, on grid integers; points and thresholds in a list read the first column.
     """
 
     columns: tuple[str, ...] = Field(min_length=1)
@@ -62,7 +64,9 @@ class LearnClassParams(learning_params.Approximated):
 
 
 def point_score(x: NDArray[Any], labels: NDArray[np.bool_], end: int) -> Pieces:
-    """Rows that "x = j" gets right, for j in 0..end: all negatives, plus positives less negatives at j."""
+    """Rows that "x = j" gets right, for j in 0..end: all negatives, plus positives less negatives
+    at j.
+    """
     values, (ones, zeros) = learning_params.distinct(x, [labels, ~labels])
     around = Pieces.around(values, ones - zeros, end)
     return Pieces(around.starts, around.end, around.values + int(zeros.sum()))
@@ -81,7 +85,9 @@ def right(rules: Sequence[Rule], x: NDArray[Any], labels: NDArray[np.bool_]) -> 
         return np.searchsorted(ones, at) + len(zeros) - np.searchsorted(zeros, at)
     if all(isinstance(one, Point) for one in rules):
         at = np.array([one.at for one in rules])  # type: ignore[attr-defined]
-        here = [np.searchsorted(part, at, "right") - np.searchsorted(part, at) for part in (ones, zeros)]
+        here = [
+            np.searchsorted(part, at, "right") - np.searchsorted(part, at) for part in (ones, zeros)
+        ]
         return np.asarray(here[0] + len(zeros) - here[1], np.int64)
     return np.array([int((one.predict(x) == labels).sum()) for one in rules], dtype=np.int64)
 
@@ -107,7 +113,13 @@ class _ByScore(Mechanism[Any]):
         raise NotImplementedError
 
     def _result(
-        self, params: Any, table: Table, found: Rule, size: int, calls: Calls, method: str = "exponential"
+        self,
+        params: Any,
+        table: Table,
+        found: Rule,
+        size: int,
+        calls: Calls,
+        method: str = "exponential",
     ) -> Result:
         epsilon, _ = learning_params.per_row(params.epsilon, params.delta, table)
         columns = self._columns(params, table)
@@ -134,22 +146,30 @@ class LearnClass(_ByScore):
         columns = self._columns(params, table)
         if isinstance(params.rules, str):
             if len(columns) != 1:
-                raise PlanRefused("points and thresholds are rules of one column; name one, or list the rules")
+                raise PlanRefused(
+                    "points and thresholds are rules of one column; name one, or list the rules"
+                )
             return None
         if not params.rules:
             raise PlanRefused("a class needs at least one rule")
         listed = [rule(one) for one in params.rules]
         if any(isinstance(one, Rectangle) and len(one.lower) != len(columns) for one in listed):
-            raise InvalidInput(f"a rectangle here has {len(columns)} sides, one for each of {', '.join(columns)}")
+            raise InvalidInput(
+                f"a rectangle here has {len(columns)} sides, one for each of {', '.join(columns)}"
+            )
         return listed
 
-    def draw(self, params: LearnClassParams, table: Table, answer: Answer, source: Source) -> Result:
+    def draw(
+        self, params: LearnClassParams, table: Table, answer: Answer, source: Source
+    ) -> Result:
         epsilon, _ = learning_params.per_row(params.epsilon, params.delta, table)
         calls, labels = Calls(source), learning_params.positive(answer.columns[params.label])
         listed = self._rules(params, table)
         if listed is not None:
             scores = right(listed, matrix(table, params.columns, answer), labels)
-            return self._result(params, table, listed[select(scores, epsilon, calls)], len(listed), calls)
+            return self._result(
+                params, table, listed[select(scores, epsilon, calls)], len(listed), calls
+            )
         name = params.columns[0]
         _, low, end = learning_params.domain(table, name)
         x = relative(answer.columns[name], low)
@@ -161,8 +181,9 @@ class LearnClass(_ByScore):
 
 
 class LearnSemiPrivateParams(learning_params.Approximated):
-    """``columns``: bounded. ``label``: 0/1 bounded, or two keys, the second positive. ``public``: public points, each a list of
-    values in the columns' units. ``rules``: points, thresholds or rectangles.
+    """``columns``: bounded. ``label``: 0/1 bounded, or two keys, the second positive. ``public``:
+    public points, each a list of values in the columns' units. ``rules``: points, thresholds or
+    rectangles.
     """
 
     columns: tuple[str, ...] = Field(min_length=1)
@@ -182,15 +203,24 @@ class LearnSemiPrivate(_ByScore):
     def _rules(self, params: LearnSemiPrivateParams, table: Table) -> list[Rule]:
         columns = self._columns(params, table)
         if any(len(point) != len(columns) for point in params.public):
-            raise PlanRefused(f"every public point needs {len(columns)} values, one for each of {', '.join(columns)}")
-        grid = [[to_grid(value, column) for value, column in zip(p, columns.values())] for p in params.public]
+            raise PlanRefused(
+                f"every public point needs {len(columns)} values, one for each of {', '.join(columns)}"
+            )
+        grid = [
+            [to_grid(value, column) for value, column in zip(p, columns.values())]
+            for p in params.public
+        ]
         bounds = [column.grid() for column in columns.values()]
         return CLASSES[params.rules](np.unique(np.array(grid, dtype=np.int64), axis=0), bounds)
 
-    def draw(self, params: LearnSemiPrivateParams, table: Table, answer: Answer, source: Source) -> Result:
+    def draw(
+        self, params: LearnSemiPrivateParams, table: Table, answer: Answer, source: Source
+    ) -> Result:
         epsilon, _ = learning_params.per_row(params.epsilon, params.delta, table)
         rules, calls = self._rules(params, table), Calls(source)
         scores = right(
-            rules, matrix(table, params.columns, answer), learning_params.positive(answer.columns[params.label])
+            rules,
+            matrix(table, params.columns, answer),
+            learning_params.positive(answer.columns[params.label]),
         )
         return self._result(params, table, rules[select(scores, epsilon, calls)], len(rules), calls)

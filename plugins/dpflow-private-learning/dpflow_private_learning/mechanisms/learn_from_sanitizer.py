@@ -1,11 +1,14 @@
-"""Learn from sanitized labelled rows (Lemma 5.3, Theorem 5.5): whoever sanitizes C^label learns C, properly.
+"""Learn from sanitized labelled rows (Lemma 5.3, Theorem 5.5): whoever sanitizes C^label learns C,
+properly.
 
 Definition: `sanitize_labelled`, then the rule of the class that errs least on the artificial rows.
 
-Claim: epsilon-DP, that of the sanitizer: choosing the rule is free, and so is choosing another one later.
+Claim: epsilon-DP, that of the sanitizer: choosing the rule is free, and so is choosing another one
+later.
 
-Accuracy: with error alpha, beta of the sanitizer on C^label, the rule's true error is at most 2 alpha + gamma above the best,
-with probability 1 - 2 beta, from (50 VC/gamma^2) ln(1/(gamma beta)) rows on (gamma = alpha here).
+Accuracy: with error alpha, beta of the sanitizer on C^label, the rule's true error is at most 2
+alpha + gamma above the best, with probability 1 - 2 beta, from (50 VC/gamma^2) ln(1/(gamma beta))
+rows on (gamma = alpha here).
 
 When not to use it: to learn one rule once: `learn_class` needs far fewer rows.
 """
@@ -39,7 +42,9 @@ class LearnFromSanitizer(Labelled, Counted[SanitizeLabelledParams]):
     citation = "Beimel, Nissim, Stemmer 2013/2016, Lemma 5.3, Theorem 5.5"
     Params = SanitizeLabelledParams
 
-    def drawn(self, params: SanitizeLabelledParams, table: Table, answer: Answer, source: Source) -> Result:
+    def drawn(
+        self, params: SanitizeLabelledParams, table: Table, answer: Answer, source: Source
+    ) -> Result:
         column, low, end = learning_params.domain(table, params.column)
         calls = Calls(source)
         halves, needed = self.halves(params, table, answer, calls)
@@ -56,4 +61,6 @@ class LearnFromSanitizer(Labelled, Counted[SanitizeLabelledParams]):
             error_on_artificial_rows=float(wrong(halves, found)),
             **learned(shifted, {params.column: column}),
         )
-        return Result((Row("", "rule", document["sql"]),), document, table_of(halves, params.column, table))
+        return Result(
+            (Row("", "rule", document["sql"]),), document, table_of(halves, params.column, table)
+        )

@@ -1,16 +1,21 @@
-"""Label-private learning (section 6, Figure 13, Theorem 6.2): features are public, labels are not, and then VC many rows do.
+"""Label-private learning (section 6, Figure 13, Theorem 6.2): features are public, labels are not,
+and then VC many rows do.
 
-Definition. In a random order of the rows, the first n give points, without their labels. One rule for each way in which the
-class labels these points is enough; the exponential mechanism draws one by the labels of the other rows.
+Definition. In a random order of the rows, the first n give points, without their labels. One rule
+for each way in which the class labels these points is enough; the exponential mechanism draws one
+by the labels of the other rows.
 
-Claim: epsilon-bounded range for the labels. Neighbours differ in the labels of one unit; which rules there are is a function
-of public columns alone. So every feature must be declared ``public: true`` (under ``neighbours: replace``), rows without a
-label must count as labelled, and the plan must read the whole table: all three are checked.
+Claim: epsilon-bounded range for the labels. Neighbours differ in the labels of one unit; which
+rules there are is a function of public columns alone. So every feature must be declared ``public:
+true`` (under ``neighbours: replace``), rows without a label must count as labelled, and the plan
+must read the whole table: all three are checked.
 
-Accuracy: an error of at most alpha with probability 1 - beta, for labels that some rule gives. The paper's n misses the error
-that its proof uses by a factor of two; here n = (64/alpha)(VC ln(128/alpha) + ln(8/beta)).
+Accuracy: an error of at most alpha with probability 1 - beta, for labels that some rule gives. The
+paper's n misses the error that its proof uses by a factor of two; here n = (64/alpha)(VC
+ln(128/alpha) + ln(8/beta)).
 
-When not to use it: if features are private: then `learn_semi_private`, with public points of the same kind.
+When not to use it: if features are private: then `learn_semi_private`, with public points of the
+same kind.
 """
 
 from __future__ import annotations
@@ -33,14 +38,18 @@ from dpflow_private_learning.building_blocks.exponential_mechanism import select
 from dpflow_private_learning.building_blocks.hypotheses import learned
 from dpflow_private_learning.building_blocks.noisy_row_count import Counted
 from dpflow_private_learning.building_blocks.projection import CLASSES, most_points, vc_dimension
-from dpflow_private_learning.building_blocks.row_bounds import label_private_rows, label_private_sample, labellings
+from dpflow_private_learning.building_blocks.row_bounds import (
+    label_private_rows,
+    label_private_sample,
+    labellings,
+)
 from dpflow_private_learning.building_blocks.spend_log import Calls
 from dpflow_private_learning.mechanisms.learn_class import matrix, right
 
 
 class LearnLabelPrivateParams(learning_params.Approximated):
-    """``columns``: bounded and public. ``label``: 0/1 bounded with ``missing: 0``, or two keys, the second positive.
-    ``rules``: points, thresholds or rectangles.
+    """``columns``: bounded and public. ``label``: 0/1 bounded with ``missing: 0``, or two keys, the
+    second positive. ``rules``: points, thresholds or rectangles.
     """
 
     columns: tuple[str, ...] = Field(min_length=1, max_length=16)
@@ -63,7 +72,9 @@ class LearnLabelPrivate(Counted[LearnLabelPrivateParams]):
             raise PlanRefused(
                 f"label {params.label!r} must be private, and a row without one must still count: declare missing: 0 for it"
             )
-        if hidden := [name for name in self._columns(params, table) if name not in table.public_columns]:
+        if hidden := [
+            name for name in self._columns(params, table) if name not in table.public_columns
+        ]:
             raise PlanRefused(
                 f"columns {', '.join(hidden)} are not declared public, and label privacy protects labels only; declare "
                 f"public: true if everybody knows them, or use learn_semi_private"
@@ -82,9 +93,14 @@ class LearnLabelPrivate(Counted[LearnLabelPrivateParams]):
         self._columns(params, table)
         return Records((*params.columns, params.label), table.limits.rows, known=True)
 
-    def drawn(self, params: LearnLabelPrivateParams, table: Table, answer: Answer, source: Source) -> Result:
+    def drawn(
+        self, params: LearnLabelPrivateParams, table: Table, answer: Answer, source: Source
+    ) -> Result:
         columns, n, calls = self._columns(params, table), self._sample(params), Calls(source)
-        x, labels = matrix(table, params.columns, answer), learning_params.positive(answer.columns[params.label])
+        x, labels = (
+            matrix(table, params.columns, answer),
+            learning_params.positive(answer.columns[params.label]),
+        )
         bounds = [column.grid() for column in columns.values()]
         rules = CLASSES[params.rules](self._points(params, x[:n]), bounds)
         epsilon, _ = learning_params.per_row(params.epsilon, params.delta, table)
@@ -105,14 +121,19 @@ class LearnLabelPrivate(Counted[LearnLabelPrivateParams]):
 
     def _sample(self, params: LearnLabelPrivateParams) -> int:
         """n, a function of the plan."""
-        return label_private_sample(vc_dimension(params.rules, len(params.columns)), params.alpha, params.beta)
+        return label_private_sample(
+            vc_dimension(params.rules, len(params.columns)), params.alpha, params.beta
+        )
 
     def _points(self, params: LearnLabelPrivateParams, x: NDArray[np.int64]) -> NDArray[np.int64]:
         """Distinct points, no more of them than the class can be listed for."""
         return np.unique(x[: most_points(params.rules, len(params.columns))], axis=0)
 
     def _needed(self, params: LearnLabelPrivateParams, n: int, epsilon: float) -> float:
-        vc, most = vc_dimension(params.rules, len(params.columns)), most_points(params.rules, len(params.columns))
+        vc, most = (
+            vc_dimension(params.rules, len(params.columns)),
+            most_points(params.rules, len(params.columns)),
+        )
         if most is not None and most < n:
             return math.inf  # fewer points than the proof wants
         return label_private_rows(labellings(vc, n), n, params.alpha, params.beta, epsilon)

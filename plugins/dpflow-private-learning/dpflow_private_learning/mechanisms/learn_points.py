@@ -1,14 +1,18 @@
-"""Learn which single value is positive (section 3.1, Lemma 3.2): stability, with a number of rows that no domain changes.
+"""Learn which single value is positive (section 3.1, Lemma 3.2): stability, with a number of rows
+that no domain changes.
 
-Definition: q(x) = positive rows with value x. If the best value is far enough ahead it is the hypothesis; otherwise a uniform
-value of the domain (proper, right if 2^d >= 1/(alpha beta)) or, with ``allow_zero``, the rule that is positive nowhere.
+Definition: q(x) = positive rows with value x. If the best value is far enough ahead it is the
+hypothesis; otherwise a uniform value of the domain (proper, right if 2^d >= 1/(alpha beta)) or,
+with ``allow_zero``, the rule that is positive nowhere.
 
-Claim: (epsilon, delta)-DP, one stable selection; with ``selection: literal`` what the printed one really guarantees.
+Claim: (epsilon, delta)-DP, one stable selection; with ``selection: literal`` what the printed one
+really guarantees.
 
-Accuracy: an error of at most alpha with probability 1 - beta, for rows of a point concept, from `point_rows_small` on; the
-paper's own constants are `point_rows`.
+Accuracy: an error of at most alpha with probability 1 - beta, for rows of a point concept, from
+`point_rows_small` on; the paper's own constants are `point_rows`.
 
-When not to use it: for small domains; below about 2^20 points `learn_class` needs fewer rows and is pure.
+When not to use it: for small domains; below about 2^20 points `learn_class` needs fewer rows and is
+pure.
 """
 
 from __future__ import annotations
@@ -32,9 +36,10 @@ from dpflow_private_learning.mechanisms.mode import leader
 
 
 class LearnPointsParams(learning_params.Approximated):
-    """``column``: bounded. ``label``: 0/1 bounded, or two keys, the second positive. ``allow_zero``: fall back to the rule
-    that is positive nowhere instead of a uniform value. ``selection``: stability repaired, or literal, as printed, which costs
-    more than epsilon and delta say.
+    """``column``: bounded. ``label``: 0/1 bounded, or two keys, the second positive.
+    ``allow_zero``: fall back to the rule that is positive nowhere instead of a uniform value.
+    ``selection``: stability repaired, or literal, as printed, which costs more than epsilon and
+    delta say.
     """
 
     column: str
@@ -54,7 +59,9 @@ class LearnPoints(Mechanism[LearnPointsParams]):
     def event(self, params: LearnPointsParams, table: Table) -> Event:
         learning_params.check_label(table, params.label)
         _, _, end = learning_params.domain(table, params.column)
-        epsilon, _ = learning_params.per_row(params.epsilon, learning_params.need_delta(params, self.name), table)
+        epsilon, _ = learning_params.per_row(
+            params.epsilon, learning_params.need_delta(params, self.name), table
+        )
         learning_params.need_scale(threshold(epsilon, params.delta, 2)[0])
         if not params.allow_zero and end > 0 and (end + 1) * params.alpha * params.beta < 1:
             raise PlanRefused(
@@ -68,7 +75,9 @@ class LearnPoints(Mechanism[LearnPointsParams]):
         table.bounded(params.column)
         return Records((params.column, params.label), table.limits.rows)
 
-    def draw(self, params: LearnPointsParams, table: Table, answer: Answer, source: Source) -> Result:
+    def draw(
+        self, params: LearnPointsParams, table: Table, answer: Answer, source: Source
+    ) -> Result:
         column, low, end = learning_params.domain(table, params.column)
         epsilon, delta = learning_params.per_row(params.epsilon, params.delta, table)
         literal = params.selection == "literal"

@@ -1,17 +1,22 @@
-"""Learn a rectangle in several columns (section 3.5, Theorem 3.22; the sketch completed here, constants ours).
+"""Learn a rectangle in several columns (section 3.5, Theorem 3.22; the sketch completed here,
+constants ours).
 
-Definition. Each column is sanitized for prefixes, which cuts it into cells of about alpha n/(16 k) rows, k columns; a value
-that is heavier than that is a cell of its own. Positive rows are counted by cell, with noise. A side of the rectangle is the
-outer end of the outermost cell with a significant count; if no cell of some column has one, the rectangle is empty.
+Definition. Each column is sanitized for prefixes, which cuts it into cells of about alpha n/(16 k)
+rows, k columns; a value that is heavier than that is a cell of its own. Positive rows are counted
+by cell, with noise. A side of the rectangle is the outer end of the outermost cell with a
+significant count; if no cell of some column has one, the rectangle is empty.
 
-Claim: k sanitizers and k noisy histograms with the same budget each, by basic or advanced composition, whichever
-allows more: (epsilon, delta)-DP. The sanitizer is the tree of `dpflow_private_learning.building_blocks.prefix_tree` (pure) or
-SanThresholds (``axes``), which refuses to run below its gate.
+Claim: k sanitizers and k noisy histograms with the same budget each, by basic or advanced
+composition, whichever allows more: (epsilon, delta)-DP. The sanitizer is the tree of
+`dpflow_private_learning.building_blocks.prefix_tree` (pure) or SanThresholds (``axes``), which
+refuses to run below its gate.
 
-Accuracy: on data that some rectangle labels, an empirical error of alpha/2 with probability 1 - beta from `rectangle_rows` on:
-each side loses at most alpha n/(8 k) rows inside one cell, and as many in insignificant ones.
+Accuracy: on data that some rectangle labels, an empirical error of alpha/2 with probability 1 -
+beta from `rectangle_rows` on: each side loses at most alpha n/(8 k) rows inside one cell, and as
+many in insignificant ones.
 
-When not to use it: with fewer than about 10^6 rows; list rectangles over a coarse grid in `learn_class` instead.
+When not to use it: with fewer than about 10^6 rows; list rectangles over a coarse grid in
+`learn_class` instead.
 """
 
 from __future__ import annotations
@@ -35,15 +40,19 @@ from dpflow_private_learning.building_blocks.adaptive_calls import each
 from dpflow_private_learning.building_blocks.hypotheses import Rectangle, learned
 from dpflow_private_learning.building_blocks.noisy_row_count import Counted
 from dpflow_private_learning.building_blocks.prefix_tree import level_scale, tree
-from dpflow_private_learning.building_blocks.row_bounds import rectangle_rows, significance, tree_rows
+from dpflow_private_learning.building_blocks.row_bounds import (
+    rectangle_rows,
+    significance,
+    tree_rows,
+)
 from dpflow_private_learning.building_blocks.spend_log import Calls
 from dpflow_private_learning.building_blocks.step_function import relative
 from dpflow_private_learning.building_blocks.synopsis import Synopsis
 
 
 class LearnRectanglesParams(learning_params.Approximated):
-    """``columns``: bounded, the sides. ``label``: 0/1 bounded, or two keys, the second positive. ``axes``: how columns are
-    cut into cells, tree or san-thresholds.
+    """``columns``: bounded, the sides. ``label``: 0/1 bounded, or two keys, the second positive.
+    ``axes``: how columns are cut into cells, tree or san-thresholds.
     """
 
     columns: tuple[str, ...] = Field(min_length=1, max_length=16)
@@ -52,7 +61,9 @@ class LearnRectanglesParams(learning_params.Approximated):
 
 
 def cells(found: Synopsis, size: int, mass: Fraction, end: int) -> NDArray[Any]:
-    """Last points of cells that hold at most ``mass`` of a column's ``size`` rows, or are one point; the last is ``end``."""
+    """Last points of cells that hold at most ``mass`` of a column's ``size`` rows, or are one
+    point; the last is ``end``.
+    """
     lasts: list[int] = []
     held, most = 0, mass * size
     for point, weight in zip(found.points, found.weights):
@@ -84,15 +95,23 @@ class LearnRectangles(Counted[LearnRectanglesParams]):
         if params.axes == "san-thresholds":
             learning_params.need_delta(params, "san-thresholds")
         own = each(epsilon, delta / 2, 2 * k) if advanced else epsilon / (2 * k)
-        learning_params.need_scale(max(level_scale(end, own, learning_params.moves(table)) for end in ends))
+        learning_params.need_scale(
+            max(level_scale(end, own, learning_params.moves(table)) for end in ends)
+        )
         small = delta / (2 * k)
         if params.axes == "san-thresholds":
-            learning_params.need_gate(self._plan(params, own, small).gate, params.n, "san-thresholds")
+            learning_params.need_gate(
+                self._plan(params, own, small).gate, params.n, "san-thresholds"
+            )
         return own, small
 
-    def _plan(self, params: LearnRectanglesParams, epsilon: Fraction, delta: Fraction) -> san_thresholds.Plan:
+    def _plan(
+        self, params: LearnRectanglesParams, epsilon: Fraction, delta: Fraction
+    ) -> san_thresholds.Plan:
         k = len(params.columns)
-        return san_thresholds.plan(params.alpha / (32 * k), params.beta / (4 * k), epsilon, delta, params.n)
+        return san_thresholds.plan(
+            params.alpha / (32 * k), params.beta / (4 * k), epsilon, delta, params.n
+        )
 
     def claimed(self, params: LearnRectanglesParams, table: Table) -> Event:
         self._budget(params, table)
@@ -103,7 +122,9 @@ class LearnRectangles(Counted[LearnRectanglesParams]):
             table.bounded(name)
         return Records((*params.columns, params.label), table.limits.rows)
 
-    def drawn(self, params: LearnRectanglesParams, table: Table, answer: Answer, source: Source) -> Result:
+    def drawn(
+        self, params: LearnRectanglesParams, table: Table, answer: Answer, source: Source
+    ) -> Result:
         epsilon, delta = self._budget(params, table)
         calls, positive = Calls(source), learning_params.positive(answer.columns[params.label])
         sides = []
@@ -148,9 +169,13 @@ class LearnRectangles(Counted[LearnRectanglesParams]):
         values, (counts,) = learning_params.distinct(x, [np.ones(len(x), bool)])
         target, n = params.alpha / (16 * len(params.columns)), params.n
         if params.axes == "tree":
-            made = tree(values, counts, end, n, target / 2, price[0], learning_params.moves(table), calls)
+            made = tree(
+                values, counts, end, n, target / 2, price[0], learning_params.moves(table), calls
+            )
         else:
-            made, _ = san_thresholds.san_thresholds(values, counts, end, self._plan(params, *price), calls)
+            made, _ = san_thresholds.san_thresholds(
+                values, counts, end, self._plan(params, *price), calls
+            )
         return cells(made, made.size, target, end)
 
     def _side(
@@ -165,8 +190,12 @@ class LearnRectangles(Counted[LearnRectanglesParams]):
         """The outermost significant cells of one column, or None."""
         calls.pay("histogram", epsilon)
         counts = np.bincount(np.searchsorted(lasts, x, side="left"), minlength=len(lasts))
-        noisy = counts + discrete_laplace(learning_params.moves(table) / epsilon, len(lasts), calls.source)
-        level = 1 + significance(len(params.columns), params.alpha, params.beta, epsilon, learning_params.moves(table))
+        noisy = counts + discrete_laplace(
+            learning_params.moves(table) / epsilon, len(lasts), calls.source
+        )
+        level = 1 + significance(
+            len(params.columns), params.alpha, params.beta, epsilon, learning_params.moves(table)
+        )
         found = np.flatnonzero(noisy >= math.ceil(level))
         if not len(found):
             return None
@@ -179,4 +208,6 @@ class LearnRectangles(Counted[LearnRectanglesParams]):
             return math.inf
         sizes = [learning_params.domain(table, name)[2] + 1 for name in params.columns]
         axis = params.alpha / (32 * k)
-        return max(rows, *(tree_rows(size, axis, params.beta / (4 * k), epsilon, moves) for size in sizes))
+        return max(
+            rows, *(tree_rows(size, axis, params.beta / (4 * k), epsilon, moves) for size in sizes)
+        )

@@ -1,18 +1,22 @@
 """Learn a threshold on an ordered column: LearnThresholds (section 3.4, Example 3.8, Theorem 3.18).
 
-Problem: rows (x, label); wanted is j such that "x < j" is wrong on few rows. Score: Q(j) = rows that the rule c_j gets right,
-for j from the lowest grid integer to one above the highest. One row moves Q by at most 1. Q rises and falls if some
-threshold is right everywhere, and reaches n there: a promise problem for RecConcave with r = n. With one level it is the
-exponential mechanism over thresholds, which is pure and for d <= 469 bits needs fewer rows: ``levels: auto`` takes what
-needs fewer.
+Problem: rows (x, label); wanted is j such that "x < j" is wrong on few rows. Score: Q(j) = rows
+that the rule c_j gets right, for j from the lowest grid integer to one above the highest. One row
+moves Q by at most 1. Q rises and falls if some threshold is right everywhere, and reaches n there:
+a promise problem for RecConcave with r = n. With one level it is the exponential mechanism over
+thresholds, which is pure and for d <= 469 bits needs fewer rows: ``levels: auto`` takes what needs
+fewer.
 
-Claim: epsilon-bounded range with one level, else (epsilon, delta)-DP, on any data. With ``selection: literal`` the printed
+Claim: epsilon-bounded range with one level, else (epsilon, delta)-DP, on any data. With
+``selection: literal`` the printed
 stability counts as what it really guarantees: (5D - 4)/(3D - 2) times epsilon for D levels.
 
-Accuracy: the rule errs on at most alpha n/2 rows with probability 1 - beta/2 if n is at least `threshold_rows`, and on at
-most a share alpha of the population with probability 1 - beta if n is also at least `generalisation`.
+Accuracy: the rule errs on at most alpha n/2 rows with probability 1 - beta/2 if n is at least
+`threshold_rows`, and on at most a share alpha of the population with probability 1 - beta if n is
+also at least `generalisation`.
 
-When not to use it: where positives lie in the middle (a rectangle of one column), or labels are noisy and n is small.
+When not to use it: where positives lie in the middle (a rectangle of one column), or labels are
+noisy and n is small.
 """
 
 from __future__ import annotations
@@ -31,7 +35,14 @@ from dpflow.core.sampling.randomness import Source
 from dpflow_private_learning.building_blocks import learning_params
 from dpflow_private_learning.building_blocks.hypotheses import Threshold, learned
 from dpflow_private_learning.building_blocks.noisy_row_count import Counted
-from dpflow_private_learning.building_blocks.rec_concave import Budget, Step, depth, nominal, rec_concave, rows_needed
+from dpflow_private_learning.building_blocks.rec_concave import (
+    Budget,
+    Step,
+    depth,
+    nominal,
+    rec_concave,
+    rows_needed,
+)
 from dpflow_private_learning.building_blocks.row_bounds import exponential_rows, generalisation
 from dpflow_private_learning.building_blocks.spend_log import Calls
 from dpflow_private_learning.building_blocks.step_function import Pieces, relative
@@ -39,11 +50,13 @@ from dpflow_private_learning.mechanisms.quasi_concave import Levels, planned, pr
 
 
 class LearnThresholdsParams(learning_params.Approximated):
-    """``column``: bounded, to be cut in two. ``label``: 0/1 bounded, or two keys, the second positive.
+    """``column``: bounded, to be cut in two. ``label``: 0/1 bounded, or two keys, the second
+    positive.
 
-    ``levels``: of RecConcave, 1 is the exponential mechanism, auto the one that needs the fewest rows. ``budget``: tight or
-    the paper's split. ``promise``: empirical (alpha bounds the share of wrong rows, halved) or pac (of the population).
-    ``selection``: stability repaired, or literal, as printed, which costs more than epsilon and delta say.
+    ``levels``: of RecConcave, 1 is the exponential mechanism, auto the one that needs the fewest
+    rows. ``budget``: tight or the paper's split. ``promise``: empirical (alpha bounds the share of
+    wrong rows, halved) or pac (of the population). ``selection``: stability repaired, or literal,
+    as printed, which costs more than epsilon and delta say.
     """
 
     column: str
@@ -55,7 +68,9 @@ class LearnThresholdsParams(learning_params.Approximated):
 
 
 def threshold_score(x: NDArray[Any], labels: NDArray[np.bool_], end: int) -> Pieces:
-    """Q over the thresholds 0..end of a domain 0..end-1: rows x < j that are positive plus rows x >= j that are not."""
+    """Q over the thresholds 0..end of a domain 0..end-1: rows x < j that are positive plus rows x
+    >= j that are not.
+    """
     values, (ones, zeros) = learning_params.distinct(x, [labels, ~labels])
     total = int(zeros.sum())
     if end >= 2**64:
@@ -66,9 +81,17 @@ def threshold_score(x: NDArray[Any], labels: NDArray[np.bool_], end: int) -> Pie
 
 
 def learn_threshold(
-    x: NDArray[Any], labels: NDArray[np.bool_], end: int, rows: int, alpha: Fraction, step: Step, calls: Calls
+    x: NDArray[Any],
+    labels: NDArray[np.bool_],
+    end: int,
+    rows: int,
+    alpha: Fraction,
+    step: Step,
+    calls: Calls,
 ) -> tuple[int, bool]:
-    """j in 0..end for positions x in 0..end-1, and whether it is only a fallback; alpha is the error wanted on the rows."""
+    """j in 0..end for positions x in 0..end-1, and whether it is only a fallback; alpha is the
+    error wanted on the rows.
+    """
     return rec_concave(threshold_score(x, labels, end), Fraction(rows), alpha, step, calls)
 
 
@@ -76,9 +99,7 @@ class LearnThresholds(Counted[LearnThresholdsParams]):
     """A cut of one column that tells positive rows from negative ones."""
 
     name = "learn_thresholds"
-    summary = (
-        "learn a cut of one column: positive below it (RecConcave, or the exponential mechanism where that is better)"
-    )
+    summary = "learn a cut of one column: positive below it (RecConcave, or the exponential mechanism where that is better)"
     citation = "Beimel, Nissim, Stemmer 2013/2016, Theorem 3.18; McSherry, Talwar 2007"
     Params = LearnThresholdsParams
 
@@ -87,7 +108,9 @@ class LearnThresholds(Counted[LearnThresholdsParams]):
         end = learning_params.domain(table, params.column)[2] + 1
         epsilon, delta = learning_params.per_row(params.epsilon, params.delta, table)
         halves = params.alpha / 2, params.beta / 2
-        return end, planned(end, params.levels, params.budget, *halves, epsilon, delta, params.selection)
+        return end, planned(
+            end, params.levels, params.budget, *halves, epsilon, delta, params.selection
+        )
 
     def counts(self, params: LearnThresholdsParams, table: Table) -> bool:
         end, step = self._step(params, table)
@@ -100,13 +123,17 @@ class LearnThresholds(Counted[LearnThresholdsParams]):
         table.bounded(params.column)
         return Records((params.column, params.label), table.limits.rows)
 
-    def drawn(self, params: LearnThresholdsParams, table: Table, answer: Answer, source: Source) -> Result:
+    def drawn(
+        self, params: LearnThresholdsParams, table: Table, answer: Answer, source: Source
+    ) -> Result:
         column, low, _ = learning_params.domain(table, params.column)
         end, step = self._step(params, table)
         calls = Calls(source)
         x = relative(answer.columns[params.column], low)
         labels = learning_params.positive(answer.columns[params.label])
-        j, fallback = learn_threshold(x, labels, end, params.rows or 1, params.alpha / 2, step, calls)
+        j, fallback = learn_threshold(
+            x, labels, end, params.rows or 1, params.alpha / 2, step, calls
+        )
         levels = depth(end, step.levels)
         needed = self._needed(params, end, step)
         document = learning_params.report(
@@ -116,7 +143,9 @@ class LearnThresholds(Counted[LearnThresholdsParams]):
             rows=params.rows,
             status="fallback" if fallback else "ok",
             levels=levels,
-            assumes="nothing of the labels" if levels == 1 else "some threshold is right on every row",
+            assumes="nothing of the labels"
+            if levels == 1
+            else "some threshold is right on every row",
             **learned(Threshold(low + j), {params.column: column}),
         )
         return Result((Row("", "threshold", column.unit(low + j)),), document)
@@ -126,5 +155,11 @@ class LearnThresholds(Counted[LearnThresholdsParams]):
         if depth(end, step.levels) == 1:
             needed = exponential_rows(end + 1, params.alpha, params.beta, epsilon)
         else:
-            needed = rows_needed(end, step.levels, float(params.alpha) / 2, epsilon, delta, float(params.beta) / 2)
-        return needed if params.promise == "empirical" else max(needed, generalisation(params.alpha, params.beta))
+            needed = rows_needed(
+                end, step.levels, float(params.alpha) / 2, epsilon, delta, float(params.beta) / 2
+            )
+        return (
+            needed
+            if params.promise == "empirical"
+            else max(needed, generalisation(params.alpha, params.beta))
+        )

@@ -1,4 +1,5 @@
-"""The most frequent value of a bounded column, by three methods of the paper that differ in what they need.
+"""The most frequent value of a bounded column, by three methods of the paper that differ in what
+they need.
 
 - ``exponential`` (section 2.5.2): over the whole grid between the bounds. Bounded range, pure. Needs the logarithm of the
   number of grid points, in rows.
@@ -8,10 +9,11 @@
 - ``choosing`` (section 4.1): a value within alpha n rows of the most frequent one, or none; refuses to run below its
   privacy gate.
 
-Claim: each module of `dpflow_private_learning.base` proves its own for one row; a unit of R rows pays R rows. Counts move
-alike under add-remove, so there the gap between two of them moves by 1.
+Claim: each module of `dpflow_private_learning.base` proves its own for one row; a unit of R rows
+pays R rows. Counts move alike under add-remove, so there the gap between two of them moves by 1.
 
-When not to use it: for more than one value (`sanitize_points`), or counts by known keys (`histogram`).
+When not to use it: for more than one value (`sanitize_points`), or counts by known keys
+(`histogram`).
 """
 
 from __future__ import annotations
@@ -27,7 +29,11 @@ from dpflow.core.contract.requests import Answer, Histogram, SortedValues
 from dpflow.core.contract.results import Result, Row
 from dpflow.core.sampling.randomness import Source
 from dpflow.errors import PlanRefused
-from dpflow_private_learning.building_blocks import choosing_mechanism, learning_params, stability_selection
+from dpflow_private_learning.building_blocks import (
+    choosing_mechanism,
+    learning_params,
+    stability_selection,
+)
 from dpflow_private_learning.building_blocks.exponential_mechanism import exponential
 from dpflow_private_learning.building_blocks.noisy_row_count import Counted
 from dpflow_private_learning.building_blocks.row_bounds import mode_rows
@@ -38,7 +44,8 @@ from dpflow_private_learning.building_blocks.step_function import Array, Pieces,
 class ModeParams(learning_params.Priced):
     """``column``: bounded. ``method``: exponential, stability, stability-literal or choosing.
 
-    ``rows``: the public number of rows (choosing; left out, under add-remove, a twentieth of epsilon counts them), ``alpha``:
+    ``rows``: the public number of rows (choosing; left out, under add-remove, a twentieth of
+    epsilon counts them), ``alpha``:
     accuracy as a share of them, ``beta``: failure.
     """
 
@@ -50,7 +57,9 @@ class ModeParams(learning_params.Priced):
 
 
 def leader(values: Array, counts: Array) -> tuple[int, int]:
-    """The most frequent of these ascending values (the smallest at a tie; 0 if there is none) and its lead."""
+    """The most frequent of these ascending values (the smallest at a tie; 0 if there is none) and
+    its lead.
+    """
     if not len(counts):
         return 0, 0
     best = int(np.argmax(counts))
@@ -63,7 +72,9 @@ class Mode(Counted[ModeParams]):
     """The most frequent value of a bounded column."""
 
     name = "mode"
-    summary = "the most frequent value of a bounded column: exponential, stable or choosing mechanism"
+    summary = (
+        "the most frequent value of a bounded column: exponential, stable or choosing mechanism"
+    )
     citation = "Beimel, Nissim, Stemmer 2013/2016, sections 2.5 and 4.1; gap sensitivity and gate proved here"
     Params = ModeParams
 
@@ -79,9 +90,13 @@ class Mode(Counted[ModeParams]):
         learning_params.need_delta(params, params.method)
         if params.method == "choosing":
             if params.rows is None:
-                raise PlanRefused("choosing needs rows: the public number of rows, or a released count")
+                raise PlanRefused(
+                    "choosing needs rows: the public number of rows, or a released count"
+                )
             learning_params.need_gate(
-                choosing_mechanism.gate(params.alpha, epsilon, delta, 1), params.rows, "the choosing mechanism"
+                choosing_mechanism.gate(params.alpha, epsilon, delta, 1),
+                params.rows,
+                "the choosing mechanism",
             )
         if params.method == "stability-literal":
             return learning_params.printed(params.epsilon, params.delta, 1, Fraction(0), table)
@@ -98,12 +113,20 @@ class Mode(Counted[ModeParams]):
         found = self._found(params, table, answer, (low, end), (epsilon, delta), calls)
         value = None if found is None else column.unit(low + found)
         needed = mode_rows(
-            params.method, end + 1, params.alpha, params.beta, epsilon, delta, learning_params.moves(table)
+            params.method,
+            end + 1,
+            params.alpha,
+            params.beta,
+            epsilon,
+            delta,
+            learning_params.moves(table),
         )
         status = "bottom" if found is None else "ok"
         return Result(
             (Row("", "mode", value),),
-            learning_params.report(params.method, calls, needed=needed, rows=params.rows, status=status),
+            learning_params.report(
+                params.method, calls, needed=needed, rows=params.rows, status=status
+            ),
         )
 
     def _found(
@@ -124,9 +147,13 @@ class Mode(Counted[ModeParams]):
             return exponential([Pieces.around(x, answer.counts, end)], epsilon, calls)
         if params.method == "choosing":
             assert params.rows is not None
-            i = choosing_mechanism.choosing(answer.counts, params.rows, params.alpha, epsilon, delta, calls)
+            i = choosing_mechanism.choosing(
+                answer.counts, params.rows, params.alpha, epsilon, delta, calls
+            )
             return None if i is None else int(x[i])
         value, gap = leader(x, answer.counts)
         literal = params.method == "stability-literal"
-        stable = stability_selection.is_stable(gap, epsilon, delta, calls, learning_params.moves(table), literal)
+        stable = stability_selection.is_stable(
+            gap, epsilon, delta, calls, learning_params.moves(table), literal
+        )
         return value if stable else None

@@ -1,12 +1,14 @@
-"""Releases of quasi-concave promise problems: subclass, give the score as pieces, and RecConcave does the rest.
+"""Releases of quasi-concave promise problems: subclass, give the score as pieces, and RecConcave
+does the rest.
 
     class Middle(QuasiConcaveRelease):
         name, summary, citation = "middle", "a value with many rows on both sides", "an example"
 
         def score(self, data: Histogram, low: int, end: int) -> Pieces: ...
 
-A score must move by at most 1 with one row added, removed or replaced; it should rise and then fall on good data. The claim
-holds on all data. `UnimodalMode` is the shipped example; docs/private-learning.md has a whole one, with its registration.
+A score must move by at most 1 with one row added, removed or replaced; it should rise and then fall
+on good data. The claim holds on all data. `UnimodalMode` is the shipped example;
+docs/private-learning.md has a whole one, with its registration.
 """
 
 from __future__ import annotations
@@ -41,11 +43,13 @@ Levels = Literal["auto"] | int
 
 
 class QuasiConcaveParams(learning_params.Priced):
-    """``column``: bounded. ``promise``: the score that some point reaches, in rows; public, a guess costs only accuracy.
+    """``column``: bounded. ``promise``: the score that some point reaches, in rows; public, a guess
+    costs only accuracy.
 
-    ``alpha``: how much less than promised will do, as a share, at most 1/2. ``beta``: failure. ``levels``: of recursion, 1
-    is the exponential mechanism, auto the one that needs the fewest rows. ``budget``: tight, or the paper's split.
-    ``selection``: stability repaired, or literal, as printed, which costs more than epsilon and delta say.
+    ``alpha``: how much less than promised will do, as a share, at most 1/2. ``beta``: failure.
+    ``levels``: of recursion, 1 is the exponential mechanism, auto the one that needs the fewest
+    rows. ``budget``: tight, or the paper's split. ``selection``: stability repaired, or literal, as
+    printed, which costs more than epsilon and delta say.
     """
 
     column: str
@@ -67,7 +71,9 @@ def planned(
     delta: Fraction,
     selection: learning_params.Selection = "repaired",
 ) -> Step:
-    """The price of each base mechanism. Raises `PlanRefused` where levels are used that delta does not pay."""
+    """The price of each base mechanism. Raises `PlanRefused` where levels are used that delta does
+    not pay.
+    """
     if alpha > Fraction(1, 2):
         raise PlanRefused("RecConcave needs an alpha of at most 1/2")
     if levels == "auto":
@@ -75,7 +81,9 @@ def planned(
     if levels < 1 or levels > 64:
         raise PlanRefused("levels is auto or a whole number from 1 to 64")
     if depth(top, levels) > 1 and not 0 < delta < Fraction(1, 2):
-        raise PlanRefused("more than one level needs a delta above 0 and below 1/2; or take levels: 1, which is pure")
+        raise PlanRefused(
+            "more than one level needs a delta above 0 and below 1/2; or take levels: 1, which is pure"
+        )
     step = share(top, levels, epsilon, delta, budget)
     learning_params.need_scale(2 / step.epsilon)
     return replace(step, literal=selection == "literal")
@@ -87,12 +95,16 @@ def price(top: int, step: Step, params: learning_params.Priced, table: Table) ->
     if levels == 1:
         return learning_params.claim(params.epsilon, Fraction(0), exponential=True)
     if step.literal:
-        return learning_params.printed(step.epsilon, step.delta, 2 * (levels - 1), levels * step.epsilon, table)
+        return learning_params.printed(
+            step.epsilon, step.delta, 2 * (levels - 1), levels * step.epsilon, table
+        )
     return learning_params.claim(params.epsilon, params.delta)
 
 
 class QuasiConcaveRelease(Mechanism[QuasiConcaveParams]):
-    """A point of a bounded column with a high score, by RecConcave. Subclasses name themselves and give the score."""
+    """A point of a bounded column with a high score, by RecConcave. Subclasses name themselves and
+    give the score.
+    """
 
     Params = QuasiConcaveParams
 
@@ -104,7 +116,14 @@ class QuasiConcaveRelease(Mechanism[QuasiConcaveParams]):
         _, _, end = learning_params.domain(table, params.column)
         epsilon, delta = learning_params.per_row(params.epsilon, params.delta, table)
         return end, planned(
-            end, params.levels, params.budget, params.alpha, params.beta, epsilon, delta, params.selection
+            end,
+            params.levels,
+            params.budget,
+            params.alpha,
+            params.beta,
+            epsilon,
+            delta,
+            params.selection,
         )
 
     def event(self, params: QuasiConcaveParams, table: Table) -> Event:
@@ -114,13 +133,19 @@ class QuasiConcaveRelease(Mechanism[QuasiConcaveParams]):
         table.bounded(params.column)
         return SortedValues(params.column, table.limits.rows)
 
-    def draw(self, params: QuasiConcaveParams, table: Table, answer: Answer, source: Source) -> Result:
+    def draw(
+        self, params: QuasiConcaveParams, table: Table, answer: Answer, source: Source
+    ) -> Result:
         column, low, _ = learning_params.domain(table, params.column)
         end, step = self._step(params, table)
         calls = Calls(source)
-        point, fallback = rec_concave(self.score(answer, low, end), Fraction(params.promise), params.alpha, step, calls)
+        point, fallback = rec_concave(
+            self.score(answer, low, end), Fraction(params.promise), params.alpha, step, calls
+        )
         epsilon, delta = nominal(end, step)
-        needed = rows_needed(end, step.levels, *map(float, (params.alpha, epsilon, delta or 0.25, params.beta)))
+        needed = rows_needed(
+            end, step.levels, *map(float, (params.alpha, epsilon, delta or 0.25, params.beta))
+        )
         levels = depth(end, step.levels)
         document = learning_params.report(
             "exponential" if levels == 1 else "RecConcave",

@@ -1,16 +1,17 @@
-"""Sanitize a large table in blocks, each at the same price (Lemma 5.1): from rows of one size to rows of any.
+"""Sanitize a large table in blocks, each at the same price (Lemma 5.1): from rows of one size to
+rows of any.
 
-Definition. Every unit draws one of q blocks. Each block is sanitized for rows/q rows, brought to a fixed size (Theorem 2.21),
-and all are put together.
+Definition. Every unit draws one of q blocks. Each block is sanitized for rows/q rows, brought to a
+fixed size (Theorem 2.21), and all are put together.
 
 Claim: epsilon-DP: a unit's rows are in one block, and which one depends on no row.
 
-Accuracy: if the inner sanitizer is within alpha with probability 1 - beta at rows/q rows, the whole is within 2 alpha + 2 beta
-with probability 1 - beta, for q >= (18/beta) ln(1/beta) blocks. Sizes of drawn blocks vary, which costs up to
-sqrt(q ln(2 q/beta)/(2 n)) more, counted in the rows needed.
+Accuracy: if the inner sanitizer is within alpha with probability 1 - beta at rows/q rows, the whole
+is within 2 alpha + 2 beta with probability 1 - beta, for q >= (18/beta) ln(1/beta) blocks. Sizes of
+drawn blocks vary, which costs up to sqrt(q ln(2 q/beta)/(2 n)) more, counted in the rows needed.
 
-When not to use it: here the inner sanitizers take tables of any size, and one run on the whole table is better. It is for
-inner methods that do not, and to compare.
+When not to use it: here the inner sanitizers take tables of any size, and one run on the whole
+table is better. It is for inner methods that do not, and to compare.
 """
 
 from __future__ import annotations
@@ -65,7 +66,11 @@ class SanitizeBlocks(Counted[SanitizeBlocksParams]):
         check_name(table, params.column)
         end = learning_params.domain(table, params.column)[2]
         epsilon, _ = learning_params.per_row(params.epsilon, Fraction(0), table)
-        rounds = math.ceil(2 / params.alpha) if params.rules == "points" else max((end + 1).bit_length(), 1)
+        rounds = (
+            math.ceil(2 / params.alpha)
+            if params.rules == "points"
+            else max((end + 1).bit_length(), 1)
+        )
         learning_params.need_scale(4 * rounds / epsilon)
         return epsilon
 
@@ -77,7 +82,9 @@ class SanitizeBlocks(Counted[SanitizeBlocksParams]):
         table.bounded(params.column)
         return Records((params.column,), table.limits.rows)
 
-    def drawn(self, params: SanitizeBlocksParams, table: Table, answer: Answer, source: Source) -> Result:
+    def drawn(
+        self, params: SanitizeBlocksParams, table: Table, answer: Answer, source: Source
+    ) -> Result:
         column, low, end = learning_params.domain(table, params.column)
         epsilon, size, fits = self._each(params, table), max(1, params.n // params.shards), True
         calls = Calls(source)
@@ -87,7 +94,18 @@ class SanitizeBlocks(Counted[SanitizeBlocksParams]):
             own = Calls(source)
             moves = learning_params.moves(table)
             values, (counts,) = learning_params.distinct(x, [np.ones(len(x), bool)])
-            made = sanitized(params.rules, values, counts, end, size, params.alpha, params.beta, epsilon, moves, own)
+            made = sanitized(
+                params.rules,
+                values,
+                counts,
+                end,
+                size,
+                params.alpha,
+                params.beta,
+                epsilon,
+                moves,
+                own,
+            )
             small, drawn = reduced(params.rules, made, params.alpha, params.beta / 2, source)
             fits &= drawn
             return small
@@ -103,9 +121,13 @@ class SanitizeBlocks(Counted[SanitizeBlocksParams]):
             status="ok" if fits else "fallback",
             within=str(2 * params.alpha + 2 * params.beta),
         )
-        return Result((Row("", "rows", found.size),), document, found.table(params.column, column, low))
+        return Result(
+            (Row("", "rows", found.size),), document, found.table(params.column, column, low)
+        )
 
-    def _needed(self, params: SanitizeBlocksParams, size: int, epsilon: Fraction, moves: int) -> float:
+    def _needed(
+        self, params: SanitizeBlocksParams, size: int, epsilon: Fraction, moves: int
+    ) -> float:
         q, beta = params.shards, params.beta
         if q < amplified_blocks(beta):
             return math.inf

@@ -1,17 +1,20 @@
-"""Sanitize labelled rows for err(c): from a sanitizer of C to one of C^label (Lemma 5.4, Figure 12, Algorithm B).
+"""Sanitize labelled rows for err(c): from a sanitizer of C to one of C^label (Lemma 5.4, Figure 12,
+Algorithm B).
 
-Definition. The rows of either label are counted with noise, rounded to multiples of a step M, padded with the lowest value or
-cut to that number, and sanitized. The error of a rule on the artificial labelled rows is then near its error on the table.
+Definition. The rows of either label are counted with noise, rounded to multiples of a step M,
+padded with the lowest value or cut to that number, and sanitized. The error of a rule on the
+artificial labelled rows is then near its error on the table.
 
-Repair: each half keeps its weight. A half of m rows whose artificial column has s rows counts m/s for each; without that,
-900 rows against 100 would come out as halves of equal weight.
+Repair: each half keeps its weight. A half of m rows whose artificial column has s rows counts m/s
+for each; without that, 900 rows against 100 would come out as halves of equal weight.
 
-Claim: epsilon-DP. A row that comes or goes moves one count by 1 (one part of epsilon) and one padded half by one replaced row
-(one part, at the inner sanitizer's price for replaced rows). A replaced row may do so in both halves: four parts. The paper
-spends six. Rows are cut in the random order of `Records`; any order that a row does not decide would do.
+Claim: epsilon-DP. A row that comes or goes moves one count by 1 (one part of epsilon) and one
+padded half by one replaced row (one part, at the inner sanitizer's price for replaced rows). A
+replaced row may do so in both halves: four parts. The paper spends six. Rows are cut in the random
+order of `Records`; any order that a row does not decide would do.
 
-Accuracy: as Lemma 5.4 has it: 5 a + 4 b with probability 1 - 5 b, with ceil(6/a^2) M rows, where M is (18/b) ln(2/(a b))
-(1 + 1/(m epsilon)) times the m rows that the inner sanitizer needs.
+Accuracy: as Lemma 5.4 has it: 5 a + 4 b with probability 1 - 5 b, with ceil(6/a^2) M rows, where M
+is (18/b) ln(2/(a b)) (1 + 1/(m epsilon)) times the m rows that the inner sanitizer needs.
 """
 
 from __future__ import annotations
@@ -85,7 +88,9 @@ def algorithm_b(
 
 
 def _padded(x: Array, rows: int) -> tuple[Array, NDArray[np.int64]]:
-    """Distinct values with their counts, and as many of the lowest value as are missing to ``rows``."""
+    """Distinct values with their counts, and as many of the lowest value as are missing to
+    ``rows``.
+    """
     weights = np.append(np.ones(len(x), np.int64), rows - len(x))
     values, (counts,) = learning_params.distinct(np.append(x, np.zeros(1, x.dtype)), [weights])
     return (values, counts) if counts[0] else (values[1:], counts[1:])
@@ -102,9 +107,16 @@ def wrong(halves: tuple[Half, Half], found: Rule) -> Fraction:
 
 
 def best_rule(rules: Rules, halves: tuple[Half, Half], end: int) -> Rule:
-    """The point or threshold that gets the fewest artificial rows wrong; of equals the lowest. Free."""
-    zeros, ones = ({p: w * half.each for p, w in zip(half.column.points, half.column.weights)} for half in halves)
-    gain = {p: ones.get(p, Fraction(0)) - zeros.get(p, Fraction(0)) for p in sorted({*zeros, *ones})}
+    """The point or threshold that gets the fewest artificial rows wrong; of equals the lowest.
+    Free.
+    """
+    zeros, ones = (
+        {p: w * half.each for p, w in zip(half.column.points, half.column.weights)}
+        for half in halves
+    )
+    gain = {
+        p: ones.get(p, Fraction(0)) - zeros.get(p, Fraction(0)) for p in sorted({*zeros, *ones})
+    }
     if rules == "points":
         outside = next((p for p in range(min(end, len(gain)) + 1) if p not in gain), None)
         gain |= {} if outside is None else {outside: Fraction(0)}
@@ -118,9 +130,11 @@ def best_rule(rules: Rules, halves: tuple[Half, Half], end: int) -> Rule:
 
 
 class SanitizeLabelledParams(learning_params.Approximated):
-    """``column``: bounded. ``label``: 0/1 bounded, or two keys, the second positive. ``rules``: points or thresholds.
+    """``column``: bounded. ``label``: 0/1 bounded, or two keys, the second positive. ``rules``:
+    points or thresholds.
 
-    ``step``: M, to which the numbers of rows are rounded; alpha^2 rows/6 if left out, as the paper has it.
+    ``step``: M, to which the numbers of rows are rounded; alpha^2 rows/6 if left out, as the paper
+    has it.
     """
 
     column: str
@@ -141,7 +155,9 @@ class Labelled:
         return Records((params.column, params.label), table.limits.rows)
 
     def price(self, params: SanitizeLabelledParams, table: Table) -> Fraction:
-        """Epsilon of each part for one row: two parts where rows come and go, four where they are replaced."""
+        """Epsilon of each part for one row: two parts where rows come and go, four where they are
+        replaced.
+        """
         learning_params.check_label(table, params.label)
         end = learning_params.domain(table, params.column)[2]
         if params.column.casefold() in ("release_id", "block", "weight", "label"):
@@ -150,7 +166,11 @@ class Labelled:
             )
         epsilon, _ = learning_params.per_row(params.epsilon, Fraction(0), table)
         own = epsilon / (2 * learning_params.moves(table))
-        rounds = math.ceil(18 / params.alpha) if params.rules == "points" else max((end + 1).bit_length(), 1)
+        rounds = (
+            math.ceil(18 / params.alpha)
+            if params.rules == "points"
+            else max((end + 1).bit_length(), 1)
+        )
         learning_params.need_scale(4 * rounds / own)
         return own
 
@@ -163,7 +183,18 @@ class Labelled:
         step = params.step or max(1, math.floor(params.alpha**2 * params.n / 6))
 
         def inner(values: Array, counts: NDArray[np.int64], rows: int) -> Synopsis:
-            return sanitized(params.rules, values, counts, end, rows, params.alpha / 9, params.beta / 5, own, 2, calls)
+            return sanitized(
+                params.rules,
+                values,
+                counts,
+                end,
+                rows,
+                params.alpha / 9,
+                params.beta / 5,
+                own,
+                2,
+                calls,
+            )
 
         x = relative(answer.columns[params.column], low)
         labels = learning_params.positive(answer.columns[params.label])
@@ -203,7 +234,9 @@ class SanitizeLabelled(Labelled, Counted[SanitizeLabelledParams]):
     citation = "Beimel, Nissim, Stemmer 2013/2016, Lemma 5.4, Figure 12; weights repaired, price tightened here"
     Params = SanitizeLabelledParams
 
-    def drawn(self, params: SanitizeLabelledParams, table: Table, answer: Answer, source: Source) -> Result:
+    def drawn(
+        self, params: SanitizeLabelledParams, table: Table, answer: Answer, source: Source
+    ) -> Result:
         calls = Calls(source)
         halves, needed = self.halves(params, table, answer, calls)
         rows = tuple(Row(str(half.label), "rows", half.rows) for half in halves)

@@ -1,7 +1,7 @@
 """Sanitize the frequencies of single values (section 4.2, Figures 9 and 10, Theorems 4.6 and 4.7).
 
-Problem: all 2^d frequencies within alpha, or all sums of k of them. Values are taken off one by one, each with a noisy count;
-everything not listed is estimated as 0.
+Problem: all 2^d frequencies within alpha, or all sums of k of them. Values are taken off one by
+one, each with a noisy count; everything not listed is estimated as 0.
 
 - ``san-points``: ceil(2k/alpha) rounds of the choosing mechanism and discrete Laplace noise, each with the same share of the
   budget by Theorem 2.5. Needs a number of rows independent of the domain; refuses to run below the privacy gate of
@@ -10,10 +10,11 @@ everything not listed is estimated as 0.
   fewer rows for every integer type.
 - ``auto``: the one that needs fewer rows.
 
-Claim: (epsilon, delta)-DP, or epsilon-DP for ``exponential``. A value that is listed already has score 0 in later rounds.
+Claim: (epsilon, delta)-DP, or epsilon-DP for ``exponential``. A value that is listed already has
+score 0 in later rounds.
 
-The artificial table is proper (Remark 2.18): whole weights that sum to ``rows``, each within alpha rows of its estimate; what
-is left over goes to unlisted values, at most alpha rows each.
+The artificial table is proper (Remark 2.18): whole weights that sum to ``rows``, each within alpha
+rows of its estimate; what is left over goes to unlisted values, at most alpha rows each.
 
 When not to use it: for counts by public keys (`histogram`), or for ranges (`sanitize_thresholds`).
 """
@@ -40,14 +41,19 @@ from dpflow_private_learning.building_blocks.choosing_mechanism import choosing,
 from dpflow_private_learning.building_blocks.exponential_mechanism import exponential
 from dpflow_private_learning.building_blocks.noisy_row_count import Counted
 from dpflow_private_learning.building_blocks.rec_concave import Budget
-from dpflow_private_learning.building_blocks.row_bounds import half_width, peeling_rows, san_points_rows
+from dpflow_private_learning.building_blocks.row_bounds import (
+    half_width,
+    peeling_rows,
+    san_points_rows,
+)
 from dpflow_private_learning.building_blocks.spend_log import Calls
 from dpflow_private_learning.building_blocks.step_function import Array, Pieces, relative
 from dpflow_private_learning.building_blocks.synopsis import Synopsis, check_name
 
 
 class SanitizePointsParams(learning_params.Approximated):
-    """``column``: bounded. ``k``: points a query may sum. ``method``: auto, san-points or exponential.
+    """``column``: bounded. ``k``: points a query may sum. ``method``: auto, san-points or
+    exponential.
 
     ``budget``: tight, or the paper's split.
     """
@@ -60,7 +66,9 @@ class SanitizePointsParams(learning_params.Approximated):
 
 @dataclass(frozen=True)
 class Rounds:
-    """How a run is divided: rounds, the price of each of the two calls in a round, and the accuracy of choosing."""
+    """How a run is divided: rounds, the price of each of the two calls in a round, and the accuracy
+    of choosing.
+    """
 
     method: str
     count: int
@@ -82,11 +90,21 @@ def rounds(
     delta: Fraction,
     budget: Budget,
 ) -> Rounds:
-    """Divide a target (epsilon, delta) for one row; ``auto`` takes the method that needs fewer rows."""
+    """Divide a target (epsilon, delta) for one row; ``auto`` takes the method that needs fewer
+    rows.
+    """
     share = alpha / k
     count = math.ceil(2 / share)
     own = epsilon / (2 * count)
-    pure = Rounds("exponential", count, own, Fraction(0), share, rows, peeling_rows(size, share, beta, epsilon))
+    pure = Rounds(
+        "exponential",
+        count,
+        own,
+        Fraction(0),
+        share,
+        rows,
+        peeling_rows(size, share, beta, epsilon),
+    )
     if method == "exponential" or not delta:
         return pure
     small, chance = each(epsilon, delta / 5, 2 * count, budget), 2 * delta / (5 * count)
@@ -115,18 +133,24 @@ def listed(x: Array, counts: Array, end: int, plan: Rounds, calls: Calls) -> dic
         at = int(np.searchsorted(x, x.dtype.type(point) if x.dtype != object else point))
         true = at < len(x) and int(x[at]) == point
         calls.pay("laplace", plan.epsilon)
-        found[point] = (int(counts[at]) if true else 0) + int(discrete_laplace(scale, 1, calls.source)[0])
+        found[point] = (int(counts[at]) if true else 0) + int(
+            discrete_laplace(scale, 1, calls.source)[0]
+        )
         if true:
             left[at] = 0
     return found
 
 
-def proper(estimates: dict[int, int], rows: int, alpha: Fraction, end: int) -> tuple[Synopsis, bool]:
-    """A database of ``rows`` points whose frequencies are within alpha of the estimates, and whether there is one.
+def proper(
+    estimates: dict[int, int], rows: int, alpha: Fraction, end: int
+) -> tuple[Synopsis, bool]:
+    """A database of ``rows`` points whose frequencies are within alpha of the estimates, and
+    whether there is one.
 
-    Remark 2.18 for points. Listed points get their estimates. What is then left over goes to unlisted points, first in order,
-    at most alpha rows each, then to listed ones; what is too much is taken from listed ones; again alpha rows each.
-    Post-processing. The paper's wording fills listed points first, which is as close as promised, and less close to the truth.
+    Remark 2.18 for points. Listed points get their estimates. What is then left over goes to
+    unlisted points, first in order, at most alpha rows each, then to listed ones; what is too much
+    is taken from listed ones; again alpha rows each. Post-processing. The paper's wording fills
+    listed points first, which is as close as promised, and less close to the truth.
     """
     slack = math.floor(alpha * rows)
     weights = {point: max(0, count) for point, count in sorted(estimates.items())}
@@ -150,10 +174,10 @@ class SanitizePoints(Counted[SanitizePointsParams]):
     """Frequencies of all values of a bounded column, or of all sets of k of them."""
 
     name = "sanitize_points"
-    summary = "an artificial column with nearly the same frequency of every value, or of every k values"
-    citation = (
-        "Beimel, Nissim, Stemmer 2013/2016, Theorems 4.6 and 4.7, Remark 2.18; peeling by the exponential mechanism"
+    summary = (
+        "an artificial column with nearly the same frequency of every value, or of every k values"
     )
+    citation = "Beimel, Nissim, Stemmer 2013/2016, Theorems 4.6 and 4.7, Remark 2.18; peeling by the exponential mechanism"
     Params = SanitizePointsParams
 
     def _rounds(self, params: SanitizePointsParams, table: Table) -> Rounds:
@@ -162,28 +186,45 @@ class SanitizePoints(Counted[SanitizePointsParams]):
         if params.method == "san-points":
             learning_params.need_delta(params, "san-points")
         epsilon, delta = learning_params.per_row(params.epsilon, params.delta, table)
-        plan = rounds(params.method, size, params.k, params.alpha, params.beta, params.n, epsilon, delta, params.budget)
+        plan = rounds(
+            params.method,
+            size,
+            params.k,
+            params.alpha,
+            params.beta,
+            params.n,
+            epsilon,
+            delta,
+            params.budget,
+        )
         if plan.method == "san-points":
-            learning_params.need_gate(gate(plan.alpha, plan.epsilon, plan.delta, 1), params.n, "san-points")
+            learning_params.need_gate(
+                gate(plan.alpha, plan.epsilon, plan.delta, 1), params.n, "san-points"
+            )
         learning_params.need_scale(4 / plan.epsilon)
         return plan
 
     def claimed(self, params: SanitizePointsParams, table: Table) -> Event:
         plan = self._rounds(params, table)
-        return learning_params.claim(params.epsilon, params.delta if plan.method == "san-points" else Fraction(0))
+        return learning_params.claim(
+            params.epsilon, params.delta if plan.method == "san-points" else Fraction(0)
+        )
 
     def data_request(self, params: SanitizePointsParams, table: Table) -> SortedValues:
         table.bounded(params.column)
         return SortedValues(params.column, table.limits.rows)
 
-    def drawn(self, params: SanitizePointsParams, table: Table, answer: Answer, source: Source) -> Result:
+    def drawn(
+        self, params: SanitizePointsParams, table: Table, answer: Answer, source: Source
+    ) -> Result:
         column, low, end = learning_params.domain(table, params.column)
         plan, calls = self._rounds(params, table), Calls(source)
         found = listed(relative(answer.values, low), answer.counts, end, plan, calls)
         made, fits = proper(found, params.n, params.alpha / params.k, end)
         width = half_width(1 / plan.epsilon)
         rows = tuple(
-            Row(str(column.unit(low + point)), "count", count, width) for point, count in sorted(found.items())
+            Row(str(column.unit(low + point)), "count", count, width)
+            for point, count in sorted(found.items())
         )
         status = "ok" if fits else "fallback"
         document = learning_params.report(
@@ -194,6 +235,13 @@ class SanitizePoints(Counted[SanitizePointsParams]):
     def error_bound(self, params: SanitizePointsParams, table: Table) -> ErrorBound:
         planned = self.planned(params, table)
         own = self._rounds(planned, table).epsilon
-        if self.counts(params, table) and params.method == "auto":  # below the gate it takes the pure method
-            own = min(own, self._rounds(planned.model_copy(update={"method": "exponential"}), table).epsilon)
-        return ErrorBound({"count": half_width(1 / own)}, "noise of a listed value; others are estimated as 0")
+        if (
+            self.counts(params, table) and params.method == "auto"
+        ):  # below the gate it takes the pure method
+            own = min(
+                own,
+                self._rounds(planned.model_copy(update={"method": "exponential"}), table).epsilon,
+            )
+        return ErrorBound(
+            {"count": half_width(1 / own)}, "noise of a listed value; others are estimated as 0"
+        )

@@ -1,7 +1,9 @@
-"""`sanitize_thresholds`: all prefix fractions of an ordered column, hence all ranges, as an artificial column.
+"""`sanitize_thresholds`: all prefix fractions of an ordered column, hence all ranges, as an
+artificial column.
 
 Two methods, `dpflow_private_learning.building_blocks.san_thresholds` (the paper's, approximate) and
-`dpflow_private_learning.building_blocks.prefix_tree` (pure). ``auto`` takes the one that needs fewer rows: for every integer type the tree.
+`dpflow_private_learning.building_blocks.prefix_tree` (pure). ``auto`` takes the one that needs
+fewer rows: for every integer type the tree.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ from dpflow_private_learning.building_blocks.synopsis import check_name
 
 
 class SanitizeThresholdsParams(learning_params.Approximated):
-    """``column``: bounded. ``method``: auto, san-thresholds or tree. ``budget`` of san-thresholds: tight, or the paper's."""
+    """``column``: bounded. ``method``: auto, san-thresholds or tree. ``budget`` of san-thresholds:
+    tight, or the paper's.
+    """
 
     column: str
     method: Literal["auto", "san-thresholds", "tree"] = "auto"
@@ -38,9 +42,7 @@ class SanitizeThresholds(Counted[SanitizeThresholdsParams]):
     """A private distribution function."""
 
     name = "sanitize_thresholds"
-    summary = (
-        "an artificial column with nearly the same share of rows below every value: a private CDF, any range for free"
-    )
+    summary = "an artificial column with nearly the same share of rows below every value: a private CDF, any range for free"
     citation = "Beimel, Nissim, Stemmer 2013/2016, Theorem 4.13; Chan, Shi, Song 2010 and Dwork et al. 2010 (tree)"
     Params = SanitizeThresholdsParams
 
@@ -56,7 +58,9 @@ class SanitizeThresholds(Counted[SanitizeThresholdsParams]):
         learning_params.need_delta(params, "san-thresholds")
         made = plan(params.alpha, params.beta, epsilon, delta, params.n, params.budget)
         power = max(ceil_log2(end + 1), 1)
-        needed = san_thresholds_rows(power, made.calls, made.gate, made.alpha, made.beta, made.epsilon, made.delta)
+        needed = san_thresholds_rows(
+            power, made.calls, made.gate, made.alpha, made.beta, made.epsilon, made.delta
+        )
         if params.method == "auto" and (pure <= needed or params.n < made.gate):
             learning_params.need_scale(level_scale(end, epsilon, learning_params.moves(table)))
             return None, pure
@@ -71,7 +75,9 @@ class SanitizeThresholds(Counted[SanitizeThresholdsParams]):
         table.bounded(params.column)
         return SortedValues(params.column, table.limits.rows)
 
-    def drawn(self, params: SanitizeThresholdsParams, table: Table, answer: Answer, source: Source) -> Result:
+    def drawn(
+        self, params: SanitizeThresholdsParams, table: Table, answer: Answer, source: Source
+    ) -> Result:
         column, low, end = learning_params.domain(table, params.column)
         made, needed = self._plan(params, table)
         x, calls = relative(answer.values, low), Calls(source)
@@ -82,6 +88,8 @@ class SanitizeThresholds(Counted[SanitizeThresholdsParams]):
             document = learning_params.report("tree", calls, needed=needed, rows=params.rows)
         else:
             found, used = san_thresholds(x, answer.counts, end, made, calls)
-            document = learning_params.report("san-thresholds", calls, needed=needed, rows=params.rows, used=used)
+            document = learning_params.report(
+                "san-thresholds", calls, needed=needed, rows=params.rows, used=used
+            )
         size = Row("", "rows", found.size)
         return Result((size,), document, found.table(params.column, column, low))

@@ -1,13 +1,16 @@
-"""Sanitize a union of classes (end of section 4.4): one artificial column for each part, each question to its own.
+"""Sanitize a union of classes (end of section 4.4): one artificial column for each part, each
+question to its own.
 
-Definition: the budget is shared equally. A part of points is peeled as in `sanitize_points`, restricted to its range; a part
-of thresholds is the tree; a part of all subsets of a short range is a noisy count of each value there.
+Definition: the budget is shared equally. A part of points is peeled as in `sanitize_points`,
+restricted to its range; a part of thresholds is the tree; a part of all subsets of a short range is
+a noisy count of each value there.
 
 Claim: epsilon-DP, by basic composition over the parts.
 
-The paper's example joins all subsets of n values with all single values elsewhere: X_C = 2^d and VC = n, and O(log X_C + VC log
-VC) rows suffice, which its lower bound nearly matches. The answer to a question is the weight of its values in its part,
-divided by ``rows``; there is no one database for all (improper).
+The paper's example joins all subsets of n values with all single values elsewhere: X_C = 2^d and VC
+= n, and O(log X_C + VC log VC) rows suffice, which its lower bound nearly matches. The answer to a
+question is the weight of its values in its part, divided by ``rows``; there is no one database for
+all (improper).
 """
 
 from __future__ import annotations
@@ -40,7 +43,9 @@ WIDEST = 4096
 
 
 class Part(Strict):
-    """One class: single ``points`` or all ``subsets`` of the values ``lower`` to ``upper``, or all ``thresholds``."""
+    """One class: single ``points`` or all ``subsets`` of the values ``lower`` to ``upper``, or all
+    ``thresholds``.
+    """
 
     rules: Literal["points", "subsets", "thresholds"]
     lower: Exact | None = None
@@ -71,14 +76,22 @@ class SanitizeUnion(Counted[SanitizeUnionParams]):
             first = 0 if part.lower is None else to_grid(part.lower, column) - low
             last = end if part.upper is None else to_grid(part.upper, column) - low
             if first > last:
-                raise PlanRefused(f"part {number} ends below its beginning; exchange lower and upper")
+                raise PlanRefused(
+                    f"part {number} ends below its beginning; exchange lower and upper"
+                )
             if part.rules == "thresholds" and (first, last) != (0, end):
-                raise PlanRefused(f"part {number}: thresholds are kept for the whole column; leave lower and upper out")
+                raise PlanRefused(
+                    f"part {number}: thresholds are kept for the whole column; leave lower and upper out"
+                )
             if part.rules == "subsets" and last - first >= WIDEST:
-                raise PlanRefused(f"part {number} has more than {WIDEST} values; take single points there")
+                raise PlanRefused(
+                    f"part {number} has more than {WIDEST} values; take single points there"
+                )
             found.append((first, last))
         epsilon = self._each(params, table)
-        learning_params.need_scale(max(level_scale(end, epsilon, 2), 4 * math.ceil(2 / params.alpha) / epsilon))
+        learning_params.need_scale(
+            max(level_scale(end, epsilon, 2), 4 * math.ceil(2 / params.alpha) / epsilon)
+        )
         return found
 
     def _each(self, params: SanitizeUnionParams, table: Table) -> Fraction:
@@ -93,15 +106,27 @@ class SanitizeUnion(Counted[SanitizeUnionParams]):
         table.bounded(params.column)
         return SortedValues(params.column, table.limits.rows)
 
-    def drawn(self, params: SanitizeUnionParams, table: Table, answer: Answer, source: Source) -> Result:
+    def drawn(
+        self, params: SanitizeUnionParams, table: Table, answer: Answer, source: Source
+    ) -> Result:
         column, low, _ = learning_params.domain(table, params.column)
-        epsilon, moves, calls = self._each(params, table), learning_params.moves(table), Calls(source)
+        epsilon, moves, calls = (
+            self._each(params, table),
+            learning_params.moves(table),
+            Calls(source),
+        )
         x, beta = relative(answer.values, low), params.beta / len(params.parts)
         rows: list[tuple[int | float | str, int, int]] = []
         needed = 0.0
-        for number, (part, (first, last)) in enumerate(zip(params.parts, self._ranges(params, table))):
-            found, need = self._part(part, x, answer.counts, first, last, params, (epsilon, beta, moves), calls)
-            rows += [(in_unit(column, low + p), w, number) for p, w in zip(found.points, found.weights)]
+        for number, (part, (first, last)) in enumerate(
+            zip(params.parts, self._ranges(params, table))
+        ):
+            found, need = self._part(
+                part, x, answer.counts, first, last, params, (epsilon, beta, moves), calls
+            )
+            rows += [
+                (in_unit(column, low + p), w, number) for p, w in zip(found.points, found.weights)
+            ]
             needed = max(needed, need)
         document = learning_params.report("union", calls, needed=needed, rows=params.rows)
         columns = ((params.column, kind(column)), ("weight", "whole"), ("part", "whole"))
@@ -126,9 +151,13 @@ class SanitizeUnion(Counted[SanitizeUnionParams]):
         inside = (x >= first) & (x <= last)
         own = x[inside] - np.uint64(first)
         if part.rules == "points":
-            plan = rounds("exponential", size, 1, alpha, beta, params.n, epsilon, Fraction(0), "tight")
+            plan = rounds(
+                "exponential", size, 1, alpha, beta, params.n, epsilon, Fraction(0), "tight"
+            )
             noisy = listed(own, counts[inside], last - first, plan, calls)
-            return Synopsis.of({first + p: n for p, n in noisy.items()}), peeling_rows(size, alpha, beta, epsilon)
+            return Synopsis.of({first + p: n for p, n in noisy.items()}), peeling_rows(
+                size, alpha, beta, epsilon
+            )
         calls.pay("histogram", epsilon)
         exact = np.zeros(size, np.int64)
         exact[own.astype(np.intp)] = counts[inside]

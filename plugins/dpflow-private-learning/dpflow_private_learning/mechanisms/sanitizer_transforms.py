@@ -1,9 +1,11 @@
-"""From one sanitizer to another: fixed size, larger inputs, databases from estimates (Theorem 2.21, Lemma 5.1, Remark 2.18).
+"""From one sanitizer to another: fixed size, larger inputs, databases from estimates (Theorem 2.21,
+Lemma 5.1, Remark 2.18).
 
-What `reduced` and `database` compute from a sanitized column is free. `in_blocks` reads rows: each block's rows go to one run
-of the inner mechanism, so all runs together cost what one does (parallel composition), as long as the block of a row does
-not depend on any row. Blocks are therefore drawn, for each unit on its own. Cut from a sorted table, one row more would move
-a row in every later block.
+What `reduced` and `database` compute from a sanitized column is free. `in_blocks` reads rows: each
+block's rows go to one run of the inner mechanism, so all runs together cost what one does (parallel
+composition), as long as the block of a row does not depend on any row. Blocks are therefore drawn,
+for each unit on its own. Cut from a sorted table, one row more would move a row in every later
+block.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ TRIES = 20
 
 
 def fixed_size(vc: int, alpha: Fraction, beta: Fraction) -> int:
-    """Rows that keep all answers within alpha but with probability beta: (50 VC/alpha^2) ln(1/(alpha beta)) (Theorem 2.14)."""
+    """Rows that keep all answers within alpha but with probability beta: (50 VC/alpha^2)
+    ln(1/(alpha beta)) (Theorem 2.14).
+    """
     return math.ceil(50 * vc / float(alpha) ** 2 * math.log(1 / float(alpha * beta)))
 
 
@@ -40,8 +44,11 @@ def deviation(rules: Rules, a: Synopsis, b: Synopsis) -> float:
     return float(np.abs(a.below(places) - b.below(places)).max(initial=0.0))
 
 
-def reduced(rules: Rules, found: Synopsis, alpha: Fraction, beta: Fraction, source: Source) -> tuple[Synopsis, bool]:
-    """A column of `fixed_size` rows within alpha of a sanitized one, and whether drawing it succeeded; smaller ones stay.
+def reduced(
+    rules: Rules, found: Synopsis, alpha: Fraction, beta: Fraction, source: Source
+) -> tuple[Synopsis, bool]:
+    """A column of `fixed_size` rows within alpha of a sanitized one, and whether drawing it
+    succeeded; smaller ones stay.
 
     Rows are drawn with replacement and drawn again where some answer is too far off.
     """
@@ -70,7 +77,9 @@ def assigned(units: NDArray[np.int64], blocks: int, source: Source) -> NDArray[n
     return drawn[units]
 
 
-def in_blocks(units: NDArray[np.int64], x: Array, blocks: int, inner: Callable[[Array], T], source: Source) -> list[T]:
+def in_blocks(
+    units: NDArray[np.int64], x: Array, blocks: int, inner: Callable[[Array], T], source: Source
+) -> list[T]:
     """What the inner mechanism gives for the rows of each block."""
     block = assigned(units, blocks, source)
     order = np.argsort(block, kind="stable")
@@ -90,7 +99,8 @@ def joined(parts: list[Synopsis]) -> Synopsis:
 def database(
     estimates: Mapping[int, float], classes: NDArray[np.bool_], alpha: float, size: int
 ) -> tuple[Synopsis, bool]:
-    """A database of ``size`` points near improper answers, and whether it is within alpha of all: by search, for tiny domains.
+    """A database of ``size`` points near improper answers, and whether it is within alpha of all:
+    by search, for tiny domains.
 
     Args:
         estimates: the answer to each concept, by its row in ``classes``.
@@ -100,4 +110,6 @@ def database(
     wanted = np.array([estimates[i] for i in range(len(classes))])
     worst = np.abs(made @ classes.T / size - wanted).max(axis=1)
     best = int(np.argmin(worst))
-    return Synopsis.of({point: int(n) for point, n in enumerate(made[best])}), bool(worst[best] <= alpha)
+    return Synopsis.of({point: int(n) for point, n in enumerate(made[best])}), bool(
+        worst[best] <= alpha
+    )

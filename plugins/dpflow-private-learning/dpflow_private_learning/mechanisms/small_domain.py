@@ -1,12 +1,14 @@
 """A pure sanitizer for any class over a tiny domain (Theorem 2.19, after Blum, Ligett, Roth 2008).
 
-Definition. Every multiset of b points is a candidate; its score is minus the largest difference, in rows, between its answer
-and the table's over all concepts of the class. The exponential mechanism draws one.
+Definition. Every multiset of b points is a candidate; its score is minus the largest difference, in
+rows, between its answer and the table's over all concepts of the class. The exponential mechanism
+draws one.
 
 Claim: epsilon-bounded range; one row moves every answer, hence every score, by at most 1 row.
 
-Accuracy: some multiset is within N/(4 b) of any table over N points, for every set of points (largest remainders). With that
-at most alpha/2, all answers are within alpha with probability 1 - beta from (4/(alpha epsilon)) ln(K/beta) rows, K multisets.
+Accuracy: some multiset is within N/(4 b) of any table over N points, for every set of points
+(largest remainders). With that at most alpha/2, all answers are within alpha with probability 1 -
+beta from (4/(alpha epsilon)) ln(K/beta) rows, K multisets.
 
 When not to use it: beyond some ten points; the number of candidates is exponential.
 """
@@ -31,7 +33,13 @@ from dpflow.core.sampling.randomness import Source
 from dpflow.errors import PlanRefused
 from dpflow_private_learning.building_blocks import learning_params
 from dpflow_private_learning.building_blocks.exponential_mechanism import exponential
-from dpflow_private_learning.building_blocks.hypotheses import Point, Rectangle, Rule, Threshold, rule
+from dpflow_private_learning.building_blocks.hypotheses import (
+    Point,
+    Rectangle,
+    Rule,
+    Threshold,
+    rule,
+)
 from dpflow_private_learning.building_blocks.noisy_row_count import Counted
 from dpflow_private_learning.building_blocks.spend_log import Calls
 from dpflow_private_learning.building_blocks.step_function import Pieces, relative
@@ -45,8 +53,9 @@ Named = Literal["points", "thresholds", "subsets"]
 
 
 class SanitizeSmallParams(learning_params.Approximated):
-    """``column``: bounded, of at most 12 values. ``rules``: the class whose answers are kept: points, thresholds, subsets (all
-    sets of values), or rules as learners write them. ``size``: points of the artificial column.
+    """``column``: bounded, of at most 12 values. ``rules``: the class whose answers are kept:
+    points, thresholds, subsets (all sets of values), or rules as learners write them. ``size``:
+    points of the artificial column.
     """
 
     column: str
@@ -63,7 +72,9 @@ def concepts(rules: Named | tuple[Mapping[str, Any], ...], low: int, end: int) -
     elif rules == "thresholds":
         listed = [Threshold(int(v)) for v in (*points, low + end + 1)]
     elif rules == "subsets":
-        return np.array([[bool(mask >> i & 1) for i in range(end + 1)] for mask in range(2 ** (end + 1))])
+        return np.array(
+            [[bool(mask >> i & 1) for i in range(end + 1)] for mask in range(2 ** (end + 1))]
+        )
     else:
         listed = [rule(one) for one in rules]
         if any(isinstance(one, Rectangle) and len(one.lower) != 1 for one in listed):
@@ -89,7 +100,8 @@ def sanitize_small(
     made, weights = candidates(len(counts) - 1, size), classes.astype(np.int64).T
     wanted = size * (counts @ weights)
     worst = [
-        np.abs(rows * (part @ weights) - wanted).max(axis=1) for part in np.array_split(made, len(made) // 4096 + 1)
+        np.abs(rows * (part @ weights) - wanted).max(axis=1)
+        for part in np.array_split(made, len(made) // 4096 + 1)
     ]
     scores = Pieces.of(range(len(made)), len(made) - 1, -np.concatenate(worst), unit=size)
     found = made[exponential([scores], epsilon, calls)]
@@ -108,9 +120,13 @@ class SanitizeSmall(Counted[SanitizeSmallParams]):
         check_name(table, params.column)
         _, low, end = learning_params.domain(table, params.column)
         if end >= WIDEST:
-            raise PlanRefused(f"sanitize_small is for columns of at most {WIDEST} values, and this has {end + 1}")
+            raise PlanRefused(
+                f"sanitize_small is for columns of at most {WIDEST} values, and this has {end + 1}"
+            )
         if math.comb(params.size + end, end) > MOST:
-            raise PlanRefused(f"a size of {params.size} makes more than {MOST} candidates; take a smaller size")
+            raise PlanRefused(
+                f"a size of {params.size} makes more than {MOST} candidates; take a smaller size"
+            )
         if params.n > MOST_ROWS:
             raise PlanRefused("sanitize_small counts up to 2^40 rows")
         found = concepts(params.rules, low, end)
@@ -128,15 +144,25 @@ class SanitizeSmall(Counted[SanitizeSmallParams]):
         table.bounded(params.column)
         return SortedValues(params.column, table.limits.rows)
 
-    def drawn(self, params: SanitizeSmallParams, table: Table, answer: Answer, source: Source) -> Result:
+    def drawn(
+        self, params: SanitizeSmallParams, table: Table, answer: Answer, source: Source
+    ) -> Result:
         column, low, end = learning_params.domain(table, params.column)
         epsilon, _ = learning_params.per_row(params.epsilon, params.delta, table)
         counts = np.zeros(end + 1, np.int64)
         counts[relative(answer.values, low).astype(np.intp)] = np.minimum(answer.counts, MOST_ROWS)
         calls = Calls(source)
-        found = sanitize_small(counts, self._classes(params, table), params.n, params.size, epsilon, calls)
+        found = sanitize_small(
+            counts, self._classes(params, table), params.n, params.size, epsilon, calls
+        )
         near = Fraction(end + 1, 4 * params.size) <= params.alpha / 2
         size = math.comb(params.size + end, end)
-        needed = 4 / float(params.alpha * epsilon) * math.log(size / params.beta) if near else math.inf
-        document = learning_params.report("exponential over multisets", calls, needed=needed, rows=params.rows)
-        return Result((Row("", "rows", found.size),), document, found.table(params.column, column, low))
+        needed = (
+            4 / float(params.alpha * epsilon) * math.log(size / params.beta) if near else math.inf
+        )
+        document = learning_params.report(
+            "exponential over multisets", calls, needed=needed, rows=params.rows
+        )
+        return Result(
+            (Row("", "rows", found.size),), document, found.table(params.column, column, low)
+        )

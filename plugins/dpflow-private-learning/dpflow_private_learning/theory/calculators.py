@@ -24,7 +24,9 @@ Bits = Annotated[int, Field(ge=1, le=200_000)]
 
 
 class Aim(Strict):
-    """``alpha``: accuracy; ``beta``: failure; ``epsilon``, ``delta``: the price for one replaced row."""
+    """``alpha``: accuracy; ``beta``: failure; ``epsilon``, ``delta``: the price for one replaced
+    row.
+    """
 
     alpha: Share = Fraction(1, 10)
     beta: Share = Fraction(1, 10)
@@ -37,8 +39,9 @@ class Aim(Strict):
 
 
 class RowsParams(Aim):
-    """``task``: what to learn or sanitize; ``bits``: d, for a domain of 2^d values; ``k``: values per question; ``columns``: of a
-    rectangle; ``rows``: what there is, to say which methods are proven; ``pac``: errors in the population, not on the rows.
+    """``task``: what to learn or sanitize; ``bits``: d, for a domain of 2^d values; ``k``: values
+    per question; ``columns``: of a rectangle; ``rows``: what there is, to say which methods are
+    proven; ``pac``: errors in the population, not on the rows.
     """
 
     task: Task
@@ -68,12 +71,26 @@ class LearningRows(Calculator[RowsParams]):
         for m in sorted(found, key=lambda m: m.rows):
             proven = None if params.rows is None else params.rows >= m.rows
             runs = None if params.rows is None or m.gate is None else params.rows >= m.gate
-            cells.append((m.name, "pure" if m.pure else "approximate", _whole(m.rows), m.gate, m is best, proven, runs))
+            cells.append(
+                (
+                    m.name,
+                    "pure" if m.pure else "approximate",
+                    _whole(m.rows),
+                    m.gate,
+                    m is best,
+                    proven,
+                    runs,
+                )
+            )
         notes = (
             f"take {best.name}; a method without a gate is private with any number of rows",
             "rows are those from which accuracy is proven; a method runs below that, and its result says so",
         )
-        return Sheet(("method", "privacy", "rows", "privacy gate", "take", "proven", "may run"), tuple(cells), notes)
+        return Sheet(
+            ("method", "privacy", "rows", "privacy gate", "take", "proven", "may run"),
+            tuple(cells),
+            notes,
+        )
 
 
 class ThresholdTableParams(Aim):
@@ -101,7 +118,10 @@ class ThresholdTable(Calculator[ThresholdTableParams]):
                     d,
                     stars,
                     math.ceil(row_bounds.exponential_rows(top, alpha, beta, epsilon)),
-                    *(_digits(row_bounds.theorem_3_18(d, n, *given)) if n <= stars else None for n in (1, 2, 3)),
+                    *(
+                        _digits(row_bounds.theorem_3_18(d, n, *given)) if n <= stars else None
+                        for n in (1, 2, 3)
+                    ),
                     _digits(row_bounds.theorem_3_18(d, stars, *given)),
                     _digits(row_bounds.lemma_3_14(d, 2, *given)),
                     math.ceil(row_bounds.threshold_rows(top, 2, *given)),
@@ -110,7 +130,17 @@ class ThresholdTable(Calculator[ThresholdTableParams]):
                     _digits(row_bounds.remark_3_16(d, *given)),
                 )
             )
-        heads = ("EM", "THM N=1", "THM N=2", "THM N=3", "THM N=log*", "LEM N=2", "PROOF N=2", "PROOF N>=3", "D")
+        heads = (
+            "EM",
+            "THM N=1",
+            "THM N=2",
+            "THM N=3",
+            "THM N=log*",
+            "LEM N=2",
+            "PROOF N=2",
+            "PROOF N>=3",
+            "D",
+        )
         common = math.ceil(row_bounds.generalisation(alpha, beta))
         note = f"a promise about the population needs {common} rows besides, whatever the method"
         return Sheet(("d", "log*", *heads, "Remark 3.16"), tuple(cells), (note,), x="d")
@@ -123,10 +153,14 @@ class CurvesParams(Aim):
 
 
 class LearningCurves(Calculator[CurvesParams]):
-    """Rows against the domain, and where RecConcave begins to need fewer than the exponential mechanism."""
+    """Rows against the domain, and where RecConcave begins to need fewer than the exponential
+    mechanism.
+    """
 
     name = "learning_curves"
-    summary = "rows for a threshold over 2^d values: where RecConcave overtakes the exponential mechanism"
+    summary = (
+        "rows for a threshold over 2^d values: where RecConcave overtakes the exponential mechanism"
+    )
     citation = "Beimel, Nissim, Stemmer 2013/2016, section 3; crossovers computed"
     Params = CurvesParams
 
@@ -135,19 +169,29 @@ class LearningCurves(Calculator[CurvesParams]):
         alpha, beta, epsilon, _ = given
         kinds: dict[str, Callable[[int], float]] = {
             "proof": lambda d: min(row_bounds.threshold_rows(2**d, n, *given) for n in (2, 3)),
-            "lemma 3.14": lambda d: min(row_bounds.lemma_3_14(d, n, *given) for n in range(2, log_star(d) + 1)),
-            "theorem 3.18": lambda d: min(row_bounds.theorem_3_18(d, n, *given) for n in range(2, log_star(d) + 1)),
+            "lemma 3.14": lambda d: min(
+                row_bounds.lemma_3_14(d, n, *given) for n in range(2, log_star(d) + 1)
+            ),
+            "theorem 3.18": lambda d: min(
+                row_bounds.theorem_3_18(d, n, *given) for n in range(2, log_star(d) + 1)
+            ),
         }
 
         def exponential(d: int) -> float:
             return row_bounds.exponential_rows(2**d, alpha, beta, epsilon)
 
         grid = sorted({round(16 * (params.most / 16) ** (i / 24)) for i in range(25)})
-        cells = tuple((d, round(exponential(d)), *(round(f(d)) for f in kinds.values())) for d in grid)
+        cells = tuple(
+            (d, round(exponential(d)), *(round(f(d)) for f in kinds.values())) for d in grid
+        )
         notes = []
         for name, f in kinds.items():
             at = _first(f, exponential, params.most)
-            notes.append(f"{name}: fewer rows than the exponential mechanism from d = {at}" if at else f"{name}: never")
+            notes.append(
+                f"{name}: fewer rows than the exponential mechanism from d = {at}"
+                if at
+                else f"{name}: never"
+            )
         return Sheet(("d", "exponential mechanism", *kinds), cells, tuple(notes), x="d")
 
 
@@ -163,7 +207,9 @@ class LearningBounds(Calculator[BoundsParams]):
 
     name = "learning_bounds"
     summary = "lower bounds for pure sanitizers (X_C) and for proper pure learners of k points"
-    citation = "Beimel, Nissim, Stemmer 2013/2016, Lemmas 4.15 and 5.7, Theorems 2.20, 4.16, 5.9, 5.10"
+    citation = (
+        "Beimel, Nissim, Stemmer 2013/2016, Lemmas 4.15 and 5.7, Theorems 2.20, 4.16, 5.9, 5.10"
+    )
     Params = BoundsParams
 
     def make_sheet(self, params: BoundsParams) -> Sheet:
@@ -173,11 +219,23 @@ class LearningBounds(Calculator[BoundsParams]):
         cells: list[tuple[Any, ...]] = []
         for d in params.bits:
             cells.append(
-                ("sanitize, X_C = 2^d", d, None, round(lower_bounds.sanitizer_rows(2**d, alpha, beta, epsilon), 1))
+                (
+                    "sanitize, X_C = 2^d",
+                    d,
+                    None,
+                    round(lower_bounds.sanitizer_rows(2**d, alpha, beta, epsilon), 1),
+                )
             )
         for k in params.k:
             for d in params.bits:
-                cells.append(("learn k points", d, k, round(lower_bounds.k_point_rows(d, k, alpha, epsilon), 1)))
+                cells.append(
+                    (
+                        "learn k points",
+                        d,
+                        k,
+                        round(lower_bounds.k_point_rows(d, k, alpha, epsilon), 1),
+                    )
+                )
         least = lower_bounds.k_point_from(alpha)
         notes = [
             f"learning k points: a bound below {least:.1f} says nothing (Lemma 5.7); failure is 1/2 there",
@@ -212,15 +270,25 @@ class LearningComparison(Calculator[ComparisonParams]):
             pure = min((m.rows for m in found if m.pure), default=math.inf)
             approximate = min((m.rows for m in found if not m.pure), default=math.inf)
             cells.append((*words, _whole(pure), _whole(approximate)))
-        note = (
-            "orders are in d = log2 of the domain, other parameters constant; rows are the least that are proven here"
+        note = "orders are in d = log2 of the domain, other parameters constant; rows are the least that are proven here"
+        heads = (
+            "task",
+            "without privacy",
+            "pure",
+            "approximate",
+            "rows, pure",
+            "rows, approximate",
         )
-        heads = ("task", "without privacy", "pure", "approximate", "rows, pure", "rows, approximate")
         return Sheet(heads, tuple(cells), (note, "k points are 4, rectangles have 2 columns"))
 
 
 SUMMARY: dict[Task, tuple[str, str, str, str]] = {
-    "points": ("learn a point, proper", "O(1)", "Theta(d)", "O(ln(1/(beta delta))/(alpha epsilon))"),
+    "points": (
+        "learn a point, proper",
+        "O(1)",
+        "Theta(d)",
+        "O(ln(1/(beta delta))/(alpha epsilon))",
+    ),
     "thresholds": ("learn a threshold, proper", "O(1)", "Theta(d)", "~ 8^log*(d)"),
     "rectangles": ("learn a rectangle, proper", "Theta(n)", "Theta(n d)", "~ n^3 8^log*(d)"),
     "sanitize-points": ("sanitize points", "trivial", "Omega(d)", "O(1)"),
@@ -249,7 +317,10 @@ class VcRows(Calculator[VcParams]):
     def make_sheet(self, params: VcParams) -> Sheet:
         a, b = float(params.alpha), float(params.beta)
         cells = (
-            ("some rule is right everywhere (Theorem 2.13)", math.ceil(vc_dimension.realisable_rows(params.vc, a, b))),
+            (
+                "some rule is right everywhere (Theorem 2.13)",
+                math.ceil(vc_dimension.realisable_rows(params.vc, a, b)),
+            ),
             (
                 "errors on the rows within alpha of the true ones (Theorem 2.14)",
                 math.ceil(vc_dimension.agnostic_rows(params.vc, a, b)),
@@ -260,7 +331,9 @@ class VcRows(Calculator[VcParams]):
             ),
         )
         return Sheet(
-            ("promise", "rows"), cells, ("no learner does with fewer than order VC/alpha rows (Theorem 2.12)",)
+            ("promise", "rows"),
+            cells,
+            ("no learner does with fewer than order VC/alpha rows (Theorem 2.12)",),
         )
 
 
@@ -284,7 +357,9 @@ def _digits(value: float) -> float:
 
 
 def _first(one: Callable[[int], float], other: Callable[[int], float], most: int) -> int | None:
-    """The least d from which one curve is below the other, for curves that cross once; None if they do not up to ``most``."""
+    """The least d from which one curve is below the other, for curves that cross once; None if they
+    do not up to ``most``.
+    """
     low, high = 2, most
     if one(high) >= other(high):
         return None

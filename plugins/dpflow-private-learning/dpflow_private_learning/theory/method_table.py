@@ -1,4 +1,6 @@
-"""Every method for every task, with the rows it needs and the rows below which it may not run: what the planner sorts."""
+"""Every method for every task, with the rows it needs and the rows below which it may not run: what
+the planner sorts.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,13 @@ from dpflow_private_learning.mechanisms import sanitize_points
 from dpflow_private_learning.mechanisms.thresholds_by_search import comparisons
 
 Task = Literal[
-    "points", "thresholds", "rectangles", "label-private", "sanitize-points", "k-points", "sanitize-thresholds"
+    "points",
+    "thresholds",
+    "rectangles",
+    "label-private",
+    "sanitize-points",
+    "k-points",
+    "sanitize-thresholds",
 ]
 TASKS = {
     "learners": ("points", "thresholds", "rectangles"),
@@ -23,7 +31,8 @@ Numbers = tuple[float, float, float, float]
 
 
 class Method(NamedTuple):
-    """``name``: mechanism and method; ``rows``: from which its accuracy is proven; ``gate``: below which it is not private.
+    """``name``: mechanism and method; ``rows``: from which its accuracy is proven; ``gate``: below
+    which it is not private.
 
     ``runs``: whether it is more than a number to compare with.
     """
@@ -43,7 +52,11 @@ def methods(task: Task, bits: int, k: int, columns: int, given: Numbers) -> list
 def _points(bits: int, k: int, columns: int, given: Numbers) -> list[Method]:
     alpha, beta, epsilon, _ = given
     return [
-        Method("learn_class, rules: points", True, row_bounds.exponential_rows(2**bits, alpha, beta, epsilon)),
+        Method(
+            "learn_class, rules: points",
+            True,
+            row_bounds.exponential_rows(2**bits, alpha, beta, epsilon),
+        ),
         Method("learn_points", False, row_bounds.point_rows_small(*given)),
         Method("learn_points by Lemma 3.2", False, row_bounds.point_rows(*given), runs=False),
     ]
@@ -54,9 +67,15 @@ def _thresholds(bits: int, k: int, columns: int, given: Numbers) -> list[Method]
     top, searches = 2**bits, comparisons(2**bits - 1)
     each = epsilon / (searches + 3)
     found = [
-        Method("learn_thresholds, levels: 1", True, row_bounds.exponential_rows(top, alpha, beta, epsilon)),
         Method(
-            "learn_thresholds_by_search", False, row_bounds.warm_up_rows(searches, alpha / 2, beta, each, delta / 2)
+            "learn_thresholds, levels: 1",
+            True,
+            row_bounds.exponential_rows(top, alpha, beta, epsilon),
+        ),
+        Method(
+            "learn_thresholds_by_search",
+            False,
+            row_bounds.warm_up_rows(searches, alpha / 2, beta, each, delta / 2),
         ),
     ]
     deepest = depth(top, 64)
@@ -75,14 +94,18 @@ def _rectangles(bits: int, k: int, columns: int, given: Numbers) -> list[Method]
     every = row_bounds.exponential_rows(2 ** (2 * bits * columns), alpha, beta, epsilon)
     return [
         Method("learn_rectangles, axes: tree", True, max(histograms, sides)),
-        Method("exponential mechanism over all rectangles (too many to run)", True, every, runs=False),
+        Method(
+            "exponential mechanism over all rectangles (too many to run)", True, every, runs=False
+        ),
     ]
 
 
 def _label_private(bits: int, k: int, columns: int, given: Numbers) -> list[Method]:
     alpha, beta, epsilon, _ = given
     sample = row_bounds.label_private_sample(1, alpha, beta)
-    needed = row_bounds.label_private_rows(row_bounds.labellings(1, sample), sample, alpha, beta, epsilon)
+    needed = row_bounds.label_private_rows(
+        row_bounds.labellings(1, sample), sample, alpha, beta, epsilon
+    )
     return [
         Method("learn_label_private (points or thresholds)", True, needed),
         Method(
@@ -98,9 +121,15 @@ def _peeled(k: int) -> Callable[[int, int, int, Numbers], list[Method]]:
     def found(bits: int, asked: int, columns: int, given: Numbers) -> list[Method]:
         alpha, beta, epsilon, delta = (Fraction(str(v)) for v in given)
         values = k or asked
-        plan = sanitize_points.rounds("san-points", 2**bits, values, alpha, beta, 10**12, epsilon, delta, "paper")
-        tight = sanitize_points.rounds("san-points", 2**bits, values, alpha, beta, 10**12, epsilon, delta, "tight")
-        pure = sanitize_points.rounds("exponential", 2**bits, values, alpha, beta, 10**12, epsilon, delta, "tight")
+        plan = sanitize_points.rounds(
+            "san-points", 2**bits, values, alpha, beta, 10**12, epsilon, delta, "paper"
+        )
+        tight = sanitize_points.rounds(
+            "san-points", 2**bits, values, alpha, beta, 10**12, epsilon, delta, "tight"
+        )
+        pure = sanitize_points.rounds(
+            "exponential", 2**bits, values, alpha, beta, 10**12, epsilon, delta, "tight"
+        )
         return [
             Method("sanitize_points, method: exponential", True, pure.needed),
             Method("sanitize_points, method: san-points", False, tight.needed, _gate(tight)),
@@ -116,14 +145,32 @@ def _gate(plan: sanitize_points.Rounds) -> int:
 
 def _sanitize_thresholds(bits: int, k: int, columns: int, given: Numbers) -> list[Method]:
     alpha, beta, epsilon, delta = (Fraction(str(v)) for v in given)
-    found = [Method("sanitize_thresholds, method: tree", True, row_bounds.tree_rows(2**bits, alpha, beta, epsilon))]
+    found = [
+        Method(
+            "sanitize_thresholds, method: tree",
+            True,
+            row_bounds.tree_rows(2**bits, alpha, beta, epsilon),
+        )
+    ]
     for budget in ("tight", "paper"):
         made = san_thresholds.plan(alpha, beta, epsilon, delta, 10**12, budget)
         inner = (made.alpha, made.beta, made.epsilon, made.delta)
         needed = row_bounds.san_thresholds_rows(bits, made.calls, made.gate, *inner)
-        found.append(Method(f"sanitize_thresholds, san-thresholds (proof), budget: {budget}", False, needed, made.gate))
+        found.append(
+            Method(
+                f"sanitize_thresholds, san-thresholds (proof), budget: {budget}",
+                False,
+                needed,
+                made.gate,
+            )
+        )
     lemma = row_bounds.lemma_4_12(bits, made.calls, *inner)
-    return [*found, Method("san-thresholds by Lemma 4.12", False, max(lemma, float(made.gate)), made.gate, False)]
+    return [
+        *found,
+        Method(
+            "san-thresholds by Lemma 4.12", False, max(lemma, float(made.gate)), made.gate, False
+        ),
+    ]
 
 
 _BY_TASK: dict[Task, Callable[[int, int, int, Numbers], list[Method]]] = {

@@ -1,8 +1,10 @@
-"""Integer noise on an integer answer, for predictions that are numbers (Dwork and Feldman 2018, Lemma 4.5).
+"""Integer noise on an integer answer, for predictions that are numbers (Dwork and Feldman 2018,
+Lemma 4.5).
 
-Claim: an answer that one unit moves by at most D is epsilon-DP with discrete Laplace noise of scale D/epsilon, and
-(epsilon^2/2)-zCDP with discrete Gaussian noise of sigma = D/epsilon. Gaussian noise has no epsilon without a delta, and
-costs the same in a zCDP account while its tails are far shorter.
+Claim: an answer that one unit moves by at most D is epsilon-DP with discrete Laplace noise of scale
+D/epsilon, and (epsilon^2/2)-zCDP with discrete Gaussian noise of sigma = D/epsilon. Gaussian noise
+has no epsilon without a delta, and costs the same in a zCDP account while its tails are far
+shorter.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ def claim(noise: Noise, sensitivity: int, epsilon: Fraction) -> Event:
 
 
 def draw(noise: Noise, sensitivity: int, epsilon: Fraction, size: int, source: Source) -> Ints:
-    """Fresh noise for each answer; the same number added to two answers would show their difference."""
+    """Fresh noise for each answer; the same number added to two answers would show their
+    difference.
+    """
     scale = scale_for(sensitivity, epsilon)
     if noise == "gaussian":
         return discrete_gaussian(scale**2, size, source)

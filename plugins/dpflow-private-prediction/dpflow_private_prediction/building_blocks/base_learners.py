@@ -1,7 +1,8 @@
 """Base learners by name: any scikit-learn classifier or regressor whose options are JSON.
 
-A prediction's claim does not depend on the learner, so any will do, on two conditions that are kept here: a learner has no
-randomness but a seed that the mechanism draws for its shard, and it says nothing while it learns.
+A prediction's claim does not depend on the learner, so any will do, on two conditions that are kept
+here: a learner has no randomness but a seed that the mechanism draws for its shard, and it says
+nothing while it learns.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ Kind = Literal["classifier", "regressor"]
 #: Makes a fresh, unfitted estimator with this seed.
 Make = Callable[[int], Any]
 
-#: Options that would make a learner print, share threads with other shards, or repeat another shard's randomness.
+#: Options that would make a learner print, share threads with other shards, or repeat another
+#: shard's randomness.
 REFUSED = ("random_state", "verbose", "n_jobs", "warm_start")
 
 
@@ -39,11 +41,15 @@ def learner(kind: Kind, name: str, options: dict[str, Any]) -> Make:
     if found is None:
         raise UnknownName(f"scikit-learn {kind}", name, known(kind))
     if set_here := [option for option in REFUSED if option in options]:
-        raise InvalidDeclaration(f"option {set_here[0]} of {name} is set by the mechanism; leave it out")
+        raise InvalidDeclaration(
+            f"option {set_here[0]} of {name} is set by the mechanism; leave it out"
+        )
     try:
         estimator = found(**options)
         seeded = "random_state" in estimator.get_params()
         estimator._validate_params()
     except Exception as error:  # noqa: BLE001  whatever a constructor objects to
-        raise InvalidDeclaration(f"{name} does not take the options {sorted(options)}: {error}") from None
+        raise InvalidDeclaration(
+            f"{name} does not take the options {sorted(options)}: {error}"
+        ) from None
     return lambda seed: found(**options, **({"random_state": seed} if seeded else {}))

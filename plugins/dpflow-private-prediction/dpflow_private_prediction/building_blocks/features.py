@@ -1,7 +1,9 @@
-"""Encoded rows and points as the numbers a learner sees, scaled by what the declaration says and nothing else.
+"""Encoded rows and points as the numbers a learner sees, scaled by what the declaration says and
+nothing else.
 
-A bounded column runs from -1 to 1 between its bounds; a column with public keys is one column of 0 and 1 for each key,
-all 0 where the key is not public. A scaler fitted to rows would let one row reach every shard.
+A bounded column runs from -1 to 1 between its bounds; a column with public keys is one column of 0
+and 1 for each key, all 0 where the key is not public. A scaler fitted to rows would let one row
+reach every shard.
 """
 
 from __future__ import annotations
@@ -24,17 +26,23 @@ BLOCK = 32768  # rows filled at once: few stay in the cache, many let threads pa
 
 
 def records(table: Table, features: Sequence[str], label: str) -> Records:
-    """The request for the rows of features and label. Raises where a column has neither bounds nor keys."""
+    """The request for the rows of features and label. Raises where a column has neither bounds nor
+    keys.
+    """
     for name in (*features, label):
         if table.column(name).keys is None:
             table.bounded(name)
     if label in features or len(set(features)) != len(features):
-        raise PlanRefused("the label is not a feature, and each feature is named once; correct features and label")
+        raise PlanRefused(
+            "the label is not a feature, and each feature is named once; correct features and label"
+        )
     return Records((*features, label), table.limits.rows)
 
 
 def labels(table: Table, name: str) -> tuple[Any, ...]:
-    """The answers that a classifier may give: public keys, or the values of a bounded column with few of them."""
+    """The answers that a classifier may give: public keys, or the values of a bounded column with
+    few of them.
+    """
     column = table.column(name)
     if column.keys is not None:
         return column.keys
@@ -50,7 +58,9 @@ def labels(table: Table, name: str) -> tuple[Any, ...]:
 def two_labels(table: Table, name: str, mechanism: str) -> None:
     """Raises `PlanRefused` where the label is not one of two."""
     if len(labels(table, name)) != 2:
-        raise PlanRefused(f"{mechanism} tells two labels apart, and {name!r} has others; use predict_vote")
+        raise PlanRefused(
+            f"{mechanism} tells two labels apart, and {name!r} has others; use predict_vote"
+        )
 
 
 def number(table: Table, name: str) -> Column:
@@ -69,10 +79,11 @@ def label_codes(table: Table, name: str, rows: RecordArrays) -> Codes:
 def matrix(
     table: Table, features: Sequence[str], columns: Iterable[Codes], order: Codes | None = None
 ) -> NDArray[np.float64]:
-    """Encoded columns as a learner's matrix, shape (rows, numbers); ``order``: which row comes first, second and so on.
+    """Encoded columns as a learner's matrix, shape (rows, numbers); ``order``: which row comes
+    first, second and so on.
 
-    Blocks of rows are filled column by column in the cache and then put in their places, in threads: numpy does both
-    outside Python's lock.
+    Blocks of rows are filled column by column in the cache and then put in their places, in
+    threads: numpy does both outside Python's lock.
     """
     given = list(columns)
     made = np.empty((len(given[0]), width(table, features)))
@@ -96,12 +107,16 @@ def matrix(
     return made
 
 
-def _fill(made: NDArray[np.float64], table: Table, features: Sequence[str], columns: Sequence[Codes]) -> None:
+def _fill(
+    made: NDArray[np.float64], table: Table, features: Sequence[str], columns: Sequence[Codes]
+) -> None:
     place = 0
     for name, codes in zip(features, columns):
         column = table.column(name)
         if column.keys is not None:
-            made[:, place : place + len(column.keys)] = codes[:, None] == np.arange(len(column.keys))
+            made[:, place : place + len(column.keys)] = codes[:, None] == np.arange(
+                len(column.keys)
+            )
             place += len(column.keys)
         else:
             low, high = column.grid()

@@ -1,11 +1,12 @@
-"""One model per shard: units are dealt to shards without a look at their rows, and a shard's model sees only its own.
+"""One model per shard: units are dealt to shards without a look at their rows, and a shard's model
+sees only its own.
 
-So one unit's rows reach one model, whatever they are: each unit draws its shard independently and uniformly. A unit
-that comes, goes or changes leaves every other unit where it was. (Sorting units by a key and cutting into equal parts
-would not: a new unit shifts the boundaries of all parts.)
+So one unit's rows reach one model, whatever they are: each unit draws its shard independently and
+uniformly. A unit that comes, goes or changes leaves every other unit where it was. (Sorting units
+by a key and cutting into equal parts would not: a new unit shifts the boundaries of all parts.)
 
-Each shard has a model whatever happens. Where learning or predicting fails there is a default that only this shard's
-rows decide, and nobody is told: a failure would say something about rows.
+Each shard has a model whatever happens. Where learning or predicting fails there is a default that
+only this shard's rows decide, and nobody is told: a failure would say something about rows.
 """
 
 from __future__ import annotations
@@ -77,7 +78,9 @@ class Shards:
         return split(self.models)
 
     def votes(self, points: Matrix, labels: int) -> Ints:
-        """How many models give each point each label, shape (points, labels); an impossible label counts as label 0."""
+        """How many models give each point each label, shape (points, labels); an impossible label
+        counts as label 0.
+        """
 
         def count(models: tuple[Constant | Model, ...]) -> Ints:
             counts = np.zeros((labels, len(points)), np.int64)
@@ -98,7 +101,9 @@ class Shards:
         return counts.T
 
     def sums(self, points: Matrix, low: int, high: int) -> Ints:
-        """The sum of all models' answers to each point, each rounded and clamped to [low, high] first."""
+        """The sum of all models' answers to each point, each rounded and clamped to [low, high]
+        first.
+        """
 
         def add(models: tuple[Constant | Model, ...]) -> Ints:
             total = np.zeros(len(points), np.int64)
@@ -112,31 +117,43 @@ class Shards:
 
 @dataclass(frozen=True)
 class Lines:
-    """Linear models of two labels side by side: one matrix product instead of one `predict` for each, ten times as fast.
+    """Linear models of two labels side by side: one matrix product instead of one `predict` for
+    each, ten times as fast.
 
-    A model has the row of its shard, whatever the other shards hold: how its score is rounded may depend on the row, and
-    must not depend on other shards' rows. Shards without a linear model have a row of zeros, which never says one.
+    A model has the row of its shard, whatever the other shards hold: how its score is rounded may
+    depend on the row, and must not depend on other shards' rows. Shards without a linear model have
+    a row of zeros, which never says one.
     """
 
     weights: Matrix = field(repr=False)  # a row for each shard
     bias: Matrix = field(repr=False)  # a column
 
     def ones(self, points: Matrix) -> Ints:
-        """How many models give each point label 1: the score, as scikit-learn's `predict`, is above 0."""
+        """How many models give each point label 1: the score, as scikit-learn's `predict`, is above
+        0.
+        """
         ones = np.zeros(len(points), np.int64)
 
         def count(start: int) -> None:
             above = self.weights @ points[start : start + BLOCK].T > -self.bias
             for first in range(0, len(above), 255):  # as many as a byte can count
-                ones[start : start + BLOCK] += above[first : first + 255].sum(axis=0, dtype=np.uint8)
+                ones[start : start + BLOCK] += above[first : first + 255].sum(
+                    axis=0, dtype=np.uint8
+                )
 
         _parallel(count, range(0, len(points), BLOCK))
         return ones
 
 
-def split(models: tuple[Constant | Model, ...]) -> tuple[Lines | None, tuple[Constant | Model, ...]]:
+def split(
+    models: tuple[Constant | Model, ...],
+) -> tuple[Lines | None, tuple[Constant | Model, ...]]:
     """The linear models whose `predict` is scikit-learn's common one, and all others."""
-    which = [shard for shard, model in enumerate(models) if isinstance(model, Model) and linear(model.fitted)]
+    which = [
+        shard
+        for shard, model in enumerate(models)
+        if isinstance(model, Model) and linear(model.fitted)
+    ]
     if not which:
         return None, models
     made = [models[shard].fitted for shard in which]  # type: ignore[union-attr]
@@ -148,11 +165,18 @@ def split(models: tuple[Constant | Model, ...]) -> tuple[Lines | None, tuple[Con
 
 
 def linear(made: Any) -> bool:
-    """Whether an estimator says label 1 where its finite coefficients give a positive score, and label 0 elsewhere."""
+    """Whether an estimator says label 1 where its finite coefficients give a positive score, and
+    label 0 elsewhere.
+    """
     from sklearn.linear_model._base import LinearClassifierMixin
-    from sklearn.linear_model._ridge import _RidgeClassifierMixin  # hands two labels on to the common one
+    from sklearn.linear_model._ridge import (
+        _RidgeClassifierMixin,
+    )  # hands two labels on to the common one
 
-    if getattr(type(made), "predict", None) not in (LinearClassifierMixin.predict, _RidgeClassifierMixin.predict):
+    if getattr(type(made), "predict", None) not in (
+        LinearClassifierMixin.predict,
+        _RidgeClassifierMixin.predict,
+    ):
         return False
     two = len(np.atleast_2d(made.coef_)) == 1 and list(made.classes_) == [0, 1]
     return bool(two and np.isfinite(made.coef_).all() and np.isfinite(made.intercept_).all())
@@ -168,7 +192,9 @@ def whole(said: NDArray[Any], labels: int) -> Ints:
     if said.dtype == np.int64 and said.size and said.min() >= 0 and said.max() < labels:
         return said
     numbers = (
-        said if said.dtype.kind in "iu" else np.nan_to_num(said.astype(np.float64), nan=-1.0, posinf=-1.0, neginf=-1.0)
+        said
+        if said.dtype.kind in "iu"
+        else np.nan_to_num(said.astype(np.float64), nan=-1.0, posinf=-1.0, neginf=-1.0)
     )
     valid = (numbers >= 0) & (numbers < labels) & (numbers == np.floor(numbers))
     return np.where(valid, numbers, 0).astype(np.int64)
@@ -188,11 +214,14 @@ def deal(units: Ints, shards: int, source: Source) -> Ints:
 
 
 def by_shard(shard: Ints, shards: int) -> tuple[Ints, Ints]:
-    """Rows in order of their shard, and where each shard begins in that order and the last one ends.
+    """Rows in order of their shard, and where each shard begins in that order and the last one
+    ends.
 
     Rows of the shard after the last come at the end, where no shard is.
     """
-    order = np.argsort(shard.astype(np.min_scalar_type(shards)), kind="stable")  # short integers are sorted by radix
+    order = np.argsort(
+        shard.astype(np.min_scalar_type(shards)), kind="stable"
+    )  # short integers are sorted by radix
     return order, np.concatenate([[0], np.cumsum(np.bincount(shard, minlength=shards)[:shards])])
 
 
@@ -256,15 +285,19 @@ def _libraries() -> ThreadpoolController:
 
 
 def _parallel(action: Callable[[Any], Any], items: Any) -> list[Any]:
-    """The action on every item, in as many threads as there are processors, each with linear algebra on one of them.
+    """The action on every item, in as many threads as there are processors, each with linear
+    algebra on one of them.
 
-    A library that splits every small product over all processors, in all threads at once, makes them wait for each other
-    ten times longer than they compute. Points and options were checked before, so scikit-learn need not.
+    A library that splits every small product over all processors, in all threads at once, makes
+    them wait for each other ten times longer than they compute. Points and options were checked
+    before, so scikit-learn need not.
     """
     import sklearn
 
     def run(item: Any) -> Any:
-        with sklearn.config_context(assume_finite=True, skip_parameter_validation=True):  # of this thread
+        with sklearn.config_context(
+            assume_finite=True, skip_parameter_validation=True
+        ):  # of this thread
             return action(item)
 
     if len(items) < FEW:
@@ -274,5 +307,7 @@ def _parallel(action: Callable[[Any], Any], items: Any) -> list[Any]:
 
 
 def majority(labels: int) -> Callable[[Ints], Constant]:
-    """The default of a classifier: the most frequent label of the shard, the first one if there is none."""
+    """The default of a classifier: the most frequent label of the shard, the first one if there is
+    none.
+    """
     return lambda y: Constant(int(np.bincount(y, minlength=labels).argmax()))

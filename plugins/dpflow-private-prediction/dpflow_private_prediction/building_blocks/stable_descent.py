@@ -1,20 +1,24 @@
-"""Two learners of weight vectors that one row moves by no more than is proved, whatever the rows are and however floats round.
+"""Two learners of weight vectors that one row moves by no more than is proved, whatever the rows
+are and however floats round.
 
-Points lie in the unit ball, and losses have a slope of at most 1 in the prediction <w, x>. There are at most n = ``size``
-rows; a place without a row counts as a row without loss.
+Points lie in the unit ball, and losses have a slope of at most 1 in the prediction <w, x>. There
+are at most n = ``size`` rows; a place without a row counts as a row without loss.
 
-`minimise`, a full gradient at every step. F(w) = (1/n) sum of losses + lambda |w|^2 is m-strongly convex, m = 2 lambda, with
-an M-Lipschitz gradient, so Nesterov's method from 0 with q = sqrt(m/M) gains a factor 1 - q at each step; with an error of at
-most e in every gradient it is after k steps within
+`minimise`, a full gradient at every step. F(w) = (1/n) sum of losses + lambda |w|^2 is m-strongly
+convex, m = 2 lambda, with an M-Lipschitz gradient, so Nesterov's method from 0 with q = sqrt(m/M)
+gains a factor 1 - q at each step; with an error of at most e in every gradient it is after k steps
+within
 
     |w - w*| <= (1-q)^(k/2) 2 sqrt(F(0)/m) + 4 e / (q m)       (Schmidt, Le Roux, Bach 2011, Proposition 4; F(0) <= ln 2)
 
-The number of steps makes the first term at most 1/(2 m n), and `exact_enough`, a question about public numbers that a plan
-asks first, the second one at most 1/(m n). A gradient of length g anywhere says |w - w*| <= g/m, so stopping early at
-1/n is within 1.25/(m n). Both ways out are within 1.5/(m n) of the minimiser. There is no third: nothing hopes to converge.
+The number of steps makes the first term at most 1/(2 m n), and `exact_enough`, a question about
+public numbers that a plan asks first, the second one at most 1/(m n). A gradient of length g
+anywhere says |w - w*| <= g/m, so stopping early at 1/n is within 1.25/(m n). Both ways out are
+within 1.5/(m n) of the minimiser. There is no third: nothing hopes to converge.
 
-`one_pass`, one projected gradient step for each place. A step does not drive two vectors apart if 2 / (step size) is above
-the losses' smoothness, and only the step at the changed row adds something: two step sizes. `drift` adds what rounding does.
+`one_pass`, one projected gradient step for each place. A step does not drive two vectors apart if 2
+/ (step size) is above the losses' smoothness, and only the step at the changed row adds something:
+two step sizes. `drift` adds what rounding does.
 """
 
 from __future__ import annotations
@@ -42,7 +46,8 @@ BLOCK = 1024  # rows whose gradients are added plainly; blocks are added pairwis
 def exact_enough(loss: Loss, strength: float, size: int, numbers: int) -> bool:
     """Whether rounding leaves `minimise` what its bound asks for: 4 n e <= q.
 
-    e adds up what scores, slopes, sums and steps lose, relative to the longest vector on the way to the minimum.
+    e adds up what scores, slopes, sums and steps lose, relative to the longest vector on the way to
+    the minimum.
     """
     longest = 5 / math.sqrt(strength) + 2 / (strength * size)
     error = ROUNDING * (1 + 2 * strength) * (BLOCK + 250 + (numbers + 30) * (1 + longest))
@@ -50,7 +55,8 @@ def exact_enough(loss: Loss, strength: float, size: int, numbers: int) -> bool:
 
 
 def minimise(points: Vector, targets: Vector, loss: Loss, strength: float, size: int) -> Vector:
-    """A vector within 1.5 / (2 strength size) of the minimiser of (1/size) sum of losses + strength |w|^2.
+    """A vector within 1.5 / (2 strength size) of the minimiser of (1/size) sum of losses + strength
+    |w|^2.
 
     Args:
         points: at most ``size`` rows in the unit ball.
@@ -71,7 +77,9 @@ def minimise(points: Vector, targets: Vector, loss: Loss, strength: float, size:
 
 
 def total(points: Vector, factors: Vector) -> Vector:
-    """The sum of rows times their factors, in an order that keeps its rounding small for any number of rows."""
+    """The sum of rows times their factors, in an order that keeps its rounding small for any number
+    of rows.
+    """
     blocks = [factors[i : i + BLOCK] @ points[i : i + BLOCK] for i in range(0, len(points), BLOCK)]
     whole: Vector = np.array(blocks).reshape(-1, points.shape[1]).T.copy().sum(axis=1)
     return whole
@@ -102,11 +110,13 @@ def drift(radius: float, size: int, numbers: int) -> float:
     return 4 * ROUNDING * size * (numbers + 10) * (radius + 1) * (1 + step(radius, size))
 
 
-def one_pass(points: Vector, targets: Vector, loss: Loss, radius: float, size: int, source: Source) -> Vector:
+def one_pass(
+    points: Vector, targets: Vector, loss: Loss, radius: float, size: int, source: Source
+) -> Vector:
     """One projected gradient pass over n places, averaged over what w was before each.
 
-    Rows take distinct places at random and a place without a row leaves w alone, so a row more or less, or another, changes
-    one step. Rows beyond n have no place.
+    Rows take distinct places at random and a place without a row leaves w alone, so a row more or
+    less, or another, changes one step. Rows beyond n have no place.
     """
     eta, order = step(radius, size), some(len(points), size, source)
     places = spread(len(order), size, source)
@@ -124,7 +134,9 @@ def one_pass(points: Vector, targets: Vector, loss: Loss, radius: float, size: i
 
 
 def some(number: int, most: int, source: Source) -> Ints:
-    """At most so many of the rows 0, ..., number - 1, in random order: one row more puts at most one other out."""
+    """At most so many of the rows 0, ..., number - 1, in random order: one row more puts at most
+    one other out.
+    """
     return np.argsort(source.words(number), kind="stable")[:most]
 
 

@@ -1,16 +1,18 @@
 """Labels with an agnostic guarantee: the noisy average of yes-or-no models.
 
-Definition: units are dealt to r shards, a classifier learns on each. With ``ones`` models for the second label and integer
-noise Z, the answer is that label with probability p = clip(ones + Z, 0, r) / r, drawn exactly; or p itself.
+Definition: units are dealt to r shards, a classifier learns on each. With ``ones`` models for the
+second label and integer noise Z, the answer is that label with probability p = clip(ones + Z, 0, r)
+/ r, drawn exactly; or p itself.
 
-Claim: one unit moves ``ones`` by at most 1 (add-remove and replace), so `noise` with D = 1 applies; drawing the label from
-p, or showing p, is post-processing.
+Claim: one unit moves ``ones`` by at most 1 (add-remove and replace), so `noise` with D = 1 applies;
+drawing the label from p, or showing p, is post-processing.
 
-Its expected error is at most the average error of the models plus 1/(r epsilon), whatever the labels are, so with r of
-2/(alpha epsilon) it is within alpha of the best function that the learner can find (Corollary 4.7; `planner`).
+Its expected error is at most the average error of the models plus 1/(r epsilon), whatever the
+labels are, so with r of 2/(alpha epsilon) it is within alpha of the best function that the learner
+can find (Corollary 4.7; `planner`).
 
-When not to use it: for labels that some function gets right nearly always: then `vote` needs fewer rows, because it
-answers like the majority and not like a model picked at random.
+When not to use it: for labels that some function gets right nearly always: then `vote` needs fewer
+rows, because it answers like the majority and not like a model picked at random.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ from dpflow_private_prediction.mechanisms.vote import VoteParams, learn_labels
 class AverageParams(VoteParams):
     """As for a vote, for two labels.
 
-    ``answer``: the drawn label, or the noisy share of models for the second label. ``noise``: laplace or gaussian.
+    ``answer``: the drawn label, or the noisy share of models for the second label. ``noise``:
+    laplace or gaussian.
     """
 
     answer: Literal["label", "share"] = "label"
@@ -60,7 +63,9 @@ class Average(PredictionMechanism[AverageParams]):
     def learn(self, params: AverageParams, table: Table, answer: Answer, source: Source) -> Shards:
         return learn_labels(params, table, answer, source)
 
-    def predict(self, params: AverageParams, table: Table, learned: Shards, points: Codes, source: Source) -> list[Any]:
+    def predict(
+        self, params: AverageParams, table: Table, learned: Shards, points: Codes, source: Source
+    ) -> list[Any]:
         names = features.labels(table, params.label)
         ones = learned.votes(features.matrix(table, params.features, points.T), 2)[:, 1]
         noisy = noisy_count(ones, params, source)

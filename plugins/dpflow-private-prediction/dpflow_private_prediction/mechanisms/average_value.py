@@ -1,14 +1,16 @@
 """Numbers by averaging models, one per shard: any regressor, made stable enough for a little noise.
 
-Definition: units are dealt to r shards, a regressor learns on each. Every model's answer is rounded to the label's grid and
-clamped to its declared bounds, all are added up exactly, integer noise is added, and the sum is divided by r.
+Definition: units are dealt to r shards, a regressor learns on each. Every model's answer is rounded
+to the label's grid and clamped to its declared bounds, all are added up exactly, integer noise is
+added, and the sum is divided by r.
 
-Claim: one unit changes one model, hence the sum by at most D, the number of grid steps between the bounds; `noise` applies.
-That is output noise on an average whose stability rate is (upper - lower)/r (Dwork and Feldman 2018, Lemmas 4.5, 4.6). A
-median or a trimmed mean would not have that rate.
+Claim: one unit changes one model, hence the sum by at most D, the number of grid steps between the
+bounds; `noise` applies. That is output noise on an average whose stability rate is (upper -
+lower)/r (Dwork and Feldman 2018, Lemmas 4.5, 4.6). A median or a trimmed mean would not have that
+rate.
 
-When not to use it: with few shards and wide bounds the noise, (upper - lower)/(r epsilon), drowns the answer; for linear
-models, `linear` needs no shards.
+When not to use it: with few shards and wide bounds the noise, (upper - lower)/(r epsilon), drowns
+the answer; for linear models, `linear` needs no shards.
 """
 
 from __future__ import annotations
@@ -29,15 +31,24 @@ from dpflow.errors import PlanRefused
 from dpflow_private_prediction.building_blocks import answer_noise, features
 from dpflow_private_prediction.building_blocks.answer_noise import Noise
 from dpflow_private_prediction.building_blocks.base_learners import learner
-from dpflow_private_prediction.building_blocks.shards import Constant, Ints, Shards, by_shard, deal, train
+from dpflow_private_prediction.building_blocks.shards import (
+    Constant,
+    Ints,
+    Shards,
+    by_shard,
+    deal,
+    train,
+)
 
 LARGEST = 2**52  # of a sum of answers: floats hold every integer up to it
 
 
 class ValueParams(PredictionParams):
-    """What is learned and asked. ``label``: a bounded column. ``shards``: how many models are averaged.
+    """What is learned and asked. ``label``: a bounded column. ``shards``: how many models are
+    averaged.
 
-    ``epsilon``: of one prediction. ``noise``: laplace or gaussian. ``learner`` and ``options``: a scikit-learn regressor.
+    ``epsilon``: of one prediction. ``noise``: laplace or gaussian. ``learner`` and ``options``: a
+    scikit-learn regressor.
     """
 
     epsilon: Epsilon
@@ -59,7 +70,9 @@ class Value(PredictionMechanism[ValueParams]):
     def one(self, params: ValueParams, table: Table) -> Event:
         low, high = features.number(table, params.label).grid()
         if max(abs(low), abs(high)) * params.shards > LARGEST:
-            raise PlanRefused(f"{params.label!r} has too many steps to add up {params.shards} models; coarsen its step")
+            raise PlanRefused(
+                f"{params.label!r} has too many steps to add up {params.shards} models; coarsen its step"
+            )
         learner("regressor", params.learner, params.options)
         return answer_noise.claim(params.noise, _width(table, params), params.epsilon)
 
@@ -69,19 +82,28 @@ class Value(PredictionMechanism[ValueParams]):
     def learn(self, params: ValueParams, table: Table, answer: Answer, source: Source) -> Shards:
         low, high = table.bounded(params.label).grid()
         order, cuts = by_shard(deal(answer.units, params.shards, source), params.shards)
-        points = features.matrix(table, params.features, [answer.columns[name] for name in params.features], order)
-        make, targets = learner("regressor", params.learner, params.options), answer.columns[params.label]
+        points = features.matrix(
+            table, params.features, [answer.columns[name] for name in params.features], order
+        )
+        make, targets = (
+            learner("regressor", params.learner, params.options),
+            answer.columns[params.label],
+        )
 
         def mean(mine: Ints) -> Constant:
             return Constant(round(float(mine.mean())) if len(mine) else (low + high) // 2)
 
         return train(make, points, targets[order], cuts, source, mean)
 
-    def predict(self, params: ValueParams, table: Table, learned: Shards, points: Codes, source: Source) -> list[Any]:
+    def predict(
+        self, params: ValueParams, table: Table, learned: Shards, points: Codes, source: Source
+    ) -> list[Any]:
         column = table.bounded(params.label)
         low, high = column.grid()
         total = learned.sums(features.matrix(table, params.features, points.T), low, high)
-        total = total + answer_noise.draw(params.noise, _width(table, params), params.epsilon, len(total), source)
+        total = total + answer_noise.draw(
+            params.noise, _width(table, params), params.epsilon, len(total), source
+        )
         return (np.clip(total / params.shards, low, high) * float(column.step)).tolist()  # type: ignore[no-any-return]
 
 

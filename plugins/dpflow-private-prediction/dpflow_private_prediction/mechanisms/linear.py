@@ -1,7 +1,9 @@
-"""Numbers and scores from one linear model: convex learning that is stable by itself, and noise on each answer.
+"""Numbers and scores from one linear model: convex learning that is stable by itself, and noise on
+each answer.
 
-Definition: features are mapped into the unit ball by public bounds (with a constant one, so that the intercept is kept small,
-too), a label into [-1, 1] by its bounds or as -1 and +1. One weight vector w is learned from all rows, with n a public number:
+Definition: features are mapped into the unit ball by public bounds (with a constant one, so that
+the intercept is kept small, too), a label into [-1, 1] by its bounds or as -1 and +1. One weight
+vector w is learned from all rows, with n a public number:
 
     regularised   w minimises (1/n) sum of losses + lambda |w|^2, lambda = 2 / (R sqrt(n epsilon/(1+epsilon))) unless given
                   as ``strength``; stability rate gamma = 4 / (lambda n)                        (Corollary 4.11, Theorem 4.9)
@@ -9,16 +11,19 @@ too), a label into [-1, 1] by its bounds or as -1 and +1. One weight vector w is
                   gamma = 2 R / sqrt(n), the worst case over positions. (The paper prints R / sqrt(n), which the row in
                   the first place violates.)                                                                 (Theorem 4.12)
 
-An answer is <w, x> in steps of a grid g <= gamma/1024 plus integer noise for D = floor(gamma/g) + 1 of them.
+An answer is <w, x> in steps of a grid g <= gamma/1024 plus integer noise for D = floor(gamma/g) + 1
+of them.
 
-Claim: one unit of k rows moves <w, x> by at most k gamma, so `noise` applies with gamma replaced by k gamma. Regularised: the
-exact minimiser moves by at most 1/(lambda n) for each row, under add-remove and replace, and what is computed is always within
-3/(4 lambda n) of it (`descent`, whose proof allows for rounding and needs no luck): 2.5/(lambda n), less than gamma in all.
-A row that is missing counts as one without loss, and of more than n rows a random n are taken, so n need not be the true
-number. Losses have slope at most 1 in the prediction: ``huber`` for numbers, ``logistic`` for two labels.
+Claim: one unit of k rows moves <w, x> by at most k gamma, so `noise` applies with gamma replaced by
+k gamma. Regularised: the exact minimiser moves by at most 1/(lambda n) for each row, under
+add-remove and replace, and what is computed is always within 3/(4 lambda n) of it (`descent`, whose
+proof allows for rounding and needs no luck): 2.5/(lambda n), less than gamma in all. A row that is
+missing counts as one without loss, and of more than n rows a random n are taken, so n need not be
+the true number. Losses have slope at most 1 in the prediction: ``huber`` for numbers, ``logistic``
+for two labels.
 
-When not to use it: for what is not linear (`value`, `vote`), or if n is far from the number of rows: claims hold, answers
-are poor.
+When not to use it: for what is not linear (`value`, `vote`), or if n is far from the number of
+rows: claims hold, answers are poor.
 """
 
 from __future__ import annotations
@@ -47,9 +52,10 @@ from dpflow_private_prediction.building_blocks.stable_descent import Loss, Vecto
 class LinearParams(PredictionParams):
     """What is learned and asked. ``size``: n, about how many rows there are; public.
 
-    ``epsilon``: of one prediction. ``label``: a bounded column (``loss: huber``) or one with two labels (``logistic``,
-    answered as the probability of the second). ``radius`` R: how long a weight vector may be that answers compete with.
-    ``method``: regularised or sgd. ``strength``: lambda, instead of the paper's. ``noise``: laplace or gaussian.
+    ``epsilon``: of one prediction. ``label``: a bounded column (``loss: huber``) or one with two
+    labels (``logistic``, answered as the probability of the second). ``radius`` R: how long a
+    weight vector may be that answers compete with. ``method``: regularised or sgd. ``strength``:
+    lambda, instead of the paper's. ``noise``: laplace or gaussian.
     """
 
     epsilon: Epsilon
@@ -73,7 +79,9 @@ class Linear(PredictionMechanism[LinearParams]):
     """Which number, or which probability of a label, does a point have?"""
 
     name = "predict_linear"
-    summary = "session: numbers or label probabilities from one linear model, by noise on each answer"
+    summary = (
+        "session: numbers or label probabilities from one linear model, by noise on each answer"
+    )
     citation = "Dwork, Feldman 2018, Lemma 4.5, Theorems 4.9, 4.12, Corollary 4.11"
     version = 2  # 1 minimised by another method
     Params = LinearParams
@@ -114,13 +122,19 @@ class Linear(PredictionMechanism[LinearParams]):
             targets = (2.0 * answer.columns[params.label] - (low + high)) / max(high - low, 1)
         if params.method == "sgd":
             radius = float(params.radius)
-            return Weights(stable_descent.one_pass(points, targets, params.loss, radius, params.size, source))
+            return Weights(
+                stable_descent.one_pass(points, targets, params.loss, radius, params.size, source)
+            )
         if len(points) > params.size:
             kept = stable_descent.some(len(points), params.size, source)
             points, targets = points[kept], targets[kept]
-        return Weights(stable_descent.minimise(points, targets, params.loss, strength(params), params.size))
+        return Weights(
+            stable_descent.minimise(points, targets, params.loss, strength(params), params.size)
+        )
 
-    def predict(self, params: LinearParams, table: Table, learned: Weights, points: Codes, source: Source) -> list[Any]:
+    def predict(
+        self, params: LinearParams, table: Table, learned: Weights, points: Codes, source: Source
+    ) -> list[Any]:
         g, steps = grid(params, table)
         exact = unit_ball(table, params, points.T) @ learned.w
         drawn = answer_noise.draw(params.noise, steps, params.epsilon, len(exact), source)
@@ -137,7 +151,9 @@ def grid(params: LinearParams, table: Table) -> tuple[float, int]:
     """g and D: the grid's step, a power of two, and how many of them one unit can move an answer."""
     gamma = stability(params) * table.limits.rows
     if params.method == "sgd":
-        gamma += stable_descent.drift(float(params.radius), params.size, features.width(table, params.features) + 1)
+        gamma += stable_descent.drift(
+            float(params.radius), params.size, features.width(table, params.features) + 1
+        )
     g = 2.0 ** math.floor(math.log2(gamma / 1024))
     return g, math.floor(gamma / g * (1 + 1e-9)) + 1
 

@@ -1,15 +1,18 @@
 """Labels by a vote of models, one per shard: the soft majority.
 
-Definition: units are dealt to r shards, a classifier learns on each, and label b is answered with probability proportional
-to exp(epsilon votes_b / 2), drawn exactly. With two labels that is sigmoid(epsilon (ones - zeros) / 2).
+Definition: units are dealt to r shards, a classifier learns on each, and label b is answered with
+probability proportional to exp(epsilon votes_b / 2), drawn exactly. With two labels that is
+sigmoid(epsilon (ones - zeros) / 2).
 
-Claim: one unit reaches one model (`shards`), so one vote leaves a label and one joins another. Every weight moves by a
-factor of at most e^(epsilon/2), and the privacy losses of the answers lie in an interval of length epsilon: a prediction
-has bounded range epsilon, hence is epsilon-DP and (epsilon^2/8)-zCDP, for every point, learner and number of shards, under
-add-remove and replace, whatever number of rows a unit has. (Weights exp(epsilon votes_b) would cost 2 epsilon.)
+Claim: one unit reaches one model (`shards`), so one vote leaves a label and one joins another.
+Every weight moves by a factor of at most e^(epsilon/2), and the privacy losses of the answers lie
+in an interval of length epsilon: a prediction has bounded range epsilon, hence is epsilon-DP and
+(epsilon^2/8)-zCDP, for every point, learner and number of shards, under add-remove and replace,
+whatever number of rows a unit has. (Weights exp(epsilon votes_b) would cost 2 epsilon.)
 
-When not to use it: with epsilon x shards well below 22, or with shards too small to learn from, answers are coin tosses;
-for labels that no classifier gets right, where a vote may be worse than its voters (`average`).
+When not to use it: with epsilon x shards well below 22, or with shards too small to learn from,
+answers are coin tosses; for labels that no classifier gets right, where a vote may be worse than
+its voters (`average`).
 """
 
 from __future__ import annotations
@@ -29,14 +32,22 @@ from dpflow.core.sampling.randomness import Source
 from dpflow.core.sampling.samplers import choose_rows
 from dpflow_private_prediction.building_blocks import features
 from dpflow_private_prediction.building_blocks.base_learners import learner
-from dpflow_private_prediction.building_blocks.shards import Ints, Shards, by_shard, deal, majority, train
+from dpflow_private_prediction.building_blocks.shards import (
+    Ints,
+    Shards,
+    by_shard,
+    deal,
+    majority,
+    train,
+)
 
 
 class VoteParams(PredictionParams):
     """What is learned and asked, beside the session's fields.
 
-    ``epsilon``: of one prediction. ``label``: the column to predict, with public keys or few values. ``shards``: how many
-    models vote; privacy does not depend on it. ``learner`` and ``options``: a scikit-learn classifier and its arguments.
+    ``epsilon``: of one prediction. ``label``: the column to predict, with public keys or few
+    values. ``shards``: how many models vote; privacy does not depend on it. ``learner`` and
+    ``options``: a scikit-learn classifier and its arguments.
     """
 
     epsilon: Epsilon
@@ -50,8 +61,12 @@ class Vote(PredictionMechanism[VoteParams]):
     """Which label does a point have?"""
 
     name = "predict_vote"
-    summary = "session: labels for points by a private vote of classifiers that learned on separate units"
-    citation = "Dwork, Feldman 2018, Theorem 4.1 (soft majority); Cesar, Rogers 2021 (bounded range)"
+    summary = (
+        "session: labels for points by a private vote of classifiers that learned on separate units"
+    )
+    citation = (
+        "Dwork, Feldman 2018, Theorem 4.1 (soft majority); Cesar, Rogers 2021 (bounded range)"
+    )
     Params = VoteParams
 
     def one(self, params: VoteParams, table: Table) -> Event:
@@ -65,18 +80,24 @@ class Vote(PredictionMechanism[VoteParams]):
     def learn(self, params: VoteParams, table: Table, answer: Answer, source: Source) -> Shards:
         return learn_labels(params, table, answer, source)
 
-    def predict(self, params: VoteParams, table: Table, learned: Shards, points: Codes, source: Source) -> list[Any]:
+    def predict(
+        self, params: VoteParams, table: Table, learned: Shards, points: Codes, source: Source
+    ) -> list[Any]:
         names = features.labels(table, params.label)
         votes = learned.votes(features.matrix(table, params.features, points.T), len(names))
         return [names[place] for place in soft_majority(votes, params, source).tolist()]
 
 
 def learn_labels(params: VoteParams, table: Table, answer: Answer, source: Source) -> Shards:
-    """A classifier for each shard. Rows whose label is not public are left out, each in its own shard."""
+    """A classifier for each shard. Rows whose label is not public are left out, each in its own
+    shard.
+    """
     targets = features.label_codes(table, params.label, answer)
     shard = np.where(targets >= 0, deal(answer.units, params.shards, source), params.shards)
     order, cuts = by_shard(shard, params.shards)
-    points = features.matrix(table, params.features, [answer.columns[name] for name in params.features], order)
+    points = features.matrix(
+        table, params.features, [answer.columns[name] for name in params.features], order
+    )
     make = learner("classifier", params.learner, params.options)
     default = majority(len(features.labels(table, params.label)))
     return train(make, points, targets[order], cuts, source, default)

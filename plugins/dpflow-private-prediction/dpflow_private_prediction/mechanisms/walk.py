@@ -1,15 +1,19 @@
-"""Labels on a line by the exponential projected walk: thresholds and unions of intervals, on any ordered column.
+"""Labels on a line by the exponential projected walk: thresholds and unions of intervals, on any
+ordered column.
 
-Definition: rows are sorted by (x, u) with u an independent uniform tie-breaker. A walk starts at 0, goes up at label one and
-down at label zero, and is clipped to [-T, T]. A query draws its own u and sees the walk's value v after the last row that
-is not above (x, u); the answer is label one with probability sigmoid(epsilon v / D), drawn exactly.
+Definition: rows are sorted by (x, u) with u an independent uniform tie-breaker. A walk starts at 0,
+goes up at label one and down at label zero, and is clipped to [-T, T]. A query draws its own u and
+sees the walk's value v after the last row that is not above (x, u); the answer is label one with
+probability sigmoid(epsilon v / D), drawn exactly.
 
-Claim: a row that comes or goes moves v by at most 1, because a clipped step never drives two walks apart; a row that is
-replaced moves it by at most 2. With k rows a unit D is k under add-remove and 2k under replace, so the logit moves by at
-most epsilon: a prediction has bounded range epsilon, for every T and every query.
+Claim: a row that comes or goes moves v by at most 1, because a clipped step never drives two walks
+apart; a row that is replaced moves it by at most 2. With k rows a unit D is k under add-remove and
+2k under replace, so the logit moves by at most epsilon: a prediction has bounded range epsilon, for
+every T and every query.
 
-Error, for e = 2 epsilon / D, over functions that change at most k times, from n rows, whatever the size of the domain
-(a private learner of thresholds needs rows that grow with it; without tie-breakers this is false for tied values):
+Error, for e = 2 epsilon / D, over functions that change at most k times, from n rows, whatever the
+size of the domain (a private learner of thresholds needs rows that grow with it; without
+tie-breakers this is false for tied values):
 
     plain             E[error] <= exp(e) (Opt + alpha)             n = 2 (k+2) T / alpha,   T = ceil(2 ln(2/alpha) / e)
     agnostic          E[error] <= Opt + alpha, with e <= alpha/2   n = 6 (k+2) T / alpha,   T = ceil(2 ln(6/alpha) / e)
@@ -17,8 +21,8 @@ Error, for e = 2 epsilon / D, over functions that change at most k times, from n
 
 The last two lower e to what they need: a prediction then costs less than ``epsilon``.
 
-When not to use it: for more than one feature (`vote`), or with so few rows that the walk cannot climb from -T to T between
-two changes.
+When not to use it: for more than one feature (`vote`), or with so few rows that the walk cannot
+climb from -T to T between two changes.
 """
 
 from __future__ import annotations
@@ -52,10 +56,11 @@ TIES = 2**32
 
 
 class WalkParams(PredictionParams):
-    """What is learned and asked: ``features`` is one bounded column, ``label`` a column with two labels, the second is "one".
+    """What is learned and asked: ``features`` is one bounded column, ``label`` a column with two
+    labels, the second is "one".
 
-    ``epsilon``: of one prediction, at most. ``mode``, ``alpha`` (error) and ``beta`` (failure, for high-probability), both
-    in (0, 1): see the module. ``clip``: T, instead of the paper's.
+    ``epsilon``: of one prediction, at most. ``mode``, ``alpha`` (error) and ``beta`` (failure, for
+    high-probability), both in (0, 1): see the module. ``clip``: T, instead of the paper's.
     """
 
     epsilon: Epsilon
@@ -109,10 +114,12 @@ def walk(x: Ints, y: Ints, clip: int, source: Source) -> Walk:
 
 
 def clipped_walk(steps: Ints, clip: int) -> Ints:
-    """The values after each step of a walk from 0 that is clipped to [-clip, clip], in O(n) vectorised operations.
+    """The values after each step of a walk from 0 that is clipped to [-clip, clip], in O(n)
+    vectorised operations.
 
-    The walk is cut into blocks. A block of steps maps v to clip(v + s, low, high) for some s, low and high; all blocks find
-    theirs side by side, then each block starts where the ones before it led.
+    The walk is cut into blocks. A block of steps maps v to clip(v + s, low, high) for some s, low
+    and high; all blocks find theirs side by side, then each block starts where the ones before it
+    led.
     """
     if not len(steps):
         return np.zeros(0, np.int64)
@@ -128,7 +135,9 @@ def clipped_walk(steps: Ints, clip: int) -> Ints:
         low, high = np.clip(low + step, -clip, clip), np.clip(high + step, -clip, clip)
     starts = np.zeros(blocks, np.int64)
     for block in range(1, blocks):
-        starts[block] = min(max(starts[block - 1] + shift[block - 1], low[block - 1]), high[block - 1])
+        starts[block] = min(
+            max(starts[block - 1] + shift[block - 1], low[block - 1]), high[block - 1]
+        )
     values, now = np.empty_like(columns), starts
     for place, step in enumerate(columns):
         now = np.clip(now + step, -clip, clip)
@@ -151,15 +160,21 @@ class WalkMechanism(PredictionMechanism[WalkParams]):
 
     def rows(self, params: WalkParams, table: Table) -> Records:
         if len(params.features) != 1 or table.column(params.features[0]).keys is not None:
-            raise PlanRefused(f"{self.name} walks along one bounded column; name one in features, or use predict_vote")
+            raise PlanRefused(
+                f"{self.name} walks along one bounded column; name one in features, or use predict_vote"
+            )
         return features.records(table, params.features, params.label)
 
     def learn(self, params: WalkParams, table: Table, answer: Answer, source: Source) -> Walk:
         y = features.label_codes(table, params.label, answer)
         known = y >= 0
-        return walk(answer.columns[params.features[0]][known], y[known], clip(params, table), source)
+        return walk(
+            answer.columns[params.features[0]][known], y[known], clip(params, table), source
+        )
 
-    def predict(self, params: WalkParams, table: Table, learned: Walk, points: Codes, source: Source) -> list[Any]:
+    def predict(
+        self, params: WalkParams, table: Table, learned: Walk, points: Codes, source: Source
+    ) -> list[Any]:
         names = features.labels(table, params.label)
         value = learned.at(points[:, 0], source)
         costs = np.stack([np.maximum(value, 0), np.maximum(-value, 0)], axis=1)

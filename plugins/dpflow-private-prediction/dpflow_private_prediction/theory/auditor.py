@@ -1,13 +1,15 @@
-"""An exact privacy audit of one prediction: every neighbour of small tables, every point, no sampling.
+"""An exact privacy audit of one prediction: every neighbour of small tables, every point, no
+sampling.
 
-Prediction is (epsilon, delta)-DP when for every point the answer's distribution changes by at most that between any
-two neighbouring tables (Dwork and Feldman 2018, Definition 1.2). The auditor is given the answer's exact distribution as
-a function of the rows, replaces each row by each alternative, takes rows away, and reports the worst it finds, with the
-witness. Randomness that does not depend on rows (who is in which shard, tie-breakers, seeds) must be the same for
-both neighbours: fix it inside ``law``.
+Prediction is (epsilon, delta)-DP when for every point the answer's distribution changes by at most
+that between any two neighbouring tables (Dwork and Feldman 2018, Definition 1.2). The auditor is
+given the answer's exact distribution as a function of the rows, replaces each row by each
+alternative, takes rows away, and reports the worst it finds, with the witness. Randomness that does
+not depend on rows (who is in which shard, tie-breakers, seeds) must be the same for both
+neighbours: fix it inside ``law``.
 
-It proves nothing about tables it did not see, but a wrong constant, a statistic of the whole table or an order that rows
-decide shows on tables of five rows.
+It proves nothing about tables it did not see, but a wrong constant, a statistic of the whole table
+or an order that rows decide shows on tables of five rows.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ Law = Mapping[Any, float]  #: every possible answer with its probability
 
 @dataclass(frozen=True)
 class Finding:
-    """The worst pair: ``epsilon`` is the max-divergence between the answers at ``point``, infinite where one is impossible."""
+    """The worst pair: ``epsilon`` is the max-divergence between the answers at ``point``, infinite
+    where one is impossible.
+    """
 
     epsilon: float
     point: Any = None
@@ -36,16 +40,20 @@ class Finding:
 
 
 def max_divergence(p: Law, q: Law, delta: float = 0.0) -> float:
-    """The least epsilon with p(S) <= e^epsilon q(S) + delta for all sets S, and with p and q exchanged.
+    """The least epsilon with p(S) <= e^epsilon q(S) + delta for all sets S, and with p and q
+    exchanged.
 
-    For delta = 0 it is the largest |ln p(x) - ln q(x)|. Otherwise it is found by bisection, to 1e-9.
+    For delta = 0 it is the largest |ln p(x) - ln q(x)|. Otherwise it is found by bisection, to
+    1e-9.
     """
     if delta == 0:
         return max((_loss(p.get(x, 0.0), q.get(x, 0.0)) for x in {*p, *q}), default=0.0)
 
     def excess(epsilon: float) -> float:
         sides = ((p, q), (q, p))
-        return max(sum(max(0.0, a[x] - math.exp(epsilon) * b.get(x, 0.0)) for x in a) for a, b in sides)
+        return max(
+            sum(max(0.0, a[x] - math.exp(epsilon) * b.get(x, 0.0)) for x in a) for a, b in sides
+        )
 
     low, high = 0.0, 1.0
     if excess(0.0) <= delta:
@@ -69,7 +77,9 @@ def _loss(a: float, b: float) -> float:
 def neighbours(
     rows: Sequence[Row], alternatives: Iterable[Row], relation: Literal["replace", "add-remove"]
 ) -> Iterator[tuple[Row, ...]]:
-    """Tables that differ from this one in one row; under add-remove the last one is gone, which is any one by symmetry."""
+    """Tables that differ from this one in one row; under add-remove the last one is gone, which is
+    any one by symmetry.
+    """
     if relation == "add-remove":
         if rows:
             yield tuple(rows[:-1])
@@ -93,7 +103,8 @@ def audit(
 
     Args:
         law: the exact distribution of the answer to a point, from the rows.
-        tables: base tables; keep them small, ``law`` runs (rows x alternatives x points) times for each.
+        tables: base tables; keep them small, ``law`` runs (rows x alternatives x points) times for
+        each.
         alternatives: rows that may stand in for another.
         points: query points.
         relation: which tables are neighbours.
@@ -123,5 +134,7 @@ def largest_move(
         rows = tuple(table)
         here = [value(rows, point) for point in points]
         for neighbour in neighbours(rows, alternatives, "replace"):
-            worst = max([worst, *(abs(v - value(neighbour, point)) for v, point in zip(here, points))])
+            worst = max(
+                [worst, *(abs(v - value(neighbour, point)) for v, point in zip(here, points))]
+            )
     return worst

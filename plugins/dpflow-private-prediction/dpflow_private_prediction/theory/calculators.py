@@ -1,4 +1,6 @@
-"""Calculators: what predictions cost, how many rows they need, what no method can reach. They read no rows."""
+"""Calculators: what predictions cost, how many rows they need, what no method can reach. They read
+no rows.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +24,27 @@ WORST_CASE = "Sizes are worst-case guarantees for rows that differ in one row; m
 
 
 class Budget(Params):
-    """``epsilon`` in all; ``predictions`` m, how many answers share it; ``delta`` of the accounts that need one."""
+    """``epsilon`` in all; ``predictions`` m, how many answers share it; ``delta`` of the accounts
+    that need one.
+    """
 
     epsilon: tuple[Positive, ...] = (0.1, 1)
     predictions: tuple[Count, ...] = (1, 100, 10000)
     delta: Open = 1e-6
 
-    def each(self, accounts: tuple[prediction_sizes.Account, ...]) -> Iterator[tuple[float, int, str, float]]:
+    def each(
+        self, accounts: tuple[prediction_sizes.Account, ...]
+    ) -> Iterator[tuple[float, int, str, float]]:
         """(epsilon, predictions, account, epsilon of one) for all that is asked."""
         for epsilon in self.epsilon:
             for count in self.predictions:
                 for account in accounts:
-                    yield epsilon, count, account, prediction_sizes.each(epsilon, self.delta, count, account)
+                    yield (
+                        epsilon,
+                        count,
+                        account,
+                        prediction_sizes.each(epsilon, self.delta, count, account),
+                    )
 
 
 class Learned(Budget):
@@ -44,10 +55,18 @@ class Learned(Budget):
 
 
 def table(
-    columns: tuple[str, ...], rows: Iterable[tuple[Cell, ...]], notes: tuple[str, ...] = (), x: str = ""
+    columns: tuple[str, ...],
+    rows: Iterable[tuple[Cell, ...]],
+    notes: tuple[str, ...] = (),
+    x: str = "",
 ) -> Sheet:
-    """A sheet whose numbers are cut to six digits: what a plan needs, and no more than floats are worth."""
-    short = (tuple(float(f"{cell:.6g}") if isinstance(cell, float) else cell for cell in row) for row in rows)
+    """A sheet whose numbers are cut to six digits: what a plan needs, and no more than floats are
+    worth.
+    """
+    short = (
+        tuple(float(f"{cell:.6g}") if isinstance(cell, float) else cell for cell in row)
+        for row in rows
+    )
     return Sheet(columns, tuple(short), notes, x)
 
 
@@ -65,7 +84,14 @@ class PredictionBudget(Calculator[Budget]):
 
     def make_sheet(self, params: Budget) -> Sheet:
         rows = [
-            (eps, m, *(prediction_sizes.each(eps, params.delta, m, a) for a in prediction_sizes.ACCOUNTS))
+            (
+                eps,
+                m,
+                *(
+                    prediction_sizes.each(eps, params.delta, m, a)
+                    for a in prediction_sizes.ACCOUNTS
+                ),
+            )
             for eps in params.epsilon
             for m in params.predictions
         ]
@@ -95,14 +121,22 @@ class PredictionCount(Calculator[CountParams]):
 
     def make_sheet(self, params: CountParams) -> Sheet:
         rows = [
-            (e, *(prediction_sizes.bought(params.epsilon, params.delta, e, a) for a in prediction_sizes.ACCOUNTS))
+            (
+                e,
+                *(
+                    prediction_sizes.bought(params.epsilon, params.delta, e, a)
+                    for a in prediction_sizes.ACCOUNTS
+                ),
+            )
             for e in params.each
         ]
         return table(("each", *prediction_sizes.ACCOUNTS), rows, (), "each")
 
 
 class VoteSizesParams(Learned):
-    """``d``: VC dimensions; ``log_class``: ln|C| of a finite class, instead; ``rows``: also the least alpha they pay for."""
+    """``d``: VC dimensions; ``log_class``: ln|C| of a finite class, instead; ``rows``: also the
+    least alpha they pay for.
+    """
 
     d: tuple[Dimension, ...] = (1, 10, 100)
     log_class: Positive | None = None
@@ -124,7 +158,11 @@ class VoteSizes(Calculator[VoteSizesParams]):
                 size = log_class = params.log_class
 
                 def learner(a: float, b: float, d: int = d, size: float | None = size) -> int:
-                    return prediction_sizes.sauer(a, b, d) if size is None else prediction_sizes.finite(a, b, size)
+                    return (
+                        prediction_sizes.sauer(a, b, d)
+                        if size is None
+                        else prediction_sizes.finite(a, b, size)
+                    )
 
                 r, shard = prediction_sizes.vote(alpha, beta, e, learner)
                 closed, unit = (
@@ -134,15 +172,30 @@ class VoteSizes(Calculator[VoteSizesParams]):
                 least = prediction_sizes.least_rows(d, alpha, e) if log_class is None else None
                 cells = (eps, m, account, e, r, d, shard, r * shard, r * closed, r * unit, least)
                 rows.append(
-                    (*cells, prediction_sizes.vote_error(params.rows, beta, e, learner)) if params.rows else cells
+                    (*cells, prediction_sizes.vote_error(params.rows, beta, e, learner))
+                    if params.rows
+                    else cells
                 )
-        columns = ("epsilon", "predictions", "account", "each", "shards", "d", "rows a shard", "rows")
+        columns = (
+            "epsilon",
+            "predictions",
+            "account",
+            "each",
+            "shards",
+            "d",
+            "rows a shard",
+            "rows",
+        )
         rough = ("rows, closed form", "rows, constant 1", "no method below")
         notes = (
             WORST_CASE,
             "rows: the tighter guarantee; constant 1: the paper's O(.), an order of magnitude without a guarantee.",
         )
-        return table((*columns, *rough, "alpha of the rows") if params.rows else (*columns, *rough), rows, notes)
+        return table(
+            (*columns, *rough, "alpha of the rows") if params.rows else (*columns, *rough),
+            rows,
+            notes,
+        )
 
 
 class DimensionParams(Learned):
@@ -156,7 +209,9 @@ class AverageSizes(Calculator[DimensionParams]):
 
     name = "average_sizes"
     summary = "how many shards and rows does predict_average need?"
-    citation = f"{PAPER}, Corollary 4.7 (r = 2/(alpha eps), failure beta/r); Vapnik, Chervonenkis 1971"
+    citation = (
+        f"{PAPER}, Corollary 4.7 (r = 2/(alpha eps), failure beta/r); Vapnik, Chervonenkis 1971"
+    )
     Params = DimensionParams
 
     def make_sheet(self, params: DimensionParams) -> Sheet:
@@ -166,7 +221,16 @@ class AverageSizes(Calculator[DimensionParams]):
                 r, shard = prediction_sizes.average(params.alpha, params.beta, e, d)
                 rough = prediction_sizes.average_unit(params.alpha, params.beta, e, d)
                 rows.append((eps, m, account, e, r, params.beta / r, d, shard, r * shard, rough))
-        columns = ("epsilon", "predictions", "account", "each", "shards", "beta / shards", "d", "rows a shard")
+        columns = (
+            "epsilon",
+            "predictions",
+            "account",
+            "each",
+            "shards",
+            "beta / shards",
+            "d",
+            "rows a shard",
+        )
         return table((*columns, "rows", "rows, constant 1"), rows, (WORST_CASE,))
 
 
@@ -203,11 +267,15 @@ class WalkSizes(Calculator[WalkSizesParams]):
             "high-probability": "if some function is always right: Pr[error >= 3 alpha] <= 2 beta",
         }
         columns = ("epsilon", "predictions", "account", "each", "clip", "e^each", "changes", "rows")
-        return table(columns, rows, (WORST_CASE, says[params.mode] + ", whatever the size of the domain."))
+        return table(
+            columns, rows, (WORST_CASE, says[params.mode] + ", whatever the size of the domain.")
+        )
 
 
 class LinearSizesParams(Budget):
-    """``excess`` loss; ``strength`` of a strongly convex loss; ``smooth``: of the loss, 1/4 logistic, 1 Huber; ``radius`` R."""
+    """``excess`` loss; ``strength`` of a strongly convex loss; ``smooth``: of the loss, 1/4
+    logistic, 1 Huber; ``radius`` R.
+    """
 
     excess: Positive = 0.1
     strength: Positive = 0.1
@@ -227,14 +295,27 @@ class LinearSizes(Calculator[LinearSizesParams]):
         rows, radius = [], params.radius
         for eps, m, account, e in params.each(NUMBERS):
             n = prediction_sizes.regularised(params.excess, e, radius)
-            strength, scale = 2 / (radius * sqrt(n * e / (1 + e))), 2 * radius / sqrt(n * e * (1 + e))
+            strength, scale = (
+                2 / (radius * sqrt(n * e / (1 + e))),
+                2 * radius / sqrt(n * e * (1 + e)),
+            )
             printed = prediction_sizes.sgd(params.excess, e, params.smooth, radius, c=1)
             safe = prediction_sizes.sgd(params.excess, e, params.smooth, radius)
             noise = 2 * radius / (sqrt(safe) * e)
             strong = prediction_sizes.strongly_convex(params.excess, e, params.strength)
             best = "regularised" if n <= safe else "sgd"
-            rows.append((eps, m, account, e, n, strength, scale, safe, noise, printed, strong, best))
-        columns = ("epsilon", "predictions", "account", "each", "regularised", "its strength", "its noise")
+            rows.append(
+                (eps, m, account, e, n, strength, scale, safe, noise, printed, strong, best)
+            )
+        columns = (
+            "epsilon",
+            "predictions",
+            "account",
+            "each",
+            "regularised",
+            "its strength",
+            "its noise",
+        )
         one_pass = ("sgd", "sgd's noise", "sgd as printed", "strongly convex", "take")
         notes = (
             "Excess in expectation over the rows, none of it grows with the number of features.",
@@ -244,7 +325,9 @@ class LinearSizes(Calculator[LinearSizesParams]):
 
 
 class LinearNoiseParams(Params):
-    """``size`` n; ``each``, the epsilon of one prediction; ``radius``, ``smooth`` as in linear_sizes."""
+    """``size`` n; ``each``, the epsilon of one prediction; ``radius``, ``smooth`` as in
+    linear_sizes.
+    """
 
     size: tuple[Count, ...] = (1000, 10**4, 10**5, 10**6)
     each: tuple[Positive, ...] = (0.01, 0.1, 1)
@@ -265,9 +348,15 @@ class LinearNoise(Calculator[LinearNoiseParams]):
         for n in params.size:
             for e in params.each:
                 strength = 2 / (radius * sqrt(n * e / (1 + e)))
-                scale, bound = 2 * radius / sqrt(n * e * (1 + e)), 4 * radius / sqrt(n * e / (1 + e))
+                scale, bound = (
+                    2 * radius / sqrt(n * e * (1 + e)),
+                    4 * radius / sqrt(n * e / (1 + e)),
+                )
                 safe = 2 * radius / (sqrt(n) * e)
-                excess = [2 * radius / sqrt(n) + c * params.smooth * radius**2 / (n * e**2) for c in (4, 1)]
+                excess = [
+                    2 * radius / sqrt(n) + c * params.smooth * radius**2 / (n * e**2)
+                    for c in (4, 1)
+                ]
                 rows.append((n, e, strength, scale, bound, safe, safe / 2, *excess, n**-0.25))
         columns = (
             "size",
@@ -300,7 +389,9 @@ class VoteNoise(Calculator[VoteNoiseParams]):
     Params = VoteNoiseParams
 
     def make_sheet(self, params: VoteNoiseParams) -> Sheet:
-        rows = [(e, r, _flip(e * r / 2), _flip(e * r / 6)) for e in params.each for r in params.shards]
+        rows = [
+            (e, r, _flip(e * r / 2), _flip(e * r / 6)) for e in params.each for r in params.shards
+        ]
         notes = ("From each x shards = 22 on a 2:1 vote is right with probability 0.975.",)
         x = "shards" if len(params.each) == 1 else ""
         return table(("each", "shards", "unanimous", "2:1"), rows, notes, x)
@@ -311,7 +402,9 @@ def _flip(logit: float) -> float:
 
 
 class FloorParams(Params):
-    """``each``, the epsilon of one prediction; ``d`` VC dimension; ``alpha`` error; ``rows`` n for the meter's error."""
+    """``each``, the epsilon of one prediction; ``d`` VC dimension; ``alpha`` error; ``rows`` n for
+    the meter's error.
+    """
 
     each: tuple[Positive, ...] = (0.01, 0.1, 0.5, 1, 3)
     d: Annotated[int, Field(ge=2, le=10**9)] = 100
@@ -330,7 +423,10 @@ class PredictionFloor(Calculator[FloorParams]):
     def make_sheet(self, params: FloorParams) -> Sheet:
         d, alpha, rows = params.d, params.alpha, []
         for e in params.each:
-            pure, approximate = prediction_sizes.least_copies(e) / 4, prediction_sizes.least_copies(e, e / 3) / 4
+            pure, approximate = (
+                prediction_sizes.least_copies(e) / 4,
+                prediction_sizes.least_copies(e, e / 3) / 4,
+            )
             cells = (
                 e,
                 1 / (32 * e),
@@ -339,7 +435,9 @@ class PredictionFloor(Calculator[FloorParams]):
                 prediction_sizes.least_rows(d, alpha, e),
                 pure * (d - 1) / alpha,
             )
-            rows.append((*cells, prediction_sizes.floor(params.rows, d, alpha, e)) if params.rows else cells)
+            rows.append(
+                (*cells, prediction_sizes.floor(params.rows, d, alpha, e)) if params.rows else cells
+            )
         columns = (
             "each",
             "paper x d/alpha",
@@ -355,9 +453,11 @@ class PredictionFloor(Calculator[FloorParams]):
 
 
 class CertificateParams(Params):
-    """``epsilon``, ``delta`` of one prediction; ``training_loss``, the mean over the rows; ``largest`` B, of a loss; ``beta``.
+    """``epsilon``, ``delta`` of one prediction; ``training_loss``, the mean over the rows;
+    ``largest`` B, of a loss; ``beta``.
 
-    ``alpha``: a training loss that holds for every table, by a theorem and not by looking; ``rows`` n.
+    ``alpha``: a training loss that holds for every table, by a theorem and not by looking; ``rows``
+    n.
     """
 
     epsilon: Positive = 0.1
@@ -381,20 +481,28 @@ class Certificate(Calculator[CertificateParams]):
         eps, beta = params.epsilon, params.beta
         loss = prediction_bounds.fresh_loss(eps, params.delta, params.training_loss, params.largest)
         rows: list[tuple[Cell, ...]] = [("mean loss on fresh data, at most", loss, "")]
-        rows.append(("training error on coin-toss labels, at least", exp(-eps) / 2, "a privacy test"))
+        rows.append(
+            ("training error on coin-toss labels, at least", exp(-eps) / 2, "a privacy test")
+        )
         if params.alpha is not None and not params.delta:
             factor = prediction_bounds.tail_factor(eps, beta)
             rows.append(("loss below, but for beta", params.alpha * factor, f"factor {factor:.4g}"))
-            if params.rows is not None and prediction_bounds.trebled(eps, params.alpha, beta, params.rows):
+            if params.rows is not None and prediction_bounds.trebled(
+                eps, params.alpha, beta, params.rows
+            ):
                 rows.append(("error below, but for 2 beta", 3 * params.alpha, "Theorem 5.3"))
-        notes = ("A training loss read from private rows is private itself: it may be shown only if it was charged.",)
+        notes = (
+            "A training loss read from private rows is private itself: it may be shown only if it was charged.",
+        )
         return table(("statement", "value", "remark"), rows, notes)
 
 
 class VersusParams(Params):
-    """``d`` dimension; ``log_class`` ln|C|; ``log2_domain`` log2 of the number of places on the line, inf for the reals.
+    """``d`` dimension; ``log_class`` ln|C|; ``log2_domain`` log2 of the number of places on the
+    line, inf for the reals.
 
-    ``alpha``: the error wanted. ``epsilon``, ``delta``: the price of all predictions, or of the model.
+    ``alpha``: the error wanted. ``epsilon``, ``delta``: the price of all predictions, or of the
+    model.
     """
 
     alpha: Open = 0.1
@@ -415,7 +523,9 @@ class PredictingVersusLearning(Calculator[VersusParams]):
 
     def make_sheet(self, params: VersusParams) -> Sheet:
         a, eps, d = params.alpha, params.epsilon, params.d
-        found = prediction_bounds.comparison(a, eps, d, params.log_class, params.log2_domain, params.delta)
+        found = prediction_bounds.comparison(
+            a, eps, d, params.log_class, params.log2_domain, params.delta
+        )
         basic, advanced = prediction_bounds.crossover(a, d, params.log_class, params.delta)
         rows = ((c.task, c.predicting, c.learning, c.learner) for c in found)
         notes = (

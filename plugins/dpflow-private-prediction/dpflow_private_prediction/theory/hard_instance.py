@@ -1,12 +1,13 @@
 """The hard instance of the lower bound, and a meter that no private prediction can pass below.
 
-Points 0, ..., d-1; labels of all but the last are coin tosses, the last has label 0. A row is the last point with
-probability 1 - 4 alpha and each other one with 4 alpha / (d-1). Flipping the labels of a point's t copies is a change of t
-rows, so an (epsilon, delta)-DP prediction is wrong there with probability at least that of `sizes.floor`, on average over
-the tosses (Dwork and Feldman 2018, Theorem 2.2).
+Points 0, ..., d-1; labels of all but the last are coin tosses, the last has label 0. A row is the
+last point with probability 1 - 4 alpha and each other one with 4 alpha / (d-1). Flipping the labels
+of a point's t copies is a change of t rows, so an (epsilon, delta)-DP prediction is wrong there
+with probability at least that of `sizes.floor`, on average over the tosses (Dwork and Feldman 2018,
+Theorem 2.2).
 
-The meter is a black-box privacy test: whoever has fewer errors is not private at this epsilon. `counts` is the simplest
-private prediction of a finite domain, and close to the floor.
+The meter is a black-box privacy test: whoever has fewer errors is not private at this epsilon.
+`counts` is the simplest private prediction of a finite domain, and close to the floor.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ Predictor = Callable[[Ints, Ints], NDArray[np.float64]]
 
 @dataclass(frozen=True)
 class Reading:
-    """``error``: mean over instances of the error on the hard points, and its standard error; ``floor``: what is possible."""
+    """``error``: mean over instances of the error on the hard points, and its standard error;
+    ``floor``: what is possible.
+    """
 
     error: float
     deviation: float
@@ -39,14 +42,20 @@ class Reading:
 
     @property
     def possible(self) -> bool:
-        """False where an (epsilon, delta)-DP prediction cannot be so good: 4 standard errors below the floor."""
+        """False where an (epsilon, delta)-DP prediction cannot be so good: 4 standard errors below
+        the floor.
+        """
         return self.error >= self.floor - 4 * self.deviation
 
 
 def instance(rows: int, d: int, alpha: Fraction, source: Source) -> tuple[Ints, Ints, Ints]:
-    """(labels of the d points, point of each row, label of each row). Raises `InvalidInput` outside alpha <= 1/4, d >= 2."""
+    """(labels of the d points, point of each row, label of each row). Raises `InvalidInput` outside
+    alpha <= 1/4, d >= 2.
+    """
     if not 0 < alpha <= Fraction(1, 4) or d < 2:
-        raise InvalidInput(f"the hard instance needs alpha in (0, 1/4] and d of 2 or more, not {alpha} and {d}")
+        raise InvalidInput(
+            f"the hard instance needs alpha in (0, 1/4] and d of 2 or more, not {alpha} and {d}"
+        )
     labels = np.concatenate([uniform(2, d - 1, source), np.zeros(1, np.int64)])
     easy = uniform(alpha.denominator, rows, source) >= 4 * alpha.numerator
     points = np.where(easy, d - 1, uniform(d - 1, rows, source))
@@ -74,7 +83,9 @@ def measure(
 
 
 def counts(d: int, epsilon: float) -> Predictor:
-    """Label 1 with logit epsilon (n1 - n0) / 2, n_b rows at the point with label b: one row moves n1 - n0 by at most 2."""
+    """Label 1 with logit epsilon (n1 - n0) / 2, n_b rows at the point with label b: one row moves
+    n1 - n0 by at most 2.
+    """
 
     def predict(points: Ints, labels: Ints) -> NDArray[np.float64]:
         balance = np.bincount(points, weights=2.0 * labels - 1, minlength=d)

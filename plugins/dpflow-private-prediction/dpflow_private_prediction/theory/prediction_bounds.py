@@ -1,4 +1,5 @@
-"""What a prediction's epsilon says about groups and fresh data, and what it takes compared with private learning.
+"""What a prediction's epsilon says about groups and fresh data, and what it takes compared with
+private learning.
 
 (Dwork and Feldman 2018, Lemmas 3.1, 6.2 to 6.5, sections 2 and 7.)
 """
@@ -12,7 +13,9 @@ from dpflow.errors import InvalidInput
 
 
 def group(epsilon: float, delta: float, size: int) -> tuple[float, float]:
-    """Lemma 3.1: tables that differ in ``size`` rows are (k epsilon, k exp((k-1) epsilon) delta)-close."""
+    """Lemma 3.1: tables that differ in ``size`` rows are (k epsilon, k exp((k-1) epsilon)
+    delta)-close.
+    """
     return size * epsilon, size * exp((size - 1) * epsilon) * delta
 
 
@@ -22,35 +25,47 @@ def transferred(epsilon: float, delta: float, mean: float, largest: float) -> fl
 
 
 def fresh_loss(epsilon: float, delta: float, training_loss: float, largest: float = 1.0) -> float:
-    """Lemma 6.4 with k = 1: the mean loss on fresh data is at most exp(epsilon) (mean training loss + delta B)."""
+    """Lemma 6.4 with k = 1: the mean loss on fresh data is at most exp(epsilon) (mean training loss
+    + delta B).
+    """
     return exp(epsilon) * (training_loss + delta * largest)
 
 
 def fresh_moment(epsilon: float, delta: float, moment: int, shifted: float) -> float:
-    """Lemma 6.4: E[loss on fresh data ^k] <= exp(k^2 epsilon) E[(training loss + k delta B)^k]; ``shifted`` is that mean."""
+    """Lemma 6.4: E[loss on fresh data ^k] <= exp(k^2 epsilon) E[(training loss + k delta B)^k];
+    ``shifted`` is that mean.
+    """
     return exp(moment**2 * epsilon) * shifted
 
 
 def tail_factor(epsilon: float, beta: float) -> float:
-    """Lemma 6.5 over integers: if the training loss is at most alpha for every table, then Pr[fresh >= alpha F] <= beta.
+    """Lemma 6.5 over integers: if the training loss is at most alpha for every table, then Pr[fresh
+    >= alpha F] <= beta.
 
-    F = min over whole k >= 1 of exp(ln(1/beta)/k + k epsilon); the paper's exp(2 sqrt(epsilon ln(1/beta))) has k real.
+    F = min over whole k >= 1 of exp(ln(1/beta)/k + k epsilon); the paper's exp(2 sqrt(epsilon
+    ln(1/beta))) has k real.
     """
     if not (0 < epsilon < inf and 0 < beta < 1):
-        raise InvalidInput(f"a tail needs epsilon above 0 and beta in (0, 1), not {epsilon} and {beta}")
+        raise InvalidInput(
+            f"a tail needs epsilon above 0 and beta in (0, 1), not {epsilon} and {beta}"
+        )
     spare = log(1 / beta)
     first = max(1, int(sqrt(spare / epsilon)))
     return min(exp(min(700.0, spare / k + k * epsilon)) for k in (first, first + 1))
 
 
 def trebled(epsilon: float, alpha: float, beta: float, rows: int) -> bool:
-    """Whether Theorem 5.3's proof applies: then training error <= alpha always gives Pr[error >= 3 alpha] <= 2 beta."""
+    """Whether Theorem 5.3's proof applies: then training error <= alpha always gives Pr[error >= 3
+    alpha] <= 2 beta.
+    """
     return rows >= 6 * log(2) / alpha and epsilon <= 1 / (16 * log(1 / beta))
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Rows for one task, orders of magnitude with constant 1; None where no finite number is known to do."""
+    """Rows for one task, orders of magnitude with constant 1; None where no finite number is known
+    to do.
+    """
 
     task: str
     predicting: float
@@ -66,12 +81,23 @@ def comparison(
     line = small * one
     known = "at least" if log2_domain < inf else "impossible"
     return [
-        Comparison("any class of VC dimension d", d * one, log_class * one, "ln|C|/(eps a): exponential mechanism"),
         Comparison(
-            "agnostic, VC dimension d", d * one / alpha**2, d / alpha**2 + log_class * one, "d/a^2 + ln|C|/(eps a)"
+            "any class of VC dimension d",
+            d * one,
+            log_class * one,
+            "ln|C|/(eps a): exponential mechanism",
         ),
         Comparison(
-            "thresholds", line, log2_domain * log(2) * one if log2_domain < inf else None, f"{known} ln N/(eps a), pure"
+            "agnostic, VC dimension d",
+            d * one / alpha**2,
+            d / alpha**2 + log_class * one,
+            "d/a^2 + ln|C|/(eps a)",
+        ),
+        Comparison(
+            "thresholds",
+            line,
+            log2_domain * log(2) * one if log2_domain < inf else None,
+            f"{known} ln N/(eps a), pure",
         ),
         Comparison(
             "thresholds, agnostic",
@@ -79,7 +105,9 @@ def comparison(
             log2_domain * log(2) * one + 1 / alpha**2 if log2_domain < inf else None,
             "needs a finite domain",
         ),
-        Comparison("convex Lipschitz, dimension d", one / alpha, d * one / alpha, "d/(eps a^2), pure"),
+        Comparison(
+            "convex Lipschitz, dimension d", one / alpha, d * one / alpha, "d/(eps a^2), pure"
+        ),
         Comparison(
             "convex Lipschitz, dimension d, with delta",
             one / alpha,
@@ -90,6 +118,8 @@ def comparison(
 
 
 def crossover(alpha: float, d: int, log_class: float, delta: float) -> tuple[float, float]:
-    """Predictions beyond which a private learner needs fewer rows: by basic and by advanced composition, in magnitude."""
+    """Predictions beyond which a private learner needs fewer rows: by basic and by advanced
+    composition, in magnitude.
+    """
     basic = log_class / (d * log(1 / alpha) ** 2)
     return basic, basic**2 / log(1 / delta)

@@ -1,9 +1,11 @@
-"""How many rows, shards and steps do the theorems ask for, and how much epsilon does each of m predictions get?
+"""How many rows, shards and steps do the theorems ask for, and how much epsilon does each of m
+predictions get?
 
-Symbols: alpha error, beta failure probability, d VC dimension (k change points on a line), e the epsilon of one prediction,
-R, L_f, L_l radius and Lipschitz constants of a convex problem. Neighbours differ in one row. Sizes of base learners are
-standard results with explicit constants; the paper has them as O(.). Everything is a float computation for planning: the
-ledger's own accounts decide what is spent.
+Symbols: alpha error, beta failure probability, d VC dimension (k change points on a line), e the
+epsilon of one prediction, R, L_f, L_l radius and Lipschitz constants of a convex problem.
+Neighbours differ in one row. Sizes of base learners are standard results with explicit constants;
+the paper has them as O(.). Everything is a float computation for planning: the ledger's own
+accounts decide what is spent.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from dpflow.core.accounting.composition import lecture_step_eps
 from dpflow.errors import InvalidInput
 
 Account = Literal["basic", "advanced", "zcdp", "zcdp of a vote"]
-#: Which accounts hold for which predictions: the last one needs answers of bounded range (`vote`, `walk`).
+#: Which accounts hold for which predictions: the last one needs answers of bounded range (`vote`,
+#: `walk`).
 ACCOUNTS: tuple[Account, ...] = ("basic", "advanced", "zcdp", "zcdp of a vote")
 
 
@@ -27,7 +30,9 @@ ACCOUNTS: tuple[Account, ...] = ("basic", "advanced", "zcdp", "zcdp of a vote")
 
 
 def each(epsilon: float, delta: float, count: int, account: Account) -> float:
-    """The epsilon of one prediction when ``count`` of them may cost (epsilon, delta) in all; basic needs no delta."""
+    """The epsilon of one prediction when ``count`` of them may cost (epsilon, delta) in all; basic
+    needs no delta.
+    """
     if account == "basic":
         return epsilon / count
     if account == "advanced":
@@ -58,19 +63,24 @@ def bought(epsilon: float, delta: float, one: float, account: Account) -> int:
 
 
 def finite(alpha: float, beta: float, log_size: float) -> int:
-    """Rows with which a consistent learner of a finite class is right but for alpha: (ln|C| + ln(1/beta)) / alpha."""
+    """Rows with which a consistent learner of a finite class is right but for alpha: (ln|C| +
+    ln(1/beta)) / alpha.
+    """
     return ceil((log_size + log(1 / beta)) / alpha)
 
 
 def closed_form(alpha: float, beta: float, d: int) -> int:
-    """The same for VC dimension d: max(4/a log2(2/b), 8d/a log2(13/a)) (Blumer, Ehrenfeucht, Haussler, Warmuth 1989)."""
+    """The same for VC dimension d: max(4/a log2(2/b), 8d/a log2(13/a)) (Blumer, Ehrenfeucht,
+    Haussler, Warmuth 1989).
+    """
     return ceil(max(4 / alpha * log2(2 / beta), 8 * d / alpha * log2(13 / alpha)))
 
 
 def sauer(alpha: float, beta: float, d: int) -> int:
     """The same, tighter: the least m >= 8/a with 2 sum_{i<=d} C(2m, i) 2^(-a m/2) <= b."""
     return _smallest(
-        lambda m: log(2) + log_subsets(d, 2 * m) - alpha * m / 2 * log(2) <= log(beta), max(1, ceil(8 / alpha))
+        lambda m: log(2) + log_subsets(d, 2 * m) - alpha * m / 2 * log(2) <= log(beta),
+        max(1, ceil(8 / alpha)),
     )
 
 
@@ -85,7 +95,9 @@ def unit(alpha: float, beta: float, d: int) -> int:
 
 
 def agnostic(alpha: float, beta: float, d: int) -> int:
-    """Rows with which empirical risk minimisation is within alpha of the best: 4 sum C(2m, i) exp(-m a^2/32) <= b."""
+    """Rows with which empirical risk minimisation is within alpha of the best: 4 sum C(2m, i)
+    exp(-m a^2/32) <= b.
+    """
     return _smallest(lambda m: log(4) + log_subsets(d, 2 * m) - m * alpha**2 / 32 <= log(beta))
 
 
@@ -100,18 +112,28 @@ def log_subsets(d: int, n: int) -> float:
 
 
 def vote_shards(alpha: float, e: float, labels: int = 2) -> int:
-    """r of Theorem 4.1: ceil(6 ln(4/alpha)/e), and 4 (labels - 1) in place of 4 for more than two labels."""
+    """r of Theorem 4.1: ceil(6 ln(4/alpha)/e), and 4 (labels - 1) in place of 4 for more than two
+    labels.
+    """
     return ceil(6 * log(4 * (labels - 1) / alpha) / e)
 
 
-def vote(alpha: float, beta: float, e: float, learner: Callable[[float, float], int]) -> tuple[int, int]:
-    """(r, rows of one shard) for `predict_vote`; ``learner`` says its size for its own alpha and beta."""
+def vote(
+    alpha: float, beta: float, e: float, learner: Callable[[float, float], int]
+) -> tuple[int, int]:
+    """(r, rows of one shard) for `predict_vote`; ``learner`` says its size for its own alpha and
+    beta.
+    """
     r = vote_shards(alpha, e)
     return r, learner(alpha / 4, beta / r)
 
 
-def vote_error(rows: int, beta: float, e: float, learner: Callable[[float, float], int]) -> float | None:
-    """The inverse: the least alpha that ``rows`` rows pay for, to 1e-6, or None where there is none."""
+def vote_error(
+    rows: int, beta: float, e: float, learner: Callable[[float, float], int]
+) -> float | None:
+    """The inverse: the least alpha that ``rows`` rows pay for, to 1e-6, or None where there is
+    none.
+    """
 
     def enough(alpha: float) -> bool:
         r, each_shard = vote(alpha, beta, e, learner)
@@ -133,7 +155,9 @@ def average(alpha: float, beta: float, e: float, d: int) -> tuple[int, int]:
 
 
 def average_unit(alpha: float, beta: float, e: float, d: int) -> int:
-    """All rows of the same with a learner of (d + ln(1/b))/a^2 rows: an order of magnitude, no guarantee."""
+    """All rows of the same with a learner of (d + ln(1/b))/a^2 rows: an order of magnitude, no
+    guarantee.
+    """
     r = ceil(2 / (alpha * e) - 1e-9)
     return r * ceil((d + log(r / beta)) / (alpha / 2) ** 2)
 
@@ -150,20 +174,34 @@ def walk_agnostic(alpha: float, e: float, changes: int) -> tuple[float, int, int
     return lower, *walk(alpha / 3, lower, changes)
 
 
-def strongly_convex(excess: float, e: float, strength: float, slope: float = 1, loss: float = 1) -> int:
-    """Rows for `predict_linear` with a strongly convex loss, Corollary 4.10; ``slope`` L_f, ``loss`` L_l."""
+def strongly_convex(
+    excess: float, e: float, strength: float, slope: float = 1, loss: float = 1
+) -> int:
+    """Rows for `predict_linear` with a strongly convex loss, Corollary 4.10; ``slope`` L_f,
+    ``loss`` L_l.
+    """
     return ceil(4 * slope**2 * loss**2 * (1 + 1 / e) / (strength * excess) - 1e-9)
 
 
-def regularised(excess: float, e: float, radius: float = 1, slope: float = 1, loss: float = 1) -> int:
+def regularised(
+    excess: float, e: float, radius: float = 1, slope: float = 1, loss: float = 1
+) -> int:
     """Rows for `predict_linear`, method regularised, Corollary 4.11: no dimension in it."""
     return ceil(16 * (radius * slope * loss) ** 2 * (1 + e) / (e * excess**2) - 1e-9)
 
 
 def sgd(
-    excess: float, e: float, smooth: float = 0.25, radius: float = 1, slope: float = 1, loss: float = 1, c: float = 4
+    excess: float,
+    e: float,
+    smooth: float = 0.25,
+    radius: float = 1,
+    slope: float = 1,
+    loss: float = 1,
+    c: float = 4,
 ) -> int:
-    """Rows for `predict_linear`, method sgd, Corollary 4.13; c = 4 for the rate that holds, 1 as the paper prints it."""
+    """Rows for `predict_linear`, method sgd, Corollary 4.13; c = 4 for the rate that holds, 1 as
+    the paper prints it.
+    """
     linear, square = 2 * radius * slope * loss, c * smooth * (radius * slope / e) ** 2
     u = (sqrt(linear**2 + 4 * square * excess) - linear) / (2 * square)
     return ceil(1 / u**2)
@@ -173,20 +211,28 @@ def sgd(
 
 
 def least_rows(d: int, alpha: float, e: float) -> float:
-    """Theorem 2.2: no (e, e/3)-DP prediction learns with fewer than d/(32 e alpha) rows (error alpha, failure 1/12)."""
+    """Theorem 2.2: no (e, e/3)-DP prediction learns with fewer than d/(32 e alpha) rows (error
+    alpha, failure 1/12).
+    """
     return d / (32 * e * alpha)
 
 
 def floor(n: int, d: int, alpha: float, e: float, delta: float = 0.0) -> float:
-    """The least mean error on the hard points of `hard`, for any (e, delta)-DP prediction, n rows, alpha <= 1/4."""
+    """The least mean error on the hard points of `hard`, for any (e, delta)-DP prediction, n rows,
+    alpha <= 1/4.
+    """
     if not 0 < alpha <= 0.25 or d < 2:
-        raise InvalidInput(f"the hard instance needs alpha in (0, 1/4] and d of 2 or more, not {alpha} and {d}")
+        raise InvalidInput(
+            f"the hard instance needs alpha in (0, 1/4] and d of 2 or more, not {alpha} and {d}"
+        )
     p = 4 * alpha / (d - 1)
     return _floor(lambda t: _binomial(n, p, t), n, n * p, e, delta)
 
 
 def least_copies(e: float, delta: float = 0.0) -> float:
-    """mu*: the mean number of rows at a hard point that errors of at most 1/3 need; n >= mu* (d-1)/(4 alpha)."""
+    """mu*: the mean number of rows at a hard point that errors of at most 1/3 need; n >= mu*
+    (d-1)/(4 alpha).
+    """
 
     def error(mu: float) -> float:
         return _floor(lambda t: exp(t * log(mu) - mu - math.lgamma(t + 1)), 10**6, mu, e, delta)
@@ -201,7 +247,9 @@ def least_copies(e: float, delta: float = 0.0) -> float:
 
 
 def _floor(mass: Callable[[int], float], most: int, mean: float, e: float, delta: float) -> float:
-    """sum_t mass(t) max(0, 1 - t exp((t-1)e) delta) / (1 + exp(e t)): t copies are a group of t rows."""
+    """sum_t mass(t) max(0, 1 - t exp((t-1)e) delta) / (1 + exp(e t)): t copies are a group of t
+    rows.
+    """
     found = 0.0
     for t in range(most + 1):
         weight = mass(t)

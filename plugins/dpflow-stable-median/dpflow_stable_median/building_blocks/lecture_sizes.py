@@ -1,7 +1,9 @@
-"""The lecture's route to adaptive means: Laplace noise, composition, transfer. Sizes with explicit constants.
+"""The lecture's route to adaptive means: Laplace noise, composition, transfer. Sizes with explicit
+constants.
 
-Setting: m rows, i.i.d.; neighbours differ in one row; a query is a mean of values in [0, 1], so one row moves it by 1/m.
-Error = 6 epsilon (generalisation) + alpha (noise); failures add up (Theorem 1.2).
+Setting: m rows, i.i.d.; neighbours differ in one row; a query is a mean of values in [0, 1], so one
+row moves it by 1/m. Error = 6 epsilon (generalisation) + alpha (noise); failures add up (Theorem
+1.2).
 """
 
 from __future__ import annotations
@@ -14,28 +16,40 @@ from dpflow.errors import InvalidInput
 
 
 def transfer(epsilon: float, delta: float, rows: int) -> tuple[float, float]:
-    """(error 6 epsilon, failure): Theorem 1.1 for one 1/m-sensitive query chosen with (epsilon, delta)-DP.
+    """(error 6 epsilon, failure): Theorem 1.1 for one 1/m-sensitive query chosen with (epsilon,
+    delta)-DP.
 
     Raises:
-        InvalidInput: outside sqrt(12/m) <= epsilon <= 1/8 and delta <= epsilon/16, where the theorem says nothing.
+        InvalidInput: outside sqrt(12/m) <= epsilon <= 1/8 and delta <= epsilon/16, where the
+        theorem says nothing.
     """
     if not (rows >= 1 and sqrt(12 / rows) <= epsilon <= 1 / 8):
-        raise InvalidInput(f"epsilon {epsilon} must lie between sqrt(12/m) and 1/8 for m = {rows} rows")
+        raise InvalidInput(
+            f"epsilon {epsilon} must lie between sqrt(12/m) and 1/8 for m = {rows} rows"
+        )
     if not 0 <= delta <= epsilon / 16:
         raise InvalidInput(f"delta {delta} must lie between 0 and epsilon/16 = {epsilon / 16:.3g}")
     return 6 * epsilon, max(4 * delta / epsilon, exp(-(epsilon**2) * rows / 8))
 
 
-def composed(epsilon: float, delta: float, rows: int, queries: int, alpha: float, beta: float) -> tuple[float, float]:
-    """(error, failure) of k answers, each within ``alpha`` of the data but with probability ``beta``: Theorem 1.2."""
+def composed(
+    epsilon: float, delta: float, rows: int, queries: int, alpha: float, beta: float
+) -> tuple[float, float]:
+    """(error, failure) of k answers, each within ``alpha`` of the data but with probability
+    ``beta``: Theorem 1.2.
+    """
     if queries < 1 or not 0 <= alpha < inf or not 0 <= beta <= 1:
-        raise InvalidInput("queries is at least 1, alpha at least 0 and finite, beta between 0 and 1")
+        raise InvalidInput(
+            "queries is at least 1, alpha at least 0 and finite, beta between 0 and 1"
+        )
     error, failure = transfer(epsilon, delta, rows)
     return error + alpha, min(1.0, queries * beta + failure)
 
 
 def total(each: float, queries: int, delta: float) -> float:
-    """Composition in the lecture's form: e sqrt(2 k ln(1/delta)) + k e (exp(e) - 1); floats, for planning."""
+    """Composition in the lecture's form: e sqrt(2 k ln(1/delta)) + k e (exp(e) - 1); floats, for
+    planning.
+    """
     return each * sqrt(2 * queries * log(1 / delta)) + queries * each * expm1(each)
 
 
@@ -52,8 +66,9 @@ def step(epsilon: float, queries: int, delta: float) -> float:
 class Service:
     """Parameters of the mean-answering service.
 
-    ``rows`` m, the larger of ``noise_rows`` and ``transfer_rows``; ``each`` epsilon of an answer; ``delta`` of the whole;
-    ``scale`` of the noise on an answer; ``alpha`` and ``epsilon`` how the error is divided.
+    ``rows`` m, the larger of ``noise_rows`` and ``transfer_rows``; ``each`` epsilon of an answer;
+    ``delta`` of the whole; ``scale`` of the noise on an answer; ``alpha`` and ``epsilon`` how the
+    error is divided.
     """
 
     rows: int
@@ -71,7 +86,8 @@ def plan(queries: int, tau: float, beta: float, noise_share: float = 0.5) -> Ser
     """Rows for k answers within ``tau`` of the population, all of them with probability 1-beta.
 
     Args:
-        noise_share: the part of tau that noise may use; the rest is generalisation. The lecture halves it.
+        noise_share: the part of tau that noise may use; the rest is generalisation. The lecture
+        halves it.
     """
     if not (queries >= 1 and 0 < tau <= 1 and 0 < beta <= 0.5 and 0 < noise_share < 1):
         raise InvalidInput(
@@ -83,12 +99,16 @@ def plan(queries: int, tau: float, beta: float, noise_share: float = 0.5) -> Ser
     noise = log(2 * queries / beta) / (each * alpha)
     generalisation = max(8 * log(2 / beta) / epsilon**2, 12 / epsilon**2)
     rows = ceil(max(noise, generalisation))
-    return Service(rows, ceil(noise), ceil(generalisation), each, epsilon, delta, alpha, 1 / (rows * each))
+    return Service(
+        rows, ceil(noise), ceil(generalisation), each, epsilon, delta, alpha, 1 / (rows * each)
+    )
 
 
 def best_plan(queries: int, tau: float, beta: float) -> Service:
     """`plan` with the division of tau that needs the fewest rows, over a grid of percent."""
-    return min((plan(queries, tau, beta, i / 100) for i in range(5, 96)), key=lambda service: service.rows)
+    return min(
+        (plan(queries, tau, beta, i / 100) for i in range(5, 96)), key=lambda service: service.rows
+    )
 
 
 def accuracy(queries: int, rows: int, beta: float) -> float:
@@ -98,7 +118,11 @@ def accuracy(queries: int, rows: int, beta: float) -> float:
     low, high = 0.0, 1.0
     while high - low > 1e-9:
         middle = (low + high) / 2
-        low, high = (low, middle) if plan.__wrapped__(queries, middle, beta).rows <= rows else (middle, high)
+        low, high = (
+            (low, middle)
+            if plan.__wrapped__(queries, middle, beta).rows <= rows
+            else (middle, high)
+        )
     return high
 
 
@@ -108,17 +132,23 @@ def splitting(queries: int, tau: float, beta: float) -> int:
 
 
 def non_adaptive(queries: int, tau: float, beta: float) -> int:
-    """One sample for queries that are all fixed before the first answer (Hoeffding and a union bound)."""
+    """One sample for queries that are all fixed before the first answer (Hoeffding and a union
+    bound).
+    """
     return ceil(log(2 * queries / beta) / (2 * tau**2))
 
 
 def scaling_law(queries: int, tau: float, beta: float) -> int:
-    """sqrt(k) ln(k/beta)/tau^2, the lecture's last line with constant 1. NOT a sample size: about 100 times too small."""
+    """sqrt(k) ln(k/beta)/tau^2, the lecture's last line with constant 1. NOT a sample size: about
+    100 times too small.
+    """
     return ceil(sqrt(queries) * log(queries / beta) / tau**2)
 
 
 def laplace_rows(epsilon: float, alpha: float, beta: float) -> int:
-    """Claim 1.3: rows with which one Laplace answer is within alpha of the data but with probability beta: ln(1/beta)/(epsilon alpha)."""
+    """Claim 1.3: rows with which one Laplace answer is within alpha of the data but with
+    probability beta: ln(1/beta)/(epsilon alpha).
+    """
     if not (0 < epsilon < inf and alpha > 0 and 0 < beta < 1):
         raise InvalidInput("epsilon and alpha are above 0, beta strictly between 0 and 1")
     return ceil(log(1 / beta) / (epsilon * alpha))
@@ -135,7 +165,9 @@ def laplace_tail(x: float, scale: float) -> float:
 
 
 def monitor(answers: list[float], truths: list[float]) -> int:
-    """In a simulation with known population: which answer is furthest from its truth. It never looks at the sample."""
+    """In a simulation with known population: which answer is furthest from its truth. It never
+    looks at the sample.
+    """
     if not answers or len(answers) != len(truths):
         raise InvalidInput("the monitor needs one truth for each of one or more answers")
     return max(range(len(answers)), key=lambda j: abs(answers[j] - truths[j]))

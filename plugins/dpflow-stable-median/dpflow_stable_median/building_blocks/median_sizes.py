@@ -1,9 +1,10 @@
 """How many groups does each method of answering k adaptively chosen estimators need?
 
-Symbols: k queries, r the largest number of points of a range, beta the total failure probability, m groups. Proven sizes
-promise that with probability 1-beta every answer lies in the (1/4, 3/4) quantile interval of its estimator on fresh
-groups; neighbours differ in the rows of one group. Constants: the proof of Theorem 4.3 (which ends at 1 - 2 beta, hence
-it runs with beta/2), Theorem 4.7, and Hoeffding's and the exact binomial tail for the baselines.
+Symbols: k queries, r the largest number of points of a range, beta the total failure probability, m
+groups. Proven sizes promise that with probability 1-beta every answer lies in the (1/4, 3/4)
+quantile interval of its estimator on fresh groups; neighbours differ in the rows of one group.
+Constants: the proof of Theorem 4.3 (which ends at 1 - 2 beta, hence it runs with beta/2), Theorem
+4.7, and Hoeffding's and the exact binomial tail for the baselines.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from dpflow.errors import InvalidInput
 
 @dataclass(frozen=True)
 class Task:
-    """What is asked: ``queries`` k >= 1, ``range`` r >= 2, ``beta`` in (0, 1/2]. Raises `InvalidInput` outside."""
+    """What is asked: ``queries`` k >= 1, ``range`` r >= 2, ``beta`` in (0, 1/2]. Raises
+    `InvalidInput` outside.
+    """
 
     queries: int
     range: int
@@ -36,7 +39,8 @@ class Task:
 class Calibration:
     """Parameters of the answering service.
 
-    ``groups`` m; ``each`` the epsilon of one median; ``epsilon`` and ``delta`` of the whole interaction per group.
+    ``groups`` m; ``each`` the epsilon of one median; ``epsilon`` and ``delta`` of the whole
+    interaction per group.
     """
 
     groups: int
@@ -46,7 +50,9 @@ class Calibration:
 
 
 def step(epsilon: float, delta: float, count: int) -> float:
-    """`dpflow.core.accounting.composition.step_eps` in closed form, for planning: floats, not rounded in any direction."""
+    """`dpflow.core.accounting.composition.step_eps` in closed form, for planning: floats, not
+    rounded in any direction.
+    """
     log_inverse = log(1 / delta)
     return (sqrt(2 * log_inverse + 2 * epsilon) - sqrt(2 * log_inverse)) / sqrt(count)
 
@@ -71,18 +77,22 @@ def exact(task: Task) -> Calibration:
     """The conditions of Theorem 4.3 with its equation (5) solved exactly."""
     b = task.beta / 2
     each = step(1 / 20, b / 256, task.queries)
-    groups = ceil(max(16 * log(task.queries * task.range / b) / each, 2560 * log(2 * task.queries / b)))
+    groups = ceil(
+        max(16 * log(task.queries * task.range / b) / each, 2560 * log(2 * task.queries / b))
+    )
     each = 16 * log(task.queries * task.range / b) / groups
     return Calibration(groups, each, total(each, b / 256, task.queries), b / 256)
 
 
 @cache
 def tight(task: Task, bounded_range: bool = False, half_width: float = 0.25) -> Calibration:
-    """The same theorems with the constants solved numerically; answers in the (1/2 - w, 1/2 + w) interval.
+    """The same theorems with the constants solved numerically; answers in the (1/2 - w, 1/2 + w)
+    interval.
 
-    Proof: were an answer outside, the monitor would hold a function with mean at most a = 1/2 - w on fresh groups and more
-    than 1/2 - s on these, s the median's error; the transfer theorem for one function excludes it. ``bounded_range`` uses
-    that the exponential mechanism is (e^2/8)-zCDP. Every point of the grid is valid; the best one is taken.
+    Proof: were an answer outside, the monitor would hold a function with mean at most a = 1/2 - w
+    on fresh groups and more than 1/2 - s on these, s the median's error; the transfer theorem for
+    one function excludes it. ``bounded_range`` uses that the exponential mechanism is (e^2/8)-zCDP.
+    Every point of the grid is valid; the best one is taken.
     """
     if not 0 < half_width < 0.5:
         raise InvalidInput(
@@ -108,11 +118,13 @@ def _epsilons() -> Iterator[float]:
     return (0.002 * i for i in range(1, 200))
 
 
-def _terms(half_width: float, epsilon: float, delta: float, b2: float, p: float = 0.5) -> tuple[float, float]:
+def _terms(
+    half_width: float, epsilon: float, delta: float, b2: float, p: float = 0.5
+) -> tuple[float, float]:
     """(what is left of the half width with infinitely many groups, how much of it 1/m takes away).
 
-    An answer below (p - w, p + w) is a function of mean D <= p - w, one above it of D <= 1 - p - w, and 2D(1-D) is largest
-    at the end of that, or at 1/2 if it reaches so far.
+    An answer below (p - w, p + w) is a function of mean D <= p - w, one above it of D <= 1 - p - w,
+    and 2D(1-D) is largest at the end of that, or at 1/2 if it reaches so far.
     """
     outside = min(max(p, 1 - p) - half_width, 0.5)
     room = half_width - expm1(2 * epsilon) * 2 * outside * (1 - outside) - 8 * delta / b2
@@ -120,11 +132,18 @@ def _terms(half_width: float, epsilon: float, delta: float, b2: float, p: float 
 
 
 def proves(
-    task: Task, groups: int, each: float, bounded_range: bool = True, half_width: float = 0.25, p: float = 0.5
+    task: Task,
+    groups: int,
+    each: float,
+    bounded_range: bool = True,
+    half_width: float = 0.25,
+    p: float = 0.5,
 ) -> bool:
-    """Whether medians, or p-quantiles, of epsilon ``each`` on so many groups carry the proof of `tight`.
+    """Whether medians, or p-quantiles, of epsilon ``each`` on so many groups carry the proof of
+    `tight`.
 
-    ``each`` is per group: what one group's change costs. The first division of beta that proves the medians must prove the
+    ``each`` is per group: what one group's change costs. The first division of beta that proves the
+    medians must prove the
     quantiles, too: all answers of a session together fail with probability beta.
     """
     for share in (0.5, 0.8, 0.9, 0.99):
@@ -143,7 +162,9 @@ def proves(
 
 @cache
 def width(task: Task, half_width: float) -> Calibration:
-    """The paper's route for another interval (1/2 - w, 1/2 + w): gamma = w/2, A = w/4, accuracy w/2 in the median."""
+    """The paper's route for another interval (1/2 - w, 1/2 + w): gamma = w/2, A = w/4, accuracy w/2
+    in the median.
+    """
     if not 0 < half_width < 0.5:
         raise InvalidInput(
             f"half width {half_width} must lie strictly between 0 and 1/2; 1/4 is the interquartile interval"
@@ -152,7 +173,10 @@ def width(task: Task, half_width: float) -> Calibration:
     allowed, delta = 0.5 * log1p(w / 2), w * b / 64
     each = step(allowed, delta, task.queries)
     groups = ceil(
-        max(4 * log(task.queries * task.range / b) / (w * each), 32 / (allowed * w) * log(2 * task.queries / b))
+        max(
+            4 * log(task.queries * task.range / b) / (w * each),
+            32 / (allowed * w) * log(2 * task.queries / b),
+        )
     )
     each = 4 * log(task.queries * task.range / b) / (w * groups)
     return Calibration(groups, each, total(each, delta, task.queries), delta)
@@ -160,7 +184,9 @@ def width(task: Task, half_width: float) -> Calibration:
 
 @dataclass(frozen=True)
 class Simple:
-    """Theorem 4.7: answers lie in the (rho, 1-rho) interval with a tiny ``rho``. Other fields as in `Calibration`."""
+    """Theorem 4.7: answers lie in the (rho, 1-rho) interval with a tiny ``rho``. Other fields as in
+    `Calibration`.
+    """
 
     groups: int
     each: float
@@ -171,7 +197,9 @@ class Simple:
 
 @cache
 def simple(task: Task) -> Simple:
-    """The fixed point of Theorem 4.7 (with 10 where its statement prints 4, and k kept inside the logarithm)."""
+    """The fixed point of Theorem 4.7 (with 10 where its statement prints 4, and k kept inside the
+    logarithm).
+    """
     m = 1000.0
     for _ in range(200):
         m = (
@@ -186,7 +214,9 @@ def simple(task: Task) -> Simple:
 
 
 def amplified_blocks(rho: float) -> int:
-    """Blocks u whose median turns a (rho, 1-rho) answer about it into a (1/4, 3/4) answer about one block: 8 ln(1/rho)."""
+    """Blocks u whose median turns a (rho, 1-rho) answer about it into a (1/4, 3/4) answer about one
+    block: 8 ln(1/rho).
+    """
     if not 0 < rho < 1:
         raise InvalidInput(f"rho {rho} must lie strictly between 0 and 1")
     return ceil(8 * log(1 / rho))
@@ -194,7 +224,9 @@ def amplified_blocks(rho: float) -> int:
 
 @cache
 def splitting(task: Task) -> tuple[int, int]:
-    """(groups in all, groups g per query): fresh groups for each query, odd g least with 2 Pr[Bin(g, 1/4) >= (g+1)/2] <= beta/k."""
+    """(groups in all, groups g per query): fresh groups for each query, odd g least with 2
+    Pr[Bin(g, 1/4) >= (g+1)/2] <= beta/k.
+    """
     g = 1
     while 2 * binomial_tail(g, 0.25, (g + 1) // 2) > task.beta / task.queries:
         g += 2
@@ -212,13 +244,17 @@ def binomial_tail(n: int, p: float, least: int) -> float:
 
 @cache
 def heuristic(task: Task) -> Calibration:
-    """Not proven: median accuracy holds, generalisation only against the sign-aggregation attack. For demos and tests."""
+    """Not proven: median accuracy holds, generalisation only against the sign-aggregation attack.
+    For demos and tests.
+    """
     each = 1.5 / sqrt(task.queries)
     return Calibration(ceil(16 * log(task.queries * task.range / task.beta) / each), each, inf, 0.0)
 
 
 def median_groups(points: int, epsilon: float, alpha: float, beta: float) -> int:
-    """Values with which one exponential-mechanism median is alpha-approximate: 4 ln(N/beta)/(epsilon alpha), Theorem 3.1."""
+    """Values with which one exponential-mechanism median is alpha-approximate: 4
+    ln(N/beta)/(epsilon alpha), Theorem 3.1.
+    """
     _amounts(points, epsilon, alpha, beta)
     return ceil(4 * log(points / beta) / (epsilon * alpha))
 
@@ -227,7 +263,8 @@ def median_groups(points: int, epsilon: float, alpha: float, beta: float) -> int
 class BinarySearch:
     """A noisy binary search: at most ``probes`` statistical queries on ``groups`` values.
 
-    Gaussian noise of ``sigma`` (or Laplace noise of ``scale``) on each fraction; ``epsilon`` achieved at delta.
+    Gaussian noise of ``sigma`` (or Laplace noise of ``scale``) on each fraction; ``epsilon``
+    achieved at delta.
     """
 
     probes: int
@@ -237,8 +274,12 @@ class BinarySearch:
     laplace_groups: int
 
 
-def binary_search(points: int, epsilon: float, delta: float, alpha: float, beta: float) -> BinarySearch:
-    """Corollary 3.3 with the noise that meets its constant, and the pure variant with Laplace noise."""
+def binary_search(
+    points: int, epsilon: float, delta: float, alpha: float, beta: float
+) -> BinarySearch:
+    """Corollary 3.3 with the noise that meets its constant, and the pure variant with Laplace
+    noise.
+    """
     _amounts(points, epsilon, alpha, beta)
     if not 0 < delta < 1:
         raise InvalidInput(f"delta {delta} must lie strictly between 0 and 1")

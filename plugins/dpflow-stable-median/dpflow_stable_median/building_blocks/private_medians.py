@@ -1,8 +1,9 @@
 """Private medians behind one interface, by name; a distribution can add its own.
 
-Each takes m integers of a public range, of which ``changed`` may become others (one per group that a neighbour changes),
-and answers a key that is about the p-quantile. The exponential mechanism is the default; the noisy binary search uses
-nothing but noisy counts, and wins only for ranges that are larger than anything a computer holds.
+Each takes m integers of a public range, of which ``changed`` may become others (one per group that
+a neighbour changes), and answers a key that is about the p-quantile. The exponential mechanism is
+the default; the noisy binary search uses nothing but noisy counts, and wins only for ranges that
+are larger than anything a computer holds.
 """
 
 from __future__ import annotations
@@ -36,11 +37,20 @@ class PrivateMedian(ABC):
 
     @abstractmethod
     def event(self, epsilon: Fraction) -> Event:
-        """The claim of one answer at this price, when ``draw`` is told how many integers may change."""
+        """The claim of one answer at this price, when ``draw`` is told how many integers may
+        change.
+        """
 
     @abstractmethod
     def draw(
-        self, keys: Keys, first: int, last: int, p: Fraction, epsilon: Fraction, changed: int, source: Source
+        self,
+        keys: Keys,
+        first: int,
+        last: int,
+        p: Fraction,
+        epsilon: Fraction,
+        changed: int,
+        source: Source,
     ) -> int:
         """One key of [first, last]."""
 
@@ -54,15 +64,24 @@ class Exponential(PrivateMedian):
         return BoundedRange(epsilon)
 
     def draw(
-        self, keys: Keys, first: int, last: int, p: Fraction, epsilon: Fraction, changed: int, source: Source
+        self,
+        keys: Keys,
+        first: int,
+        last: int,
+        p: Fraction,
+        epsilon: Fraction,
+        changed: int,
+        source: Source,
     ) -> int:
         return draw_quantile(keys, first, last, p, rate_for(epsilon, p, changed), source)
 
 
 class BinarySearch(PrivateMedian):
-    """Lemma 3.2: at most ceil(log2 N) probes, each two noisy counts, #{y <= v} and #{y < v}, taken to be within alpha m/4.
+    """Lemma 3.2: at most ceil(log2 N) probes, each two noisy counts, #{y <= v} and #{y < v}, taken
+    to be within alpha m/4.
 
-    A count moves by ``changed``. q = 2 ceil(log2 N) counts with Laplace noise of scale q changed/epsilon are epsilon-DP.
+    A count moves by ``changed``. q = 2 ceil(log2 N) counts with Laplace noise of scale q
+    changed/epsilon are epsilon-DP.
     """
 
     name = "binary_search"
@@ -76,7 +95,14 @@ class BinarySearch(PrivateMedian):
         return int(discrete_laplace(probes * changed / epsilon, 1, source)[0])
 
     def draw(
-        self, keys: Keys, first: int, last: int, p: Fraction, epsilon: Fraction, changed: int, source: Source
+        self,
+        keys: Keys,
+        first: int,
+        last: int,
+        p: Fraction,
+        epsilon: Fraction,
+        changed: int,
+        source: Source,
     ) -> int:
         ordered, m = np.sort(keys), len(keys)
         steps = (last - first).bit_length()
@@ -85,8 +111,12 @@ class BinarySearch(PrivateMedian):
             if low >= high:
                 break
             v = (low + high) // 2
-            counts = [int(np.searchsorted(ordered, np.int64(v), side)) for side in ("right", "left")]
-            at_most, below = (Fraction(n + self.noise(2 * steps, epsilon, changed, source)) for n in counts)
+            counts = [
+                int(np.searchsorted(ordered, np.int64(v), side)) for side in ("right", "left")
+            ]
+            at_most, below = (
+                Fraction(n + self.noise(2 * steps, epsilon, changed, source)) for n in counts
+            )
             if below > at_most:
                 at_most = below = (at_most + below) / 2
             if at_most <= (p - self.alpha / 4) * m:
@@ -99,7 +129,9 @@ class BinarySearch(PrivateMedian):
 
 
 class GaussianSearch(BinarySearch):
-    """The same with Gaussian noise: q counts at sigma^2 = q changed^2/epsilon^2 are (epsilon^2/2)-zCDP (Corollary 3.3)."""
+    """The same with Gaussian noise: q counts at sigma^2 = q changed^2/epsilon^2 are
+    (epsilon^2/2)-zCDP (Corollary 3.3).
+    """
 
     name = "gaussian_search"
 
@@ -113,8 +145,12 @@ class GaussianSearch(BinarySearch):
 
 @cache
 def medians() -> Mapping[str, PrivateMedian]:
-    """Installed medians by name, built-in ones first; a name that is taken stays with who came first."""
-    found: dict[str, PrivateMedian] = {m.name: m for m in (Exponential(), BinarySearch(), GaussianSearch())}
+    """Installed medians by name, built-in ones first; a name that is taken stays with who came
+    first.
+    """
+    found: dict[str, PrivateMedian] = {
+        m.name: m for m in (Exponential(), BinarySearch(), GaussianSearch())
+    }
     for point in entry_points(group=GROUP):
         made = point.load()()
         found.setdefault(made.name, made)

@@ -1,8 +1,9 @@
-"""Quantile intervals, approximate medians, deviations, and the monitor: what the theorems talk about, on lists of values.
+"""Quantile intervals, approximate medians, deviations, and the monitor: what the theorems talk
+about, on lists of values.
 
-qi(a, b) of values y_1..y_m holds v when #{y <= v}/m > a and #{y < v}/m < b, both strict; it is an interval. v is an
-alpha-approximate median when it lies in qi((1-alpha)/2, (1+alpha)/2). These are for simulations, tests and public values:
-nothing here is private.
+qi(a, b) of values y_1..y_m holds v when #{y <= v}/m > a and #{y < v}/m < b, both strict; it is an
+interval. v is an alpha-approximate median when it lies in qi((1-alpha)/2, (1+alpha)/2). These are
+for simulations, tests and public values: nothing here is private.
 """
 
 from __future__ import annotations
@@ -27,7 +28,11 @@ def in_interval(v: float, values: ArrayLike, low: float, high: float) -> bool:
 
 
 def in_interval_of(
-    v: float, cdf: Callable[[float], float], below: Callable[[float], float], low: float, high: float
+    v: float,
+    cdf: Callable[[float], float],
+    below: Callable[[float], float],
+    low: float,
+    high: float,
 ) -> bool:
     """The same for a known distribution: ``cdf`` is Pr[Y <= v], ``below`` is Pr[Y < v]."""
     return cdf(v) > low and below(v) < high
@@ -55,18 +60,22 @@ def mad(values: ArrayLike) -> float:
 def block_median(
     blocks: int, function: Callable[[NDArray[np.float64]], float]
 ) -> Callable[[NDArray[np.float64]], float]:
-    """The amplified estimator: cut a group into so many blocks, apply the function to each, take the lower median."""
+    """The amplified estimator: cut a group into so many blocks, apply the function to each, take
+    the lower median.
+    """
     if blocks < 1:
         raise InvalidInput(f"blocks is {blocks}; take at least 1")
-    return lambda rows: lower_median([function(part) for part in np.array_split(np.asarray(rows), blocks)])
+    return lambda rows: lower_median(
+        [function(part) for part in np.array_split(np.asarray(rows), blocks)]
+    )
 
 
 @dataclass(frozen=True)
 class Overfit:
     """The monitor's finding: the query whose answer lies furthest out on fresh data.
 
-    ``query`` its place, ``side`` "low" or "high", ``mass`` what fresh data has on that side of the answer, answer included:
-    below 1/4 the answer left the interquartile interval.
+    ``query`` its place, ``side`` "low" or "high", ``mass`` what fresh data has on that side of the
+    answer, answer included: below 1/4 the answer left the interquartile interval.
     """
 
     query: int
@@ -75,13 +84,18 @@ class Overfit:
 
 
 def monitor(answers: Sequence[float], fresh: Sequence[ArrayLike]) -> Overfit:
-    """Given values of every query on fresh groups, the worst answer. Post-processing of the transcript: it sees no sample."""
+    """Given values of every query on fresh groups, the worst answer. Post-processing of the
+    transcript: it sees no sample.
+    """
     if not answers or len(answers) != len(fresh):
         raise InvalidInput("the monitor needs fresh values for each of one or more answers")
     found = []
     for j, (v, values) in enumerate(zip(answers, fresh)):
         y = _values(values)
-        found += [Overfit(j, "low", float((y <= v).mean())), Overfit(j, "high", float((y >= v).mean()))]
+        found += [
+            Overfit(j, "low", float((y <= v).mean())),
+            Overfit(j, "high", float((y >= v).mean())),
+        ]
     return min(found, key=lambda one: one.mass)
 
 

@@ -1,20 +1,24 @@
-"""EffectiveRounds: exact answers from one data set until it is overfitted, then, by itself, from the next.
+"""EffectiveRounds: exact answers from one data set until it is overfitted, then, by itself, from
+the next.
 
-Definition: the table's units are split into m groups. The first ``rounds`` times ``round_groups`` of them are the data sets of the
-rounds, the rest verifies. A query is answered with the exact lower median of its estimator over the current round's groups; the
-verifying groups say whether that is plausible on fresh data (the description-length test of the holdout gate). If not, the
-round is thrown away, the answer is the median over the next round's groups, which nobody has used, and the session goes on there.
-After as many failures as there are rounds to go on with it closes.
+Definition: the table's units are split into m groups. The first ``rounds`` times ``round_groups``
+of them are the data sets of the rounds, the rest verifies. A query is answered with the exact lower
+median of its estimator over the current round's groups; the verifying groups say whether that is
+plausible on fresh data (the description-length test of the holdout gate). If not, the round is
+thrown away, the answer is the median over the next round's groups, which nobody has used, and the
+session goes on there. After as many failures as there are rounds to go on with it closes.
 
 Claim: none. Medians leave without noise, so a table must be declared generalisation-only.
 
-Generalisation (Feldman, Steinke 2017, section 1.2, after Dwork et al. 2014; sizes are ours): given the rounds' data, a query is
-decided by the yes and no of the queries before it, so the union bound over transcripts that proves the verifier holds as it
-stands; what was not refused lies in the (rho-alpha, 1-rho+alpha) interval of fresh groups. A round's first answer is the median of
-groups that are independent of its query, so it is outside the interquartile interval with probability at most
-2 exp(-g KL(1/2 || 1/4)). ``proven`` when both hold with half of beta each.
+Generalisation (Feldman, Steinke 2017, section 1.2, after Dwork et al. 2014; sizes are ours): given
+the rounds' data, a query is decided by the yes and no of the queries before it, so the union bound
+over transcripts that proves the verifier holds as it stands; what was not refused lies in the
+(rho-alpha, 1-rho+alpha) interval of fresh groups. A round's first answer is the median of groups
+that are independent of its query, so it is outside the interquartile interval with probability at
+most 2 exp(-g KL(1/2 || 1/4)). ``proven`` when both hold with half of beta each.
 
-When not to use it: against an analyst who fails often; every failure costs ``round_groups`` groups for good.
+When not to use it: against an analyst who fails often; every failure costs ``round_groups`` groups
+for good.
 """
 
 from __future__ import annotations
@@ -40,8 +44,9 @@ QUARTILE_RATE = log(4 / 3) / 2
 
 
 class RoundsParams(Params):
-    """``groups`` m in all; ``rounds`` and the ``round_groups`` of each; what is left verifies. ``queries`` k; ``rho``, ``alpha``,
-    ``beta`` of the promise. ``require: proven`` refuses a session that proves nothing, with the numbers that would.
+    """``groups`` m in all; ``rounds`` and the ``round_groups`` of each; what is left verifies.
+    ``queries`` k; ``rho``, ``alpha``, ``beta`` of the promise. ``require: proven`` refuses a
+    session that proves nothing, with the numbers that would.
     """
 
     groups: Annotated[int, Field(ge=3, le=10**7)]
@@ -71,9 +76,13 @@ class RoundsParams(Params):
         return self.groups - self.rounds * self.round_groups
 
     def promise(self) -> Promise:
-        """The verifier's promise, with half of beta. Raises `InvalidInput` outside the theorem's ranges."""
+        """The verifier's promise, with half of beta. Raises `InvalidInput` outside the theorem's
+        ranges.
+        """
         failures = min(self.failures, self.queries)
-        return Promise(self.queries, failures, float(self.beta) / 2, float(self.rho), float(self.alpha))
+        return Promise(
+            self.queries, failures, float(self.beta) / 2, float(self.rho), float(self.alpha)
+        )
 
     def needed(self) -> tuple[int, int]:
         """(groups of a round, groups that verify) with which the promise is proven."""
@@ -110,13 +119,21 @@ class EffectiveRounds(InteractiveMechanism[RoundsParams, EstimatorQuery]):
     def open(self, params: RoundsParams, table: Table, source: Source) -> State:
         return State({"asked": 0, "round": 0})
 
-    def data_request(self, params: RoundsParams, query: EstimatorQuery, table: Table) -> GroupValues:
+    def data_request(
+        self, params: RoundsParams, query: EstimatorQuery, table: Table
+    ) -> GroupValues:
         for name in query.columns:
             table.column(name)
         return GroupValues(params.groups, query.columns)
 
     def answer(
-        self, params: RoundsParams, table: Table, state: State, query: EstimatorQuery, answer: Answer, source: Source
+        self,
+        params: RoundsParams,
+        table: Table,
+        state: State,
+        query: EstimatorQuery,
+        answer: Answer,
+        source: Source,
     ) -> tuple[Verdict, State]:
         asked, now, size = int(state.data["asked"]), int(state.data["round"]), params.round_groups
         if asked >= params.queries or (now >= params.failures and asked):
@@ -124,7 +141,9 @@ class EffectiveRounds(InteractiveMechanism[RoundsParams, EstimatorQuery]):
         values, checks = answer.values, answer.values[params.rounds * size :]
         value = lower_median(values[now * size : (now + 1) * size])
         theta = balance(float(params.rho - params.alpha), float(params.rho))[0]
-        switched = min(int((checks >= value).sum()), int((checks <= value).sum())) <= theta * len(checks)
+        switched = min(int((checks >= value).sum()), int((checks <= value).sum())) <= theta * len(
+            checks
+        )
         if switched:
             now += 1
             value = lower_median(values[now * size : (now + 1) * size])

@@ -1,16 +1,20 @@
 """The lecture's service: k adaptively chosen means, each with Laplace noise.
 
-Definition: m rows, m public (``rows``). A query is a column, whose mean it asks, or a public key, whose share of the rows it
-asks; a row without a value counts as the lower bound, so that m stays m. Answer: (exact integer sum + discrete Laplace
-noise)/m, clamped to what is possible. After ``queries`` answers the session is closed.
+Definition: m rows, m public (``rows``). A query is a column, whose mean it asks, or a public key,
+whose share of the rows it asks; a row without a value counts as the lower bound, so that m stays m.
+Answer: (exact integer sum + discrete Laplace noise)/m, clamped to what is possible. After
+``queries`` answers the session is closed.
 
-Claim: a unit's rows add between 0 and R (upper - lower) above the lower bound, R its rows after the cut, so the sum moves by at
-most R (upper - lower) under add-remove and replace alike, and noise of that over epsilon makes an answer epsilon-DP.
+Claim: a unit's rows add between 0 and R (upper - lower) above the lower bound, R its rows after the
+cut, so the sum moves by at most R (upper - lower) under add-remove and replace alike, and noise of
+that over epsilon makes an answer epsilon-DP.
 
-Generalisation (the lecture's Theorem 1.2): with probability 1-beta all answers are within ``tau`` of the population's mean,
-tau = 6 epsilon_total + noise, in units of upper - lower. ``proven`` where that theorem's conditions hold and a unit is a row.
+Generalisation (the lecture's Theorem 1.2): with probability 1-beta all answers are within ``tau``
+of the population's mean, tau = 6 epsilon_total + noise, in units of upper - lower. ``proven`` where
+that theorem's conditions hold and a unit is a row.
 
-When not to use it: below about 46,000 queries fresh rows for each query need fewer of them (``dpflow calculate mean_sizes``).
+When not to use it: below about 46,000 queries fresh rows for each query need fewer of them
+(``dpflow calculate mean_sizes``).
 """
 
 from __future__ import annotations
@@ -34,7 +38,9 @@ from dpflow_stable_median.building_blocks import lecture_sizes
 
 
 class MeanParams(Params):
-    """``epsilon``: price of one answer. ``rows`` m: the public number of rows. ``queries`` k. ``beta``: failure of all."""
+    """``epsilon``: price of one answer. ``rows`` m: the public number of rows. ``queries`` k.
+    ``beta``: failure of all.
+    """
 
     epsilon: Epsilon
     rows: Annotated[int, Field(ge=1, le=10**12)]
@@ -49,7 +55,9 @@ class MeanParams(Params):
 
 
 class MeanQuery(Params):
-    """Either ``column``, a bounded one, for its mean, or ``by`` with a public ``key`` for its share of the rows."""
+    """Either ``column``, a bounded one, for its mean, or ``by`` with a public ``key`` for its share
+    of the rows.
+    """
 
     column: str | None = None
     by: str | None = None
@@ -66,7 +74,9 @@ class MeanQueries(InteractiveMechanism[MeanParams, MeanQuery]):
     """Adaptive means with Laplace noise."""
 
     name = "mean_queries"
-    summary = "session: adaptively chosen means and shares of a public number of rows, with Laplace noise"
+    summary = (
+        "session: adaptively chosen means and shares of a public number of rows, with Laplace noise"
+    )
     citation = "Sorrell, lecture 19 (Laplace mechanism, composition, transfer); Bassily et al. 2016"
     Params = MeanParams
     Query = MeanQuery
@@ -113,7 +123,13 @@ class MeanQueries(InteractiveMechanism[MeanParams, MeanQuery]):
         return scale_for(self._span(query, table)[2], params.epsilon)
 
     def answer(
-        self, params: MeanParams, table: Table, state: State, query: MeanQuery, answer: Answer, source: Source
+        self,
+        params: MeanParams,
+        table: Table,
+        state: State,
+        query: MeanQuery,
+        answer: Answer,
+        source: Source,
     ) -> tuple[Verdict, State]:
         asked = int(state.data["asked"])
         if asked >= params.queries:
@@ -122,7 +138,9 @@ class MeanQueries(InteractiveMechanism[MeanParams, MeanQuery]):
         scale = self._scale(params, query, table)
         total = int(answer.rows[0]) if query.column is None else int(answer.sums[query.column][0])
         noisy = total + int(discrete_laplace(scale, 1, source)[0])
-        per_row = Fraction(most, table.limits.rows if query.column is not None else table.cut(query.by)[1])
+        per_row = Fraction(
+            most, table.limits.rows if query.column is not None else table.cut(query.by)[1]
+        )
         value = low + unit * min(max(Fraction(noisy, params.rows), Fraction(0)), per_row)
         left = params.queries - asked - 1
         tau = accuracy(params, table)
@@ -137,7 +155,9 @@ class MeanQueries(InteractiveMechanism[MeanParams, MeanQuery]):
 
 
 def accuracy(params: MeanParams, table: Table) -> float | None:
-    """tau of the whole session for values in [0, 1], or None where the theorem says nothing: it needs one row a unit."""
+    """tau of the whole session for values in [0, 1], or None where the theorem says nothing: it
+    needs one row a unit.
+    """
     if table.limits.rows != 1:
         return None
     k, m, each, beta = params.queries, params.rows, float(params.epsilon), float(params.beta)
@@ -149,7 +169,9 @@ def accuracy(params: MeanParams, table: Table) -> float | None:
     if low > high or spent(high) > high:
         return None
     epsilon = low
-    for _ in range(60 if spent(low) > low else 0):  # the least epsilon whose delta pays for the composition
+    for _ in range(
+        60 if spent(low) > low else 0
+    ):  # the least epsilon whose delta pays for the composition
         middle = (low + high) / 2
         low, high = (middle, high) if spent(middle) > middle else (low, middle)
         epsilon = high

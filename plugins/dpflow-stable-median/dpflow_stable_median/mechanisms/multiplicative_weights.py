@@ -1,21 +1,24 @@
 """Private multiplicative weights: very many statistical queries over a tiny universe.
 
-Definition: the universe is the list of public keys of one column. A public histogram over it starts uniform. A query gives
-each key a weight in [0, 1] and asks for the mean weight of the m rows, m public. If the histogram's answer is about right, decided by
-sparse vector, it is the answer, free; if not, the true mean with Laplace noise is, and the histogram moves towards it. At
-most c = ceil(4 ln|Z|/a^2) moves are ever needed. A query may also give each key a number and ask for the median of it: a
-binary search whose steps are such queries.
+Definition: the universe is the list of public keys of one column. A public histogram over it starts
+uniform. A query gives each key a weight in [0, 1] and asks for the mean weight of the m rows, m
+public. If the histogram's answer is about right, decided by sparse vector, it is the answer, free;
+if not, the true mean with Laplace noise is, and the histogram moves towards it. At most c = ceil(4
+ln|Z|/a^2) moves are ever needed. A query may also give each key a number and ask for the median of
+it: a binary search whose steps are such queries.
 
-Claim: the session has c stretches, each a sparse-vector stretch and one Laplace answer of the same epsilon, so 2 c steps compose
-to (epsilon, delta). A unit moves a mean by at most its rows/m.
+Claim: the session has c stretches, each a sparse-vector stretch and one Laplace answer of the same
+epsilon, so 2 c steps compose to (epsilon, delta). A unit moves a mean by at most its rows/m.
 
-Accuracy (Dwork, Roth 2014, section 4.2): with probability 1-beta/2 all answers are within ``accuracy`` e of the rows' means when
-m >= (2 ln(6c/beta) + 4 ln(6K/beta))/(e0 h), h = e/4, K statistical queries. Then Theorem 4.1 says how far they are from the means
-of fresh rows: ``proven`` answers say ``tau``, which holds for all of them with probability 1-beta; a median is proven where tau is at
-most 1/8 and then lies between the quartiles. Units are taken to be independent draws and to have one row each.
+Accuracy (Dwork, Roth 2014, section 4.2): with probability 1-beta/2 all answers are within
+``accuracy`` e of the rows' means when m >= (2 ln(6c/beta) + 4 ln(6K/beta))/(e0 h), h = e/4, K
+statistical queries. Then Theorem 4.1 says how far they are from the means of fresh rows: ``proven``
+answers say ``tau``, which holds for all of them with probability 1-beta; a median is proven where
+tau is at most 1/8 and then lies between the quartiles. Units are taken to be independent draws and
+to have one row each.
 
-When not to use it: for anything but a few dozen keys. It is here because no efficient algorithm can do better; the sizes it needs
-are enormous.
+When not to use it: for anything but a few dozen keys. It is here because no efficient algorithm can
+do better; the sizes it needs are enormous.
 """
 
 from __future__ import annotations
@@ -47,9 +50,11 @@ FINE = 1000
 
 @dataclass(frozen=True)
 class Plan:
-    """Sizes for a population error of 1/8 in every step of the binary search, which gives answers between the quartiles.
+    """Sizes for a population error of 1/8 in every step of the binary search, which gives answers
+    between the quartiles.
 
-    ``updates`` c; ``epsilon``, ``delta`` of the session, ``each`` of a step; ``groups`` m; ``queries`` statistical ones.
+    ``updates`` c; ``epsilon``, ``delta`` of the session, ``each`` of a step; ``groups`` m;
+    ``queries`` statistical ones.
     """
 
     updates: int
@@ -62,9 +67,13 @@ class Plan:
 
 @cache
 def plan(universe: int, queries: int, points: int, beta: float) -> Plan:
-    """Theorem 5.4 with explicit constants: k medians over ranges of N points, failure ``beta`` of the answerer."""
+    """Theorem 5.4 with explicit constants: k medians over ranges of N points, failure ``beta`` of
+    the answerer.
+    """
     if universe < 2 or universe > 10**7 or queries < 1 or points < 2 or not 0 < beta <= 0.5:
-        raise InvalidInput("the universe has 2 to 10^7 elements, ranges at least 2 points, beta lies in (0, 1/2]")
+        raise InvalidInput(
+            "the universe has 2 to 10^7 elements, ranges at least 2 points, beta lies in (0, 1/2]"
+        )
     error = 1 / 16
     a, h = error / 2, error / 4
     statistical = 2 * queries * ceil(log(points, 2))
@@ -77,8 +86,9 @@ def plan(universe: int, queries: int, points: int, beta: float) -> Plan:
 
 
 class WeightsParams(Params):
-    """``epsilon`` and ``delta``: price of the session. ``by``: a column with public keys, the universe. ``rows`` m.
-    ``accuracy`` e of an answer. ``queries``: how many the session answers; a median counts as one. ``beta``: failure of all.
+    """``epsilon`` and ``delta``: price of the session. ``by``: a column with public keys, the
+    universe. ``rows`` m. ``accuracy`` e of an answer. ``queries``: how many the session answers; a
+    median counts as one. ``beta``: failure of all.
     """
 
     epsilon: Epsilon
@@ -97,7 +107,9 @@ class WeightsParams(Params):
 
 
 class WeightsQuery(Params):
-    """``weights``: one in [0, 1] per key, in the keys' order, for their mean; or ``values``: a number per key, for their median."""
+    """``weights``: one in [0, 1] per key, in the keys' order, for their mean; or ``values``: a
+    number per key, for their median.
+    """
 
     weights: tuple[Exact, ...] = ()
     values: tuple[Exact, ...] = ()
@@ -131,28 +143,42 @@ class MultiplicativeWeights(InteractiveMechanism[WeightsParams, WeightsQuery]):
 
     def event(self, params: WeightsParams, table: Table) -> Event:
         table.keys(params.by)
-        return Approximate(params.epsilon, params.delta) if params.delta > 0 else SparseVector(params.epsilon)
+        return (
+            Approximate(params.epsilon, params.delta)
+            if params.delta > 0
+            else SparseVector(params.epsilon)
+        )
 
     def tau(self, params: WeightsParams, table: Table) -> float | None:
-        """How far any answer is from its mean over fresh rows, but with probability beta; None where nothing is proven."""
+        """How far any answer is from its mean over fresh rows, but with probability beta; None
+        where nothing is proven.
+        """
         keys, m, b = len(table.keys(params.by)), params.rows, float(params.beta) / 2
         engine = self._engine(params, table)
         statistical = params.queries * 2 * ceil(log(max(2, keys), 2))
         noise = 2 * log(3 * engine.failures / b) + 4 * log(3 * statistical / b)
-        if engine.sensitivity != FINE or table.limits.rows != 1:  # rows of one unit are no independent draws
+        if (
+            engine.sensitivity != FINE or table.limits.rows != 1
+        ):  # rows of one unit are no independent draws
             return None
         if m < noise / (float(engine.epsilon) * float(params.accuracy) / 4):
             return None
         epsilon, delta = float(params.epsilon), float(params.delta)
         if table.neighbours == "add-remove":  # the theorem is about a row that is replaced
             epsilon, delta = 2 * epsilon, (1 + exp(min(epsilon, 700.0))) * delta
-        overfit = 4 / (epsilon * m) * log(4 / b) + 8 * delta / b + expm1(min(2 * epsilon, 700.0)) / 2
-        tau = float(params.accuracy) + 1 / (2 * FINE) + 1 / m + overfit  # weights are rounded to 1/FINE
+        overfit = (
+            4 / (epsilon * m) * log(4 / b) + 8 * delta / b + expm1(min(2 * epsilon, 700.0)) / 2
+        )
+        tau = (
+            float(params.accuracy) + 1 / (2 * FINE) + 1 / m + overfit
+        )  # weights are rounded to 1/FINE
         return tau if tau < 1 else None
 
     def open(self, params: WeightsParams, table: Table, source: Source) -> State:
         memory = self._engine(params, table).start(source)
-        return State({"asked": 0, "log_weights": [0.0] * len(table.keys(params.by)), **memory.to_json()})
+        return State(
+            {"asked": 0, "log_weights": [0.0] * len(table.keys(params.by)), **memory.to_json()}
+        )
 
     def data_request(self, params: WeightsParams, query: WeightsQuery, table: Table) -> GroupedSums:
         keys = table.keys(params.by)
@@ -163,7 +189,13 @@ class MultiplicativeWeights(InteractiveMechanism[WeightsParams, WeightsQuery]):
         return GroupedSums(params.by, keys, *table.cut(params.by))
 
     def answer(
-        self, params: WeightsParams, table: Table, state: State, query: WeightsQuery, answer: Answer, source: Source
+        self,
+        params: WeightsParams,
+        table: Table,
+        state: State,
+        query: WeightsQuery,
+        answer: Answer,
+        source: Source,
     ) -> tuple[Verdict, State]:
         asked = int(state.data["asked"])
         run = _Run(params, self._engine(params, table), state, answer.rows, source)
@@ -180,7 +212,9 @@ class MultiplicativeWeights(InteractiveMechanism[WeightsParams, WeightsQuery]):
             "updates_left": run.updates_left,
             "queries_left": left,
         }
-        return Verdict(body, closed=left == 0 or run.used_up), State({"asked": asked + 1, **run.state()})
+        return Verdict(body, closed=left == 0 or run.used_up), State(
+            {"asked": asked + 1, **run.state()}
+        )
 
 
 @cache
@@ -193,7 +227,12 @@ class _Run:
     """The histogram and the sparse vector during one query."""
 
     def __init__(
-        self, params: WeightsParams, engine: Engine, state: State, counts: NDArray[np.int64], source: Source
+        self,
+        params: WeightsParams,
+        engine: Engine,
+        state: State,
+        counts: NDArray[np.int64],
+        source: Source,
     ) -> None:
         self._engine, self._memory, self._source = engine, Memory.from_json(state.data), source
         self._logs = np.array(state.data["log_weights"], dtype=np.float64)
@@ -222,10 +261,14 @@ class _Run:
         if self.used_up:
             return share
         true = sum(n * w for n, w in zip(self._counts, psi))
-        wrong, self._memory = self._engine.ask(self._memory, -abs(true - estimate), -self._limit, self._source)
+        wrong, self._memory = self._engine.ask(
+            self._memory, -abs(true - estimate), -self._limit, self._source
+        )
         if not wrong:
             return share
-        noisy = true + int(discrete_laplace(self._engine.sensitivity / self._engine.epsilon, 1, self._source)[0])
+        noisy = true + int(
+            discrete_laplace(self._engine.sensitivity / self._engine.epsilon, 1, self._source)[0]
+        )
         loss = np.array(psi, dtype=np.float64) / FINE
         self._logs -= float(self._a) / 2 * (loss if noisy < estimate else 1 - loss)
         self._logs -= self._logs.max()
@@ -238,7 +281,10 @@ class _Run:
         while low < high:
             middle = (low + high) // 2
             v = points[middle]
-            at_most, below = (self.mean(tuple(Fraction(x <= v if side else x < v) for x in values)) for side in (1, 0))
+            at_most, below = (
+                self.mean(tuple(Fraction(x <= v if side else x < v) for x in values))
+                for side in (1, 0)
+            )
             if below > at_most:
                 at_most = below = (at_most + below) / 2
             if at_most <= 3 / 8:

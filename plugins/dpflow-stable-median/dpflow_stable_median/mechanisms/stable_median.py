@@ -1,19 +1,24 @@
-"""Answers to adaptively chosen estimators: a private median, over groups, of any function of a group's rows.
+"""Answers to adaptively chosen estimators: a private median, over groups, of any function of a
+group's rows.
 
-Definition: the table's units are split into m groups by a keyed hash. For a query (phi, T), phi an estimator and T a finite
-range, phi is computed on every group, projected to T, and the answer is a private median of the m results, or their p-quantile.
-After ``queries`` answers the session is closed.
+Definition: the table's units are split into m groups by a keyed hash. For a query (phi, T), phi an
+estimator and T a finite range, phi is computed on every group, projected to T, and the answer is a
+private median of the m results, or their p-quantile. After ``queries`` answers the session is
+closed.
 
-Claim: one unit sits in one group, so it moves one of the m results under add-remove and at most two under replace; each
-answer costs ``epsilon``, the session as many of them as it has queries. The sensitivity of phi never appears.
+Claim: one unit sits in one group, so it moves one of the m results under add-remove and at most two
+under replace; each answer costs ``epsilon``, the session as many of them as it has queries. The
+sensitivity of phi never appears.
 
-Generalisation (Feldman, Steinke 2017, Theorem 4.3): with probability 1-beta every answer lies between the quartiles of phi on
-fresh groups, whatever the analyst asks after which answer. ``proven`` when m and epsilon carry that proof for the session's
-queries and range size (constants solved numerically, every step of it a proof), or with ``interval: simple`` the one of
-Theorem 4.7, whose interval is (rho, 1-rho) for a tiny rho; else ``heuristic``. Groups are of the sizes in this partition.
+Generalisation (Feldman, Steinke 2017, Theorem 4.3): with probability 1-beta every answer lies
+between the quartiles of phi on fresh groups, whatever the analyst asks after which answer.
+``proven`` when m and epsilon carry that proof for the session's queries and range size (constants
+solved numerically, every step of it a proof), or with ``interval: simple`` the one of Theorem 4.7,
+whose interval is (rho, 1-rho) for a tiny rho; else ``heuristic``. Groups are of the sizes in this
+partition.
 
-When not to use it: below about 6,000 queries fresh groups for each query need fewer rows (``dpflow samples``); for bounded means
-with a large variance `mean_queries` is cheaper.
+When not to use it: below about 6,000 queries fresh groups for each query need fewer rows (``dpflow
+samples``); for bounded means with a large variance `mean_queries` is cheaper.
 """
 
 from __future__ import annotations
@@ -41,10 +46,11 @@ HALF = Fraction(1, 2)
 
 
 class AnsweringParams(Params):
-    """``epsilon``: price of one answer. ``groups`` m. ``queries`` k: how many answers the session gives. ``range_size``:
-    the most points of a query's range. ``beta``: failure probability of all answers together. ``half_width`` w: answers lie
-    in the (1/2-w, 1/2+w) interval. ``interval``: that, or ``simple``. ``median``: the algorithm. ``require: proven``
-    refuses a session that proves nothing, with the numbers that would.
+    """``epsilon``: price of one answer. ``groups`` m. ``queries`` k: how many answers the session
+    gives. ``range_size``: the most points of a query's range. ``beta``: failure probability of all
+    answers together. ``half_width`` w: answers lie in the (1/2-w, 1/2+w) interval. ``interval``:
+    that, or ``simple``. ``median``: the algorithm. ``require: proven`` refuses a session that
+    proves nothing, with the numbers that would.
     """
 
     epsilon: Epsilon
@@ -71,7 +77,9 @@ class AnsweringParams(Params):
 
 
 def _few_decimals(p: Fraction) -> Fraction:
-    """Costs are whole numbers of 1/denominator: small ones, or rows would decide whether they can be drawn from."""
+    """Costs are whole numbers of 1/denominator: small ones, or rows would decide whether they can
+    be drawn from.
+    """
     if p.denominator > 10**6:
         raise ValueError("p has at most six decimals")
     return p
@@ -81,9 +89,10 @@ class AnswerQuery(EstimatorQuery):
     """``range`` of the answer: public, never taken from the rows asked about. ``p`` asks for that
     quantile of the estimator instead of its median; the answer lies in its (p-w, p+w) interval.
 
-    ``blocks`` u above 1 asks for the amplified estimator: every group is cut into u blocks of whole units, and its number is
-    the lower median of the estimates on them. With u >= 8 ln(1/rho) whatever lies in the (rho, 1-rho) interval of that lies
-    between the quartiles of the estimator on a block.
+    ``blocks`` u above 1 asks for the amplified estimator: every group is cut into u blocks of whole
+    units, and its number is the lower median of the estimates on them. With u >= 8 ln(1/rho)
+    whatever lies in the (rho, 1-rho) interval of that lies between the quartiles of the estimator
+    on a block.
     """
 
     blocks: Annotated[int, Field(ge=1, le=1000)] = 1
@@ -123,7 +132,9 @@ class StableMedian(InteractiveMechanism[AnsweringParams, AnswerQuery]):
     def open(self, params: AnsweringParams, table: Table, source: Source) -> State:
         return State({"asked": 0})
 
-    def data_request(self, params: AnsweringParams, query: AnswerQuery, table: Table) -> GroupValues:
+    def data_request(
+        self, params: AnsweringParams, query: AnswerQuery, table: Table
+    ) -> GroupValues:
         if query.range.size > params.range_size:
             raise InvalidInput(
                 f"the query's range has {query.range.size} points, and the session was opened for at most "
@@ -134,26 +145,47 @@ class StableMedian(InteractiveMechanism[AnsweringParams, AnswerQuery]):
         return GroupValues(params.groups * query.blocks, query.columns)
 
     def answer(
-        self, params: AnsweringParams, table: Table, state: State, query: AnswerQuery, answer: Answer, source: Source
+        self,
+        params: AnsweringParams,
+        table: Table,
+        state: State,
+        query: AnswerQuery,
+        answer: Answer,
+        source: Source,
     ) -> tuple[Verdict, State]:
         asked = int(state.data["asked"])
         if asked >= params.queries:
             return Verdict({"verdict": "exhausted"}, closed=True), state
         span = query.range
-        # a unit's block is the hash that decides its group, looked at modulo more: groups stay what they are
+        # a unit's block is the hash that decides its group, looked at modulo more: groups stay what
+        # they are
         values = np.sort(answer.values.reshape(query.blocks, -1), axis=0)[(query.blocks - 1) // 2]
         key = median(params.median).draw(
-            span.keys(values), span.first, span.last, query.p, params.epsilon, self.changed(table), source
+            span.keys(values),
+            span.first,
+            span.last,
+            query.p,
+            params.epsilon,
+            self.changed(table),
+            source,
         )
         left = params.queries - asked - 1
-        body = {"value": span.value(key), **self.promise(params, table, query.p), "queries_left": left}
+        body = {
+            "value": span.value(key),
+            **self.promise(params, table, query.p),
+            "queries_left": left,
+        }
         if isinstance(span, Grid):
             body["zeta"] = float(span.step)
         return Verdict(body, closed=left == 0), State({"asked": asked + 1})
 
     def promise(self, params: AnsweringParams, table: Table, p: Fraction = HALF) -> dict[str, Any]:
         """What an answer about the p-quantile is worth on fresh groups."""
-        each, w, task = float(params.epsilon) / self.changed(table), float(params.half_width), params.task()
+        each, w, task = (
+            float(params.epsilon) / self.changed(table),
+            float(params.half_width),
+            params.task(),
+        )
         interval = [max(0.0, float(p) - w), min(1.0, float(p) + w)]
         proven = params.median == "exponential" and median_sizes.proves(
             task, params.groups, each, half_width=w, p=float(p)
@@ -167,7 +199,9 @@ class StableMedian(InteractiveMechanism[AnsweringParams, AnswerQuery]):
 
 
 def simple_proves(task: median_sizes.Task, groups: int, each: float) -> bool:
-    """Theorem 4.7's two conditions: an interior point every time, and at most ln 2 in all at delta = rho."""
+    """Theorem 4.7's two conditions: an interior point every time, and at most ln 2 in all at delta
+    = rho.
+    """
     rho = task.beta / (10 * task.queries * groups)
     interior = groups * each >= 4 * log(2 * task.queries * task.range / task.beta)
     return interior and median_sizes.total(each, rho, task.queries) <= log(2)
@@ -176,9 +210,13 @@ def simple_proves(task: median_sizes.Task, groups: int, each: float) -> bool:
 def needed(params: AnsweringParams, changed: int) -> str:
     """Why a session is unproven: what would be proven, and what does not need this method."""
     if params.median != "exponential":
-        return f"nothing is proven here about the median {params.median!r}; take median: exponential"
+        return (
+            f"nothing is proven here about the median {params.median!r}; take median: exponential"
+        )
     task = params.task()
-    best: median_sizes.Calibration | median_sizes.Simple = median_sizes.tight(task, True, float(params.half_width))
+    best: median_sizes.Calibration | median_sizes.Simple = median_sizes.tight(
+        task, True, float(params.half_width)
+    )
     if params.interval == "simple":
         best = median_sizes.simple(task)
     split, each = median_sizes.splitting(task)

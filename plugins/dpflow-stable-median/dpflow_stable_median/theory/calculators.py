@@ -1,4 +1,6 @@
-"""Calculators that answer "how many rows?" and "which method?", every method side by side, each with what is proven."""
+"""Calculators that answer "how many rows?" and "which method?", every method side by side, each
+with what is proven.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +34,10 @@ Method = tuple[str, int, str, str]
 
 
 class SampleParams(Params):
-    """``queries`` k; ``failures`` ell, how many claims may fail; ``beta`` failure probability of all promises; ``range``
-    points of the largest range of answers; ``rho`` and ``alpha`` of a verdict, 0 < alpha < rho < 1/4; ``rows`` t in a
-    group; ``answers`` texts that a "no" may carry, 1 without a corrected value.
+    """``queries`` k; ``failures`` ell, how many claims may fail; ``beta`` failure probability of
+    all promises; ``range`` points of the largest range of answers; ``rho`` and ``alpha`` of a
+    verdict, 0 < alpha < rho < 1/4; ``rows`` t in a group; ``answers`` texts that a "no" may carry,
+    1 without a corrected value.
     """
 
     queries: Count = 1000
@@ -54,7 +57,9 @@ class SampleParams(Params):
     def promise(self, queries: int | None = None) -> Promise:
         """The gate's promise for so many queries."""
         k = queries or self.queries
-        return Promise(k, min(self.failures, k) if queries else self.failures, self.beta, self.rho, self.alpha)
+        return Promise(
+            k, min(self.failures, k) if queries else self.failures, self.beta, self.rho, self.alpha
+        )
 
 
 def answering(task: median_sizes.Task) -> list[Method]:
@@ -64,17 +69,42 @@ def answering(task: median_sizes.Task) -> list[Method]:
     return [
         ("one sample, no adaptivity", each, FIXED, "exact median"),
         ("splitting", split, PROVEN, f"{each} fresh groups a query, exact median"),
-        ("stable median, paper", median_sizes.paper(task).groups, PROVEN, "Theorem 4.3 with its constants"),
-        ("stable median, exact", median_sizes.exact(task).groups, PROVEN, "the same conditions solved exactly"),
-        ("stable median, tight", median_sizes.tight(task).groups, PROVEN, "constants solved numerically"),
-        ("stable median, tight, bounded range", median_sizes.tight(task, True).groups, PROVEN, "sharper composition"),
+        (
+            "stable median, paper",
+            median_sizes.paper(task).groups,
+            PROVEN,
+            "Theorem 4.3 with its constants",
+        ),
+        (
+            "stable median, exact",
+            median_sizes.exact(task).groups,
+            PROVEN,
+            "the same conditions solved exactly",
+        ),
+        (
+            "stable median, tight",
+            median_sizes.tight(task).groups,
+            PROVEN,
+            "constants solved numerically",
+        ),
+        (
+            "stable median, tight, bounded range",
+            median_sizes.tight(task, True).groups,
+            PROVEN,
+            "sharper composition",
+        ),
         (
             "simple generalisation",
             small.groups,
             PROVEN,
             f"only inside the ({small.rho:.1e}, 1-{small.rho:.1e}) interval",
         ),
-        ("stable median, heuristic", median_sizes.heuristic(task).groups, HEURISTIC, "against one known attack only"),
+        (
+            "stable median, heuristic",
+            median_sizes.heuristic(task).groups,
+            HEURISTIC,
+            "against one known attack only",
+        ),
     ]
 
 
@@ -82,18 +112,35 @@ def verifying(promise: Promise, answers: int = 1) -> list[Method]:
     """Groups for checking claims."""
     return [
         ("splitting", splitting_groups(promise), PROVEN, "fresh groups a claim; no privacy"),
-        ("description length", description_length_groups(promise, answers), PROVEN, "noise free; no privacy"),
+        (
+            "description length",
+            description_length_groups(promise, answers),
+            PROVEN,
+            "noise free; no privacy",
+        ),
         ("sparse vector", max(sparse_vector_groups(promise)[:2]), PROVEN, "Theorem 5.1; private"),
-        ("one query", max(one_query_groups(promise)[:2]), PROVEN, "one noisy count a claim; private"),
+        (
+            "one query",
+            max(one_query_groups(promise)[:2]),
+            PROVEN,
+            "one noisy count a claim; private",
+        ),
         ("tight", tight_groups(promise).groups, PROVEN, "constants solved numerically; private"),
-        ("sparse vector, heuristic", 200, HEURISTIC, "epsilon 1 a failure, at least 200 groups; private"),
+        (
+            "sparse vector, heuristic",
+            200,
+            HEURISTIC,
+            "epsilon 1 a failure, at least 200 groups; private",
+        ),
     ]
 
 
 def cheapest(methods: list[Method]) -> str:
     """The proven method with the fewest groups whose promise is the full one."""
     return min(
-        (groups, name) for name, groups, guarantee, remark in methods if guarantee == PROVEN and "only" not in remark
+        (groups, name)
+        for name, groups, guarantee, remark in methods
+        if guarantee == PROVEN and "only" not in remark
     )[1]
 
 
@@ -123,7 +170,11 @@ class Samples(Calculator[SampleParams]):
             "answer: every answer between the quartiles of its estimator on fresh groups. check: good claims pass, bad ones fail.",
             f"{FIXED}: no promise when a query may depend on an earlier answer.",
         )
-        return Sheet(("task", "method", "groups", "rows", "guarantee", "choice", "remark"), tuple(rows), notes)
+        return Sheet(
+            ("task", "method", "groups", "rows", "guarantee", "choice", "remark"),
+            tuple(rows),
+            notes,
+        )
 
 
 class SampleCurves(Calculator[SampleParams]):
@@ -143,11 +194,15 @@ class SampleCurves(Calculator[SampleParams]):
                 verifying(params.promise(k), params.answers),
             )
             cells = [
-                (f"{task}: {n}", g * params.rows) for task, ms in zip(("answer", "check"), methods) for n, g, _, _ in ms
+                (f"{task}: {n}", g * params.rows)
+                for task, ms in zip(("answer", "check"), methods)
+                for n, g, _, _ in ms
             ]
             table.append(cells)
         columns = ("queries", *(name for name, _ in table[0]))
-        return Sheet(columns, tuple((k, *(g for _, g in cells)) for k, cells in zip(ks, table)), x="queries")
+        return Sheet(
+            columns, tuple((k, *(g for _, g in cells)) for k, cells in zip(ks, table)), x="queries"
+        )
 
 
 class FailureCurves(Calculator[SampleParams]):
@@ -163,18 +218,31 @@ class FailureCurves(Calculator[SampleParams]):
         table = []
         for ell in ells:
             promise = Promise(params.queries, ell, params.beta, params.rho, params.alpha)
-            table.append((ell, *(g * params.rows for _, g, w, _ in verifying(promise, params.answers) if w == PROVEN)))
+            table.append(
+                (
+                    ell,
+                    *(
+                        g * params.rows
+                        for _, g, w, _ in verifying(promise, params.answers)
+                        if w == PROVEN
+                    ),
+                )
+            )
         names = [n for n, _, w, _ in verifying(params.promise(), params.answers) if w == PROVEN]
         return Sheet(("failures", *names), tuple(table), x="failures")
 
 
 class WidthParams(Params):
-    """``queries`` k, ``range`` points, ``beta``; ``half_widths`` w: answers in the (1/2-w, 1/2+w) interval."""
+    """``queries`` k, ``range`` points, ``beta``; ``half_widths`` w: answers in the (1/2-w, 1/2+w)
+    interval.
+    """
 
     queries: Count = 1000
     range: Points = 10**6
     beta: Annotated[float, Field(gt=0, le=0.5)] = 0.05
-    half_widths: list[Annotated[float, Field(gt=0, lt=0.5)]] = Field(default=[0.05, 0.1, 0.25, 0.4], max_length=50)
+    half_widths: list[Annotated[float, Field(gt=0, lt=0.5)]] = Field(
+        default=[0.05, 0.1, 0.25, 0.4], max_length=50
+    )
 
 
 class Widths(Calculator[WidthParams]):
@@ -191,11 +259,15 @@ class Widths(Calculator[WidthParams]):
             (w, median_sizes.width(task, w).groups, median_sizes.tight(task, True, w).groups)
             for w in sorted(params.half_widths)
         )
-        return Sheet(("half width", "the paper's route", "tight, bounded range"), rows, x="half width")
+        return Sheet(
+            ("half width", "the paper's route", "tight, bounded range"), rows, x="half width"
+        )
 
 
 class MedianParams(Params):
-    """``points`` N of the range, ``epsilon``, ``delta`` of one median; ``alpha`` how exact, ``beta`` failure."""
+    """``points`` N of the range, ``epsilon``, ``delta`` of one median; ``alpha`` how exact,
+    ``beta`` failure.
+    """
 
     points: Points = 10**6
     epsilon: Annotated[float, Field(gt=0, le=100)] = 0.1
@@ -213,11 +285,15 @@ class MedianSizes(Calculator[MedianParams]):
     Params = MedianParams
 
     def make_sheet(self, params: MedianParams) -> Sheet:
-        search = median_sizes.binary_search(params.points, params.epsilon, params.delta, params.alpha, params.beta)
+        search = median_sizes.binary_search(
+            params.points, params.epsilon, params.delta, params.alpha, params.beta
+        )
         rows = (
             (
                 "exponential mechanism",
-                median_sizes.median_groups(params.points, params.epsilon, params.alpha, params.beta),
+                median_sizes.median_groups(
+                    params.points, params.epsilon, params.alpha, params.beta
+                ),
                 "pure",
                 None,
             ),
@@ -234,7 +310,8 @@ class MedianSizes(Calculator[MedianParams]):
 
 
 class MeanParams(Params):
-    """``queries`` k means of values in [0, 1], all within ``tau`` of the population with probability 1-``beta``.
+    """``queries`` k means of values in [0, 1], all within ``tau`` of the population with
+    probability 1-``beta``.
 
     ``rows``: say what tau so many rows reach instead.
     """
@@ -258,7 +335,9 @@ class MeanSizes(Calculator[MeanParams]):
         tau = params.tau if params.rows is None else lecture_sizes.accuracy(k, params.rows, beta)
         if tau > 1:
             return Sheet(
-                ("method", "rows"), (), (f"{params.rows} rows are too few for any tau up to 1; split the data.",)
+                ("method", "rows"),
+                (),
+                (f"{params.rows} rows are too few for any tau up to 1; split the data.",),
             )
         plan = lecture_sizes.plan(k, tau, beta)
         best = lecture_sizes.best_plan(k, tau, beta)
@@ -267,7 +346,11 @@ class MeanSizes(Calculator[MeanParams]):
             ("Laplace service, best division of tau", best.rows, PROVEN),
             ("splitting", lecture_sizes.splitting(k, tau, beta), PROVEN),
             ("one sample, no adaptivity", lecture_sizes.non_adaptive(k, tau, beta), FIXED),
-            ("scaling law with constant 1", lecture_sizes.scaling_law(k, tau, beta), "not a sample size"),
+            (
+                "scaling law with constant 1",
+                lecture_sizes.scaling_law(k, tau, beta),
+                "not a sample size",
+            ),
         )
         notes = (
             f"tau {tau:.6g}: {plan.alpha:.4g} for noise, {6 * plan.epsilon:.4g} for generalisation; epsilon {plan.each:.3e} an "
@@ -278,7 +361,9 @@ class MeanSizes(Calculator[MeanParams]):
 
 
 class ChooseParams(Params):
-    """``queries`` k, ``beta``, error ``tau``, ``sd`` of one value in [0, 1], ``range`` points of a median's answer."""
+    """``queries`` k, ``beta``, error ``tau``, ``sd`` of one value in [0, 1], ``range`` points of a
+    median's answer.
+    """
 
     queries: Count = 1000
     tau: Annotated[float, Field(gt=0, le=1)] = 0.05
@@ -307,16 +392,16 @@ class ChooseMethod(Calculator[ChooseParams]):
         ]
         best = min(rows, key=lambda row: row[1])[0]
         cells = tuple((name, n, "fewest rows" if name == best else "") for name, n in rows)
-        note = (
-            f"a median of groups of t = {group:,} rows errs by at most 2 sd/sqrt(t) = {2 * params.sd / group**0.5:.4g}"
-        )
+        note = f"a median of groups of t = {group:,} rows errs by at most 2 sd/sqrt(t) = {2 * params.sd / group**0.5:.4g}"
         return Sheet(("method", "rows", "choice"), cells, (note,))
 
 
 def sparse_vector_dr14(
     promise_epsilon: float, delta: float, failures: int, queries: int, alpha: float, beta: float
 ) -> tuple[int, int]:
-    """Groups of the sparse-vector engine alone for tolerance alpha: (with `step_eps`, with the textbook's constants)."""
+    """Groups of the sparse-vector engine alone for tolerance alpha: (with `step_eps`, with the
+    textbook's constants).
+    """
     each = step_eps(promise_epsilon, delta, failures)
     ours = 2 * (2 * log(2 * failures / beta) + 4 * log(2 * queries / beta)) / (alpha * each)
     textbook = (
@@ -327,4 +412,12 @@ def sparse_vector_dr14(
     return ceil(ours), ceil(textbook)
 
 
-CALCULATORS = (Samples(), SampleCurves(), FailureCurves(), Widths(), MedianSizes(), MeanSizes(), ChooseMethod())
+CALCULATORS = (
+    Samples(),
+    SampleCurves(),
+    FailureCurves(),
+    Widths(),
+    MedianSizes(),
+    MeanSizes(),
+    ChooseMethod(),
+)

@@ -1,11 +1,13 @@
-"""The sign-aggregation attack: how far an analyst gets who adds up the signs of many answers, in closed form and simulated.
+"""The sign-aggregation attack: how far an analyst gets who adds up the signs of many answers, in
+closed form and simulated.
 
-Setting: k independent coordinates with median (or mean) known to be 0 (or 1/2). The analyst asks for each, notes on which
-side the answer lies, and asks for the sum of the coordinates with those signs. On fresh data that sum has median 0; on the
-sample every sign was chosen to fit it. Noise of scale b flips the signs of those coordinates that say little.
+Setting: k independent coordinates with median (or mean) known to be 0 (or 1/2). The analyst asks
+for each, notes on which side the answer lies, and asks for the sum of the coordinates with those
+signs. On fresh data that sum has median 0; on the sample every sign was chosen to fit it. Noise of
+scale b flips the signs of those coordinates that say little.
 
-With g a standard normal and noise Lap(b), E[g sign(g + noise)] = sqrt(2/pi) lam(1/b), lam(x) = sqrt(pi/2) x exp(x^2/2)
-erfc(x/sqrt 2): lam grows from 0 (all noise) to 1 (none).
+With g a standard normal and noise Lap(b), E[g sign(g + noise)] = sqrt(2/pi) lam(1/b), lam(x) =
+sqrt(pi/2) x exp(x^2/2) erfc(x/sqrt 2): lam grows from 0 (all noise) to 1 (none).
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from dpflow_stable_median.theory.calculators import LECTURE, PAPER, Count
 
 
 def lam(x: float) -> float:
-    """The share of the attack that noise leaves: sqrt(pi/2) x exp(x^2/2) erfc(x/sqrt 2), for x >= 0."""
+    """The share of the attack that noise leaves: sqrt(pi/2) x exp(x^2/2) erfc(x/sqrt 2), for x >=
+    0.
+    """
     if not x >= 0:
         raise InvalidInput(f"lam({x}) is not defined; take x >= 0")
     if x > 20:  # the asymptotic series, where exp(x^2/2) would overflow
@@ -38,21 +42,25 @@ def median_shift(queries: int, groups: int, each: float = inf) -> float:
 
     Args:
         queries, groups: k and m.
-        each: epsilon of one exponential-mechanism median for a change of one group; infinite for exact medians.
+        each: epsilon of one exponential-mechanism median for a change of one group; infinite for
+        exact medians.
     """
     _positive(queries, groups, each)
     return 2 / pi * sqrt(queries / groups) * (1.0 if each == inf else lam(each * sqrt(groups) / 4))
 
 
 def mean_shift(queries: int, rows: int, each: float = inf) -> float:
-    """What the final query has on the sample, where the truth is 1/2: means of bits with Laplace noise 1/(m each)."""
+    """What the final query has on the sample, where the truth is 1/2: means of bits with Laplace
+    noise 1/(m each).
+    """
     _positive(queries, rows, each)
     x = sqrt(2 * queries / (pi * rows)) * (1.0 if each == inf else lam(each * sqrt(rows) / 2))
     return 0.5 * (1 + erf(x / sqrt(2)))
 
 
 def aggregate(values: NDArray[np.float64], answers: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The final query per group: the coordinates added up with the signs of their answers, scaled to variance 1.
+    """The final query per group: the coordinates added up with the signs of their answers, scaled
+    to variance 1.
 
     Args:
         values: one row per group, one column per query.
@@ -70,7 +78,9 @@ def naive_medians(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def split_answers(values: NDArray[np.float64], each: int) -> NDArray[np.float64]:
-    """Sample splitting: query j is answered by the exact median of ``each`` groups of its own, as far as groups last."""
+    """Sample splitting: query j is answered by the exact median of ``each`` groups of its own, as
+    far as groups last.
+    """
     served = min(values.shape[1], len(values) // each)
     return np.array([lower_median(values[j * each : (j + 1) * each, j]) for j in range(served)])
 
@@ -94,18 +104,26 @@ class SignAttack(Calculator[SignParams]):
     """The attack's closed form against medians and against means."""
 
     name = "sign_attack"
-    summary = "how far adding up the signs of k answers leads an analyst astray, by epsilon of an answer"
+    summary = (
+        "how far adding up the signs of k answers leads an analyst astray, by epsilon of an answer"
+    )
     citation = f"{PAPER}; {LECTURE}"
     Params = SignParams
 
     def make_sheet(self, params: SignParams) -> Sheet:
         k, m = params.queries, params.groups
-        rows: list[tuple[str | float, ...]] = [("exact answers", median_shift(k, m), mean_shift(k, m))]
-        rows += [(f"epsilon {e:g}", median_shift(k, m, e), mean_shift(k, m, e)) for e in params.each]
+        rows: list[tuple[str | float, ...]] = [
+            ("exact answers", median_shift(k, m), mean_shift(k, m))
+        ]
+        rows += [
+            (f"epsilon {e:g}", median_shift(k, m, e), mean_shift(k, m, e)) for e in params.each
+        ]
         return Sheet(
             ("answers", "shift of a median, in sd", "mean of bits on the sample, truth 0.5"),
             tuple(rows),
-            ("A median that is more than 0.674 sd off has left the interquartile interval of a normal estimator.",),
+            (
+                "A median that is more than 0.674 sd off has left the interquartile interval of a normal estimator.",
+            ),
         )
 
 

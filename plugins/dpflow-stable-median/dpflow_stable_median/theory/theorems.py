@@ -1,4 +1,5 @@
-"""The papers' theorems as calculators: what a privacy level implies for fresh data, in both directions.
+"""The papers' theorems as calculators: what a privacy level implies for fresh data, in both
+directions.
 
 Every bound is about neighbours that differ in one group (stable median) or one row (the lecture).
 """
@@ -23,8 +24,11 @@ Delta = Annotated[float, Field(ge=0, lt=1)]
 Half = Annotated[float, Field(gt=0, le=0.5)]
 
 
-def transfer(epsilon: float, delta: float, groups: int, functions: int, beta: float) -> tuple[float, float]:
-    """Theorem 4.1: (A, gamma) with S[phi] - D[phi] <= A + gamma mad(phi(D)) for all functions, probability 1-beta.
+def transfer(
+    epsilon: float, delta: float, groups: int, functions: int, beta: float
+) -> tuple[float, float]:
+    """Theorem 4.1: (A, gamma) with S[phi] - D[phi] <= A + gamma mad(phi(D)) for all functions,
+    probability 1-beta.
 
     phi has values in [0, 1]; for the other side ask about 1 - phi too (twice the functions).
     """
@@ -32,7 +36,9 @@ def transfer(epsilon: float, delta: float, groups: int, functions: int, beta: fl
     return 4 / (epsilon * groups) * log(2 * functions / beta) + 8 * delta / beta, expm1(2 * epsilon)
 
 
-def transfer_groups(alpha: float, gamma: float, functions: int, beta: float) -> tuple[int, float, float]:
+def transfer_groups(
+    alpha: float, gamma: float, functions: int, beta: float
+) -> tuple[int, float, float]:
     """Theorem 4.1 the other way: (groups, epsilon, delta) with A <= alpha and the given gamma."""
     _positive(alpha=alpha, gamma=gamma, functions=functions, beta=beta)
     epsilon = 0.5 * log1p(gamma)
@@ -40,7 +46,8 @@ def transfer_groups(alpha: float, gamma: float, functions: int, beta: float) -> 
 
 
 def quartile_groups(queries: int, beta: float) -> tuple[int, float, float]:
-    """Theorem 4.2: (groups, epsilon, delta) with which answers in (3/8, 5/8) of the sample lie in (1/4, 3/4) of fresh data.
+    """Theorem 4.2: (groups, epsilon, delta) with which answers in (3/8, 5/8) of the sample lie in
+    (1/4, 3/4) of fresh data.
 
     Failure 2 beta: beta of the answers, beta of the transfer.
     """
@@ -49,24 +56,32 @@ def quartile_groups(queries: int, beta: float) -> tuple[int, float, float]:
 
 
 def simple_failure(epsilon: float, delta: float, rho: float) -> float:
-    """Theorem 4.6: Pr[phi(S_i) outside the (rho, 1-rho) interval of fresh data] <= 2 rho e^epsilon + delta, for each i."""
+    """Theorem 4.6: Pr[phi(S_i) outside the (rho, 1-rho) interval of fresh data] <= 2 rho e^epsilon
+    + delta, for each i.
+    """
     if not 0 < rho < 0.5:
         raise InvalidInput(f"rho {rho} must lie strictly between 0 and 1/2")
     return min(1.0, 2 * rho * exp(epsilon) + delta)
 
 
 def expectation_gap(epsilon: float, delta: float, deviation: float, reach: float) -> float:
-    """Lemma A.1: |E X - E Y| for (epsilon, delta)-close X, Y within ``reach`` of mu, ``deviation`` = E|X - mu|."""
+    """Lemma A.1: |E X - E Y| for (epsilon, delta)-close X, Y within ``reach`` of mu, ``deviation``
+    = E|X - mu|.
+    """
     return expm1(epsilon) * deviation + 2 * delta * reach
 
 
 def copies_gap(epsilon: float, delta: float, size: float, copies: int) -> float:
-    """Lemma A.2 as its proof gives it (2 delta ell, not 2 delta m): gap of a function picked from ``copies`` data sets."""
+    """Lemma A.2 as its proof gives it (2 delta ell, not 2 delta m): gap of a function picked from
+    ``copies`` data sets.
+    """
     return expm1(epsilon) * size + 2 * delta * copies
 
 
 def readings(sd: float | None, mad: float | None, zeta: float) -> list[tuple[str, float, str]]:
-    """What an answer between the quartiles means for its distance from the estimator's mean: (statement, bound, source)."""
+    """What an answer between the quartiles means for its distance from the estimator's mean:
+    (statement, bound, source).
+    """
     found = []
     if sd is not None:
         found += [
@@ -91,8 +106,8 @@ def _positive(**amounts: float) -> None:
 
 
 class TransferParams(Params):
-    """``epsilon``, ``delta`` of the interaction per group; ``groups`` m; ``functions`` k that came out; ``beta``;
-    ``mad`` of the function on fresh data, at most 1/2.
+    """``epsilon``, ``delta`` of the interaction per group; ``groups`` m; ``functions`` k that came
+    out; ``beta``; ``mad`` of the function on fresh data, at most 1/2.
     """
 
     epsilon: Positive = 0.05
@@ -112,7 +127,9 @@ class Transfer(Calculator[TransferParams]):
     Params = TransferParams
 
     def make_sheet(self, params: TransferParams) -> Sheet:
-        error, gamma = transfer(params.epsilon, params.delta, params.groups, params.functions, params.beta)
+        error, gamma = transfer(
+            params.epsilon, params.delta, params.groups, params.functions, params.beta
+        )
         groups, epsilon, delta = quartile_groups(params.functions, params.beta)
         fits = params.groups >= groups and params.epsilon <= epsilon and params.delta <= delta
         rows = (
@@ -121,13 +138,18 @@ class Transfer(Calculator[TransferParams]):
             ("S - D at most", error + gamma * params.mad),
             ("quartile transfer (4.2) applies", fits),
             ("its groups", groups),
-            ("4.6: Pr[outside (0.01, 0.99)] at most", simple_failure(params.epsilon, params.delta, 0.01)),
+            (
+                "4.6: Pr[outside (0.01, 0.99)] at most",
+                simple_failure(params.epsilon, params.delta, 0.01),
+            ),
         )
         return Sheet(("quantity", "value"), rows)
 
 
 class TransferGroupsParams(Params):
-    """``alpha`` and ``gamma`` wanted in S - D <= alpha + gamma mad, for ``functions`` k, with probability 1-``beta``."""
+    """``alpha`` and ``gamma`` wanted in S - D <= alpha + gamma mad, for ``functions`` k, with
+    probability 1-``beta``.
+    """
 
     alpha: Positive = 0.0625
     gamma: Positive = 0.125
@@ -144,12 +166,16 @@ class TransferGroups(Calculator[TransferGroupsParams]):
     Params = TransferGroupsParams
 
     def make_sheet(self, params: TransferGroupsParams) -> Sheet:
-        groups, epsilon, delta = transfer_groups(params.alpha, params.gamma, params.functions, params.beta)
+        groups, epsilon, delta = transfer_groups(
+            params.alpha, params.gamma, params.functions, params.beta
+        )
         return Sheet(("groups", "epsilon", "delta"), ((groups, epsilon, delta),))
 
 
 class AccuracyParams(Params):
-    """``sd`` and ``mad`` of the estimator on one group, whichever is known; ``zeta`` the step of the range of answers."""
+    """``sd`` and ``mad`` of the estimator on one group, whichever is known; ``zeta`` the step of
+    the range of answers.
+    """
 
     sd: Annotated[float, Field(ge=0, lt=inf)] | None = None
     mad: Annotated[float, Field(ge=0, lt=inf)] | None = None
@@ -165,9 +191,7 @@ class Accuracy(Calculator[AccuracyParams]):
     Params = AccuracyParams
 
     def make_sheet(self, params: AccuracyParams) -> Sheet:
-        note = (
-            "with no moments at all: the answer lies between the quartiles of the estimator on fresh groups (plus zeta)"
-        )
+        note = "with no moments at all: the answer lies between the quartiles of the estimator on fresh groups (plus zeta)"
         found = tuple(readings(params.sd, params.mad, params.zeta))
         if not found:
             note += "; give sd or mad, of the estimator over groups, for numbers"
@@ -175,8 +199,8 @@ class Accuracy(Calculator[AccuracyParams]):
 
 
 class MeanTransferParams(Params):
-    """``epsilon``, ``delta`` of the whole interaction; ``rows`` m; ``queries`` k answers, each within ``alpha`` of the data
-    but with probability ``beta``.
+    """``epsilon``, ``delta`` of the whole interaction; ``rows`` m; ``queries`` k answers, each
+    within ``alpha`` of the data but with probability ``beta``.
     """
 
     epsilon: Positive = 0.01
@@ -199,11 +223,16 @@ class MeanTransfer(Calculator[MeanTransferParams]):
         given = params.epsilon, params.delta, params.rows
         one = lecture_sizes.transfer(*given)
         whole = lecture_sizes.composed(*given, params.queries, params.alpha, params.beta)
-        return Sheet(("what", "error", "failure"), (("one query", *one), (f"{params.queries} answers", *whole)))
+        return Sheet(
+            ("what", "error", "failure"),
+            (("one query", *one), (f"{params.queries} answers", *whole)),
+        )
 
 
 class CompositionParams(Params):
-    """``count`` k steps of ``each`` epsilon at ``delta``; or give ``epsilon``, the total, to get the steps."""
+    """``count`` k steps of ``each`` epsilon at ``delta``; or give ``epsilon``, the total, to get
+    the steps.
+    """
 
     count: Count = 1000
     delta: Open = 1e-5
@@ -226,14 +255,20 @@ class Composition(Calculator[CompositionParams]):
             ("bounded range", composition.range_total_eps, composition.range_step_eps),
         )
         if params.epsilon is not None:
-            rows = tuple((name, step(params.epsilon, params.delta, params.count)) for name, _, step in forms)
+            rows = tuple(
+                (name, step(params.epsilon, params.delta, params.count)) for name, _, step in forms
+            )
             return Sheet(("form", "largest step"), rows)
-        rows = tuple((name, total(params.each, params.delta, params.count)) for name, total, _ in forms)
+        rows = tuple(
+            (name, total(params.each, params.delta, params.count)) for name, total, _ in forms
+        )
         return Sheet(("form", "total epsilon"), (*rows, ("plain sum", params.each * params.count)))
 
 
 class LaplaceParams(Params):
-    """One mean of values in [0, 1] over ``rows`` m with Laplace noise at ``epsilon``; ``beta`` failure."""
+    """One mean of values in [0, 1] over ``rows`` m with Laplace noise at ``epsilon``; ``beta``
+    failure.
+    """
 
     rows: Count = 1000
     epsilon: Positive = 0.1
@@ -251,8 +286,21 @@ class LaplaceAccuracy(Calculator[LaplaceParams]):
     def make_sheet(self, params: LaplaceParams) -> Sheet:
         scale = 1 / (params.rows * params.epsilon)
         error = scale * log(1 / params.beta)
-        rows = tuple((f"Pr[|noise| >= {s} scale]", lecture_sizes.laplace_tail(s * scale, scale)) for s in (1, 2, 3))
-        return Sheet(("quantity", "value"), (("scale", scale), (f"error at {1 - params.beta:g}", error), *rows))
+        rows = tuple(
+            (f"Pr[|noise| >= {s} scale]", lecture_sizes.laplace_tail(s * scale, scale))
+            for s in (1, 2, 3)
+        )
+        return Sheet(
+            ("quantity", "value"),
+            (("scale", scale), (f"error at {1 - params.beta:g}", error), *rows),
+        )
 
 
-CALCULATORS = (Transfer(), TransferGroups(), Accuracy(), MeanTransfer(), Composition(), LaplaceAccuracy())
+CALCULATORS = (
+    Transfer(),
+    TransferGroups(),
+    Accuracy(),
+    MeanTransfer(),
+    Composition(),
+    LaplaceAccuracy(),
+)

@@ -1,0 +1,1 @@
+"""Checks of the house that no linter has: names, words, rooms."""
