@@ -213,9 +213,9 @@ class Database:
             if (
                 self._torn
             ):  # the kernel forgets what it failed to write: this writes it again, elsewhere
-                ((busy, _, _),) = connection.driver_connection.execute(
+                ((busy, _, _),) = connection.driver_connection.execute(  # type: ignore[union-attr]
                     "PRAGMA wal_checkpoint(TRUNCATE)"
-                )  # type: ignore[union-attr]
+                )
                 if busy:
                     raise LedgerUnavailable(_lost(repr(self), "busy"))
                 self._torn = False
