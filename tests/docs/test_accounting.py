@@ -89,7 +89,7 @@ def test_the_numbers_in_the_text() -> None:
         assert found, pattern
         return float(found[1])
 
-    oracle = json.loads((ROOT / "tests" / "core" / "oracle_dp_accounting.json").read_text())
+    oracle = json.loads((ROOT / "tests" / "core" / "accounting" / "oracle_dp_accounting.json").read_text())
     assert said(r"exactly (4\.\d+)") == pytest.approx(
         composition.gaussian_eps(10.0, 1e-6, 100), abs=1e-4
     )

@@ -93,7 +93,7 @@ def ledger(place) -> Ledger:
 
 
 def at_statement(number: int, action: Callable[[], None]) -> Callable[[], None]:
-    """A hook for `faults.after_statement` that acts once."""
+    """A hook for `fault_points.after_statement` that acts once."""
     left = iter([False] * (number - 1) + [True])
 
     def passed() -> None:

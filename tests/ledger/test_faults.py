@@ -160,7 +160,7 @@ def test_a_connection_lost_inside_a_transaction_is_retryable(postgres, tmp_path,
     ledger = Ledger(url, anchor=tmp_path / "anchor", create=True)
     ledger.grant("flights", 1, 0, filter="basic", principal="owner")
     monkeypatch.setattr(
-        verbs.faults, "reach", lambda point: _disconnect_all(url) if "before" in point else None
+        verbs.fault_points, "pass_point", lambda point: _disconnect_all(url) if "before" in point else None
     )
     with pytest.raises(LedgerUnavailable, match="is never charged twice") as caught:
         ask.reserve(ledger)

@@ -27,7 +27,7 @@ import json, os, signal, sys
 from itertools import count
 from pathlib import Path
 from dpflow import Ledger, Session, load_table, plan, release
-from dpflow.core import faults
+from dpflow import fault_points
 from dpflow.engine.releases.request import Publish
 from dpflow.registry import Registry
 folder, target, life, points = Path(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4:]
@@ -82,9 +82,9 @@ def doomed(name, point):
             return trace
         sys.settrace(trace)
     else:
-        faults.armed = point + ":kill"
+        fault_points.armed = point + ":kill"
         if kind == "statement":
-            faults.count_statements()
+            fault_points.count_statements()
     return run(name)
 
 assert child(prepare)[0] == 0

@@ -399,7 +399,7 @@ def test_no_condition_fails_on_any_row(nasty: Any) -> None:
         fields = connection.fields(relation)
 
         @settings(max_examples=200, deadline=None)
-        @given(conditions)
+        @given(condition_texts)
         def total(where: str) -> None:
             condition = conditions.to_sql(conditions.parse(where, nasty.table), fields.__getitem__)
             split = f"SELECT count(*) FILTER (c), count(*) FILTER (NOT c), count(*) FILTER (c IS NULL) FROM (SELECT {condition} AS c"

@@ -417,7 +417,7 @@ def test_a_place_that_cannot_be_written_keeps_nothing(
 KILLED = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[1])
-import test_partials as t
+import test_partial_cache as t
 from dpflow.tables import partials
 real, left = partials._packed, [3]  # the first file is there to be tried
 class Dying:

@@ -38,6 +38,7 @@ from dpflow.core.contract.results import NONE, Result
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.sampling.samplers import discrete_laplace
 from dpflow.errors import PlanRefused
+from dpflow_private_learning.building_blocks import learning_params
 from dpflow_private_learning.building_blocks.log_bounds import ln_up
 
 P = TypeVar("P", bound=Any)
@@ -77,7 +78,7 @@ class Counted(Mechanism[P]):
             raise PlanRefused(
                 f"{self.name} needs rows, the number of rows: under replace it is public, so nothing is spent to count them"
             )
-        params.need_scale(table.limits.rows / (params.epsilon * SHARE))
+        learning_params.need_scale(table.limits.rows / (params.epsilon * SHARE))
         return self._at(params, MOST)
 
     def event(self, params: P, table: Table) -> Event:
