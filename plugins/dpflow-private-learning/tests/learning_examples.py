@@ -14,14 +14,14 @@ from dpflow.testing.examples import Example
 DECLARED = {
     "name": "example",
     "database": "example.duckdb",
-    "unit": {"column": "user"},
-    "limits": {"rows": 1},
+    "privacy_unit": {"column": "user"},
+    "contribution_bounds": {"rows": 1},
     "columns": {
         "user": {},
         "amount": {"lower": -10, "upper": 30},
         "share": {"lower": 0, "upper": 1, "step": "0.25"},
         "late": {"lower": 0, "upper": 1},
-        "kind": {"keys": ["no", "yes"]},
+        "kind": {"public_keys": ["no", "yes"]},
         "few": {"lower": 0, "upper": 3},
     },
 }
@@ -30,7 +30,7 @@ DECLARED = {
 def example(params: dict[str, Any], relation: str = "add-remove", rows: int = 1) -> Example:
     """The parameters on one relation, with units of at most so many rows."""
     return Example(
-        Table.model_validate({**DECLARED, "neighbours": relation, "limits": {"rows": rows}}), params
+        Table.model_validate({**DECLARED, "neighbours": relation, "contribution_bounds": {"rows": rows}}), params
     )
 
 
@@ -49,14 +49,14 @@ KNOWN = {
         "share": {"lower": 0, "upper": 1, "step": "0.25", "public": True},
         "few": {"lower": 0, "upper": 3, "public": True},
         "late": {"lower": 0, "upper": 1, "missing": 0},
-        "kind": {"keys": ["no", "yes"]},
+        "kind": {"public_keys": ["no", "yes"]},
     },
 }
 
 
 def known(params: dict[str, Any], rows: int = 1) -> Example:
     """The parameters on a table whose features are public."""
-    return Example(Table.model_validate(DECLARED | KNOWN | {"limits": {"rows": rows}}), params)
+    return Example(Table.model_validate(DECLARED | KNOWN | {"contribution_bounds": {"rows": rows}}), params)
 
 
 EXAMPLES: dict[str, list[Example]] = {

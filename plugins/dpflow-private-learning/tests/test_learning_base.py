@@ -27,7 +27,7 @@ from dpflow_private_learning.building_blocks.spend_log import Calls
 from dpflow_private_learning.building_blocks.step_function import Pieces, relative
 from dpflow_private_learning.mechanisms.learn_thresholds import threshold_score
 
-from dpflow.testing.enumeration import outputs
+from dpflow.testing.enumeration import enumerate_outputs
 from dpflow.testing.harness import StreamSource
 
 LN2 = F(math.log(2))
@@ -117,13 +117,13 @@ def test_exponential_weights() -> None:
     """
     expected = [8 / 11, 2 / 11, 1 / 11]
     for shift in (0, 10**6):
-        listed = outputs(lambda s: select([3 + shift, 1 + shift, shift], 2 * LN2, Calls(s)))
-        pieces = outputs(
+        listed = enumerate_outputs(lambda s: select([3 + shift, 1 + shift, shift], 2 * LN2, Calls(s)))
+        pieces = enumerate_outputs(
             lambda s: exponential([runs([3 + shift, 1 + shift, shift])], 2 * LN2, Calls(s))
         )
         assert [listed[i] for i in range(3)] == pytest.approx(expected, abs=1e-12)
         assert [pieces[i] for i in range(3)] == pytest.approx(expected, abs=1e-12)
-    wide = outputs(lambda s: exponential([Pieces.of([0, 3, 5], 8, [1, 4, 1])], F(1), Calls(s)))
+    wide = enumerate_outputs(lambda s: exponential([Pieces.of([0, 3, 5], 8, [1, 4, 1])], F(1), Calls(s)))
     weights = [math.exp(v / 2) for v in (1, 1, 1, 4, 4, 1, 1, 1, 1)]
     assert [wide[i] for i in range(9)] == pytest.approx(
         [w / sum(weights) for w in weights], abs=1e-12
@@ -179,7 +179,7 @@ def test_stability_threshold_is_moved_by_the_gaps_sensitivity() -> None:
 
 def test_choosing_example_and_gate() -> None:
     """Selection weighs 64 : 8 : 2; the gate at alpha = 1, epsilon = 2, delta = 0.01 is 41 rows."""
-    found = outputs(
+    found = enumerate_outputs(
         lambda s: choosing_mechanism.choosing(
             np.array([6, 3, 1]), 10, F(1), 4 * LN2, F(1, 100), Calls(s)
         )

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from dpflow_private_learning.plugin import dpflow_register_mechanisms
 
-from dpflow.testing.conformance import Check, checks
+from dpflow.testing.conformance import Check, conformance_checks
 
 sys.path.insert(0, str(Path(__file__).parent))
 from learning_examples import EXAMPLES  # noqa: E402
@@ -26,7 +26,7 @@ SAMPLED = (
 
 def cases() -> Iterator[Any]:
     for mechanism in MECHANISMS:
-        for check in checks(mechanism, EXAMPLES[mechanism.name]):
+        for check in conformance_checks(mechanism, EXAMPLES[mechanism.name]):
             marks = [pytest.mark.slow] if any(name in check.name for name in SAMPLED) else []
             yield pytest.param(check, id=check.name, marks=marks)
 

@@ -33,7 +33,7 @@ from dpflow.core.contract.requests import Histogram
 from dpflow.core.sampling.randomness import Source, SystemSource
 from dpflow.errors import PlanRefused
 from dpflow.testing import exact_divergence
-from dpflow.testing.enumeration import Enumerator, outputs
+from dpflow.testing.enumeration import Enumerator, enumerate_outputs
 
 sys.path.insert(0, str(Path(__file__).parent))
 from learning_examples import EXAMPLES  # noqa: E402
@@ -46,9 +46,9 @@ def table(neighbours: str = "add-remove", rows: int = 1) -> Table:
         {
             "name": "t",
             "database": "t.duckdb",
-            "unit": {"column": "u"},
+            "privacy_unit": {"column": "u"},
             "neighbours": neighbours,
-            "limits": {"rows": rows},
+            "contribution_bounds": {"rows": rows},
             "columns": {
                 "x": {"lower": 0, "upper": 2},
                 "wide": {"lower": 0, "upper": 2**40},
@@ -94,7 +94,7 @@ def law(counts: tuple[int, ...]) -> dict[Any, float]:
         result = MODE.draw(PARAMS, table(), Histogram(kept, np.array(counts)[kept]), source)
         return result.document["rows"], result.rows[0].measure, result.rows[0].value
 
-    return outputs(draw, tail=1e-9)
+    return enumerate_outputs(draw, tail=1e-9)
 
 
 def divergence(law: Callable[[tuple[int, ...]], dict[Any, float]], epsilon: F) -> float:
@@ -157,7 +157,7 @@ def test_the_count_is_a_lower_bound_with_the_probability_it_states() -> None:
                 params, table(rows=rows), Histogram(np.array([0]), np.array([5000])), source
             )[0]
 
-        made = outputs(draw, tail=1e-12)
+        made = enumerate_outputs(draw, tail=1e-12)
         margin = math.ceil(20 * rows * math.log(1 / beta))
         assert sum(p for m, p in made.items() if m > 5000) <= beta
         assert sum(p for m, p in made.items() if m < 5000 - 2 * margin) <= beta

@@ -70,8 +70,8 @@ class World:
         }
         declared = {
             "name": "t",
-            "unit": {"column": "id"},
-            "limits": {"rows": 1},
+            "privacy_unit": {"column": "id"},
+            "contribution_bounds": {"rows": 1},
             "neighbours": "replace",
         }
         self.table = Table.model_validate(
@@ -143,8 +143,8 @@ def test_a_gate_is_checked_before_any_table_is_opened() -> None:
         declared = {
             "name": "t",
             "database": "/nowhere/t.duckdb",
-            "unit": {"column": "id"},
-            "limits": {"rows": 1},
+            "privacy_unit": {"column": "id"},
+            "contribution_bounds": {"rows": 1},
         }
         table = Table.model_validate(declared | {"columns": columns, "neighbours": relation})
         given = {"column": "x", "epsilon": "1", "delta": "1e-6", "alpha": "1/10"}
@@ -195,7 +195,7 @@ def test_rows_are_counted_within_the_release_where_they_are_private(tmp_path: Pa
         made = dpflow.plan(
             "mode", world.table, name=f"of {n}", scope="coming", registry=REGISTRY, **given
         )
-        assert made.price() == ("1", "0.000001")
+        assert made.privacy_cost() == ("1", "0.000001")
         result = dpflow.release(made, world.ledger, registry=REGISTRY).result
         assert [(row.measure, row.value) for row in result.rows] == [
             ("none" if value is None else "mode", value)
@@ -241,8 +241,8 @@ def test_wrong_parameters_are_refused(mechanism: str, wrong: dict[str, Any]) -> 
     declared = {
         "name": "t",
         "database": "t.duckdb",
-        "unit": {"column": "id"},
-        "limits": {"rows": 1},
+        "privacy_unit": {"column": "id"},
+        "contribution_bounds": {"rows": 1},
         "neighbours": "replace",
     }
     late = {"late": {"lower": 0, "upper": 1, "missing": 0}}
@@ -330,8 +330,8 @@ def test_no_date_is_too_far_for_the_predicate(tmp_path: Path, kind: str) -> None
     declared = {
         "name": "t",
         "database": tmp_path / "t.duckdb",
-        "unit": {"column": "id"},
-        "limits": {"rows": 1},
+        "privacy_unit": {"column": "id"},
+        "contribution_bounds": {"rows": 1},
     }
     table = Table.model_validate(declared | {"columns": {"x": {}}}).model_copy(
         update={"columns": {"x": column}}

@@ -25,7 +25,7 @@ from dpflow_private_learning.mechanisms.mode import leader
 
 from dpflow.core.sampling.randomness import Source
 from dpflow.testing import exact_divergence
-from dpflow.testing.enumeration import Enumerator, outputs
+from dpflow.testing.enumeration import Enumerator, enumerate_outputs
 
 SLACK = 1e-9
 
@@ -85,7 +85,7 @@ def stable(
             else None
         )
 
-    return outputs(draw)
+    return enumerate_outputs(draw)
 
 
 PAIRS = [(m - i, i) for m in (1, 5, 14, 15, 30, 60) for i in range(m + 1)]
@@ -129,7 +129,7 @@ def chosen(counts: tuple[int, ...], rows: int, alpha: F, epsilon: F, delta: F) -
         )
         return None if i is None else int(values[i])
 
-    return outputs(draw)
+    return enumerate_outputs(draw)
 
 
 def three_values(m: int) -> list[tuple[int, ...]]:
@@ -165,7 +165,7 @@ def test_rec_concave_keeps_its_claim_on_random_neighbours(literal: bool) -> None
     def law(rows: tuple[tuple[int, int], ...]) -> dict[Any, float]:
         x, y = np.array([r[0] for r in rows], np.uint64), np.array([r[1] for r in rows], bool)
         score = threshold_score(x, y, 40)
-        return outputs(lambda s: rec_concave.rec_concave(score, F(6), F(1, 2), step, Calls(s))[0])
+        return enumerate_outputs(lambda s: rec_concave.rec_concave(score, F(6), F(1, 2), step, Calls(s))[0])
 
     for trial in range(4):
         rows = tuple(
@@ -186,7 +186,7 @@ def test_exponential_is_tight_and_never_above_its_claim() -> None:
     """Two points, all rows on one of them: the loss comes near epsilon and never passes it."""
     from dpflow_private_learning.building_blocks.exponential_mechanism import exponential
 
-    law = lambda c: outputs(lambda s: exponential([Pieces.of([0, 1], 1, list(c))], F(1), Calls(s)))  # noqa: E731
+    law = lambda c: enumerate_outputs(lambda s: exponential([Pieces.of([0, 1], 1, list(c))], F(1), Calls(s)))  # noqa: E731
     losses = [
         exact_divergence.smallest_epsilon(law(c), law(o)) for c in PAIRS[:60] for o in replaced(c)
     ]
@@ -200,7 +200,7 @@ def tree_law(counts: tuple[int, ...], rows: int, moves: int) -> dict[Any, float]
     def draw(source: Source) -> Any:
         return tree(x, np.array(counts), 3, rows, F(1, 2), F(6), moves, Calls(source))
 
-    return outputs(draw, tail=1e-7)
+    return enumerate_outputs(draw, tail=1e-7)
 
 
 def test_tree_keeps_its_claim_and_half_its_noise_is_caught() -> None:

@@ -27,7 +27,7 @@ from dpflow_private_learning.building_blocks import row_bounds as needed
 from dpflow_private_learning.building_blocks.classifier import PrivateClassifier
 from dpflow_private_learning.building_blocks.hypotheses import (
     Nothing,
-    Point,
+    PointRule,
     Rectangle,
     Rule,
     Scale,
@@ -57,9 +57,9 @@ from dpflow.core.contract.requests import RecordArrays
 from dpflow.errors import InvalidInput, PlanRefused
 from dpflow.testing import exact_divergence
 from dpflow.testing.enumeration import Enumerator, exact_delta
-from dpflow.testing.examples import plan
+from dpflow.testing.examples import plan_mechanism
 from dpflow.testing.harness import StreamSource
-from dpflow.testing.neighbours import answer, neighbours, possible_units
+from dpflow.testing.neighbours import answer, neighbouring_tables, possible_units
 
 sys.path.insert(0, str(Path(__file__).parent))
 from learning_examples import DECLARED, example, known, learn_a_box  # noqa: E402
@@ -98,10 +98,10 @@ def worst(
     """The largest divergence, beyond the claimed epsilon, over all neighbours with so many shared
     units.
     """
-    checked, event = plan(mechanism, table, params)
+    checked, event = plan_mechanism(mechanism, table, params)
     epsilon, _ = event.approximate()
     statistic = mechanism.data_request(checked, table)
-    pairs = neighbours(possible_units(rows, table.limits.rows), table.neighbours, shared)
+    pairs = neighbouring_tables(possible_units(rows, table.contribution_bounds.rows), table.neighbours, shared)
     answers = ((answer(statistic, a), answer(statistic, b)) for a, b in pairs)
     return exact_delta(mechanism, checked, table, answers, epsilon)
 
@@ -179,7 +179,7 @@ def test_learners_keep_their_claims(
     taken away.
     """
     table = example({}, relation).table
-    _, claimed = plan(mechanism, table, params)[1].approximate()
+    _, claimed = plan_mechanism(mechanism, table, params)[1].approximate()
     assert worst(mechanism, table, params, ROWS, shared) <= claimed + SLACK
 
 
@@ -210,7 +210,7 @@ def test_learners_that_spend_more_than_they_say_are_caught(
 
     monkeypatch.setattr("dpflow_private_learning.mechanisms.learn_points.is_stable", literal)
     learner, given = LearnPoints(), CLAIMS[3][1] | {"delta": "0.01"}
-    checked, _ = plan(learner, table, given)
+    checked, _ = plan_mechanism(learner, table, given)
 
     def counted(a: int, b: int) -> RecordArrays:
         x = np.array([0] * a + [3] * b)
@@ -245,7 +245,7 @@ def test_stability_as_printed_is_charged_at_what_it_guarantees(
         "beta": "1/4",
         **params,
     }
-    checked, event = plan(mechanism, table, given | {"selection": "literal"})
+    checked, event = plan_mechanism(mechanism, table, given | {"selection": "literal"})
     epsilon, delta = event.approximate()
     own = F(params["epsilon"]) / (pure + selections)
     assert epsilon == (2 * selections + pure) * own
@@ -258,16 +258,16 @@ def test_stability_as_printed_is_charged_at_what_it_guarantees(
     )
     document = mechanism.draw(checked, table, rows, StreamSource(1)).document
     repaired = mechanism.draw(
-        plan(mechanism, table, given)[0], table, rows, StreamSource(1)
+        plan_mechanism(mechanism, table, given)[0], table, rows, StreamSource(1)
     ).document
     assert document["rows_for_proof"] == repaired["rows_for_proof"]
     spent = document["calls"]
     assert sum(F(call["epsilon"]) * call["times"] for call in spent) <= epsilon
     assert sum(F(call["delta"]) * call["times"] for call in spent) <= delta
     with pytest.raises(PlanRefused, match="one row a unit"):
-        plan(mechanism, example({}, "replace", 2).table, given | {"selection": "literal"})
+        plan_mechanism(mechanism, example({}, "replace", 2).table, given | {"selection": "literal"})
     with pytest.raises(PlanRefused, match="guarantees nothing"):
-        plan(mechanism, table, given | {"selection": "literal", "delta": "0.4"})
+        plan_mechanism(mechanism, table, given | {"selection": "literal", "delta": "0.4"})
 
 
 # --- accuracy ---------------------------------------------------------------------------------------------------------
@@ -290,7 +290,7 @@ def learn(
     mechanism: Any, params: dict[str, Any], columns: dict[str, np.ndarray], seed: int = 1
 ) -> tuple[Rule, dict[str, Any]]:
     """A rule from rows, one a unit."""
-    checked, _ = plan(mechanism, WIDE, params)
+    checked, _ = plan_mechanism(mechanism, WIDE, params)
     n = len(columns["late"])
     arrays = {name: np.asarray(values, np.int64) for name, values in columns.items()}
     document = mechanism.draw(
@@ -323,14 +323,14 @@ def test_points_are_learned_from_657_rows_whatever_the_domain() -> None:
         found, document = learn(
             LearnPoints(), params | {"rows": 657}, {"x": x, "late": x == target}, seed
         )
-        missed += found != Point(target)
+        missed += found != PointRule(target)
         assert document["accuracy"] == "proven"
     assert missed <= 1
     few = {"x": np.arange(10), "late": np.zeros(10)}
-    assert isinstance(learn(LearnPoints(), params | {"rows": 10}, few)[0], Point)
+    assert isinstance(learn(LearnPoints(), params | {"rows": 10}, few)[0], PointRule)
     assert learn(LearnPoints(), params | {"rows": 10, "allow_zero": True}, few)[0] == Nothing()
     with pytest.raises(PlanRefused, match="allow_zero"):
-        plan(LearnPoints(), example({}).table, params | {"column": "few", "rows": 10})
+        plan_mechanism(LearnPoints(), example({}).table, params | {"column": "few", "rows": 10})
 
 
 def test_thresholds_are_learned_over_2_to_the_62() -> None:
@@ -498,7 +498,7 @@ def test_scores_of_rules_are_those_of_their_predictions() -> None:
     x, labels = rng.integers(-5, 6, (200, 2)), rng.random(200) < 0.4
     classes = (
         [Threshold(v) for v in range(-6, 8)],
-        [Point(v) for v in range(-6, 8)],
+        [PointRule(v) for v in range(-6, 8)],
         [Rectangle((0, -2), (3, 4)), Nothing()],
     )
     for rules in classes:
@@ -525,7 +525,7 @@ def test_only_labels_behind_the_sample_are_read(monkeypatch: pytest.MonkeyPatch)
     learner, table = LearnLabelPrivate(), known({}).table
     given = {"columns": ["few"], "label": "late", "epsilon": "1", "rows": 5}
     for rules in ("thresholds", "points"):
-        params, _ = plan(learner, table, given | {"rules": rules})
+        params, _ = plan_mechanism(learner, table, given | {"rules": rules})
         rng = random.Random(10)
         for _ in range(12):
             rows = [(rng.randrange(4), rng.randrange(2)) for _ in range(5)]
@@ -533,7 +533,7 @@ def test_only_labels_behind_the_sample_are_read(monkeypatch: pytest.MonkeyPatch)
                 other = [*rows[:i], (x, 1 - y), *rows[i + 1 :]]
                 pair = iter([(labelled(rows), labelled(other))])
                 assert exact_delta(learner, params, table, pair, 0 if i < 2 else 1) <= SLACK
-    params, _ = plan(learner, table, given)
+    params, _ = plan_mechanism(learner, table, given)
     moved = [([(0, 0), (0, 0), (1, 1), (2, 0), (3, 1)], [(3, 0), (0, 0), (1, 1), (2, 0), (3, 1)])]
     assert (
         exact_delta(learner, params, table, ((labelled(a), labelled(b)) for a, b in moved), 1)
@@ -557,7 +557,7 @@ def test_label_private_sizes_and_accuracy() -> None:
     }
     table = Table.model_validate(DECLARED | {"neighbours": "replace", "columns": columns})
     learner = LearnLabelPrivate()
-    params, _ = plan(
+    params, _ = plan_mechanism(
         learner,
         table,
         {
@@ -587,13 +587,13 @@ def test_label_privacy_is_refused_where_it_would_not_hold() -> None:
     learner, table = LearnLabelPrivate(), known({}).table
     given = {"columns": ["amount"], "label": "late", "epsilon": "1", "rows": 9000}
     with pytest.raises(PlanRefused, match="not declared public"):
-        plan(learner, example({}, "replace").table, given | {"label": "kind"})
+        plan_mechanism(learner, example({}, "replace").table, given | {"label": "kind"})
     with pytest.raises(PlanRefused, match="missing: 0"):
-        plan(learner, example({}, "replace").table, given)
+        plan_mechanism(learner, example({}, "replace").table, given)
     with pytest.raises(PlanRefused, match="give only their features"):
-        plan(learner, table, given | {"rows": 1000})
+        plan_mechanism(learner, table, given | {"rows": 1000})
     with pytest.raises(PlanRefused, match="one column"):
-        plan(learner, table, given | {"columns": ["amount", "share"]})
+        plan_mechanism(learner, table, given | {"columns": ["amount", "share"]})
     with pytest.raises(InvalidInput, match="rests on public columns"):
         dpflow.plan("learn_label_private", table, name="a", scope="b", where="late = 0", **given)
     assert (
@@ -727,7 +727,7 @@ def test_classifier_passes_scikit_learns_own_checks() -> None:
 
 
 def test_rules_survive_json_and_refuse_everything_else() -> None:
-    for one in (Nothing(), Point(3), Threshold(-7), Rectangle((1, 2), (3, 4))):
+    for one in (Nothing(), PointRule(3), Threshold(-7), Rectangle((1, 2), (3, 4))):
         assert rule(one.to_json()) == one
     bad: list[dict[str, Any]] = [
         {},
@@ -769,12 +769,12 @@ def test_bad_plans_are_refused() -> None:
         {"delta": "0", "levels": 2},
     ):
         with pytest.raises(InvalidInput):
-            plan(LearnThresholds(), table, given | changes)
+            plan_mechanism(LearnThresholds(), table, given | changes)
     listed = {"columns": ["amount"], "label": "late", "epsilon": "1", "rows": 100}
     for rules in ([], [{"kind": "rectangle", "lower": [0, 0, 0], "upper": [1, 1, 1]}], "circles"):
         with pytest.raises(InvalidInput):
-            plan(LearnClass(), table, listed | {"rules": rules})
+            plan_mechanism(LearnClass(), table, listed | {"rules": rules})
     with pytest.raises(PlanRefused, match="one column"):
-        plan(LearnClass(), table, listed | {"columns": ["amount", "few"]})
+        plan_mechanism(LearnClass(), table, listed | {"columns": ["amount", "few"]})
     with pytest.raises(PlanRefused, match="needs 1 values"):
-        plan(LearnSemiPrivate(), table, listed | {"public": [["1", "2"]]})
+        plan_mechanism(LearnSemiPrivate(), table, listed | {"public": [["1", "2"]]})

@@ -22,7 +22,7 @@ from dpflow_private_learning.mechanisms import sanitize_points
 from dpflow_private_learning.mechanisms.sanitize_thresholds import SanitizeThresholds
 
 from dpflow.errors import PlanRefused
-from dpflow.testing.examples import plan as planned
+from dpflow.testing.examples import plan_mechanism as planned
 from dpflow.testing.harness import StreamSource
 
 sys.path.insert(0, str(Path(__file__).parent))

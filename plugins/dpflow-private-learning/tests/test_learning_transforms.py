@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from dpflow_private_learning.building_blocks.exponential_mechanism import select
-from dpflow_private_learning.building_blocks.hypotheses import Point, Rule, Threshold
+from dpflow_private_learning.building_blocks.hypotheses import PointRule, Rule, Threshold
 from dpflow_private_learning.building_blocks.spend_log import Calls
 from dpflow_private_learning.building_blocks.synopsis import Synopsis
 from dpflow_private_learning.mechanisms import sanitize_labelled, sanitizer_transforms, small_domain
@@ -36,10 +36,10 @@ from dpflow.core.contract.requests import Histogram, RecordArrays
 from dpflow.core.sampling.randomness import Source
 from dpflow.errors import PlanRefused
 from dpflow.testing import exact_divergence
-from dpflow.testing.enumeration import exact_delta, outputs
-from dpflow.testing.examples import plan
+from dpflow.testing.enumeration import exact_delta, enumerate_outputs
+from dpflow.testing.examples import plan_mechanism
 from dpflow.testing.harness import StreamSource
-from dpflow.testing.neighbours import answer, neighbours, possible_units
+from dpflow.testing.neighbours import answer, neighbouring_tables, possible_units
 
 sys.path.insert(0, str(Path(__file__).parent))
 from learning_examples import DECLARED, example  # noqa: E402
@@ -61,7 +61,7 @@ def test_small_sanitizer_keeps_its_claim(rules: str, relation: str) -> None:
     it would fail.
     """
     table = example({}, relation).table
-    params, _ = plan(
+    params, _ = plan_mechanism(
         SanitizeSmall(),
         table,
         {"column": "few", "rules": rules, "epsilon": "1", "rows": 3, "size": 3},
@@ -70,7 +70,7 @@ def test_small_sanitizer_keeps_its_claim(rules: str, relation: str) -> None:
     units = possible_units([{"few": x} for x in range(4)], 1)
     pairs = [
         (answer(statistic, a), answer(statistic, b))
-        for a, b in neighbours(units, table.neighbours, 2)
+        for a, b in neighbouring_tables(units, table.neighbours, 2)
     ]
     assert exact_delta(SanitizeSmall(), params, table, iter(pairs), 1) <= SLACK
     assert exact_delta(SanitizeSmall(), params, table, iter(pairs), F(1, 4)) > 0.01
@@ -79,7 +79,7 @@ def test_small_sanitizer_keeps_its_claim(rules: str, relation: str) -> None:
 def test_small_sanitizer_weighs_by_the_worst_answer() -> None:
     """Two values, two points: multisets 00, 01, 11 against three rows on 0 and one on 1."""
     counts, classes = np.array([3, 1]), small_domain.concepts("points", 0, 1)
-    law = outputs(lambda s: small_domain.sanitize_small(counts, classes, 4, 2, F(2), Calls(s)))
+    law = enumerate_outputs(lambda s: small_domain.sanitize_small(counts, classes, 4, 2, F(2), Calls(s)))
     scores = {
         column(0, 0): -1,
         column(0, 1): -1,
@@ -100,7 +100,7 @@ def test_small_sanitizer_is_accurate_where_that_is_proven() -> None:
         "size": 10,
     }
     rows = math.ceil(4 / 0.2 * math.log(math.comb(13, 3) / 0.05))
-    params, _ = plan(SanitizeSmall(), table, given | {"rows": rows})
+    params, _ = plan_mechanism(SanitizeSmall(), table, given | {"rows": rows})
     rng = np.random.default_rng(0)
     for _ in range(40):
         counts = rng.multinomial(rows, rng.dirichlet([0.5] * 4))
@@ -116,7 +116,7 @@ def test_small_sanitizer_is_accurate_where_that_is_proven() -> None:
 def test_small_sanitizer_refuses_what_is_not_small() -> None:
     for changes in ({"column": "amount"}, {"size": 10**4}, {"rules": []}, {"rows": 2**41}):
         with pytest.raises(PlanRefused):
-            plan(
+            plan_mechanism(
                 SanitizeSmall(),
                 example({}).table,
                 {"column": "few", "epsilon": "1", "rows": 20} | changes,
@@ -131,7 +131,7 @@ def test_union_keeps_its_claim_and_answers_both_parts() -> None:
     table = Table.model_validate(declared)
     parts = [{"rules": "subsets", "lower": 0, "upper": 2}, {"rules": "points", "lower": 3}]
     given = {"column": "x", "epsilon": "1", "alpha": "1/5", "rows": 30_000, "parts": parts}
-    params, _ = plan(SanitizeUnion(), table, given)
+    params, _ = plan_mechanism(SanitizeUnion(), table, given)
     counts = 10 * np.array([900, 0, 300, *[0] * 9, 1500, 0, 0, 300])
     result = SanitizeUnion().draw(params, table, Histogram(np.arange(16), counts), StreamSource(1))
     assert result.document["accuracy"] == "proven" and result.synthetic is not None
@@ -144,13 +144,13 @@ def test_union_keeps_its_claim_and_answers_both_parts() -> None:
         {"rules": "subsets", "lower": 0, "upper": 0},
         {"rules": "subsets", "lower": 1, "upper": 2},
     ]
-    params, _ = plan(SanitizeUnion(), table, given | {"parts": halves, "epsilon": "8"})
+    params, _ = plan_mechanism(SanitizeUnion(), table, given | {"parts": halves, "epsilon": "8"})
 
     def law(values: tuple[int, ...]) -> dict[Any, float]:
         exact = Histogram(
             np.array(sorted(set(values))), np.array([values.count(v) for v in sorted(set(values))])
         )
-        return outputs(lambda s: SanitizeUnion().draw(params, table, exact, s).synthetic, tail=1e-6)
+        return enumerate_outputs(lambda s: SanitizeUnion().draw(params, table, exact, s).synthetic, tail=1e-6)
 
     one, other = law((0, 1)), law((1, 1))
     assert (
@@ -164,7 +164,7 @@ def test_union_keeps_its_claim_and_answers_both_parts() -> None:
         [{"rules": "circles"}, {"rules": "points"}],
     ):
         with pytest.raises(Exception, match=r"part|parts"):
-            plan(SanitizeUnion(), table, given | {"parts": broken})
+            plan_mechanism(SanitizeUnion(), table, given | {"parts": broken})
 
 
 # --- sizes and blocks -------------------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ def modes(rows: tuple[int, ...], sort: bool) -> dict[Any, float]:
             return tuple(inner(part) for part in np.array_split(ordered, 2))
         return tuple(sanitizer_transforms.in_blocks(np.arange(len(x)), x, 2, inner, source))
 
-    return outputs(draw)
+    return enumerate_outputs(draw)
 
 
 def test_blocks_cost_what_one_costs_unless_the_table_is_sorted() -> None:
@@ -263,7 +263,7 @@ def test_blocks_are_accurate() -> None:
     given = {"column": "x", "epsilon": "4", "alpha": "1/5", "beta": "1/5", "rows": n, "shards": 4}
     x = np.random.default_rng(3).integers(0, 2**19, n)
     for rules in ("points", "thresholds"):
-        params, _ = plan(SanitizeBlocks(), table, given | {"rules": rules})
+        params, _ = plan_mechanism(SanitizeBlocks(), table, given | {"rules": rules})
         result = SanitizeBlocks().draw(
             params, table, RecordArrays(np.arange(n), {"x": x}), StreamSource(1)
         )
@@ -305,12 +305,12 @@ def test_error_of_a_rule_is_a_question_to_labelled_rows() -> None:
         return Synopsis.of(dict(zip(values.tolist(), counts.tolist())))
 
     halves = algorithm_b(x, labels, 1, F(1000), perfect, Calls(StreamSource(1)))
-    for rule in [*(Threshold(v) for v in range(17)), *(Point(v) for v in range(16))]:
+    for rule in [*(Threshold(v) for v in range(17)), *(PointRule(v) for v in range(16))]:
         true = (rule.predict(x.astype(int)[:, None]) != labels).mean()
         assert float(wrong(halves, rule)) == pytest.approx(true, abs=1e-9)
     for rules, listed in (
         ("thresholds", [Threshold(v) for v in range(17)]),
-        ("points", [Point(v) for v in range(16)]),
+        ("points", [PointRule(v) for v in range(16)]),
     ):
         found = best_rule(rules, halves, 15)
         assert wrong(halves, found) == min(wrong(halves, one) for one in listed)
@@ -337,7 +337,7 @@ def b_law(rows: tuple[tuple[int, int], ...]) -> dict[Any, float]:
 
         return algorithm_b(x, y, 2, F(3), inner, Calls(source))
 
-    return outputs(draw, tail=1e-7)
+    return enumerate_outputs(draw, tail=1e-7)
 
 
 def test_algorithm_b_costs_two_parts_for_a_row_more_and_four_for_another() -> None:
@@ -380,7 +380,7 @@ def test_labelled_rows_answer_for_every_rule_and_teach_one() -> None:
     labels = (x < 20_000) ^ (rng.random(n) < 0.1)
     given = {"column": "x", "label": "late", "epsilon": "2", "alpha": "1/5", "rows": n, "step": 100}
     rows = RecordArrays(np.arange(n), {"x": x, "late": labels.astype(np.int64)})
-    params, _ = plan(SanitizeLabelled(), table, given)
+    params, _ = plan_mechanism(SanitizeLabelled(), table, given)
     made = SanitizeLabelled().draw(params, table, rows, StreamSource(1)).synthetic
     assert made is not None
     points, marks, weights = (np.array(c) for c in zip(*made.rows))
@@ -394,7 +394,7 @@ def test_labelled_rows_answer_for_every_rule_and_teach_one() -> None:
     assert found.document["accuracy"] == "unproven at this size"
     assert sanitize_labelled.best_rule(
         "points", (Half(0, column(1), 5), Half(1, column(3), 2)), 9
-    ) == Point(3)
+    ) == PointRule(3)
     assert sanitize_labelled.best_rule(
         "points", (Half(0, column(1), 5), Half(1, Synopsis((), ()), 0)), 9
-    ) == Point(0)
+    ) == PointRule(0)

@@ -19,13 +19,13 @@ from dpflow.testing.harness import StreamSource
 DECLARATION: dict[str, Any] = {
     "name": "loans",
     "database": "loans.duckdb",
-    "unit": {"column": "person"},
-    "limits": {"rows": 2},
+    "privacy_unit": {"column": "person"},
+    "contribution_bounds": {"rows": 2},
     "columns": {
         "x": {"lower": 0, "upper": 1, "step": "0.01"},
         "y": {"lower": 0, "upper": 1, "step": "0.01", "missing": "0.5"},
-        "town": {"keys": ["Oslo", "Rome"]},
-        "late": {"keys": ["no", "yes"]},
+        "town": {"public_keys": ["Oslo", "Rome"]},
+        "late": {"public_keys": ["no", "yes"]},
         "amount": {"lower": 0, "upper": 2, "step": "0.01"},
     },
 }

@@ -13,16 +13,16 @@ from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.point_encoding import encode
 from dpflow.core.contract.prediction import PredictionMechanism
 from dpflow.core.contract.requests import RecordArrays
-from dpflow.testing.enumeration import outputs
+from dpflow.testing.enumeration import enumerate_outputs
 from dpflow.testing.harness import StreamSource
 
 TABLE = Table.model_validate(
     {
         "name": "small",
         "database": "small.duckdb",
-        "unit": {"column": "who"},
+        "privacy_unit": {"column": "who"},
         "neighbours": "replace",
-        "limits": {"rows": 1},
+        "contribution_bounds": {"rows": 1},
         "columns": {"who": {}, "x": {"lower": 0, "upper": 4}, "y": {"lower": 0, "upper": 1}},
     }
 )
@@ -50,7 +50,7 @@ def exact_law(
     @cache
     def law(rows: tuple[Any, ...], point: Any) -> Any:
         codes = encode(table, params.features, [[point]])
-        return outputs(
+        return enumerate_outputs(
             lambda source: mechanism.predict(params, table, learned(rows), codes, source)[0],
             tail=1e-14,
         )

@@ -31,7 +31,7 @@ from prediction_world import ALTERNATIVES, POINTS, TABLE, records, tables  # noq
 
 from dpflow.core.accounting.events import DiscreteGaussian, DiscreteLaplace, Repeated  # noqa: E402
 from dpflow.errors import InvalidInput, PlanRefused  # noqa: E402
-from dpflow.testing.enumeration import outputs  # noqa: E402
+from dpflow.testing.enumeration import enumerate_outputs  # noqa: E402
 from dpflow.testing.exact_divergence import discrete_laplace, divergence  # noqa: E402
 from dpflow.testing.harness import StreamSource  # noqa: E402
 from dpflow.testing.scripted_sources import ScriptedSource  # noqa: E402
@@ -81,7 +81,7 @@ def test_noise_keeps_what_it_claims(sensitivity: int) -> None:
 
 
 def _law(kind: Any, sensitivity: int, at: int) -> dict[int, float]:
-    return outputs(
+    return enumerate_outputs(
         lambda source: at + int(answer_noise.draw(kind, sensitivity, Fraction(1, 2), 1, source)[0]),
         tail=1e-13,
     )
@@ -136,7 +136,7 @@ def test_average_keeps_epsilon_for_every_count(answer: str) -> None:
     """The law of the mechanism's own answer to each number of votes, both forms of it."""
     asked, point = average(answer=answer), np.array([[0]])
     laws = [
-        outputs(lambda s, n=n: Average().predict(asked, TABLE, Fixed(n), point, s)[0], tail=1e-13)
+        enumerate_outputs(lambda s, n=n: Average().predict(asked, TABLE, Fixed(n), point, s)[0], tail=1e-13)
         for n in range(4)
     ]
     worst = max(max_divergence(a, b) for a, b in zip(laws, laws[1:]))
@@ -162,7 +162,7 @@ def test_an_average_is_as_wrong_as_its_models_and_their_noise() -> None:
     for kind in ("laplace", "gaussian"):
         asked = average(shards=20, noise=kind)
         for ones in range(21):
-            law = outputs(
+            law = enumerate_outputs(
                 lambda source: int(noisy_count(np.array([ones]), asked, source)[0]), tail=1e-13
             )
             share = sum(p * count for count, p in law.items()) / 20
@@ -184,7 +184,7 @@ def test_value_keeps_epsilon_for_every_sum() -> None:
     """
     asked, point = value(), np.array([[0]])
     laws = [
-        outputs(lambda s, n=n: Value().predict(asked, TABLE, Fixed(n), point, s)[0], tail=1e-13)
+        enumerate_outputs(lambda s, n=n: Value().predict(asked, TABLE, Fixed(n), point, s)[0], tail=1e-13)
         for n in range(4)
     ]
     assert 0.99 < max(max_divergence(a, b) for a, b in zip(laws, laws[1:])) <= 1 + 1e-9
@@ -240,7 +240,7 @@ def test_value_follows_its_claim_and_its_label() -> None:
     wide = TABLE.columns["x"].model_copy(update={"upper": Fraction(2**51)})
     with pytest.raises(InvalidInput, match="coarsen"):
         Value().event(asked, TABLE.model_copy(update={"columns": TABLE.columns | {"x": wide}}))
-    keyed = TABLE.columns["x"].model_copy(update={"keys": ("a", "b")})
+    keyed = TABLE.columns["x"].model_copy(update={"public_keys": ("a", "b")})
     with pytest.raises(InvalidInput, match="keys, not numbers"):
         Value().event(asked, TABLE.model_copy(update={"columns": TABLE.columns | {"x": keyed}}))
 
@@ -468,7 +468,7 @@ def test_places_are_a_uniform_set() -> None:
     """Every set of places has the same probability, few or many of them."""
     for number, size in ((0, 3), (1, 3), (2, 3), (3, 3), (2, 5)):
         law = (
-            outputs(lambda source: tuple(spread(number, size, source).tolist()), tail=0.0)
+            enumerate_outputs(lambda source: tuple(spread(number, size, source).tolist()), tail=0.0)
             if number < 2
             else None
         )
@@ -517,7 +517,7 @@ def test_a_wrong_linear_plan_is_refused(changes: dict[str, Any], said: str) -> N
 def test_a_number_s_label_must_not_have_keys() -> None:
     """Huber on a column with three keys is refused with the reason."""
     keyed = TABLE.columns["y"].model_copy(
-        update={"keys": ("a", "b", "c"), "lower": None, "upper": None}
+        update={"public_keys": ("a", "b", "c"), "lower": None, "upper": None}
     )
     with pytest.raises(InvalidInput, match="keys, not numbers"):
         Linear().event(line(), TABLE.model_copy(update={"columns": TABLE.columns | {"y": keyed}}))

@@ -17,12 +17,12 @@ TABLE = Table.model_validate(
     {
         "name": "example",
         "database": "example.duckdb",
-        "unit": {"column": "user"},
-        "limits": {"rows": 3},
+        "privacy_unit": {"column": "user"},
+        "contribution_bounds": {"rows": 3},
         "columns": {
             "amount": {"lower": -10, "upper": 30},
             "share": {"lower": 0, "upper": 1, "step": "0.25"},
-            "late": {"keys": ["no", "yes"]},
+            "late": {"public_keys": ["no", "yes"]},
         },
     }
 )

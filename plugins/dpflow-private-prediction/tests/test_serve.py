@@ -410,7 +410,7 @@ def test_nobody_answers_from_bounds_that_another_budget_paid(
     models; nothing is charged.
     """
     monkeypatch.setattr(bounds, "FAILURE", 1e-12)
-    doors = Doors(tmp_path, columns={"x": {"step": "0.01"}, "late": {"keys": ["no", "yes"]}})
+    doors = Doors(tmp_path, columns={"x": {"step": "0.01"}, "late": {"public_keys": ["no", "yes"]}})
     table = load_table(doors.declaration)
     for name, where in (("ann", "x < 0.1"), ("bob", "x > 0.1")):
         doors.book.grant(name, 50, 0, filter="basic", table=table, principal="owner")

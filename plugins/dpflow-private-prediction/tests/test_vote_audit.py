@@ -32,7 +32,7 @@ from prediction_world import ALTERNATIVES, POINTS, TABLE, exact_law, records, ta
 
 from dpflow.core.accounting.events import BoundedRange, Repeated  # noqa: E402
 from dpflow.errors import InvalidInput  # noqa: E402
-from dpflow.testing.enumeration import outputs  # noqa: E402
+from dpflow.testing.enumeration import enumerate_outputs  # noqa: E402
 from dpflow.testing.harness import StreamSource  # noqa: E402
 
 MECHANISM = Vote()
@@ -53,7 +53,7 @@ def params(**changes: Any) -> VoteParams:
 def drawn(ones: int, shards: int, epsilon: str) -> dict[int, float]:
     """The law of the mechanism's own draw from a count of votes."""
     asked, votes = params(shards=shards, epsilon=epsilon), np.array([[shards - ones, ones]])
-    return outputs(lambda source: int(vote.soft_majority(votes, asked, source)[0]))
+    return enumerate_outputs(lambda source: int(vote.soft_majority(votes, asked, source)[0]))
 
 
 @pytest.mark.parametrize("epsilon", ["0.1", "1", "3"])
@@ -95,7 +95,7 @@ def test_more_labels_keep_epsilon_and_the_range() -> None:
 
 
 def _law(votes: tuple[int, ...], asked: VoteParams) -> dict[int, float]:
-    return outputs(lambda source: int(vote.soft_majority(np.array([votes]), asked, source)[0]))
+    return enumerate_outputs(lambda source: int(vote.soft_majority(np.array([votes]), asked, source)[0]))
 
 
 @pytest.mark.parametrize("relation", ["replace", "add-remove"])
@@ -241,7 +241,7 @@ def test_a_wrong_plan_is_refused(changes: dict[str, Any], said: str) -> None:
 def test_rows_without_a_public_label_are_left_out_in_their_shard() -> None:
     """They are neither a class nor an error."""
     keyed = TABLE.columns["y"].model_copy(
-        update={"keys": ("no", "yes"), "lower": None, "upper": None}
+        update={"public_keys": ("no", "yes"), "lower": None, "upper": None}
     )
     table = TABLE.model_copy(update={"columns": TABLE.columns | {"y": keyed}})
     rows = records([(0, 0), (1, -1), (4, 1), (3, -1)])

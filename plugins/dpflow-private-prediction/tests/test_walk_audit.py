@@ -118,7 +118,7 @@ def test_a_tie_order_that_rows_decide_is_caught(sharpness: int) -> None:
 
 def test_the_claim_follows_limits_neighbours_and_mode() -> None:
     """Two rows a unit halve the logit; agnostic and high-probability modes cost what they need."""
-    two = ADD_REMOVE.model_copy(update={"limits": TABLE.limits.model_copy(update={"rows": 2})})
+    two = ADD_REMOVE.model_copy(update={"contribution_bounds": TABLE.limits.model_copy(update={"rows": 2})})
     for table, step in ((ADD_REMOVE, Fraction(1)), (TABLE, Fraction(1, 2)), (two, Fraction(1, 2))):
         assert rate(params(), table) == step
         assert MECHANISM.event(params(), table) == Repeated(BoundedRange(Fraction(1)), 10)
@@ -137,7 +137,7 @@ def test_a_wrong_plan_is_refused() -> None:
     many = TABLE.model_copy(update={"columns": TABLE.columns | {"z": TABLE.columns["x"]}})
     keyed = TABLE.model_copy(
         update={
-            "columns": TABLE.columns | {"x": TABLE.columns["x"].model_copy(update={"keys": ("a",)})}
+            "columns": TABLE.columns | {"x": TABLE.columns["x"].model_copy(update={"public_keys": ("a",)})}
         }
     )
     for changes, table in (({"features": ["x", "z"]}, many), ({}, keyed), ({"label": "z"}, many)):

@@ -43,9 +43,10 @@ class Rule(ABC):
 
     def to_json(self) -> dict[str, Any]:
         """JSON from which `rule` makes an equal one."""
+        fields = asdict(self)  # type: ignore[call-overload]
         return {"kind": self.kind} | {
-            k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()
-        }  # type: ignore[call-overload]
+            k: list(v) if isinstance(v, tuple) else v for k, v in fields.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Nothing(Rule):
 
 
 @dataclass(frozen=True)
-class Point(Rule):
+class PointRule(Rule):
     """Positive at one value: c_j."""
 
     kind = "point"
@@ -113,7 +114,7 @@ class Rectangle(Rule):
         )
 
 
-KINDS: Mapping[str, type[Rule]] = {cls.kind: cls for cls in (Nothing, Point, Threshold, Rectangle)}
+KINDS: Mapping[str, type[Rule]] = {cls.kind: cls for cls in (Nothing, PointRule, Threshold, Rectangle)}
 
 
 def rule(data: Mapping[str, Any]) -> Rule:

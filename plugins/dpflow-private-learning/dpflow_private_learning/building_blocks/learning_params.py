@@ -83,7 +83,7 @@ def per_row(epsilon: Fraction, delta: Fraction, table: Table) -> tuple[Fraction,
     """What one row may cost so that a unit's R rows cost (epsilon, delta): epsilon/R, and delta
     over the sum of e^(i eps/R).
     """
-    size = table.limits.rows
+    size = table.contribution_bounds.rows
     own = epsilon / size
     if not delta or size == 1:
         return own, delta
@@ -138,8 +138,8 @@ def printed(
     its call shows it. Raises `PlanRefused` where that guarantees nothing, or for units of several
     rows.
     """
-    if table.limits.rows > 1:
-        raise PlanRefused("stability as printed is for one row a unit; declare limits: {rows: 1}")
+    if table.contribution_bounds.rows > 1:
+        raise PlanRefused("stability as printed is for one row a unit; declare contribution_bounds: {rows: 1}")
     if epsilon > 10 or selections * literal_claim(epsilon, delta)[1] >= 1:
         raise PlanRefused("stability as printed guarantees nothing here; take the repaired one")
     true, chance = literal_claim(epsilon, delta)
@@ -163,8 +163,8 @@ def domain(table: Table, name: str) -> tuple[Column, int, int]:
 def check_label(table: Table, name: str) -> None:
     """Refuse a label column that does not say which rows are positive."""
     column = table.column(name)
-    if column.keys is not None:
-        if len(column.keys) == 2:
+    if column.public_keys is not None:
+        if len(column.public_keys) == 2:
             return
     elif column.lower is not None and column.grid() == (0, 1):
         return

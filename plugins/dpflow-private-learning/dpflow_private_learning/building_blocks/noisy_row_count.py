@@ -78,7 +78,7 @@ class Counted(Mechanism[P]):
             raise PlanRefused(
                 f"{self.name} needs rows, the number of rows: under replace it is public, so nothing is spent to count them"
             )
-        learning_params.need_scale(table.limits.rows / (params.epsilon * SHARE))
+        learning_params.need_scale(table.contribution_bounds.rows / (params.epsilon * SHARE))
         return self._at(params, MOST)
 
     def event(self, params: P, table: Table) -> Event:
@@ -112,7 +112,7 @@ class Counted(Mechanism[P]):
         1 - beta.
         """
         found = int(answer.counts.sum()) if isinstance(answer, Histogram) else len(answer.units)
-        scale = table.limits.rows / (params.epsilon * SHARE)
+        scale = table.contribution_bounds.rows / (params.epsilon * SHARE)
         margin = math.ceil(scale * ln_up(1 / params.beta))
         noisy = found + int(discrete_laplace(scale, 1, source)[0]) - margin
         return min(max(noisy, 1), MOST), margin

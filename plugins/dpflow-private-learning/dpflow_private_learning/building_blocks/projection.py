@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpflow.errors import PlanRefused
-from dpflow_private_learning.building_blocks.hypotheses import Point, Rectangle, Rule, Threshold
+from dpflow_private_learning.building_blocks.hypotheses import PointRule, Rectangle, Rule, Threshold
 
 Bounds = Sequence[tuple[int, int]]
 MOST = 10**5  # rules that a plan may list
@@ -29,7 +29,7 @@ def points(x: NDArray[Any], bounds: Bounds) -> list[Rule]:
     outside = next(
         (v for v in range(low, min(high, low + len(seen)) + 1) if v not in set(seen)), None
     )
-    return [Point(v) for v in (*seen, *([] if outside is None else [outside]))]
+    return [PointRule(v) for v in (*seen, *([] if outside is None else [outside]))]
 
 
 def thresholds(x: NDArray[Any], bounds: Bounds) -> list[Rule]:

@@ -36,7 +36,7 @@ from dpflow.errors import InvalidInput, PlanRefused
 from dpflow_private_learning.building_blocks import learning_params
 from dpflow_private_learning.building_blocks.exponential_mechanism import exponential, select
 from dpflow_private_learning.building_blocks.hypotheses import (
-    Point,
+    PointRule,
     Rectangle,
     Rule,
     Threshold,
@@ -83,7 +83,7 @@ def right(rules: Sequence[Rule], x: NDArray[Any], labels: NDArray[np.bool_]) -> 
     if all(isinstance(one, Threshold) for one in rules):
         at = np.array([one.below for one in rules])  # type: ignore[attr-defined]
         return np.searchsorted(ones, at) + len(zeros) - np.searchsorted(zeros, at)
-    if all(isinstance(one, Point) for one in rules):
+    if all(isinstance(one, PointRule) for one in rules):
         at = np.array([one.at for one in rules])  # type: ignore[attr-defined]
         here = [
             np.searchsorted(part, at, "right") - np.searchsorted(part, at) for part in (ones, zeros)
@@ -104,7 +104,7 @@ class _ByScore(Mechanism[Any]):
 
     def data_request(self, params: Any, table: Table) -> Records:
         self._columns(params, table)
-        return Records((*params.columns, params.label), table.limits.rows)
+        return Records((*params.columns, params.label), table.contribution_bounds.rows)
 
     def _columns(self, params: Any, table: Table) -> dict[str, Column]:
         return {name: table.bounded(name) for name in params.columns}
@@ -174,7 +174,7 @@ class LearnClass(_ByScore):
         _, low, end = learning_params.domain(table, name)
         x = relative(answer.columns[name], low)
         if params.rules == "points":
-            point: Rule = Point(low + exponential([point_score(x, labels, end)], epsilon, calls))
+            point: Rule = PointRule(low + exponential([point_score(x, labels, end)], epsilon, calls))
             return self._result(params, table, point, end + 1, calls)
         cut = exponential([threshold_score(x, labels, end + 1)], epsilon, calls)
         return self._result(params, table, Threshold(low + cut), end + 2, calls)

@@ -22,7 +22,7 @@ from dpflow.core.contract.requests import Answer
 from dpflow.core.contract.results import Result, Row
 from dpflow.core.sampling.randomness import Source
 from dpflow_private_learning.building_blocks import learning_params
-from dpflow_private_learning.building_blocks.hypotheses import Point, Rule, Threshold, learned
+from dpflow_private_learning.building_blocks.hypotheses import PointRule, Rule, Threshold, learned
 from dpflow_private_learning.building_blocks.noisy_row_count import Counted
 from dpflow_private_learning.building_blocks.spend_log import Calls
 from dpflow_private_learning.mechanisms.sanitize_labelled import (
@@ -50,8 +50,8 @@ class LearnFromSanitizer(Labelled, Counted[SanitizeLabelledParams]):
         halves, needed = self.halves(params, table, answer, calls)
         found = best_rule(params.rules, halves, end)
         shifted: Rule = Threshold(low + found.below) if isinstance(found, Threshold) else found
-        if isinstance(found, Point):
-            shifted = Point(low + found.at)
+        if isinstance(found, PointRule):
+            shifted = PointRule(low + found.at)
         a, b = float(params.alpha), float(params.beta)
         document = learning_params.report(
             "algorithm B and the best rule",

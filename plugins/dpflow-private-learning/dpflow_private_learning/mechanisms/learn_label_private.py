@@ -68,7 +68,7 @@ class LearnLabelPrivate(Counted[LearnLabelPrivateParams]):
     def claimed(self, params: LearnLabelPrivateParams, table: Table) -> Event:
         learning_params.check_label(table, params.label)
         label = table.column(params.label)
-        if label.public or (label.keys is None and label.missing == "skip"):
+        if label.public or (label.public_keys is None and label.missing == "skip"):
             raise PlanRefused(
                 f"label {params.label!r} must be private, and a row without one must still count: declare missing: 0 for it"
             )
@@ -91,7 +91,7 @@ class LearnLabelPrivate(Counted[LearnLabelPrivateParams]):
 
     def data_request(self, params: LearnLabelPrivateParams, table: Table) -> Records:
         self._columns(params, table)
-        return Records((*params.columns, params.label), table.limits.rows, known=True)
+        return Records((*params.columns, params.label), table.contribution_bounds.rows, known=True)
 
     def drawn(
         self, params: LearnLabelPrivateParams, table: Table, answer: Answer, source: Source

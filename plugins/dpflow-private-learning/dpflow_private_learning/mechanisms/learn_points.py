@@ -27,7 +27,7 @@ from dpflow.core.contract.results import Result, Row
 from dpflow.core.sampling.randomness import Source
 from dpflow.errors import PlanRefused
 from dpflow_private_learning.building_blocks import learning_params
-from dpflow_private_learning.building_blocks.hypotheses import Nothing, Point, learned
+from dpflow_private_learning.building_blocks.hypotheses import Nothing, PointRule, learned
 from dpflow_private_learning.building_blocks.row_bounds import point_rows_small
 from dpflow_private_learning.building_blocks.spend_log import Calls
 from dpflow_private_learning.building_blocks.stability_selection import is_stable, threshold
@@ -73,7 +73,7 @@ class LearnPoints(Mechanism[LearnPointsParams]):
 
     def data_request(self, params: LearnPointsParams, table: Table) -> Records:
         table.bounded(params.column)
-        return Records((params.column, params.label), table.limits.rows)
+        return Records((params.column, params.label), table.contribution_bounds.rows)
 
     def draw(
         self, params: LearnPointsParams, table: Table, answer: Answer, source: Source
@@ -91,7 +91,7 @@ class LearnPoints(Mechanism[LearnPointsParams]):
         status = "ok"
         if end and not is_stable(gap, epsilon, delta, calls, moves, literal):
             point, status = None if params.allow_zero else source.below(end + 1), "fallback"
-        found = Nothing() if point is None else Point(low + point)
+        found = Nothing() if point is None else PointRule(low + point)
         needed = point_rows_small(params.alpha, params.beta, epsilon, delta, moves)
         document = learning_params.report(
             "stability",

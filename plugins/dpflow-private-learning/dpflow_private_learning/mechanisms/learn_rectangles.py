@@ -120,7 +120,7 @@ class LearnRectangles(Counted[LearnRectanglesParams]):
     def data_request(self, params: LearnRectanglesParams, table: Table) -> Records:
         for name in params.columns:
             table.bounded(name)
-        return Records((*params.columns, params.label), table.limits.rows)
+        return Records((*params.columns, params.label), table.contribution_bounds.rows)
 
     def drawn(
         self, params: LearnRectanglesParams, table: Table, answer: Answer, source: Source

@@ -121,7 +121,7 @@ class LearnThresholds(Counted[LearnThresholdsParams]):
 
     def data_request(self, params: LearnThresholdsParams, table: Table) -> Records:
         table.bounded(params.column)
-        return Records((params.column, params.label), table.limits.rows)
+        return Records((params.column, params.label), table.contribution_bounds.rows)
 
     def drawn(
         self, params: LearnThresholdsParams, table: Table, answer: Answer, source: Source

@@ -104,7 +104,7 @@ class Mode(Counted[ModeParams]):
 
     def data_request(self, params: ModeParams, table: Table) -> SortedValues:
         table.bounded(params.column)
-        return SortedValues(params.column, table.limits.rows)
+        return SortedValues(params.column, table.contribution_bounds.rows)
 
     def drawn(self, params: ModeParams, table: Table, answer: Answer, source: Source) -> Result:
         column, low, end = learning_params.domain(table, params.column)

@@ -8,7 +8,7 @@ does the rest.
 
 A score must move by at most 1 with one row added, removed or replaced; it should rise and then fall
 on good data. The claim holds on all data. `UnimodalMode` is the shipped example;
-docs/private-learning.md has a whole one, with its registration.
+docs/guides/private-learning.md has a whole one, with its registration.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class QuasiConcaveRelease(Mechanism[QuasiConcaveParams]):
 
     def data_request(self, params: QuasiConcaveParams, table: Table) -> SortedValues:
         table.bounded(params.column)
-        return SortedValues(params.column, table.limits.rows)
+        return SortedValues(params.column, table.contribution_bounds.rows)
 
     def draw(
         self, params: QuasiConcaveParams, table: Table, answer: Answer, source: Source

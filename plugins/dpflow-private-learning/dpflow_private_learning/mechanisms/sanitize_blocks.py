@@ -80,7 +80,7 @@ class SanitizeBlocks(Counted[SanitizeBlocksParams]):
 
     def data_request(self, params: SanitizeBlocksParams, table: Table) -> Records:
         table.bounded(params.column)
-        return Records((params.column,), table.limits.rows)
+        return Records((params.column,), table.contribution_bounds.rows)
 
     def drawn(
         self, params: SanitizeBlocksParams, table: Table, answer: Answer, source: Source

@@ -37,7 +37,7 @@ from dpflow.core.sampling.randomness import Source
 from dpflow.core.sampling.samplers import discrete_laplace
 from dpflow.errors import PlanRefused
 from dpflow_private_learning.building_blocks import learning_params
-from dpflow_private_learning.building_blocks.hypotheses import Point, Rule, Threshold
+from dpflow_private_learning.building_blocks.hypotheses import PointRule, Rule, Threshold
 from dpflow_private_learning.building_blocks.noisy_row_count import Counted
 from dpflow_private_learning.building_blocks.spend_log import Calls
 from dpflow_private_learning.building_blocks.step_function import Array, relative
@@ -120,7 +120,7 @@ def best_rule(rules: Rules, halves: tuple[Half, Half], end: int) -> Rule:
     if rules == "points":
         outside = next((p for p in range(min(end, len(gain)) + 1) if p not in gain), None)
         gain |= {} if outside is None else {outside: Fraction(0)}
-        return Point(max(sorted(gain), key=lambda p: gain[p], default=0))
+        return PointRule(max(sorted(gain), key=lambda p: gain[p], default=0))
     best, at, sum_below = Fraction(0), 0, Fraction(0)
     for p, weight in gain.items():
         sum_below += weight
@@ -152,7 +152,7 @@ class Labelled:
 
     def data_request(self, params: SanitizeLabelledParams, table: Table) -> Records:
         table.bounded(params.column)
-        return Records((params.column, params.label), table.limits.rows)
+        return Records((params.column, params.label), table.contribution_bounds.rows)
 
     def price(self, params: SanitizeLabelledParams, table: Table) -> Fraction:
         """Epsilon of each part for one row: two parts where rows come and go, four where they are

@@ -212,7 +212,7 @@ class SanitizePoints(Counted[SanitizePointsParams]):
 
     def data_request(self, params: SanitizePointsParams, table: Table) -> SortedValues:
         table.bounded(params.column)
-        return SortedValues(params.column, table.limits.rows)
+        return SortedValues(params.column, table.contribution_bounds.rows)
 
     def drawn(
         self, params: SanitizePointsParams, table: Table, answer: Answer, source: Source

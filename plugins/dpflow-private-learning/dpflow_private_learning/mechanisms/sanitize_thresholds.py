@@ -73,7 +73,7 @@ class SanitizeThresholds(Counted[SanitizeThresholdsParams]):
 
     def data_request(self, params: SanitizeThresholdsParams, table: Table) -> SortedValues:
         table.bounded(params.column)
-        return SortedValues(params.column, table.limits.rows)
+        return SortedValues(params.column, table.contribution_bounds.rows)
 
     def drawn(
         self, params: SanitizeThresholdsParams, table: Table, answer: Answer, source: Source

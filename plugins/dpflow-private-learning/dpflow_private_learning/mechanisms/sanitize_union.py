@@ -104,7 +104,7 @@ class SanitizeUnion(Counted[SanitizeUnionParams]):
 
     def data_request(self, params: SanitizeUnionParams, table: Table) -> SortedValues:
         table.bounded(params.column)
-        return SortedValues(params.column, table.limits.rows)
+        return SortedValues(params.column, table.contribution_bounds.rows)
 
     def drawn(
         self, params: SanitizeUnionParams, table: Table, answer: Answer, source: Source

@@ -34,7 +34,7 @@ from dpflow.errors import PlanRefused
 from dpflow_private_learning.building_blocks import learning_params
 from dpflow_private_learning.building_blocks.exponential_mechanism import exponential
 from dpflow_private_learning.building_blocks.hypotheses import (
-    Point,
+    PointRule,
     Rectangle,
     Rule,
     Threshold,
@@ -68,7 +68,7 @@ def concepts(rules: Named | tuple[Mapping[str, Any], ...], low: int, end: int) -
     points = low + np.arange(end + 1)
     listed: list[Rule]
     if rules == "points":
-        listed = [Point(int(v)) for v in points]
+        listed = [PointRule(int(v)) for v in points]
     elif rules == "thresholds":
         listed = [Threshold(int(v)) for v in (*points, low + end + 1)]
     elif rules == "subsets":
@@ -142,7 +142,7 @@ class SanitizeSmall(Counted[SanitizeSmallParams]):
 
     def data_request(self, params: SanitizeSmallParams, table: Table) -> SortedValues:
         table.bounded(params.column)
-        return SortedValues(params.column, table.limits.rows)
+        return SortedValues(params.column, table.contribution_bounds.rows)
 
     def drawn(
         self, params: SanitizeSmallParams, table: Table, answer: Answer, source: Source

@@ -173,7 +173,7 @@ class WarmUp(Counted[WarmUpParams]):
 
     def data_request(self, params: WarmUpParams, table: Table) -> Records:
         table.bounded(params.column)
-        return Records((params.column, params.label), table.limits.rows)
+        return Records((params.column, params.label), table.contribution_bounds.rows)
 
     def drawn(self, params: WarmUpParams, table: Table, answer: Answer, source: Source) -> Result:
         column, low, _ = learning_params.domain(table, params.column)

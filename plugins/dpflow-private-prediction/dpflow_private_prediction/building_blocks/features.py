@@ -30,13 +30,13 @@ def records(table: Table, features: Sequence[str], label: str) -> Records:
     keys.
     """
     for name in (*features, label):
-        if table.column(name).keys is None:
+        if table.column(name).public_keys is None:
             table.bounded(name)
     if label in features or len(set(features)) != len(features):
         raise PlanRefused(
             "the label is not a feature, and each feature is named once; correct features and label"
         )
-    return Records((*features, label), table.limits.rows)
+    return Records((*features, label), table.contribution_bounds.rows)
 
 
 def labels(table: Table, name: str) -> tuple[Any, ...]:
@@ -44,8 +44,8 @@ def labels(table: Table, name: str) -> tuple[Any, ...]:
     few of them.
     """
     column = table.column(name)
-    if column.keys is not None:
-        return column.keys
+    if column.public_keys is not None:
+        return column.public_keys
     low, high = table.bounded(name).grid()
     if high - low >= MOST_LABELS:
         raise PlanRefused(
@@ -65,7 +65,7 @@ def two_labels(table: Table, name: str, mechanism: str) -> None:
 
 def number(table: Table, name: str) -> Column:
     """The label's column if it is a number; raises `PlanRefused` where it has keys or no bounds."""
-    if table.column(name).keys is not None:
+    if table.column(name).public_keys is not None:
         raise PlanRefused(f"column {name!r} has keys, not numbers; predict it with predict_vote")
     return table.bounded(name)
 
@@ -73,7 +73,7 @@ def number(table: Table, name: str) -> Column:
 def label_codes(table: Table, name: str, rows: RecordArrays) -> Codes:
     """Each row's label as its place in `labels`, or -1."""
     column = table.column(name)
-    return rows.columns[name] if column.keys is not None else rows.columns[name] - column.grid()[0]
+    return rows.columns[name] if column.public_keys is not None else rows.columns[name] - column.grid()[0]
 
 
 def matrix(
@@ -113,11 +113,11 @@ def _fill(
     place = 0
     for name, codes in zip(features, columns):
         column = table.column(name)
-        if column.keys is not None:
-            made[:, place : place + len(column.keys)] = codes[:, None] == np.arange(
-                len(column.keys)
+        if column.public_keys is not None:
+            made[:, place : place + len(column.public_keys)] = codes[:, None] == np.arange(
+                len(column.public_keys)
             )
-            place += len(column.keys)
+            place += len(column.public_keys)
         else:
             low, high = column.grid()
             np.divide(codes - (low + high) / 2, max((high - low) / 2, 0.5), out=made[:, place])
@@ -126,5 +126,5 @@ def _fill(
 
 def width(table: Table, features: Sequence[str]) -> int:
     """How many numbers a point of these features is."""
-    keys = (table.column(name).keys for name in features)
+    keys = (table.column(name).public_keys for name in features)
     return sum(1 if given is None else len(given) for given in keys)

@@ -149,7 +149,7 @@ class Linear(PredictionMechanism[LinearParams]):
 
 def grid(params: LinearParams, table: Table) -> tuple[float, int]:
     """g and D: the grid's step, a power of two, and how many of them one unit can move an answer."""
-    gamma = stability(params) * table.limits.rows
+    gamma = stability(params) * table.contribution_bounds.rows
     if params.method == "sgd":
         gamma += stable_descent.drift(
             float(params.radius), params.size, features.width(table, params.features) + 1

@@ -159,7 +159,7 @@ class WalkMechanism(PredictionMechanism[WalkParams]):
         return BoundedRange(rate(params, table) * move(table))
 
     def rows(self, params: WalkParams, table: Table) -> Records:
-        if len(params.features) != 1 or table.column(params.features[0]).keys is not None:
+        if len(params.features) != 1 or table.column(params.features[0]).public_keys is not None:
             raise PlanRefused(
                 f"{self.name} walks along one bounded column; name one in features, or use predict_vote"
             )
@@ -183,7 +183,7 @@ class WalkMechanism(PredictionMechanism[WalkParams]):
 
 def move(table: Table) -> int:
     """D: how far one unit can move the walk."""
-    return table.limits.rows * (2 if table.neighbours == "replace" else 1)
+    return table.contribution_bounds.rows * (2 if table.neighbours == "replace" else 1)
 
 
 def rate(params: WalkParams, table: Table) -> Fraction:
