@@ -16,7 +16,7 @@ from dpflow.demo.airflow_stage import Stage, running
 from dpflow.engine.sessions.candidate import Submission, load_candidate
 from experiments.report import Experiment, Found, bound
 
-DAGS = Path(__file__).parent.parent / "dags"
+DAGS = Path(__file__).parent.parent / "dpflow" / "example_dags"
 RUNS, STEPS = (
     10,
     20,

@@ -27,7 +27,7 @@ from dpflow.registry import Registry
 if TYPE_CHECKING:
     from smallworld import Tiny
 
-DAGS = Path(__file__).parents[2] / "dags"
+DAGS = Path(__file__).parents[2] / "dpflow" / "example_dags"
 HEAD = """
 from datetime import datetime, timedelta
 from airflow.sdk import DAG, CronDataIntervalTimetable, task

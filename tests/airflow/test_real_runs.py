@@ -151,10 +151,10 @@ def test_airflow_itself_pays_once(tiny: Tiny) -> None:
 
 
 def test_a_search_upstream_gives_the_next_task_its_bounds(tiny: Tiny) -> None:
-    """The DAG of docs/mechanisms.md: each run clamps to what its own search found, and run again
+    """The DAG of docs/how-to/choose-a-mechanism.md: each run clamps to what its own search found, and run again
     costs nothing.
     """
-    page = (Path(__file__).parents[2] / "docs" / "mechanisms.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "choose-a-mechanism.md").read_text()
     (text,) = (
         block
         for block in page.split("```")
@@ -204,7 +204,7 @@ def test_a_gates_verdicts_branch_the_example_dag(tiny: Tiny) -> None:
     """
     from dpflow.core.contract.declaration import load_table
 
-    dags, tables = Path(__file__).parents[2] / "dags", tiny.folder / "tables"
+    dags, tables = Path(__file__).parents[2] / "dpflow" / "example_dags", tiny.folder / "tables"
     tables.mkdir()
     for name in ("flights_training", "flights_holdout"):
         declared = yaml.safe_load((dags / "tables" / f"{name}.yml").read_text()) | {

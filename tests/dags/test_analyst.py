@@ -22,7 +22,7 @@ from dpflow.errors import PlanRefused
 from dpflow.mechanisms.reusable_holdout import HoldoutParams, ReusableHoldout
 from dpflow.tables import PrivateTable, build, open_rows
 
-DAGS = Path(__file__).parents[2] / "dags"
+DAGS = Path(__file__).parents[2] / "dpflow" / "example_dags"
 TABLES = ("flights", "flights_training", "flights_holdout")
 RUNS = 200
 
@@ -123,7 +123,7 @@ def test_training_and_holdout_share_no_week(world: World) -> None:
 def test_limits_cut_no_aircraft_of_the_holdout(world: World) -> None:
     """A cut would drop rows at random, so the declared limit leaves room."""
     units = np.unique(world.rows["tailnum"].astype(str), return_counts=True)[1]
-    assert units.max() <= load_table(world.table("flights_holdout")).limits.rows
+    assert units.max() <= load_table(world.table("flights_holdout")).contribution_bounds.rows
 
 
 def test_there_are_thirty_different_candidates_of_both_kinds(world: World) -> None:

@@ -29,7 +29,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with the example DAGs; its demo folder takes all state."""
     place = tmp_path_factory.mktemp("clone")
     shutil.copytree(
-        REPOSITORY / "dags", place / "dags", ignore=shutil.ignore_patterns("__pycache__")
+        REPOSITORY / "dpflow" / "example_dags", place / "dags", ignore=shutil.ignore_patterns("__pycache__")
     )
     yield place
 

@@ -45,7 +45,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished quick demo."""
     place = tmp_path_factory.mktemp("clone")
     shutil.copytree(
-        Path(__file__).parents[3] / "dags",
+        Path(__file__).parents[3] / "dpflow" / "example_dags",
         place / "dags",
         ignore=shutil.ignore_patterns("__pycache__"),
     )

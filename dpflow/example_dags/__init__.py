@@ -1,0 +1,1 @@
+"""The example workflows, their tables and the owner's script: what `dpflow demo` copies and runs."""
