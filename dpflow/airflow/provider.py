@@ -10,7 +10,7 @@ from typing import Any
 def get_provider_info() -> dict[str, Any]:
     """Provider metadata: the connection type that says where a ledger is."""
     return {
-        "package-name": "dpflow",
+        "package-name": "dpflow-privacy",
         "name": "dpflow",
         "description": "Differential privacy as a workflow primitive.",
         "versions": ["0.1.0"],
