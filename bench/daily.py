@@ -36,11 +36,11 @@ def main(plot: Path | None = None) -> None:
         declared = {
             "name": "events",
             "database": path,
-            "unit": {"column": "unit"},
+            "privacy_unit": {"column": "unit"},
             "block": "day",
             "protects": "unit-block",
-            "limits": {"rows": 6, "groups": 3, "rows_per_group": 2},
-            "columns": {"region": {"keys": REGIONS}, "amount": {"lower": 0, "upper": 200}},
+            "contribution_bounds": {"rows": 6, "groups": 3, "rows_per_group": 2},
+            "columns": {"region": {"public_keys": REGIONS}, "amount": {"lower": 0, "upper": 200}},
         }
         days: list[str] = []
         forms = {
@@ -56,7 +56,7 @@ def main(plot: Path | None = None) -> None:
             )  # sums are kept beside the file, under its name
             if not link.is_symlink():
                 link.symlink_to(path)
-            changes = {"database": link, "partials": partials}
+            changes = {"database": link, "cached_partials": partials}
             tables[name] = PrivateTable(Table.model_validate(declared | changes), seal=_seal)
         taken: dict[str, list[float]] = {name: [] for name in forms}
         for number in range(DAYS):

@@ -18,7 +18,7 @@ import numpy as np
 from bench.timing import show, wall_and_cpu
 from dpflow.core.contract.declaration import Table
 from dpflow.engine import make_plan
-from dpflow.engine.releases.request import Request
+from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.engine.sessions.session import Session
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
@@ -110,8 +110,8 @@ def opened(folder: Path, rows: int) -> Session:
         {
             "name": "holdout",
             "database": path,
-            "unit": {"column": "person"},
-            "limits": {"rows": 4},
+            "privacy_unit": {"column": "person"},
+            "contribution_bounds": {"rows": 4},
             "holdout": True,
             "columns": {"label": bit, "said": bit, "score": bit},
         }
@@ -119,7 +119,7 @@ def opened(folder: Path, rows: int) -> Session:
     ledger = Ledger(folder / f"ledger{rows}.sqlite", create=True)
     ledger.grant("holdout", 2, 0, filter="basic", table=table, principal="owner")
     params = {"epsilon": 2, "groups": GROUPS, "queries": 10**6, "failures": 10}
-    request = Request.model_validate(
+    request = ReleaseRequest.model_validate(
         {
             "name": "gate",
             "mechanism": "reusable_holdout",

@@ -43,8 +43,8 @@ def _compare(path: Path, floor: str, title: str) -> None:
         {
             "name": "visits",
             "database": path,
-            "unit": {"column": "person"},
-            "limits": {"rows": 1},
+            "privacy_unit": {"column": "person"},
+            "contribution_bounds": {"rows": 1},
             "columns": {"cost": {}},
         }
     )

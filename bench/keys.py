@@ -57,8 +57,8 @@ def main(sizes: tuple[int, ...] = SIZES) -> None:
         known = len(np.unique(found["category"]))
         for groups in LIMITS:
             cells = _cut(found["unit"], found["category"], groups)
-            limits = declared.limits.model_copy(update={"groups": groups, "rows": 2 * groups})
-            changed = declared.model_copy(update={"limits": limits})
+            limits = declared.contribution_bounds.model_copy(update={"groups": groups, "rows": 2 * groups})
+            changed = declared.model_copy(update={"contribution_bounds": limits})
             ours = (_counted(cells, changed), _in_rounds(cells, changed))
             unions = (_union(cells, groups, power) for power in (1, 2))
             lines.append(

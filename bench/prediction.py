@@ -41,10 +41,10 @@ SECONDS, CONNECTIONS = 6.0, 32
 DECLARATION: dict[str, Any] = {
     "name": "bench",
     "database": "bench.duckdb",
-    "unit": {"column": "id"},
-    "limits": {"rows": 1},
+    "privacy_unit": {"column": "id"},
+    "contribution_bounds": {"rows": 1},
     "columns": {name: {"lower": -3, "upper": 3, "step": "0.001"} for name in NAMES}
-    | {"late": {"keys": ["no", "yes"]}},
+    | {"late": {"public_keys": ["no", "yes"]}},
 }
 VOTE = {
     "features": list(NAMES),

@@ -20,9 +20,9 @@ from dpflow.registry import Registry
 DECLARED = """
 name: events
 database: events.duckdb
-unit: {column: unit}
-limits: {rows: 4, groups: 2, rows_per_group: 2}
-columns: {region: {keys: [r0, r1, r2, r3]}, amount: {lower: 0, upper: 4}}
+privacy_unit: {column: unit}
+contribution_bounds: {rows: 4, groups: 2, rows_per_group: 2}
+columns: {region: {public_keys: [r0, r1, r2, r3]}, amount: {lower: 0, upper: 4}}
 """
 QUERY = "SELECT region, sum(least(n, 2)) FROM (SELECT unit, region, count(*) AS n FROM events GROUP BY ALL) GROUP BY region"
 

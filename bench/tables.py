@@ -132,11 +132,11 @@ def table(path: Path) -> PrivateTable:
             {
                 "name": "events",
                 "database": path,
-                "unit": {"column": "unit"},
-                "limits": {"rows": 6, "groups": 3, "rows_per_group": 2},
+                "privacy_unit": {"column": "unit"},
+                "contribution_bounds": {"rows": 6, "groups": 3, "rows_per_group": 2},
                 "columns": {
-                    "region": {"keys": REGIONS},
-                    "sector": {"keys": SECTORS, "groups": 5},
+                    "region": {"public_keys": REGIONS},
+                    "sector": {"public_keys": SECTORS, "groups": 5},
                     "category": {},
                     "amount": {"lower": 0, "upper": 200},
                 },

@@ -41,8 +41,8 @@ TABLE = Table.model_validate(
     {
         "name": "t",
         "database": "t.duckdb",
-        "unit": {"column": "u"},
-        "limits": {"rows": 1},
+        "privacy_unit": {"column": "u"},
+        "contribution_bounds": {"rows": 1},
         "neighbours": "replace",
         "columns": {"v": {"lower": -(10**6), "upper": 10**6, "step": "0.001"}},
     }
@@ -125,8 +125,8 @@ LAWS = {
 def answer(values: np.ndarray, median: bool, source: StreamSource, **params: Any) -> float | None:
     """One release on values in memory."""
     model = ApproximateMedianParams if median else InteriorPointParams
-    method = Method.of(model.model_validate(PRICE | params), TABLE)
-    return method.find(ArrayColumn.of(values), source)[0][1].value
+    method = Method.from_params(model.model_validate(PRICE | params), TABLE)
+    return method.find_points(ArrayColumn.from_groups(values), source)[0][1].value
 
 
 def known_range(values: np.ndarray, source: StreamSource) -> float:
@@ -291,7 +291,7 @@ def seeded(runs: int) -> Found:
             def success(n: int, seed: int, law: Law = law, alpha: float = alpha) -> bool:
                 rng = np.random.default_rng([n, seed])
                 shift, scale = rng.normal() * 1000, 2 ** rng.uniform(-20, 20)
-                column = ArrayColumn.of((law.draw(rng, n) + shift) * scale)
+                column = ArrayColumn.from_groups((law.draw(rng, n) + shift) * scale)
                 value = mechanism.draw(params, TABLE, column, StreamSource(seed)).rows[0].value
                 return value is not None and law.is_median(float(value) / scale - shift, alpha)
 
@@ -439,12 +439,12 @@ def flights(runs: int) -> Found:
             {
                 "name": "flights",
                 "database": path,
-                "unit": {"column": "tailnum"},
+                "privacy_unit": {"column": "tailnum"},
                 "block": "day",
                 "protects": "unit-block",
-                "limits": {"rows": 3},
+                "contribution_bounds": {"rows": 3},
                 "columns": {
-                    "carrier": {"keys": list(CARRIERS), "groups": 1},
+                    "carrier": {"public_keys": list(CARRIERS), "groups": 1},
                     "air_time": {},
                     "arr_delay": {},
                 },
@@ -465,8 +465,8 @@ def insurance(runs: int) -> Found:
             {
                 "name": "years",
                 "database": path,
-                "unit": {"column": "person"},
-                "limits": {"rows": 3},
+                "privacy_unit": {"column": "person"},
+                "contribution_bounds": {"rows": 3},
                 "columns": {"visits": {}, "dollars": {}},
             }
         )

@@ -17,8 +17,8 @@ import duckdb
 import numpy as np
 from dpflow_private_learning.building_blocks import row_bounds, stability_selection
 from dpflow_private_learning.building_blocks.classifier import PrivateClassifier
-from dpflow_private_learning.building_blocks.rec_concave import rec_concave, share
-from dpflow_private_learning.building_blocks.spend_log import Calls
+from dpflow_private_learning.building_blocks.rec_concave import rec_concave, split_budget
+from dpflow_private_learning.building_blocks.spend_log import SpendLog
 from dpflow_private_learning.building_blocks.synopsis import Synopsis
 from dpflow_private_learning.mechanisms import sanitize_points
 from dpflow_private_learning.mechanisms.learn_thresholds import threshold_score
@@ -60,7 +60,7 @@ def failures(runs: int) -> Found:
     """
     found: dict[str, list[tuple[float, float]]] = {}
     for levels, name in ((1, "exponential"), (2, "RecConcave N=2")):
-        step = share(TOP, levels, ONE, MILLIONTH)
+        step = split_budget(TOP, levels, ONE, MILLIONTH)
         for shape in ("uniform", "clumped", "all distances"):
             for size in SIZES:
                 missed = 0
@@ -68,9 +68,9 @@ def failures(runs: int) -> Found:
                     rng = np.random.default_rng([seed, size, levels])
                     x = _sample(shape, size, rng)
                     score = threshold_score(x, x < np.uint64(CUT), TOP)
-                    calls = Calls(StreamSource(1000 * seed + levels))
+                    calls = SpendLog(StreamSource(1000 * seed + levels))
                     cut, _ = rec_concave(score, Fraction(size), Fraction(1, 20), step, calls)
-                    missed += score.at(cut) < 0.95 * size
+                    missed += score.value_at(cut) < 0.95 * size
                 found.setdefault(f"{name}, {shape}", []).append((size, missed / runs))
     cells = tuple((size, *(dict(curve)[size] for curve in found.values())) for size in SIZES)
     most = {name: [rate for _, rate in curve] for name, curve in found.items()}
@@ -131,10 +131,10 @@ def pure(runs: int) -> Found:
         "exponential (pure)": [(d, row_bounds.peeling_rows(2**d, 0.1, 0.1, 1)) for d in grid],
         "tree, all thresholds (pure)": [(d, row_bounds.tree_rows(2**d, 0.1, 0.1, 1)) for d in grid],
     }
-    plan = sanitize_points.rounds(
+    plan = sanitize_points.plan_rounds(
         "san-points", 2**64, 1, TENTH, TENTH, 10**9, ONE, MILLIONTH, "tight"
     )
-    curves["SanPoints (approximate)"] = [(d, plan.needed) for d in grid]
+    curves["SanPoints (approximate)"] = [(d, plan.proof_rows) for d in grid]
     cells = tuple((d, *(math.ceil(dict(curve)[d]) for curve in curves.values())) for d in grid)
     said = [round(y, 1) for d, y in curves["predicted: lower bound, pure"] if d in (16, 32, 64)]
     bounds = (
@@ -143,7 +143,7 @@ def pure(runs: int) -> Found:
             str(said),
             said == [44.3, 81.3, 155.2],
         ),
-        Bound("SanPoints needs as many rows for any number of bits", f"{plan.needed:,.0f}", True),
+        Bound("SanPoints needs as many rows for any number of bits", f"{plan.proof_rows:,.0f}", True),
     )
     return Found(("bits", *curves), cells, curves, bounds)
 
@@ -155,7 +155,7 @@ def _true_delta(epsilon: Fraction, delta: Fraction, at: float, literal: bool) ->
     """The largest divergence at ``at`` over (m, 0) against (m - 1, 1), from the exact law of the
     comparison.
     """
-    scale, level = stability_selection.threshold(epsilon, delta, 2, literal)
+    scale, level = stability_selection.gap_threshold(epsilon, delta, 2, literal)
     law = exact_divergence.discrete_laplace(scale, 1e-14)
     release = [sum(p for z, p in law.items() if gap + z >= level) for gap in range(101)]
     laws = [{1: p, 0: 1 - p} for p in release]
@@ -177,7 +177,7 @@ def literal(runs: int) -> Found:
             curves[name].append((at, max(_true_delta(ONE, MILLIONTH, at, printed), 1e-12)))
         curves["predicted: claimed delta"].append((at, claimed))
     cells = tuple((at, *(f"{dict(curve)[at]:.3g}" for curve in curves.values())) for at in steps)
-    true, chance = stability_selection.literal_claim(ONE, MILLIONTH)
+    true, chance = stability_selection.literal_guarantee(ONE, MILLIONTH)
     printed, repaired = dict(curves["as printed"]), dict(curves["repaired"])
     bounds = (
         bound("as printed, delta at the claimed epsilon is above 0.3", printed[1.0], least=0.3),
@@ -255,8 +255,8 @@ def late_flights(runs: int) -> Found:
     """
     declared = {
         "name": "flights",
-        "unit": {"column": "tailnum"},
-        "limits": {"rows": 30},
+        "privacy_unit": {"column": "tailnum"},
+        "contribution_bounds": {"rows": 30},
         "columns": FLIGHT_COLUMNS,
     }
     with _world(FLIGHTS, declared) as (table, ledger, connection):
@@ -323,8 +323,8 @@ def distances(runs: int) -> Found:
     """
     declared = {
         "name": "flights",
-        "unit": {"column": "flight"},
-        "limits": {"rows": 1},
+        "privacy_unit": {"column": "flight"},
+        "contribution_bounds": {"rows": 1},
         "columns": FLIGHT_COLUMNS,
     }
     settings = {
@@ -359,8 +359,8 @@ def patients(runs: int) -> Found:
     }
     declared = {
         "name": "years",
-        "unit": {"column": "person"},
-        "limits": {"rows": 5},
+        "privacy_unit": {"column": "person"},
+        "contribution_bounds": {"rows": 5},
         "columns": columns,
     }
     settings = {
@@ -399,7 +399,7 @@ def _distribution(
         for _ in range(runs):
             params = given | {"column": column, "rows": len(x)}
             receipt = _releasing(ledger)("sanitize_thresholds", table, **params)
-            made = Synopsis.of(
+            made = Synopsis.from_weights(
                 {int(value): int(weight) for value, weight in receipt.result.synthetic.rows}
             )
             places = np.unique(
@@ -407,7 +407,7 @@ def _distribution(
             )
             errors.append(
                 float(
-                    np.abs(made.below(places.tolist()) - np.searchsorted(x, places) / len(x)).max()
+                    np.abs(made.share_below(places.tolist()) - np.searchsorted(x, places) / len(x)).max()
                 )
             )
             first = first or made
@@ -432,7 +432,7 @@ def _overlay(
         ]
     }
     for name, (made, _) in shown.items():
-        curves[name] = list(zip(places.tolist(), made.below(places.tolist()).tolist()))
+        curves[name] = list(zip(places.tolist(), made.share_below(places.tolist()).tolist()))
     cells = tuple(
         (int(p), *(dict(curve)[int(p)] for curve in curves.values())) for p in places[::3]
     )

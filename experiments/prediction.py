@@ -64,7 +64,7 @@ def digits() -> Task:
     order = np.random.default_rng(0).permutation(len(y))
     names = tuple(f"p{i}" for i in range(64))
     columns: dict[str, Any] = {name: {"lower": 0, "upper": 16} for name in names}
-    columns["digit"] = {"keys": [str(i) for i in range(10)]}
+    columns["digit"] = {"public_keys": [str(i) for i in range(10)]}
     table = _table("digits", 1, columns)
 
     def part(rows: Any) -> RecordArrays:
@@ -93,9 +93,9 @@ def flights() -> Task:
         "dep_delay": {"lower": -20, "upper": 60},
         "hour": {"lower": 0, "upper": 24},
         "distance": {"lower": 0, "upper": 100},
-        "carrier": {"keys": carriers},
-        "origin": {"keys": origins},
-        "late": {"keys": ["no", "yes"]},
+        "carrier": {"public_keys": carriers},
+        "origin": {"public_keys": origins},
+        "late": {"public_keys": ["no", "yes"]},
     }
     names = tuple(name for name in columns if name != "late")
 
@@ -117,8 +117,8 @@ def _table(name: str, rows: int, columns: dict[str, Any]) -> Table:
     declared = {
         "name": name,
         "database": f"{name}.duckdb",
-        "unit": {"column": "unit"},
-        "limits": {"rows": rows},
+        "privacy_unit": {"column": "unit"},
+        "contribution_bounds": {"rows": rows},
     }
     return Table.model_validate(declared | {"columns": columns, "neighbours": "replace"})
 
@@ -163,7 +163,7 @@ def published(task: Task, epsilon: float, seeds: int) -> float:
         for seed in range(seeds):
             rng = np.random.default_rng(seed)
             length = (
-                task.table.limits.rows / (float(strength) * len(train)) / (epsilon / len(kinds))
+                task.table.contribution_bounds.rows / (float(strength) * len(train)) / (epsilon / len(kinds))
             )
             noise = rng.normal(size=models.shape)
             noise *= (
@@ -281,7 +281,7 @@ def membership(runs: int) -> Found:
     rises: dict[tuple[float, int], list[float]] = {(e, m): [] for e in epsilons for m in (1, 10)}
     naked: list[float] = []
     columns: dict[str, Any] = {f"x{i}": {"lower": 0, "upper": 1000} for i in range(5)} | {
-        "y": {"keys": ["no", "yes"]}
+        "y": {"public_keys": ["no", "yes"]}
     }
     table, names = _table("members", 1, columns), [f"x{i}" for i in range(5)]
     for seed in range(runs):

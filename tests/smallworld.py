@@ -14,12 +14,12 @@ from dpflow.ledger import Ledger
 DECLARATION: dict[str, Any] = {
     "name": "visits",
     "database": "visits.duckdb",
-    "unit": {"column": "person"},
+    "privacy_unit": {"column": "person"},
     "block": "day",
     "protects": "unit-block",
-    "limits": {"rows": 2},
+    "contribution_bounds": {"rows": 2},
     "columns": {
-        "city": {"keys": ["Oslo", "Rome"], "groups": 1},
+        "city": {"public_keys": ["Oslo", "Rome"], "groups": 1},
         "clinic": {},
         "age": {"lower": 0, "upper": 120},
         "note": {},

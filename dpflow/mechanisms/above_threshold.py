@@ -55,8 +55,8 @@ class AboveThreshold(InteractiveMechanism[AboveThresholdParams, ThresholdQuery])
 
     def _engine(self, params: AboveThresholdParams, table: Table) -> Engine:
         rows = [
-            table.limits.rows,
-            table.limits.per_group,
+            table.contribution_bounds.rows,
+            table.contribution_bounds.per_group,
             *(c.rows_per_group or 1 for c in table.columns.values()),
         ]
         return Engine(params.epsilon / params.failures, max(rows), params.failures)
@@ -71,9 +71,9 @@ class AboveThreshold(InteractiveMechanism[AboveThresholdParams, ThresholdQuery])
         self, params: AboveThresholdParams, query: ThresholdQuery, table: Table
     ) -> GroupedSums:
         if query.by is None or query.key is None:
-            return GroupedSums(rows_per_group=table.limits.rows)
-        if query.key not in table.keys(query.by):
-            raise UnknownName(f"public key of {query.by}", query.key, table.keys(query.by))
+            return GroupedSums(rows_per_group=table.contribution_bounds.rows)
+        if query.key not in table.public_keys(query.by):
+            raise UnknownName(f"public key of {query.by}", query.key, table.public_keys(query.by))
         return GroupedSums(query.by, (query.key,), 1, table.cut(query.by)[1])
 
     def answer(

@@ -72,7 +72,7 @@ class Bounds(Mechanism[BoundsParams]):
     Params = BoundsParams
 
     def _keys(self, params: BoundsParams, table: Table) -> tuple[str, ...]:
-        return ("",) if params.by is None else table.keys(params.by)
+        return ("",) if params.by is None else table.public_keys(params.by)
 
     def _reach(self, params: BoundsParams, table: Table) -> Sensitivity:
         groups, rows = table.cut(params.by)

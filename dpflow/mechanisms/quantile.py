@@ -165,7 +165,7 @@ class _Quantiles(Mechanism[P]):
 
     def keys(self, params: P, table: Table) -> tuple[str, ...]:
         """The groups."""
-        return ("",) if params.by is None else table.keys(params.by)
+        return ("",) if params.by is None else table.public_keys(params.by)
 
     def draws(self, params: P, table: Table) -> Draws:
         """What the price buys."""

@@ -21,7 +21,7 @@ replace two groups may change, so by 2. Each stretch up to and including a failu
 larger of epsilon/failures and what advanced composition allows for (epsilon, delta); with
 ``correct`` half of e0 is for the verdict, half for the median that follows it. ``reserve`` is
 subtracted first and pays for releases inside the session (`dpflow.engine.sessions.nested_release`).
-Methods without noise claim nothing and run on tables declared generalisation-only.
+Methods without noise claim nothing and run on tables declared generalisation_only.
 
 Generalisation: ``proven`` (with probability 1-beta every claim in the (rho, 1-rho) quantile
 interval of phi on fresh groups passes and every one above (rho-alpha, 1-rho+alpha), or with

@@ -105,7 +105,7 @@ class _Select(Mechanism[P]):
         """How each of the choices is made. Raises `PlanRefused` if there are fewer keys than are
         wanted.
         """
-        count, size = self._count(params), len(table.keys(params.by))
+        count, size = self._count(params), len(table.public_keys(params.by))
         if count > size:
             raise PlanRefused(
                 f"column {params.by!r} declares {size} keys, fewer than k: {count}; ask for fewer"
@@ -124,7 +124,7 @@ class _Select(Mechanism[P]):
 
     def data_request(self, params: P, table: Table) -> GroupedSums:
         return GroupedSums(
-            params.by, table.keys(params.by), table.cut(params.by)[0], self._most(params, table)
+            params.by, table.public_keys(params.by), table.cut(params.by)[0], self._most(params, table)
         )
 
     def draw(self, params: P, table: Table, answer: Answer, source: Source) -> Result:
@@ -143,7 +143,7 @@ class _Select(Mechanism[P]):
 
     def error_bound(self, params: P, table: Table) -> ErrorBound:
         choices = self.choices(params, table)
-        far = math.log(choices.count * len(table.keys(params.by)) / FAILURE) / float(choices.rate)
+        far = math.log(choices.count * len(table.public_keys(params.by)) / FAILURE) / float(choices.rate)
         how = "permute-and-flip" if isinstance(choices.one, Pure) else "exponential mechanism"
         note = f"{how}; how far a chosen key's {params.of} may be below the best that was left"
         return ErrorBound({f"{params.of} below the best": far}, note)

@@ -47,7 +47,7 @@ def query(table: Table, types: Mapping[str, str], blocks: Sequence[str]) -> str:
         if kind is None:
             continue
         value = identifier(name)
-        if column is not None and column.keys is not None:
+        if column is not None and column.public_keys is not None:
             shown.append(f"CAST({value} AS VARCHAR) AS {identifier(as_key(name))}")
         if column is not None and column.lower is not None:
             if kind in TIMES:
@@ -65,10 +65,10 @@ def query(table: Table, types: Mapping[str, str], blocks: Sequence[str]) -> str:
             if here
             else " WHERE false"
         )
-    unit = identifier(table.unit.column)
+    unit = identifier(table.privacy_unit.column)
     units = (
         f"count(DISTINCT {unit}) + count(*) - count({unit})"
-        if table.unit.column.lower() in known
+        if table.privacy_unit.column.lower() in known
         else "count(NULL)"
     )
     return (

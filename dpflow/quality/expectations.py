@@ -33,7 +33,7 @@ def promised(table: Table) -> tuple[str, ...]:
     Columns of joined relations are not judged.
     """
     own = [name for name in table.columns if len(table.split(name)) == 1]
-    return tuple(dict.fromkeys([table.unit.column, *([table.block] if table.block else []), *own]))
+    return tuple(dict.fromkeys([table.privacy_unit.column, *([table.block] if table.block else []), *own]))
 
 
 def as_key(name: str) -> str:
@@ -60,7 +60,7 @@ def suite(table: Table) -> list[Expectation]:
     )
 
     found: list[Expectation] = [ExpectColumnToExist(column=name) for name in promised(table)]
-    found.append(ExpectColumnValuesToNotBeNull(column=table.unit.column, mostly=WITH_UNIT))
+    found.append(ExpectColumnValuesToNotBeNull(column=table.privacy_unit.column, mostly=WITH_UNIT))
     for name, column in table.columns.items():
         if len(table.split(name)) > 1:
             continue
@@ -71,8 +71,8 @@ def suite(table: Table) -> list[Expectation]:
                     column=name, min_value=low, max_value=high, mostly=WITHIN_BOUNDS
                 )
             )
-        if column.keys is not None:
-            keys = list(column.keys)
+        if column.public_keys is not None:
+            keys = list(column.public_keys)
             found.append(
                 ExpectColumnValuesToBeInSet(column=as_key(name), value_set=keys, mostly=KNOWN_KEYS)
             )

@@ -65,7 +65,7 @@ class PrivateTable:
         self.declaration = declaration
         kept = (
             seal is not None
-            and declaration.partials is not None
+            and declaration.cached_partials is not None
             and declaration.protects == "unit-block"
         )
         self._partials = Partials(declaration.database, seal) if seal is not None and kept else None
@@ -125,7 +125,7 @@ class PrivateTable:
             for name, column in self.declaration.columns.items():
                 if column.lower is not None:
                     sql.grid(reading.column(name), column)
-                elif column.keys is not None:
+                elif column.public_keys is not None:
                     sql.key(reading.column(name), "group key")
                 else:
                     reading.column(name)

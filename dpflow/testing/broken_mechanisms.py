@@ -35,8 +35,8 @@ class TooLittleNoise(Count):
     """Ten percent less noise than is paid for."""
 
     def draw(self, params: Any, table: Table, answer: Any, source: Source) -> Result:
-        scale = scale_for(table.limits.rows, params.epsilon) * Fraction(9, 10)
-        return _count(int(answer.rows[0]) + int(discrete_laplace(scale, 1, source)[0]))
+        scale = scale_for(table.contribution_bounds.rows, params.epsilon) * Fraction(9, 10)
+        return _count_result(int(answer.rows[0]) + int(discrete_laplace(scale, 1, source)[0]))
 
 
 class _Wrong(Histogram):
@@ -45,24 +45,24 @@ class _Wrong(Histogram):
     def event(self, params: Any, table: Table) -> Event:
         return Pure(params.epsilon)
 
-    def _of_sensitivity(self, sensitivity: int, params: Any, query: Query) -> Release:
-        needed = query.reach(query.moments[0]).l1
-        return Release(query, "laplace", (params.epsilon * Fraction(needed, sensitivity),))
+    def _release_for(self, sensitivity: int, params: Any, query: Query) -> Release:
+        true_sensitivity = query.reach(query.moments[0]).l1
+        return Release(query, "laplace", (params.epsilon * Fraction(true_sensitivity, sensitivity),))
 
 
 class OneRowSensitivity(_Wrong):
     """Forgets that a unit reaches several groups with several rows."""
 
     def priced(self, params: Any, query: Query, law: Any) -> Release:
-        return self._of_sensitivity(1, params, query)
+        return self._release_for(1, params, query)
 
 
 class RemovalOnly(_Wrong):
     """Uses the add-remove sensitivity where units are replaced."""
 
     def priced(self, params: Any, query: Query, law: Any) -> Release:
-        return self._of_sensitivity(
-            query.table.limits.groups * query.table.limits.per_group, params, query
+        return self._release_for(
+            query.table.contribution_bounds.groups * query.table.contribution_bounds.per_group, params, query
         )
 
 
@@ -78,17 +78,17 @@ class FloatLaplace(Count):
     """Inverts a float: some outputs are possible under one neighbour only (Mironov 2012)."""
 
     def draw(self, params: Any, table: Table, answer: Any, source: Source) -> Result:
-        scale = float(scale_for(table.limits.rows, params.epsilon))
+        scale = float(scale_for(table.contribution_bounds.rows, params.epsilon))
         u = (source.bits(53) + 0.5) * 2.0**-53
         noise = scale * math.log(2 * u) if u < 0.5 else -scale * math.log(2 - 2 * u)
-        return _count(float(answer.rows[0]) + noise)
+        return _count_result(float(answer.rows[0]) + noise)
 
 
 class SometimesExact(Count):
     """One result in sixteen is the exact value."""
 
     def draw(self, params: Any, table: Table, answer: Any, source: Source) -> Result:
-        exact = _count(float(answer.rows[0]) + 0.5)
+        exact = _count_result(float(answer.rows[0]) + 0.5)
         return exact if source.below(16) == 0 else super().draw(params, table, answer, source)
 
 
@@ -104,13 +104,13 @@ class NumpyNoise(Count):
     """Noise from numpy's generator."""
 
     def draw(self, params: Any, table: Table, answer: Any, source: Source) -> Result:
-        scale = float(scale_for(table.limits.rows, params.epsilon))
-        return _count(
+        scale = float(scale_for(table.contribution_bounds.rows, params.epsilon))
+        return _count_result(
             round(float(answer.rows[0]) + float(np.random.default_rng().laplace(0, scale)))
         )
 
 
-class PriceFollowsRows(Count):
+class CostFollowsRows(Count):
     """The claim remembers what was drawn."""
 
     def __init__(self) -> None:
@@ -124,11 +124,11 @@ class PriceFollowsRows(Count):
         return super().draw(params, table, answer, source)
 
 
-class HalfTheClaim(Count):
+class HalfTheCost(Count):
     """Charges half of what it spends."""
 
     def event(self, params: Any, table: Table) -> Event:
-        return DiscreteLaplace(2 * scale_for(table.limits.rows, params.epsilon), table.limits.rows)
+        return DiscreteLaplace(2 * scale_for(table.contribution_bounds.rows, params.epsilon), table.contribution_bounds.rows)
 
 
 class RaisesOnEmpty(Count):
@@ -165,7 +165,7 @@ class Talkative(Count):
         return super().draw(params, table, answer, source)
 
 
-def _count(value: float) -> Result:
+def _count_result(value: float) -> Result:
     return Result((Row("", "count", value),))
 
 
@@ -188,10 +188,10 @@ CONTROLS = (
     Control(LowThreshold(), "claim_survives_audit"),
     Control(FloatLaplace(), "claim_survives_audit"),
     Control(SometimesExact(), "claim_survives_audit"),
-    Control(HalfTheClaim(), "claim_survives_audit"),
+    Control(HalfTheCost(), "claim_survives_audit"),
     Control(PublicSeed(), "randomness_is_the_source"),
     Control(NumpyNoise(), "randomness_is_the_source"),
-    Control(PriceFollowsRows(), "draw_never_raises"),
+    Control(CostFollowsRows(), "draw_never_raises"),
     Control(RaisesOnEmpty(), "draw_never_raises"),
     Control(Talkative(), "draw_never_raises"),
     Control(OrderOfRows(), "order_is_public"),

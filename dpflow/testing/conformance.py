@@ -31,15 +31,15 @@ from dpflow.core.contract.requests import (
     UnboundedValues,
 )
 from dpflow.errors import InvalidInput
-from dpflow.testing.examples import AnyMechanism, Example, examples_for, plan, validated
+from dpflow.testing.examples import AnyMechanism, Example, examples_for, plan_mechanism, validate_model
 from dpflow.testing.harness import Check, NotConformant, require
 from dpflow.testing.release_checks import ONE_SHOT
 from dpflow.testing.session_checks import SESSION
 
-__all__ = ["Check", "Example", "NotConformant", "checks", "interactive_checks", "mechanism_checks"]
+__all__ = ["Check", "Example", "NotConformant", "conformance_checks", "interactive_checks", "mechanism_checks"]
 
 
-def checks(mechanism: AnyMechanism, examples: Sequence[Example] | None = None) -> Iterator[Check]:
+def conformance_checks(mechanism: AnyMechanism, examples: Sequence[Example] | None = None) -> Iterator[Check]:
     """All checks for a mechanism of either kind."""
     if isinstance(mechanism, InteractiveMechanism):
         return interactive_checks(mechanism, examples)
@@ -50,7 +50,7 @@ def mechanism_checks(
     mechanism: Mechanism[Any], examples: Sequence[Example] | None = None
 ) -> Iterator[Check]:
     """The checks of a one-shot mechanism: once for its class, then on every example."""
-    return _checks(mechanism, examples, (*SHARED, *ONE_SHOT))
+    return _bind_rules(mechanism, examples, (*SHARED, *ONE_SHOT))
 
 
 def interactive_checks(
@@ -59,22 +59,22 @@ def interactive_checks(
     """The checks of an interactive mechanism: once for its class, then on every example and its
     queries.
     """
-    return _checks(mechanism, examples, (*SHARED, *SESSION))
+    return _bind_rules(mechanism, examples, (*SHARED, *SESSION))
 
 
-def _checks(
+def _bind_rules(
     mechanism: AnyMechanism,
     examples: Sequence[Example] | None,
     rules: Sequence[Callable[..., None]],
 ) -> Iterator[Check]:
-    yield Check(f"{mechanism.name}: is_described", partial(is_described, mechanism))
+    yield Check(f"{mechanism.name}: is_described", partial(class_describes_itself, mechanism))
     for number, example in enumerate(examples or examples_for(mechanism)):
         for rule in rules:
             name = f"{mechanism.name}: {rule.__name__} [{number} {example.table.neighbours}]"
             yield Check(name, partial(rule, mechanism, example))
 
 
-def is_described(mechanism: AnyMechanism) -> None:
+def class_describes_itself(mechanism: AnyMechanism) -> None:
     """Name, version, summary, citation, and field docs."""
     for name in ("name", "summary", "citation"):
         text = getattr(mechanism, name, None)
@@ -96,8 +96,8 @@ def is_described(mechanism: AnyMechanism) -> None:
 
 def params_are_strict(mechanism: AnyMechanism, example: Example) -> None:
     """Parameters refuse unknown fields, are frozen, and survive JSON."""
-    params = validated(mechanism.Params, example.params)
-    refused(
+    params = validate_model(mechanism.Params, example.params)
+    require_refusal(
         {**example.params, "no_such_field": 1},
         mechanism,
         example.table,
@@ -121,7 +121,7 @@ def params_are_strict(mechanism: AnyMechanism, example: Example) -> None:
 
 def event_is_public(mechanism: AnyMechanism, example: Example) -> None:
     """The claim is a function of parameters and declaration alone, and survives JSON."""
-    params, event = plan(mechanism, example.table, example.params)
+    params, event = plan_mechanism(mechanism, example.table, example.params)
     require(isinstance(event, Event), "event must return an event of dpflow.core.accounting.events")
     again = from_json(json.loads(json.dumps(to_json(event))))
     require(again == event, "the event must be equal after a JSON round trip")
@@ -151,32 +151,32 @@ BAD_EPSILONS: tuple[Any, ...] = (
 BAD_DELTAS: tuple[Any, ...] = ("-1e-9", 1, "1", "1.5", math.nan, "1e-400", False, "")
 
 
-def bad_amounts_are_refused(mechanism: AnyMechanism, example: Example) -> None:
+def bad_amounts_are_errors(mechanism: AnyMechanism, example: Example) -> None:
     """Epsilon and delta must be exact amounts in their legal ranges."""
     for name, values in (("epsilon", BAD_EPSILONS), ("delta", BAD_DELTAS)):
         for value in values if name in mechanism.Params.model_fields else ():
             raw = {**example.params, name: value}
-            refused(
+            require_refusal(
                 raw, mechanism, example.table, f"{name}: {value!r} must be refused as an amount"
             )
 
 
-def columns_are_checked(mechanism: AnyMechanism, example: Example) -> None:
+def bad_columns_are_errors(mechanism: AnyMechanism, example: Example) -> None:
     """An unknown column is refused, and so is one without the bounds or keys that the statistic
     needs.
     """
-    for name, wrong in _misnamed(example.params, example.table):
+    for name, wrong in _misname_columns(example.params, example.table):
         raw = {**example.params, name: wrong}
-        refused(raw, mechanism, example.table, f"an unknown column as {name} must be refused")
+        require_refusal(raw, mechanism, example.table, f"an unknown column as {name} must be refused")
     for query in example.queries[:1]:
-        for name, wrong in _misnamed(query, example.table):
+        for name, wrong in _misname_columns(query, example.table):
             what = f"an unknown column as {name} of a query must be refused"
-            refused(example.params, mechanism, example.table, what, [{**query, name: wrong}])
-    for statistic in _statistics(mechanism, example):
-        bounded, keyed = _needs(statistic)
+            require_refusal(example.params, mechanism, example.table, what, [{**query, name: wrong}])
+    for statistic in _data_requests(mechanism, example):
+        bounded, keyed = _required_columns(statistic)
         for column in bounded:
-            table = _without(example.table, column, lower=None, upper=None)
-            refused(
+            table = _strip_column(example.table, column, lower=None, upper=None)
+            require_refusal(
                 example.params,
                 mechanism,
                 table,
@@ -184,8 +184,8 @@ def columns_are_checked(mechanism: AnyMechanism, example: Example) -> None:
                 example.queries,
             )
         for column in keyed:
-            table = _without(example.table, column, keys=None)
-            refused(
+            table = _strip_column(example.table, column, public_keys=None)
+            require_refusal(
                 example.params,
                 mechanism,
                 table,
@@ -194,12 +194,12 @@ def columns_are_checked(mechanism: AnyMechanism, example: Example) -> None:
             )
 
 
-def statistic_is_within_limits(mechanism: AnyMechanism, example: Example) -> None:
+def request_is_within_bounds(mechanism: AnyMechanism, example: Example) -> None:
     """The statistic is public, declared, and asks for no more of one unit than the declaration
     allows.
     """
-    limits = example.table.limits
-    for statistic in _statistics(mechanism, example):
+    limits = example.table.contribution_bounds
+    for statistic in _data_requests(mechanism, example):
         require(
             isinstance(statistic, DataRequest),
             "statistic must return a request of dpflow.core.contract.requests",
@@ -214,7 +214,7 @@ def statistic_is_within_limits(mechanism: AnyMechanism, example: Example) -> Non
         if isinstance(statistic, GroupedSums | SortedValues | UnboundedValues | KeySets):
             require(1 <= statistic.groups <= limits.groups, "groups must be at most limits.groups")
     require(
-        _statistics(mechanism, example) == _statistics(mechanism, example),
+        _data_requests(mechanism, example) == _data_requests(mechanism, example),
         "the statistic must be the same each time",
     )
 
@@ -222,13 +222,13 @@ def statistic_is_within_limits(mechanism: AnyMechanism, example: Example) -> Non
 SHARED = (
     params_are_strict,
     event_is_public,
-    bad_amounts_are_refused,
-    columns_are_checked,
-    statistic_is_within_limits,
+    bad_amounts_are_errors,
+    bad_columns_are_errors,
+    request_is_within_bounds,
 )
 
 
-def refused(
+def require_refusal(
     raw: Mapping[str, Any],
     mechanism: AnyMechanism,
     table: Table,
@@ -237,9 +237,9 @@ def refused(
 ) -> None:
     """Planning these parameters, or asking these queries, must raise an `InvalidInput`."""
     try:
-        params, _ = plan(mechanism, table, raw)
+        params, _ = plan_mechanism(mechanism, table, raw)
         for query in queries:
-            _query_statistic(mechanism, params, table, query)
+            _query_request(mechanism, params, table, query)
     except InvalidInput:
         return
     except Exception as error:
@@ -247,22 +247,22 @@ def refused(
     raise NotConformant(what)
 
 
-def _query_statistic(
+def _query_request(
     mechanism: AnyMechanism, params: Any, table: Table, query: Mapping[str, Any]
 ) -> DataRequest:
     assert isinstance(mechanism, InteractiveMechanism)
-    return mechanism.data_request(params, validated(mechanism.Query, query), table)
+    return mechanism.data_request(params, validate_model(mechanism.Query, query), table)
 
 
-def _statistics(mechanism: AnyMechanism, example: Example) -> list[DataRequest]:
+def _data_requests(mechanism: AnyMechanism, example: Example) -> list[DataRequest]:
     """What the mechanism asks for: once, or for every query."""
-    params, _ = plan(mechanism, example.table, example.params)
+    params, _ = plan_mechanism(mechanism, example.table, example.params)
     if isinstance(mechanism, Mechanism):
         return [mechanism.data_request(params, example.table)]
-    return [_query_statistic(mechanism, params, example.table, query) for query in example.queries]
+    return [_query_request(mechanism, params, example.table, query) for query in example.queries]
 
 
-def _misnamed(written: Mapping[str, Any], table: Table) -> Iterator[tuple[str, Any]]:
+def _misname_columns(written: Mapping[str, Any], table: Table) -> Iterator[tuple[str, Any]]:
     """The fields that name columns, with a column that nobody declared."""
     for name, value in written.items():
         parts = [value] if isinstance(value, str) else value if isinstance(value, list) else []
@@ -270,7 +270,7 @@ def _misnamed(written: Mapping[str, Any], table: Table) -> Iterator[tuple[str, A
             yield name, "no_such_column" if isinstance(value, str) else ["no_such_column"]
 
 
-def _needs(statistic: DataRequest) -> tuple[list[str], list[str]]:
+def _required_columns(statistic: DataRequest) -> tuple[list[str], list[str]]:
     """The columns whose bounds, and those whose public keys, a statistic cannot do without."""
     if isinstance(statistic, SortedValues | UnboundedValues):
         bounded = [statistic.column] if isinstance(statistic, SortedValues) else []
@@ -281,7 +281,7 @@ def _needs(statistic: DataRequest) -> tuple[list[str], list[str]]:
     return [], []
 
 
-def _without(table: Table, column: str, **changed: None) -> Table:
+def _strip_column(table: Table, column: str, **changed: None) -> Table:
     """The declaration with something taken away from one column."""
     columns = {**table.columns, column: table.columns[column].model_copy(update=changed)}
     return table.model_copy(update={"columns": columns})

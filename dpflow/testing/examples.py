@@ -34,7 +34,7 @@ from dpflow.core.contract.requests import (
 )
 from dpflow.errors import InvalidDeclaration, InvalidInput
 from dpflow.testing.column_in_memory import ArrayColumn
-from dpflow.testing.neighbours import histogram, key_sets
+from dpflow.testing.neighbours import make_histogram, key_sets
 
 AnyMechanism = Mechanism[Any] | InteractiveMechanism[Any, Any]
 
@@ -44,13 +44,13 @@ EXAMPLE_TABLE = Table.model_validate(
     {
         "name": "example",
         "database": "example.duckdb",
-        "unit": {"column": "user"},
+        "privacy_unit": {"column": "user"},
         "block": "day",
-        "limits": {"rows": 3, "groups": 2, "rows_per_group": 2},
+        "contribution_bounds": {"rows": 3, "groups": 2, "rows_per_group": 2},
         "columns": {
             "user": {},
             "day": {},
-            "kind": {"keys": ["b", "a", "d", "c"]},
+            "kind": {"public_keys": ["b", "a", "d", "c"]},
             "word": {},
             "amount": {"lower": -10, "upper": 30},
             "share": {"lower": 0, "upper": 1, "step": "0.25"},
@@ -111,7 +111,7 @@ class Example:
     queries: Sequence[Mapping[str, Any]] = field(default=())
 
 
-def validated(model: type[BaseModel], raw: Mapping[str, Any]) -> Any:
+def validate_model(model: type[BaseModel], raw: Mapping[str, Any]) -> Any:
     """Parameters as the engine makes them: what does not validate raises an `InvalidInput`."""
     try:
         return model.model_validate(dict(raw))
@@ -119,9 +119,9 @@ def validated(model: type[BaseModel], raw: Mapping[str, Any]) -> Any:
         raise InvalidDeclaration(problems(error)) from None
 
 
-def plan(mechanism: AnyMechanism, table: Table, raw: Mapping[str, Any]) -> tuple[Any, Any]:
+def plan_mechanism(mechanism: AnyMechanism, table: Table, raw: Mapping[str, Any]) -> tuple[Any, Any]:
     """Validated parameters and the event, after everything that a plan asks for was computed."""
-    params = validated(mechanism.Params, raw)
+    params = validate_model(mechanism.Params, raw)
     event = mechanism.event(params, table)
     if isinstance(mechanism, Mechanism):
         mechanism.data_request(params, table)
@@ -137,31 +137,31 @@ def examples_for(
     """
     fields = mechanism.Params.model_fields
     unknown = [name for name, info in fields.items() if info.is_required() and name not in VALUES]
-    queries = _queries(mechanism.Query) if isinstance(mechanism, InteractiveMechanism) else ()
-    found: list[Example] = []
-    for fillings in () if unknown else _fillings(mechanism.Params):
+    queries = _fill_queries(mechanism.Query) if isinstance(mechanism, InteractiveMechanism) else ()
+    examples: list[Example] = []
+    for fillings in () if unknown else _fill_params(mechanism.Params):
         for table in tables:
             distinct: dict[str, Example] = {}
             for raw in fillings:
                 try:
-                    params, _ = plan(mechanism, table, raw)
+                    params, _ = plan_mechanism(mechanism, table, raw)
                 except InvalidInput:
                     continue  # e.g. grouping by a column without keys: another filling does
                 distinct.setdefault(params.model_dump_json(), Example(table, raw, queries))
-            found.extend(distinct.values())
-        if found:
+            examples.extend(distinct.values())
+        if examples:
             break
-    if not found:
+    if not examples:
         hint = (
             f"its fields {', '.join(unknown)} have no standard values"
             if unknown
             else "no standard parameters plan"
         )
         raise InvalidInput(f"{mechanism.name}: {hint}; pass examples=[Example(table, params), ...]")
-    return found
+    return examples
 
 
-def _fillings(model: type[BaseModel]) -> list[list[dict[str, Any]]]:
+def _fill_params(model: type[BaseModel]) -> list[list[dict[str, Any]]]:
     """The first value of every field and then one field changed at a time; second, two fields
     changed.
     """
@@ -169,18 +169,18 @@ def _fillings(model: type[BaseModel]) -> list[list[dict[str, Any]]]:
     first = {name: VALUES[name][0] for name in names}
     others = [(name, value) for name in names for value in VALUES[name][1:]]
 
-    def filled(changes: Iterable[tuple[tuple[str, Any], ...]]) -> list[dict[str, Any]]:
-        chosen = [
+    def apply_changes(changes: Iterable[tuple[tuple[str, Any], ...]]) -> list[dict[str, Any]]:
+        candidates = [
             {k: v for k, v in {**first, **dict(change)}.items() if v is not OMIT}
             for change in changes
         ]
         required = [name for name in names if model.model_fields[name].is_required()]
-        return [one for one in chosen if all(name in one for name in required)]
+        return [one for one in candidates if all(name in one for name in required)]
 
-    return [filled([(), *combinations(others, 1)]), filled(combinations(others, 2))]
+    return [apply_changes([(), *combinations(others, 1)]), apply_changes(combinations(others, 2))]
 
 
-def _queries(model: type[BaseModel]) -> tuple[dict[str, Any], ...]:
+def _fill_queries(model: type[BaseModel]) -> tuple[dict[str, Any], ...]:
     names = [name for name in model.model_fields if name in QUERY_VALUES]
     return tuple(
         dict(zip(names, values)) for values in zip(*(QUERY_VALUES[name] for name in names))
@@ -192,14 +192,14 @@ def _queries(model: type[BaseModel]) -> tuple[dict[str, Any], ...]:
 HUGE = 2**62 - 1  # what a statistic may reach by plan
 
 
-def answers(statistic: DataRequest, table: Table) -> dict[str, Answer]:
+def possible_answers(statistic: DataRequest, table: Table) -> dict[str, Answer]:
     """Answers that a table may give, by name: typical ones and the ends of what is possible."""
     if isinstance(statistic, GroupedSums):
         return _group_answers(statistic)
     if isinstance(statistic, SortedValues):
         low, high = table.column(statistic.column).grid()
         middle = (low + high) // 2
-        given = {
+        histograms = {
             "no rows": ([], []),
             "one row": ([high], [1]),
             "one value": ([middle], [50]),
@@ -208,7 +208,7 @@ def answers(statistic: DataRequest, table: Table) -> dict[str, Answer]:
             "huge": ([low, middle, high], [10**12, 1, 10**12]),
         }
         return {
-            name: _histogram(statistic, values, counts) for name, (values, counts) in given.items()
+            name: _repeat_histogram(statistic, values, counts) for name, (values, counts) in histograms.items()
         }
     if isinstance(statistic, KeySets):
         words = [f"word-{i:03d}" for i in range(40)]
@@ -224,9 +224,9 @@ def answers(statistic: DataRequest, table: Table) -> dict[str, Answer]:
         }
         return {name: key_sets(bag) for name, bag in bags.items()}
     if isinstance(statistic, Records):
-        return {f"{n} rows": _records(statistic, table, n) for n in (0, 1, 2, 7, 1000)}
+        return {f"{n} rows": _make_records(statistic, table, n) for n in (0, 1, 2, 7, 1000)}
     if isinstance(statistic, UnboundedValues):
-        return _open_answers(statistic)
+        return _unbounded_answers(statistic)
     m = statistic.groups
     columns = {
         "zeros": [0.0],
@@ -237,22 +237,22 @@ def answers(statistic: DataRequest, table: Table) -> dict[str, Answer]:
     return {name: PerGroup(np.resize(np.array(values), m)) for name, values in columns.items()}
 
 
-def typical(statistic: DataRequest, table: Table) -> Answer:
+def typical_answer(statistic: DataRequest, table: Table) -> Answer:
     """An answer with many rows in every group, far from the ends."""
     if isinstance(statistic, SortedValues):
         low, high = table.column(statistic.column).grid()
-        return _histogram(statistic, list(range(low, high + 1)), None)
+        return _repeat_histogram(statistic, list(range(low, high + 1)), None)
     if isinstance(statistic, Records):
-        return _records(statistic, table, 200)
+        return _make_records(statistic, table, 200)
     if isinstance(statistic, UnboundedValues):
-        return _open_answers(statistic)["many"]
-    return answers(statistic, table)["mixed" if isinstance(statistic, GroupValues) else "many"]
+        return _unbounded_answers(statistic)["many"]
+    return possible_answers(statistic, table)["mixed" if isinstance(statistic, GroupValues) else "many"]
 
 
-def _open_answers(statistic: UnboundedValues) -> dict[str, Answer]:
+def _unbounded_answers(statistic: UnboundedValues) -> dict[str, Answer]:
     """The same values in every group."""
     ends = [5e-324, -5e-324, -0.0, 1.7e308, -1.7e308, 2.0**53 + 2, np.inf, -np.inf]
-    given: dict[str, Any] = {
+    columns: dict[str, Any] = {
         "no rows": [],
         "one row": [1.5],
         "two rows": [-1e300, 1e300],
@@ -263,10 +263,10 @@ def _open_answers(statistic: UnboundedValues) -> dict[str, Answer]:
         "rarer and rarer": np.repeat(2.0 ** np.arange(60), np.arange(60, 0, -1)),
         "many": np.sin(np.arange(400.0)) * 10 + np.arange(400.0) % 3,
     }
-    return {name: ArrayColumn.of(*[values] * len(statistic.keys)) for name, values in given.items()}
+    return {name: ArrayColumn.from_groups(*[values] * len(statistic.keys)) for name, values in columns.items()}
 
 
-def _neighbouring_open(statistic: UnboundedValues, replace: bool) -> list[tuple[Answer, Answer]]:
+def _neighbouring_columns(statistic: UnboundedValues, replace: bool) -> list[tuple[Answer, Answer]]:
     """One unit more, or at another place, beside values that are all over and values that are all
     at two places.
     """
@@ -275,29 +275,29 @@ def _neighbouring_open(statistic: UnboundedValues, replace: bool) -> list[tuple[
     for value, there in ((1000.0, True), (-1000.0, replace)):
         extra = [value] * statistic.rows_per_group * there
         groups = [shared + extra * (code < statistic.groups) for code in range(len(statistic.keys))]
-        sides.append(ArrayColumn.of(*groups, units=200 + there))
+        sides.append(ArrayColumn.from_groups(*groups, units=200 + there))
     return [(sides[0], sides[1])]
 
 
-def _records(statistic: Records, table: Table, n: int) -> RecordArrays:
+def _make_records(statistic: Records, table: Table, n: int) -> RecordArrays:
     """One row a unit, each column running through its whole domain."""
-    return RecordArrays(np.arange(n), {name: _cycle(table, name, n) for name in statistic.columns})
+    return RecordArrays(np.arange(n), {name: _cycle_domain(table, name, n) for name in statistic.columns})
 
 
-def _cycle(table: Table, name: str, n: int) -> NDArray[np.int64]:
-    keys = table.column(name).keys
+def _cycle_domain(table: Table, name: str, n: int) -> NDArray[np.int64]:
+    keys = table.column(name).public_keys
     low, high = table.column(name).grid() if keys is None else (-1, len(keys) - 1)
     return low + np.arange(n, dtype=np.int64) % (high - low + 1)
 
 
-def _histogram(
+def _repeat_histogram(
     statistic: SortedValues, values: Sequence[int], counts: Sequence[int] | None
 ) -> Histogram:
     """The same values in every group; five times each unless said otherwise."""
     n = len(statistic.keys)
-    each = np.array([5] * len(values) if counts is None else counts, np.int64)
+    row_counts = np.array([5] * len(values) if counts is None else counts, np.int64)
     codes = None if statistic.by is None else np.repeat(np.arange(n), len(values))
-    return Histogram(np.tile(np.array(values, np.int64), n), np.tile(each, n), codes)
+    return Histogram(np.tile(np.array(values, np.int64), n), np.tile(row_counts, n), codes)
 
 
 def keys_of(statistic: GroupedSums, most: int = 4) -> tuple[str, ...]:
@@ -311,7 +311,7 @@ def keys_of(statistic: GroupedSums, most: int = 4) -> tuple[str, ...]:
     )
 
 
-def groups(
+def make_groups(
     statistic: GroupedSums,
     keys: Sequence[str],
     rows: Any,
@@ -325,44 +325,44 @@ def groups(
     Sums and squares are one for all columns, or a mapping by column.
     """
 
-    def spread(value: Any) -> NDArray[np.int64]:
+    def fill_groups(value: Any) -> NDArray[np.int64]:
         return np.array(np.broadcast_to(value, len(keys)), np.int64)
 
-    def of(value: Any, column: str) -> NDArray[np.int64]:
-        return spread(value[column] if isinstance(value, Mapping) else value)
+    def fill_column(value: Any, column: str) -> NDArray[np.int64]:
+        return fill_groups(value[column] if isinstance(value, Mapping) else value)
 
     names = [column for column, _ in statistic.values]
     return Groups(
         tuple(keys),
-        spread(rows),
-        spread(rows if units is None else units),
-        {c: of(sums, c) for c in names},
-        {c: spread(rows) for c in names},
-        {c: of(squares, c) for c, _, _ in statistic.squares},
+        fill_groups(rows),
+        fill_groups(rows if units is None else units),
+        {c: fill_column(sums, c) for c in names},
+        {c: fill_groups(rows) for c in names},
+        {c: fill_column(squares, c) for c, _, _ in statistic.squares},
     )
 
 
 def _group_answers(statistic: GroupedSums) -> dict[str, Answer]:
     keys = keys_of(statistic)
-    found: dict[str, Answer] = {
-        "zeros": groups(statistic, keys, 0),
-        "one unit": groups(
+    answers: dict[str, Answer] = {
+        "zeros": make_groups(statistic, keys, 0),
+        "one unit": make_groups(
             statistic, keys, [1] + [0] * (len(keys) - 1), [7] + [0] * (len(keys) - 1)
         ),
-        "many": groups(statistic, keys, [10_000 + 13 * i for i in range(len(keys))], 555),
-        "negative sums": groups(statistic, keys, 3, -9999),
-        "huge": groups(statistic, keys, HUGE, HUGE),
-        "huge negative": groups(statistic, keys, HUGE, -HUGE),
+        "many": make_groups(statistic, keys, [10_000 + 13 * i for i in range(len(keys))], 555),
+        "negative sums": make_groups(statistic, keys, 3, -9999),
+        "huge": make_groups(statistic, keys, HUGE, HUGE),
+        "huge negative": make_groups(statistic, keys, HUGE, -HUGE),
     }
     if statistic.by is not None and statistic.keys is None:
-        found["no groups"] = groups(statistic, (), np.zeros(0))
-        found["one group"] = groups(statistic, ("",), 1)
-        found["odd keys"] = groups(statistic, ("\x00", "a\nb", "é" * 300, "'; --"), 10**6)
-        found["many groups"] = groups(statistic, keys_of(statistic, 300), 100)
-    return found
+        answers["no groups"] = make_groups(statistic, (), np.zeros(0))
+        answers["one group"] = make_groups(statistic, ("",), 1)
+        answers["odd keys"] = make_groups(statistic, ("\x00", "a\nb", "é" * 300, "'; --"), 10**6)
+        answers["many groups"] = make_groups(statistic, keys_of(statistic, 300), 100)
+    return answers
 
 
-def neighbouring(statistic: DataRequest, table: Table) -> list[tuple[Answer, Answer]]:
+def neighbouring_answers(statistic: DataRequest, table: Table) -> list[tuple[Answer, Answer]]:
     """Answers of neighbouring tables that are as far apart as the limits allow."""
     replace = table.neighbours == "replace"
     if isinstance(statistic, GroupedSums):
@@ -382,12 +382,12 @@ def neighbouring(statistic: DataRequest, table: Table) -> list[tuple[Answer, Ans
     if isinstance(statistic, Records):
         return _neighbouring_records(statistic, table, replace)
     if isinstance(statistic, UnboundedValues):
-        return _neighbouring_open(statistic, replace)
+        return _neighbouring_columns(statistic, replace)
     m = statistic.groups
     ones, spread = np.zeros(m), np.linspace(0, 1, m)
     ones[: round(0.15 * m)] = 1.0
     moved = 2 if replace else 1
-    return [(_moved(ones, moved), PerGroup(ones)), (_moved(spread, moved), PerGroup(spread))]
+    return [(_raise_lowest(ones, moved), PerGroup(ones)), (_raise_lowest(spread, moved), PerGroup(spread))]
 
 
 def _neighbouring_records(
@@ -398,12 +398,12 @@ def _neighbouring_records(
 
     Public columns are the same on both sides.
     """
-    shared = _records(statistic, table, 30)
+    shared = _make_records(statistic, table, 30)
 
-    def ends(end: int) -> RecordArrays:
+    def add_unit(end: int) -> RecordArrays:
         far = {name: 0 if table.column(name).public else end for name in statistic.columns}
         extra = {
-            c: np.repeat(_cycle(table, c, 1000)[[0, -1][side]], statistic.rows)
+            c: np.repeat(_cycle_domain(table, c, 1000)[[0, -1][side]], statistic.rows)
             for c, side in far.items()
         }
         units = np.append(shared.units, np.repeat(len(shared.units), statistic.rows))
@@ -412,10 +412,10 @@ def _neighbouring_records(
             {name: np.append(shared.columns[name], extra[name]) for name in statistic.columns},
         )
 
-    return [(ends(0), ends(1) if replace else shared)]
+    return [(add_unit(0), add_unit(1) if replace else shared)]
 
 
-def _moved(values: NDArray[np.float64], count: int) -> PerGroup:
+def _raise_lowest(values: NDArray[np.float64], count: int) -> PerGroup:
     """The lowest values become 1."""
     changed = values.copy()
     changed[np.argsort(values, kind="stable")[:count]] = 1.0
@@ -434,12 +434,12 @@ def _neighbouring_values(
         sides = [(high, first)] + [
             (low, places) for places in (first, first[::-1])[: len(first)] if replace
         ]
-        made = [
+        tables = [
             [base + [end] * statistic.rows_per_group * bool(at) for at in places]
             for end, places in sides
         ]
-        made += [[base] * len(first)] * (not replace)
-        one, *others = (histogram(statistic, *groups) for groups in made)
+        tables += [[base] * len(first)] * (not replace)
+        one, *others = (make_histogram(statistic, *groups) for groups in tables)
         pairs += [(one, other) for other in others]
     return pairs
 
@@ -463,7 +463,7 @@ def _neighbouring_groups(
         squares = {
             c: 9 * base + rows * (ends[c] ** 2 - half) * where for c, _, half in statistic.squares
         }
-        return groups(statistic, keys, base + rows * where, sums, squares, base + where)
+        return make_groups(statistic, keys, base + rows * where, sums, squares, base + where)
 
     pairs: list[tuple[Answer, Answer]] = [
         (with_unit(base, first, end), with_unit(base, last * replace, 1 - end))
@@ -476,8 +476,8 @@ def _neighbouring_groups(
         rows_of, units_of = ([[200, *[n] * len(own)] for own in (lone, theirs)] for n in (rows, 1))
         pairs.append(
             (
-                groups(statistic, shared + lone, rows_of[0], units=units_of[0]),
-                groups(statistic, shared + theirs, rows_of[1], units=units_of[1]),
+                make_groups(statistic, shared + lone, rows_of[0], units=units_of[0]),
+                make_groups(statistic, shared + theirs, rows_of[1], units=units_of[1]),
             )
         )
     return pairs

@@ -202,7 +202,7 @@ def test_a_gate_branches_the_run(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) ->
     )
     columns = {"age": {"lower": 0, "upper": 120}}
     table = tiny.declare(
-        protects="unit", limits={"rows": 1}, columns=columns, block=None, holdout=True
+        protects="unit", contribution_bounds={"rows": 1}, columns=columns, block=None, holdout=True
     )
     Ledger(tiny.ledger).grant(
         "gate", 4, 0, filter="basic", table=load_table(table), principal="owner"

@@ -243,10 +243,10 @@ def test_bad_requests_get_one_sentence(tiny: Tiny, changes: dict[str, Any], mess
     ("declared", "message"),
     [
         ({"columns": {"age": {"lower": 9, "upper": 1}}}, "must be below upper"),
-        ({"limits": {"rows": 0}}, "limits.rows"),
+        ({"contribution_bounds": {"rows": 0}}, "limits.rows"),
         ({"protects": "unit"}, "was granted to protect"),
         ({"holdout": True}, "readable only through a gate"),
-        ({"unit": {"column": "persno"}}, "persno"),
+        ({"privacy_unit": {"column": "persno"}}, "persno"),
         ({"relation": "vistis"}, "vistis"),
     ],
 )

@@ -1,4 +1,4 @@
-"""docs/holdout.md says what is true."""
+"""docs/how-to/gate-models.md says what is true."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dpflow.mechanisms.reusable_holdout import HoldoutParams, sizes
 from dpflow.registry import Registry
 from dpflow.tables.language import expressions
 
-PAGE = (Path(__file__).parents[2] / "docs" / "holdout.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "gate-models.md").read_text()
 
 
 def test_the_sizes_are_the_planners() -> None:
@@ -68,7 +68,7 @@ def test_the_examples_of_estimators_are_candidates() -> None:
     columns = {
         name: {"lower": 0, "upper": 1} for name in ("label", "prediction", "delay", "x", "y")
     }
-    base = {"name": "t", "database": "x", "unit": {"column": "u"}, "limits": {"rows": 1}}
+    base = {"name": "t", "database": "x", "privacy_unit": {"column": "u"}, "contribution_bounds": {"rows": 1}}
     table = Table.model_validate(base | {"columns": columns})
     for candidate in candidates:
         assert isinstance(candidate.estimator, SqlEstimator)

@@ -11,13 +11,13 @@ import yaml
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.engine import load_request, make_plan
-from dpflow.engine.releases.request import Request, parse_request
+from dpflow.engine.releases.request import ReleaseRequest, parse_request
 from dpflow.registry import Registry
 
 if TYPE_CHECKING:
     from smallworld import Tiny
 
-PAGE = (Path(__file__).parents[2] / "docs" / "mechanisms.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "choose-a-mechanism.md").read_text(encoding="utf-8")
 
 
 def test_every_mechanism_has_a_row() -> None:
@@ -39,7 +39,7 @@ def test_every_mechanism_has_a_row() -> None:
 def test_the_release_file_has_every_field() -> None:
     """The commented file lists all fields there are, and is one."""
     (block,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
-    assert set(yaml.safe_load(block)) == set(Request.model_fields)
+    assert set(yaml.safe_load(block)) == set(ReleaseRequest.model_fields)
     assert parse_request(yaml.safe_load(block), Path()).publish is not None
 
 
@@ -56,7 +56,7 @@ def test_the_example_plans(tiny: Tiny) -> None:
         is not None
     )
     asked = yaml.safe_load(search.replace("cost", "age"))
-    assert make_plan(load_request(tiny.file(**asked)), Registry.load()).price() == ("0.1", "0")
+    assert make_plan(load_request(tiny.file(**asked)), Registry.load()).privacy_cost() == ("0.1", "0")
     request = load_request(tiny.file(**yaml.safe_load(total)))
     assert request.bounds == ("cost range",)
 
@@ -69,9 +69,9 @@ def test_the_break_even_is_where_the_page_says() -> None:
             {
                 "name": "t",
                 "database": "t",
-                "unit": {"column": "user"},
-                "limits": {"rows": groups, "groups": groups, "rows_per_group": 1},
-                "columns": {"user": {}, "kind": {"keys": [f"k{i}" for i in range(100)]}},
+                "privacy_unit": {"column": "user"},
+                "contribution_bounds": {"rows": groups, "groups": groups, "rows_per_group": 1},
+                "columns": {"user": {}, "kind": {"public_keys": [f"k{i}" for i in range(100)]}},
             }
         )
         params = mechanism.Params.model_validate({"by": "kind", "epsilon": "1", "delta": "1e-6"})

@@ -1,4 +1,4 @@
-"""The code on docs/private-learning.md runs as it stands, and the thirty-line mechanism keeps
+"""The code on docs/guides/private-learning.md runs as it stands, and the thirty-line mechanism keeps
 dpflow's contract.
 """
 
@@ -17,11 +17,11 @@ import dpflow
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import Histogram
 from dpflow.ledger import Ledger
-from dpflow.testing.conformance import checks
+from dpflow.testing.conformance import conformance_checks
 from dpflow.testing.examples import Example
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "private-learning.md").read_text()
+PAGE = (ROOT / "docs" / "guides" / "private-learning.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.S)
 README = (ROOT / "plugins" / "dpflow-private-learning" / "README.md").read_text()
 
@@ -77,7 +77,7 @@ def test_its_score_is_the_depth_and_moves_by_one() -> None:
 
 CASES = [
     check
-    for check in checks(
+    for check in conformance_checks(
         middle(),
         [
             Example(
@@ -85,8 +85,8 @@ CASES = [
                     {
                         "name": "t",
                         "database": "t.duckdb",
-                        "unit": {"column": "u"},
-                        "limits": {"rows": 1},
+                        "privacy_unit": {"column": "u"},
+                        "contribution_bounds": {"rows": 1},
                         "neighbours": relation,
                         "columns": {"amount": {"lower": -10, "upper": 30}, "u": {}},
                     }

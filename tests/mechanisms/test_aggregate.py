@@ -29,9 +29,9 @@ from dpflow.errors import InvalidInput, PlanRefused
 from dpflow.mechanisms.aggregates import Aggregates
 from dpflow.registry import Registry
 from dpflow.testing import exact_divergence, examples, neighbours
-from dpflow.testing.audit import too_often
+from dpflow.testing.audit import refutes_probability
 from dpflow.testing.broken_mechanisms import FloatLaplace
-from dpflow.testing.examples import plan
+from dpflow.testing.examples import plan_mechanism
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "testing"))
 from tiny import NOTHING, ROWS, table  # noqa: E402
@@ -70,13 +70,13 @@ def losses(
     """The largest loss over all pairs of neighbours, and the price that the noise claims: epsilons,
     or rhos.
     """
-    valid, _ = plan(mechanism, declared, params)
+    valid, _ = plan_mechanism(mechanism, declared, params)
     release, _ = mechanism.planned(valid, planned_for or declared)
     statistic = mechanism.data_request(valid, declared)
-    units = [*neighbours.possible_units(ROWS, declared.limits.rows), (NOTHING,)]
+    units = [*neighbours.possible_units(ROWS, declared.contribution_bounds.rows), (NOTHING,)]
     worst = 0.0
-    for a, b in neighbours.neighbours(units, declared.neighbours, 0):
-        answers = [neighbours.answer(statistic, side) for side in (a, b)]
+    for a, b in neighbours.neighbouring_tables(units, declared.neighbours, 0):
+        answers = [neighbours.reference_answer(statistic, side) for side in (a, b)]
         loss = Fraction(0)
         for moment, noise in release.noises.items():
             first, second = (answer.moment(*moment) for answer in answers)
@@ -127,8 +127,8 @@ def test_a_reach_that_forgets_something_is_seen(
     assert isinstance(mechanism, Aggregate)
     forgetful = declared.model_copy(
         update={
-            "one row": {"limits": declared.limits.model_copy(update={"rows_per_group": 1})},
-            "one group": {"limits": declared.limits.model_copy(update={"groups": 1})},
+            "one row": {"contribution_bounds": declared.limits.model_copy(update={"rows_per_group": 1})},
+            "one group": {"contribution_bounds": declared.limits.model_copy(update={"groups": 1})},
             "no replacement": {"neighbours": "add-remove"},
         }[wrong]
     )
@@ -144,11 +144,11 @@ def test_without_noise_a_measure_is_what_numpy_says(kind: str, by: str | None) -
         {
             "name": "t",
             "database": "t.duckdb",
-            "unit": {"column": "user"},
-            "limits": {"rows": 1},
+            "privacy_unit": {"column": "user"},
+            "contribution_bounds": {"rows": 1},
             "columns": {
                 "user": {},
-                "kind": {"keys": ["x", "y"]},
+                "kind": {"public_keys": ["x", "y"]},
                 "score": {"lower": -3, "upper": 8, "step": "0.5"},
             },
         }
@@ -164,8 +164,8 @@ def test_without_noise_a_measure_is_what_numpy_says(kind: str, by: str | None) -
         | ({"column": "score"} if kind != "count" else {})
         | ({"by": by} if by else {})
     )
-    params, _ = plan(mechanism, declared, raw)
-    answer = neighbours.answer(mechanism.data_request(params, declared), [(row,) for row in rows])
+    params, _ = plan_mechanism(mechanism, declared, raw)
+    answer = neighbours.reference_answer(mechanism.data_request(params, declared), [(row,) for row in rows])
     found = {
         row.key: row.value for row in mechanism.draw(params, declared, answer, SystemSource()).rows
     }
@@ -186,7 +186,7 @@ def test_shared_moments_are_paid_once() -> None:
     the sum.
     """
     measures = [{"measure": "sum", "column": "amount"}, {"measure": "mean", "column": "amount"}]
-    params, _ = plan(Aggregates(), examples.EXAMPLE_TABLE, {"measures": measures, "epsilon": "1"})
+    params, _ = plan_mechanism(Aggregates(), examples.EXAMPLE_TABLE, {"measures": measures, "epsilon": "1"})
     release, _ = Aggregates().planned(params, examples.EXAMPLE_TABLE)
     assert release.query.moments == (("sum", "amount"), ("values", "amount"))
     assert sum(release.prices) == 1
@@ -221,7 +221,7 @@ def test_rows_that_all_have_a_value_are_counted_once(
     declared = filled(relation, groups)
     worst, price = losses(Aggregates(), {"measures": measures, **by, **law}, declared)
     assert worst <= price * (1 + 1e-12)
-    params, _ = plan(Aggregates(), declared, {"measures": measures, **by, **law})
+    params, _ = plan_mechanism(Aggregates(), declared, {"measures": measures, **by, **law})
     release, _ = Aggregates().planned(params, declared)
     assert sorted(release.query.moments) == [("rows", ""), ("sum", "score")]
 
@@ -235,12 +235,12 @@ def test_a_sum_beside_a_count_is_taken_around_the_middle() -> None:
         {
             "name": "t",
             "database": "t",
-            "unit": {"column": "user"},
-            "limits": {"rows": 6},
+            "privacy_unit": {"column": "user"},
+            "contribution_bounds": {"rows": 6},
             "columns": columns,
         }
     )
-    params, _ = plan(
+    params, _ = plan_mechanism(
         Aggregates(),
         declared,
         {"measures": ["count", {"measure": "sum", "column": "amount"}], "epsilon": 1},
@@ -255,10 +255,10 @@ def test_a_sum_beside_a_count_is_taken_around_the_middle() -> None:
     assert count < 0.8 * 12
     assert math.hypot(centred, 100 * count) < 0.9 * 2400
     exact = {"count": 1000, "sum(amount)": 33_000}
-    answer = examples.groups(release.query.data_request(), ("",), 1000, 33_000 - 100 * 1000)
+    answer = examples.make_groups(release.query.data_request(), ("",), 1000, 33_000 - 100 * 1000)
     for row in Aggregates().draw(params, declared, answer, SystemSource()).rows:
         assert abs(float(row.value or 0) - exact[row.measure]) <= 20 * (row.error_95 or 0)
-    lone, _ = plan(REGISTRY.mechanism("sum"), declared, {"column": "amount", "epsilon": "1"})
+    lone, _ = plan_mechanism(REGISTRY.mechanism("sum"), declared, {"column": "amount", "epsilon": "1"})
     assert Query(declared, None, REGISTRY.mechanism("sum").measures(lone)).moments == (
         ("sum", "amount"),
     )  # type: ignore[union-attr]
@@ -312,7 +312,7 @@ def test_target_errors_are_met_at_the_least_price(
     wasted.
     """
     raw = {"measures": chosen, "by": "kind"} | ({"delta": delta} if delta else {})
-    params, _ = plan(Aggregates(), examples.EXAMPLE_TABLE, raw)
+    params, _ = plan_mechanism(Aggregates(), examples.EXAMPLE_TABLE, raw)
     release, _ = Aggregates().planned(params, examples.EXAMPLE_TABLE)
     parts = [float(release.error_bound(m) or 0) / float(m.error or 1) for m in params.measures]
     assert max(parts) <= 1
@@ -335,13 +335,13 @@ def test_the_planner_takes_the_smaller_noise_and_says_so() -> None:
     for groups, law in ((1, DiscreteLaplace), (40, DiscreteGaussian)):
         limits = {"rows": groups, "groups": groups, "rows_per_group": 1}
         keys = [f"k{i}" for i in range(100)]
-        columns = {"user": {}, "kind": {"keys": keys}}
+        columns = {"user": {}, "kind": {"public_keys": keys}}
         declared = Table.model_validate(
             {
                 "name": "t",
                 "database": "t",
-                "unit": {"column": "user"},
-                "limits": limits,
+                "privacy_unit": {"column": "user"},
+                "contribution_bounds": limits,
                 "columns": columns,
             }
         )
@@ -350,7 +350,7 @@ def test_the_planner_takes_the_smaller_noise_and_says_so() -> None:
             raw = {"by": "kind", "epsilon": "1", "noise": noise} | (
                 {} if noise == "laplace" else {"delta": "1e-6"}
             )
-            params, event = plan(histogram, declared, raw)
+            params, event = plan_mechanism(histogram, declared, raw)
             bound = histogram.error_bound(params, declared)
             assert bound is not None
             widths[noise] = bound.half_width["count"]
@@ -367,16 +367,16 @@ def test_a_plan_says_what_shrinks_with_a_group(name: str, value: int) -> None:
     ends of the bounds.
     """
     mechanism, declared = REGISTRY.mechanism(name), examples.EXAMPLE_TABLE
-    params, _ = plan(mechanism, declared, {"column": "amount", "epsilon": "1"})
+    params, _ = plan_mechanism(mechanism, declared, {"column": "amount", "epsilon": "1"})
     bound = mechanism.error_bound(params, declared)
     assert bound is not None and bound.half_width == {}
     stated = float(bound.note.split(f"{name}: at most ")[1].split(" in a group of 1,000 values")[0])
     away = value - 10
     statistic = mechanism.data_request(params, declared)
-    answer = examples.groups(statistic, ("",), 1000, 1000 * away, 1000 * (away**2 - 200))
+    answer = examples.make_groups(statistic, ("",), 1000, 1000 * away, 1000 * (away**2 - 200))
     true = {"mean": value}.get(name, 0.0)
     rows = [mechanism.draw(params, declared, answer, SystemSource()).rows[0] for _ in range(300)]
-    assert not too_often(
+    assert not refutes_probability(
         sum(abs(float(row.value or 0) - true) > stated * 1.001 for row in rows), 300, 0.05
     )
 
@@ -385,8 +385,8 @@ def test_a_plan_says_what_shrinks_with_a_group(name: str, value: int) -> None:
 def test_groups_too_small_for_a_bound_get_the_full_width(name: str) -> None:
     """An empty group has a value within the bounds and an error as wide as they are."""
     mechanism = REGISTRY.mechanism(name)
-    params, _ = plan(mechanism, examples.EXAMPLE_TABLE, {"column": "amount", "epsilon": "0.1"})
-    answer = examples.answers(
+    params, _ = plan_mechanism(mechanism, examples.EXAMPLE_TABLE, {"column": "amount", "epsilon": "0.1"})
+    answer = examples.possible_answers(
         mechanism.data_request(params, examples.EXAMPLE_TABLE), examples.EXAMPLE_TABLE
     )["zeros"]
     widest = {"mean": 40, "variance": 400, "standard_deviation": 20}[name]
@@ -412,7 +412,7 @@ def test_noise_that_cannot_be_is_refused(raw: dict[str, Any]) -> None:
     keys.
     """
     with pytest.raises(InvalidInput):
-        plan(REGISTRY.mechanism("histogram"), examples.EXAMPLE_TABLE, raw)
+        plan_mechanism(REGISTRY.mechanism("histogram"), examples.EXAMPLE_TABLE, raw)
 
 
 @pytest.mark.parametrize(
@@ -442,7 +442,7 @@ def test_aggregates_that_mean_nothing_are_refused(raw: dict[str, Any]) -> None:
     targets beyond any price.
     """
     with pytest.raises((InvalidInput, PlanRefused)):
-        plan(Aggregates(), examples.EXAMPLE_TABLE, raw)
+        plan_mechanism(Aggregates(), examples.EXAMPLE_TABLE, raw)
 
 
 @pytest.mark.parametrize("epsilon", ["0.1", "1", "8"])
@@ -489,7 +489,7 @@ def test_a_query_asks_for_everything_once() -> None:
     where units are counted.
     """
     declared = examples.EXAMPLE_TABLE
-    params, _ = plan(
+    params, _ = plan_mechanism(
         Aggregates(),
         declared,
         {"measures": [{"measure": "variance", "column": "amount"}], "epsilon": "1"},
@@ -498,7 +498,7 @@ def test_a_query_asks_for_everything_once() -> None:
     assert statistic.values == (("amount", 10),)
     assert statistic.squares == (("amount", 10, 200),)
     distinct = REGISTRY.mechanism("count_distinct")
-    params, _ = plan(distinct, declared, {"epsilon": "1", "by": "kind"})
+    params, _ = plan_mechanism(distinct, declared, {"epsilon": "1", "by": "kind"})
     assert distinct.data_request(params, declared).rows_per_group == 1  # type: ignore[union-attr]
 
 
@@ -506,9 +506,9 @@ def _on_the_grid(mechanism: Any, raw: Mapping[str, Any], declared: Table, step: 
     """The part of released values, on neighbouring answers and an empty one, that are floats of
     multiples of the step.
     """
-    params, _ = plan(mechanism, declared, raw)
+    params, _ = plan_mechanism(mechanism, declared, raw)
     statistic = mechanism.data_request(params, declared)
-    given = [examples.typical(statistic, declared), *examples.neighbouring(statistic, declared)[0]]
+    given = [examples.typical_answer(statistic, declared), *examples.neighbouring_answers(statistic, declared)[0]]
     found = [
         float(row.value)
         for answer in given

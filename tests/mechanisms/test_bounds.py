@@ -14,10 +14,10 @@ from dpflow.core.contract.requests import Cells
 from dpflow.core.sampling.randomness import SystemSource
 from dpflow.mechanisms.bounds import BINS, POWERS, Bounds, edges, magnitudes
 from dpflow.testing import exact_divergence
-from dpflow.testing.audit import too_often
+from dpflow.testing.audit import refutes_probability
 from dpflow.testing.column_in_memory import ArrayColumn
-from dpflow.testing.enumeration import outputs
-from dpflow.testing.examples import plan
+from dpflow.testing.enumeration import enumerate_outputs
+from dpflow.testing.examples import plan_mechanism
 
 
 def declared(relation: str = "add-remove", rows: int = 1) -> Table:
@@ -25,9 +25,9 @@ def declared(relation: str = "add-remove", rows: int = 1) -> Table:
         {
             "name": "t",
             "database": "t.duckdb",
-            "unit": {"column": "user"},
+            "privacy_unit": {"column": "user"},
             "neighbours": relation,
-            "limits": {"rows": rows},
+            "contribution_bounds": {"rows": rows},
             "columns": {"user": {}, "x": {}},
         }
     )
@@ -81,7 +81,7 @@ def test_one_unit_moves_the_counts_by_what_is_claimed(relation: str, rows: int) 
     """All rows of a unit in one bin, and under replace all of them in another one: exactly the
     claimed distance, no more.
     """
-    params, event = plan(Bounds(), declared(relation, rows), {"column": "x", "epsilon": "1"})
+    params, event = plan_mechanism(Bounds(), declared(relation, rows), {"column": "x", "epsilon": "1"})
     assert isinstance(event, DiscreteLaplace)
     others = [1.0, 5.0, -7.0]
     far = counts(*others, *[1000.0] * rows)
@@ -99,11 +99,11 @@ def test_the_answer_keeps_the_claim_exactly(monkeypatch: pytest.MonkeyPatch) -> 
     for name, value in (("POWERS", 1), ("BINS", 3), ("LEAST", 0), ("MOST", 0)):
         monkeypatch.setattr(bounds, name, value)
     table = declared()
-    params, _ = plan(Bounds(), table, {"column": "x", "epsilon": "3"})
+    params, _ = plan_mechanism(Bounds(), table, {"column": "x", "epsilon": "3"})
 
     def law(values: list[float]) -> dict[object, float]:
-        column = ArrayColumn.of(values)
-        return outputs(lambda source: Bounds().draw(params, table, column, source).rows, tail=1e-6)
+        column = ArrayColumn.from_groups(values)
+        return enumerate_outputs(lambda source: Bounds().draw(params, table, column, source).rows, tail=1e-6)
 
     for shared in ([], [1.0, 1.0, -1.0]):
         one, two = law([*shared, 1.0]), law([*shared, 1.0, 1.0])
@@ -117,16 +117,16 @@ def test_bounds_hold_most_values_and_nothing_far() -> None:
     nothing.
     """
     table = declared()
-    params, _ = plan(Bounds(), table, {"column": "x", "epsilon": "1"})
+    params, _ = plan_mechanism(Bounds(), table, {"column": "x", "epsilon": "1"})
     values = np.append(np.exp(np.linspace(math.log(3), math.log(900), 10_000)), 1e30)
-    column = ArrayColumn.of(values)
+    column = ArrayColumn.from_groups(values)
     wrong = 0
     for _ in range(200):
         result = Bounds().draw(params, table, column, SystemSource())
         lower, upper = (row.value for row in result.rows)
         wrong += (lower, upper) != (2.0, 1024.0)
         assert result.document["columns"]["x"] == {"lower": lower, "upper": upper}
-    assert not too_often(wrong, 200, 0.05)
+    assert not refutes_probability(wrong, 200, 0.05)
 
 
 def test_few_rows_have_no_bounds() -> None:
@@ -134,19 +134,19 @@ def test_few_rows_have_no_bounds() -> None:
     of draws.
     """
     table = declared()
-    params, _ = plan(Bounds(), table, {"column": "x", "epsilon": "1"})
+    params, _ = plan_mechanism(Bounds(), table, {"column": "x", "epsilon": "1"})
     for values in ([], [1.0, 2.0, 3.0]):
         found = [
-            Bounds().draw(params, table, ArrayColumn.of(values), SystemSource()) for _ in range(200)
+            Bounds().draw(params, table, ArrayColumn.from_groups(values), SystemSource()) for _ in range(200)
         ]
-        assert not too_often(sum(result.rows[0].value is not None for result in found), 200, 0.05)
+        assert not refutes_probability(sum(result.rows[0].value is not None for result in found), 200, 0.05)
 
 
 def test_the_threshold_is_rarely_reached_by_noise() -> None:
     """385 empty bins: one of them is taken with probability 5 % at most, and with one step less it
     would be more.
     """
-    params, event = plan(Bounds(), declared(rows=4), {"column": "x", "epsilon": "1/2"})
+    params, event = plan_mechanism(Bounds(), declared(rows=4), {"column": "x", "epsilon": "1/2"})
     assert isinstance(event, DiscreteLaplace)
     t = Bounds()._threshold(params, declared(rows=4))
     law = exact_divergence.discrete_laplace(event.scale, tail=1e-13)
@@ -160,10 +160,10 @@ def grouped(relation: str, groups: int, rows: int) -> Table:
         {
             "name": "t",
             "database": "t.duckdb",
-            "unit": {"column": "user"},
+            "privacy_unit": {"column": "user"},
             "neighbours": relation,
-            "limits": {"rows": groups * rows, "groups": groups, "rows_per_group": rows},
-            "columns": {"user": {}, "x": {}, "kind": {"keys": ["a", "b", "c", "d"]}},
+            "contribution_bounds": {"rows": groups * rows, "groups": groups, "rows_per_group": rows},
+            "columns": {"user": {}, "x": {}, "kind": {"public_keys": ["a", "b", "c", "d"]}},
         }
     )
 
@@ -178,7 +178,7 @@ def test_one_unit_moves_the_counts_of_all_groups_by_what_is_claimed(
     claimed distance.
     """
     table = grouped(relation, groups, rows)
-    _, event = plan(Bounds(), table, {"column": "x", "by": "kind", "epsilon": "1"})
+    _, event = plan_mechanism(Bounds(), table, {"column": "x", "by": "kind", "epsilon": "1"})
     assert isinstance(event, DiscreteLaplace)
     far = [counts(1.0, *[1000.0] * rows * (code < groups)) for code in range(4)]
     near = [
@@ -193,8 +193,8 @@ def test_every_group_has_bounds_of_its_own() -> None:
     nothing to find.
     """
     table = grouped("add-remove", 1, 1)
-    params, _ = plan(Bounds(), table, {"column": "x", "by": "kind", "epsilon": "1"})
-    column = ArrayColumn.of(np.full(500, 3.0), np.full(500, -1000.0), [], np.full(500, 1e30))
+    params, _ = plan_mechanism(Bounds(), table, {"column": "x", "by": "kind", "epsilon": "1"})
+    column = ArrayColumn.from_groups(np.full(500, 3.0), np.full(500, -1000.0), [], np.full(500, 1e30))
     result = Bounds().draw(params, table, column, SystemSource())
     found = {(row.key, row.measure): row.value for row in result.rows}
     assert list(dict.fromkeys(key for key, _ in found)) == ["a", "b", "c", "d"]
@@ -214,11 +214,11 @@ def test_a_delta_allows_gaussian_noise_where_units_reach_many_groups(
     exactly.
     """
     table = grouped(relation, groups, 2).model_copy(deep=True)
-    kind = table.columns["kind"].model_copy(update={"keys": tuple(f"k{i}" for i in range(50))})
+    kind = table.columns["kind"].model_copy(update={"public_keys": tuple(f"k{i}" for i in range(50))})
     table = table.model_copy(update={"columns": table.columns | {"kind": kind}})
     raw = {"column": "x", "by": "kind", "epsilon": "1"}
-    plain, _ = plan(Bounds(), table, raw)
-    params, event = plan(Bounds(), table, raw | {"delta": "1e-6"})
+    plain, _ = plan_mechanism(Bounds(), table, raw)
+    params, event = plan_mechanism(Bounds(), table, raw | {"delta": "1e-6"})
     if groups == 1:
         assert isinstance(event, DiscreteLaplace)
         return

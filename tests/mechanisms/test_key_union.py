@@ -24,8 +24,8 @@ from dpflow.mechanisms import key_union
 from dpflow.mechanisms.key_union import KeyUnion, Round, added, weight
 from dpflow.registry import Registry
 from dpflow.testing import exact_divergence
-from dpflow.testing.enumeration import outputs
-from dpflow.testing.examples import plan
+from dpflow.testing.enumeration import enumerate_outputs
+from dpflow.testing.examples import plan_mechanism
 from dpflow.testing.harness import StreamSource
 from dpflow.testing.neighbours import key_sets
 
@@ -40,9 +40,9 @@ def declared(groups: int, relation: str = "add-remove") -> Table:
         {
             "name": "t",
             "database": "t.duckdb",
-            "unit": {"column": "user"},
+            "privacy_unit": {"column": "user"},
             "neighbours": relation,
-            "limits": {"rows": 100, "groups": groups, "rows_per_group": 1},
+            "contribution_bounds": {"rows": 100, "groups": groups, "rows_per_group": 1},
             "columns": {"user": {}, "word": {}},
         }
     )
@@ -100,10 +100,10 @@ def test_two_rounds_keep_the_claim(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(key_union, "SHARES", (Fraction(1, 4), Fraction(3, 4)))
     key_union.rounds.cache_clear()
     table = declared(2)
-    params, event = plan(KeyUnion(), table, {"by": "word", "epsilon": "12", "delta": "0.02"})
+    params, event = plan_mechanism(KeyUnion(), table, {"by": "word", "epsilon": "12", "delta": "0.02"})
 
     def law(bags: Sequence[Sequence[str]]) -> dict[Any, float]:
-        return outputs(
+        return enumerate_outputs(
             lambda source: KeyUnion().draw(params, table, key_sets(bags), source).rows, tail=1e-4
         )
 
@@ -161,7 +161,7 @@ def test_what_is_released() -> None:
     units.
     """
     table = declared(4)
-    params, event = plan(KeyUnion(), table, {"by": "word", "epsilon": "1", "delta": "1e-6"})
+    params, event = plan_mechanism(KeyUnion(), table, {"by": "word", "epsilon": "1", "delta": "1e-6"})
     assert event == Approximate(Fraction(1), Fraction(1, 10**6))
     bags = [["z", "common"]] * 400 + [["rare", "a"]] * 5 + [["a"]] * 300
     rows = KeyUnion().draw(params, table, key_sets(bags), StreamSource(1)).rows
@@ -169,13 +169,13 @@ def test_what_is_released() -> None:
         (k, "key", 1) for k in ("a", "common", "z")
     ]
     assert KeyUnion().draw(params, table, key_sets([]), StreamSource(1)).rows == ()
-    _, event = plan(
+    _, event = plan_mechanism(
         KeyUnion(), table, {"by": "word", "epsilon": "1", "delta": "1e-6", "claim": "zcdp"}
     )
     assert isinstance(event, ZCDP) and event.delta == Fraction(1, 2 * 10**6)
     assert event.epsilon_at(Fraction(1, 10**6)) <= 1
     with pytest.raises(InvalidInput, match="delta above 0"):
-        plan(KeyUnion(), table, {"by": "word", "epsilon": "1", "delta": 0})
+        plan_mechanism(KeyUnion(), table, {"by": "word", "epsilon": "1", "delta": 0})
 
 
 def test_later_rounds_give_their_weight_to_keys_that_need_it() -> None:

@@ -16,16 +16,16 @@ from dpflow.core.sampling.randomness import SystemSource
 from dpflow.errors import InvalidInput
 from dpflow.mechanisms.quantile import pieces
 from dpflow.registry import Registry
-from dpflow.testing.audit import too_often
-from dpflow.testing.examples import plan
+from dpflow.testing.audit import refutes_probability
+from dpflow.testing.examples import plan_mechanism
 
 REGISTRY = Registry.load()
 TABLE = Table.model_validate(
     {
         "name": "t",
         "database": "t.duckdb",
-        "unit": {"column": "user"},
-        "limits": {"rows": 2},
+        "privacy_unit": {"column": "user"},
+        "contribution_bounds": {"rows": 2},
         "columns": {"user": {}, "score": {"lower": 0, "upper": 1000}, "open": {}},
     }
 )
@@ -138,7 +138,7 @@ def test_several_quantiles_ascend_and_are_near() -> None:
     promises in 95 % of draws.
     """
     mechanism = REGISTRY.mechanism("quantiles")
-    params, event = plan(
+    params, event = plan_mechanism(
         mechanism,
         TABLE,
         {"column": "score", "epsilon": "1", "quantiles": [f"0.{i}" for i in range(9, 0, -1)]},
@@ -157,19 +157,19 @@ def test_several_quantiles_ascend_and_are_near() -> None:
         values = [float(row.value or 0) for row in rows]
         assert values == sorted(values)
         misses += any(abs(10 * v - 10010 * i / 10) > rank + 10 for i, v in enumerate(values, 1))
-    assert not too_often(misses, 60, 0.05)
+    assert not refutes_probability(misses, 60, 0.05)
 
 
 GROUPS = Table.model_validate(
     {
         "name": "t",
         "database": "t.duckdb",
-        "unit": {"column": "user"},
-        "limits": {"rows": 30, "groups": 15, "rows_per_group": 2},
+        "privacy_unit": {"column": "user"},
+        "contribution_bounds": {"rows": 30, "groups": 15, "rows_per_group": 2},
         "columns": {
             "user": {},
             "score": {"lower": 0, "upper": 1000},
-            "kind": {"keys": [f"k{i}" for i in range(20)]},
+            "kind": {"public_keys": [f"k{i}" for i in range(20)]},
         },
     }
 )
@@ -183,10 +183,10 @@ def test_groups_share_the_price(relation: str, groups: int, per_row: int) -> Non
     """As many draws as groups that a unit reaches; p = 1/4: a row moves the cost by 3, a move by 2
     x 3, an exchange by 4.
     """
-    limits = GROUPS.limits.model_copy(update={"groups": groups})
-    table = GROUPS.model_copy(update={"neighbours": relation, "limits": limits})
+    limits = GROUPS.contribution_bounds.model_copy(update={"groups": groups})
+    table = GROUPS.model_copy(update={"neighbours": relation, "contribution_bounds": limits})
     mechanism = REGISTRY.mechanism("quantile")
-    params, event = plan(
+    params, event = plan_mechanism(
         mechanism, table, {"column": "score", "by": "kind", "p": "1/4", "epsilon": "1"}
     )
     assert event == Repeated(BoundedRange(Fraction(1, groups)), groups)
@@ -201,8 +201,8 @@ def test_a_delta_buys_a_higher_rate_of_many_draws() -> None:
     """
     mechanism = REGISTRY.mechanism("quantiles")
     raw = {"column": "score", "by": "kind", "epsilon": "1", "quantiles": ["1/4", "3/4"]}
-    plain, _ = plan(mechanism, GROUPS, raw)
-    params, event = plan(mechanism, GROUPS, {**raw, "delta": "1e-6"})
+    plain, _ = plan_mechanism(mechanism, GROUPS, raw)
+    params, event = plan_mechanism(mechanism, GROUPS, {**raw, "delta": "1e-6"})
     proved = event.epsilon_at(Fraction(1, 10**6))
     assert isinstance(event, Repeated) and event.count == 30
     assert event.event.epsilon > Fraction(1, 30)
@@ -218,7 +218,7 @@ def test_every_group_has_quantiles_of_its_own() -> None:
     order.
     """
     mechanism = REGISTRY.mechanism("quantiles")
-    params, _ = plan(
+    params, _ = plan_mechanism(
         mechanism,
         GROUPS,
         {"column": "score", "by": "kind", "epsilon": "30", "quantiles": ["0.9", "0.1"]},
@@ -239,7 +239,7 @@ def test_the_ends_are_a_tail_away() -> None:
     data = Histogram(np.arange(1001), np.full(1001, 1000))
     for name, wanted in (("minimum", 10), ("maximum", 990)):
         mechanism = REGISTRY.mechanism(name)
-        params, _ = plan(mechanism, TABLE, {"column": "score", "epsilon": "1"})
+        params, _ = plan_mechanism(mechanism, TABLE, {"column": "score", "epsilon": "1"})
         (row,) = mechanism.draw(params, TABLE, data, SystemSource()).rows
         assert row.measure == name
         assert abs(float(row.value or 0) - wanted) <= 5
@@ -258,4 +258,4 @@ def test_the_ends_are_a_tail_away() -> None:
 def test_quantiles_that_mean_nothing_are_refused(name: str, raw: dict[str, object]) -> None:
     """None, one twice, one outside of (0, 1), a median of another rank."""
     with pytest.raises(InvalidInput):
-        plan(REGISTRY.mechanism(name), TABLE, {"column": "score", "epsilon": "1", **raw})
+        plan_mechanism(REGISTRY.mechanism(name), TABLE, {"column": "score", "epsilon": "1", **raw})

@@ -20,9 +20,9 @@ from dpflow.core.sampling.randomness import SystemSource
 from dpflow.errors import InvalidInput
 from dpflow.registry import Registry
 from dpflow.testing import exact_divergence
-from dpflow.testing.audit import too_often
-from dpflow.testing.enumeration import outputs
-from dpflow.testing.examples import plan
+from dpflow.testing.audit import refutes_probability
+from dpflow.testing.enumeration import enumerate_outputs
+from dpflow.testing.examples import plan_mechanism
 
 REGISTRY = Registry.load()
 
@@ -32,10 +32,10 @@ def declared(relation: str, rows: int = 1, keys: int = 3) -> Table:
         {
             "name": "t",
             "database": "t.duckdb",
-            "unit": {"column": "user"},
+            "privacy_unit": {"column": "user"},
             "neighbours": relation,
-            "limits": {"rows": rows * keys, "groups": keys, "rows_per_group": rows},
-            "columns": {"user": {}, "kind": {"keys": [f"k{i}" for i in range(keys)]}},
+            "contribution_bounds": {"rows": rows * keys, "groups": keys, "rows_per_group": rows},
+            "columns": {"user": {}, "kind": {"public_keys": [f"k{i}" for i in range(keys)]}},
         }
     )
 
@@ -61,13 +61,13 @@ def worst(
 ) -> float:
     """The largest loss over all neighbouring scores."""
     mechanism = REGISTRY.mechanism(name)
-    params, _ = plan(mechanism, declared(relation, most), raw)
+    params, _ = plan_mechanism(mechanism, declared(relation, most), raw)
     known: dict[tuple[int, ...], dict[Any, float]] = {}
 
     def law(rows: tuple[int, ...]) -> dict[Any, float]:
         if rows not in known:
             table = planned or declared(relation, most)
-            known[rows] = outputs(
+            known[rows] = enumerate_outputs(
                 lambda source: mechanism.draw(params, table, answer(rows), source).rows
             )
         return known[rows]
@@ -107,13 +107,13 @@ def test_the_losses_of_exponential_choices_span_epsilon() -> None:
     """
     spans = {}
     for selection in ("exponential", "permute-and-flip"):
-        params, _ = plan(
+        params, _ = plan_mechanism(
             REGISTRY.mechanism("arg_max"),
             declared("add-remove"),
             {"by": "kind", "epsilon": "1", "selection": selection},
         )
         law = {
-            rows: outputs(
+            rows: enumerate_outputs(
                 lambda source, rows=rows, params=params: (
                     REGISTRY.mechanism("arg_max")
                     .draw(params, declared("add-remove"), answer(rows), source)
@@ -139,9 +139,9 @@ def test_the_plan_takes_the_higher_rate(k: int) -> None:
     """
     table = declared("add-remove", keys=40)
     mechanism = REGISTRY.mechanism("top_k")
-    _, event = plan(mechanism, table, {"by": "kind", "k": k, "epsilon": "1"})
+    _, event = plan_mechanism(mechanism, table, {"by": "kind", "k": k, "epsilon": "1"})
     assert event == (Pure(Fraction(1)) if k == 1 else Repeated(Pure(Fraction(1, k)), k))
-    params, event = plan(mechanism, table, {"by": "kind", "k": k, "epsilon": "1", "delta": "1e-6"})
+    params, event = plan_mechanism(mechanism, table, {"by": "kind", "k": k, "epsilon": "1", "delta": "1e-6"})
     one = event.event if isinstance(event, Repeated) else event
     assert isinstance(one, BoundedRange if k == 30 else Pure)
     assert event.epsilon_at(Fraction(1, 10**6)) <= Fraction(1)
@@ -157,7 +157,7 @@ def test_chosen_keys_are_within_the_bound(selection: str) -> None:
     """
     table = declared("add-remove", keys=40)
     mechanism = REGISTRY.mechanism("top_k")
-    params, _ = plan(
+    params, _ = plan_mechanism(
         mechanism, table, {"by": "kind", "k": 3, "epsilon": "1", "selection": selection}
     )
     bound = mechanism.error_bound(params, table)
@@ -175,7 +175,7 @@ def test_chosen_keys_are_within_the_bound(selection: str) -> None:
             far = max(far, left[-1] - score)
             left.remove(score)
         misses += far > width
-    assert not too_often(misses, 300, 0.05)
+    assert not refutes_probability(misses, 300, 0.05)
     scores[[5, 7, 2]] = [10**6, 10**5, 10**4]
     rows = mechanism.draw(params, table, answer(tuple(scores.tolist())), SystemSource()).rows
     assert [(row.key, row.value) for row in rows] == [("k2", 3), ("k5", 1), ("k7", 2)]
@@ -211,7 +211,7 @@ def test_choices_that_mean_nothing_are_refused(raw: dict[str, Any]) -> None:
     score.
     """
     with pytest.raises(InvalidInput):
-        plan(
+        plan_mechanism(
             REGISTRY.mechanism("top_k"),
             declared("add-remove"),
             {"by": "kind", "epsilon": "1", **raw},

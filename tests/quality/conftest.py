@@ -33,12 +33,12 @@ def make(tmp_path: Path) -> Maker:
         declared: dict[str, Any] = {
             "name": "flights",
             "database": path,
-            "unit": {"column": "tailnum"},
+            "privacy_unit": {"column": "tailnum"},
             "block": "day",
-            "limits": {"rows": 5},
+            "contribution_bounds": {"rows": 5},
             "columns": {
                 "delay": {"lower": -60, "upper": 180},
-                "carrier": {"keys": ["AA", "UA", "DL"]},
+                "carrier": {"public_keys": ["AA", "UA", "DL"]},
             },
         }
         return Table.model_validate(declared | changes)

@@ -41,9 +41,9 @@ def make(tmp_path: Path) -> Maker:
         declared: dict[str, Any] = {
             "name": "data",
             "database": file,
-            "unit": {"column": "u"},
-            "limits": {"rows": 100},
-            "columns": columns or {"v": {"lower": 0, "upper": 10}, "k": {"keys": ["a", "b", "c"]}},
+            "privacy_unit": {"column": "u"},
+            "contribution_bounds": {"rows": 100},
+            "columns": columns or {"v": {"lower": 0, "upper": 10}, "k": {"public_keys": ["a", "b", "c"]}},
         }
         return PrivateTable(Table.model_validate(declared | changes))
 

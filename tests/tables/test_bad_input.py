@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dpflow.core.contract.declaration import Table, Unit
+from dpflow.core.contract.declaration import Table, PrivacyUnit
 from dpflow.core.contract.requests import (
     GroupedSums,
     GroupEstimates,
@@ -79,8 +79,8 @@ def test_keys_of_any_text(tmp_path: Path) -> None:
             "CREATE TABLE data AS SELECT unnest(range(?)) AS u, unnest(?) AS k, 1 AS v",
             [len(KEYS), KEYS],
         )
-    declared = {"name": "data", "database": path, "unit": {"column": "u"}, "limits": {"rows": 1}}
-    columns = {"k": {"keys": KEYS}, "v": {"lower": 0, "upper": 1}}
+    declared = {"name": "data", "database": path, "privacy_unit": {"column": "u"}, "contribution_bounds": {"rows": 1}}
+    columns = {"k": {"public_keys": KEYS}, "v": {"lower": 0, "upper": 1}}
     private = PrivateTable(Table.model_validate(declared | {"columns": columns}))
     public = GroupedSums("k", tuple(KEYS), 1, 1)
     private.check(public)
@@ -132,8 +132,8 @@ def test_names_that_are_words_of_sql(make: Any) -> None:
     columns = ", ".join(f'i AS "{name.replace(chr(34), chr(34) * 2)}"' for name in names)
     private = make(
         f'CREATE TABLE data AS SELECT i // 2 AS "ORDER", i % 2 AS "From", {columns} FROM range(4) t(i)',
-        unit={"column": "order"},
-        columns={name: {"lower": 0, "upper": 9} for name in names} | {"from": {"keys": ["0", "1"]}},
+        privacy_unit={"column": "order"},
+        columns={name: {"lower": 0, "upper": 9} for name in names} | {"from": {"public_keys": ["0", "1"]}},
     )
     private.check_schema()
     for by, keys in ((None, None), ("from", ("0", "1")), ("from", None)):
@@ -149,14 +149,14 @@ def test_types_without_a_number_or_a_key(make: Any, kind: str) -> None:
     """A LIST, STRUCT, MAP, BLOB or INTERVAL is refused as a value, key or unit by the catalog
     alone; the message says which types do.
     """
-    columns = {"v": {"lower": 0, "upper": 1}, "k": {"keys": ["a"]}}
+    columns = {"v": {"lower": 0, "upper": 1}, "k": {"public_keys": ["a"]}}
     table = f"CREATE TABLE data AS SELECT NULL::{kind} AS u, NULL::{kind} AS v, NULL::{kind} AS k, 1 AS fine"
     with pytest.raises(TableUnreadable, match="cannot be a unit; use"):
         make(table, columns=columns).check(REQUESTS[0])
     with pytest.raises(TableUnreadable, match="cannot be a value; use"):
-        make(table, columns=columns, unit={"column": "fine"}).check(REQUESTS[0])
+        make(table, columns=columns, privacy_unit={"column": "fine"}).check(REQUESTS[0])
     with pytest.raises(TableUnreadable, match="cannot be a group key; use"):
-        make(table, columns=columns, unit={"column": "fine"}).check(GroupedSums("k", ("a",), 1, 1))
+        make(table, columns=columns, privacy_unit={"column": "fine"}).check(GroupedSums("k", ("a",), 1, 1))
 
 
 def test_a_parquet_file_or_glob_is_no_database(make: Any, tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_timestamps_that_are_no_date_are_missing(tmp_path: Path, unit: str) -> N
         connection.execute(
             "CREATE TABLE data AS SELECT row_number() OVER () AS u, t, 1 AS v FROM rows"
         )
-    declared = {"name": "data", "database": path, "unit": {"column": "u"}, "limits": {"rows": 9}}
+    declared = {"name": "data", "database": path, "privacy_unit": {"column": "u"}, "contribution_bounds": {"rows": 9}}
     columns = {"t": {"lower": -1, "upper": 1}, "v": {"lower": 0, "upper": 1}}
     table = Table.model_validate(declared | {"columns": columns})
     days = PrivateTable(table)
@@ -216,7 +216,7 @@ def test_timestamps_that_are_no_date_are_missing(tmp_path: Path, unit: str) -> N
         assert column.rows.tolist() == [1]
     early = PrivateTable(table, "t < '2020-01-01'")
     assert early.answer(GroupedSums(None, None, 1, 1), ()).rows.tolist() == [1]
-    of_times = table.model_copy(update={"unit": Unit(column="t"), "block": "t"})
+    of_times = table.model_copy(update={"privacy_unit": PrivacyUnit(column="t"), "block": "t"})
     for blocks in ((), ("1970-01-01 00:00:00",)):
         assert PrivateTable(of_times).answer(
             GroupedSums(None, None, 1, 1), blocks
@@ -230,7 +230,7 @@ def test_json_is_text(make: Any) -> None:
     """
     private = make(
         """CREATE TABLE data AS SELECT CAST(unnest(['1', '{"a": 2}']) AS JSON) AS u, u AS k, u AS day, 1 AS v""",
-        columns={"k": {"keys": ["1"]}, "v": {"lower": 0, "upper": 1}},
+        columns={"k": {"public_keys": ["1"]}, "v": {"lower": 0, "upper": 1}},
         block="day",
     )
     for blocks, rows in (((), 2), (("1",), 1)):

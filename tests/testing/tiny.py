@@ -12,17 +12,17 @@ from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.requests import Answer
 from dpflow.testing import neighbours
 from dpflow.testing.enumeration import exact_delta
-from dpflow.testing.examples import plan
-from dpflow.testing.harness import claim
+from dpflow.testing.examples import plan_mechanism
+from dpflow.testing.harness import epsilon_delta
 
 #: A unit has at most 2 rows: one in each of 2 groups, or (``groups=1``) both in one group.
 TINY = {
     "name": "tiny",
     "database": "tiny.duckdb",
-    "unit": {"column": "user"},
+    "privacy_unit": {"column": "user"},
     "columns": {
         "user": {},
-        "kind": {"keys": ["x", "y"]},
+        "kind": {"public_keys": ["x", "y"]},
         "word": {},
         "score": {"lower": -1, "upper": 2},
     },
@@ -34,7 +34,7 @@ NOTHING = {"kind": None, "word": None, "score": None}
 def table(relation: str, groups: int = 2) -> Table:
     """The tiny declaration for one neighbouring relation."""
     limits = {"rows": 2, "groups": groups, "rows_per_group": 2 // groups}
-    return Table.model_validate({**TINY, "limits": limits, "neighbours": relation})
+    return Table.model_validate({**TINY, "contribution_bounds": limits, "neighbours": relation})
 
 
 def excess(
@@ -46,13 +46,13 @@ def excess(
 ) -> float:
     """How far the exact delta lies above the claimed one, over all listed neighbours."""
     declared = table(relation, groups)
-    valid, event = plan(mechanism, declared, params)
+    valid, event = plan_mechanism(mechanism, declared, params)
     statistic = mechanism.data_request(valid, declared)
-    units = [*neighbours.possible_units(ROWS, declared.limits.rows), (NOTHING,)]
+    units = [*neighbours.possible_units(ROWS, declared.contribution_bounds.rows), (NOTHING,)]
 
     def pairs() -> Iterator[tuple[Answer, Answer]]:
-        for a, b in neighbours.neighbours(units, declared.neighbours, others):
-            yield neighbours.answer(statistic, a), neighbours.answer(statistic, b)
+        for a, b in neighbours.neighbouring_tables(units, declared.neighbours, others):
+            yield neighbours.reference_answer(statistic, a), neighbours.reference_answer(statistic, b)
 
-    epsilon, delta = claim(event)
+    epsilon, delta = epsilon_delta(event)
     return exact_delta(mechanism, valid, declared, pairs(), epsilon) - delta

@@ -245,7 +245,7 @@ class DiscreteGaussian(Event):
 
 @dataclass(frozen=True)
 class Unprotected(Event):
-    """No claim at all: for what runs on tables declared generalisation-only, whose scopes protect
+    """No claim at all: for what runs on tables declared generalisation_only, whose scopes protect
     nobody.
 
     It costs nothing because nothing is protected; `make_plan` refuses it for any other table, and

@@ -34,7 +34,7 @@ from dpflow.errors import InvalidAmount, InvalidDeclaration, InvalidInput, PlanR
 #: Integers of a statistic stay below this by plan, so that HUGEINT sums and BIGINT results cannot
 #: wrap.
 MAX_MAGNITUDE = 2**62
-#: What a table protects that is declared generalisation-only: the only scopes in which a release
+#: What a table protects that is declared generalisation_only: the only scopes in which a release
 #: without a claim may run.
 NOBODY = "nobody (generalisation-only)"
 
@@ -74,20 +74,31 @@ class Strict(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _known(cls, data: Any) -> Any:
-        known = [field.alias or name for name, field in cls.model_fields.items()]
+    def _refuse_unknown_fields(cls, data: Any) -> Any:
         unknown = (
-            [str(name) for name in data if name not in known] if isinstance(data, dict) else []
+            [str(name) for name in data if name not in cls.model_fields]
+            if isinstance(data, dict)
+            else []
         )
-        if len(unknown) > 2:
+        if len(unknown) > 2 and not any(cls._new_name(name) for name in unknown):
             raise ValueError(
-                f"there are no fields {', '.join(unknown[:20])}; known: {', '.join(known)}"
+                f"there are no fields {', '.join(unknown[:20])}; known: {', '.join(cls.model_fields)}"
             )
         if unknown:
-            raise ValueError(
-                "; ".join(str(UnknownName("field", name, known)).rstrip(".") for name in unknown)
-            )
+            raise ValueError("; ".join(map(cls._describe_unknown, unknown[:20])))
         return data
+
+    @classmethod
+    def _new_name(cls, name: str) -> str | None:
+        """What a field of version 1 is called now."""
+        renamed = {field.serialization_alias: new for new, field in cls.model_fields.items()}
+        return renamed.get(name.replace("-", "_"))
+
+    @classmethod
+    def _describe_unknown(cls, name: str) -> str:
+        if new := cls._new_name(name):
+            return f"field {name!r} is now {new!r}"
+        return str(UnknownName("field", name, cls.model_fields)).rstrip(".")
 
 
 class Column(Strict):
@@ -95,7 +106,7 @@ class Column(Strict):
 
     ``lower`` and ``upper`` bound a number: rows outside are clamped, +-inf too. ``step`` is the
     grid on which sums are taken, exactly; a value is rounded to it. ``missing`` says what a NULL or
-    NaN is: ``skip`` (the row has no value), or a number within the bounds. ``keys`` are public
+    NaN is: ``skip`` (the row has no value), or a number within the bounds. ``public_keys`` are
     group keys: other values in the rows are ignored. ``groups`` and ``rows_per_group`` say how a
     unit is cut when rows are grouped by this column; what is left out is the table's limit.
     ``public`` says that everybody knows what each row holds here: only the other columns are
@@ -106,7 +117,7 @@ class Column(Strict):
     upper: Exact | None = None
     step: Exact = Fraction(1)
     missing: Literal["skip"] | Exact = "skip"
-    keys: tuple[str, ...] | None = None
+    public_keys: Annotated[tuple[str, ...] | None, Field(serialization_alias="keys")] = None
     groups: Annotated[int, Field(ge=1, le=10**6)] | None = None
     rows_per_group: Annotated[int, Field(ge=1, le=10**9)] | None = None
     public: bool = False
@@ -145,8 +156,10 @@ class Column(Strict):
                 )
             if self.missing != "skip" and not self.lower <= self.missing <= self.upper:
                 raise ValueError("missing must lie within the bounds")
-        if self.keys is not None and (not self.keys or len(set(self.keys)) != len(self.keys)):
-            raise ValueError("keys must be a list of different values, at least one")
+        if self.public_keys is not None and (
+            not self.public_keys or len(set(self.public_keys)) != len(self.public_keys)
+        ):
+            raise ValueError("public_keys must be a list of different values, at least one")
         return self
 
     def grid(self) -> tuple[int, int]:
@@ -168,7 +181,7 @@ class Column(Strict):
         return int(value) if value.denominator == 1 and abs(value) < 2**53 else float(value)
 
 
-class Unit(Strict):
+class PrivacyUnit(Strict):
     """What one guarantee protects: all rows that share ``column``.
 
     ``missing``: rows without a unit are dropped, or together are one unit.
@@ -178,7 +191,7 @@ class Unit(Strict):
     missing: Literal["drop", "one-unit"] = "drop"
 
 
-class Limits(Strict):
+class ContributionBounds(Strict):
     """How much one unit may contribute to one statistic; what is above is cut, by the unit's own
     rows only.
     """
@@ -188,7 +201,7 @@ class Limits(Strict):
     rows_per_group: Annotated[int, Field(ge=1, le=10**9)] | None = None
 
     @model_validator(mode="after")
-    def _check(self) -> Limits:
+    def _check(self) -> ContributionBounds:
         if self.per_group > self.rows:
             raise ValueError("rows_per_group cannot be above rows")
         return self
@@ -261,9 +274,9 @@ class Join(Strict):
                     f"rows to other units'; put the column into the table"
                 )
             return
-        if self.left != table.unit.column:
+        if self.left != table.privacy_unit.column:
             raise ValueError(
-                f"join {self.name}: rule unit-key: a private table joins on the unit, {table.unit.column!r}, and not on "
+                f"join {self.name}: rule unit-key: a private table joins on the unit, {table.privacy_unit.column!r}, and not on "
                 f"{self.left!r}; or declare it a dimension if its rows are public"
             )
         if self.rows is None:
@@ -285,8 +298,8 @@ class Table(Strict):
     ``protects``: ``unit`` (all rows of a unit, in every block), or ``unit-block`` (a unit's rows of
     one block; budgets are then per block, and a unit seen in d released blocks has d times the
     loss). ``holdout`` makes the table readable only through a gate session.
-    ``generalisation-only``: nobody is protected; rows may be handed out, or, of a holdout, tested
-    without noise. ``database`` is a path relative to the declaration's file. ``partials`` keeps
+    ``generalisation_only``: nobody is protected; rows may be handed out, or, of a holdout, tested
+    without noise. ``database`` is a path relative to the declaration's file. ``cached_partials`` keeps
     exact sums of single blocks beside the database, for later releases that read these blocks among
     others: ``checked`` sees from where they are stored whether they changed, ``sealed`` relies on
     the owner's promise that a block's rows do not change once it was released, and only counts them
@@ -296,16 +309,18 @@ class Table(Strict):
     name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}$")]
     database: Path
     relation: str = ""
-    unit: Unit
+    privacy_unit: Annotated[PrivacyUnit, Field(serialization_alias="unit")]
     neighbours: Literal["add-remove", "replace"] = "add-remove"
     protects: Literal["unit", "unit-block"] = "unit"
     block: str | None = None
-    limits: Limits
+    contribution_bounds: Annotated[ContributionBounds, Field(serialization_alias="limits")]
     columns: dict[str, Column]
     joins: tuple[Join, ...] = ()
     holdout: bool = False
-    partials: Literal["checked", "sealed"] | None = None
-    generalisation_only: Annotated[bool, Field(alias="generalisation-only")] = False
+    cached_partials: Annotated[
+        Literal["checked", "sealed"] | None, Field(serialization_alias="partials")
+    ] = None
+    generalisation_only: Annotated[bool, Field(serialization_alias="generalisation_only")] = False
 
     @model_validator(mode="after")
     def _check(self) -> Table:
@@ -324,15 +339,15 @@ class Table(Strict):
             raise ValueError("two joins have one name")
         for join in self.joins:
             join.check(self)
-        if self.partials and self.protects != "unit-block":
+        if self.cached_partials and self.protects != "unit-block":
             raise ValueError(
-                "partials need protects: unit-block: a unit that is protected in all blocks is cut in all of them together"
+                "cached_partials need protects: unit-block: a unit that is protected in all blocks is cut in all of them together"
             )
         return self
 
     def __hash__(self) -> int:
         """Equal tables hash alike; columns are left to the comparison."""
-        return hash((self.name, self.unit, self.limits, self.neighbours))
+        return hash((self.name, self.privacy_unit, self.contribution_bounds, self.neighbours))
 
     @property
     def source(self) -> str:
@@ -347,7 +362,7 @@ class Table(Strict):
         where = f" in one {self.block}" if self.protects == "unit-block" else ""
         also = "".join(f" and in {join.relation}" for join in self.joins if join.kind == "unit")
         but = f", {', '.join(self.public_columns)} known" if self.public_columns else ""
-        return f"all rows of one {self.unit.column}{where}{also} ({self.neighbours}{but})"
+        return f"all rows of one {self.privacy_unit.column}{where}{also} ({self.neighbours}{but})"
 
     @property
     def public_columns(self) -> tuple[str, ...]:
@@ -376,12 +391,12 @@ class Table(Strict):
             )
         return column
 
-    def keys(self, name: str) -> tuple[str, ...]:
+    def public_keys(self, name: str) -> tuple[str, ...]:
         """The public keys of a column; raises `PlanRefused` if it declares none."""
-        keys = self.column(name).keys
+        keys = self.column(name).public_keys
         if keys is None:
             raise PlanRefused(
-                f"column {name!r} of table {self.name!r} declares no public keys; declare keys, or use a mechanism that "
+                f"column {name!r} of table {self.name!r} declares no public keys; declare public_keys, or use a mechanism that "
                 f"selects keys privately, such as private_histogram"
             )
         return keys
@@ -391,13 +406,20 @@ class Table(Strict):
         column or not at all.
         """
         if by is None:
-            return 1, self.limits.rows
+            return 1, self.contribution_bounds.rows
         column = self.column(by)
-        return column.groups or self.limits.groups, column.rows_per_group or self.limits.per_group
+        return (
+            column.groups or self.contribution_bounds.groups,
+            column.rows_per_group or self.contribution_bounds.per_group,
+        )
 
-    def public(self) -> dict[str, Any]:
-        """The declaration as JSON, without where things are kept: what enters a plan's digest."""
-        return self.model_dump(mode="json", exclude={"database", "partials"})
+    def stored_form(self) -> dict[str, Any]:
+        """The declaration as JSON with the field names of version 1, without where things are stored.
+
+        Every digest is taken of this form: ledgers outlive versions, so fields are renamed for
+        people and keep their first names here (their ``serialization_alias``).
+        """
+        return self.model_dump(mode="json", by_alias=True, exclude={"database", "cached_partials"})
 
 
 def problems(error: ValidationError) -> str:

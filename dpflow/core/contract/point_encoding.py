@@ -56,9 +56,9 @@ def encode(table: Table, features: Sequence[str], points: Points) -> Codes:
     )  # column by column, as it is written and read
     for place, name in enumerate(features):
         column = table.column(name)
-        read = _keyed if column.keys is not None else _bounded
+        read = _keyed if column.public_keys is not None else _bounded
         codes[place] = read(
-            name, column if column.keys is not None else table.bounded(name), columns[name]
+            name, column if column.public_keys is not None else table.bounded(name), columns[name]
         )
     return codes.T
 
@@ -168,8 +168,8 @@ def _number(name: str, place: int, value: Any) -> float:
 
 def _keyed(name: str, column: Column, values: Any) -> Codes:
     """Public keys by their place; no value at all is -1, as in rows."""
-    assert column.keys is not None
-    places = {key: i for i, key in enumerate(column.keys)} | {None: -1}
+    assert column.public_keys is not None
+    places = {key: i for i, key in enumerate(column.public_keys)} | {None: -1}
     masked = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
     texts = [None if value is None else _text(value) for value in values]
     if masked is not None:
@@ -179,7 +179,7 @@ def _keyed(name: str, column: Column, values: Any) -> Codes:
     except KeyError:
         place, odd = next((i, text) for i, text in enumerate(texts) if text not in places)
         raise InvalidInput(
-            f"point {place}: {UnknownName(f'public key of {name}', str(odd), column.keys)}"
+            f"point {place}: {UnknownName(f'public key of {name}', str(odd), column.public_keys)}"
         ) from None
 
 

@@ -97,7 +97,7 @@ class Query:
     @cached_property
     def keys(self) -> tuple[str, ...] | None:
         """Public keys of the grouping column."""
-        return None if self.by is None else self.table.keys(self.by)
+        return None if self.by is None else self.table.public_keys(self.by)
 
     @cached_property
     def moments(self) -> tuple[Moment, ...]:

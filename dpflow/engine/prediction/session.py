@@ -27,7 +27,7 @@ from dpflow.core.sampling.randomness import SystemSource
 from dpflow.engine.prediction.answer_index import Answered, packed, unpacked
 from dpflow.engine.prediction.point_names import Names
 from dpflow.engine.releases.plan import Plan, make_plan
-from dpflow.engine.releases.run_identity import Occasion
+from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.engine.sessions.candidate import Candidate
 from dpflow.engine.sessions.session import Session
 from dpflow.errors import DpflowError, InvalidInput, LedgerCorrupt, PlanRefused, SessionClosed
@@ -73,14 +73,14 @@ class PredictionSession(Session):
 
     @classmethod
     def open(
-        cls, plan: Plan, ledger: Ledger, registry: Registry, *, occasion: Occasion | None = None
+        cls, plan: Plan, ledger: Ledger, registry: Registry, *, run_identity: RunIdentity | None = None
     ) -> PredictionSession:
         """Charge all predictions of the plan, or resume the session; see `Session.open`."""
         if not isinstance(plan.mechanism, PredictionMechanism):  # before anything is charged
             raise PlanRefused(
                 f"{plan.mechanism.name} predicts nothing; name a prediction mechanism, see dpflow mechanisms"
             )
-        opened = super().open(plan, ledger, registry, occasion=occasion)
+        opened = super().open(plan, ledger, registry, run_identity=run_identity)
         assert isinstance(opened, cls)
         return opened
 
@@ -194,7 +194,7 @@ class PredictionSession(Session):
             features.append(
                 {"name": name}
                 | column.model_dump(
-                    mode="json", include={"lower", "upper", "step", "missing", "keys"}
+                    mode="json", include={"lower", "upper", "step", "missing", "public_keys"}
                 )
             )
         return {

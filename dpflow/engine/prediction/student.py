@@ -101,7 +101,7 @@ def estimator(student: Student, table: Table, features: Sequence[str]) -> Any:
         raise InvalidDeclaration(
             f"{student.learner} does not take the options {sorted(student.options)}: {error}"
         ) from None
-    keys = {i: table.column(name).keys for i, name in enumerate(features)}
+    keys = {i: table.column(name).public_keys for i, name in enumerate(features)}
     steps: list[tuple[str, Any, list[int]]] = [
         ("numbers", StandardScaler(), [i for i in keys if keys[i] is None])
     ]
@@ -121,10 +121,10 @@ def pool(table: Table, features: Sequence[str], codes: Codes) -> Any:
     columns: list[Any] = []
     for name, code in zip(features, codes.T):
         column = table.column(name)
-        if column.keys is None:
+        if column.public_keys is None:
             columns.append(code * float(column.step))
         else:
-            columns.append(np.array([*column.keys, ""], dtype=object)[code])
+            columns.append(np.array([*column.public_keys, ""], dtype=object)[code])
     mixed = any(column.dtype == object for column in columns)
     return np.stack(columns, axis=1).astype(object if mixed else float)
 

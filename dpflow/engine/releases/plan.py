@@ -24,7 +24,7 @@ from dpflow.core.contract.declaration import Table, problems
 from dpflow.core.contract.mechanism import InteractiveMechanism, Mechanism
 from dpflow.core.contract.requests import DataRequest, Records
 from dpflow.core.contract.results import ErrorBound
-from dpflow.engine.releases.request import Request, require_public
+from dpflow.engine.releases.request import ReleaseRequest, require_public
 from dpflow.errors import InvalidDeclaration, PlanRefused, PluginError
 from dpflow.registry import Registry
 from dpflow.tables import PrivateTable
@@ -50,13 +50,13 @@ class Plan:
         digest: digest of everything, part of the exactly-once key.
     """
 
-    request: Request
+    request: ReleaseRequest
     table: Table
     mechanism: Mechanism[Any] | InteractiveMechanism[Any, Any] = field(compare=False)
     params: BaseModel = field(compare=False)
     event: Event = field(compare=False)
     error_bound: ErrorBound | None = field(compare=False)
-    family: str
+    version_independent_digest: str
     digest: str
 
     @property
@@ -66,7 +66,7 @@ class Plan:
         """
         return self.request.blocks if self.table.protects == "unit-block" else ()
 
-    def price(self) -> tuple[str, str]:
+    def privacy_cost(self) -> tuple[str, str]:
         """Epsilon and delta as exact text: at the delta it asks for where that proves less, or
         needs one (else at 1e-9).
         """
@@ -82,7 +82,7 @@ class Plan:
 
     def describe(self) -> dict[str, Any]:
         """What a person wants to know before spending."""
-        epsilon, delta = self.price()
+        epsilon, delta = self.privacy_cost()
         return {
             "mechanism": f"{self.mechanism.name} (version {self.mechanism.version})",
             "table": self.table.name,
@@ -120,7 +120,7 @@ class Plan:
             return str(self.mechanism.note(self.params, self.table))
         return ""
 
-    def public(self) -> dict[str, Any]:
+    def ledger_entry(self) -> dict[str, Any]:
         """What the ledger's history keeps of the request."""
         return {
             "name": self.request.name,
@@ -132,12 +132,12 @@ class Plan:
             "blocks": list(self.request.blocks),
             "where": self.request.where,
             "bounds": list(self.request.bounds),
-            "epsilon": self.price()[0],
-            "delta": self.price()[1],
+            "epsilon": self.privacy_cost()[0],
+            "delta": self.privacy_cost()[1],
         }
 
 
-def make_plan(request: Request, registry: Registry, table: Table | None = None) -> Plan:
+def make_plan(request: ReleaseRequest, registry: Registry, table: Table | None = None) -> Plan:
     """Check everything that can be checked without rows, and price it.
 
     Args:
@@ -193,7 +193,7 @@ def make_plan(request: Request, registry: Registry, table: Table | None = None) 
     if isinstance(event, Unprotected) and not table.generalisation_only:
         raise PlanRefused(
             f"{mechanism.name} makes no privacy claim with these parameters, and table {table.name!r} protects "
-            f"{table.protected}; choose a private method, or let its owner declare generalisation-only"
+            f"{table.protected}; choose a private method, or let its owner declare generalisation_only"
         )
     session = isinstance(mechanism, InteractiveMechanism) and not mechanism.independent_answers
     if session and not isinstance(event, Pure | Approximate | SparseVector | Unprotected):
@@ -208,7 +208,7 @@ def make_plan(request: Request, registry: Registry, table: Table | None = None) 
     content = {
         "mechanism": mechanism.name,
         "params": params.model_dump(mode="json"),
-        "table": table.public(),
+        "table": table.stored_form(),
         "scope": request.scope,
         "blocks": sorted(request.blocks),
         "where": request.where,
@@ -230,7 +230,7 @@ def make_plan(request: Request, registry: Registry, table: Table | None = None) 
     return made
 
 
-def _check_known(statistic: DataRequest, request: Request, table: Table) -> None:
+def _check_known(statistic: DataRequest, request: ReleaseRequest, table: Table) -> None:
     """A claim that rests on public columns is one about whole tables: what chooses rows may read
     what is protected.
     """
@@ -245,7 +245,7 @@ def _check_known(statistic: DataRequest, request: Request, table: Table) -> None
         )
 
 
-def _check_blocks(request: Request, table: Table) -> None:
+def _check_blocks(request: ReleaseRequest, table: Table) -> None:
     """A budget per block needs to know the blocks; blocks of a table without a block column mean
     nothing.
     """

@@ -21,8 +21,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from dpflow.core.contract.declaration import Column, Table, problems
-from dpflow.engine.releases.request import Request
-from dpflow.engine.releases.run_identity import Occasion
+from dpflow.engine.releases.request import ReleaseRequest
+from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.errors import NotSettled, PlanRefused, UnknownName
 from dpflow.ledger import Ledger
 from dpflow.ledger.books.records import Stored, path_of
@@ -31,10 +31,10 @@ SEARCH = "bounds"  #: name of the mechanism
 SUPPOSED = 2**20  #: steps to each side of 0, where a forecast does not know the bounds yet
 
 
-def declared(
-    request: Request,
+def insert_bounds(
+    request: ReleaseRequest,
     ledger: Ledger | None,
-    occasion: Occasion | None = None,
+    run_identity: RunIdentity | None = None,
     table: Table | None = None,
 ) -> Table:
     """The declaration with the bounds of the searches that a request names.
@@ -59,14 +59,14 @@ def declared(
             raise PlanRefused(
                 f"{request.name} takes bounds from {name!r}, a release in the ledger; name the ledger"
             )
-        table = _with(table, name, _search(ledger, request.scope, name, occasion), request.name)
+        table = _with(table, name, _search(ledger, request.scope, name, run_identity), request.name)
     return table
 
 
-def supposed(
-    request: Request,
+def suppose_bounds(
+    request: ReleaseRequest,
     ledger: Ledger | None,
-    occasion: Occasion | None = None,
+    run_identity: RunIdentity | None = None,
     table: Table | None = None,
 ) -> Table:
     """As `declared`; a search that is not settled is taken to have found very wide bounds of every
@@ -78,7 +78,7 @@ def supposed(
     for name in request.bounds:
         try:
             table = (
-                declared(request.model_copy(update={"bounds": (name,)}), ledger, occasion, table)
+                insert_bounds(request.model_copy(update={"bounds": (name,)}), ledger, run_identity, table)
                 if ledger
                 else _wide(table)
             )
@@ -90,7 +90,7 @@ def supposed(
 def _wide(table: Table) -> Table:
     columns = {}
     for name, column in table.columns.items():
-        if column.lower is None and column.keys is None:
+        if column.lower is None and column.public_keys is None:
             column = column.model_copy(
                 update={"lower": -SUPPOSED * column.step, "upper": SUPPOSED * column.step}
             )
@@ -98,11 +98,11 @@ def _wide(table: Table) -> Table:
     return table.model_copy(update={"columns": columns})
 
 
-def _search(ledger: Ledger, scope: str, name: str, occasion: Occasion | None) -> Stored:
+def _search(ledger: Ledger, scope: str, name: str, run_identity: RunIdentity | None) -> Stored:
     """The search that a name means."""
     found: list[Stored] = []
-    if occasion is not None and occasion.dag_id:
-        found = ledger.named(scope, name, (occasion.dag_id, occasion.name))
+    if run_identity is not None and run_identity.dag_id:
+        found = ledger.named(scope, name, (run_identity.dag_id, run_identity.name))
     found += ledger.named(scope, name)
     found = [
         one for one in found if one.state != "fenced"

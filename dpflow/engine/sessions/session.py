@@ -27,7 +27,7 @@ from dpflow.core.sampling.randomness import SystemSource
 from dpflow.engine.releases.execute import check_scope, data_names, drawn
 from dpflow.engine.releases.plan import Plan, digest
 from dpflow.engine.releases.request import require_public
-from dpflow.engine.releases.run_identity import Occasion
+from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.engine.sessions import nested_release
 from dpflow.engine.sessions.candidate import Candidate, Submission
 from dpflow.engine.sessions.group_scores import group_values, predicted_values, summed
@@ -54,7 +54,7 @@ class Session:
 
     @classmethod
     def open(
-        cls, plan: Plan, ledger: Ledger, registry: Registry, *, occasion: Occasion | None = None
+        cls, plan: Plan, ledger: Ledger, registry: Registry, *, run_identity: RunIdentity | None = None
     ) -> Session:
         """Charge the whole session, or resume it.
 
@@ -67,22 +67,22 @@ class Session:
         mechanism = plan.mechanism
         if not isinstance(mechanism, InteractiveMechanism):
             raise PlanRefused(f"{mechanism.name} is a release, not a session; run it with release")
-        occasion = occasion or Occasion.of_request(plan.request)
+        run_identity = run_identity or RunIdentity.of_request(plan.request)
         check_scope(plan, ledger)
         opened = ledger.open_session(
-            occasion.key(plan),
+            run_identity.key(plan),
             event=plan.event,
             blocks=plan.charged_blocks,
-            family=plan.family,
-            slot=occasion.slot,
-            principal=occasion.principal,
+            family=plan.version_independent_digest,
+            slot=run_identity.slot,
+            principal=run_identity.principal,
             state=mechanism.open(plan.params, plan.table, SystemSource()).data,
             exclusive=mechanism.locks_dataset,
-            request=plan.public(),
+            request=plan.ledger_entry(),
             data=data_names(plan, ledger),
             cut=_cut(plan),
         )
-        return cls(opened.session_id, plan, ledger, registry, occasion.principal)
+        return cls(opened.session_id, plan, ledger, registry, run_identity.principal)
 
     def ask(
         self, query: Mapping[str, Any] | str, candidate: Candidate | None = None, **fields: Any
@@ -254,7 +254,7 @@ class Session:
         private.check(statistic, inner.request.blocks)
         snapshot = self._ledger.commitment(private.snapshot(), "snapshot")
         result = drawn(inner, private)
-        epsilon, delta = inner.price()
+        epsilon, delta = inner.privacy_cost()
         body = {
             "verdict": "released",
             "mechanism": inner.mechanism.name,
@@ -357,7 +357,7 @@ def _cut(plan: Plan) -> str:
     groups = getattr(plan.params, "groups", None)
     if not isinstance(groups, int):
         return ""
-    return f"{groups} groups by {plan.table.unit.column!r} in scope {plan.request.scope.split('/')[0]!r}"
+    return f"{groups} groups by {plan.table.privacy_unit.column!r} in scope {plan.request.scope.split('/')[0]!r}"
 
 
 def _seen_before(session_id: str, plan: Plan, ledger: Ledger) -> str:
@@ -365,7 +365,7 @@ def _seen_before(session_id: str, plan: Plan, ledger: Ledger) -> str:
     nobody has seen.
     """
     if plan.table.generalisation_only and not plan.table.holdout:
-        return "rows of a generalisation-only table may have been handed out; declare holdout: true"
+        return "rows of a generalisation_only table may have been handed out; declare holdout: true"
     if ledger.is_fresh(session_id, plan.request.scope, data_names(plan, ledger)):
         return ""
     return "something was released from this data before the session was opened"

@@ -61,7 +61,7 @@ def _priced(row: Any, events: tuple[Event, ...]) -> tuple[Scope, Cost]:
     if found.protects != NOBODY and any(isinstance(event, Unprotected) for event in events):
         raise PlanRefused(
             f"this release makes no privacy claim, and scope {found.scope!r} does not say that it protects nobody; "
-            f"grant a scope for a table that is declared generalisation-only"
+            f"grant a scope for a table that is declared generalisation_only"
         )
     return found, cost
 

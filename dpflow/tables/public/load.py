@@ -53,7 +53,7 @@ def open_rows(path: Path | str) -> Any:
     """The declared columns of a table as a pandas frame, for fitting models.
 
     What is computed from raw rows has no privacy claim, so only a table declared
-    ``generalisation-only`` is read.
+    ``generalisation_only`` is read.
 
     Raises:
         PlanRefused: the declaration protects units, or the table is a holdout.
@@ -64,7 +64,7 @@ def open_rows(path: Path | str) -> Any:
     if not table.generalisation_only:
         raise PlanRefused(
             f"table {table.name!r} protects {table.protected}, so its rows are not handed out; release statistics of it, or "
-            f"let its owner declare generalisation-only"
+            f"let its owner declare generalisation_only"
         )
     if table.holdout:
         raise PlanRefused(

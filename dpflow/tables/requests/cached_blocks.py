@@ -51,7 +51,7 @@ def from_blocks(
         state = states[block]
         table = reading.table
         name = partials.name(
-            (table.public(), table.partials, reading.condition, reading.types(), request, block)
+            (table.stored_form(), table.cached_partials, reading.condition, reading.types(), request, block)
         )
         part = None if state is None else partials.get(name, state)
         if part is None:
@@ -75,7 +75,7 @@ def _states(reading: Reading, blocks: Sequence[str]) -> dict[str, str | None]:
     ]
     if None in dimensions:
         return dict.fromkeys(blocks)
-    if reading.table.partials == "sealed":
+    if reading.table.cached_partials == "sealed":
         found: dict[str, str | None] = {
             text: str(n) for text, n in reading.block_sizes(blocks).items()
         }

@@ -48,10 +48,10 @@ class Reading:
         self.relation, self.fields = self.source.quoted, self.source.fields
         self.joined = {join.name: self._join(n, join) for n, join in enumerate(table.joins)}
         self._cut: set[str] = set()  # joined relations that are cut for this request
-        unit = self.own(table.unit.column)
+        unit = self.own(table.privacy_unit.column)
         self.unit = sql.key(unit, "unit")
         self.parameters: list[Any] = []
-        self._where = [] if table.unit.missing == "one-unit" else [f"{unit.sql} IS NOT NULL"]
+        self._where = [] if table.privacy_unit.missing == "one-unit" else [f"{unit.sql} IS NOT NULL"]
         self.part = "0"
         if table.block is not None:
             block = self.own(table.block)
@@ -199,14 +199,14 @@ class Reading:
         """Whether DuckDB itself sees to it that no two rows of the query have the same unit."""
         if (
             any(joined.needed() for joined in self.joined.values())
-            or self.table.unit.missing == "one-unit"
+            or self.table.privacy_unit.missing == "one-unit"
         ):
             return False
         query = (
             "SELECT schema_name, table_name FROM duckdb_constraints() WHERE database_name = ? AND constraint_column_names = [?] "
             "AND constraint_type IN ('PRIMARY KEY', 'UNIQUE')"
         )
-        unit = self.own(self.table.unit.column).name
+        unit = self.own(self.table.privacy_unit.column).name
         found = self.connection.rows(query, [sandbox.PRIVATE, unit])
         return any(sql.qualified(sandbox.PRIVATE, *names) == self.relation for names in found)
 

@@ -64,10 +64,10 @@ def records(reading: Reading, request: Records) -> str:
     outputs, present = [], []
     for i, name in enumerate(request.columns):
         declared = reading.table.column(name)
-        if declared.keys is not None:
+        if declared.public_keys is not None:
             column = reading.column(name)
-            reading.check_texts(column, declared.keys, "key")
-            listed = ", ".join(sql.literal(text) for text in declared.keys)
+            reading.check_texts(column, declared.public_keys, "key")
+            listed = ", ".join(sql.literal(text) for text in declared.public_keys)
             place = (
                 f"list_position([{listed}], {sql.to_text(column, sql.key(column, 'group key'))})"
             )
@@ -134,7 +134,7 @@ def check_estimates(reading: Reading, request: GroupEstimates) -> None:
 
 def _bucket(reading: Reading, groups: int, secret: bytes) -> str:
     """The holdout group of a row: a keyed hash of its unit."""
-    unit = reading.column(reading.table.unit.column)
+    unit = reading.column(reading.table.privacy_unit.column)
     text = sql.to_text(unit, sql.key(unit, "unit"))
     reading.parameters = [secret.hex()]
     return (

@@ -188,7 +188,7 @@ def _words(reading: Reading, cut: Cut, codes: Numbered | None) -> Words | None:
         or not Words(cut, (), codes).fits()
     ):
         return None
-    units = [_numbered(reading, reading.own(reading.table.unit.column), "unit")]
+    units = [_numbered(reading, reading.own(reading.table.privacy_unit.column), "unit")]
     if reading.table.block is not None and "part" in cut.unit:
         units.append(_numbered(reading, reading.own(reading.table.block), "part"))
     whole = tuple(number for number in units if number is not None)

@@ -82,9 +82,9 @@ def open_column(reading: Reading, request: UnboundedValues) -> OpenColumn:
     making = statement(reading, request)
     reading.cut_joined()
     reading.connection.run(making, reading.parameters)
-    unit = reading.column(reading.table.unit.column).sql
+    unit = reading.column(reading.table.privacy_unit.column).sql
     units = f"SELECT DISTINCT {reading.unit} AS unit FROM {reading.relation} AS t"
-    if reading.table.unit.missing == "drop":
+    if reading.table.privacy_unit.missing == "drop":
         units += f" WHERE {unit} IS NOT NULL"
     column = reading.column(request.column)
     return TableColumn(reading.connection, column, len(request.keys), request.rows_per_group, units)

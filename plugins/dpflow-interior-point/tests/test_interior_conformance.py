@@ -12,7 +12,7 @@ PUBLIC = EXAMPLE_TABLE.model_copy(
     update={
         "neighbours": "replace",
         "block": None,
-        "limits": EXAMPLE_TABLE.limits.model_copy(
+        "contribution_bounds": EXAMPLE_TABLE.contribution_bounds.model_copy(
             update={"rows": 1, "groups": 1, "rows_per_group": None}
         ),
     }

@@ -19,13 +19,13 @@ from dpflow_interior_point.building_blocks import column_scale, interior_cell, s
 from dpflow_interior_point.building_blocks.column_scale import (
     Scale,
     choose_class,
-    classes,
-    differences,
+    count_classes,
+    pair_differences,
     estimate_scale,
     least_pairs,
 )
-from dpflow_interior_point.building_blocks.interior_cell import Point, middle
-from dpflow_interior_point.building_blocks.stage_costs import Purse
+from dpflow_interior_point.building_blocks.interior_cell import Point, middle_slice
+from dpflow_interior_point.building_blocks.stage_costs import GroupShare
 from dpflow_interior_point.building_blocks.truncated_noise import Noise
 from dpflow_interior_point.mechanisms.interior_point import (
     ApproximateMedianParams,
@@ -37,7 +37,7 @@ from dpflow.core.contract.requests import Cells, Grid
 from dpflow.core.sampling.randomness import SystemSource
 from dpflow.testing import exact_divergence
 from dpflow.testing.column_in_memory import ArrayColumn
-from dpflow.testing.enumeration import outputs
+from dpflow.testing.enumeration import enumerate_outputs
 from dpflow.testing.examples import EXAMPLE_TABLE
 from dpflow.testing.harness import StreamSource
 
@@ -65,7 +65,7 @@ PUBLIC = EXAMPLE_TABLE.model_copy(
     update={
         "neighbours": "replace",
         "block": None,
-        "limits": EXAMPLE_TABLE.limits.model_copy(update={"rows": 1}),
+        "contribution_bounds": EXAMPLE_TABLE.contribution_bounds.model_copy(update={"rows": 1}),
     }
 )
 PRIVATE = PUBLIC.model_copy(update={"neighbours": "add-remove"})
@@ -76,12 +76,12 @@ def whole(method: Method, values: tuple[float, ...], sizes: dict[int, float]) ->
     """Outputs of `Method.find` on one group, stage by stage; ``sizes`` is the law of the number of
     rows.
     """
-    column = ArrayColumn.of(values)
+    column = ArrayColumn.from_groups(values)
     found: Law = defaultdict(float)
     for size, weight in sizes.items():
-        trim = int(method.cut * size)
+        trim = int(method.trim_share * size)
         threshold = least_pairs(method.share, size - 2 * trim)
-        slice_ = middle(np.array(values), trim)
+        slice_ = middle_slice(np.array(values), trim)
         for seen, mass in first(method, slice_, threshold).items():
             if seen.exponent is None and not (method.atoms and seen.ties):
                 found[seen, interior_cell.NO_SCALE] += weight * mass
@@ -104,10 +104,10 @@ def class_counts(values: Any) -> Law:
     """The law of the numbers of pairs by class, over circles."""
 
     def counted(source: Any) -> Any:
-        exponents, counts = classes(differences(np.asarray(values), source))
+        exponents, counts = count_classes(pair_differences(np.asarray(values), source))
         return tuple(zip(exponents.tolist(), counts.tolist(), strict=True))
 
-    return outputs(counted)
+    return enumerate_outputs(counted)
 
 
 @cache
@@ -116,7 +116,7 @@ def scales(method: Method, threshold: int, counted: tuple[tuple[int, int], ...])
     to the same counts.
     """
     exponents, counts = np.array(counted, dtype=np.int64).reshape(-1, 2).T
-    return outputs(
+    return enumerate_outputs(
         lambda s: choose_class(exponents, counts, method.pairs, threshold, method.rule, s)
     )
 
@@ -126,8 +126,8 @@ def second(method: Method, column: ArrayColumn, seen: Scale, trim: int) -> Law:
     exponent = None if method.atoms and seen.mostly_ties else seen.exponent
     cells = column.cells({0: Grid(exponent, trim)})[0]
     if exponent is None:
-        return outputs(lambda s: interior_cell.point_among(cells, method.cells, 0, s))
-    return outputs(lambda s: interior_cell.point_between(cells, exponent, method.cells, 0, s))
+        return enumerate_outputs(lambda s: interior_cell.point_among(cells, method.cells, 0, s))
+    return enumerate_outputs(lambda s: interior_cell.point_between(cells, exponent, method.cells, 0, s))
 
 
 def worst(
@@ -159,7 +159,7 @@ def replaced(n: int, count: int) -> list[tuple[tuple[float, ...], tuple[float, .
 
 def method_for(params: dict[str, Any], table: Any, median: bool = False) -> Method:
     model = ApproximateMedianParams if median else InteriorPointParams
-    return Method.of(model.model_validate({"column": "amount"} | params), table)
+    return Method.from_params(model.model_validate({"column": "amount"} | params), table)
 
 
 PARAMS = {"epsilon": "8", "delta": "0.3"}
@@ -208,12 +208,12 @@ def test_interior_point_keeps_a_smaller_claim() -> None:
 def test_median_keeps_its_claim() -> None:
     """The slice of a table and of its neighbour are neighbours."""
     method = method_for(PARAMS | {"alpha": "0.3", "gamma": "0"}, PUBLIC, median=True)
-    assert method.cut == Fraction(1, 5)
+    assert method.trim_share == Fraction(1, 5)
     assert worst(method, replaced(5, 12), Fraction(8)) <= 0.3
 
 
 def of_two_rows(table: Any) -> Any:
-    return table.model_copy(update={"limits": table.limits.model_copy(update={"rows": 2})})
+    return table.model_copy(update={"contribution_bounds": table.limits.model_copy(update={"rows": 2})})
 
 
 def test_interior_point_keeps_its_claim_for_units_of_two_rows() -> None:
@@ -250,7 +250,7 @@ def test_stages_are_what_find_composes() -> None:
     """The law above is that of `Method.find` itself, enumerated whole."""
     method = method_for({"epsilon": "20", "delta": "0.4"}, PUBLIC)
     values = (0.0, 1.0, 1.0)
-    direct = outputs(lambda s: method.find(ArrayColumn.of(values), s)[0])
+    direct = enumerate_outputs(lambda s: method.find_points(ArrayColumn.from_groups(values), s)[0])
     assert direct == pytest.approx(dict(whole(method, values, {3: 1.0})))
 
 
@@ -265,7 +265,7 @@ def sorted_pairs(values: Any, source: Any) -> Any:
 def shown_from_one(counts: Any, noise: Noise, threshold: int, source: Any) -> Any:
     """No threshold: every bin that has rows shows."""
     places = np.flatnonzero(counts)
-    return places, counts[places] + noise.draw(len(places), source)
+    return places, counts[places] + noise.draw_noise(len(places), source)
 
 
 def shown_divergence(noise: Noise, tables: Iterable[tuple[float, ...]], epsilon: Fraction) -> float:
@@ -274,7 +274,7 @@ def shown_divergence(noise: Noise, tables: Iterable[tuple[float, ...]], epsilon:
     """
     counts = [
         Counter(
-            dict(zip(*map(np.ndarray.tolist, classes(differences(np.array(rows), SystemSource())))))
+            dict(zip(*map(np.ndarray.tolist, count_classes(pair_differences(np.array(rows), SystemSource())))))
         )
         for rows in tables
     ]
@@ -313,7 +313,7 @@ def test_the_scale_keeps_its_claim_and_would_not_with_less_noise(
 
     def noise(partners: int) -> Noise:
         set_reach(monkeypatch, 2, partners)
-        return Purse(epsilon, delta, True, 1).pairs()
+        return GroupShare(epsilon, delta, True, 1).pair_noise()
 
     right = noise(4)
     assert shown_divergence(right, tables, epsilon) == pytest.approx(0.01, rel=0.5)
@@ -336,7 +336,7 @@ def test_a_circle_in_order_of_the_values_is_caught() -> None:
     rest = tuple(1.5 * 2**20 * far + x for far in range(1, 16) for x in cluster)
     tables = [(*cluster[:2], x, *cluster[3:], *rest) for x in (32.0, 0.75 * 2**20)]
     epsilon, delta = Fraction(2), Fraction(1, 100)
-    noise = Purse(epsilon, delta, True, 1).pairs()
+    noise = GroupShare(epsilon, delta, True, 1).pair_noise()
     with mock.patch.object(column_scale, "ring", lambda n, source: np.arange(n)):
         assert shown_divergence(noise, tables, epsilon) <= delta
         assert shown_divergence(noise, [tuple(sorted(rows)) for rows in tables], epsilon) > delta
@@ -361,7 +361,7 @@ def test_sorted_pairing_is_caught() -> None:
     pair = (base, base[1:])
 
     def law(values: tuple[float, ...]) -> Law:
-        return outputs(lambda s: estimate_scale(np.array(values), method.pairs, 0, "argmax", s))
+        return enumerate_outputs(lambda s: estimate_scale(np.array(values), method.pairs, 0, "argmax", s))
 
     with mock.patch.object(column_scale, "differences", sorted_pairs):
         assert exact_divergence.divergence(law(pair[0]), law(pair[1]), Fraction(8)) > 0.02
@@ -375,11 +375,11 @@ def test_sorted_pairing_has_no_sensitivity_bound() -> None:
     rows = np.array([0.0, *np.repeat(np.arange(10.0, 1000, 10), 2), 1000.0])
     other = np.where(rows == 0, 1000.0, rows)
     distances = []
-    for pairing in (sorted_pairs, differences):
+    for pairing in (sorted_pairs, pair_differences):
         counted = []
         for values in (rows, other):
             found = pairing(values, StreamSource(11))
-            exponents, counts = classes(found)
+            exponents, counts = count_classes(found)
             counted.append(dict(zip(exponents.tolist(), counts.tolist(), strict=True)))
         keys = counted[0].keys() | counted[1].keys()
         distances.append(sum(abs(counted[0].get(k, 0) - counted[1].get(k, 0)) for k in keys))
@@ -394,7 +394,7 @@ def test_noise_in_every_bin_is_noise_in_the_possible_ones() -> None:
     """Selecting among six bins, some empty, with noise in all of them has the law of `select`."""
     counts, noise = np.array([0, 1, 3, 0, 2, 5]), Noise(Fraction(3, 2), 2)
     for threshold in (2, 3, 4):
-        lazy = outputs(lambda s: tuple(map(tuple, stable_bins.select(counts, noise, threshold, s))))
+        lazy = enumerate_outputs(lambda s: tuple(map(tuple, stable_bins.select_bins(counts, noise, threshold, s))))
         one = exact_divergence.truncated_laplace(noise.scale, noise.radius)
         full: Law = defaultdict(float)
         for noises in product(one, repeat=len(counts)):
@@ -436,7 +436,7 @@ def test_one_row_forms_and_breaks_few_pairs() -> None:
 def pairs_of(names: Any, circle: Sequence[int]) -> Counter[float]:
     """The pairs of rows that stand in this order, by their differences."""
     with mock.patch.object(column_scale, "ring", lambda n, source: np.arange(n)):
-        return Counter(differences(names[list(circle)], SystemSource()).tolist())
+        return Counter(pair_differences(names[list(circle)], SystemSource()).tolist())
 
 
 @pytest.mark.parametrize("reach", [1, 2], indirect=True)
@@ -485,10 +485,10 @@ def test_the_slice_is_stable() -> None:
         values = rng.integers(0, 6, rng.integers(1, 12)).astype(float)
         new, t = float(rng.integers(0, 6)), int(rng.integers(0, 5))
         other = np.append(values[1:], new)
-        most["replaced"] = max(most["replaced"], apart(middle(values, t), middle(other, t)))
+        most["replaced"] = max(most["replaced"], apart(middle_slice(values, t), middle_slice(other, t)))
         more = np.append(values, new)
-        most["added"] = max(most["added"], apart(middle(values, t), middle(more, t)))
-        own = [middle(v, int(0.34 * len(v))) for v in (values, more)]
+        most["added"] = max(most["added"], apart(middle_slice(values, t), middle_slice(more, t)))
+        own = [middle_slice(v, int(0.34 * len(v))) for v in (values, more)]
         most["from n"] = max(most["from n"], apart(*own))
     assert most == {"replaced": 2, "added": 1, "from n": 3}
 
@@ -498,7 +498,7 @@ def test_small_cells_may_stay_in_the_database() -> None:
     all of them.
     """
     column, noise = (
-        ArrayColumn.of([0.0] * 3 + [1.0] * 2 + [2.0] * 5 + [3.0, 9.0]),
+        ArrayColumn.from_groups([0.0] * 3 + [1.0] * 2 + [2.0] * 5 + [3.0, 9.0]),
         Noise(Fraction(3, 2), 2),
     )
     for spare, exponent in product((0, 1, 2), (0, None)):
@@ -506,10 +506,10 @@ def test_small_cells_may_stay_in_the_database() -> None:
         for least in (1, 1 + spare):
             cells = column.cells({0: Grid(exponent, least=least)})[0]
             if exponent is None:
-                laws.append(outputs(lambda s: interior_cell.point_among(cells, noise, spare, s)))
+                laws.append(enumerate_outputs(lambda s: interior_cell.point_among(cells, noise, spare, s)))
             else:
                 laws.append(
-                    outputs(lambda s: interior_cell.point_between(cells, 0, noise, spare, s))
+                    enumerate_outputs(lambda s: interior_cell.point_between(cells, 0, noise, spare, s))
                 )
         assert laws[0] == pytest.approx(laws[1], abs=1e-12)
 
@@ -517,18 +517,18 @@ def test_small_cells_may_stay_in_the_database() -> None:
 def test_shares_of_the_price() -> None:
     """All groups that one unit may touch are paid for, and several rows of a unit cost more noise."""
     request = InteriorPointParams.model_validate({"column": "amount", "by": "kind"} | PARAMS)
-    assert Purse.of(request, EXAMPLE_TABLE) == Purse(Fraction(4), Fraction(3, 20), False, 2)
+    assert GroupShare.for_group(request, EXAMPLE_TABLE) == GroupShare(Fraction(4), Fraction(3, 20), False, 2)
     replace = EXAMPLE_TABLE.model_copy(update={"neighbours": "replace"})
-    assert Purse.of(request, replace) == Purse(Fraction(2), Fraction(3, 40), True, 2)
+    assert GroupShare.for_group(request, replace) == GroupShare(Fraction(2), Fraction(3, 40), True, 2)
     alone = InteriorPointParams.model_validate({"column": "amount"} | PARAMS)
-    assert Purse.of(alone, replace) == Purse(Fraction(8), Fraction(3, 10), True, 3)
+    assert GroupShare.for_group(alone, replace) == GroupShare(Fraction(8), Fraction(3, 10), True, 3)
 
 
 def test_a_second_run_differs() -> None:
     """Fresh randomness: the noisy numbers beside the point are not the same again."""
     method = method_for({"epsilon": "1", "delta": "1e-6"}, PUBLIC)
-    column = ArrayColumn.of(np.random.default_rng(1).normal(size=4000))
-    found = {method.find(column, SystemSource())[0][1].below for _ in range(20)}
+    column = ArrayColumn.from_groups(np.random.default_rng(1).normal(size=4000))
+    found = {method.find_points(column, SystemSource())[0][1].below for _ in range(20)}
     assert len(found) > 1
 
 

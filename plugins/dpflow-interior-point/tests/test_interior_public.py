@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from dpflow_interior_point.building_blocks import row_counts
-from dpflow_interior_point.building_blocks.column_scale import classes
-from dpflow_interior_point.building_blocks.stage_costs import Purse
+from dpflow_interior_point.building_blocks.column_scale import count_classes
+from dpflow_interior_point.building_blocks.stage_costs import GroupShare
 from dpflow_interior_point.mechanisms.interior_point import (
     ApproximateMedianParams,
     InteriorPointParams,
@@ -31,8 +31,8 @@ TABLE = Table.model_validate(
     {
         "name": "t",
         "database": "t.duckdb",
-        "unit": {"column": "u"},
-        "limits": {"rows": 1},
+        "privacy_unit": {"column": "u"},
+        "contribution_bounds": {"rows": 1},
         "neighbours": "replace",
         "columns": {"v": {}},
     }
@@ -144,7 +144,7 @@ def test_a_scale_that_pairs_have_separates_rows_into_cells() -> None:
     for values in small_tables():
         gaps = np.abs(values[:, None] - values[None, :])
         n = len(values)
-        exponents, counts = classes(gaps[np.triu_indices(n, 1)])
+        exponents, counts = count_classes(gaps[np.triu_indices(n, 1)])
         for j, pairs in zip(exponents.tolist(), counts.tolist(), strict=True):
             if j < -1000:
                 continue
@@ -177,7 +177,7 @@ def test_planned_rows_are_the_specification_s() -> None:
     assert 966 <= rows["gaussian"][1] <= 1300
     own = calculate("interior_rows", q="0.29", p2="0.209")
     assert own["yours"][0] == rows["gaussian"][0]
-    pairs, cells = Purse(Fraction(1), Fraction(1, 10**6), True, 1).stages(None)
+    pairs, cells = GroupShare(Fraction(1), Fraction(1, 10**6), True, 1).stage_noise(None)
     proved = row_counts.proved_rows_for_point(pairs, cells, math.pi / 2, 0.05)
     assert 10**6 < proved < 10**7
     assert row_counts.proved_rows_for_largest(pairs, cells, math.pi / 2, 0.05) > proved
@@ -216,8 +216,8 @@ def test_radii_and_what_wrong_ones_spend() -> None:
 
 def answered(values: np.ndarray, median: bool, source: Source | None = None, **params: Any) -> bool:
     model = ApproximateMedianParams if median else InteriorPointParams
-    method = Method.of(model.model_validate(PRICE | params), TABLE)
-    point = method.find(ArrayColumn.of(values), source or SystemSource())[0][1]
+    method = Method.from_params(model.model_validate(PRICE | params), TABLE)
+    point = method.find_points(ArrayColumn.from_groups(values), source or SystemSource())[0][1]
     if point.value is not None:
         assert public_columns.is_interior_point(values, point.value)
     return point.value is not None

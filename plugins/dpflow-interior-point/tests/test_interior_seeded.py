@@ -14,7 +14,7 @@ from unittest import mock
 import numpy as np
 import pytest
 from dpflow_interior_point.building_blocks import column_scale, stable_bins
-from dpflow_interior_point.building_blocks.column_scale import choose_class, classes, differences
+from dpflow_interior_point.building_blocks.column_scale import choose_class, count_classes, pair_differences
 from dpflow_interior_point.building_blocks.truncated_noise import Noise
 from dpflow_interior_point.mechanisms import seeded_median
 from dpflow_interior_point.mechanisms.seeded_median import (
@@ -29,7 +29,7 @@ from dpflow.core.contract.requests import Cells, Grid
 from dpflow.core.sampling.randomness import SystemSource
 from dpflow.testing import exact_divergence
 from dpflow.testing.column_in_memory import ArrayColumn
-from dpflow.testing.enumeration import outputs
+from dpflow.testing.enumeration import enumerate_outputs
 from dpflow.testing.harness import StreamSource
 
 Law = dict[Any, float]
@@ -41,8 +41,8 @@ def table(neighbours: str) -> Table:
     declared = {
         "name": "t",
         "database": "t.duckdb",
-        "unit": {"column": "u"},
-        "limits": {"rows": 1},
+        "privacy_unit": {"column": "u"},
+        "contribution_bounds": {"rows": 1},
         "columns": {"v": {}},
     }
     return Table.model_validate(declared | {"neighbours": neighbours})
@@ -62,11 +62,11 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def whole(values: tuple[float, ...], declared: Table, shares: Any = None) -> Law:
     """The law of the answer, composed of the rounds' own laws."""
-    mechanism, column = SeededMedian(), ArrayColumn.of(values)
-    pairs, cells, rate = mechanism._methods(PARAMS, declared)
+    mechanism, column = SeededMedian(), ArrayColumn.from_groups(values)
+    pairs, cells, rate = mechanism._plan_rounds(PARAMS, declared)
     found: Law = defaultdict(float)
     scales: Law = defaultdict(float)
-    for counted, weight in outputs(lambda s: class_counts(values, s)).items():
+    for counted, weight in enumerate_outputs(lambda s: class_counts(values, s)).items():
         for seen, mass in chosen(counted, pairs).items():
             scales[seen.exponent] += weight * mass
     for exponent, mass in scales.items():
@@ -74,14 +74,14 @@ def whole(values: tuple[float, ...], declared: Table, shares: Any = None) -> Law
             found["no_scale"] += mass
             continue
         counted = column.cells({0: Grid(exponent)})[0]
-        for window, chance in outputs(
-            lambda s: mechanism._window(counted, exponent, cells, s)
+        for window, chance in enumerate_outputs(
+            lambda s: mechanism._find_window(counted, exponent, cells, s)
         ).items():
             if window is None:
                 found["no_bins"] += mass * chance
                 continue
             fine = column.cells({0: Grid(window.step)})[0]
-            for value, last in outputs(lambda s: median_in(window, fine, rate, s)).items():
+            for value, last in enumerate_outputs(lambda s: median_in(window, fine, rate, s)).items():
                 # The window is an output of its own here, though a release shows the median alone:
                 # a stronger claim.
                 found[exponent, window, value] += mass * chance * last
@@ -89,7 +89,7 @@ def whole(values: tuple[float, ...], declared: Table, shares: Any = None) -> Law
 
 
 def class_counts(values: tuple[float, ...], source: Any) -> Any:
-    exponents, counts = classes(differences(np.array(values), source), SeededMedian.OCTAVES)
+    exponents, counts = count_classes(pair_differences(np.array(values), source), SeededMedian.OCTAVES)
     return tuple(zip(exponents.tolist(), counts.tolist(), strict=True))
 
 
@@ -99,7 +99,7 @@ def chosen(counted: tuple[tuple[int, int], ...], noise: Noise) -> Law:
     to the same counts.
     """
     exponents, counts = np.array(counted, dtype=np.int64).reshape(-1, 2).T
-    return outputs(lambda s: choose_class(exponents, counts, noise, 0, "argmax", s))
+    return enumerate_outputs(lambda s: choose_class(exponents, counts, noise, 0, "argmax", s))
 
 
 def neighbours(count: int, n: int) -> list[tuple[tuple[float, ...], tuple[float, ...], str]]:
@@ -131,7 +131,7 @@ def test_the_whole_keeps_its_claim(n: int) -> None:
 def every_cell(counts: Any, noise: Noise, threshold: int, source: Any) -> Any:
     """No threshold: a cell of one row shows itself."""
     places = np.flatnonzero(counts)
-    return places, counts[places] + noise.draw(len(places), source)
+    return places, counts[places] + noise.draw_noise(len(places), source)
 
 
 @pytest.mark.usefixtures("tiny")
@@ -147,12 +147,12 @@ def test_a_missing_threshold_is_caught() -> None:
             )
             > 0.3
         )
-    noise = SeededMedian()._methods(PARAMS, table("replace"))[1]
-    for select, least, most in ((stable_bins.select, 0.0, 0.15), (every_cell, 0.99, 1.0)):
+    noise = SeededMedian()._plan_rounds(PARAMS, table("replace"))[1]
+    for select, least, most in ((stable_bins.select_bins, 0.0, 0.15), (every_cell, 0.99, 1.0)):
         with mock.patch.object(seeded_median, "select", select):
             a, b = (
-                outputs(
-                    lambda s, at=at: SeededMedian()._window(
+                enumerate_outputs(
+                    lambda s, at=at: SeededMedian()._find_window(
                         Cells(np.array([at]), np.array([1])), 0, noise, s
                     )
                 )
@@ -165,7 +165,7 @@ def test_a_missing_threshold_is_caught() -> None:
 def test_rounds_are_what_draw_composes() -> None:
     """The law above is that of `draw` itself, enumerated whole."""
     values, declared = (0.0, 5.0), table("replace")
-    column = ArrayColumn.of(values)
+    column = ArrayColumn.from_groups(values)
 
     def drawn(source: Any) -> Any:
         value, status = (
@@ -176,14 +176,14 @@ def test_rounds_are_what_draw_composes() -> None:
     composed: Law = defaultdict(float)
     for seen, mass in whole(values, declared).items():
         composed[seen if isinstance(seen, str) else seen[-1]] += mass
-    assert outputs(drawn) == pytest.approx(dict(composed))
+    assert enumerate_outputs(drawn) == pytest.approx(dict(composed))
 
 
 def window_law(values: tuple[float, ...], rate: Fraction) -> Law:
     """The last round in a window of eight points around 0."""
     window = Window(0, 0, 4)
-    cells = ArrayColumn.of(values).cells({0: Grid(0)})[0]
-    return outputs(lambda s: median_in(window, cells, rate, s))
+    cells = ArrayColumn.from_groups(values).cells({0: Grid(0)})[0]
+    return enumerate_outputs(lambda s: median_in(window, cells, rate, s))
 
 
 def test_the_last_round_is_private_in_its_window() -> None:
@@ -216,11 +216,11 @@ def test_cells_around_zero_are_one() -> None:
     """Data on both sides of 0 need as few rows as elsewhere, and the window reaches as far to both
     sides.
     """
-    noise = SeededMedian()._methods(PARAMS, table("replace"))[1]
+    noise = SeededMedian()._plan_rounds(PARAMS, table("replace"))[1]
     split = Cells(np.array([-1.0, 0.0, 9.0]), np.array([20, 20, 30]))
-    window = SeededMedian()._window(split, 10, noise, SystemSource())
+    window = SeededMedian()._find_window(split, 10, noise, SystemSource())
     assert window == Window(-30, 0, 2**41)
-    assert SeededMedian()._window(
+    assert SeededMedian()._find_window(
         Cells(np.array([-5.0]), np.array([99])), 10, noise, SystemSource()
     ) == Window(-30, -5 * 2**40, 2**41)
 
@@ -228,7 +228,7 @@ def test_cells_around_zero_are_one() -> None:
 def test_classes_of_several_octaves() -> None:
     """Each difference lies in the class that starts at or below it; ties stay a class of their own."""
     gaps = np.array([0.0, 1.0, 255.9, 256.0, 2.0**-8, 2.0**-8.5, 5e-324, math.inf])
-    exponents, counts = classes(gaps, 8)
+    exponents, counts = count_classes(gaps, 8)
     assert dict(zip(exponents.tolist(), counts.tolist(), strict=True)) == {
         -1001: 1,
         -16: 1,
@@ -253,7 +253,7 @@ def test_ends_of_the_doubles_cause_no_error(values: np.ndarray, low: float, high
     for seed in range(3):
         rows = (
             SeededMedian()
-            .draw(params, table("replace"), ArrayColumn.of(values), StreamSource(seed))
+            .draw(params, table("replace"), ArrayColumn.from_groups(values), StreamSource(seed))
             .rows
         )
         assert rows[1].value == "ok"
@@ -269,7 +269,7 @@ def test_differences_far_below_the_values() -> None:
     )
     params = SeededMedian.Params.model_validate({"column": "v", "epsilon": 8, "delta": "1e-3"})
     rows = (
-        SeededMedian().draw(params, table("replace"), ArrayColumn.of(values), StreamSource(0)).rows
+        SeededMedian().draw(params, table("replace"), ArrayColumn.from_groups(values), StreamSource(0)).rows
     )
     assert rows[1].value in ("ok", "no_bins", "no_scale")
 
@@ -280,7 +280,7 @@ def test_planned_rows_find_a_window() -> None:
     """
     params = SeededMedian.Params.model_validate({"column": "v", "epsilon": 1, "delta": "1e-6"})
     declared = table("replace")
-    pairs, cells, _ = SeededMedian()._methods(params, declared)
+    pairs, cells, _ = SeededMedian()._plan_rounds(params, declared)
     planned = rows_for_window(pairs, cells)
     assert planned < 430
     note = SeededMedian().error_bound(params, declared).note
@@ -289,7 +289,7 @@ def test_planned_rows_find_a_window() -> None:
         answers = 0
         for seed in range(30):
             rng = np.random.default_rng(seed)
-            column = ArrayColumn.of(rng.standard_cauchy(planned) * stretch + shift)
+            column = ArrayColumn.from_groups(rng.standard_cauchy(planned) * stretch + shift)
             answers += (
                 SeededMedian().draw(params, declared, column, StreamSource(seed)).rows[0].value
                 is not None

@@ -18,7 +18,7 @@ import duckdb
 import numpy as np
 import pytest
 import yaml
-from dpflow_interior_point.building_blocks.stage_costs import Sizes
+from dpflow_interior_point.building_blocks.stage_costs import RowCounts
 from dpflow_interior_point.mechanisms.interior_point import (
     ApproximateMedianParams,
     InteriorPointParams,
@@ -36,9 +36,9 @@ from dpflow.testing.column_in_memory import ArrayColumn
 DECLARATION: dict[str, Any] = {
     "name": "visits",
     "database": "visits.duckdb",
-    "unit": {"column": "person"},
-    "limits": {"rows": 1},
-    "columns": {"cost": {}, "city": {"keys": ["Rome", "Oslo", "Nowhere"]}, "word": {}},
+    "privacy_unit": {"column": "person"},
+    "contribution_bounds": {"rows": 1},
+    "columns": {"cost": {}, "city": {"public_keys": ["Rome", "Oslo", "Nowhere"]}, "word": {}},
 }
 ROWS = """
 CREATE TABLE visits AS
@@ -336,24 +336,24 @@ def test_an_answer_is_never_outside(median: bool) -> None:
         {
             "name": "t",
             "database": "t.duckdb",
-            "unit": {"column": "u"},
-            "limits": {"rows": 1},
+            "privacy_unit": {"column": "u"},
+            "contribution_bounds": {"rows": 1},
             "neighbours": "replace",
             "columns": {"v": {}},
         }
     )
     params = {"column": "v", "epsilon": "20", "delta": "0.2"}
     model = ApproximateMedianParams if median else InteriorPointParams
-    method = Method.of(model.model_validate(params), table)
-    assert method.sizes == (Sizes(None) if median else None)
+    method = Method.from_params(model.model_validate(params), table)
+    assert method.sizes == (RowCounts(None) if median else None)
     source, answers = SystemSource(), 0
     for values in tables(4000):
         ordered = np.sort(values)
-        point = method.find(ArrayColumn.of(values), source)[0][1]
+        point = method.find_points(ArrayColumn.from_groups(values), source)[0][1]
         if point.value is None:
             continue
         answers += 1
-        trim = int(method.cut * len(values))
+        trim = int(method.trim_share * len(values))
         kept = ordered[trim : len(ordered) - trim]
         finite = kept[np.isfinite(kept)]
         assert finite[0] <= point.value <= finite[-1]
@@ -404,5 +404,5 @@ def test_the_plan_says_how_many_rows_it_needs() -> None:
     assert described["error at 95 %"] == {"rank (share of rows)": 0.25}
     rows = int(str(described["note"]).split()[1])
     assert 900 < rows < 1300
-    assert Fraction(plan.price()[0]) == 1
+    assert Fraction(plan.privacy_cost()[0]) == 1
     assert isinstance(Registry.load().mechanism("approximate_median").citation, str)

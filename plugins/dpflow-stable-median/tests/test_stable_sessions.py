@@ -26,9 +26,9 @@ from dpflow.core.toolbox.ranges import Grid
 from dpflow.errors import InvalidInput, PlanRefused, UnknownName
 from dpflow.testing import exact_divergence
 from dpflow.testing.audit import clopper_pearson
-from dpflow.testing.enumeration import outputs
-from dpflow.testing.examples import EXAMPLE_TABLE, REPLACE_TABLE, Example, groups
-from dpflow.testing.session_checks import Session
+from dpflow.testing.enumeration import enumerate_outputs
+from dpflow.testing.examples import EXAMPLE_TABLE, REPLACE_TABLE, Example, make_groups
+from dpflow.testing.session_checks import MemorySession
 
 RANGE = {"kind": "grid", "lower": 0, "upper": 3, "step": 1}
 ASK = {"estimator": "column_mean", "columns": ["amount"], "range": RANGE}
@@ -45,11 +45,11 @@ def answered(
 
     def draw(source: Source) -> tuple[str, ...]:
         answers = iter(given)
-        return Session(mechanism, Example(table, params, queries), source).transcript(
+        return MemorySession(mechanism, Example(table, params, queries), source).transcript(
             lambda _: next(answers)
         )
 
-    return outputs(draw, tail=1e-7)
+    return enumerate_outputs(draw, tail=1e-7)
 
 
 @pytest.mark.parametrize(("name", "epsilon"), [("exponential", "1"), ("binary_search", "8")])
@@ -96,8 +96,8 @@ def test_a_quantile_keeps_epsilon_and_is_one(p: str) -> None:
     )
     ask = ASK | {"p": p, "range": RANGE | {"upper": 100}}
     sure = params | {"epsilon": "100000", "groups": 101, "range_size": 101}
-    session = Session(StableMedian(), Example(EXAMPLE_TABLE, sure, [ask]), SystemSource())
-    body = session.ask(session.queries[0], PerGroup(np.arange(101.0))).body
+    session = MemorySession(StableMedian(), Example(EXAMPLE_TABLE, sure, [ask]), SystemSource())
+    body = session.ask_query(session.queries[0], PerGroup(np.arange(101.0))).body
     assert abs(body["value"] - 100 * float(Fraction(p))) <= 1
     assert body["interval"] == pytest.approx(
         [max(0, Fraction(p) - Fraction(1, 4)), min(1, Fraction(p) + Fraction(1, 4))]
@@ -110,12 +110,12 @@ def test_quantiles_are_proven_with_the_medians_division_of_beta() -> None:
     """
     task = median_sizes.Task(10, 1000, 0.05)
     plan = median_sizes.tight(task, True)
-    assert median_sizes.proves(task, plan.groups, plan.each) and not median_sizes.proves(
-        task, plan.groups, plan.each, p=0.1
+    assert median_sizes.proves(task, plan.groups, plan.median_epsilon) and not median_sizes.proves(
+        task, plan.groups, plan.median_epsilon, p=0.1
     )
     enough = plan.groups * 3 // 2
-    assert median_sizes.proves(task, enough, plan.each * plan.groups / enough, p=0.5)
-    session, each = StableMedian(), Fraction(plan.each / 2).limit_denominator(10**9)
+    assert median_sizes.proves(task, enough, plan.median_epsilon * plan.groups / enough, p=0.5)
+    session, each = StableMedian(), Fraction(plan.median_epsilon / 2).limit_denominator(10**9)
     params = AnsweringParams(epsilon=each, groups=plan.groups * 3, queries=10, range_size=1000)
     said = {p: session.promise(params, EXAMPLE_TABLE, Fraction(p)) for p in ("1/2", "1/10", "9/10")}
     assert {p: one["guarantee"] for p, one in said.items()} == dict.fromkeys(said, "proven")
@@ -209,7 +209,7 @@ def test_the_exponential_median_misses_as_rarely_as_proven(shape: str) -> None:
     y, price = median_task("exponential", shape)
 
     def missed(price: Fraction) -> float:
-        law = outputs(
+        law = enumerate_outputs(
             lambda source: median("exponential").draw(y, 0, 999, Fraction(1, 2), price, 1, source)
         )
         return sum(mass for v, mass in law.items() if not is_accurate(y, v))
@@ -284,7 +284,7 @@ def test_what_is_proven() -> None:
     """
     task = median_sizes.Task(10, 1000, 0.05)
     plan = median_sizes.tight(task, True)
-    each = Fraction(plan.each).limit_denominator(10**9)
+    each = Fraction(plan.median_epsilon).limit_denominator(10**9)
     params = AnsweringParams(
         epsilon=each, groups=plan.groups + 5, queries=10, range_size=1000, require="proven"
     )
@@ -292,7 +292,7 @@ def test_what_is_proven() -> None:
     with pytest.raises(PlanRefused, match=r"at least 12134 groups and epsilon"):
         StableMedian().event(params, REPLACE_TABLE)
     small = median_sizes.simple(task)
-    each = Fraction(small.each).limit_denominator(10**9) + Fraction(1, 10**8)
+    each = Fraction(small.median_epsilon).limit_denominator(10**9) + Fraction(1, 10**8)
     params = AnsweringParams(
         epsilon=each, groups=small.groups, queries=10, range_size=1000, interval="simple"
     )
@@ -305,7 +305,7 @@ def test_a_plan_says_what_its_answers_prove() -> None:
     median proves nothing.
     """
     plan = median_sizes.tight(median_sizes.Task(10, 1000, 0.05), True)
-    each = Fraction(plan.each).limit_denominator(10**9)
+    each = Fraction(plan.median_epsilon).limit_denominator(10**9)
     enough = {"epsilon": each, "groups": plan.groups + 5, "queries": 10, "range_size": 1000}
     proven, few = (
         AnsweringParams.model_validate(enough),
@@ -329,18 +329,18 @@ def test_every_answer_lies_between_the_quartiles_of_fresh_groups() -> None:
         median_sizes.tight(median_sizes.Task(10, 1001, 0.05), True),
         np.random.default_rng(0),
     )
-    each = Fraction(plan.each).limit_denominator(10**9)
+    each = Fraction(plan.median_epsilon).limit_denominator(10**9)
     params = {"epsilon": each, "groups": plan.groups, "queries": 10, "range_size": 1001}
     ask = ASK | {"range": {"kind": "grid", "lower": -5, "upper": 5, "step": "0.01"}}
-    session = Session(StableMedian(), Example(EXAMPLE_TABLE, params, [ask]), SystemSource())
+    session = MemorySession(StableMedian(), Example(EXAMPLE_TABLE, params, [ask]), SystemSource())
     columns = rng.normal(size=(10, plan.groups))
     said = []
     for j in range(9):
-        said.append(session.ask(session.queries[0], PerGroup(columns[j])).body["value"])
+        said.append(session.ask_query(session.queries[0], PerGroup(columns[j])).body["value"])
     attack = np.sign(said) @ columns[:9] / 3
-    last = session.ask(session.queries[0], PerGroup(attack))
+    last = session.ask_query(session.queries[0], PerGroup(attack))
     assert max(abs(v) for v in [*said, last.body["value"]]) < 0.6745
-    assert last.closed and session.ask(session.queries[0], PerGroup(attack)).body == {
+    assert last.closed and session.ask_query(session.queries[0], PerGroup(attack)).body == {
         "verdict": "exhausted"
     }
 
@@ -357,7 +357,7 @@ def test_one_mean_keeps_epsilon_exactly() -> None:
 
     def law(rows: int) -> Any:
         return answered(
-            MeanQueries(), EXAMPLE_TABLE, params, ask, [groups(statistic, ("a",), rows)]
+            MeanQueries(), EXAMPLE_TABLE, params, ask, [make_groups(statistic, ("a",), rows)]
         )
 
     a, b = law(10), law(12)  # a unit has two rows in a group
@@ -371,18 +371,18 @@ def test_means_and_shares_are_right() -> None:
     """
     mechanism, source = MeanQueries(), SystemSource()
     params = mechanism.Params(epsilon="50", rows=1000, queries=4)
-    whole = groups(GroupedSums(values=(("share", 0),)), ("",), 900, 2000)
+    whole = make_groups(GroupedSums(values=(("share", 0),)), ("",), 900, 2000)
     state = State({"asked": 0})
     verdict, state = mechanism.answer(
         params, EXAMPLE_TABLE, state, mechanism.Query(column="share"), whole, source
     )
     assert verdict.body["value"] == pytest.approx(0.5, abs=0.01)  # 2000 quarters over 1000 rows
-    share = groups(GroupedSums("kind", ("a",), 1, 2), ("a",), 250)
+    share = make_groups(GroupedSums("kind", ("a",), 1, 2), ("a",), 250)
     verdict, state = mechanism.answer(
         params, EXAMPLE_TABLE, state, mechanism.Query(by="kind", key="a"), share, source
     )
     assert verdict.body["value"] == pytest.approx(0.25, abs=0.01)
-    huge = groups(GroupedSums(values=(("share", 0),)), ("",), 900, 10**9)
+    huge = make_groups(GroupedSums(values=(("share", 0),)), ("",), 900, 10**9)
     verdict, state = mechanism.answer(
         params, EXAMPLE_TABLE, state, mechanism.Query(column="share"), huge, source
     )
@@ -401,11 +401,11 @@ def test_tau_is_the_planners() -> None:
     """
     from dpflow_stable_median.building_blocks import lecture_sizes
 
-    plan = lecture_sizes.plan(1000, 0.1, 0.05)
+    plan = lecture_sizes.plan_service(1000, 0.1, 0.05)
     one_row = EXAMPLE_TABLE.model_copy(
-        update={"limits": EXAMPLE_TABLE.limits.model_copy(update={"rows": 1})}
+        update={"contribution_bounds": EXAMPLE_TABLE.contribution_bounds.model_copy(update={"rows": 1})}
     )
-    params = mean_queries.MeanParams(epsilon=Fraction(plan.each), rows=plan.rows, queries=1000)
+    params = mean_queries.MeanParams(epsilon=Fraction(plan.answer_epsilon), rows=plan.rows, queries=1000)
     assert mean_queries.accuracy(params, one_row) == pytest.approx(0.1, abs=0.001)
     assert mean_queries.accuracy(params, EXAMPLE_TABLE) is None
     assert "proven to be within 0.1 of the truth" in MeanQueries().note(params, one_row)
@@ -433,19 +433,19 @@ def test_many_queries_over_few_keys_are_accurate() -> None:
     mechanism, rng = MultiplicativeWeights(), np.random.default_rng(0)
     rows = 10_000_000
     params = {"epsilon": "10", "by": "kind", "rows": rows, "accuracy": "1/10", "queries": 401}
-    session = Session(mechanism, Example(EXAMPLE_TABLE, params), SystemSource())
+    session = MemorySession(mechanism, Example(EXAMPLE_TABLE, params), SystemSource())
     counts = np.array([0.6, 0.25, 0.1, 0.05]) * rows
-    given = groups(
+    given = make_groups(
         GroupedSums("kind", ("b", "a", "d", "c"), 2, 2), ("b", "a", "d", "c"), counts.astype(int)
     )
     worst, last = 0.0, None
     for _ in range(400):
         psi = rng.integers(0, 1001, 4)
-        last = session.ask(mechanism.Query(weights=[Fraction(int(w), 1000) for w in psi]), given)
+        last = session.ask_query(mechanism.Query(weights=[Fraction(int(w), 1000) for w in psi]), given)
         worst = max(worst, abs(last.body["value"] - float(psi @ counts) / rows / 1000))
     assert worst < 0.1
     assert last is not None and last.body["updates_left"] > 2000
-    verdict = session.ask(mechanism.Query(values=[4, 1, 2, 3]), given)
+    verdict = session.ask_query(mechanism.Query(values=[4, 1, 2, 3]), given)
     assert verdict.body["value"] in (2, 3, 4) and verdict.closed  # those lie between the quartiles
 
 
@@ -454,7 +454,7 @@ def test_weights_keep_their_epsilon_exactly() -> None:
     params = {"epsilon": "512", "by": "kind", "rows": 2, "accuracy": 1, "queries": 1}
     table = EXAMPLE_TABLE.model_copy(
         update={
-            "limits": EXAMPLE_TABLE.limits.model_copy(
+            "contribution_bounds": EXAMPLE_TABLE.contribution_bounds.model_copy(
                 update={"rows": 1, "groups": 1, "rows_per_group": 1}
             )
         }
@@ -469,13 +469,13 @@ def test_weights_say_what_they_prove() -> None:
     """Proven from exactly the rows that the formula asks for, with one row a unit; a median only if
     tau is at most 1/8.
     """
-    one = EXAMPLE_TABLE.limits.model_copy(update={"rows": 1, "groups": 1, "rows_per_group": 1})
+    one = EXAMPLE_TABLE.contribution_bounds.model_copy(update={"rows": 1, "groups": 1, "rows_per_group": 1})
     columns = {
         name: c.model_copy(update={"groups": None, "rows_per_group": None})
         for name, c in EXAMPLE_TABLE.columns.items()
     }
     table = EXAMPLE_TABLE.model_copy(
-        update={"limits": one, "columns": columns, "neighbours": "replace"}
+        update={"contribution_bounds": one, "columns": columns, "neighbours": "replace"}
     )
     mechanism = MultiplicativeWeights()
 
@@ -523,14 +523,14 @@ def test_the_amplified_estimator_is_the_median_of_a_groups_blocks() -> None:
     params = {"epsilon": "1000", "groups": 5, "queries": 3, "range_size": 100}
     wide = {"kind": "grid", "lower": 0, "upper": 99, "step": 1}
     query = {"estimator": "column_mean", "columns": ["amount"], "range": wide, "blocks": 3}
-    session = Session(StableMedian(), Example(EXAMPLE_TABLE, params, [query]), SystemSource())
+    session = MemorySession(StableMedian(), Example(EXAMPLE_TABLE, params, [query]), SystemSource())
     statistic = StableMedian().data_request(session.params, session.queries[0], EXAMPLE_TABLE)
     assert statistic.groups == 15
     of_group = np.array([10.0, 20.0, 30.0, 40.0, 50.0])
     blocks = np.concatenate(
         [of_group - 9, of_group, of_group + 40]
     )  # bucket b is block b // 5 of group b % 5
-    assert session.ask(session.queries[0], PerGroup(blocks)).body["value"] == 30
+    assert session.ask_query(session.queries[0], PerGroup(blocks)).body["value"] == 30
     rng, exceed = np.random.default_rng(0), []
     u = math.ceil(
         8 * math.log(1 / 0.05)
@@ -553,8 +553,8 @@ def test_blocks_are_inside_the_groups(tmp_path: Any) -> None:
         {
             "name": "t",
             "database": tmp_path / "t.duckdb",
-            "unit": {"column": "person"},
-            "limits": {"rows": 1},
+            "privacy_unit": {"column": "person"},
+            "contribution_bounds": {"rows": 1},
             "columns": {"v": {}},
         }
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from dpflow.core.contract.declaration import Column, Table, load_table, load_yaml
 from dpflow.errors import InvalidDeclaration, InvalidInput, PlanRefused, UnknownName
@@ -15,9 +16,13 @@ from dpflow.errors import InvalidDeclaration, InvalidInput, PlanRefused, Unknown
 GOOD: dict[str, Any] = {
     "name": "visits",
     "database": "visits.duckdb",
-    "unit": {"column": "user"},
-    "limits": {"rows": 4},
-    "columns": {"age": {"lower": 0, "upper": 120}, "city": {"keys": ["Rome", "Oslo"]}, "note": {}},
+    "privacy_unit": {"column": "user"},
+    "contribution_bounds": {"rows": 4},
+    "columns": {
+        "age": {"lower": 0, "upper": 120},
+        "city": {"public_keys": ["Rome", "Oslo"]},
+        "note": {},
+    },
 }
 
 
@@ -37,10 +42,10 @@ def declared(**changes: Any) -> Table:
         ({"columns": {"age": {"lower": 0, "upper": 1, "step": 0}}}, "step must be positive"),
         ({"columns": {"age": {"lower": 0, "upper": 10, "missing": 11}}}, "within the bounds"),
         ({"columns": {"age": {"lower": 0, "upper": 2**63}}}, "coarser step"),
-        ({"columns": {"city": {"keys": []}}}, "at least one"),
-        ({"columns": {"city": {"keys": ["a", "a"]}}}, "different values"),
-        ({"limits": {"rows": 0}}, "greater than or equal to 1"),
-        ({"limits": {"rows": 2, "rows_per_group": 3}}, "cannot be above rows"),
+        ({"columns": {"city": {"public_keys": []}}}, "at least one"),
+        ({"columns": {"city": {"public_keys": ["a", "a"]}}}, "different values"),
+        ({"contribution_bounds": {"rows": 0}}, "greater than or equal to 1"),
+        ({"contribution_bounds": {"rows": 2, "rows_per_group": 3}}, "cannot be above rows"),
         ({"protects": "unit-block"}, "needs a block column"),
         (
             {"protects": "unit-block", "block": "day", "neighbours": "replace"},
@@ -60,6 +65,26 @@ def test_half_said_declarations_are_refused(
     path.write_text(yaml.safe_dump(GOOD | changes))
     with pytest.raises(InvalidDeclaration, match=message):
         load_table(path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"unit": {"column": "user"}}, "field 'unit' is now 'privacy_unit'"),
+        ({"limits": {"rows": 1}}, "field 'limits' is now 'contribution_bounds'"),
+        ({"partials": "sealed"}, "field 'partials' is now 'cached_partials'"),
+        ({"generalisation-only": True}, "'generalisation-only' is now 'generalisation_only'"),
+        ({"columns": {"city": {"keys": ["a"]}}}, "field 'keys' is now 'public_keys'"),
+        (
+            {"unit": {}, "limits": {}, "partials": "sealed", "colums": {}},
+            "'unit' is now .*'limits' is now .*'partials' is now .*did you mean 'columns'",
+        ),
+    ],
+)
+def test_fields_of_version_1_name_the_new_ones(old: dict[str, Any], new: str) -> None:
+    """There are no aliases: each field has one name, and an old one is told which."""
+    with pytest.raises(ValidationError, match=new):
+        declared(**old)
 
 
 def test_the_database_is_relative_to_the_declaration(tmp_path: Path) -> None:
@@ -105,12 +130,12 @@ def test_no_bounds_no_plan() -> None:
     with pytest.raises(PlanRefused, match="column 'note' of table 'visits' declares no bounds"):
         declared().bounded("note")
     with pytest.raises(PlanRefused, match="declares no public keys"):
-        declared().keys("note")
+        declared().public_keys("note")
 
 
 def test_the_digest_of_a_declaration_ignores_where_the_file_is() -> None:
     """Moving a database does not make a paid release unpaid."""
-    assert declared().public() == declared(database="elsewhere.duckdb").public()
+    assert declared().stored_form() == declared(database="elsewhere.duckdb").stored_form()
 
 
 def test_what_is_protected_is_said_in_words() -> None:
@@ -123,7 +148,7 @@ def test_on_needs_no_quotes(tmp_path: Path) -> None:
     """YAML 1.1 takes the bare word for true; a declaration means the field."""
     path = tmp_path / "t.yml"
     path.write_text(
-        "{name: t, database: t.duckdb, unit: {column: u}, limits: {rows: 1}, columns: {},\n"
+        "{name: t, database: t.duckdb, privacy_unit: {column: u}, contribution_bounds: {rows: 1}, columns: {},\n"
         " joins: [{relation: d, name: d, kind: dimension, on: {k: id}}]}"
     )
     assert load_table(path).joins[0].on == {"k": "id"}

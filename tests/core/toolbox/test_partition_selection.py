@@ -105,8 +105,8 @@ def _table(groups: int) -> Table:
         {
             "name": "t",
             "database": "t",
-            "unit": {"column": "user"},
-            "limits": limits,
+            "privacy_unit": {"column": "user"},
+            "contribution_bounds": limits,
             "columns": {"user": {}, "word": {}},
         }
     )

@@ -53,7 +53,7 @@ class Counting(PredictionMechanism[PredictionParams]):
         return BoundedRange(Fraction(1, 100))
 
     def rows(self, params: PredictionParams, table: Table) -> Records:
-        return Records(params.features, table.limits.rows)
+        return Records(params.features, table.contribution_bounds.rows)
 
     def learn(self, params: PredictionParams, table: Table, answer: Any, source: Source) -> Any:
         with self._lock:

@@ -215,7 +215,7 @@ def test_kept_sums_stay_in_the_private_zone(tiny: Tiny) -> None:
     """A release over two days leaves its exact sums beside the database, for their owner only, and
     nowhere else.
     """
-    tiny.declare(partials="checked")
+    tiny.declare(cached_partials="checked")
     both = {"blocks": ["2020-01-01", "2020-01-02"]}
     first = release(planned(tiny, **both), Ledger(tiny.ledger))
     kept = tiny.folder / "visits.duckdb.partials"
@@ -321,6 +321,6 @@ def test_a_scope_protects_what_it_was_granted_for(tmp_path: Path) -> None:
     Ledger(made.ledger, create=True).grant(
         "visits", 1, 0, filter="basic", table=table, principal="owner"
     )
-    made.declare(unit={"column": "person", "missing": "one-unit"}, protects="unit")
+    made.declare(privacy_unit={"column": "person", "missing": "one-unit"}, protects="unit")
     with pytest.raises(PlanRefused, match="was granted to protect"):
         release(planned(made, blocks=[]), Ledger(made.ledger))

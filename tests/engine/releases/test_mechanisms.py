@@ -101,7 +101,7 @@ def test_a_plan_says_which_bounds_it_trusts(
     """Those of the columns that it names; the rest of the declaration is none of its business."""
     tiny.declare(
         columns={
-            "city": {"keys": ["a", "b"]},
+            "city": {"public_keys": ["a", "b"]},
             "age": {"lower": 0, "upper": 100},
             "pay": {"lower": 0, "upper": 1},
         }

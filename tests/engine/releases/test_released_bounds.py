@@ -13,9 +13,9 @@ import pytest
 from dpflow import Ledger, Session, fault_points, plan, release
 from dpflow.core.contract.declaration import load_table
 from dpflow.core.contract.requests import SortedValues
-from dpflow.engine import declared, load_request, make_plan
-from dpflow.engine.releases.released_bounds import _exact, supposed
-from dpflow.engine.releases.run_identity import Occasion
+from dpflow.engine import insert_bounds, load_request, make_plan
+from dpflow.engine.releases.released_bounds import _exact, suppose_bounds
+from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.errors import NotSettled, PlanRefused, UnknownName
 from dpflow.mechanisms import bounds
 from dpflow.registry import Registry
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from smallworld import Tiny
 
 REGISTRY = Registry.load()
-OPEN: dict[str, Any] = {"age": {}, "city": {"keys": ["Oslo", "Rome"]}}
+OPEN: dict[str, Any] = {"age": {}, "city": {"public_keys": ["Oslo", "Rome"]}}
 MANY = """
 CREATE TABLE visits AS SELECT 'p' || i AS person, DATE '2020-01-01' AS day, 20 + i % 50 AS age, 'Oslo' AS city,
        DATE '2001-01-01' + CAST(i % 90 AS INTEGER) AS born FROM range(4000) t(i)
@@ -53,17 +53,17 @@ def world(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> Tiny:
     return tiny
 
 
-def planned(world: Tiny, occasion: Occasion | None = None, **content: Any) -> Any:
+def planned(world: Tiny, occasion: RunIdentity | None = None, **content: Any) -> Any:
     """A plan through the door of release files."""
     request = load_request(world.file(**content))
-    return make_plan(request, REGISTRY, declared(request, Ledger(world.ledger), occasion))
+    return make_plan(request, REGISTRY, insert_bounds(request, Ledger(world.ledger), occasion))
 
 
-def released(world: Tiny, occasion: Occasion | None = None, **content: Any) -> Any:
+def released(world: Tiny, occasion: RunIdentity | None = None, **content: Any) -> Any:
     return release(
         planned(world, occasion, **content),
         Ledger(world.ledger),
-        occasion=occasion,
+        run_identity=occasion,
         registry=REGISTRY,
     )
 
@@ -193,7 +193,7 @@ def test_nothing_is_planned_as_if_no_bounds_were_asked_for(world: Tiny) -> None:
     with pytest.raises(PlanRefused, match="takes bounds from 'look'"):
         make_plan(load_request(file), REGISTRY)
     with pytest.raises(PlanRefused, match="name the ledger"):
-        declared(load_request(file), None)
+        insert_bounds(load_request(file), None)
 
 
 def test_a_session_takes_the_first_search(world: Tiny) -> None:
@@ -263,8 +263,8 @@ def test_without_a_delta_every_scope_pays_a_search(world: Tiny) -> None:
     """Gaussian noise has no price in a scope of filter basic; the refusal says what has."""
     params = {"column": "age", "by": "city", "epsilon": "0.2"}
     world.declare(
-        columns=OPEN | {"city": {"keys": [f"c{n}" for n in range(60)], "groups": 60}},
-        limits={"rows": 60},
+        columns=OPEN | {"city": {"public_keys": [f"c{n}" for n in range(60)], "groups": 60}},
+        contribution_bounds={"rows": 60},
     )
     asked = SEARCH | {"params": params | {"delta": "1e-7"}}
     with pytest.raises(PlanRefused, match="leave out its delta"):
@@ -276,12 +276,12 @@ def test_a_run_takes_its_own_search_first(world: Tiny) -> None:
     """An upstream task of the same run comes before older searches; another run takes the first one
     of all.
     """
-    runs = [Occasion("d", "search", f"2020-01-0{day}", f"d/{day}/search", "me") for day in (1, 2)]
+    runs = [RunIdentity("d", "search", f"2020-01-0{day}", f"d/{day}/search", "me") for day in (1, 2)]
     released(world, runs[0], **SEARCH)
     world.fill(MANY.replace("20 + i % 50", "3000 + i % 50"))
     released(world, runs[1], **SEARCH | {"params": {"column": "age", "epsilon": "0.4"}})
     tops = [
-        planned(world, Occasion("d", "t", run, "s", "me"), **TOTAL).table.columns["age"].upper
+        planned(world, RunIdentity("d", "t", run, "s", "me"), **TOTAL).table.columns["age"].upper
         for run in ("2020-01-01", "2020-01-02", "2020-01-03")
     ]
     assert tops == [128, 4096, 128]
@@ -317,7 +317,7 @@ def test_python_and_forecasts(world: Tiny) -> None:
     the same price.
     """
     request = load_request(world.file(**TOTAL))
-    before = make_plan(request, REGISTRY, supposed(request, Ledger(world.ledger)))
+    before = make_plan(request, REGISTRY, suppose_bounds(request, Ledger(world.ledger)))
     released(world, **SEARCH)
     terms: dict[str, Any] = {
         "name": "total",
@@ -333,9 +333,9 @@ def test_python_and_forecasts(world: Tiny) -> None:
         column="age",
         epsilon=Fraction(1, 5),
     )
-    assert wanted.price() == before.price() == ("0.2", "0")
+    assert wanted.privacy_cost() == before.privacy_cost() == ("0.2", "0")
     request = load_request(world.file(**TOTAL))
     assert (
-        make_plan(request, REGISTRY, supposed(request, Ledger(world.ledger))).digest
+        make_plan(request, REGISTRY, suppose_bounds(request, Ledger(world.ledger))).digest
         == wanted.digest
     )

@@ -55,7 +55,7 @@ def ledger(tiny: Tiny) -> Ledger:
     tiny.fill(ROWS)
     columns = {"sick": {"lower": 0, "upper": 1}, "age": {"lower": 0, "upper": 120}}
     table = load_table(
-        tiny.declare(protects="unit", limits={"rows": 1}, columns=columns, block=None, holdout=True)
+        tiny.declare(protects="unit", contribution_bounds={"rows": 1}, columns=columns, block=None, holdout=True)
     )
     made = Ledger(tiny.ledger)
     for scope in ("gate", "more"):
@@ -363,11 +363,11 @@ def test_methods_without_a_claim_need_a_table_that_protects_nobody(
 
 
 def test_a_noise_free_gate_is_proven_with_few_groups(tiny: Tiny, ledger: Ledger) -> None:
-    """On a table declared generalisation-only; what was released before makes the next gate's proof
+    """On a table declared generalisation_only; what was released before makes the next gate's proof
     void.
     """
     tiny.declare(
-        protects="unit", limits={"rows": 1}, block=None, holdout=True, **{"generalisation-only": True},
+        protects="unit", contribution_bounds={"rows": 1}, block=None, holdout=True, **{"generalisation_only": True},
         columns={"age": {"lower": 0, "upper": 120}},
     )  # fmt: skip
     with pytest.raises(PlanRefused, match="granted to protect all rows"):

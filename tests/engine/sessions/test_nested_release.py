@@ -41,7 +41,7 @@ def ledger(tiny: Tiny) -> Ledger:
     tiny.fill(ROWS)
     columns = {"sick": {"lower": 0, "upper": 1}, "age": {"lower": 0, "upper": 120}}
     table = load_table(
-        tiny.declare(protects="unit", limits={"rows": 1}, columns=columns, block=None, holdout=True)
+        tiny.declare(protects="unit", contribution_bounds={"rows": 1}, columns=columns, block=None, holdout=True)
     )
     made = Ledger(tiny.ledger)
     made.grant("gate", 5, "1e-6", filter="basic", table=table, principal="owner")

@@ -201,7 +201,7 @@ def gate(tiny: Tiny) -> Session:
     tiny.fill(LABELLED)
     table = tiny.declare(
         protects="unit",
-        limits={"rows": 1},
+        contribution_bounds={"rows": 1},
         columns={"sick": {"lower": 0, "upper": 1}, "age": {"lower": 0, "upper": 120}},
     )
     Ledger(tiny.ledger).grant(

@@ -51,7 +51,7 @@ def opened(tiny: Tiny) -> Any:
     tiny.fill(ROWS)
     columns = {"sick": BIT, "said": BIT, "age": {"lower": 0, "upper": 120}, "visit": {}}
     table = load_table(
-        tiny.declare(protects="unit", limits={"rows": 1}, columns=columns, block=None, holdout=True)
+        tiny.declare(protects="unit", contribution_bounds={"rows": 1}, columns=columns, block=None, holdout=True)
     )
     Ledger(tiny.ledger).grant("gate", 8, 0, filter="basic", table=table, principal="owner")
 

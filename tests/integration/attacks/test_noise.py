@@ -39,8 +39,8 @@ def make(tmp_path: Path) -> Make:
         declared = {
             "name": "data",
             "database": path,
-            "unit": {"column": "u"},
-            "limits": {"rows": 1},
+            "privacy_unit": {"column": "u"},
+            "contribution_bounds": {"rows": 1},
             "columns": {"v": column},
         }
         return PrivateTable(Table.model_validate(declared))

@@ -17,7 +17,7 @@ from dpflow.core.sampling.randomness import SystemSource
 from dpflow.errors import DpflowError, PlanRefused
 from dpflow.registry import Registry
 from dpflow.tables import PrivateTable
-from dpflow.testing.audit import too_often
+from dpflow.testing.audit import refutes_probability
 
 PUBLIC = ("a", "b", "c")
 Row = tuple[int, str | None, float]
@@ -37,9 +37,9 @@ def table(path: Path, rows: list[Row], where: str | None = None, **changes: Any)
     declared = {
         "name": "data",
         "database": path,
-        "unit": {"column": "u"},
-        "limits": {"rows": 6, "groups": 2, "rows_per_group": 3},
-        "columns": {"v": {"lower": -(2**61), "upper": 2**61}, "k": {"keys": PUBLIC}},
+        "privacy_unit": {"column": "u"},
+        "contribution_bounds": {"rows": 6, "groups": 2, "rows_per_group": 3},
+        "columns": {"v": {"lower": -(2**61), "upper": 2**61}, "k": {"public_keys": PUBLIC}},
     }
     return PrivateTable(Table.model_validate(declared | changes), where)
 
@@ -88,7 +88,7 @@ def test_ten_thousand_rows_of_one_unit_count_as_its_limits(
     """With and without the heavy unit, every exact statistic differs by at most groups x
     rows_per_group rows.
     """
-    columns = {"v": {"lower": -5, "upper": 5}, "k": {"keys": PUBLIC}}
+    columns = {"v": {"lower": -5, "upper": 5}, "k": {"public_keys": PUBLIC}}
     others: list[Row] = [(u, PUBLIC[u % 3], 1.0) for u in range(20)]
     heavy: list[Row] = [(99, "abcd"[i % 4], 5.0) for i in range(10_000)]
     request = GroupedSums(by, keys if by else None, 2, 3, (("v", 0),))
@@ -147,7 +147,7 @@ def test_a_private_key_of_few_units_hides(tmp_path: Path, units: int) -> None:
     allowed = {1: 0.02, 3: 0.02 * (1 + 2.72**0.5 + 2.72)}[
         units
     ]  # of k units: delta times 1 + e^eps + ... + e^((k-1) eps)
-    assert not too_often(shown, 3000, allowed)
+    assert not refutes_probability(shown, 3000, allowed)
 
 
 def test_rows_come_out_in_an_order_that_no_row_decides(tmp_path: Path) -> None:

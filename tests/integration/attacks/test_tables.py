@@ -29,8 +29,8 @@ def private(path: Path, statements: list[str], **changes: Any) -> PrivateTable:
     declared = {
         "name": "data",
         "database": path,
-        "unit": {"column": "u"},
-        "limits": {"rows": 1},
+        "privacy_unit": {"column": "u"},
+        "contribution_bounds": {"rows": 1},
         "columns": {"v": {"lower": 0, "upper": 9}, "k": {}},
     }
     return PrivateTable(Table.model_validate(declared | changes))

@@ -35,8 +35,8 @@ with DAG("visits", schedule=None, is_paused_upon_creation=False):
 TABLE = {
     "name": "visits",
     "database": "visits.duckdb",
-    "unit": {"column": "person"},
-    "limits": {"rows": 1},
+    "privacy_unit": {"column": "person"},
+    "contribution_bounds": {"rows": 1},
     "columns": {},
 }
 

@@ -189,7 +189,7 @@ def test_holdout_groups_keep_units_whole(make: Any) -> None:
     private = make(
         rows,
         columns={"v": {"lower": 0, "upper": 2}, "label": {}, "u": {"lower": 0, "upper": 9999}},
-        limits={"rows": 3},
+        contribution_bounds={"rows": 3},
     )
     groups, found = private.grouped_rows(GroupValues(8, ("v", "label", "u")), b"secret", ())
     assert len(groups) == 5000 and set(groups.tolist()) == set(range(8))
@@ -210,7 +210,7 @@ def test_holdout_rows_map_missing_values(make: Any) -> None:
     private = make(
         rows,
         columns={"v": {}, "label": {}, "w": {"lower": 0, "upper": 3, "missing": 2}},
-        unit={"column": "u", "missing": "one-unit"},
+        privacy_unit={"column": "u", "missing": "one-unit"},
     )
     groups, found = private.grouped_rows(GroupValues(1000, ("v", "label", "w")), b"k", ())
     order = np.argsort(found["w"])
@@ -237,7 +237,7 @@ def test_holdout_sums_are_those_of_the_rows(make: Any) -> None:
     rows = """CREATE TABLE data AS SELECT i // 3 AS u, CASE WHEN i % 17 = 0 THEN NULL ELSE i % 11 END AS v,
               CASE WHEN i % 13 = 0 THEN 'nan'::DOUBLE ELSE (i * 7 % 23) / 2 END AS w FROM range(3000) t(i)"""
     bounds = {"lower": 0, "upper": 20, "step": "0.5"}
-    private = make(rows, columns={"v": bounds, "w": bounds, "far": {}}, limits={"rows": 1})
+    private = make(rows, columns={"v": bounds, "w": bounds, "far": {}}, contribution_bounds={"rows": 1})
     groups, found = private.grouped_rows(GroupValues(40, ("v", "w")), b"k", ())
     for estimator in (e for e in COLUMNS if e.moments):
         sums = GroupMoments(40, ("v", "w")[: estimator.columns], estimator.moments.measures)
@@ -293,7 +293,7 @@ def test_records_of_null_units_and_empty_tables(make: Any) -> None:
     or keys is refused.
     """
     rows = "CREATE TABLE data AS SELECT NULL::INT AS u, i AS v, 'a' AS k FROM range(9) t(i)"
-    private = make(rows, unit={"column": "u", "missing": "one-unit"})
+    private = make(rows, privacy_unit={"column": "u", "missing": "one-unit"})
     assert private.answer(Records(("v",), 3), ()).units.tolist() == [0, 0, 0]
     assert make(rows).answer(Records(("v",), 3), ()).units.tolist() == []
     bare = make(rows, columns={"v": {}})

@@ -20,7 +20,7 @@ from dpflow.tables import PrivateTable
 from dpflow.tables.access import sandbox
 from dpflow.tables.bounding.sql_bounding import Cut, Value, cut_values
 from dpflow.tables.requests import sums
-from dpflow.testing.neighbours import fingerprint
+from dpflow.testing.neighbours import answer_fingerprint
 
 HEAVY = """CREATE TABLE data AS SELECT 1 AS u, ['a', 'b', 'c'][i % 3 + 1] AS k, 9 AS v FROM range(10000) t(i)
            UNION ALL SELECT i + 2, 'a', 1 FROM range(5) t(i)"""
@@ -405,7 +405,7 @@ def test_a_table_in_parts_gives_the_same_sums(make: Any, monkeypatch: pytest.Mon
     private = make(
         "CREATE TABLE data AS SELECT nullif(i % 37, 0) AS u, ['a', 'b', 'x' || i % 5][i % 3 + 1] AS k, i % 11 AS v, i % 7 AS small"
         " FROM range(1000) t(i)",
-        unit={"column": "u", "missing": "one-unit"},
+        privacy_unit={"column": "u", "missing": "one-unit"},
     )
     requests = [
         GroupedSums("k", ("a", "b", "c"), 99, 99, (("v", 3),)),
@@ -420,10 +420,10 @@ def test_a_table_in_parts_gives_the_same_sums(make: Any, monkeypatch: pytest.Mon
             update={"columns": {**private.declaration.columns, "small": Column()}}
         )
     )
-    whole = [fingerprint(private.answer(request, ())) for request in requests]
+    whole = [answer_fingerprint(private.answer(request, ())) for request in requests]
     monkeypatch.setattr(sums, "PART_ROWS", 100)
     monkeypatch.setattr(sums, "BYTES_PER_WORD", sandbox.memory_bytes() // 100)
-    assert [fingerprint(private.answer(request, ())) for request in requests] == whole
+    assert [answer_fingerprint(private.answer(request, ())) for request in requests] == whole
     cut = [private.answer(GroupedSums("k", ("a", "b"), 1, 2), ()) for _ in range(2)]
     assert all(answer.rows.sum() == 2 * 37 and answer.units.sum() == 37 for answer in cut)
 
@@ -436,8 +436,8 @@ def test_one_unit_table(tmp_path: Path) -> None:
         {
             "name": "data",
             "database": tmp_path / "x.duckdb",
-            "unit": {"column": "u"},
-            "limits": {"rows": 1},
+            "privacy_unit": {"column": "u"},
+            "contribution_bounds": {"rows": 1},
             "columns": {"v": {"lower": 0, "upper": 9}},
         }
     )
@@ -467,8 +467,8 @@ def test_one_more_row_that_makes_two_parts_moves_a_sum_by_its_own_value(
             {
                 "name": "data",
                 "database": path,
-                "unit": {"column": "u"},
-                "limits": {"rows": 1},
+                "privacy_unit": {"column": "u"},
+                "contribution_bounds": {"rows": 1},
                 "columns": {"v": {"lower": -bound, "upper": bound}},
             }
         )

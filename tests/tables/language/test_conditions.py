@@ -38,8 +38,8 @@ TABLE = Table.model_validate(
     {
         "name": "data",
         "database": "x",
-        "unit": {"column": "u"},
-        "limits": {"rows": 1},
+        "privacy_unit": {"column": "u"},
+        "contribution_bounds": {"rows": 1},
         "columns": COLUMNS,
     }
 )

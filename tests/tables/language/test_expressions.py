@@ -65,8 +65,8 @@ def made(folder: Path, *statements: str) -> PrivateTable:
     declared = {
         "name": "data",
         "database": path,
-        "unit": {"column": "u"},
-        "limits": {"rows": 4},
+        "privacy_unit": {"column": "u"},
+        "contribution_bounds": {"rows": 4},
         "columns": COLUMNS,
     }
     return PrivateTable(Table.model_validate(declared))

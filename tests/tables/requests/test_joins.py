@@ -19,8 +19,8 @@ DIMENSION = {"relation": "towns", "name": "town", "kind": "dimension", "on": {"k
 PERSON = {"relation": "people", "name": "person", "kind": "unit", "on": {"u": "id"}, "rows": 1}
 COLUMNS: dict[str, Any] = {
     "v": {"lower": 0, "upper": 10},
-    "k": {"keys": ["a", "b", "c"]},
-    "town.area": {"keys": ["north", "south"]},
+    "k": {"public_keys": ["a", "b", "c"]},
+    "town.area": {"public_keys": ["north", "south"]},
     "person.age": {"lower": 0, "upper": 100},
     "person.job": {},
 }
@@ -116,7 +116,7 @@ def test_private_keys_of_a_cut_join_are_those_of_one_cut(make: Any) -> None:
 )
 def test_other_joins_are_refused_by_rule(changes: dict[str, Any], rule: str) -> None:
     """Everything else is refused when the declaration is read, with the rule's name."""
-    base = {"name": "data", "database": "x", "unit": {"column": "u"}, "limits": {"rows": 1}}
+    base = {"name": "data", "database": "x", "privacy_unit": {"column": "u"}, "contribution_bounds": {"rows": 1}}
     with pytest.raises(ValidationError, match=rule):
         Table.model_validate(base | declared() | changes)
 

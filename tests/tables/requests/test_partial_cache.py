@@ -22,7 +22,7 @@ from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import GroupedSums, SortedValues
 from dpflow.tables import PrivateTable
 from dpflow.tables.requests import cached_blocks, partial_cache, sums
-from dpflow.testing.neighbours import fingerprint
+from dpflow.testing.neighbours import answer_fingerprint
 
 DAYS = [f"2013-01-0{day}" for day in range(1, 6)]
 ROWS = """
@@ -54,19 +54,19 @@ def table(make: Any) -> PrivateTable:
         ROWS,
         block="d",
         protects="unit-block",
-        partials="checked",
-        limits={"rows": 999, "groups": 99},
+        cached_partials="checked",
+        contribution_bounds={"rows": 999, "groups": 99},
     )
     return again(
         declared,
-        columns={"v": {"lower": 0, "upper": 12}, "k": {"keys": ["a", "b", "c", "x"]}, "n": {}},
+        columns={"v": {"lower": 0, "upper": 12}, "k": {"public_keys": ["a", "b", "c", "x"]}, "n": {}},
     )
 
 
 def again(found: PrivateTable, **changes: Any) -> PrivateTable:
     """The same table in a new object, or with another declaration."""
     data = (
-        found.declaration.model_dump(mode="json", by_alias=True)
+        found.declaration.model_dump(mode="json")
         | {"database": found.declaration.database}
         | changes
     )
@@ -88,7 +88,7 @@ def test_a_block_named_twice_is_read_once(table: PrivateTable) -> None:
     for request in REQUESTS:
         for one in (table, plain):
             for blocks in ([DAYS[0]], DAYS[:2]):
-                assert fingerprint(one.answer(request, blocks * 2)) == fingerprint(
+                assert answer_fingerprint(one.answer(request, blocks * 2)) == answer_fingerprint(
                     one.answer(request, blocks)
                 )
 
@@ -115,16 +115,16 @@ def test_sums_of_blocks_add_up_to_those_of_all(
     afterwards.
     """
     whole = PrivateTable(table.declaration)
-    assert fingerprint(table.answer(request_, DAYS[:4])) == fingerprint(
+    assert answer_fingerprint(table.answer(request_, DAYS[:4])) == answer_fingerprint(
         whole.answer(request_, DAYS[:4])
     )
     reads.clear()
-    assert fingerprint(again(table).answer(request_, DAYS)) == fingerprint(
+    assert answer_fingerprint(again(table).answer(request_, DAYS)) == answer_fingerprint(
         whole.answer(request_, DAYS)
     )
     assert len(reads) == 2  # the fifth day, and the comparison's own
     reads.clear()
-    assert fingerprint(table.answer(request_, DAYS[3:])) == fingerprint(
+    assert answer_fingerprint(table.answer(request_, DAYS[3:])) == answer_fingerprint(
         whole.answer(request_, DAYS[3:])
     )
     assert len(reads) == 1
@@ -135,14 +135,14 @@ def test_a_cut_is_one_function_of_the_rows(table: PrivateTable, request_: Any) -
     """With, without and after losing what was kept: the same; another key cuts otherwise, and fresh
     draws do each time.
     """
-    first = fingerprint(table.answer(request_, DAYS))
-    assert fingerprint(table.answer(request_, DAYS)) == first
+    first = answer_fingerprint(table.answer(request_, DAYS))
+    assert answer_fingerprint(table.answer(request_, DAYS)) == first
     shutil.rmtree(folder(table))
-    assert fingerprint(table.answer(request_, DAYS)) == first
+    assert answer_fingerprint(table.answer(request_, DAYS)) == first
     other = PrivateTable(table.declaration, seal=lambda data: seal(b"other" + data))
-    assert fingerprint(other.answer(request_, DAYS)) != first
+    assert answer_fingerprint(other.answer(request_, DAYS)) != first
     fresh = PrivateTable(table.declaration)
-    assert len({fingerprint(fresh.answer(request_, DAYS)) for _ in range(3)}) > 1
+    assert len({answer_fingerprint(fresh.answer(request_, DAYS)) for _ in range(3)}) > 1
 
 
 def _moved(a: Any, b: Any) -> int:
@@ -162,7 +162,7 @@ def test_a_late_row_moves_its_own_unit_only(table: PrivateTable) -> None:
     assert 1 <= _moved(before, table.answer(request, DAYS)) <= 2
     assert _moved(drawn, fresh.answer(request, DAYS)) > 8
     write(table, "DELETE FROM data WHERE u = 1000")
-    assert fingerprint(table.answer(request, DAYS)) == fingerprint(before)
+    assert answer_fingerprint(table.answer(request, DAYS)) == answer_fingerprint(before)
 
 
 CHANGES = [
@@ -187,9 +187,9 @@ def test_a_block_that_changed_is_read_again(
     """
     table.answer(REQUESTS[number], DAYS)
     write(table, change)
-    expected = fingerprint(PrivateTable(table.declaration).answer(REQUESTS[number], DAYS))
+    expected = answer_fingerprint(PrivateTable(table.declaration).answer(REQUESTS[number], DAYS))
     reads.clear()
-    assert fingerprint(table.answer(REQUESTS[number], DAYS)) == expected
+    assert answer_fingerprint(table.answer(REQUESTS[number], DAYS)) == expected
     assert 1 <= len(reads) <= 5
     reads.clear()
     write(table, f"UPDATE data SET n = n + 1 WHERE d = '{DAYS[2]}'")  # a column that is not read
@@ -206,7 +206,7 @@ def test_a_load_costs_its_own_day(make: Any, reads: list[Any]) -> None:
         "CREATE TABLE data (u INTEGER, d DATE, v INTEGER)",
         block="d",
         protects="unit-block",
-        partials="checked",
+        cached_partials="checked",
     )
     table = again(found, columns={"v": {"lower": 0, "upper": 10}})
     days = [f"2013-01-0{number + 1}" for number in range(8)]
@@ -215,8 +215,8 @@ def test_a_load_costs_its_own_day(make: Any, reads: list[Any]) -> None:
         kept_sums = table.answer(REQUESTS[2], days[: number + 1])
     assert len(reads) < 24  # of the 36 without keeping; 15 if only neighbours share a row group
     reads.clear()
-    assert fingerprint(table.answer(REQUESTS[2], days)) == fingerprint(kept_sums) and not reads
-    assert fingerprint(kept_sums) == fingerprint(
+    assert answer_fingerprint(table.answer(REQUESTS[2], days)) == answer_fingerprint(kept_sums) and not reads
+    assert answer_fingerprint(kept_sums) == answer_fingerprint(
         PrivateTable(table.declaration).answer(REQUESTS[2], days)
     )
 
@@ -230,28 +230,28 @@ def test_a_dimension_that_changed_is_noticed(make: Any, reads: list[Any]) -> Non
     changes = {
         "block": "d",
         "protects": "unit-block",
-        "limits": {"rows": 999, "groups": 99},
+        "contribution_bounds": {"rows": 999, "groups": 99},
         "joins": [join],
     }
     found = make(
         ROWS,
         dimension,
         **changes,
-        columns={"p.side": {"keys": ["n", "s"]}, "v": {"lower": 0, "upper": 12}},
+        columns={"p.side": {"public_keys": ["n", "s"]}, "v": {"lower": 0, "upper": 12}},
     )
     request = GroupedSums("p.side", ("n", "s"), 99, 999, (("v", 3),))
     for partials_ in ("checked", "sealed"):
-        table = again(found, partials=partials_)
+        table = again(found, cached_partials=partials_)
         for change in (
             "SELECT 1",
             "UPDATE places SET side = 's' WHERE k = 'a'",
             "INSERT INTO places VALUES ('b', 's')",
         ):
             write(table, change)
-            expected = fingerprint(PrivateTable(table.declaration).answer(request, DAYS))
+            expected = answer_fingerprint(PrivateTable(table.declaration).answer(request, DAYS))
             reads.clear()
-            assert fingerprint(table.answer(request, DAYS)) == expected and len(reads) == 5
-            assert fingerprint(table.answer(request, DAYS)) == expected and len(reads) == 5
+            assert answer_fingerprint(table.answer(request, DAYS)) == expected and len(reads) == 5
+            assert answer_fingerprint(table.answer(request, DAYS)) == expected and len(reads) == 5
         write(
             table,
             "CREATE OR REPLACE TABLE places AS SELECT unnest(['a', 'b', 'c', 'x']) AS k, unnest(['n', 's', 'n', 's']) AS side",
@@ -288,11 +288,11 @@ def test_conditions_types_and_declarations_have_sums_of_their_own(
     """
     table.answer(REQUESTS[2], DAYS)
     small = PrivateTable(table.declaration, "n < 3", seal)
-    expected = fingerprint(PrivateTable(table.declaration, "n < 3").answer(REQUESTS[2], DAYS))
-    assert fingerprint(small.answer(REQUESTS[2], DAYS)) == expected
+    expected = answer_fingerprint(PrivateTable(table.declaration, "n < 3").answer(REQUESTS[2], DAYS))
+    assert answer_fingerprint(small.answer(REQUESTS[2], DAYS)) == expected
     write(table, "UPDATE data SET n = 5 WHERE n = 1")
-    assert fingerprint(small.answer(REQUESTS[2], DAYS)) != expected
-    narrow = again(table, columns={"v": {"lower": 0, "upper": 3}, "k": {"keys": ["a"]}, "n": {}})
+    assert answer_fingerprint(small.answer(REQUESTS[2], DAYS)) != expected
+    narrow = again(table, columns={"v": {"lower": 0, "upper": 3}, "k": {"public_keys": ["a"]}, "n": {}})
     assert int(narrow.answer(REQUESTS[2], DAYS).sums["v"][0]) < int(
         table.answer(REQUESTS[2], DAYS).sums["v"][0]
     )
@@ -304,14 +304,14 @@ def test_conditions_types_and_declarations_have_sums_of_their_own(
 
 def test_sealed_blocks_are_counted_only(table: PrivateTable, reads: list[Any]) -> None:
     """By the owner's promise rows of a block do not change; one more is noticed all the same."""
-    table = again(table, partials="sealed")
+    table = again(table, cached_partials="sealed")
     first = table.answer(REQUESTS[2], DAYS)
     write(table, f"UPDATE data SET v = 11 WHERE d = '{DAYS[1]}'")
     reads.clear()
-    assert fingerprint(table.answer(REQUESTS[2], DAYS)) == fingerprint(first) and not reads
+    assert answer_fingerprint(table.answer(REQUESTS[2], DAYS)) == answer_fingerprint(first) and not reads
     write(table, f"INSERT INTO data VALUES (3, '{DAYS[1]}', 'a', 1, 1)")
-    expected = fingerprint(PrivateTable(table.declaration).answer(REQUESTS[2], DAYS))
-    assert fingerprint(table.answer(REQUESTS[2], DAYS)) == expected
+    expected = answer_fingerprint(PrivateTable(table.declaration).answer(REQUESTS[2], DAYS))
+    assert answer_fingerprint(table.answer(REQUESTS[2], DAYS)) == expected
 
 
 def _damage(kind: str, files: list[Path]) -> None:
@@ -352,13 +352,13 @@ def _damage(kind: str, files: list[Path]) -> None:
 )
 def test_what_is_not_genuine_is_not_used(table: PrivateTable, reads: list[Any], kind: str) -> None:
     """Each damage costs reading the block again, gives the right answer, and is mended."""
-    expected = fingerprint(table.answer(REQUESTS[0], DAYS))
+    expected = answer_fingerprint(table.answer(REQUESTS[0], DAYS))
     _damage(kind, sorted(folder(table).iterdir()))
     reads.clear()
-    assert fingerprint(table.answer(REQUESTS[0], DAYS)) == expected
+    assert answer_fingerprint(table.answer(REQUESTS[0], DAYS)) == expected
     assert len(reads) == (2 if kind == "exchanged" else 1)
     reads.clear()
-    assert fingerprint(table.answer(REQUESTS[0], DAYS)) == expected and not reads
+    assert answer_fingerprint(table.answer(REQUESTS[0], DAYS)) == expected and not reads
 
 
 def test_only_the_owner_can_enter(
@@ -369,7 +369,7 @@ def test_only_the_owner_can_enter(
     """
     before = os.umask(0)
     try:
-        expected = fingerprint(table.answer(REQUESTS[0], DAYS))
+        expected = answer_fingerprint(table.answer(REQUESTS[0], DAYS))
     finally:
         os.umask(before)
     assert folder(table).stat().st_mode & 0o777 == 0o700
@@ -382,7 +382,7 @@ def test_only_the_owner_can_enter(
         else:
             folder(table).chmod(0o700)
             monkeypatch.setattr(os, "geteuid", lambda: 12345)
-        assert fingerprint(again(table).answer(REQUESTS[0], DAYS)) == expected
+        assert answer_fingerprint(again(table).answer(REQUESTS[0], DAYS)) == expected
         assert len(reads) == 5
         assert [record.getMessage() for record in caplog.records] == [
             f"{folder(table)} is open to others, so no sums of blocks are kept there; remove it"
@@ -405,11 +405,11 @@ def test_a_place_that_cannot_be_written_keeps_nothing(
 
         return full
 
-    expected = fingerprint(PrivateTable(table.declaration).answer(REQUESTS[0], DAYS))
+    expected = answer_fingerprint(PrivateTable(table.declaration).answer(REQUESTS[0], DAYS))
     with monkeypatch.context() as patch:
         for name in refused:
             patch.setattr(os, name, fails(getattr(os, name)))
-        assert fingerprint(table.answer(REQUESTS[0], DAYS)) == expected
+        assert answer_fingerprint(table.answer(REQUESTS[0], DAYS)) == expected
     kept = [entry for entry in folder(table).iterdir() if not entry.name.startswith(".")]
     assert kept == [] and "No space left" in caplog.text
 
@@ -446,7 +446,7 @@ def test_killed_in_the_middle_of_a_write(
     """SIGKILL halfway through the second file: the first is good, the half one is never used, and
     is removed when it is old.
     """
-    data = table.declaration.model_dump_json(by_alias=True)
+    data = table.declaration.model_dump_json()
     place = str(Path(__file__).parent)
     ran = subprocess.run(
         [sys.executable, "-c", KILLED, place, data], capture_output=True, text=True, check=False
@@ -454,9 +454,9 @@ def test_killed_in_the_middle_of_a_write(
     assert ran.returncode == -9, ran.stderr
     names = sorted(file.name for file in folder(table).iterdir())
     assert len(names) == 2 and names[0].startswith(".")
-    expected = fingerprint(PrivateTable(table.declaration).answer(REQUESTS[0], DAYS))
+    expected = answer_fingerprint(PrivateTable(table.declaration).answer(REQUESTS[0], DAYS))
     reads.clear()
-    assert fingerprint(table.answer(REQUESTS[0], DAYS)) == expected and len(reads) == 4
+    assert answer_fingerprint(table.answer(REQUESTS[0], DAYS)) == expected and len(reads) == 4
     assert (folder(table) / names[0]).exists()
     monkeypatch.setattr(partial_cache, "ABANDONED", -1)
     table.answer(REQUESTS[0], DAYS)
@@ -480,11 +480,11 @@ def test_what_is_never_kept(table: PrivateTable, make: Any) -> None:
     table.answer(REQUESTS[0], DAYS[:1])
     table.answer(REQUESTS[0], ())
     table.answer(GroupedSums("k", None, 99, 999), DAYS)
-    again(table, partials=None).answer(REQUESTS[0], DAYS)
+    again(table, cached_partials=None).answer(REQUESTS[0], DAYS)
     assert not folder(table).exists()
     with pytest.raises(ValueError, match="partials need protects: unit-block"):
-        make(ROWS, block="d", partials="checked")
-    assert again(table, partials="sealed").declaration.public() == table.declaration.public()
+        make(ROWS, block="d", cached_partials="checked")
+    assert again(table, cached_partials="sealed").declaration.stored_form() == table.declaration.stored_form()
 
 
 @pytest.mark.parametrize(
@@ -497,7 +497,7 @@ def test_keyed_draws_are_fair(make: Any, request_: Any) -> None:
     """
     rows = """CREATE TABLE data AS SELECT i // 6 AS u, DATE '2013-01-01' + (i // 6 % 2)::INT AS d,
               ['a', 'b', 'c'][i % 3 + 1] AS k, i % 6 // 3 AS v FROM range(120000) t(i)"""
-    made = make(rows, block="d", protects="unit-block", partials="checked")
+    made = make(rows, block="d", protects="unit-block", cached_partials="checked")
     found = PrivateTable(made.declaration, seal=seal).answer(request_, DAYS[:2])
     counts = found.rows if isinstance(request_, GroupedSums) else found.counts
     assert counts.sum() == 20000
@@ -512,7 +512,7 @@ def test_rounded_means_are_unbiased(make: Any) -> None:
         rows,
         block="d",
         protects="unit-block",
-        partials="checked",
+        cached_partials="checked",
         columns={"v": {"lower": 0, "upper": 1}},
     )
     total = PrivateTable(made.declaration, seal=seal).answer(
@@ -523,10 +523,10 @@ def test_rounded_means_are_unbiased(make: Any) -> None:
 
 def test_sums_at_the_limit_do_not_wrap() -> None:
     """Sums that stopped at 2^62 in three blocks stop there together."""
-    from dpflow.testing.examples import groups
+    from dpflow.testing.examples import make_groups
 
     request = GroupedSums(None, None, 1, 1, (("v", 0),))
-    huge = [groups(request, ("",), 1, 2**62)] * 3 + [groups(request, ("",), 1, -5)]
+    huge = [make_groups(request, ("",), 1, 2**62)] * 3 + [make_groups(request, ("",), 1, -5)]
     found = cached_blocks.together(huge)
     assert (
         isinstance(found, type(huge[0]))

@@ -54,7 +54,7 @@ def test_public_keys_all_appear_in_their_order(make: Any) -> None:
 
 def test_null_units_can_be_one_unit(make: Any) -> None:
     """With missing: one-unit the rows without a unit count as one unit's."""
-    groups = make(BASIC, unit={"column": "u", "missing": "one-unit"}).answer(BY_KEY, ())
+    groups = make(BASIC, privacy_unit={"column": "u", "missing": "one-unit"}).answer(BY_KEY, ())
     assert table(groups)["b"] == (2, 2, 12, 2)
 
 
@@ -178,7 +178,7 @@ def test_key_types_compare_as_text(make: Any, kind: str, key: str) -> None:
     quoted = key.replace("'", "''")
     private = make(
         f"CREATE TABLE data AS SELECT 1 AS u, CAST('{quoted}' AS {kind}) AS k, 1 AS v",
-        columns={"k": {"keys": [key]}},
+        columns={"k": {"public_keys": [key]}},
     )
     private.check_schema()
     for keys in ((key,), None):
@@ -217,7 +217,7 @@ def test_a_collation_merges_no_blocks_joined_keys_or_values(make: Any) -> None:
         block="d",
         protects="unit-block",
         joins=[{"relation": "sides", "name": "s", "kind": "dimension", "on": {"k": "k"}}],
-        columns={"s.side": {"keys": ["n", "N"]}, "v": {"lower": 0, "upper": 1}, "k": {}},
+        columns={"s.side": {"public_keys": ["n", "N"]}, "v": {"lower": 0, "upper": 1}, "k": {}},
     )
     assert table.answer(GroupedSums("s.side", ("n", "N"), 2, 5), ["mon"]).rows.tolist() == [1, 1]
     assert table.answer(GroupedSums("s.side", ("n", "N"), 2, 5), ["mon", "MON"]).rows.tolist() == [
@@ -241,8 +241,8 @@ def test_names_are_quoted(make: Any) -> None:
         for rows in ((1, 3), (2, 1500))[i % 2]:
             private = make(
                 f"CREATE TABLE data AS SELECT {named}, i AS u FROM range(4) t(i)",
-                columns={name: {"lower": 0, "upper": 9, "keys": ["1", "3"]}},
-                unit={"column": name},
+                columns={name: {"lower": 0, "upper": 9, "public_keys": ["1", "3"]}},
+                privacy_unit={"column": name},
             )
             private.check_schema()
             groups = private.answer(GroupedSums(name, ("1", "3"), 1, rows, ((name, 0),)), ())

@@ -45,13 +45,13 @@ def test_cells_of_doubles_are_exact(make: Any, exponent: int | None) -> None:
     values = [float(value) for value in values if not math.isnan(value)]
     with make(doubles(values), columns={"v": {}}).answering(ASK, ()) as column:
         found = column.cells({0: Grid(exponent)})[0]
-        expected = ArrayColumn.of(values).cells({0: Grid(exponent)})[0]
+        expected = ArrayColumn.from_groups(values).cells({0: Grid(exponent)})[0]
     assert struct.pack(f"{len(found.keys)}d", *found.keys) == struct.pack(
         f"{len(expected.keys)}d", *expected.keys
     )
     assert found.counts.tolist() == expected.counts.tolist()
     if exponent is not None:
-        keys = [float(ArrayColumn.of([x]).cells({0: Grid(exponent)})[0].keys[0]) for x in values]
+        keys = [float(ArrayColumn.from_groups([x]).cells({0: Grid(exponent)})[0].keys[0]) for x in values]
         exact = [
             math.floor(Fraction(x) / Fraction(2) ** exponent) if math.isfinite(x) else x
             for x in values
@@ -73,9 +73,9 @@ def test_trimmed_and_small_cells_stay_in_the_database(make: Any) -> None:
     ]
     private = make(
         f"CREATE TABLE data AS SELECT row_number() OVER () AS u, * FROM (VALUES {', '.join(listed)}) t(v, k)",
-        columns={"v": {}, "k": {"keys": ["k0", "k1", "k2", "k3"]}},
+        columns={"v": {}, "k": {"public_keys": ["k0", "k1", "k2", "k3"]}},
     )
-    reference = ArrayColumn.of(*groups)
+    reference = ArrayColumn.from_groups(*groups)
     with private.answering(UnboundedValues("v", "k", ("k0", "k1", "k2", "k3")), ()) as column:
         for trim, least in product((0, 1, 2, 9, 10**12), (1, 2, 4)):
             grids = {
@@ -97,7 +97,7 @@ def test_units_that_are_unique_need_no_cut(make: Any, key: str, view: bool) -> N
         f"CREATE TABLE data (u INTEGER {key}, v DOUBLE, k VARCHAR, w INTEGER UNIQUE)",
         "INSERT INTO data SELECT i, i, 'ab'[i % 2 + 1], i FROM range(100) t(i)",
         "INSERT INTO data SELECT 100, NULL, 'a', 100",
-        columns={"v": {}, "k": {"keys": ["b", "a"]}},
+        columns={"v": {}, "k": {"public_keys": ["b", "a"]}},
     )
     with private.answering(UnboundedValues("v", "k", ("b", "a")), ()) as column:
         kinds = column._connection.rows(
@@ -207,8 +207,8 @@ def test_a_unit_is_cut(make: Any, rows: int) -> None:
     """
     private = make(
         "CREATE TABLE data AS SELECT i % 4 AS u, 'abc'[i % 3 + 1] AS k, i AS v FROM range(12000) t(i)",
-        columns={"v": {}, "k": {"keys": ["c", "a", "nobody", "b"]}},
-        limits={"rows": 3000, "groups": 3},
+        columns={"v": {}, "k": {"public_keys": ["c", "a", "nobody", "b"]}},
+        contribution_bounds={"rows": 3000, "groups": 3},
     )
     with private.answering(UnboundedValues("v", rows_per_group=rows), ()) as column:
         assert column.rows.tolist() == [4 * rows]
@@ -288,7 +288,7 @@ def test_blocks_and_parts(make: Any) -> None:
         columns={"v": {}, "d": {}},
         block="d",
         protects="unit-block",
-        limits={"rows": 2},
+        contribution_bounds={"rows": 2},
     )
     with private.answering(UnboundedValues("v", rows_per_group=2), ("d0", "d2")) as column:
         assert (column.rows.tolist(), column.units()) == ([4], 1)
@@ -298,7 +298,7 @@ def test_refusals(make: Any) -> None:
     """Unknown columns and keys, types without order, and a call that asks for no rounds."""
     private = make(
         "CREATE TABLE data AS SELECT 1 AS u, 'x' AS v, 1 AS k",
-        columns={"v": {}, "k": {"keys": ["1"]}},
+        columns={"v": {}, "k": {"public_keys": ["1"]}},
     )
     with pytest.raises(TableUnreadable, match="'v' is a VARCHAR and cannot be a value"):
         private.check(ASK)

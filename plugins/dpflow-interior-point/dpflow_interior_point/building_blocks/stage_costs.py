@@ -83,21 +83,21 @@ class ScaleParams(ColumnParams):
         return Fraction(1, 16) if self.rule == "largest" else Fraction(0)
 
 
-def request(params: ColumnParams, table: Table) -> UnboundedValues:
+def column_request(params: ColumnParams, table: Table) -> UnboundedValues:
     """What every mechanism here asks of the table."""
     table.column(params.column)
-    keys = ("",) if params.by is None else table.keys(params.by)
+    keys = ("",) if params.by is None else table.public_keys(params.by)
     groups, rows = table.cut(params.by)
     return UnboundedValues(params.column, params.by, keys, min(groups, len(keys)), rows)
 
 
-def event(params: ColumnParams) -> Approximate:
+def approximate_event(params: ColumnParams) -> Approximate:
     """The claim: the whole price, however many groups and stages share it."""
     return Approximate(params.epsilon, params.delta)
 
 
 @dataclass(frozen=True)
-class Purse:
+class GroupShare:
     """What one group may spend, and what one neighbour can change in it.
 
     Attributes:
@@ -111,18 +111,18 @@ class Purse:
     rows: int
 
     @classmethod
-    def of(cls, params: ColumnParams, table: Table) -> Purse:
+    def for_group(cls, params: ColumnParams, table: Table) -> GroupShare:
         """An equal share for each group that one neighbour can touch."""
-        asked = request(params, table)
+        request = column_request(params, table)
         exchange = table.neighbours == "replace"
-        shares = min(asked.groups * (2 if exchange else 1), len(asked.keys))
-        return cls(params.epsilon / shares, params.delta / shares, exchange, asked.rows_per_group)
+        shares = min(request.groups * (2 if exchange else 1), len(request.keys))
+        return cls(params.epsilon / shares, params.delta / shares, exchange, request.rows_per_group)
 
-    def part(self, epsilon: Fraction, delta: Fraction) -> Purse:
+    def take_share(self, epsilon: Fraction, delta: Fraction) -> GroupShare:
         """Shares of this purse."""
-        return Purse(self.epsilon * epsilon, self.delta * delta, self.exchange, self.rows)
+        return GroupShare(self.epsilon * epsilon, self.delta * delta, self.exchange, self.rows)
 
-    def stages(self, split: Fraction | None, sliced: bool = False) -> tuple[Noise, Noise]:
+    def stage_noise(self, split: Fraction | None, sliced: bool = False) -> tuple[Noise, Noise]:
         """Noise for pairs, bought with this share of epsilon and half of delta, and for cells,
         bought with the rest.
 
@@ -133,21 +133,21 @@ class Purse:
             Fraction(3, 4) if not self.exchange else Fraction(3, 5) if sliced else Fraction(31, 50)
         )
         half = Fraction(1, 2)
-        return self.part(split, half).pairs(), self.part(1 - split, half).cells()
+        return self.take_share(split, half).pair_noise(), self.take_share(1 - split, half).cell_noise()
 
-    def pairs(self) -> Noise:
+    def pair_noise(self) -> Noise:
         """Noise for counts of pairs: for each of k rows `scale.PARTNERS` of them may go and as many
         others come.
         """
         return count_noise(self.epsilon, self.delta, self.rows * pairing.PARTNERS, exchange=True)
 
-    def cells(self) -> Noise:
+    def cell_noise(self) -> Noise:
         """Noise for counts of rows."""
         return count_noise(self.epsilon, self.delta, self.rows, exchange=self.exchange)
 
 
 @dataclass(frozen=True)
-class Sizes:
+class RowCounts:
     """Where the number of rows of each group comes from: ``public`` units, or rows with noise of
     this ``scale``.
     """
@@ -155,14 +155,14 @@ class Sizes:
     scale: Fraction | None
 
     @classmethod
-    def of(cls, params: ColumnParams, table: Table, purse: Purse) -> tuple[Sizes, Purse]:
+    def from_params(cls, params: ColumnParams, table: Table, share: GroupShare) -> tuple[RowCounts, GroupShare]:
         """The source of the numbers, and the purse that is left."""
         if is_size_public(table, params.by):
-            return cls(None), purse
-        scale = scale_for(purse.rows, purse.epsilon * COUNTING)
-        return cls(scale), purse.part(1 - COUNTING, Fraction(1))
+            return cls(None), share
+        scale = scale_for(share.rows, share.epsilon * COUNTING)
+        return cls(scale), share.take_share(1 - COUNTING, Fraction(1))
 
-    def of_groups(self, column: OpenColumn, source: Source) -> list[int]:
+    def draw_row_counts(self, column: OpenColumn, source: Source) -> list[int]:
         """Numbers of rows that may be used as if they were public; never negative."""
         if self.scale is None:
             return [column.units()]
@@ -183,5 +183,5 @@ def is_size_public(table: Table, by: str | None) -> bool:
         table.neighbours == "replace"
         and by is None
         and table.block is None
-        and table.limits.rows == 1
+        and table.contribution_bounds.rows == 1
     )

@@ -27,7 +27,7 @@ from dpflow.core.contract.mechanism import Mechanism, Params
 from dpflow.core.contract.requests import Answer, Grid, GroupedSums, UnboundedValues
 from dpflow.core.contract.results import ErrorBound, Result, Row
 from dpflow.core.sampling.randomness import Source
-from dpflow_interior_point.building_blocks.stable_bins import select
+from dpflow_interior_point.building_blocks.stable_bins import select_bins
 from dpflow_interior_point.building_blocks.truncated_noise import Noise, count_noise
 from dpflow_interior_point.mechanisms.interior_point import CITATION
 
@@ -44,7 +44,7 @@ class _Priced(Params):
             raise ValueError("delta must be above 0 and at most 1/2, such as 1e-6")
         return self
 
-    def noise(self, table: Table, groups: int, rows: int) -> Noise:
+    def noise_for(self, table: Table, groups: int, rows: int) -> Noise:
         """Noise for counts of which a unit reaches so many, with so many rows each."""
         return count_noise(
             self.epsilon, self.delta, rows, exchange=table.neighbours == "replace", groups=groups
@@ -67,16 +67,16 @@ class TruncatedCount(Mechanism[TruncatedCountParams]):
     citation = CITATION + ", Lemma 2.3; discrete form with its exact radius proved here"
     Params = TruncatedCountParams
 
-    def _noise(self, params: TruncatedCountParams, table: Table) -> Noise:
-        asked = self.data_request(params, table)
-        return params.noise(table, asked.groups, asked.rows_per_group)
+    def _count_noise(self, params: TruncatedCountParams, table: Table) -> Noise:
+        request = self.data_request(params, table)
+        return params.noise_for(table, request.groups, request.rows_per_group)
 
     def event(self, params: TruncatedCountParams, table: Table) -> Event:
-        self._noise(params, table)
+        self._count_noise(params, table)
         return Approximate(params.epsilon, params.delta)
 
     def data_request(self, params: TruncatedCountParams, table: Table) -> GroupedSums:
-        keys = None if params.by is None else table.keys(params.by)
+        keys = None if params.by is None else table.public_keys(params.by)
         groups, rows = table.cut(params.by)
         return GroupedSums(
             params.by, keys, groups if keys is None else min(groups, len(keys)), rows
@@ -85,8 +85,8 @@ class TruncatedCount(Mechanism[TruncatedCountParams]):
     def draw(
         self, params: TruncatedCountParams, table: Table, answer: Answer, source: Source
     ) -> Result:
-        noise = self._noise(params, table)
-        noisy = answer.rows + noise.draw(len(answer.keys), source)
+        noise = self._count_noise(params, table)
+        noisy = answer.rows + noise.draw_noise(len(answer.keys), source)
         return Result(
             tuple(
                 Row(k, "count", int(n), noise.half_width)
@@ -95,7 +95,7 @@ class TruncatedCount(Mechanism[TruncatedCountParams]):
         )
 
     def error_bound(self, params: TruncatedCountParams, table: Table) -> ErrorBound:
-        noise = self._noise(params, table)
+        noise = self._count_noise(params, table)
         return ErrorBound(
             {"count": noise.half_width},
             f"the noise never leaves +-{noise.radius}; cut rows add bias",
@@ -127,12 +127,12 @@ class StabilityHistogram(Mechanism[StabilityHistogramParams]):
     )
     Params = StabilityHistogramParams
 
-    def _noise(self, params: StabilityHistogramParams, table: Table) -> Noise:
-        asked = self.data_request(params, table)
-        return params.noise(table, asked.groups, asked.rows_per_group)
+    def _bin_noise(self, params: StabilityHistogramParams, table: Table) -> Noise:
+        request = self.data_request(params, table)
+        return params.noise_for(table, request.groups, request.rows_per_group)
 
     def event(self, params: StabilityHistogramParams, table: Table) -> Event:
-        self._noise(params, table)
+        self._bin_noise(params, table)
         return Approximate(params.epsilon, params.delta)
 
     def data_request(
@@ -140,13 +140,13 @@ class StabilityHistogram(Mechanism[StabilityHistogramParams]):
     ) -> GroupedSums | UnboundedValues:
         table.column(params.column)
         if params.exponent is not None:
-            return UnboundedValues(params.column, rows_per_group=table.limits.rows)
+            return UnboundedValues(params.column, rows_per_group=table.contribution_bounds.rows)
         return GroupedSums(params.column, None, *table.cut(params.column))
 
     def draw(
         self, params: StabilityHistogramParams, table: Table, answer: Answer, source: Source
     ) -> Result:
-        noise = self._noise(params, table)
+        noise = self._bin_noise(params, table)
         if params.exponent is None:
             order = sorted(range(len(answer.keys)), key=answer.keys.__getitem__)
             counts, names = answer.rows[order], [answer.keys[i] for i in order]
@@ -154,25 +154,25 @@ class StabilityHistogram(Mechanism[StabilityHistogramParams]):
             cells = answer.cells({0: Grid(params.exponent, least=params.least)})[0]
             finite = np.isfinite(cells.keys)
             counts, edges = cells.counts[finite], cells.keys[finite]
-        places, noisy = select(counts, noise, noise.radius + params.least - 1, source)
+        selected, noisy = select_bins(counts, noise, noise.radius + params.least - 1, source)
         if params.exponent is not None:
             with np.errstate(over="ignore"):
                 lows = np.clip(
-                    np.ldexp(edges[places], params.exponent),
+                    np.ldexp(edges[selected], params.exponent),
                     -np.finfo(float).max,
                     np.finfo(float).max,
                 )
-            shown = [str(answer.written(float(low))) for low in lows]
+            labels = [str(answer.written(float(low))) for low in lows]
         else:
-            shown = [names[place] for place in places]
+            labels = [names[place] for place in selected]
         return Result(
             tuple(
-                Row(k, "count", int(n), noise.half_width) for k, n in zip(shown, noisy, strict=True)
+                Row(k, "count", int(n), noise.half_width) for k, n in zip(labels, noisy, strict=True)
             )
         )
 
     def error_bound(self, params: StabilityHistogramParams, table: Table) -> ErrorBound:
-        noise = self._noise(params, table)
+        noise = self._bin_noise(params, table)
         rows = noise.radius + params.least - 1 + noise.half_width
         note = f"for bins that show; a bin needs about {rows} rows to show"
         return ErrorBound({"count": noise.half_width}, note)

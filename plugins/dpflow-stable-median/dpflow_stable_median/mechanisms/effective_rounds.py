@@ -8,7 +8,7 @@ plausible on fresh data (the description-length test of the holdout gate). If no
 thrown away, the answer is the median over the next round's groups, which nobody has used, and the
 session goes on there. After as many failures as there are rounds to go on with it closes.
 
-Claim: none. Medians leave without noise, so a table must be declared generalisation-only.
+Claim: none. Medians leave without noise, so a table must be declared generalisation_only.
 
 Generalisation (Feldman, Steinke 2017, section 1.2, after Dwork et al. 2014; sizes are ours): given
 the rounds' data, a query is decided by the yes and no of the queries before it, so the union bound

@@ -94,7 +94,7 @@ class MeanQueries(InteractiveMechanism[MeanParams, MeanQuery]):
                 f"answers are proven to be within {tau:.4g} of the truth on fresh rows, for values in [0, 1], if nothing was "
                 f"released from this data before"
             )
-        if table.limits.rows != 1:
+        if table.contribution_bounds.rows != 1:
             return "answers are heuristic: the theorem is about units of one row"
         return "answers are heuristic: the calculator mean_sizes names the rows and the epsilon that prove something"
 
@@ -105,10 +105,10 @@ class MeanQueries(InteractiveMechanism[MeanParams, MeanQuery]):
         self._scale(params, query, table)
         if query.column is not None:
             low, _ = table.bounded(query.column).grid()
-            return GroupedSums(rows_per_group=table.limits.rows, values=((query.column, low),))
+            return GroupedSums(rows_per_group=table.contribution_bounds.rows, values=((query.column, low),))
         assert query.by is not None and query.key is not None
-        if query.key not in table.keys(query.by):
-            raise UnknownName(f"public key of {query.by}", query.key, table.keys(query.by))
+        if query.key not in table.public_keys(query.by):
+            raise UnknownName(f"public key of {query.by}", query.key, table.public_keys(query.by))
         return GroupedSums(query.by, (query.key,), 1, table.cut(query.by)[1])
 
     def _span(self, query: MeanQuery, table: Table) -> tuple[Fraction, Fraction, int]:
@@ -116,7 +116,7 @@ class MeanQueries(InteractiveMechanism[MeanParams, MeanQuery]):
         if query.column is not None:
             column = table.bounded(query.column)
             low, high = column.grid()
-            return low * column.step, column.step, table.limits.rows * (high - low)
+            return low * column.step, column.step, table.contribution_bounds.rows * (high - low)
         return Fraction(0), Fraction(1), table.cut(query.by)[1]
 
     def _scale(self, params: MeanParams, query: MeanQuery, table: Table) -> Fraction:
@@ -139,7 +139,7 @@ class MeanQueries(InteractiveMechanism[MeanParams, MeanQuery]):
         total = int(answer.rows[0]) if query.column is None else int(answer.sums[query.column][0])
         noisy = total + int(discrete_laplace(scale, 1, source)[0])
         per_row = Fraction(
-            most, table.limits.rows if query.column is not None else table.cut(query.by)[1]
+            most, table.contribution_bounds.rows if query.column is not None else table.cut(query.by)[1]
         )
         value = low + unit * min(max(Fraction(noisy, params.rows), Fraction(0)), per_row)
         left = params.queries - asked - 1
@@ -158,13 +158,13 @@ def accuracy(params: MeanParams, table: Table) -> float | None:
     """tau of the whole session for values in [0, 1], or None where the theorem says nothing: it
     needs one row a unit.
     """
-    if table.limits.rows != 1:
+    if table.contribution_bounds.rows != 1:
         return None
     k, m, each, beta = params.queries, params.rows, float(params.epsilon), float(params.beta)
     low, high = max(sqrt(12 / m), sqrt(8 * log(2 / beta) / m)), 1 / 8
 
     def spent(epsilon: float) -> float:
-        return lecture_sizes.total(each, k, min(beta * epsilon / 8, epsilon / 16))
+        return lecture_sizes.total_epsilon(each, k, min(beta * epsilon / 8, epsilon / 16))
 
     if low > high or spent(high) > high:
         return None

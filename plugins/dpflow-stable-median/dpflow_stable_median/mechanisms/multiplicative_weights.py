@@ -134,7 +134,7 @@ class MultiplicativeWeights(InteractiveMechanism[WeightsParams, WeightsQuery]):
     locks_dataset = True
 
     def _updates(self, params: WeightsParams, table: Table) -> int:
-        return ceil(4 * log(max(2, len(table.keys(params.by)))) / float(params.accuracy / 2) ** 2)
+        return ceil(4 * log(max(2, len(table.public_keys(params.by)))) / float(params.accuracy / 2) ** 2)
 
     def _engine(self, params: WeightsParams, table: Table) -> Engine:
         groups, rows = table.cut(params.by)
@@ -142,7 +142,7 @@ class MultiplicativeWeights(InteractiveMechanism[WeightsParams, WeightsQuery]):
         return Engine(_each(params.epsilon, params.delta, updates), FINE * groups * rows, updates)
 
     def event(self, params: WeightsParams, table: Table) -> Event:
-        table.keys(params.by)
+        table.public_keys(params.by)
         return (
             Approximate(params.epsilon, params.delta)
             if params.delta > 0
@@ -153,12 +153,12 @@ class MultiplicativeWeights(InteractiveMechanism[WeightsParams, WeightsQuery]):
         """How far any answer is from its mean over fresh rows, but with probability beta; None
         where nothing is proven.
         """
-        keys, m, b = len(table.keys(params.by)), params.rows, float(params.beta) / 2
+        keys, m, b = len(table.public_keys(params.by)), params.rows, float(params.beta) / 2
         engine = self._engine(params, table)
         statistical = params.queries * 2 * ceil(log(max(2, keys), 2))
         noise = 2 * log(3 * engine.failures / b) + 4 * log(3 * statistical / b)
         if (
-            engine.sensitivity != FINE or table.limits.rows != 1
+            engine.sensitivity != FINE or table.contribution_bounds.rows != 1
         ):  # rows of one unit are no independent draws
             return None
         if m < noise / (float(engine.epsilon) * float(params.accuracy) / 4):
@@ -177,11 +177,11 @@ class MultiplicativeWeights(InteractiveMechanism[WeightsParams, WeightsQuery]):
     def open(self, params: WeightsParams, table: Table, source: Source) -> State:
         memory = self._engine(params, table).start(source)
         return State(
-            {"asked": 0, "log_weights": [0.0] * len(table.keys(params.by)), **memory.to_json()}
+            {"asked": 0, "log_weights": [0.0] * len(table.public_keys(params.by)), **memory.to_json()}
         )
 
     def data_request(self, params: WeightsParams, query: WeightsQuery, table: Table) -> GroupedSums:
-        keys = table.keys(params.by)
+        keys = table.public_keys(params.by)
         if len(query.weights or query.values) != len(keys):
             raise InvalidInput(
                 f"column {params.by!r} has {len(keys)} public keys; give one number for each, in their order"
