@@ -24,16 +24,17 @@ from typing import Any
 import duckdb
 import numpy as np
 import yaml
-from dpflow_private_prediction.building_blocks.features import matrix
-from dpflow_private_prediction.mechanisms.vote import Vote, VoteParams
-from dpflow_private_prediction.mechanisms.walk import WalkMechanism, WalkParams
+from dpflow_private_prediction.building_blocks.features import feature_matrix
+from dpflow_private_prediction.mechanisms.vote import PredictVote, VoteParams
+from dpflow_private_prediction.mechanisms.walk import PredictWalk, WalkParams
 
 from bench.timing import medians, show
 from dpflow import plan, predictions
-from dpflow.core.contract.declaration import Table, load_table
+from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import RecordArrays
 from dpflow.core.sampling.randomness import SystemSource
 from dpflow.ledger import Ledger
+from dpflow.tables.access.declarations import load_table
 
 ROWS, FEATURES, SHARDS, POINTS = 1_000_000, 20, 200, 100_000
 NAMES = tuple(f"f{i}" for i in range(FEATURES))
@@ -76,12 +77,12 @@ def training() -> None:
     from sklearn.linear_model import LogisticRegression
 
     records, table = rows(ROWS)
-    params, source, mechanism = VoteParams.model_validate(VOTE), SystemSource(), Vote()
+    params, source, mechanism = VoteParams.model_validate(VOTE), SystemSource(), PredictVote()
     columns, late = [records.columns[name] for name in NAMES], records.columns["late"]
     shard = np.random.default_rng(1).integers(0, SHARDS, ROWS)
 
     def ready() -> list[tuple[Any, Any]]:
-        x = matrix(table, NAMES, columns)
+        x = feature_matrix(table, NAMES, columns)
         return [(x[shard == i], late[shard == i]) for i in range(SHARDS)]
 
     def fit(part: tuple[Any, Any]) -> Any:
@@ -116,7 +117,7 @@ def voting() -> None:
         book, declaration = world(Path(name), 20_000)
         made = plan("predict_vote", declaration, name="bench", scope="bench", **VOTE)
         session = predictions(made, book)
-        session.learn()
+        session.learn_models()
         models = session._learned.models
         rng, table = np.random.default_rng(1), load_table(declaration)
 
@@ -127,7 +128,7 @@ def voting() -> None:
             return model.fitted.predict(points)
 
         def numpy_vote() -> Any:
-            points = matrix(table, NAMES, (fresh() * 1000).astype(np.int64).T)
+            points = feature_matrix(table, NAMES, (fresh() * 1000).astype(np.int64).T)
             with ThreadPoolExecutor(os.cpu_count()) as pool:
                 ones = sum(pool.map(lambda model: say(model, points), models))
             return rng.random(POINTS) < 1 / (1 + np.exp(-0.05 * (2 * ones - SHARDS)))
@@ -136,7 +137,7 @@ def voting() -> None:
         bias = np.array([model.fitted.intercept_[0] for model in models])
 
         def product() -> Any:
-            points = matrix(table, NAMES, (fresh() * 1000).astype(np.int64).T)
+            points = feature_matrix(table, NAMES, (fresh() * 1000).astype(np.int64).T)
             ones = (points @ weights + bias > 0).sum(axis=1)
             return rng.random(POINTS) < 1 / (1 + np.exp(-0.05 * (2 * ones - SHARDS)))
 
@@ -163,7 +164,7 @@ def voting() -> None:
 def walking() -> None:
     """As many rows as queries, against sorting the rows and the queries."""
     records, table = rows(ROWS)
-    rng, source, mechanism = np.random.default_rng(2), SystemSource(), WalkMechanism()
+    rng, source, mechanism = np.random.default_rng(2), SystemSource(), PredictWalk()
     wide = table.column("f0").model_copy(update={"lower": 0, "upper": 10**9, "step": 1})
     table = table.model_copy(update={"columns": table.columns | {"f0": wide}})
     line = RecordArrays(

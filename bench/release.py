@@ -11,11 +11,11 @@ from pathlib import Path
 import duckdb
 
 from bench.timing import medians, show
-from dpflow.core.contract.declaration import load_table
 from dpflow.engine import make_plan, release
 from dpflow.engine.releases.request import parse_request
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
+from dpflow.tables.access.declarations import load_table
 
 DECLARED = """
 name: events

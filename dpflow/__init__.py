@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dpflow.api import plan, predictions, release
-    from dpflow.core.contract.declaration import Table, load_table
+    from dpflow.core.contract.declaration import Table
     from dpflow.engine.releases.execute import Receipt
     from dpflow.engine.releases.plan import Plan
     from dpflow.engine.sessions.session import Session
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dpflow.ledger import Ledger
     from dpflow.registry import Registry
     from dpflow.tables import PrivateTable
+    from dpflow.tables.access.declarations import load_table
 
 _HOMES = {
     "Ledger": "dpflow.ledger",
@@ -28,7 +29,7 @@ _HOMES = {
     "Session": "dpflow.engine.sessions.session",
     "Table": "dpflow.core.contract.declaration",
     "hookimpl": "dpflow.hookspecs",
-    "load_table": "dpflow.core.contract.declaration",
+    "load_table": "dpflow.tables.access.declarations",
     "plan": "dpflow.api",
     "predictions": "dpflow.api",
     "release": "dpflow.api",

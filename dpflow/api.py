@@ -6,17 +6,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dpflow.core.contract.declaration import Table, load_table
+from dpflow.core.contract.declaration import Table
 from dpflow.engine.prediction.session import PredictionSession
 from dpflow.engine.releases.execute import Receipt
 from dpflow.engine.releases.execute import release as run
 from dpflow.engine.releases.plan import Plan, make_plan
-from dpflow.engine.releases.released_bounds import declared
+from dpflow.engine.releases.released_bounds import insert_bounds
 from dpflow.engine.releases.request import Publish, parse_request
-from dpflow.engine.releases.run_identity import Occasion
+from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
 from dpflow.tables import PrivateTable
+from dpflow.tables.access.declarations import load_table
 
 
 def plan(
@@ -69,15 +70,16 @@ def plan(
         "publish": publish,
     }
     request = parse_request(given, Path())
-    return make_plan(request, registry or Registry.load(), declared(request, ledger, table=table))
+    return make_plan(
+        request, registry or Registry.load(), insert_bounds(request, ledger, table=table)
+    )
 
 
 def predictions(
     plan: Plan,
     ledger: Ledger,
     *,
-    occasion: Occasion | None = None,
-    registry: Registry | None = None,
+    run_identity: RunIdentity | None = None,
 ) -> PredictionSession:
     """Open (and charge, whole) or resume the session of predictions that a plan describes; ask it
     with ``predict``.
@@ -86,14 +88,14 @@ def predictions(
         BudgetExceeded: the scope cannot pay for all of its predictions; nothing was read.
         PlanRefused: the plan is for something else.
     """
-    return PredictionSession.open(plan, ledger, registry or Registry.load(), occasion=occasion)
+    return PredictionSession.open(plan, ledger, run_identity=run_identity)
 
 
 def release(
     plan: Plan,
     ledger: Ledger,
     *,
-    occasion: Occasion | None = None,
+    run_identity: RunIdentity | None = None,
     spend_again: bool = False,
     registry: Registry | None = None,
 ) -> Receipt:
@@ -101,5 +103,9 @@ def release(
     `dpflow.engine.releases.execute.release`.
     """
     return run(
-        plan, ledger, registry or Registry.load(), occasion=occasion, spend_again=spend_again
+        plan,
+        ledger,
+        registry or Registry.load(),
+        run_identity=run_identity,
+        spend_again=spend_again,
     )

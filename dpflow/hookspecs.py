@@ -14,7 +14,8 @@ import pluggy
 if TYPE_CHECKING:
     from dpflow.core.contract.calculator import Calculator
     from dpflow.core.contract.estimators import Estimator
-    from dpflow.core.contract.mechanism import InteractiveMechanism, Mechanism
+    from dpflow.core.contract.interactive import InteractiveMechanism
+    from dpflow.core.contract.mechanism import Mechanism
 
 PROJECT = "dpflow"
 hookspec = pluggy.HookspecMarker(PROJECT)

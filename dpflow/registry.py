@@ -12,7 +12,8 @@ import pluggy
 from dpflow import hookspecs
 from dpflow.core.contract.calculator import Calculator
 from dpflow.core.contract.estimators import Estimator, reads_across
-from dpflow.core.contract.mechanism import InteractiveMechanism, Mechanism
+from dpflow.core.contract.interactive import InteractiveMechanism
+from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.sampling.randomness import SystemSource
 from dpflow.errors import PluginError, UnknownName
 

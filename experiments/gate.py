@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpflow.core.contract.mechanism import State
+from dpflow.core.contract.interactive import State
 from dpflow.core.contract.requests import PerGroup
 from dpflow.mechanisms.reusable_holdout import ReusableHoldout
 from dpflow.testing.examples import EXAMPLE_TABLE

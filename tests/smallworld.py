@@ -74,7 +74,7 @@ class Tiny:
 @pytest.fixture
 def tiny(tmp_path: Path) -> Tiny:
     """A small world in which everything works."""
-    from dpflow.core.contract.declaration import load_table
+    from dpflow.tables.access.declarations import load_table
 
     made = Tiny(tmp_path)
     made.fill()

@@ -7,17 +7,16 @@ from typing import Any
 
 from airflow.sdk import BaseOperator
 
-from dpflow.airflow.connection import LedgerHook
-from dpflow.airflow.release import dag_folder
-from dpflow.airflow.task_context import failures, principal
+from dpflow.airflow.task_context import dag_folder, dag_principal, map_failures, open_ledger
 
 
 class DataContractOperator(BaseOperator):
     """Check the rows of the named blocks against the table's declaration with Great Expectations.
 
-    :param table: path of the declaration, relative to the DAG file (templated). :param blocks: the
-    blocks to check (templated). :param ledger_conn_id: connection of type ``dpflow_ledger``; the
-    outcome is recorded in its history.
+    :param table: path of the declaration, relative to the DAG file (templated).
+    :param blocks: the blocks to check (templated).
+    :param ledger_conn_id: connection of type ``dpflow_ledger``; the outcome is recorded in its
+        history.
 
     Mode ``trusted``: the one bit, passed or not, is computed from the rows and is not charged. It
     is recorded, and listed among the limits; it goes to whoever sees the run's state. Nothing else
@@ -43,16 +42,16 @@ class DataContractOperator(BaseOperator):
     def execute(self, context: Any) -> dict[str, Any]:
         """Check the contract; a violation fails the task without a retry."""
         from dpflow import quality
-        from dpflow.core.contract.declaration import load_table
         from dpflow.errors import ContractViolated
+        from dpflow.tables.access.declarations import load_table
 
-        with failures():
+        with map_failures():
             table = load_table(dag_folder(context) / self.table)
             blocks = [self.blocks] if isinstance(self.blocks, str) else list(self.blocks)
             passed = quality.check(table, blocks)
             outcome = {"table": table.name, "blocks": blocks, "passed": passed, "mode": "trusted"}
-            LedgerHook(self.ledger_conn_id).get_conn().record(
-                "contract", outcome, principal=principal(self.dag_id)
+            open_ledger(self.ledger_conn_id).record(
+                "contract", outcome, principal=dag_principal(self.dag_id)
             )
             if not passed:
                 raise ContractViolated(

@@ -1,51 +1,104 @@
-"""What a task instance is, in dpflow's words: its occasion, its default blocks, and how its
-failures end.
+"""What a task instance is, in dpflow's words: its run identity, its request, its ledger, and how
+its failures end.
+
+Every DAG file imports this module, so it imports no engine: see `tests/airflow/test_startup.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
 from airflow.sdk.bases.xcom import BaseXCom
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from dpflow.engine.releases.plan import Plan
-from dpflow.engine.releases.run_identity import Occasion
 from dpflow.errors import DpflowError
 
+if TYPE_CHECKING:
+    from dpflow.engine.releases.plan import Plan
+    from dpflow.engine.releases.request import ReleaseRequest
+    from dpflow.engine.releases.run_identity import RunIdentity
+    from dpflow.ledger import Ledger
 
-def occasion(context: Mapping[str, Any], ordinal: int = 0) -> Occasion:
-    """The occasion of a running task.
+
+def open_ledger(ledger_conn_id: str) -> Ledger:
+    """The ledger that an Airflow connection names."""
+    from dpflow.airflow.connection import LedgerHook
+
+    return LedgerHook(ledger_conn_id).get_conn()
+
+
+def dag_folder(context: Mapping[str, Any]) -> Path:
+    """The folder of the running DAG's file."""
+    return Path(context["dag"].fileloc).parent
+
+
+def read_request(
+    release: Mapping[str, Any] | str, blocks: Sequence[str] | str | None, folder: Path
+) -> ReleaseRequest:
+    """The request that an operator's arguments describe.
+
+    Args:
+        release: the fields of a release file, or the path of one.
+        blocks: the blocks to read, instead of those in ``release``.
+        folder: what paths are relative to.
+
+    Raises:
+        InvalidInput: a file that cannot be read, or fields that are no request.
+    """
+    from dpflow.engine.releases.request import parse_request
+    from dpflow.tables.access.declarations import load_yaml
+
+    source = "what the task is given"
+    if isinstance(release, str):
+        source, path = release, folder / release
+        fields, folder = load_yaml(path, "release file"), path.parent
+    else:
+        fields = dict(release)
+    if blocks:
+        fields["blocks"] = [blocks] if isinstance(blocks, str) else list(blocks)
+    return parse_request(fields, folder, source)
+
+
+def identify_run(context: Mapping[str, Any], ordinal: int = 0, part: str = "") -> RunIdentity:
+    """The run identity of a running task.
 
     The name is the logical date with its data interval if the run has one, else the partition key,
     else the run id. Airflow changes map_index, clear_number, try number, run type and task-instance
-    ids between tries, so none of them is in the key; the slot, which only serves to notice a
+    ids between tries, so none of them is in the key. The slot, which only serves to notice a
     changed retry, holds the run id and map index.
+
+    Args:
+        part: which of several releases of one task instance; each has a slot of its own.
     """
+    from dpflow.engine.releases.run_identity import RunIdentity
+
     instance, run = context["ti"], context["dag_run"]
-    name = occasion_name(context, getattr(run, "partition_key", None), instance.run_id)
-    slot = f"{instance.dag_id}/{instance.run_id}/{instance.task_id}/{instance.map_index}"
-    return Occasion(
-        instance.dag_id, instance.task_id, name, slot, principal(instance.dag_id), ordinal
+    name = name_run(context, getattr(run, "partition_key", None), instance.run_id)
+    slot = f"{instance.dag_id}/{instance.run_id}/{instance.task_id}/{instance.map_index}{part}"
+    return RunIdentity(
+        instance.dag_id, instance.task_id, name, slot, dag_principal(instance.dag_id), ordinal
     )
 
 
-def session_occasion(plan: Plan, dag_id: str) -> Occasion:
-    """A session is opened by whatever run comes first, and named by its name; this run's DAG opens
+def identify_session(plan: Plan, dag_id: str) -> RunIdentity:
+    """A session is opened by whatever run comes first, and known by its name; this run's DAG opens
     or asks it.
     """
-    return Occasion.of_request(plan.request, principal(dag_id))
+    from dpflow.engine.releases.run_identity import RunIdentity
+
+    return RunIdentity.of_request(plan.request, dag_principal(dag_id))
 
 
-def principal(dag_id: str) -> str:
+def dag_principal(dag_id: str) -> str:
     """Who spends, for the history."""
     return f"airflow:{dag_id}"
 
 
-def occasion_name(context: Mapping[str, Any], partition_key: str | None, run_id: str) -> str:
+def name_run(context: Mapping[str, Any], partition_key: str | None, run_id: str) -> str:
     """What makes a run the same run again, from whatever it has."""
     start, end = context.get("data_interval_start"), context.get("data_interval_end")
     logical = context.get("logical_date")
@@ -56,7 +109,7 @@ def occasion_name(context: Mapping[str, Any], partition_key: str | None, run_id:
     return f"{start.isoformat()}/{end.isoformat()}"
 
 
-def keep(operator: BaseOperator, context: Mapping[str, Any], value: Any) -> None:
+def push_result(operator: BaseOperator, context: Mapping[str, Any], value: Any) -> None:
     """Store now what a task returns: Airflow skips other tasks by an exception, and with that the
     task returns nothing.
     """
@@ -65,7 +118,7 @@ def keep(operator: BaseOperator, context: Mapping[str, Any], value: Any) -> None
 
 
 @contextmanager
-def failures() -> Iterator[None]:
+def map_failures() -> Iterator[None]:
     """Map dpflow's errors to Airflow's: what a retry cannot help fails at once, the rest is tried
     again.
     """

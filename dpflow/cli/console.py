@@ -20,7 +20,8 @@ from rich.text import Text
 
 from dpflow.core.contract.calculator import Calculator
 from dpflow.core.contract.declaration import Strict
-from dpflow.core.contract.mechanism import InteractiveMechanism, Mechanism
+from dpflow.core.contract.interactive import InteractiveMechanism
+from dpflow.core.contract.mechanism import Mechanism
 from dpflow.errors import InvalidInput
 from dpflow.ledger import Ledger
 

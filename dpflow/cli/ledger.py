@@ -12,10 +12,10 @@ from dpflow.cli.console import JsonOption, LedgerOption, open_ledger, show, show
 from dpflow.core.accounting.amounts import show as short
 from dpflow.core.accounting.amounts import text
 from dpflow.core.accounting.privacy_filters import FilterName
-from dpflow.core.contract.declaration import load_table
 from dpflow.engine.releases.run_identity import current_principal
 from dpflow.errors import InvalidInput
 from dpflow.ledger import Ledger, Scope, Verified
+from dpflow.tables.access.declarations import load_table
 
 app = typer.Typer(
     help="Grants, quotas, remaining budget, history and its verification.", no_args_is_help=True
@@ -235,7 +235,7 @@ def export(
     ledger: LedgerOption = None,
 ) -> None:
     """Write everything but secrets as JSON lines, from which a third party recomputes the spend
-    (docs/ledger.md).
+    (docs/how-to/operate-the-ledger.md).
     """
     book = open_ledger(ledger)
     if file is None:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from dpflow.cli.console import JsonOption, explain, show, show_json
-from dpflow.core.contract.mechanism import InteractiveMechanism
+from dpflow.core.contract.interactive import InteractiveMechanism
 from dpflow.registry import Registry
 
 

@@ -10,14 +10,14 @@ from typing import Annotated, Any
 import typer
 
 from dpflow.cli.console import JsonOption, LedgerOption, open_ledger, show, show_json
-from dpflow.core.contract.declaration import load_yaml
 from dpflow.core.contract.prediction import PredictionMechanism
-from dpflow.engine import declared, load_request, make_plan
+from dpflow.engine import insert_bounds, load_request, make_plan
 from dpflow.engine.prediction.batch import label_points, parse_tables
 from dpflow.engine.prediction.session import most_predictions
 from dpflow.engine.prediction.student import parse_student
 from dpflow.errors import InvalidInput
 from dpflow.registry import Registry
+from dpflow.tables.access.declarations import load_yaml
 
 
 def command(
@@ -45,7 +45,7 @@ def command(
     """
     registry, book = Registry.load(), open_ledger(ledger)
     request = load_request(file)
-    plan = make_plan(request, registry, declared(request, book))
+    plan = make_plan(request, registry, insert_bounds(request, book))
     if not isinstance(plan.mechanism, PredictionMechanism):
         known = ", ".join(
             n for n, m in registry.mechanisms.items() if isinstance(m, PredictionMechanism)
@@ -58,7 +58,7 @@ def command(
             raise InvalidInput(
                 "give both --points and --answers, or neither to see what the scope can pay for"
             )
-        epsilon, delta = plan.price()
+        epsilon, delta = plan.privacy_cost()
         found: dict[str, Any] = {
             "session": plan.request.name,
             "predictions planned": plan.request.params.get("predictions"),

@@ -16,10 +16,9 @@ from typing import Any
 
 from rich.console import Console
 
-from dpflow.core.contract.declaration import load_table
 from dpflow.demo import data, report
 from dpflow.demo.airflow_stage import DemoFailed, Stage, running
-from dpflow.engine import Occasion, make_plan, release
+from dpflow.engine import RunIdentity, make_plan, release
 from dpflow.engine.releases.request import parse_request
 from dpflow.engine.sessions.holdout_gate import judge
 from dpflow.engine.sessions.session import Session
@@ -27,6 +26,7 @@ from dpflow.errors import BudgetExceeded, InvalidInput
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
 from dpflow.tables import build, read_published
+from dpflow.tables.access.declarations import load_table
 
 MARKER = ".dpflow-demo"
 FIRST_DAY = dt.date(2013, 1, 1)
@@ -284,7 +284,7 @@ def refuse(root: Path, ledger: Ledger, seen: Seen) -> None:
     }
     plan = make_plan(parse_request(wanted, root / "dags"), registry)
     try:
-        release(plan, ledger, registry, occasion=Occasion.of_request(plan.request))
+        release(plan, ledger, registry, run_identity=RunIdentity.of_request(plan.request))
     except BudgetExceeded as error:
         seen.refusal = str(error)
     require(bool(seen.refusal), "a release above the budget was not refused")

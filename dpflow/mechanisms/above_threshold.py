@@ -19,7 +19,8 @@ from pydantic import Field
 from dpflow.core.accounting.amounts import Epsilon
 from dpflow.core.accounting.events import Event, SparseVector
 from dpflow.core.contract.declaration import Table
-from dpflow.core.contract.mechanism import InteractiveMechanism, Params, State, Verdict
+from dpflow.core.contract.interactive import InteractiveMechanism, State, Verdict
+from dpflow.core.contract.mechanism import Params
 from dpflow.core.contract.requests import Answer, GroupedSums
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.toolbox.sparse_vector import Engine, Memory

@@ -4,7 +4,7 @@ Definition: the number of rows after each unit is cut to its limits, or the numb
 have any, plus integer noise.
 
 Claim and error: `dpflow.core.toolbox.aggregate`. In total a unit moves the rows by at most
-``limits.rows`` and the units by 1; per key it moves its declared groups by ``rows_per_group`` rows,
+``contribution_bounds.rows`` and the units by 1; per key it moves its declared groups by ``rows_per_group`` rows,
 or by 1. Where a declaration protects a unit's rows of one block, a unit counts once in every block
 that is read.
 

@@ -50,7 +50,8 @@ from dpflow.core.accounting.composition import step_eps
 from dpflow.core.accounting.events import Approximate, Event, Pure, SparseVector, Unprotected
 from dpflow.core.contract.declaration import Exact, Table
 from dpflow.core.contract.estimators import EstimatorQuery
-from dpflow.core.contract.mechanism import InteractiveMechanism, Params, State, Verdict
+from dpflow.core.contract.interactive import InteractiveMechanism, State, Verdict
+from dpflow.core.contract.mechanism import Params
 from dpflow.core.contract.requests import Answer, GroupValues
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.toolbox.generalisation_bounds import (

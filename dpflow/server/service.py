@@ -19,15 +19,16 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from dpflow.core.contract.declaration import Strict, load_yaml, problems
-from dpflow.engine.prediction.session import PredictionSession, require_alike
+from dpflow.core.contract.declaration import Strict, problems
+from dpflow.engine.prediction.session import PredictionSession, require_same_models
 from dpflow.engine.releases.plan import Plan, make_plan
-from dpflow.engine.releases.released_bounds import declared
+from dpflow.engine.releases.released_bounds import insert_bounds
 from dpflow.engine.releases.request import load_request
-from dpflow.engine.releases.run_identity import Occasion
+from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.errors import InvalidDeclaration, InvalidInput
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
+from dpflow.tables.access.declarations import load_yaml
 
 
 class Principal(Strict):
@@ -115,16 +116,16 @@ def open_sessions(
                 f"the session's name and the principal's are too long together: {changes['name'][:40]}..."
             )
         wanted = request.model_copy(update=changes)
-        plans[name] = make_plan(wanted, registry, declared(wanted, ledger))
-        require_alike(plans[name], next(iter(plans.values())))
+        plans[name] = make_plan(wanted, registry, insert_bounds(wanted, ledger))
+        require_same_models(plans[name], next(iter(plans.values())))
     opened = {
         name: PredictionSession.open(
-            plan, ledger, registry, occasion=Occasion.of_request(plan.request, name)
+            plan, ledger, run_identity=RunIdentity.of_request(plan.request, name)
         )
         for name, plan in plans.items()
     }
     first, *others = opened.values()
-    first.learn()
+    first.learn_models()
     for session in others:
-        session.share(first)
+        session.share_models(first)
     return opened

@@ -12,7 +12,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from dpflow.core.contract.declaration import Table, load_table
+from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import (
     Answer,
     DataRequest,
@@ -31,6 +31,7 @@ from dpflow.core.contract.requests import (
 )
 from dpflow.errors import PlanRefused
 from dpflow.tables.access import sandbox, sql
+from dpflow.tables.access.declarations import load_table
 from dpflow.tables.language import conditions, expressions
 from dpflow.tables.requests import cached_blocks, records, sums, unbounded_values
 from dpflow.tables.requests.partial_cache import Partials, Seal

@@ -22,7 +22,8 @@ from pydantic import ValidationError
 
 from dpflow.core.accounting.events import Event, from_json, to_json
 from dpflow.core.contract.declaration import Table
-from dpflow.core.contract.mechanism import InteractiveMechanism, Mechanism
+from dpflow.core.contract.interactive import InteractiveMechanism
+from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.requests import (
     DataRequest,
     GroupedSums,
@@ -31,15 +32,30 @@ from dpflow.core.contract.requests import (
     UnboundedValues,
 )
 from dpflow.errors import InvalidInput
-from dpflow.testing.examples import AnyMechanism, Example, examples_for, plan_mechanism, validate_model
+from dpflow.testing.examples import (
+    AnyMechanism,
+    Example,
+    examples_for,
+    plan_mechanism,
+    validate_model,
+)
 from dpflow.testing.harness import Check, NotConformant, require
 from dpflow.testing.release_checks import ONE_SHOT
 from dpflow.testing.session_checks import SESSION
 
-__all__ = ["Check", "Example", "NotConformant", "conformance_checks", "interactive_checks", "mechanism_checks"]
+__all__ = [
+    "Check",
+    "Example",
+    "NotConformant",
+    "conformance_checks",
+    "interactive_checks",
+    "mechanism_checks",
+]
 
 
-def conformance_checks(mechanism: AnyMechanism, examples: Sequence[Example] | None = None) -> Iterator[Check]:
+def conformance_checks(
+    mechanism: AnyMechanism, examples: Sequence[Example] | None = None
+) -> Iterator[Check]:
     """All checks for a mechanism of either kind."""
     if isinstance(mechanism, InteractiveMechanism):
         return interactive_checks(mechanism, examples)
@@ -167,11 +183,15 @@ def bad_columns_are_errors(mechanism: AnyMechanism, example: Example) -> None:
     """
     for name, wrong in _misname_columns(example.params, example.table):
         raw = {**example.params, name: wrong}
-        require_refusal(raw, mechanism, example.table, f"an unknown column as {name} must be refused")
+        require_refusal(
+            raw, mechanism, example.table, f"an unknown column as {name} must be refused"
+        )
     for query in example.queries[:1]:
         for name, wrong in _misname_columns(query, example.table):
             what = f"an unknown column as {name} of a query must be refused"
-            require_refusal(example.params, mechanism, example.table, what, [{**query, name: wrong}])
+            require_refusal(
+                example.params, mechanism, example.table, what, [{**query, name: wrong}]
+            )
     for statistic in _data_requests(mechanism, example):
         bounded, keyed = _required_columns(statistic)
         for column in bounded:
@@ -212,7 +232,10 @@ def request_is_within_bounds(mechanism: AnyMechanism, example: Example) -> None:
                 f"rows_per_group must be at most {most} by the declaration",
             )
         if isinstance(statistic, GroupedSums | SortedValues | UnboundedValues | KeySets):
-            require(1 <= statistic.groups <= limits.groups, "groups must be at most limits.groups")
+            require(
+                1 <= statistic.groups <= limits.groups,
+                "groups must be at most contribution_bounds.groups",
+            )
     require(
         _data_requests(mechanism, example) == _data_requests(mechanism, example),
         "the statistic must be the same each time",

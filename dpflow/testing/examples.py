@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
 from dpflow.core.contract.declaration import Table, problems
-from dpflow.core.contract.mechanism import InteractiveMechanism, Mechanism
+from dpflow.core.contract.interactive import InteractiveMechanism
+from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.requests import (
     Answer,
     DataRequest,
@@ -34,7 +35,7 @@ from dpflow.core.contract.requests import (
 )
 from dpflow.errors import InvalidDeclaration, InvalidInput
 from dpflow.testing.column_in_memory import ArrayColumn
-from dpflow.testing.neighbours import make_histogram, key_sets
+from dpflow.testing.neighbours import key_sets, make_histogram
 
 AnyMechanism = Mechanism[Any] | InteractiveMechanism[Any, Any]
 
@@ -119,7 +120,9 @@ def validate_model(model: type[BaseModel], raw: Mapping[str, Any]) -> Any:
         raise InvalidDeclaration(problems(error)) from None
 
 
-def plan_mechanism(mechanism: AnyMechanism, table: Table, raw: Mapping[str, Any]) -> tuple[Any, Any]:
+def plan_mechanism(
+    mechanism: AnyMechanism, table: Table, raw: Mapping[str, Any]
+) -> tuple[Any, Any]:
     """Validated parameters and the event, after everything that a plan asks for was computed."""
     params = validate_model(mechanism.Params, raw)
     event = mechanism.event(params, table)
@@ -208,7 +211,8 @@ def possible_answers(statistic: DataRequest, table: Table) -> dict[str, Answer]:
             "huge": ([low, middle, high], [10**12, 1, 10**12]),
         }
         return {
-            name: _repeat_histogram(statistic, values, counts) for name, (values, counts) in histograms.items()
+            name: _repeat_histogram(statistic, values, counts)
+            for name, (values, counts) in histograms.items()
         }
     if isinstance(statistic, KeySets):
         words = [f"word-{i:03d}" for i in range(40)]
@@ -246,7 +250,9 @@ def typical_answer(statistic: DataRequest, table: Table) -> Answer:
         return _make_records(statistic, table, 200)
     if isinstance(statistic, UnboundedValues):
         return _unbounded_answers(statistic)["many"]
-    return possible_answers(statistic, table)["mixed" if isinstance(statistic, GroupValues) else "many"]
+    return possible_answers(statistic, table)[
+        "mixed" if isinstance(statistic, GroupValues) else "many"
+    ]
 
 
 def _unbounded_answers(statistic: UnboundedValues) -> dict[str, Answer]:
@@ -263,7 +269,10 @@ def _unbounded_answers(statistic: UnboundedValues) -> dict[str, Answer]:
         "rarer and rarer": np.repeat(2.0 ** np.arange(60), np.arange(60, 0, -1)),
         "many": np.sin(np.arange(400.0)) * 10 + np.arange(400.0) % 3,
     }
-    return {name: ArrayColumn.from_groups(*[values] * len(statistic.keys)) for name, values in columns.items()}
+    return {
+        name: ArrayColumn.from_groups(*[values] * len(statistic.keys))
+        for name, values in columns.items()
+    }
 
 
 def _neighbouring_columns(statistic: UnboundedValues, replace: bool) -> list[tuple[Answer, Answer]]:
@@ -281,7 +290,9 @@ def _neighbouring_columns(statistic: UnboundedValues, replace: bool) -> list[tup
 
 def _make_records(statistic: Records, table: Table, n: int) -> RecordArrays:
     """One row a unit, each column running through its whole domain."""
-    return RecordArrays(np.arange(n), {name: _cycle_domain(table, name, n) for name in statistic.columns})
+    return RecordArrays(
+        np.arange(n), {name: _cycle_domain(table, name, n) for name in statistic.columns}
+    )
 
 
 def _cycle_domain(table: Table, name: str, n: int) -> NDArray[np.int64]:
@@ -387,7 +398,10 @@ def neighbouring_answers(statistic: DataRequest, table: Table) -> list[tuple[Ans
     ones, spread = np.zeros(m), np.linspace(0, 1, m)
     ones[: round(0.15 * m)] = 1.0
     moved = 2 if replace else 1
-    return [(_raise_lowest(ones, moved), PerGroup(ones)), (_raise_lowest(spread, moved), PerGroup(spread))]
+    return [
+        (_raise_lowest(ones, moved), PerGroup(ones)),
+        (_raise_lowest(spread, moved), PerGroup(spread)),
+    ]
 
 
 def _neighbouring_records(

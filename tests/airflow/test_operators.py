@@ -96,10 +96,10 @@ def test_a_run_that_does_not_fit_is_stopped_before_it_reads(tiny: Tiny) -> None:
     """The budget task adds up what is planned; what this run has paid counts as paid."""
     from airflow.sdk.exceptions import AirflowFailException
 
-    from dpflow.airflow import LedgerOperator, ReleaseOperator
+    from dpflow.airflow import BudgetCheckOperator, ReleaseOperator
 
     plans = [wanted(), wanted(mechanism="histogram", params={"by": "city", "epsilon": "0.5"})]
-    check = LedgerOperator(task_id="b", releases=plans)
+    check = BudgetCheckOperator(task_id="b", releases=plans)
     assert check.execute(context(tiny, task_id="b")) == {"planned": 2, "to_pay": 2}
     for number, plan in enumerate(plans):
         ReleaseOperator(task_id="t", release=plan).execute(context(tiny, map_index=number))
@@ -107,7 +107,7 @@ def test_a_run_that_does_not_fit_is_stopped_before_it_reads(tiny: Tiny) -> None:
     with pytest.raises(
         AirflowFailException, match="BudgetExceeded: scope 'visits', block '2020-01-01' cannot pay"
     ):
-        LedgerOperator(task_id="b", releases=[wanted(params={"epsilon": "0.1"})]).execute(
+        BudgetCheckOperator(task_id="b", releases=[wanted(params={"epsilon": "0.1"})]).execute(
             context(tiny)
         )
 
@@ -118,7 +118,7 @@ def test_bounds_come_from_an_upstream_task(tiny: Tiny, monkeypatch: pytest.Monke
     """
     from airflow.sdk.exceptions import AirflowFailException
 
-    from dpflow.airflow import LedgerOperator, ReleaseOperator
+    from dpflow.airflow import BudgetCheckOperator, ReleaseOperator
 
     monkeypatch.setattr("dpflow.mechanisms.bounds.FAILURE", 1e-12)  # the search takes no empty bin
     tiny.declare(columns={"age": {}})
@@ -129,7 +129,7 @@ def test_bounds_come_from_an_upstream_task(tiny: Tiny, monkeypatch: pytest.Monke
     total = wanted(
         name="total", mechanism="sum", bounds="look", params={"column": "age", "epsilon": "0.25"}
     )
-    check = LedgerOperator(task_id="c", action="check", releases=[search, total])
+    check = BudgetCheckOperator(task_id="c", releases=[search, total])
     assert check.execute(context(tiny)) == {"planned": 2, "to_pay": 2}
     below = ReleaseOperator(task_id="total", release=total)
     with pytest.raises(AirflowFailException, match="there is no release of bounds"):
@@ -162,28 +162,28 @@ def test_a_violated_contract_stops_the_run_and_is_recorded(tiny: Tiny) -> None:
 
 def test_runs_without_a_date_are_named_by_their_id(tiny: Tiny) -> None:
     """A manual run has no interval: its id, or its partition key, is the occasion."""
-    from dpflow.airflow.task_context import occasion
+    from dpflow.airflow.task_context import identify_run
 
     manual = context(tiny, run_id="manual__7") | {
         "logical_date": None,
         "data_interval_start": None,
         "data_interval_end": None,
     }
-    assert occasion(manual).name == "manual__7"
+    assert identify_run(manual).name == "manual__7"
     manual["dag_run"].partition_key = "2020-01"
-    assert occasion(manual).name == "2020-01"
+    assert identify_run(manual).name == "2020-01"
 
 
 def test_only_what_a_retry_can_help_is_retried() -> None:
     """Every error class is mapped by its own word."""
     from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-    from dpflow.airflow.task_context import failures
+    from dpflow.airflow.task_context import map_failures
     from dpflow.errors import LedgerUnavailable, PlanRefused
 
-    with pytest.raises(AirflowFailException, match="PlanRefused: no"), failures():
+    with pytest.raises(AirflowFailException, match="PlanRefused: no"), map_failures():
         raise PlanRefused("no")
-    with pytest.raises(AirflowException, match="LedgerUnavailable: later") as caught, failures():
+    with pytest.raises(AirflowException, match="LedgerUnavailable: later") as caught, map_failures():
         raise LedgerUnavailable("later")
     assert not isinstance(caught.value, AirflowFailException)
 
@@ -195,7 +195,7 @@ def test_a_gate_branches_the_run(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) ->
     from airflow.sdk.bases.skipmixin import SkipMixin
 
     from dpflow.airflow import ReusableHoldoutOperator
-    from dpflow.core.contract.declaration import load_table
+    from dpflow.tables.access.declarations import load_table
 
     tiny.fill(
         "CREATE TABLE visits AS SELECT 'p' || i AS person, i % 7 AS age FROM range(4000) t(i)"

@@ -22,18 +22,18 @@ DAG_FILE = """
 from datetime import datetime, timedelta
 from airflow.sdk import DAG, CronDataIntervalTimetable
 from airflow.providers.standard.operators.empty import EmptyOperator
-from dpflow.airflow import LedgerOperator, ReleaseOperator
+from dpflow.airflow import BudgetBranchOperator, ReleaseOperator
 
 def wanted(name, epsilon):
     return {"name": name, "mechanism": "count", "table": "visits.yml", "scope": "visits", "params": {"epsilon": epsilon}}
 
 with DAG("d", schedule=CronDataIntervalTimetable("0 0 * * *", timezone="UTC"), start_date=datetime(2020, 1, 1), catchup=False,
          default_args={"retries": 2, "retry_delay": timedelta(0)}):
-    gate = LedgerOperator(task_id="gate", action="gate", otherwise="tell")
+    branch = BudgetBranchOperator(task_id="branch", otherwise="tell")
     tell = EmptyOperator(task_id="tell")
     mapped = ReleaseOperator.partial(task_id="release", blocks="{{ data_interval_start | ds }}").expand(
         release=[wanted("a", "0.2"), wanted("b", "0.4")])
-    gate >> [mapped, tell]
+    branch >> [mapped, tell]
 """
 START = """
 import datetime as dt, json, os, sys
@@ -71,8 +71,8 @@ with create_session() as session:
 run(2)                                   # deleted, and triggered again
 run(3)                                   # another interval
 os.environ["AIRFLOW_CONN_DPFLOW_LEDGER"] = json.dumps({"conn_type": "dpflow_ledger", "host": str(folder / "poor.sqlite")})
-run(4)                                   # a ledger that can pay one of the two: the gate takes the other way
-run(2)                                   # a ledger that can pay one of the two: the gate takes the other way
+run(4)                                   # a ledger that can pay one of the two: the branch takes the other way
+run(2)                                   # a ledger that can pay one of the two: the branch takes the other way
 """
 
 
@@ -108,9 +108,9 @@ def ran(tiny: Tiny, dag_file: str, runs: str, **more: str) -> list[dict[str, Any
 
 def test_airflow_itself_pays_once(tiny: Tiny) -> None:
     """Retried after a draw, cleared, deleted and run again: one charge per release and interval; a
-    gate that really skips.
+    branch that really skips.
     """
-    from dpflow.core.contract.declaration import load_table
+    from dpflow.tables.access.declarations import load_table
 
     poor = Ledger(tiny.folder / "poor.sqlite", create=True)
     poor.grant(
@@ -133,7 +133,7 @@ def test_airflow_itself_pays_once(tiny: Tiny) -> None:
         )
         assert states[number]["tell", -1][0] == "skipped"
     for number in (4, 5):
-        assert (states[number]["tell", -1][0], states[number]["gate", -1][0]) == (
+        assert (states[number]["tell", -1][0], states[number]["branch", -1][0]) == (
             "success",
             "success",
         ), seen[number]
@@ -202,7 +202,7 @@ def test_a_gates_verdicts_branch_the_example_dag(tiny: Tiny) -> None:
     """Yes, no and exhausted each run their tasks of `flights_model` and skip the others; run again,
     the same way and for nothing.
     """
-    from dpflow.core.contract.declaration import load_table
+    from dpflow.tables.access.declarations import load_table
 
     dags, tables = Path(__file__).parents[2] / "dpflow" / "example_dags", tiny.folder / "tables"
     tables.mkdir()

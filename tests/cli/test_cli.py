@@ -15,7 +15,7 @@ import pytest
 
 from dpflow import Ledger, release
 from dpflow.cli.console import explain, show
-from dpflow.core.contract.mechanism import InteractiveMechanism
+from dpflow.core.contract.interactive import InteractiveMechanism
 from dpflow.engine import load_request, make_plan
 from dpflow.registry import Registry
 
@@ -243,7 +243,7 @@ def test_bad_requests_get_one_sentence(tiny: Tiny, changes: dict[str, Any], mess
     ("declared", "message"),
     [
         ({"columns": {"age": {"lower": 9, "upper": 1}}}, "must be below upper"),
-        ({"contribution_bounds": {"rows": 0}}, "limits.rows"),
+        ({"contribution_bounds": {"rows": 0}}, "contribution_bounds.rows"),
         ({"protects": "unit"}, "was granted to protect"),
         ({"holdout": True}, "readable only through a gate"),
         ({"privacy_unit": {"column": "persno"}}, "persno"),

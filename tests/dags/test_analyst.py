@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpflow.core.contract.declaration import load_table
 from dpflow.core.sampling.randomness import SystemSource
 from dpflow.demo import data
 from dpflow.engine.sessions.candidate import Submission, load_candidate
 from dpflow.errors import PlanRefused
 from dpflow.mechanisms.reusable_holdout import HoldoutParams, ReusableHoldout
 from dpflow.tables import PrivateTable, build, open_rows
+from dpflow.tables.access.declarations import load_table
 
 DAGS = Path(__file__).parents[2] / "dpflow" / "example_dags"
 TABLES = ("flights", "flights_training", "flights_holdout")

@@ -127,8 +127,8 @@ def test_a_reach_that_forgets_something_is_seen(
     assert isinstance(mechanism, Aggregate)
     forgetful = declared.model_copy(
         update={
-            "one row": {"contribution_bounds": declared.limits.model_copy(update={"rows_per_group": 1})},
-            "one group": {"contribution_bounds": declared.limits.model_copy(update={"groups": 1})},
+            "one row": {"contribution_bounds": declared.contribution_bounds.model_copy(update={"rows_per_group": 1})},
+            "one group": {"contribution_bounds": declared.contribution_bounds.model_copy(update={"groups": 1})},
             "no replacement": {"neighbours": "add-remove"},
         }[wrong]
     )

@@ -20,7 +20,7 @@ from dpflow.core.accounting.events import (
     from_json,
     to_json,
 )
-from dpflow.core.contract.mechanism import State
+from dpflow.core.contract.interactive import State
 from dpflow.core.contract.requests import PerGroup
 from dpflow.core.sampling.randomness import Source, SystemSource
 from dpflow.core.toolbox.generalisation_bounds import (
@@ -40,9 +40,9 @@ from dpflow.mechanisms.reusable_holdout import (
     sizes,
 )
 from dpflow.testing import exact_divergence
-from dpflow.testing.enumeration import outputs
+from dpflow.testing.enumeration import enumerate_outputs
 from dpflow.testing.examples import EXAMPLE_TABLE, REPLACE_TABLE, Example
-from dpflow.testing.session_checks import Session
+from dpflow.testing.session_checks import MemorySession
 
 GATE = ReusableHoldout()
 OPEN_TABLE = EXAMPLE_TABLE.model_copy(update={"generalisation_only": True})
@@ -50,12 +50,12 @@ SURE = {"epsilon": "1000000", "groups": 100, "queries": 50, "failures": 3}  # no
 GRID = {"kind": "grid", "lower": 0, "upper": 1, "step": "0.01"}
 
 
-def claims(params: dict[str, Any], numbers: list[Any], table: Any = EXAMPLE_TABLE) -> Session:
+def claims(params: dict[str, Any], numbers: list[Any], table: Any = EXAMPLE_TABLE) -> MemorySession:
     asks = [
         {"estimator": "accuracy", "columns": ["amount"], "claim": str(v), "candidate": str(i)}
         for i, v in enumerate(numbers)
     ]
-    return Session(GATE, Example(table, params, asks), SystemSource())
+    return MemorySession(GATE, Example(table, params, asks), SystemSource())
 
 
 def verdicts(
@@ -64,7 +64,8 @@ def verdicts(
     values = np.arange(100) / 100 if values is None else values
     session = claims(params, numbers, table)
     return [
-        session.ask(query, PerGroup(np.asarray(values, float))).body for query in session.queries
+        session.ask_query(query, PerGroup(np.asarray(values, float))).body
+        for query in session.queries
     ]
 
 
@@ -122,7 +123,7 @@ def test_the_price_holds_exactly(method: str, epsilon: int, side: str, table: An
             state = GATE.open(params, table, source)
             return str(GATE.answer(params, table, state, query, known, source)[0].body["verdict"])
 
-        return outputs(draw, tail=1e-5 * math.exp(-epsilon))
+        return enumerate_outputs(draw, tail=1e-5 * math.exp(-epsilon))
 
     a, b = law([0.0] * 6), law([0.0] * (6 - moved) + [2.0] * moved)
     assert exact_divergence.divergence(a, b, epsilon) <= 1e-4
@@ -154,7 +155,7 @@ def test_what_is_reserved_is_not_spent_on_verdicts() -> None:
                     ]
                 )
 
-            return outputs(draw, tail=1e-13)
+            return enumerate_outputs(draw, tail=1e-13)
 
         a, b = law([0.0] * 6), law([0.0] * 5 + [2.0])
         return float(exact_divergence.smallest_epsilon(a, b, 1e-9))
@@ -181,7 +182,7 @@ def test_a_gate_that_forgets_the_second_group_is_caught() -> None:
         span = params.correct
         assert span is not None
         a, b = (
-            outputs(lambda s, v=v: _corrected(params, span, changed, np.full(2, v), s))
+            enumerate_outputs(lambda s, v=v: _corrected(params, span, changed, np.full(2, v), s))
             for v in (0.0, 1.0)
         )
         losses = [math.log(a[x] / b[x]) for x in a]
@@ -270,7 +271,7 @@ def test_description_length_keeps_its_promise_against_an_adaptive_analyst() -> N
         query = session.mechanism.Query(
             estimator="accuracy", columns=("amount",), claim="0.1", candidate=str(j)
         )
-        body = session.ask(query, PerGroup(data[:, j])).body
+        body = session.ask_query(query, PerGroup(data[:, j])).body
         assert (
             body["verdict"] == "yes" and body["guarantee"] == "proven"
         )  # the claim is 0.1 sd off: honest
@@ -280,7 +281,7 @@ def test_description_length_keeps_its_promise_against_an_adaptive_analyst() -> N
         query = session.mechanism.Query(
             estimator="accuracy", columns=("amount",), claim=claim, candidate="boosted"
         )
-        verdict = session.ask(query, PerGroup(boost)).body["verdict"]
+        verdict = session.ask_query(query, PerGroup(boost)).body["verdict"]
         assert verdict == "no" if claim == "1.8" else verdict in ("yes", "no")
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dpflow.core.contract.declaration import Table, PrivacyUnit
+from dpflow.core.contract.declaration import PrivacyUnit, Table
 from dpflow.core.contract.requests import (
     GroupedSums,
     GroupEstimates,
@@ -79,7 +79,12 @@ def test_keys_of_any_text(tmp_path: Path) -> None:
             "CREATE TABLE data AS SELECT unnest(range(?)) AS u, unnest(?) AS k, 1 AS v",
             [len(KEYS), KEYS],
         )
-    declared = {"name": "data", "database": path, "privacy_unit": {"column": "u"}, "contribution_bounds": {"rows": 1}}
+    declared = {
+        "name": "data",
+        "database": path,
+        "privacy_unit": {"column": "u"},
+        "contribution_bounds": {"rows": 1},
+    }
     columns = {"k": {"public_keys": KEYS}, "v": {"lower": 0, "upper": 1}}
     private = PrivateTable(Table.model_validate(declared | {"columns": columns}))
     public = GroupedSums("k", tuple(KEYS), 1, 1)
@@ -133,7 +138,8 @@ def test_names_that_are_words_of_sql(make: Any) -> None:
     private = make(
         f'CREATE TABLE data AS SELECT i // 2 AS "ORDER", i % 2 AS "From", {columns} FROM range(4) t(i)',
         privacy_unit={"column": "order"},
-        columns={name: {"lower": 0, "upper": 9} for name in names} | {"from": {"public_keys": ["0", "1"]}},
+        columns={name: {"lower": 0, "upper": 9} for name in names}
+        | {"from": {"public_keys": ["0", "1"]}},
     )
     private.check_schema()
     for by, keys in ((None, None), ("from", ("0", "1")), ("from", None)):
@@ -156,7 +162,9 @@ def test_types_without_a_number_or_a_key(make: Any, kind: str) -> None:
     with pytest.raises(TableUnreadable, match="cannot be a value; use"):
         make(table, columns=columns, privacy_unit={"column": "fine"}).check(REQUESTS[0])
     with pytest.raises(TableUnreadable, match="cannot be a group key; use"):
-        make(table, columns=columns, privacy_unit={"column": "fine"}).check(GroupedSums("k", ("a",), 1, 1))
+        make(table, columns=columns, privacy_unit={"column": "fine"}).check(
+            GroupedSums("k", ("a",), 1, 1)
+        )
 
 
 def test_a_parquet_file_or_glob_is_no_database(make: Any, tmp_path: Path) -> None:
@@ -203,7 +211,12 @@ def test_timestamps_that_are_no_date_are_missing(tmp_path: Path, unit: str) -> N
         connection.execute(
             "CREATE TABLE data AS SELECT row_number() OVER () AS u, t, 1 AS v FROM rows"
         )
-    declared = {"name": "data", "database": path, "privacy_unit": {"column": "u"}, "contribution_bounds": {"rows": 9}}
+    declared = {
+        "name": "data",
+        "database": path,
+        "privacy_unit": {"column": "u"},
+        "contribution_bounds": {"rows": 9},
+    }
     columns = {"t": {"lower": -1, "upper": 1}, "v": {"lower": 0, "upper": 1}}
     table = Table.model_validate(declared | {"columns": columns})
     days = PrivateTable(table)

@@ -2,7 +2,7 @@
 report, NOT A FILTER.
 
 Jobs that choose after seeing earlier outputs can beat a rule that stops by these numbers
-(docs/accounting.md, section 4, has the analyst who does). So nothing in the ledger or the filters
+(docs/guides/accounting.md, section 4, has the analyst who does). So nothing in the ledger or the filters
 reads this module; it answers "what did that fixed plan cost?". Number and claims of the releases
 must be fixed in advance; their queries may depend on earlier answers.
 

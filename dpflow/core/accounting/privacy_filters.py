@@ -3,7 +3,7 @@ freely afterwards.
 
 A filter turns an event into a `Cost` of three integers and a grant into a `Capacity`. The ledger
 adds and compares those integers and knows nothing else. Costs are rounded up, capacities down.
-Theorem 1 of docs/accounting.md proves that any adaptive sequence of releases, sessions included,
+Theorem 1 of docs/guides/accounting.md proves that any adaptive sequence of releases, sessions included,
 that `Filter.admits` lets through is (epsilon, delta)-DP for the grant.
 
 - ``basic``: the epsilons add up to at most epsilon, the deltas to at most delta.

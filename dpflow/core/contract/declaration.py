@@ -1,5 +1,6 @@
-"""What a private table promises: its unit, neighbours, limits, bounds and keys. Pure data, read
-from YAML.
+"""What a private table promises: privacy unit, neighbours, contribution bounds, ranges and public keys.
+
+Pure data; `dpflow.tables.access.declarations` reads it from YAML.
 
 A declaration is public. Every sensitivity follows from it and from nothing in the rows, so what it
 says is enforced (values are clamped, contributions are cut) or, where only the owner can know it,
@@ -15,7 +16,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-import yaml
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -29,7 +29,7 @@ from pydantic import (
 )
 
 from dpflow.core.accounting import amounts
-from dpflow.errors import InvalidAmount, InvalidDeclaration, InvalidInput, PlanRefused, UnknownName
+from dpflow.errors import InvalidAmount, PlanRefused, UnknownName
 
 #: Integers of a statistic stay below this by plan, so that HUGEINT sums and BIGINT results cannot
 #: wrap.
@@ -433,37 +433,3 @@ def problems(error: ValidationError) -> str:
         )
         found.append(f"{where}{': ' if where else ''}{said}")
     return "; ".join(found)
-
-
-def load_table(path: Path | str) -> Table:
-    """Read a declaration from a YAML file. Raises `InvalidDeclaration` with the field and the
-    reason.
-    """
-    path = Path(path)
-    data = load_yaml(path, "table declaration")
-    try:
-        table = Table.model_validate(data)
-    except ValidationError as error:
-        raise InvalidDeclaration(f"{path} does not declare a table: {problems(error)}") from None
-    return table.model_copy(update={"database": (path.parent / table.database).resolve()})
-
-
-def load_yaml(path: Path, what: str) -> dict[str, Any]:
-    """One YAML mapping from a file, or a clear error."""
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InvalidInput(
-            f"there is no {what} at {path}; give the path of an existing YAML file"
-        ) from None
-    except (OSError, UnicodeDecodeError):
-        raise InvalidInput(
-            f"{path} cannot be read as a {what}; give the path of a readable YAML file"
-        ) from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" near line {mark.line + 1}" if mark else ""
-        raise InvalidInput(f"{path} is not valid YAML{where}; correct it") from None
-    if not isinstance(data, dict):
-        raise InvalidInput(f"{path} holds no YAML mapping, so it is no {what}")
-    return data

@@ -1,4 +1,4 @@
-"""The two protocols a mechanism author implements: one-shot `Mechanism` and `InteractiveMechanism`.
+"""The protocol of one-shot releases: `Mechanism`. Sessions: `dpflow.core.contract.interactive`.
 
 A mechanism is one class without state of its own. Its claim, `event`, is a function of the
 validated parameters and the table's public declaration, never of rows. It receives exact
@@ -10,7 +10,7 @@ them (design section 3).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 from pydantic import BaseModel
@@ -22,7 +22,6 @@ from dpflow.core.contract.results import ErrorBound, Result
 from dpflow.core.sampling.randomness import Source
 
 P = TypeVar("P", bound=BaseModel)
-Q = TypeVar("Q", bound=BaseModel)
 
 
 class Params(Strict):
@@ -81,64 +80,3 @@ class Mechanism(ABC, Generic[P]):
         this one.
         """
         return None
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """An interactive mechanism's answer: what may leave, and whether the session ends with it."""
-
-    body: dict[str, Any]
-    closed: bool = False
-
-
-@dataclass(frozen=True)
-class State:
-    """Secret state between two answers: JSON that lives in the ledger. Its repr shows nothing."""
-
-    data: dict[str, Any] = field(repr=False)
-
-
-class InteractiveMechanism(ABC, Generic[P, Q]):
-    """A session: opened and charged once, whole; then any number of answers until it closes.
-
-    ``exclusive`` sessions close their scope to every other release while they are open.
-    ``separate`` sessions answer each query with a release of its own: given all that is secret and
-    has the same distribution on neighbouring tables, such as a sharding, each answer alone
-    satisfies its part of the claim. Only they may claim more than pure or approximate privacy
-    (docs/accounting.md, sessions).
-    """
-
-    name: ClassVar[str]
-    version: ClassVar[int] = 1
-    summary: ClassVar[str]
-    citation: ClassVar[str]
-    Params: ClassVar[type[BaseModel]]
-    Query: ClassVar[type[BaseModel]]
-    locks_dataset: ClassVar[bool] = False
-    independent_answers: ClassVar[bool] = False
-
-    @abstractmethod
-    def event(self, params: P, table: Table) -> Event:
-        """The claim for the whole session, whatever the queries."""
-
-    def note(self, params: P, table: Table) -> str:
-        """What a person should know before opening it, such as what its answers prove; "" for
-        nothing.
-        """
-        return ""
-
-    @abstractmethod
-    def open(self, params: P, table: Table, source: Source) -> State:
-        """The first state; may hold secret noise."""
-
-    @abstractmethod
-    def data_request(self, params: P, query: Q, table: Table) -> DataRequest:
-        """What one query needs to know of the rows."""
-
-    @abstractmethod
-    def answer(
-        self, params: P, table: Table, state: State, query: Q, answer: Answer, source: Source
-    ) -> tuple[Verdict, State]:
-        """Answer one query and advance the state; both are stored in one transaction before the
-        answer is seen.
-        """

@@ -25,7 +25,8 @@ from dpflow.core.accounting import amounts
 from dpflow.core.accounting.amounts import Delta
 from dpflow.core.accounting.events import Approximate, Event, Repeated
 from dpflow.core.contract.declaration import Table
-from dpflow.core.contract.mechanism import InteractiveMechanism, Params, State, Verdict
+from dpflow.core.contract.interactive import InteractiveMechanism, State, Verdict
+from dpflow.core.contract.mechanism import Params
 from dpflow.core.contract.point_encoding import Codes, encode
 from dpflow.core.contract.requests import Answer, Records
 from dpflow.core.sampling.randomness import Source

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dpflow.core.contract.mechanism import InteractiveMechanism
+from dpflow.core.contract.interactive import InteractiveMechanism
 from dpflow.engine.releases.execute import check_scope
 from dpflow.engine.releases.plan import Plan
-from dpflow.engine.releases.run_identity import Occasion
+from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.ledger import Ledger
 
 
 def forecast(plan: Plan, ledger: Ledger) -> str:
     """One sentence: accepted now, already paid, or why it would be refused."""
-    stored = ledger.find(Occasion.of_request(plan.request).key(plan))
+    stored = ledger.find(RunIdentity.of_request(plan.request).key(plan))
     if stored is not None:
         return "already paid: running it again is free"
     check_scope(plan, ledger)
@@ -34,7 +34,9 @@ class Planned:
     ordinal: int = 0
 
 
-def check_run(planned: Sequence[Planned], ledger: Ledger, occasion: Occasion) -> dict[str, Any]:
+def check_run(
+    planned: Sequence[Planned], ledger: Ledger, run_identity: RunIdentity
+) -> dict[str, Any]:
     """Refuse a run whose releases do not fit their scopes together; what this run has paid for
     counts as paid.
 
@@ -45,7 +47,7 @@ def check_run(planned: Sequence[Planned], ledger: Ledger, occasion: Occasion) ->
     owed: dict[Any, Plan] = {}
     for number, one in enumerate(planned):
         check_scope(one.plan, ledger)
-        if not _paid(one, ledger, occasion):  # equal releases of one task are one release
+        if not _paid(one, ledger, run_identity):  # equal releases of one task are one release
             same = number if one.task_id is None else (one.task_id, one.plan.digest, one.ordinal)
             owed.setdefault(same, one.plan)
     ledger.require(
@@ -54,14 +56,14 @@ def check_run(planned: Sequence[Planned], ledger: Ledger, occasion: Occasion) ->
     return {"planned": len(planned), "to_pay": len(owed)}
 
 
-def _paid(one: Planned, ledger: Ledger, occasion: Occasion) -> bool:
+def _paid(one: Planned, ledger: Ledger, run_identity: RunIdentity) -> bool:
     """A release is paid by its run; a session by whatever run came first."""
     plan = one.plan
     if isinstance(plan.mechanism, InteractiveMechanism):
-        return ledger.find(Occasion.of_request(plan.request).key(plan)) is not None
+        return ledger.find(RunIdentity.of_request(plan.request).key(plan)) is not None
     if one.task_id is None:
-        return ledger.paid(plan.request.scope, occasion.dag_id, occasion.name, plan.digest)
+        return ledger.paid(plan.request.scope, run_identity.dag_id, run_identity.name, plan.digest)
     return (
-        ledger.find(replace(occasion, task_id=one.task_id, ordinal=one.ordinal).key(plan))
+        ledger.find(replace(run_identity, task_id=one.task_id, ordinal=one.ordinal).key(plan))
         is not None
     )

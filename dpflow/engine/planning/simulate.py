@@ -22,16 +22,17 @@ from typing import Any, Final, NamedTuple
 
 from dpflow.core.accounting.events import Event
 from dpflow.core.accounting.privacy_filters import Cost, Filter
-from dpflow.core.contract.declaration import Table, load_yaml
-from dpflow.core.contract.mechanism import InteractiveMechanism
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.interactive import InteractiveMechanism
 from dpflow.engine.releases.execute import check_protection
 from dpflow.engine.releases.plan import Plan, make_plan
-from dpflow.engine.releases.released_bounds import supposed
-from dpflow.engine.releases.request import Request, load_request
-from dpflow.engine.releases.run_identity import Occasion
+from dpflow.engine.releases.released_bounds import suppose_bounds
+from dpflow.engine.releases.request import ReleaseRequest, load_request
+from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.errors import DpflowError, InvalidInput
 from dpflow.ledger import Ledger, Scope
 from dpflow.registry import Registry
+from dpflow.tables.access.declarations import load_yaml
 
 HORIZON: Final = dt.timedelta(
     days=3653
@@ -40,10 +41,10 @@ MOST_RUNS: Final = 100_000  #: no forecast plays more
 _KEPT: Final = 4096
 
 
-class Ask(NamedTuple):
+class PlannedRelease(NamedTuple):
     """A request, the blocks it names in this run, and its number among equal releases of one task."""
 
-    request: Request
+    request: ReleaseRequest
     blocks: tuple[str, ...]
     ordinal: int = 0
 
@@ -66,7 +67,7 @@ class Task:
     """
 
     name: str
-    asks: Callable[[Run], Sequence[Ask]]
+    asks: Callable[[Run], Sequence[PlannedRelease]]
     note: str = ""
 
 
@@ -106,7 +107,7 @@ class Line:
 
     def to_json(self) -> dict[str, Any]:
         """The price in (epsilon, delta), and the error known before spending."""
-        epsilon, delta = self.plan.price()
+        epsilon, delta = self.plan.privacy_cost()
         return {
             "job": self.job.name,
             "task": self.task.name,
@@ -177,10 +178,10 @@ class Pricer:
 
     def __init__(self, registry: Registry, ledger: Ledger | None = None) -> None:
         self._registry, self._ledger = registry, ledger
-        self._plans: dict[int, tuple[Request, Plan]] = {}
+        self._plans: dict[int, tuple[ReleaseRequest, Plan]] = {}
         self._tables: dict[Path, Table] = {}
 
-    def plan(self, request: Request, blocks: tuple[str, ...]) -> Plan:
+    def plan(self, request: ReleaseRequest, blocks: tuple[str, ...]) -> Plan:
         """A plan of this request, with the blocks of its first run: good for price and error, not
         for a digest.
         """
@@ -191,7 +192,7 @@ class Pricer:
             known = self._plans[id(request)] = request, self.exact(request, blocks)
         return known[1]
 
-    def exact(self, request: Request, blocks: tuple[str, ...]) -> Plan:
+    def exact(self, request: ReleaseRequest, blocks: tuple[str, ...]) -> Plan:
         """The plan of this request with exactly these blocks."""
         if request.table not in self._tables:
             self._tables[request.table] = request.declaration()
@@ -199,7 +200,7 @@ class Pricer:
         return make_plan(
             wanted,
             self._registry,
-            supposed(wanted, self._ledger, table=self._tables[request.table]),
+            suppose_bounds(wanted, self._ledger, table=self._tables[request.table]),
         )
 
 
@@ -315,9 +316,9 @@ def _line(job: Job, task: Task, plan: Plan, also: tuple[str, ...] = ()) -> Line:
     return Line(job, task, plan, isinstance(plan.mechanism, InteractiveMechanism), also)
 
 
-def _identity(plan: Plan, ask: Ask) -> tuple[str, tuple[str, ...], int]:
+def _identity(plan: Plan, ask: PlannedRelease) -> tuple[str, tuple[str, ...], int]:
     """What makes two asks of one task and run the same release."""
-    return plan.family, ask.blocks, ask.ordinal
+    return plan.version_independent_digest, ask.blocks, ask.ordinal
 
 
 class _Player:
@@ -389,9 +390,11 @@ class _Player:
         """Whether the ledger has this session."""
         if self._ledger is None or line.plan.request.scope not in self.outlooks:
             return False
-        return self._ledger.find(Occasion.of_request(line.plan.request).key(line.plan)) is not None
+        return (
+            self._ledger.find(RunIdentity.of_request(line.plan.request).key(line.plan)) is not None
+        )
 
-    def _paid(self, job: Job, run: Run, line: Line, ask: Ask) -> bool:
+    def _paid(self, job: Job, run: Run, line: Line, ask: PlannedRelease) -> bool:
         """Whether this ask is free: a session that is open, or an occasion that the ledger has
         seen.
         """
@@ -404,9 +407,9 @@ class _Player:
             return self.opened_before(line)
         if self._ledger is None or request.scope not in self.outlooks or run.when > self._now:
             return False
-        occasion = Occasion(job.dag_id, line.task.name, run.occasion, "", "", ask.ordinal)
+        occasion = RunIdentity(job.dag_id, line.task.name, run.occasion, "", "", ask.ordinal)
         if not job.dag_id:
-            occasion = Occasion.of_request(
+            occasion = RunIdentity.of_request(
                 request.model_copy(update={"revision": int(run.occasion)})
             )
         return self._ledger.find(occasion.key(self._pricer.exact(request, ask.blocks))) is not None
@@ -429,7 +432,7 @@ def file_job(path: Path, start: dt.datetime, every: dt.timedelta | None) -> Job:
         for number in itertools.count() if every else (0,):
             yield Run(start + number * (every or dt.timedelta()), str(request.revision + number))
 
-    task = Task(path.name, lambda run: [Ask(request, request.blocks)])
+    task = Task(path.name, lambda run: [PlannedRelease(request, request.blocks)])
     return Job(str(path), "", f"every {span(every)}" if every else "once", (task,), runs)
 
 

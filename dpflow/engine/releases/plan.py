@@ -21,7 +21,8 @@ from dpflow.core.accounting.events import (
     to_json,
 )
 from dpflow.core.contract.declaration import Table, problems
-from dpflow.core.contract.mechanism import InteractiveMechanism, Mechanism
+from dpflow.core.contract.interactive import InteractiveMechanism
+from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.requests import DataRequest, Records
 from dpflow.core.contract.results import ErrorBound
 from dpflow.engine.releases.request import ReleaseRequest, require_public

@@ -10,8 +10,9 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, ValidationError
 
-from dpflow.core.contract.declaration import Strict, Table, load_table, load_yaml, problems
+from dpflow.core.contract.declaration import Strict, Table, problems
 from dpflow.errors import InvalidDeclaration, InvalidInput, PlanRefused
+from dpflow.tables.access.declarations import load_table, load_yaml
 
 
 def _block(value: Any) -> str:
@@ -38,7 +39,7 @@ class Publish(Strict):
     table: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}$")] = "releases"
 
 
-class Request(Strict):
+class ReleaseRequest(Strict):
     """One release, or one session to be opened.
 
     ``name`` says which release this is outside Airflow: the same name, revision and content again
@@ -67,12 +68,12 @@ class Request(Strict):
         return load_table(self.table)
 
 
-def parse_request(data: dict[str, Any], base: Path, what: str = "what was asked") -> Request:
+def parse_request(data: dict[str, Any], base: Path, what: str = "what was asked") -> ReleaseRequest:
     """Validate a request; relative paths are taken from ``base``. Raises `InvalidDeclaration`
     naming the field.
     """
     try:
-        request = Request.model_validate(data)
+        request = ReleaseRequest.model_validate(data)
     except ValidationError as error:
         raise InvalidDeclaration(f"{what} is not a release: {problems(error)}") from None
     publish = request.publish
@@ -83,7 +84,7 @@ def parse_request(data: dict[str, Any], base: Path, what: str = "what was asked"
     )
 
 
-def load_request(path: Path | str) -> Request:
+def load_request(path: Path | str) -> ReleaseRequest:
     """Read a release file (YAML). Raises `InvalidInput` or `InvalidDeclaration`."""
     path = Path(path)
     if path.is_dir():

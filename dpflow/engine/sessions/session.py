@@ -21,17 +21,19 @@ from pydantic import ValidationError
 from dpflow import fault_points
 from dpflow.core.contract.declaration import problems
 from dpflow.core.contract.estimators import EstimatorQuery, SqlEstimator, Subject
-from dpflow.core.contract.mechanism import InteractiveMechanism, Mechanism, State, Verdict
+from dpflow.core.contract.interactive import InteractiveMechanism, State, Verdict
+from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.requests import GroupEstimates, GroupValues, PerGroup
-from dpflow.core.sampling.randomness import SystemSource
-from dpflow.engine.releases.execute import check_scope, data_names, drawn
+from dpflow.core.sampling.randomness import Source
+from dpflow.engine.fail_closed import draw_before_rows, draw_or_none
+from dpflow.engine.releases.execute import check_scope, data_names, draw_result
 from dpflow.engine.releases.plan import Plan, digest
 from dpflow.engine.releases.request import require_public
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.engine.sessions import nested_release
 from dpflow.engine.sessions.candidate import Candidate, Submission
 from dpflow.engine.sessions.group_scores import group_values, predicted_values, summed
-from dpflow.errors import DpflowError, InvalidDeclaration, PlanRefused, SessionClosed
+from dpflow.errors import InvalidDeclaration, PlanRefused, SessionClosed
 from dpflow.ledger import Held, Ledger
 from dpflow.registry import Registry
 from dpflow.tables import PrivateTable
@@ -39,13 +41,43 @@ from dpflow.tables import PrivateTable
 Q = TypeVar("Q", EstimatorQuery, Submission)
 
 
-class Session:
-    """An open session. Make one with `Session.open`; opening the same plan on the same occasion
-    again resumes it.
+def charge_session(
+    plan: Plan, ledger: Ledger, run_identity: RunIdentity | None = None
+) -> tuple[str, str]:
+    """Charge a whole session, or find the one that was charged for the same plan and run identity.
+
+    Returns:
+        its id, and the principal who asks.
+
+    Raises:
+        BudgetExceeded, PlanRefused, SessionClosed: as `Session.open`.
     """
+    mechanism = plan.mechanism
+    if not isinstance(mechanism, InteractiveMechanism):
+        raise PlanRefused(f"{mechanism.name} is a release, not a session; run it with release")
+    run_identity = run_identity or RunIdentity.of_request(plan.request)
+    check_scope(plan, ledger)
+    session = ledger.open_session(
+        run_identity.key(plan),
+        event=plan.event,
+        blocks=plan.charged_blocks,
+        family=plan.version_independent_digest,
+        slot=run_identity.slot,
+        principal=run_identity.principal,
+        state=draw_before_rows(partial(mechanism.open, plan.params, plan.table)).data,
+        exclusive=mechanism.locks_dataset,
+        request=plan.ledger_entry(),
+        data=data_names(plan, ledger),
+        cut=_group_partition(plan),
+    )
+    return session.session_id, run_identity.principal
+
+
+class Session:
+    """An open session. Make one with `Session.open`; the same plan and run identity resume it."""
 
     def __init__(
-        self, session_id: str, plan: Plan, ledger: Ledger, registry: Registry, principal: str
+        self, session_id: str, principal: str, plan: Plan, ledger: Ledger, registry: Registry
     ) -> None:
         self.id, self._principal = session_id, principal
         self._plan, self._ledger, self._registry = plan, ledger, registry
@@ -54,7 +86,12 @@ class Session:
 
     @classmethod
     def open(
-        cls, plan: Plan, ledger: Ledger, registry: Registry, *, run_identity: RunIdentity | None = None
+        cls,
+        plan: Plan,
+        ledger: Ledger,
+        registry: Registry,
+        *,
+        run_identity: RunIdentity | None = None,
     ) -> Session:
         """Charge the whole session, or resume it.
 
@@ -64,25 +101,7 @@ class Session:
             first session did.
             SessionClosed: a gate on the same data is open.
         """
-        mechanism = plan.mechanism
-        if not isinstance(mechanism, InteractiveMechanism):
-            raise PlanRefused(f"{mechanism.name} is a release, not a session; run it with release")
-        run_identity = run_identity or RunIdentity.of_request(plan.request)
-        check_scope(plan, ledger)
-        opened = ledger.open_session(
-            run_identity.key(plan),
-            event=plan.event,
-            blocks=plan.charged_blocks,
-            family=plan.version_independent_digest,
-            slot=run_identity.slot,
-            principal=run_identity.principal,
-            state=mechanism.open(plan.params, plan.table, SystemSource()).data,
-            exclusive=mechanism.locks_dataset,
-            request=plan.ledger_entry(),
-            data=data_names(plan, ledger),
-            cut=_cut(plan),
-        )
-        return cls(opened.session_id, plan, ledger, registry, run_identity.principal)
+        return cls(*charge_session(plan, ledger, run_identity), plan, ledger, registry)
 
     def ask(
         self, query: Mapping[str, Any] | str, candidate: Candidate | None = None, **fields: Any
@@ -219,27 +238,21 @@ class Session:
             if mechanism.locks_dataset
             else ""
         )
-        try:
-            known = read()
+
+        def draw(source: Source) -> tuple[Verdict, State]:
+            values = read()
             fault_points.pass_point("aggregate.after")
-            verdict, after = mechanism.answer(
-                plan.params, plan.table, state, query, known, SystemSource()
-            )
-            if verdict.body.get("guarantee") == "proven" and doubt:
-                verdict = Verdict(
-                    {**verdict.body, "guarantee": "heuristic", "because": doubt}, verdict.closed
-                )
+            verdict, after = mechanism.answer(plan.params, plan.table, state, query, values, source)
+            body = dict(verdict.body)
+            if body.get("guarantee") == "proven" and doubt:
+                body |= {"guarantee": "heuristic", "because": doubt}
             if mechanism.locks_dataset:
-                verdict = Verdict({**verdict.body, "snapshot": snapshot}, verdict.closed)
-            json.dumps(
-                [verdict.body, after.data], allow_nan=False
-            )  # what cannot be stored is an impossible value, too
-        except fault_points.FaultInjected:
-            raise
-        except Exception as error:
-            if isinstance(error, DpflowError) and error.retryable:
-                raise
-            verdict, after = Verdict({"verdict": "none"}, closed=True), state
+                body["snapshot"] = snapshot
+            # What cannot be stored is an impossible value, too.
+            json.dumps([body, after.data], allow_nan=False)
+            return Verdict(body, verdict.closed), after
+
+        verdict, after = draw_or_none(draw, (Verdict({"verdict": "none"}, closed=True), state))
         fault_points.pass_point("draw.after")
         return verdict, State({**after.data, **spent})
 
@@ -253,7 +266,7 @@ class Session:
         statistic = inner.mechanism.data_request(inner.params, inner.table)
         private.check(statistic, inner.request.blocks)
         snapshot = self._ledger.commitment(private.snapshot(), "snapshot")
-        result = drawn(inner, private)
+        result = draw_result(inner, private)
         epsilon, delta = inner.privacy_cost()
         body = {
             "verdict": "released",
@@ -347,7 +360,7 @@ def _check_covered(query: EstimatorQuery, given: Submission) -> None:
         )
 
 
-def _cut(plan: Plan) -> str:
+def _group_partition(plan: Plan) -> str:
     """How a session cuts its data into groups, or "": by a keyed hash of the unit, which depends on
     the dataset.
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import duckdb
 
-from dpflow.core.contract.declaration import load_table
 from dpflow.errors import PlanRefused, TableUnreadable
 from dpflow.tables.access import sandbox, sql
+from dpflow.tables.access.declarations import load_table
 
 
 def build(database: Path, script: str, sources: Mapping[str, Path]) -> None:

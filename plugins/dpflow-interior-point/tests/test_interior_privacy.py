@@ -20,9 +20,9 @@ from dpflow_interior_point.building_blocks.column_scale import (
     Scale,
     choose_class,
     count_classes,
-    pair_differences,
     estimate_scale,
     least_pairs,
+    pair_differences,
 )
 from dpflow_interior_point.building_blocks.interior_cell import Point, middle_slice
 from dpflow_interior_point.building_blocks.stage_costs import GroupShare
@@ -213,7 +213,7 @@ def test_median_keeps_its_claim() -> None:
 
 
 def of_two_rows(table: Any) -> Any:
-    return table.model_copy(update={"contribution_bounds": table.limits.model_copy(update={"rows": 2})})
+    return table.model_copy(update={"contribution_bounds": table.contribution_bounds.model_copy(update={"rows": 2})})
 
 
 def test_interior_point_keeps_its_claim_for_units_of_two_rows() -> None:

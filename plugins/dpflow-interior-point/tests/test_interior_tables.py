@@ -26,11 +26,12 @@ from dpflow_interior_point.mechanisms.interior_point import (
 )
 
 from dpflow import Ledger, api
-from dpflow.core.contract.declaration import Table, load_table
+from dpflow.core.contract.declaration import Table
 from dpflow.core.sampling.randomness import SystemSource
 from dpflow.engine.releases.request import load_request
 from dpflow.errors import InvalidDeclaration, InvalidInput, PlanRefused, UnknownName
 from dpflow.registry import Registry
+from dpflow.tables.access.declarations import load_table
 from dpflow.testing.column_in_memory import ArrayColumn
 
 DECLARATION: dict[str, Any] = {

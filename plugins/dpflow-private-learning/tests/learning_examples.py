@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from dpflow_private_learning.building_blocks.hypotheses import Rectangle, learned
+from dpflow_private_learning.building_blocks.hypotheses import RectangleRule, describe_rule
 
 from dpflow.core.contract.declaration import Column, Table
 from dpflow.testing.examples import Example
@@ -30,7 +30,10 @@ DECLARED = {
 def example(params: dict[str, Any], relation: str = "add-remove", rows: int = 1) -> Example:
     """The parameters on one relation, with units of at most so many rows."""
     return Example(
-        Table.model_validate({**DECLARED, "neighbours": relation, "contribution_bounds": {"rows": rows}}), params
+        Table.model_validate(
+            {**DECLARED, "neighbours": relation, "contribution_bounds": {"rows": rows}}
+        ),
+        params,
     )
 
 
@@ -56,7 +59,9 @@ KNOWN = {
 
 def known(params: dict[str, Any], rows: int = 1) -> Example:
     """The parameters on a table whose features are public."""
-    return Example(Table.model_validate(DECLARED | KNOWN | {"contribution_bounds": {"rows": rows}}), params)
+    return Example(
+        Table.model_validate(DECLARED | KNOWN | {"contribution_bounds": {"rows": rows}}), params
+    )
 
 
 EXAMPLES: dict[str, list[Example]] = {
@@ -357,6 +362,8 @@ def learn_a_box(mechanism: str, rows: Any, **params: Any) -> Any:
     have.
     """
     names = [f"x{i}" for i in range(np.asarray(rows).shape[1])]
-    box = Rectangle((0,) * len(names), (400,) * len(names))
-    document = learned(box, {name: Column(lower=-100, upper=100, step="0.25") for name in names})
+    box = RectangleRule((0,) * len(names), (400,) * len(names))
+    document = describe_rule(
+        box, {name: Column(lower=-100, upper=100, step="0.25") for name in names}
+    )
     return SimpleNamespace(result=SimpleNamespace(document=document))

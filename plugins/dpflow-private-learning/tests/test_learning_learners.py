@@ -26,27 +26,27 @@ from dpflow_private_learning.building_blocks import (
 from dpflow_private_learning.building_blocks import row_bounds as needed
 from dpflow_private_learning.building_blocks.classifier import PrivateClassifier
 from dpflow_private_learning.building_blocks.hypotheses import (
-    Nothing,
+    ColumnScale,
+    EmptyRule,
     PointRule,
-    Rectangle,
+    RectangleRule,
     Rule,
-    Scale,
-    Threshold,
-    learned,
-    rule,
+    ThresholdRule,
+    describe_rule,
+    read_rule,
 )
-from dpflow_private_learning.building_blocks.spend_log import Calls
+from dpflow_private_learning.building_blocks.spend_log import SpendLog
 from dpflow_private_learning.building_blocks.synopsis import Synopsis
-from dpflow_private_learning.mechanisms.learn_class import LearnClass, LearnSemiPrivate, right
+from dpflow_private_learning.mechanisms.learn_class import LearnClass, LearnSemiPrivate, count_right
 from dpflow_private_learning.mechanisms.learn_label_private import LearnLabelPrivate
 from dpflow_private_learning.mechanisms.learn_points import LearnPoints
-from dpflow_private_learning.mechanisms.learn_rectangles import LearnRectangles, cells
+from dpflow_private_learning.mechanisms.learn_rectangles import LearnRectangles, cell_ends
 from dpflow_private_learning.mechanisms.learn_thresholds import LearnThresholds
 from dpflow_private_learning.mechanisms.thresholds_by_search import (
+    LearnThresholdsBySearch,
     Sample,
-    WarmUp,
-    comparisons,
-    warm_up,
+    comparison_count,
+    search_threshold,
 )
 from sklearn.base import clone
 from sklearn.utils.estimator_checks import check_estimator
@@ -59,7 +59,7 @@ from dpflow.testing import exact_divergence
 from dpflow.testing.enumeration import Enumerator, exact_delta
 from dpflow.testing.examples import plan_mechanism
 from dpflow.testing.harness import StreamSource
-from dpflow.testing.neighbours import answer, neighbouring_tables, possible_units
+from dpflow.testing.neighbours import neighbouring_tables, possible_units, reference_answer
 
 sys.path.insert(0, str(Path(__file__).parent))
 from learning_examples import DECLARED, example, known, learn_a_box  # noqa: E402
@@ -72,9 +72,9 @@ def two_outcomes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A comparison with noise is one choice of two, by the exact tail, instead of one per value of
     the noise.
     """
-    real = stability_selection.reaches
+    real = stability_selection.reaches_level
 
-    def reaches(value: int, level: int, scale: F, calls: Calls) -> bool:
+    def reaches(value: int, level: int, scale: F, calls: SpendLog) -> bool:
         if not isinstance(calls.source, Enumerator):
             return real(value, level, scale, calls)
         yes = sum(
@@ -84,8 +84,8 @@ def two_outcomes(monkeypatch: pytest.MonkeyPatch) -> None:
         )
         return bool(calls.source.pick({0: 1 - yes, 1: yes}))
 
-    monkeypatch.setattr(stability_selection, "reaches", reaches)
-    monkeypatch.setattr(choosing_mechanism, "reaches", reaches)
+    monkeypatch.setattr(stability_selection, "reaches_level", reaches)
+    monkeypatch.setattr(choosing_mechanism, "reaches_level", reaches)
 
 
 def worst(
@@ -101,8 +101,10 @@ def worst(
     checked, event = plan_mechanism(mechanism, table, params)
     epsilon, _ = event.approximate()
     statistic = mechanism.data_request(checked, table)
-    pairs = neighbouring_tables(possible_units(rows, table.contribution_bounds.rows), table.neighbours, shared)
-    answers = ((answer(statistic, a), answer(statistic, b)) for a, b in pairs)
+    pairs = neighbouring_tables(
+        possible_units(rows, table.contribution_bounds.rows), table.neighbours, shared
+    )
+    answers = ((reference_answer(statistic, a), reference_answer(statistic, b)) for a, b in pairs)
     return exact_delta(mechanism, checked, table, answers, epsilon)
 
 
@@ -126,7 +128,7 @@ CLAIMS = [
         },
     ),
     (
-        WarmUp(),
+        LearnThresholdsBySearch(),
         {
             "column": "few",
             "label": "late",
@@ -149,7 +151,7 @@ CLAIMS = [
         | {"selection": "literal"},
     ),
     (
-        WarmUp(),
+        LearnThresholdsBySearch(),
         {
             "column": "few",
             "label": "late",
@@ -198,14 +200,14 @@ def test_learners_that_spend_more_than_they_say_are_caught(
     from dpflow_private_learning.mechanisms import learn_class
 
     table = example({}, "replace").table
-    real = learn_class.select
+    real = learn_class.draw_solution
     monkeypatch.setattr(
         learn_class, "select", lambda scores, epsilon, calls: real(scores, 2 * epsilon, calls)
     )
     params = CLAIMS[-1][1]
     assert worst(LearnSemiPrivate(), table, params, ROWS) > 0.05
 
-    def literal(gap: int, epsilon: F, delta: F, calls: Calls, moves: int, _: bool) -> bool:
+    def literal(gap: int, epsilon: F, delta: F, calls: SpendLog, moves: int, _: bool) -> bool:
         return stability_selection.is_stable(gap, epsilon, delta, calls, moves, literal=True)
 
     monkeypatch.setattr("dpflow_private_learning.mechanisms.learn_points.is_stable", literal)
@@ -225,7 +227,7 @@ def test_learners_that_spend_more_than_they_say_are_caught(
     ("mechanism", "params", "selections", "pure"),
     [
         (LearnPoints(), {"epsilon": "1", "delta": "1e-6", "allow_zero": True}, 1, 0),
-        (WarmUp(), {"epsilon": "6", "delta": "2e-6"}, 2, 4),
+        (LearnThresholdsBySearch(), {"epsilon": "6", "delta": "2e-6"}, 2, 4),
         (LearnThresholds(), {"epsilon": "4", "delta": "2e-6", "levels": 2}, 2, 2),
     ],
     ids=lambda value: getattr(value, "name", ""),
@@ -296,7 +298,7 @@ def learn(
     document = mechanism.draw(
         checked, WIDE, RecordArrays(np.arange(n), arrays), StreamSource(seed)
     ).document
-    return rule(document["hypothesis"]), dict(document)
+    return read_rule(document["hypothesis"]), dict(document)
 
 
 def wrong(found: Rule, columns: dict[str, np.ndarray], *names: str) -> float:
@@ -328,7 +330,7 @@ def test_points_are_learned_from_657_rows_whatever_the_domain() -> None:
     assert missed <= 1
     few = {"x": np.arange(10), "late": np.zeros(10)}
     assert isinstance(learn(LearnPoints(), params | {"rows": 10}, few)[0], PointRule)
-    assert learn(LearnPoints(), params | {"rows": 10, "allow_zero": True}, few)[0] == Nothing()
+    assert learn(LearnPoints(), params | {"rows": 10, "allow_zero": True}, few)[0] == EmptyRule()
     with pytest.raises(PlanRefused, match="allow_zero"):
         plan_mechanism(LearnPoints(), example({}).table, params | {"column": "few", "rows": 10})
 
@@ -378,7 +380,7 @@ def test_inconsistent_labels_cost_the_same_calls() -> None:
         {"x": np.full(100, 7), "late": x % 2},
     ):
         found, document = learn(LearnThresholds(), params, columns)
-        assert isinstance(found, Threshold) and 0 <= found.below <= 2**62 + 1
+        assert isinstance(found, ThresholdRule) and 0 <= found.below <= 2**62 + 1
         notebooks.append({(call["call"], call["epsilon"]) for call in document["calls"]})
     assert all(book <= {("exponential", "0.25"), ("stability", "0.25")} for book in notebooks)
 
@@ -397,7 +399,7 @@ def test_search_finds_the_interval_and_the_cut_without_noise() -> None:
         if min(labels.sum(), (~labels).sum()) < 0.75 * 60 * alpha:
             continue
         sample = Sample(x, labels, end)
-        lengths = [sample.both(length) for length in range(end + 1)]
+        lengths = [sample.balanced_rows(length) for length in range(end + 1)]
         brute = [
             max(
                 min(labels[(x >= a) & (x <= a + j)].sum(), (~labels)[(x >= a) & (x <= a + j)].sum())
@@ -406,16 +408,18 @@ def test_search_finds_the_interval_and_the_cut_without_noise() -> None:
             for j in range(end + 1)
         ]
         assert lengths == brute and lengths == sorted(lengths) and lengths[0] == 0
-        calls = Calls(StreamSource(1))
-        found = warm_up(sample, 60, alpha, F(100), F(1, 100), calls)
+        calls = SpendLog(StreamSource(1))
+        found = search_threshold(sample, 60, alpha, F(100), F(1, 100), calls)
         assert found is not None and ((x < found) != labels).mean() <= alpha
-        assert len(calls.spent) <= comparisons(end) + 3
+        assert len(calls.spent) <= comparison_count(end) + 3
 
 
 def test_search_learns_at_its_proven_size() -> None:
     rng = np.random.default_rng(4)
     n = math.ceil(
-        needed.warm_up_rows(comparisons(2**62), 0.2, 0.1, 1 / (comparisons(2**62) + 3), 5e-7)
+        needed.search_rows(
+            comparison_count(2**62), 0.2, 0.1, 1 / (comparison_count(2**62) + 3), 5e-7
+        )
     )
     x = rng.integers(0, 2**62, n)
     data = {"x": x, "late": x < 2**61}
@@ -428,7 +432,7 @@ def test_search_learns_at_its_proven_size() -> None:
         "beta": "0.1",
         "rows": n,
     }
-    found, document = learn(WarmUp(), params, data)
+    found, document = learn(LearnThresholdsBySearch(), params, data)
     assert document["accuracy"] == "proven" and wrong(found, data, "x") <= 0.2
 
 
@@ -437,8 +441,8 @@ def test_cells_hold_what_they_may() -> None:
     rng = random.Random(5)
     for _ in range(200):
         weights = {rng.randrange(1000): rng.choice((1, 3, 40)) for _ in range(rng.randint(0, 50))}
-        found, mass = Synopsis.of(weights), F(1, rng.randint(2, 30))
-        lasts = cells(found, found.size, mass, 999).astype(int).tolist()
+        found, mass = Synopsis.from_weights(weights), F(1, rng.randint(2, 30))
+        lasts = cell_ends(found, found.size, mass, 999).astype(int).tolist()
         assert lasts == sorted(set(lasts)) and lasts[-1] == 999
         assert len(lasts) <= 2 / mass + 2
         for first, last in zip([0, *(v + 1 for v in lasts)], lasts):
@@ -469,10 +473,10 @@ def test_rectangles_are_learned() -> None:
     }
     found, document = learn(LearnRectangles(), params, data | {"late": inside})
     assert wrong(found, data | {"late": inside}, "y", "z") <= 0.15
-    assert isinstance(found, Rectangle) and found.lower[1] == 300_000
+    assert isinstance(found, RectangleRule) and found.lower[1] == 300_000
     assert document["accuracy"] == "unproven at this size"
     empty, _ = learn(LearnRectangles(), params, data | {"late": np.zeros(n)})
-    assert isinstance(empty, Rectangle) and empty.lower[0] > empty.upper[0]
+    assert isinstance(empty, RectangleRule) and empty.lower[0] > empty.upper[0]
 
 
 def test_semi_private_learning_needs_few_private_rows() -> None:
@@ -488,7 +492,7 @@ def test_semi_private_learning_needs_few_private_rows() -> None:
         LearnSemiPrivate(), params | {"public": [[str(v)] for v in public]}, data
     )
     assert wrong(found, data, "x") <= 0.06 and document["rules"] == "401"
-    boxes = projection.rectangles(np.array([[0, 0], [5, 1], [9, 4]]), [(0, 20), (0, 20)])
+    boxes = projection.project_rectangles(np.array([[0, 0], [5, 1], [9, 4]]), [(0, 20), (0, 20)])
     labellings = {tuple(box.predict(np.array([[0, 0], [5, 1], [9, 4]]))) for box in boxes}
     assert len(boxes) == len(labellings) == 7  # all but the one that leaves out the middle
 
@@ -497,12 +501,12 @@ def test_scores_of_rules_are_those_of_their_predictions() -> None:
     rng = np.random.default_rng(8)
     x, labels = rng.integers(-5, 6, (200, 2)), rng.random(200) < 0.4
     classes = (
-        [Threshold(v) for v in range(-6, 8)],
+        [ThresholdRule(v) for v in range(-6, 8)],
         [PointRule(v) for v in range(-6, 8)],
-        [Rectangle((0, -2), (3, 4)), Nothing()],
+        [RectangleRule((0, -2), (3, 4)), EmptyRule()],
     )
     for rules in classes:
-        assert right(rules, x, labels).tolist() == [
+        assert count_right(rules, x, labels).tolist() == [
             int((one.predict(x) == labels).sum()) for one in rules
         ]
 
@@ -577,7 +581,7 @@ def test_label_private_sizes_and_accuracy() -> None:
             params, table, RecordArrays(x, {"x": x, "late": labels}), StreamSource(1)
         ).document
         assert document["accuracy"] == "proven"
-        assert wrong(rule(document["hypothesis"]), {"x": x, "late": labels}, "x") <= 0.05
+        assert wrong(read_rule(document["hypothesis"]), {"x": x, "late": labels}, "x") <= 0.05
 
 
 def test_label_privacy_is_refused_where_it_would_not_hold() -> None:
@@ -603,7 +607,7 @@ def test_label_privacy_is_refused_where_it_would_not_hold() -> None:
         ]
     )
     with pytest.raises(ValueError, match="public columns need neighbours: replace"):
-        Table.model_validate(table.model_dump(by_alias=True) | {"neighbours": "add-remove"})
+        Table.model_validate(table.model_dump() | {"neighbours": "add-remove"})
 
 
 # --- rules outside ----------------------------------------------------------------------------------------------------
@@ -638,7 +642,8 @@ def table_of_values() -> Iterator[tuple[Any, Any, Any]]:
 
 
 @pytest.mark.parametrize(
-    "found", [Nothing(), Rectangle((-3, 1, -7), (9, 3, 20)), Rectangle((1, 0, 0), (0, 0, 0))]
+    "found",
+    [EmptyRule(), RectangleRule((-3, 1, -7), (9, 3, 20)), RectangleRule((1, 0, 0), (0, 0, 0))],
 )
 def test_predicate_and_classifier_agree_on_duckdb(found: Rule) -> None:
     """The stored document predicts in Python and as SQL alike: outside the bounds, between steps,
@@ -646,8 +651,8 @@ def test_predicate_and_classifier_agree_on_duckdb(found: Rule) -> None:
     """
     rows = list(table_of_values())
     frame = pd.DataFrame(rows, columns=["a", "b c", "d"])
-    document = learned(found, COLUMNS)
-    model = PrivateClassifier.of(document)
+    document = describe_rule(found, COLUMNS)
+    model = PrivateClassifier.from_document(document)
     with duckdb.connect() as connection:
         connection.execute('CREATE TABLE t (i INTEGER, a INTEGER, "b c" DOUBLE, d DOUBLE)')
         connection.executemany(
@@ -658,7 +663,9 @@ def test_predicate_and_classifier_agree_on_duckdb(found: Rule) -> None:
         }
     assert chosen == set(np.flatnonzero(model.predict(frame)).tolist())
     assert (
-        not isinstance(found, Rectangle) or found.lower[0] > found.upper[0] or 0 < len(chosen) < 400
+        not isinstance(found, RectangleRule)
+        or found.lower[0] > found.upper[0]
+        or 0 < len(chosen) < 400
     )
     assert (model.predict(frame.to_numpy(dtype=float)) == model.predict(frame)).all()
 
@@ -668,7 +675,7 @@ def test_classifier_keeps_the_conventions() -> None:
     refused.
     """
     asked: list[Any] = []
-    document = learned(Threshold(12), {"a": COLUMNS["a"]})
+    document = describe_rule(ThresholdRule(12), {"a": COLUMNS["a"]})
 
     def release(mechanism: str, table: Any, **params: Any) -> Any:
         asked.append((mechanism, table, params))
@@ -683,7 +690,7 @@ def test_classifier_keeps_the_conventions() -> None:
     assert again.feature_names_in_.tolist() == ["a"] and again.n_features_in_ == 1
     for broken in ({}, {"hypothesis": {"kind": "nothing"}}):
         with pytest.raises(InvalidInput, match="holds no hypothesis"):
-            PrivateClassifier.of(broken)
+            PrivateClassifier.from_document(broken)
     with pytest.raises(
         ValueError, match="2 features, but PrivateClassifier is expecting 1 features as input: a"
     ):
@@ -727,8 +734,8 @@ def test_classifier_passes_scikit_learns_own_checks() -> None:
 
 
 def test_rules_survive_json_and_refuse_everything_else() -> None:
-    for one in (Nothing(), PointRule(3), Threshold(-7), Rectangle((1, 2), (3, 4))):
-        assert rule(one.to_json()) == one
+    for one in (EmptyRule(), PointRule(3), ThresholdRule(-7), RectangleRule((1, 2), (3, 4))):
+        assert read_rule(one.to_json()) == one
     bad: list[dict[str, Any]] = [
         {},
         {"kind": "circle"},
@@ -740,9 +747,9 @@ def test_rules_survive_json_and_refuse_everything_else() -> None:
     ]
     for data in bad:
         with pytest.raises(InvalidInput):
-            rule(data)
-    scale = Scale.of("b c", COLUMNS["b c"])
-    assert scale.missing == 2 and Scale.from_json(scale.to_json()) == scale
+            read_rule(data)
+    scale = ColumnScale.from_column("b c", COLUMNS["b c"])
+    assert scale.missing == 2 and ColumnScale.from_json(scale.to_json()) == scale
 
 
 def test_bad_plans_are_refused() -> None:

@@ -12,8 +12,8 @@ import duckdb
 import pytest
 import yaml
 
-from dpflow.core.contract.declaration import load_table
 from dpflow.ledger import Ledger
+from dpflow.tables.access.declarations import load_table
 from dpflow.testing.harness import StreamSource
 
 DECLARATION: dict[str, Any] = {

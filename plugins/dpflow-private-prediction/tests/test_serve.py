@@ -22,7 +22,6 @@ from prediction_doors import Doors  # noqa: E402
 
 from dpflow import plan, release  # noqa: E402
 from dpflow.cli import app as cli  # noqa: E402
-from dpflow.core.contract.declaration import load_table  # noqa: E402
 from dpflow.errors import (
     BudgetExceeded,
     InvalidDeclaration,
@@ -35,6 +34,7 @@ from dpflow.registry import Registry  # noqa: E402
 from dpflow.server.app import create_app  # noqa: E402
 from dpflow.server.batches import Batches  # noqa: E402
 from dpflow.server.service import load_service, new_token, open_sessions  # noqa: E402
+from dpflow.tables.access.declarations import load_table  # noqa: E402
 
 ANN, BOB = new_token(), new_token()
 REGISTRY = Registry.load()
@@ -228,7 +228,7 @@ def test_one_answer_per_idempotency_key(served: Served) -> None:
                 headers={"Authorization": f"Bearer {ANN[0]}", "Idempotency-Key": "k"},
             )
         assert (conflict.status_code, conflict.json()["error"]) == (409, "key_conflict")
-    assert again.sessions["ann"].left == 59
+    assert again.sessions["ann"].predictions_left == 59
 
 
 @pytest.mark.parametrize("moment", ["noted", "_answers"])
@@ -264,7 +264,7 @@ def test_two_servers_agree_on_an_idempotency_key(
     assert batches.submit(session, [point(1)], "k").result(30) == theirs
     batches.close()
     others.close()
-    assert served.sessions["ann"].left == 60 - 3 and served.doors.book.verify().ok
+    assert served.sessions["ann"].predictions_left == 60 - 3 and served.doors.book.verify().ok
 
 
 def test_concurrent_duplicates_are_charged_once(served: Served) -> None:
@@ -283,7 +283,7 @@ def test_concurrent_duplicates_are_charged_once(served: Served) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert served.sessions["ann"].left == 60 - 12
+    assert served.sessions["ann"].predictions_left == 60 - 12
     assert [len(answers) for answers in found.values()] == [1, 1, 1]
     assert served.doors.book.verify().ok
 
@@ -310,7 +310,10 @@ def test_requests_that_wait_together_are_judged_apart(served: Served) -> None:
         with pytest.raises(InvalidInput, match=said):
             done.result(600)
     batches.close()
-    assert session.left == 60 - 5 and served.doors.book.session(session.id).version == before + 2
+    assert (
+        session.predictions_left == 60 - 5
+        and served.doors.book.session(session.id).version == before + 2
+    )
     assert batches.batches == 2
 
 

@@ -16,22 +16,22 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from dpflow_private_prediction.mechanisms import walk as walking  # noqa: E402
 from dpflow_private_prediction.mechanisms.walk import (
+    PredictWalk,
     Walk,
-    WalkMechanism,
     WalkParams,
-    clip,
+    clip_level,
     clipped_walk,
-    rate,
-    walk,
+    step_logit,
+    walk_labels,
 )  # noqa: E402
-from dpflow_private_prediction.theory.auditor import audit, largest_move  # noqa: E402
+from dpflow_private_prediction.theory.auditor import audit_prediction, largest_move  # noqa: E402
 from prediction_world import ALTERNATIVES, POINTS, TABLE, exact_law, tables  # noqa: E402
 
 from dpflow.core.accounting.events import BoundedRange, Repeated  # noqa: E402
 from dpflow.errors import InvalidInput  # noqa: E402
 from dpflow.testing.harness import StreamSource  # noqa: E402
 
-MECHANISM = WalkMechanism()
+MECHANISM = PredictWalk()
 ADD_REMOVE = TABLE.model_copy(update={"neighbours": "add-remove"})
 
 
@@ -64,8 +64,8 @@ def test_exact_on_every_neighbour(
     """The whole mechanism, its own draw enumerated; few tie-breakers, so that they tie as well."""
     monkeypatch.setattr(walking, "TIES", ties)
     law = exact_law(MECHANISM, params(clip=3), table=table)
-    found = audit(law, tables(5, 2), ALTERNATIVES, POINTS, relation=relation)
-    assert found.keeps(1.0) and found.epsilon > 0.4
+    found = audit_prediction(law, tables(5, 2), ALTERNATIVES, POINTS, relation=relation)
+    assert found.keeps_epsilon(1.0) and found.epsilon > 0.4
 
 
 def test_every_small_walk_moves_by_two_or_one() -> None:
@@ -111,25 +111,27 @@ def test_a_tie_order_that_rows_decide_is_caught(sharpness: int) -> None:
 
     tied = [((0, 1),) * ones + ((0, 0),) * (11 - ones) for ones in range(12)]
     kinds = [(0, 0), (0, 1)]
-    assert audit(broken(False, 1), tied, kinds, [0]).keeps(1.0)
+    assert audit_prediction(broken(False, 1), tied, kinds, [0]).keeps_epsilon(1.0)
     wrong = broken(False, 2) if sharpness == 2 else broken(True, 1)
-    assert not audit(wrong, tied, kinds, [0]).keeps(1.0)
+    assert not audit_prediction(wrong, tied, kinds, [0]).keeps_epsilon(1.0)
 
 
 def test_the_claim_follows_limits_neighbours_and_mode() -> None:
     """Two rows a unit halve the logit; agnostic and high-probability modes cost what they need."""
-    two = ADD_REMOVE.model_copy(update={"contribution_bounds": TABLE.limits.model_copy(update={"rows": 2})})
+    two = ADD_REMOVE.model_copy(
+        update={"contribution_bounds": TABLE.contribution_bounds.model_copy(update={"rows": 2})}
+    )
     for table, step in ((ADD_REMOVE, Fraction(1)), (TABLE, Fraction(1, 2)), (two, Fraction(1, 2))):
-        assert rate(params(), table) == step
+        assert step_logit(params(), table) == step
         assert MECHANISM.event(params(), table) == Repeated(BoundedRange(Fraction(1)), 10)
     assert MECHANISM.event(params(mode="agnostic"), TABLE) == Repeated(
         BoundedRange(Fraction(1, 20)), 10
     )
-    assert clip(params(mode="agnostic", clip=None), TABLE) == 164
+    assert clip_level(params(mode="agnostic", clip=None), TABLE) == 164
     high = MECHANISM.event(params(mode="high-probability", beta="0.025"), TABLE)
     assert isinstance(high, Repeated)
     assert float(high.event.approximate()[0]) == pytest.approx(0.01694, abs=1e-5)  # type: ignore[index]
-    assert [clip(params(clip=None, epsilon=e), TABLE) for e in ("0.1", "1")] == [60, 6]
+    assert [clip_level(params(clip=None, epsilon=e), TABLE) for e in ("0.1", "1")] == [60, 6]
 
 
 def test_a_wrong_plan_is_refused() -> None:
@@ -137,7 +139,8 @@ def test_a_wrong_plan_is_refused() -> None:
     many = TABLE.model_copy(update={"columns": TABLE.columns | {"z": TABLE.columns["x"]}})
     keyed = TABLE.model_copy(
         update={
-            "columns": TABLE.columns | {"x": TABLE.columns["x"].model_copy(update={"public_keys": ("a",)})}
+            "columns": TABLE.columns
+            | {"x": TABLE.columns["x"].model_copy(update={"public_keys": ("a",)})}
         }
     )
     for changes, table in (({"features": ["x", "z"]}, many), ({}, keyed), ({"label": "z"}, many)):
@@ -150,9 +153,11 @@ def test_a_wrong_plan_is_refused() -> None:
 
 def test_the_specification_s_walk() -> None:
     """Five rows, T = 2, epsilon 1: the probabilities at five points."""
-    made = walk(np.array([1, 2, 3, 4, 5]), np.array([0, 0, 1, 1, 1]), 2, StreamSource(1))
+    made = walk_labels(np.array([1, 2, 3, 4, 5]), np.array([0, 0, 1, 1, 1]), 2, StreamSource(1))
     assert made.values.tolist() == [0, -1, -2, -1, 0, 1]
-    seen = [float(sigmoid(made.at(np.array([x]), Highest())[0] / 2)) for x in (0, 2, 3, 5, 9)]
+    seen = [
+        float(sigmoid(made.values_at(np.array([x]), Highest())[0] / 2)) for x in (0, 2, 3, 5, 9)
+    ]
     assert seen == pytest.approx([0.5, 0.268941, 0.377541, 0.622459, 0.622459], abs=1e-6)
 
 
@@ -173,19 +178,19 @@ def test_blocks_walk_as_a_loop_does() -> None:
     for n in (0, 1, 2, 3, 4, 15, 16, 17, 99, 100, 101, 1999, 2000):
         for level in (1, 2, 7, 10**6):
             assert clipped_walk(steps[:n], level).tolist() == loop(steps[:n], level)
-    empty = walk(np.zeros(0, np.int64), np.zeros(0, np.int64), 3, StreamSource(1))
-    assert empty.at(np.array([-5, 5]), StreamSource(2)).tolist() == [0, 0]
+    empty = walk_labels(np.zeros(0, np.int64), np.zeros(0, np.int64), 3, StreamSource(1))
+    assert empty.values_at(np.array([-5, 5]), StreamSource(2)).tolist() == [0, 0]
 
 
 def test_a_query_sees_the_rows_that_are_not_above_it() -> None:
     """The rank by sorting equals the definition, ties included."""
     source = StreamSource(8)
     x = (source.words(300) % np.uint64(20)).astype(np.int64)
-    made = walk(x, np.ones(300, np.int64), 10**6, source)  # values count rows
+    made = walk_labels(x, np.ones(300, np.int64), 10**6, source)  # values count rows
     queries = np.arange(-2, 23)
-    seen = made.at(queries, Highest())
+    seen = made.values_at(queries, Highest())
     assert seen.tolist() == [int((x <= q).sum()) for q in queries]
-    drawn = np.array([made.at(np.array([7]), StreamSource(i))[0] for i in range(200)])
+    drawn = np.array([made.values_at(np.array([7]), StreamSource(i))[0] for i in range(200)])
     below, upto = int((x < 7).sum()), int((x <= 7).sum())
     assert drawn.min() >= below and drawn.max() <= upto and len(set(drawn.tolist())) > 3
 
@@ -230,8 +235,8 @@ def test_ties_need_their_breakers() -> None:
     bound = 0.4 + 3 * 6 / 1000 + math.exp(-3)
     rates = []
     for seed in range(20):
-        made = walk(np.zeros(1000, np.int64), y, 6, StreamSource(seed))
-        p = sigmoid(made.at(np.zeros(4000, np.int64), StreamSource(seed + 99)) / 2)
+        made = walk_labels(np.zeros(1000, np.int64), y, 6, StreamSource(seed))
+        p = sigmoid(made.values_at(np.zeros(4000, np.int64), StreamSource(seed + 99)) / 2)
         rates.append(float((0.6 * p + 0.4 * (1 - p)).mean()))
     assert np.mean(rates) == pytest.approx(0.432, abs=0.012) and np.mean(rates) < bound
     untied = Walk(
@@ -239,7 +244,7 @@ def test_ties_need_their_breakers() -> None:
         np.full(1000, walking.TIES),
         np.concatenate([[0], clipped_walk(2 * y - 1, 6)]),
     )
-    p = float(sigmoid(untied.at(np.array([0]), Highest())[0] / 2))
+    p = float(sigmoid(untied.values_at(np.array([0]), Highest())[0] / 2))
     assert (
         0.6 * p + 0.4 * (1 - p) == pytest.approx(0.591, abs=0.001)
         and 0.6 * p + 0.4 * (1 - p) > bound
@@ -263,14 +268,14 @@ def test_theorem_5_3_on_unions_of_intervals(k: int, noise: float) -> None:
         ("agnostic", 0.05, 1.0, 0.1),
     ):
         asked = params(mode=mode, epsilon="0.5", clip=None)
-        level = clip(asked, TABLE)
+        level = clip_level(asked, TABLE)
         n = (2 if mode == "plain" else 6) * (k + 2) * level * 10
         errors = []
         for seed in range(3):
             source = StreamSource(seed)
-            made = walk(*sample(n, source), level, source)
+            made = walk_labels(*sample(n, source), level, source)
             x, y = sample(5000, source)
-            p = sigmoid(eps * made.at(x, source) / 2)
+            p = sigmoid(eps * made.values_at(x, source) / 2)
             errors.append(float(np.where(y == 1, 1 - p, p).mean()))
         assert np.mean(errors) <= factor * (noise + alpha if mode == "plain" else noise) + (
             0 if mode == "plain" else alpha

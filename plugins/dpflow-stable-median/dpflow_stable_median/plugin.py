@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dpflow.core.contract.calculator import Calculator
-from dpflow.core.contract.mechanism import InteractiveMechanism
+from dpflow.core.contract.interactive import InteractiveMechanism
 from dpflow.hookspecs import hookimpl
 from dpflow_stable_median.mechanisms.effective_rounds import EffectiveRounds
 from dpflow_stable_median.mechanisms.mean_queries import MeanQueries

@@ -10,7 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 from dpflow_stable_median.building_blocks import median_sizes
-from dpflow_stable_median.building_blocks.private_medians import Exponential, median, medians
+from dpflow_stable_median.building_blocks.private_medians import (
+    Exponential,
+    find_median,
+    installed_medians,
+)
 from dpflow_stable_median.mechanisms import mean_queries, multiplicative_weights
 from dpflow_stable_median.mechanisms.mean_queries import MeanQueries
 from dpflow_stable_median.mechanisms.multiplicative_weights import MultiplicativeWeights
@@ -19,7 +23,7 @@ from pydantic import ValidationError
 
 from dpflow.core.accounting.events import ZCDP, BoundedRange, Repeated
 from dpflow.core.contract.declaration import Table
-from dpflow.core.contract.mechanism import State
+from dpflow.core.contract.interactive import State
 from dpflow.core.contract.requests import GroupedSums, PerGroup
 from dpflow.core.sampling.randomness import Source, SystemSource
 from dpflow.core.toolbox.ranges import Grid
@@ -109,21 +113,29 @@ def test_quantiles_are_proven_with_the_medians_division_of_beta() -> None:
     at 1/2; never by themselves.
     """
     task = median_sizes.Task(10, 1000, 0.05)
-    plan = median_sizes.tight(task, True)
-    assert median_sizes.proves(task, plan.groups, plan.median_epsilon) and not median_sizes.proves(
-        task, plan.groups, plan.median_epsilon, p=0.1
-    )
+    plan = median_sizes.tight_calibration(task, True)
+    assert median_sizes.carries_proof(
+        task, plan.groups, plan.median_epsilon
+    ) and not median_sizes.carries_proof(task, plan.groups, plan.median_epsilon, p=0.1)
     enough = plan.groups * 3 // 2
-    assert median_sizes.proves(task, enough, plan.median_epsilon * plan.groups / enough, p=0.5)
+    assert median_sizes.carries_proof(
+        task, enough, plan.median_epsilon * plan.groups / enough, p=0.5
+    )
     session, each = StableMedian(), Fraction(plan.median_epsilon / 2).limit_denominator(10**9)
     params = AnsweringParams(epsilon=each, groups=plan.groups * 3, queries=10, range_size=1000)
-    said = {p: session.promise(params, EXAMPLE_TABLE, Fraction(p)) for p in ("1/2", "1/10", "9/10")}
+    said = {
+        p: session.describe_guarantee(params, EXAMPLE_TABLE, Fraction(p))
+        for p in ("1/2", "1/10", "9/10")
+    }
     assert {p: one["guarantee"] for p, one in said.items()} == dict.fromkeys(said, "proven")
     assert said["1/10"]["interval"] == pytest.approx([0, 0.35]) and said["9/10"][
         "interval"
     ] == pytest.approx([0.65, 1])
     simple = params.model_copy(update={"interval": "simple"})
-    assert session.promise(simple, EXAMPLE_TABLE, Fraction(1, 10))["guarantee"] == "heuristic"
+    assert (
+        session.describe_guarantee(simple, EXAMPLE_TABLE, Fraction(1, 10))["guarantee"]
+        == "heuristic"
+    )
     for wrong in ("0", "1", "-1", "x"):
         with pytest.raises(ValueError):
             session.Query.model_validate(ASK | {"p": wrong})
@@ -146,7 +158,10 @@ def median_task(name: str, shape: str) -> tuple[np.ndarray, Fraction]:
     price of a median.
     """
     n, epsilon, rng = 1000, 0.5, np.random.default_rng(0)
-    search, price = median_sizes.binary_search(n, epsilon, 1e-5, 0.25, 0.05), Fraction(epsilon)
+    search, price = (
+        median_sizes.binary_search_sizes(n, epsilon, 1e-5, 0.25, 0.05),
+        Fraction(epsilon),
+    )
     m = {
         "exponential": median_sizes.median_groups(n, epsilon, 0.25, 0.05),
         "binary_search": search.laplace_groups,
@@ -174,7 +189,8 @@ def proven_misses(name: str, y: np.ndarray, price: Fraction) -> float:
     binomial, 100 draws.
     """
     drawn = (
-        median(name).draw(y, 0, 999, Fraction(1, 2), price, 1, SystemSource()) for _ in range(100)
+        find_median(name).draw(y, 0, 999, Fraction(1, 2), price, 1, SystemSource())
+        for _ in range(100)
     )
     misses = sum(not is_accurate(y, v) for v in drawn)
     return float(clopper_pearson(np.array([misses]), 100, 1e-9)[0][0])
@@ -210,7 +226,9 @@ def test_the_exponential_median_misses_as_rarely_as_proven(shape: str) -> None:
 
     def missed(price: Fraction) -> float:
         law = enumerate_outputs(
-            lambda source: median("exponential").draw(y, 0, 999, Fraction(1, 2), price, 1, source)
+            lambda source: find_median("exponential").draw(
+                y, 0, 999, Fraction(1, 2), price, 1, source
+            )
         )
         return sum(mass for v, mass in law.items() if not is_accurate(y, v))
 
@@ -220,7 +238,7 @@ def test_the_exponential_median_misses_as_rarely_as_proven(shape: str) -> None:
 def test_binary_search_probes_no_more_than_it_pays_for() -> None:
     """At most 2 ceil(log2 N) noisy counts, for every N."""
 
-    class Counting(type(median("binary_search"))):  # type: ignore[misc]
+    class Counting(type(find_median("binary_search"))):  # type: ignore[misc]
         def __init__(self) -> None:
             self.asked = 0
 
@@ -250,8 +268,8 @@ def test_events_and_names() -> None:
     )
     assert made == Repeated(ZCDP(Fraction(1, 8)), 7)
     with pytest.raises(UnknownName, match="exponential"):
-        median("exponentiel")
-    assert list(medians())[0] == Exponential.name
+        find_median("exponentiel")
+    assert list(installed_medians())[0] == Exponential.name
 
 
 def test_ranges_and_queries_that_do_not_fit_are_refused_before_reading() -> None:
@@ -283,20 +301,20 @@ def test_what_is_proven() -> None:
     twice the price, is not.
     """
     task = median_sizes.Task(10, 1000, 0.05)
-    plan = median_sizes.tight(task, True)
+    plan = median_sizes.tight_calibration(task, True)
     each = Fraction(plan.median_epsilon).limit_denominator(10**9)
     params = AnsweringParams(
         epsilon=each, groups=plan.groups + 5, queries=10, range_size=1000, require="proven"
     )
-    assert StableMedian().promise(params, EXAMPLE_TABLE)["guarantee"] == "proven"
+    assert StableMedian().describe_guarantee(params, EXAMPLE_TABLE)["guarantee"] == "proven"
     with pytest.raises(PlanRefused, match=r"at least 12134 groups and epsilon"):
         StableMedian().event(params, REPLACE_TABLE)
-    small = median_sizes.simple(task)
+    small = median_sizes.simple_calibration(task)
     each = Fraction(small.median_epsilon).limit_denominator(10**9) + Fraction(1, 10**8)
     params = AnsweringParams(
         epsilon=each, groups=small.groups, queries=10, range_size=1000, interval="simple"
     )
-    promise = StableMedian().promise(params, EXAMPLE_TABLE)
+    promise = StableMedian().describe_guarantee(params, EXAMPLE_TABLE)
     assert promise["guarantee"] == "proven" and promise["interval"][0] == pytest.approx(small.rho)
 
 
@@ -304,7 +322,7 @@ def test_a_plan_says_what_its_answers_prove() -> None:
     """Before anything is spent: what is proven, or which groups and epsilon would be; another
     median proves nothing.
     """
-    plan = median_sizes.tight(median_sizes.Task(10, 1000, 0.05), True)
+    plan = median_sizes.tight_calibration(median_sizes.Task(10, 1000, 0.05), True)
     each = Fraction(plan.median_epsilon).limit_denominator(10**9)
     enough = {"epsilon": each, "groups": plan.groups + 5, "queries": 10, "range_size": 1000}
     proven, few = (
@@ -326,7 +344,7 @@ def test_every_answer_lies_between_the_quartiles_of_fresh_groups() -> None:
     deviations.
     """
     plan, rng = (
-        median_sizes.tight(median_sizes.Task(10, 1001, 0.05), True),
+        median_sizes.tight_calibration(median_sizes.Task(10, 1001, 0.05), True),
         np.random.default_rng(0),
     )
     each = Fraction(plan.median_epsilon).limit_denominator(10**9)
@@ -403,15 +421,19 @@ def test_tau_is_the_planners() -> None:
 
     plan = lecture_sizes.plan_service(1000, 0.1, 0.05)
     one_row = EXAMPLE_TABLE.model_copy(
-        update={"contribution_bounds": EXAMPLE_TABLE.contribution_bounds.model_copy(update={"rows": 1})}
+        update={
+            "contribution_bounds": EXAMPLE_TABLE.contribution_bounds.model_copy(update={"rows": 1})
+        }
     )
-    params = mean_queries.MeanParams(epsilon=Fraction(plan.answer_epsilon), rows=plan.rows, queries=1000)
-    assert mean_queries.accuracy(params, one_row) == pytest.approx(0.1, abs=0.001)
-    assert mean_queries.accuracy(params, EXAMPLE_TABLE) is None
+    params = mean_queries.MeanParams(
+        epsilon=Fraction(plan.answer_epsilon), rows=plan.rows, queries=1000
+    )
+    assert mean_queries.proven_tau(params, one_row) == pytest.approx(0.1, abs=0.001)
+    assert mean_queries.proven_tau(params, EXAMPLE_TABLE) is None
     assert "proven to be within 0.1 of the truth" in MeanQueries().note(params, one_row)
     assert "units of one row" in MeanQueries().note(params, EXAMPLE_TABLE)
     assert (
-        mean_queries.accuracy(
+        mean_queries.proven_tau(
             mean_queries.MeanParams(epsilon=1, rows=plan.rows, queries=1000), one_row
         )
         is None
@@ -422,9 +444,9 @@ def test_tau_is_the_planners() -> None:
 
 
 def test_the_plan_is_the_papers() -> None:
-    plan = multiplicative_weights.plan(256, 1000, 1000, 0.025)
+    plan = multiplicative_weights.plan_weights(256, 1000, 1000, 0.025)
     assert (plan.updates, plan.queries) == (22_714, 20_000)
-    assert plan.each == pytest.approx(3.189e-5, rel=1e-3)
+    assert plan.step_epsilon == pytest.approx(3.189e-5, rel=1e-3)
     assert plan.groups == pytest.approx(177_392_992, rel=1e-6)
 
 
@@ -441,7 +463,9 @@ def test_many_queries_over_few_keys_are_accurate() -> None:
     worst, last = 0.0, None
     for _ in range(400):
         psi = rng.integers(0, 1001, 4)
-        last = session.ask_query(mechanism.Query(weights=[Fraction(int(w), 1000) for w in psi]), given)
+        last = session.ask_query(
+            mechanism.Query(weights=[Fraction(int(w), 1000) for w in psi]), given
+        )
         worst = max(worst, abs(last.body["value"] - float(psi @ counts) / rows / 1000))
     assert worst < 0.1
     assert last is not None and last.body["updates_left"] > 2000
@@ -460,7 +484,7 @@ def test_weights_keep_their_epsilon_exactly() -> None:
         }
     )
     mechanism = MultiplicativeWeights()
-    stretch = mechanism._engine(mechanism.Params.model_validate(params), table)
+    stretch = mechanism._sparse_vector(mechanism.Params.model_validate(params), table)
     assert stretch.failures == 23 and stretch.epsilon == Fraction(512, 46)
     assert stretch.sensitivity == multiplicative_weights.FINE
 
@@ -469,7 +493,9 @@ def test_weights_say_what_they_prove() -> None:
     """Proven from exactly the rows that the formula asks for, with one row a unit; a median only if
     tau is at most 1/8.
     """
-    one = EXAMPLE_TABLE.contribution_bounds.model_copy(update={"rows": 1, "groups": 1, "rows_per_group": 1})
+    one = EXAMPLE_TABLE.contribution_bounds.model_copy(
+        update={"rows": 1, "groups": 1, "rows_per_group": 1}
+    )
     columns = {
         name: c.model_copy(update={"groups": None, "rows_per_group": None})
         for name, c in EXAMPLE_TABLE.columns.items()
@@ -488,7 +514,7 @@ def test_weights_say_what_they_prove() -> None:
             "queries": 100,
             **changes,
         }
-        return mechanism.tau(mechanism.Params.model_validate(given), where)
+        return mechanism.proven_tau(mechanism.Params.model_validate(given), where)
 
     updates = ceil(4 * log(4) * 32**2)
     noise = 2 * log(6 * updates / 0.05) + 4 * log(6 * 400 / 0.05)

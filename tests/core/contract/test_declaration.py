@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from dpflow.core.contract.declaration import Column, Table, load_table, load_yaml
-from dpflow.errors import InvalidDeclaration, InvalidInput, PlanRefused, UnknownName
+from dpflow.core.contract.declaration import Column, Table, problems
+from dpflow.errors import PlanRefused, UnknownName
 
 GOOD: dict[str, Any] = {
     "name": "visits",
@@ -55,16 +55,11 @@ def declared(**changes: Any) -> Table:
         ({"name": "a b"}, "match pattern"),
     ],
 )
-def test_half_said_declarations_are_refused(
-    changes: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    """Each mistake is one `InvalidDeclaration` that names the field."""
-    import yaml
-
-    path = tmp_path / "t.yml"
-    path.write_text(yaml.safe_dump(GOOD | changes))
-    with pytest.raises(InvalidDeclaration, match=message):
-        load_table(path)
+def test_half_said_declarations_are_refused(changes: dict[str, Any], message: str) -> None:
+    """Each mistake is named with its field."""
+    with pytest.raises(ValidationError) as caught:
+        declared(**changes)
+    assert re.search(message, problems(caught.value))
 
 
 @pytest.mark.parametrize(
@@ -85,27 +80,6 @@ def test_fields_of_version_1_name_the_new_ones(old: dict[str, Any], new: str) ->
     """There are no aliases: each field has one name, and an old one is told which."""
     with pytest.raises(ValidationError, match=new):
         declared(**old)
-
-
-def test_the_database_is_relative_to_the_declaration(tmp_path: Path) -> None:
-    """A declaration can be read from any working directory."""
-    import yaml
-
-    path = tmp_path / "t.yml"
-    path.write_text(yaml.safe_dump(GOOD))
-    assert load_table(path).database == (tmp_path / "visits.duckdb").resolve()
-
-
-def test_files_that_are_no_declaration_get_one_sentence(tmp_path: Path) -> None:
-    """A missing file, broken YAML and a bare list are told apart."""
-    with pytest.raises(InvalidInput, match="there is no table declaration"):
-        load_table(tmp_path / "none.yml")
-    (tmp_path / "broken.yml").write_text("a: [1,\nb")
-    with pytest.raises(InvalidInput, match="is not valid YAML near line"):
-        load_yaml(tmp_path / "broken.yml", "x")
-    (tmp_path / "list.yml").write_text("- 1")
-    with pytest.raises(InvalidInput, match="holds no YAML mapping"):
-        load_yaml(tmp_path / "list.yml", "x")
 
 
 def test_bounds_become_a_grid_inside_them() -> None:
@@ -142,16 +116,6 @@ def test_what_is_protected_is_said_in_words() -> None:
     """Budgets can print what they protect."""
     table = declared(protects="unit-block", block="day")
     assert table.protected == "all rows of one user in one day (add-remove)"
-
-
-def test_on_needs_no_quotes(tmp_path: Path) -> None:
-    """YAML 1.1 takes the bare word for true; a declaration means the field."""
-    path = tmp_path / "t.yml"
-    path.write_text(
-        "{name: t, database: t.duckdb, privacy_unit: {column: u}, contribution_bounds: {rows: 1}, columns: {},\n"
-        " joins: [{relation: d, name: d, kind: dimension, on: {k: id}}]}"
-    )
-    assert load_table(path).joins[0].on == {"k": "id"}
 
 
 def test_bounds_written_as_dates_are_answered_in_dates() -> None:

@@ -15,13 +15,12 @@ import pytest
 from dpflow.core.accounting.composition import optimal_eps
 from dpflow.core.accounting.events import Approximate, DiscreteGaussian, DiscreteLaplace, Pure
 from dpflow.core.accounting.privacy_filters import Cost, Filter, make_filter
-from dpflow.core.contract.declaration import load_table
-from dpflow.engine import Occasion, make_plan, release
+from dpflow.engine import RunIdentity, make_plan, release
 from dpflow.engine.planning.report import describe
 from dpflow.engine.planning.simulate import (
-    Ask,
     Forecast,
     Job,
+    PlannedRelease,
     Run,
     Task,
     file_job,
@@ -33,6 +32,7 @@ from dpflow.engine.releases.request import parse_request
 from dpflow.errors import BudgetExceeded, InvalidInput, PlanRefused, UnknownName
 from dpflow.ledger import Ledger, Scope
 from dpflow.registry import Registry
+from dpflow.tables.access.declarations import load_table
 
 if TYPE_CHECKING:
     from smallworld import Tiny
@@ -66,7 +66,7 @@ def job(
 
     def asks(run: Run) -> list[Any]:
         block = run.when.strftime("%Y-%m-%d") if moving else "2020-01-01"
-        return [Ask(request, (block,)) for request in requests]
+        return [PlannedRelease(request, (block,)) for request in requests]
 
     def runs() -> Iterator[Run]:
         return (Run(START + n * step, f"run {n}") for n in itertools.count())
@@ -138,11 +138,11 @@ def test_the_forecast_is_what_the_ledger_does(tiny: Tiny, registry: Registry) ->
     assert ledger.remaining("visits").rows()[0]["used"] == 0, "a forecast charges nothing"
     served = 0
     for run in itertools.islice(daily.runs(), 9):
-        occasion = Occasion("daily", "release", run.occasion, run.occasion, "tester")
+        occasion = RunIdentity("daily", "release", run.occasion, run.occasion, "tester")
         try:
             for request, blocks, _ in daily.tasks[0].asks(run):
                 plan = make_plan(request.model_copy(update={"blocks": blocks}), registry)
-                release(plan, ledger, registry, occasion=occasion, spend_again=True)
+                release(plan, ledger, registry, run_identity=occasion, spend_again=True)
         except BudgetExceeded:
             break
         served += 1
@@ -240,7 +240,7 @@ def test_a_fixed_schedule_is_reported_not_enforced(tiny: Tiny, registry: Registr
 
 
 def test_rounds_are_counted_as_the_ledger_would() -> None:
-    """The numbers of docs/accounting.md; sessions first; nothing fits, or everything does."""
+    """The numbers of docs/guides/accounting.md; sessions first; nothing fits, or everything does."""
     laplace = DiscreteLaplace(F(100))
     basic, renyi = make_filter("basic", F(1), F(1, 10**6)), make_filter("renyi", F(1), F(1, 10**6))
     assert (rounds(basic, [], [laplace]), rounds(renyi, [], [laplace])) == (100, 490)

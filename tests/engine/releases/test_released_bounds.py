@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dpflow import Ledger, Session, fault_points, plan, release
-from dpflow.core.contract.declaration import load_table
 from dpflow.core.contract.requests import SortedValues
 from dpflow.engine import insert_bounds, load_request, make_plan
 from dpflow.engine.releases.released_bounds import _exact, suppose_bounds
@@ -19,6 +18,7 @@ from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.errors import NotSettled, PlanRefused, UnknownName
 from dpflow.mechanisms import bounds
 from dpflow.registry import Registry
+from dpflow.tables.access.declarations import load_table
 
 if TYPE_CHECKING:
     from smallworld import Tiny
@@ -276,7 +276,9 @@ def test_a_run_takes_its_own_search_first(world: Tiny) -> None:
     """An upstream task of the same run comes before older searches; another run takes the first one
     of all.
     """
-    runs = [RunIdentity("d", "search", f"2020-01-0{day}", f"d/{day}/search", "me") for day in (1, 2)]
+    runs = [
+        RunIdentity("d", "search", f"2020-01-0{day}", f"d/{day}/search", "me") for day in (1, 2)
+    ]
     released(world, runs[0], **SEARCH)
     world.fill(MANY.replace("20 + i % 50", "3000 + i % 50"))
     released(world, runs[1], **SEARCH | {"params": {"column": "age", "epsilon": "0.4"}})

@@ -45,7 +45,9 @@ def gate(tiny: Tiny) -> Session:
     """An open gate."""
     tiny.fill(ROWS)
     columns = {"sick": {"lower": 0, "upper": 1}, "age": {"lower": 0, "upper": 120}, "visit": {}}
-    table = tiny.declare(protects="unit", contribution_bounds={"rows": 1}, columns=columns, block=None)
+    table = tiny.declare(
+        protects="unit", contribution_bounds={"rows": 1}, columns=columns, block=None
+    )
     declared = PrivateTable.load(table).declaration
     Ledger(tiny.ledger).grant("gate", 8, 0, filter="basic", table=declared, principal="owner")
     planned = plan("reusable_holdout", table, name="gate", scope="gate", **PARAMS)
@@ -247,7 +249,9 @@ def test_the_order_of_rows_changes_nothing(tiny: Tiny) -> None:
         tiny.fill(
             f"CREATE TABLE visits AS SELECT 'p' || i AS person, sin(i) * exp(i % 30) AS age FROM range(3000) t(i) ORDER BY {order}"
         )
-        table = tiny.declare(protects="unit", contribution_bounds={"rows": 1}, columns={"age": {}}, block=None)
+        table = tiny.declare(
+            protects="unit", contribution_bounds={"rows": 1}, columns={"age": {}}, block=None
+        )
         request = GroupValues(7, ("age",))
         found.append(
             group_values(
@@ -290,7 +294,9 @@ def test_a_scope_has_one_partition(tiny: Tiny, gate: Session) -> None:
 def test_a_gate_reads_the_blocks_it_pays_for(tiny: Tiny) -> None:
     """Under a budget per block, rows of other days change nothing, because nobody paid for them."""
     tiny.fill(ROWS.replace("(i % 2) * 30 + i % 7", "CASE WHEN i % 2 = 0 THEN 10 ELSE 100 END"))
-    table = tiny.declare(contribution_bounds={"rows": 1}, columns={"day": {}, "age": {"lower": 0, "upper": 120}})
+    table = tiny.declare(
+        contribution_bounds={"rows": 1}, columns={"day": {}, "age": {"lower": 0, "upper": 120}}
+    )
     sure = PARAMS | {
         "epsilon": "1",
         "failures": 1,

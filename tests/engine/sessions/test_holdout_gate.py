@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dpflow import Session, plan, release
-from dpflow.core.contract.declaration import load_table
 from dpflow.engine.releases.execute import data_names
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.sessions.holdout_gate import decision, judge, judge_all
 from dpflow.errors import PlanRefused, SessionClosed
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
+from dpflow.tables.access.declarations import load_table
 
 if TYPE_CHECKING:
     from smallworld import Tiny
@@ -55,7 +55,13 @@ def ledger(tiny: Tiny) -> Ledger:
     tiny.fill(ROWS)
     columns = {"sick": {"lower": 0, "upper": 1}, "age": {"lower": 0, "upper": 120}}
     table = load_table(
-        tiny.declare(protects="unit", contribution_bounds={"rows": 1}, columns=columns, block=None, holdout=True)
+        tiny.declare(
+            protects="unit",
+            contribution_bounds={"rows": 1},
+            columns=columns,
+            block=None,
+            holdout=True,
+        )
     )
     made = Ledger(tiny.ledger)
     for scope in ("gate", "more"):

@@ -10,11 +10,11 @@ import pytest
 
 from dpflow import Session, fault_points, plan, release
 from dpflow.core.accounting.events import Approximate, Pure
-from dpflow.core.contract.declaration import load_table
 from dpflow.engine.sessions.holdout_gate import judge
 from dpflow.errors import BudgetExceeded, InvalidInput, PlanRefused, SessionClosed, UnknownName
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
+from dpflow.tables.access.declarations import load_table
 
 if TYPE_CHECKING:
     from smallworld import Tiny
@@ -41,7 +41,13 @@ def ledger(tiny: Tiny) -> Ledger:
     tiny.fill(ROWS)
     columns = {"sick": {"lower": 0, "upper": 1}, "age": {"lower": 0, "upper": 120}}
     table = load_table(
-        tiny.declare(protects="unit", contribution_bounds={"rows": 1}, columns=columns, block=None, holdout=True)
+        tiny.declare(
+            protects="unit",
+            contribution_bounds={"rows": 1},
+            columns=columns,
+            block=None,
+            holdout=True,
+        )
     )
     made = Ledger(tiny.ledger)
     made.grant("gate", 5, "1e-6", filter="basic", table=table, principal="owner")

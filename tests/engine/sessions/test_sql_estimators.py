@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from dpflow import Session, plan
-from dpflow.core.contract.declaration import load_table
 from dpflow.core.contract.requests import GroupValues
 from dpflow.engine.sessions.candidate import Candidate, Submission, load_candidate
 from dpflow.engine.sessions.holdout_gate import judge
@@ -23,6 +22,7 @@ from dpflow.mechanisms.reusable_holdout import ClaimQuery
 from dpflow.registry import Registry
 from dpflow.tables import PrivateTable
 from dpflow.tables.access import sandbox
+from dpflow.tables.access.declarations import load_table
 
 if TYPE_CHECKING:
     from smallworld import Tiny
@@ -51,7 +51,13 @@ def opened(tiny: Tiny) -> Any:
     tiny.fill(ROWS)
     columns = {"sick": BIT, "said": BIT, "age": {"lower": 0, "upper": 120}, "visit": {}}
     table = load_table(
-        tiny.declare(protects="unit", contribution_bounds={"rows": 1}, columns=columns, block=None, holdout=True)
+        tiny.declare(
+            protects="unit",
+            contribution_bounds={"rows": 1},
+            columns=columns,
+            block=None,
+            holdout=True,
+        )
     )
     Ledger(tiny.ledger).grant("gate", 8, 0, filter="basic", table=table, principal="owner")
 

@@ -237,7 +237,9 @@ def test_holdout_sums_are_those_of_the_rows(make: Any) -> None:
     rows = """CREATE TABLE data AS SELECT i // 3 AS u, CASE WHEN i % 17 = 0 THEN NULL ELSE i % 11 END AS v,
               CASE WHEN i % 13 = 0 THEN 'nan'::DOUBLE ELSE (i * 7 % 23) / 2 END AS w FROM range(3000) t(i)"""
     bounds = {"lower": 0, "upper": 20, "step": "0.5"}
-    private = make(rows, columns={"v": bounds, "w": bounds, "far": {}}, contribution_bounds={"rows": 1})
+    private = make(
+        rows, columns={"v": bounds, "w": bounds, "far": {}}, contribution_bounds={"rows": 1}
+    )
     groups, found = private.grouped_rows(GroupValues(40, ("v", "w")), b"k", ())
     for estimator in (e for e in COLUMNS if e.moments):
         sums = GroupMoments(40, ("v", "w")[: estimator.columns], estimator.moments.measures)

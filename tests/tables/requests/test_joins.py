@@ -116,7 +116,12 @@ def test_private_keys_of_a_cut_join_are_those_of_one_cut(make: Any) -> None:
 )
 def test_other_joins_are_refused_by_rule(changes: dict[str, Any], rule: str) -> None:
     """Everything else is refused when the declaration is read, with the rule's name."""
-    base = {"name": "data", "database": "x", "privacy_unit": {"column": "u"}, "contribution_bounds": {"rows": 1}}
+    base = {
+        "name": "data",
+        "database": "x",
+        "privacy_unit": {"column": "u"},
+        "contribution_bounds": {"rows": 1},
+    }
     with pytest.raises(ValidationError, match=rule):
         Table.model_validate(base | declared() | changes)
 

@@ -4,7 +4,7 @@ report in a result.
 Relation. The paper replaces one of exactly m rows, with m public. Here m is a constant, the
 parameter ``rows``: every threshold and fraction uses that number, never the number found. All
 algorithms then hold for one row added, removed or replaced alike, and a unit of up to R rows
-(``limits.rows``) is a path of at most R such rows: the price of the plan is that of the unit, and
+(``contribution_bounds.rows``) is a path of at most R such rows: the price of the plan is that of the unit, and
 each row gets `per_row` of it. Under replace, ``rows`` is the public number; under add-remove it may
 be left out, and `dpflow_private_learning.building_blocks.noisy_row_count` puts a charged noisy
 count in its place. A wrong number costs accuracy, never privacy.
@@ -28,20 +28,20 @@ from dpflow.core.contract.declaration import Column, Exact, Table
 from dpflow.core.contract.mechanism import Params
 from dpflow.core.sampling.samplers import MAX_SCALE
 from dpflow.errors import PlanRefused
-from dpflow_private_learning.building_blocks.spend_log import Calls
-from dpflow_private_learning.building_blocks.stability_selection import literal_claim
+from dpflow_private_learning.building_blocks.spend_log import SpendLog
+from dpflow_private_learning.building_blocks.stability_selection import literal_guarantee
 
 _GRID = Fraction(1, 10**40)
 
 
-def _inside(value: Fraction) -> Fraction:
+def _check_share(value: Fraction) -> Fraction:
     if not 0 < value < 1 or value.denominator > 10**9:
         raise ValueError("a share lies strictly between 0 and 1, with at most nine decimals")
     return value
 
 
 #: A share of the rows or a failure probability: strictly between 0 and 1.
-Share = Annotated[Exact, AfterValidator(_inside)]
+Share = Annotated[Exact, AfterValidator(_check_share)]
 
 #: Stability-based selection as repaired here, or as the paper prints it, which is charged at what
 #: that really guarantees.
@@ -70,7 +70,7 @@ class Approximated(Priced):
     beta: Share = Fraction(1, 20)
 
     @property
-    def n(self) -> int:
+    def row_count(self) -> int:
         """The number of rows that thresholds refer to: given, or counted before
         (`dpflow_private_learning.building_blocks.noisy_row_count`).
         """
@@ -84,18 +84,18 @@ def per_row(epsilon: Fraction, delta: Fraction, table: Table) -> tuple[Fraction,
     over the sum of e^(i eps/R).
     """
     size = table.contribution_bounds.rows
-    own = epsilon / size
+    single = epsilon / size
     if not delta or size == 1:
-        return own, delta
+        return single, delta
     if epsilon > 100:
         raise PlanRefused(
             "a unit of several rows at an epsilon above 100 leaves no delta for one row; lower epsilon"
         )
     series = (renyi.exp_up(epsilon) - 1) / (
-        1 / renyi.exp_up(-own) - 1
+        1 / renyi.exp_up(-single) - 1
     )  # (e^eps - 1)/(e^own - 1), from above
     small = delta / series
-    return own, small // _GRID * _GRID
+    return single, small // _GRID * _GRID
 
 
 def need_delta(params: Priced, what: str) -> Fraction:
@@ -105,11 +105,11 @@ def need_delta(params: Priced, what: str) -> Fraction:
     return params.delta
 
 
-def need_gate(gate: int, rows: int, what: str) -> None:
+def need_minimum_rows(least: int, rows: int, what: str) -> None:
     """Refuse below the number of declared rows that the privacy proof needs."""
-    if rows < gate:
+    if rows < least:
         raise PlanRefused(
-            f"{what} is private only from {gate} rows, and rows says {rows}: its proof fails below; take a larger alpha, "
+            f"{what} is private only from {least} rows, and rows says {rows}: its proof fails below; take a larger alpha, "
             f"epsilon or delta, or another method"
         )
 
@@ -121,14 +121,14 @@ def need_scale(scale: Fraction) -> Fraction:
     return scale
 
 
-def claim(epsilon: Fraction, delta: Fraction, exponential: bool = False) -> Event:
+def run_event(epsilon: Fraction, delta: Fraction, exponential: bool = False) -> Event:
     """The event of a whole run: bounded range for one exponential mechanism, pure, or approximate."""
     if exponential:
         return BoundedRange(epsilon)
     return Approximate(epsilon, delta) if delta else Pure(epsilon)
 
 
-def printed(
+def literal_event(
     epsilon: Fraction, delta: Fraction, selections: int, pure: Fraction, table: Table
 ) -> Event:
     """The event of a run with so many selections by stability as printed, each called with
@@ -139,21 +139,25 @@ def printed(
     rows.
     """
     if table.contribution_bounds.rows > 1:
-        raise PlanRefused("stability as printed is for one row a unit; declare contribution_bounds: {rows: 1}")
-    if epsilon > 10 or selections * literal_claim(epsilon, delta)[1] >= 1:
+        raise PlanRefused(
+            "stability as printed is for one row a unit; declare contribution_bounds: {rows: 1}"
+        )
+    if epsilon > 10 or selections * literal_guarantee(epsilon, delta)[1] >= 1:
         raise PlanRefused("stability as printed guarantees nothing here; take the repaired one")
-    true, chance = literal_claim(epsilon, delta)
-    return claim(pure + selections * true, selections * -(-chance * 10**30 // 1) / Fraction(10**30))
+    true, chance = literal_guarantee(epsilon, delta)
+    return run_event(
+        pure + selections * true, selections * -(-chance * 10**30 // 1) / Fraction(10**30)
+    )
 
 
-def moves(table: Table) -> int:
+def gap_sensitivity(table: Table) -> int:
     """How far one row can move two counts apart: 2 where a row is replaced, 1 where rows only come
     or go.
     """
     return 2 if table.neighbours == "replace" else 1
 
 
-def domain(table: Table, name: str) -> tuple[Column, int, int]:
+def grid_domain(table: Table, name: str) -> tuple[Column, int, int]:
     """A bounded column, its lowest grid integer, and the last position counted from there."""
     column = table.bounded(name)
     low, high = column.grid()
@@ -173,13 +177,19 @@ def check_label(table: Table, name: str) -> None:
     )
 
 
-def positive(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
+def positive_rows(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Which rows are positive: 1, or the second key; anything else is negative."""
     return np.asarray(labels == 1, bool)
 
 
-def report(
-    method: str, calls: Calls, *, needed: float, rows: int | None, status: str = "ok", **more: Any
+def make_report(
+    method: str,
+    calls: SpendLog,
+    *,
+    needed: float,
+    rows: int | None,
+    status: str = "ok",
+    **more: Any,
 ) -> dict[str, Any]:
     """The document of a result: the method, whether its accuracy is proven at this size, what it
     called.
@@ -204,7 +214,7 @@ def report(
     }
 
 
-def distinct(
+def group_distinct(
     values: NDArray[Any], weights: Sequence[NDArray[Any]]
 ) -> tuple[NDArray[Any], list[NDArray[np.int64]]]:
     """Distinct values, ascending, and for each list of row weights its sums by value."""

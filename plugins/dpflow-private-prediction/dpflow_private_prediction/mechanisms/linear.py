@@ -75,7 +75,7 @@ class Weights:
     w: Vector = field(repr=False)
 
 
-class Linear(PredictionMechanism[LinearParams]):
+class PredictLinear(PredictionMechanism[LinearParams]):
     """Which number, or which probability of a label, does a point have?"""
 
     name = "predict_linear"
@@ -88,28 +88,28 @@ class Linear(PredictionMechanism[LinearParams]):
 
     def one(self, params: LinearParams, table: Table) -> Event:
         if params.loss == "logistic":
-            features.two_labels(table, params.label, f"{self.name} with loss logistic")
+            features.check_two_labels(table, params.label, f"{self.name} with loss logistic")
         else:
-            features.number(table, params.label)
+            features.number_column(table, params.label)
         if params.method == "sgd" and params.strength is not None:
             raise PlanRefused("sgd has no strength; leave it out, or take method regularised")
-        step = stable_descent.step(float(params.radius), params.size)
+        step = stable_descent.step_size(float(params.radius), params.size)
         if params.method == "sgd" and stable_descent.SMOOTHNESS[params.loss] * step > 2:
             raise PlanRefused(
                 "radius is too large for so few rows: a gradient step would overshoot; lower it, or take more rows"
             )
-        numbers = features.width(table, params.features) + 1
+        numbers = features.matrix_width(table, params.features) + 1
         if params.method == "regularised" and not stable_descent.exact_enough(
-            params.loss, strength(params), params.size, numbers
+            params.loss, plan_strength(params), params.size, numbers
         ):
             raise PlanRefused(
                 "the strength is too small for so many rows: the minimum could not be computed as closely as the claim needs; "
                 "raise strength, or lower radius or size"
             )
-        return answer_noise.claim(params.noise, grid(params, table)[1], params.epsilon)
+        return answer_noise.noise_event(params.noise, answer_grid(params, table)[1], params.epsilon)
 
     def rows(self, params: LinearParams, table: Table) -> Records:
-        return features.records(table, params.features, params.label)
+        return features.request_records(table, params.features, params.label)
 
     def learn(self, params: LinearParams, table: Table, answer: Answer, source: Source) -> Weights:
         points = unit_ball(table, params, [answer.columns[name] for name in params.features])
@@ -126,19 +126,21 @@ class Linear(PredictionMechanism[LinearParams]):
                 stable_descent.one_pass(points, targets, params.loss, radius, params.size, source)
             )
         if len(points) > params.size:
-            kept = stable_descent.some(len(points), params.size, source)
-            points, targets = points[kept], targets[kept]
+            sample = stable_descent.sample_rows(len(points), params.size, source)
+            points, targets = points[sample], targets[sample]
         return Weights(
-            stable_descent.minimise(points, targets, params.loss, strength(params), params.size)
+            stable_descent.minimise_loss(
+                points, targets, params.loss, plan_strength(params), params.size
+            )
         )
 
     def predict(
         self, params: LinearParams, table: Table, learned: Weights, points: Codes, source: Source
     ) -> list[Any]:
-        g, steps = grid(params, table)
+        g, steps = answer_grid(params, table)
         exact = unit_ball(table, params, points.T) @ learned.w
-        drawn = answer_noise.draw(params.noise, steps, params.epsilon, len(exact), source)
-        noisy = g * (np.clip(np.round(exact / g), -(2.0**52), 2.0**52) + drawn)
+        noise = answer_noise.draw_noise(params.noise, steps, params.epsilon, len(exact), source)
+        noisy = g * (np.clip(np.round(exact / g), -(2.0**52), 2.0**52) + noise)
         if params.loss == "logistic":
             return (1 / (1 + np.exp(-np.clip(noisy, -700, 700)))).tolist()  # type: ignore[no-any-return]
         column = table.bounded(params.label)
@@ -147,18 +149,18 @@ class Linear(PredictionMechanism[LinearParams]):
         return ((np.clip(noisy, -1, 1) * half + middle) * float(column.step)).tolist()  # type: ignore[no-any-return]
 
 
-def grid(params: LinearParams, table: Table) -> tuple[float, int]:
+def answer_grid(params: LinearParams, table: Table) -> tuple[float, int]:
     """g and D: the grid's step, a power of two, and how many of them one unit can move an answer."""
-    gamma = stability(params) * table.contribution_bounds.rows
+    gamma = stability_rate(params) * table.contribution_bounds.rows
     if params.method == "sgd":
-        gamma += stable_descent.drift(
-            float(params.radius), params.size, features.width(table, params.features) + 1
+        gamma += stable_descent.rounding_drift(
+            float(params.radius), params.size, features.matrix_width(table, params.features) + 1
         )
     g = 2.0 ** math.floor(math.log2(gamma / 1024))
     return g, math.floor(gamma / g * (1 + 1e-9)) + 1
 
 
-def strength(params: LinearParams) -> float:
+def plan_strength(params: LinearParams) -> float:
     """lambda of Corollary 4.11, unless one is given."""
     if params.strength is not None:
         return float(params.strength)
@@ -166,16 +168,16 @@ def strength(params: LinearParams) -> float:
     return 2 / (float(params.radius) * math.sqrt(params.size * epsilon / (1 + epsilon)))
 
 
-def stability(params: LinearParams) -> float:
+def stability_rate(params: LinearParams) -> float:
     """gamma: how far one row can move a prediction at any point of the unit ball."""
     if params.method == "sgd":
-        return 2 * stable_descent.step(float(params.radius), params.size)
-    return 4 / (strength(params) * params.size)
+        return 2 * stable_descent.step_size(float(params.radius), params.size)
+    return 4 / (plan_strength(params) * params.size)
 
 
 def unit_ball(table: Table, params: LinearParams, columns: Any) -> Vector:
     """Features and a constant, divided by the largest length that they can have."""
-    made = features.matrix(table, params.features, columns)
-    whole = np.hstack([made, np.ones((len(made), 1))])
+    numbers = features.feature_matrix(table, params.features, columns)
+    whole = np.hstack([numbers, np.ones((len(numbers), 1))])
     scaled: Vector = whole / math.sqrt(len(params.features) + 1)
     return scaled

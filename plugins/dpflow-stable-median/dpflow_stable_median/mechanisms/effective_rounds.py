@@ -32,7 +32,8 @@ from pydantic import Field, model_validator
 from dpflow.core.accounting.events import Event, Unprotected
 from dpflow.core.contract.declaration import Exact, Table
 from dpflow.core.contract.estimators import EstimatorQuery
-from dpflow.core.contract.mechanism import InteractiveMechanism, Params, State, Verdict
+from dpflow.core.contract.interactive import InteractiveMechanism, State, Verdict
+from dpflow.core.contract.mechanism import Params
 from dpflow.core.contract.requests import Answer, GroupValues
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.toolbox.generalisation_bounds import Promise, balance, description_length_groups
@@ -59,19 +60,19 @@ class RoundsParams(Params):
     require: Literal["any", "proven"] = "any"
 
     @model_validator(mode="after")
-    def _check(self) -> RoundsParams:
+    def _check_groups(self) -> RoundsParams:
         self.promise()
-        if self.verifying < 1:
+        if self.verifying_groups < 1:
             raise ValueError("rounds times round_groups must leave groups that verify")
         return self
 
     @property
-    def failures(self) -> int:
+    def allowed_failures(self) -> int:
         """How many rounds may be thrown away."""
         return self.rounds - 1
 
     @property
-    def verifying(self) -> int:
+    def verifying_groups(self) -> int:
         """Groups that verify."""
         return self.groups - self.rounds * self.round_groups
 
@@ -79,21 +80,21 @@ class RoundsParams(Params):
         """The verifier's promise, with half of beta. Raises `InvalidInput` outside the theorem's
         ranges.
         """
-        failures = min(self.failures, self.queries)
+        failures = min(self.allowed_failures, self.queries)
         return Promise(
             self.queries, failures, float(self.beta) / 2, float(self.rho), float(self.alpha)
         )
 
-    def needed(self) -> tuple[int, int]:
+    def proven_sizes(self) -> tuple[int, int]:
         """(groups of a round, groups that verify) with which the promise is proven."""
         fresh = ceil(log(4 * self.rounds / float(self.beta)) / QUARTILE_RATE)
         return fresh, description_length_groups(self.promise())
 
     @property
-    def proven(self) -> bool:
+    def is_proven(self) -> bool:
         """Whether the session's answers carry the proof."""
-        fresh, verifying = self.needed()
-        return self.round_groups >= fresh and self.verifying >= verifying
+        fresh, verifying = self.proven_sizes()
+        return self.round_groups >= fresh and self.verifying_groups >= verifying
 
 
 class EffectiveRounds(InteractiveMechanism[RoundsParams, EstimatorQuery]):
@@ -107,14 +108,14 @@ class EffectiveRounds(InteractiveMechanism[RoundsParams, EstimatorQuery]):
     locks_dataset = True
 
     def event(self, params: RoundsParams, table: Table) -> Event:
-        if params.require == "proven" and not params.proven:
-            raise PlanRefused(f"{_unproven(params)}; or drop require: proven")
+        if params.require == "proven" and not params.is_proven:
+            raise PlanRefused(f"{_explain_unproven(params)}; or drop require: proven")
         return Unprotected()
 
     def note(self, params: RoundsParams, table: Table) -> str:
-        if params.proven:
+        if params.is_proven:
             return "answers are proven to generalise, if nothing was released from this data before"
-        return f"answers are heuristic: {_unproven(params)}"
+        return f"answers are heuristic: {_explain_unproven(params)}"
 
     def open(self, params: RoundsParams, table: Table, source: Source) -> State:
         return State({"asked": 0, "round": 0})
@@ -135,8 +136,14 @@ class EffectiveRounds(InteractiveMechanism[RoundsParams, EstimatorQuery]):
         answer: Answer,
         source: Source,
     ) -> tuple[Verdict, State]:
-        asked, now, size = int(state.data["asked"]), int(state.data["round"]), params.round_groups
-        if asked >= params.queries or (now >= params.failures and asked):
+        answered_queries, now, size = (
+            int(state.data["asked"]),
+            int(state.data["round"]),
+            params.round_groups,
+        )
+        if answered_queries >= params.queries or (
+            now >= params.allowed_failures and answered_queries
+        ):
             return Verdict({"verdict": "exhausted"}, closed=True), state
         values, checks = answer.values, answer.values[params.rounds * size :]
         value = lower_median(values[now * size : (now + 1) * size])
@@ -150,18 +157,18 @@ class EffectiveRounds(InteractiveMechanism[RoundsParams, EstimatorQuery]):
         body: dict[str, Any] = {
             "value": value,
             "switched": switched,
-            "guarantee": "proven" if params.proven else "heuristic",
-            "queries_left": params.queries - asked - 1,
-            "failures_left": params.failures - now,
+            "guarantee": "proven" if params.is_proven else "heuristic",
+            "queries_left": params.queries - answered_queries - 1,
+            "failures_left": params.allowed_failures - now,
         }
-        closed = asked + 1 >= params.queries or now >= params.failures
-        return Verdict(body, closed=closed), State({"asked": asked + 1, "round": now})
+        closed = answered_queries + 1 >= params.queries or now >= params.allowed_failures
+        return Verdict(body, closed=closed), State({"asked": answered_queries + 1, "round": now})
 
 
-def _unproven(params: RoundsParams) -> str:
+def _explain_unproven(params: RoundsParams) -> str:
     """Why a session proves nothing, and what would."""
-    fresh, verifying = params.needed()
+    fresh, verifying = params.proven_sizes()
     return (
-        f"rounds of {params.round_groups} groups and {params.verifying} that verify prove nothing: take {fresh} and "
+        f"rounds of {params.round_groups} groups and {params.verifying_groups} that verify prove nothing: take {fresh} and "
         f"{verifying}, {params.rounds * fresh + verifying} groups in all"
     )

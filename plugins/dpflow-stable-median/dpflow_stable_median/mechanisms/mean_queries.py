@@ -28,7 +28,8 @@ from pydantic import Field, model_validator
 from dpflow.core.accounting.amounts import Epsilon
 from dpflow.core.accounting.events import Event, Pure, Repeated
 from dpflow.core.contract.declaration import Exact, Table
-from dpflow.core.contract.mechanism import InteractiveMechanism, Params, State, Verdict
+from dpflow.core.contract.interactive import InteractiveMechanism, State, Verdict
+from dpflow.core.contract.mechanism import Params
 from dpflow.core.contract.requests import Answer, GroupedSums
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.sampling.samplers import discrete_laplace
@@ -48,7 +49,7 @@ class MeanParams(Params):
     beta: Exact = Fraction(1, 20)
 
     @model_validator(mode="after")
-    def _check(self) -> MeanParams:
+    def _check_beta(self) -> MeanParams:
         if not 0 < self.beta <= Fraction(1, 2):
             raise ValueError("beta must lie in (0, 1/2]")
         return self
@@ -64,7 +65,7 @@ class MeanQuery(Params):
     key: str | None = None
 
     @model_validator(mode="after")
-    def _check(self) -> MeanQuery:
+    def _check_target(self) -> MeanQuery:
         if (self.column is None) == (self.by is None) or (self.by is None) != (self.key is None):
             raise ValueError("give either column, or by and key")
         return self
@@ -88,7 +89,7 @@ class MeanQueries(InteractiveMechanism[MeanParams, MeanQuery]):
         return one if params.queries == 1 else Repeated(one, params.queries)
 
     def note(self, params: MeanParams, table: Table) -> str:
-        tau = accuracy(params, table)
+        tau = proven_tau(params, table)
         if tau is not None:
             return (
                 f"answers are proven to be within {tau:.4g} of the truth on fresh rows, for values in [0, 1], if nothing was "
@@ -102,16 +103,18 @@ class MeanQueries(InteractiveMechanism[MeanParams, MeanQuery]):
         return State({"asked": 0})
 
     def data_request(self, params: MeanParams, query: MeanQuery, table: Table) -> GroupedSums:
-        self._scale(params, query, table)
+        self._noise_scale(params, query, table)
         if query.column is not None:
             low, _ = table.bounded(query.column).grid()
-            return GroupedSums(rows_per_group=table.contribution_bounds.rows, values=((query.column, low),))
+            return GroupedSums(
+                rows_per_group=table.contribution_bounds.rows, values=((query.column, low),)
+            )
         assert query.by is not None and query.key is not None
         if query.key not in table.public_keys(query.by):
             raise UnknownName(f"public key of {query.by}", query.key, table.public_keys(query.by))
         return GroupedSums(query.by, (query.key,), 1, table.cut(query.by)[1])
 
-    def _span(self, query: MeanQuery, table: Table) -> tuple[Fraction, Fraction, int]:
+    def _sum_range(self, query: MeanQuery, table: Table) -> tuple[Fraction, Fraction, int]:
         """(lower end, unit of the integer sum, the most one unit's rows can add)."""
         if query.column is not None:
             column = table.bounded(query.column)
@@ -119,8 +122,8 @@ class MeanQueries(InteractiveMechanism[MeanParams, MeanQuery]):
             return low * column.step, column.step, table.contribution_bounds.rows * (high - low)
         return Fraction(0), Fraction(1), table.cut(query.by)[1]
 
-    def _scale(self, params: MeanParams, query: MeanQuery, table: Table) -> Fraction:
-        return scale_for(self._span(query, table)[2], params.epsilon)
+    def _noise_scale(self, params: MeanParams, query: MeanQuery, table: Table) -> Fraction:
+        return scale_for(self._sum_range(query, table)[2], params.epsilon)
 
     def answer(
         self,
@@ -131,19 +134,20 @@ class MeanQueries(InteractiveMechanism[MeanParams, MeanQuery]):
         answer: Answer,
         source: Source,
     ) -> tuple[Verdict, State]:
-        asked = int(state.data["asked"])
-        if asked >= params.queries:
+        answer_count = int(state.data["asked"])
+        if answer_count >= params.queries:
             return Verdict({"verdict": "exhausted"}, closed=True), state
-        low, unit, most = self._span(query, table)
-        scale = self._scale(params, query, table)
+        low, unit, most = self._sum_range(query, table)
+        scale = self._noise_scale(params, query, table)
         total = int(answer.rows[0]) if query.column is None else int(answer.sums[query.column][0])
         noisy = total + int(discrete_laplace(scale, 1, source)[0])
         per_row = Fraction(
-            most, table.contribution_bounds.rows if query.column is not None else table.cut(query.by)[1]
+            most,
+            table.contribution_bounds.rows if query.column is not None else table.cut(query.by)[1],
         )
         value = low + unit * min(max(Fraction(noisy, params.rows), Fraction(0)), per_row)
-        left = params.queries - asked - 1
-        tau = accuracy(params, table)
+        left = params.queries - answer_count - 1
+        tau = proven_tau(params, table)
         body = {
             "value": float(value),
             "error_95": float(unit * half_width(scale) / params.rows),
@@ -151,28 +155,33 @@ class MeanQueries(InteractiveMechanism[MeanParams, MeanQuery]):
             "tau": None if tau is None else tau * float(unit * per_row),
             "queries_left": left,
         }
-        return Verdict(body, closed=left == 0), State({"asked": asked + 1})
+        return Verdict(body, closed=left == 0), State({"asked": answer_count + 1})
 
 
-def accuracy(params: MeanParams, table: Table) -> float | None:
+def proven_tau(params: MeanParams, table: Table) -> float | None:
     """tau of the whole session for values in [0, 1], or None where the theorem says nothing: it
     needs one row a unit.
     """
     if table.contribution_bounds.rows != 1:
         return None
-    k, m, each, beta = params.queries, params.rows, float(params.epsilon), float(params.beta)
+    k, m, answer_epsilon, beta = (
+        params.queries,
+        params.rows,
+        float(params.epsilon),
+        float(params.beta),
+    )
     low, high = max(sqrt(12 / m), sqrt(8 * log(2 / beta) / m)), 1 / 8
 
-    def spent(epsilon: float) -> float:
-        return lecture_sizes.total_epsilon(each, k, min(beta * epsilon / 8, epsilon / 16))
+    def composed_epsilon(epsilon: float) -> float:
+        return lecture_sizes.total_epsilon(answer_epsilon, k, min(beta * epsilon / 8, epsilon / 16))
 
-    if low > high or spent(high) > high:
+    if low > high or composed_epsilon(high) > high:
         return None
     epsilon = low
     for _ in range(
-        60 if spent(low) > low else 0
+        60 if composed_epsilon(low) > low else 0
     ):  # the least epsilon whose delta pays for the composition
         middle = (low + high) / 2
-        low, high = (middle, high) if spent(middle) > middle else (low, middle)
+        low, high = (middle, high) if composed_epsilon(middle) > middle else (low, middle)
         epsilon = high
-    return 6 * epsilon + log(2 * k / beta) / (m * each)
+    return 6 * epsilon + log(2 * k / beta) / (m * answer_epsilon)

@@ -37,7 +37,8 @@ from dpflow.core.accounting.amounts import Delta, Epsilon
 from dpflow.core.accounting.composition import step_eps
 from dpflow.core.accounting.events import Approximate, Event, SparseVector
 from dpflow.core.contract.declaration import Exact, Table
-from dpflow.core.contract.mechanism import InteractiveMechanism, Params, State, Verdict
+from dpflow.core.contract.interactive import InteractiveMechanism, State, Verdict
+from dpflow.core.contract.mechanism import Params
 from dpflow.core.contract.requests import Answer, GroupedSums
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.sampling.samplers import discrete_laplace
@@ -49,7 +50,7 @@ FINE = 1000
 
 
 @dataclass(frozen=True)
-class Plan:
+class WeightsPlan:
     """Sizes for a population error of 1/8 in every step of the binary search, which gives answers
     between the quartiles.
 
@@ -58,7 +59,7 @@ class Plan:
     """
 
     updates: int
-    each: float
+    step_epsilon: float
     groups: int
     queries: int
     epsilon: float
@@ -66,7 +67,7 @@ class Plan:
 
 
 @cache
-def plan(universe: int, queries: int, points: int, beta: float) -> Plan:
+def plan_weights(universe: int, queries: int, points: int, beta: float) -> WeightsPlan:
     """Theorem 5.4 with explicit constants: k medians over ranges of N points, failure ``beta`` of
     the answerer.
     """
@@ -79,10 +80,17 @@ def plan(universe: int, queries: int, points: int, beta: float) -> Plan:
     statistical = 2 * queries * ceil(log(points, 2))
     updates = ceil(4 * log(universe) / a**2)
     epsilon, delta = 0.5 * log1p(1 / 16), beta / 512
-    each = float(step_eps(epsilon, delta, 2 * updates))
+    step_epsilon = float(step_eps(epsilon, delta, 2 * updates))
     noise = 2 * log(3 * updates / beta) + 4 * log(3 * statistical / beta)
     transfer = 8 / (epsilon / 32) * log(4 * statistical / beta)
-    return Plan(updates, each, ceil(max(noise / (each * h), transfer)), statistical, epsilon, delta)
+    return WeightsPlan(
+        updates,
+        step_epsilon,
+        ceil(max(noise / (step_epsilon * h), transfer)),
+        statistical,
+        epsilon,
+        delta,
+    )
 
 
 class WeightsParams(Params):
@@ -100,7 +108,7 @@ class WeightsParams(Params):
     beta: Annotated[Exact, Field(gt=0, le=Fraction(1, 2))] = Fraction(1, 20)
 
     @model_validator(mode="after")
-    def _check(self) -> WeightsParams:
+    def _check_accuracy(self) -> WeightsParams:
         if not Fraction(1, 1000) <= self.accuracy <= 1:
             raise ValueError("accuracy must lie between 0.001 and 1")
         return self
@@ -115,7 +123,7 @@ class WeightsQuery(Params):
     values: tuple[Exact, ...] = ()
 
     @model_validator(mode="after")
-    def _check(self) -> WeightsQuery:
+    def _check_target(self) -> WeightsQuery:
         if bool(self.weights) == bool(self.values):
             raise ValueError("give either weights or values")
         if not all(0 <= w <= 1 for w in self.weights):
@@ -133,13 +141,17 @@ class MultiplicativeWeights(InteractiveMechanism[WeightsParams, WeightsQuery]):
     Query = WeightsQuery
     locks_dataset = True
 
-    def _updates(self, params: WeightsParams, table: Table) -> int:
-        return ceil(4 * log(max(2, len(table.public_keys(params.by)))) / float(params.accuracy / 2) ** 2)
+    def _update_count(self, params: WeightsParams, table: Table) -> int:
+        return ceil(
+            4 * log(max(2, len(table.public_keys(params.by)))) / float(params.accuracy / 2) ** 2
+        )
 
-    def _engine(self, params: WeightsParams, table: Table) -> Engine:
+    def _sparse_vector(self, params: WeightsParams, table: Table) -> Engine:
         groups, rows = table.cut(params.by)
-        updates = self._updates(params, table)
-        return Engine(_each(params.epsilon, params.delta, updates), FINE * groups * rows, updates)
+        updates = self._update_count(params, table)
+        return Engine(
+            _step_epsilon(params.epsilon, params.delta, updates), FINE * groups * rows, updates
+        )
 
     def event(self, params: WeightsParams, table: Table) -> Event:
         table.public_keys(params.by)
@@ -149,12 +161,12 @@ class MultiplicativeWeights(InteractiveMechanism[WeightsParams, WeightsQuery]):
             else SparseVector(params.epsilon)
         )
 
-    def tau(self, params: WeightsParams, table: Table) -> float | None:
+    def proven_tau(self, params: WeightsParams, table: Table) -> float | None:
         """How far any answer is from its mean over fresh rows, but with probability beta; None
         where nothing is proven.
         """
         keys, m, b = len(table.public_keys(params.by)), params.rows, float(params.beta) / 2
-        engine = self._engine(params, table)
+        engine = self._sparse_vector(params, table)
         statistical = params.queries * 2 * ceil(log(max(2, keys), 2))
         noise = 2 * log(3 * engine.failures / b) + 4 * log(3 * statistical / b)
         if (
@@ -175,9 +187,13 @@ class MultiplicativeWeights(InteractiveMechanism[WeightsParams, WeightsQuery]):
         return tau if tau < 1 else None
 
     def open(self, params: WeightsParams, table: Table, source: Source) -> State:
-        memory = self._engine(params, table).start(source)
+        memory = self._sparse_vector(params, table).start(source)
         return State(
-            {"asked": 0, "log_weights": [0.0] * len(table.public_keys(params.by)), **memory.to_json()}
+            {
+                "asked": 0,
+                "log_weights": [0.0] * len(table.public_keys(params.by)),
+                **memory.to_json(),
+            }
         )
 
     def data_request(self, params: WeightsParams, query: WeightsQuery, table: Table) -> GroupedSums:
@@ -197,13 +213,13 @@ class MultiplicativeWeights(InteractiveMechanism[WeightsParams, WeightsQuery]):
         answer: Answer,
         source: Source,
     ) -> tuple[Verdict, State]:
-        asked = int(state.data["asked"])
-        run = _Run(params, self._engine(params, table), state, answer.rows, source)
-        if asked >= params.queries or run.used_up:
+        answer_count = int(state.data["asked"])
+        run = _Run(params, self._sparse_vector(params, table), state, answer.rows, source)
+        if answer_count >= params.queries or run.is_exhausted:
             return Verdict({"verdict": "exhausted"}, closed=True), state
-        value = run.mean(query.weights) if query.weights else run.median(query.values)
-        left = params.queries - asked - 1
-        tau = self.tau(params, table)
+        value = run.answer_mean(query.weights) if query.weights else run.answer_median(query.values)
+        left = params.queries - answer_count - 1
+        tau = self.proven_tau(params, table)
         good = tau is not None and (bool(query.weights) or tau <= 1 / 8)
         body = {
             "value": value,
@@ -212,13 +228,13 @@ class MultiplicativeWeights(InteractiveMechanism[WeightsParams, WeightsQuery]):
             "updates_left": run.updates_left,
             "queries_left": left,
         }
-        return Verdict(body, closed=left == 0 or run.used_up), State(
-            {"asked": asked + 1, **run.state()}
+        return Verdict(body, closed=left == 0 or run.is_exhausted), State(
+            {"asked": answer_count + 1, **run.state_data()}
         )
 
 
 @cache
-def _each(epsilon: Fraction, delta: Fraction, updates: int) -> Fraction:
+def _step_epsilon(epsilon: Fraction, delta: Fraction, updates: int) -> Fraction:
     even = epsilon / (2 * updates)
     return max(even, Fraction(step_eps(epsilon, delta, 2 * updates))) if delta > 0 else even
 
@@ -242,23 +258,23 @@ class _Run:
         self._limit = floor((params.accuracy / 2 + params.accuracy / 4) * self._whole)
 
     @property
-    def used_up(self) -> bool:
+    def is_exhausted(self) -> bool:
         return self._memory.exhausted(self._engine)
 
     @property
     def updates_left(self) -> int:
         return self._engine.failures - self._memory.failures
 
-    def state(self) -> dict[str, Any]:
+    def state_data(self) -> dict[str, Any]:
         return {"log_weights": self._logs.tolist(), **self._memory.to_json()}
 
-    def mean(self, weights: tuple[Fraction, ...]) -> float:
+    def answer_mean(self, weights: tuple[Fraction, ...]) -> float:
         """One statistical query; nothing but its answer depends on the rows."""
         psi = [round(w * FINE) for w in weights]
         histogram = np.exp(self._logs - self._logs.max())
         share = float(np.dot(histogram / histogram.sum(), psi)) / FINE
         estimate = round(share * self._whole)
-        if self.used_up:
+        if self.is_exhausted:
             return share
         true = sum(n * w for n, w in zip(self._counts, psi))
         wrong, self._memory = self._engine.ask(
@@ -274,7 +290,7 @@ class _Run:
         self._logs -= self._logs.max()
         return min(max(noisy / self._whole, 0.0), 1.0)
 
-    def median(self, values: tuple[Fraction, ...]) -> float:
+    def answer_median(self, values: tuple[Fraction, ...]) -> float:
         """Lemma 3.2 with alpha = 1/2 on statistical queries answered to 1/8."""
         points = sorted(set(values))
         low, high = 0, len(points) - 1
@@ -282,7 +298,7 @@ class _Run:
             middle = (low + high) // 2
             v = points[middle]
             at_most, below = (
-                self.mean(tuple(Fraction(x <= v if side else x < v) for x in values))
+                self.answer_mean(tuple(Fraction(x <= v if side else x < v) for x in values))
                 for side in (1, 0)
             )
             if below > at_most:

@@ -34,13 +34,14 @@ from dpflow.core.accounting.amounts import Epsilon
 from dpflow.core.accounting.events import Event, Repeated
 from dpflow.core.contract.declaration import Exact, Table
 from dpflow.core.contract.estimators import EstimatorQuery
-from dpflow.core.contract.mechanism import InteractiveMechanism, Params, State, Verdict
+from dpflow.core.contract.interactive import InteractiveMechanism, State, Verdict
+from dpflow.core.contract.mechanism import Params
 from dpflow.core.contract.requests import Answer, GroupValues
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.toolbox.ranges import AnyRange, Grid
 from dpflow.errors import InvalidInput, PlanRefused
 from dpflow_stable_median.building_blocks import median_sizes
-from dpflow_stable_median.building_blocks.private_medians import median
+from dpflow_stable_median.building_blocks.private_medians import find_median
 
 HALF = Fraction(1, 2)
 
@@ -64,14 +65,14 @@ class AnsweringParams(Params):
     require: Literal["any", "proven"] = "any"
 
     @model_validator(mode="after")
-    def _check(self) -> AnsweringParams:
-        self.task()
-        median(self.median)
+    def _check_task(self) -> AnsweringParams:
+        self.median_task()
+        find_median(self.median)
         if not 0 < self.half_width < Fraction(1, 2):
             raise ValueError("half_width must lie strictly between 0 and 1/2")
         return self
 
-    def task(self) -> median_sizes.Task:
+    def median_task(self) -> median_sizes.Task:
         """The planner's task. Raises `InvalidInput` outside its ranges."""
         return median_sizes.Task(self.queries, self.range_size, float(self.beta))
 
@@ -111,23 +112,28 @@ class StableMedian(InteractiveMechanism[AnsweringParams, AnswerQuery]):
     locks_dataset = True
     independent_answers = True
 
-    def changed(self, table: Table) -> int:
+    def touched_groups(self, table: Table) -> int:
         """Groups that one unit's change may touch."""
         return 2 if table.neighbours == "replace" else 1
 
     def event(self, params: AnsweringParams, table: Table) -> Event:
-        if params.require == "proven" and self.promise(params, table)["guarantee"] != "proven":
-            raise PlanRefused(f"{needed(params, self.changed(table))}; or drop require: proven")
-        one = median(params.median).event(params.epsilon)
+        if (
+            params.require == "proven"
+            and self.describe_guarantee(params, table)["guarantee"] != "proven"
+        ):
+            raise PlanRefused(
+                f"{explain_unproven(params, self.touched_groups(table))}; or drop require: proven"
+            )
+        one = find_median(params.median).event(params.epsilon)
         return one if params.queries == 1 else Repeated(one, params.queries)
 
     def note(self, params: AnsweringParams, table: Table) -> str:
-        promise = self.promise(params, table)
+        promise = self.describe_guarantee(params, table)
         if promise["guarantee"] == "proven":
             low, high = promise["interval"]
             between = f"the ({low:.4g}, {high:.4g}) interval of the estimator on fresh groups"
             return f"answers are proven to lie in {between}, if nothing was released from this data before"
-        return f"answers are heuristic: {needed(params, self.changed(table))}"
+        return f"answers are heuristic: {explain_unproven(params, self.touched_groups(table))}"
 
     def open(self, params: AnsweringParams, table: Table, source: Source) -> State:
         return State({"asked": 0})
@@ -153,75 +159,80 @@ class StableMedian(InteractiveMechanism[AnsweringParams, AnswerQuery]):
         answer: Answer,
         source: Source,
     ) -> tuple[Verdict, State]:
-        asked = int(state.data["asked"])
-        if asked >= params.queries:
+        answer_count = int(state.data["asked"])
+        if answer_count >= params.queries:
             return Verdict({"verdict": "exhausted"}, closed=True), state
         span = query.range
         # a unit's block is the hash that decides its group, looked at modulo more: groups stay what
         # they are
         values = np.sort(answer.values.reshape(query.blocks, -1), axis=0)[(query.blocks - 1) // 2]
-        key = median(params.median).draw(
+        key = find_median(params.median).draw(
             span.keys(values),
             span.first,
             span.last,
             query.p,
             params.epsilon,
-            self.changed(table),
+            self.touched_groups(table),
             source,
         )
-        left = params.queries - asked - 1
+        left = params.queries - answer_count - 1
         body = {
             "value": span.value(key),
-            **self.promise(params, table, query.p),
+            **self.describe_guarantee(params, table, query.p),
             "queries_left": left,
         }
         if isinstance(span, Grid):
             body["zeta"] = float(span.step)
-        return Verdict(body, closed=left == 0), State({"asked": asked + 1})
+        return Verdict(body, closed=left == 0), State({"asked": answer_count + 1})
 
-    def promise(self, params: AnsweringParams, table: Table, p: Fraction = HALF) -> dict[str, Any]:
+    def describe_guarantee(
+        self, params: AnsweringParams, table: Table, p: Fraction = HALF
+    ) -> dict[str, Any]:
         """What an answer about the p-quantile is worth on fresh groups."""
-        each, w, task = (
-            float(params.epsilon) / self.changed(table),
+        median_epsilon, w, task = (
+            float(params.epsilon) / self.touched_groups(table),
             float(params.half_width),
-            params.task(),
+            params.median_task(),
         )
         interval = [max(0.0, float(p) - w), min(1.0, float(p) + w)]
-        proven = params.median == "exponential" and median_sizes.proves(
-            task, params.groups, each, half_width=w, p=float(p)
+        proven = params.median == "exponential" and median_sizes.carries_proof(
+            task, params.groups, median_epsilon, half_width=w, p=float(p)
         )
         if params.interval == "simple" and params.median == "exponential" and p == HALF:
             rho = float(params.beta) / (10 * params.queries * params.groups)
-            interval, proven = [rho, 1 - rho], simple_proves(task, params.groups, each)
+            interval, proven = (
+                [rho, 1 - rho],
+                simple_proof_holds(task, params.groups, median_epsilon),
+            )
         elif params.interval == "simple":  # its proof is about interior points
             proven = False
         return {"guarantee": "proven" if proven else "heuristic", "interval": interval}
 
 
-def simple_proves(task: median_sizes.Task, groups: int, each: float) -> bool:
+def simple_proof_holds(task: median_sizes.Task, groups: int, median_epsilon: float) -> bool:
     """Theorem 4.7's two conditions: an interior point every time, and at most ln 2 in all at delta
     = rho.
     """
     rho = task.beta / (10 * task.queries * groups)
-    interior = groups * each >= 4 * log(2 * task.queries * task.range / task.beta)
-    return interior and median_sizes.total(each, rho, task.queries) <= log(2)
+    interior = groups * median_epsilon >= 4 * log(2 * task.queries * task.range / task.beta)
+    return interior and median_sizes.total_epsilon(median_epsilon, rho, task.queries) <= log(2)
 
 
-def needed(params: AnsweringParams, changed: int) -> str:
+def explain_unproven(params: AnsweringParams, changed: int) -> str:
     """Why a session is unproven: what would be proven, and what does not need this method."""
     if params.median != "exponential":
         return (
             f"nothing is proven here about the median {params.median!r}; take median: exponential"
         )
-    task = params.task()
-    best: median_sizes.Calibration | median_sizes.Simple = median_sizes.tight(
+    task = params.median_task()
+    best: median_sizes.Calibration | median_sizes.Simple = median_sizes.tight_calibration(
         task, True, float(params.half_width)
     )
     if params.interval == "simple":
-        best = median_sizes.simple(task)
-    split, each = median_sizes.splitting(task)
+        best = median_sizes.simple_calibration(task)
+    split, fresh_groups = median_sizes.splitting_groups(task)
     return (
         f"{params.groups} groups at epsilon {float(params.epsilon):.4g} prove nothing for {params.queries} queries: take at "
-        f"least {best.groups} groups and epsilon {best.each * changed:.4g}, or split the data into {split} groups and use {each} "
+        f"least {best.groups} groups and epsilon {best.median_epsilon * changed:.4g}, or split the data into {split} groups and use {fresh_groups} "
         f"fresh ones per query"
     )

@@ -1,0 +1,82 @@
+"""The protocol of sessions: `InteractiveMechanism`, charged once and asked many times.
+
+The rules of `dpflow.core.contract.mechanism` hold here, too: no state of its own, no input or output, no error because
+of a value.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, TypeVar
+
+from pydantic import BaseModel
+
+from dpflow.core.accounting.events import Event
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.requests import Answer, DataRequest
+from dpflow.core.sampling.randomness import Source
+
+P = TypeVar("P", bound=BaseModel)
+Q = TypeVar("Q", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """An interactive mechanism's answer: what may leave, and whether the session ends with it."""
+
+    body: dict[str, Any]
+    closed: bool = False
+
+
+@dataclass(frozen=True)
+class State:
+    """Secret state between two answers: JSON that lives in the ledger. Its repr shows nothing."""
+
+    data: dict[str, Any] = field(repr=False)
+
+
+class InteractiveMechanism(ABC, Generic[P, Q]):
+    """A session: opened and charged once, whole; then any number of answers until it closes.
+
+    ``exclusive`` sessions close their scope to every other release while they are open.
+    ``separate`` sessions answer each query with a release of its own: given all that is secret and
+    has the same distribution on neighbouring tables, such as a sharding, each answer alone
+    satisfies its part of the claim. Only they may claim more than pure or approximate privacy
+    (docs/guides/accounting.md, sessions).
+    """
+
+    name: ClassVar[str]
+    version: ClassVar[int] = 1
+    summary: ClassVar[str]
+    citation: ClassVar[str]
+    Params: ClassVar[type[BaseModel]]
+    Query: ClassVar[type[BaseModel]]
+    locks_dataset: ClassVar[bool] = False
+    independent_answers: ClassVar[bool] = False
+
+    @abstractmethod
+    def event(self, params: P, table: Table) -> Event:
+        """The claim for the whole session, whatever the queries."""
+
+    def note(self, params: P, table: Table) -> str:
+        """What a person should know before opening it, such as what its answers prove; "" for
+        nothing.
+        """
+        return ""
+
+    @abstractmethod
+    def open(self, params: P, table: Table, source: Source) -> State:
+        """The first state; may hold secret noise."""
+
+    @abstractmethod
+    def data_request(self, params: P, query: Q, table: Table) -> DataRequest:
+        """What one query needs to know of the rows."""
+
+    @abstractmethod
+    def answer(
+        self, params: P, table: Table, state: State, query: Q, answer: Answer, source: Source
+    ) -> tuple[Verdict, State]:
+        """Answer one query and advance the state; both are stored in one transaction before the
+        answer is seen.
+        """

@@ -1,0 +1,58 @@
+"""YAML is read by one reader: each file that is no declaration gets one sentence with its path and field."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dpflow.errors import InvalidDeclaration, InvalidInput
+from dpflow.tables.access.declarations import load_table, load_yaml
+
+GOOD = {
+    "name": "visits",
+    "database": "visits.duckdb",
+    "privacy_unit": {"column": "user"},
+    "contribution_bounds": {"rows": 4},
+    "columns": {"age": {"lower": 0, "upper": 120}},
+}
+
+
+def test_a_mistake_names_the_file_and_the_field(tmp_path: Path) -> None:
+    """`InvalidDeclaration`, whatever the model found."""
+    path = tmp_path / "t.yml"
+    path.write_text(yaml.safe_dump(GOOD | {"columns": {"age": {"lower": 5, "upper": 5}}}))
+    with pytest.raises(
+        InvalidDeclaration, match=r"t.yml does not declare a table: columns.age: .* must be below"
+    ):
+        load_table(path)
+
+
+def test_the_database_is_relative_to_the_declaration(tmp_path: Path) -> None:
+    """A declaration can be read from any working directory."""
+    path = tmp_path / "t.yml"
+    path.write_text(yaml.safe_dump(GOOD))
+    assert load_table(path).database == (tmp_path / "visits.duckdb").resolve()
+
+
+def test_files_that_are_no_declaration_get_one_sentence(tmp_path: Path) -> None:
+    """A missing file, broken YAML and a bare list are told apart."""
+    with pytest.raises(InvalidInput, match="there is no table declaration"):
+        load_table(tmp_path / "none.yml")
+    (tmp_path / "broken.yml").write_text("a: [1,\nb")
+    with pytest.raises(InvalidInput, match="is not valid YAML near line"):
+        load_yaml(tmp_path / "broken.yml", "x")
+    (tmp_path / "list.yml").write_text("- 1")
+    with pytest.raises(InvalidInput, match="holds no YAML mapping"):
+        load_yaml(tmp_path / "list.yml", "x")
+
+
+def test_on_needs_no_quotes(tmp_path: Path) -> None:
+    """YAML 1.1 takes the bare word for true; a declaration means the field."""
+    path = tmp_path / "t.yml"
+    path.write_text(
+        "{name: t, database: t.duckdb, privacy_unit: {column: u}, contribution_bounds: {rows: 1}, columns: {},\n"
+        " joins: [{relation: d, name: d, kind: dimension, on: {k: id}}]}"
+    )
+    assert load_table(path).joins[0].on == {"k": "id"}
