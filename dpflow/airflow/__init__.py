@@ -9,7 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dpflow.airflow.budget import LedgerOperator
+    from dpflow.airflow.budget_branch import BudgetBranchOperator
+    from dpflow.airflow.budget_check import BudgetCheckOperator
+    from dpflow.airflow.budget_grant import BudgetGrantOperator
+    from dpflow.airflow.budget_report import BudgetReportOperator
     from dpflow.airflow.data_contract import DataContractOperator
     from dpflow.airflow.private_prediction import PrivatePredictionOperator
     from dpflow.airflow.release import ReleaseOperator
@@ -17,28 +20,24 @@ if TYPE_CHECKING:
     from dpflow.airflow.session import SessionOperator
 
 __all__ = [
+    "BudgetBranchOperator",
+    "BudgetCheckOperator",
+    "BudgetGrantOperator",
+    "BudgetReportOperator",
     "DataContractOperator",
-    "LedgerOperator",
     "PrivatePredictionOperator",
     "ReleaseOperator",
     "ReusableHoldoutOperator",
     "SessionOperator",
 ]
 
-_HOMES = {
-    "DataContractOperator": "dpflow.airflow.data_contract",
-    "LedgerOperator": "dpflow.airflow.budget",
-    "PrivatePredictionOperator": "dpflow.airflow.private_prediction",
-    "ReleaseOperator": "dpflow.airflow.release",
-    "ReusableHoldoutOperator": "dpflow.airflow.reusable_holdout",
-    "SessionOperator": "dpflow.airflow.session",
-}
-
 
 def __getattr__(name: str) -> Any:
-    """Import an operator when it is first asked for."""
-    if name not in _HOMES:
+    """Import an operator when it is first used. Its file is named after it."""
+    if name not in __all__:
         raise AttributeError(f"module 'dpflow.airflow' has no attribute {name!r}")
+    import re
     from importlib import import_module
 
-    return getattr(import_module(_HOMES[name]), name)
+    stem = re.sub(r"(?<!^)(?=[A-Z])", "_", name.removesuffix("Operator")).lower()
+    return getattr(import_module(f"dpflow.airflow.{stem}"), name)

@@ -35,7 +35,7 @@ class LedgerHook(BaseHook):
         connection = self.get_connection(self.ledger_conn_id)
         extras = connection.extra_dejson
         anchor = Path(extras["anchor"]) if extras.get("anchor") else None
-        return Ledger(target(connection), anchor=anchor, create=False)
+        return Ledger(ledger_target(connection), anchor=anchor, create=False)
 
     def test_connection(self) -> tuple[bool, str]:
         """Airflow's Test button: whether the ledger opens under its anchor, and how many scopes it
@@ -51,7 +51,7 @@ class LedgerHook(BaseHook):
         )
 
 
-def target(connection: Any) -> str:
+def ledger_target(connection: Any) -> str:
     """What `Ledger` opens: a path, or a SQLAlchemy URL."""
     from sqlalchemy import URL
 

@@ -22,15 +22,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from dpflow.engine.planning.simulate import Ask, Job, Run, Task, span
-from dpflow.engine.releases.request import Request
+from dpflow.engine.planning.simulate import Job, PlannedRelease, Run, Task, span
+from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.errors import InvalidInput, PlanRefused
 
 Context = Mapping[str, Any]
 
 
 def read_dags(
-    place: Path, *, start: dt.datetime | None = None, every: dt.timedelta | None = None
+    path: Path, *, start: dt.datetime | None = None, every: dt.timedelta | None = None
 ) -> tuple[list[Job], set[Path]]:
     """The DAGs of a file or folder that charge anything, and the release files they read.
 
@@ -41,16 +41,15 @@ def read_dags(
     Raises:
         InvalidInput: a file that cannot be imported, a template that planning cannot render.
     """
-    _at_home()
+    _use_temporary_home()
     from airflow.dag_processing.dagbag import DagBag
 
-    folder = str(place if place.is_dir() else place.parent)
+    folder = str(path if path.is_dir() else path.parent)
     sys.path.insert(0, folder)  # DAG files import their neighbours
     try:
-        with contextlib.redirect_stdout(
-            sys.stderr
-        ):  # what files print is no part of a plan; what Airflow logs is said below
-            bag = DagBag(place, load_op_links=False)
+        # What files print is no part of a plan; import errors are raised below.
+        with contextlib.redirect_stdout(sys.stderr):
+            bag = DagBag(path, load_op_links=False)
     finally:
         sys.path.remove(folder)
     for file, trace in bag.import_errors.items():
@@ -69,14 +68,14 @@ def read_dags(
     files: set[Path] = set()
     jobs = []
     for dag in bag.dags.values():
-        tasks = tuple(task for operator in dag.tasks if (task := _task(dag, operator, files)))
+        tasks = tuple(task for operator in dag.tasks if (task := _read_task(dag, operator, files)))
         if tasks:
-            runs, cadence = _calendar(dag, start, every)
+            runs, cadence = _list_runs(dag, start, every)
             jobs.append(Job(dag.dag_id, dag.dag_id, cadence, tasks, runs))
     return sorted(jobs, key=lambda job: job.name), files
 
 
-def _at_home() -> None:
+def _use_temporary_home() -> None:
     """Keep Airflow from making a home directory and from logging, where nobody configured it."""
     if (
         "airflow" not in sys.modules
@@ -93,7 +92,7 @@ def _at_home() -> None:
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 
-def _calendar(
+def _list_runs(
     dag: Any, start: dt.datetime | None, every: dt.timedelta | None
 ) -> tuple[Callable[[], Iterator[Run]], str]:
     """The runs of a DAG and, in words, when they happen."""
@@ -104,33 +103,36 @@ def _calendar(
     timetable: Any = coerce_to_core_timetable(dag.timetable)
     first = pendulum.instance(start or dag.start_date or dt.datetime.now(dt.UTC))
     last = pendulum.instance(dag.end_date) if dag.end_date else None
-    limits = TimeRestriction(earliest=first, latest=last, catchup=True)
+    restriction = TimeRestriction(earliest=first, latest=last, catchup=True)
 
-    def scheduled() -> Iterator[Run]:
+    def timetable_runs() -> Iterator[Run]:
         info = None
         while True:
-            following = timetable.next_dagrun_info_v2(last_dagrun_info=info, restriction=limits)
+            following = timetable.next_dagrun_info_v2(
+                last_dagrun_info=info, restriction=restriction
+            )
             if following is None or (info is not None and following.run_after <= info.run_after):
                 return
             info = following
-            yield _run(dag, info.run_after, info.data_interval, info.partition_key)
+            yield _make_run(dag, info.run_after, info.data_interval, info.partition_key)
 
-    def by_hand() -> Iterator[Run]:
+    def manual_runs() -> Iterator[Run]:
         for number in itertools.count() if every else (0,):
-            yield _run(dag, first + number * (every or dt.timedelta()), None, None)
+            yield _make_run(dag, first + number * (every or dt.timedelta()), None, None)
 
-    if next(scheduled(), None) is not None:
-        return scheduled, str(timetable.summary)
-    return by_hand, f"every {span(every)} (assumed)" if every else "by hand"
+    if next(timetable_runs(), None) is not None:
+        return timetable_runs, str(timetable.summary)
+    return manual_runs, f"every {span(every)} (assumed)" if every else "by hand"
 
 
-def _run(dag: Any, when: Any, interval: Any, partition_key: str | None) -> Run:
+def _make_run(dag: Any, when: Any, interval: Any, partition_key: str | None) -> Run:
     """One run with what templates may use. A run without a logical date has no dates in its
     context, as in Airflow.
     """
-    from dpflow.airflow.task_context import occasion_name
+    from dpflow.airflow.task_context import name_run
 
-    run_id = f"{'manual' if interval is None and partition_key is None else 'scheduled'}__{when.isoformat()}"
+    kind = "manual" if interval is None and partition_key is None else "scheduled"
+    run_id = f"{kind}__{when.isoformat()}"
     context: dict[str, Any] = {
         "dag": dag,
         "run_id": run_id,
@@ -146,34 +148,41 @@ def _run(dag: Any, when: Any, interval: Any, partition_key: str | None) -> Run:
             "ds_nodash": interval.start.strftime("%Y%m%d"),
             "ts": interval.start.isoformat(),
         }
-    return Run(when, occasion_name(context, partition_key, run_id), context)
+    return Run(when, name_run(context, partition_key, run_id), context)
 
 
 # --- tasks ------------------------------------------------------------------------------------------------------------
 
 
-def _task(dag: Any, operator: Any, files: set[Path]) -> Task | None:
+def _read_task(dag: Any, operator: Any, files: set[Path]) -> Task | None:
     """What a task asks for; None if it charges nothing."""
     field = getattr(getattr(operator, "operator_class", type(operator)), "request_field", None)
     if field is None:
         return None
-    instances, note = _instances(operator, field)
+    instances, note = _read_arguments(operator, field)
     if any(True for _ in operator.iter_mapped_task_groups()):
         note = "in a mapped task group: each of its instances charges this"
     folder = Path(dag.fileloc).parent
-    makers = [_asker(dag, operator, given.get(field), given, folder, files) for given in instances]
-    return Task(operator.task_id, lambda run: [make(run.variables) for make in makers], note)
+    makers = [
+        _request_maker(dag, operator, arguments.get(field), arguments, folder, files)
+        for arguments in instances
+    ]
+    return Task(
+        operator.task_id,
+        lambda run: [one for make in makers for one in make(run.variables)],
+        note,
+    )
 
 
-def downstream_asks(operator: Any, context: Context) -> list[tuple[str, Ask]]:
+def list_downstream(operator: Any, context: Context) -> list[tuple[str, PlannedRelease]]:
     """What the release and holdout tasks below a running task ask for in its run, by task id.
 
     Raises:
         PlanRefused: a task below maps over what only a run knows, or there is nothing below that
         charges.
     """
-    below = operator.get_flat_relatives(upstream=False)
-    tasks = [task for found in below if (task := _task(context["dag"], found, set()))]
+    relatives = operator.get_flat_relatives(upstream=False)
+    tasks = [task for below in relatives if (task := _read_task(context["dag"], below, set()))]
     unknown = [task.name for task in tasks if task.note]
     if unknown or not tasks:
         what = (
@@ -188,7 +197,7 @@ def downstream_asks(operator: Any, context: Context) -> list[tuple[str, Ask]]:
     return [(task.name, ask) for task in tasks for ask in task.asks(run)]
 
 
-def _instances(operator: Any, field: str) -> tuple[list[dict[str, Any]], str]:
+def _read_arguments(operator: Any, field: str) -> tuple[list[dict[str, Any]], str]:
     """The arguments of each task instance, as far as they are written in the DAG file, and what is
     not.
     """
@@ -197,75 +206,81 @@ def _instances(operator: Any, field: str) -> tuple[list[dict[str, Any]], str]:
         return [{name: getattr(operator, name, None) for name in (field, "blocks", "ordinal")}], ""
     fixed, mapped = dict(operator.partial_kwargs), expand.value
     if isinstance(mapped, Sequence):
-        if all(isinstance(given, Mapping) for given in mapped):
-            return [fixed | dict(given) for given in mapped], ""
+        if all(isinstance(arguments, Mapping) for arguments in mapped):
+            return [fixed | dict(arguments) for arguments in mapped], ""
         mapped = {}
     elif isinstance(mapped, Mapping) and all(
         isinstance(values, Sequence) for values in mapped.values()
     ):
-        each = itertools.product(*mapped.values())
-        return [fixed | dict(zip(mapped, values, strict=True)) for values in each], ""
-    known = (
-        fixed
-        if not isinstance(mapped, Mapping)
-        else fixed | {k: v for k, v in mapped.items() if _written(v)}
-    )
-    if isinstance(mapped, Mapping) and "blocks" in mapped and "blocks" not in known:
-        known["blocks"] = ["some block of {{ run_id }}"]
-    note = "mapped over what only a run knows: each instance charges this"
-    return (
-        ([known], note)
-        if field in known
-        else ([], "mapped over releases that only a run knows: not priced")
-    )
+        products = itertools.product(*mapped.values())
+        return [fixed | dict(zip(mapped, values, strict=True)) for values in products], ""
+    if isinstance(mapped, Mapping):
+        if "blocks" in mapped and "blocks" not in fixed:
+            fixed["blocks"] = ["some block of {{ run_id }}"]
+        fixed |= {name: value for name, value in mapped.items() if isinstance(value, str | Mapping)}
+    if field not in fixed:
+        return [], "mapped over releases that only a run knows: not priced"
+    return [fixed], "mapped over what only a run knows: each instance charges this"
 
 
-def _written(value: object) -> bool:
-    return isinstance(value, str | Mapping)
-
-
-def _asker(
-    dag: Any, operator: Any, wanted: Any, given: Mapping[str, Any], folder: Path, files: set[Path]
-) -> Callable[[Context], Ask]:
+def _request_maker(
+    dag: Any,
+    operator: Any,
+    release: Any,
+    arguments: Mapping[str, Any],
+    folder: Path,
+    files: set[Path],
+) -> Callable[[Context], list[PlannedRelease]]:
     """A function from a run's context to what one task instance asks for. What no template changes
     is parsed once.
     """
-    from dpflow.airflow.release import requested
+    # Not at the top: Airflow must not be imported before `_use_temporary_home` was called.
+    from dpflow.airflow.release import list_releases, number_equal
+    from dpflow.airflow.task_context import read_request
 
     environment = dag.get_template_env()
-    render, same = _renderer(wanted, environment, operator)
-    render_blocks, _ = _renderer(given.get("blocks"), environment, operator)
-    ordinal = int(given.get("ordinal") or 0)
+    fill_release, is_constant = _template_filler(release, environment, operator)
+    fill_blocks, _ = _template_filler(arguments.get("blocks"), environment, operator)
+    first_ordinal = int(arguments.get("ordinal") or 0)
 
-    def parsed(context: Context) -> Request:
-        release = render(context)
-        if isinstance(release, str):
-            files.add((folder / release).resolve())
+    def parse_requests(context: Context) -> list[ReleaseRequest]:
+        releases = list_releases(fill_release(context))
+        files.update((folder / one).resolve() for one in releases if isinstance(one, str))
         try:
-            request: Request = requested(release, None, folder)
+            return [read_request(one, None, folder) for one in releases]
         except InvalidInput as error:
             raise InvalidInput(f"task {dag.dag_id}.{operator.task_id}: {error}") from None
-        return request
 
-    fixed = parsed({}) if same else None
+    constant = parse_requests({}) if is_constant else None
 
-    def ask(context: Context) -> Ask:
-        request = fixed or parsed(context)
-        named = render_blocks(context)
-        listed = (named,) if isinstance(named, str) else tuple(map(str, named or ()))
-        return Ask(request, listed or request.blocks, ordinal)
+    def make_requests(context: Context) -> list[PlannedRelease]:
+        requests = constant if constant is not None else parse_requests(context)
+        filled = fill_blocks(context)
+        blocks = (filled,) if isinstance(filled, str) else tuple(map(str, filled or ()))
+        ordinals = number_equal(
+            [
+                request.model_copy(update={"blocks": blocks or request.blocks})
+                for request in requests
+            ]
+        )
+        return [
+            PlannedRelease(request, blocks or request.blocks, first_ordinal + ordinal)
+            for request, ordinal in zip(requests, ordinals)
+        ]
 
-    return ask
+    return make_requests
 
 
-def _renderer(value: Any, environment: Any, operator: Any) -> tuple[Callable[[Context], Any], bool]:
+def _template_filler(
+    value: Any, environment: Any, operator: Any
+) -> tuple[Callable[[Context], Any], bool]:
     """A function that fills in a context, and whether it gives the same whatever the context."""
     import jinja2
 
     if isinstance(value, str) and ("{{" in value or "{%" in value):
         template = environment.from_string(value)
 
-        def fill(context: Context) -> str:
+        def fill_template(context: Context) -> str:
             try:
                 return str(template.render(context))
             except jinja2.UndefinedError as error:
@@ -274,14 +289,14 @@ def _renderer(value: Any, environment: Any, operator: Any) -> tuple[Callable[[Co
                     "run_id and params are known before a run"
                 ) from None
 
-        return fill, False
+        return fill_template, False
     if isinstance(value, Mapping):
-        parts = {key: _renderer(part, environment, operator) for key, part in value.items()}
+        parts = {key: _template_filler(part, environment, operator) for key, part in value.items()}
         return lambda context: {key: part(context) for key, (part, _) in parts.items()}, all(
             s for _, s in parts.values()
         )
     if isinstance(value, list | tuple):
-        items = [_renderer(part, environment, operator) for part in value]
+        items = [_template_filler(part, environment, operator) for part in value]
         return lambda context: [part(context) for part, _ in items], all(same for _, same in items)
     if value is not None and not isinstance(value, str | int | float):
         raise PlanRefused(

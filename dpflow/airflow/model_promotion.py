@@ -32,14 +32,14 @@ class Promoter:
         version again.
         """
         claim = candidate.submission.claim
-        version = self._version(candidate, record)
-        current = self._current()
+        version = self._find_version(candidate, record)
+        current = self._read_promoted()
         if current is not None and (current[0] == version or current[1] >= claim):
             return current[0] == version
         self._client.set_registered_model_alias(self.model, self.alias, version)
         return True
 
-    def _current(self) -> tuple[str, Fraction] | None:
+    def _read_promoted(self) -> tuple[str, Fraction] | None:
         """Version and claim behind the alias."""
         aliases = self._client.get_registered_model(self.model).aliases
         if self.alias not in aliases:
@@ -47,7 +47,7 @@ class Promoter:
         version = self._client.get_model_version(self.model, str(aliases[self.alias]))
         return str(version.version), Fraction(version.tags["dpflow.claim"])
 
-    def _version(self, candidate: Candidate, record: Mapping[str, str]) -> str:
+    def _find_version(self, candidate: Candidate, record: Mapping[str, str]) -> str:
         """The model version of this candidate, made once."""
         for version in self._client.search_model_versions(f"name = '{self.model}'"):
             if version.tags.get("dpflow.candidate") == candidate.digest:

@@ -7,9 +7,13 @@ from typing import Any
 
 from airflow.sdk import BaseOperator
 
-from dpflow.airflow.connection import LedgerHook
-from dpflow.airflow.release import dag_folder, requested
-from dpflow.airflow.task_context import failures, session_occasion
+from dpflow.airflow.task_context import (
+    dag_folder,
+    identify_session,
+    map_failures,
+    open_ledger,
+    read_request,
+)
 
 
 class PrivatePredictionOperator(BaseOperator):
@@ -55,21 +59,19 @@ class PrivatePredictionOperator(BaseOperator):
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Answer and publish; see the class."""
-        from dpflow.engine import declared, make_plan
+        from dpflow.engine import insert_bounds, make_plan
         from dpflow.engine.prediction.batch import label_points, parse_tables
         from dpflow.engine.prediction.student import parse_student
         from dpflow.registry import Registry
 
-        with failures():
+        with map_failures():
             registry, folder = Registry.load(), dag_folder(context)
-            request, ledger = (
-                requested(self.session, None, folder),
-                LedgerHook(self.ledger_conn_id).get_conn(),
-            )
-            plan = make_plan(request, registry, declared(request, ledger))
+            request = read_request(self.session, None, folder)
+            ledger = open_ledger(self.ledger_conn_id)
+            plan = make_plan(request, registry, insert_bounds(request, ledger))
             points, answers = parse_tables(self.points, self.answers, folder)
-            who = session_occasion(plan, self.dag_id)
+            who = identify_session(plan, self.dag_id)
             student = None if self.student is None else parse_student(self.student, folder)
             return label_points(
-                plan, points, answers, ledger, registry, student=student, occasion=who
+                plan, points, answers, ledger, registry, student=student, run_identity=who
             )

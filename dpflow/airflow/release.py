@@ -1,55 +1,57 @@
-"""`ReleaseOperator`: one differentially private release per task."""
+"""`ReleaseOperator`: differentially private releases, one or a list of them per task."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
 
-from dpflow.airflow.connection import LedgerHook
-from dpflow.airflow.task_context import failures, occasion
+from dpflow.airflow.task_context import (
+    dag_folder,
+    identify_run,
+    map_failures,
+    open_ledger,
+    read_request,
+)
+
+if TYPE_CHECKING:
+    from dpflow.engine.releases.request import ReleaseRequest
 
 
-def requested(
-    release: Mapping[str, Any] | str, blocks: Sequence[str] | str | None, folder: Path
-) -> Any:
-    """The request an operator's arguments describe; paths are relative to the DAG file's folder."""
-    from dpflow.core.contract.declaration import load_yaml
-    from dpflow.engine.releases.request import parse_request
-
-    what = "what the task is given"
-    if isinstance(release, str):
-        what, path = release, folder / release
-        data, folder = load_yaml(path, "release file"), path.parent
-    else:
-        data = dict(release)
-    if blocks:
-        data["blocks"] = [blocks] if isinstance(blocks, str) else list(blocks)
-    return parse_request(data, folder, what)
+def list_releases(release: Any) -> list[Any]:
+    """The releases of an operator's ``release``: one by itself, or those of a list."""
+    return [release] if isinstance(release, str | Mapping) else list(release)
 
 
-def dag_folder(context: Mapping[str, Any]) -> Path:
-    """The folder of the running DAG's file."""
-    return Path(context["dag"].fileloc).parent
+def number_equal(requests: Sequence[ReleaseRequest]) -> list[int]:
+    """For each request of one task, how many before it ask for the same: an ordinal that tells them
+    apart.
+    """
+    # A release is known by its content: its name, revision and place are no part of its digest.
+    outside = {"name": "", "revision": 1, "publish": None}
+    contents = [request.model_copy(update=outside) for request in requests]
+    return [contents[:n].count(content) for n, content in enumerate(contents)]
 
 
 class ReleaseOperator(BaseOperator):
-    """Charge, draw, settle and publish one release, exactly once whatever Airflow retries.
+    """Charge, draw, settle and publish releases, exactly once whatever Airflow retries.
 
-    :param release: a release as a mapping, or the path of a release file relative to the DAG file
-    (templated).
+    :param release: a release as a mapping, or the path of a release file relative to the DAG file,
+        or a list of these (templated).
     :param blocks: the blocks it reads, instead of those in ``release``, e.g. ``"{{
         data_interval_start | ds }}"`` (templated).
     :param ledger_conn_id: connection of type ``dpflow_ledger``.
-    :param ordinal: number among equal releases of one run, when the same one is wanted twice.
+    :param ordinal: number among equal releases of one run, when the same one is requested twice.
+        Equal releases of a list are counted from it.
     :param spend_again: pay for a new release although this task released something else in this run
-    before.
+        before.
 
     Charges the release's scope when the task first runs; a retry, clear or backfill of the same
-    interval costs nothing. Returns a receipt: release id, price, what it protects, whether it was
-    replayed. Never the result.
+    interval costs nothing. The releases of a list are charged and drawn one after the other: if one
+    is refused, those before it stand, and a retry replays them and pays only for the rest. Returns
+    a receipt, or a list of them for a list: release id, privacy cost, what it protects, whether it
+    was replayed. Never the result.
     """
 
     template_fields: Sequence[str] = ("release", "blocks")
@@ -59,7 +61,7 @@ class ReleaseOperator(BaseOperator):
     def __init__(
         self,
         *,
-        release: Mapping[str, Any] | str,
+        release: Mapping[str, Any] | str | Sequence[Mapping[str, Any] | str],
         blocks: Sequence[str] | str | None = None,
         ledger_conn_id: str = "dpflow_ledger",
         ordinal: int = 0,
@@ -73,16 +75,26 @@ class ReleaseOperator(BaseOperator):
         self.ordinal = ordinal
         self.spend_again = spend_again
 
-    def execute(self, context: Any) -> dict[str, Any]:
-        """Run the release; see the class."""
-        from dpflow.engine import declared, make_plan, release
+    def execute(self, context: Any) -> dict[str, Any] | list[dict[str, Any]]:
+        """Run the release, or those of the list in their order; see the class."""
+        from dpflow.engine import insert_bounds, make_plan, release
         from dpflow.registry import Registry
 
-        with failures():
-            registry, when = Registry.load(), occasion(context, self.ordinal)
-            request = requested(self.release, self.blocks, dag_folder(context))
-            ledger = LedgerHook(self.ledger_conn_id).get_conn()
-            plan = make_plan(request, registry, declared(request, ledger, when))
-            return release(
-                plan, ledger, registry, occasion=when, spend_again=self.spend_again
-            ).to_json()
+        with map_failures():
+            registry, folder = Registry.load(), dag_folder(context)
+            # All are read before the first is charged: a mistake in the last costs nothing.
+            requests = [
+                read_request(one, self.blocks, folder) for one in list_releases(self.release)
+            ]
+            ledger, receipts = open_ledger(self.ledger_conn_id), []
+            single = isinstance(self.release, str | Mapping)
+            for n, (request, ordinal) in enumerate(zip(requests, number_equal(requests))):
+                # A release may take bounds from one before it, so it is planned after that.
+                run = identify_run(context, self.ordinal + ordinal, f"#{n}" if n else "")
+                plan = make_plan(request, registry, insert_bounds(request, ledger, run))
+                receipts.append(
+                    release(
+                        plan, ledger, registry, run_identity=run, spend_again=self.spend_again
+                    ).to_json()
+                )
+            return receipts[0] if single else receipts

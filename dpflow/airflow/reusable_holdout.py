@@ -9,9 +9,13 @@ from typing import Any
 from airflow.sdk import BaseOperator
 from airflow.sdk.bases.branch import BranchMixIn
 
-from dpflow.airflow.connection import LedgerHook
-from dpflow.airflow.release import dag_folder, requested
-from dpflow.airflow.task_context import failures, keep
+from dpflow.airflow.task_context import (
+    dag_folder,
+    map_failures,
+    open_ledger,
+    push_result,
+    read_request,
+)
 
 
 class ReusableHoldoutOperator(BaseOperator, BranchMixIn):
@@ -69,19 +73,19 @@ class ReusableHoldoutOperator(BaseOperator, BranchMixIn):
 
     def execute(self, context: Any) -> list[dict[str, Any]]:
         """Answer the candidates in order, then branch; see the class."""
-        from dpflow.engine import declared, make_plan
+        from dpflow.engine import insert_bounds, make_plan
         from dpflow.engine.sessions.holdout_gate import decision, judge_all
         from dpflow.engine.sessions.session import Session
         from dpflow.registry import Registry
 
-        with failures():
-            registry, ledger = Registry.load(), LedgerHook(self.ledger_conn_id).get_conn()
+        with map_failures():
+            registry, ledger = Registry.load(), open_ledger(self.ledger_conn_id)
             requests = [
-                requested(session, None, dag_folder(context))
+                read_request(session, None, dag_folder(context))
                 for session in (self.session, *self.fresh)
             ]
             plans = [
-                make_plan(request, registry, declared(request, ledger)) for request in requests
+                make_plan(request, registry, insert_bounds(request, ledger)) for request in requests
             ]
             promoter = None
             if self.promote:
@@ -91,7 +95,7 @@ class ReusableHoldoutOperator(BaseOperator, BranchMixIn):
             sessions = [partial(Session.open, plan, ledger, registry) for plan in plans]
             verdicts = judge_all(sessions, self.candidates, promoter)
         if self.branches is not None:
-            keep(self, context, verdicts)
+            push_result(self, context, verdicts)
             tasks = self.branches.get(decision(verdicts))
             self.do_branch(context, [tasks] if isinstance(tasks, str) else tasks)
         return verdicts

@@ -7,9 +7,13 @@ from typing import Any
 
 from airflow.sdk import BaseOperator
 
-from dpflow.airflow.connection import LedgerHook
-from dpflow.airflow.release import dag_folder, requested
-from dpflow.airflow.task_context import failures, session_occasion
+from dpflow.airflow.task_context import (
+    dag_folder,
+    identify_session,
+    map_failures,
+    open_ledger,
+    read_request,
+)
 
 
 class SessionOperator(BaseOperator):
@@ -46,19 +50,17 @@ class SessionOperator(BaseOperator):
 
     def execute(self, context: Any) -> list[dict[str, Any]]:
         """Ask in order; see the class."""
-        from dpflow.engine import declared, make_plan
+        from dpflow.engine import insert_bounds, make_plan
         from dpflow.engine.sessions.query_list import ask_all
         from dpflow.engine.sessions.session import Session
         from dpflow.registry import Registry
 
-        with failures():
+        with map_failures():
             registry, folder = Registry.load(), dag_folder(context)
-            request, ledger = (
-                requested(self.session, None, folder),
-                LedgerHook(self.ledger_conn_id).get_conn(),
-            )
-            plan = make_plan(request, registry, declared(request, ledger))
+            request = read_request(self.session, None, folder)
+            ledger = open_ledger(self.ledger_conn_id)
+            plan = make_plan(request, registry, insert_bounds(request, ledger))
             session = Session.open(
-                plan, ledger, registry, occasion=session_occasion(plan, self.dag_id)
+                plan, ledger, registry, run_identity=identify_session(plan, self.dag_id)
             )
             return ask_all(session, self.queries, folder)

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 from airflow.sdk import DAG, CronDataIntervalTimetable
 
-from dpflow.airflow import DataContractOperator, LedgerOperator, ReleaseOperator
+from dpflow.airflow import BudgetCheckOperator, DataContractOperator, ReleaseOperator
 
 TABLE = "tables/flights.yml"
 PUBLISH = {"database": "../demo/published.duckdb", "table": "flights_daily"}
@@ -49,7 +49,7 @@ with DAG(
     default_args={"retries": 5, "retry_delay": timedelta(seconds=1)},
     tags=["dpflow"],
 ):
-    covered = LedgerOperator(task_id="budget", action="check", releases=RELEASES, blocks=DAY)
+    covered = BudgetCheckOperator(task_id="budget", releases=RELEASES, blocks=DAY)
     contract = DataContractOperator(task_id="contract", table=TABLE, blocks=DAY)
     released = ReleaseOperator.partial(task_id="release", blocks=DAY).expand(release=RELEASES)
     covered >> contract >> released

@@ -1,4 +1,4 @@
-"""`LedgerOperator` under a real DAG object, and the connection type's form and Test button."""
+"""The budget operators under a real DAG object, and the connection type's form and Test button."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ HEAD = """
 from datetime import datetime
 from airflow.sdk import DAG, task
 from airflow.providers.standard.operators.empty import EmptyOperator
-from dpflow.airflow import LedgerOperator, ReleaseOperator, ReusableHoldoutOperator
+from dpflow.airflow import BudgetBranchOperator, BudgetCheckOperator, BudgetGrantOperator, BudgetReportOperator
+from dpflow.airflow import ReleaseOperator, ReusableHoldoutOperator
 
 def wanted(name, epsilon="0.3", **more):
     return {"name": name, "mechanism": "count", "table": "visits.yml", "scope": "visits", "params": {"epsilon": epsilon}} | more
@@ -89,81 +90,83 @@ def run(
     return operator.execute(context)
 
 
-GATE = """
-gate = LedgerOperator(task_id="gate", action="gate", otherwise="tell")
+BRANCH = """
+branch = BudgetBranchOperator(task_id="branch", otherwise="tell")
 tell = EmptyOperator(task_id="tell")
 mapped = ReleaseOperator.partial(task_id="mapped", blocks=BLOCK).expand(release=[wanted("a"), wanted("b", "0.31")])
 single = ReleaseOperator(task_id="single", release=wanted("c"), blocks=BLOCK)
-gate >> mapped >> single
-gate >> tell
+branch >> mapped >> single
+branch >> tell
 """
 
 
-def test_a_gate_lets_a_run_through_that_fits(tiny: Tiny, dag: Any) -> None:
+def test_a_branch_lets_a_run_through_that_fits(tiny: Tiny, dag: Any) -> None:
     """0.9 of 1 is planned below, mapped tasks included: the releases go on, the other way is
     skipped.
     """
     from airflow.sdk.exceptions import DownstreamTasksSkipped
 
-    made = dag(GATE)
+    made = dag(BRANCH)
     with pytest.raises(DownstreamTasksSkipped) as skipped:
-        run(made, "gate")
+        run(made, "branch")
     assert list(skipped.value.tasks) == [("tell", -1)]
-    assert Ledger(tiny.ledger).remaining("visits").rows()[0]["used"] == 0, "a gate charges nothing"
+    assert Ledger(tiny.ledger).remaining("visits").rows()[0]["used"] == 0, (
+        "a branch charges nothing"
+    )
 
 
-def test_a_gate_takes_the_other_way_when_the_scope_cannot_pay(tiny: Tiny, dag: Any) -> None:
+def test_a_branch_takes_the_other_way_when_the_scope_cannot_pay(tiny: Tiny, dag: Any) -> None:
     """After 0.3 was paid elsewhere the three do not fit; on another day's block they do; nothing
     fails.
     """
     from airflow.sdk.exceptions import DownstreamTasksSkipped
 
     made = dag(
-        GATE + 'before = ReleaseOperator(task_id="before", release=wanted("z"), blocks=BLOCK)\n'
+        BRANCH + 'before = ReleaseOperator(task_id="before", release=wanted("z"), blocks=BLOCK)\n'
     )
     run(made, "before")
     pushed: dict[str, Any] = {}
     with pytest.raises(DownstreamTasksSkipped) as skipped:
-        run(made, "gate", pushed=pushed)
+        run(made, "branch", pushed=pushed)
     assert list(skipped.value.tasks) == [("mapped", -1)]
     assert (
-        pushed["return_value"]["open"] is False and "cannot pay" in pushed["return_value"]["reason"]
+        pushed["return_value"]["fits"] is False and "cannot pay" in pushed["return_value"]["reason"]
     )
     with pytest.raises(DownstreamTasksSkipped) as skipped:
-        run(made, "gate", day=DAY + dt.timedelta(days=1))
+        run(made, "branch", day=DAY + dt.timedelta(days=1))
     assert list(skipped.value.tasks) == [("tell", -1)]
 
 
-def test_a_gate_without_another_way_stops_what_is_below(tiny: Tiny, dag: Any) -> None:
-    """Open: it returns what was planned. Closed: everything directly below is skipped, and the rest
+def test_a_branch_without_another_way_stops_what_is_below(tiny: Tiny, dag: Any) -> None:
+    """If they fit it returns what was planned. If not, everything directly below is skipped, and the rest
     follows Airflow's rules.
     """
     from airflow.sdk.exceptions import DownstreamTasksSkipped
 
-    body = 'LedgerOperator(task_id="gate", action="gate") >> ReleaseOperator(task_id="t", release=wanted("a", {}), blocks=BLOCK)'
-    assert run(dag(body.format('"0.9"')), "gate") == {
-        "open": True,
+    body = 'BudgetBranchOperator(task_id="branch") >> ReleaseOperator(task_id="t", release=wanted("a", {}), blocks=BLOCK)'
+    assert run(dag(body.format('"0.9"')), "branch") == {
+        "fits": True,
         "planned": 1,
         "to_pay": 1,
         "reason": "",
     }
     with pytest.raises(DownstreamTasksSkipped) as skipped:
-        run(dag(body.format('"1.1"')), "gate")
+        run(dag(body.format('"1.1"')), "branch")
     assert list(skipped.value.tasks) == [("t", -1)]
 
 
-def test_what_a_run_has_paid_does_not_close_its_gate(tiny: Tiny, dag: Any) -> None:
-    """A cleared run finds the gate open: its releases replay for nothing."""
+def test_what_a_run_has_paid_does_not_send_it_elsewhere(tiny: Tiny, dag: Any) -> None:
+    """A cleared run takes the usual way: its releases replay for nothing."""
     made = dag(
         """
-        gate = LedgerOperator(task_id="gate", action="gate")
+        branch = BudgetBranchOperator(task_id="branch")
         one = ReleaseOperator(task_id="one", release=wanted("a", "0.6"), blocks=BLOCK)
-        gate >> one
+        branch >> one
         """
     )
-    assert run(made, "gate")["to_pay"] == 1
+    assert run(made, "branch")["to_pay"] == 1
     run(made, "one")
-    assert run(made, "gate")["to_pay"] == 0
+    assert run(made, "branch")["to_pay"] == 0
 
 
 def test_a_session_below_is_counted_until_it_is_open(tiny: Tiny, dag: Any) -> None:
@@ -171,7 +174,7 @@ def test_a_session_below_is_counted_until_it_is_open(tiny: Tiny, dag: Any) -> No
     from airflow.sdk.exceptions import AirflowFailException
 
     body = """
-        check = LedgerOperator(task_id="check")
+        check = BudgetCheckOperator(task_id="check")
         session = {"name": "s", "mechanism": "above_threshold", "table": "visits.yml", "scope": "visits",
                    "blocks": ["2020-01-01"], "params": {"epsilon": "0.8"}}
         gate = ReusableHoldoutOperator(task_id="gate", session=session, candidates=[])
@@ -194,7 +197,7 @@ def test_a_check_adds_up_a_scope_and_its_quotas(tiny: Tiny, dag: Any) -> None:
     Ledger(tiny.ledger).quota("visits/a", "0.6", 0, principal="owner")
     made = dag(
         """
-        check = LedgerOperator(task_id="check")
+        check = BudgetCheckOperator(task_id="check")
         check >> ReleaseOperator(task_id="t", release=wanted("a", "0.6"), blocks=BLOCK)
         check >> ReleaseOperator(task_id="q", release=wanted("b", "0.6", scope="visits/a"), blocks=BLOCK)
         """
@@ -213,7 +216,7 @@ def test_a_check_adds_up_a_scope_and_its_quotas(tiny: Tiny, dag: Any) -> None:
         ),
     ],
 )
-def test_a_gate_that_cannot_know_does_not_guess(dag: Any, below: str, message: str) -> None:
+def test_a_branch_that_cannot_know_does_not_guess(dag: Any, below: str, message: str) -> None:
     """It fails, and asks for ``releases``."""
     from airflow.sdk.exceptions import AirflowFailException
 
@@ -221,11 +224,11 @@ def test_a_gate_that_cannot_know_does_not_guess(dag: Any, below: str, message: s
         f"""
         @task
         def found(): return []
-        LedgerOperator(task_id="gate", action="gate") >> {below}
+        BudgetBranchOperator(task_id="branch") >> {below}
         """
     )
     with pytest.raises(AirflowFailException, match=message):
-        run(made, "gate")
+        run(made, "branch")
 
 
 def test_a_dag_may_grant_and_report(tiny: Tiny, dag: Any) -> None:
@@ -236,13 +239,12 @@ def test_a_dag_may_grant_and_report(tiny: Tiny, dag: Any) -> None:
 
     made = dag(
         """
-        terms = dict(action="grant", scope="new", table="visits.yml", delta="1e-6", filter="hybrid", tail_share="0.5")
-        LedgerOperator(task_id="one", epsilon="0.5", **terms)
-        LedgerOperator(task_id="two", epsilon="{{ 1 }}", **terms)
-        LedgerOperator(task_id="shared", epsilon="1", **(terms | {"tail_share": "0.25"}))
-        LedgerOperator(task_id="bad", epsilon="-1", **terms)
-        LedgerOperator(task_id="report", action="report", scope="new")
-        LedgerOperator(task_id="odd", action="gift")
+        terms = dict(scope="new", table="visits.yml", delta="1e-6", filter="hybrid", tail_share="0.5")
+        BudgetGrantOperator(task_id="one", epsilon="0.5", **terms)
+        BudgetGrantOperator(task_id="two", epsilon="{{ 1 }}", **terms)
+        BudgetGrantOperator(task_id="shared", epsilon="1", **(terms | {"tail_share": "0.25"}))
+        BudgetGrantOperator(task_id="bad", epsilon="-1", **terms)
+        BudgetReportOperator(task_id="report", scope="new")
         """
     )
     for task_id in ("one", "one", "two"):
@@ -254,7 +256,7 @@ def test_a_dag_may_grant_and_report(tiny: Tiny, dag: Any) -> None:
     assert run(made, "shared")["accounts"][0]["delta_left"] == "7.5e-7", (
         "another division of delta is another grant"
     )
-    for task_id, message in (("bad", "epsilon is '-1'"), ("odd", "no action 'gift'")):
+    for task_id, message in (("bad", "epsilon is '-1'"),):
         with pytest.raises(AirflowFailException, match=message):
             run(made, task_id)
 

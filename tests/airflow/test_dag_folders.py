@@ -128,7 +128,8 @@ def test_every_operator_that_charges_is_counted(tiny: Tiny, plan: Any) -> None:
         "PrivatePredictionOperator": session("a vote", "predict_vote", **VOTE)
         + ", points={}, answers={}",
     }
-    assert set(airflow.__all__) == {*asks, "LedgerOperator", "DataContractOperator"}, (
+    free = {f"Budget{verb}Operator" for verb in ("Branch", "Check", "Grant", "Report")}
+    assert set(airflow.__all__) == {*asks, *free, "DataContractOperator"}, (
         "a new operator: does it charge?"
     )
     head = "from airflow.sdk import DAG\nfrom dpflow.airflow import *\nwith DAG('all', schedule=None):\n"

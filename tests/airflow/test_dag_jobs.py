@@ -31,7 +31,7 @@ DAGS = Path(__file__).parents[2] / "dpflow" / "example_dags"
 HEAD = """
 from datetime import datetime, timedelta
 from airflow.sdk import DAG, CronDataIntervalTimetable, task
-from dpflow.airflow import DataContractOperator, LedgerOperator, ReleaseOperator, ReusableHoldoutOperator
+from dpflow.airflow import DataContractOperator, ReleaseOperator, ReusableHoldoutOperator
 
 def wanted(name, epsilon="0.1", **more):
     return {"name": name, "mechanism": "count", "table": "visits.yml", "scope": "visits", "params": {"epsilon": epsilon}} | more
@@ -204,7 +204,7 @@ def test_start_end_and_hand_made_runs(read: Any) -> None:
 
 def test_occasions_are_those_of_a_real_run(tiny: Tiny, read: Any) -> None:
     """The forecast and the operator name a run alike, or nothing would be found paid."""
-    from dpflow.airflow.task_context import occasion
+    from dpflow.airflow.task_context import identify_run
 
     (job,) = read(
         """
@@ -219,7 +219,9 @@ def test_occasions_are_those_of_a_real_run(tiny: Tiny, read: Any) -> None:
         )
     }
     assert (
-        occasion(real).name == run.occasion == "2020-01-01T00:00:00+00:00/2020-01-02T00:00:00+00:00"
+        identify_run(real).name
+        == run.occasion
+        == "2020-01-01T00:00:00+00:00/2020-01-02T00:00:00+00:00"
     )
 
 

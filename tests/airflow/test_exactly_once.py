@@ -1,4 +1,4 @@
-"""One row of docs/exactly-once.md per test: what Airflow may do to a task instance, and what it
+"""One row of docs/guides/exactly-once.md per test: what Airflow may do to a task instance, and what it
 costs.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 DAY = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
 NEXT = DAY + dt.timedelta(days=1)
-PAGE = (Path(__file__).parents[2] / "docs" / "exactly-once.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "guides" / "exactly-once.md").read_text()
 
 
 @pytest.fixture(autouse=True)

@@ -183,7 +183,10 @@ def test_only_what_a_retry_can_help_is_retried() -> None:
 
     with pytest.raises(AirflowFailException, match="PlanRefused: no"), map_failures():
         raise PlanRefused("no")
-    with pytest.raises(AirflowException, match="LedgerUnavailable: later") as caught, map_failures():
+    with (
+        pytest.raises(AirflowException, match="LedgerUnavailable: later") as caught,
+        map_failures(),
+    ):
         raise LedgerUnavailable("later")
     assert not isinstance(caught.value, AirflowFailException)
 

@@ -1,0 +1,86 @@
+"""`BudgetGrantOperator`: give a scope a budget from a DAG."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from airflow.sdk import BaseOperator
+
+from dpflow.airflow.task_context import dag_folder, dag_principal, map_failures, open_ledger
+
+
+class BudgetGrantOperator(BaseOperator):
+    """Grant a scope its budget; do nothing if it has just this one.
+
+    :param scope: such as ``flights`` (templated).
+    :param epsilon: an exact amount, such as ``"0.5"`` (templated).
+    :param table: path of the declaration whose privacy unit the budget protects, relative to the
+        DAG file (templated). None says that the scope belongs to no table yet.
+    :param delta: as ``epsilon`` (templated).
+    :param filter: the privacy filter: basic, renyi or hybrid.
+    :param tail_share: the part of delta that converts Renyi divergence; all of it by default.
+    :param ledger_conn_id: connection of type ``dpflow_ledger``; the role behind it must be an
+        owner's.
+
+    Returns what remains in the scope.
+    """
+
+    template_fields: Sequence[str] = ("scope", "epsilon", "delta", "table")
+    ui_color = "#f5ecd7"
+
+    def __init__(
+        self,
+        *,
+        scope: str,
+        epsilon: str,
+        table: str | None,
+        delta: str = "0",
+        filter: Literal["basic", "renyi", "hybrid"] = "basic",
+        tail_share: str | None = None,
+        ledger_conn_id: str = "dpflow_ledger",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.scope = scope
+        self.epsilon = epsilon
+        self.table = table
+        self.delta = delta
+        self.filter = filter
+        self.tail_share = tail_share
+        self.ledger_conn_id = ledger_conn_id
+
+    def execute(self, context: Any) -> dict[str, Any]:
+        """Grant unless the scope has this grant; see the class."""
+        from dpflow.core.accounting import amounts
+        from dpflow.core.accounting.privacy_filters import make_filter
+        from dpflow.tables.access.declarations import load_table
+
+        with map_failures():
+            ledger = open_ledger(self.ledger_conn_id)
+            table = None if self.table is None else load_table(dag_folder(context) / self.table)
+            terms = amounts.epsilon(self.epsilon), amounts.delta(self.delta)
+            share = amounts.exact("tail_share", self.tail_share or 1)
+            requested = make_filter(self.filter, *terms, tail_share=share)
+            for granted in ledger.scopes():
+                # Every run of a DAG comes here: a grant that changes nothing adds no entry.
+                if (
+                    granted.scope == self.scope
+                    and granted.protects == (table.protected if table else "")
+                    and (granted.filter.name, granted.epsilon, granted.filter.delta)
+                    == (self.filter, *terms)
+                    and (
+                        self.tail_share is None or granted.filter.tail_delta == requested.tail_delta
+                    )
+                ):
+                    break
+            else:
+                ledger.grant(
+                    self.scope,
+                    *terms,
+                    filter=self.filter,
+                    tail_share=self.tail_share,
+                    table=table,
+                    principal=dag_principal(self.dag_id),
+                )
+            return ledger.remaining(self.scope).to_json()

@@ -1,0 +1,177 @@
+"""`ReleaseOperator` with a list: one task, several releases, each with a key of its own."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import signal
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dpflow import fault_points
+from dpflow.ledger import Ledger
+
+if TYPE_CHECKING:
+    from smallworld import Tiny
+
+DAY = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
+
+
+@pytest.fixture(autouse=True)
+def home(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, tiny: Tiny
+) -> None:
+    """Airflow under a temporary home, and the connection that names the tiny ledger."""
+    monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path_factory.mktemp("airflow")))
+    connection = {"conn_type": "dpflow_ledger", "host": str(tiny.ledger)}
+    monkeypatch.setenv("AIRFLOW_CONN_DPFLOW_LEDGER", json.dumps(connection))
+
+
+def count(epsilon: str, name: str = "visits", **more: Any) -> dict[str, Any]:
+    return {
+        "name": name,
+        "mechanism": "count",
+        "table": "visits.yml",
+        "scope": "visits",
+        "blocks": ["2020-01-01"],
+        "params": {"epsilon": epsilon},
+    } | more
+
+
+def pay(tiny: Tiny, releases: Any, **options: Any) -> Any:
+    """Execute one try of the task."""
+    from dpflow.airflow import ReleaseOperator
+
+    context = {
+        "ti": SimpleNamespace(dag_id="d", task_id="t", run_id="r", map_index=-1),
+        "dag_run": SimpleNamespace(partition_key=None),
+        "dag": SimpleNamespace(fileloc=str(tiny.folder / "dag.py")),
+        "logical_date": DAY,
+        "data_interval_start": DAY,
+        "data_interval_end": DAY + dt.timedelta(days=1),
+    }
+    return ReleaseOperator(task_id="t", release=releases, **options).execute(context)
+
+
+def spent(tiny: Tiny) -> str:
+    (row,) = Ledger(tiny.ledger).remaining("visits").rows()
+    return str(row["epsilon_spent"])
+
+
+def test_a_list_gives_a_list_of_receipts(tiny: Tiny) -> None:
+    """In the order of the list; mappings and files; a clear replays all of them."""
+    tiny.file(params={"epsilon": "0.2"})
+    first = pay(tiny, [count("0.1"), "release.yml"])
+    assert [receipt["epsilon"] for receipt in first] == ["0.1", "0.2"] and spent(tiny) == "0.3"
+    again = pay(tiny, [count("0.1"), "release.yml"])
+    assert [receipt["replayed"] for receipt in again] == [True, True] and spent(tiny) == "0.3"
+    assert [r["release_id"] for r in again] == [r["release_id"] for r in first]
+    assert pay(tiny, []) == []
+
+
+@pytest.mark.parametrize(
+    ("point", "replays"),
+    [("draw.after", [True, False, False]), ("settle.after-commit", [True, True, False])],
+)
+def test_a_task_killed_in_the_middle_pays_only_for_the_rest(
+    tiny: Tiny, point: str, replays: list[bool]
+) -> None:
+    """The second of three dies after its draw, or just settled: the next try draws what was not
+    settled, and pays for the third alone.
+    """
+    releases = [count("0.1"), count("0.2"), count("0.3")]
+    pid = os.fork()
+    if pid == 0:  # the first try: its process dies like one that ran out of memory
+        try:
+            pay(tiny, releases[:1])
+            fault_points.armed = f"{point}:kill"
+            pay(tiny, releases)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    assert spent(tiny) == "0.3"
+    receipts = pay(tiny, releases)
+    assert [receipt["replayed"] for receipt in receipts] == replays and spent(tiny) == "0.6"
+    assert all(receipt["replayed"] for receipt in pay(tiny, releases)) and spent(tiny) == "0.6"
+    assert Ledger(tiny.ledger).verify().ok
+
+
+def test_a_refusal_in_the_middle_stops_the_task(tiny: Tiny) -> None:
+    """What was released before stands; what comes after is not tried, though it would fit. A raised
+    grant lets the same task go on.
+    """
+    from airflow.sdk.exceptions import AirflowFailException
+
+    from dpflow.tables.access.declarations import load_table
+
+    releases = [count("0.4"), count("0.7"), count("0.1")]
+    for _ in range(2):
+        with pytest.raises(AirflowFailException, match="BudgetExceeded"):
+            pay(tiny, releases)
+        assert spent(tiny) == "0.4" and len(Ledger(tiny.ledger).releases()) == 1
+    table = load_table(tiny.folder / "visits.yml")
+    Ledger(tiny.ledger).grant("visits", 2, "1e-6", filter="basic", table=table, principal="owner")
+    assert [r["replayed"] for r in pay(tiny, releases)] == [True, False, False]
+    assert spent(tiny) == "1.2"
+
+
+def test_a_changed_release_in_a_list_is_refused(tiny: Tiny) -> None:
+    """Each place in the list may pay once: another release there must say so."""
+    from airflow.sdk.exceptions import AirflowFailException
+
+    pay(tiny, [count("0.1"), count("0.2")])
+    for changed in ([count("0.1"), count("0.25")], [count("0.15"), count("0.2")]):
+        with pytest.raises(AirflowFailException, match="RetryConflict.*spend_again"):
+            pay(tiny, changed)
+        assert spent(tiny) == "0.3"
+    assert [r["replayed"] for r in pay(tiny, [count("0.2"), count("0.1")])] == [True, True]
+    pay(tiny, [count("0.1"), count("0.25")], spend_again=True)
+    assert spent(tiny) == "0.55"
+
+
+def test_equal_releases_of_a_list_are_counted(tiny: Tiny) -> None:
+    """The same content twice is two releases, whatever their names; a retry replays both."""
+    twice = [count("0.1", "one"), count("0.1", "two"), count("0.2")]
+    receipts = pay(tiny, twice)
+    assert len({r["release_id"] for r in receipts}) == 3 and spent(tiny) == "0.4"
+    assert [r["replayed"] for r in pay(tiny, twice)] == [True] * 3 and spent(tiny) == "0.4"
+
+
+def test_a_list_of_one_is_that_release(tiny: Tiny) -> None:
+    """A task may change from one release to a list of it, and keeps what it paid for."""
+    from airflow.sdk.exceptions import AirflowFailException
+
+    first = pay(tiny, count("0.1"))
+    (again,) = pay(tiny, [count("0.1")])
+    assert again["replayed"] and again["release_id"] == first["release_id"]
+    with pytest.raises(AirflowFailException, match="RetryConflict"):
+        pay(tiny, [count("0.2")])
+    assert spent(tiny) == "0.1"
+
+
+def test_a_mistake_in_the_last_costs_nothing(tiny: Tiny) -> None:
+    """All requests are read before the first is charged."""
+    from airflow.sdk.exceptions import AirflowFailException
+
+    with pytest.raises(AirflowFailException, match="colour"):
+        pay(tiny, [count("0.1"), count("0.2", colour="red")])
+    assert Ledger(tiny.ledger).releases() == []
+
+
+def test_a_schedule_counts_every_release_of_a_list(tiny: Tiny) -> None:
+    """`dpflow plan` and a budget check see what the list will charge, equal ones apart."""
+    from dpflow.airflow.dag_jobs import read_dags
+
+    (tiny.folder / "d.py").write_text(
+        "from airflow.sdk import DAG\nfrom dpflow.airflow import *\n"
+        f"LIST = [{count('0.1', 'a')!r}, {count('0.1', 'b')!r}, {count('0.2')!r}]\n"
+        "with DAG('d', schedule=None):\n"
+        "    BudgetCheckOperator(task_id='check') >> ReleaseOperator(task_id='t', release=LIST)\n"
+    )
+    (job,), _ = read_dags(tiny.folder / "d.py")
+    (task,) = job.tasks
+    asks = task.asks(next(job.runs()))
+    assert [(ask.request.name, ask.ordinal) for ask in asks] == [("a", 0), ("b", 1), ("visits", 0)]
