@@ -53,6 +53,7 @@ lint: setup
 	$(BIN)/mypy
 	$(if $(PACKAGES),$(BIN)/mypy $(PACKAGES))
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python -m checks.rooms
 
 lock: setup
 	VIRTUAL_ENV=.venv $(BIN)/uv pip compile pyproject.toml --group dev --universal --python-version 3.11 \

@@ -1,0 +1,143 @@
+"""Rules of the rooms that import contracts cannot say; ``python -m checks.rooms`` fails if one is broken.
+
+- core does no I/O: no file, no environment, no clock, no generator of its own.
+- only tables opens a private source: nobody else connects to DuckDB.
+- only fail_closed draws: nobody else makes the source of noise for a release.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+#: Modules that reach outside the process, or whose answers its arguments do not determine.
+OUTSIDE = set(
+    ["io", "os", "random", "secrets", "shutil", "socket", "sqlite3"]
+    + ["subprocess", "tempfile", "time", "urllib", "yaml"]
+)
+CLOCKS = {"now", "today", "utcnow"}
+#: Methods of paths that touch the disk; a path as a value is pure.
+FILES = set(
+    ["exists", "is_dir", "is_file", "iterdir", "mkdir", "open", "read_bytes", "read_text"]
+    + ["resolve", "samefile", "stat", "touch", "unlink", "write_bytes", "write_text"]
+)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What must not stand in some files.
+
+    Attributes:
+        name: the rule in a sentence.
+        rooms: folders that it is about, relative to the repository.
+        finds: what breaks it, in one file.
+        exceptions: files and folders that may, and why.
+    """
+
+    name: str
+    rooms: tuple[str, ...]
+    finds: Callable[[ast.AST], Iterator[tuple[int, str]]]
+    exceptions: dict[str, str]
+
+
+def find_input_output(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Imports that reach outside, clocks, and calls that touch files or terminals."""
+    for node in ast.walk(tree):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+        yield from (
+            (node.lineno, f"import {name}") for name in names if name.split(".")[0] in OUTSIDE
+        )
+        if isinstance(node, ast.Call):
+            function = node.func
+            if isinstance(function, ast.Name) and function.id in {"open", "print", "input"}:
+                yield node.lineno, f"{function.id}()"
+            if isinstance(function, ast.Attribute) and function.attr in CLOCKS | FILES:
+                yield node.lineno, f".{function.attr}()"
+        if isinstance(node, ast.Attribute) and ast.unparse(node) == "np.random":
+            yield node.lineno, "np.random"
+
+
+def find_connections(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Connections to DuckDB, by its module or by a URL."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "duckdb.connect":
+            yield node.lineno, "duckdb.connect()"
+        if isinstance(node, ast.ImportFrom) and node.module == "duckdb":
+            yield node.lineno, "from duckdb import ..."
+        if (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and node.value.startswith("duckdb://")
+        ):
+            yield node.lineno, node.value
+
+
+def find_system_sources(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Calls of `SystemSource`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "SystemSource":
+            yield node.lineno, "SystemSource()"
+
+
+RULES = (
+    Rule(
+        "core does no I/O",
+        ("dpflow/core",),
+        find_input_output,
+        {"dpflow/core/sampling/randomness.py": "the one door to the operating system's entropy"},
+    ),
+    Rule(
+        "only tables opens a private source",
+        ("dpflow", "plugins"),
+        find_connections,
+        {
+            "dpflow/tables": "the room that may",
+            "dpflow/example_dags": "the owner's job, which makes the private table",
+        },
+    ),
+    Rule(
+        "only fail_closed draws",
+        ("dpflow", "plugins"),
+        find_system_sources,
+        {
+            "dpflow/engine/fail_closed.py": "the guard around every draw",
+            "dpflow/registry.py": "tries estimators on random rows of its own",
+            "dpflow/testing": "conformance and audits draw on example tables",
+            "plugins/dpflow-interior-point/dpflow_interior_point/theory": "simulates on public columns",
+        },
+    ),
+)
+
+
+def list_files(rule: Rule, root: Path) -> Iterator[Path]:
+    """The product's files that a rule is about."""
+    for room in rule.rooms:
+        for path in sorted((root / room).rglob("*.py")):
+            place = path.relative_to(root)
+            allowed = any(place.is_relative_to(name) for name in rule.exceptions)
+            if not allowed and "tests" not in place.parts:
+                yield path
+
+
+def find_breaches(root: Path = ROOT) -> list[str]:
+    """Each breach of a rule with its file, line and what stands there."""
+    return [
+        f"{path.relative_to(root)}:{line}: {what}: {rule.name}"
+        for rule in RULES
+        for path in list_files(rule, root)
+        for line, what in rule.finds(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+
+
+if __name__ == "__main__":
+    breaches = find_breaches()
+    print("\n".join(breaches) or f"rooms: {len(RULES)} rules kept")
+    sys.exit(bool(breaches))
