@@ -1,25 +1,136 @@
 """THE PLUGIN CONTRACT. A distribution joins through the entry-point group ``dpflow``; its module
 has functions marked with `hookimpl` named like these. No parameter ever has a default. A plugin may
-add mechanisms, estimators and calculators, observe, or refuse; it can never make a release cheaper
+add mechanisms, estimators and calculators, observe, or refuse. It can never make a release cheaper
 or wider.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pluggy
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from dpflow.core.accounting.events import Event
     from dpflow.core.contract.calculator import Calculator
+    from dpflow.core.contract.declaration import Table
     from dpflow.core.contract.estimators import Estimator
     from dpflow.core.contract.interactive import InteractiveMechanism
     from dpflow.core.contract.mechanism import Mechanism
+    from dpflow.core.contract.results import ErrorBound, Result
 
 PROJECT = "dpflow"
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+class RequestView(Protocol):
+    """What a person asked for, as a release file has it.
+
+    The views have properties, not attributes: what a hook is shown, it cannot change.
+    """
+
+    @property
+    def name(self) -> str:
+        """Which release this is."""
+
+    @property
+    def scope(self) -> str:
+        """Whose budget pays."""
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        """The blocks that it reads; none where the declaration has no block column."""
+
+    @property
+    def where(self) -> str | None:
+        """The condition on rows, in one spelling, or None for all rows."""
+
+
+class PlanView(Protocol):
+    """A plan as a veto sees it: public things only, before anything is charged."""
+
+    @property
+    def request(self) -> RequestView:
+        """What was asked for."""
+
+    @property
+    def table(self) -> Table:
+        """The declaration, with the bounds that it takes from releases."""
+
+    @property
+    def mechanism(self) -> Mechanism[Any] | InteractiveMechanism[Any, Any]:
+        """Who will draw."""
+
+    @property
+    def params(self) -> BaseModel:
+        """The mechanism's validated parameters."""
+
+    @property
+    def event(self) -> Event:
+        """The privacy guarantee for one privacy unit."""
+
+    @property
+    def error_bound(self) -> ErrorBound | None:
+        """The half-width of the noise interval, or None where it depends on the rows."""
+
+    @property
+    def digest(self) -> str:
+        """Digest of everything above, part of the idempotency key."""
+
+    def privacy_cost(self) -> tuple[str, str]:
+        """Epsilon and delta, as exact decimal or fractional text."""
+
+
+class ReceiptView(Protocol):
+    """A settled release as an observer sees it: what may leave, and what it cost."""
+
+    @property
+    def release_id(self) -> str:
+        """Its name in the ledger."""
+
+    @property
+    def name(self) -> str:
+        """Which release this is."""
+
+    @property
+    def mechanism(self) -> str:
+        """The name of the mechanism that drew."""
+
+    @property
+    def scope(self) -> str:
+        """Whose budget paid."""
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        """The blocks that it read."""
+
+    @property
+    def epsilon(self) -> str:
+        """Its cost, as exact text."""
+
+    @property
+    def delta(self) -> str:
+        """Its cost, as exact text; "0" for pure guarantees."""
+
+    @property
+    def protects(self) -> str:
+        """What the cost protects, in words."""
+
+    @property
+    def replayed(self) -> bool:
+        """Whether a stored result was returned and nothing was charged."""
+
+    @property
+    def result(self) -> Result:
+        """The noisy rows."""
+
+    @property
+    def published(self) -> str | None:
+        """Where the result was copied to, or None."""
 
 
 @hookspec
@@ -47,7 +158,7 @@ def dpflow_register_calculators() -> Iterable[Calculator[Any]]:
 
 
 @hookspec
-def dpflow_veto_plan(plan: Any) -> str | None:
+def dpflow_veto_plan(plan: PlanView) -> str | None:
     """Look at a plan before anything is charged. Return the reason to refuse it, or None. An
     exception refuses it too.
     """
@@ -55,7 +166,7 @@ def dpflow_veto_plan(plan: Any) -> str | None:
 
 
 @hookspec
-def dpflow_after_release(receipt: Any) -> None:
+def dpflow_after_release(receipt: ReceiptView) -> None:
     """Observe a settled release. Gets the receipt, never rows or exact aggregates; an exception is
     logged, not raised.
     """

@@ -105,7 +105,7 @@ class Registry:
             raise UnknownName("calculator", name, self.calculators)
         return found
 
-    def veto(self, plan: Any) -> list[str]:
+    def veto(self, plan: hookspecs.PlanView) -> list[str]:
         """Every reason a plugin gives against a plan; a plugin that fails while looking refuses
         too.
         """
@@ -121,7 +121,7 @@ class Registry:
                 reasons.append(str(reason))
         return reasons
 
-    def announce(self, receipt: Any) -> list[str]:
+    def announce(self, receipt: hookspecs.ReceiptView) -> list[str]:
         """Tell observers about a settled release; returns the names of those that failed."""
         failed = []
         for impl in self._manager.hook.dpflow_after_release.get_hookimpls():
