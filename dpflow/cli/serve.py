@@ -45,7 +45,7 @@ def command(
     service, book = load_service(file), open_ledger(ledger)
     sessions = open_sessions(service, book, Registry.load())
     for name, session in sessions.items():
-        print(f"{name}: {session.known_left} predictions left")
+        print(f"{name}: {session.cached_left} predictions left")
     uvicorn.run(
         create_app(service, sessions, book),
         host=host,

@@ -35,7 +35,7 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 
 
-class Ask(BaseModel):
+class PredictionRequest(BaseModel):
     """Points to answer."""
 
     points: Annotated[
@@ -128,7 +128,9 @@ router = APIRouter()
 
 
 @router.post("/v1/predictions", response_model=Answers)
-async def predict(request: Request, ask: Ask, who: Who, key: Key = None) -> JSONResponse:
+async def predict(
+    request: Request, ask: PredictionRequest, who: Who, key: Key = None
+) -> JSONResponse:
     """Answer points. A point that was answered before costs nothing and gets the same answer, and
     so does a repeated request.
     """
@@ -142,7 +144,7 @@ async def predict(request: Request, ask: Ask, who: Who, key: Key = None) -> JSON
         )
     said = await asyncio.wrap_future(state.batches.submit(session, ask.points, key))
     return JSONResponse(
-        {"session_id": session.id, "answers": said, "predictions_left": session.known_left}
+        {"session_id": session.id, "answers": said, "predictions_left": session.cached_left}
     )
 
 

@@ -45,8 +45,8 @@ class Waiting:
         if self.key is None:
             return {}
         assert self.codes is not None
-        digest = self.session.keyed(str(self.codes.shape).encode() + self.codes.tobytes())
-        return {"key:" + self.session.keyed(self.key.encode()): digest}
+        digest = self.session.keyed_digest(str(self.codes.shape).encode() + self.codes.tobytes())
+        return {"key:" + self.session.keyed_digest(self.key.encode()): digest}
 
 
 class Batches:
@@ -106,7 +106,7 @@ class Batches:
             if not group:
                 return
             notes = {name: digest for waiting in group for name, digest in waiting.note().items()}
-            said = session.predict_encoded(
+            said = session.predict_batch(
                 np.concatenate([waiting.codes for waiting in group if waiting.codes is not None]),
                 notes,
             )
@@ -137,7 +137,7 @@ class Batches:
         kept: list[Waiting] = []
         seen: dict[str, str] = {}
         group = list(group)
-        stored = session.noted([name for waiting in group for name in waiting.note()])
+        stored = session.find_notes([name for waiting in group for name in waiting.note()])
         for waiting in group:
             for name, digest in waiting.note().items():
                 if seen.setdefault(name, stored.get(name, digest)) != digest:

@@ -1,8 +1,8 @@
-"""What a session has answered, in memory: found by name, and quick to see that a whole batch is
+"""What a session has answered, in memory: points by their keyed names, quick to see that a batch is
 new.
 
 New points come in large batches, and a dictionary of millions of names goes to memory for each. So
-the first halves of all names are kept as sorted numbers, too: a batch none of whose numbers is
+the first halves of all names are stored as sorted numbers, too. A batch none of whose numbers is
 there is new, and its names reach the dictionary only when some later batch has to be looked up one
 by one.
 """
@@ -11,90 +11,177 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Sequence
-from typing import Any
+import secrets
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b, shake_256
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dpflow.core.contract.point_encoding import Codes
+
 Keys = NDArray[np.uint64]
 
+NAME_BYTES: Final = 16
+NONCE_BYTES: Final = 16
+#: The stored form of a batch that this version writes, under the key "form". Form 1 has no mark.
+FORM: Final = 2
 
-class Answered:
+
+class PointNames:
+    """A session's names of its points, and the form in which the ledger stores them.
+
+    A name is BLAKE2b of the point's integers under the session's key, so every process finds the
+    same one. Two points share a name with probability 2^-128; they would share an answer, which
+    costs nobody privacy. A batch is stored as its names xor a keystream of its own, BLAKE2b of a
+    nonce and a counter: an export shows neither who was asked about, nor whether two sessions were
+    asked the same. A personalisation of the hash separates the two purposes of the key.
+
+    A session that form 1 began keeps that form's names, because a point must find its answer.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key  # 32 bytes
+        self._form = FORM
+
+    def name_points(self, codes: Codes) -> list[bytes]:
+        """The name of each point: 16 bytes for each row of integers."""
+        codes = np.ascontiguousarray(codes, np.int64)
+        if self._form == 1:
+            return self._name_in_form_1(codes)
+        data, width = codes.tobytes(), 8 * codes.shape[1]
+        # A copy of a keyed state costs less than to absorb the key for each point.
+        keyed = blake2b(digest_size=NAME_BYTES, key=self._key, person=b"point name")
+        names = []
+        for start in range(0, len(data), width):
+            state = keyed.copy()
+            state.update(data[start : start + width])
+            names.append(state.digest())
+        return names
+
+    def _name_in_form_1(self, codes: Codes) -> list[bytes]:
+        """Four multilinear hashes of 32 bits (Lemire and Kaser 2014), as dpflow 0.1 had them."""
+        halves = codes.view(np.uint32).astype(np.uint64)
+        stream = shake_256(self._key + b"names").digest(32 * (halves.shape[1] + 1))
+        factors = np.frombuffer(stream, np.uint64).reshape(-1, 4)
+        hashes = (halves @ factors[1:] + factors[0]) >> np.uint64(32)
+        return _split_names(hashes.astype(np.uint32).tobytes())
+
+    def seal(self, names: Sequence[bytes]) -> dict[str, Any]:
+        """Names as a batch stores them; never twice the same."""
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        sealed = nonce + _xor(b"".join(names), self._keystream(nonce, NAME_BYTES * len(names)))
+        return {"form": FORM, "names": base64.b64encode(sealed).decode()}
+
+    def open(self, batch: Mapping[str, Any]) -> list[bytes]:
+        """The names of a stored batch. Raises `ValueError`, `LookupError` or `TypeError` for
+        anything that is none.
+        """
+        if "form" in batch and batch["form"] != FORM:
+            raise ValueError("a batch of a later version")
+        sealed = base64.b64decode(batch["names" if "form" in batch else "points"])
+        nonce, names = sealed[:NONCE_BYTES], sealed[NONCE_BYTES:]
+        if "form" in batch:
+            return _split_names(_xor(names, self._keystream(nonce, len(names))))
+        self._form = 1
+        return _split_names(_xor(names, shake_256(self._key + b"batch" + nonce).digest(len(names))))
+
+    def _keystream(self, nonce: bytes, length: int) -> bytes:
+        blocks = (
+            blake2b(nonce + number.to_bytes(8, "big"), key=self._key, person=b"batch of names")
+            for number in range(-(-length // 64))
+        )
+        return b"".join(block.digest() for block in blocks)[:length]
+
+
+def _xor(data: bytes, stream: bytes) -> bytes:
+    return (np.frombuffer(data, np.uint8) ^ np.frombuffer(stream, np.uint8)).tobytes()
+
+
+def _split_names(data: bytes) -> list[bytes]:
+    return np.frombuffer(data, f"V{NAME_BYTES}").tolist()  # type: ignore[no-any-return]
+
+
+class AnswerIndex:
     """Names of 16 bytes and their answers."""
 
     def __init__(self) -> None:
-        self._found: dict[bytes, Any] = {}
-        self._batches: list[tuple[Sequence[bytes], Sequence[Any]]] = []  # not in the dictionary yet
-        self._runs: list[Keys] = []  # sorted, each less than half as long as the one before it
+        self._answers: dict[bytes, Any] = {}
+        # Batches that are not in the dictionary yet.
+        self._batches: list[tuple[Sequence[bytes], Sequence[Any]]] = []
+        # Sorted halves of names, each run less than half as long as the one before it.
+        self._runs: list[Keys] = []
 
-    def new(self, names: Sequence[bytes]) -> dict[bytes, int] | None:
-        """Names without an answer, with a place of each; None if these are all of them, and all
+    def find_new(self, names: Sequence[bytes]) -> dict[bytes, int] | None:
+        """Names without an answer, with a position of each; None if these are all of them, and all
         different.
         """
-        keys = _keys(names)
-        if not (keys[1:] == keys[:-1]).any() and not any(_meet(run, keys) for run in self._runs):
+        keys = _sort_keys(names)
+        if not (keys[1:] == keys[:-1]).any() and not any(_share_key(r, keys) for r in self._runs):
             return None
-        found = self._all()
-        return {name: place for place, name in enumerate(names) if name not in found}
+        answers = self._all_answers()
+        return {name: position for position, name in enumerate(names) if name not in answers}
 
-    def add(self, names: Sequence[bytes], answers: Sequence[Any]) -> None:
+    def add_answers(self, names: Sequence[bytes], answers: Sequence[Any]) -> None:
         """Remember what was stored."""
         if not names:
             return
         self._batches.append((names, answers))
-        self._runs.append(_keys(names))
+        self._runs.append(_sort_keys(names))
+        # Runs of like length are merged, so a look-up searches a logarithmic number of them.
         while len(self._runs) > 1 and 2 * len(self._runs[-1]) >= len(self._runs[-2]):
-            both = np.concatenate([self._runs.pop(), self._runs.pop()])
-            both.sort(kind="stable")
-            self._runs.append(both)
+            run = np.concatenate([self._runs.pop(), self._runs.pop()])
+            run.sort(kind="stable")
+            self._runs.append(run)
 
-    def of(self, names: Sequence[bytes]) -> list[Any]:
-        """The answers of these names."""
-        found = self._all()
-        return [found[name] for name in names]
+    def look_up(self, names: Sequence[bytes]) -> list[Any]:
+        """The answers of these names. Raises `KeyError` for one without."""
+        answers = self._all_answers()
+        return [answers[name] for name in names]
 
-    def _all(self) -> dict[bytes, Any]:
+    def _all_answers(self) -> dict[bytes, Any]:
         for names, answers in self._batches:
-            self._found.update(zip(names, answers))
+            self._answers.update(zip(names, answers))
         self._batches.clear()
-        return self._found
+        return self._answers
 
 
-def packed(answers: Sequence[Any]) -> str:
-    """Answers as JSON: few different texts or numbers of one type by their places in a list, all
+def pack_answers(answers: Sequence[Any]) -> str:
+    """Answers as JSON: few different texts or numbers of one type by their positions in a list, all
     else as they are.
 
     Raises `TypeError` or `ValueError` for what JSON does not hold.
     """
     types = set(map(type, answers))
     if len(types) == 1 and types <= {str, int, bool}:
-        labels = {label: place for place, label in enumerate(dict.fromkeys(answers))}
+        labels = {label: number for number, label in enumerate(dict.fromkeys(answers))}
+        # One byte an answer; "places" is the stored key.
         if len(labels) <= 256:
-            places = base64.b64encode(bytes(map(labels.__getitem__, answers))).decode()
-            return json.dumps({"labels": list(labels), "places": places})
+            packed = base64.b64encode(bytes(map(labels.__getitem__, answers))).decode()
+            return json.dumps({"labels": list(labels), "places": packed})
     return json.dumps(answers, allow_nan=False)
 
 
-def unpacked(text: str) -> list[Any]:
+def unpack_answers(text: str) -> list[Any]:
     """The answers that were packed. Raises `KeyError`, `TypeError`, `ValueError` or `IndexError`
     for anything else.
     """
-    found = json.loads(text)
-    if isinstance(found, dict):
+    stored = json.loads(text)
+    if isinstance(stored, dict):
         return list(
-            map(found["labels"].__getitem__, base64.b64decode(found["places"], validate=True))
+            map(stored["labels"].__getitem__, base64.b64decode(stored["places"], validate=True))
         )
-    return list(found)
+    return list(stored)
 
 
-def _keys(names: Sequence[bytes]) -> Keys:
+def _sort_keys(names: Sequence[bytes]) -> Keys:
     """The first halves of names as sorted numbers."""
     keys: Keys = np.sort(np.frombuffer(b"".join(names), np.uint64)[::2])
     return keys
 
 
-def _meet(run: Keys, keys: Keys) -> bool:
+def _share_key(run: Keys, keys: Keys) -> bool:
     """Whether two sorted arrays share a number."""
-    places = np.minimum(np.searchsorted(run, keys), len(run) - 1)
-    return bool((run[places] == keys).any())
+    positions = np.minimum(np.searchsorted(run, keys), len(run) - 1)
+    return bool((run[positions] == keys).any())

@@ -15,7 +15,7 @@ from dpflow.engine.prediction.session import BATCH, PredictionSession, most_pred
 from dpflow.engine.prediction.student import Student, estimator, guarantee, teach
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.request import Publish, require_public
-from dpflow.engine.releases.run_identity import Occasion
+from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.errors import InvalidDeclaration, PlanRefused
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
@@ -57,7 +57,7 @@ def label_points(
     registry: Registry,
     *,
     student: Student | None = None,
-    occasion: Occasion | None = None,
+    run_identity: RunIdentity | None = None,
 ) -> dict[str, Any]:
     """Answer every point of a table and publish the answers. Again, it costs nothing and writes the
     same.
@@ -85,7 +85,7 @@ def label_points(
         guarantee(plan, student.delta)
         estimator(student, plan.table, params.features)
     found = read_points(points.database, points.table, params.features, points.key)
-    key = (occasion or Occasion.of_request(plan.request)).key(plan)
+    key = (run_identity or RunIdentity.of_request(plan.request)).key(plan)
     if ledger.find(key) is None:
         afforded = most_predictions(plan, ledger, registry)
         log.info(
@@ -94,12 +94,12 @@ def label_points(
             afforded,
             params.predictions,
         )
-    session = PredictionSession.open(plan, ledger, registry, occasion=occasion)
+    session = PredictionSession.open(plan, ledger, run_identity=run_identity)
     keys = found.pop("").tolist()
-    before = session.left
+    before = session.predictions_left
     said = session.predict(found, batch=points.batch)
     publish_answers(answers.database, answers.table, session.id, keys, said)
-    left = session.left
+    left = session.predictions_left
     taught = (
         None if student is None else teach(plan, session.id, session.encode(found), said, student)
     )

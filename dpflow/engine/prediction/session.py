@@ -13,26 +13,33 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from dpflow import fault_points
 from dpflow.core.accounting.events import to_json
 from dpflow.core.contract.point_encoding import Codes, Points
-from dpflow.core.contract.point_encoding import encode as encoded
+from dpflow.core.contract.point_encoding import encode as encode_points
 from dpflow.core.contract.prediction import PredictionMechanism, PredictionParams
-from dpflow.core.contract.requests import Records
-from dpflow.core.sampling.randomness import SystemSource
-from dpflow.engine.prediction.answer_index import Answered, packed, unpacked
-from dpflow.engine.prediction.point_names import Names
+from dpflow.core.sampling.randomness import Source
+from dpflow.engine.fail_closed import draw_or_none
+from dpflow.engine.prediction.answer_index import (
+    AnswerIndex,
+    PointNames,
+    pack_answers,
+    unpack_answers,
+)
 from dpflow.engine.releases.plan import Plan, make_plan
 from dpflow.engine.releases.run_identity import RunIdentity
-from dpflow.engine.sessions.candidate import Candidate
-from dpflow.engine.sessions.session import Session
+from dpflow.engine.sessions.session import charge_session
 from dpflow.errors import DpflowError, InvalidInput, LedgerCorrupt, PlanRefused, SessionClosed
 from dpflow.ledger import Held, Ledger
 from dpflow.registry import Registry
+from dpflow.tables import PrivateTable
+
+#: In place of models: learning failed, and whether it would fail again may depend on rows.
+_FAILED: Final = object()
 
 #: Points of one transaction, unless the caller says otherwise.
 BATCH = 100_000
@@ -42,110 +49,92 @@ class NoteConflict(InvalidInput):
     """A note whose name was stored with another value before; nothing was charged."""
 
 
-class PredictionSession(Session):
-    """An open session of private predictions. Safe to use from many threads; make one with
-    `PredictionSession.open`.
+def require_predictions(plan: Plan) -> None:
+    """Raises `PlanRefused` if a plan is not one for predictions, before anything is charged."""
+    if not isinstance(plan.mechanism, PredictionMechanism):
+        raise PlanRefused(
+            f"{plan.mechanism.name} predicts nothing; name a prediction mechanism, see dpflow mechanisms"
+        )
 
-    ``known_left`` is how many new points could be asked when the ledger was last looked at; `left`
-    looks again.
+
+class PredictionSession:
+    """An open session of private predictions; `PredictionSession.open` makes one. Thread-safe.
+
+    Attributes:
+        id: the session's, in the ledger.
+        cached_left: how many new points could be asked when the ledger was last looked at;
+            `predictions_left` looks again.
     """
 
-    def __init__(
-        self, session_id: str, plan: Plan, ledger: Ledger, registry: Registry, principal: str
-    ) -> None:
-        super().__init__(session_id, plan, ledger, registry, principal)
-        mechanism = plan.mechanism
-        if not isinstance(mechanism, PredictionMechanism):
-            raise PlanRefused(
-                f"{mechanism.name} predicts nothing; name a prediction mechanism, see dpflow mechanisms"
-            )
-        assert isinstance(plan.params, PredictionParams)
-        self._mechanism, self._params = mechanism, plan.params
+    def __init__(self, session_id: str, principal: str, plan: Plan, ledger: Ledger) -> None:
+        mechanism, params = plan.mechanism, plan.params
+        assert isinstance(mechanism, PredictionMechanism) and isinstance(params, PredictionParams)
+        self.id, self._principal, self._plan, self._ledger = session_id, principal, plan, ledger
+        self._private = PrivateTable(plan.table, plan.request.where)
+        self._mechanism, self._params = mechanism, params
         self._learning = threading.Lock()
         self._learned: Any = None
-        self._turn = threading.Lock()  # one batch at a time: two would only draw in vain
-        self._answered = Answered()
+        # One batch at a time: of two, the second would draw what nobody sees.
+        self._turn = threading.Lock()
+        self._index = AnswerIndex()
         self._notes: dict[str, Any] = {}
-        self._upto = 0  # the version of the session up to which these are known
-        self.known_left = self._left(ledger.session(session_id))
-        key = bytes.fromhex(ledger.commitment(session_id.encode(), "points"))
-        self._names = Names(key, len(plan.params.features))
+        # The version of the session up to which index and notes are complete.
+        self._version = 0
+        self._names = PointNames(bytes.fromhex(ledger.commitment(session_id.encode(), "points")))
+        self.cached_left = self._count_left(ledger.session(session_id))
 
     @classmethod
     def open(
-        cls, plan: Plan, ledger: Ledger, registry: Registry, *, run_identity: RunIdentity | None = None
+        cls, plan: Plan, ledger: Ledger, *, run_identity: RunIdentity | None = None
     ) -> PredictionSession:
-        """Charge all predictions of the plan, or resume the session; see `Session.open`."""
-        if not isinstance(plan.mechanism, PredictionMechanism):  # before anything is charged
-            raise PlanRefused(
-                f"{plan.mechanism.name} predicts nothing; name a prediction mechanism, see dpflow mechanisms"
-            )
-        opened = super().open(plan, ledger, registry, run_identity=run_identity)
-        assert isinstance(opened, cls)
-        return opened
+        """Charge all predictions of the plan, or resume the session.
+
+        Raises:
+            BudgetExceeded: the scope cannot pay for all of them; nothing was read.
+            PlanRefused: the plan is for something else.
+        """
+        require_predictions(plan)
+        return cls(*charge_session(plan, ledger, run_identity), plan, ledger)
 
     @property
-    def left(self) -> int:
+    def predictions_left(self) -> int:
         """How many new points may still be asked."""
-        self.known_left = self._left(self._ledger.session(self.id))
-        return self.known_left
+        self.cached_left = self._count_left(self._ledger.session(self.id))
+        return self.cached_left
 
-    def remaining(self) -> dict[str, Any]:
-        """What the session can still give. Public."""
-        left = self.left
-        state = self._ledger.release(self.id).state
-        return {
-            "state": state,
-            "answered": self._params.predictions - left,
-            "predictions_left": left,
-        }
+    def _count_left(self, session: Held) -> int:
+        return 0 if session.closed else self._params.predictions - int(session.state["answered"])
 
-    def _left(self, held: Held) -> int:
-        return 0 if held.closed else self._params.predictions - int(held.state["answered"])
+    def share_models(self, other: PredictionSession) -> None:
+        """Answer from the models of another session, instead of learning them again.
 
-    def ask(
-        self, query: Mapping[str, Any] | str, candidate: Candidate | None = None, **fields: Any
-    ) -> dict[str, Any]:
-        """One point, as ``{"point": [...]}``; the same as a batch of one."""
-        if (
-            not isinstance(query, Mapping)
-            or set(query) != {"point"}
-            or candidate is not None
-            or fields
-        ):
-            raise InvalidInput(
-                "a prediction session is asked points; write the query as {'point': [value, ...]}"
-            )
-        return {"answer": self.predict([query["point"]])[0]}
-
-    def share(self, other: PredictionSession) -> None:
-        """Answer from what another session of the same table and parameters has learned, instead of
-        learning again.
-
-        Raises `PlanRefused` if the two would not learn the same; see `require_alike`.
+        Raises `PlanRefused` if the two would not learn the same; see `require_same_models`.
         """
-        require_alike(self._plan, other._plan)
+        require_same_models(self._plan, other._plan)
         with other._learning:
             learned = other._learned
         with self._learning:
             self._learned = learned
 
-    def learn(self) -> None:
-        """Learn now instead of at the first new point."""
-        with self._learning:
-            if self._learned is None:
-                rows = self._private.answer(self._statistic(), self._plan.request.blocks)
-                self._learned = self._mechanism.learn(
-                    self._params, self._plan.table, rows, SystemSource()
-                )
+    def learn_models(self) -> None:
+        """Learn now instead of at the first new point.
 
-    def _statistic(self) -> Records:
-        """What is learned from, checked against the catalog: what plan and catalog can refuse is
-        refused here.
+        A failure that may depend on rows raises nothing. It shows at the first new point, as the
+        answer None, and closes the session.
         """
-        statistic = self._mechanism.rows(self._params, self._plan.table)
-        self._private.check(statistic, self._plan.request.blocks)
-        return statistic
+        with self._learning:
+            if self._learned is not None:
+                return
+            plan = self._plan
+            request = self._mechanism.rows(self._params, plan.table)
+            # What plan and catalog can refuse is refused here, where an error may say why.
+            self._private.check(request, plan.request.blocks)
+
+            def learn(source: Source) -> Any:
+                rows = self._private.answer(request, plan.request.blocks)
+                return self._mechanism.learn(self._params, plan.table, rows, source)
+
+            self._learned = draw_or_none(learn, _FAILED)
 
     def predict(self, points: Points, *, batch: int = BATCH) -> list[Any]:
         """Answers for points, in their order; points that were answered before cost nothing.
@@ -163,20 +152,20 @@ class PredictionSession(Session):
         if batch < 1:
             raise InvalidInput("a batch has 1 or more points")
         codes = self.encode(points)
-        said: list[Any] = []
+        answers: list[Any] = []
         for start in range(0, len(codes), batch):
-            said += self.predict_encoded(codes[start : start + batch])
-        return said
+            answers += self.predict_batch(codes[start : start + batch])
+        return answers
 
     def encode(self, points: Points) -> Codes:
         """Points as the declaration's integers. Raises `InvalidInput`."""
-        return encoded(self._plan.table, self._params.features, points)
+        return encode_points(self._plan.table, self._params.features, points)
 
-    def keyed(self, data: bytes) -> str:
+    def keyed_digest(self, data: bytes) -> str:
         """A digest of something about points, under the ledger's key and this session's name."""
         return self._ledger.commitment(self.id.encode() + b"\0" + data, "note")
 
-    def noted(self, names: Sequence[str]) -> dict[str, Any]:
+    def find_notes(self, names: Sequence[str]) -> dict[str, Any]:
         """The notes of these names that were stored with some batch."""
         if not names:
             return {}
@@ -202,123 +191,118 @@ class PredictionSession(Session):
             "features": features,
             "claim": to_json(self._plan.event),
             "protects": table.protected,
-            "predictions_left": self.left,
+            "predictions_left": self.predictions_left,
         }
 
-    def predict_encoded(self, codes: Codes, notes: Mapping[str, Any] | None = None) -> list[Any]:
+    def predict_batch(self, codes: Codes, notes: Mapping[str, Any] | None = None) -> list[Any]:
         """Answers for one batch of encoded points, in one transaction.
 
         Args:
             codes: what `encode` made.
             notes: names and JSON values to store in the same transaction, unless the session is
-            closed; see `noted`.
+                closed; see `find_notes`.
 
         Raises:
-            NoteConflict: another process stored a note of this name with another value, were it a
-            moment ago.
+            NoteConflict: a note of this name was stored with another value.
             SessionClosed: more new points than predictions are left.
         """
-        names = self._names.of(codes)
         with self._turn:
-            while (said := self._said(codes, names, notes or {})) is None:
-                pass  # another batch was stored first and none of ours was seen: look up what it answered
-            return said
+            # None: another batch was stored first and none of ours was seen. Its answers may be
+            # to our points, so look again.
+            while (answers := self._try_batch(codes, notes or {})) is None:
+                pass
+            return answers
 
-    def _said(
-        self, codes: Codes, names: Sequence[bytes], notes: Mapping[str, Any]
-    ) -> list[Any] | None:
+    def _try_batch(self, codes: Codes, notes: Mapping[str, Any]) -> list[Any] | None:
         """All answers, after storing what had none yet. None if another process was first; then
         nothing was stored.
         """
-        held = self._catch_up()
+        session = self._catch_up()
         if any(self._notes.get(name, note) != note for name, note in notes.items()):
             raise NoteConflict("a note of this name has another value; name it otherwise")
-        new = self._answered.new(names)
-        asked = names if new is None else list(new)
-        left = self.known_left = self._left(held)
-        if len(asked) > left:
+        names = self._names.name_points(codes)
+        new = self._index.find_new(names)
+        fresh = names if new is None else list(new)
+        left = self.cached_left = self._count_left(session)
+        if len(fresh) > left:
             fewer = (
                 f"ask at most {left} new points" if left else "ask points that were answered before"
             )
             raise SessionClosed(
-                f"{len(asked)} of these points have no stored answer, and session {self.id} has {left} predictions left; "
-                f"{fewer}, or open another session"
+                f"{len(fresh)} of these points have no stored answer, and session {self.id} has "
+                f"{left} predictions left; {fewer}, or open another session"
             )
-        chosen = codes if new is None else codes[np.fromiter(new.values(), np.int64, len(new))]
-        answers, text, failed = self._answers(chosen)
-        aside = (
-            {}
-            if held.closed
-            else {name: note for name, note in notes.items() if name not in self._notes}
-        )
-        if asked or aside:
+        rows = codes if new is None else codes[np.fromiter(new.values(), np.int64, len(new))]
+        answers, text, failed = self._draw_answers(rows)
+        new_notes = {name: notes[name] for name in notes.keys() - self._notes.keys()}
+        if session.closed:
+            new_notes = {}
+        if fresh or new_notes:
             if not self._ledger.answer_batch(
                 self.id,
-                {"points": self._names.sealed(asked), "answers": text, "notes": aside},
-                expected_version=held.version,
-                state={"answered": self._params.predictions - left + len(asked)},
-                closed=failed or len(asked) == left,
+                {**self._names.seal(fresh), "answers": text, "notes": new_notes},
+                expected_version=session.version,
+                state={"answered": self._params.predictions - left + len(fresh)},
+                closed=failed or len(fresh) == left,
                 principal=self._principal,
             ):
                 return None
-            self._answered.add(asked, answers)
-            self._notes |= aside
-            self._upto = held.version + 1
-            self.known_left = 0 if failed else left - len(asked)
-        return answers if new is None else self._answered.of(names)
+            self._index.add_answers(fresh, answers)
+            self._notes |= new_notes
+            self._version = session.version + 1
+            self.cached_left = 0 if failed else left - len(fresh)
+        return answers if new is None else self._index.look_up(names)
 
     def _catch_up(self) -> Held:
-        """The session as it is in the ledger, after looking up what was answered since it was last
-        asked.
-        """
-        held = self._ledger.session(self.id)
-        if held.version > self._upto:
+        """The session as it is in the ledger, after reading what was answered since the last time."""
+        session = self._ledger.session(self.id)
+        if session.version > self._version:
             try:
-                batches = self._ledger.batches(self.id, self._upto)
-                if len(batches) < held.version - self._upto:
+                batches = self._ledger.batches(self.id, self._version)
+                if len(batches) < session.version - self._version:
                     raise ValueError
                 for batch in batches:
-                    names, answers = self._names.opened(batch["points"]), unpacked(batch["answers"])
+                    names = self._names.open(batch)
+                    answers = unpack_answers(batch["answers"])
                     if len(names) != len(answers):
                         raise ValueError
-                    self._answered.add(names, answers)
+                    self._index.add_answers(names, answers)
                     self._notes |= batch["notes"]
             except (LookupError, TypeError, AttributeError, ValueError):
                 raise LedgerCorrupt(
-                    f"an answered batch of session {self.id} is damaged, so it gives no answers; run dpflow ledger verify, and "
-                    f"bring the newest copy back"
+                    f"an answered batch of session {self.id} is damaged, so it gives no answers; "
+                    f"run dpflow ledger verify, and bring the newest copy back"
                 ) from None
-            self._upto = held.version
-        return held
+            self._version = session.version
+        return session
 
-    def _answers(self, codes: Codes) -> tuple[list[Any], str, bool]:
-        """Fresh answers and their JSON; a failure that may depend on rows or draw is the answer
-        None, and closes the session.
+    def _draw_answers(self, codes: Codes) -> tuple[list[Any], str, bool]:
+        """Fresh answers, their JSON, and whether they failed: then each is None, and the session
+        closes.
         """
         if not len(codes):
-            return [], packed([]), False
-        if self._learned is None:
-            self._statistic()
-        try:
-            self.learn()
+            return [], pack_answers([]), False
+        self.learn_models()
+
+        def draw(source: Source) -> tuple[list[Any], str, bool]:
+            if self._learned is _FAILED:
+                raise ValueError
             fault_points.pass_point("aggregate.after")
-            learned, table = self._learned, self._plan.table
             answers = list(
-                self._mechanism.predict(self._params, table, learned, codes, SystemSource())
+                self._mechanism.predict(
+                    self._params, self._plan.table, self._learned, codes, source
+                )
             )
-            text = packed(answers)
-            failed = len(answers) != len(codes)
-        except fault_points.FaultInjected:
-            raise
-        except Exception as error:
-            if isinstance(error, DpflowError) and error.retryable:
-                raise
-            failed = True
+            if len(answers) != len(codes):
+                raise ValueError
+            return answers, pack_answers(answers), False
+
+        drawn = draw_or_none(draw, None)
         fault_points.pass_point("draw.after")
-        if failed:
+        if drawn is None:
             answers = [None] * len(codes)
-            text = packed(answers)
-        return answers, text, failed
+            drawn = answers, pack_answers(answers), True
+        return drawn
 
 
 def most_predictions(plan: Plan, ledger: Ledger, registry: Registry) -> int:
@@ -348,7 +332,7 @@ def most_predictions(plan: Plan, ledger: Ledger, registry: Registry) -> int:
     return low
 
 
-def require_alike(plan: Plan, other: Plan) -> None:
+def require_same_models(plan: Plan, other: Plan) -> None:
     """Raises `PlanRefused` unless two sessions may answer from one set of models.
 
     Models depend on the bounds of the columns, and those that a search found were paid by the scope

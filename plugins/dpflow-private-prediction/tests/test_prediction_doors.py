@@ -159,7 +159,7 @@ def test_python_opens_the_same_kind_of_session(doors: Doors) -> None:
     assert session.predict([[0.9, 0.9, "Oslo"]]) == session.predict(
         {"x": [0.9], "y": [0.9], "town": ["Oslo"]}
     )
-    assert session.left == 99
+    assert session.predictions_left == 99
     shown = repr(session) + repr(vars(session)) + str(doors.book.history())
     assert "GaussianNB(" not in shown and "theta" not in shown
 
@@ -197,4 +197,4 @@ def test_every_mechanism_answers_what_is_right(
     corners = [[0.02, 0.02, "Oslo"], [0.98, 0.98, "Rome"]]
     low, high = session.predict([corner[: len(params["features"])] for corner in corners])
     assert (low, high) == ("no", "yes") if isinstance(low, str) else low < high - 0.25
-    assert session.left == params["predictions"] - 2
+    assert session.predictions_left == params["predictions"] - 2

@@ -69,7 +69,7 @@ def test_odd_rows_are_answered(
         session = predictions(made, doors.book)
         answers = session.predict([point, [0.1, 0.9, "Rome"][: len(point)]])
         assert all(answer is not None for answer in answers), rows
-        assert session.left == 1
+        assert session.predictions_left == 1
     said = capfd.readouterr()
     assert "Warning" not in said.err and "Traceback" not in said.err
 
@@ -101,4 +101,4 @@ def test_odd_points_charge_nothing(tmp_path: Path, point: list[Any], said: str) 
     )
     with pytest.raises(InvalidInput, match=said):
         session.predict([[0.1, 0.2, "Oslo"], point])
-    assert session.left == 100
+    assert session.predictions_left == 100
