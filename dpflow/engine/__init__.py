@@ -4,16 +4,16 @@ together.
 
 from dpflow.engine.releases.execute import Receipt, release
 from dpflow.engine.releases.plan import Plan, make_plan
-from dpflow.engine.releases.released_bounds import declared
-from dpflow.engine.releases.request import Request, load_request
-from dpflow.engine.releases.run_identity import Occasion
+from dpflow.engine.releases.released_bounds import insert_bounds
+from dpflow.engine.releases.request import ReleaseRequest, load_request
+from dpflow.engine.releases.run_identity import RunIdentity
 
 __all__ = [
-    "Occasion",
     "Plan",
     "Receipt",
-    "Request",
-    "declared",
+    "ReleaseRequest",
+    "RunIdentity",
+    "insert_bounds",
     "load_request",
     "make_plan",
     "release",

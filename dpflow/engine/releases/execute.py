@@ -20,10 +20,11 @@ from dpflow.core.accounting.events import Unprotected
 from dpflow.core.contract.declaration import plain
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.results import NONE, Result
-from dpflow.core.sampling.randomness import SystemSource
+from dpflow.core.sampling.randomness import Source
+from dpflow.engine.fail_closed import draw_or_none
 from dpflow.engine.releases.plan import Plan
-from dpflow.engine.releases.run_identity import Occasion
-from dpflow.errors import DpflowError, PlanRefused
+from dpflow.engine.releases.run_identity import RunIdentity
+from dpflow.errors import PlanRefused
 from dpflow.ledger import Ledger, Reservation, Scope
 from dpflow.ledger.books.data_claims import JOINED
 from dpflow.registry import Registry
@@ -78,7 +79,7 @@ def release(
     ledger: Ledger,
     registry: Registry,
     *,
-    occasion: Occasion | None = None,
+    run_identity: RunIdentity | None = None,
     spend_again: bool = False,
 ) -> Receipt:
     """Run a plan to its end, exactly once per occasion.
@@ -99,12 +100,12 @@ def release(
         raise PlanRefused(
             f"{plan.mechanism.name} is a session, not a release; open it with a gate or Session"
         )
-    occasion = occasion or Occasion.of_request(plan.request)
+    run_identity = run_identity or RunIdentity.of_request(plan.request)
     check_scope(plan, ledger)
     private = PrivateTable(
         plan.table, plan.request.where, lambda data: ledger.commitment(data, "partial")
     )
-    key = occasion.key(plan)
+    key = run_identity.key(plan)
     stored = ledger.find(key)
     unread = stored is None or not stored.settled
     with private.held() if unread else nullcontext():
@@ -114,18 +115,18 @@ def release(
             key,
             event=plan.event,
             blocks=plan.charged_blocks,
-            family=plan.family,
-            slot=occasion.slot,
-            principal=occasion.principal,
+            family=plan.version_independent_digest,
+            slot=run_identity.slot,
+            principal=run_identity.principal,
             spend_again=spend_again,
-            request=plan.public(),
+            request=plan.ledger_entry(),
             data=data_names(plan, ledger),
         )
         replayed = reservation.result is not None
         settled = (
             reservation
             if replayed
-            else _draw(plan, private, ledger, reservation, occasion.principal)
+            else _draw(plan, private, ledger, reservation, run_identity.principal)
         )
     receipt = _publish(plan, _receipt(plan, settled, replayed))
     for observer in registry.announce(receipt):
@@ -176,34 +177,32 @@ def _draw(
 ) -> Reservation:
     """Read, add noise, settle. What it returns holds the stored result, whoever stored it."""
     snapshot = ledger.commitment(private.snapshot(), "snapshot")
-    result = drawn(plan, private)
+    result = draw_result(plan, private)
     return ledger.settle(reservation, result.to_json(), snapshot=snapshot, principal=principal)
 
 
-def drawn(plan: Plan, private: PrivateTable) -> Result:
-    """Read and add noise; a failure that may depend on the rows or the draw is the result "none"."""
-    assert isinstance(plan.mechanism, Mechanism)
-    try:
-        statistic = plan.mechanism.data_request(plan.params, plan.table)
-        with private.answering(statistic, plan.request.blocks) as answer:
+def draw_result(plan: Plan, private: PrivateTable) -> Result:
+    """Read and add noise; a failure that may depend on rows or noise is the result "none"."""
+    mechanism = plan.mechanism
+    assert isinstance(mechanism, Mechanism)
+
+    def draw(source: Source) -> Result:
+        request = mechanism.data_request(plan.params, plan.table)
+        with private.answering(request, plan.request.blocks) as answer:
             fault_points.pass_point("aggregate.after")
-            result = plan.mechanism.draw(plan.params, plan.table, answer, SystemSource())
-        json.dumps(
-            result.to_json(), allow_nan=False
-        )  # what cannot be stored is an impossible value, too
-    except fault_points.FaultInjected:
-        raise
-    except Exception as error:
-        if isinstance(error, DpflowError) and error.retryable:
-            raise
-        result = NONE
+            result = mechanism.draw(plan.params, plan.table, answer, source)
+        # What cannot be stored is an impossible value, too.
+        json.dumps(result.to_json(), allow_nan=False)
+        return result
+
+    result = draw_or_none(draw, NONE)
     fault_points.pass_point("draw.after")
     return result
 
 
 def _receipt(plan: Plan, reservation: Reservation, replayed: bool) -> Receipt:
     assert reservation.result is not None  # settled
-    epsilon, delta = plan.price()
+    epsilon, delta = plan.privacy_cost()
     return Receipt(
         release_id=reservation.release_id,
         name=plan.request.name,

@@ -78,7 +78,9 @@ def suppose_bounds(
     for name in request.bounds:
         try:
             table = (
-                insert_bounds(request.model_copy(update={"bounds": (name,)}), ledger, run_identity, table)
+                insert_bounds(
+                    request.model_copy(update={"bounds": (name,)}), ledger, run_identity, table
+                )
                 if ledger
                 else _wide(table)
             )

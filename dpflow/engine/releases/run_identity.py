@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 
 from dpflow.engine.releases.plan import Plan
-from dpflow.engine.releases.request import Request
+from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.ledger import ReleaseKey
 
 
@@ -20,7 +20,7 @@ def current_principal() -> str:
 
 
 @dataclass(frozen=True)
-class Occasion:
+class RunIdentity:
     """Identity of one occurrence.
 
     Attributes:
@@ -40,7 +40,7 @@ class Occasion:
     ordinal: int = 0
 
     @classmethod
-    def of_request(cls, request: Request, principal: str | None = None) -> Occasion:
+    def of_request(cls, request: ReleaseRequest, principal: str | None = None) -> RunIdentity:
         """Outside Airflow, and for sessions: the same name and revision again is the same
         occurrence.
 

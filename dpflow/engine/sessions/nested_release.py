@@ -8,7 +8,7 @@ and free again.
 Claim: the session as a whole is (epsilon, delta)-DP. The verdicts are (epsilon - reserve.epsilon,
 delta - reserve.delta)-DP towards every analyst; each release has an exact (e, d) and is refused
 unless their sums stay within the reserve. So everything that is said is what a basic filter of
-capacity (epsilon, delta) admits, interleaved with one session: docs/accounting.md, theorem 1 and
+capacity (epsilon, delta) admits, interleaved with one session: docs/guides/accounting.md, theorem 1 and
 sessions.
 
 Generalisation: the verdicts' proofs are about neighbours that differ in a whole *group* of units,

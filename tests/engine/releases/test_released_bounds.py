@@ -80,7 +80,7 @@ def test_a_plan_takes_what_a_search_found(world: Tiny) -> None:
         == {"lower": 16, "upper": 128}
         == {"lower": age.lower, "upper": age.upper}
     )
-    assert wanted.describe()["bounds"] == "'look'" and wanted.public()["bounds"] == ["look"]
+    assert wanted.describe()["bounds"] == "'look'" and wanted.ledger_entry()["bounds"] == ["look"]
     (row,) = release(wanted, Ledger(world.ledger), registry=REGISTRY).result.rows
     assert abs(float(row.value or 0) - 4000 * 44.5) < 30_000  # 23 scales of its noise
     assert released(world, **TOTAL).replayed
@@ -113,7 +113,7 @@ def test_a_search_that_is_not_settled_is_worth_a_retry(
             raise fault_points.FaultInjected(name)
 
     with monkeypatch.context() as patch, pytest.raises(fault_points.FaultInjected):
-        patch.setattr(fault_points, "reach", interrupted)
+        patch.setattr(fault_points, "pass_point", interrupted)
         released(world, **SEARCH)
     with pytest.raises(
         NotSettled, match="total takes its bounds from 'look', which is reserved"
@@ -172,7 +172,7 @@ def test_a_search_that_its_owner_closed_is_passed_over(
             raise fault_points.FaultInjected(name)
 
     with monkeypatch.context() as patch:
-        patch.setattr(fault_points, "reach", interrupted)
+        patch.setattr(fault_points, "pass_point", interrupted)
         with pytest.raises(fault_points.FaultInjected):
             released(world, **SEARCH)
     ledger = Ledger(world.ledger)

@@ -373,7 +373,7 @@ def test_a_noise_free_gate_is_proven_with_few_groups(tiny: Tiny, ledger: Ledger)
     void.
     """
     tiny.declare(
-        protects="unit", contribution_bounds={"rows": 1}, block=None, holdout=True, **{"generalisation_only": True},
+        protects="unit", contribution_bounds={"rows": 1}, block=None, holdout=True, generalisation_only=True,
         columns={"age": {"lower": 0, "upper": 120}},
     )  # fmt: skip
     with pytest.raises(PlanRefused, match="granted to protect all rows"):
