@@ -21,6 +21,7 @@
     │   ├── TableBusy             another process is writing the file                               (retryable)
     │   └── NotPublished          settled in the ledger, but the output file could not be written   (retryable)
     ├── ContractViolated          the rows do not satisfy what the table declares
+    ├── MissingExtra              a door whose optional packages are not installed; also an ImportError
     └── PluginError               a mechanism plugin is broken, clashes, or claims something impossible
 
 A message says what was asked, what is true and what to do next. It never holds a value of a private
@@ -153,6 +154,10 @@ class NotPublished(TableError):
 
 class ContractViolated(DpflowError):
     """The rows do not satisfy what the table declares."""
+
+
+class MissingExtra(DpflowError, ImportError):
+    """A door whose optional packages are not installed; the message names the extra."""
 
 
 class PluginError(DpflowError):

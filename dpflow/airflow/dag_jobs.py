@@ -25,6 +25,7 @@ from typing import Any
 from dpflow.engine.planning.simulate import Job, PlannedRelease, Run, Task, span
 from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.errors import InvalidInput, PlanRefused
+from dpflow.extras import require_extra
 
 Context = Mapping[str, Any]
 
@@ -42,7 +43,8 @@ def read_dags(
         InvalidInput: a file that cannot be imported, a template that planning cannot render.
     """
     _use_temporary_home()
-    from airflow.dag_processing.dagbag import DagBag
+    with require_extra("airflow", "a folder of DAGs"):
+        from airflow.dag_processing.dagbag import DagBag
 
     folder = str(path if path.is_dir() else path.parent)
     sys.path.insert(0, folder)  # DAG files import their neighbours

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 
 from dpflow.engine.sessions.candidate import Candidate
+from dpflow.extras import require_extra
 
 
 class Promoter:
@@ -20,7 +21,8 @@ class Promoter:
     """
 
     def __init__(self, model: str, alias: str, tracking_uri: str) -> None:
-        from mlflow import MlflowClient
+        with require_extra("gate", "a promotion"):
+            from mlflow import MlflowClient
 
         self.model, self.alias = model, alias
         self._client = MlflowClient(tracking_uri=tracking_uri, registry_uri=tracking_uri)

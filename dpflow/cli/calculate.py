@@ -11,6 +11,7 @@ import yaml
 from dpflow.cli.console import JsonOption, explain, show, show_json
 from dpflow.core.contract.calculator import Calculator, Sheet
 from dpflow.errors import InvalidInput
+from dpflow.extras import require_extra
 from dpflow.registry import Registry
 
 NameArgument = Annotated[
@@ -79,10 +80,11 @@ def draw(calculator: Calculator[Any], sheet: Sheet, file: Path) -> None:
     """
     if not sheet.x:
         raise InvalidInput(f"calculator {calculator.name} has no curve to draw; leave --plot out")
-    import matplotlib
+    with require_extra("plots", "a plot"):
+        import matplotlib
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+        matplotlib.use("Agg")
+        import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(
         figsize=(8 if len(sheet.columns) <= MANY else 11, 5), layout="constrained"

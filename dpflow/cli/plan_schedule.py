@@ -17,6 +17,7 @@ from dpflow.engine.planning import report
 from dpflow.engine.planning.simulate import Forecast, Job, file_job, forecast, release_files
 from dpflow.engine.planning.solve import Fitted, solve
 from dpflow.errors import InvalidInput
+from dpflow.extras import require_extra
 from dpflow.ledger import Ledger, Scope
 from dpflow.registry import Registry
 
@@ -228,7 +229,8 @@ def draw(seen: Forecast, file: Path) -> None:
     """Share of each scope's grant that is left after every run; under a budget per block, of the
     blocks of that run.
     """
-    from matplotlib.figure import Figure
+    with require_extra("plots", "a plot"):
+        from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4), layout="constrained")
     axes = figure.add_subplot()

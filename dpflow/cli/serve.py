@@ -9,6 +9,7 @@ import typer
 
 from dpflow.cli.console import LedgerOption, open_ledger
 from dpflow.errors import InvalidInput
+from dpflow.extras import require_extra
 
 
 def command(
@@ -37,10 +38,11 @@ def command(
         return
     if file is None:
         raise InvalidInput("name a service file, or --new-token to make a token for one")
-    import uvicorn
+    with require_extra("serve", "a server"):
+        import uvicorn
 
+        from dpflow.server.app import create_app
     from dpflow.registry import Registry
-    from dpflow.server.app import create_app
 
     service, book = load_service(file), open_ledger(ledger)
     sessions = open_sessions(service, book, Registry.load())

@@ -16,6 +16,7 @@ import sqlalchemy as sa
 
 from dpflow.core.contract.declaration import Table
 from dpflow.errors import DpflowError, InvalidInput, PlanRefused, TableBusy, TableUnreadable
+from dpflow.extras import require_extra
 from dpflow.quality.contract_rows import identifier, query
 from dpflow.quality.expectations import suite
 
@@ -57,6 +58,9 @@ def check(table: Table, blocks: Sequence[str] = ()) -> bool:
             f"there is no file {table.database} for table {table.name!r}; create it, or correct `database`"
         )
     with _silence():
+        with require_extra("quality", "a data contract"):
+            import duckdb_sqlalchemy  # noqa: F401
+            import great_expectations  # noqa: F401
         try:
             return _verdict(_validate(table, blocks))
         except Exception as error:  # noqa: BLE001  # whatever it is, its message may quote a value

@@ -29,6 +29,7 @@ from dpflow.core.contract.point_encoding import Codes
 from dpflow.core.contract.prediction import PredictionParams
 from dpflow.engine.releases.plan import Plan
 from dpflow.errors import InvalidDeclaration, InvalidInput, UnknownName
+from dpflow.extras import require_extra
 
 _GRID = amounts.SMALLEST_EPSILON  # a computed epsilon is rounded up to it
 
@@ -86,10 +87,14 @@ def guarantee(plan: Plan, delta: Fraction) -> tuple[str, str]:
 
 def estimator(student: Student, table: Table, features: Sequence[str]) -> Any:
     """The unfitted pipeline. Raises `UnknownName` or `InvalidDeclaration`."""
-    from sklearn.compose import ColumnTransformer
-    from sklearn.pipeline import Pipeline
-    from sklearn.preprocessing import OneHotEncoder, StandardScaler
-    from sklearn.utils import all_estimators
+    # All that a student needs, before the first answer is paid for.
+    with require_extra("gate", "a student"):
+        import mlflow  # noqa: F401
+        import skops.io  # noqa: F401
+        from sklearn.compose import ColumnTransformer
+        from sklearn.pipeline import Pipeline
+        from sklearn.preprocessing import OneHotEncoder, StandardScaler
+        from sklearn.utils import all_estimators
 
     known = dict(all_estimators(type_filter=["classifier", "regressor"]))
     if student.learner not in known:

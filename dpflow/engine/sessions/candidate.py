@@ -26,6 +26,7 @@ from pydantic import Field, model_validator
 from dpflow.core.contract.declaration import Exact, Strict
 from dpflow.core.contract.estimators import AnyEstimator, Rows, SqlEstimator
 from dpflow.errors import InvalidInput
+from dpflow.extras import require_extra
 from dpflow.tables import read_predictions
 
 #: Beside what skops trusts by itself: scikit-learn's own compiled structures, which hold numbers
@@ -214,7 +215,8 @@ def load_candidate(submission: Submission) -> Candidate:
 
 def _load(submission: Submission, file: Path) -> tuple[Any, bytes]:
     """A model and the bytes of its file."""
-    import skops.io
+    with require_extra("gate", "a candidate"):
+        import skops.io
 
     try:
         data = file.read_bytes()
@@ -269,8 +271,9 @@ def mlflow_file(name: str, uri: str, tracking_uri: str | None) -> Path:
     """
     from urllib.parse import unquote, urlparse
 
-    from mlflow import MlflowClient
-    from mlflow.exceptions import MlflowException
+    with require_extra("gate", "a registered model"):
+        from mlflow import MlflowClient
+        from mlflow.exceptions import MlflowException
 
     found = re.fullmatch(r"models:/([^/@]+)(?:/([0-9]+)|@(.+))", uri)
     if found is None:

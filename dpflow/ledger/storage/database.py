@@ -18,23 +18,26 @@ import contextlib
 import os
 import sqlite3
 import stat
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import psycopg
 import sqlalchemy as sa
 from sqlalchemy import exc
 
 from dpflow import fault_points
 from dpflow.errors import DpflowError, InvalidInput, LedgerCorrupt, LedgerUnavailable
+from dpflow.extras import require_extra
 from dpflow.ledger.storage import schema
-from dpflow.ledger.storage.postgres_pipeline import FLUSH, Wire, WireTransaction
 from dpflow.ledger.storage.sqlite_turns import Queue
 from dpflow.ledger.storage.statements import Read, Transaction
+
+if TYPE_CHECKING:
+    import psycopg
 
 _LOCK = 0x6470666C6F77  # "dpflow": names the advisory lock on PostgreSQL
 _PATIENCE = 60.0  # seconds a writer waits inside the database
@@ -48,8 +51,6 @@ _BEGIN = (
 _ON_DISK = """SELECT CASE WHEN pg_is_in_recovery() THEN true ELSE current_setting('synchronous_standby_names') = ''
     AND pg_current_wal_flush_lsn() >= pg_current_wal_insert_lsn() END"""
 _UNSTORABLE = "a name or number that no database can hold was asked for; correct it"
-_DRIVER_ERRORS = (sqlite3.Error, psycopg.Error, exc.SQLAlchemyError)
-_FAILURES = (*_DRIVER_ERRORS, UnicodeError, OverflowError)
 
 
 class Database:
@@ -62,6 +63,9 @@ class Database:
             raise InvalidInput(
                 "a ledger is a SQLite file or a postgresql+psycopg:// URL; correct its place"
             )
+        if not self.sqlite:
+            with require_extra("postgres", "a ledger on PostgreSQL"):
+                import psycopg  # noqa: F401
         if "\0" in text:
             raise InvalidInput("the ledger's place holds a NUL character; correct it")
         self.path = Path(text).absolute() if self.sqlite else None
@@ -121,7 +125,7 @@ class Database:
             self._flush(connection)
             connection.info["flushed"] = flushed
             self._spare.append(connection)
-        except _FAILURES as error:
+        except (*_driver_errors(), UnicodeError, OverflowError) as error:
             raise _translated(error, repr(self), committing) from None
 
     @contextlib.contextmanager
@@ -134,6 +138,8 @@ class Database:
                 seen = transaction.text("PRAGMA data_version" if self.sqlite else _ON_DISK)[0][0]
                 transaction.commit()
                 if not self.sqlite and not seen:
+                    from dpflow.ledger.storage.postgres_pipeline import FLUSH
+
                     transaction.text(FLUSH)
                     transaction.commit()
             except BaseException:
@@ -144,7 +150,7 @@ class Database:
                 self._flush(connection)
                 connection.info["flushed"] = seen
             self._spare.append(connection)
-        except _FAILURES as error:
+        except (*_driver_errors(), UnicodeError, OverflowError) as error:
             raise _translated(error, repr(self), False) from None
 
     def _undo(self, connection: sa.PoolProxiedConnection, transaction: Transaction) -> None:
@@ -152,7 +158,7 @@ class Database:
         try:
             transaction.rollback()
             self._spare.append(connection)
-        except _DRIVER_ERRORS:
+        except _driver_errors():
             connection.invalidate()
 
     def _begun(
@@ -171,7 +177,11 @@ class Database:
                 return connection, start(connection)
             except BaseException as error:
                 connection.invalidate()
-                if fresh or self.sqlite or not isinstance(error, psycopg.OperationalError):
+                if (
+                    fresh
+                    or self.sqlite
+                    or not isinstance(error, _psycopg_errors("OperationalError"))
+                ):
                     raise
 
     def _connected(self, engine: sa.Engine) -> sa.PoolProxiedConnection:
@@ -195,6 +205,8 @@ class Database:
     ) -> Transaction:
         driver: Any = connection.driver_connection
         if not self.sqlite:
+            from dpflow.ledger.storage.postgres_pipeline import Wire, WireTransaction
+
             return WireTransaction(
                 driver,
                 Wire(driver, connection.info.setdefault("prepared", {})),
@@ -371,6 +383,18 @@ def _harden(connection: psycopg.Connection[Any], _: object) -> None:
         connection.execute(f"SET lock_timeout = {int(_PATIENCE * 1000)}")
 
 
+def _psycopg_errors(*names: str) -> tuple[type[Exception], ...]:
+    """Exception classes of psycopg by name. None before a ledger on PostgreSQL has loaded it: until
+    then nothing can have raised one.
+    """
+    errors = sys.modules.get("psycopg.errors")
+    return tuple(getattr(errors, name) for name in names if hasattr(errors, name))
+
+
+def _driver_errors() -> tuple[type[Exception], ...]:
+    return (sqlite3.Error, exc.SQLAlchemyError, *_psycopg_errors("Error"))
+
+
 def _translated(error: Exception, place: str, committing: bool) -> DpflowError:
     """A driver's error in our words; its own text may hold a URL or values, so only its class is
     named.
@@ -383,20 +407,18 @@ def _translated(error: Exception, place: str, committing: bool) -> DpflowError:
         return LedgerCorrupt(
             f"{place} is not a ledger ({kind}); name the right file, or restore it"
         )
-    if isinstance(error, psycopg.errors.InsufficientPrivilege):
+    if isinstance(error, _psycopg_errors("InsufficientPrivilege")):
         return InvalidInput(
             f"{place} does not let this database role do that (see roles.sql); ask the ledger's owner"
         )
-    if isinstance(error, (psycopg.DataError, UnicodeError, OverflowError)):
+    if isinstance(error, (*_psycopg_errors("DataError"), UnicodeError, OverflowError)):
         return InvalidInput(_UNSTORABLE)
     unfit = (
         getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR
     )  # a table or column of ours is not there
     operational = (
         sqlite3.OperationalError,
-        psycopg.OperationalError,
-        psycopg.InterfaceError,
-        psycopg.InternalError,
+        *_psycopg_errors("OperationalError", "InterfaceError", "InternalError"),
     )
     if not unfit and isinstance(
         error, (*operational, exc.OperationalError, exc.InterfaceError, exc.TimeoutError)

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import duckdb
 
 from dpflow.errors import InvalidInput, TableBusy, TableError, TableUnreadable
+from dpflow.extras import require_extra
 from dpflow.tables.access import sql
 
 T = TypeVar("T")
@@ -240,7 +241,8 @@ def over(columns: Sequence[Any], what: str) -> Iterator[Connection]:
     """Arrays as the columns c0, c1, ... of the relation ``given`` in a locked-down in-memory
     session; objects are texts, or None.
     """
-    import pandas as pd
+    with require_extra("gate", "an expression over predictions"):
+        import pandas as pd
 
     with tempfile.TemporaryDirectory(prefix="dpflow-") as spill:
         raw = duckdb.connect(":memory:", config=_settings(spill))

@@ -12,6 +12,7 @@ from typing import Any
 import duckdb
 
 from dpflow.errors import PlanRefused, TableUnreadable
+from dpflow.extras import require_extra
 from dpflow.tables.access import sandbox, sql
 from dpflow.tables.access.declarations import load_table
 
@@ -58,7 +59,8 @@ def open_rows(path: Path | str) -> Any:
     Raises:
         PlanRefused: the declaration protects units, or the table is a holdout.
     """
-    import pandas
+    with require_extra("gate", "a frame of rows"):
+        import pandas
 
     table = load_table(path)
     if not table.generalisation_only:

@@ -1,0 +1,40 @@
+"""Optional packages: the door that needs one which is missing says which extra brings it.
+
+The extras themselves are in pyproject.toml. A door is the first import of an extra's packages: a
+ledger on PostgreSQL, a contract, a candidate, a plot, the server, the demo, an operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from dpflow.errors import MissingExtra
+
+#: The name that package managers know us by; the import and the command are ``dpflow``.
+DISTRIBUTION = "dpflow-privacy"
+
+
+@contextmanager
+def require_extra(extra: str, door: str) -> Iterator[None]:
+    """Goes around the imports of what an extra installs.
+
+    Args:
+        extra: a name under ``[project.optional-dependencies]`` in pyproject.toml.
+        door: what the user opened, as the subject of a sentence, such as ``"a model gate"``.
+
+    Raises:
+        MissingExtra: a package is not there. Other failures of an import pass as they are, for a
+        package that is broken is not mended by installing the extra.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
+        # One of our own modules is a mistake in the installation, which no extra mends.
+        if package.startswith("dpflow"):
+            raise
+        raise MissingExtra(
+            f"{door} needs the extra {extra!r}, for there is no package {package!r} here: "
+            f"pip install '{DISTRIBUTION}[{extra}]'"
+        ) from None
