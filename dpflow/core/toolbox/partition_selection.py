@@ -27,6 +27,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from decimal import Decimal, localcontext
 from fractions import Fraction
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -144,6 +145,7 @@ class Shown:
         )
 
 
+@lru_cache(maxsize=256)
 def tail_above(scale: Fraction, failure: Fraction) -> int:
     """Smallest t >= 1 with Pr[X >= t] = q^t/(1+q) <= failure for discrete Laplace noise; rounded
     upwards.
@@ -154,6 +156,7 @@ def tail_above(scale: Fraction, failure: Fraction) -> int:
         return max(1, _up(-bound.ln() / inverse))
 
 
+@lru_cache(maxsize=256)
 def gaussian_above(sigma2: Fraction, failure: Fraction) -> int:
     """A t >= 2 with Pr[X >= t] <= failure for discrete Gaussian noise, at most two steps above the
     smallest.
@@ -177,6 +180,7 @@ def gaussian_above(sigma2: Fraction, failure: Fraction) -> int:
         return high
 
 
+@lru_cache(maxsize=256)
 def truncation(scale: Fraction, most: int, failure: Fraction) -> int:
     """Smallest k >= most with M(k) <= failure: q^(k+1) (q^-B - 1 + 2 failure) <= failure (1 + q);
     rounded upwards.
