@@ -183,7 +183,7 @@ def places() -> Iterator[dict[str, tuple[str, Path]]]:
             for number, where in enumerate([place, *floors]):
                 key = anchor if number == 0 else anchor.with_suffix(f".{number}")
                 Ledger(where, anchor=key, create=True).grant(
-                    "bench", 10**6, 0, filter="basic", principal="bench"
+                    "bench", 10**6, 0, table=None, filter="basic", principal="bench"
                 )
         yield found
         server.cleanup()

@@ -16,6 +16,7 @@ from dpflow import fault_points
 from dpflow.core.accounting import amounts
 from dpflow.core.accounting.events import Event
 from dpflow.core.accounting.privacy_filters import Cost, FilterName, Guarantee, odometer
+from dpflow.core.contract.declaration import Table
 from dpflow.errors import InvalidInput, LedgerCorrupt
 from dpflow.ledger.audit import export, verify
 from dpflow.ledger.books import charges, data_claims, grants, releases, sessions
@@ -134,8 +135,8 @@ class Ledger:
         epsilon: object,
         delta: object,
         *,
+        table: Table | None,
         filter: FilterName = "hybrid",
-        table: Any = None,
         protects: str = "",
         blocks: bool = False,
         tail_share: object | None = None,
@@ -149,27 +150,38 @@ class Ledger:
             quota inside it.
             epsilon, delta: exact amounts, of every block if the scope has blocks.
             filter: the accounting rule, fixed with the first grant.
-            table: a declaration that says ``protects`` and ``blocks``.
+            table: the declaration whose privacy unit the budget protects; None for a scope of no
+                table, which then protects ``protects`` in every block if ``blocks``.
             tail_share: under renyi and hybrid, the part of delta that converts Renyi divergence;
                 the rest pays for mechanisms with a delta of their own. By default all of it, or
                 what an earlier grant said.
 
         Raises:
             InvalidAmount: not a legal amount.
-            GrantConflict: another filter or protection than before, a parent without a grant, or
-            less than is spent.
+            GrantConflict: another filter than before, another table once something was charged, a
+                parent without a grant, or less than is spent.
 
-        Once something is spent the Renyi order and the division of delta stay: the sums so far were
+        Until the first charge another table may be named: its quotas then follow it. Once something
+        is spent the Renyi order and the division of delta stay: the sums so far were
         made with them.
         """
         if table is not None:
-            protects, blocks = table.protected, table.protects == "unit-block"
+            protects, blocks = table.protection_text, table.protects == "unit-block"
         grants.checked_scope(scope)
         checked_name("what is protected", protects, empty=True, longest=1000)
         checked_name("a principal", principal)
         terms = grants.Terms.checked(filter, epsilon, delta, tail_share)
         with self._writing() as (transaction, writer):
-            return grants.grant(transaction, writer, scope, terms, protects, blocks, principal)
+            return grants.grant(
+                transaction,
+                writer,
+                scope,
+                terms,
+                protects,
+                blocks,
+                principal,
+                may_bind=table is not None,
+            )
 
     def quota(
         self,
@@ -235,7 +247,7 @@ class Ledger:
 
         Beside the blocks, ``*`` is what a unit pays that has rows in every block used so far.
         """
-        chosen = None if delta is None else amounts.delta(delta)
+        chosen = None if delta is None else amounts.check_delta(delta)
         left = self.remaining(scope)
         spent = dict(left.spent)
         if left.scope.blocks and len(spent) > 1:
@@ -270,6 +282,7 @@ class Ledger:
         request: Mapping[str, Any],
         spend_again: bool = False,
         data: Sequence[str] = (),
+        protects: str | None = None,
     ) -> Reservation:
         """Charge a release on all scopes of its path and all its blocks, or return what its key
         already has.
@@ -285,13 +298,27 @@ class Ledger:
             spend_again: pay even if this slot released something else.
             data: public names of what it reads, beside its dataset, which is the first part of the
             scope's path.
+            protects: what its table's privacy unit is. Every scope that pays must have been granted
+                to protect just this, or nothing named. None: the caller asks for no such check.
 
         Raises:
+            PlanRefused: a scope that pays protects something else.
             BudgetExceeded: a scope or block cannot pay; nothing was charged.
             RetryConflict: this slot released something else before, or an owner closed the release.
             SessionClosed: an open gate session closes the data to other releases.
         """
-        ask = Ask(key, event, blocks, family, slot, principal, request, spend_again, data)
+        ask = Ask(
+            key,
+            event,
+            blocks,
+            family,
+            slot,
+            principal,
+            request,
+            spend_again,
+            data,
+            protects=protects,
+        )
         with self._writing(partial(releases.reads, ask)) as (transaction, writer):
             row = releases.known(transaction, writer, ask)
             if row is None:
@@ -418,6 +445,7 @@ class Ledger:
         request: Mapping[str, Any],
         data: Sequence[str] = (),
         cut: str = "",
+        protects: str | None = None,
     ) -> Held:
         """Charge an interactive mechanism whole and store its first state; the same key again
         returns the session.
@@ -427,13 +455,14 @@ class Ledger:
             in ``data`` is refused.
             data: as for `reserve`.
             cut: how the session cuts this data into groups, such as ``2000 groups``. The first one
-            says so for ever.
+            says so for all.
+            protects: as for `reserve`.
 
         Raises:
             BudgetExceeded, RetryConflict, SessionClosed: as for `reserve`.
             PlanRefused: the data is cut otherwise.
         """
-        ask = Ask(key, event, blocks, family, slot, principal, request, data=data, cut=cut)
+        ask = Ask(key, event, blocks, family, slot, principal, request, False, data, cut, protects)
         secret = sessions.salted(state)
         with self._writing() as (transaction, writer):
             row = releases.known(transaction, writer, ask)
@@ -567,7 +596,7 @@ class Ledger:
         """Write a note into the history, such as a data contract's outcome. Its kind is not one of
         the ledger's own.
         """
-        if hasattr(verify.Expected, "_" + checked_name("a kind", kind)):
+        if checked_name("a kind", kind) in verify.RESERVED_KINDS:
             raise InvalidInput(
                 f"{kind!r} is an entry that only the ledger writes; name the note otherwise"
             )

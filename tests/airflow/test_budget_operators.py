@@ -305,7 +305,9 @@ def test_the_test_button(
     failed, why = answers(host=str(tmp_path / "none.sqlite"))
     assert not failed and "there is no ledger" in why
     server, anchor = postgres(), tmp_path / "anchor"
-    Ledger(server, anchor=anchor, create=True).grant("s", Fraction(1), 0, principal="owner")
+    Ledger(server, anchor=anchor, create=True).grant(
+        "s", Fraction(1), 0, table=None, principal="owner"
+    )
     url = make_url(server)
     place = {
         "host": url.query.get("host", url.host), "schema": url.database, "login": url.username, "password": url.password or "",

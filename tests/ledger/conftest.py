@@ -66,7 +66,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 def ledger(place: Place) -> Ledger:
     """A ledger that granted epsilon 1 to ``flights``."""
     ledger = place.open()
-    ledger.grant("flights", 1, 0, filter="basic", principal="owner")
+    ledger.grant("flights", 1, 0, table=None, filter="basic", principal="owner")
     return ledger
 
 

@@ -117,7 +117,7 @@ def test_what_was_stored_is_given_again_or_nothing(place: Place, ledger: Ledger,
 def test_a_batch_survives_an_export(tmp_path: Any, ask: Asks) -> None:
     """The imported ledger gives the same answers."""
     first = Ledger(tmp_path / "one.sqlite", anchor=tmp_path / "anchor", create=True)
-    first.grant("flights", 1, 0, filter="basic", principal="owner")
+    first.grant("flights", 1, 0, table=None, filter="basic", principal="owner")
     name = opened(first, ask)
     first.answer_batch(name, {"answers": [1, "two"]}, expected_version=0, state={})
     written = io.StringIO()

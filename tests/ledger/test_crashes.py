@@ -86,9 +86,9 @@ LIVES = [
 def ledger(place) -> Ledger:
     """Scopes for all lives."""
     ledger = place.open()
-    ledger.grant("flights", 1, 0, filter="basic", principal="owner")
+    ledger.grant("flights", 1, 0, table=None, filter="basic", principal="owner")
     for scope in ("days", "days/team"):
-        ledger.grant(scope, 1, 0, filter="basic", blocks=True, principal="owner")
+        ledger.grant(scope, 1, 0, table=None, filter="basic", blocks=True, principal="owner")
     return ledger
 
 
@@ -200,9 +200,9 @@ def test_a_connection_lost_after_any_statement(postgres, tmp_path, ask, life, ca
     """
     url = postgres()
     ledger = Ledger(url, anchor=tmp_path / "anchor", create=True)
-    ledger.grant("flights", 1, 0, filter="basic", principal="owner")
+    ledger.grant("flights", 1, 0, table=None, filter="basic", principal="owner")
     for scope in ("days", "days/team"):
-        ledger.grant(scope, 1, 0, filter="basic", blocks=True, principal="owner")
+        ledger.grant(scope, 1, 0, table=None, filter="basic", blocks=True, principal="owner")
     begun, lost = 0, 0
 
     def counted(*arguments: Any) -> Any:
@@ -248,7 +248,7 @@ def test_a_connection_lost_while_committing(postgres, tmp_path, ask, life, monke
     finds what there is.
     """
     ledger = Ledger(postgres(), anchor=tmp_path / "anchor", create=True)
-    ledger.grant("flights", 1, 0, filter="basic", principal="owner")
+    ledger.grant("flights", 1, 0, table=None, filter="basic", principal="owner")
     commit = WireTransaction.commit
 
     def lost(transaction: WireTransaction) -> None:
@@ -269,7 +269,7 @@ def test_no_connection_is_left(postgres, tmp_path, ask):
     """At max_connections a charge is refused retryably, and succeeds when somebody hangs up."""
     url = postgres()
     ledger = Ledger(url, anchor=tmp_path / "anchor", create=True)
-    ledger.grant("flights", 1, 0, filter="basic", principal="owner")
+    ledger.grant("flights", 1, 0, table=None, filter="basic", principal="owner")
     with contextlib.ExitStack() as stack:
         stack.enter_context(ledger._database.reading())  # this process's own connection is in use
         with pytest.raises(psycopg.OperationalError, match="too many|remaining connection slots"):
@@ -291,7 +291,7 @@ def test_somebody_sits_on_the_lock(kind, request, tmp_path, ask, monkeypatch):
     monkeypatch.setattr(connections, "_PATIENCE", 0.2)
     target = str(tmp_path / "l") if kind == "sqlite" else request.getfixturevalue("postgres")()
     ledger = Ledger(target, anchor=tmp_path / "anchor", create=True)
-    ledger.grant("flights", 1, 0, filter="basic", principal="owner")
+    ledger.grant("flights", 1, 0, table=None, filter="basic", principal="owner")
     if kind == "sqlite":
         other: Any = sqlite3.connect(target, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
@@ -310,7 +310,7 @@ def test_somebody_sits_on_the_lock(kind, request, tmp_path, ask, monkeypatch):
 @pytest.fixture
 def on_disk(tmp_path) -> Ledger:
     ledger = Ledger(tmp_path / "l", anchor=tmp_path / "anchor", create=True)
-    ledger.grant("flights", 1, 0, filter="basic", principal="owner")
+    ledger.grant("flights", 1, 0, table=None, filter="basic", principal="owner")
     return ledger
 
 
@@ -364,7 +364,7 @@ from dpflow.core.accounting.events import Pure
 from dpflow.errors import LedgerUnavailable
 from dpflow.ledger import Ledger, ReleaseKey
 ledger = Ledger(sys.argv[1] + "/l", create=True)
-ledger.grant("flights", 1, 0, filter="basic", principal="owner")
+ledger.grant("flights", 1, 0, table=None, filter="basic", principal="owner")
 refused = 0
 def release(n):
     held = ledger.reserve(ReleaseKey("flights", "", "", str(n), "d"), event=Pure("1e-6"), blocks=(), family="f", slot=None,
@@ -419,7 +419,7 @@ def test_a_place_that_is_read_only(ask, what):
     folder = Path(tempfile.mkdtemp(prefix="dpflow-read-only-", dir="/tmp"))
     try:
         ledger = Ledger(folder / "l", anchor=folder / "anchor", create=True)
-        ledger.grant("flights", 1, 0, filter="basic", principal="owner")
+        ledger.grant("flights", 1, 0, table=None, filter="basic", principal="owner")
         connections._before_fork()  # closes what this process has open
         for path in (folder, *folder.rglob("*")):
             path.chmod(0o777 if path.is_dir() else 0o666)

@@ -40,7 +40,7 @@ def test_first_settle_wins(ledger, ask):
 @pytest.mark.parametrize("change", ["task", "occasion", "digest", "ordinal", "scope"])
 def test_every_part_of_the_key_counts(ledger, ask, change):
     """A release that differs in one part of its key is another release, and is paid."""
-    ledger.grant("flights/b", 1, 0, filter="basic", principal="owner")
+    ledger.grant("flights/b", 1, 0, table=None, filter="basic", principal="owner")
     ask.reserve(ledger)
     ask.reserve(
         ledger,
@@ -174,7 +174,7 @@ def test_an_act_of_nobody_is_refused(ledger, ask, nobody):
     held = ledger.open_session(ask.key("gate"), **ask.terms(), state={"v": 0}, exclusive=False)
     reserved, before = ask.reserve(ledger), len(ledger.history())
     acts = [
-        lambda: ledger.grant("flights", 2, 0, filter="basic", principal=nobody),
+        lambda: ledger.grant("flights", 2, 0, table=None, filter="basic", principal=nobody),
         lambda: ledger.quota("flights/a", 1, 0, principal=nobody),
         lambda: ask.reserve(ledger, "new", principal=nobody),
         lambda: ledger.settle(reserved, {}, principal=nobody),

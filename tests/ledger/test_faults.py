@@ -14,7 +14,7 @@ from bench.hammer import Anvil, hammer
 from dpflow import fault_points
 from dpflow.errors import LedgerUnavailable, UnknownName
 from dpflow.ledger import Ledger
-from dpflow.testing.crashes import KILLED, armed, run_python
+from dpflow.testing.crashes import KILLED, fault_environment, run_python
 
 OPEN = """
 import sys
@@ -37,7 +37,7 @@ ledger.answer(held.session_id, query="q", expected_version=held.version, state={
 def test_a_killed_opening_is_resumed(ledger, place, ask, point):
     """Killed around its opening, a session is opened and charged once."""
     arguments = (place.target, str(place.anchor))
-    assert run_python(OPEN, *arguments, env=armed(point)).returncode == KILLED
+    assert run_python(OPEN, *arguments, env=fault_environment(point)).returncode == KILLED
     assert run_python(OPEN, *arguments).returncode == 0
     assert len(ledger.releases()) == 1 and ask.spent(ledger) == {"": "0.5"} and ledger.verify().ok
 
@@ -49,7 +49,9 @@ def test_a_killed_answer_is_given_once(ledger, place, ask, point, winner):
     """Killed before its commit an answer never was; killed after it, the stored answer stands."""
     arguments = (place.target, str(place.anchor))
     assert run_python(OPEN, *arguments).returncode == 0
-    assert run_python(ANSWER, *arguments, "first", env=armed(point)).returncode == KILLED
+    assert (
+        run_python(ANSWER, *arguments, "first", env=fault_environment(point)).returncode == KILLED
+    )
     assert run_python(ANSWER, *arguments, "second").returncode == 0
     (session,) = ledger.releases()
     assert ledger.stored_answer(session.release_id, "q").answer == {"by": winner}
@@ -111,7 +113,7 @@ def test_a_forked_child_loses_no_charge(tmp_path, thread, charges, said):
     """
     file, anchor = str(tmp_path / "ledger.sqlite"), str(tmp_path / "anchor")
     ledger = Ledger(file, anchor=anchor, create=True)
-    ledger.grant("flights", 1, 0, filter="basic", principal="owner")
+    ledger.grant("flights", 1, 0, table=None, filter="basic", principal="owner")
     done = run_python(FORK, file, anchor, thread)
     assert (done.returncode, done.stdout.strip()) == (0, said), done.stderr
     assert len(ledger.releases()) == charges and ledger.verify().ok
@@ -142,7 +144,7 @@ def test_a_lost_connection_is_replaced(postgres, tmp_path, ask):
 
     url = postgres()
     ledger = Ledger(url, anchor=tmp_path / "anchor", create=True)
-    ledger.grant("flights", 1, 0, filter="basic", principal="owner")
+    ledger.grant("flights", 1, 0, table=None, filter="basic", principal="owner")
     _disconnect_all(url)
     ask.reserve(ledger)
     _disconnect_all(url)
@@ -158,9 +160,11 @@ def test_a_connection_lost_inside_a_transaction_is_retryable(postgres, tmp_path,
 
     url = postgres()
     ledger = Ledger(url, anchor=tmp_path / "anchor", create=True)
-    ledger.grant("flights", 1, 0, filter="basic", principal="owner")
+    ledger.grant("flights", 1, 0, table=None, filter="basic", principal="owner")
     monkeypatch.setattr(
-        verbs.fault_points, "pass_point", lambda point: _disconnect_all(url) if "before" in point else None
+        verbs.fault_points,
+        "pass_point",
+        lambda point: _disconnect_all(url) if "before" in point else None,
     )
     with pytest.raises(LedgerUnavailable, match="is never charged twice") as caught:
         ask.reserve(ledger)
@@ -216,7 +220,7 @@ def test_a_refusal_after_many_reads_leaves_prepared_statements(postgres, tmp_pat
     prepared.
     """
     ledger = Ledger(postgres(), anchor=tmp_path / "anchor", create=True)
-    ledger.grant("flights", 1, 0, filter="basic", principal="owner")
+    ledger.grant("flights", 1, 0, table=None, filter="basic", principal="owner")
     for n in range(10):
         ask.reserve(ledger, str(n), "0.01")
         ledger.remaining("flights")
@@ -238,7 +242,7 @@ def test_writers_take_turns_whatever_the_server_prefers(postgres, tmp_path, ask)
         )
         connection.execute(f"ALTER DATABASE {name} SET client_encoding = 'LATIN1'".encode())
     ledger = Ledger(url, anchor=tmp_path / "anchor", create=True)
-    ledger.grant("flights", 1, 0, filter="basic", principal="Zoë")
+    ledger.grant("flights", 1, 0, table=None, filter="basic", principal="Zoë")
 
     def charges(who: int) -> None:
         for n in range(6):

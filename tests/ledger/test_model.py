@@ -265,7 +265,7 @@ class Machine(RuleBasedStateMachine):
             if quota:
                 self.ledger.quota(scope, Fraction(tenths, 10), 0, **terms)
             else:
-                self.ledger.grant(scope, Fraction(tenths, 10), 0, blocks=True, **terms)
+                self.ledger.grant(scope, Fraction(tenths, 10), 0, table=None, blocks=True, **terms)
 
         self.both(ours, lambda: self.model.grant(scope, tenths, quota))
 
@@ -370,7 +370,7 @@ class Machine(RuleBasedStateMachine):
         self.ledger.import_(stream, principal="o")
         self.model.move()
         with pytest.raises(LedgerCorrupt, match="old copy was restored"):
-            old.grant("s", 20, 0, filter="basic", blocks=True, principal="o")
+            old.grant("s", 20, 0, table=None, filter="basic", blocks=True, principal="o")
         assert not old.verify().ok
 
     @invariant()

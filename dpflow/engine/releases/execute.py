@@ -17,7 +17,7 @@ from typing import Any
 
 from dpflow import fault_points
 from dpflow.core.accounting.events import Unprotected
-from dpflow.core.contract.declaration import plain
+from dpflow.core.contract.declaration import plain_relation
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.results import NONE, Result
 from dpflow.core.sampling.randomness import Source
@@ -121,6 +121,7 @@ def release(
             spend_again=spend_again,
             request=plan.ledger_entry(),
             data=data_names(plan, ledger),
+            protects=plan.table.protection_text,
         )
         replayed = reservation.result is not None
         settled = (
@@ -148,10 +149,10 @@ def check_protection(plan: Plan, scope: Scope) -> None:
             f"{plan.request.name} makes no privacy claim, and scope {scope.scope!r} does not say that it protects nobody; "
             f"grant a scope for table {plan.table.name!r} itself"
         )
-    if scope.protects and scope.protects != plan.table.protected:
+    if scope.protects and scope.protects != plan.table.protection_text:
         raise PlanRefused(
             f"scope {scope.scope!r} was granted to protect {scope.protects}, but table {plan.table.name!r} declares "
-            f"{plan.table.protected}; use a scope granted for this declaration"
+            f"{plan.table.protection_text}; use a scope granted for this declaration"
         )
 
 
@@ -164,12 +165,12 @@ def data_names(plan: Plan, ledger: Ledger) -> list[str]:
     database = os.path.realpath(plan.table.database)
 
     def place(relation: str) -> str:
-        return "place " + ledger.commitment(f"{database}\0{plain(relation)}".encode(), "place")[:32]
+        return "place " + ledger.commitment(f"{database}\0{plain_relation(relation)}".encode(), "place")[:32]
 
     joins = [
         ("" if join.kind == "unit" else JOINED) + place(join.relation) for join in plan.table.joins
     ]
-    return [f"table {plan.table.name}", place(plan.table.source), *joins]
+    return [f"table {plan.table.name}", place(plan.table.relation_name), *joins]
 
 
 def _draw(
@@ -211,7 +212,7 @@ def _receipt(plan: Plan, reservation: Reservation, replayed: bool) -> Receipt:
         blocks=plan.request.blocks,
         epsilon=epsilon,
         delta=delta,
-        protects=plan.table.protected,
+        protects=plan.table.protection_text,
         replayed=replayed,
         result=Result.from_json(reservation.result),
     )

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from dpflow import fault_points
-from dpflow.core.contract.declaration import problems
+from dpflow.core.contract.declaration import describe_problems
 from dpflow.core.contract.estimators import EstimatorQuery, SqlEstimator, Subject
 from dpflow.core.contract.interactive import InteractiveMechanism, State, Verdict
 from dpflow.core.contract.mechanism import Mechanism
@@ -69,6 +69,7 @@ def charge_session(
         request=plan.ledger_entry(),
         data=data_names(plan, ledger),
         cut=_group_partition(plan),
+        protects=plan.table.protection_text,
     )
     return session.session_id, run_identity.principal
 
@@ -137,7 +138,7 @@ class Session:
         try:
             parsed = mechanism.Query.model_validate(given)
         except ValidationError as error:
-            raise InvalidDeclaration(f"query of {mechanism.name}: {problems(error)}") from None
+            raise InvalidDeclaration(f"query of {mechanism.name}: {describe_problems(error)}") from None
         if isinstance(parsed, EstimatorQuery):
             parsed = self.canonical(parsed)
             if candidate is not None and not parsed.columns:

@@ -23,6 +23,12 @@ _CHANGED = {
 _PUBLIC = (*schema.KEY, "family", "slot", "exclusive", "blocks", "event", "request")
 
 
+#: Kinds of entries that only the ledger writes. Any other kind is a note that changes no table.
+RESERVED_KINDS = frozenset(
+    {"grant", "reserve", "session", "join", "retry", "settle", "resolve", "answer", "import"}
+)
+
+
 class Expected:
     """The tables as the entries say they are. Results, batches of answers and secret states are
     known by digest only.
@@ -43,16 +49,19 @@ class Expected:
         """Take one entry into account; one that no verb would have written is kept as illegal."""
         try:
             body = json.loads(entry["body"])
-            step = getattr(self, "_" + entry["kind"], None)
-            if step is not None:
-                step(entry, body)
+            if entry["kind"] in RESERVED_KINDS:
+                getattr(self, "_apply_" + entry["kind"])(entry, body)
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
             self.illegal.append(f"entry {entry['seq']} says something impossible")
 
-    def _grant(self, entry: Mapping[str, Any], body: Mapping[str, Any]) -> None:
-        self.scopes[entry["scope"]] = dict(body)
+    def _apply_grant(self, entry: Mapping[str, Any], body: Mapping[str, Any]) -> None:
+        name, before = entry["scope"], self.scopes.get(entry["scope"], body)
+        is_bound_anew = any(before[field] != body[field] for field in ("protects", "blocks"))
+        if is_bound_anew and any(scope == name for scope, _ in self.accounts):
+            raise ValueError("a scope was bound to another table after a charge")
+        self.scopes[name] = dict(body)
 
-    def _reserve(
+    def _apply_reserve(
         self, entry: Mapping[str, Any], body: Mapping[str, Any], state: str = "reserved"
     ) -> None:
         for scope, block, *units in body["charges"]:
@@ -78,26 +87,26 @@ class Expected:
             "secret": body["state"],
         }
 
-    def _session(self, entry: Mapping[str, Any], body: Mapping[str, Any]) -> None:
-        self._reserve(entry, body, "open")
+    def _apply_session(self, entry: Mapping[str, Any], body: Mapping[str, Any]) -> None:
+        self._apply_reserve(entry, body, "open")
 
-    def _join(self, entry: Mapping[str, Any], body: Mapping[str, Any]) -> None:
+    def _apply_join(self, entry: Mapping[str, Any], body: Mapping[str, Any]) -> None:
         self.slots.add((body["slot"], entry["release_id"]))
 
-    def _retry(self, entry: Mapping[str, Any], body: Mapping[str, Any]) -> None:
+    def _apply_retry(self, entry: Mapping[str, Any], body: Mapping[str, Any]) -> None:
         self.releases[entry["release_id"]]["attempts"] = body["attempt"]
 
-    def _settle(self, entry: Mapping[str, Any], body: Mapping[str, Any]) -> None:
+    def _apply_settle(self, entry: Mapping[str, Any], body: Mapping[str, Any]) -> None:
         values = {"state": "settled", "result": body["result"], "snapshot": body["snapshot"]}
         self.releases[entry["release_id"]] |= values
 
-    def _resolve(self, entry: Mapping[str, Any], body: Mapping[str, Any]) -> None:
+    def _apply_resolve(self, entry: Mapping[str, Any], body: Mapping[str, Any]) -> None:
         self.releases[entry["release_id"]] |= {
             "state": body["becomes"],
             "fenced_below": body["fenced_below"],
         }
 
-    def _answer(self, entry: Mapping[str, Any], body: Mapping[str, Any]) -> None:
+    def _apply_answer(self, entry: Mapping[str, Any], body: Mapping[str, Any]) -> None:
         values = {"state": body["becomes"], "version": body["version"], "secret": body["state"]}
         self.releases[entry["release_id"]] |= values
         if "answers" in body:
@@ -105,7 +114,7 @@ class Expected:
         else:
             self.answers[entry["release_id"], body["query"]] = body["version"], body["answer"]
 
-    def _import(self, entry: Mapping[str, Any], body: Mapping[str, Any]) -> None:
+    def _apply_import(self, entry: Mapping[str, Any], body: Mapping[str, Any]) -> None:
         for session in body["closed"]:
             self.releases[session] |= {"state": "closed"}
         for found in self.releases.values():

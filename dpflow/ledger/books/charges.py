@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert as upsert
 
-from dpflow.core.accounting.events import Event, Unprotected, known
+from dpflow.core.accounting.events import Event, Unprotected, check_supported
 from dpflow.core.accounting.privacy_filters import Cost, Filter
 from dpflow.core.contract.declaration import NOBODY
 from dpflow.errors import BudgetExceeded, InvalidInput, PlanRefused, UnknownName
@@ -57,7 +57,7 @@ def _scope(row: Any) -> Scope:
 def _priced(row: Any, events: tuple[Event, ...]) -> tuple[Scope, Cost]:
     """A scope, and what events cost there. Raises `PlanRefused`."""
     found = _scope(row)
-    cost = sum((found.filter.cost(event) for event in events), Cost())
+    cost = sum((found.filter.event_cost(event) for event in events), Cost())
     if found.protects != NOBODY and any(isinstance(event, Unprotected) for event in events):
         raise PlanRefused(
             f"this release makes no privacy claim, and scope {found.scope!r} does not say that it protects nobody; "
@@ -106,7 +106,7 @@ def bill(
         InvalidInput: blocks where the scope has none, or none where it has.
         PlanRefused: an event that a filter does not support.
     """
-    charges, asked = [], tuple(map(known, events))
+    charges, asked = [], tuple(map(check_supported, events))
     for name in path_of(scope):
         found, cost = _priced(_row(transaction, name), asked)
         if found.blocks != bool(blocks):
@@ -121,6 +121,25 @@ def bill(
             for b in sorted({*blocks} or {""})
         ]
     return charges
+
+
+def require_protection(bill: Sequence[Charge], protects: str | None) -> None:
+    """Raises `PlanRefused` if a scope that pays was granted to protect something else.
+
+    Whoever plans has looked before. But a grant may have bound the scope to another table since
+    then, and only inside the charge's own transaction nobody can.
+    """
+    for charge in bill:
+        if protects is not None and charge.scope.protects not in ("", protects):
+            raise PlanRefused(
+                f"scope {charge.scope.scope!r} was granted to protect {charge.scope.protects}, but this "
+                f"release protects {protects}; use a scope granted for its declaration"
+            )
+
+
+def is_charged(transaction: Transaction, scope: Scope) -> bool:
+    """Whether anything was ever charged to a scope, at a cost of zero too."""
+    return bool(transaction.rows(_ACCOUNTS, scope=scope.scope))
 
 
 def reads(scope: str, blocks: Sequence[str]) -> list[Read]:

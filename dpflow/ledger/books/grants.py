@@ -8,7 +8,7 @@ from fractions import Fraction
 import sqlalchemy as sa
 
 from dpflow.core.accounting import amounts
-from dpflow.core.accounting.amounts import text, to_units_down
+from dpflow.core.accounting.amounts import exact_text, to_units_down
 from dpflow.core.accounting.privacy_filters import DELTA_UNIT, Cost, Filter, FilterName, make_filter
 from dpflow.errors import GrantConflict, InvalidInput
 from dpflow.ledger.books import charges
@@ -18,8 +18,12 @@ from dpflow.ledger.storage import schema
 from dpflow.ledger.storage.statements import Prepared, Transaction, insert, where
 
 _INSERT = insert(schema.scope)
-_FILTER = sa.bindparam("filter", type_=sa.Text)
-_UPDATE = Prepared(schema.scope.update().where(where(schema.scope.c.name)).values(filter=_FILTER))
+_TERMS = ("filter", "protects", "blocks")
+_UPDATE = Prepared(
+    schema.scope.update()
+    .where(where(schema.scope.c.name))
+    .values({n: sa.bindparam("new_" + n, type_=schema.scope.c[n].type) for n in _TERMS})
+)
 
 
 def checked_scope(name: str) -> str:
@@ -48,8 +52,8 @@ class Terms:
         cls, name: FilterName, epsilon: object, delta: object, tail_share: object | None
     ) -> Terms:
         """Validated terms. Raises `InvalidAmount` or `InvalidDeclaration`."""
-        share = None if tail_share is None else amounts.exact("tail_share", tail_share)
-        terms = cls(name, amounts.epsilon(epsilon), amounts.delta(delta), share)
+        share = None if tail_share is None else amounts.parse_exact("tail_share", tail_share)
+        terms = cls(name, amounts.check_epsilon(epsilon), amounts.check_delta(delta), share)
         terms.filter(None)
         return terms
 
@@ -80,8 +84,8 @@ def require_inside(scope: str, terms: Terms, parent: Scope) -> None:
     """Raises `GrantConflict` for a quota that could never be spent."""
     if terms.epsilon > parent.filter.epsilon or terms.delta > parent.filter.delta:
         raise GrantConflict(
-            f"quota {scope!r} of epsilon {text(terms.epsilon)}, delta {text(terms.delta)} is more than {parent.scope!r} was "
-            f"granted (epsilon {text(parent.filter.epsilon)}, delta {text(parent.filter.delta)}); ask for less"
+            f"quota {scope!r} of epsilon {exact_text(terms.epsilon)}, delta {exact_text(terms.delta)} is more than {parent.scope!r} was "
+            f"granted (epsilon {exact_text(parent.filter.epsilon)}, delta {exact_text(parent.filter.delta)}); ask for less"
         )
 
 
@@ -93,33 +97,63 @@ def grant(
     protects: str,
     blocks: bool,
     principal: str,
+    *,
+    may_bind: bool = False,
 ) -> Scope:
-    """Store a grant. See `Ledger.grant`."""
-    known, parent = charges.find_scope(transaction, scope), above(transaction, scope)
-    for other in (found for found in (known, parent) if found is not None):
-        if (other.protects, other.blocks) != (protects, blocks):
+    """Store a grant. See `Ledger.grant`.
+
+    Args:
+        may_bind: the grant names a table, to which a scope that nothing was charged to may be bound.
+    """
+    before, parent = charges.find_scope(transaction, scope), above(transaction, scope)
+    binding = (protects, blocks)
+    binds = (
+        may_bind
+        and before is not None
+        and (before.protects, before.blocks) != binding
+        and not charges.is_charged(transaction, before)
+    )
+    for other in (parent, None if binds else before):
+        if other is not None and (other.protects, other.blocks) != binding:
             raise GrantConflict(
                 f"scope {other.scope!r} was granted to protect {other.protects or 'nothing named'!r}"
-                f"{', per block' if other.blocks else ''}; grant {scope!r} for the same declaration (--table FILE)"
+                f"{', per block' if other.blocks else ''}; grant {scope!r} for the same declaration "
+                f"(--table FILE)"
             )
-    if known is not None and known.filter.name != terms.name:
+    if before is not None and before.filter.name != terms.name:
         raise GrantConflict(
-            f"scope {scope!r} uses the {known.filter.name} filter; its filter cannot be changed"
+            f"scope {scope!r} uses the {before.filter.name} filter; its filter cannot be changed"
         )
-    used = [] if known is None else charges.spent(transaction, known)
-    if known is not None and any(cost != Cost() for _, cost in used):
-        made = _changed(known, terms)
+    used = [] if before is None else charges.spent(transaction, before)
+    if before is not None and any(cost != Cost() for _, cost in used):
+        filter = _changed(before, terms)
     else:
-        made = terms.filter(None if known is None else known.filter)
-    granted = Scope(scope, made, protects, blocks)
+        filter = terms.filter(None if before is None else before.filter)
+    granted = Scope(scope, filter, protects, blocks)
     _require_covers(granted, used)
-    row = {"filter": canonical(made.to_json()), "protects": protects, "blocks": int(blocks)}
-    if known is None:
-        transaction.run(_INSERT, name=scope, **row)
-    else:
-        transaction.run(_UPDATE, name=scope, filter=row["filter"])
-    writer.note("grant", scope, "", principal, row)
+    _store(transaction, writer, granted, principal, is_new=before is None)
+    # Whatever a quota pays, the scope above it pays too: nothing was charged to these either.
+    for quota in charges.all_scopes(transaction) if binds else ():
+        if quota.scope.startswith(scope + "/"):
+            quota = Scope(quota.scope, quota.filter, protects, blocks)
+            _store(transaction, writer, quota, principal, is_new=False)
     return granted
+
+
+def _store(
+    transaction: Transaction, writer: Writer, granted: Scope, principal: str, *, is_new: bool
+) -> None:
+    """Write a scope's row and its entry in the history."""
+    row = {
+        "filter": canonical(granted.filter.to_json()),
+        "protects": granted.protects,
+        "blocks": int(granted.blocks),
+    }
+    if is_new:
+        transaction.run(_INSERT, name=granted.scope, **row)
+    else:
+        transaction.run(_UPDATE, name=granted.scope, **{f"new_{n}": row[n] for n in _TERMS})
+    writer.note("grant", granted.scope, "", principal, row)
 
 
 def _changed(scope: Scope, terms: Terms) -> Filter:
@@ -133,7 +167,7 @@ def _changed(scope: Scope, terms: Terms) -> Filter:
     share = known.tail_delta / known.delta if known.order is not None else None
     if terms.tail_share is not None and share is not None and terms.tail_share != share:
         raise GrantConflict(
-            f"scope {scope.scope!r} has spent with tail_share {text(share)}, which stays; grant it without another one"
+            f"scope {scope.scope!r} has spent with tail_share {exact_text(share)}, which stays; grant it without another one"
         )
     if known.order is None or share is None or (delta == 0 and known.name != "renyi"):
         return Filter(known.name, epsilon, delta)
@@ -153,6 +187,6 @@ def _require_covers(granted: Scope, used: list[tuple[str, Cost]]) -> None:
         if cost != Cost() and not Filter.admits(capacity, cost):
             place = f" in block {block!r}" if block else ""
             raise GrantConflict(
-                f"scope {granted.scope!r} has already spent more than epsilon {text(granted.filter.epsilon)}, delta "
-                f"{text(granted.filter.delta)}{place}; grant at least what is spent, as dpflow ledger odometer shows it"
+                f"scope {granted.scope!r} has already spent more than epsilon {exact_text(granted.filter.epsilon)}, delta "
+                f"{exact_text(granted.filter.delta)}{place}; grant at least what is spent, as dpflow ledger odometer shows it"
             )

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from typing import Any, Literal
 
-from dpflow.core.accounting.amounts import text
+from dpflow.core.accounting.amounts import exact_text
 from dpflow.core.accounting.privacy_filters import (
     CLOSED,
     DELTA_UNIT,
@@ -224,16 +224,16 @@ class Remaining:
         return {
             "scope": self.scope.scope,
             "block": block,
-            "epsilon_granted": text(granted.epsilon),
+            "epsilon_granted": exact_text(granted.epsilon),
             "epsilon_spent": _shown(spent.epsilon, EPSILON_UNIT) if sums else None,
             "epsilon_left": _shown(capacity.epsilon - spent.epsilon, EPSILON_UNIT)
             if sums
             else None,
-            "delta_granted": text(granted.delta),
+            "delta_granted": exact_text(granted.delta),
             "delta_left": _shown(
                 max(capacity.delta, capacity.renyi_delta) - spent.delta, DELTA_UNIT
             ),
-            "renyi_order": text(granted.order) if granted.order is not None else None,
+            "renyi_order": exact_text(granted.order) if granted.order is not None else None,
             "renyi_spent": _shown(spent.renyi, EPSILON_UNIT) if divergence else None,
             "renyi_left": _shown(capacity.renyi - spent.renyi, EPSILON_UNIT)
             if divergence
@@ -248,7 +248,7 @@ def _shown(units: int, unit: Fraction) -> str:
     """Units as text; a sum that cannot be paid on a path is infinite there, and nothing is left
     below zero.
     """
-    return "inf" if units >= SATURATED else text(max(units, 0) * unit)
+    return "inf" if units >= SATURATED else exact_text(max(units, 0) * unit)
 
 
 @dataclass(frozen=True)

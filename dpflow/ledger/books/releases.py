@@ -80,6 +80,7 @@ class Ask:
     spend_again: bool = False
     data: Sequence[str] = ()
     cut: str = ""
+    protects: str | None = None
 
     def __post_init__(self) -> None:
         checked_name("a principal", self.principal)
@@ -99,7 +100,7 @@ class Ask:
             "family": self.family,
             "slot": self.slot,
             "blocks": chain.canonical(list(self.request.get("blocks", self.blocks))),
-            "event": _written(events.known(self.event)),
+            "event": _written(events.check_supported(self.event)),
             "request": ordered(self.request),
         }
 
@@ -173,6 +174,7 @@ def charge(
     """
     known = data_claims.require(transaction, ask.key.scope, ask.data, ask.cut)
     bill = charges.bill(transaction, ask.key.scope, [ask.event], ask.blocks)
+    charges.require_protection(bill, ask.protects)
     charges.debit(transaction, bill)
     release_id = secrets.token_hex(8)
     data_claims.record(

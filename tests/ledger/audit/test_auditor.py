@@ -11,6 +11,7 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -39,7 +40,7 @@ from dpflow.ledger.storage import schema
 def twins(tmp_path, ask) -> tuple[Ledger, Ledger]:
     """A ledger and a copy of its file, under one anchor."""
     first = Ledger(tmp_path / "l", anchor=tmp_path / "anchor", create=True)
-    first.grant("flights", 1, 0, filter="basic", principal="owner")
+    first.grant("flights", 1, 0, table=None, filter="basic", principal="owner")
     ask.reserve(first, "before")
     with contextlib.closing(sqlite3.connect(tmp_path / "l")) as connection:
         connection.execute("VACUUM INTO ?", [str(tmp_path / "copy")])
@@ -98,7 +99,7 @@ def test_a_decision_races_a_settle(ledger, ask):
     """Whoever comes first: a stored result and a refused decision, or a decision and a discarded
     result; never both.
     """
-    ledger.grant("flights", 100, 0, filter="basic", principal="owner")
+    ledger.grant("flights", 100, 0, table=None, filter="basic", principal="owner")
     ends = set()
     with ThreadPoolExecutor(2) as pool:
         for n in range(25):
@@ -199,7 +200,7 @@ def test_one_session_asked_at_once_gives_every_version_once(ledger, ask):
 def books(tmp_path) -> Ledger:
     """A ledger in a file: an export says the same wherever it was written."""
     ledger = Ledger(tmp_path / "books.sqlite", anchor=tmp_path / "anchor", create=True)
-    ledger.grant("flights", 1, 0, filter="basic", principal="owner")
+    ledger.grant("flights", 1, 0, table=None, filter="basic", principal="owner")
     return ledger
 
 
@@ -328,7 +329,7 @@ def test_the_genuine_export_is_taken(papers):
 def test_another_banks_export_is_refused(papers, tmp_path, ask):
     """A whole and honest export of another ledger does not carry this anchor's seals."""
     other = Ledger(tmp_path / "other.sqlite", create=True)
-    other.grant("flights", 9, 0, filter="basic", principal="owner")
+    other.grant("flights", 9, 0, table=None, filter="basic", principal="owner")
     stream = io.StringIO()
     other.export(stream)
     with pytest.raises(LedgerCorrupt, match="does not verify under this anchor"):
@@ -420,7 +421,7 @@ def test_an_odd_name_is_only_a_name(place, ask, name):
     move.
     """
     ledger = place.open()
-    ledger.grant(name, 1, 0, filter="basic", protects=name, blocks=True, principal=name)
+    ledger.grant(name, 1, 0, table=None, filter="basic", protects=name, blocks=True, principal=name)
     odd: dict[str, Any] = {
         "blocks": [name],
         "slot": name,
@@ -467,7 +468,7 @@ def test_an_odd_name_is_only_a_name(place, ask, name):
 )
 def test_a_bad_name_is_refused_everywhere(ledger, ask, where):
     """A clear refusal that does not repeat the name; nothing is spent, nothing is written."""
-    ledger.grant("days", 1, 0, filter="basic", blocks=True, principal="owner")
+    ledger.grant("days", 1, 0, table=None, filter="basic", blocks=True, principal="owner")
     held = ledger.open_session(ask.key("gate"), **ask.terms(), state={}, exclusive=False)
     verbs: dict[str, Callable[[Any], object]] = {
         "block": lambda name: ask.reserve(ledger, scope="days", blocks=[name]),
@@ -514,8 +515,8 @@ def test_an_amount_that_is_none_changes_no_grant(ledger, what):
     before = ledger.history()
     for amount in AMOUNTS[:-4] if what == "tail_share" else AMOUNTS:
         for verb, scope in (
-            (ledger.grant, "flights"),
-            (ledger.grant, "other"),
+            (partial(ledger.grant, table=None), "flights"),
+            (partial(ledger.grant, table=None), "other"),
             (ledger.quota, "flights/q"),
         ):
             given: dict[str, Any] = {
@@ -563,7 +564,7 @@ def test_sums_never_wrap_around(place, ask):
         with pytest.raises(InvalidAmount, match="from 1e-12 to 1000000"):
             Pure(amount)
     ledger = place.open()
-    ledger.grant("flights", 10**6, "1e-6", filter="hybrid", principal="owner")
+    ledger.grant("flights", 10**6, "1e-6", table=None, filter="hybrid", principal="owner")
     ask.reserve(ledger, "all", "1000000")
     for n in range(3):
         with pytest.raises(BudgetExceeded, match="cannot pay"):
@@ -590,16 +591,16 @@ def test_a_clock_that_runs_backwards_changes_no_order(ledger, ask, monkeypatch):
 
 def test_a_grant_below_what_is_spent(ledger, ask):
     """By grant or quota, in any account, before or after a raise: refused, and nothing changes."""
-    ledger.grant("flights/team", "0.5", 0, filter="basic", principal="owner")
+    ledger.grant("flights/team", "0.5", 0, table=None, filter="basic", principal="owner")
     ask.reserve(ledger, epsilon="0.3", scope="flights/team")
     before = ledger.history()
     for lower in ("0.2", "0.299999999999"):
         with pytest.raises(GrantConflict, match="already spent more"):
-            ledger.grant("flights", lower, 0, filter="basic", principal="owner")
+            ledger.grant("flights", lower, 0, table=None, filter="basic", principal="owner")
         with pytest.raises(GrantConflict, match="already spent more"):
             ledger.quota("flights/team", lower, 0, principal="owner")
     assert ledger.history() == before
-    ledger.grant("flights", "0.3", 0, filter="basic", principal="owner")
+    ledger.grant("flights", "0.3", 0, table=None, filter="basic", principal="owner")
     assert ledger.check("flights", [Pure("1e-12")], ()) is not None and ledger.verify().ok
 
 
@@ -610,7 +611,7 @@ def test_a_corrupt_file_is_never_spent_from(tmp_path, ask, damage):
     """
     path = tmp_path / "l"
     ledger = Ledger(path, create=True)
-    ledger.grant("flights", 1, 0, filter="basic", principal="owner")
+    ledger.grant("flights", 1, 0, table=None, filter="basic", principal="owner")
     for n in range(40):
         ask.reserve(ledger, str(n), "0.01", request={"filler": "x" * 500})
     whole = ask.spent(ledger)

@@ -47,7 +47,7 @@ def ledger(place) -> Ledger:
     """Two datasets, one with two quotas."""
     ledger = place.open()
     for scope in ("a", "b", "a/x", "a/y"):
-        ledger.grant(scope, 1, 0, filter="basic", principal="owner")
+        ledger.grant(scope, 1, 0, table=None, filter="basic", principal="owner")
     return ledger
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from fractions import Fraction
+from types import SimpleNamespace
 
 import pytest
 
@@ -31,7 +33,7 @@ def test_budget_is_spent_to_the_unit(ledger, ask):
 
 def test_quota_and_dataset_pay_together(ledger, ask):
     """A charge below a quota debits both, and a refusal by either debits neither."""
-    ledger.grant("flights/team", "0.2", 0, filter="basic", principal="owner")
+    ledger.grant("flights/team", "0.2", 0, table=None, filter="basic", principal="owner")
     ask.reserve(ledger, "a", scope="flights/team")
     with pytest.raises(BudgetExceeded, match="flights/team") as refusal:
         ask.reserve(ledger, "b", "0.15", scope="flights/team")
@@ -46,7 +48,14 @@ def test_blocks_have_accounts_of_their_own(place, ask):
     """Days are charged apart, all days of one release or none, and a day named twice pays once."""
     ledger = place.open()
     ledger.grant(
-        "days", 1, 0, filter="basic", blocks=True, protects="one aircraft-day", principal="owner"
+        "days",
+        1,
+        0,
+        table=None,
+        filter="basic",
+        blocks=True,
+        protects="one aircraft-day",
+        principal="owner",
     )
     ask.reserve(ledger, "a", "0.6", scope="days", blocks=["mon", "mon"])
     with pytest.raises(BudgetExceeded, match="block 'mon'") as refusal:
@@ -61,7 +70,7 @@ def test_blocks_must_match_the_scope(ledger, ask):
     """A scope without blocks takes none, one with blocks needs some."""
     with pytest.raises(InvalidInput, match="has no blocks"):
         ask.reserve(ledger, blocks=["mon"])
-    ledger.grant("days", 1, 0, blocks=True, principal="owner")
+    ledger.grant("days", 1, 0, table=None, blocks=True, principal="owner")
     with pytest.raises(InvalidInput, match="name the blocks"):
         ask.reserve(ledger, scope="days")
 
@@ -70,10 +79,10 @@ def test_grants_are_raised_and_lowered(ledger, ask):
     """A grant may go down to what is spent, in every block, and up."""
     ask.reserve(ledger, epsilon="0.5")
     with pytest.raises(GrantConflict, match="already spent more than epsilon 0.4"):
-        ledger.grant("flights", "0.4", 0, filter="basic", principal="owner")
-    ledger.grant("flights", "0.5", 0, filter="basic", principal="owner")
+        ledger.grant("flights", "0.4", 0, table=None, filter="basic", principal="owner")
+    ledger.grant("flights", "0.5", 0, table=None, filter="basic", principal="owner")
     assert ledger.check("flights", [Pure(Fraction(1, 10))], []) is not None
-    ledger.grant("flights", 2, 0, filter="basic", principal="owner")
+    ledger.grant("flights", 2, 0, table=None, filter="basic", principal="owner")
     assert ledger.check("flights", [Pure(Fraction(1, 10))] * 15, []) is None
     assert "0 of" not in str(ledger.check("flights", [Pure(Fraction(1, 10))] * 16, []))
 
@@ -84,13 +93,14 @@ def test_raising_a_grant_keeps_the_order_of_its_sums(place, ask, name):
     give budget away.
     """
     ledger = place.open()
-    before = ledger.grant("s", 1, "1e-6", filter=name, principal="owner").filter
+    before = ledger.grant("s", 1, "1e-6", table=None, filter=name, principal="owner").filter
     assert (
-        ledger.grant("s", 3, "1e-6", filter=name, principal="owner").filter.order != before.order
+        ledger.grant("s", 3, "1e-6", table=None, filter=name, principal="owner").filter.order
+        != before.order
     )  # nothing spent yet
     before = ledger.scope("s").filter
     ask.reserve(ledger, scope="s")
-    after = ledger.grant("s", 9, "1e-5", filter=name, principal="owner").filter
+    after = ledger.grant("s", 9, "1e-5", table=None, filter=name, principal="owner").filter
     assert (after.order, after.conversion) == (
         before.order,
         before.conversion,
@@ -103,21 +113,26 @@ def test_renyi_path_never_opens_after_spending(place, ask):
     stays closed.
     """
     ledger = place.open()
-    ledger.grant("s", 1, 0, filter="hybrid", principal="owner")
+    ledger.grant("s", 1, 0, table=None, filter="hybrid", principal="owner")
     ask.reserve(ledger, scope="s")
-    assert ledger.grant("s", 1, "1e-6", filter="hybrid", principal="owner").filter.order is None
+    assert (
+        ledger.grant("s", 1, "1e-6", table=None, filter="hybrid", principal="owner").filter.order
+        is None
+    )
 
 
 def test_contradicting_grants(ledger):
     """Another filter, another protection, an orphaned quota: refused."""
     with pytest.raises(GrantConflict, match="uses the basic filter"):
-        ledger.grant("flights", 1, "1e-6", filter="renyi", principal="owner")
+        ledger.grant("flights", 1, "1e-6", table=None, filter="renyi", principal="owner")
     with pytest.raises(GrantConflict, match="granted to protect"):
-        ledger.grant("flights", 1, 0, filter="basic", protects="one flight", principal="owner")
+        ledger.grant(
+            "flights", 1, 0, table=None, filter="basic", protects="one flight", principal="owner"
+        )
     with pytest.raises(GrantConflict, match="per block|same declaration"):
-        ledger.grant("flights/q", 1, 0, filter="basic", blocks=True, principal="owner")
+        ledger.grant("flights/q", 1, 0, table=None, filter="basic", blocks=True, principal="owner")
     with pytest.raises(GrantConflict, match="grant 'nowhere' first"):
-        ledger.grant("nowhere/q", 1, 0, principal="owner")
+        ledger.grant("nowhere/q", 1, 0, table=None, principal="owner")
 
 
 def test_unsupported_event_is_refused_before_anything_is_charged(ledger, ask):
@@ -163,7 +178,7 @@ def test_nothing_is_free_where_somebody_is_protected(place, ask):
     """
     ledger = place.open()
     for scope, protects in (("people", "all rows of one person"), ("unsaid", ""), ("open", NOBODY)):
-        ledger.grant(scope, 1, 0, filter="basic", protects=protects, principal="owner")
+        ledger.grant(scope, 1, 0, table=None, filter="basic", protects=protects, principal="owner")
         ledger.quota(f"{scope}/team", 1, 0, principal="owner")
     for scope in ("people", "people/team", "unsaid", "unsaid/team"):
         with pytest.raises(PlanRefused, match="makes no privacy claim, and scope"):
@@ -178,7 +193,7 @@ def test_nothing_is_free_where_somebody_is_protected(place, ask):
 def test_amounts_that_are_none(ledger, amount):
     """Negative, NaN, infinite, subnormal and absurd amounts are refused and nothing changes."""
     with pytest.raises(InvalidAmount, match="epsilon"):
-        ledger.grant("flights", amount, 0, filter="basic", principal="owner")
+        ledger.grant("flights", amount, 0, table=None, filter="basic", principal="owner")
     assert len(ledger.history()) == 1
 
 
@@ -188,7 +203,7 @@ def test_amounts_that_are_none(ledger, amount):
 def test_names_that_are_none(ledger, ask, name):
     """Control characters, empty parts and 10 kB names are refused, without being repeated."""
     for verb in (
-        lambda: ledger.grant(name, 1, 0, principal="owner"),
+        lambda: ledger.grant(name, 1, 0, table=None, principal="owner"),
         lambda: ask.reserve(ledger, scope=name),
     ):
         with pytest.raises(InvalidInput, match="printable|path|no granted scope"):
@@ -201,7 +216,7 @@ def test_quotes_are_ordinary_characters(place, ask):
     """A name with quotes and SQL in it is a name."""
     name = "o'Hare\"; DROP TABLE dpflow_entry; -- %s :x ?"
     ledger = place.open()
-    ledger.grant(name, 1, 0, filter="basic", principal=name)
+    ledger.grant(name, 1, 0, table=None, filter="basic", principal=name)
     ask.reserve(ledger, scope=name, principal=name, slot=name)
     assert ask.spent(ledger, name) == {"": "0.1"} and ledger.verify().ok
     assert [e.principal for e in ledger.history(name)] == [name, name]
@@ -217,3 +232,100 @@ def test_odometer_reports_what_is_spent(ledger, ask):
     """The report of a basic scope is its sum."""
     ask.reserve(ledger)
     assert ledger.odometer("flights")[""].epsilon == Fraction(1, 10)
+
+
+# --- a scope and its table --------------------------------------------------------------------------------------------
+
+DAYS = SimpleNamespace(protected="all rows of one person in one day", protects="unit-block")
+PEOPLE = SimpleNamespace(protected="all rows of one person", protects="unit")
+
+
+def test_a_grant_says_which_table_or_that_there_is_none(place):
+    """A table that was left out bound the scope to none, and no later grant could mend that."""
+    ledger = place.open()
+    with pytest.raises(TypeError, match="table"):
+        ledger.grant("s", 1, 0, filter="basic", principal="owner")
+    assert ledger.scopes() == []
+
+
+def test_a_scope_is_bound_to_another_table_until_something_is_charged(place, ask):
+    """From no table to one, from one to another, with its quotas: each is an entry of the history.
+    After a charge it stays.
+    """
+    ledger = place.open()
+    ledger.grant("s", 1, 0, table=None, filter="basic", principal="owner")
+    ledger.quota("s/team", "0.5", 0, principal="owner")
+    ledger.quota("s/team/a", "0.2", 0, principal="owner")
+    ledger.grant("sother", 1, 0, table=None, filter="basic", principal="owner")
+    for table, blocks in ((PEOPLE, False), (DAYS, True)):
+        ledger.grant("s", 2, 0, table=table, filter="basic", principal="owner 2")
+        for name, epsilon in (("s", 2), ("s/team", Fraction(1, 2)), ("s/team/a", Fraction(1, 5))):
+            scope = ledger.scope(name)
+            assert (scope.protects, scope.blocks) == (table.protected, blocks)
+            assert scope.epsilon == epsilon
+    assert ledger.scope("sother").protects == ""
+    entries = [(entry.kind, entry.scope, entry.principal) for entry in ledger.history()][-3:]
+    assert entries == [("grant", name, "owner 2") for name in ("s", "s/team", "s/team/a")]
+    assert ledger.verify().ok
+    ask.reserve(ledger, scope="s/team", blocks=["2020-01-01"])
+    with pytest.raises(GrantConflict, match="granted to protect"):
+        ledger.grant("s", 2, 0, table=PEOPLE, filter="basic", principal="owner")
+    ledger.grant("s", 3, 0, table=DAYS, filter="basic", principal="owner")
+    assert ledger.verify().ok
+
+
+def test_a_scope_that_paid_nothing_for_a_release_is_charged(place, ask):
+    """A release that protects nobody costs 0 and still binds the scope."""
+    ledger = place.open()
+    ledger.grant("s", 1, 0, table=None, filter="basic", protects=NOBODY, principal="owner")
+    ask.reserve(ledger, scope="s", event=Unprotected())
+    with pytest.raises(GrantConflict, match="granted to protect"):
+        ledger.grant("s", 1, 0, table=PEOPLE, filter="basic", principal="owner")
+
+
+def test_only_a_table_binds_a_scope_to_something_else(place):
+    """A grant without a table does not, and a quota keeps the binding of the scope above it."""
+    ledger = place.open()
+    ledger.grant("s", 1, 0, table=PEOPLE, filter="basic", principal="owner")
+    ledger.quota("s/q", 1, 0, principal="owner")
+    for scope, table in (("s", None), ("s/q", DAYS)):
+        with pytest.raises(GrantConflict, match="granted to protect"):
+            ledger.grant(scope, 1, 0, table=table, filter="basic", principal="owner")
+    assert len(ledger.history()) == 2
+
+
+def test_a_release_that_was_planned_for_another_table_is_refused(place, ask):
+    """Its plan was checked before the scope was bound to another table: the charge looks again, in
+    its own transaction.
+    """
+    ledger = place.open()
+    ledger.grant("s", 1, 0, table=PEOPLE, filter="basic", principal="owner")
+    other = SimpleNamespace(protected="one visit", protects="unit")
+    ledger.grant("s", 1, 0, table=other, filter="basic", principal="owner")
+    with pytest.raises(PlanRefused, match="granted to protect one visit"):
+        ask.reserve(ledger, scope="s", protects=PEOPLE.protected)
+    with pytest.raises(PlanRefused, match="granted to protect one visit"):
+        ledger.open_session(
+            ask.key("gate", scope="s"),
+            **ask.terms(protects=PEOPLE.protected),
+            state={},
+            exclusive=False,
+        )
+    assert ask.spent(ledger, "s") == {"": "0"} and not ledger.releases()
+    ask.reserve(ledger, scope="s", protects=other.protected)
+
+
+def test_a_history_that_binds_a_charged_scope_to_another_table_does_not_verify():
+    """No verb writes such an entry, so whoever did has the key and bad intentions."""
+    from dpflow.core.accounting.privacy_filters import Cost
+    from dpflow.ledger.audit.verify import Expected
+
+    expected = Expected({})
+    body = {"filter": "{}", "protects": "one visit", "blocks": 0}
+    entry = {"seq": 1, "kind": "grant", "scope": "s", "body": json.dumps(body)}
+    expected.apply(entry)
+    expected.accounts["s", ""] = Cost(1, 0, 0)
+    expected.apply(entry)
+    assert expected.illegal == []
+    expected.apply(entry | {"seq": 3, "body": json.dumps(body | {"protects": "one person"})})
+    assert expected.illegal == ["entry 3 says something impossible"]

@@ -24,7 +24,7 @@ GROWING = ("dpflow_release", "dpflow_entry", "dpflow_slot", "dpflow_answer")
 def aged(target: str, anchor: Path, number: int) -> Ledger:
     """A ledger with so many past charges."""
     ledger = Ledger(target, anchor=anchor, create=True)
-    ledger.grant("bench", 10**6, 0, filter="basic", principal="owner")
+    ledger.grant("bench", 10**6, 0, table=None, filter="basic", principal="owner")
     fill(ledger, target, anchor, "bench", number)
     return ledger
 
@@ -128,7 +128,7 @@ def test_a_charge_on_postgresql_takes_two_round_trips(postgres, tmp_path, ask, m
         return asked(self, *batches)
 
     ledger = Ledger(postgres(), anchor=tmp_path / "anchor", create=True)
-    ledger.grant("flights", 1, 0, filter="basic", principal="owner")
+    ledger.grant("flights", 1, 0, table=None, filter="basic", principal="owner")
     monkeypatch.setattr(postgres_pipeline.Wire, "ask", counted)
     for slot in (None, "slot"):
         held = ask.reserve(ledger, f"of-{slot}", slot=slot)

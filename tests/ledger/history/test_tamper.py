@@ -227,7 +227,7 @@ def test_a_restored_database_gives_no_answers(tmp_path, ask):
     """The whole file put back, entries and all: the anchor has seen the answer that is gone."""
     path = tmp_path / "l"
     ledger = Ledger(path, create=True)
-    ledger.grant("flights", 1, 0, filter="basic", principal="owner")
+    ledger.grant("flights", 1, 0, table=None, filter="basic", principal="owner")
     held = ledger.open_session(ask.key(), **ask.terms(), state={"left": 1}, exclusive=False)
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute("VACUUM INTO ?", [str(tmp_path / "old")])
@@ -285,7 +285,7 @@ def test_a_new_database_needs_a_new_anchor(used, place, ask, tmp_path):
     """Deleting the database does not give the budget back: its anchor remembers."""
     fresh = Ledger(tmp_path / "fresh.sqlite", anchor=place.anchor, create=True)
     with pytest.raises(LedgerCorrupt, match="new ledger needs a new anchor"):
-        fresh.grant("flights", 1, 0, filter="basic", principal="owner")
+        fresh.grant("flights", 1, 0, table=None, filter="basic", principal="owner")
 
 
 def test_anothers_anchor_is_refused(used, place, tmp_path):

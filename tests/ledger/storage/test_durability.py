@@ -53,7 +53,7 @@ def verbs(ledger: Ledger, ask) -> list[Callable[[], object]]:
     """Writing verbs, each of which adds an entry."""
     held = []
     return [
-        lambda: ledger.grant("flights", 1, 0, filter="basic", principal="owner"),
+        lambda: ledger.grant("flights", 1, 0, table=None, filter="basic", principal="owner"),
         lambda: ledger.quota("flights/team", "0.5", 0, principal="owner"),
         lambda: held.append(ask.reserve(ledger)),
         lambda: ledger.settle(held[0], {"rows": [1]}),
@@ -87,7 +87,7 @@ def test_the_test_notices_a_verb_that_does_not_wait(disk, ask, monkeypatch):
 def test_a_reader_waits_for_what_others_committed(disk, ask, monkeypatch):
     """A writer died between commit and flush. Whoever reads its result puts it on the disk first."""
     ledger = Ledger(disk.ledger, anchor=disk.anchor)
-    ledger.grant("flights", 1, 0, filter="basic", principal="owner")
+    ledger.grant("flights", 1, 0, table=None, filter="basic", principal="owner")
     held = ask.reserve(ledger)
     with monkeypatch.context() as patch:
         patch.setattr(Database, "_flush", lambda *_: None)
@@ -99,7 +99,7 @@ def test_a_reader_waits_for_what_others_committed(disk, ask, monkeypatch):
 
 def test_a_retry_waits_for_the_result_that_it_gets(disk, ask, monkeypatch):
     ledger = Ledger(disk.ledger, anchor=disk.anchor)
-    ledger.grant("flights", 1, 0, filter="basic", principal="owner")
+    ledger.grant("flights", 1, 0, table=None, filter="basic", principal="owner")
     with monkeypatch.context() as patch:
         patch.setattr(Database, "_flush", lambda *_: None)
         ledger.settle(ask.reserve(ledger), {"rows": [1]})
@@ -110,7 +110,7 @@ def test_a_retry_waits_for_the_result_that_it_gets(disk, ask, monkeypatch):
 def test_a_signal_between_commit_and_flush(disk, ask, monkeypatch):
     """Whoever goes on with the same ledger object flushes first what the interrupted call left."""
     ledger = Ledger(disk.ledger, anchor=disk.anchor)
-    ledger.grant("flights", 1, 0, filter="basic", principal="owner")
+    ledger.grant("flights", 1, 0, table=None, filter="basic", principal="owner")
     ledger.remaining("flights")
 
     def interrupted(*_: object) -> None:
@@ -151,7 +151,7 @@ def test_a_log_cut_off_anywhere_is_a_shorter_history(disk, ask):
 def test_a_flush_that_fails_is_an_error(disk, ask, monkeypatch):
     """The disk refuses: the message claims nothing, and the same call finds what there is."""
     ledger = Ledger(disk.ledger, anchor=disk.anchor)
-    ledger.grant("flights", 1, 0, filter="basic", principal="owner")
+    ledger.grant("flights", 1, 0, table=None, filter="basic", principal="owner")
 
     def refused(_: int) -> None:
         raise OSError(5, "Input/output error")
@@ -194,7 +194,7 @@ def test_postgresql_has_written_its_log(postgres, tmp_path, ask, monkeypatch):
     """
     url = postgres()
     ledger = Ledger(url, anchor=tmp_path / "anchor", create=True)
-    ledger.grant("flights", 1, 0, filter="basic", principal="owner")
+    ledger.grant("flights", 1, 0, table=None, filter="basic", principal="owner")
     assert (
         flushed(url, lambda n: ask.reserve(ledger, f"a{n}", "0.001")) >= 18
     )  # the server may write for itself meanwhile

@@ -29,7 +29,7 @@ def _as(url: str, login: str) -> str:
 def owner(postgres, tmp_path, ask) -> Ledger:
     """A ledger with a settled release, an orphan, an open session and a closed one."""
     ledger = Ledger(postgres(), anchor=tmp_path / "anchor", create=True)
-    ledger.grant("flights", 1, 0, filter="basic", principal="owner")
+    ledger.grant("flights", 1, 0, table=None, filter="basic", principal="owner")
     ledger.settle(ask.reserve(ledger, "done"), {"value": 1})
     ask.reserve(ledger, "orphan")
     for name, closed in (("open", False), ("closed", True)):
@@ -136,8 +136,8 @@ def test_nobody_but_the_owner_decides(owner, login, tmp_path, role):
     stream = io.StringIO()
     owner.export(stream)
     decisions = (
-        lambda: ledger.grant("flights", 9, 0, filter="basic", principal="me"),
-        lambda: ledger.grant("mine", 9, 0, filter="basic", principal="me"),
+        lambda: ledger.grant("flights", 9, 0, table=None, filter="basic", principal="me"),
+        lambda: ledger.grant("mine", 9, 0, table=None, filter="basic", principal="me"),
         lambda: ledger.quota("flights/me", 1, 0, principal="me"),
         lambda: ledger.resolve(orphan.release_id, reason="r", principal="me"),
         lambda: ledger.resolve(orphan.release_id, reason="r", principal="me", decision="retry"),
@@ -211,7 +211,7 @@ def test_an_open_gate_and_a_cut_stay(owner, login, ask):
     """Whoever holds sessions cannot open the data of a gate by hand, nor cut it anew; the ledger
     itself still goes on.
     """
-    owner.grant("gated", 1, 0, filter="basic", principal="owner")
+    owner.grant("gated", 1, 0, table=None, filter="basic", principal="owner")
     terms = ask.terms() | {"state": {}, "exclusive": True, "cut": "9 groups"}
     held = owner.open_session(ask.key("gate", scope="gated"), **terms)
     with psycopg.connect(
