@@ -21,7 +21,7 @@ from dpflow.core.contract.requests import (
     GroupMoments,
     Groups,
     GroupValues,
-    Histogram,
+    ValueCounts,
     KeySets,
     RecordArrays,
     Records,
@@ -112,7 +112,7 @@ class PrivateTable:
         return (
             sandbox.identity(self.declaration.database, self._what)
             + b"/"
-            + self.declaration.source.encode()
+            + self.declaration.relation_name.encode()
         )
 
     def check_schema(self) -> None:
@@ -166,7 +166,7 @@ class PrivateTable:
     @overload
     def answer(self, statistic: GroupedSums, blocks: Sequence[str]) -> Groups: ...
     @overload
-    def answer(self, statistic: SortedValues, blocks: Sequence[str]) -> Histogram: ...
+    def answer(self, statistic: SortedValues, blocks: Sequence[str]) -> ValueCounts: ...
     @overload
     def answer(self, statistic: KeySets, blocks: Sequence[str]) -> Sets: ...
     @overload
@@ -174,10 +174,10 @@ class PrivateTable:
     @overload
     def answer(
         self, statistic: DataRequest, blocks: Sequence[str]
-    ) -> Groups | Histogram | Sets | RecordArrays: ...
+    ) -> Groups | ValueCounts | Sets | RecordArrays: ...
     def answer(
         self, statistic: DataRequest, blocks: Sequence[str]
-    ) -> Groups | Histogram | Sets | RecordArrays:
+    ) -> Groups | ValueCounts | Sets | RecordArrays:
         """Execute a request on the named blocks, each once, or on the whole table if none is named."""
         blocks = tuple(dict.fromkeys(blocks))
         with self._reading(blocks) as reading:
@@ -236,7 +236,7 @@ class PrivateTable:
         """
         columns = [self.declaration.column(name) for name in request.columns]
         if any(
-            column.lower is None or max(map(abs, column.grid())) > MOST_SQUARED
+            column.lower is None or max(map(abs, column.grid_bounds())) > MOST_SQUARED
             for column in columns
         ):
             return False

@@ -171,7 +171,7 @@ def test_import_is_cheap_and_a_check_leaves_home_alone(make: Maker, tmp_path: Pa
         "assert not {'great_expectations', 'pandas', 'duckdb'} & set(sys.modules)\n"
         "print(q.check(Table.model_validate_json(sys.argv[1])))"
     )
-    declared = make(LEAKY).model_dump_json(by_alias=True)
+    declared = make(LEAKY).model_dump_json()
     environment = {k: v for k, v in os.environ.items() if k != "GX_ANALYTICS_ENABLED"} | {
         "HOME": str(home)
     }

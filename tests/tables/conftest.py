@@ -43,7 +43,8 @@ def make(tmp_path: Path) -> Maker:
             "database": file,
             "privacy_unit": {"column": "u"},
             "contribution_bounds": {"rows": 100},
-            "columns": columns or {"v": {"lower": 0, "upper": 10}, "k": {"public_keys": ["a", "b", "c"]}},
+            "columns": columns
+            or {"v": {"lower": 0, "upper": 10}, "k": {"public_keys": ["a", "b", "c"]}},
         }
         return PrivateTable(Table.model_validate(declared | changes))
 

@@ -8,232 +8,255 @@ it and verifies when it reads it. So a row group whose segments are in the same 
 with the same checksums holds the rows that it held, less those that were deleted since, which are
 looked at as well.
 
+The catalog's statistics of segments are never read. DuckDB cannot write a least value that is no
+date, raises an internal error instead and takes the whole database with it: one row would decide
+whether there is a release. What they were read for is asked of the rows, in expressions that no row
+can make fail, and no change that they showed is missed:
+
+- Which row groups hold rows of a block: a query of the block column finds all of them.
+- A segment without a block of the file has one value, or says of all its rows whether they are
+  NULL. DuckDB keeps that value in the statistics; here any row of the segment that is left tells
+  it (`dpflow.tables.access.sql.exact_text`), and if none is left there is nothing to tell.
+- Texts too long for a segment: DuckDB answers a condition on their length from the same statistics.
+- Of segments in a block the statistics repeat what is in the block, and its checksum covers that.
+
 This relies on DuckDB's file format, and on no two contents of one block that were both written
 having one checksum of 64 bits. That is no keyed digest: who can write the database's blocks bit by
 bit, and knows all that is in one, could make another that is taken for it. Rows, and who adds rows
 through DuckDB, cannot: they do not choose a block's bytes.
 
-Where that description does not determine rows there is no state: rows that are only in the
+Where that description does not determine rows there is no fingerprint: rows that are only in the
 write-ahead log, updates not yet written out, texts of 4,096 bytes and more, which are stored
-elsewhere, and relations that are no tables.
+elsewhere, and relations that are no tables. Of types that no release reads (lists, structs) it
+determines which rows are NULL, the only thing that a condition can ask of them.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from dpflow.errors import TableError
 from dpflow.tables.access import sandbox, sql
 
-#: Types whose least and greatest value in a row group compare with a block's; blocks of others may
-#: be in any row group.
-_ORDERED = {
-    "date",
-    "tinyint",
-    "smallint",
-    "integer",
-    "bigint",
-    "utinyint",
-    "usmallint",
-    "uinteger",
-    "varchar",
-}
 #: Texts from this length on are stored outside their segment.
 _LONG = 4096
 #: Rows that are looked at to find the places of blocks that do not lie in one piece, in multiples
 #: of the table.
 _SPANS = 4
 
-_SEGMENTS = """
-SELECT row_group_id, column_name, count, segment_type, compression, CAST(stats AS VARCHAR), stats, persistent, has_updates,
-       block_id, coalesce(additional_block_ids, []), column_path || ' ' || start || ' ' || coalesce(block_offset, -1)
-FROM pragma_storage_info({}) WHERE list_contains(?, column_name) ORDER BY row_group_id, column_name, column_path, start
-"""
+
+@dataclass
+class _Segment:
+    """A piece of one column in one row group.
+
+    Attributes:
+        first, rows: numbers of its first row and of its rows.
+        is_validity: whether it says which rows of a column are NULL.
+        constant: whether it has no block of the file, but one value for all its rows.
+        facts: what else the catalog says, with the checksums of its blocks.
+        nulls_vary: whether some of its rows may be NULL and others not.
+    """
+
+    column: str
+    first: int
+    rows: int
+    is_validity: bool
+    constant: bool
+    facts: tuple[Any, ...]
+    nulls_vary: bool = False
 
 
 @dataclass
 class _RowGroup:
-    """One row group: its rows, a digest of where its columns are (None: undetermined), and the
-    block column's ranges.
-    """
+    """One row group: the number of its first row, its rows, and whether its segments determine them."""
 
-    rows: int
-    mark: str | None
-    ranges: list[Mapping[str, Any]]
-
-    def may_hold(self, value: Any) -> bool:
-        """Whether the block may have rows here."""
-        return any(_within(value, stats) for stats in self.ranges)
+    first: int
+    rows: int = 0
+    determined: bool = True
+    segments: list[_Segment] = field(default_factory=list)
 
 
-def states(
+class _Layout:
+    """The row groups of a stored table, as far as some of its columns go."""
+
+    def __init__(
+        self, connection: sandbox.Connection, relation: sandbox.Relation, columns: Collection[str]
+    ) -> None:
+        self.connection, self.relation = connection, relation
+        self.fields = {name: relation.fields[name] for name in columns}
+        self.groups: list[_RowGroup] = []
+        self.rows = connection.rows_of(relation)
+
+    def read_catalog(self, counted: str) -> bool:
+        """Read where segments are; false if the relation is not stored as such.
+
+        Args:
+            counted: the column whose segments say how many rows a row group has.
+        """
+        if self.rows is None:
+            return False
+        listed = self.connection.rows(sql.storage_query(self.relation.quoted), [list(self.fields)])
+        blocks = sorted({number for row in listed for number in row[-1] if number >= 0})
+        sums = dict(zip(blocks, self.connection.checksums(blocks), strict=True))
+        by_number: dict[int, list[Any]] = {}
+        for number, *row in listed:
+            by_number.setdefault(number, []).append(row)
+        for rows in by_number.values():
+            before = self.groups[-1].first + self.groups[-1].rows if self.groups else 0
+            self.groups.append(self._read_group(_RowGroup(before), rows, sums, counted))
+        # A column without segments is computed, not stored.
+        return all({s.column for s in g.segments} == set(self.fields) for g in self.groups)
+
+    def _read_group(
+        self, group: _RowGroup, rows: list[Any], sums: dict[int, bytes], counted: str
+    ) -> _RowGroup:
+        offsets: dict[str, int] = {}
+        for column, path, kind, count, compression, written, updated, offset, numbers in rows:
+            depth, in_file = path.count(","), numbers[0] >= 0
+            is_validity = kind == "VALIDITY" and depth == 1
+            is_inner = depth > 0 and not is_validity  # of a list or struct
+            # Inner and compressed texts may lie outside the segment's blocks.
+            outside = kind == "VARCHAR" and (is_inner or compression == "ZSTD")
+            constant = not in_file and compression == "Constant"
+            complete = in_file or constant or compression == "Empty Validity"
+            if updated or not written or outside or not complete:
+                group.determined = False
+            first = group.first + (0 if is_inner else offsets.get(path, 0))
+            offsets[path] = offsets.get(path, 0) + count
+            if column == counted and depth == 0:
+                group.rows += count
+            where = [(number, sums.get(number)) for number in numbers]
+            facts = (column, path, kind, count, compression, offset, where)
+            group.segments.append(_Segment(column, first, count, is_validity, constant, facts))
+        for column in self.fields:
+            data = [s for s in group.segments if s.column == column and not s.is_validity]
+            marks = [s for s in group.segments if s.column == column and s.is_validity]
+            for s in data:
+                s.nulls_vary = len(marks) != 1 or not marks[0].constant
+            # One value, and NULLs that lie nowhere: no compression is known to do that.
+            if any(s.constant for s in data) and any("Empty Validity" in s.facts for s in marks):
+                group.determined = False
+        return group
+
+    def has_gaps(self) -> bool:
+        """Whether rows were deleted that are still stored."""
+        return sum(group.rows for group in self.groups) != self.rows
+
+    def groups_between(self, low: int, high: int) -> range:
+        """Places of the row groups that hold the rows of these numbers."""
+        firsts = [group.first for group in self.groups]
+        return range(bisect_right(firsts, low) - 1, bisect_right(firsts, high))
+
+    def mark_long_texts(self) -> None:
+        """Row groups with a text that its segment may not hold are not determined."""
+        long = [f"strlen({f.sql}) >= {_LONG}" for f in self.fields.values() if f.kind == "varchar"]
+        if long:
+            width = max((group.rows for group in self.groups), default=1)
+            query = sql.row_spans_query(self.relation.quoted, width, " OR ".join(long))
+            for _, low, high, _ in self.connection.rows(query):
+                for place in self.groups_between(low, high):
+                    self.groups[place].determined = False
+
+    def digest_groups(self, places: Iterable[int]) -> str | None:
+        """A digest of these row groups in their order; None if one of them is not determined."""
+        groups = [self.groups[place] for place in sorted(set(places))]
+        if not all(group.determined for group in groups):
+            return None
+        constants = [s for group in groups for s in group.segments if s.constant]
+        values = dict(zip(map(id, constants), self._constant_values(constants), strict=True))
+        marks = [[(s.facts, values.get(id(s))) for s in group.segments] for group in groups]
+        return hashlib.sha256(repr(marks).encode()).hexdigest()
+
+    def _constant_values(self, segments: Sequence[_Segment]) -> list[Any]:
+        """The value of each constant segment, or of a validity segment whether it is of NULLs."""
+        texts = {s.column: sql.exact_text(self.fields[s.column]) for s in segments}
+        if not texts:
+            return []
+        query = f"SELECT rowid, {', '.join(texts.values())} FROM {self.relation.quoted} AS t"
+        numbers = sorted({s.first for s in segments})
+        rows = self.connection.rows(f"{query} WHERE rowid IN (SELECT unnest(?))", [numbers])
+        first_rows = {number: dict(zip(texts, values, strict=True)) for number, *values in rows}
+        answer: list[Any] = []
+        for s in segments:
+            row = first_rows.get(s.first)
+            value = None if row is None else row[s.column]
+            # Its first row was deleted, or is NULL and others are not: then all its rows are asked.
+            if row is None or (value is None and s.nulls_vary):
+                query = sql.least_between(self.relation.quoted, texts[s.column], s.first, s.rows)
+                value = self.connection.rows(query)[0][0]
+            answer.append(value is None if s.is_validity else value)
+        return answer
+
+
+def _read_layout(
+    connection: sandbox.Connection,
+    relation: sandbox.Relation,
+    columns: Collection[str],
+    counted: str,
+) -> _Layout | None:
+    """The layout of a table; None if the relation is not stored as one, or cannot be looked at."""
+    layout = _Layout(connection, relation, columns)
+    try:
+        if not layout.read_catalog(counted):
+            return None
+    except TableError:
+        return None
+    layout.mark_long_texts()
+    return layout
+
+
+def fingerprint_blocks(
     connection: sandbox.Connection,
     relation: sandbox.Relation,
     columns: Collection[str],
     block: sql.Field,
     blocks: Sequence[str],
 ) -> dict[str, str | None]:
-    """For each block what determines the named columns of its rows; None where that cannot be told."""
-    groups = _row_groups(connection, relation, columns, block.name)
-    if groups is None:
+    """For each block what determines the named columns of its rows; None where that cannot be told.
+
+    Args:
+        columns: names as in the catalog; the block's column is one of them.
+    """
+    layout = _read_layout(connection, relation, columns, block.name)
+    if layout is None:
         return dict.fromkeys(blocks)
-    left = (
-        _left(connection, relation, block, blocks)
-        if _has_gaps(connection, relation, groups)
-        else {}
-    )
-    values: Sequence[Any] = [None] * len(blocks)
-    if block.kind in _ORDERED:
-        query = f"SELECT TRY_CAST(unnest(CAST(? AS VARCHAR[])) AS {block.type})"
-        values = [value for (value,) in connection.rows(query, [list(blocks)])]
-    found = {}
-    for text, value in zip(blocks, values, strict=True):
-        where = _together(group for group in groups if value is None or group.may_hold(value))
-        there = left.get(text, "all")
-        found[text] = None if where is None or there is None else f"{where} {there}"
-    return found
+    key = sql.key(block, "block")
+    width = max((group.rows for group in layout.groups), default=1)
+    condition = f"{key} IN ({sql.listed(block, blocks)})"
+    query = sql.row_spans_query(relation.quoted, width, condition, key)
+    spans: dict[str, list[tuple[int, int, int]]] = {text: [] for text in blocks}
+    for text, *span in connection.rows(sql.with_text_key(query, block)):
+        spans[text].append((span[0], span[1], span[2]))
+    steps = _SPANS * max(1, layout.rows or 0)  # rows that may be looked at for places
+    gaps = layout.has_gaps()
+    answer: dict[str, str | None] = dict.fromkeys(blocks, "nowhere")
+    for text, pieces in spans.items():
+        if not pieces:
+            continue
+        ranges = [layout.groups_between(low, high) for low, high, _ in pieces]
+        content = layout.digest_groups(place for one in ranges for place in one)
+        low, high = min(piece[0] for piece in pieces), max(piece[1] for piece in pieces)
+        rows: str | None = "all"
+        if gaps:  # of rows that are still stored, those that were not deleted
+            rows = f"{low} {high}"
+            if sum(piece[2] for piece in pieces) < high - low + 1:
+                steps -= high - low
+                condition = f"{key} IN ({sql.listed(block, [text])})"
+                query = sql.row_places_query(relation.quoted, low, high, condition)
+                rows = f"{rows} {connection.rows(query)[0][0]}" if steps >= 0 else None
+        answer[text] = None if content is None or rows is None else f"{content} {rows}"
+    return answer
 
 
-def state(
+def fingerprint_relation(
     connection: sandbox.Connection, relation: sandbox.Relation, columns: Collection[str]
 ) -> str | None:
     """What determines the named columns of all rows of a relation; None where that cannot be told."""
-    groups = _row_groups(connection, relation, columns, min(columns))
-    return None if groups is None or _has_gaps(connection, relation, groups) else _together(groups)
-
-
-def _together(groups: Any) -> str | None:
-    marks = [group.mark for group in groups]
-    return None if None in marks else _digest(marks)
-
-
-def _digest(what: Any) -> str:
-    return hashlib.sha256(repr(what).encode()).hexdigest()
-
-
-def _within(value: Any, stats: Mapping[str, Any]) -> bool:
-    """Whether a value may lie in a segment with these statistics. Those of texts are their first
-    characters.
-    """
-    least: Any = stats.get("min")
-    most: Any = stats.get("max")
-    if type(least) is not type(value) or type(most) is not type(value):
-        return True
-    if not isinstance(value, str):
-        return bool(least <= value <= most)
-    plain = not stats.get("has_unicode", True) and all(
-        t.isprintable() and "\\" not in t for t in (least, most)
-    )
-    return not plain or (least <= value and value[: len(most)] <= most)
-
-
-def _row_groups(
-    connection: sandbox.Connection, relation: sandbox.Relation, columns: Collection[str], block: str
-) -> list[_RowGroup] | None:
-    """The row groups in their order; None if the relation is not stored as such."""
-    if connection.rows_of(relation) is None:
+    layout = _read_layout(connection, relation, columns, min(columns))
+    if layout is None or layout.has_gaps():
         return None
-    try:
-        found = connection.rows(_SEGMENTS.format(sql.literal(relation.quoted)), [list(columns)])
-        ids = sorted(
-            {
-                number
-                for row in found
-                if row[9] is not None
-                for number in (row[9], *row[10])
-                if number >= 0
-            }
-        )
-        sums = dict(zip(ids, connection.checksums(ids), strict=True))
-        groups: dict[int, _RowGroup] = {}
-        segments: dict[int, list[Any]] = {}
-        for (
-            number,
-            name,
-            count,
-            kind,
-            compression,
-            text,
-            stats,
-            written,
-            updated,
-            first,
-            more,
-            place,
-        ) in found:
-            group = groups.setdefault(number, _RowGroup(0, "", []))
-            if name == block and kind != "VALIDITY":
-                group.rows += count
-                group.ranges.append({} if updated else stats)
-            if updated or not written or not _determined(kind, compression, stats, first):
-                group.mark = None
-            where = (
-                [(number, sums.get(number)) for number in (first, *more)]
-                if first is not None
-                else None
-            )
-            segments.setdefault(number, []).append(
-                (name, kind, count, compression, text, place, where)
-            )
-        if any(
-            len({name for name, *_ in listed}) < len(set(columns)) for listed in segments.values()
-        ):
-            return None  # a column that is computed, not stored
-    except TableError:
-        return None
-    for number, group in groups.items():
-        group.mark = None if group.mark is None else _digest(segments[number])
-    return list(groups.values())
-
-
-def _determined(kind: str, compression: str, stats: Mapping[str, Any], block: int | None) -> bool:
-    """Whether a segment's place and statistics leave no doubt about its values."""
-    if block is not None and block >= 0:
-        return kind != "VARCHAR" or (
-            compression != "ZSTD" and stats.get("max_string_length", _LONG) < _LONG
-        )
-    if kind == "VALIDITY":
-        return compression == "Empty Validity" or stats["has_null"] != stats["has_no_null"]
-    one = "min" in stats and stats["min"] == stats.get("max") and kind != "VARCHAR"
-    return compression == "Constant" and (one or not stats["has_no_null"])
-
-
-def _has_gaps(
-    connection: sandbox.Connection, relation: sandbox.Relation, groups: Sequence[_RowGroup]
-) -> bool:
-    """Whether rows were deleted that are still stored."""
-    return sum(group.rows for group in groups) != connection.rows_of(relation)
-
-
-def _left(
-    connection: sandbox.Connection,
-    relation: sandbox.Relation,
-    block: sql.Field,
-    blocks: Sequence[str],
-) -> dict[str, str | None]:
-    """For each block in a table with deleted rows which places its rows have; None where saying it
-    would take too long.
-    """
-    key = sql.key(block, "block")
-    query = (
-        f"SELECT {key} AS k, min(rowid) AS low, max(rowid) AS high, count(*) AS n FROM {relation.quoted} AS t "
-        f"WHERE {key} IN ({sql.listed(block, blocks)}) GROUP BY 1"
-    )
-    found: dict[str, str | None] = dict.fromkeys(blocks, "nowhere")
-    most = _SPANS * max(1, connection.rows_of(relation) or 0)
-    for text, low, high, n in connection.rows(
-        f"SELECT {sql.to_text(block, 'k')}, low, high, n FROM ({query})"
-    ):
-        places = ""
-        if n < high - low + 1:
-            most -= high - low
-            if most < 0:
-                found[text] = None
-                continue
-            bits = f"SELECT sha256(CAST(CAST(bitstring_agg(rowid, {low}, {high}) AS VARCHAR) AS BLOB)) FROM {relation.quoted} AS t"
-            places = connection.rows(f"{bits} WHERE {key} IN ({sql.listed(block, [text])})")[0][0]
-        found[text] = f"{low} {high} {places}"
-    return found
+    return layout.digest_groups(range(len(layout.groups)))

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from dpflow.core.contract.declaration import Table, problems
+from dpflow.core.contract.declaration import Table, describe_problems
 from dpflow.errors import InvalidDeclaration, InvalidInput
 
 
@@ -21,7 +21,7 @@ def load_table(path: Path | str) -> Table:
     try:
         table = Table.model_validate(data)
     except ValidationError as error:
-        raise InvalidDeclaration(f"{path} does not declare a table: {problems(error)}") from None
+        raise InvalidDeclaration(f"{path} does not declare a table: {describe_problems(error)}") from None
     return table.model_copy(update={"database": (path.parent / table.database).resolve()})
 
 

@@ -201,7 +201,7 @@ def grid(column: Field, declared: Column) -> str:
     )
     if declared.missing == "skip":
         return value
-    low, high = declared.grid()
+    low, high = declared.grid_bounds()
     return f"coalesce({value}, {integer(min(max(_half_away(declared.missing / declared.step), low), high))})"
 
 
@@ -289,7 +289,7 @@ def double(value: Fraction) -> str:
 
 
 def _from_float(column: Field, declared: Column) -> str:
-    low, high = declared.grid()
+    low, high = declared.grid_bounds()
     step = declared.step
     if max(step.numerator, step.denominator) > 10**300:
         raise PlanRefused(
@@ -310,7 +310,7 @@ def _from_float(column: Field, declared: Column) -> str:
 
 
 def _from_exact(column: Field, declared: Column) -> str:
-    low, high = declared.grid()
+    low, high = declared.grid_bounds()
     _, divisor = _steps(column, 0, 0)
     ratio = 1 / (divisor * declared.step)
     least, most = low / ratio // 1, -(-high / ratio // 1)
@@ -377,3 +377,58 @@ def _digits(column: Field) -> str:
 
 def _bound(value: int) -> str:
     return integer(min(max(value, -_INT128), _INT128))
+
+
+def exact_text(column: Field) -> str:
+    """The column as text that differs wherever a release could tell two values apart; NULL for
+    NULL. Total, as everything here.
+
+    Of types that a release reads no value of, it is a hash.
+    """
+    name = f"t.{identifier(column.name)}"
+    text = f"CAST({column.sql} AS VARCHAR)" if column.kind in _VALUES | _KEYS else f"hash({name})"
+    return f"CASE WHEN {name} IS NOT NULL THEN concat('=', {text}) END"
+
+
+# --- Queries of where rows are stored ---------------------------------------------------------------------
+
+
+def storage_query(relation: str) -> str:
+    """Where the segments of some columns lie, in order; the columns' names are its parameter.
+
+    Statistics are left out: rows decide whether DuckDB can write them.
+    """
+    return (
+        "SELECT row_group_id, column_name, column_path, segment_type, count, compression, persistent, "
+        "has_updates, coalesce(block_offset, -1), "
+        "list_concat([coalesce(block_id, -1)], coalesce(additional_block_ids, [])) "
+        f"FROM pragma_storage_info({literal(relation)}) WHERE list_contains(?, column_name) "
+        "ORDER BY row_group_id, column_name, column_path, start"
+    )
+
+
+def row_spans_query(relation: str, width: int, condition: str, key: str = "''") -> str:
+    """For every key and about ``width`` neighbouring rows the first and last row number, and how
+    many rows fulfil the condition: ``k``, ``low``, ``high``, ``n``.
+    """
+    return (
+        f"SELECT {key} AS k, min(rowid) AS low, max(rowid) AS high, count(*) AS n FROM {relation} AS t "
+        f"WHERE {condition} GROUP BY 1, rowid // {width}"
+    )
+
+
+def row_places_query(relation: str, low: int, high: int, condition: str) -> str:
+    """A digest of the numbers of the rows that fulfil a condition, all from ``low`` to ``high``."""
+    places = f"CAST(CAST(bitstring_agg(rowid, {low}, {high}) AS VARCHAR) AS BLOB)"
+    return f"SELECT sha256({places}) FROM {relation} AS t WHERE {condition}"
+
+
+def least_between(relation: str, text: str, first: int, rows: int) -> str:
+    """The least text of so many rows from a number on; NULL if all are."""
+    inside = f"rowid >= {first} AND rowid < {first + rows}"
+    return f"SELECT min({text}) FROM {relation} AS t WHERE {inside}"
+
+
+def with_text_key(query: str, column: Field) -> str:
+    """A query whose column ``k`` is a key of a column, with the key as text and first."""
+    return f"SELECT {to_text(column, 'k')}, * EXCLUDE (k) FROM ({query})"

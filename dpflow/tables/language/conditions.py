@@ -215,7 +215,7 @@ class Reader:
             raise UnknownName(
                 f"column of table {self._table.name!r}, named in SQL,", wanted, self._table.columns
             )
-        return Node("column", (self._table.split(name),))
+        return Node("column", (self._table.split_name(name),))
 
     def _literal(self, found: Any, depth: int) -> Node:
         if found.args.get("is_string"):

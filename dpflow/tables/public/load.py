@@ -65,7 +65,7 @@ def open_rows(path: Path | str) -> Any:
     table = load_table(path)
     if not table.generalisation_only:
         raise PlanRefused(
-            f"table {table.name!r} protects {table.protected}, so its rows are not handed out; release statistics of it, or "
+            f"table {table.name!r} protects {table.protection_text}, so its rows are not handed out; release statistics of it, or "
             f"let its owner declare generalisation_only"
         )
     if table.holdout:
@@ -76,6 +76,6 @@ def open_rows(path: Path | str) -> Any:
     with sandbox.opened(table.database, f"table {table.name!r}") as connection:
         return pandas.DataFrame(
             connection.arrays(
-                f"SELECT {columns} FROM private.{sql.identifier(table.source)} ORDER BY ALL"
+                f"SELECT {columns} FROM private.{sql.identifier(table.relation_name)} ORDER BY ALL"
             )
         )

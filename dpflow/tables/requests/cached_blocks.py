@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpflow.core.contract.declaration import MAX_MAGNITUDE
-from dpflow.core.contract.requests import GroupedSums, Groups, Histogram, SortedValues
+from dpflow.core.contract.requests import GroupedSums, Groups, ValueCounts, SortedValues
 from dpflow.tables.access import block_fingerprints, sql
 from dpflow.tables.requests import sums
 from dpflow.tables.requests.partial_cache import Part, Partials
@@ -40,7 +40,7 @@ def can_be_kept(reading: Reading, request: GroupedSums | SortedValues) -> bool:
 
 def from_blocks(
     reading: Reading, request: GroupedSums | SortedValues, blocks: Sequence[str], partials: Partials
-) -> Groups | Histogram:
+) -> Groups | ValueCounts:
     """The sums of the blocks, of which those are cut whose sums are not kept or whose rows have
     changed.
     """
@@ -51,7 +51,14 @@ def from_blocks(
         state = states[block]
         table = reading.table
         name = partials.name(
-            (table.stored_form(), table.cached_partials, reading.condition, reading.types(), request, block)
+            (
+                table.stored_form(),
+                table.cached_partials,
+                reading.condition,
+                reading.types(),
+                request,
+                block,
+            )
         )
         part = None if state is None else partials.get(name, state)
         if part is None:
@@ -80,7 +87,7 @@ def _states(reading: Reading, blocks: Sequence[str]) -> dict[str, str | None]:
             text: str(n) for text, n in reading.block_sizes(blocks).items()
         }
     else:
-        found = block_fingerprints.states(
+        found = block_fingerprints.fingerprint_blocks(
             reading.connection, reading.source, reading.read.keys(), block, blocks
         )
     return {
@@ -94,7 +101,7 @@ def together(parts: Sequence[Part]) -> Part:
     first = parts[0]
     if isinstance(first, Groups):
         return _groups_together([part for part in parts if isinstance(part, Groups)])
-    histograms = [part for part in parts if isinstance(part, Histogram)]
+    histograms = [part for part in parts if isinstance(part, ValueCounts)]
     values = np.concatenate([part.values for part in histograms])
     grouped = first.codes is not None
     codes = np.concatenate(
@@ -112,7 +119,7 @@ def together(parts: Sequence[Part]) -> Part:
     )
     counts = np.concatenate([part.counts for part in histograms])[order]
     totals = np.add.reduceat(counts, starts) if len(values) else counts
-    return Histogram(values[starts], totals, codes[starts] if grouped else None)
+    return ValueCounts(values[starts], totals, codes[starts] if grouped else None)
 
 
 def _groups_together(parts: Sequence[Groups]) -> Groups:

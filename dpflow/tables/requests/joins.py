@@ -63,14 +63,14 @@ class Joined:
                 own.kind.upper() if own.kind == "enum" else own.type for own in (self.left, right)
             )
             raise PlanRefused(
-                f"join {self.join.name}: rule same-type: {self.join.left!r} is a {left} and {self.join.right!r} a {right_type}; "
+                f"join {self.join.name}: rule same-type: {self.join.left_column!r} is a {left} and {self.join.right_column!r} a {right_type}; "
                 f"give both columns one type"
             )
 
     def state(self, connection: sandbox.Connection) -> str | None:
         """What determines the relation's columns that are read; None where that cannot be told."""
         names = {self._right().name, *self.read}
-        return block_fingerprints.state(
+        return block_fingerprints.fingerprint_relation(
             connection, sandbox.Relation(self.relation, dict(self.fields)), names
         )
 
@@ -103,7 +103,7 @@ class Joined:
 
     def _right(self) -> sql.Field:
         return self.fields[
-            sql.match(self.join.right, self.fields, f"column in {self.join.relation!r}")
+            sql.match(self.join.right_column, self.fields, f"column in {self.join.relation!r}")
         ]
 
     def _key(self) -> str:

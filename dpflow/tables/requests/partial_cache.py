@@ -38,11 +38,11 @@ import duckdb
 import numpy as np
 from numpy.typing import NDArray
 
-from dpflow.core.contract.requests import Groups, Histogram
+from dpflow.core.contract.requests import Groups, ValueCounts
 
 log = logging.getLogger("dpflow")
 
-Part = Groups | Histogram
+Part = Groups | ValueCounts
 Seal = Callable[[bytes], str]  #: a keyed digest, as hexadecimal text
 
 FORMAT = 3  #: raised whenever cut or file change
@@ -181,7 +181,7 @@ def _packed(name: str, state: str, part: Part) -> bytes:
 
 def _restored(header: dict[str, Any], arrays: Iterator[NDArray[np.int64]]) -> Part:
     if "keys" not in header:
-        return Histogram(next(arrays), next(arrays), next(arrays, None))
+        return ValueCounts(next(arrays), next(arrays), next(arrays, None))
     rows, units = next(arrays), next(arrays)
     sums, counts, squares = ({name: next(arrays) for name in names} for names in header["columns"])
     return Groups(tuple(header["keys"]), rows, units, sums, counts, squares)

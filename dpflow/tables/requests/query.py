@@ -44,14 +44,16 @@ class Reading:
     ) -> None:
         self.table, self.connection, self.salt, self._filter = table, connection, salt, where
         self.read: dict[str, sql.Field] = {}  # own columns that the request reads
-        self.source = connection.relation(table.source)
+        self.source = connection.relation(table.relation_name)
         self.relation, self.fields = self.source.quoted, self.source.fields
         self.joined = {join.name: self._join(n, join) for n, join in enumerate(table.joins)}
         self._cut: set[str] = set()  # joined relations that are cut for this request
         unit = self.own(table.privacy_unit.column)
         self.unit = sql.key(unit, "unit")
         self.parameters: list[Any] = []
-        self._where = [] if table.privacy_unit.missing == "one-unit" else [f"{unit.sql} IS NOT NULL"]
+        self._where = (
+            [] if table.privacy_unit.missing == "one-unit" else [f"{unit.sql} IS NOT NULL"]
+        )
         self.part = "0"
         if table.block is not None:
             block = self.own(table.block)
@@ -70,7 +72,7 @@ class Reading:
 
     def _join(self, number: int, join: Join) -> Joined:
         relation = self.connection.relation(join.relation)
-        joined = Joined(join, f"j{number}", relation.quoted, relation.fields, self.own(join.left))
+        joined = Joined(join, f"j{number}", relation.quoted, relation.fields, self.own(join.left_column))
         joined.check()
         return joined
 
@@ -92,7 +94,7 @@ class Reading:
 
     def column(self, name: str) -> sql.Field:
         """The column in the catalog, or `TableUnreadable` with close matches."""
-        parts = self.table.split(name)
+        parts = self.table.split_name(name)
         return self.own(name) if len(parts) == 1 else self.joined[parts[0]].column(parts[1])
 
     def own(self, name: str) -> sql.Field:

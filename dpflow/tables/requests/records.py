@@ -73,7 +73,7 @@ def records(reading: Reading, request: Records) -> str:
             )
             outputs.append(f"CAST(coalesce({place}, 0) - 1 AS BIGINT) AS x{i}")
         else:
-            outputs.append(f"{sql.grid(reading.column(name), reading.table.bounded(name))} AS x{i}")
+            outputs.append(f"{sql.grid(reading.column(name), reading.table.bounded_column(name))} AS x{i}")
             present.append(f"x{i} IS NOT NULL")
     whole = f"SELECT * FROM ({reading.select(outputs)}) WHERE {' AND '.join(present) or 'true'}"
     return numbered(cut_rows(whole, request.rows))
@@ -92,7 +92,7 @@ def moments(reading: Reading, request: GroupMoments, secret: bytes) -> str:
     outputs = [_bucket(reading, request.groups, secret)]
     for name, column in zip("xy", request.columns):
         outputs.append(
-            f"{sql.grid(reading.column(column), reading.table.bounded(column))} AS {name}"
+            f"{sql.grid(reading.column(column), reading.table.bounded_column(column))} AS {name}"
         )
     present = " AND ".join(f"{name} IS NOT NULL" for name, _ in zip("xy", request.columns))
     measures = ", ".join(

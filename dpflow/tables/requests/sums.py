@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dpflow.core.contract.requests import GroupedSums, Groups, Histogram, SortedValues
+from dpflow.core.contract.requests import GroupedSums, Groups, ValueCounts, SortedValues
 from dpflow.tables.access import sandbox, sql
 from dpflow.tables.bounding.sort_bounding import (
     BYTES_PER_WORD,
@@ -33,14 +33,14 @@ def sums_cut(reading: Reading, request: GroupedSums) -> Cut:
     """The bounded query of a request; reads nothing."""
     outputs, values = [], []
     for i, (name, centre) in enumerate(request.values):
-        declared = reading.table.bounded(name)
+        declared = reading.table.bounded_column(name)
         outputs.append(f"{sql.grid(reading.column(name), declared)} AS v{i}")
-        values.append(Value(*declared.grid(), centre, declared.missing == "skip"))
+        values.append(Value(*declared.grid_bounds(), centre, declared.missing == "skip"))
     for name, centre, half in request.squares:
-        declared = reading.table.bounded(name)
+        declared = reading.table.bounded_column(name)
         away = f"({sql.grid(reading.column(name), declared)} - {sql.integer(centre)})"
         outputs.append(f"{away} * {away} AS v{len(values)}")
-        largest = max((end - centre) ** 2 for end in declared.grid())
+        largest = max((end - centre) ** 2 for end in declared.grid_bounds())
         values.append(Value(0, largest, half, declared.missing == "skip"))
     if request.by is None:
         rows = reading.select(outputs)
@@ -74,8 +74,8 @@ def sums_cut(reading: Reading, request: GroupedSums) -> Cut:
 
 def values_cut(reading: Reading, request: SortedValues) -> tuple[Cut, Value]:
     """How the values of a column are cut, and what they can be; reads nothing."""
-    declared = reading.table.bounded(request.column)
-    value = Value(*declared.grid(), 0)
+    declared = reading.table.bounded_column(request.column)
+    value = Value(*declared.grid_bounds(), 0)
     output = f"{sql.grid(reading.column(request.column), declared)} AS v0"
     rows, groups = reading.in_groups(request, [output])
     size, unit = len(request.keys), reading.protected
@@ -119,7 +119,7 @@ def groups(reading: Reading, request: GroupedSums) -> Groups:
     )
 
 
-def histogram(reading: Reading, request: SortedValues) -> Histogram:
+def histogram(reading: Reading, request: SortedValues) -> ValueCounts:
     """Cut, count equal values."""
     cut, value = values_cut(reading, request)
     cut = replace(cut, most_rows=reading.most_rows())
@@ -133,7 +133,7 @@ def histogram(reading: Reading, request: SortedValues) -> Histogram:
         )
     else:
         codes, values, counts = _counted(reading, cut, value)
-    return Histogram(values, counts, None if request.by is None else codes)
+    return ValueCounts(values, counts, None if request.by is None else codes)
 
 
 def _sums(reading: Reading, cut: Cut) -> dict[str, NDArray[np.int64]]:
@@ -274,7 +274,7 @@ def _in_parts(
     return added("sums", keys, reading.connection.fields("sums"))
 
 
-def answer(reading: Reading, request: GroupedSums | SortedValues) -> Groups | Histogram:
+def answer(reading: Reading, request: GroupedSums | SortedValues) -> Groups | ValueCounts:
     """The answer to a request for sums or values."""
     return (
         groups(reading, request)

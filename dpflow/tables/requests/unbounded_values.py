@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpflow.core.contract.requests import Cells, Grid, OpenColumn, UnboundedValues
+from dpflow.core.contract.requests import BinCounts, CellGrid, OpenColumn, UnboundedValues
 from dpflow.tables.access import sql
 from dpflow.tables.access.sandbox import Connection
 from dpflow.tables.bounding.sql_bounding import MOST_PACKED, cut_rows
@@ -146,7 +146,7 @@ class TableColumn(OpenColumn):
         ends = np.searchsorted(code[order], np.arange(self._groups + 1))
         return [_first(h[part], x[part], most) for part in (order[a:b] for a, b in pairwise(ends))]
 
-    def cells(self, grids: Mapping[int, Grid]) -> dict[int, Cells]:
+    def cells(self, grids: Mapping[int, CellGrid]) -> dict[int, BinCounts]:
         if not grids:
             return {}
         found = self._connection.arrays(self._cells(grids))
@@ -158,14 +158,14 @@ class TableColumn(OpenColumn):
         order = np.lexsort((keys, codes))
         codes, keys, counts = codes[order], keys[order], counts[order]
         at = {code: slice(*np.searchsorted(codes, [code, code + 1])) for code in grids}
-        return {code: Cells(keys[part], counts[part]) for code, part in at.items()}
+        return {code: BinCounts(keys[part], counts[part]) for code, part in at.items()}
 
-    def _cells(self, grids: Mapping[int, Grid]) -> str:
+    def _cells(self, grids: Mapping[int, CellGrid]) -> str:
         """The query of cells: count, take the trimmed values out of the outer cells, drop small
         cells.
         """
 
-        def per_group(value: Callable[[Grid], str]) -> str:
+        def per_group(value: Callable[[CellGrid], str]) -> str:
             return _by_code(
                 [value(grids[code]) if code in grids else "NULL" for code in range(self._groups)]
             )

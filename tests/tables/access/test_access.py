@@ -244,10 +244,10 @@ def test_holdout_sums_are_those_of_the_rows(make: Any) -> None:
     for estimator in (e for e in COLUMNS if e.moments):
         sums = GroupMoments(40, ("v", "w")[: estimator.columns], estimator.moments.measures)
         assert private.sums_exactly(sums)
-        said = estimator.moments.values(private.group_moments(sums, b"k", ()), estimator.default)
+        said = estimator.moments.estimate_groups(private.group_moments(sums, b"k", ()), estimator.default)
         subject = Subject(("v", "w"))
         wanted = [
-            estimator.value({n: x[groups == g] for n, x in found.items()}, subject)
+            estimator.estimate_group({n: x[groups == g] for n, x in found.items()}, subject)
             for g in range(40)
         ]
         assert said == pytest.approx(wanted, rel=1e-9), estimator.name

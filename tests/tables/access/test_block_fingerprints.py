@@ -47,7 +47,7 @@ def states(
 ) -> dict[str, str | None]:
     with sandbox.opened(path, "table data") as connection:
         relation = connection.relation("data")
-        return block_fingerprints.states(
+        return block_fingerprints.fingerprint_blocks(
             connection, relation, columns, relation.fields[block], blocks
         )
 

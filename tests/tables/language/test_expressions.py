@@ -434,7 +434,7 @@ def test_groups_without_a_number_take_the_default() -> None:
     a float range tells from 0.
     """
     own = SqlEstimator(sql="avg(p)", range=(0, 1), default="0.25")
-    found = own.values(np.array([np.nan, np.inf, -np.inf, -5, 0.5, 7, -0.0]))
+    found = own.clamp_values(np.array([np.nan, np.inf, -np.inf, -5, 0.5, 7, -0.0]))
     assert found.tolist() == [0.25, 0.25, 0.25, 0, 0.5, 1, 0] and not np.signbit(found).any()
 
 

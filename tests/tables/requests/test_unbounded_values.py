@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from dpflow.core.contract.declaration import Table
-from dpflow.core.contract.requests import Grid, UnboundedValues
+from dpflow.core.contract.requests import CellGrid, UnboundedValues
 from dpflow.errors import PlanRefused, TableUnreadable, UnknownName
 from dpflow.testing.column_in_memory import ArrayColumn
 
@@ -44,14 +44,17 @@ def test_cells_of_doubles_are_exact(make: Any, exponent: int | None) -> None:
     values = [*DOUBLES, *np.frombuffer(np.random.default_rng(7).bytes(8 * 400), np.float64)]
     values = [float(value) for value in values if not math.isnan(value)]
     with make(doubles(values), columns={"v": {}}).answering(ASK, ()) as column:
-        found = column.cells({0: Grid(exponent)})[0]
-        expected = ArrayColumn.from_groups(values).cells({0: Grid(exponent)})[0]
+        found = column.cells({0: CellGrid(exponent)})[0]
+        expected = ArrayColumn.from_groups(values).cells({0: CellGrid(exponent)})[0]
     assert struct.pack(f"{len(found.keys)}d", *found.keys) == struct.pack(
         f"{len(expected.keys)}d", *expected.keys
     )
     assert found.counts.tolist() == expected.counts.tolist()
     if exponent is not None:
-        keys = [float(ArrayColumn.from_groups([x]).cells({0: Grid(exponent)})[0].keys[0]) for x in values]
+        keys = [
+            float(ArrayColumn.from_groups([x]).cells({0: CellGrid(exponent)})[0].keys[0])
+            for x in values
+        ]
         exact = [
             math.floor(Fraction(x) / Fraction(2) ** exponent) if math.isfinite(x) else x
             for x in values
@@ -79,10 +82,10 @@ def test_trimmed_and_small_cells_stay_in_the_database(make: Any) -> None:
     with private.answering(UnboundedValues("v", "k", ("k0", "k1", "k2", "k3")), ()) as column:
         for trim, least in product((0, 1, 2, 9, 10**12), (1, 2, 4)):
             grids = {
-                0: Grid(0, trim, least),
-                1: Grid(None, trim),
-                2: Grid(-1, 0, least),
-                3: Grid(None, trim, least),
+                0: CellGrid(0, trim, least),
+                1: CellGrid(None, trim),
+                2: CellGrid(-1, 0, least),
+                3: CellGrid(None, trim, least),
             }
             found, expected = column.cells(grids), reference.cells(grids)
             for code in grids:
@@ -105,7 +108,7 @@ def test_units_that_are_unique_need_no_cut(make: Any, key: str, view: bool) -> N
         )
         assert kinds[0][0] == view
         assert (column.rows.tolist(), column.units()) == ([50, 50], 101)
-        assert column.cells({1: Grid(3)})[1].counts.tolist() == [4] * 12 + [2]
+        assert column.cells({1: CellGrid(3)})[1].counts.tolist() == [4] * 12 + [2]
         assert sorted(column.sample(7)[0] % 2) == [1] * 7
 
 
@@ -117,7 +120,7 @@ def test_values_that_are_none_are_left_out(make: Any) -> None:
     )
     with private.answering(ASK, ()) as column:
         assert (column.rows.tolist(), column.units()) == ([2], 4)
-        assert column.cells({0: Grid(0)})[0].keys.tolist() == [2, math.inf]
+        assert column.cells({0: CellGrid(0)})[0].keys.tolist() == [2, math.inf]
         assert sorted(column.sample(10)[0].tolist()) == [2, math.inf]
 
 
@@ -171,7 +174,7 @@ def test_types_become_doubles_that_keep_the_order(
     )
     private.check(ASK)
     with private.answering(ASK, ()) as column:
-        found = column.cells({0: Grid(None)})[0].keys.tolist()
+        found = column.cells({0: CellGrid(None)})[0].keys.tolist()
         if expected is not None:
             assert found == sorted(expected)
         for value, text in zip(found, written or [], strict=bool(written)):
@@ -191,7 +194,7 @@ def test_every_bigint_lies_at_or_above_its_double(make: Any) -> None:
     rows = ", ".join(f"({i}, {value})" for i, value in enumerate(whole))
     private = make(f"CREATE TABLE data AS SELECT * FROM (VALUES {rows}) t(u, v)", columns={"v": {}})
     with private.answering(ASK, ()) as column:
-        found = {int(x) for x in column.cells({0: Grid(None)})[0].keys}
+        found = {int(x) for x in column.cells({0: CellGrid(None)})[0].keys}
 
     def down(value: int) -> int:
         near = float(value)
@@ -222,7 +225,7 @@ def test_a_unit_is_cut(make: Any, rows: int) -> None:
         with private.answering(request, ()) as column:
             assert column.rows.sum() == total
             assert column.rows[2] == 0
-            found = column.cells({0: Grid(None), 1: Grid(3), 2: Grid(None)})
+            found = column.cells({0: CellGrid(None), 1: CellGrid(3), 2: CellGrid(None)})
             assert [int(found[code].counts.sum()) for code in (0, 1, 2)] == column.rows[:3].tolist()
             assert [len(values) for values in column.sample(10**6)] == column.rows.tolist()
             assert set(found[0].keys % 3) <= {2.0}
@@ -317,4 +320,4 @@ def test_answers_show_nothing(make: Any) -> None:
     with make("CREATE TABLE data AS SELECT 1 AS u, 77 AS v", columns={"v": {}}).answering(
         ASK, ()
     ) as column:
-        assert (repr(column), repr(column.cells({0: Grid(0)})[0])) == ("TableColumn()", "Cells()")
+        assert (repr(column), repr(column.cells({0: CellGrid(0)})[0])) == ("TableColumn()", "Cells()")
