@@ -9,7 +9,7 @@
     │   ├── UnknownName           a mechanism, table, column, key, scope or release nobody declared
     │   └── PlanRefused           the plan is well formed but must not run (no bounds, a veto, an unsupported event)
     ├── LedgerError               the ledger said no
-    │   ├── BudgetExceeded        the price is above what remains in a scope
+    │   ├── BudgetExceeded        the privacy cost is above what remains in a scope
     │   ├── GrantConflict         a grant that contradicts what was granted or spent before
     │   ├── RetryConflict         a retry that asks for something else than its first try, or whose reservation was fenced
     │   ├── SessionClosed         an interactive session answers no more (exhausted, halted, or a stale state)
@@ -37,25 +37,40 @@ from typing import ClassVar
 
 
 class DpflowError(Exception):
-    """Root of everything dpflow raises on purpose."""
+    """The root of everything dpflow raises on purpose; catch it to catch all of them.
+
+    ``retryable`` says whether the same call can succeed later with nothing changed.
+    """
 
     retryable: ClassVar[bool] = False
 
 
 class InvalidInput(DpflowError):
-    """What was written down is wrong; nothing was read and nothing was spent."""
+    """What was written down is wrong: nothing was read and nothing was spent.
+
+    Correct the input that the message names. A retry without a correction cannot help.
+    """
 
 
 class InvalidAmount(InvalidInput):
-    """An amount that is not an exact, finite number in its legal range."""
+    """An epsilon, delta or rho that is not an exact, finite number in its legal range.
+
+    Write a decimal or a ratio, such as 0.1 or 1/3. A retry cannot help.
+    """
 
 
 class InvalidDeclaration(InvalidInput):
-    """A table declaration, release file or parameter set that does not validate."""
+    """A table declaration, release file or parameter set does not validate.
+
+    Correct the field that the message names. A retry cannot help.
+    """
 
 
 class UnknownName(InvalidInput):
-    """A name nobody declared; the message lists close matches.
+    """A name that nobody declared; the message lists close matches.
+
+    Correct the name, or declare it: a plugin, a column, a key, a scope. A retry cannot help.
+
 
     Args:
         kind: what the name should have been, e.g. ``"mechanism"``.
@@ -82,15 +97,24 @@ class UnknownName(InvalidInput):
 
 
 class PlanRefused(InvalidInput):
-    """A well-formed plan that must not run."""
+    """A well-formed plan must not run: no bounds, a veto, an event that the scope cannot pay.
+
+    Change the plan or the declaration as the message says. A retry cannot help.
+    """
 
 
 class LedgerError(DpflowError):
-    """The ledger said no."""
+    """The ledger said no; nothing was charged unless the message says so.
+
+    What helps depends on the class: see the classes below. A retry helps only where ``retryable``.
+    """
 
 
 class BudgetExceeded(LedgerError):
-    """The price of a release is above what remains.
+    """The privacy cost of a release is above what remains in a scope; nothing was read.
+
+    Ask for less, or let the owner grant more. A retry cannot help before that.
+
 
     Attributes:
         scope: the scope on the path that has too little.
@@ -103,62 +127,100 @@ class BudgetExceeded(LedgerError):
 
 
 class GrantConflict(LedgerError):
-    """A grant that contradicts what was granted or spent before."""
+    """A grant contradicts what was granted or spent before.
+
+    Grant another scope, or amounts that include what was spent. A retry cannot help.
+    """
 
 
 class RetryConflict(LedgerError):
-    """A retry that asks for something else than its first try did, or whose reservation was fenced."""
+    """A retry asks for something else than its first try, or another process took its reservation.
+
+    Run what was first asked, or give the new release a name or revision of its own. A retry of the
+    same call cannot help.
+    """
 
 
 class SessionClosed(LedgerError):
-    """An interactive session that gives no further answers."""
+    """A session gives no further answers: it is exhausted, halted, or its state is stale.
+
+    Open another session, which is charged. A retry cannot help.
+    """
 
 
 class NotSettled(LedgerError):
-    """A plan refers to a release that was charged, but has no result yet."""
+    """A plan refers to a release that was charged, but has no result yet.
+
+    Wait until that release has ended; then a retry helps.
+    """
 
     retryable = True
 
 
 class LedgerCorrupt(LedgerError):
-    """The history does not verify, or the file is not a ledger of this schema version."""
+    """The history does not verify, or the file is not a ledger of this schema version.
+
+    Stop, keep the file, and restore a verified copy. A retry cannot help.
+    """
 
 
 class LedgerUnavailable(LedgerError):
-    """The ledger is locked, full or out of reach; the same call again completes, and is never
-    charged twice.
+    """The ledger is locked, full or out of reach.
+
+    Free space or restore the connection; then a retry completes the call, and is never charged twice.
     """
 
     retryable = True
 
 
 class TableError(DpflowError):
-    """A private or published table."""
+    """Something is wrong with a private or published table.
+
+    See the classes below. A retry helps only where ``retryable``.
+    """
 
 
 class TableUnreadable(TableError):
-    """The file is missing, is not DuckDB, or lacks what the declaration names."""
+    """The file is missing, is not DuckDB, or lacks what the declaration names.
+
+    Correct the file or the declaration. A retry cannot help before that.
+    """
 
 
 class TableBusy(TableError):
-    """Another process is writing the DuckDB file."""
+    """Another process is writing the DuckDB file.
+
+    Wait until the writer has closed it; then a retry helps.
+    """
 
     retryable = True
 
 
 class NotPublished(TableError):
-    """The release is settled in the ledger, but the output file could not be written."""
+    """The release is settled in the ledger, but the output file could not be written.
+
+    Make the file writable; then a retry writes the stored result and charges nothing.
+    """
 
     retryable = True
 
 
 class ContractViolated(DpflowError):
-    """The rows do not satisfy what the table declares."""
+    """The rows do not satisfy what the table declares.
+
+    Correct the rows or the declaration. A retry cannot help before that.
+    """
 
 
 class MissingExtra(DpflowError, ImportError):
-    """A door whose optional packages are not installed; the message names the extra."""
+    """A door whose optional packages are not installed; the message names the extra.
+
+    Install the extra that the message names. A retry cannot help before that.
+    """
 
 
 class PluginError(DpflowError):
-    """A mechanism plugin that is broken, clashes with another, or claims something impossible."""
+    """A mechanism plugin is broken, clashes with another, or claims something impossible.
+
+    Correct or uninstall the plugin that the message names. A retry cannot help.
+    """
