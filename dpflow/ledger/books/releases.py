@@ -139,9 +139,15 @@ def known(transaction: Transaction, writer: chain.Writer, ask: Ask) -> Any:
     owed = transaction.first(_ASKED, **of_task).number - transaction.first(_PAID, **of_task).number
     if ask.spend_again or owed > 0:
         return None
+    # No DAG: the release came from a file or a call, where there is no operator to set.
+    if ask.key.dag_id:
+        conflict = "this task released something else in this run"
+        remedy = "set spend_again on the operator, or raise revision in its release"
+    else:
+        conflict = f"{ask.request.get('name')!r} released something else with this revision before"
+        remedy = "raise the revision, such as revision: 2 in the release file"
     raise RetryConflict(
-        "this task released something else in this run (or this name and revision before); a retry must ask for the "
-        "same release. To pay for a new one, set spend_again on the operator, or raise revision in the release file"
+        f"{conflict}; a retry must ask for the same release. To pay for a new one, {remedy}"
     )
 
 

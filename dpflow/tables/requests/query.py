@@ -111,9 +111,15 @@ class Reading:
         query = f"SELECT t FROM ({listed}) WHERE {sql.from_text(column, 't')} IS NULL"
         if bad := self.connection.rows(query, [list(texts)]):
             raise PlanRefused(
-                f"{role} {bad[0][0]!r} is not how a {column.kind.upper()} is written, so column {column.name!r} cannot hold it; "
-                f"write it as DuckDB prints it"
+                f"{role} {bad[0][0]!r} is not how a {column.kind.upper()} is written, so column "
+                f"{column.name!r} cannot hold it; write it as DuckDB prints it{self._example(column)}"
             )
+
+    def _example(self, column: sql.Field) -> str:
+        """How DuckDB prints a value of a column's type, as the end of a sentence."""
+        query = f"SELECT CAST(TRY_CAST(unnest(['2026-11-01', '7', 'true']) AS {column.type}) AS VARCHAR)"
+        examples = [text for (text,) in self.connection.rows(query) if text is not None]
+        return f", such as {examples[0]!r}" if examples else ""
 
     def check_keys(self, request: GroupedSums | SortedValues | UnboundedValues) -> None:
         """Public keys must fit the column's type; reads the catalog only."""

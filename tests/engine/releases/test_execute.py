@@ -109,8 +109,10 @@ def test_what_a_retry_can_help_keeps_its_reservation(
 def test_the_same_name_with_other_content_is_refused(tiny: Tiny) -> None:
     """Changed parameters under one name need a new revision."""
     release(planned(tiny), Ledger(tiny.ledger))
-    with pytest.raises(RetryConflict, match="raise revision"):
+    with pytest.raises(RetryConflict, match="raise the revision, such as revision: 2") as refused:
         release(planned(tiny, epsilon="0.5"), Ledger(tiny.ledger))
+    # There is no operator at this door.
+    assert "spend_again" not in str(refused.value)
     release(planned(tiny, epsilon="0.5", revision=2), Ledger(tiny.ledger))
     assert spent(tiny) == Fraction(3, 4)
 
@@ -202,7 +204,7 @@ def test_hook_dpflow_register_estimators() -> None:
         return [Estimator("half", "always one half", 0.0, lambda rows, predictor: 0.5)]
 
     registry = registry_with(dpflow_register_estimators=dpflow_register_estimators)
-    assert registry.estimator("half").value({}, None) == 0.5
+    assert registry.estimator("half").estimate_group({}, None) == 0.5
 
     def dpflow_regster_estimators() -> list[Estimator]:
         return []
