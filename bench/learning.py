@@ -13,13 +13,13 @@ import time
 from fractions import Fraction
 
 import numpy as np
-from dpflow_private_learning.building_blocks.exponential_mechanism import exponential
-from dpflow_private_learning.building_blocks.prefix_tree import tree
-from dpflow_private_learning.building_blocks.rec_concave import share
+from dpflow_private_learning.building_blocks.exponential_mechanism import draw_point
+from dpflow_private_learning.building_blocks.prefix_tree import build_tree
+from dpflow_private_learning.building_blocks.rec_concave import split_budget
 from dpflow_private_learning.building_blocks.row_bounds import san_thresholds_rows
-from dpflow_private_learning.building_blocks.san_thresholds import plan, san_thresholds
-from dpflow_private_learning.building_blocks.spend_log import Calls
-from dpflow_private_learning.building_blocks.step_function import Pieces
+from dpflow_private_learning.building_blocks.san_thresholds import plan_calls, san_thresholds
+from dpflow_private_learning.building_blocks.spend_log import SpendLog
+from dpflow_private_learning.building_blocks.step_function import StepFunction
 from dpflow_private_learning.building_blocks.synopsis import Synopsis
 from dpflow_private_learning.mechanisms.learn_thresholds import learn_threshold
 
@@ -45,8 +45,8 @@ def choosing() -> None:
     taken = medians(
         {
             "numpy sort": lambda: np.sort(x),
-            "exponential mechanism": lambda: exponential(
-                [Pieces.around(ordered, counts, END)], ONE, Calls(SystemSource())
+            "exponential mechanism": lambda: draw_point(
+                [StepFunction.from_points(ordered, counts, END)], ONE, SpendLog(SystemSource())
             ),
         }
     )
@@ -67,10 +67,10 @@ def thresholds() -> None:
     labels = x < np.uint64(2**63)
     rows = []
     for levels in (1, 2, 3):
-        step = share(2**64, levels, ONE, MILLIONTH)
+        step = split_budget(2**64, levels, ONE, MILLIONTH)
         start = time.perf_counter()
         cut, _ = learn_threshold(
-            x, labels, 2**64, VALUES, Fraction(1, 20), step, Calls(SystemSource())
+            x, labels, 2**64, VALUES, Fraction(1, 20), step, SpendLog(SystemSource())
         )
         seconds = time.perf_counter() - start
         wrong = (
@@ -95,20 +95,20 @@ def ranges(size: int = ROWS, delta: Fraction = Fraction(2, 10**7)) -> None:
         [_wide(size // 2, rng), rng.normal(2**62, 2**58, size - size // 2).astype(np.uint64)]
     )
     alpha, epsilon = Fraction(3, 10), Fraction(4)
-    given = plan(alpha, Fraction(1, 10), epsilon, delta, size)
+    given = plan_calls(alpha, Fraction(1, 10), epsilon, delta, size)
     ordered, counts = np.unique(x, return_counts=True)
     ends = np.sort(_wide(20_000, rng).reshape(-1, 2), axis=1)
     truth = np.diff(np.searchsorted(np.sort(x), ends), axis=1)[:, 0] / size
     needed = san_thresholds_rows(
-        64, given.calls, given.gate, given.alpha, given.beta, given.epsilon, given.delta
+        64, given.calls, given.minimum_rows, given.alpha, given.beta, given.epsilon, given.delta
     )
     rows = []
     for name in ("SanThresholds", "tree"):
         start = time.perf_counter()
         found = (
-            san_thresholds(ordered, counts, END, given, Calls(SystemSource()))[0]
+            san_thresholds(ordered, counts, END, given, SpendLog(SystemSource()))[0]
             if name == "SanThresholds"
-            else tree(ordered, counts, END, size, alpha, epsilon, 2, Calls(SystemSource()))
+            else build_tree(ordered, counts, END, size, alpha, epsilon, 2, SpendLog(SystemSource()))
         )
         seconds = time.perf_counter() - start
         rows.append((name, f"{seconds:.2f} s", *_errors(found, ends, truth)))
@@ -117,14 +117,14 @@ def ranges(size: int = ROWS, delta: Fraction = Fraction(2, 10**7)) -> None:
         if needed <= size
         else f"unproven at this size: the proof needs {needed:,.0f} rows"
     )
-    title = f"{size:,} rows over 2^64, alpha 0.3, epsilon 4, delta {float(delta):g} (below 1/n); gate {given.gate:,}; {label}"
+    title = f"{size:,} rows over 2^64, alpha 0.3, epsilon 4, delta {float(delta):g} (below 1/n); gate {given.minimum_rows:,}; {label}"
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     title += f"; peak so far {peak:.1f} GiB"
     show(title, ("method", "time", "largest error of 10,000 ranges", "mean error"), rows)
 
 
 def _errors(found: Synopsis, ends: np.ndarray, truth: np.ndarray) -> tuple[str, str]:
-    low, high = (found.below(ends[:, i].astype(object)) for i in (0, 1))
+    low, high = (found.share_below(ends[:, i].astype(object)) for i in (0, 1))
     errors = np.abs(high - low - truth)
     return f"{errors.max():.4f}", f"{errors.mean():.4f}"
 

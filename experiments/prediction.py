@@ -19,8 +19,8 @@ from typing import Any
 import duckdb
 import numpy as np
 from dpflow_private_prediction.building_blocks import features
-from dpflow_private_prediction.mechanisms.vote import Vote, VoteParams
-from dpflow_private_prediction.theory.prediction_sizes import each
+from dpflow_private_prediction.mechanisms.vote import PredictVote, VoteParams
+from dpflow_private_prediction.theory.prediction_sizes import prediction_epsilon
 from numpy.typing import NDArray
 
 from dpflow.core.contract.declaration import Table
@@ -46,7 +46,7 @@ class Task:
 
     def matrix(self, part: RecordArrays) -> Matrix:
         """Features as a learner sees them."""
-        return features.matrix(
+        return features.feature_matrix(
             self.table, self.inputs, [part.columns[name] for name in self.inputs]
         )
 
@@ -125,7 +125,7 @@ def _table(name: str, rows: int, columns: dict[str, Any]) -> Table:
 
 def spent(epsilon: float, count: int) -> float:
     """The epsilon of one vote, by the better of basic composition and the vote's zCDP."""
-    return max(each(epsilon, DELTA, count, "basic"), each(epsilon, DELTA, count, "zcdp of a vote"))
+    return max(prediction_epsilon(epsilon, DELTA, count, "basic"), prediction_epsilon(epsilon, DELTA, count, "zcdp of a vote"))
 
 
 def votes(task: Task, shards: int, seed: int) -> NDArray[np.int64]:
@@ -138,8 +138,8 @@ def votes(task: Task, shards: int, seed: int) -> NDArray[np.int64]:
         "shards": shards,
     }
     params = VoteParams.model_validate(given | {"options": {"max_iter": 300}})
-    learned = Vote().learn(params, task.table, task.train, StreamSource(seed))
-    return learned.votes(task.matrix(task.test), len(features.labels(task.table, task.label)))
+    learned = PredictVote().learn(params, task.table, task.train, StreamSource(seed))
+    return learned.count_votes(task.matrix(task.test), len(features.list_labels(task.table, task.label)))
 
 
 def accuracy(counts: NDArray[np.int64], labels: NDArray[np.int64], epsilon: float) -> float:
@@ -153,7 +153,7 @@ def published(task: Task, epsilon: float, seeds: int) -> float:
     """The mean accuracy of a model with output perturbation, one against the rest, for the lambda
     that is best.
     """
-    names, best = features.labels(task.table, task.label), 0.0
+    names, best = features.list_labels(task.table, task.label), 0.0
     train, test = _in_ball(task.matrix(task.train)), _in_ball(task.matrix(task.test))
     truth = task.labels(task.test)
     kinds = range(len(names)) if len(names) > 2 else [1]
@@ -186,7 +186,7 @@ def _models(task: Task, strength: str) -> Matrix:
     place = (task.table.name, strength)
     if place not in _KNOWN:
         train, targets = _in_ball(task.matrix(task.train)), task.labels(task.train)
-        names = features.labels(task.table, task.label)
+        names = features.list_labels(task.table, task.label)
         kinds = range(len(names)) if len(names) > 2 else [1]
         cost = 1 / (2 * float(strength) * len(train))  # scikit-learn's form of the same objective
         exact = LogisticRegression(
@@ -303,11 +303,11 @@ def membership(runs: int) -> Found:
                 "shards": SHARDS,
             }
             params = VoteParams.model_validate(given | {"learner": "DecisionTreeClassifier"})
-            learned = Vote().learn(
+            learned = PredictVote().learn(
                 params, table, RecordArrays(np.arange(ROWS), codes), StreamSource(seed)
             )
-            asked = features.matrix(table, names, x[:1].T)
-            shares[world] = int(learned.votes(asked, 2)[0, y[0]])
+            asked = features.feature_matrix(table, names, x[:1].T)
+            shares[world] = int(learned.count_votes(asked, 2)[0, y[0]])
         tree = {
             w: DecisionTreeClassifier(random_state=0).fit(x[rows], y[rows]).predict(x[:1])[0]
             for w, rows in worlds.items()

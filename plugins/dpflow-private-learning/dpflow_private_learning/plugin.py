@@ -21,7 +21,7 @@ from dpflow_private_learning.mechanisms.sanitize_points import SanitizePoints
 from dpflow_private_learning.mechanisms.sanitize_thresholds import SanitizeThresholds
 from dpflow_private_learning.mechanisms.sanitize_union import SanitizeUnion
 from dpflow_private_learning.mechanisms.small_domain import SanitizeSmall
-from dpflow_private_learning.mechanisms.thresholds_by_search import WarmUp
+from dpflow_private_learning.mechanisms.thresholds_by_search import LearnThresholdsBySearch
 from dpflow_private_learning.theory.calculators import CALCULATORS
 
 
@@ -33,7 +33,7 @@ def dpflow_register_mechanisms() -> list[Mechanism[Any]]:
         LearnClass(),
         LearnPoints(),
         LearnThresholds(),
-        WarmUp(),
+        LearnThresholdsBySearch(),
         LearnRectangles(),
         LearnSemiPrivate(),
         LearnLabelPrivate(),

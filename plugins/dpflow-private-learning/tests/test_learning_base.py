@@ -14,17 +14,17 @@ from dpflow_private_learning.building_blocks import (
     rec_concave,
     stability_selection,
 )
-from dpflow_private_learning.building_blocks.exponential_mechanism import exponential, select
+from dpflow_private_learning.building_blocks.exponential_mechanism import draw_point, draw_solution
 from dpflow_private_learning.building_blocks.log_bounds import (
     ceil_log2,
-    iterated,
+    iterated_log,
     log_star,
     log_star_of,
     tail_above,
 )
 from dpflow_private_learning.building_blocks.rec_concave import Step
-from dpflow_private_learning.building_blocks.spend_log import Calls
-from dpflow_private_learning.building_blocks.step_function import Pieces, relative
+from dpflow_private_learning.building_blocks.spend_log import SpendLog
+from dpflow_private_learning.building_blocks.step_function import StepFunction, offsets
 from dpflow_private_learning.mechanisms.learn_thresholds import threshold_score
 
 from dpflow.testing.enumeration import enumerate_outputs
@@ -33,9 +33,9 @@ from dpflow.testing.harness import StreamSource
 LN2 = F(math.log(2))
 
 
-def runs(values: Sequence[int]) -> Pieces:
+def runs(values: Sequence[int]) -> StepFunction:
     starts = [i for i in range(len(values)) if i == 0 or values[i] != values[i - 1]]
-    return Pieces.of(starts, len(values) - 1, [values[i] for i in starts])
+    return StepFunction.from_runs(starts, len(values) - 1, [values[i] for i in starts])
 
 
 @pytest.mark.parametrize("kind", [np.uint64, object])
@@ -46,7 +46,7 @@ def test_window_minima_and_best_blocks_are_those_of_all_points(kind: type) -> No
         p = rng.randint(0, 6)
         values = [rng.randint(0, 4) for _ in range(2**p + 1)]
         score = runs(values)
-        score = Pieces(score.starts.astype(kind), score.end, score.values)
+        score = StepFunction(score.starts.astype(kind), score.end, score.values)
         brute = [
             max(min(values[a : a + 2**j]) for a in range(len(values) + 1 - 2**j))
             for j in range(p + 1)
@@ -78,11 +78,11 @@ def test_pieces_around_points() -> None:
         (2**70, [0, 2**70]),
     ):
         x = np.array(points, dtype=object if end >= 2**64 else np.uint64)
-        score = Pieces.around(x, np.arange(1, len(points) + 1), end)
-        assert [score.at(point) for point in points] == [*range(1, len(points) + 1)]
-        assert sum(map(int, score.lengths())) == end + 1
-        assert end < 6 or points == [0, 1, 5, 9] or score.at(6) == 0
-    assert relative(np.array([-(2**63), 2**63 - 1]), -(2**63)).tolist() == [0, 2**64 - 1]
+        score = StepFunction.from_points(x, np.arange(1, len(points) + 1), end)
+        assert [score.value_at(point) for point in points] == [*range(1, len(points) + 1)]
+        assert sum(map(int, score.run_lengths())) == end + 1
+        assert end < 6 or points == [0, 1, 5, 9] or score.value_at(6) == 0
+    assert offsets(np.array([-(2**63), 2**63 - 1]), -(2**63)).tolist() == [0, 2**64 - 1]
 
 
 def test_iterated_logarithms() -> None:
@@ -99,9 +99,10 @@ def test_iterated_logarithms() -> None:
     ]
     assert [log_star(d) for d in (16, 32, 64)] == [4, 5, 5]
     assert [
-        rec_concave.depth(2**d, n) for d, n in ((16, 9), (32, 9), (64, 9), (64, 2), (5, 9))
+        rec_concave.recursion_depth(2**d, n)
+        for d, n in ((16, 9), (32, 9), (64, 9), (64, 2), (5, 9))
     ] == [2, 2, 3, 2, 1]
-    assert ceil_log2(33) == 6 and iterated(16, 2) == 4.0
+    assert ceil_log2(33) == 6 and iterated_log(16, 2) == 4.0
 
 
 def test_noise_tail_is_the_least_that_holds() -> None:
@@ -117,13 +118,17 @@ def test_exponential_weights() -> None:
     """
     expected = [8 / 11, 2 / 11, 1 / 11]
     for shift in (0, 10**6):
-        listed = enumerate_outputs(lambda s: select([3 + shift, 1 + shift, shift], 2 * LN2, Calls(s)))
+        listed = enumerate_outputs(
+            lambda s: draw_solution([3 + shift, 1 + shift, shift], 2 * LN2, SpendLog(s))
+        )
         pieces = enumerate_outputs(
-            lambda s: exponential([runs([3 + shift, 1 + shift, shift])], 2 * LN2, Calls(s))
+            lambda s: draw_point([runs([3 + shift, 1 + shift, shift])], 2 * LN2, SpendLog(s))
         )
         assert [listed[i] for i in range(3)] == pytest.approx(expected, abs=1e-12)
         assert [pieces[i] for i in range(3)] == pytest.approx(expected, abs=1e-12)
-    wide = enumerate_outputs(lambda s: exponential([Pieces.of([0, 3, 5], 8, [1, 4, 1])], F(1), Calls(s)))
+    wide = enumerate_outputs(
+        lambda s: draw_point([StepFunction.from_runs([0, 3, 5], 8, [1, 4, 1])], F(1), SpendLog(s))
+    )
     weights = [math.exp(v / 2) for v in (1, 1, 1, 4, 4, 1, 1, 1, 1)]
     assert [wide[i] for i in range(9)] == pytest.approx(
         [w / sum(weights) for w in weights], abs=1e-12
@@ -136,14 +141,16 @@ def test_exponential_over_enormous_domains() -> None:
     """
     for bits in (64, 200, 1000):
         x = np.array([5, 2**bits - 7], dtype=np.uint64 if bits == 64 else object)
-        calls = Calls(StreamSource(1))
+        calls = SpendLog(StreamSource(1))
         assert (
-            exponential([Pieces.around(x, np.array([10, 3000]), 2**bits - 1)], F(1), calls)
+            draw_point(
+                [StepFunction.from_points(x, np.array([10, 3000]), 2**bits - 1)], F(1), calls
+            )
             == 2**bits - 7
         )
-        assert calls.total() == (1, 0)
-    free = Calls(StreamSource(1))
-    assert exponential([Pieces.of([0], 0, [4])], F(1), free) == 0 and not free.spent
+        assert calls.total_cost() == (1, 0)
+    free = SpendLog(StreamSource(1))
+    assert draw_point([StepFunction.from_runs([0], 0, [4])], F(1), free) == 0 and not free.spent
 
 
 def continuous(gap: int, epsilon: float, delta: float, moves: int, level: float) -> float:
@@ -169,10 +176,10 @@ def test_stability_examples() -> None:
 
 
 def test_stability_threshold_is_moved_by_the_gaps_sensitivity() -> None:
-    scale, level = stability_selection.threshold(F(1), F(1, 10**6))
+    scale, level = stability_selection.gap_threshold(F(1), F(1, 10**6))
     assert scale == 2 and level == 2 + tail_above(F(2), F(1, 10**6))
-    assert stability_selection.threshold(F(1), F(1, 10**6), moves=1)[0] == 1
-    assert stability_selection.literal_claim(F(1), F(1, 1000))[1] == pytest.approx(
+    assert stability_selection.gap_threshold(F(1), F(1, 10**6), moves=1)[0] == 1
+    assert stability_selection.literal_guarantee(F(1), F(1, 1000))[1] == pytest.approx(
         math.exp(2) / 1000 / (1 + math.exp(-1))
     )
 
@@ -180,8 +187,8 @@ def test_stability_threshold_is_moved_by_the_gaps_sensitivity() -> None:
 def test_choosing_example_and_gate() -> None:
     """Selection weighs 64 : 8 : 2; the gate at alpha = 1, epsilon = 2, delta = 0.01 is 41 rows."""
     found = enumerate_outputs(
-        lambda s: choosing_mechanism.choosing(
-            np.array([6, 3, 1]), 10, F(1), 4 * LN2, F(1, 100), Calls(s)
+        lambda s: choosing_mechanism.choose_solution(
+            np.array([6, 3, 1]), 10, F(1), 4 * LN2, F(1, 100), SpendLog(s)
         )
     )
     passed = 1 - found[None]
@@ -189,10 +196,10 @@ def test_choosing_example_and_gate() -> None:
         1 / 6, abs=1e-9
     )  # Pr[Z <= -2] of discrete noise; 1/4 with continuous noise
     assert [found[i] / passed for i in range(3)] == pytest.approx([64 / 74, 8 / 74, 2 / 74])
-    assert choosing_mechanism.gate(F(1), F(2), F(1, 100), 1) == 41
+    assert choosing_mechanism.minimum_rows(F(1), F(2), F(1, 100), 1) == 41
     assert (
-        choosing_mechanism.choosing(
-            np.zeros(0, np.int64), 10, F(1), F(1), F(1, 100), Calls(StreamSource(1))
+        choosing_mechanism.choose_solution(
+            np.zeros(0, np.int64), 10, F(1), F(1), F(1, 100), SpendLog(StreamSource(1))
         )
         is None
     )
@@ -202,7 +209,7 @@ def test_threshold_score_example() -> None:
     """{(1,1),(2,1),(5,0),(6,0)} over 0..7: pieces 2 3 4 3 2, L = 4 4 3 2 0, q = 0 1 1 0."""
     x, y = np.array([6, 1, 5, 2], np.uint64), np.array([False, True, False, True])
     score = threshold_score(x, y, 8)
-    assert list(zip(score.starts.tolist(), score.lasts.tolist(), score.values.tolist())) == [
+    assert list(zip(score.starts.tolist(), score.last_points.tolist(), score.values.tolist())) == [
         (0, 1, 2),
         (2, 2, 3),
         (3, 5, 4),
@@ -234,8 +241,8 @@ def test_lengths_score_is_quasi_concave_and_moves_by_one() -> None:
 )
 def test_rec_concave_spends_what_its_plan_says(top: int, levels: int, most: int) -> None:
     """At most 3D - 2 calls on any data: none, alternating labels, all equal, or a clean cut."""
-    step = rec_concave.share(top, levels, F(1), F(1, 10**6))
-    assert rec_concave.cost(top, step)[0] == 1
+    step = rec_concave.split_budget(top, levels, F(1), F(1, 10**6))
+    assert rec_concave.run_cost(top, step)[0] == 1
     rng = np.random.default_rng(5)
     wide = [int(v) % top for v in rng.integers(0, 2**63, 500, dtype=np.int64)]
     for x, y in (
@@ -244,26 +251,27 @@ def test_rec_concave_spends_what_its_plan_says(top: int, levels: int, most: int)
         (wide, [i % 2 for i in range(500)]),
         (wide, [v < top // 2 for v in wide]),
     ):
-        calls = Calls(StreamSource(1))
+        calls = SpendLog(StreamSource(1))
         score = threshold_score(
             np.array(x, dtype=object if top >= 2**64 else np.uint64), np.array(y, bool), top
         )
         point, _ = rec_concave.rec_concave(score, F(500), F(1, 2), step, calls)
         assert 0 <= point <= top and len(calls.spent) <= most
-        assert calls.total()[0] <= 1 and calls.total()[1] <= F(1, 10**6)
+        assert calls.total_cost()[0] <= 1 and calls.total_cost()[1] <= F(1, 10**6)
 
 
 def test_paper_budget_and_literal_cost() -> None:
-    paper = rec_concave.share(2**64, 3, F(1), F(1, 10**6), "paper")
+    paper = rec_concave.split_budget(2**64, 3, F(1), F(1, 10**6), "paper")
     assert (paper.epsilon, paper.delta) == (F(1, 9), F(1, 9 * 10**6))
     literal = Step(F(1), F(1, 1000), 2, literal=True)
-    calls = Calls(StreamSource(1))
+    calls = SpendLog(StreamSource(1))
     x = np.arange(20_000, 20_500, dtype=np.uint64)
     rec_concave.rec_concave(threshold_score(x, x < 20_250, 2**16), F(500), F(1, 2), literal, calls)
-    assert rec_concave.cost(2**16, literal)[0] == 6 >= calls.total()[0]
-    assert calls.total()[1] <= rec_concave.cost(2**16, literal)[1]
+    assert rec_concave.run_cost(2**16, literal)[0] == 6 >= calls.total_cost()[0]
+    assert calls.total_cost()[1] <= rec_concave.run_cost(2**16, literal)[1]
     assert (
-        calls.spent.count(("stability", *stability_selection.literal_claim(F(1), F(1, 1000)))) == 2
+        calls.spent.count(("stability", *stability_selection.literal_guarantee(F(1), F(1, 1000))))
+        == 2
     )
 
 
@@ -283,6 +291,6 @@ def test_rec_concave_finds_thresholds_over_2_to_the_64(shape: str) -> None:
                 np.int64
             ).astype(object)
         score = threshold_score(x, np.array(x < cut, bool), top)
-        step = rec_concave.share(top, 2, F(1), F(1, 10**6))
-        point, _ = rec_concave.rec_concave(score, F(m), F(1, 20), step, Calls(StreamSource(1)))
-        assert score.at(point) >= 0.95 * m
+        step = rec_concave.split_budget(top, 2, F(1), F(1, 10**6))
+        point, _ = rec_concave.rec_concave(score, F(m), F(1, 20), step, SpendLog(StreamSource(1)))
+        assert score.value_at(point) >= 0.95 * m

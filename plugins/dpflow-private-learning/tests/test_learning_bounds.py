@@ -42,7 +42,7 @@ def test_rows_for_a_threshold_are_the_specifications() -> None:
     ]
     assert [row[10] for row in ThresholdTable().run({}).rows] == [2, 2, 3]
     assert [row[11] for row in ThresholdTable().run({}).rows] == [3.52e8, 3.56e9, 3.56e9]
-    assert math.ceil(row_bounds.generalisation(0.1, 0.1)) == 119_830
+    assert math.ceil(row_bounds.generalisation_rows(0.1, 0.1)) == 119_830
 
 
 def test_crossovers_are_the_specifications() -> None:
@@ -63,9 +63,11 @@ def test_other_systems_need_what_the_specification_says() -> None:
         sanitized = by_name(LearningRows().run({"task": "sanitize-points", "bits": d}))
         assert sanitized["sanitize_points, san-points, budget: paper"] == 758_535
         assert sanitized["sanitize_points, method: exponential"] == pure
-        ranges = {m.name: m for m in method_table.methods("sanitize-thresholds", d, 1, 2, SETTING)}
+        ranges = {
+            m.name: m for m in method_table.list_methods("sanitize-thresholds", d, 1, 2, SETTING)
+        }
         paper = ranges["sanitize_thresholds, san-thresholds (proof), budget: paper"]
-        assert float(f"{paper.rows:.3g}") == 4.33e8 and paper.gate == 76_248_230
+        assert float(f"{paper.rows:.3g}") == 4.33e8 and paper.minimum_rows == 76_248_230
         lemma = {16: 1.4e13, 32: 1.5e14, 64: 1.5e14}[d]
         assert float(f"{ranges['san-thresholds by Lemma 4.12'].rows:.2g}") == lemma
     labels = by_name(LearningRows().run({"task": "label-private"}))
@@ -187,19 +189,24 @@ def test_the_bound_holds_against_the_exponential_mechanism() -> None:
 
 def test_effective_domain_is_what_concepts_tell_apart() -> None:
     for rules, size in (("points", 8), ("thresholds", 8), ("subsets", 8)):
-        assert lower_bounds.effective_domain(small_domain.concepts(rules, 0, 7)) == size  # type: ignore[arg-type]
+        assert lower_bounds.effective_domain(small_domain.concept_matrix(rules, 0, 7)) == size  # type: ignore[arg-type]
     wide = [{"kind": "threshold", "below": 3}, {"kind": "threshold", "below": 5}]
-    assert lower_bounds.effective_domain(small_domain.concepts(tuple(wide), 0, 7)) == 3
+    assert lower_bounds.effective_domain(small_domain.concept_matrix(tuple(wide), 0, 7)) == 3
 
 
 def test_vc_dimensions_by_brute_force() -> None:
     """POINT 1, THRESH 1, pairs of points 2, rectangles in two columns 4; with labels at most twice
     as much.
     """
-    points, cuts = small_domain.concepts("points", 0, 7), small_domain.concepts("thresholds", 0, 7)
+    points, cuts = (
+        small_domain.concept_matrix("points", 0, 7),
+        small_domain.concept_matrix("thresholds", 0, 7),
+    )
     pairs = np.array([a | b for a, b in combinations(points, 2)])
     grid = np.array([(x, y) for x in range(4) for y in range(4)])
-    boxes = np.array([box.predict(grid) for box in projection.rectangles(grid, [(0, 3), (0, 3)])])
+    boxes = np.array(
+        [box.predict(grid) for box in projection.project_rectangles(grid, [(0, 3), (0, 3)])]
+    )
     assert [vc_dimension.vc_dimension(c) for c in (points, cuts, pairs, boxes)] == [
         1,
         1,

@@ -18,10 +18,8 @@ from learning_examples import EXAMPLES  # noqa: E402
 MECHANISMS = dpflow_register_mechanisms()
 
 
-SAMPLED = (
-    "claim_survives_audit",
-    "error_bound_holds",
-)  # thousands of draws; exact tests of the claims are elsewhere
+#: Thousands of draws; exact tests of the guarantees are elsewhere.
+SAMPLED = ("guarantee_survives_audit", "error_bound_holds")
 
 
 def cases() -> Iterator[Any]:

@@ -17,9 +17,7 @@ import pytest
 from dpflow_private_learning.building_blocks import (
     choosing_mechanism,
     noisy_row_count,
-    stability_selection,
 )
-from dpflow_private_learning.building_blocks.spend_log import Calls
 from dpflow_private_learning.mechanisms.learn_class import LearnClass
 from dpflow_private_learning.mechanisms.learn_thresholds import LearnThresholds
 from dpflow_private_learning.mechanisms.mode import Mode
@@ -29,14 +27,15 @@ from dpflow_private_learning.plugin import dpflow_register_mechanisms
 
 from dpflow.core.accounting.events import Approximate, Composed, Pure
 from dpflow.core.contract.declaration import Table
-from dpflow.core.contract.requests import Histogram
+from dpflow.core.contract.requests import ValueCounts
 from dpflow.core.sampling.randomness import Source, SystemSource
 from dpflow.errors import PlanRefused
 from dpflow.testing import exact_divergence
-from dpflow.testing.enumeration import Enumerator, enumerate_outputs
+from dpflow.testing.enumeration import enumerate_outputs
 
 sys.path.insert(0, str(Path(__file__).parent))
 from learning_examples import EXAMPLES  # noqa: E402
+from noisy_comparisons import choose_among_two  # noqa: E402
 
 EPSILON, DELTA, ALPHA = F(4), F(1, 50), F(9, 10)
 
@@ -74,16 +73,7 @@ PARAMS = Mode.Params.model_validate(
 @pytest.fixture
 def two_outcomes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A comparison with noise is one choice of two, by the exact tail."""
-
-    def reaches(value: int, level: int, scale: F, calls: Calls) -> bool:
-        source = calls.source
-        assert isinstance(source, Enumerator)
-        law = exact_divergence.discrete_laplace(scale, 1e-13)
-        yes = sum(mass for z, mass in law.items() if value + z >= level)
-        return bool(source.pick({0: 1 - yes, 1: yes}))
-
-    monkeypatch.setattr(stability_selection, "reaches", reaches)
-    monkeypatch.setattr(choosing_mechanism, "reaches", reaches)
+    choose_among_two(monkeypatch)
 
 
 def law(counts: tuple[int, ...]) -> dict[Any, float]:
@@ -91,7 +81,7 @@ def law(counts: tuple[int, ...]) -> dict[Any, float]:
     kept = np.flatnonzero(counts)
 
     def draw(source: Source) -> Any:
-        result = MODE.draw(PARAMS, table(), Histogram(kept, np.array(counts)[kept]), source)
+        result = MODE.draw(PARAMS, table(), ValueCounts(kept, np.array(counts)[kept]), source)
         return result.document["rows"], result.rows[0].measure, result.rows[0].value
 
     return enumerate_outputs(draw, tail=1e-9)
@@ -115,8 +105,8 @@ def divergence(law: Callable[[tuple[int, ...]], dict[Any, float]], epsilon: F) -
 def test_the_claim_holds_exactly_around_the_gate(two_outcomes: None) -> None:
     claim = MODE.event(PARAMS, table())
     assert claim == Composed((Pure(EPSILON / 20), Approximate(EPSILON * F(19, 20), DELTA)))
-    assert claim.approximate() == (EPSILON, DELTA)
-    gate = choosing_mechanism.gate(ALPHA, EPSILON * F(19, 20), DELTA, 1)
+    assert claim.epsilon_delta() == (EPSILON, DELTA)
+    gate = choosing_mechanism.minimum_rows(ALPHA, EPSILON * F(19, 20), DELTA, 1)
     assert 15 < gate < 45  # the tables below stand on both sides of it
     known = cache(law)
     assert divergence(known, EPSILON) <= float(DELTA) + 1e-8
@@ -132,16 +122,16 @@ def test_an_exact_count_and_a_gate_not_asked_are_caught(
     with monkeypatch.context() as broken:
         broken.setattr(
             noisy_row_count.Counted,
-            "_count",
+            "_count_rows",
             lambda self, params, table, answer, source: (_size(answer), 0),
         )
         assert divergence(law, EPSILON) > 0.5
     with monkeypatch.context() as broken:
-        broken.setattr(choosing_mechanism, "gate", lambda *_: 1)
+        broken.setattr(choosing_mechanism, "minimum_rows", lambda *_: 1)
         assert divergence(law, EPSILON) > 2 * float(DELTA)
 
 
-def _size(answer: Histogram) -> int:
+def _size(answer: ValueCounts) -> int:
     return max(int(answer.counts.sum()), 1)
 
 
@@ -153,8 +143,8 @@ def test_the_count_is_a_lower_bound_with_the_probability_it_states() -> None:
         params = PARAMS.model_copy(update={"beta": beta, "epsilon": F(1)})
 
         def draw(source: Source, rows: int = rows, params: Any = params) -> int:
-            return MODE._count(
-                params, table(rows=rows), Histogram(np.array([0]), np.array([5000])), source
+            return MODE._count_rows(
+                params, table(rows=rows), ValueCounts(np.array([0]), np.array([5000])), source
             )[0]
 
         made = enumerate_outputs(draw, tail=1e-12)
@@ -197,7 +187,7 @@ def test_below_the_gate_the_result_is_none_and_says_what_it_needs() -> None:
     """
     params = PARAMS.model_copy(update={"epsilon": F(1), "delta": F(1, 10**6), "alpha": F(1, 4)})
     few, many = (
-        MODE.draw(params, table(), Histogram(np.array([1]), np.array([n])), SystemSource())
+        MODE.draw(params, table(), ValueCounts(np.array([1]), np.array([n])), SystemSource())
         for n in (3, 10**6)
     )
     assert [(row.measure, row.value) for row in few.rows] == [("none", None)]
@@ -233,15 +223,15 @@ def test_no_number_of_rows_costs_more_than_the_plan_says() -> None:
                 or example.table.neighbours == "replace"
             ):
                 continue
-            if not mechanism.counts(params, example.table):
+            if not mechanism.counts_rows(params, example.table):
                 continue
-            total = mechanism.event(params, example.table).approximate()
+            total = mechanism.event(params, example.table).epsilon_delta()
             assert total is not None and total[0] >= params.epsilon
             for rows in (1, 30, 1000, 10**5, 10**8):
                 try:
-                    claim = mechanism.claimed(
-                        mechanism._at(params, rows), example.table
-                    ).approximate()
+                    claim = mechanism.event_at_rows(
+                        mechanism._params_at(params, rows), example.table
+                    ).epsilon_delta()
                 except PlanRefused:
                     continue
                 assert claim is not None

@@ -13,7 +13,7 @@ import duckdb
 import numpy as np
 import pytest
 from dpflow_private_learning.building_blocks.classifier import PrivateClassifier
-from dpflow_private_learning.building_blocks.hypotheses import Scale
+from dpflow_private_learning.building_blocks.hypotheses import ColumnScale
 from dpflow_private_learning.plugin import dpflow_register_mechanisms
 
 import dpflow
@@ -123,7 +123,7 @@ def test_awkward_tables_are_answered(tmp_path: Path, rows: str, domain: str) -> 
         with duckdb.connect(str(world.out), read_only=True) as connection:
             assert connection.execute(f"SELECT count(*) FROM {name}").fetchone() is not None
         if "hypothesis" in receipt.result.document:
-            model = PrivateClassifier.of(receipt.result.document)
+            model = PrivateClassifier.from_document(receipt.result.document)
             assert set(model.predict([[0] * model.n_features_in_, [2] * model.n_features_in_])) <= {
                 0,
                 1,
@@ -276,7 +276,7 @@ def test_a_column_of_dates_is_answered_in_dates(tmp_path: Path) -> None:
     assert abs(cut - dt.date(2002, 9, 27)) < dt.timedelta(
         days=100
     )  # 500 rows worse, at odds of e^-1250
-    model = PrivateClassifier.of(receipt.result.document)
+    model = PrivateClassifier.from_document(receipt.result.document)
     days = [cut - dt.timedelta(days=1), cut, None]
     assert model.predict([[day] for day in days]).tolist() == [1, 0, 0]
     for kind in ("DATE", "TIMESTAMP"):
@@ -341,6 +341,6 @@ def test_no_date_is_too_far_for_the_predicate(tmp_path: Path, kind: str) -> None
     with duckdb.connect(str(tmp_path / "t.duckdb")) as connection:
         connection.execute("SET TimeZone = 'UTC'")
         values = connection.execute(
-            f"SELECT {Scale.of('x', column).sql()} AS d FROM t ORDER BY d NULLS FIRST"
+            f"SELECT {ColumnScale.from_column('x', column).sql_expression()} AS d FROM t ORDER BY d NULLS FIRST"
         ).fetchall()
     assert [value for (value,) in values] == wanted and len(wanted) == len(rows)

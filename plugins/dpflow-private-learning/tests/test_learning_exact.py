@@ -5,9 +5,12 @@ broken variants that do not.
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction as F
 from functools import lru_cache
+from itertools import permutations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,35 +20,26 @@ from dpflow_private_learning.building_blocks import (
     rec_concave,
     stability_selection,
 )
-from dpflow_private_learning.building_blocks.prefix_tree import tree
-from dpflow_private_learning.building_blocks.spend_log import Calls
-from dpflow_private_learning.building_blocks.step_function import Pieces
+from dpflow_private_learning.building_blocks.prefix_tree import build_tree
+from dpflow_private_learning.building_blocks.spend_log import SpendLog
+from dpflow_private_learning.building_blocks.step_function import StepFunction
 from dpflow_private_learning.mechanisms.learn_thresholds import threshold_score
-from dpflow_private_learning.mechanisms.mode import leader
+from dpflow_private_learning.mechanisms.mode import find_leader
 
 from dpflow.core.sampling.randomness import Source
 from dpflow.testing import exact_divergence
-from dpflow.testing.enumeration import Enumerator, enumerate_outputs
+from dpflow.testing.enumeration import enumerate_outputs
+
+sys.path.insert(0, str(Path(__file__).parent))
+from noisy_comparisons import choose_among_two  # noqa: E402
 
 SLACK = 1e-9
 
 
 @pytest.fixture(autouse=True)
-def noisy_comparisons_have_two_outcomes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A comparison with noise is one choice of two, by the exact tail, instead of one per value of
-    the noise.
-    """
-    real = stability_selection.reaches
-
-    def reaches(value: int, level: int, scale: F, calls: Calls) -> bool:
-        if not isinstance(calls.source, Enumerator):
-            return real(value, level, scale, calls)
-        law = exact_divergence.discrete_laplace(scale, 1e-14)
-        yes = sum(mass for z, mass in law.items() if value + z >= level)
-        return bool(calls.source.pick({0: 1 - yes, 1: yes}))
-
-    monkeypatch.setattr(stability_selection, "reaches", reaches)
-    monkeypatch.setattr(choosing_mechanism, "reaches", reaches)
+def two_outcomes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A comparison with noise is one choice of two."""
+    choose_among_two(monkeypatch)
 
 
 def replaced(counts: Sequence[int]) -> Iterator[tuple[int, ...]]:
@@ -78,10 +72,10 @@ def stable(
     counts: tuple[int, ...], epsilon: F, delta: F, literal: bool, moves: int = 2
 ) -> dict[Any, float]:
     def draw(source: Source) -> int | None:
-        value, gap = leader(np.arange(len(counts)), np.array(counts))
+        value, gap = find_leader(np.arange(len(counts)), np.array(counts))
         return (
             value
-            if stability_selection.is_stable(gap, epsilon, delta, Calls(source), moves, literal)
+            if stability_selection.is_stable(gap, epsilon, delta, SpendLog(source), moves, literal)
             else None
         )
 
@@ -105,7 +99,7 @@ def test_literal_stability_is_caught_and_keeps_what_it_really_claims() -> None:
     assert exact_divergence.divergence(a, b, 1.0) == pytest.approx(
         0.4621, abs=1e-4
     )  # 0.363 with continuous noise
-    true, chance = stability_selection.literal_claim(epsilon, delta)
+    true, chance = stability_selection.literal_guarantee(epsilon, delta)
     assert worst(lambda c: stable(c, epsilon, delta, True), PAIRS, float(true)) <= chance + SLACK
 
 
@@ -124,8 +118,8 @@ def chosen(counts: tuple[int, ...], rows: int, alpha: F, epsilon: F, delta: F) -
     values = np.flatnonzero(counts)
 
     def draw(source: Source) -> int | None:
-        i = choosing_mechanism.choosing(
-            np.array(counts)[values], rows, alpha, epsilon, delta, Calls(source)
+        i = choosing_mechanism.choose_solution(
+            np.array(counts)[values], rows, alpha, epsilon, delta, SpendLog(source)
         )
         return None if i is None else int(values[i])
 
@@ -133,7 +127,20 @@ def chosen(counts: tuple[int, ...], rows: int, alpha: F, epsilon: F, delta: F) -
 
 
 def three_values(m: int) -> list[tuple[int, ...]]:
-    return [(a, b, m - a - b) for a in range(m + 1) for b in range(m + 1 - a)]
+    """All tables of m rows over three values, but for the order of the values."""
+    return [(a, b, m - a - b) for a in range(m + 1) for b in range(a + 1) if 0 <= m - a - b <= b]
+
+
+def test_choosing_knows_values_by_their_counts_alone() -> None:
+    """Exchanged values exchange the answers, so tables are tried up to the order of their values."""
+    given = chosen((7, 2, 1), 5, F(1), F(2), F(1, 100))
+    for order in permutations(range(3)):
+        counts = [0, 0, 0]
+        for old, new in enumerate(order):
+            counts[new] = (7, 2, 1)[old]
+        law = chosen(tuple(counts), 5, F(1), F(2), F(1, 100))
+        assert law[None] == pytest.approx(given[None], abs=1e-12)
+        assert all(law[order[v]] == pytest.approx(given[v], abs=1e-12) for v in range(3))
 
 
 def test_choosing_keeps_its_claim_at_the_gate_and_is_caught_below() -> None:
@@ -159,13 +166,15 @@ def test_rec_concave_keeps_its_claim_on_random_neighbours(literal: bool) -> None
     """
     rng = random.Random(4)
     step = rec_concave.Step(F(1, 2), F(1, 100), 2, literal)
-    epsilon, delta = rec_concave.cost(40, step)
+    epsilon, delta = rec_concave.run_cost(40, step)
 
     @lru_cache
     def law(rows: tuple[tuple[int, int], ...]) -> dict[Any, float]:
         x, y = np.array([r[0] for r in rows], np.uint64), np.array([r[1] for r in rows], bool)
         score = threshold_score(x, y, 40)
-        return enumerate_outputs(lambda s: rec_concave.rec_concave(score, F(6), F(1, 2), step, Calls(s))[0])
+        return enumerate_outputs(
+            lambda s: rec_concave.rec_concave(score, F(6), F(1, 2), step, SpendLog(s))[0]
+        )
 
     for trial in range(4):
         rows = tuple(
@@ -184,9 +193,12 @@ def test_rec_concave_keeps_its_claim_on_random_neighbours(literal: bool) -> None
 
 def test_exponential_is_tight_and_never_above_its_claim() -> None:
     """Two points, all rows on one of them: the loss comes near epsilon and never passes it."""
-    from dpflow_private_learning.building_blocks.exponential_mechanism import exponential
+    from dpflow_private_learning.building_blocks.exponential_mechanism import draw_point
 
-    law = lambda c: enumerate_outputs(lambda s: exponential([Pieces.of([0, 1], 1, list(c))], F(1), Calls(s)))  # noqa: E731
+    def law(counts: tuple[int, ...]) -> dict[Any, float]:
+        score = StepFunction.from_runs([0, 1], 1, list(counts))
+        return enumerate_outputs(lambda s: draw_point([score], F(1), SpendLog(s)))
+
     losses = [
         exact_divergence.smallest_epsilon(law(c), law(o)) for c in PAIRS[:60] for o in replaced(c)
     ]
@@ -198,7 +210,7 @@ def tree_law(counts: tuple[int, ...], rows: int, moves: int) -> dict[Any, float]
     x = np.arange(4, dtype=np.uint64)
 
     def draw(source: Source) -> Any:
-        return tree(x, np.array(counts), 3, rows, F(1, 2), F(6), moves, Calls(source))
+        return build_tree(x, np.array(counts), 3, rows, F(1, 2), F(6), moves, SpendLog(source))
 
     return enumerate_outputs(draw, tail=1e-7)
 

@@ -19,7 +19,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from dpflow_private_learning.building_blocks import (
-    choosing_mechanism,
     projection,
     stability_selection,
 )
@@ -55,37 +54,22 @@ import dpflow
 from dpflow.core.contract.declaration import Column, Table
 from dpflow.core.contract.requests import RecordArrays
 from dpflow.errors import InvalidInput, PlanRefused
-from dpflow.testing import exact_divergence
-from dpflow.testing.enumeration import Enumerator, exact_delta
+from dpflow.testing.enumeration import exact_delta
 from dpflow.testing.examples import plan_mechanism
 from dpflow.testing.harness import StreamSource
 from dpflow.testing.neighbours import neighbouring_tables, possible_units, reference_answer
 
 sys.path.insert(0, str(Path(__file__).parent))
 from learning_examples import DECLARED, example, known, learn_a_box  # noqa: E402
+from noisy_comparisons import choose_among_two  # noqa: E402
 
 SLACK = 1e-9
 
 
 @pytest.fixture
 def two_outcomes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A comparison with noise is one choice of two, by the exact tail, instead of one per value of
-    the noise.
-    """
-    real = stability_selection.reaches_level
-
-    def reaches(value: int, level: int, scale: F, calls: SpendLog) -> bool:
-        if not isinstance(calls.source, Enumerator):
-            return real(value, level, scale, calls)
-        yes = sum(
-            mass
-            for z, mass in exact_divergence.discrete_laplace(scale, 1e-14).items()
-            if value + z >= level
-        )
-        return bool(calls.source.pick({0: 1 - yes, 1: yes}))
-
-    monkeypatch.setattr(stability_selection, "reaches_level", reaches)
-    monkeypatch.setattr(choosing_mechanism, "reaches_level", reaches)
+    """A comparison with noise is one choice of two, by the exact tail."""
+    choose_among_two(monkeypatch)
 
 
 def worst(
@@ -99,7 +83,7 @@ def worst(
     units.
     """
     checked, event = plan_mechanism(mechanism, table, params)
-    epsilon, _ = event.approximate()
+    epsilon, _ = event.epsilon_delta()
     statistic = mechanism.data_request(checked, table)
     pairs = neighbouring_tables(
         possible_units(rows, table.contribution_bounds.rows), table.neighbours, shared
@@ -181,7 +165,7 @@ def test_learners_keep_their_claims(
     taken away.
     """
     table = example({}, relation).table
-    _, claimed = plan_mechanism(mechanism, table, params)[1].approximate()
+    _, claimed = plan_mechanism(mechanism, table, params)[1].epsilon_delta()
     assert worst(mechanism, table, params, ROWS, shared) <= claimed + SLACK
 
 
@@ -202,7 +186,9 @@ def test_learners_that_spend_more_than_they_say_are_caught(
     table = example({}, "replace").table
     real = learn_class.draw_solution
     monkeypatch.setattr(
-        learn_class, "select", lambda scores, epsilon, calls: real(scores, 2 * epsilon, calls)
+        learn_class,
+        "draw_solution",
+        lambda scores, epsilon, calls: real(scores, 2 * epsilon, calls),
     )
     params = CLAIMS[-1][1]
     assert worst(LearnSemiPrivate(), table, params, ROWS) > 0.05
@@ -248,7 +234,7 @@ def test_stability_as_printed_is_charged_at_what_it_guarantees(
         **params,
     }
     checked, event = plan_mechanism(mechanism, table, given | {"selection": "literal"})
-    epsilon, delta = event.approximate()
+    epsilon, delta = event.epsilon_delta()
     own = F(params["epsilon"]) / (pure + selections)
     assert epsilon == (2 * selections + pure) * own
     assert delta == pytest.approx(

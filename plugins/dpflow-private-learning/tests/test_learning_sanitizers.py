@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from dpflow_private_learning.building_blocks import row_bounds as needed
 from dpflow_private_learning.building_blocks import san_thresholds
-from dpflow_private_learning.building_blocks.adaptive_calls import each
-from dpflow_private_learning.building_blocks.choosing_mechanism import gate
-from dpflow_private_learning.building_blocks.prefix_tree import tree
-from dpflow_private_learning.building_blocks.spend_log import Calls
+from dpflow_private_learning.building_blocks.adaptive_calls import call_epsilon
+from dpflow_private_learning.building_blocks.choosing_mechanism import minimum_rows
+from dpflow_private_learning.building_blocks.prefix_tree import build_tree
+from dpflow_private_learning.building_blocks.spend_log import SpendLog
 from dpflow_private_learning.building_blocks.synopsis import Synopsis
 from dpflow_private_learning.mechanisms import sanitize_points
 from dpflow_private_learning.mechanisms.sanitize_thresholds import SanitizeThresholds
@@ -47,24 +47,26 @@ def prefix_error(x: np.ndarray, counts: np.ndarray, found: Synopsis) -> float:
         np.concatenate([[0], np.cumsum(counts)])[np.searchsorted(x.astype(object), places)]
         / counts.sum()
     )
-    return float(np.abs(true.astype(float) - found.below(places)).max())
+    return float(np.abs(true.astype(float) - found.share_below(places)).max())
 
 
 def test_san_points_has_the_papers_numbers() -> None:
     """758,535 rows, gate 398,633 at alpha = beta = 0.1; 56,519 and 32,428 at alpha = 1/2."""
     for alpha, rows, level in ((TENTH, 758_535, 398_633), (F(1, 2), 56_519, 32_428)):
-        plan = sanitize_points.rounds(
+        plan = sanitize_points.plan_rounds(
             "san-points", 2**64, 1, alpha, TENTH, 10**9, ONE, MILLIONTH, "paper"
         )
-        assert math.ceil(plan.needed) == rows
-        assert gate(plan.alpha, plan.epsilon, plan.delta, 1) == level
-    tight = sanitize_points.rounds(
+        assert math.ceil(plan.proof_rows) == rows
+        assert minimum_rows(plan.alpha, plan.epsilon, plan.delta, 1) == level
+    tight = sanitize_points.plan_rounds(
         "san-points", 2**64, 1, TENTH, TENTH, 10**9, ONE, MILLIONTH, "tight"
     )
-    assert tight.epsilon > 1.9 * each(ONE, MILLIONTH / 5, 40, "paper")
+    assert tight.epsilon > 1.9 * call_epsilon(ONE, MILLIONTH / 5, 40, "paper")
     baseline = [math.ceil(needed.peeling_rows(2**d, 0.1, 0.1, 1)) for d in (16, 32, 64)]
     assert baseline == [27_331, 45_076, 80_565]
-    auto = sanitize_points.rounds("auto", 2**64, 1, TENTH, TENTH, 10**9, ONE, MILLIONTH, "tight")
+    auto = sanitize_points.plan_rounds(
+        "auto", 2**64, 1, TENTH, TENTH, 10**9, ONE, MILLIONTH, "tight"
+    )
     assert auto.method == "exponential"
 
 
@@ -77,17 +79,17 @@ def test_points_are_found_with_their_frequencies(method: str) -> None:
         [np.repeat([5, 900, 2**40, 2**63, 17], sizes), rng.integers(2**20, 2**39, n - sizes.sum())]
     )
     x, counts = column(values)
-    plan = sanitize_points.rounds(method, 2**64, 1, TENTH, TENTH, n, ONE, MILLIONTH, "paper")
-    calls = Calls(StreamSource(1))
-    found = sanitize_points.listed(x, counts, 2**64 - 1, plan, calls)
+    plan = sanitize_points.plan_rounds(method, 2**64, 1, TENTH, TENTH, n, ONE, MILLIONTH, "paper")
+    calls = SpendLog(StreamSource(1))
+    found = sanitize_points.peel_values(x, counts, 2**64 - 1, plan, calls)
     assert {5, 900, 2**40, 2**63} <= set(found)
     true = dict(zip(x.tolist(), counts.tolist()))
     assert max(abs(c - true.get(p, 0)) for p, c in found.items()) < 0.005 * n
     assert len(calls.spent) <= 2 * plan.count
-    made, fits = sanitize_points.proper(found, n, TENTH, 2**64 - 1)
+    made, fits = sanitize_points.make_proper(found, n, TENTH, 2**64 - 1)
     assert fits and made.size == n
-    assert all(abs(made.share([p]) - c / n) <= 0.1 + 1e-9 for p, c in found.items())
-    assert abs(made.share([5, 900]) - 0.5) <= 0.01
+    assert all(abs(made.share_at([p]) - c / n) <= 0.1 + 1e-9 for p, c in found.items())
+    assert abs(made.share_at([5, 900]) - 0.5) <= 0.01
 
 
 @pytest.mark.parametrize(("method", "k"), [("san-points", 2), ("exponential", 3)])
@@ -96,30 +98,30 @@ def test_sums_of_k_points_are_within_alpha(method: str, k: int) -> None:
     as points.
     """
     rng, alpha = np.random.default_rng(4), F(1, 2)
-    plan = sanitize_points.rounds(method, 2**64, k, alpha, TENTH, 1, F(2), MILLIONTH, "tight")
-    n = math.ceil(plan.needed)
-    plan = sanitize_points.rounds(method, 2**64, k, alpha, TENTH, n, F(2), MILLIONTH, "tight")
+    plan = sanitize_points.plan_rounds(method, 2**64, k, alpha, TENTH, 1, F(2), MILLIONTH, "tight")
+    n = math.ceil(plan.proof_rows)
+    plan = sanitize_points.plan_rounds(method, 2**64, k, alpha, TENTH, n, F(2), MILLIONTH, "tight")
     shares = rng.dirichlet([0.2] * 12)
     x, counts = column(np.repeat(rng.choice(2**60, 12, replace=False), rng.multinomial(n, shares)))
-    found = sanitize_points.listed(x, counts, 2**64 - 1, plan, Calls(StreamSource(1)))
+    found = sanitize_points.peel_values(x, counts, 2**64 - 1, plan, SpendLog(StreamSource(1)))
     errors = np.array([found.get(int(v), 0) - c for v, c in zip(x.tolist(), counts.tolist())]) / n
     ordered = np.sort(errors)
     worst = max(ordered[-k:].clip(0).sum(), -ordered[:k].clip(None, 0).sum())
     assert worst <= alpha
     assert (
-        sanitize_points.rounds(method, 2**64, 1, alpha / k, TENTH, n, F(2), MILLIONTH, "tight")
+        sanitize_points.plan_rounds(method, 2**64, 1, alpha / k, TENTH, n, F(2), MILLIONTH, "tight")
         == plan
     )
 
 
 def test_proper_database_edges() -> None:
     """Too much, too little, nothing listed, and a domain too small for what is left over."""
-    assert sanitize_points.proper({}, 10, F(1, 2), 9) == (Synopsis((0, 1), (5, 5)), True)
-    assert sanitize_points.proper({3: 11}, 10, TENTH, 9) == (Synopsis((3,), (10,)), True)
-    assert sanitize_points.proper({3: 12}, 10, TENTH, 9)[1] is False
-    assert sanitize_points.proper({3: -4}, 10, F(1, 5), 9)[1]
-    assert not sanitize_points.proper({0: 2}, 10, TENTH, 1)[1]
-    assert sanitize_points.proper({0: 20, 1: 20}, 10, TENTH, 9)[1] is False
+    assert sanitize_points.make_proper({}, 10, F(1, 2), 9) == (Synopsis((0, 1), (5, 5)), True)
+    assert sanitize_points.make_proper({3: 11}, 10, TENTH, 9) == (Synopsis((3,), (10,)), True)
+    assert sanitize_points.make_proper({3: 12}, 10, TENTH, 9)[1] is False
+    assert sanitize_points.make_proper({3: -4}, 10, F(1, 5), 9)[1]
+    assert not sanitize_points.make_proper({0: 2}, 10, TENTH, 1)[1]
+    assert sanitize_points.make_proper({0: 20, 1: 20}, 10, TENTH, 9)[1] is False
 
 
 def test_window_maxima() -> None:
@@ -142,13 +144,16 @@ def test_window_maxima() -> None:
 
 def test_san_thresholds_has_the_papers_numbers() -> None:
     """c = 154, inner epsilon 0.02896, gate 1,008,018; and 4,239,923 for alpha = 0.2."""
-    first = san_thresholds.plan(F(1, 2), TENTH, F(4), F(1, 1000), 10**7, "paper")
-    assert (first.calls, first.gate) == (154, 1_008_018) and float(first.epsilon) == pytest.approx(
-        0.02896, abs=5e-6
-    )
-    assert san_thresholds.plan(F(1, 5), TENTH, F(4), F(1, 1000), 10**7, "paper").gate == 4_239_923
+    first = san_thresholds.plan_calls(F(1, 2), TENTH, F(4), F(1, 1000), 10**7, "paper")
+    assert (first.calls, first.minimum_rows) == (154, 1_008_018) and float(
+        first.epsilon
+    ) == pytest.approx(0.02896, abs=5e-6)
     assert (
-        san_thresholds.plan(F(1, 2), TENTH, F(4), F(1, 1000), 10**7).gate == 827_059
+        san_thresholds.plan_calls(F(1, 5), TENTH, F(4), F(1, 1000), 10**7, "paper").minimum_rows
+        == 4_239_923
+    )
+    assert (
+        san_thresholds.plan_calls(F(1, 2), TENTH, F(4), F(1, 1000), 10**7).minimum_rows == 827_059
     )  # the tight split
 
 
@@ -168,8 +173,8 @@ def test_san_thresholds_is_accurate_from_its_gate_on(shape: str) -> None:
         "lumps": lambda: np.uint64(2**40) * rng.integers(0, 4000, n).astype(np.uint64),
     }
     x, counts = column(shapes[shape]())
-    plan = san_thresholds.plan(F(1, 2), TENTH, F(4), F(1, 1000), n, "paper")
-    calls = Calls(StreamSource(1))
+    plan = san_thresholds.plan_calls(F(1, 2), TENTH, F(4), F(1, 1000), n, "paper")
+    calls = SpendLog(StreamSource(1))
     found, used = san_thresholds.san_thresholds(x, counts, end, plan, calls)
     assert prefix_error(x, counts, found) < 0.2
     assert used <= plan.calls and len(calls.spent) <= 4 * plan.calls
@@ -187,7 +192,7 @@ def test_tree_is_accurate_where_that_is_proven(end: int) -> None:
         (rng.random(n) < 0.3).astype(object) * end,
     ):
         x, counts = column(values)
-        found = tree(x, counts, end, n, alpha, F(4), 2, Calls(StreamSource(1)))
+        found = build_tree(x, counts, end, n, alpha, F(4), 2, SpendLog(StreamSource(1)))
         assert found.size == n and prefix_error(x, counts, found) <= 0.2
 
 
@@ -205,18 +210,18 @@ def test_wrong_row_numbers_cost_accuracy_only() -> None:
     """
     for x, counts in (column(np.zeros(0)), column(np.arange(100))):
         for n in (1, 10, 1000):
-            found = tree(x, counts, 999, n, TENTH, ONE, 2, Calls(StreamSource(1)))
+            found = build_tree(x, counts, 999, n, TENTH, ONE, 2, SpendLog(StreamSource(1)))
             assert found.size <= n
-        plan = san_thresholds.plan(F(1, 2), TENTH, F(4), F(1, 1000), 10**7)
+        plan = san_thresholds.plan_calls(F(1, 2), TENTH, F(4), F(1, 1000), 10**7)
         assert (
-            san_thresholds.san_thresholds(x, counts, 999, plan, Calls(StreamSource(1)))[1]
+            san_thresholds.san_thresholds(x, counts, 999, plan, SpendLog(StreamSource(1)))[1]
             <= plan.calls
         )
-        rounds = sanitize_points.rounds(
+        rounds = sanitize_points.plan_rounds(
             "san-points", 1000, 1, TENTH, TENTH, 10**7, ONE, MILLIONTH, "tight"
         )
         assert (
-            len(sanitize_points.listed(x, counts, 999, rounds, Calls(StreamSource(1))))
+            len(sanitize_points.peel_values(x, counts, 999, rounds, SpendLog(StreamSource(1))))
             <= rounds.count
         )
 

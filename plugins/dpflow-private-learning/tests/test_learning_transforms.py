@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dpflow_private_learning.building_blocks.exponential_mechanism import select
-from dpflow_private_learning.building_blocks.hypotheses import PointRule, Rule, Threshold
-from dpflow_private_learning.building_blocks.spend_log import Calls
+from dpflow_private_learning.building_blocks.exponential_mechanism import draw_solution
+from dpflow_private_learning.building_blocks.hypotheses import PointRule, Rule, ThresholdRule
+from dpflow_private_learning.building_blocks.spend_log import SpendLog
 from dpflow_private_learning.building_blocks.synopsis import Synopsis
 from dpflow_private_learning.mechanisms import sanitize_labelled, sanitizer_transforms, small_domain
 from dpflow_private_learning.mechanisms.learn_from_sanitizer import LearnFromSanitizer
@@ -26,20 +26,20 @@ from dpflow_private_learning.mechanisms.sanitize_labelled import (
     algorithm_b,
     best_rule,
     lemma_5_4,
-    wrong,
+    share_wrong,
 )
 from dpflow_private_learning.mechanisms.sanitize_union import SanitizeUnion
 from dpflow_private_learning.mechanisms.small_domain import SanitizeSmall
 
 from dpflow.core.contract.declaration import Table
-from dpflow.core.contract.requests import Histogram, RecordArrays
+from dpflow.core.contract.requests import RecordArrays, ValueCounts
 from dpflow.core.sampling.randomness import Source
 from dpflow.errors import PlanRefused
 from dpflow.testing import exact_divergence
-from dpflow.testing.enumeration import exact_delta, enumerate_outputs
+from dpflow.testing.enumeration import enumerate_outputs, exact_delta
 from dpflow.testing.examples import plan_mechanism
 from dpflow.testing.harness import StreamSource
-from dpflow.testing.neighbours import answer, neighbouring_tables, possible_units
+from dpflow.testing.neighbours import neighbouring_tables, possible_units, reference_answer
 
 sys.path.insert(0, str(Path(__file__).parent))
 from learning_examples import DECLARED, example  # noqa: E402
@@ -48,7 +48,7 @@ SLACK = 1e-9
 
 
 def column(*values: int) -> Synopsis:
-    return Synopsis.of({v: values.count(v) for v in values})
+    return Synopsis.from_weights({v: values.count(v) for v in values})
 
 
 # --- tiny domains -----------------------------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ def test_small_sanitizer_keeps_its_claim(rules: str, relation: str) -> None:
     statistic = SanitizeSmall().data_request(params, table)
     units = possible_units([{"few": x} for x in range(4)], 1)
     pairs = [
-        (answer(statistic, a), answer(statistic, b))
+        (reference_answer(statistic, a), reference_answer(statistic, b))
         for a, b in neighbouring_tables(units, table.neighbours, 2)
     ]
     assert exact_delta(SanitizeSmall(), params, table, iter(pairs), 1) <= SLACK
@@ -78,8 +78,10 @@ def test_small_sanitizer_keeps_its_claim(rules: str, relation: str) -> None:
 
 def test_small_sanitizer_weighs_by_the_worst_answer() -> None:
     """Two values, two points: multisets 00, 01, 11 against three rows on 0 and one on 1."""
-    counts, classes = np.array([3, 1]), small_domain.concepts("points", 0, 1)
-    law = enumerate_outputs(lambda s: small_domain.sanitize_small(counts, classes, 4, 2, F(2), Calls(s)))
+    counts, classes = np.array([3, 1]), small_domain.concept_matrix("points", 0, 1)
+    law = enumerate_outputs(
+        lambda s: small_domain.sanitize_small(counts, classes, 4, 2, F(2), SpendLog(s))
+    )
     scores = {
         column(0, 0): -1,
         column(0, 1): -1,
@@ -105,7 +107,7 @@ def test_small_sanitizer_is_accurate_where_that_is_proven() -> None:
     for _ in range(40):
         counts = rng.multinomial(rows, rng.dirichlet([0.5] * 4))
         result = SanitizeSmall().draw(
-            params, table, Histogram(np.arange(4), counts), StreamSource(1)
+            params, table, ValueCounts(np.arange(4), counts), StreamSource(1)
         )
         assert result.document["accuracy"] == "proven" and result.synthetic is not None
         made = {int(v): int(w) for v, w in result.synthetic.rows}
@@ -133,7 +135,9 @@ def test_union_keeps_its_claim_and_answers_both_parts() -> None:
     given = {"column": "x", "epsilon": "1", "alpha": "1/5", "rows": 30_000, "parts": parts}
     params, _ = plan_mechanism(SanitizeUnion(), table, given)
     counts = 10 * np.array([900, 0, 300, *[0] * 9, 1500, 0, 0, 300])
-    result = SanitizeUnion().draw(params, table, Histogram(np.arange(16), counts), StreamSource(1))
+    result = SanitizeUnion().draw(
+        params, table, ValueCounts(np.arange(16), counts), StreamSource(1)
+    )
     assert result.document["accuracy"] == "proven" and result.synthetic is not None
     made = {(int(part), int(v)): w / 30_000 for v, w, part in result.synthetic.rows}
     assert all(abs(made.get((0, v), 0) - counts[v] / 30_000) <= 0.05 for v in range(3))
@@ -147,10 +151,12 @@ def test_union_keeps_its_claim_and_answers_both_parts() -> None:
     params, _ = plan_mechanism(SanitizeUnion(), table, given | {"parts": halves, "epsilon": "8"})
 
     def law(values: tuple[int, ...]) -> dict[Any, float]:
-        exact = Histogram(
+        exact = ValueCounts(
             np.array(sorted(set(values))), np.array([values.count(v) for v in sorted(set(values))])
         )
-        return enumerate_outputs(lambda s: SanitizeUnion().draw(params, table, exact, s).synthetic, tail=1e-6)
+        return enumerate_outputs(
+            lambda s: SanitizeUnion().draw(params, table, exact, s).synthetic, tail=1e-6
+        )
 
     one, other = law((0, 1)), law((1, 1))
     assert (
@@ -172,21 +178,23 @@ def test_union_keeps_its_claim_and_answers_both_parts() -> None:
 
 def test_reduced_columns_stay_close() -> None:
     rng = np.random.default_rng(1)
-    large = Synopsis.of(dict(enumerate(rng.integers(0, 1000, 300).tolist())))
+    large = Synopsis.from_weights(dict(enumerate(rng.integers(0, 1000, 300).tolist())))
     for rules in ("points", "thresholds"):
-        made, fits = sanitizer_transforms.reduced(rules, large, F(1, 10), F(1, 10), StreamSource(1))
+        made, fits = sanitizer_transforms.reduce_column(
+            rules, large, F(1, 10), F(1, 10), StreamSource(1)
+        )
         assert fits and made.size == sanitizer_transforms.fixed_size(1, F(1, 10), F(1, 10)) == 23026
-        assert sanitizer_transforms.deviation(rules, large, made) <= 0.1
-    assert sanitizer_transforms.reduced(
+        assert sanitizer_transforms.largest_deviation(rules, large, made) <= 0.1
+    assert sanitizer_transforms.reduce_column(
         "points", column(1, 2), F(1, 10), F(1, 10), StreamSource(1)
     ) == (
         column(1, 2),
         True,
     )
-    assert sanitizer_transforms.deviation(
+    assert sanitizer_transforms.largest_deviation(
         "thresholds", column(1, 1, 5), column(1, 5)
     ) == pytest.approx(1 / 6)
-    assert sanitizer_transforms.deviation("points", Synopsis((), ()), column(3)) == 1
+    assert sanitizer_transforms.largest_deviation("points", Synopsis((), ()), column(3)) == 1
 
 
 def test_database_from_improper_answers() -> None:
@@ -194,15 +202,15 @@ def test_database_from_improper_answers() -> None:
     table.
     """
     rng = np.random.default_rng(2)
-    classes = small_domain.concepts("thresholds", 0, 3)
+    classes = small_domain.concept_matrix("thresholds", 0, 3)
     for _ in range(20):
         truth = rng.multinomial(20, [0.25] * 4) / 20
         answers = dict(enumerate((classes @ truth + rng.uniform(-0.1, 0.1, len(classes))).tolist()))
-        made, fits = sanitizer_transforms.database(answers, classes, 0.1, 20)
+        made, fits = sanitizer_transforms.make_database(answers, classes, 0.1, 20)
         assert fits and made.size == 20
-        shares = np.array([made.share([v]) for v in range(4)])
+        shares = np.array([made.share_at([v]) for v in range(4)])
         assert np.abs(classes @ (shares - truth)).max() <= 0.2 + 1e-9
-    assert not sanitizer_transforms.database(
+    assert not sanitizer_transforms.make_database(
         {0: 0.0, 1: 0.9, 2: 0.1, 3: 0.5, 4: 0.2}, classes, 0.1, 6
     )[1]
 
@@ -212,7 +220,9 @@ def modes(rows: tuple[int, ...], sort: bool) -> dict[Any, float]:
     x = np.array(rows, dtype=np.int64)
 
     def inner(part: Any) -> int:
-        return select([int((part == v).sum()) for v in range(4)], F(1), Calls(source_of[0]))
+        return draw_solution(
+            [int((part == v).sum()) for v in range(4)], F(1), SpendLog(source_of[0])
+        )
 
     source_of: list[Source] = []
 
@@ -247,11 +257,11 @@ def test_blocks_cost_what_one_costs_unless_the_table_is_sorted() -> None:
 
 def test_blocks_of_a_unit_are_one_block() -> None:
     units = np.repeat(np.arange(50), 3)
-    block = sanitizer_transforms.assigned(units, 7, StreamSource(1))
+    block = sanitizer_transforms.assign_blocks(units, 7, StreamSource(1))
     assert (block.reshape(50, 3) == block.reshape(50, 3)[:, :1]).all() and set(block) <= set(
         range(7)
     )
-    assert sanitizer_transforms.assigned(units[:0], 7, StreamSource(1)).size == 0
+    assert sanitizer_transforms.assign_blocks(units[:0], 7, StreamSource(1)).size == 0
     parts = sanitizer_transforms.in_blocks(units, units, 7, lambda x: x.tolist(), StreamSource(1))
     assert sorted(v for part in parts for v in part) == units.tolist()
     assert sanitizer_transforms.amplified_blocks(F(1, 10)) == 415
@@ -268,12 +278,12 @@ def test_blocks_are_accurate() -> None:
             params, table, RecordArrays(np.arange(n), {"x": x}), StreamSource(1)
         )
         assert result.synthetic is not None and result.document["status"] == "ok"
-        made = Synopsis.of({int(v): int(w) for v, w in result.synthetic.rows})
+        made = Synopsis.from_weights({int(v): int(w) for v, w in result.synthetic.rows})
         if rules == "thresholds":
             places = np.linspace(0, 2**19, 101).astype(int)
-            assert np.abs(made.below(places) - places / 2**19).max() <= 0.3
+            assert np.abs(made.share_below(places) - places / 2**19).max() <= 0.3
         else:
-            assert max(made.share([p]) for p in made.points) <= 0.3
+            assert max(made.share_at([p]) for p in made.points) <= 0.3
 
 
 # --- labels -----------------------------------------------------------------------------------------------------------
@@ -283,14 +293,14 @@ def test_halves_keep_their_weights() -> None:
     """900 rows of label 0 half of which c covers, 100 of label 1 of which it covers a tenth: 0.54,
     not 0.505.
     """
-    c: Rule = Threshold(1)
+    c: Rule = ThresholdRule(1)
     zeros, ones = Half(0, column(0, 1), 900), Half(1, Synopsis((0, 1), (1, 9)), 100)
-    assert wrong((zeros, ones), c) == F(54, 100)
+    assert share_wrong((zeros, ones), c) == F(54, 100)
     equal = (Half(0, column(0, 1), 1), Half(1, Synopsis((0, 1), (1, 9)), 1))
-    assert wrong(equal, c) != F(54, 100)  # every artificial row alike would be wrong
+    assert share_wrong(equal, c) != F(54, 100)  # every artificial row alike would be wrong
     copies = Half(0, Synopsis((0, 1), (5, 5)), 10), Half(1, Synopsis((0, 1), (1, 9)), 10)
-    assert float(wrong(copies, c)) == pytest.approx(0.7)
-    assert wrong((Half(0, Synopsis((), ()), 0), Half(1, Synopsis((), ()), 0)), c) == 0
+    assert float(share_wrong(copies, c)) == pytest.approx(0.7)
+    assert share_wrong((Half(0, Synopsis((), ()), 0), Half(1, Synopsis((), ()), 0)), c) == 0
 
 
 def test_error_of_a_rule_is_a_question_to_labelled_rows() -> None:
@@ -302,19 +312,19 @@ def test_error_of_a_rule_is_a_question_to_labelled_rows() -> None:
 
     def perfect(values: Any, counts: Any, rows: int) -> Synopsis:
         assert counts.sum() == rows and (counts > 0).all()
-        return Synopsis.of(dict(zip(values.tolist(), counts.tolist())))
+        return Synopsis.from_weights(dict(zip(values.tolist(), counts.tolist())))
 
-    halves = algorithm_b(x, labels, 1, F(1000), perfect, Calls(StreamSource(1)))
-    for rule in [*(Threshold(v) for v in range(17)), *(PointRule(v) for v in range(16))]:
+    halves = algorithm_b(x, labels, 1, F(1000), perfect, SpendLog(StreamSource(1)))
+    for rule in [*(ThresholdRule(v) for v in range(17)), *(PointRule(v) for v in range(16))]:
         true = (rule.predict(x.astype(int)[:, None]) != labels).mean()
-        assert float(wrong(halves, rule)) == pytest.approx(true, abs=1e-9)
+        assert float(share_wrong(halves, rule)) == pytest.approx(true, abs=1e-9)
     for rules, listed in (
-        ("thresholds", [Threshold(v) for v in range(17)]),
+        ("thresholds", [ThresholdRule(v) for v in range(17)]),
         ("points", [PointRule(v) for v in range(16)]),
     ):
         found = best_rule(rules, halves, 15)
-        assert wrong(halves, found) == min(wrong(halves, one) for one in listed)
-    wide = algorithm_b(x, labels, 100, F(1000), perfect, Calls(StreamSource(1)))
+        assert share_wrong(halves, found) == min(share_wrong(halves, one) for one in listed)
+    wide = algorithm_b(x, labels, 100, F(1000), perfect, SpendLog(StreamSource(1)))
     assert [half.rows % 100 for half in wide] == [0, 0] and all(
         abs(h.rows - h2.rows) <= 50 for h, h2 in zip(wide, halves)
     )
@@ -333,9 +343,11 @@ def b_law(rows: tuple[tuple[int, int], ...]) -> dict[Any, float]:
         def inner(values: Any, counts: Any, rows: int) -> Synopsis:
             assert counts.sum() == rows
             known = dict(zip(values.tolist(), counts.tolist()))
-            return column(select([known.get(v, 0) for v in range(3)], F(3), Calls(source)))
+            return column(
+                draw_solution([known.get(v, 0) for v in range(3)], F(3), SpendLog(source))
+            )
 
-        return algorithm_b(x, y, 2, F(3), inner, Calls(source))
+        return algorithm_b(x, y, 2, F(3), inner, SpendLog(source))
 
     return enumerate_outputs(draw, tail=1e-7)
 

@@ -8,17 +8,17 @@ from typing import Any
 from dpflow.core.contract.calculator import Calculator
 from dpflow.core.contract.prediction import PredictionMechanism
 from dpflow.hookspecs import hookimpl
-from dpflow_private_prediction.mechanisms.average_label import Average
-from dpflow_private_prediction.mechanisms.average_value import Value
-from dpflow_private_prediction.mechanisms.linear import Linear
-from dpflow_private_prediction.mechanisms.vote import Vote
-from dpflow_private_prediction.mechanisms.walk import WalkMechanism
+from dpflow_private_prediction.mechanisms.average_label import PredictAverage
+from dpflow_private_prediction.mechanisms.average_value import PredictValue
+from dpflow_private_prediction.mechanisms.linear import PredictLinear
+from dpflow_private_prediction.mechanisms.vote import PredictVote
+from dpflow_private_prediction.mechanisms.walk import PredictWalk
 from dpflow_private_prediction.theory import calculators
 
 
 @hookimpl
 def dpflow_register_mechanisms() -> Iterable[PredictionMechanism[Any]]:
-    return [Vote(), Average(), Value(), Linear(), WalkMechanism()]
+    return [PredictVote(), PredictAverage(), PredictValue(), PredictLinear(), PredictWalk()]
 
 
 @hookimpl

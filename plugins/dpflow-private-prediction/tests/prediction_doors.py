@@ -60,9 +60,7 @@ SESSION: dict[str, Any] = {
 def written(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shards and answers are drawn from written-down noise."""
     seeds = count(1)
-    monkeypatch.setattr(
-        "dpflow.engine.prediction.session.SystemSource", lambda: StreamSource(next(seeds))
-    )
+    monkeypatch.setattr("dpflow.engine.fail_closed.SystemSource", lambda: StreamSource(next(seeds)))
 
 
 class Doors:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dpflow.core.contract.declaration import Table
-from dpflow.core.contract.point_encoding import encode
+from dpflow.core.contract.point_encoding import encode_points
 from dpflow.core.contract.prediction import PredictionMechanism
 from dpflow.core.contract.requests import RecordArrays
 from dpflow.testing.enumeration import enumerate_outputs
@@ -49,7 +49,7 @@ def exact_law(
 
     @cache
     def law(rows: tuple[Any, ...], point: Any) -> Any:
-        codes = encode(table, params.features, [[point]])
+        codes = encode_points(table, params.features, [[point]])
         return enumerate_outputs(
             lambda source: mechanism.predict(params, table, learned(rows), codes, source)[0],
             tail=1e-14,

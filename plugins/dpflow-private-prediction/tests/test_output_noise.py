@@ -17,15 +17,19 @@ sys.path.insert(0, str(Path(__file__).parent))
 from dpflow_private_prediction.building_blocks import answer_noise, stable_descent  # noqa: E402
 from dpflow_private_prediction.building_blocks.shards import Shards  # noqa: E402
 from dpflow_private_prediction.building_blocks.stable_descent import (
-    minimise,
+    loss_slopes,
+    minimise_loss,
     one_pass,
-    slopes,
-    spread,
+    sample_places,
 )  # noqa: E402
 from dpflow_private_prediction.mechanisms import linear  # noqa: E402
-from dpflow_private_prediction.mechanisms.average_label import Average, AverageParams, noisy_count  # noqa: E402
-from dpflow_private_prediction.mechanisms.average_value import Value, ValueParams  # noqa: E402
-from dpflow_private_prediction.mechanisms.linear import Linear, LinearParams  # noqa: E402
+from dpflow_private_prediction.mechanisms.average_label import (  # noqa: E402
+    AverageParams,
+    PredictAverage,
+    noisy_count,
+)
+from dpflow_private_prediction.mechanisms.average_value import PredictValue, ValueParams  # noqa: E402
+from dpflow_private_prediction.mechanisms.linear import LinearParams, PredictLinear  # noqa: E402
 from dpflow_private_prediction.theory.auditor import largest_move, max_divergence  # noqa: E402
 from prediction_world import ALTERNATIVES, POINTS, TABLE, records, tables  # noqa: E402
 
@@ -82,7 +86,9 @@ def test_noise_keeps_what_it_claims(sensitivity: int) -> None:
 
 def _law(kind: Any, sensitivity: int, at: int) -> dict[int, float]:
     return enumerate_outputs(
-        lambda source: at + int(answer_noise.draw(kind, sensitivity, Fraction(1, 2), 1, source)[0]),
+        lambda source: (
+            at + int(answer_noise.draw_noise(kind, sensitivity, Fraction(1, 2), 1, source)[0])
+        ),
         tail=1e-13,
     )
 
@@ -91,14 +97,14 @@ def test_the_claim_is_that_of_the_noise() -> None:
     """Scales as in Lemma 4.5 (sensitivity over epsilon, not the reverse), and no noise that cannot
     be drawn.
     """
-    assert answer_noise.claim("laplace", 3, Fraction(1, 2)) == DiscreteLaplace(Fraction(6), 3)
-    gauss = answer_noise.claim("gaussian", 3, Fraction(1, 2))
-    assert gauss == DiscreteGaussian(Fraction(36), Fraction(3)) and gauss.zcdp()[0] == Fraction(
-        1, 8
-    )
+    assert answer_noise.noise_event("laplace", 3, Fraction(1, 2)) == DiscreteLaplace(Fraction(6), 3)
+    gauss = answer_noise.noise_event("gaussian", 3, Fraction(1, 2))
+    assert gauss == DiscreteGaussian(Fraction(36), Fraction(3)) and gauss.rho_delta()[
+        0
+    ] == Fraction(1, 8)
     for kind in ("laplace", "gaussian"):
         with pytest.raises(InvalidInput, match="2\\^50"):
-            answer_noise.claim(kind, 2**40, Fraction(1, 10**6))
+            answer_noise.noise_event(kind, 2**40, Fraction(1, 10**6))
 
 
 def test_a_swapped_scale_is_caught() -> None:
@@ -110,7 +116,10 @@ def test_a_swapped_scale_is_caught() -> None:
 def test_each_answer_has_noise_of_its_own() -> None:
     """Equal answers in one batch differ."""
     assert (
-        len(set(answer_noise.draw("laplace", 1000, Fraction(1), 50, StreamSource(1)).tolist())) > 40
+        len(
+            set(answer_noise.draw_noise("laplace", 1000, Fraction(1), 50, StreamSource(1)).tolist())
+        )
+        > 40
     )
 
 
@@ -124,10 +133,10 @@ class Fixed(Shards):
         object.__setattr__(self, "models", ())
         object.__setattr__(self, "answer", answer)
 
-    def votes(self, points: Any, labels: int) -> Any:
+    def count_votes(self, points: Any, labels: int) -> Any:
         return np.array([[3 - self.answer, self.answer]])
 
-    def sums(self, points: Any, low: int, high: int) -> Any:
+    def sum_answers(self, points: Any, low: int, high: int) -> Any:
         return np.array([self.answer])
 
 
@@ -136,7 +145,9 @@ def test_average_keeps_epsilon_for_every_count(answer: str) -> None:
     """The law of the mechanism's own answer to each number of votes, both forms of it."""
     asked, point = average(answer=answer), np.array([[0]])
     laws = [
-        enumerate_outputs(lambda s, n=n: Average().predict(asked, TABLE, Fixed(n), point, s)[0], tail=1e-13)
+        enumerate_outputs(
+            lambda s, n=n: PredictAverage().predict(asked, TABLE, Fixed(n), point, s)[0], tail=1e-13
+        )
         for n in range(4)
     ]
     worst = max(max_divergence(a, b) for a, b in zip(laws, laws[1:]))
@@ -148,8 +159,8 @@ def test_one_unit_moves_one_vote_of_an_average(relation: Any) -> None:
     """Learners included, retrained on every neighbour."""
 
     def ones(rows: tuple[Any, ...], point: Any) -> float:
-        learned = Average().learn(average(), TABLE, records(rows), StreamSource(5))
-        return float(learned.votes(np.array([[point / 2 - 1]]), 2)[0, 1])
+        learned = PredictAverage().learn(average(), TABLE, records(rows), StreamSource(5))
+        return float(learned.count_votes(np.array([[point / 2 - 1]]), 2)[0, 1])
 
     assert largest_move(ones, tables(5, 3), ALTERNATIVES, POINTS) == 1
     if relation == "add-remove":
@@ -172,7 +183,7 @@ def test_an_average_is_as_wrong_as_its_models_and_their_noise() -> None:
 def test_average_needs_two_labels() -> None:
     """And says what to use instead."""
     with pytest.raises(InvalidInput, match="predict_vote"):
-        Average().event(average(label="x", features=["y"]), TABLE)
+        PredictAverage().event(average(label="x", features=["y"]), TABLE)
 
 
 # --- value -------------------------------------------------------------------------------------------------------------
@@ -184,14 +195,16 @@ def test_value_keeps_epsilon_for_every_sum() -> None:
     """
     asked, point = value(), np.array([[0]])
     laws = [
-        enumerate_outputs(lambda s, n=n: Value().predict(asked, TABLE, Fixed(n), point, s)[0], tail=1e-13)
+        enumerate_outputs(
+            lambda s, n=n: PredictValue().predict(asked, TABLE, Fixed(n), point, s)[0], tail=1e-13
+        )
         for n in range(4)
     ]
     assert 0.99 < max(max_divergence(a, b) for a, b in zip(laws, laws[1:])) <= 1 + 1e-9
 
     def total(rows: tuple[Any, ...], x: Any) -> float:
-        learned = Value().learn(asked, TABLE, records(rows), StreamSource(5))
-        return float(learned.sums(np.array([[x / 2 - 1]]), 0, 1)[0])
+        learned = PredictValue().learn(asked, TABLE, records(rows), StreamSource(5))
+        return float(learned.sum_answers(np.array([[x / 2 - 1]]), 0, 1)[0])
 
     assert largest_move(total, tables(5, 3), ALTERNATIVES, POINTS) == 1
 
@@ -203,7 +216,7 @@ def test_the_average_is_stable_and_the_median_is_not() -> None:
     asked = value(label="x", features=["y"])
 
     def models(rows: tuple[Any, ...], point: Any) -> Any:
-        made = Value().learn(asked, TABLE, records(rows), StreamSource(5))
+        made = PredictValue().learn(asked, TABLE, records(rows), StreamSource(5))
         return np.array([model.predict(np.array([[2.0 * point - 1]]))[0] for model in made.models])
 
     few = tables(6, 2)
@@ -228,21 +241,27 @@ def test_value_follows_its_claim_and_its_label() -> None:
     steps = TABLE.columns["x"].model_copy(update={"step": Fraction(1, 10)})
     fine = TABLE.model_copy(update={"columns": TABLE.columns | {"x": steps}})
     asked = value(label="x", features=["y"], epsilon="1000000", learner="LinearRegression")
-    assert Value().event(asked, fine) == Repeated(DiscreteLaplace(Fraction(40, 10**6), 40), 10)
-    rows = records([(10 + 20 * (i % 2), i % 2) for i in range(40)])
-    learned = Value().learn(asked, fine, rows, StreamSource(1))
-    answers = Value().predict(asked, fine, learned, np.array([[0], [1]]), StreamSource(2))
-    assert answers == pytest.approx([1.0, 3.0], abs=0.04)
-    nothing = Value().learn(asked, fine, records([]), StreamSource(1))
-    assert Value().predict(asked, fine, nothing, np.array([[0]]), StreamSource(2)) == pytest.approx(
-        [2.0]
+    assert PredictValue().event(asked, fine) == Repeated(
+        DiscreteLaplace(Fraction(40, 10**6), 40), 10
     )
+    rows = records([(10 + 20 * (i % 2), i % 2) for i in range(40)])
+    learned = PredictValue().learn(asked, fine, rows, StreamSource(1))
+    answers = PredictValue().predict(asked, fine, learned, np.array([[0], [1]]), StreamSource(2))
+    assert answers == pytest.approx([1.0, 3.0], abs=0.04)
+    nothing = PredictValue().learn(asked, fine, records([]), StreamSource(1))
+    assert PredictValue().predict(
+        asked, fine, nothing, np.array([[0]]), StreamSource(2)
+    ) == pytest.approx([2.0])
     wide = TABLE.columns["x"].model_copy(update={"upper": Fraction(2**51)})
     with pytest.raises(InvalidInput, match="coarsen"):
-        Value().event(asked, TABLE.model_copy(update={"columns": TABLE.columns | {"x": wide}}))
+        PredictValue().event(
+            asked, TABLE.model_copy(update={"columns": TABLE.columns | {"x": wide}})
+        )
     keyed = TABLE.columns["x"].model_copy(update={"public_keys": ("a", "b")})
     with pytest.raises(InvalidInput, match="keys, not numbers"):
-        Value().event(asked, TABLE.model_copy(update={"columns": TABLE.columns | {"x": keyed}}))
+        PredictValue().event(
+            asked, TABLE.model_copy(update={"columns": TABLE.columns | {"x": keyed}})
+        )
 
 
 # --- linear ------------------------------------------------------------------------------------------------------------
@@ -257,17 +276,17 @@ def test_one_row_moves_a_linear_answer_by_no_more_than_the_noise_covers(
     is added to.
     """
     asked = line(loss=loss, method=method, size=6)
-    g, steps = linear.grid(asked, TABLE)
+    g, steps = linear.answer_grid(asked, TABLE)
 
     def answer(rows: tuple[Any, ...], point: Any) -> float:
-        learned = Linear().learn(asked, TABLE, records(rows), StreamSource(5))
+        learned = PredictLinear().learn(asked, TABLE, records(rows), StreamSource(5))
         return float(
             np.round((linear.unit_ball(TABLE, asked, np.array([[point]]).T) @ learned.w)[0] / g)
         )
 
     moved = largest_move(answer, tables(6, 3), ALTERNATIVES, POINTS)
     assert 0.05 * steps < moved <= steps
-    one = Linear().event(asked, TABLE)
+    one = PredictLinear().event(asked, TABLE)
     assert one == Repeated(DiscreteLaplace(Fraction(steps), steps), 10)
 
 
@@ -276,7 +295,7 @@ def test_rows_come_and_go_without_moving_more() -> None:
     asked = line(loss="logistic")
 
     def answer(rows: tuple[Any, ...], point: Any) -> float:
-        learned = Linear().learn(asked, TABLE, records(rows), StreamSource(5))
+        learned = PredictLinear().learn(asked, TABLE, records(rows), StreamSource(5))
         return float((linear.unit_ball(TABLE, asked, np.array([[point]]).T) @ learned.w)[0])
 
     for rows in tables(8, 3):
@@ -284,7 +303,7 @@ def test_rows_come_and_go_without_moving_more() -> None:
             for point in POINTS:
                 assert abs(
                     answer(rows[:end], point) - answer(rows[: end + 1], point)
-                ) <= linear.stability(asked)
+                ) <= linear.stability_rate(asked)
 
 
 def test_the_paper_s_sgd_constant_is_caught() -> None:
@@ -300,22 +319,22 @@ def test_the_paper_s_sgd_constant_is_caught() -> None:
             scores.append(one_pass(points, targets, "huber", 1.0, n, ScriptedSource(range(n)))[0])
         moved = abs(scores[0] - scores[1])
         assert moved == pytest.approx(move, abs=5e-7)
-        assert 1 / math.sqrt(n) < moved <= linear.stability(asked)
+        assert 1 / math.sqrt(n) < moved <= linear.stability_rate(asked)
 
 
 def test_the_specification_s_regularised_numbers() -> None:
     """n = 400, R = 3, epsilon 1: lambda and gamma, and what 200 replaced rows move."""
     asked = line(size=400, radius="3", loss="logistic")
-    assert linear.strength(asked) == pytest.approx(0.0471404521, abs=5e-11)
-    assert linear.stability(asked) == pytest.approx(0.2121320344, abs=5e-11)
+    assert linear.plan_strength(asked) == pytest.approx(0.0471404521, abs=5e-11)
+    assert linear.stability_rate(asked) == pytest.approx(0.2121320344, abs=5e-11)
     points, targets = _sample(400, 5)
-    lam = linear.strength(asked)
-    w, worst = minimise(points, targets, "logistic", lam, 400), 0.0
+    lam = linear.plan_strength(asked)
+    w, worst = minimise_loss(points, targets, "logistic", lam, 400), 0.0
     for i in range(200):
         changed, other = points.copy(), targets.copy()
         changed[i] = -targets[i] * w / np.linalg.norm(w)  # the row that pulls most
         worst = max(
-            worst, float(np.linalg.norm(minimise(changed, other, "logistic", lam, 400) - w))
+            worst, float(np.linalg.norm(minimise_loss(changed, other, "logistic", lam, 400) - w))
         )
     assert 0.005 < worst <= 2.5 / (lam * 400)
 
@@ -331,7 +350,9 @@ def _off(w: Any, points: Any, targets: Any, loss: Any, strength: float, size: in
     in long doubles.
     """
     x, v = points.astype(np.longdouble), w.astype(np.longdouble)
-    gradient = x.T @ slopes(loss, x @ v, targets.astype(np.longdouble)) / size + 2 * strength * v
+    gradient = (
+        x.T @ loss_slopes(loss, x @ v, targets.astype(np.longdouble)) / size + 2 * strength * v
+    )
     return float(np.sqrt((gradient**2).sum()) / (2 * strength) / (1.5 / (2 * strength * size)))
 
 
@@ -355,7 +376,9 @@ def test_the_minimum_is_met_as_closely_as_is_proved(
                 (points[:1], targets[:1]),
                 (points[:0], targets[:0]),
             ):
-                assert _off(minimise(x, y, loss, strength, size), x, y, loss, strength, size) <= 1
+                assert (
+                    _off(minimise_loss(x, y, loss, strength, size), x, y, loss, strength, size) <= 1
+                )
 
 
 def test_the_minimum_is_met_with_the_largest_rounding_that_a_plan_allows(
@@ -365,20 +388,20 @@ def test_the_minimum_is_met_with_the_largest_rounding_that_a_plan_allows(
     within the proof.
     """
     points, targets = _sample(500, 2)
-    exact = stable_descent.total
+    exact = stable_descent.sum_rows
     monkeypatch.setattr(stable_descent, "ENOUGH", 0.0)
     for loss in ("logistic", "huber"):
         strength, size = 0.001, 500
-        true = minimise(points, targets, loss, strength, size)
+        true = minimise_loss(points, targets, loss, strength, size)
         q = math.sqrt(2 * strength / (stable_descent.SMOOTHNESS[loss] + 2 * strength))
         for side in (np.eye(4)[0], -np.eye(4)[1], true / np.linalg.norm(true)):
             monkeypatch.setattr(
-                stable_descent, "total", lambda x, f, side=side: exact(x, f) + side * q / 4
+                stable_descent, "sum_rows", lambda x, f, side=side: exact(x, f) + side * q / 4
             )
-            found = minimise(points, targets, loss, strength, size)
+            found = minimise_loss(points, targets, loss, strength, size)
             assert np.linalg.norm(found - true) > 1e-5
             assert np.linalg.norm(found - true) <= 2 * 1.5 / (2 * strength * size)
-            monkeypatch.setattr(stable_descent, "total", exact)
+            monkeypatch.setattr(stable_descent, "sum_rows", exact)
 
 
 def test_too_few_steps_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,7 +411,12 @@ def test_too_few_steps_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stable_descent.math, "ceil", lambda steps: int(steps / 40))
     assert (
         _off(
-            minimise(points, targets, "logistic", 1e-4, 500), points, targets, "logistic", 1e-4, 500
+            minimise_loss(points, targets, "logistic", 1e-4, 500),
+            points,
+            targets,
+            "logistic",
+            1e-4,
+            500,
         )
         > 1
     )
@@ -400,11 +428,11 @@ def test_the_minimiser_is_scikit_learn_s() -> None:
     from sklearn.linear_model import LogisticRegression
 
     points, targets = _sample(500, 2)
-    lam = linear.strength(line(size=500, radius="5", loss="logistic"))
+    lam = linear.plan_strength(line(size=500, radius="5", loss="logistic"))
     peer = LogisticRegression(C=1 / (2 * lam * 500), fit_intercept=False, tol=1e-10).fit(
         points, targets
     )
-    found = minimise(points, targets, "logistic", lam, 500)
+    found = minimise_loss(points, targets, "logistic", lam, 500)
     assert np.linalg.norm(found - peer.coef_[0]) <= 1 / (lam * 500)
 
 
@@ -416,15 +444,17 @@ def test_more_rows_than_places() -> None:
         asked = line(method=method, size=4, radius="1")
 
         def answer(rows: tuple[Any, ...], point: Any, asked: LinearParams = asked) -> float:
-            learned = Linear().learn(asked, TABLE, records(rows), StreamSource(5))
+            learned = PredictLinear().learn(asked, TABLE, records(rows), StreamSource(5))
             return float((linear.unit_ball(TABLE, asked, np.array([[point]]).T) @ learned.w)[0])
 
-        assert largest_move(answer, tables(7, 3), ALTERNATIVES, POINTS) <= linear.stability(asked)
+        assert largest_move(answer, tables(7, 3), ALTERNATIVES, POINTS) <= linear.stability_rate(
+            asked
+        )
         for rows in tables(7, 3):
             for end in range(7):
-                assert abs(answer(rows[:end], 3) - answer(rows[: end + 1], 3)) <= linear.stability(
-                    asked
-                )
+                assert abs(
+                    answer(rows[:end], 3) - answer(rows[: end + 1], 3)
+                ) <= linear.stability_rate(asked)
 
 
 def test_rounding_has_room_in_every_noise() -> None:
@@ -432,14 +462,14 @@ def test_rounding_has_room_in_every_noise() -> None:
     refused, others not.
     """
     asked = line(method="sgd", size=10**7)
-    g, steps = linear.grid(asked, TABLE)
-    assert g * steps >= linear.stability(asked) + stable_descent.drift(2.0, 10**7, 2)
-    assert stable_descent.drift(2.0, 10**7, 2) < 0.001 * linear.stability(asked)
+    g, steps = linear.answer_grid(asked, TABLE)
+    assert g * steps >= linear.stability_rate(asked) + stable_descent.rounding_drift(2.0, 10**7, 2)
+    assert stable_descent.rounding_drift(2.0, 10**7, 2) < 0.001 * linear.stability_rate(asked)
     for size in (1, 100, 10**4, 10**6, 10**8):
         for epsilon in ("0.01", "1", "100"):
-            Linear().event(line(size=size, epsilon=epsilon, radius="5"), TABLE)
+            PredictLinear().event(line(size=size, epsilon=epsilon, radius="5"), TABLE)
     with pytest.raises(PlanRefused, match="raise strength"):
-        Linear().event(line(size=10**9, strength="0.000001"), TABLE)
+        PredictLinear().event(line(size=10**9, strength="0.000001"), TABLE)
 
 
 def test_one_pass_is_the_paper_s_loop() -> None:
@@ -460,7 +490,7 @@ def test_one_pass_is_the_paper_s_loop() -> None:
     for loss, peer in stable_descent.SLOPES.items():
         for score, target in ((0.3, 1.0), (-2.0, 1.0), (5.0, -1.0)):
             assert peer(score, target) == pytest.approx(
-                slopes(loss, np.array([score]), np.array([target]))[0]
+                loss_slopes(loss, np.array([score]), np.array([target]))[0]
             )
 
 
@@ -468,7 +498,9 @@ def test_places_are_a_uniform_set() -> None:
     """Every set of places has the same probability, few or many of them."""
     for number, size in ((0, 3), (1, 3), (2, 3), (3, 3), (2, 5)):
         law = (
-            enumerate_outputs(lambda source: tuple(spread(number, size, source).tolist()), tail=0.0)
+            enumerate_outputs(
+                lambda source: tuple(sample_places(number, size, source).tolist()), tail=0.0
+            )
             if number < 2
             else None
         )
@@ -477,7 +509,7 @@ def test_places_are_a_uniform_set() -> None:
                 len(law) == math.comb(size, number)
                 and len({round(p, 12) for p in law.values()}) == 1
             )
-        drawn = [tuple(spread(number, size, StreamSource(i)).tolist()) for i in range(600)]
+        drawn = [tuple(sample_places(number, size, StreamSource(i)).tolist()) for i in range(600)]
         assert len(set(drawn)) == math.comb(size, number) and all(len(d) == number for d in drawn)
         least = min(drawn.count(one) for one in set(drawn))
         assert least > 0.6 * 600 / math.comb(size, number)
@@ -490,8 +522,10 @@ def test_answers_are_in_the_label_s_unit() -> None:
     rows = records([(4 * (i % 2), i % 2) for i in range(400)])
     for loss in ("huber", "logistic"):
         asked = line(loss=loss, size=400, epsilon="1000", strength="0.001")
-        learned = Linear().learn(asked, TABLE, rows, StreamSource(1))
-        low, high = Linear().predict(asked, TABLE, learned, np.array([[0], [4]]), StreamSource(2))
+        learned = PredictLinear().learn(asked, TABLE, rows, StreamSource(1))
+        low, high = PredictLinear().predict(
+            asked, TABLE, learned, np.array([[0], [4]]), StreamSource(2)
+        )
         assert 0 <= low < 0.25 and 0.75 < high <= 1
         assert repr(learned) == "Weights()"
 
@@ -511,7 +545,7 @@ def test_a_wrong_linear_plan_is_refused(changes: dict[str, Any], said: str) -> N
     offered.
     """
     with pytest.raises((InvalidInput, ValueError), match=said):
-        Linear().event(line(**changes), TABLE)
+        PredictLinear().event(line(**changes), TABLE)
 
 
 def test_a_number_s_label_must_not_have_keys() -> None:
@@ -520,4 +554,6 @@ def test_a_number_s_label_must_not_have_keys() -> None:
         update={"public_keys": ("a", "b", "c"), "lower": None, "upper": None}
     )
     with pytest.raises(InvalidInput, match="keys, not numbers"):
-        Linear().event(line(), TABLE.model_copy(update={"columns": TABLE.columns | {"y": keyed}}))
+        PredictLinear().event(
+            line(), TABLE.model_copy(update={"columns": TABLE.columns | {"y": keyed}})
+        )

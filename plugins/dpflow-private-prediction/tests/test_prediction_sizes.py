@@ -196,16 +196,16 @@ def test_accounts_invert() -> None:
     """The total of what each may cost is the total; what a grant buys fits, one more does not."""
     for account in prediction_sizes.ACCOUNTS:
         for m in (1, 7, 10**6):
-            assert prediction_sizes.total(
-                prediction_sizes.each(0.7, 1e-6, m, account), 1e-6, m, account
+            assert prediction_sizes.total_epsilon(
+                prediction_sizes.prediction_epsilon(0.7, 1e-6, m, account), 1e-6, m, account
             ) == pytest.approx(0.7, rel=1e-9)
-        m = prediction_sizes.bought(1, 1e-6, 0.003, account)
+        m = prediction_sizes.prediction_count(1, 1e-6, 0.003, account)
         assert (
-            prediction_sizes.total(0.003, 1e-6, m, account)
+            prediction_sizes.total_epsilon(0.003, 1e-6, m, account)
             <= 1
-            < prediction_sizes.total(0.003, 1e-6, m + 1, account)
+            < prediction_sizes.total_epsilon(0.003, 1e-6, m + 1, account)
         )
-        assert prediction_sizes.bought(1, 1e-6, 5, account) == 0
+        assert prediction_sizes.prediction_count(1, 1e-6, 5, account) == 0
     assert [row["zcdp of a vote"] for row in sheet("prediction_count", each=[0.01])] == [1397]
 
 
@@ -215,8 +215,8 @@ def test_the_planner_is_monotone_and_above_the_lower_bound() -> None:
     """
 
     def rows(alpha: float = 0.1, beta: float = 0.05, e: float = 0.5, d: int = 5) -> int:
-        r, shard = prediction_sizes.vote(
-            alpha, beta, e, lambda a, b: prediction_sizes.sauer(a, b, d)
+        r, shard = prediction_sizes.vote_rows(
+            alpha, beta, e, lambda a, b: prediction_sizes.sauer_rows(a, b, d)
         )
         return r * shard
 
@@ -231,7 +231,9 @@ def test_the_planner_is_monotone_and_above_the_lower_bound() -> None:
     (inverse,) = sheet("vote_sizes", epsilon=[0.5], predictions=[1], d=[5], rows=base)[:1]
     assert inverse["alpha of the rows"] == pytest.approx(0.1, abs=0.002)
     assert (
-        prediction_sizes.vote_error(10, 0.05, 0.5, lambda a, b: prediction_sizes.sauer(a, b, 5))
+        prediction_sizes.vote_error(
+            10, 0.05, 0.5, lambda a, b: prediction_sizes.sauer_rows(a, b, 5)
+        )
         is None
     )
     assert (
@@ -240,18 +242,18 @@ def test_the_planner_is_monotone_and_above_the_lower_bound() -> None:
         and prediction_sizes.vote_shards(0.1, 1, 10) == 36
     )
     assert (
-        prediction_sizes.thresholds(0.025, 0.05 / 222) == 364
-        and prediction_sizes.thresholds(0.025, 0.05 / 23) == 273
+        prediction_sizes.threshold_rows(0.025, 0.05 / 222) == 364
+        and prediction_sizes.threshold_rows(0.025, 0.05 / 23) == 273
     )
-    assert prediction_sizes.finite(0.1, 0.05, math.log(1000)) == 100
-    assert [prediction_sizes.average(0.1, 0.05, e, 1)[0] for e in (1, 0.1)] == [20, 200]
+    assert prediction_sizes.finite_rows(0.1, 0.05, math.log(1000)) == 100
+    assert [prediction_sizes.average_rows(0.1, 0.05, e, 1)[0] for e in (1, 0.1)] == [20, 200]
 
 
 def test_groups_transfer_and_certificates() -> None:
     """Lemmas 3.1, 6.3, 6.4 and 6.5 at the specification's numbers."""
-    epsilon, delta = prediction_bounds.group(0.1, 1e-6, 3)
+    epsilon, delta = prediction_bounds.group_privacy(0.1, 1e-6, 3)
     assert epsilon == pytest.approx(0.3) and delta == pytest.approx(3.6642e-6, rel=1e-4)
-    assert prediction_bounds.transferred(0.1, 0.01, 0.5, 2) == pytest.approx(
+    assert prediction_bounds.transfer_bound(0.1, 0.01, 0.5, 2) == pytest.approx(
         math.exp(0.1) * 0.5 + 0.02
     )
     assert prediction_bounds.tail_factor(0.02086, 0.05) == pytest.approx(1.6487, abs=5e-5)
@@ -259,10 +261,10 @@ def test_groups_transfer_and_certificates() -> None:
         assert prediction_bounds.tail_factor(epsilon, 0.05) >= math.exp(
             2 * math.sqrt(epsilon * math.log(20))
         ) * (1 - 1e-12)
-    assert prediction_bounds.trebled(0.02, 0.1, 0.05, 42) and not prediction_bounds.trebled(
-        0.021, 0.1, 0.05, 42
-    )
-    assert not prediction_bounds.trebled(0.02, 0.1, 0.05, 41)
+    assert prediction_bounds.trebles_error(
+        0.02, 0.1, 0.05, 42
+    ) and not prediction_bounds.trebles_error(0.021, 0.1, 0.05, 42)
+    assert not prediction_bounds.trebles_error(0.02, 0.1, 0.05, 41)
     found = sheet("prediction_certificate", epsilon=0.02, alpha=0.1, rows=100, training_loss=0.1)
     assert [row["value"] for row in found][0] == pytest.approx(0.1 * math.exp(0.02), rel=1e-5)
     assert found[-1]["value"] == pytest.approx(0.3)
@@ -279,7 +281,7 @@ def test_predicting_or_learning() -> None:
         math.log(10) / 0.1, rel=1e-5
     )
     assert found["convex Lipschitz, dimension d"]["rows, a model"] == pytest.approx(1000)
-    basic, advanced = prediction_bounds.crossover(0.1, 1, 100, 1e-6)
+    basic, advanced = prediction_bounds.crossover_predictions(0.1, 1, 100, 1e-6)
     assert basic == pytest.approx(100 / math.log(10) ** 2) and advanced == pytest.approx(
         basic**2 / math.log(1e6)
     )
@@ -313,25 +315,29 @@ def test_the_meter_passes_private_predictions_and_flags_a_memoriser() -> None:
     """d = 11, alpha 0.1, 200 rows: the floor's values, the counting baseline, a vote, an average,
     and the majority label.
     """
-    assert [prediction_sizes.floor(200, 11, 0.1, e) for e in (0.1, 1)] == pytest.approx(
+    assert [prediction_sizes.error_floor(200, 11, 0.1, e) for e in (0.1, 1)] == pytest.approx(
         [0.3131, 0.00534], abs=5e-5
     )
     source = StreamSource(31)
 
-    def read(predictor: Any, epsilon: float, instances: int = 400) -> hard_instance.Reading:
-        return hard_instance.measure(
+    def read(predictor: Any, epsilon: float, instances: int = 400) -> hard_instance.MeterReading:
+        return hard_instance.measure_error(
             predictor, 200, 11, Fraction(1, 10), epsilon, source, instances=instances
         )
 
     for epsilon, error in ((0.1, 0.402), (1.0, 0.0370)):
-        reading = read(hard_instance.counts(11, epsilon), epsilon)
-        assert reading.possible and reading.error_bound == pytest.approx(error, abs=0.006)
+        reading = read(hard_instance.count_predictor(11, epsilon), epsilon)
+        assert reading.possible and reading.error == pytest.approx(error, abs=0.006)
         assert read(shards(3, epsilon, vote=True), epsilon, 60).possible
         assert read(shards(20, epsilon, vote=False), epsilon, 60).possible
-    assert not read(hard_instance.counts(11, 50), 1.0).possible  # the majority label of each point
-    assert not read(hard_instance.counts(11, 1), 0.1).possible  # ten times the epsilon it says
+    assert not read(
+        hard_instance.count_predictor(11, 50), 1.0
+    ).possible  # the majority label of each point
+    assert not read(
+        hard_instance.count_predictor(11, 1), 0.1
+    ).possible  # ten times the epsilon it says
     with pytest.raises(InvalidInput, match="1/4"):
-        hard_instance.instance(10, 11, Fraction(1, 3), source)
+        hard_instance.draw_instance(10, 11, Fraction(1, 3), source)
 
 
 def shards(r: int, epsilon: float, vote: bool) -> Any:
@@ -374,4 +380,4 @@ def test_the_command_line_plans(tmp_path: Path) -> None:
         with pytest.raises(InvalidDeclaration, match=next(iter(given))):
             sheet(name, **given)
     with pytest.raises(InvalidInput, match="1/4"):
-        prediction_sizes.floor(10, 1, 0.1, 1)
+        prediction_sizes.error_floor(10, 1, 0.1, 1)

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from dpflow_private_prediction.building_blocks.stable_descent import minimise, one_pass  # noqa: E402
+from dpflow_private_prediction.building_blocks.stable_descent import minimise_loss, one_pass  # noqa: E402
 from dpflow_private_prediction.mechanisms import linear  # noqa: E402
 from dpflow_private_prediction.mechanisms.linear import LinearParams  # noqa: E402
-from dpflow_private_prediction.mechanisms.walk import walk  # noqa: E402
+from dpflow_private_prediction.mechanisms.walk import walk_labels  # noqa: E402
 
 from dpflow.testing.harness import StreamSource  # noqa: E402
 
@@ -29,7 +29,7 @@ def threshold_error(
     x, fresh = rng.integers(1, places + 1, rows), rng.integers(1, places + 1, 5000)
     y = ((x >= 0.37 * places) ^ (rng.random(rows) < noise)).astype(np.int64)
     truth = (fresh >= 0.37 * places) ^ (rng.random(5000) < noise)
-    p = 1 / (1 + np.exp(-epsilon * walk(x, y, clip, source).at(fresh, source) / 2))
+    p = 1 / (1 + np.exp(-epsilon * walk_labels(x, y, clip, source).values_at(fresh, source) / 2))
     return float(np.where(truth, 1 - p, p).mean())
 
 
@@ -101,8 +101,8 @@ def test_linear_models_do_not_mind_the_dimension(
         if method == "sgd":
             w = one_pass(x, y, "logistic", 5.0, rows, StreamSource(d))
         else:
-            w = minimise(x, y, "logistic", linear.strength(params), rows)
-        noise = rng.laplace(0, linear.stability(params) / epsilon, (20, len(fresh)))
+            w = minimise_loss(x, y, "logistic", linear.plan_strength(params), rows)
+        noise = rng.laplace(0, linear.stability_rate(params) / epsilon, (20, len(fresh)))
         excess = float(np.logaddexp(0, -truth * (fresh @ w + noise)).mean()) - best
         assert 0.75 * low - 0.001 <= excess <= 1.25 * high + 0.001, (method, excess)
         assert excess <= bounds[method]

@@ -14,20 +14,20 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from dpflow_private_prediction.building_blocks import features  # noqa: E402
-from dpflow_private_prediction.building_blocks.base_learners import learner  # noqa: E402
+from dpflow_private_prediction.building_blocks.base_learners import learner_factory  # noqa: E402
 from dpflow_private_prediction.building_blocks.shards import (
     Constant,
     Model,
     Shards,
     by_shard,
-    deal,
-    majority,
-    split,
-    train,
+    deal_shards,
+    majority_default,
+    split_linear,
+    train_shards,
 )  # noqa: E402
 from dpflow_private_prediction.mechanisms import vote  # noqa: E402
-from dpflow_private_prediction.mechanisms.vote import Vote, VoteParams  # noqa: E402
-from dpflow_private_prediction.theory.auditor import audit, max_divergence  # noqa: E402
+from dpflow_private_prediction.mechanisms.vote import PredictVote, VoteParams  # noqa: E402
+from dpflow_private_prediction.theory.auditor import audit_prediction, max_divergence  # noqa: E402
 from prediction_world import ALTERNATIVES, POINTS, TABLE, exact_law, records, tables  # noqa: E402
 
 from dpflow.core.accounting.events import BoundedRange, Repeated  # noqa: E402
@@ -35,7 +35,7 @@ from dpflow.errors import InvalidInput  # noqa: E402
 from dpflow.testing.enumeration import enumerate_outputs  # noqa: E402
 from dpflow.testing.harness import StreamSource  # noqa: E402
 
-MECHANISM = Vote()
+MECHANISM = PredictVote()
 
 
 def params(**changes: Any) -> VoteParams:
@@ -95,7 +95,9 @@ def test_more_labels_keep_epsilon_and_the_range() -> None:
 
 
 def _law(votes: tuple[int, ...], asked: VoteParams) -> dict[int, float]:
-    return enumerate_outputs(lambda source: int(vote.soft_majority(np.array([votes]), asked, source)[0]))
+    return enumerate_outputs(
+        lambda source: int(vote.soft_majority(np.array([votes]), asked, source)[0])
+    )
 
 
 @pytest.mark.parametrize("relation", ["replace", "add-remove"])
@@ -107,8 +109,8 @@ def test_retrained_on_every_neighbour(name: str, relation: Any) -> None:
     refuses small shards.
     """
     law = exact_law(MECHANISM, params(learner=name))
-    found = audit(law, tables(5, 2), ALTERNATIVES, POINTS, relation=relation)
-    assert found.keeps(1.0) and found.epsilon > 0.1
+    found = audit_prediction(law, tables(5, 2), ALTERNATIVES, POINTS, relation=relation)
+    assert found.keeps_epsilon(1.0) and found.epsilon > 0.1
 
 
 # --- what must be caught ----------------------------------------------------------------------------------------------
@@ -117,7 +119,7 @@ def test_retrained_on_every_neighbour(name: str, relation: Any) -> None:
 def trained(make: Any, x: Any, y: Any, shard: Any, shards: int, source: Any) -> Shards:
     """Two labels, learned from rows in any order."""
     order, cuts = by_shard(shard, shards)
-    return train(make, x[order], y[order], cuts, source, majority(2))
+    return train_shards(make, x[order], y[order], cuts, source, majority_default(2))
 
 
 def broken(shard: Any, scale: Any = None, sharpness: float = 0.5) -> Any:
@@ -131,14 +133,14 @@ def broken(shard: Any, scale: Any = None, sharpness: float = 0.5) -> Any:
         if scale is not None:
             x, query = scale(x, x), scale(x, query)
         made = trained(
-            learner("classifier", "DecisionTreeClassifier", {}),
+            learner_factory("classifier", "DecisionTreeClassifier", {}),
             x,
             columns[1],
             shard(rows),
             3,
             StreamSource(5),
         )
-        ones = int(made.votes(query, 2)[0, 1])
+        ones = int(made.count_votes(query, 2)[0, 1])
         logit = sharpness * (2 * ones - 3)
         return {1: 1 / (1 + math.exp(-logit)), 0: 1 / (1 + math.exp(logit))}
 
@@ -146,7 +148,7 @@ def broken(shard: Any, scale: Any = None, sharpness: float = 0.5) -> Any:
 
 
 def by_unit(rows: tuple[Any, ...]) -> Any:
-    return deal(np.arange(len(rows)), 3, StreamSource(5))
+    return deal_shards(np.arange(len(rows)), 3, StreamSource(5))
 
 
 def by_content(rows: tuple[Any, ...]) -> Any:
@@ -164,7 +166,7 @@ def by_rank(rows: tuple[Any, ...]) -> Any:
 
 def test_the_harness_passes_what_is_right() -> None:
     """Without a mutation the same harness finds nothing."""
-    assert audit(broken(by_unit), tables(6, 3), ALTERNATIVES, POINTS).keeps(1.0)
+    assert audit_prediction(broken(by_unit), tables(6, 3), ALTERNATIVES, POINTS).keeps_epsilon(1.0)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +186,7 @@ def test_the_harness_passes_what_is_right() -> None:
 )
 def test_a_broken_vote_is_caught(name: str, law: Any) -> None:
     """Each costs more than epsilon on some pair of tables of six rows."""
-    assert not audit(law, tables(6, 12), ALTERNATIVES, POINTS).keeps(1.0), name
+    assert not audit_prediction(law, tables(6, 12), ALTERNATIVES, POINTS).keeps_epsilon(1.0), name
 
 
 def test_a_released_probability_is_caught() -> None:
@@ -194,7 +196,7 @@ def test_a_released_probability_is_caught() -> None:
     def shown(rows: tuple[Any, ...], point: Any) -> dict[float, float]:
         return {round(law(rows, point)[1], 9): 1.0}
 
-    assert audit(shown, tables(5, 4), ALTERNATIVES, POINTS).epsilon == math.inf
+    assert audit_prediction(shown, tables(5, 4), ALTERNATIVES, POINTS).epsilon == math.inf
 
 
 def test_a_reported_failure_is_caught() -> None:
@@ -205,7 +207,7 @@ def test_a_reported_failure_is_caught() -> None:
         return {"failed": 1.0} if len({y for _, y in rows}) == 1 else law(rows, point)
 
     alike = [((0, 1), (1, 1), (2, 1), (3, 1), (4, 1))]
-    assert audit(telling, alike, ALTERNATIVES, POINTS).epsilon == math.inf
+    assert audit_prediction(telling, alike, ALTERNATIVES, POINTS).epsilon == math.inf
 
 
 # --- plans and odd rows ----------------------------------------------------------------------------------------------
@@ -246,7 +248,7 @@ def test_rows_without_a_public_label_are_left_out_in_their_shard() -> None:
     table = TABLE.model_copy(update={"columns": TABLE.columns | {"y": keyed}})
     rows = records([(0, 0), (1, -1), (4, 1), (3, -1)])
     made = vote.learn_labels(params(shards=1), table, rows, StreamSource(1))
-    assert features.labels(table, "y") == ("no", "yes")
+    assert features.list_labels(table, "y") == ("no", "yes")
     assert MECHANISM.predict(
         params(shards=1, epsilon="1000"), table, made, np.array([[0], [4]]), StreamSource(2)
     ) == [
@@ -284,8 +286,8 @@ def test_a_failing_model_has_a_default_for_every_point() -> None:
         ([1], 1),
     ):
         made = trained(lambda seed, a=answer: Odd(a), x, y, shard, 1, StreamSource(0))
-        assert made.votes(np.zeros((2, 1)), 2)[:, 1].tolist() == [ones, ones], answer
-    assert majority(3)(np.zeros(0, np.int64)) == Constant(0)
+        assert made.count_votes(np.zeros((2, 1)), 2)[:, 1].tolist() == [ones, ones], answer
+    assert majority_default(3)(np.zeros(0, np.int64)) == Constant(0)
 
 
 def test_models_show_nothing() -> None:
@@ -304,10 +306,10 @@ def test_linear_models_vote_side_by_side_as_they_do_alone() -> None:
     shard = np.where(x[:, 2] > 0.9, 0, 1 + np.arange(9000) % 30)
     y[shard == 0] = 1
     for name in ("LogisticRegression", "Perceptron", "RidgeClassifier", "GaussianNB"):
-        made = trained(learner("classifier", name, {}), x, y, shard, 31, source)
+        made = trained(learner_factory("classifier", name, {}), x, y, shard, 31, source)
         alone = sum(np.asarray(model.predict(x)) for model in made.models)
-        assert np.abs(made.votes(x, 2)[:, 1] - alone).sum() <= 2  # rounding next to a border
-        assert (made.votes(x, 2).sum(axis=1) == 31).all()
+        assert np.abs(made.count_votes(x, 2)[:, 1] - alone).sum() <= 2  # rounding next to a border
+        assert (made.count_votes(x, 2).sum(axis=1) == 31).all()
 
 
 @pytest.mark.parametrize(
@@ -320,14 +322,14 @@ def test_a_product_says_what_each_linear_model_says(name: str) -> None:
     source = StreamSource(9)
     x = np.floor(source.words(500 * 3).astype(np.float64).reshape(500, 3) / 2**57 - 64) / 64
     y = (x[:, 0] > x[:, 1]).astype(np.int64)
-    made = trained(learner("classifier", name, {}), x, y, np.arange(500) % 300, 300, source)
+    made = trained(learner_factory("classifier", name, {}), x, y, np.arange(500) % 300, 300, source)
     fitted = [model.fitted for model in made.models if isinstance(model, Model)]
     for estimator in fitted:
         estimator.coef_ = np.floor(estimator.coef_ / np.abs(estimator.coef_).max() * 4) / 4
         estimator.intercept_ = np.zeros(1)
-    assert len(fitted) > 30 and split(made.models)[0] is not None
+    assert len(fitted) > 30 and split_linear(made.models)[0] is not None
     alone = np.array([np.asarray(model.predict(x)) for model in made.models])
-    assert made.votes(x, 2)[:, 1].tolist() == alone.sum(axis=0).tolist()
+    assert made.count_votes(x, 2)[:, 1].tolist() == alone.sum(axis=0).tolist()
     assert any((estimator.decision_function(x) == 0).any() for estimator in fitted)
 
 
@@ -339,7 +341,7 @@ def test_a_model_s_vote_does_not_mind_what_the_other_shards_hold() -> None:
     x = rng.uniform(-1, 1, (400, 7))
     y = (x[:, 0] > 0).astype(np.int64)
     made = trained(
-        learner("classifier", "LogisticRegression", {}),
+        learner_factory("classifier", "LogisticRegression", {}),
         x,
         y,
         np.arange(400) % 20,
@@ -352,8 +354,8 @@ def test_a_model_s_vote_does_not_mind_what_the_other_shards_hold() -> None:
         for start in rng.uniform(-1, 1, (50, 7)):
             points.append(start - (start @ w + b) / (w @ w) * w)
     border = np.array(points)
-    votes = made.votes(border, 2)[:, 1]
+    votes = made.count_votes(border, 2)[:, 1]
     for shard in range(20):
         changed = Shards((*made.models[:shard], Constant(0), *made.models[shard + 1 :]))
-        fewer = votes - changed.votes(border, 2)[:, 1]
+        fewer = votes - changed.count_votes(border, 2)[:, 1]
         assert fewer.min() >= 0 and fewer.max() == 1

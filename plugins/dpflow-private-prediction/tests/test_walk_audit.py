@@ -130,7 +130,7 @@ def test_the_claim_follows_limits_neighbours_and_mode() -> None:
     assert clip_level(params(mode="agnostic", clip=None), TABLE) == 164
     high = MECHANISM.event(params(mode="high-probability", beta="0.025"), TABLE)
     assert isinstance(high, Repeated)
-    assert float(high.event.approximate()[0]) == pytest.approx(0.01694, abs=1e-5)  # type: ignore[index]
+    assert float(high.event.epsilon_delta()[0]) == pytest.approx(0.01694, abs=1e-5)  # type: ignore[index]
     assert [clip_level(params(clip=None, epsilon=e), TABLE) for e in ("0.1", "1")] == [60, 6]
 
 

@@ -26,15 +26,17 @@ from fractions import Fraction
 
 import numpy as np
 
-from dpflow.core.sampling.samplers import choose
+from dpflow.core.sampling.samplers import choose_piece
 from dpflow_private_learning.building_blocks.log_bounds import ln_up
-from dpflow_private_learning.building_blocks.spend_log import Calls
-from dpflow_private_learning.building_blocks.stability_selection import reaches
+from dpflow_private_learning.building_blocks.spend_log import SpendLog
+from dpflow_private_learning.building_blocks.stability_selection import reaches_level
 from dpflow_private_learning.building_blocks.step_function import Array
 
 
-def gate(alpha: Fraction, epsilon: Fraction, delta: Fraction, growth: int) -> int:
+def minimum_rows(alpha: Fraction, epsilon: Fraction, delta: Fraction, growth: int) -> int:
     """The least declared number of rows at which the claim is proved; rounded up."""
+    # The three terms: the test passes by chance, a solution that only one table has is drawn,
+    # and the sums of weights differ. Rounded up, because the proof fails below.
     need = max(ln_up(1 / delta), epsilon / 4 + ln_up(growth / delta), ln_up(4 * growth / epsilon))
     return max(math.ceil(16 * need / (alpha * epsilon)), math.floor(4 / alpha) + 1)
 
@@ -44,8 +46,8 @@ def proven_rows(alpha: float, beta: float, epsilon: float, delta: float, growth:
     return 16 / (alpha * epsilon) * math.log(16 * growth / (alpha * beta * epsilon * delta))
 
 
-def choosing(
-    scores: Array, rows: int, alpha: Fraction, epsilon: Fraction, delta: Fraction, calls: Calls
+def choose_solution(
+    scores: Array, rows: int, alpha: Fraction, epsilon: Fraction, delta: Fraction, calls: SpendLog
 ) -> int | None:
     """The index of one of the solutions, or None for bottom.
 
@@ -57,10 +59,13 @@ def choosing(
         epsilon, delta: the price.
         calls: source and notebook.
     """
-    calls.pay("choosing", epsilon, delta)
+    calls.record_call("choosing", epsilon, delta)
     level = math.ceil(alpha * rows / 2)
     best = int(scores.max()) if len(scores) else 0
-    if not reaches(best, level, 4 / epsilon, calls) or not len(scores):
+    # The noise is drawn even where there is no solution: its cost is charged, and an empty
+    # table must look like one with a best score of 0.
+    if not reaches_level(best, level, 4 / epsilon, calls) or not len(scores):
         return None
+    # Capped as in `exponential_mechanism`: none counts as more than 2^53 below the best.
     costs = np.minimum(best - scores, 2**53 - 1)
-    return choose(np.ones(len(scores), np.int64), costs, epsilon / 4, calls.source)
+    return choose_piece(np.ones(len(scores), np.int64), costs, epsilon / 4, calls.source)

@@ -24,7 +24,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin  # noqa: TID253  nothing
 from sklearn.utils.validation import check_array, check_is_fitted  # noqa: TID253
 
 from dpflow.errors import InvalidInput
-from dpflow_private_learning.building_blocks.hypotheses import Scale, rule
+from dpflow_private_learning.building_blocks.hypotheses import ColumnScale, read_rule
 
 
 class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -52,11 +52,11 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.params = params
 
     @classmethod
-    def of(cls, document: Mapping[str, Any]) -> PrivateClassifier:
+    def from_document(cls, document: Mapping[str, Any]) -> PrivateClassifier:
         """The fitted model of a learner's stored document. Raises `InvalidInput` if it holds no
         hypothesis.
         """
-        return cls()._learned(document)
+        return cls()._load_document(document)
 
     def fit(self, X: Any, y: None = None) -> PrivateClassifier:
         """Release the rule from a declared private table, or the path of its declaration; charged
@@ -65,7 +65,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if self.release is None:
             raise InvalidInput("give release: the function that pays for the mechanism and runs it")
         receipt = self.release(self.mechanism, X, **dict(self.params or {}))
-        return self._learned(receipt.result.document)
+        return self._load_document(receipt.result.document)
 
     def predict(self, X: Any) -> NDArray[np.int64]:
         """1 or 0 for rows of a data frame that has the columns, or of an array with the columns in
@@ -78,35 +78,36 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         frame, names = hasattr(X, "columns"), self.feature_names_in_.tolist()
         if frame and not set(names) <= set(X.columns):
             raise InvalidInput(f"predict needs a frame with the columns {', '.join(names)}")
-        given = (
+        rows = (
             X
             if frame
             else check_array(
                 X, dtype=None, ensure_all_finite=False, ensure_min_samples=0, estimator=self
             )
         )
-        if not frame and given.shape[1] != len(
+        # ValueError and its wording are scikit-learn's: its estimator checks compare the message.
+        if not frame and rows.shape[1] != len(
             names
         ):  # ValueError and its wording are scikit-learn's
             raise ValueError(
-                f"X has {given.shape[1]} features, but PrivateClassifier is expecting {len(names)} features as input: "
+                f"X has {rows.shape[1]} features, but PrivateClassifier is expecting {len(names)} features as input: "
                 f"{', '.join(names)}"
             )
-        cells, there = [], np.ones(len(given), bool)
+        cells, there = [], np.ones(len(rows), bool)
         for i, scale in enumerate(self.scales_):
-            values, known = scale.grid(given[scale.name] if frame else given[:, i])
+            values, present = scale.grid_integers(rows[scale.name] if frame else rows[:, i])
             cells.append(values)
-            there &= known
+            there &= present
         return np.asarray(self.rule_.predict(np.column_stack(cells)) & there, np.int64)
 
-    def _learned(self, document: Mapping[str, Any]) -> PrivateClassifier:
+    def _load_document(self, document: Mapping[str, Any]) -> PrivateClassifier:
         if "hypothesis" not in document or "columns" not in document:
             raise InvalidInput(
                 "this document holds no hypothesis; take that of a learner's release"
             )
         self.document_ = dict(document)
-        self.rule_, self.sql_ = rule(document["hypothesis"]), document["sql"]
-        self.scales_ = [Scale.from_json(one) for one in document["columns"]]
+        self.rule_, self.sql_ = read_rule(document["hypothesis"]), document["sql"]
+        self.scales_ = [ColumnScale.from_json(one) for one in document["columns"]]
         self.feature_names_in_ = np.array([scale.name for scale in self.scales_], dtype=object)
         self.n_features_in_ = len(self.scales_)
         self.classes_ = np.array([0, 1])

@@ -17,37 +17,39 @@ from fractions import Fraction
 
 import numpy as np
 
-from dpflow.core.sampling.samplers import choose
-from dpflow_private_learning.building_blocks.spend_log import Calls
-from dpflow_private_learning.building_blocks.step_function import Array, Pieces
+from dpflow.core.sampling.samplers import choose_piece
+from dpflow_private_learning.building_blocks.spend_log import SpendLog
+from dpflow_private_learning.building_blocks.step_function import Array, StepFunction
 
 _FARTHEST = 2**53 - 1
 
 
-def exponential(parts: Sequence[Pieces], epsilon: Fraction, calls: Calls) -> int:
+def draw_point(parts: Sequence[StepFunction], epsilon: Fraction, calls: SpendLog) -> int:
     """A point of one or several disjoint ranges. Charges epsilon, or nothing where there is only
     one point.
     """
-    lengths = np.concatenate([part.lengths() for part in parts])
+    lengths = np.concatenate([part.run_lengths() for part in parts])
+    # One point is the answer on every table, so it tells nothing and costs nothing.
     if len(lengths) == 1 and lengths[0] == 1:
         return int(parts[0].starts[0])
     values = np.concatenate([part.values for part in parts])
-    piece = _drawn(lengths, values, epsilon / parts[0].unit, calls)
+    piece = _draw_run(lengths, values, epsilon / parts[0].unit, calls)
     start = int(np.concatenate([part.starts for part in parts])[piece])
+    # All points of a run have the same score, so within the run the draw is uniform.
     return start + calls.source.below(int(lengths[piece]))
 
 
-def select(scores: Sequence[int] | Array, epsilon: Fraction, calls: Calls) -> int:
+def draw_solution(scores: Sequence[int] | Array, epsilon: Fraction, calls: SpendLog) -> int:
     """The index of one of some listed solutions, at least one. Charges epsilon, or nothing for a
     single solution.
     """
     values = np.asarray(scores)
     if len(values) == 1:
         return 0
-    return _drawn(np.ones(len(values), np.int64), values, epsilon, calls)
+    return _draw_run(np.ones(len(values), np.int64), values, epsilon, calls)
 
 
-def _drawn(lengths: Array, values: Array, epsilon: Fraction, calls: Calls) -> int:
-    calls.pay("exponential", epsilon)
+def _draw_run(lengths: Array, values: Array, epsilon: Fraction, calls: SpendLog) -> int:
+    calls.record_call("exponential", epsilon)
     costs = np.minimum(values.max() - values, _FARTHEST)
-    return choose(lengths, costs, epsilon / 2, calls.source)
+    return choose_piece(lengths, costs, epsilon / 2, calls.source)

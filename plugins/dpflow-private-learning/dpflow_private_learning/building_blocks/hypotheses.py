@@ -50,7 +50,7 @@ class Rule(ABC):
 
 
 @dataclass(frozen=True)
-class Nothing(Rule):
+class EmptyRule(Rule):
     """Positive nowhere."""
 
     kind = "nothing"
@@ -77,7 +77,7 @@ class PointRule(Rule):
 
 
 @dataclass(frozen=True)
-class Threshold(Rule):
+class ThresholdRule(Rule):
     """Positive strictly below a value: the value itself is negative."""
 
     kind = "threshold"
@@ -91,7 +91,7 @@ class Threshold(Rule):
 
 
 @dataclass(frozen=True)
-class Rectangle(Rule):
+class RectangleRule(Rule):
     """Positive where every coordinate lies between its ends, ends included; a lower end above its
     upper one is empty.
     """
@@ -105,8 +105,8 @@ class Rectangle(Rule):
         object.__setattr__(self, "upper", tuple(self.upper))
 
     def predict(self, x: NDArray[Any]) -> Bools:
-        inside = (x >= np.array(self.lower)) & (x <= np.array(self.upper))
-        return np.asarray(inside.all(axis=1), bool)
+        within = (x >= np.array(self.lower)) & (x <= np.array(self.upper))
+        return np.asarray(within.all(axis=1), bool)
 
     def sql(self, columns: Sequence[str]) -> str:
         return " AND ".join(
@@ -114,34 +114,36 @@ class Rectangle(Rule):
         )
 
 
-KINDS: Mapping[str, type[Rule]] = {cls.kind: cls for cls in (Nothing, PointRule, Threshold, Rectangle)}
+KINDS: Mapping[str, type[Rule]] = {
+    cls.kind: cls for cls in (EmptyRule, PointRule, ThresholdRule, RectangleRule)
+}
 
 
-def rule(data: Mapping[str, Any]) -> Rule:
+def read_rule(data: Mapping[str, Any]) -> Rule:
     """The rule that `Rule.to_json` wrote. Raises `InvalidInput`."""
     fields = {name: value for name, value in data.items() if name != "kind"}
     try:
-        made = KINDS[data["kind"]](**fields)
+        hypothesis = KINDS[data["kind"]](**fields)
     except (KeyError, TypeError):
         raise InvalidInput(
             f"a hypothesis has a kind ({', '.join(KINDS)}) and its fields, such as below: 10"
         ) from None
     numbers = [
         n
-        for value in vars(made).values()
+        for value in vars(hypothesis).values()
         for n in (value if isinstance(value, tuple) else (value,))
     ]
     if not all(type(n) is int and abs(n) < _WIDE for n in numbers):
         raise InvalidInput(
             "the ends of a hypothesis are whole numbers of grid steps, below 2^63 in size"
         )
-    if isinstance(made, Rectangle) and len(made.lower) != len(made.upper):
+    if isinstance(hypothesis, RectangleRule) and len(hypothesis.lower) != len(hypothesis.upper):
         raise InvalidInput("a rectangle has as many lower ends as upper ones")
-    return made
+    return hypothesis
 
 
 @dataclass(frozen=True)
-class Scale:
+class ColumnScale:
     """How a column's values become grid integers: low, high in steps; ``missing`` in steps too,
     None if such rows have none.
 
@@ -156,14 +158,14 @@ class Scale:
     dates: bool = False
 
     @classmethod
-    def of(cls, name: str, column: Column) -> Scale:
+    def from_column(cls, name: str, column: Column) -> ColumnScale:
         """The scale of a bounded column."""
-        low, high = column.grid()
+        low, high = column.grid_bounds()
         missing = None if column.missing == "skip" else to_grid(column.missing, column)
-        return cls(name, low, high, column.step, missing, column.dates)
+        return cls(name, low, high, column.step, missing, column.holds_dates)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Scale:
+    def from_json(cls, data: Mapping[str, Any]) -> ColumnScale:
         """The inverse of `to_json`."""
         return cls(**dict(data) | {"step": Fraction(data["step"])})
 
@@ -171,36 +173,39 @@ class Scale:
         """As a learner's document has it."""
         return asdict(self) | {"step": str(self.step)}
 
-    def grid(self, values: Any) -> tuple[NDArray[np.int64], Bools]:
+    def grid_integers(self, values: Any) -> tuple[NDArray[np.int64], Bools]:
         """Grid integers of numbers in the column's unit, or of dates, and which rows have one;
         None, NaN, NaT are missing.
         """
-        given = np.asarray(values)
-        if given.dtype.kind == "M" or (self.dates and given.dtype.kind in "OU"):
-            moments = given.astype("datetime64[us]")
-            given = np.where(np.isnat(moments), np.nan, moments.astype(np.int64) / 86_400_000_000)
-        if given.dtype.kind in "iub" and self.step == 1:
-            return np.clip(given, self.low, self.high).astype(np.int64), np.ones(len(given), bool)
-        numbers = given.astype(float)
+        raw = np.asarray(values)
+        # Moments in microseconds, as DuckDB stores them, become days since 1970-01-01.
+        if raw.dtype.kind == "M" or (self.dates and raw.dtype.kind in "OU"):
+            moments = raw.astype("datetime64[us]")
+            raw = np.where(np.isnat(moments), np.nan, moments.astype(np.int64) / 86_400_000_000)
+        # Integers never pass through a float: 2^53 + 1 must stay itself.
+        if raw.dtype.kind in "iub" and self.step == 1:
+            return np.clip(raw, self.low, self.high).astype(np.int64), np.ones(len(raw), bool)
+        numbers = raw.astype(float)
         there = ~np.isnan(numbers)
         with np.errstate(over="ignore"):
             scaled = np.where(there, numbers, 0) * self.step.denominator / self.step.numerator
+        # Half away from zero, as SQL's round does; numpy's own rounding goes to even.
         whole = np.trunc(scaled)
         with np.errstate(invalid="ignore"):
             whole += np.sign(scaled) * (np.abs(scaled - whole) >= 0.5)
-        inside = [
-            min(max(int(v), self.low), self.high) if abs(v) < _WIDE else self._end(v)
+        clipped = [
+            min(max(int(v), self.low), self.high) if abs(v) < _WIDE else self._nearest_end(v)
             for v in whole.tolist()
         ]
-        found = np.where(
-            there, np.array(inside, np.int64), 0 if self.missing is None else self.missing
+        integers = np.where(
+            there, np.array(clipped, np.int64), 0 if self.missing is None else self.missing
         )
-        return found, there | (self.missing is not None)
+        return integers, there | (self.missing is not None)
 
-    def _end(self, value: float) -> int:
+    def _nearest_end(self, value: float) -> int:
         return self.high if value > 0 else self.low
 
-    def sql(self) -> str:
+    def sql_expression(self) -> str:
         """The grid integer of a column; NULL where a row has none. No date is too far: what no
         timestamp holds is clamped first.
         """
@@ -228,18 +233,18 @@ class Scale:
 
 def to_grid(value: Fraction, column: Column) -> int:
     """A value in grid steps within the bounds, rounded half away from zero."""
-    low, high = column.grid()
+    low, high = column.grid_bounds()
     sign = -1 if value < 0 else 1
     return min(max(int(sign * ((2 * abs(value) / column.step + 1) // 2)), low), high)
 
 
-def learned(found: Rule, columns: Mapping[str, Column]) -> dict[str, Any]:
+def describe_rule(found: Rule, columns: Mapping[str, Column]) -> dict[str, Any]:
     """The part of a result's document that says what was learned: rule, scales of its columns, SQL
     predicate.
     """
-    scales = [Scale.of(name, column) for name, column in columns.items()]
+    scales = [ColumnScale.from_column(name, column) for name, column in columns.items()]
     return {
         "hypothesis": found.to_json(),
         "columns": [scale.to_json() for scale in scales],
-        "sql": found.sql([scale.sql() for scale in scales]),
+        "sql": found.sql([scale.sql_expression() for scale in scales]),
     }

@@ -70,7 +70,7 @@ class Approximated(Priced):
     beta: Share = Fraction(1, 20)
 
     @property
-    def row_count(self) -> int:
+    def n(self) -> int:
         """The number of rows that thresholds refer to: given, or counted before
         (`dpflow_private_learning.building_blocks.noisy_row_count`).
         """
@@ -91,6 +91,8 @@ def per_row(epsilon: Fraction, delta: Fraction, table: Table) -> tuple[Fraction,
         raise PlanRefused(
             "a unit of several rows at an epsilon above 100 leaves no delta for one row; lower epsilon"
         )
+    # A path of R rows multiplies delta by 1 + e^x + ... + e^((R-1) x), x the epsilon of one row.
+    # That geometric sum is (e^epsilon - 1)/(e^x - 1), taken from above so that delta is from below.
     series = (renyi.exp_up(epsilon) - 1) / (
         1 / renyi.exp_up(-single) - 1
     )  # (e^eps - 1)/(e^own - 1), from above
@@ -142,15 +144,17 @@ def literal_event(
         raise PlanRefused(
             "stability as printed is for one row a unit; declare contribution_bounds: {rows: 1}"
         )
+    # Beyond these values the guarantee is empty, and a plan that says so would mislead.
     if epsilon > 10 or selections * literal_guarantee(epsilon, delta)[1] >= 1:
         raise PlanRefused("stability as printed guarantees nothing here; take the repaired one")
+    # The printed selection is charged for what it really guarantees, not for what the paper says.
     true, chance = literal_guarantee(epsilon, delta)
     return run_event(
         pure + selections * true, selections * -(-chance * 10**30 // 1) / Fraction(10**30)
     )
 
 
-def gap_sensitivity(table: Table) -> int:
+def row_moves(table: Table) -> int:
     """How far one row can move two counts apart: 2 where a row is replaced, 1 where rows only come
     or go.
     """
@@ -159,8 +163,8 @@ def gap_sensitivity(table: Table) -> int:
 
 def grid_domain(table: Table, name: str) -> tuple[Column, int, int]:
     """A bounded column, its lowest grid integer, and the last position counted from there."""
-    column = table.bounded(name)
-    low, high = column.grid()
+    column = table.bounded_column(name)
+    low, high = column.grid_bounds()
     return column, low, high - low
 
 
@@ -170,7 +174,7 @@ def check_label(table: Table, name: str) -> None:
     if column.public_keys is not None:
         if len(column.public_keys) == 2:
             return
-    elif column.lower is not None and column.grid() == (0, 1):
+    elif column.lower is not None and column.grid_bounds() == (0, 1):
         return
     raise PlanRefused(
         f"column {name!r} cannot be a label: declare lower: 0, upper: 1, or two keys of which the second is positive"

@@ -35,7 +35,7 @@ def ceil_log2(n: int) -> int:
     return (n - 1).bit_length()
 
 
-def iterated(power: int, times: int) -> float:
+def iterated_log(power: int, times: int) -> float:
     """log2 applied ``times`` times to 2^power, and 0 from where it would turn negative."""
     value = float(power)
     for _ in range(times - 1):
@@ -43,7 +43,7 @@ def iterated(power: int, times: int) -> float:
     return value
 
 
-def iterated_up(power: int, times: int) -> int:
+def iterated_log_up(power: int, times: int) -> int:
     """ceil(log2) applied ``times`` times to 2^power."""
     value = power
     for _ in range(times - 1):
@@ -60,5 +60,6 @@ def tail_above(scale: Fraction, failure: Fraction) -> int:
     """A k >= 0 with Pr[Z >= k] = a^k/(1+a) <= failure, a = exp(-1/scale), for discrete Laplace
     noise; the least but for 1e-40.
     """
+    # exp_up makes a too small, so the logarithm is too large: k errs upwards, towards privacy.
     a = 1 / renyi.exp_up(1 / scale)
     return max(0, math.ceil(scale * ln_up(1 / (failure * (1 + a)))))

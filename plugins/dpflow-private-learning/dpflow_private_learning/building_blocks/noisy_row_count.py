@@ -29,11 +29,11 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any, TypeVar
 
-from dpflow.core.accounting.amounts import text
+from dpflow.core.accounting.amounts import exact_text
 from dpflow.core.accounting.events import Composed, Event, Pure
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Mechanism
-from dpflow.core.contract.requests import Answer, Histogram
+from dpflow.core.contract.requests import Answer, ValueCounts
 from dpflow.core.contract.results import NONE, Result
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.sampling.samplers import discrete_laplace
@@ -55,70 +55,86 @@ class Counted(Mechanism[P]):
     """
 
     @abstractmethod
-    def claimed(self, params: P, table: Table) -> Event:
+    def event_at_rows(self, params: P, table: Table) -> Event:
         """`Mechanism.event` where ``rows`` is given, or not counted."""
 
     @abstractmethod
-    def drawn(self, params: P, table: Table, answer: Answer, source: Source) -> Result:
+    def draw_at_rows(self, params: P, table: Table, answer: Answer, source: Source) -> Result:
         """`Mechanism.draw` where ``rows`` is given, or not counted."""
 
-    def counts(self, params: P, table: Table) -> bool:
+    def counts_rows(self, params: P, table: Table) -> bool:
         """Whether rows must be counted: it is left out, and more depends on it than what is
         printed.
         """
         return params.rows is None
 
-    def planned(self, params: P, table: Table) -> P:
+    def plan_params(self, params: P, table: Table) -> P:
         """The parameters that the plan is priced at. Raises `PlanRefused` where the number of rows
         is public and missing.
         """
-        if not self.counts(params, table):
+        if not self.counts_rows(params, table):
             return params
         if table.neighbours == "replace":
             raise PlanRefused(
                 f"{self.name} needs rows, the number of rows: under replace it is public, so nothing is spent to count them"
             )
         learning_params.need_scale(table.contribution_bounds.rows / (params.epsilon * SHARE))
-        return self._at(params, MOST)
+        return self._params_at(params, MOST)
 
     def event(self, params: P, table: Table) -> Event:
-        claim = self.claimed(self.planned(params, table), table)
+        claim = self.event_at_rows(self.plan_params(params, table), table)
         return (
-            Composed((Pure(params.epsilon * SHARE), claim)) if self.counts(params, table) else claim
+            Composed((Pure(params.epsilon * SHARE), claim))
+            if self.counts_rows(params, table)
+            else claim
         )
 
     def draw(self, params: P, table: Table, answer: Answer, source: Source) -> Result:
-        if not self.counts(params, table):
-            return self.drawn(params, table, answer, source)
-        rows, margin = self._count(params, table, answer, source)
-        inner = self._at(params, rows)
-        paid = {"call": "count", "epsilon": text(params.epsilon * SHARE), "delta": "0", "times": 1}
+        if not self.counts_rows(params, table):
+            return self.draw_at_rows(params, table, answer, source)
+        rows, margin = self._count_rows(params, table, answer, source)
+        inner = self._params_at(params, rows)
+        count_call = {
+            "call": "count",
+            "epsilon": exact_text(params.epsilon * SHARE),
+            "delta": "0",
+            "times": 1,
+        }
         about = {"rows": rows, "rows_counted_within": 2 * margin}
         try:
-            self.claimed(inner, table)
+            # The refusal depends on the noisy count alone, which is charged, so it may be shown.
+            self.event_at_rows(inner, table)
         except PlanRefused as refusal:  # depends on the noisy count alone
             return replace(
-                NONE, document=about | {"method": "none", "status": str(refusal), "calls": [paid]}
+                NONE,
+                document=about | {"method": "none", "status": str(refusal), "calls": [count_call]},
             )
-        result = self.drawn(inner, table, answer, source)
+        result = self.draw_at_rows(inner, table, answer, source)
         document = dict(result.document) | about
-        document["calls"] = [paid, *document["calls"]]
+        document["calls"] = [count_call, *document["calls"]]
         if document["accuracy"] == "proven":
             document["accuracy"] = "proven up to the error of the count"
         return replace(result, document=document)
 
-    def _count(self, params: P, table: Table, answer: Answer, source: Source) -> tuple[int, int]:
+    def _count_rows(
+        self, params: P, table: Table, answer: Answer, source: Source
+    ) -> tuple[int, int]:
         """A lower bound of the rows, and how far the noise may have moved it, each with probability
         1 - beta.
         """
-        found = int(answer.counts.sum()) if isinstance(answer, Histogram) else len(answer.units)
+        true_rows = (
+            int(answer.counts.sum()) if isinstance(answer, ValueCounts) else len(answer.units)
+        )
         scale = table.contribution_bounds.rows / (params.epsilon * SHARE)
         margin = math.ceil(scale * ln_up(1 / params.beta))
-        noisy = found + int(discrete_laplace(scale, 1, source)[0]) - margin
+        # Shifted down by the margin: a number that is too large would promise accuracy that is not
+        # there, one that is too small only asks for more rows than needed.
+        noisy = true_rows + int(discrete_laplace(scale, 1, source)[0]) - margin
         return min(max(noisy, 1), MOST), margin
 
-    def _at(self, params: P, rows: int) -> P:
+    def _params_at(self, params: P, rows: int) -> P:
         changed: P = params.model_copy(
+            # The mechanism gets what the count leaves of epsilon, whatever was counted.
             update={"rows": rows, "epsilon": params.epsilon * (1 - SHARE)}
         )
         return changed

@@ -26,7 +26,7 @@ import numpy as np
 
 from dpflow.core.sampling.samplers import discrete_laplace
 from dpflow_private_learning.building_blocks.log_bounds import ceil_log2
-from dpflow_private_learning.building_blocks.spend_log import Calls
+from dpflow_private_learning.building_blocks.spend_log import SpendLog
 from dpflow_private_learning.building_blocks.step_function import Array
 from dpflow_private_learning.building_blocks.synopsis import Synopsis
 
@@ -36,7 +36,7 @@ def level_scale(end: int, epsilon: Fraction, moves: int) -> Fraction:
     return moves * max(ceil_log2(end + 1), 1) / epsilon
 
 
-def tree(
+def build_tree(
     x: Array,
     counts: Array,
     end: int,
@@ -44,30 +44,35 @@ def tree(
     alpha: Fraction,
     epsilon: Fraction,
     moves: int,
-    calls: Calls,
+    calls: SpendLog,
 ) -> Synopsis:
     """The artificial column of ``rows`` rows over 0..end."""
     levels, scale = ceil_log2(end + 1), level_scale(end, epsilon, moves)
     if levels:
-        calls.pay("tree", epsilon)
+        calls.record_call("tree", epsilon)
     sums = np.concatenate([[0], np.cumsum(counts)])
+    # The root is the declared number of rows, a constant: it costs nothing and needs no noise.
     prefix: dict[int, int] = {end + 1: rows}  # rows below a position, as estimated
     ranges = [(0, 0)]  # first point, and the estimate of what lies below it
     for level in range(levels, 0, -1):
         half = 1 << (level - 1)
-        divided = _largest(ranges, prefix, 1 << level, end, alpha, rows)
+        divided = _largest_ranges(ranges, prefix, 1 << level, end, alpha, rows)
+        # Noise goes to left halves only. One row lies in one of them at most, and the right half is
+        # the range less the left one, so a level costs what one count costs.
         noise = discrete_laplace(scale, len(divided), calls.source)
         ranges = []
         for (first, below), z in zip(divided, noise.tolist()):
             middle = first + half
             if middle <= end:  # else the right half holds no point, and nothing is to be estimated
-                prefix[middle] = below + int(sums[_place(x, middle)] - sums[_place(x, first)]) + z
+                prefix[middle] = (
+                    below + int(sums[_values_below(x, middle)] - sums[_values_below(x, first)]) + z
+                )
                 ranges.append((middle, prefix[middle]))
             ranges.append((first, below))
-    return _ascending(prefix, rows)
+    return _make_ascending(prefix, rows)
 
 
-def _largest(
+def _largest_ranges(
     ranges: list[tuple[int, int]],
     prefix: dict[int, int],
     length: int,
@@ -79,20 +84,22 @@ def _largest(
     sized = [
         (prefix[min(first + length, end + 1)] - below, first, below) for first, below in ranges
     ]
+    # A bound on how many ranges are divided keeps the run short when noise makes all look heavy.
     worth = sorted((item for item in sized if 2 * item[0] >= alpha * rows), reverse=True)
     return sorted((first, below) for _, first, below in worth[: math.ceil(6 / alpha)])
 
 
-def _place(x: Array, point: int) -> int:
+def _values_below(x: Array, point: int) -> int:
     """How many distinct values lie below a point."""
     return int(np.searchsorted(x, point if x.dtype == object else np.uint64(point), side="left"))
 
 
-def _ascending(prefix: dict[int, int], rows: int) -> Synopsis:
+def _make_ascending(prefix: dict[int, int], rows: int) -> Synopsis:
     """Copies of the last point before each position, as many as the prefix grows there."""
     weights, reached = {}, 0
     for position, estimate in sorted(prefix.items()):
+        # Post-processing: noise may make a prefix fall or pass the total, and a column cannot.
         now = max(reached, min(estimate, rows))
         weights[position - 1] = now - reached
         reached = now
-    return Synopsis.of(weights)
+    return Synopsis.from_weights(weights)

@@ -13,7 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpflow.errors import PlanRefused
-from dpflow_private_learning.building_blocks.hypotheses import PointRule, Rectangle, Rule, Threshold
+from dpflow_private_learning.building_blocks.hypotheses import (
+    PointRule,
+    RectangleRule,
+    Rule,
+    ThresholdRule,
+)
 
 Bounds = Sequence[tuple[int, int]]
 MOST = 10**5  # rules that a plan may list
@@ -23,22 +28,23 @@ MOST = 10**5  # rules that a plan may list
 Projection = Callable[[NDArray[Any], Bounds], list[Rule]]
 
 
-def points(x: NDArray[Any], bounds: Bounds) -> list[Rule]:
+def project_points(x: NDArray[Any], bounds: Bounds) -> list[Rule]:
     """Each point, and one outside if there is one: |B| + 1 labellings."""
     (low, high), seen = bounds[0], sorted({int(v) for v in x[:, 0]})
+    # One value that no given point has stands for all rules that label every point negative.
     outside = next(
         (v for v in range(low, min(high, low + len(seen)) + 1) if v not in set(seen)), None
     )
     return [PointRule(v) for v in (*seen, *([] if outside is None else [outside]))]
 
 
-def thresholds(x: NDArray[Any], bounds: Bounds) -> list[Rule]:
+def project_thresholds(x: NDArray[Any], bounds: Bounds) -> list[Rule]:
     """The lowest value and one above each point: |B| + 1 labellings."""
     low = bounds[0][0]
-    return [Threshold(low), *(Threshold(v + 1) for v in sorted({int(v) for v in x[:, 0]}))]
+    return [ThresholdRule(low), *(ThresholdRule(v + 1) for v in sorted({int(v) for v in x[:, 0]}))]
 
 
-def rectangles(x: NDArray[Any], bounds: Bounds) -> list[Rule]:
+def project_rectangles(x: NDArray[Any], bounds: Bounds) -> list[Rule]:
     """Products of pairs of coordinates, and the empty rectangle; of those that label the points
     alike, the first.
     """
@@ -49,19 +55,20 @@ def rectangles(x: NDArray[Any], bounds: Bounds) -> list[Rule]:
     if np.prod([float(len(side)) for side in sides]) > MOST:
         raise PlanRefused(f"the public points make more than {MOST} rectangles; give fewer points")
     lows = tuple(low for low, _ in bounds)
-    kept: dict[bytes, Rule] = {}
+    by_labelling: dict[bytes, Rule] = {}
     boxes = (
-        Rectangle(tuple(a for a, _ in box), tuple(b for _, b in box)) for box in product(*sides)
+        RectangleRule(tuple(a for a, _ in box), tuple(b for _, b in box)) for box in product(*sides)
     )
-    for one in (Rectangle(tuple(low + 1 for low in lows), lows), *boxes):
-        kept.setdefault(np.packbits(one.predict(x)).tobytes(), one)
-    return list(kept.values())
+    for one in (RectangleRule(tuple(low + 1 for low in lows), lows), *boxes):
+        # Two boxes that label the points in the same way are one rule: the first of them is listed.
+        by_labelling.setdefault(np.packbits(one.predict(x)).tobytes(), one)
+    return list(by_labelling.values())
 
 
 CLASSES: dict[str, Projection] = {
-    "points": points,
-    "thresholds": thresholds,
-    "rectangles": rectangles,
+    "points": project_points,
+    "thresholds": project_thresholds,
+    "rectangles": project_rectangles,
 }
 
 

@@ -30,11 +30,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-from dpflow_private_learning.building_blocks.exponential_mechanism import exponential
+from dpflow_private_learning.building_blocks.exponential_mechanism import draw_point
 from dpflow_private_learning.building_blocks.log_bounds import ceil_log2
-from dpflow_private_learning.building_blocks.spend_log import Calls
-from dpflow_private_learning.building_blocks.stability_selection import is_stable, literal_claim
-from dpflow_private_learning.building_blocks.step_function import Pieces
+from dpflow_private_learning.building_blocks.spend_log import SpendLog
+from dpflow_private_learning.building_blocks.stability_selection import is_stable, literal_guarantee
+from dpflow_private_learning.building_blocks.step_function import StepFunction
 
 SMALL = 32  # ranges up to here are the exponential mechanism's
 INNER = Fraction(1, 4)  # accuracy of the inner problem
@@ -52,7 +52,7 @@ class Step:
     literal: bool = False
 
 
-def depth(top: int, levels: int) -> int:
+def recursion_depth(top: int, levels: int) -> int:
     """D: the levels that a run over 0..top really executes."""
     reached = 1
     while top > SMALL and levels > 1:
@@ -60,37 +60,37 @@ def depth(top: int, levels: int) -> int:
     return reached
 
 
-def cost(top: int, step: Step) -> tuple[Fraction, Fraction]:
+def run_cost(top: int, step: Step) -> tuple[Fraction, Fraction]:
     """(epsilon, delta) of a whole run, literal stability counted at what it really guarantees."""
-    d = depth(top, step.levels)
+    d = recursion_depth(top, step.levels)
     if step.literal:
-        epsilon, delta = literal_claim(step.epsilon, step.delta)
+        epsilon, delta = literal_guarantee(step.epsilon, step.delta)
         return (3 * d - 2) * step.epsilon + 2 * (d - 1) * (epsilon - step.epsilon), 2 * (
             d - 1
         ) * delta
-    return nominal(top, step)
+    return nominal_cost(top, step)
 
 
-def nominal(top: int, step: Step) -> tuple[Fraction, Fraction]:
+def nominal_cost(top: int, step: Step) -> tuple[Fraction, Fraction]:
     """The same with repaired stability: what accuracy rests on, since the printed one needs a
     smaller lead.
     """
-    d = depth(top, step.levels)
+    d = recursion_depth(top, step.levels)
     return (3 * d - 2) * step.epsilon, 2 * (d - 1) * step.delta
 
 
-def share(
+def split_budget(
     top: int, levels: int, epsilon: Fraction, delta: Fraction, budget: Budget = "tight"
 ) -> Step:
     """Split a target: by the levels that are executed, or by 3N as the paper does."""
-    d = depth(top, levels)
+    d = recursion_depth(top, levels)
     if budget == "paper":
         return Step(epsilon / (3 * levels), delta / (3 * levels), levels)
     return Step(epsilon / (3 * d - 2), delta / (2 * (d - 1)) if d > 1 else Fraction(0), levels)
 
 
 def rec_concave(
-    score: Pieces, promise: Fraction, alpha: Fraction, step: Step, calls: Calls
+    score: StepFunction, promise: Fraction, alpha: Fraction, step: Step, calls: SpendLog
 ) -> tuple[int, bool]:
     """A point of 0..T and whether it is only a fallback.
 
@@ -104,24 +104,32 @@ def rec_concave(
     top = score.end
     if top == 0:
         return 0, False
+    # The same test as in `recursion_depth`: what is executed must be what is charged.
     if top <= SMALL or step.levels == 1:
-        return exponential([score], step.epsilon, calls), False
+        return draw_point([score], step.epsilon, calls), False
+    # The inner problem asks which length 2^k of a window keeps a high score throughout; its range
+    # is the logarithm of this one, which is why few levels suffice.
     powers = ceil_log2(top)
-    padded = score.padded(1 << powers)
+    padded = score.pad_to(1 << powers)
     inner, unit = _lengths_score(padded, powers, promise, alpha)
     below = Step(step.epsilon, step.delta, step.levels - 1, step.literal)
     k, fallback = rec_concave(
-        Pieces.of(range(powers + 1), powers, inner, unit), alpha * promise / 2, INNER, below, calls
+        StepFunction.from_runs(range(powers + 1), powers, inner, unit),
+        alpha * promise / 2,
+        INNER,
+        below,
+        calls,
     )
-    blocks = _offered(padded, k, step, calls)
+    # Stability releases at most two blocks: where neither leads, the answer is independent of rows.
+    blocks = _offer_blocks(padded, k, step, calls)
     if not blocks:
         return calls.source.below(top + 1), True
-    point = exponential([padded.clipped(low, high) for low, high in blocks], step.epsilon, calls)
+    point = draw_point([padded.clip_to(low, high) for low, high in blocks], step.epsilon, calls)
     return min(point, top), fallback
 
 
 def _lengths_score(
-    padded: Pieces, powers: int, promise: Fraction, alpha: Fraction
+    padded: StepFunction, powers: int, promise: Fraction, alpha: Fraction
 ) -> tuple[list[int], int]:
     """q(0), ..., q(powers) as integers, and their unit."""
     minima = padded.window_minima(powers)
@@ -134,9 +142,13 @@ def _lengths_score(
     ], unit
 
 
-def _offered(padded: Pieces, k: int, step: Step, calls: Calls) -> list[tuple[int, int]]:
+def _offer_blocks(
+    padded: StepFunction, k: int, step: Step, calls: SpendLog
+) -> list[tuple[int, int]]:
     """The blocks that stability releases, as one or two disjoint ranges."""
-    shift, found = k + 3, []
+    # Blocks of 8 2^k points: a good window of 2^k points lies inside a block of one of the two
+    # families, which are shifted against each other by half a block.
+    shift, ranges = k + 3, []
     for offset in (0, 4 << k):
         best = padded.best_block(offset, shift)
         if best is None:
@@ -146,16 +158,18 @@ def _offered(padded: Pieces, k: int, step: Step, calls: Calls) -> list[tuple[int
             (value - second) // padded.unit, step.epsilon, step.delta, calls, literal=step.literal
         ):
             low = offset + (block << shift)
-            found.append((low, min(low + (1 << shift) - 1, padded.end)))
-    if len(found) == 2 and found[0][0] <= found[1][1] and found[1][0] <= found[0][1]:
-        return [(min(found[0][0], found[1][0]), max(found[0][1], found[1][1]))]
-    return found
+            ranges.append((low, min(low + (1 << shift) - 1, padded.end)))
+    # Overlapping blocks become one range: the exponential mechanism needs disjoint parts, or a
+    # point in both would count twice.
+    if len(ranges) == 2 and ranges[0][0] <= ranges[1][1] and ranges[1][0] <= ranges[0][1]:
+        return [(min(ranges[0][0], ranges[1][0]), max(ranges[0][1], ranges[1][1]))]
+    return ranges
 
 
 # --- how many rows -------------------------------------------------------------------------------------------------------
 
 
-def promise_needed(
+def minimum_promise(
     top: int, levels: int, alpha: float, epsilon: float, delta: float, beta: float
 ) -> float:
     """The least promise r that the proof needs, each base mechanism spending (epsilon, delta) and
@@ -169,30 +183,32 @@ def promise_needed(
     return max(
         16 / (3 * alpha * epsilon) * math.log(16 / beta),
         8 / (3 * alpha) * (2 + 2 / epsilon * math.log(1 / (4 * delta * beta))),
-        2 / alpha * promise_needed(ceil_log2(top), levels - 1, float(INNER), epsilon, delta, beta),
+        2 / alpha * minimum_promise(ceil_log2(top), levels - 1, float(INNER), epsilon, delta, beta),
     )
 
 
-def rows_needed(
+def recursion_rows(
     top: int, levels: int, alpha: float, epsilon: float, delta: float, beta: float
 ) -> float:
     """`promise_needed` for a target (epsilon, delta) and failure beta of the whole run, tightly
     split.
     """
-    d = depth(top, levels)
-    own = delta / (2 * (d - 1)) if d > 1 else 0.25
-    return promise_needed(top, levels, alpha, epsilon / (3 * d - 2), own, beta / (2 * d - 1))
+    d = recursion_depth(top, levels)
+    call_delta = delta / (2 * (d - 1)) if d > 1 else 0.25
+    return minimum_promise(
+        top, levels, alpha, epsilon / (3 * d - 2), call_delta, beta / (2 * d - 1)
+    )
 
 
 def best_levels(top: int, alpha: float, epsilon: float, delta: float, beta: float) -> int:
     """The number of levels that needs the fewest rows; 1, the exponential mechanism, for every
     integer type.
     """
-    deepest = depth(top, 64)
+    deepest = recursion_depth(top, 64)
     if delta == 0:
         return 1
     return min(
-        range(1, deepest + 1), key=lambda n: rows_needed(top, n, alpha, epsilon, delta, beta)
+        range(1, deepest + 1), key=lambda n: recursion_rows(top, n, alpha, epsilon, delta, beta)
     )
 
 

@@ -14,12 +14,12 @@ from typing import SupportsFloat
 
 from dpflow_private_learning.building_blocks import choosing_mechanism
 from dpflow_private_learning.building_blocks.log_bounds import (
-    iterated,
-    iterated_up,
+    iterated_log,
+    iterated_log_up,
     log_star,
     log_star_of,
 )
-from dpflow_private_learning.building_blocks.rec_concave import depth, rows_needed
+from dpflow_private_learning.building_blocks.rec_concave import recursion_depth, recursion_rows
 
 Real = SupportsFloat
 
@@ -29,7 +29,7 @@ def ln(x: float) -> float:
     return math.log(x)
 
 
-def generalisation(alpha: Real, beta: Real, vc: int = 1) -> float:
+def generalisation_rows(alpha: Real, beta: Real, vc: int = 1) -> float:
     """Rows from which an empirical error of alpha/2 means a true error of alpha, with failure
     beta/2 (Theorem 2.14).
     """
@@ -55,7 +55,7 @@ def theorem_3_18(
         * 72
         * levels
         / (a * e)
-        * (math.log2(12 * levels / (b * d)) + iterated(power, levels))
+        * (math.log2(12 * levels / (b * d)) + iterated_log(power, levels))
     )
 
 
@@ -65,7 +65,7 @@ def lemma_3_14(
     """Lemma 3.14 for accuracy alpha/2, with epsilon/(3N), delta/(3N) and failure beta/(4N)."""
     a, n = float(alpha) / 2, levels
     e, d, b = float(epsilon) / (3 * n), float(delta) / (3 * n), float(beta) / (4 * n)
-    return 8.0**n * 4 / (a * e) * (math.log2(32 / (b * d)) + iterated_up(power, n))
+    return 8.0**n * 4 / (a * e) * (math.log2(32 / (b * d)) + iterated_log_up(power, n))
 
 
 def remark_3_16(power: int, alpha: Real, beta: Real, epsilon: Real, delta: Real) -> float:
@@ -81,9 +81,11 @@ def threshold_rows(
     """Rows for LearnThresholds over 0..top, empirical error alpha/2 and failure beta/2, from the
     proof's own steps.
     """
-    if depth(top, levels) == 1:
+    if recursion_depth(top, levels) == 1:
         return exponential_rows(top + 1, alpha, beta, epsilon)
-    return rows_needed(top, levels, float(alpha) / 2, float(epsilon), float(delta), float(beta) / 2)
+    return recursion_rows(
+        top, levels, float(alpha) / 2, float(epsilon), float(delta), float(beta) / 2
+    )
 
 
 def point_rows(alpha: Real, beta: Real, epsilon: Real, delta: Real) -> float:
@@ -102,6 +104,7 @@ def half_width(scale: Fraction, failure: float = 0.05) -> int:
     """The least t with Pr[|Z| > t] <= failure for discrete Laplace noise; for reports, never for a
     claim.
     """
+    # Below a scale of 1/700 the noise is 0 in any float, and so is the half-width.
     q = math.exp(-1 / float(scale)) if scale > Fraction(1, 700) else 0.0
     return max(0, math.ceil(float(scale) * ln(2 / (failure * (1 + q))) - 1)) if q else 0
 
@@ -111,8 +114,8 @@ def san_points_rows(
 ) -> float:
     """Theorem 4.6: SanPoints for a target (epsilon, delta) with calls of (small, chance)."""
     a, b, e, d, s, c = map(float, (alpha, beta, epsilon, delta, small, chance))
-    chosen: float = 32 / (a * s) * ln(128 / (a**2 * b * s * c))
-    return max(chosen, 6 / (math.pow(a, 1.5) * e) * ln(4 / (a * b)) * math.sqrt(ln(5 / d)))
+    choosing_rows: float = 32 / (a * s) * ln(128 / (a**2 * b * s * c))
+    return max(choosing_rows, 6 / (math.pow(a, 1.5) * e) * ln(4 / (a * b)) * math.sqrt(ln(5 / d)))
 
 
 def peeling_rows(size: int, alpha: Real, beta: Real, epsilon: Real) -> float:
@@ -120,8 +123,8 @@ def peeling_rows(size: int, alpha: Real, beta: Real, epsilon: Real) -> float:
     epsilon shared equally.
     """
     a, b = float(alpha), float(beta)
-    each = float(epsilon) / (2 * math.ceil(2 / a))
-    return 4 / (a * each) * (ln(size) + ln(4 / (a * b)))
+    round_epsilon = float(epsilon) / (2 * math.ceil(2 / a))
+    return 4 / (a * round_epsilon) * (ln(size) + ln(4 / (a * b)))
 
 
 def tree_error(size: int, beta: Real, epsilon: Real, moves: int = 2) -> float:
@@ -156,21 +159,21 @@ def lemma_4_12(
 
 
 def san_thresholds_rows(
-    power: int, calls: int, gate: int, alpha: Real, beta: Real, epsilon: Real, delta: Real
+    power: int, calls: int, least: int, alpha: Real, beta: Real, epsilon: Real, delta: Real
 ) -> float:
     """Rows for SanThresholds from the steps of its proof, in inner values."""
     a, b, e, d = map(float, (alpha, beta, epsilon, delta))
-    levels = depth(power, log_star_of(power))
-    inner = rows_needed(power, levels, 0.25, e, d, b)
+    levels = recursion_depth(power, log_star_of(power))
+    inner = recursion_rows(power, levels, 0.25, e, d, b)
     return max(
         32 / a * inner,
-        gate,
+        least,
         512 / (a * e) * ln(2048 / (a * b * e)),
         16 * calls / (a * e) * ln(2 / b),
     )
 
 
-def warm_up_rows(comparisons: int, alpha: Real, beta: Real, epsilon: Real, delta: Real) -> float:
+def search_rows(comparisons: int, alpha: Real, beta: Real, epsilon: Real, delta: Real) -> float:
     """Rows for the warm-up learner; (epsilon, delta) is the price of each mechanism, beta is shared
     by all.
     """
@@ -185,7 +188,9 @@ def cell_count(columns: int, alpha: Real) -> float:
     return 32 * columns / float(alpha) + 2
 
 
-def significance(columns: int, alpha: Real, beta: Real, epsilon: Real, moves: int = 2) -> float:
+def significance_level(
+    columns: int, alpha: Real, beta: Real, epsilon: Real, moves: int = 2
+) -> float:
     """nu: how far the noise of all cells stays below, with probability 1 - beta/2; epsilon is that
     of one histogram.
     """
@@ -196,7 +201,7 @@ def rectangle_rows(columns: int, alpha: Real, beta: Real, epsilon: Real, moves: 
     """Rows for the histograms of a rectangle, empirical error alpha/2; the sanitizers' sizes come
     on top.
     """
-    nu = significance(columns, alpha, beta, epsilon, moves)
+    nu = significance_level(columns, alpha, beta, epsilon, moves)
     return 8 * columns / float(alpha) * cell_count(columns, alpha) * (2 * nu + 1)
 
 
@@ -208,7 +213,7 @@ def label_private_sample(vc: int, alpha: Real, beta: Real, repaired: bool = True
     return math.ceil(32 * f / a * (vc * ln(64 * f / a) + ln(8 / float(beta))))
 
 
-def labellings(vc: int, points: int) -> float:
+def labelling_count(vc: int, points: int) -> float:
     """How many ways a class labels so many points at most: n + 1 for VC dimension 1, (e n/VC)^VC
     beyond (Sauer).
     """

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from dpflow.core.accounting.amounts import text
+from dpflow.core.accounting.amounts import exact_text
 from dpflow.core.sampling.randomness import Source
 
 NOTHING = Fraction(0)
@@ -17,7 +17,7 @@ _DELTAS = Fraction(10**30)
 
 
 @dataclass
-class Calls:
+class SpendLog:
     """One run. Every base mechanism draws from ``source`` and notes its own (epsilon, delta) in
     ``spent``.
 
@@ -28,11 +28,12 @@ class Calls:
     source: Source
     spent: list[tuple[str, Fraction, Fraction]] = field(default_factory=list)
 
-    def pay(self, name: str, epsilon: Fraction, delta: Fraction = NOTHING) -> None:
+    def record_call(self, name: str, epsilon: Fraction, delta: Fraction = NOTHING) -> None:
         """Note one call of a base mechanism."""
+        # Noted when it is drawn, not when it is planned: a test adds up what really happened.
         self.spent.append((name, epsilon, delta))
 
-    def total(self) -> tuple[Fraction, Fraction]:
+    def total_cost(self) -> tuple[Fraction, Fraction]:
         """Basic composition of all calls so far."""
         return sum((e for _, e, _ in self.spent), NOTHING), sum(
             (d for _, _, d in self.spent), NOTHING
@@ -40,13 +41,14 @@ class Calls:
 
     def to_json(self) -> list[dict[str, Any]]:
         """Calls by mechanism and price; a delta is rounded up to 30 decimals, as in a plan."""
-        found = Counter(self.spent)
+        # Sorted, so that the document depends on the calls and not on the order they came in.
+        times_by_call = Counter(self.spent)
         return [
             {
                 "call": name,
-                "epsilon": text(e),
-                "delta": text(-(-d * _DELTAS // 1) / _DELTAS),
+                "epsilon": exact_text(e),
+                "delta": exact_text(-(-d * _DELTAS // 1) / _DELTAS),
                 "times": times,
             }
-            for (name, e, d), times in sorted(found.items())
+            for (name, e, d), times in sorted(times_by_call.items())
         ]

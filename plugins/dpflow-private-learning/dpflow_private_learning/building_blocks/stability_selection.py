@@ -29,21 +29,23 @@ from fractions import Fraction
 from dpflow.core.accounting import renyi
 from dpflow.core.sampling.samplers import discrete_laplace
 from dpflow_private_learning.building_blocks.log_bounds import ln_up, tail_above
-from dpflow_private_learning.building_blocks.spend_log import Calls
+from dpflow_private_learning.building_blocks.spend_log import SpendLog
 
 
-def threshold(
+def gap_threshold(
     epsilon: Fraction, delta: Fraction, moves: int = 2, literal: bool = False
 ) -> tuple[Fraction, int]:
     """Scale of the noise and what the noisy gap must reach."""
     if literal:
         scale = 1 / epsilon
         return scale, math.ceil(scale * ln_up(1 / delta))
+    # The gap moves by ``moves`` where both leader and second change; noise for less is the
+    # paper's error, and costs twice the epsilon.
     scale = moves / epsilon
     return scale, moves + tail_above(scale, delta)
 
 
-def literal_claim(epsilon: Fraction, delta: Fraction) -> tuple[Fraction, Fraction]:
+def literal_guarantee(epsilon: Fraction, delta: Fraction) -> tuple[Fraction, Fraction]:
     """What one call in literal mode really guarantees."""
     return 2 * epsilon, delta * renyi.exp_up(2 * epsilon) / (1 + 1 / renyi.exp_up(epsilon))
 
@@ -52,16 +54,18 @@ def is_stable(
     gap: int,
     epsilon: Fraction,
     delta: Fraction,
-    calls: Calls,
+    calls: SpendLog,
     moves: int = 2,
     literal: bool = False,
 ) -> bool:
     """Whether to release the best solution. Charges the claim, whatever the answer."""
-    scale, level = threshold(epsilon, delta, moves, literal)
-    calls.pay("stability", *(literal_claim(epsilon, delta) if literal else (epsilon, delta)))
-    return reaches(gap, level, scale, calls)
+    scale, level = gap_threshold(epsilon, delta, moves, literal)
+    calls.record_call(
+        "stability", *(literal_guarantee(epsilon, delta) if literal else (epsilon, delta))
+    )
+    return reaches_level(gap, level, scale, calls)
 
 
-def reaches(value: int, level: int, scale: Fraction, calls: Calls) -> bool:
+def reaches_level(value: int, level: int, scale: Fraction, calls: SpendLog) -> bool:
     """Whether value + Z >= level for fresh discrete Laplace noise."""
     return value + int(discrete_laplace(scale, 1, calls.source)[0]) >= level

@@ -21,7 +21,7 @@ _WIDE = 2**64  # from here on positions are Python integers
 
 
 @dataclass(frozen=True)
-class Pieces:
+class StepFunction:
     """Runs of equal score. Starts ascend; run i reaches to the point before run i+1, the last one
     to ``end``.
 
@@ -38,12 +38,16 @@ class Pieces:
     unit: int = 1
 
     @classmethod
-    def of(
+    def from_runs(
         cls, starts: Sequence[int] | Array, end: int, values: Sequence[int] | Array, unit: int = 1
-    ) -> Pieces:
+    ) -> StepFunction:
         """Runs from plain numbers; neighbours of equal value are joined."""
         kind = object if end >= _WIDE else np.uint64
-        first, value = np.asarray(starts, dtype=kind), np.asarray(values, dtype=_integers(values))
+        first, value = (
+            np.asarray(starts, dtype=kind),
+            np.asarray(values, dtype=_integer_type(values)),
+        )
+        # Neighbouring runs of equal score are joined: window minima are found by walking the runs.
         if len(value) > 1:
             new = np.concatenate([[True], value[1:] != value[:-1]])
             if not new.all():
@@ -51,12 +55,14 @@ class Pieces:
         return cls(first, end, value, unit)
 
     @classmethod
-    def around(cls, points: Array, values: Array, end: int) -> Pieces:
+    def from_points(cls, points: Array, values: Array, end: int) -> StepFunction:
         """The score that is ``values`` at these ascending points and 0 at all others."""
-        return cls.between(points, values, 0, end)
+        return cls.from_intervals(points, values, 0, end)
 
     @classmethod
-    def between(cls, points: Array, values: Array, behind: Array | int, end: int) -> Pieces:
+    def from_intervals(
+        cls, points: Array, values: Array, behind: Array | int, end: int
+    ) -> StepFunction:
         """The score that is ``values`` at these ascending points, ``behind`` from there to the next
         one, 0 before the first.
         """
@@ -71,28 +77,29 @@ class Pieces:
         keep = np.ones(
             size, bool
         )  # no empty run before the first point, between neighbours or behind the end
+        # No empty run before the first point, between neighbours, or behind the end.
         keep[0] = not len(x) or x[0] != 0
         keep[2::2] = np.append(after[:-1] != x[1:], x[-1:] != end)
         if not keep.all():
             starts, scores = starts[keep], scores[keep]
-        return cls.of(starts, end, scores)
+        return cls.from_runs(starts, end, scores)
 
     @property
-    def lasts(self) -> Array:
+    def last_points(self) -> Array:
         """The last point of each run."""
         one = 1 if self.starts.dtype == object else np.uint64(1)
         return np.append(self.starts[1:] - one, np.array([self.end], dtype=self.starts.dtype))
 
-    def lengths(self) -> Array:
+    def run_lengths(self) -> Array:
         """Points of each run."""
         if len(self.starts) == 1:
             return np.array([self.end - int(self.starts[0]) + 1], dtype=object)
-        found = np.empty_like(self.starts)
-        np.subtract(self.starts[1:], self.starts[:-1], out=found[:-1])
-        found[-1] = self.end - int(self.starts[-1]) + 1
-        return found
+        sizes = np.empty_like(self.starts)
+        np.subtract(self.starts[1:], self.starts[:-1], out=sizes[:-1])
+        sizes[-1] = self.end - int(self.starts[-1]) + 1
+        return sizes
 
-    def at(self, point: int) -> int:
+    def value_at(self, point: int) -> int:
         """The score at one point, in units."""
         return int(
             self.values[
@@ -100,23 +107,26 @@ class Pieces:
             ]
         )
 
-    def padded(self, end: int) -> Pieces:
+    def pad_to(self, end: int) -> StepFunction:
         """The same up to ``end``, with min(0, last score) on what is new."""
         if end == self.end:
             return self
         starts = self.starts.astype(object) if end >= _WIDE else self.starts
         extra = np.array([self.end + 1], dtype=starts.dtype)
         value = np.array([min(0, int(self.values[-1]))], dtype=self.values.dtype)
-        return Pieces.of(np.append(starts, extra), end, np.append(self.values, value), self.unit)
-
-    def clipped(self, low: int, high: int) -> Pieces:
-        """The runs inside [low, high], ends included."""
-        lasts = self.lasts
-        inside = (lasts >= low) & (self.starts <= high)
-        starts = np.maximum(
-            self.starts[inside], self.starts.dtype.type(low) if self.starts.dtype != object else low
+        return StepFunction.from_runs(
+            np.append(starts, extra), end, np.append(self.values, value), self.unit
         )
-        return Pieces(starts, min(high, self.end), self.values[inside], self.unit)
+
+    def clip_to(self, low: int, high: int) -> StepFunction:
+        """The runs inside [low, high], ends included."""
+        lasts = self.last_points
+        touched = (lasts >= low) & (self.starts <= high)
+        starts = np.maximum(
+            self.starts[touched],
+            self.starts.dtype.type(low) if self.starts.dtype != object else low,
+        )
+        return StepFunction(starts, min(high, self.end), self.values[touched], self.unit)
 
     def window_minima(self, powers: int) -> list[int]:
         """L(0), ..., L(powers): the largest score that some window of 2^j points keeps throughout,
@@ -130,12 +140,13 @@ class Pieces:
         before, behind = _nearest_below(self.values), _nearest_below(self.values[::-1])
         left = before + 1
         right = len(self.values) - 1 - behind[::-1]  # the first run behind with a smaller value
-        sizes = _bit_lengths(self._stretches(left, right))
+        # A run supports every window that fits into the stretch where no score is below its own.
+        sizes = _bit_lengths(self._stretch_lengths(left, right))
         best = np.full(powers + 1, self.values.min(), dtype=self.values.dtype)
         np.maximum.at(best, np.minimum(sizes - 1, powers), self.values)
         return [int(v) for v in np.maximum.accumulate(best[::-1])[::-1]]
 
-    def _stretches(self, left: Array, right: Array) -> Array:
+    def _stretch_lengths(self, left: Array, right: Array) -> Array:
         """Points from run ``left`` to before run ``right``; for uint64 a stretch of 2^64 points
         comes out as 0.
         """
@@ -154,12 +165,13 @@ class Pieces:
         """
         if offset > self.end:
             return None
-        lasts = self.lasts
-        inside = lasts >= offset
-        values = self.values[inside]
+        lasts = self.last_points
+        touched = lasts >= offset
+        values = self.values[touched]
         low = offset if self.starts.dtype == object else np.uint64(offset)
-        first: Array = np.maximum(self.starts[inside], low) - low
-        last: Array = lasts[inside] - low
+        first: Array = np.maximum(self.starts[touched], low) - low
+        last: Array = lasts[touched] - low
+        # numpy leaves a shift by 64 or more undefined; then all points lie in block 0.
         if self.starts.dtype == object or shift < 64:
             by = shift if self.starts.dtype == object else np.uint64(shift)
             first, last = first >> by, last >> by
@@ -172,12 +184,12 @@ class Pieces:
         return int(winner), int(top), int(values[(first != winner) | (last != winner)].max())
 
 
-def relative(values: NDArray[np.int64], low: int) -> NDArray[np.uint64]:
+def offsets(values: NDArray[np.int64], low: int) -> NDArray[np.uint64]:
     """int64 values as distances from ``low``, exact up to 2^64 - 1."""
     return np.ascontiguousarray(values, np.int64).view(np.uint64) - np.uint64(low % _WIDE)
 
 
-def _integers(values: Sequence[int] | Array) -> Any:
+def _integer_type(values: Sequence[int] | Array) -> Any:
     """int64 where that is enough."""
     if isinstance(values, np.ndarray):
         return values.dtype
@@ -188,14 +200,14 @@ def _nearest_below(values: Array) -> NDArray[np.intp]:
     """For each entry the nearest index before it with a smaller value, or -1: a stack of
     candidates.
     """
-    found, stack, last = [], [-1], values.tolist()
+    nearest, stack, last = [], [-1], values.tolist()
     last.append(min(last, default=0) - 1)  # the sentinel that index -1 points at
     for i, value in enumerate(last[:-1]):
         while last[stack[-1]] >= value:
             stack.pop()
-        found.append(stack[-1])
+        nearest.append(stack[-1])
         stack.append(i)
-    return np.array(found, dtype=np.intp)
+    return np.array(nearest, dtype=np.intp)
 
 
 def _bit_lengths(sizes: Array) -> NDArray[np.intp]:

@@ -30,31 +30,32 @@ class Synopsis:
     weights: tuple[int, ...]
 
     @classmethod
-    def of(cls, weights: dict[int, int]) -> Synopsis:
+    def from_weights(cls, weights: dict[int, int]) -> Synopsis:
         """Points with a weight above 0, in order."""
-        kept = sorted((point, weight) for point, weight in weights.items() if weight > 0)
-        return cls(tuple(point for point, _ in kept), tuple(weight for _, weight in kept))
+        positive = sorted((point, weight) for point, weight in weights.items() if weight > 0)
+        return cls(tuple(point for point, _ in positive), tuple(weight for _, weight in positive))
 
     @property
     def size(self) -> int:
         """Rows of the artificial column."""
         return sum(self.weights)
 
-    def below(self, positions: Sequence[int] | NDArray[Any]) -> NDArray[np.float64]:
+    def share_below(self, positions: Sequence[int] | NDArray[Any]) -> NDArray[np.float64]:
         """The share of rows below each position; 0 for an empty column."""
         points, sums = (
             np.array(self.points, dtype=object),
             np.concatenate([[0], np.cumsum(self.weights, dtype=float)]),
         )
-        places = np.searchsorted(points, np.asarray(positions, dtype=object), side="left")
-        return np.asarray(sums[places.astype(np.intp)] / max(self.size, 1), float)
+        # Positions may be beyond 64 bits, so they are compared as Python integers.
+        ranks = np.searchsorted(points, np.asarray(positions, dtype=object), side="left")
+        return np.asarray(sums[ranks.astype(np.intp)] / max(self.size, 1), float)
 
-    def share(self, points: Sequence[int]) -> float:
+    def share_at(self, points: Sequence[int]) -> float:
         """The share of rows at some points: the answer to a point or k-point query."""
         weight = dict(zip(self.points, self.weights))
         return sum(weight.get(point, 0) for point in points) / max(self.size, 1)
 
-    def table(self, name: str, column: Column, low: int) -> Synthetic:
+    def to_table(self, name: str, column: Column, low: int) -> Synthetic:
         """The artificial column in its own unit, with a weight for each value."""
         return Synthetic(
             ((name, kind(column)), ("weight", "whole")),
@@ -67,20 +68,21 @@ class Synopsis:
 
 def kind(column: Column) -> str:
     """What an artificial column holds: dates, whole numbers, or numbers."""
-    return "date" if column.dates else "whole" if column.step.denominator == 1 else "number"
+    return "date" if column.holds_dates else "whole" if column.step.denominator == 1 else "number"
 
 
 def in_unit(column: Column, grid: int) -> int | float | str:
     """A grid integer in the column's unit, all whole numbers exactly."""
-    if column.dates:
-        return column.unit(grid)
+    if column.holds_dates:
+        return column.grid_value(grid)
     value = grid * column.step
     return int(value) if column.step.denominator == 1 else float(value)
 
 
 def check_name(table: Table, name: str) -> None:
     """Refuse a column whose name the artificial table needs for itself."""
-    table.bounded(name)
+    table.bounded_column(name)
+    # The stored table has these columns of its own, and DuckDB ignores case.
     if name.casefold() in _TAKEN:
         raise PlanRefused(
             f"a sanitized table has a column {name!r} of its own; read the column under another name"

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpflow_private_learning.building_blocks.prefix_tree import tree
+from dpflow_private_learning.building_blocks.prefix_tree import build_tree
 from dpflow_private_learning.building_blocks.row_bounds import peeling_rows, tree_rows
-from dpflow_private_learning.building_blocks.spend_log import Calls
+from dpflow_private_learning.building_blocks.spend_log import SpendLog
 from dpflow_private_learning.building_blocks.synopsis import Synopsis
-from dpflow_private_learning.mechanisms.sanitize_points import listed, proper, rounds
+from dpflow_private_learning.mechanisms.sanitize_points import make_proper, peel_values, plan_rounds
 from dpflow_private_learning.mechanisms.sanitizer_transforms import Rules
 
 
-def sanitized(
+def sanitize_column(
     rules: Rules,
     values: NDArray[Any],
     counts: NDArray[np.int64],
@@ -28,7 +28,7 @@ def sanitized(
     beta: Fraction,
     epsilon: Fraction,
     moves: int,
-    calls: Calls,
+    calls: SpendLog,
 ) -> Synopsis:
     """An artificial column of ``rows`` rows over 0..end for distinct values: by peeling for points,
     by the tree for thresholds.
@@ -36,9 +36,9 @@ def sanitized(
     epsilon-DP for one row, added or removed (``moves`` = 1) or replaced (``moves`` = 2).
     """
     if rules == "thresholds":
-        return tree(values, counts, end, rows, alpha, epsilon, moves, calls)
-    plan = rounds("exponential", end + 1, 1, alpha, beta, rows, epsilon, Fraction(0), "tight")
-    return proper(listed(values, counts, end, plan, calls), rows, alpha, end)[0]
+        return build_tree(values, counts, end, rows, alpha, epsilon, moves, calls)
+    plan = plan_rounds("exponential", end + 1, 1, alpha, beta, rows, epsilon, Fraction(0), "tight")
+    return make_proper(peel_values(values, counts, end, plan, calls), rows, alpha, end)[0]
 
 
 def rows_for(

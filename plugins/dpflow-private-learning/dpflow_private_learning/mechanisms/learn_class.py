@@ -34,20 +34,20 @@ from dpflow.core.contract.results import Result, Row
 from dpflow.core.sampling.randomness import Source
 from dpflow.errors import InvalidInput, PlanRefused
 from dpflow_private_learning.building_blocks import learning_params
-from dpflow_private_learning.building_blocks.exponential_mechanism import exponential, select
+from dpflow_private_learning.building_blocks.exponential_mechanism import draw_point, draw_solution
 from dpflow_private_learning.building_blocks.hypotheses import (
     PointRule,
-    Rectangle,
+    RectangleRule,
     Rule,
-    Threshold,
-    learned,
-    rule,
+    ThresholdRule,
+    describe_rule,
+    read_rule,
     to_grid,
 )
 from dpflow_private_learning.building_blocks.projection import CLASSES
 from dpflow_private_learning.building_blocks.row_bounds import exponential_rows
-from dpflow_private_learning.building_blocks.spend_log import Calls
-from dpflow_private_learning.building_blocks.step_function import Pieces, relative
+from dpflow_private_learning.building_blocks.spend_log import SpendLog
+from dpflow_private_learning.building_blocks.step_function import StepFunction, offsets
 from dpflow_private_learning.mechanisms.learn_thresholds import threshold_score
 
 
@@ -63,24 +63,27 @@ class LearnClassParams(learning_params.Approximated):
     rules: Literal["points", "thresholds"] | tuple[Mapping[str, Any], ...] = "thresholds"
 
 
-def point_score(x: NDArray[Any], labels: NDArray[np.bool_], end: int) -> Pieces:
+def point_score(x: NDArray[Any], labels: NDArray[np.bool_], end: int) -> StepFunction:
     """Rows that "x = j" gets right, for j in 0..end: all negatives, plus positives less negatives
     at j.
     """
-    values, (ones, zeros) = learning_params.distinct(x, [labels, ~labels])
-    around = Pieces.around(values, ones - zeros, end)
-    return Pieces(around.starts, around.end, around.values + int(zeros.sum()))
+    values, (ones, zeros) = learning_params.group_distinct(x, [labels, ~labels])
+    around = StepFunction.from_points(values, ones - zeros, end)
+    return StepFunction(around.starts, around.end, around.values + int(zeros.sum()))
 
 
-def matrix(table: Table, names: Sequence[str], answer: Answer) -> NDArray[np.int64]:
+def grid_matrix(table: Table, names: Sequence[str], answer: Answer) -> NDArray[np.int64]:
     """Grid integers, one row a row."""
     return np.column_stack([answer.columns[name] for name in names])
 
 
-def right(rules: Sequence[Rule], x: NDArray[Any], labels: NDArray[np.bool_]) -> NDArray[np.int64]:
+def count_right(
+    rules: Sequence[Rule], x: NDArray[Any], labels: NDArray[np.bool_]
+) -> NDArray[np.int64]:
     """How many rows each rule gets right; thresholds and points are counted from the sorted column."""
     ones, zeros = np.sort(x[labels, 0]), np.sort(x[~labels, 0])
-    if all(isinstance(one, Threshold) for one in rules):
+    # Sorted counts answer all rules at once, instead of each rule for each row.
+    if all(isinstance(one, ThresholdRule) for one in rules):
         at = np.array([one.below for one in rules])  # type: ignore[attr-defined]
         return np.searchsorted(ones, at) + len(zeros) - np.searchsorted(zeros, at)
     if all(isinstance(one, PointRule) for one in rules):
@@ -97,39 +100,39 @@ class _ByScore(Mechanism[Any]):
 
     def event(self, params: Any, table: Table) -> Event:
         learning_params.check_label(table, params.label)
-        self._rules(params, table)
+        self._list_rules(params, table)
         epsilon, _ = learning_params.per_row(params.epsilon, params.delta, table)
         learning_params.need_scale(2 / epsilon)
-        return learning_params.claim(params.epsilon, params.delta * 0, exponential=True)
+        return learning_params.run_event(params.epsilon, params.delta * 0, exponential=True)
 
     def data_request(self, params: Any, table: Table) -> Records:
-        self._columns(params, table)
+        self._bounded_columns(params, table)
         return Records((*params.columns, params.label), table.contribution_bounds.rows)
 
-    def _columns(self, params: Any, table: Table) -> dict[str, Column]:
-        return {name: table.bounded(name) for name in params.columns}
+    def _bounded_columns(self, params: Any, table: Table) -> dict[str, Column]:
+        return {name: table.bounded_column(name) for name in params.columns}
 
-    def _rules(self, params: Any, table: Table) -> Sequence[Rule] | None:
+    def _list_rules(self, params: Any, table: Table) -> Sequence[Rule] | None:
         raise NotImplementedError
 
-    def _result(
+    def _make_result(
         self,
         params: Any,
         table: Table,
         found: Rule,
         size: int,
-        calls: Calls,
+        calls: SpendLog,
         method: str = "exponential",
     ) -> Result:
         epsilon, _ = learning_params.per_row(params.epsilon, params.delta, table)
-        columns = self._columns(params, table)
-        document = learning_params.report(
+        columns = self._bounded_columns(params, table)
+        document = learning_params.make_report(
             method,
             calls,
             needed=exponential_rows(size, params.alpha, params.beta, epsilon),
             rows=params.rows,
             rules=str(size),
-            **learned(found, columns),
+            **describe_rule(found, columns),
         )
         return Result((Row("", "rule", document["sql"]),), document)
 
@@ -142,8 +145,8 @@ class LearnClass(_ByScore):
     citation = "McSherry, Talwar 2007; Kasiviswanathan, Lee, Nissim, Raskhodnikova, Smith 2008"
     Params = LearnClassParams
 
-    def _rules(self, params: LearnClassParams, table: Table) -> list[Rule] | None:
-        columns = self._columns(params, table)
+    def _list_rules(self, params: LearnClassParams, table: Table) -> list[Rule] | None:
+        columns = self._bounded_columns(params, table)
         if isinstance(params.rules, str):
             if len(columns) != 1:
                 raise PlanRefused(
@@ -152,8 +155,8 @@ class LearnClass(_ByScore):
             return None
         if not params.rules:
             raise PlanRefused("a class needs at least one rule")
-        listed = [rule(one) for one in params.rules]
-        if any(isinstance(one, Rectangle) and len(one.lower) != len(columns) for one in listed):
+        listed = [read_rule(one) for one in params.rules]
+        if any(isinstance(one, RectangleRule) and len(one.lower) != len(columns) for one in listed):
             raise InvalidInput(
                 f"a rectangle here has {len(columns)} sides, one for each of {', '.join(columns)}"
             )
@@ -162,22 +165,29 @@ class LearnClass(_ByScore):
     def draw(
         self, params: LearnClassParams, table: Table, answer: Answer, source: Source
     ) -> Result:
+        """Draw one rule of the class by the rows that it gets right; the document has its SQL
+        predicate.
+        """
         epsilon, _ = learning_params.per_row(params.epsilon, params.delta, table)
-        calls, labels = Calls(source), learning_params.positive(answer.columns[params.label])
-        listed = self._rules(params, table)
+        calls, labels = (
+            SpendLog(source),
+            learning_params.positive_rows(answer.columns[params.label]),
+        )
+        listed = self._list_rules(params, table)
         if listed is not None:
-            scores = right(listed, matrix(table, params.columns, answer), labels)
-            return self._result(
-                params, table, listed[select(scores, epsilon, calls)], len(listed), calls
+            scores = count_right(listed, grid_matrix(table, params.columns, answer), labels)
+            return self._make_result(
+                params, table, listed[draw_solution(scores, epsilon, calls)], len(listed), calls
             )
         name = params.columns[0]
-        _, low, end = learning_params.domain(table, name)
-        x = relative(answer.columns[name], low)
+        _, low, end = learning_params.grid_domain(table, name)
+        x = offsets(answer.columns[name], low)
+        # A whole range is never listed: its rules are runs of equal score.
         if params.rules == "points":
-            point: Rule = PointRule(low + exponential([point_score(x, labels, end)], epsilon, calls))
-            return self._result(params, table, point, end + 1, calls)
-        cut = exponential([threshold_score(x, labels, end + 1)], epsilon, calls)
-        return self._result(params, table, Threshold(low + cut), end + 2, calls)
+            point: Rule = PointRule(low + draw_point([point_score(x, labels, end)], epsilon, calls))
+            return self._make_result(params, table, point, end + 1, calls)
+        cut = draw_point([threshold_score(x, labels, end + 1)], epsilon, calls)
+        return self._make_result(params, table, ThresholdRule(low + cut), end + 2, calls)
 
 
 class LearnSemiPrivateParams(learning_params.Approximated):
@@ -200,8 +210,8 @@ class LearnSemiPrivate(_ByScore):
     citation = "Beimel, Nissim, Stemmer 2013/2016, section 6.2, Example 6.3, Figure 13"
     Params = LearnSemiPrivateParams
 
-    def _rules(self, params: LearnSemiPrivateParams, table: Table) -> list[Rule]:
-        columns = self._columns(params, table)
+    def _list_rules(self, params: LearnSemiPrivateParams, table: Table) -> list[Rule]:
+        columns = self._bounded_columns(params, table)
         if any(len(point) != len(columns) for point in params.public):
             raise PlanRefused(
                 f"every public point needs {len(columns)} values, one for each of {', '.join(columns)}"
@@ -210,17 +220,20 @@ class LearnSemiPrivate(_ByScore):
             [to_grid(value, column) for value, column in zip(p, columns.values())]
             for p in params.public
         ]
-        bounds = [column.grid() for column in columns.values()]
+        bounds = [column.grid_bounds() for column in columns.values()]
         return CLASSES[params.rules](np.unique(np.array(grid, dtype=np.int64), axis=0), bounds)
 
     def draw(
         self, params: LearnSemiPrivateParams, table: Table, answer: Answer, source: Source
     ) -> Result:
+        """Draw one of the labellings of the public points by the rows that it gets right."""
         epsilon, _ = learning_params.per_row(params.epsilon, params.delta, table)
-        rules, calls = self._rules(params, table), Calls(source)
-        scores = right(
+        rules, calls = self._list_rules(params, table), SpendLog(source)
+        scores = count_right(
             rules,
-            matrix(table, params.columns, answer),
-            learning_params.positive(answer.columns[params.label]),
+            grid_matrix(table, params.columns, answer),
+            learning_params.positive_rows(answer.columns[params.label]),
         )
-        return self._result(params, table, rules[select(scores, epsilon, calls)], len(rules), calls)
+        return self._make_result(
+            params, table, rules[draw_solution(scores, epsilon, calls)], len(rules), calls
+        )

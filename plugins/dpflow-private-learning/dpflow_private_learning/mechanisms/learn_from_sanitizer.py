@@ -22,15 +22,20 @@ from dpflow.core.contract.requests import Answer
 from dpflow.core.contract.results import Result, Row
 from dpflow.core.sampling.randomness import Source
 from dpflow_private_learning.building_blocks import learning_params
-from dpflow_private_learning.building_blocks.hypotheses import PointRule, Rule, Threshold, learned
+from dpflow_private_learning.building_blocks.hypotheses import (
+    PointRule,
+    Rule,
+    ThresholdRule,
+    describe_rule,
+)
 from dpflow_private_learning.building_blocks.noisy_row_count import Counted
-from dpflow_private_learning.building_blocks.spend_log import Calls
+from dpflow_private_learning.building_blocks.spend_log import SpendLog
 from dpflow_private_learning.mechanisms.sanitize_labelled import (
     Labelled,
     SanitizeLabelledParams,
     best_rule,
+    share_wrong,
     table_of,
-    wrong,
 )
 
 
@@ -42,24 +47,26 @@ class LearnFromSanitizer(Labelled, Counted[SanitizeLabelledParams]):
     citation = "Beimel, Nissim, Stemmer 2013/2016, Lemma 5.3, Theorem 5.5"
     Params = SanitizeLabelledParams
 
-    def drawn(
+    def draw_at_rows(
         self, params: SanitizeLabelledParams, table: Table, answer: Answer, source: Source
     ) -> Result:
-        column, low, end = learning_params.domain(table, params.column)
-        calls = Calls(source)
-        halves, needed = self.halves(params, table, answer, calls)
-        found = best_rule(params.rules, halves, end)
-        shifted: Rule = Threshold(low + found.below) if isinstance(found, Threshold) else found
-        if isinstance(found, PointRule):
-            shifted = PointRule(low + found.at)
+        """Sanitize labelled rows, then take the best rule on them, which costs nothing more."""
+        column, low, end = learning_params.grid_domain(table, params.column)
+        calls = SpendLog(source)
+        halves, proof_rows = self.sanitize_halves(params, table, answer, calls)
+        best = best_rule(params.rules, halves, end)
+        # The sanitizer counts positions from the lowest value; a rule speaks of grid integers.
+        shifted: Rule = ThresholdRule(low + best.below) if isinstance(best, ThresholdRule) else best
+        if isinstance(best, PointRule):
+            shifted = PointRule(low + best.at)
         a, b = float(params.alpha), float(params.beta)
-        document = learning_params.report(
+        document = learning_params.make_report(
             "algorithm B and the best rule",
             calls,
-            needed=max(needed, 50 / a**2 * math.log(1 / (a * b))),
+            needed=max(proof_rows, 50 / a**2 * math.log(1 / (a * b))),
             rows=params.rows,
-            error_on_artificial_rows=float(wrong(halves, found)),
-            **learned(shifted, {params.column: column}),
+            error_on_artificial_rows=float(share_wrong(halves, best)),
+            **describe_rule(shifted, {params.column: column}),
         )
         return Result(
             (Row("", "rule", document["sql"]),), document, table_of(halves, params.column, table)

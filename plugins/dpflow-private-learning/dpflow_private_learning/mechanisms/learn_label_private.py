@@ -34,17 +34,17 @@ from dpflow.core.contract.results import Result, Row
 from dpflow.core.sampling.randomness import Source
 from dpflow.errors import PlanRefused
 from dpflow_private_learning.building_blocks import learning_params
-from dpflow_private_learning.building_blocks.exponential_mechanism import select
-from dpflow_private_learning.building_blocks.hypotheses import learned
+from dpflow_private_learning.building_blocks.exponential_mechanism import draw_solution
+from dpflow_private_learning.building_blocks.hypotheses import describe_rule
 from dpflow_private_learning.building_blocks.noisy_row_count import Counted
 from dpflow_private_learning.building_blocks.projection import CLASSES, most_points, vc_dimension
 from dpflow_private_learning.building_blocks.row_bounds import (
     label_private_rows,
     label_private_sample,
-    labellings,
+    labelling_count,
 )
-from dpflow_private_learning.building_blocks.spend_log import Calls
-from dpflow_private_learning.mechanisms.learn_class import matrix, right
+from dpflow_private_learning.building_blocks.spend_log import SpendLog
+from dpflow_private_learning.mechanisms.learn_class import count_right, grid_matrix
 
 
 class LearnLabelPrivateParams(learning_params.Approximated):
@@ -65,7 +65,8 @@ class LearnLabelPrivate(Counted[LearnLabelPrivateParams]):
     citation = "Beimel, Nissim, Stemmer 2013/2016, Theorem 6.2, Figure 13; sample size repaired"
     Params = LearnLabelPrivateParams
 
-    def claimed(self, params: LearnLabelPrivateParams, table: Table) -> Event:
+    def event_at_rows(self, params: LearnLabelPrivateParams, table: Table) -> Event:
+        """Bounded range epsilon for the labels. Raises `PlanRefused` if a feature is not public."""
         learning_params.check_label(table, params.label)
         label = table.column(params.label)
         if label.public or (label.public_keys is None and label.missing == "skip"):
@@ -73,67 +74,79 @@ class LearnLabelPrivate(Counted[LearnLabelPrivateParams]):
                 f"label {params.label!r} must be private, and a row without one must still count: declare missing: 0 for it"
             )
         if hidden := [
-            name for name in self._columns(params, table) if name not in table.public_columns
+            name
+            for name in self._bounded_columns(params, table)
+            if name not in table.public_columns
         ]:
             raise PlanRefused(
                 f"columns {', '.join(hidden)} are not declared public, and label privacy protects labels only; declare "
                 f"public: true if everybody knows them, or use learn_semi_private"
             )
+        # The order of these refusals is free: all of them depend on the plan alone.
         if params.rules != "rectangles" and len(params.columns) != 1:
             raise PlanRefused("points and thresholds are rules of one column; name one")
-        if self._sample(params) >= params.n:
+        if self._sample_size(params) >= params.n:
             raise PlanRefused(
-                f"{self._sample(params)} rows give only their features, and rows says {params.n}; take a larger alpha"
+                f"{self._sample_size(params)} rows give only their features, and rows says {params.n}; take a larger alpha"
             )
         epsilon, _ = learning_params.per_row(params.epsilon, params.delta, table)
         learning_params.need_scale(2 / epsilon)
-        return learning_params.claim(params.epsilon, params.delta * 0, exponential=True)
+        return learning_params.run_event(params.epsilon, params.delta * 0, exponential=True)
 
     def data_request(self, params: LearnLabelPrivateParams, table: Table) -> Records:
-        self._columns(params, table)
+        """All rows with features and label in random order, rows without a label included."""
+        self._bounded_columns(params, table)
         return Records((*params.columns, params.label), table.contribution_bounds.rows, known=True)
 
-    def drawn(
+    def draw_at_rows(
         self, params: LearnLabelPrivateParams, table: Table, answer: Answer, source: Source
     ) -> Result:
-        columns, n, calls = self._columns(params, table), self._sample(params), Calls(source)
-        x, labels = (
-            matrix(table, params.columns, answer),
-            learning_params.positive(answer.columns[params.label]),
+        """List the labellings of the first n points, then draw one by the labels of the other rows."""
+        columns, n, calls = (
+            self._bounded_columns(params, table),
+            self._sample_size(params),
+            SpendLog(source),
         )
-        bounds = [column.grid() for column in columns.values()]
-        rules = CLASSES[params.rules](self._points(params, x[:n]), bounds)
+        x, labels = (
+            grid_matrix(table, params.columns, answer),
+            learning_params.positive_rows(answer.columns[params.label]),
+        )
+        bounds = [column.grid_bounds() for column in columns.values()]
+        rules = CLASSES[params.rules](self._distinct_points(params, x[:n]), bounds)
         epsilon, _ = learning_params.per_row(params.epsilon, params.delta, table)
-        found = rules[select(right(rules, x[n:], labels[n:]), epsilon, calls)]
-        document = learning_params.report(
+        best = rules[draw_solution(count_right(rules, x[n:], labels[n:]), epsilon, calls)]
+        document = learning_params.make_report(
             "exponential over labellings",
             calls,
-            needed=self._needed(params, n, float(epsilon)),
+            needed=self._proof_rows(params, n, float(epsilon)),
             rows=params.rows,
             rules=str(len(rules)),
             assumes="some rule of the class gives every label",
-            **learned(found, columns),
+            **describe_rule(best, columns),
         )
         return Result((Row("", "rule", document["sql"]),), document)
 
-    def _columns(self, params: LearnLabelPrivateParams, table: Table) -> dict[str, Column]:
-        return {name: table.bounded(name) for name in params.columns}
+    def _bounded_columns(self, params: LearnLabelPrivateParams, table: Table) -> dict[str, Column]:
+        return {name: table.bounded_column(name) for name in params.columns}
 
-    def _sample(self, params: LearnLabelPrivateParams) -> int:
+    def _sample_size(self, params: LearnLabelPrivateParams) -> int:
         """n, a function of the plan."""
         return label_private_sample(
             vc_dimension(params.rules, len(params.columns)), params.alpha, params.beta
         )
 
-    def _points(self, params: LearnLabelPrivateParams, x: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _distinct_points(
+        self, params: LearnLabelPrivateParams, x: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
         """Distinct points, no more of them than the class can be listed for."""
         return np.unique(x[: most_points(params.rules, len(params.columns))], axis=0)
 
-    def _needed(self, params: LearnLabelPrivateParams, n: int, epsilon: float) -> float:
+    def _proof_rows(self, params: LearnLabelPrivateParams, n: int, epsilon: float) -> float:
         vc, most = (
             vc_dimension(params.rules, len(params.columns)),
             most_points(params.rules, len(params.columns)),
         )
+        # Fewer points are listed than the proof wants, so no number of rows proves accuracy.
         if most is not None and most < n:
             return math.inf  # fewer points than the proof wants
-        return label_private_rows(labellings(vc, n), n, params.alpha, params.beta, epsilon)
+        return label_private_rows(labelling_count(vc, n), n, params.alpha, params.beta, epsilon)

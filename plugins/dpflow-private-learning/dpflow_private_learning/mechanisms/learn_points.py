@@ -27,12 +27,12 @@ from dpflow.core.contract.results import Result, Row
 from dpflow.core.sampling.randomness import Source
 from dpflow.errors import PlanRefused
 from dpflow_private_learning.building_blocks import learning_params
-from dpflow_private_learning.building_blocks.hypotheses import Nothing, PointRule, learned
+from dpflow_private_learning.building_blocks.hypotheses import EmptyRule, PointRule, describe_rule
 from dpflow_private_learning.building_blocks.row_bounds import point_rows_small
-from dpflow_private_learning.building_blocks.spend_log import Calls
-from dpflow_private_learning.building_blocks.stability_selection import is_stable, threshold
-from dpflow_private_learning.building_blocks.step_function import relative
-from dpflow_private_learning.mechanisms.mode import leader
+from dpflow_private_learning.building_blocks.spend_log import SpendLog
+from dpflow_private_learning.building_blocks.stability_selection import gap_threshold, is_stable
+from dpflow_private_learning.building_blocks.step_function import offsets
+from dpflow_private_learning.mechanisms.mode import find_leader
 
 
 class LearnPointsParams(learning_params.Approximated):
@@ -57,50 +57,57 @@ class LearnPoints(Mechanism[LearnPointsParams]):
     Params = LearnPointsParams
 
     def event(self, params: LearnPointsParams, table: Table) -> Event:
+        """(epsilon, delta) of one stable selection, or what the printed one guarantees."""
         learning_params.check_label(table, params.label)
-        _, _, end = learning_params.domain(table, params.column)
+        _, _, end = learning_params.grid_domain(table, params.column)
         epsilon, _ = learning_params.per_row(
             params.epsilon, learning_params.need_delta(params, self.name), table
         )
-        learning_params.need_scale(threshold(epsilon, params.delta, 2)[0])
+        learning_params.need_scale(gap_threshold(epsilon, params.delta, 2)[0])
+        # A uniform value is right with probability 1/size, so size must be 1/(alpha beta).
         if not params.allow_zero and end > 0 and (end + 1) * params.alpha * params.beta < 1:
             raise PlanRefused(
                 "a uniform fallback misses too often: the column needs 1/(alpha beta) values; set allow_zero: true"
             )
         if params.selection == "literal":
-            return learning_params.printed(params.epsilon, params.delta, 1, Fraction(0), table)
-        return learning_params.claim(params.epsilon, params.delta)
+            return learning_params.literal_event(
+                params.epsilon, params.delta, 1, Fraction(0), table
+            )
+        return learning_params.run_event(params.epsilon, params.delta)
 
     def data_request(self, params: LearnPointsParams, table: Table) -> Records:
-        table.bounded(params.column)
+        """Values and labels, at most the declared rows of each privacy unit."""
+        table.bounded_column(params.column)
         return Records((params.column, params.label), table.contribution_bounds.rows)
 
     def draw(
         self, params: LearnPointsParams, table: Table, answer: Answer, source: Source
     ) -> Result:
-        column, low, end = learning_params.domain(table, params.column)
+        """Release the leading positive value if its lead is stable, else the declared fallback."""
+        column, low, end = learning_params.grid_domain(table, params.column)
         epsilon, delta = learning_params.per_row(params.epsilon, params.delta, table)
         literal = params.selection == "literal"
-        calls, moves = Calls(source), 2 if literal else learning_params.moves(table)
-        chosen = learning_params.positive(answer.columns[params.label])
-        values, (counts,) = learning_params.distinct(
-            relative(answer.columns[params.column][chosen], low), [chosen[chosen]]
+        calls, moves = SpendLog(source), 2 if literal else learning_params.row_moves(table)
+        is_positive = learning_params.positive_rows(answer.columns[params.label])
+        values, (counts,) = learning_params.group_distinct(
+            offsets(answer.columns[params.column][is_positive], low), [is_positive[is_positive]]
         )
-        best, gap = leader(values, counts)
+        best, gap = find_leader(values, counts)
         point: int | None = best
         status = "ok"
+        # With a single value in the domain there is nothing to hide, and nothing is charged.
         if end and not is_stable(gap, epsilon, delta, calls, moves, literal):
             point, status = None if params.allow_zero else source.below(end + 1), "fallback"
-        found = Nothing() if point is None else PointRule(low + point)
-        needed = point_rows_small(params.alpha, params.beta, epsilon, delta, moves)
-        document = learning_params.report(
+        hypothesis = EmptyRule() if point is None else PointRule(low + point)
+        proof_rows = point_rows_small(params.alpha, params.beta, epsilon, delta, moves)
+        document = learning_params.make_report(
             "stability",
             calls,
-            needed=needed,
+            needed=proof_rows,
             rows=params.rows,
             status=status,
             assumes="all positive rows have one value, and no others do",
-            **learned(found, {params.column: column}),
+            **describe_rule(hypothesis, {params.column: column}),
         )
-        value = None if point is None else column.unit(low + point)
+        value = None if point is None else column.grid_value(low + point)
         return Result((Row("", "point", value),), document)

@@ -36,17 +36,17 @@ from dpflow.core.contract.results import Result, Row
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.sampling.samplers import discrete_laplace
 from dpflow_private_learning.building_blocks import learning_params, san_thresholds
-from dpflow_private_learning.building_blocks.adaptive_calls import each
-from dpflow_private_learning.building_blocks.hypotheses import Rectangle, learned
+from dpflow_private_learning.building_blocks.adaptive_calls import call_epsilon
+from dpflow_private_learning.building_blocks.hypotheses import RectangleRule, describe_rule
 from dpflow_private_learning.building_blocks.noisy_row_count import Counted
-from dpflow_private_learning.building_blocks.prefix_tree import level_scale, tree
+from dpflow_private_learning.building_blocks.prefix_tree import build_tree, level_scale
 from dpflow_private_learning.building_blocks.row_bounds import (
     rectangle_rows,
-    significance,
+    significance_level,
     tree_rows,
 )
-from dpflow_private_learning.building_blocks.spend_log import Calls
-from dpflow_private_learning.building_blocks.step_function import relative
+from dpflow_private_learning.building_blocks.spend_log import SpendLog
+from dpflow_private_learning.building_blocks.step_function import offsets
 from dpflow_private_learning.building_blocks.synopsis import Synopsis
 
 
@@ -60,22 +60,23 @@ class LearnRectanglesParams(learning_params.Approximated):
     axes: Literal["tree", "san-thresholds"] = "tree"
 
 
-def cells(found: Synopsis, size: int, mass: Fraction, end: int) -> NDArray[Any]:
+def cell_ends(column: Synopsis, size: int, mass: Fraction, end: int) -> NDArray[Any]:
     """Last points of cells that hold at most ``mass`` of a column's ``size`` rows, or are one
     point; the last is ``end``.
     """
     lasts: list[int] = []
-    held, most = 0, mass * size
-    for point, weight in zip(found.points, found.weights):
-        if weight > most or held + weight > most:
+    filled, most = 0, mass * size
+    # The synthetic column is public, so cells may follow its weights.
+    for point, weight in zip(column.points, column.weights):
+        if weight > most or filled + weight > most:
             lasts.append(point - 1)  # closes the cell before this atom
-            held = 0
+            filled = 0
         if weight > most:
             lasts.append(point)
         else:
-            held += weight
-    kept = sorted({last for last in lasts if 0 <= last < end} | {end})
-    return np.array(kept, dtype=object if end >= 2**64 else np.uint64)
+            filled += weight
+    ends = sorted({last for last in lasts if 0 <= last < end} | {end})
+    return np.array(ends, dtype=object if end >= 2**64 else np.uint64)
 
 
 class LearnRectangles(Counted[LearnRectanglesParams]):
@@ -86,127 +87,152 @@ class LearnRectangles(Counted[LearnRectanglesParams]):
     citation = "Beimel, Nissim, Stemmer 2013/2016, Theorem 3.22, after Kearns 1998; completed here"
     Params = LearnRectanglesParams
 
-    def _budget(self, params: LearnRectanglesParams, table: Table) -> tuple[Fraction, Fraction]:
+    def _part_budget(
+        self, params: LearnRectanglesParams, table: Table
+    ) -> tuple[Fraction, Fraction]:
         """The price of each of 2k mechanisms for one row."""
         learning_params.check_label(table, params.label)
-        ends = [learning_params.domain(table, name)[2] for name in params.columns]
+        ends = [learning_params.grid_domain(table, name)[2] for name in params.columns]
         epsilon, delta = learning_params.per_row(params.epsilon, params.delta, table)
         k, advanced = len(params.columns), params.delta > 0
         if params.axes == "san-thresholds":
             learning_params.need_delta(params, "san-thresholds")
-        own = each(epsilon, delta / 2, 2 * k) if advanced else epsilon / (2 * k)
+        part_epsilon = call_epsilon(epsilon, delta / 2, 2 * k) if advanced else epsilon / (2 * k)
         learning_params.need_scale(
-            max(level_scale(end, own, learning_params.moves(table)) for end in ends)
+            max(level_scale(end, part_epsilon, learning_params.row_moves(table)) for end in ends)
         )
         small = delta / (2 * k)
         if params.axes == "san-thresholds":
-            learning_params.need_gate(
-                self._plan(params, own, small).gate, params.n, "san-thresholds"
+            learning_params.need_minimum_rows(
+                self._axis_plan(params, part_epsilon, small).minimum_rows,
+                params.n,
+                "san-thresholds",
             )
-        return own, small
+        return part_epsilon, small
 
-    def _plan(
+    def _axis_plan(
         self, params: LearnRectanglesParams, epsilon: Fraction, delta: Fraction
-    ) -> san_thresholds.Plan:
+    ) -> san_thresholds.CallPlan:
         k = len(params.columns)
-        return san_thresholds.plan(
+        return san_thresholds.plan_calls(
             params.alpha / (32 * k), params.beta / (4 * k), epsilon, delta, params.n
         )
 
-    def claimed(self, params: LearnRectanglesParams, table: Table) -> Event:
-        self._budget(params, table)
-        return learning_params.claim(params.epsilon, params.delta)
+    def event_at_rows(self, params: LearnRectanglesParams, table: Table) -> Event:
+        """(epsilon, delta) of k sanitizers and k histograms; pure where delta is 0."""
+        self._part_budget(params, table)
+        return learning_params.run_event(params.epsilon, params.delta)
 
     def data_request(self, params: LearnRectanglesParams, table: Table) -> Records:
+        """All columns of the rectangle and the label, at most the declared rows of each unit."""
         for name in params.columns:
-            table.bounded(name)
+            table.bounded_column(name)
         return Records((*params.columns, params.label), table.contribution_bounds.rows)
 
-    def drawn(
+    def draw_at_rows(
         self, params: LearnRectanglesParams, table: Table, answer: Answer, source: Source
     ) -> Result:
-        epsilon, delta = self._budget(params, table)
-        calls, positive = Calls(source), learning_params.positive(answer.columns[params.label])
+        """Find the sides column by column; without a significant cell the rectangle is empty."""
+        epsilon, delta = self._part_budget(params, table)
+        calls, positive = (
+            SpendLog(source),
+            learning_params.positive_rows(answer.columns[params.label]),
+        )
         sides = []
         for name in params.columns:
-            _, low, end = learning_params.domain(table, name)
-            x = relative(answer.columns[name], low)
-            axis = self._axis(params, table, x, end, (epsilon, delta), calls)
-            side = self._side(params, table, x[positive], axis, epsilon, calls)
+            _, low, end = learning_params.grid_domain(table, name)
+            x = offsets(answer.columns[name], low)
+            axis = self._column_cells(params, table, x, end, (epsilon, delta), calls)
+            side = self._find_side(params, table, x[positive], axis, epsilon, calls)
             sides.append(None if side is None else (low + side[0], low + side[1]))
-        lows = [learning_params.domain(table, name)[1] for name in params.columns]
+        lows = [learning_params.grid_domain(table, name)[1] for name in params.columns]
+        # A side without a significant cell: the empty rectangle, lower ends above upper ones.
         if any(side is None for side in sides):
-            found = Rectangle(tuple(low + 1 for low in lows), tuple(lows))
+            box = RectangleRule(tuple(low + 1 for low in lows), tuple(lows))
         else:
-            found = Rectangle(tuple(a for a, _ in sides), tuple(b for _, b in sides))  # type: ignore[misc]
-        columns = {name: table.bounded(name) for name in params.columns}
-        needed = self._needed(params, table, epsilon)
-        document = learning_params.report(
+            box = RectangleRule(tuple(a for a, _ in sides), tuple(b for _, b in sides))  # type: ignore[misc]
+        columns = {name: table.bounded_column(name) for name in params.columns}
+        proof_rows = self._proof_rows(params, table, epsilon)
+        document = learning_params.make_report(
             params.axes,
             calls,
-            needed=needed,
+            needed=proof_rows,
             rows=params.rows,
             assumes="some rectangle is right on every row",
-            **learned(found, columns),
+            **describe_rule(box, columns),
         )
         rows = tuple(
-            Row(name, measure, columns[name].unit(ends[i]))
+            Row(name, measure, columns[name].grid_value(ends[i]))
             for i, name in enumerate(params.columns)
-            for measure, ends in (("from", found.lower), ("to", found.upper))
+            for measure, ends in (("from", box.lower), ("to", box.upper))
         )
         return Result(rows, document)
 
-    def _axis(
+    def _column_cells(
         self,
         params: LearnRectanglesParams,
         table: Table,
         x: NDArray[Any],
         end: int,
         price: tuple[Fraction, Fraction],
-        calls: Calls,
+        calls: SpendLog,
     ) -> NDArray[Any]:
         """The cells of one column."""
-        values, (counts,) = learning_params.distinct(x, [np.ones(len(x), bool)])
+        values, (counts,) = learning_params.group_distinct(x, [np.ones(len(x), bool)])
         target, n = params.alpha / (16 * len(params.columns)), params.n
         if params.axes == "tree":
-            made = tree(
-                values, counts, end, n, target / 2, price[0], learning_params.moves(table), calls
+            column = build_tree(
+                values,
+                counts,
+                end,
+                n,
+                target / 2,
+                price[0],
+                learning_params.row_moves(table),
+                calls,
             )
         else:
-            made, _ = san_thresholds.san_thresholds(
-                values, counts, end, self._plan(params, *price), calls
+            column, _ = san_thresholds.san_thresholds(
+                values, counts, end, self._axis_plan(params, *price), calls
             )
-        return cells(made, made.size, target, end)
+        return cell_ends(column, column.size, target, end)
 
-    def _side(
+    def _find_side(
         self,
         params: LearnRectanglesParams,
         table: Table,
         x: NDArray[Any],
         lasts: NDArray[Any],
         epsilon: Fraction,
-        calls: Calls,
+        calls: SpendLog,
     ) -> tuple[int, int] | None:
         """The outermost significant cells of one column, or None."""
-        calls.pay("histogram", epsilon)
+        calls.record_call("histogram", epsilon)
+        # Every cell gets noise, empty ones too: their number is public, their counts are not.
         counts = np.bincount(np.searchsorted(lasts, x, side="left"), minlength=len(lasts))
         noisy = counts + discrete_laplace(
-            learning_params.moves(table) / epsilon, len(lasts), calls.source
+            learning_params.row_moves(table) / epsilon, len(lasts), calls.source
         )
-        level = 1 + significance(
-            len(params.columns), params.alpha, params.beta, epsilon, learning_params.moves(table)
+        level = 1 + significance_level(
+            len(params.columns),
+            params.alpha,
+            params.beta,
+            epsilon,
+            learning_params.row_moves(table),
         )
-        found = np.flatnonzero(noisy >= math.ceil(level))
-        if not len(found):
+        significant = np.flatnonzero(noisy >= math.ceil(level))
+        if not len(significant):
             return None
-        return int(lasts[found[0] - 1]) + 1 if found[0] else 0, int(lasts[found[-1]])
+        return int(lasts[significant[0] - 1]) + 1 if significant[0] else 0, int(
+            lasts[significant[-1]]
+        )
 
-    def _needed(self, params: LearnRectanglesParams, table: Table, epsilon: Fraction) -> float:
-        k, moves = len(params.columns), learning_params.moves(table)
+    def _proof_rows(self, params: LearnRectanglesParams, table: Table, epsilon: Fraction) -> float:
+        k, moves = len(params.columns), learning_params.row_moves(table)
         rows = rectangle_rows(k, params.alpha, params.beta, epsilon, moves)
         if params.axes == "san-thresholds":
             return math.inf
-        sizes = [learning_params.domain(table, name)[2] + 1 for name in params.columns]
+        sizes = [learning_params.grid_domain(table, name)[2] + 1 for name in params.columns]
         axis = params.alpha / (32 * k)
         return max(
             rows, *(tree_rows(size, axis, params.beta / (4 * k), epsilon, moves) for size in sizes)

@@ -33,20 +33,20 @@ from dpflow.core.contract.requests import Answer, Records
 from dpflow.core.contract.results import Result, Row
 from dpflow.core.sampling.randomness import Source
 from dpflow_private_learning.building_blocks import learning_params
-from dpflow_private_learning.building_blocks.hypotheses import Threshold, learned
+from dpflow_private_learning.building_blocks.hypotheses import ThresholdRule, describe_rule
 from dpflow_private_learning.building_blocks.noisy_row_count import Counted
 from dpflow_private_learning.building_blocks.rec_concave import (
     Budget,
     Step,
-    depth,
-    nominal,
+    nominal_cost,
     rec_concave,
-    rows_needed,
+    recursion_depth,
+    recursion_rows,
 )
-from dpflow_private_learning.building_blocks.row_bounds import exponential_rows, generalisation
-from dpflow_private_learning.building_blocks.spend_log import Calls
-from dpflow_private_learning.building_blocks.step_function import Pieces, relative
-from dpflow_private_learning.mechanisms.quasi_concave import Levels, planned, price
+from dpflow_private_learning.building_blocks.row_bounds import exponential_rows, generalisation_rows
+from dpflow_private_learning.building_blocks.spend_log import SpendLog
+from dpflow_private_learning.building_blocks.step_function import StepFunction, offsets
+from dpflow_private_learning.mechanisms.quasi_concave import Levels, plan_step, step_event
 
 
 class LearnThresholdsParams(learning_params.Approximated):
@@ -67,17 +67,20 @@ class LearnThresholdsParams(learning_params.Approximated):
     selection: learning_params.Selection = "repaired"
 
 
-def threshold_score(x: NDArray[Any], labels: NDArray[np.bool_], end: int) -> Pieces:
+def threshold_score(x: NDArray[Any], labels: NDArray[np.bool_], end: int) -> StepFunction:
     """Q over the thresholds 0..end of a domain 0..end-1: rows x < j that are positive plus rows x
     >= j that are not.
     """
-    values, (ones, zeros) = learning_params.distinct(x, [labels, ~labels])
+    values, (ones, zeros) = learning_params.group_distinct(x, [labels, ~labels])
     total = int(zeros.sum())
+    # One above the last point may need a 65th bit.
     if end >= 2**64:
         values = values.astype(object)
+    # The score changes only behind a distinct value: "x < j" treats all j between two values
+    # in the same way.
     starts = np.insert(values + (1 if values.dtype == object else np.uint64(1)), 0, 0)
     right = np.insert(np.cumsum(ones) + total - np.cumsum(zeros), 0, total)
-    return Pieces.of(starts, end, right)
+    return StepFunction.from_runs(starts, end, right)
 
 
 def learn_threshold(
@@ -87,7 +90,7 @@ def learn_threshold(
     rows: int,
     alpha: Fraction,
     step: Step,
-    calls: Calls,
+    calls: SpendLog,
 ) -> tuple[int, bool]:
     """j in 0..end for positions x in 0..end-1, and whether it is only a fallback; alpha is the
     error wanted on the rows.
@@ -103,63 +106,67 @@ class LearnThresholds(Counted[LearnThresholdsParams]):
     citation = "Beimel, Nissim, Stemmer 2013/2016, Theorem 3.18; McSherry, Talwar 2007"
     Params = LearnThresholdsParams
 
-    def _step(self, params: LearnThresholdsParams, table: Table) -> tuple[int, Step]:
+    def _recursion_step(self, params: LearnThresholdsParams, table: Table) -> tuple[int, Step]:
         learning_params.check_label(table, params.label)
-        end = learning_params.domain(table, params.column)[2] + 1
+        end = learning_params.grid_domain(table, params.column)[2] + 1
         epsilon, delta = learning_params.per_row(params.epsilon, params.delta, table)
         halves = params.alpha / 2, params.beta / 2
-        return end, planned(
+        return end, plan_step(
             end, params.levels, params.budget, *halves, epsilon, delta, params.selection
         )
 
-    def counts(self, params: LearnThresholdsParams, table: Table) -> bool:
-        end, step = self._step(params, table)
-        return params.rows is None and depth(end, step.levels) > 1
+    def counts_rows(self, params: LearnThresholdsParams, table: Table) -> bool:
+        """Rows matter to the draw only where RecConcave recurses: its promise is their number."""
+        end, step = self._recursion_step(params, table)
+        return params.rows is None and recursion_depth(end, step.levels) > 1
 
-    def claimed(self, params: LearnThresholdsParams, table: Table) -> Event:
-        return price(*self._step(params, table), params, table)
+    def event_at_rows(self, params: LearnThresholdsParams, table: Table) -> Event:
+        """Bounded range with one level, else (epsilon, delta) of all levels."""
+        return step_event(*self._recursion_step(params, table), params, table)
 
     def data_request(self, params: LearnThresholdsParams, table: Table) -> Records:
-        table.bounded(params.column)
+        """Values and labels, at most the declared rows of each privacy unit."""
+        table.bounded_column(params.column)
         return Records((params.column, params.label), table.contribution_bounds.rows)
 
-    def drawn(
+    def draw_at_rows(
         self, params: LearnThresholdsParams, table: Table, answer: Answer, source: Source
     ) -> Result:
-        column, low, _ = learning_params.domain(table, params.column)
-        end, step = self._step(params, table)
-        calls = Calls(source)
-        x = relative(answer.columns[params.column], low)
-        labels = learning_params.positive(answer.columns[params.label])
+        """Release a threshold; the status is "fallback" where no block was stable enough."""
+        column, low, _ = learning_params.grid_domain(table, params.column)
+        end, step = self._recursion_step(params, table)
+        calls = SpendLog(source)
+        x = offsets(answer.columns[params.column], low)
+        labels = learning_params.positive_rows(answer.columns[params.label])
         j, fallback = learn_threshold(
             x, labels, end, params.rows or 1, params.alpha / 2, step, calls
         )
-        levels = depth(end, step.levels)
-        needed = self._needed(params, end, step)
-        document = learning_params.report(
+        levels = recursion_depth(end, step.levels)
+        proof_rows = self._proof_rows(params, end, step)
+        document = learning_params.make_report(
             "exponential" if levels == 1 else "RecConcave",
             calls,
-            needed=needed,
+            needed=proof_rows,
             rows=params.rows,
             status="fallback" if fallback else "ok",
             levels=levels,
             assumes="nothing of the labels"
             if levels == 1
             else "some threshold is right on every row",
-            **learned(Threshold(low + j), {params.column: column}),
+            **describe_rule(ThresholdRule(low + j), {params.column: column}),
         )
-        return Result((Row("", "threshold", column.unit(low + j)),), document)
+        return Result((Row("", "threshold", column.grid_value(low + j)),), document)
 
-    def _needed(self, params: LearnThresholdsParams, end: int, step: Step) -> float:
-        epsilon, delta = map(float, nominal(end, step))
-        if depth(end, step.levels) == 1:
-            needed = exponential_rows(end + 1, params.alpha, params.beta, epsilon)
+    def _proof_rows(self, params: LearnThresholdsParams, end: int, step: Step) -> float:
+        epsilon, delta = map(float, nominal_cost(end, step))
+        if recursion_depth(end, step.levels) == 1:
+            proof_rows = exponential_rows(end + 1, params.alpha, params.beta, epsilon)
         else:
-            needed = rows_needed(
+            proof_rows = recursion_rows(
                 end, step.levels, float(params.alpha) / 2, epsilon, delta, float(params.beta) / 2
             )
         return (
-            needed
+            proof_rows
             if params.promise == "empirical"
-            else max(needed, generalisation(params.alpha, params.beta))
+            else max(proof_rows, generalisation_rows(params.alpha, params.beta))
         )

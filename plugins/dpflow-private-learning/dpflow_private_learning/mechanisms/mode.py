@@ -25,7 +25,7 @@ import numpy as np
 
 from dpflow.core.accounting.events import Event
 from dpflow.core.contract.declaration import Table
-from dpflow.core.contract.requests import Answer, Histogram, SortedValues
+from dpflow.core.contract.requests import Answer, SortedValues, ValueCounts
 from dpflow.core.contract.results import Result, Row
 from dpflow.core.sampling.randomness import Source
 from dpflow.errors import PlanRefused
@@ -34,11 +34,11 @@ from dpflow_private_learning.building_blocks import (
     learning_params,
     stability_selection,
 )
-from dpflow_private_learning.building_blocks.exponential_mechanism import exponential
+from dpflow_private_learning.building_blocks.exponential_mechanism import draw_point
 from dpflow_private_learning.building_blocks.noisy_row_count import Counted
 from dpflow_private_learning.building_blocks.row_bounds import mode_rows
-from dpflow_private_learning.building_blocks.spend_log import Calls
-from dpflow_private_learning.building_blocks.step_function import Array, Pieces, relative
+from dpflow_private_learning.building_blocks.spend_log import SpendLog
+from dpflow_private_learning.building_blocks.step_function import Array, StepFunction, offsets
 
 
 class ModeParams(learning_params.Priced):
@@ -56,7 +56,7 @@ class ModeParams(learning_params.Priced):
     beta: learning_params.Share = Fraction(1, 20)
 
 
-def leader(values: Array, counts: Array) -> tuple[int, int]:
+def find_leader(values: Array, counts: Array) -> tuple[int, int]:
     """The most frequent of these ascending values (the smallest at a tie; 0 if there is none) and
     its lead.
     """
@@ -78,82 +78,93 @@ class Mode(Counted[ModeParams]):
     citation = "Beimel, Nissim, Stemmer 2013/2016, sections 2.5 and 4.1; gap sensitivity and gate proved here"
     Params = ModeParams
 
-    def counts(self, params: ModeParams, table: Table) -> bool:
+    def counts_rows(self, params: ModeParams, table: Table) -> bool:
+        """Only the choosing mechanism compares with the number of rows."""
         return params.rows is None and params.method == "choosing"
 
-    def claimed(self, params: ModeParams, table: Table) -> Event:
-        learning_params.domain(table, params.column)
+    def event_at_rows(self, params: ModeParams, table: Table) -> Event:
+        """The event of the chosen method. Raises `PlanRefused` below the choosing mechanism's
+        minimum rows.
+        """
+        learning_params.grid_domain(table, params.column)
         epsilon, delta = learning_params.per_row(params.epsilon, params.delta, table)
         learning_params.need_scale(8 / epsilon)
         if params.method == "exponential":
-            return learning_params.claim(params.epsilon, Fraction(0), exponential=True)
+            return learning_params.run_event(params.epsilon, Fraction(0), exponential=True)
         learning_params.need_delta(params, params.method)
         if params.method == "choosing":
             if params.rows is None:
                 raise PlanRefused(
                     "choosing needs rows: the public number of rows, or a released count"
                 )
-            learning_params.need_gate(
-                choosing_mechanism.gate(params.alpha, epsilon, delta, 1),
+            learning_params.need_minimum_rows(
+                choosing_mechanism.minimum_rows(params.alpha, epsilon, delta, 1),
                 params.rows,
                 "the choosing mechanism",
             )
         if params.method == "stability-literal":
-            return learning_params.printed(params.epsilon, params.delta, 1, Fraction(0), table)
-        return learning_params.claim(params.epsilon, params.delta)
+            return learning_params.literal_event(
+                params.epsilon, params.delta, 1, Fraction(0), table
+            )
+        return learning_params.run_event(params.epsilon, params.delta)
 
     def data_request(self, params: ModeParams, table: Table) -> SortedValues:
-        table.bounded(params.column)
+        """Counts of the column's distinct values, at most the declared rows of each unit."""
+        table.bounded_column(params.column)
         return SortedValues(params.column, table.contribution_bounds.rows)
 
-    def drawn(self, params: ModeParams, table: Table, answer: Answer, source: Source) -> Result:
-        column, low, end = learning_params.domain(table, params.column)
+    def draw_at_rows(
+        self, params: ModeParams, table: Table, answer: Answer, source: Source
+    ) -> Result:
+        """Release the mode in the column's unit, or None with the status "bottom"."""
+        column, low, end = learning_params.grid_domain(table, params.column)
         epsilon, delta = learning_params.per_row(params.epsilon, params.delta, table)
-        calls = Calls(source)
-        found = self._found(params, table, answer, (low, end), (epsilon, delta), calls)
-        value = None if found is None else column.unit(low + found)
-        needed = mode_rows(
+        calls = SpendLog(source)
+        position = self._select_mode(params, table, answer, (low, end), (epsilon, delta), calls)
+        value = None if position is None else column.grid_value(low + position)
+        proof_rows = mode_rows(
             params.method,
             end + 1,
             params.alpha,
             params.beta,
             epsilon,
             delta,
-            learning_params.moves(table),
+            learning_params.row_moves(table),
         )
-        status = "bottom" if found is None else "ok"
+        status = "bottom" if position is None else "ok"
         return Result(
             (Row("", "mode", value),),
-            learning_params.report(
-                params.method, calls, needed=needed, rows=params.rows, status=status
+            learning_params.make_report(
+                params.method, calls, needed=proof_rows, rows=params.rows, status=status
             ),
         )
 
-    def _found(
+    def _select_mode(
         self,
         params: ModeParams,
         table: Table,
-        answer: Histogram,
-        place: tuple[int, int],
+        answer: ValueCounts,
+        grid: tuple[int, int],
         cost: tuple[Fraction, Fraction],
-        calls: Calls,
+        calls: SpendLog,
     ) -> int | None:
         """The position of the mode, or None for bottom."""
-        (low, end), (epsilon, delta) = place, cost
-        x = relative(answer.values, low)
+        (low, end), (epsilon, delta) = grid, cost
+        x = offsets(answer.values, low)
+        # One value in the domain: its answer is known to everybody.
         if end == 0:
             return 0
         if params.method == "exponential":
-            return exponential([Pieces.around(x, answer.counts, end)], epsilon, calls)
+            return draw_point([StepFunction.from_points(x, answer.counts, end)], epsilon, calls)
         if params.method == "choosing":
             assert params.rows is not None
-            i = choosing_mechanism.choosing(
+            i = choosing_mechanism.choose_solution(
                 answer.counts, params.rows, params.alpha, epsilon, delta, calls
             )
             return None if i is None else int(x[i])
-        value, gap = leader(x, answer.counts)
+        value, gap = find_leader(x, answer.counts)
         literal = params.method == "stability-literal"
         stable = stability_selection.is_stable(
-            gap, epsilon, delta, calls, learning_params.moves(table), literal
+            gap, epsilon, delta, calls, learning_params.row_moves(table), literal
         )
         return value if stable else None

@@ -21,7 +21,7 @@ from typing import Literal
 from dpflow.core.accounting.events import Event
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Mechanism
-from dpflow.core.contract.requests import Answer, Histogram, SortedValues
+from dpflow.core.contract.requests import Answer, SortedValues, ValueCounts
 from dpflow.core.contract.results import Result, Row
 from dpflow.core.sampling.randomness import Source
 from dpflow.errors import PlanRefused
@@ -30,14 +30,14 @@ from dpflow_private_learning.building_blocks.rec_concave import (
     Budget,
     Step,
     best_levels,
-    depth,
-    nominal,
+    nominal_cost,
     rec_concave,
-    rows_needed,
-    share,
+    recursion_depth,
+    recursion_rows,
+    split_budget,
 )
-from dpflow_private_learning.building_blocks.spend_log import Calls
-from dpflow_private_learning.building_blocks.step_function import Pieces, relative
+from dpflow_private_learning.building_blocks.spend_log import SpendLog
+from dpflow_private_learning.building_blocks.step_function import StepFunction, offsets
 
 Levels = Literal["auto"] | int
 
@@ -61,7 +61,7 @@ class QuasiConcaveParams(learning_params.Priced):
     selection: learning_params.Selection = "repaired"
 
 
-def planned(
+def plan_step(
     top: int,
     levels: Levels,
     budget: Budget,
@@ -76,29 +76,31 @@ def planned(
     """
     if alpha > Fraction(1, 2):
         raise PlanRefused("RecConcave needs an alpha of at most 1/2")
+    # Chosen from public numbers only, so the choice costs nothing.
     if levels == "auto":
         levels = best_levels(top, float(alpha), float(epsilon), float(delta), float(beta))
     if levels < 1 or levels > 64:
         raise PlanRefused("levels is auto or a whole number from 1 to 64")
-    if depth(top, levels) > 1 and not 0 < delta < Fraction(1, 2):
+    if recursion_depth(top, levels) > 1 and not 0 < delta < Fraction(1, 2):
         raise PlanRefused(
             "more than one level needs a delta above 0 and below 1/2; or take levels: 1, which is pure"
         )
-    step = share(top, levels, epsilon, delta, budget)
+    step = split_budget(top, levels, epsilon, delta, budget)
     learning_params.need_scale(2 / step.epsilon)
     return replace(step, literal=selection == "literal")
 
 
-def price(top: int, step: Step, params: learning_params.Priced, table: Table) -> Event:
+def step_event(top: int, step: Step, params: learning_params.Priced, table: Table) -> Event:
     """The event of a run over 0..top: the plan's price, or what stability as printed really costs."""
-    levels = depth(top, step.levels)
+    levels = recursion_depth(top, step.levels)
+    # One exponential mechanism has bounded range, which composes better than pure privacy.
     if levels == 1:
-        return learning_params.claim(params.epsilon, Fraction(0), exponential=True)
+        return learning_params.run_event(params.epsilon, Fraction(0), exponential=True)
     if step.literal:
-        return learning_params.printed(
+        return learning_params.literal_event(
             step.epsilon, step.delta, 2 * (levels - 1), levels * step.epsilon, table
         )
-    return learning_params.claim(params.epsilon, params.delta)
+    return learning_params.run_event(params.epsilon, params.delta)
 
 
 class QuasiConcaveRelease(Mechanism[QuasiConcaveParams]):
@@ -109,13 +111,13 @@ class QuasiConcaveRelease(Mechanism[QuasiConcaveParams]):
     Params = QuasiConcaveParams
 
     @abstractmethod
-    def score(self, data: Histogram, low: int, end: int) -> Pieces:
+    def score(self, data: ValueCounts, low: int, end: int) -> StepFunction:
         """The score over the column's grid, positions 0..end counted from the grid integer ``low``."""
 
-    def _step(self, params: QuasiConcaveParams, table: Table) -> tuple[int, Step]:
-        _, _, end = learning_params.domain(table, params.column)
+    def _recursion_step(self, params: QuasiConcaveParams, table: Table) -> tuple[int, Step]:
+        _, _, end = learning_params.grid_domain(table, params.column)
         epsilon, delta = learning_params.per_row(params.epsilon, params.delta, table)
-        return end, planned(
+        return end, plan_step(
             end,
             params.levels,
             params.budget,
@@ -127,35 +129,35 @@ class QuasiConcaveRelease(Mechanism[QuasiConcaveParams]):
         )
 
     def event(self, params: QuasiConcaveParams, table: Table) -> Event:
-        return price(*self._step(params, table), params, table)
+        return step_event(*self._recursion_step(params, table), params, table)
 
     def data_request(self, params: QuasiConcaveParams, table: Table) -> SortedValues:
-        table.bounded(params.column)
+        table.bounded_column(params.column)
         return SortedValues(params.column, table.contribution_bounds.rows)
 
     def draw(
         self, params: QuasiConcaveParams, table: Table, answer: Answer, source: Source
     ) -> Result:
-        column, low, _ = learning_params.domain(table, params.column)
-        end, step = self._step(params, table)
-        calls = Calls(source)
+        column, low, _ = learning_params.grid_domain(table, params.column)
+        end, step = self._recursion_step(params, table)
+        calls = SpendLog(source)
         point, fallback = rec_concave(
             self.score(answer, low, end), Fraction(params.promise), params.alpha, step, calls
         )
-        epsilon, delta = nominal(end, step)
-        needed = rows_needed(
+        epsilon, delta = nominal_cost(end, step)
+        proof_rows = recursion_rows(
             end, step.levels, *map(float, (params.alpha, epsilon, delta or 0.25, params.beta))
         )
-        levels = depth(end, step.levels)
-        document = learning_params.report(
+        levels = recursion_depth(end, step.levels)
+        document = learning_params.make_report(
             "exponential" if levels == 1 else "RecConcave",
             calls,
-            needed=needed,
+            needed=proof_rows,
             rows=params.promise,
             status="fallback" if fallback else "ok",
             levels=levels,
         )
-        return Result((Row("", self.name, column.unit(low + point)),), document)
+        return Result((Row("", self.name, column.grid_value(low + point)),), document)
 
 
 class UnimodalMode(QuasiConcaveRelease):
@@ -165,6 +167,6 @@ class UnimodalMode(QuasiConcaveRelease):
     summary = "a value that occurs nearly as often as promised, of a column whose counts rise and then fall"
     citation = "Beimel, Nissim, Stemmer 2013/2016, Def. 3.6, 3.7 and Figure 5; completion and budget proved here"
 
-    def score(self, data: Histogram, low: int, end: int) -> Pieces:
+    def score(self, data: ValueCounts, low: int, end: int) -> StepFunction:
         """The number of rows at a point."""
-        return Pieces.around(relative(data.values, low), data.counts, end)
+        return StepFunction.from_points(offsets(data.values, low), data.counts, end)

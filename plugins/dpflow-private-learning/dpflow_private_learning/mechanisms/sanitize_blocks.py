@@ -30,16 +30,16 @@ from dpflow.core.contract.results import Result, Row
 from dpflow.core.sampling.randomness import Source
 from dpflow_private_learning.building_blocks import learning_params
 from dpflow_private_learning.building_blocks.noisy_row_count import Counted
-from dpflow_private_learning.building_blocks.spend_log import Calls
-from dpflow_private_learning.building_blocks.step_function import Array, relative
+from dpflow_private_learning.building_blocks.spend_log import SpendLog
+from dpflow_private_learning.building_blocks.step_function import Array, offsets
 from dpflow_private_learning.building_blocks.synopsis import Synopsis, check_name
-from dpflow_private_learning.mechanisms.base_sanitizer import rows_for, sanitized
+from dpflow_private_learning.mechanisms.base_sanitizer import rows_for, sanitize_column
 from dpflow_private_learning.mechanisms.sanitizer_transforms import (
     Rules,
     amplified_blocks,
     in_blocks,
-    joined,
-    reduced,
+    join_columns,
+    reduce_column,
 )
 
 
@@ -62,9 +62,9 @@ class SanitizeBlocks(Counted[SanitizeBlocksParams]):
     citation = "Beimel, Nissim, Stemmer 2013/2016, Theorem 2.21, Lemma 5.1"
     Params = SanitizeBlocksParams
 
-    def _each(self, params: SanitizeBlocksParams, table: Table) -> Fraction:
+    def _block_epsilon(self, params: SanitizeBlocksParams, table: Table) -> Fraction:
         check_name(table, params.column)
-        end = learning_params.domain(table, params.column)[2]
+        end = learning_params.grid_domain(table, params.column)[2]
         epsilon, _ = learning_params.per_row(params.epsilon, Fraction(0), table)
         rounds = (
             math.ceil(2 / params.alpha)
@@ -74,27 +74,34 @@ class SanitizeBlocks(Counted[SanitizeBlocksParams]):
         learning_params.need_scale(4 * rounds / epsilon)
         return epsilon
 
-    def claimed(self, params: SanitizeBlocksParams, table: Table) -> Event:
-        self._each(params, table)
-        return learning_params.claim(params.epsilon, Fraction(0))
+    def event_at_rows(self, params: SanitizeBlocksParams, table: Table) -> Event:
+        """epsilon of one block: a privacy unit's rows are all in one."""
+        self._block_epsilon(params, table)
+        return learning_params.run_event(params.epsilon, Fraction(0))
 
     def data_request(self, params: SanitizeBlocksParams, table: Table) -> Records:
-        table.bounded(params.column)
+        """The column's rows with their units, which decide the blocks."""
+        table.bounded_column(params.column)
         return Records((params.column,), table.contribution_bounds.rows)
 
-    def drawn(
+    def draw_at_rows(
         self, params: SanitizeBlocksParams, table: Table, answer: Answer, source: Source
     ) -> Result:
-        column, low, end = learning_params.domain(table, params.column)
-        epsilon, size, fits = self._each(params, table), max(1, params.n // params.shards), True
-        calls = Calls(source)
+        """Sanitize each block, bring it to a fixed size, and release all of them as one column."""
+        column, low, end = learning_params.grid_domain(table, params.column)
+        epsilon, size, fits = (
+            self._block_epsilon(params, table),
+            max(1, params.n // params.shards),
+            True,
+        )
+        calls = SpendLog(source)
 
         def block(x: Array) -> Synopsis:
             nonlocal fits
-            own = Calls(source)
-            moves = learning_params.moves(table)
-            values, (counts,) = learning_params.distinct(x, [np.ones(len(x), bool)])
-            made = sanitized(
+            block_log = SpendLog(source)
+            moves = learning_params.row_moves(table)
+            values, (counts,) = learning_params.group_distinct(x, [np.ones(len(x), bool)])
+            synopsis = sanitize_column(
                 params.rules,
                 values,
                 counts,
@@ -104,32 +111,36 @@ class SanitizeBlocks(Counted[SanitizeBlocksParams]):
                 params.beta,
                 epsilon,
                 moves,
-                own,
+                block_log,
             )
-            small, drawn = reduced(params.rules, made, params.alpha, params.beta / 2, source)
-            fits &= drawn
+            small, succeeded = reduce_column(
+                params.rules, synopsis, params.alpha, params.beta / 2, source
+            )
+            fits &= succeeded
             return small
 
-        calls.pay("one block", epsilon)
-        x = relative(answer.columns[params.column], low)
-        found = joined(in_blocks(answer.units, x, params.shards, block, source))
-        document = learning_params.report(
+        # One entry for all blocks: a privacy unit's rows are in one, so they compose in parallel.
+        calls.record_call("one block", epsilon)
+        x = offsets(answer.columns[params.column], low)
+        whole = join_columns(in_blocks(answer.units, x, params.shards, block, source))
+        document = learning_params.make_report(
             f"{params.shards} blocks",
             calls,
-            needed=self._needed(params, end + 1, epsilon, learning_params.moves(table)),
+            needed=self._proof_rows(params, end + 1, epsilon, learning_params.row_moves(table)),
             rows=params.rows,
             status="ok" if fits else "fallback",
             within=str(2 * params.alpha + 2 * params.beta),
         )
         return Result(
-            (Row("", "rows", found.size),), document, found.table(params.column, column, low)
+            (Row("", "rows", whole.size),), document, whole.to_table(params.column, column, low)
         )
 
-    def _needed(
+    def _proof_rows(
         self, params: SanitizeBlocksParams, size: int, epsilon: Fraction, moves: int
     ) -> float:
         q, beta = params.shards, params.beta
         if q < amplified_blocks(beta):
             return math.inf
+        # Sizes of drawn blocks vary; this many rows make up for the most uneven one.
         uneven = q / (2 * float(params.alpha) ** 2) * math.log(2 * q / beta)
         return max(q * rows_for(params.rules, size, params.alpha / 2, beta, epsilon, moves), uneven)

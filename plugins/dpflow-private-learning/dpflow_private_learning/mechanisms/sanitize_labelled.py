@@ -37,12 +37,12 @@ from dpflow.core.sampling.randomness import Source
 from dpflow.core.sampling.samplers import discrete_laplace
 from dpflow.errors import PlanRefused
 from dpflow_private_learning.building_blocks import learning_params
-from dpflow_private_learning.building_blocks.hypotheses import PointRule, Rule, Threshold
+from dpflow_private_learning.building_blocks.hypotheses import PointRule, Rule, ThresholdRule
 from dpflow_private_learning.building_blocks.noisy_row_count import Counted
-from dpflow_private_learning.building_blocks.spend_log import Calls
-from dpflow_private_learning.building_blocks.step_function import Array, relative
+from dpflow_private_learning.building_blocks.spend_log import SpendLog
+from dpflow_private_learning.building_blocks.step_function import Array, offsets
 from dpflow_private_learning.building_blocks.synopsis import Synopsis, in_unit, kind
-from dpflow_private_learning.mechanisms.base_sanitizer import rows_for, sanitized
+from dpflow_private_learning.mechanisms.base_sanitizer import rows_for, sanitize_column
 from dpflow_private_learning.mechanisms.sanitizer_transforms import Rules
 
 #: From distinct values, their counts and the number of rows to an artificial column.
@@ -58,18 +58,13 @@ class Half:
     rows: int
 
     @property
-    def each(self) -> Fraction:
+    def row_weight(self) -> Fraction:
         """The weight of one artificial row."""
         return Fraction(self.rows, self.column.size) if self.column.size else Fraction(0)
 
 
 def algorithm_b(
-    x: Array,
-    labels: NDArray[np.bool_],
-    step: int,
-    epsilon: Fraction,
-    inner: Inner,
-    calls: Calls,
+    x: Array, labels: NDArray[np.bool_], step: int, epsilon: Fraction, inner: Inner, calls: SpendLog
 ) -> tuple[Half, Half]:
     """Both halves, label 0 first; epsilon is the price of one count, ``inner`` sanitizes a half.
 
@@ -78,31 +73,36 @@ def algorithm_b(
     noise = discrete_laplace(1 / epsilon, 2, calls.source)
     halves = []
     for label in (0, 1):
-        calls.pay("laplace", epsilon)
-        own = x[labels == bool(label)]
-        noisy = max(0, len(own) + int(noise[label]))
+        calls.record_call("laplace", epsilon)
+        members = x[labels == bool(label)]
+        noisy = max(0, len(members) + int(noise[label]))
+        # Rounding to the step keeps the size of a half from telling more than the noisy count does.
         rows = (noisy + step // 2) // step * step
-        column = inner(*_padded(own[:rows], rows), rows) if rows else Synopsis((), ())
+        column = inner(*_pad_values(members[:rows], rows), rows) if rows else Synopsis((), ())
         halves.append(Half(label, column, rows))
     return halves[0], halves[1]
 
 
-def _padded(x: Array, rows: int) -> tuple[Array, NDArray[np.int64]]:
+def _pad_values(x: Array, rows: int) -> tuple[Array, NDArray[np.int64]]:
     """Distinct values with their counts, and as many of the lowest value as are missing to
     ``rows``.
     """
     weights = np.append(np.ones(len(x), np.int64), rows - len(x))
-    values, (counts,) = learning_params.distinct(np.append(x, np.zeros(1, x.dtype)), [weights])
+    values, (counts,) = learning_params.group_distinct(
+        np.append(x, np.zeros(1, x.dtype)), [weights]
+    )
     return (values, counts) if counts[0] else (values[1:], counts[1:])
 
 
-def wrong(halves: tuple[Half, Half], found: Rule) -> Fraction:
+def share_wrong(halves: tuple[Half, Half], found: Rule) -> Fraction:
     """The share of artificial rows that a rule over positions gets wrong; 0 without rows."""
     total, missed = sum(half.rows for half in halves), Fraction(0)
     for half in halves:
         points = np.array(half.column.points, dtype=object).reshape(-1, 1)
         off = found.predict(points) != bool(half.label)
-        missed += half.each * sum(w for w, bad in zip(half.column.weights, off.tolist()) if bad)
+        missed += half.row_weight * sum(
+            w for w, bad in zip(half.column.weights, off.tolist()) if bad
+        )
     return missed / total if total else Fraction(0)
 
 
@@ -111,12 +111,13 @@ def best_rule(rules: Rules, halves: tuple[Half, Half], end: int) -> Rule:
     Free.
     """
     zeros, ones = (
-        {p: w * half.each for p, w in zip(half.column.points, half.column.weights)}
+        {p: w * half.row_weight for p, w in zip(half.column.points, half.column.weights)}
         for half in halves
     )
     gain = {
         p: ones.get(p, Fraction(0)) - zeros.get(p, Fraction(0)) for p in sorted({*zeros, *ones})
     }
+    # A point that no row has gains nothing and loses nothing: it stands for "positive nowhere".
     if rules == "points":
         outside = next((p for p in range(min(end, len(gain)) + 1) if p not in gain), None)
         gain |= {} if outside is None else {outside: Fraction(0)}
@@ -126,7 +127,7 @@ def best_rule(rules: Rules, halves: tuple[Half, Half], end: int) -> Rule:
         sum_below += weight
         if sum_below > best:
             best, at = sum_below, p + 1
-    return Threshold(at)
+    return ThresholdRule(at)
 
 
 class SanitizeLabelledParams(learning_params.Approximated):
@@ -146,44 +147,45 @@ class SanitizeLabelledParams(learning_params.Approximated):
 class Labelled:
     """What the mechanisms on sanitized labelled rows share."""
 
-    def claimed(self, params: SanitizeLabelledParams, table: Table) -> Event:
-        self.price(params, table)
-        return learning_params.claim(params.epsilon, Fraction(0))
+    def event_at_rows(self, params: SanitizeLabelledParams, table: Table) -> Event:
+        self.part_epsilon(params, table)
+        return learning_params.run_event(params.epsilon, Fraction(0))
 
     def data_request(self, params: SanitizeLabelledParams, table: Table) -> Records:
-        table.bounded(params.column)
+        table.bounded_column(params.column)
         return Records((params.column, params.label), table.contribution_bounds.rows)
 
-    def price(self, params: SanitizeLabelledParams, table: Table) -> Fraction:
+    def part_epsilon(self, params: SanitizeLabelledParams, table: Table) -> Fraction:
         """Epsilon of each part for one row: two parts where rows come and go, four where they are
         replaced.
         """
         learning_params.check_label(table, params.label)
-        end = learning_params.domain(table, params.column)[2]
+        end = learning_params.grid_domain(table, params.column)[2]
+        # The stored table has these columns of its own, and DuckDB ignores case.
         if params.column.casefold() in ("release_id", "block", "weight", "label"):
             raise PlanRefused(
                 f"a sanitized table has a column {params.column!r} of its own; read it under another name"
             )
         epsilon, _ = learning_params.per_row(params.epsilon, Fraction(0), table)
-        own = epsilon / (2 * learning_params.moves(table))
+        part = epsilon / (2 * learning_params.row_moves(table))
         rounds = (
             math.ceil(18 / params.alpha)
             if params.rules == "points"
             else max((end + 1).bit_length(), 1)
         )
-        learning_params.need_scale(4 * rounds / own)
-        return own
+        learning_params.need_scale(4 * rounds / part)
+        return part
 
-    def halves(
-        self, params: SanitizeLabelledParams, table: Table, answer: Answer, calls: Calls
+    def sanitize_halves(
+        self, params: SanitizeLabelledParams, table: Table, answer: Answer, calls: SpendLog
     ) -> tuple[tuple[Half, Half], float]:
         """The artificial rows, and the rows for which their accuracy is proven."""
-        _, low, end = learning_params.domain(table, params.column)
-        own = self.price(params, table)
+        _, low, end = learning_params.grid_domain(table, params.column)
+        epsilon = self.part_epsilon(params, table)
         step = params.step or max(1, math.floor(params.alpha**2 * params.n / 6))
 
         def inner(values: Array, counts: NDArray[np.int64], rows: int) -> Synopsis:
-            return sanitized(
+            return sanitize_column(
                 params.rules,
                 values,
                 counts,
@@ -191,17 +193,19 @@ class Labelled:
                 rows,
                 params.alpha / 9,
                 params.beta / 5,
-                own,
+                epsilon,
                 2,
                 calls,
             )
 
-        x = relative(answer.columns[params.column], low)
-        labels = learning_params.positive(answer.columns[params.label])
-        return algorithm_b(x, labels, step, own, inner, calls), rows_needed(params, end + 1, own)
+        x = offsets(answer.columns[params.column], low)
+        labels = learning_params.positive_rows(answer.columns[params.label])
+        return algorithm_b(x, labels, step, epsilon, inner, calls), labelled_rows(
+            params, end + 1, epsilon
+        )
 
 
-def rows_needed(params: SanitizeLabelledParams, size: int, epsilon: Fraction) -> float:
+def labelled_rows(params: SanitizeLabelledParams, size: int, epsilon: Fraction) -> float:
     """t = ceil(6/a^2) M at a = alpha/9, b = beta/5 (then 5 a + 4 b <= alpha if beta <= alpha)."""
     a, b = params.alpha / 9, min(params.alpha / 9, params.beta / 5)
     inner = rows_for(params.rules, size, a, b, epsilon, 2)
@@ -216,11 +220,11 @@ def lemma_5_4(rows: float, alpha: float, beta: float, epsilon: float) -> float:
 
 def table_of(halves: tuple[Half, Half], name: str, table: Table) -> Synthetic:
     """Artificial labelled rows: value, label and weight."""
-    column, low, _ = learning_params.domain(table, name)
+    column, low, _ = learning_params.grid_domain(table, name)
     rows: list[tuple[Any, ...]] = []
     for half in halves:
         rows += [
-            (in_unit(column, low + p), half.label, float(w * half.each))
+            (in_unit(column, low + p), half.label, float(w * half.row_weight))
             for p, w in zip(half.column.points, half.column.weights)
         ]
     return Synthetic(((name, kind(column)), ("label", "whole"), ("weight", "number")), tuple(rows))
@@ -234,11 +238,14 @@ class SanitizeLabelled(Labelled, Counted[SanitizeLabelledParams]):
     citation = "Beimel, Nissim, Stemmer 2013/2016, Lemma 5.4, Figure 12; weights repaired, price tightened here"
     Params = SanitizeLabelledParams
 
-    def drawn(
+    def draw_at_rows(
         self, params: SanitizeLabelledParams, table: Table, answer: Answer, source: Source
     ) -> Result:
-        calls = Calls(source)
-        halves, needed = self.halves(params, table, answer, calls)
+        """Release synthetic labelled rows with the weight of each, and the rows per label."""
+        calls = SpendLog(source)
+        halves, proof_rows = self.sanitize_halves(params, table, answer, calls)
         rows = tuple(Row(str(half.label), "rows", half.rows) for half in halves)
-        document = learning_params.report("algorithm B", calls, needed=needed, rows=params.rows)
+        document = learning_params.make_report(
+            "algorithm B", calls, needed=proof_rows, rows=params.rows
+        )
         return Result(rows, document, table_of(halves, params.column, table))

@@ -36,9 +36,9 @@ from dpflow.core.contract.results import ErrorBound, Result, Row
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.sampling.samplers import discrete_laplace
 from dpflow_private_learning.building_blocks import learning_params
-from dpflow_private_learning.building_blocks.adaptive_calls import each
-from dpflow_private_learning.building_blocks.choosing_mechanism import choosing, gate
-from dpflow_private_learning.building_blocks.exponential_mechanism import exponential
+from dpflow_private_learning.building_blocks.adaptive_calls import call_epsilon
+from dpflow_private_learning.building_blocks.choosing_mechanism import choose_solution, minimum_rows
+from dpflow_private_learning.building_blocks.exponential_mechanism import draw_point
 from dpflow_private_learning.building_blocks.noisy_row_count import Counted
 from dpflow_private_learning.building_blocks.rec_concave import Budget
 from dpflow_private_learning.building_blocks.row_bounds import (
@@ -46,8 +46,8 @@ from dpflow_private_learning.building_blocks.row_bounds import (
     peeling_rows,
     san_points_rows,
 )
-from dpflow_private_learning.building_blocks.spend_log import Calls
-from dpflow_private_learning.building_blocks.step_function import Array, Pieces, relative
+from dpflow_private_learning.building_blocks.spend_log import SpendLog
+from dpflow_private_learning.building_blocks.step_function import Array, StepFunction, offsets
 from dpflow_private_learning.building_blocks.synopsis import Synopsis, check_name
 
 
@@ -76,10 +76,10 @@ class Rounds:
     delta: Fraction
     alpha: Fraction
     rows: int
-    needed: float
+    proof_rows: float
 
 
-def rounds(
+def plan_rounds(
     method: str,
     size: int,
     k: int,
@@ -95,11 +95,11 @@ def rounds(
     """
     share = alpha / k
     count = math.ceil(2 / share)
-    own = epsilon / (2 * count)
+    round_epsilon = epsilon / (2 * count)
     pure = Rounds(
         "exponential",
         count,
-        own,
+        round_epsilon,
         Fraction(0),
         share,
         rows,
@@ -107,41 +107,47 @@ def rounds(
     )
     if method == "exponential" or not delta:
         return pure
-    small, chance = each(epsilon, delta / 5, 2 * count, budget), 2 * delta / (5 * count)
-    needed = san_points_rows(share, beta, epsilon, delta, small, chance)
-    paper = Rounds("san-points", count, small, chance, share / 2, rows, needed)
-    if method == "auto" and (pure.needed <= needed or rows < gate(paper.alpha, small, chance, 1)):
+    small, chance = call_epsilon(epsilon, delta / 5, 2 * count, budget), 2 * delta / (5 * count)
+    proof_rows = san_points_rows(share, beta, epsilon, delta, small, chance)
+    paper = Rounds("san-points", count, small, chance, share / 2, rows, proof_rows)
+    if method == "auto" and (
+        pure.proof_rows <= proof_rows or rows < minimum_rows(paper.alpha, small, chance, 1)
+    ):
         return pure
     return paper
 
 
-def listed(x: Array, counts: Array, end: int, plan: Rounds, calls: Calls) -> dict[int, int]:
+def peel_values(x: Array, counts: Array, end: int, plan: Rounds, calls: SpendLog) -> dict[int, int]:
     """Noisy counts of the values that were taken off, by position."""
-    found: dict[int, int] = {}
+    noisy_counts: dict[int, int] = {}
     left, scale = counts.copy(), 1 / plan.epsilon
     for _ in range(plan.count):
         if plan.method == "exponential":
-            point = exponential([Pieces.around(x, left, end)], plan.epsilon, calls)
-            if point in found:
+            # A value listed before has score 0 from then on, so it is drawn again only by chance.
+            point = draw_point([StepFunction.from_points(x, left, end)], plan.epsilon, calls)
+            if point in noisy_counts:
                 continue
         else:
             present = np.flatnonzero(left)
-            chosen = choosing(left[present], plan.rows, plan.alpha, plan.epsilon, plan.delta, calls)
-            if chosen is None:
+            index = choose_solution(
+                left[present], plan.rows, plan.alpha, plan.epsilon, plan.delta, calls
+            )
+            if index is None:
                 break
-            point = int(x[present[chosen]])
+            point = int(x[present[index]])
         at = int(np.searchsorted(x, x.dtype.type(point) if x.dtype != object else point))
         true = at < len(x) and int(x[at]) == point
-        calls.pay("laplace", plan.epsilon)
-        found[point] = (int(counts[at]) if true else 0) + int(
+        calls.record_call("laplace", plan.epsilon)
+        # A value without rows is counted, too: whether it has rows is what the noise hides.
+        noisy_counts[point] = (int(counts[at]) if true else 0) + int(
             discrete_laplace(scale, 1, calls.source)[0]
         )
         if true:
             left[at] = 0
-    return found
+    return noisy_counts
 
 
-def proper(
+def make_proper(
     estimates: dict[int, int], rows: int, alpha: Fraction, end: int
 ) -> tuple[Synopsis, bool]:
     """A database of ``rows`` points whose frequencies are within alpha of the estimates, and
@@ -158,6 +164,7 @@ def proper(
     for point in [*weights]:
         less = min(max(-left, 0), weights[point], slack)
         weights[point], left = weights[point] - less, left + less
+    # Unlisted values first: their estimate is 0, so up to alpha rows of each are within the bound.
     point = 0
     while left > 0 and slack and point <= end:
         if point not in weights:
@@ -167,7 +174,7 @@ def proper(
     for point, count in sorted(estimates.items()):
         more = min(max(left, 0), max(0, count + slack - weights[point]))
         weights[point], left = weights[point] + more, left - more
-    return Synopsis.of(weights), left == 0
+    return Synopsis.from_weights(weights), left == 0
 
 
 class SanitizePoints(Counted[SanitizePointsParams]):
@@ -180,13 +187,13 @@ class SanitizePoints(Counted[SanitizePointsParams]):
     citation = "Beimel, Nissim, Stemmer 2013/2016, Theorems 4.6 and 4.7, Remark 2.18; peeling by the exponential mechanism"
     Params = SanitizePointsParams
 
-    def _rounds(self, params: SanitizePointsParams, table: Table) -> Rounds:
+    def _plan_rounds(self, params: SanitizePointsParams, table: Table) -> Rounds:
         check_name(table, params.column)
-        size = learning_params.domain(table, params.column)[2] + 1
+        size = learning_params.grid_domain(table, params.column)[2] + 1
         if params.method == "san-points":
             learning_params.need_delta(params, "san-points")
         epsilon, delta = learning_params.per_row(params.epsilon, params.delta, table)
-        plan = rounds(
+        plan = plan_rounds(
             params.method,
             size,
             params.k,
@@ -198,50 +205,59 @@ class SanitizePoints(Counted[SanitizePointsParams]):
             params.budget,
         )
         if plan.method == "san-points":
-            learning_params.need_gate(
-                gate(plan.alpha, plan.epsilon, plan.delta, 1), params.n, "san-points"
+            learning_params.need_minimum_rows(
+                minimum_rows(plan.alpha, plan.epsilon, plan.delta, 1), params.n, "san-points"
             )
         learning_params.need_scale(4 / plan.epsilon)
         return plan
 
-    def claimed(self, params: SanitizePointsParams, table: Table) -> Event:
-        plan = self._rounds(params, table)
-        return learning_params.claim(
+    def event_at_rows(self, params: SanitizePointsParams, table: Table) -> Event:
+        """(epsilon, delta) with the choosing mechanism, epsilon with the exponential one."""
+        plan = self._plan_rounds(params, table)
+        return learning_params.run_event(
             params.epsilon, params.delta if plan.method == "san-points" else Fraction(0)
         )
 
     def data_request(self, params: SanitizePointsParams, table: Table) -> SortedValues:
-        table.bounded(params.column)
+        """Counts of the column's distinct values, at most the declared rows of each unit."""
+        table.bounded_column(params.column)
         return SortedValues(params.column, table.contribution_bounds.rows)
 
-    def drawn(
+    def draw_at_rows(
         self, params: SanitizePointsParams, table: Table, answer: Answer, source: Source
     ) -> Result:
-        column, low, end = learning_params.domain(table, params.column)
-        plan, calls = self._rounds(params, table), Calls(source)
-        found = listed(relative(answer.values, low), answer.counts, end, plan, calls)
-        made, fits = proper(found, params.n, params.alpha / params.k, end)
+        """Release noisy counts of the listed values and a synthetic column near them."""
+        column, low, end = learning_params.grid_domain(table, params.column)
+        plan, calls = self._plan_rounds(params, table), SpendLog(source)
+        estimates = peel_values(offsets(answer.values, low), answer.counts, end, plan, calls)
+        synopsis, fits = make_proper(estimates, params.n, params.alpha / params.k, end)
         width = half_width(1 / plan.epsilon)
         rows = tuple(
-            Row(str(column.unit(low + point)), "count", count, width)
-            for point, count in sorted(found.items())
+            Row(str(column.grid_value(low + point)), "count", count, width)
+            for point, count in sorted(estimates.items())
         )
         status = "ok" if fits else "fallback"
-        document = learning_params.report(
-            plan.method, calls, needed=plan.needed, rows=params.rows, status=status, k=params.k
+        document = learning_params.make_report(
+            plan.method, calls, needed=plan.proof_rows, rows=params.rows, status=status, k=params.k
         )
-        return Result(rows, document, made.table(params.column, column, low))
+        return Result(rows, document, synopsis.to_table(params.column, column, low))
 
     def error_bound(self, params: SanitizePointsParams, table: Table) -> ErrorBound:
-        planned = self.planned(params, table)
-        own = self._rounds(planned, table).epsilon
+        """The 95 % half-width of a listed value's noise, in rows; unlisted values have a bias
+        instead.
+        """
+        planned = self.plan_params(params, table)
+        round_epsilon = self._plan_rounds(planned, table).epsilon
         if (
-            self.counts(params, table) and params.method == "auto"
+            self.counts_rows(params, table) and params.method == "auto"
         ):  # below the gate it takes the pure method
-            own = min(
-                own,
-                self._rounds(planned.model_copy(update={"method": "exponential"}), table).epsilon,
+            round_epsilon = min(
+                round_epsilon,
+                self._plan_rounds(
+                    planned.model_copy(update={"method": "exponential"}), table
+                ).epsilon,
             )
         return ErrorBound(
-            {"count": half_width(1 / own)}, "noise of a listed value; others are estimated as 0"
+            {"count": half_width(1 / round_epsilon)},
+            "noise of a listed value; others are estimated as 0",
         )

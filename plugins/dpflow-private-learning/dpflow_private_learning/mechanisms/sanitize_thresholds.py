@@ -19,12 +19,16 @@ from dpflow.core.sampling.randomness import Source
 from dpflow_private_learning.building_blocks import learning_params
 from dpflow_private_learning.building_blocks.log_bounds import ceil_log2
 from dpflow_private_learning.building_blocks.noisy_row_count import Counted
-from dpflow_private_learning.building_blocks.prefix_tree import level_scale, tree
+from dpflow_private_learning.building_blocks.prefix_tree import build_tree, level_scale
 from dpflow_private_learning.building_blocks.rec_concave import Budget
 from dpflow_private_learning.building_blocks.row_bounds import san_thresholds_rows, tree_rows
-from dpflow_private_learning.building_blocks.san_thresholds import Plan, plan, san_thresholds
-from dpflow_private_learning.building_blocks.spend_log import Calls
-from dpflow_private_learning.building_blocks.step_function import relative
+from dpflow_private_learning.building_blocks.san_thresholds import (
+    CallPlan,
+    plan_calls,
+    san_thresholds,
+)
+from dpflow_private_learning.building_blocks.spend_log import SpendLog
+from dpflow_private_learning.building_blocks.step_function import offsets
 from dpflow_private_learning.building_blocks.synopsis import check_name
 
 
@@ -46,50 +50,64 @@ class SanitizeThresholds(Counted[SanitizeThresholdsParams]):
     citation = "Beimel, Nissim, Stemmer 2013/2016, Theorem 4.13; Chan, Shi, Song 2010 and Dwork et al. 2010 (tree)"
     Params = SanitizeThresholdsParams
 
-    def _plan(self, params: SanitizeThresholdsParams, table: Table) -> tuple[Plan | None, float]:
+    def _plan_method(
+        self, params: SanitizeThresholdsParams, table: Table
+    ) -> tuple[CallPlan | None, float]:
         """The plan of san-thresholds, or None for the tree; and the rows needed."""
         check_name(table, params.column)
-        end = learning_params.domain(table, params.column)[2]
+        end = learning_params.grid_domain(table, params.column)[2]
         epsilon, delta = learning_params.per_row(params.epsilon, params.delta, table)
-        pure = tree_rows(end + 1, params.alpha, params.beta, epsilon, learning_params.moves(table))
+        pure = tree_rows(
+            end + 1, params.alpha, params.beta, epsilon, learning_params.row_moves(table)
+        )
         if params.method == "tree" or (params.method == "auto" and not params.delta):
-            learning_params.need_scale(level_scale(end, epsilon, learning_params.moves(table)))
+            learning_params.need_scale(level_scale(end, epsilon, learning_params.row_moves(table)))
             return None, pure
         learning_params.need_delta(params, "san-thresholds")
-        made = plan(params.alpha, params.beta, epsilon, delta, params.n, params.budget)
+        plan = plan_calls(params.alpha, params.beta, epsilon, delta, params.n, params.budget)
         power = max(ceil_log2(end + 1), 1)
-        needed = san_thresholds_rows(
-            power, made.calls, made.gate, made.alpha, made.beta, made.epsilon, made.delta
+        proof_rows = san_thresholds_rows(
+            power, plan.calls, plan.minimum_rows, plan.alpha, plan.beta, plan.epsilon, plan.delta
         )
-        if params.method == "auto" and (pure <= needed or params.n < made.gate):
-            learning_params.need_scale(level_scale(end, epsilon, learning_params.moves(table)))
+        # For every integer type the pure tree needs fewer rows; both numbers are public.
+        if params.method == "auto" and (pure <= proof_rows or params.n < plan.minimum_rows):
+            learning_params.need_scale(level_scale(end, epsilon, learning_params.row_moves(table)))
             return None, pure
-        learning_params.need_gate(made.gate, params.n, "san-thresholds")
-        return made, needed
+        learning_params.need_minimum_rows(plan.minimum_rows, params.n, "san-thresholds")
+        return plan, proof_rows
 
-    def claimed(self, params: SanitizeThresholdsParams, table: Table) -> Event:
-        made, _ = self._plan(params, table)
-        return learning_params.claim(params.epsilon, Fraction(0) if made is None else params.delta)
+    def event_at_rows(self, params: SanitizeThresholdsParams, table: Table) -> Event:
+        """epsilon for the tree, (epsilon, delta) for san-thresholds."""
+        plan, _ = self._plan_method(params, table)
+        return learning_params.run_event(
+            params.epsilon, Fraction(0) if plan is None else params.delta
+        )
 
     def data_request(self, params: SanitizeThresholdsParams, table: Table) -> SortedValues:
-        table.bounded(params.column)
+        """Counts of the column's distinct values, at most the declared rows of each unit."""
+        table.bounded_column(params.column)
         return SortedValues(params.column, table.contribution_bounds.rows)
 
-    def drawn(
+    def draw_at_rows(
         self, params: SanitizeThresholdsParams, table: Table, answer: Answer, source: Source
     ) -> Result:
-        column, low, end = learning_params.domain(table, params.column)
-        made, needed = self._plan(params, table)
-        x, calls = relative(answer.values, low), Calls(source)
-        if made is None:
+        """Release a synthetic column whose prefix fractions are near the table's."""
+        column, low, end = learning_params.grid_domain(table, params.column)
+        plan, proof_rows = self._plan_method(params, table)
+        x, calls = offsets(answer.values, low), SpendLog(source)
+        if plan is None:
             epsilon, _ = learning_params.per_row(params.epsilon, params.delta, table)
-            moves = learning_params.moves(table)
-            found = tree(x, answer.counts, end, params.n, params.alpha, epsilon, moves, calls)
-            document = learning_params.report("tree", calls, needed=needed, rows=params.rows)
-        else:
-            found, used = san_thresholds(x, answer.counts, end, made, calls)
-            document = learning_params.report(
-                "san-thresholds", calls, needed=needed, rows=params.rows, used=used
+            moves = learning_params.row_moves(table)
+            synopsis = build_tree(
+                x, answer.counts, end, params.n, params.alpha, epsilon, moves, calls
             )
-        size = Row("", "rows", found.size)
-        return Result((size,), document, found.table(params.column, column, low))
+            document = learning_params.make_report(
+                "tree", calls, needed=proof_rows, rows=params.rows
+            )
+        else:
+            synopsis, used = san_thresholds(x, answer.counts, end, plan, calls)
+            document = learning_params.make_report(
+                "san-thresholds", calls, needed=proof_rows, rows=params.rows, used=used
+            )
+        size = Row("", "rows", synopsis.size)
+        return Result((size,), document, synopsis.to_table(params.column, column, low))

@@ -32,12 +32,12 @@ from dpflow.errors import PlanRefused
 from dpflow_private_learning.building_blocks import learning_params
 from dpflow_private_learning.building_blocks.hypotheses import to_grid
 from dpflow_private_learning.building_blocks.noisy_row_count import Counted
-from dpflow_private_learning.building_blocks.prefix_tree import level_scale, tree
+from dpflow_private_learning.building_blocks.prefix_tree import build_tree, level_scale
 from dpflow_private_learning.building_blocks.row_bounds import peeling_rows, tree_rows
-from dpflow_private_learning.building_blocks.spend_log import Calls
-from dpflow_private_learning.building_blocks.step_function import Array, relative
+from dpflow_private_learning.building_blocks.spend_log import SpendLog
+from dpflow_private_learning.building_blocks.step_function import Array, offsets
 from dpflow_private_learning.building_blocks.synopsis import Synopsis, check_name, in_unit, kind
-from dpflow_private_learning.mechanisms.sanitize_points import listed, rounds
+from dpflow_private_learning.mechanisms.sanitize_points import peel_values, plan_rounds
 
 WIDEST = 4096
 
@@ -67,11 +67,11 @@ class SanitizeUnion(Counted[SanitizeUnionParams]):
     citation = "Beimel, Nissim, Stemmer 2013/2016, section 4.4"
     Params = SanitizeUnionParams
 
-    def _ranges(self, params: SanitizeUnionParams, table: Table) -> list[tuple[int, int]]:
+    def _part_ranges(self, params: SanitizeUnionParams, table: Table) -> list[tuple[int, int]]:
         """First and last position of every part."""
         check_name(table, params.column)
-        column, low, end = learning_params.domain(table, params.column)
-        found = []
+        column, low, end = learning_params.grid_domain(table, params.column)
+        ranges = []
         for number, part in enumerate(params.parts):
             first = 0 if part.lower is None else to_grid(part.lower, column) - low
             last = end if part.upper is None else to_grid(part.upper, column) - low
@@ -83,56 +83,61 @@ class SanitizeUnion(Counted[SanitizeUnionParams]):
                 raise PlanRefused(
                     f"part {number}: thresholds are kept for the whole column; leave lower and upper out"
                 )
+            # A part of all subsets keeps one noisy count for each value, so it must be short.
             if part.rules == "subsets" and last - first >= WIDEST:
                 raise PlanRefused(
                     f"part {number} has more than {WIDEST} values; take single points there"
                 )
-            found.append((first, last))
-        epsilon = self._each(params, table)
+            ranges.append((first, last))
+        epsilon = self._part_epsilon(params, table)
         learning_params.need_scale(
             max(level_scale(end, epsilon, 2), 4 * math.ceil(2 / params.alpha) / epsilon)
         )
-        return found
+        return ranges
 
-    def _each(self, params: SanitizeUnionParams, table: Table) -> Fraction:
+    def _part_epsilon(self, params: SanitizeUnionParams, table: Table) -> Fraction:
         epsilon, _ = learning_params.per_row(params.epsilon, Fraction(0), table)
         return epsilon / len(params.parts)
 
-    def claimed(self, params: SanitizeUnionParams, table: Table) -> Event:
-        self._ranges(params, table)
-        return learning_params.claim(params.epsilon, Fraction(0))
+    def event_at_rows(self, params: SanitizeUnionParams, table: Table) -> Event:
+        """epsilon, shared equally by the parts. Raises `PlanRefused` for parts that are no ranges."""
+        self._part_ranges(params, table)
+        return learning_params.run_event(params.epsilon, Fraction(0))
 
     def data_request(self, params: SanitizeUnionParams, table: Table) -> SortedValues:
-        table.bounded(params.column)
+        """Counts of the column's distinct values, at most the declared rows of each unit."""
+        table.bounded_column(params.column)
         return SortedValues(params.column, table.contribution_bounds.rows)
 
-    def drawn(
+    def draw_at_rows(
         self, params: SanitizeUnionParams, table: Table, answer: Answer, source: Source
     ) -> Result:
-        column, low, _ = learning_params.domain(table, params.column)
+        """Release one synthetic column for each part, marked by the part's number."""
+        column, low, _ = learning_params.grid_domain(table, params.column)
         epsilon, moves, calls = (
-            self._each(params, table),
-            learning_params.moves(table),
-            Calls(source),
+            self._part_epsilon(params, table),
+            learning_params.row_moves(table),
+            SpendLog(source),
         )
-        x, beta = relative(answer.values, low), params.beta / len(params.parts)
+        x, beta = offsets(answer.values, low), params.beta / len(params.parts)
         rows: list[tuple[int | float | str, int, int]] = []
-        needed = 0.0
+        proof_rows = 0.0
         for number, (part, (first, last)) in enumerate(
-            zip(params.parts, self._ranges(params, table))
+            zip(params.parts, self._part_ranges(params, table))
         ):
-            found, need = self._part(
+            synopsis, need = self._sanitize_part(
                 part, x, answer.counts, first, last, params, (epsilon, beta, moves), calls
             )
             rows += [
-                (in_unit(column, low + p), w, number) for p, w in zip(found.points, found.weights)
+                (in_unit(column, low + p), w, number)
+                for p, w in zip(synopsis.points, synopsis.weights)
             ]
-            needed = max(needed, need)
-        document = learning_params.report("union", calls, needed=needed, rows=params.rows)
+            proof_rows = max(proof_rows, need)
+        document = learning_params.make_report("union", calls, needed=proof_rows, rows=params.rows)
         columns = ((params.column, kind(column)), ("weight", "whole"), ("part", "whole"))
         return Result((Row("", "rows", params.n),), document, Synthetic(columns, tuple(rows)))
 
-    def _part(
+    def _sanitize_part(
         self,
         part: Part,
         x: Array,
@@ -141,26 +146,29 @@ class SanitizeUnion(Counted[SanitizeUnionParams]):
         last: int,
         params: SanitizeUnionParams,
         price: tuple[Fraction, Fraction, int],
-        calls: Calls,
+        calls: SpendLog,
     ) -> tuple[Synopsis, float]:
         """The artificial column of one part, and the rows for which it is proven."""
         (epsilon, beta, moves), size, alpha = price, last - first + 1, params.alpha
         if part.rules == "thresholds":
-            made = tree(x, counts, last, params.n, alpha, epsilon, moves, calls)
-            return made, tree_rows(size, alpha, beta, epsilon, moves)
-        inside = (x >= first) & (x <= last)
-        own = x[inside] - np.uint64(first)
+            synopsis = build_tree(x, counts, last, params.n, alpha, epsilon, moves, calls)
+            return synopsis, tree_rows(size, alpha, beta, epsilon, moves)
+        within = (x >= first) & (x <= last)
+        offsets = x[within] - np.uint64(first)
         if part.rules == "points":
-            plan = rounds(
+            plan = plan_rounds(
                 "exponential", size, 1, alpha, beta, params.n, epsilon, Fraction(0), "tight"
             )
-            noisy = listed(own, counts[inside], last - first, plan, calls)
-            return Synopsis.of({first + p: n for p, n in noisy.items()}), peeling_rows(
+            noisy = peel_values(offsets, counts[within], last - first, plan, calls)
+            return Synopsis.from_weights({first + p: n for p, n in noisy.items()}), peeling_rows(
                 size, alpha, beta, epsilon
             )
-        calls.pay("histogram", epsilon)
+        calls.record_call("histogram", epsilon)
+        # Every value of the range gets noise: which values have rows is private.
         exact = np.zeros(size, np.int64)
-        exact[own.astype(np.intp)] = counts[inside]
+        exact[offsets.astype(np.intp)] = counts[within]
         released = exact + discrete_laplace(moves / epsilon, size, calls.source)
-        needed = size * moves / float(epsilon * alpha) * math.log(size / beta)
-        return Synopsis.of({first + p: int(n) for p, n in enumerate(released)}), needed
+        proof_rows = size * moves / float(epsilon * alpha) * math.log(size / beta)
+        return Synopsis.from_weights(
+            {first + p: int(n) for p, n in enumerate(released)}
+        ), proof_rows

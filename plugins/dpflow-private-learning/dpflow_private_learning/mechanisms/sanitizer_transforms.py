@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpflow.core.sampling.randomness import Source
-from dpflow.core.sampling.samplers import uniform
+from dpflow.core.sampling.samplers import uniform_integers
 from dpflow_private_learning.building_blocks.step_function import Array
 from dpflow_private_learning.building_blocks.synopsis import Synopsis
-from dpflow_private_learning.mechanisms.small_domain import candidates
+from dpflow_private_learning.mechanisms.small_domain import list_multisets
 
 T = TypeVar("T")
 Rules = Literal["points", "thresholds"]
@@ -36,16 +36,18 @@ def fixed_size(vc: int, alpha: Fraction, beta: Fraction) -> int:
     return math.ceil(50 * vc / float(alpha) ** 2 * math.log(1 / float(alpha * beta)))
 
 
-def deviation(rules: Rules, a: Synopsis, b: Synopsis) -> float:
+def largest_deviation(rules: Rules, a: Synopsis, b: Synopsis) -> float:
     """The largest difference of the answers of two columns."""
     if rules == "points":
-        return max((abs(a.share([p]) - b.share([p])) for p in {*a.points, *b.points}), default=0.0)
-    places = sorted({p + s for p in (*a.points, *b.points) for s in (0, 1)})
-    return float(np.abs(a.below(places) - b.below(places)).max(initial=0.0))
+        return max(
+            (abs(a.share_at([p]) - b.share_at([p])) for p in {*a.points, *b.points}), default=0.0
+        )
+    positions = sorted({p + s for p in (*a.points, *b.points) for s in (0, 1)})
+    return float(np.abs(a.share_below(positions) - b.share_below(positions)).max(initial=0.0))
 
 
-def reduced(
-    rules: Rules, found: Synopsis, alpha: Fraction, beta: Fraction, source: Source
+def reduce_column(
+    rules: Rules, column: Synopsis, alpha: Fraction, beta: Fraction, source: Source
 ) -> tuple[Synopsis, bool]:
     """A column of `fixed_size` rows within alpha of a sanitized one, and whether drawing it
     succeeded; smaller ones stay.
@@ -53,16 +55,17 @@ def reduced(
     Rows are drawn with replacement and drawn again where some answer is too far off.
     """
     size = fixed_size(1, alpha, beta)
-    if found.size <= size:
-        return found, True
-    sums = np.cumsum(np.array(found.weights, dtype=np.int64))
+    if column.size <= size:
+        return column, True
+    sums = np.cumsum(np.array(column.weights, dtype=np.int64))
+    # Free: it reads the sanitized column only. A few tries make a failure improbable.
     for _ in range(TRIES):
-        places = np.searchsorted(sums, uniform(found.size, size, source), side="right")
-        kept = np.bincount(places, minlength=len(sums))
-        made = Synopsis.of(dict(zip(found.points, kept.tolist())))
-        if deviation(rules, found, made) <= alpha:
-            return made, True
-    return made, False
+        picks = np.searchsorted(sums, uniform_integers(column.size, size, source), side="right")
+        weights = np.bincount(picks, minlength=len(sums))
+        sample = Synopsis.from_weights(dict(zip(column.points, weights.tolist())))
+        if largest_deviation(rules, column, sample) <= alpha:
+            return sample, True
+    return sample, False
 
 
 def amplified_blocks(beta: Fraction) -> int:
@@ -70,33 +73,36 @@ def amplified_blocks(beta: Fraction) -> int:
     return math.ceil(18 / float(beta) * math.log(1 / float(beta)))
 
 
-def assigned(units: NDArray[np.int64], blocks: int, source: Source) -> NDArray[np.int64]:
+def assign_blocks(units: NDArray[np.int64], blocks: int, source: Source) -> NDArray[np.int64]:
     """A block for every row, the same for all rows of a unit, drawn for each unit on its own."""
+    # Drawn for each unit and not for each row, or a unit's rows would be in several blocks.
     number = int(units.max()) + 1 if len(units) else 0
-    drawn: NDArray[np.int64] = np.asarray(uniform(blocks, number, source), np.int64)
-    return drawn[units]
+    block_of_unit: NDArray[np.int64] = np.asarray(
+        uniform_integers(blocks, number, source), np.int64
+    )
+    return block_of_unit[units]
 
 
 def in_blocks(
     units: NDArray[np.int64], x: Array, blocks: int, inner: Callable[[Array], T], source: Source
 ) -> list[T]:
     """What the inner mechanism gives for the rows of each block."""
-    block = assigned(units, blocks, source)
+    block = assign_blocks(units, blocks, source)
     order = np.argsort(block, kind="stable")
     ends = np.searchsorted(block[order], np.arange(blocks + 1))
     return [inner(x[order[ends[i] : ends[i + 1]]]) for i in range(blocks)]
 
 
-def joined(parts: list[Synopsis]) -> Synopsis:
+def join_columns(parts: list[Synopsis]) -> Synopsis:
     """All columns one below the other."""
     weights: dict[int, int] = {}
     for part in parts:
         for point, weight in zip(part.points, part.weights):
             weights[point] = weights.get(point, 0) + weight
-    return Synopsis.of(weights)
+    return Synopsis.from_weights(weights)
 
 
-def database(
+def make_database(
     estimates: Mapping[int, float], classes: NDArray[np.bool_], alpha: float, size: int
 ) -> tuple[Synopsis, bool]:
     """A database of ``size`` points near improper answers, and whether it is within alpha of all:
@@ -106,10 +112,10 @@ def database(
         estimates: the answer to each concept, by its row in ``classes``.
         classes: concepts by points, as `small.concepts` makes them.
     """
-    made = candidates(classes.shape[1] - 1, size)
-    wanted = np.array([estimates[i] for i in range(len(classes))])
-    worst = np.abs(made @ classes.T / size - wanted).max(axis=1)
+    multisets = list_multisets(classes.shape[1] - 1, size)
+    targets = np.array([estimates[i] for i in range(len(classes))])
+    worst = np.abs(multisets @ classes.T / size - targets).max(axis=1)
     best = int(np.argmin(worst))
-    return Synopsis.of({point: int(n) for point, n in enumerate(made[best])}), bool(
+    return Synopsis.from_weights({point: int(n) for point, n in enumerate(multisets[best])}), bool(
         worst[best] <= alpha
     )

@@ -32,17 +32,17 @@ from dpflow.core.contract.results import Result, Row
 from dpflow.core.sampling.randomness import Source
 from dpflow.errors import PlanRefused
 from dpflow_private_learning.building_blocks import learning_params
-from dpflow_private_learning.building_blocks.exponential_mechanism import exponential
+from dpflow_private_learning.building_blocks.exponential_mechanism import draw_point
 from dpflow_private_learning.building_blocks.hypotheses import (
     PointRule,
-    Rectangle,
+    RectangleRule,
     Rule,
-    Threshold,
-    rule,
+    ThresholdRule,
+    read_rule,
 )
 from dpflow_private_learning.building_blocks.noisy_row_count import Counted
-from dpflow_private_learning.building_blocks.spend_log import Calls
-from dpflow_private_learning.building_blocks.step_function import Pieces, relative
+from dpflow_private_learning.building_blocks.spend_log import SpendLog
+from dpflow_private_learning.building_blocks.step_function import StepFunction, offsets
 from dpflow_private_learning.building_blocks.synopsis import Synopsis, check_name
 
 MOST = 200_000  # candidates
@@ -63,29 +63,31 @@ class SanitizeSmallParams(learning_params.Approximated):
     size: Annotated[int, Field(ge=1, le=10**4)] = 20
 
 
-def concepts(rules: Named | tuple[Mapping[str, Any], ...], low: int, end: int) -> NDArray[np.bool_]:
+def concept_matrix(
+    rules: Named | tuple[Mapping[str, Any], ...], low: int, end: int
+) -> NDArray[np.bool_]:
     """The class as a matrix, one row a concept and one column a point low..low+end."""
     points = low + np.arange(end + 1)
     listed: list[Rule]
     if rules == "points":
         listed = [PointRule(int(v)) for v in points]
     elif rules == "thresholds":
-        listed = [Threshold(int(v)) for v in (*points, low + end + 1)]
+        listed = [ThresholdRule(int(v)) for v in (*points, low + end + 1)]
     elif rules == "subsets":
         return np.array(
             [[bool(mask >> i & 1) for i in range(end + 1)] for mask in range(2 ** (end + 1))]
         )
     else:
-        listed = [rule(one) for one in rules]
-        if any(isinstance(one, Rectangle) and len(one.lower) != 1 for one in listed):
+        listed = [read_rule(one) for one in rules]
+        if any(isinstance(one, RectangleRule) and len(one.lower) != 1 for one in listed):
             raise PlanRefused("a rule here is one of a single column")
     return np.array([one.predict(points[:, None]) for one in listed]).reshape(len(listed), end + 1)
 
 
-def candidates(end: int, size: int) -> NDArray[np.int64]:
+def list_multisets(end: int, size: int) -> NDArray[np.int64]:
     """All multisets of ``size`` points of 0..end, as counts."""
-    made = np.array(list(combinations_with_replacement(range(end + 1), size)), dtype=np.int64)
-    return np.stack([(made == point).sum(axis=1) for point in range(end + 1)], axis=1)
+    multisets = np.array(list(combinations_with_replacement(range(end + 1), size)), dtype=np.int64)
+    return np.stack([(multisets == point).sum(axis=1) for point in range(end + 1)], axis=1)
 
 
 def sanitize_small(
@@ -94,18 +96,20 @@ def sanitize_small(
     rows: int,
     size: int,
     epsilon: Fraction,
-    calls: Calls,
+    calls: SpendLog,
 ) -> Synopsis:
     """An artificial column of ``size`` points for the counts of all points 0..end."""
-    made, weights = candidates(len(counts) - 1, size), classes.astype(np.int64).T
-    wanted = size * (counts @ weights)
+    multisets, weights = list_multisets(len(counts) - 1, size), classes.astype(np.int64).T
+    targets = size * (counts @ weights)
     worst = [
-        np.abs(rows * (part @ weights) - wanted).max(axis=1)
-        for part in np.array_split(made, len(made) // 4096 + 1)
+        np.abs(rows * (part @ weights) - targets).max(axis=1)
+        for part in np.array_split(multisets, len(multisets) // 4096 + 1)
     ]
-    scores = Pieces.of(range(len(made)), len(made) - 1, -np.concatenate(worst), unit=size)
-    found = made[exponential([scores], epsilon, calls)]
-    return Synopsis.of({point: int(n) for point, n in enumerate(found)})
+    scores = StepFunction.from_runs(
+        range(len(multisets)), len(multisets) - 1, -np.concatenate(worst), unit=size
+    )
+    winner = multisets[draw_point([scores], epsilon, calls)]
+    return Synopsis.from_weights({point: int(n) for point, n in enumerate(winner)})
 
 
 class SanitizeSmall(Counted[SanitizeSmallParams]):
@@ -116,53 +120,59 @@ class SanitizeSmall(Counted[SanitizeSmallParams]):
     citation = "Blum, Ligett, Roth 2008, in Beimel, Nissim, Stemmer 2013/2016, Theorem 2.19; sizes proved here"
     Params = SanitizeSmallParams
 
-    def _classes(self, params: SanitizeSmallParams, table: Table) -> NDArray[np.bool_]:
+    def _concept_matrix(self, params: SanitizeSmallParams, table: Table) -> NDArray[np.bool_]:
         check_name(table, params.column)
-        _, low, end = learning_params.domain(table, params.column)
+        _, low, end = learning_params.grid_domain(table, params.column)
         if end >= WIDEST:
             raise PlanRefused(
                 f"sanitize_small is for columns of at most {WIDEST} values, and this has {end + 1}"
             )
+        # The exponential mechanism must weigh every multiset, so all are listed.
         if math.comb(params.size + end, end) > MOST:
             raise PlanRefused(
                 f"a size of {params.size} makes more than {MOST} candidates; take a smaller size"
             )
         if params.n > MOST_ROWS:
             raise PlanRefused("sanitize_small counts up to 2^40 rows")
-        found = concepts(params.rules, low, end)
-        if not len(found):
+        matrix = concept_matrix(params.rules, low, end)
+        if not len(matrix):
             raise PlanRefused("a class needs at least one rule")
-        return found
+        return matrix
 
-    def claimed(self, params: SanitizeSmallParams, table: Table) -> Event:
-        self._classes(params, table)
+    def event_at_rows(self, params: SanitizeSmallParams, table: Table) -> Event:
+        """Bounded range epsilon of one exponential mechanism over all multisets."""
+        self._concept_matrix(params, table)
         epsilon, _ = learning_params.per_row(params.epsilon, params.delta, table)
         learning_params.need_scale(2 * params.size / epsilon)
-        return learning_params.claim(params.epsilon, Fraction(0), exponential=True)
+        return learning_params.run_event(params.epsilon, Fraction(0), exponential=True)
 
     def data_request(self, params: SanitizeSmallParams, table: Table) -> SortedValues:
-        table.bounded(params.column)
+        """Counts of the column's distinct values, at most the declared rows of each unit."""
+        table.bounded_column(params.column)
         return SortedValues(params.column, table.contribution_bounds.rows)
 
-    def drawn(
+    def draw_at_rows(
         self, params: SanitizeSmallParams, table: Table, answer: Answer, source: Source
     ) -> Result:
-        column, low, end = learning_params.domain(table, params.column)
+        """Release the multiset that the exponential mechanism draws, as a synthetic column."""
+        column, low, end = learning_params.grid_domain(table, params.column)
         epsilon, _ = learning_params.per_row(params.epsilon, params.delta, table)
         counts = np.zeros(end + 1, np.int64)
-        counts[relative(answer.values, low).astype(np.intp)] = np.minimum(answer.counts, MOST_ROWS)
-        calls = Calls(source)
-        found = sanitize_small(
-            counts, self._classes(params, table), params.n, params.size, epsilon, calls
+        counts[offsets(answer.values, low).astype(np.intp)] = np.minimum(answer.counts, MOST_ROWS)
+        calls = SpendLog(source)
+        synopsis = sanitize_small(
+            counts, self._concept_matrix(params, table), params.n, params.size, epsilon, calls
         )
         near = Fraction(end + 1, 4 * params.size) <= params.alpha / 2
         size = math.comb(params.size + end, end)
-        needed = (
+        proof_rows = (
             4 / float(params.alpha * epsilon) * math.log(size / params.beta) if near else math.inf
         )
-        document = learning_params.report(
-            "exponential over multisets", calls, needed=needed, rows=params.rows
+        document = learning_params.make_report(
+            "exponential over multisets", calls, needed=proof_rows, rows=params.rows
         )
         return Result(
-            (Row("", "rows", found.size),), document, found.table(params.column, column, low)
+            (Row("", "rows", synopsis.size),),
+            document,
+            synopsis.to_table(params.column, column, low),
         )

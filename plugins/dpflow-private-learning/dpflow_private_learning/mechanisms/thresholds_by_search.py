@@ -34,18 +34,18 @@ from dpflow.core.contract.requests import Answer, Records
 from dpflow.core.contract.results import Result, Row
 from dpflow.core.sampling.randomness import Source
 from dpflow_private_learning.building_blocks import learning_params, stability_selection
-from dpflow_private_learning.building_blocks.exponential_mechanism import select
-from dpflow_private_learning.building_blocks.hypotheses import Threshold, learned
+from dpflow_private_learning.building_blocks.exponential_mechanism import draw_solution
+from dpflow_private_learning.building_blocks.hypotheses import ThresholdRule, describe_rule
 from dpflow_private_learning.building_blocks.log_bounds import ceil_log2
 from dpflow_private_learning.building_blocks.noisy_row_count import Counted
-from dpflow_private_learning.building_blocks.row_bounds import warm_up_rows
-from dpflow_private_learning.building_blocks.spend_log import Calls
-from dpflow_private_learning.building_blocks.step_function import relative
+from dpflow_private_learning.building_blocks.row_bounds import search_rows
+from dpflow_private_learning.building_blocks.spend_log import SpendLog
+from dpflow_private_learning.building_blocks.step_function import offsets
 
 Array = NDArray[Any]
 
 
-class WarmUpParams(learning_params.Approximated):
+class LearnThresholdsBySearchParams(learning_params.Approximated):
     """``column``: bounded. ``label``: 0/1 bounded, or two keys, the second positive. ``selection``:
     stability repaired, or literal, as printed, which costs more than epsilon and delta say.
     """
@@ -59,11 +59,11 @@ class Sample:
     """Distinct positions with their positives and negatives, and what the search asks of them."""
 
     def __init__(self, x: Array, labels: NDArray[np.bool_], end: int) -> None:
-        self.x, (ones, zeros) = learning_params.distinct(x, [labels, ~labels])
+        self.x, (ones, zeros) = learning_params.group_distinct(x, [labels, ~labels])
         self.ones, self.zeros = (np.concatenate([[0], np.cumsum(part)]) for part in (ones, zeros))
         self.end = end
 
-    def both(self, length: int) -> int:
+    def balanced_rows(self, length: int) -> int:
         """Q(J): the largest min(positives, negatives) in an interval [a, a + J]."""
         if not len(self.x):
             return 0
@@ -80,14 +80,15 @@ class Sample:
         """The first point, the score and the lead's opponent of the best block of 2^shift points
         from ``offset`` on.
         """
-        inside = self.x >= offset
-        blocks = (self.x[inside] - np.uint64(offset)) >> np.uint64(min(shift, 63))
+        behind = self.x >= offset
+        blocks = (self.x[behind] - np.uint64(offset)) >> np.uint64(min(shift, 63))
         names, first = np.unique(blocks, return_index=True)
         ones, zeros = (
-            np.add.reduceat(np.diff(p)[inside], first) if len(first) else p[:0]
+            np.add.reduceat(np.diff(p)[behind], first) if len(first) else p[:0]
             for p in (self.ones, self.zeros)
         )
         scores = np.minimum(ones, zeros)
+        # The only block of its family needs no lead: it is the same on every table.
         if (self.end - offset) >> shift == 0:
             return offset, int(scores.max(initial=0)), None
         best = int(np.argmax(scores)) if scores.max(initial=0) > 0 else -1
@@ -95,24 +96,24 @@ class Sample:
         block = int(names[best]) if best >= 0 else 0
         return offset + (block << shift), int(scores[best]) if best >= 0 else 0, rest
 
-    def right(self, cut: int) -> int:
+    def count_right(self, cut: int) -> int:
         """Rows that the rule "below the cut" gets right."""
         below = int(np.searchsorted(self.x, np.uint64(cut))) if cut <= self.end else len(self.x)
         return int(self.ones[below] + self.zeros[-1] - self.zeros[below])
 
 
-def comparisons(end: int) -> int:
+def comparison_count(end: int) -> int:
     """How many the search needs at most: ceil(log2(d + 1)) for a domain of 2^d points."""
     return ceil_log2(ceil_log2(end + 1) + 1)
 
 
-def warm_up(
+def search_threshold(
     sample: Sample,
     rows: int,
     alpha: Fraction,
     epsilon: Fraction,
     delta: Fraction,
-    calls: Calls,
+    calls: SpendLog,
     literal: bool = False,
 ) -> int | None:
     """A cut in 0..end + 1, or None where nothing is released; (epsilon, delta) is the price of each
@@ -120,10 +121,13 @@ def warm_up(
     """
     low, high = -1, ceil_log2(sample.end + 1)
     level = math.ceil(alpha * rows / 2)
+    # The number of comparisons depends on the domain alone, so the plan can charge for them.
     while high - low > 1:
         middle = (low + high) // 2
-        calls.pay("laplace", epsilon)
-        enough = stability_selection.reaches(sample.both(1 << middle), level, 1 / epsilon, calls)
+        calls.record_call("laplace", epsilon)
+        enough = stability_selection.reaches_level(
+            sample.balanced_rows(1 << middle), level, 1 / epsilon, calls
+        )
         low, high = (low, middle) if enough else (middle, high)
     cuts: set[int] = set()
     for offset in (0, 1 << high):
@@ -133,6 +137,7 @@ def warm_up(
         if second is None or stability_selection.is_stable(
             score - second, epsilon, delta, calls, literal=literal
         ):
+            # Four parts of a block: some cut between them is wrong on few enough of its rows.
             quarter = max((2 << high) // 4, 1)
             cuts.update(
                 min(first + part, sample.end + 1) for part in range(0, (2 << high) + 1, quarter)
@@ -140,10 +145,10 @@ def warm_up(
     if not cuts:
         return None
     listed = sorted(cuts)
-    return listed[select([sample.right(cut) for cut in listed], epsilon, calls)]
+    return listed[draw_solution([sample.count_right(cut) for cut in listed], epsilon, calls)]
 
 
-class WarmUp(Counted[WarmUpParams]):
+class LearnThresholdsBySearch(Counted[LearnThresholdsBySearchParams]):
     """A cut of one column by noisy binary search."""
 
     name = "learn_thresholds_by_search"
@@ -151,49 +156,56 @@ class WarmUp(Counted[WarmUpParams]):
     citation = (
         "Beimel, Nissim, Stemmer 2013/2016, section 3.2, Remark 3.5; constants completed here"
     )
-    Params = WarmUpParams
+    Params = LearnThresholdsBySearchParams
 
-    def _each(self, params: WarmUpParams, table: Table) -> tuple[int, Fraction, Fraction]:
+    def _call_budget(
+        self, params: LearnThresholdsBySearchParams, table: Table
+    ) -> tuple[int, Fraction, Fraction]:
         learning_params.check_label(table, params.label)
-        _, _, end = learning_params.domain(table, params.column)
+        _, _, end = learning_params.grid_domain(table, params.column)
         epsilon, delta = learning_params.per_row(
             params.epsilon, learning_params.need_delta(params, self.name), table
         )
-        own = epsilon / (comparisons(end) + 3)
-        learning_params.need_scale(2 / own)
-        return end, own, delta / 2
+        epsilon_of_call = epsilon / (comparison_count(end) + 3)
+        learning_params.need_scale(2 / epsilon_of_call)
+        return end, epsilon_of_call, delta / 2
 
-    def claimed(self, params: WarmUpParams, table: Table) -> Event:
-        end, epsilon, delta = self._each(params, table)
+    def event_at_rows(self, params: LearnThresholdsBySearchParams, table: Table) -> Event:
+        """(epsilon, delta) of all comparisons, two stable selections and one exponential mechanism."""
+        end, epsilon, delta = self._call_budget(params, table)
         if params.selection == "literal":
-            return learning_params.printed(
-                epsilon, delta, 2, (comparisons(end) + 1) * epsilon, table
+            return learning_params.literal_event(
+                epsilon, delta, 2, (comparison_count(end) + 1) * epsilon, table
             )
-        return learning_params.claim(params.epsilon, params.delta)
+        return learning_params.run_event(params.epsilon, params.delta)
 
-    def data_request(self, params: WarmUpParams, table: Table) -> Records:
-        table.bounded(params.column)
+    def data_request(self, params: LearnThresholdsBySearchParams, table: Table) -> Records:
+        """Values and labels, at most the declared rows of each privacy unit."""
+        table.bounded_column(params.column)
         return Records((params.column, params.label), table.contribution_bounds.rows)
 
-    def drawn(self, params: WarmUpParams, table: Table, answer: Answer, source: Source) -> Result:
-        column, low, _ = learning_params.domain(table, params.column)
-        end, epsilon, delta = self._each(params, table)
-        calls = Calls(source)
-        x = relative(answer.columns[params.column], low)
-        sample = Sample(x, learning_params.positive(answer.columns[params.label]), end)
-        cut = warm_up(
+    def draw_at_rows(
+        self, params: LearnThresholdsBySearchParams, table: Table, answer: Answer, source: Source
+    ) -> Result:
+        """Release the threshold that the search ends at, or the lowest one as a fallback."""
+        column, low, _ = learning_params.grid_domain(table, params.column)
+        end, epsilon, delta = self._call_budget(params, table)
+        calls = SpendLog(source)
+        x = offsets(answer.columns[params.column], low)
+        sample = Sample(x, learning_params.positive_rows(answer.columns[params.label]), end)
+        cut = search_threshold(
             sample, params.n, params.alpha, epsilon, delta, calls, params.selection == "literal"
         )
-        needed = warm_up_rows(comparisons(end), params.alpha, params.beta, epsilon, delta)
+        proof_rows = search_rows(comparison_count(end), params.alpha, params.beta, epsilon, delta)
         status = "fallback" if cut is None else "ok"
-        found = Threshold(low + (cut or 0))
-        document = learning_params.report(
+        rule = ThresholdRule(low + (cut or 0))
+        document = learning_params.make_report(
             "noisy binary search",
             calls,
-            needed=needed,
+            needed=proof_rows,
             rows=params.rows,
             status=status,
             assumes="some threshold is right on every row, and 3 alpha n/4 rows have either label",
-            **learned(found, {params.column: column}),
+            **describe_rule(rule, {params.column: column}),
         )
-        return Result((Row("", "threshold", column.unit(found.below)),), document)
+        return Result((Row("", "threshold", column.grid_value(rule.below)),), document)

@@ -16,9 +16,9 @@ from dpflow.errors import InvalidInput
 from dpflow_private_learning.building_blocks import row_bounds
 from dpflow_private_learning.building_blocks.learning_params import Share
 from dpflow_private_learning.building_blocks.log_bounds import log_star
-from dpflow_private_learning.building_blocks.rec_concave import depth
+from dpflow_private_learning.building_blocks.rec_concave import recursion_depth
 from dpflow_private_learning.theory import lower_bounds, vc_dimension
-from dpflow_private_learning.theory.method_table import TASKS, Task, methods
+from dpflow_private_learning.theory.method_table import TASKS, Task, list_methods
 
 Bits = Annotated[int, Field(ge=1, le=200_000)]
 
@@ -33,7 +33,7 @@ class Aim(Strict):
     epsilon: Epsilon = Fraction(1)
     delta: Delta = Fraction(1, 10**6)
 
-    def numbers(self) -> tuple[float, float, float, float]:
+    def to_floats(self) -> tuple[float, float, float, float]:
         """As floats: these are planning numbers."""
         return float(self.alpha), float(self.beta), float(self.epsilon), float(self.delta)
 
@@ -61,22 +61,30 @@ class LearningRows(Calculator[RowsParams]):
     Params = RowsParams
 
     def make_sheet(self, params: RowsParams) -> Sheet:
-        found = methods(params.task, params.bits, params.k, params.columns, params.numbers())
+        """One line per method, fewest rows first; the notes name the one to take."""
+        candidates = list_methods(
+            params.task, params.bits, params.k, params.columns, params.to_floats()
+        )
         if params.pac and params.task in TASKS["learners"]:
             dimension = 2 * params.columns if params.task == "rectangles" else 1
             common = vc_dimension.learner_rows(dimension, float(params.alpha), float(params.beta))
-            found = [m._replace(rows=max(m.rows, common)) for m in found]
-        best = min((m for m in found if m.runs), key=lambda m: (m.rows, not m.pure))
+            candidates = [m._replace(rows=max(m.rows, common)) for m in candidates]
+        # Methods that are only numbers to compare with are never recommended.
+        best = min((m for m in candidates if m.runs), key=lambda m: (m.rows, not m.pure))
         cells = []
-        for m in sorted(found, key=lambda m: m.rows):
+        for m in sorted(candidates, key=lambda m: m.rows):
             proven = None if params.rows is None else params.rows >= m.rows
-            runs = None if params.rows is None or m.gate is None else params.rows >= m.gate
+            runs = (
+                None
+                if params.rows is None or m.minimum_rows is None
+                else params.rows >= m.minimum_rows
+            )
             cells.append(
                 (
                     m.name,
                     "pure" if m.pure else "approximate",
-                    _whole(m.rows),
-                    m.gate,
+                    _ceil_finite(m.rows),
+                    m.minimum_rows,
                     m is best,
                     proven,
                     runs,
@@ -108,8 +116,9 @@ class ThresholdTable(Calculator[ThresholdTableParams]):
     Params = ThresholdTableParams
 
     def make_sheet(self, params: ThresholdTableParams) -> Sheet:
-        given = params.numbers()
-        alpha, beta, epsilon, _ = given
+        """One line per domain size, one column per bound on the rows."""
+        setting = params.to_floats()
+        alpha, beta, epsilon, _ = setting
         cells = []
         for d in params.bits:
             stars, top = log_star(d), 2**d
@@ -119,15 +128,17 @@ class ThresholdTable(Calculator[ThresholdTableParams]):
                     stars,
                     math.ceil(row_bounds.exponential_rows(top, alpha, beta, epsilon)),
                     *(
-                        _digits(row_bounds.theorem_3_18(d, n, *given)) if n <= stars else None
+                        _round_digits(row_bounds.theorem_3_18(d, n, *setting))
+                        if n <= stars
+                        else None
                         for n in (1, 2, 3)
                     ),
-                    _digits(row_bounds.theorem_3_18(d, stars, *given)),
-                    _digits(row_bounds.lemma_3_14(d, 2, *given)),
-                    math.ceil(row_bounds.threshold_rows(top, 2, *given)),
-                    math.ceil(row_bounds.threshold_rows(top, 3, *given)),
-                    depth(top, 64),
-                    _digits(row_bounds.remark_3_16(d, *given)),
+                    _round_digits(row_bounds.theorem_3_18(d, stars, *setting)),
+                    _round_digits(row_bounds.lemma_3_14(d, 2, *setting)),
+                    math.ceil(row_bounds.threshold_rows(top, 2, *setting)),
+                    math.ceil(row_bounds.threshold_rows(top, 3, *setting)),
+                    recursion_depth(top, 64),
+                    _round_digits(row_bounds.remark_3_16(d, *setting)),
                 )
             )
         heads = (
@@ -141,7 +152,7 @@ class ThresholdTable(Calculator[ThresholdTableParams]):
             "PROOF N>=3",
             "D",
         )
-        common = math.ceil(row_bounds.generalisation(alpha, beta))
+        common = math.ceil(row_bounds.generalisation_rows(alpha, beta))
         note = f"a promise about the population needs {common} rows besides, whatever the method"
         return Sheet(("d", "log*", *heads, "Remark 3.16"), tuple(cells), (note,), x="d")
 
@@ -165,28 +176,30 @@ class LearningCurves(Calculator[CurvesParams]):
     Params = CurvesParams
 
     def make_sheet(self, params: CurvesParams) -> Sheet:
-        given = params.numbers()
-        alpha, beta, epsilon, _ = given
+        """Rows at 25 domain sizes, evenly spaced in log d, and where the curves cross."""
+        setting = params.to_floats()
+        alpha, beta, epsilon, _ = setting
         kinds: dict[str, Callable[[int], float]] = {
-            "proof": lambda d: min(row_bounds.threshold_rows(2**d, n, *given) for n in (2, 3)),
+            "proof": lambda d: min(row_bounds.threshold_rows(2**d, n, *setting) for n in (2, 3)),
             "lemma 3.14": lambda d: min(
-                row_bounds.lemma_3_14(d, n, *given) for n in range(2, log_star(d) + 1)
+                row_bounds.lemma_3_14(d, n, *setting) for n in range(2, log_star(d) + 1)
             ),
             "theorem 3.18": lambda d: min(
-                row_bounds.theorem_3_18(d, n, *given) for n in range(2, log_star(d) + 1)
+                row_bounds.theorem_3_18(d, n, *setting) for n in range(2, log_star(d) + 1)
             ),
         }
 
         def exponential(d: int) -> float:
             return row_bounds.exponential_rows(2**d, alpha, beta, epsilon)
 
+        # Evenly spaced on a logarithmic axis, from 16 bits on.
         grid = sorted({round(16 * (params.most / 16) ** (i / 24)) for i in range(25)})
         cells = tuple(
             (d, round(exponential(d)), *(round(f(d)) for f in kinds.values())) for d in grid
         )
         notes = []
         for name, f in kinds.items():
-            at = _first(f, exponential, params.most)
+            at = _find_crossover(f, exponential, params.most)
             notes.append(
                 f"{name}: fewer rows than the exponential mechanism from d = {at}"
                 if at
@@ -195,14 +208,14 @@ class LearningCurves(Calculator[CurvesParams]):
         return Sheet(("d", "exponential mechanism", *kinds), cells, tuple(notes), x="d")
 
 
-class BoundsParams(Aim):
+class LowerBoundsParams(Aim):
     """``bits``: d; ``k``: points of a concept."""
 
     bits: tuple[Bits, ...] = (16, 32, 64)
     k: tuple[Annotated[int, Field(ge=1, le=1000)], ...] = (1, 4, 16, 64)
 
 
-class LearningBounds(Calculator[BoundsParams]):
+class LearningBounds(Calculator[LowerBoundsParams]):
     """Rows that every pure method needs."""
 
     name = "learning_bounds"
@@ -210,10 +223,11 @@ class LearningBounds(Calculator[BoundsParams]):
     citation = (
         "Beimel, Nissim, Stemmer 2013/2016, Lemmas 4.15 and 5.7, Theorems 2.20, 4.16, 5.9, 5.10"
     )
-    Params = BoundsParams
+    Params = LowerBoundsParams
 
-    def make_sheet(self, params: BoundsParams) -> Sheet:
-        alpha, beta, epsilon, _ = params.numbers()
+    def make_sheet(self, params: LowerBoundsParams) -> Sheet:
+        """One line per task and domain. Raises `InvalidInput` for an alpha of 1/5 or more."""
+        alpha, beta, epsilon, _ = params.to_floats()
         if alpha >= 1 / 5:
             raise InvalidInput("these bounds are about an alpha below 1/5")
         cells: list[tuple[Any, ...]] = []
@@ -264,12 +278,15 @@ class LearningComparison(Calculator[ComparisonParams]):
     Params = ComparisonParams
 
     def make_sheet(self, params: ComparisonParams) -> Sheet:
+        """One line per task: the paper's orders, then the least rows proven here."""
         cells = []
         for task, words in SUMMARY.items():
-            found = methods(task, params.bits, 4 if task == "k-points" else 1, 2, params.numbers())
-            pure = min((m.rows for m in found if m.pure), default=math.inf)
-            approximate = min((m.rows for m in found if not m.pure), default=math.inf)
-            cells.append((*words, _whole(pure), _whole(approximate)))
+            candidates = list_methods(
+                task, params.bits, 4 if task == "k-points" else 1, 2, params.to_floats()
+            )
+            pure = min((m.rows for m in candidates if m.pure), default=math.inf)
+            approximate = min((m.rows for m in candidates if not m.pure), default=math.inf)
+            cells.append((*words, _ceil_finite(pure), _ceil_finite(approximate)))
         note = "orders are in d = log2 of the domain, other parameters constant; rows are the least that are proven here"
         heads = (
             "task",
@@ -315,6 +332,7 @@ class VcRows(Calculator[VcParams]):
     Params = VcParams
 
     def make_sheet(self, params: VcParams) -> Sheet:
+        """One line per promise: realisable, agnostic, and on the population."""
         a, b = float(params.alpha), float(params.beta)
         cells = (
             (
@@ -347,19 +365,22 @@ CALCULATORS: tuple[Calculator[Any], ...] = (
 )
 
 
-def _whole(value: float) -> int | None:
+def _ceil_finite(value: float) -> int | None:
     return math.ceil(value) if value < math.inf else None
 
 
-def _digits(value: float) -> float:
+def _round_digits(value: float) -> float:
     """Three significant digits, as the specification prints theorems."""
     return float(f"{value:.3g}")
 
 
-def _first(one: Callable[[int], float], other: Callable[[int], float], most: int) -> int | None:
+def _find_crossover(
+    one: Callable[[int], float], other: Callable[[int], float], most: int
+) -> int | None:
     """The least d from which one curve is below the other, for curves that cross once; None if they
     do not up to ``most``.
     """
+    # Bisection suffices for curves that cross once; evaluating all d would take minutes.
     low, high = 2, most
     if one(high) >= other(high):
         return None

@@ -40,6 +40,7 @@ def sanitizer_workload(points: list[int], rows: int, alpha: float) -> Iterator[l
     """Tables of Lemma 4.15: 3 alpha m rows of one point, the rest of the first; pairwise 3 alpha m
     rows apart.
     """
+    # The small term: 3 * 0.1 * 200 is a little above 60 in floats.
     moved = math.ceil(3 * alpha * rows - 1e-9)  # 3 * 0.1 * 200 is 60 and a little
     if moved > rows:
         raise InvalidInput("the argument needs alpha of at most 1/3")
@@ -81,6 +82,8 @@ def k_point_sets(k: int, bits: int, most: int) -> Iterator[tuple[int, ...]]:
     The paper finds a family greedily (its proof must drop sets that share more than k/2, not at
     most k/2); two polynomials of degree t agree in at most t places, which needs no search.
     """
+    # Bertrand: there is a prime between k and 2k, and over a field two polynomials of degree t
+    # agree in at most t places.
     p = next(n for n in range(max(k, 2), 2 * k + 3) if all(n % q for q in range(2, n)))
     if k * p >= 2**bits:
         raise InvalidInput(
@@ -96,10 +99,10 @@ def k_point_sets(k: int, bits: int, most: int) -> Iterator[tuple[int, ...]]:
 
 def k_point_workload(points: tuple[int, ...], rows: int, alpha: float) -> list[int]:
     """A table of Lemma 5.7: mass 1 - 5 alpha on 0, the rest shared equally by the set's points."""
-    each = math.ceil(5 * alpha * rows / len(points) - 1e-9)
-    if each * len(points) > rows:
+    copies = math.ceil(5 * alpha * rows / len(points) - 1e-9)
+    if copies * len(points) > rows:
         raise InvalidInput("the argument needs alpha of at most 1/5, and rows for every point")
-    return [0] * (rows - each * len(points)) + [point for point in points for _ in range(each)]
+    return [0] * (rows - copies * len(points)) + [point for point in points for _ in range(copies)]
 
 
 def group_bound(distance: int, tables: int, epsilon: float, beta: float) -> bool:

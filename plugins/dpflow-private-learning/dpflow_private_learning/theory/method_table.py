@@ -9,10 +9,10 @@ from fractions import Fraction
 from typing import Literal, NamedTuple
 
 from dpflow_private_learning.building_blocks import row_bounds, san_thresholds
-from dpflow_private_learning.building_blocks.choosing_mechanism import gate
-from dpflow_private_learning.building_blocks.rec_concave import depth
+from dpflow_private_learning.building_blocks.choosing_mechanism import minimum_rows
+from dpflow_private_learning.building_blocks.rec_concave import recursion_depth
 from dpflow_private_learning.mechanisms import sanitize_points
-from dpflow_private_learning.mechanisms.thresholds_by_search import comparisons
+from dpflow_private_learning.mechanisms.thresholds_by_search import comparison_count
 
 Task = Literal[
     "points",
@@ -30,7 +30,7 @@ TASKS = {
 Numbers = tuple[float, float, float, float]
 
 
-class Method(NamedTuple):
+class TaskMethod(NamedTuple):
     """``name``: mechanism and method; ``rows``: from which its accuracy is proven; ``gate``: below
     which it is not private.
 
@@ -40,75 +40,76 @@ class Method(NamedTuple):
     name: str
     pure: bool
     rows: float
-    gate: int | None = None
+    minimum_rows: int | None = None
     runs: bool = True
 
 
-def methods(task: Task, bits: int, k: int, columns: int, given: Numbers) -> list[Method]:
+def list_methods(task: Task, bits: int, k: int, columns: int, setting: Numbers) -> list[TaskMethod]:
     """All methods for a task over 2^bits values; ``given`` is (alpha, beta, epsilon, delta)."""
-    return _BY_TASK[task](bits, k, columns, given)
+    return _BY_TASK[task](bits, k, columns, setting)
 
 
-def _points(bits: int, k: int, columns: int, given: Numbers) -> list[Method]:
-    alpha, beta, epsilon, _ = given
+def _point_methods(bits: int, k: int, columns: int, setting: Numbers) -> list[TaskMethod]:
+    alpha, beta, epsilon, _ = setting
     return [
-        Method(
+        TaskMethod(
             "learn_class, rules: points",
             True,
             row_bounds.exponential_rows(2**bits, alpha, beta, epsilon),
         ),
-        Method("learn_points", False, row_bounds.point_rows_small(*given)),
-        Method("learn_points by Lemma 3.2", False, row_bounds.point_rows(*given), runs=False),
+        TaskMethod("learn_points", False, row_bounds.point_rows_small(*setting)),
+        TaskMethod("learn_points by Lemma 3.2", False, row_bounds.point_rows(*setting), runs=False),
     ]
 
 
-def _thresholds(bits: int, k: int, columns: int, given: Numbers) -> list[Method]:
-    alpha, beta, epsilon, delta = given
-    top, searches = 2**bits, comparisons(2**bits - 1)
-    each = epsilon / (searches + 3)
-    found = [
-        Method(
+def _threshold_methods(bits: int, k: int, columns: int, setting: Numbers) -> list[TaskMethod]:
+    alpha, beta, epsilon, delta = setting
+    top, searches = 2**bits, comparison_count(2**bits - 1)
+    call = epsilon / (searches + 3)
+    options = [
+        TaskMethod(
             "learn_thresholds, levels: 1",
             True,
             row_bounds.exponential_rows(top, alpha, beta, epsilon),
         ),
-        Method(
+        TaskMethod(
             "learn_thresholds_by_search",
             False,
-            row_bounds.warm_up_rows(searches, alpha / 2, beta, each, delta / 2),
+            row_bounds.search_rows(searches, alpha / 2, beta, call, delta / 2),
         ),
     ]
-    deepest = depth(top, 64)
+    deepest = recursion_depth(top, 64)
     for levels in range(2, deepest + 1):
-        needed = row_bounds.threshold_rows(top, levels, *given)
-        found.append(Method(f"learn_thresholds, levels: {levels} (proof)", False, needed))
-    theorem = min(row_bounds.theorem_3_18(bits, n, *given) for n in range(1, max(deepest, 1) + 1))
-    return [*found, Method("RecConcave by Theorem 3.18", False, theorem, runs=False)]
+        rows = row_bounds.threshold_rows(top, levels, *setting)
+        options.append(TaskMethod(f"learn_thresholds, levels: {levels} (proof)", False, rows))
+    # The paper leaves the number of levels open; its best case is the fair comparison.
+    theorem = min(row_bounds.theorem_3_18(bits, n, *setting) for n in range(1, max(deepest, 1) + 1))
+    return [*options, TaskMethod("RecConcave by Theorem 3.18", False, theorem, runs=False)]
 
 
-def _rectangles(bits: int, k: int, columns: int, given: Numbers) -> list[Method]:
-    alpha, beta, epsilon, _ = given
-    each, axis = epsilon / (2 * columns), alpha / (32 * columns)
-    histograms = row_bounds.rectangle_rows(columns, alpha, beta, Fraction(each))
-    sides = row_bounds.tree_rows(2**bits, axis, beta / (4 * columns), each)
+def _rectangle_methods(bits: int, k: int, columns: int, setting: Numbers) -> list[TaskMethod]:
+    alpha, beta, epsilon, _ = setting
+    part, axis = epsilon / (2 * columns), alpha / (32 * columns)
+    histograms = row_bounds.rectangle_rows(columns, alpha, beta, Fraction(part))
+    sides = row_bounds.tree_rows(2**bits, axis, beta / (4 * columns), part)
     every = row_bounds.exponential_rows(2 ** (2 * bits * columns), alpha, beta, epsilon)
     return [
-        Method("learn_rectangles, axes: tree", True, max(histograms, sides)),
-        Method(
+        TaskMethod("learn_rectangles, axes: tree", True, max(histograms, sides)),
+        TaskMethod(
             "exponential mechanism over all rectangles (too many to run)", True, every, runs=False
         ),
     ]
 
 
-def _label_private(bits: int, k: int, columns: int, given: Numbers) -> list[Method]:
-    alpha, beta, epsilon, _ = given
+def _label_private(bits: int, k: int, columns: int, setting: Numbers) -> list[TaskMethod]:
+    alpha, beta, epsilon, _ = setting
     sample = row_bounds.label_private_sample(1, alpha, beta)
-    needed = row_bounds.label_private_rows(
-        row_bounds.labellings(1, sample), sample, alpha, beta, epsilon
+    rows = row_bounds.label_private_rows(
+        row_bounds.labelling_count(1, sample), sample, alpha, beta, epsilon
     )
     return [
-        Method("learn_label_private (points or thresholds)", True, needed),
-        Method(
+        TaskMethod("learn_label_private (points or thresholds)", True, rows),
+        TaskMethod(
             "learn_label_private by Theorem 6.2",
             True,
             row_bounds.label_private_theorem(1, alpha, beta, epsilon),
@@ -117,68 +118,79 @@ def _label_private(bits: int, k: int, columns: int, given: Numbers) -> list[Meth
     ]
 
 
-def _peeled(k: int) -> Callable[[int, int, int, Numbers], list[Method]]:
-    def found(bits: int, asked: int, columns: int, given: Numbers) -> list[Method]:
-        alpha, beta, epsilon, delta = (Fraction(str(v)) for v in given)
-        values = k or asked
-        plan = sanitize_points.rounds(
+def _peeling_methods(k: int) -> Callable[[int, int, int, Numbers], list[TaskMethod]]:
+    def list_peeling(bits: int, count: int, columns: int, setting: Numbers) -> list[TaskMethod]:
+        alpha, beta, epsilon, delta = (Fraction(str(v)) for v in setting)
+        values = k or count
+        plan = sanitize_points.plan_rounds(
             "san-points", 2**bits, values, alpha, beta, 10**12, epsilon, delta, "paper"
         )
-        tight = sanitize_points.rounds(
+        tight = sanitize_points.plan_rounds(
             "san-points", 2**bits, values, alpha, beta, 10**12, epsilon, delta, "tight"
         )
-        pure = sanitize_points.rounds(
+        pure = sanitize_points.plan_rounds(
             "exponential", 2**bits, values, alpha, beta, 10**12, epsilon, delta, "tight"
         )
         return [
-            Method("sanitize_points, method: exponential", True, pure.needed),
-            Method("sanitize_points, method: san-points", False, tight.needed, _gate(tight)),
-            Method("sanitize_points, san-points, budget: paper", False, plan.needed, _gate(plan)),
+            TaskMethod("sanitize_points, method: exponential", True, pure.proof_rows),
+            TaskMethod(
+                "sanitize_points, method: san-points", False, tight.proof_rows, _minimum_rows(tight)
+            ),
+            TaskMethod(
+                "sanitize_points, san-points, budget: paper",
+                False,
+                plan.proof_rows,
+                _minimum_rows(plan),
+            ),
         ]
 
-    return found
+    return list_peeling
 
 
-def _gate(plan: sanitize_points.Rounds) -> int:
-    return gate(plan.alpha, plan.epsilon, plan.delta, 1)
+def _minimum_rows(plan: sanitize_points.Rounds) -> int:
+    return minimum_rows(plan.alpha, plan.epsilon, plan.delta, 1)
 
 
-def _sanitize_thresholds(bits: int, k: int, columns: int, given: Numbers) -> list[Method]:
-    alpha, beta, epsilon, delta = (Fraction(str(v)) for v in given)
-    found = [
-        Method(
+def _sanitize_thresholds(bits: int, k: int, columns: int, setting: Numbers) -> list[TaskMethod]:
+    alpha, beta, epsilon, delta = (Fraction(str(v)) for v in setting)
+    options = [
+        TaskMethod(
             "sanitize_thresholds, method: tree",
             True,
             row_bounds.tree_rows(2**bits, alpha, beta, epsilon),
         )
     ]
     for budget in ("tight", "paper"):
-        made = san_thresholds.plan(alpha, beta, epsilon, delta, 10**12, budget)
-        inner = (made.alpha, made.beta, made.epsilon, made.delta)
-        needed = row_bounds.san_thresholds_rows(bits, made.calls, made.gate, *inner)
-        found.append(
-            Method(
+        plan = san_thresholds.plan_calls(alpha, beta, epsilon, delta, 10**12, budget)
+        inner = (plan.alpha, plan.beta, plan.epsilon, plan.delta)
+        rows = row_bounds.san_thresholds_rows(bits, plan.calls, plan.minimum_rows, *inner)
+        options.append(
+            TaskMethod(
                 f"sanitize_thresholds, san-thresholds (proof), budget: {budget}",
                 False,
-                needed,
-                made.gate,
+                rows,
+                plan.minimum_rows,
             )
         )
-    lemma = row_bounds.lemma_4_12(bits, made.calls, *inner)
+    lemma = row_bounds.lemma_4_12(bits, plan.calls, *inner)
     return [
-        *found,
-        Method(
-            "san-thresholds by Lemma 4.12", False, max(lemma, float(made.gate)), made.gate, False
+        *options,
+        TaskMethod(
+            "san-thresholds by Lemma 4.12",
+            False,
+            max(lemma, float(plan.minimum_rows)),
+            plan.minimum_rows,
+            False,
         ),
     ]
 
 
-_BY_TASK: dict[Task, Callable[[int, int, int, Numbers], list[Method]]] = {
-    "points": _points,
-    "thresholds": _thresholds,
-    "rectangles": _rectangles,
+_BY_TASK: dict[Task, Callable[[int, int, int, Numbers], list[TaskMethod]]] = {
+    "points": _point_methods,
+    "thresholds": _threshold_methods,
+    "rectangles": _rectangle_methods,
     "label-private": _label_private,
-    "sanitize-points": _peeled(1),
-    "k-points": _peeled(0),
+    "sanitize-points": _peeling_methods(1),
+    "k-points": _peeling_methods(0),
     "sanitize-thresholds": _sanitize_thresholds,
 }

@@ -61,6 +61,7 @@ def vc_dimension(concepts: NDArray[Any]) -> int:
     best = 0
     for size in range(1, int(math.log2(max(len(labels), 1))) + 1):
         weights = 2 ** np.arange(size)
+        # Shattering is monotone: if no set of this size is shattered, no larger one is.
         if not any(
             len(np.unique(labels[:, s] @ weights)) == 2**size
             for s in combinations(range(labels.shape[1]), size)

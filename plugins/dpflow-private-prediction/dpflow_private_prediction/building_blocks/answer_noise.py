@@ -21,7 +21,7 @@ from dpflow_private_prediction.building_blocks.shards import Ints
 Noise = Literal["laplace", "gaussian"]
 
 
-def claim(noise: Noise, sensitivity: int, epsilon: Fraction) -> Event:
+def noise_event(noise: Noise, sensitivity: int, epsilon: Fraction) -> Event:
     """The event of one answer. Raises `PlanRefused` where the noise would be too wide to draw."""
     scale = scale_for(sensitivity, epsilon)
     if noise == "gaussian":
@@ -29,7 +29,9 @@ def claim(noise: Noise, sensitivity: int, epsilon: Fraction) -> Event:
     return DiscreteLaplace(scale, sensitivity)
 
 
-def draw(noise: Noise, sensitivity: int, epsilon: Fraction, size: int, source: Source) -> Ints:
+def draw_noise(
+    noise: Noise, sensitivity: int, epsilon: Fraction, size: int, source: Source
+) -> Ints:
     """Fresh noise for each answer; the same number added to two answers would show their
     difference.
     """

@@ -23,33 +23,35 @@ REFUSED = ("random_state", "verbose", "n_jobs", "warm_start")
 
 
 @lru_cache(maxsize=2)
-def known(kind: Kind) -> dict[str, Any]:
+def list_estimators(kind: Kind) -> dict[str, Any]:
     """scikit-learn's estimators of a kind, by name."""
     from sklearn.utils import all_estimators
 
     return dict(all_estimators(type_filter=kind))
 
 
-def learner(kind: Kind, name: str, options: dict[str, Any]) -> Make:
+def learner_factory(kind: Kind, name: str, options: dict[str, Any]) -> Make:
     """What makes the named estimator with these options.
 
     Raises:
         UnknownName: no such estimator.
         InvalidDeclaration: an option it does not have, or one that is set by the mechanism.
     """
-    found = known(kind).get(name)
-    if found is None:
-        raise UnknownName(f"scikit-learn {kind}", name, known(kind))
+    estimator_class = list_estimators(kind).get(name)
+    if estimator_class is None:
+        raise UnknownName(f"scikit-learn {kind}", name, list_estimators(kind))
     if set_here := [option for option in REFUSED if option in options]:
         raise InvalidDeclaration(
             f"option {set_here[0]} of {name} is set by the mechanism; leave it out"
         )
+    # The options are checked when the plan is made: what fails later may depend on rows.
     try:
-        estimator = found(**options)
+        estimator = estimator_class(**options)
         seeded = "random_state" in estimator.get_params()
         estimator._validate_params()
     except Exception as error:  # noqa: BLE001  whatever a constructor objects to
         raise InvalidDeclaration(
             f"{name} does not take the options {sorted(options)}: {error}"
         ) from None
-    return lambda seed: found(**options, **({"random_state": seed} if seeded else {}))
+    # Without a seed of its own a learner would share global randomness with other shards.
+    return lambda seed: estimator_class(**options, **({"random_state": seed} if seeded else {}))

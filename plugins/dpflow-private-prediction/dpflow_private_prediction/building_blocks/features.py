@@ -25,13 +25,13 @@ MOST_LABELS = 1000
 BLOCK = 32768  # rows filled at once: few stay in the cache, many let threads pass Python's lock on seldom
 
 
-def records(table: Table, features: Sequence[str], label: str) -> Records:
+def request_records(table: Table, features: Sequence[str], label: str) -> Records:
     """The request for the rows of features and label. Raises where a column has neither bounds nor
     keys.
     """
     for name in (*features, label):
         if table.column(name).public_keys is None:
-            table.bounded(name)
+            table.bounded_column(name)
     if label in features or len(set(features)) != len(features):
         raise PlanRefused(
             "the label is not a feature, and each feature is named once; correct features and label"
@@ -39,14 +39,15 @@ def records(table: Table, features: Sequence[str], label: str) -> Records:
     return Records((*features, label), table.contribution_bounds.rows)
 
 
-def labels(table: Table, name: str) -> tuple[Any, ...]:
+def list_labels(table: Table, name: str) -> tuple[Any, ...]:
     """The answers that a classifier may give: public keys, or the values of a bounded column with
     few of them.
     """
     column = table.column(name)
     if column.public_keys is not None:
         return column.public_keys
-    low, high = table.bounded(name).grid()
+    low, high = table.bounded_column(name).grid_bounds()
+    # A vote keeps one count for each label and point; many labels are a number.
     if high - low >= MOST_LABELS:
         raise PlanRefused(
             f"column {name!r} has more than {MOST_LABELS} values; predict it as a number, or declare keys"
@@ -55,28 +56,32 @@ def labels(table: Table, name: str) -> tuple[Any, ...]:
     return tuple(int(value) if value.denominator == 1 else float(value) for value in values)
 
 
-def two_labels(table: Table, name: str, mechanism: str) -> None:
+def check_two_labels(table: Table, name: str, mechanism: str) -> None:
     """Raises `PlanRefused` where the label is not one of two."""
-    if len(labels(table, name)) != 2:
+    if len(list_labels(table, name)) != 2:
         raise PlanRefused(
             f"{mechanism} tells two labels apart, and {name!r} has others; use predict_vote"
         )
 
 
-def number(table: Table, name: str) -> Column:
+def number_column(table: Table, name: str) -> Column:
     """The label's column if it is a number; raises `PlanRefused` where it has keys or no bounds."""
     if table.column(name).public_keys is not None:
         raise PlanRefused(f"column {name!r} has keys, not numbers; predict it with predict_vote")
-    return table.bounded(name)
+    return table.bounded_column(name)
 
 
 def label_codes(table: Table, name: str, rows: RecordArrays) -> Codes:
     """Each row's label as its place in `labels`, or -1."""
     column = table.column(name)
-    return rows.columns[name] if column.public_keys is not None else rows.columns[name] - column.grid()[0]
+    return (
+        rows.columns[name]
+        if column.public_keys is not None
+        else rows.columns[name] - column.grid_bounds()[0]
+    )
 
 
-def matrix(
+def feature_matrix(
     table: Table, features: Sequence[str], columns: Iterable[Codes], order: Codes | None = None
 ) -> NDArray[np.float64]:
     """Encoded columns as a learner's matrix, shape (rows, numbers); ``order``: which row comes
@@ -85,46 +90,48 @@ def matrix(
     Blocks of rows are filled column by column in the cache and then put in their places, in
     threads: numpy does both outside Python's lock.
     """
-    given = list(columns)
-    made = np.empty((len(given[0]), width(table, features)))
-    places = np.arange(len(made))
+    encoded = list(columns)
+    cells = np.empty((len(encoded[0]), matrix_width(table, features)))
+    positions = np.arange(len(cells))
     if order is not None:
-        places[order] = np.arange(len(made))
+        positions[order] = np.arange(len(cells))
 
     def fill(start: int) -> None:
         rows = slice(start, start + BLOCK)
-        block = made[rows] if order is None else np.empty_like(made[rows])
-        _fill(block, table, features, [codes[rows] for codes in given])
+        block = cells[rows] if order is None else np.empty_like(cells[rows])
+        _fill_block(block, table, features, [codes[rows] for codes in encoded])
         if order is not None:
-            made[places[rows]] = block
+            cells[positions[rows]] = block
 
-    starts = range(0, len(made), BLOCK)
+    starts = range(0, len(cells), BLOCK)
+    # A single block is filled here: threads would cost more than they bring.
     if len(starts) == 1:
         fill(0)
     else:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(fill, starts))
-    return made
+    return cells
 
 
-def _fill(
-    made: NDArray[np.float64], table: Table, features: Sequence[str], columns: Sequence[Codes]
+def _fill_block(
+    block: NDArray[np.float64], table: Table, features: Sequence[str], columns: Sequence[Codes]
 ) -> None:
-    place = 0
+    start = 0
     for name, codes in zip(features, columns):
         column = table.column(name)
         if column.public_keys is not None:
-            made[:, place : place + len(column.public_keys)] = codes[:, None] == np.arange(
+            # No column has a value of 1 where the key is not public, and such rows stay in.
+            block[:, start : start + len(column.public_keys)] = codes[:, None] == np.arange(
                 len(column.public_keys)
             )
-            place += len(column.public_keys)
+            start += len(column.public_keys)
         else:
-            low, high = column.grid()
-            np.divide(codes - (low + high) / 2, max((high - low) / 2, 0.5), out=made[:, place])
-            place += 1
+            low, high = column.grid_bounds()
+            np.divide(codes - (low + high) / 2, max((high - low) / 2, 0.5), out=block[:, start])
+            start += 1
 
 
-def width(table: Table, features: Sequence[str]) -> int:
+def matrix_width(table: Table, features: Sequence[str]) -> int:
     """How many numbers a point of these features is."""
     keys = (table.column(name).public_keys for name in features)
-    return sum(1 if given is None else len(given) for given in keys)
+    return sum(1 if column_keys is None else len(column_keys) for column_keys in keys)

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
 from dpflow.core.sampling.randomness import Source
-from dpflow.core.sampling.samplers import uniform
+from dpflow.core.sampling.samplers import uniform_integers
 from dpflow_private_prediction.building_blocks.base_learners import Make
 
 Matrix = NDArray[np.float64]
@@ -57,9 +57,9 @@ class Model:
     def predict(self, points: Matrix) -> NDArray[Any]:
         """What the estimator says, or the default for all points if it fails on some."""
         try:
-            said = np.asarray(self.fitted.predict(points))
-            fits = said.shape == (len(points),) and said.dtype.kind in "iuf"
-            return said if fits else self.default.predict(points)
+            answers = np.asarray(self.fitted.predict(points))
+            fits = answers.shape == (len(points),) and answers.dtype.kind in "iuf"
+            return answers if fits else self.default.predict(points)
         except Exception:  # noqa: BLE001  a failure must not be seen
             return self.default.predict(points)
 
@@ -74,10 +74,10 @@ class Shards:
         return len(self.models)
 
     @cached_property
-    def _split(self) -> tuple[Lines | None, tuple[Constant | Model, ...]]:
-        return split(self.models)
+    def _linear_models(self) -> tuple[Lines | None, tuple[Constant | Model, ...]]:
+        return split_linear(self.models)
 
-    def votes(self, points: Matrix, labels: int) -> Ints:
+    def count_votes(self, points: Matrix, labels: int) -> Ints:
         """How many models give each point each label, shape (points, labels); an impossible label
         counts as label 0.
         """
@@ -85,22 +85,25 @@ class Shards:
         def count(models: tuple[Constant | Model, ...]) -> Ints:
             counts = np.zeros((labels, len(points)), np.int64)
             for model in models:
-                said = whole(model.predict(points), labels)
+                answers = label_numbers(model.predict(points), labels)
                 for label in range(1, labels):
-                    counts[label] += said if labels == 2 else said == label
+                    counts[label] += answers if labels == 2 else answers == label
             counts[0] = len(models) - counts[1:].sum(axis=0)
             return counts
 
-        lines, others = self._split if labels == 2 else (None, self.models)
-        with silent():
-            counts = sum(_parallel(count, parts(others)), np.zeros((labels, len(points)), np.int64))
+        # The product knows label 1 from label 0; more labels go through `predict`.
+        lines, others = self._linear_models if labels == 2 else (None, self.models)
+        with suppress_warnings():
+            counts = sum(
+                _run_parallel(count, model_parts(others)), np.zeros((labels, len(points)), np.int64)
+            )
             if lines is not None:
-                ones = lines.ones(points)
+                ones = lines.count_ones(points)
                 counts[0] += len(self.models) - len(others) - ones
                 counts[1] += ones
         return counts.T
 
-    def sums(self, points: Matrix, low: int, high: int) -> Ints:
+    def sum_answers(self, points: Matrix, low: int, high: int) -> Ints:
         """The sum of all models' answers to each point, each rounded and clamped to [low, high]
         first.
         """
@@ -108,11 +111,13 @@ class Shards:
         def add(models: tuple[Constant | Model, ...]) -> Ints:
             total = np.zeros(len(points), np.int64)
             for model in models:
-                total += clamped(model.predict(points), low, high)
+                total += clamp_numbers(model.predict(points), low, high)
             return total
 
-        with silent():
-            return sum(_parallel(add, parts(self.models)), np.zeros(len(points), np.int64))
+        with suppress_warnings():
+            return sum(
+                _run_parallel(add, model_parts(self.models)), np.zeros(len(points), np.int64)
+            )
 
 
 @dataclass(frozen=True)
@@ -128,7 +133,7 @@ class Lines:
     weights: Matrix = field(repr=False)  # a row for each shard
     bias: Matrix = field(repr=False)  # a column
 
-    def ones(self, points: Matrix) -> Ints:
+    def count_ones(self, points: Matrix) -> Ints:
         """How many models give each point label 1: the score, as scikit-learn's `predict`, is above
         0.
         """
@@ -141,30 +146,35 @@ class Lines:
                     axis=0, dtype=np.uint8
                 )
 
-        _parallel(count, range(0, len(points), BLOCK))
+        _run_parallel(count, range(0, len(points), BLOCK))
         return ones
 
 
-def split(
+def split_linear(
     models: tuple[Constant | Model, ...],
 ) -> tuple[Lines | None, tuple[Constant | Model, ...]]:
     """The linear models whose `predict` is scikit-learn's common one, and all others."""
     which = [
         shard
         for shard, model in enumerate(models)
-        if isinstance(model, Model) and linear(model.fitted)
+        if isinstance(model, Model) and is_linear(model.fitted)
     ]
     if not which:
         return None, models
-    made = [models[shard].fitted for shard in which]  # type: ignore[union-attr]
-    weights, bias = np.zeros((len(models), made[0].coef_.shape[-1])), np.zeros((len(models), 1))
-    weights[which] = [np.ravel(each.coef_) for each in made]
-    bias[which] = [np.ravel(each.intercept_) for each in made]
+    estimators = [models[shard].fitted for shard in which]  # type: ignore[union-attr]
+    weights, bias = (
+        np.zeros((len(models), estimators[0].coef_.shape[-1])),
+        np.zeros((len(models), 1)),
+    )
+    # A model keeps the row of its shard: moving it would change how its scores are rounded when
+    # another shard becomes a constant.
+    weights[which] = [np.ravel(estimator.coef_) for estimator in estimators]
+    bias[which] = [np.ravel(estimator.intercept_) for estimator in estimators]
     others = set(range(len(models))) - set(which)
     return Lines(weights, bias), tuple(models[shard] for shard in sorted(others))
 
 
-def linear(made: Any) -> bool:
+def is_linear(estimator: Any) -> bool:
     """Whether an estimator says label 1 where its finite coefficients give a positive score, and
     label 0 elsewhere.
     """
@@ -173,44 +183,49 @@ def linear(made: Any) -> bool:
         _RidgeClassifierMixin,
     )  # hands two labels on to the common one
 
-    if getattr(type(made), "predict", None) not in (
+    if getattr(type(estimator), "predict", None) not in (
         LinearClassifierMixin.predict,
         _RidgeClassifierMixin.predict,
     ):
         return False
-    two = len(np.atleast_2d(made.coef_)) == 1 and list(made.classes_) == [0, 1]
-    return bool(two and np.isfinite(made.coef_).all() and np.isfinite(made.intercept_).all())
+    two = len(np.atleast_2d(estimator.coef_)) == 1 and list(estimator.classes_) == [0, 1]
+    return bool(
+        two and np.isfinite(estimator.coef_).all() and np.isfinite(estimator.intercept_).all()
+    )
 
 
-def parts(models: tuple[Constant | Model, ...]) -> list[tuple[Constant | Model, ...]]:
+def model_parts(models: tuple[Constant | Model, ...]) -> list[tuple[Constant | Model, ...]]:
     """Models in a few parts, for threads."""
     return [models[i::FEW] for i in range(min(FEW, len(models)))]
 
 
-def whole(said: NDArray[Any], labels: int) -> Ints:
+def label_numbers(answers: NDArray[Any], labels: int) -> Ints:
     """Answers as label numbers; what is none of them becomes 0."""
-    if said.dtype == np.int64 and said.size and said.min() >= 0 and said.max() < labels:
-        return said
+    # The usual case is checked first: it needs no copy.
+    if answers.dtype == np.int64 and answers.size and answers.min() >= 0 and answers.max() < labels:
+        return answers
     numbers = (
-        said
-        if said.dtype.kind in "iu"
-        else np.nan_to_num(said.astype(np.float64), nan=-1.0, posinf=-1.0, neginf=-1.0)
+        answers
+        if answers.dtype.kind in "iu"
+        else np.nan_to_num(answers.astype(np.float64), nan=-1.0, posinf=-1.0, neginf=-1.0)
     )
     valid = (numbers >= 0) & (numbers < labels) & (numbers == np.floor(numbers))
     return np.where(valid, numbers, 0).astype(np.int64)
 
 
-def clamped(said: NDArray[Any], low: int, high: int) -> Ints:
+def clamp_numbers(answers: NDArray[Any], low: int, high: int) -> Ints:
     """Numbers rounded to integers of [low, high]; what is no number becomes the middle."""
-    numbers = np.where(np.isnan(said.astype(np.float64)), (low + high) // 2, said)
+    # The middle is a constant, so a model that fails tells nothing about other shards.
+    numbers = np.where(np.isnan(answers.astype(np.float64)), (low + high) // 2, answers)
     return np.clip(np.floor(np.clip(numbers, low, high) + 0.5), low, high).astype(np.int64)
 
 
-def deal(units: Ints, shards: int, source: Source) -> Ints:
+def deal_shards(units: Ints, shards: int, source: Source) -> Ints:
     """Each row's shard, by its unit's number; independent and uniform over units."""
+    # One draw for every unit number, used or not: a unit that leaves changes no other's shard.
     number = int(units[-1]) + 1 if len(units) else 0
-    drawn: Ints = uniform(shards, number, source)[units]
-    return drawn
+    shard: Ints = uniform_integers(shards, number, source)[units]
+    return shard
 
 
 def by_shard(shard: Ints, shards: int) -> tuple[Ints, Ints]:
@@ -225,7 +240,7 @@ def by_shard(shard: Ints, shards: int) -> tuple[Ints, Ints]:
     return order, np.concatenate([[0], np.cumsum(np.bincount(shard, minlength=shards)[:shards])])
 
 
-def train(
+def train_shards(
     make: Make,
     points: Matrix,
     targets: Ints,
@@ -247,6 +262,7 @@ def train(
         mine = slice(cuts[number], cuts[number + 1])
         x, y = points[mine], targets[mine]
         fallback = default(y)
+        # Many classifiers refuse a single class, and its answer is plain.
         if len(y) == 0 or (y == y[0]).all():
             return fallback
         try:
@@ -255,12 +271,12 @@ def train(
         except Exception:  # noqa: BLE001  a failure must not be seen
             return fallback
 
-    with silent():
-        return Shards(tuple(_parallel(fit, range(len(seeds)))))
+    with suppress_warnings():
+        return Shards(tuple(_run_parallel(fit, range(len(seeds)))))
 
 
 @contextmanager
-def silent() -> Iterator[None]:
+def suppress_warnings() -> Iterator[None]:
     """No warnings: whether a model converged is a fact about rows."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -279,12 +295,12 @@ os.register_at_fork(after_in_child=_fresh_lock)
 
 
 @cache
-def _libraries() -> ThreadpoolController:
+def _algebra_libraries() -> ThreadpoolController:
     """The libraries of linear algebra that are loaded."""
     return ThreadpoolController()
 
 
-def _parallel(action: Callable[[Any], Any], items: Any) -> list[Any]:
+def _run_parallel(action: Callable[[Any], Any], items: Any) -> list[Any]:
     """The action on every item, in as many threads as there are processors, each with linear
     algebra on one of them.
 
@@ -302,11 +318,15 @@ def _parallel(action: Callable[[Any], Any], items: Any) -> list[Any]:
 
     if len(items) < FEW:
         return [run(item) for item in items]
-    with _ALL_PROCESSORS, _libraries().limit(limits=1), ThreadPoolExecutor(os.cpu_count()) as pool:
+    with (
+        _ALL_PROCESSORS,
+        _algebra_libraries().limit(limits=1),
+        ThreadPoolExecutor(os.cpu_count()) as pool,
+    ):
         return list(pool.map(run, items))
 
 
-def majority(labels: int) -> Callable[[Ints], Constant]:
+def majority_default(labels: int) -> Callable[[Ints], Constant]:
     """The default of a classifier: the most frequent label of the shard, the first one if there is
     none.
     """

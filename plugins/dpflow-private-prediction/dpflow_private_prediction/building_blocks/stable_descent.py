@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpflow.core.sampling.randomness import Source
-from dpflow.core.sampling.samplers import uniform
+from dpflow.core.sampling.samplers import uniform_integers
 from dpflow_private_prediction.building_blocks.shards import Ints
 
 Vector = NDArray[np.float64]
@@ -54,7 +54,9 @@ def exact_enough(loss: Loss, strength: float, size: int, numbers: int) -> bool:
     return 4 * size * error <= math.sqrt(2 * strength / (SMOOTHNESS[loss] + 2 * strength))
 
 
-def minimise(points: Vector, targets: Vector, loss: Loss, strength: float, size: int) -> Vector:
+def minimise_loss(
+    points: Vector, targets: Vector, loss: Loss, strength: float, size: int
+) -> Vector:
     """A vector within 1.5 / (2 strength size) of the minimiser of (1/size) sum of losses + strength
     |w|^2.
 
@@ -67,8 +69,10 @@ def minimise(points: Vector, targets: Vector, loss: Loss, strength: float, size:
     q = math.sqrt(modulus / steepest)
     momentum = (1 - q) / (1 + q)
     w = y = np.zeros(points.shape[1])
+    # The number of steps is computed from public numbers: it needs no test of convergence.
     for _ in range(math.ceil(2 / q * math.log(2 + 4 * size * math.sqrt(modulus)))):
-        gradient = total(points, slopes(loss, points @ y, targets)) / size + modulus * y
+        gradient = sum_rows(points, loss_slopes(loss, points @ y, targets)) / size + modulus * y
+        # Ending early is safe for privacy: the bound on the distance holds at any such point.
         if float(np.linalg.norm(gradient)) <= ENOUGH / size:
             return y
         before, w = w, y - gradient / steepest
@@ -76,16 +80,17 @@ def minimise(points: Vector, targets: Vector, loss: Loss, strength: float, size:
     return w
 
 
-def total(points: Vector, factors: Vector) -> Vector:
+def sum_rows(points: Vector, factors: Vector) -> Vector:
     """The sum of rows times their factors, in an order that keeps its rounding small for any number
     of rows.
     """
+    # numpy adds the contiguous axis pairwise, so the error grows with the logarithm of the blocks.
     blocks = [factors[i : i + BLOCK] @ points[i : i + BLOCK] for i in range(0, len(points), BLOCK)]
     whole: Vector = np.array(blocks).reshape(-1, points.shape[1]).T.copy().sum(axis=1)
     return whole
 
 
-def slopes(loss: Loss, score: Vector, target: Vector) -> Vector:
+def loss_slopes(loss: Loss, score: Vector, target: Vector) -> Vector:
     """The losses' derivative in the prediction."""
     if loss == "huber":
         return np.clip(score - target, -1, 1)
@@ -100,14 +105,14 @@ SLOPES: dict[Loss, Callable[[float, float], float]] = {
 }
 
 
-def step(radius: float, size: int) -> float:
+def step_size(radius: float, size: int) -> float:
     """eta of Theorem 4.12."""
     return radius / math.sqrt(size)
 
 
-def drift(radius: float, size: int, numbers: int) -> float:
+def rounding_drift(radius: float, size: int, numbers: int) -> float:
     """How far rounding may drive two passes apart, in a prediction."""
-    return 4 * ROUNDING * size * (numbers + 10) * (radius + 1) * (1 + step(radius, size))
+    return 4 * ROUNDING * size * (numbers + 10) * (radius + 1) * (1 + step_size(radius, size))
 
 
 def one_pass(
@@ -118,13 +123,14 @@ def one_pass(
     Rows take distinct places at random and a place without a row leaves w alone, so a row more or
     less, or another, changes one step. Rows beyond n have no place.
     """
-    eta, order = step(radius, size), some(len(points), size, source)
-    places = spread(len(order), size, source)
+    eta, order = step_size(radius, size), sample_rows(len(points), size, source)
+    positions = sample_places(len(order), size, source)
     slope = SLOPES[loss]
     w, total, last = np.zeros(points.shape[1]), np.zeros(points.shape[1]), 0
-    for place, x, y in zip(places.tolist(), points[order], targets[order].tolist()):
-        total += w * (place + 1 - last)
-        last = place + 1
+    for position, x, y in zip(positions.tolist(), points[order], targets[order].tolist()):
+        # A place without a row leaves w alone but counts in the average.
+        total += w * (position + 1 - last)
+        last = position + 1
         w = w - (eta * slope(float(x @ w), y)) * x
         norm = math.sqrt(w @ w)
         if norm > radius:
@@ -133,20 +139,21 @@ def one_pass(
     return averaged
 
 
-def some(number: int, most: int, source: Source) -> Ints:
+def sample_rows(number: int, most: int, source: Source) -> Ints:
     """At most so many of the rows 0, ..., number - 1, in random order: one row more puts at most
     one other out.
     """
     return np.argsort(source.words(number), kind="stable")[:most]
 
 
-def spread(number: int, size: int, source: Source) -> Ints:
+def sample_places(number: int, size: int, source: Source) -> Ints:
     """So many of the places 0, ..., size - 1, in ascending order, every set of them as likely."""
+    # Drawing the places that stay empty is faster when most are taken.
     if 2 * number > size:
         left_out = np.zeros(size, bool)
-        left_out[spread(size - number, size, source)] = True
+        left_out[sample_places(size - number, size, source)] = True
         return np.flatnonzero(~left_out)
-    chosen = np.zeros(0, np.int64)
-    while len(chosen) < number:
-        chosen = np.union1d(chosen, uniform(size, number - len(chosen), source))
-    return chosen
+    picks = np.zeros(0, np.int64)
+    while len(picks) < number:
+        picks = np.union1d(picks, uniform_integers(size, number - len(picks), source))
+    return picks

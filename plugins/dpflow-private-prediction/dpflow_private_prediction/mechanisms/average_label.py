@@ -25,10 +25,10 @@ from dpflow.core.contract.point_encoding import Codes
 from dpflow.core.contract.prediction import PredictionMechanism
 from dpflow.core.contract.requests import Answer, Records
 from dpflow.core.sampling.randomness import Source
-from dpflow.core.sampling.samplers import uniform
+from dpflow.core.sampling.samplers import uniform_integers
 from dpflow_private_prediction.building_blocks import answer_noise, features
 from dpflow_private_prediction.building_blocks.answer_noise import Noise
-from dpflow_private_prediction.building_blocks.base_learners import learner
+from dpflow_private_prediction.building_blocks.base_learners import learner_factory
 from dpflow_private_prediction.building_blocks.shards import Ints, Shards
 from dpflow_private_prediction.mechanisms.vote import VoteParams, learn_labels
 
@@ -44,7 +44,7 @@ class AverageParams(VoteParams):
     noise: Noise = "laplace"
 
 
-class Average(PredictionMechanism[AverageParams]):
+class PredictAverage(PredictionMechanism[AverageParams]):
     """Which of two labels does a point have?"""
 
     name = "predict_average"
@@ -53,30 +53,37 @@ class Average(PredictionMechanism[AverageParams]):
     Params = AverageParams
 
     def one(self, params: AverageParams, table: Table) -> Event:
-        features.two_labels(table, params.label, self.name)
-        learner("classifier", params.learner, params.options)
-        return answer_noise.claim(params.noise, 1, params.epsilon)
+        """The event of one noisy count of votes. Raises `PlanRefused` unless there are two labels."""
+        features.check_two_labels(table, params.label, self.name)
+        learner_factory("classifier", params.learner, params.options)
+        return answer_noise.noise_event(params.noise, 1, params.epsilon)
 
     def rows(self, params: AverageParams, table: Table) -> Records:
-        return features.records(table, params.features, params.label)
+        """Features and label, at most the declared rows of each privacy unit."""
+        return features.request_records(table, params.features, params.label)
 
     def learn(self, params: AverageParams, table: Table, answer: Answer, source: Source) -> Shards:
+        """One classifier for each shard of units; they stay in this process."""
         return learn_labels(params, table, answer, source)
 
     def predict(
         self, params: AverageParams, table: Table, learned: Shards, points: Codes, source: Source
     ) -> list[Any]:
-        names = features.labels(table, params.label)
-        ones = learned.votes(features.matrix(table, params.features, points.T), 2)[:, 1]
+        """A label drawn from the noisy share of models, or that share itself, for each point."""
+        names = features.list_labels(table, params.label)
+        ones = learned.count_votes(features.feature_matrix(table, params.features, points.T), 2)[
+            :, 1
+        ]
         noisy = noisy_count(ones, params, source)
         if params.answer == "share":
             return (noisy / params.shards).tolist()  # type: ignore[no-any-return]
-        second = uniform(params.shards, len(noisy), source) < noisy
-        return [names[place] for place in second.astype(int).tolist()]
+        # Drawn by integers below ``shards``: the probability is exactly the noisy share.
+        second = uniform_integers(params.shards, len(noisy), source) < noisy
+        return [names[index] for index in second.astype(int).tolist()]
 
 
 def noisy_count(ones: Ints, params: AverageParams, source: Source) -> Ints:
     """Counts with noise, clipped to what a count can be."""
-    drawn = answer_noise.draw(params.noise, 1, params.epsilon, len(ones), source)
-    noisy: Ints = (ones + drawn).clip(0, params.shards)
+    noise = answer_noise.draw_noise(params.noise, 1, params.epsilon, len(ones), source)
+    noisy: Ints = (ones + noise).clip(0, params.shards)
     return noisy

@@ -30,14 +30,14 @@ from dpflow.core.sampling.randomness import Source
 from dpflow.errors import PlanRefused
 from dpflow_private_prediction.building_blocks import answer_noise, features
 from dpflow_private_prediction.building_blocks.answer_noise import Noise
-from dpflow_private_prediction.building_blocks.base_learners import learner
+from dpflow_private_prediction.building_blocks.base_learners import learner_factory
 from dpflow_private_prediction.building_blocks.shards import (
     Constant,
     Ints,
     Shards,
     by_shard,
-    deal,
-    train,
+    deal_shards,
+    train_shards,
 )
 
 LARGEST = 2**52  # of a sum of answers: floats hold every integer up to it
@@ -59,7 +59,7 @@ class ValueParams(PredictionParams):
     options: dict[str, Any] = Field(default_factory=dict)
 
 
-class Value(PredictionMechanism[ValueParams]):
+class PredictValue(PredictionMechanism[ValueParams]):
     """Which number does a point have?"""
 
     name = "predict_value"
@@ -68,46 +68,54 @@ class Value(PredictionMechanism[ValueParams]):
     Params = ValueParams
 
     def one(self, params: ValueParams, table: Table) -> Event:
-        low, high = features.number(table, params.label).grid()
+        """The event of one noisy sum of answers. Raises `PlanRefused` where sums exceed 2^52 grid
+        steps.
+        """
+        low, high = features.number_column(table, params.label).grid_bounds()
         if max(abs(low), abs(high)) * params.shards > LARGEST:
             raise PlanRefused(
                 f"{params.label!r} has too many steps to add up {params.shards} models; coarsen its step"
             )
-        learner("regressor", params.learner, params.options)
-        return answer_noise.claim(params.noise, _width(table, params), params.epsilon)
+        learner_factory("regressor", params.learner, params.options)
+        return answer_noise.noise_event(params.noise, _label_width(table, params), params.epsilon)
 
     def rows(self, params: ValueParams, table: Table) -> Records:
-        return features.records(table, params.features, params.label)
+        """Features and label, at most the declared rows of each privacy unit."""
+        return features.request_records(table, params.features, params.label)
 
     def learn(self, params: ValueParams, table: Table, answer: Answer, source: Source) -> Shards:
-        low, high = table.bounded(params.label).grid()
-        order, cuts = by_shard(deal(answer.units, params.shards, source), params.shards)
-        points = features.matrix(
+        """One regressor for each shard of units; an empty shard answers the middle of the bounds."""
+        low, high = table.bounded_column(params.label).grid_bounds()
+        order, cuts = by_shard(deal_shards(answer.units, params.shards, source), params.shards)
+        points = features.feature_matrix(
             table, params.features, [answer.columns[name] for name in params.features], order
         )
         make, targets = (
-            learner("regressor", params.learner, params.options),
+            learner_factory("regressor", params.learner, params.options),
             answer.columns[params.label],
         )
 
         def mean(mine: Ints) -> Constant:
             return Constant(round(float(mine.mean())) if len(mine) else (low + high) // 2)
 
-        return train(make, points, targets[order], cuts, source, mean)
+        return train_shards(make, points, targets[order], cuts, source, mean)
 
     def predict(
         self, params: ValueParams, table: Table, learned: Shards, points: Codes, source: Source
     ) -> list[Any]:
-        column = table.bounded(params.label)
-        low, high = column.grid()
-        total = learned.sums(features.matrix(table, params.features, points.T), low, high)
-        total = total + answer_noise.draw(
-            params.noise, _width(table, params), params.epsilon, len(total), source
+        """The noisy average for each point, in the label's unit, between its bounds."""
+        column = table.bounded_column(params.label)
+        low, high = column.grid_bounds()
+        total = learned.sum_answers(
+            features.feature_matrix(table, params.features, points.T), low, high
+        )
+        total = total + answer_noise.draw_noise(
+            params.noise, _label_width(table, params), params.epsilon, len(total), source
         )
         return (np.clip(total / params.shards, low, high) * float(column.step)).tolist()  # type: ignore[no-any-return]
 
 
-def _width(table: Table, params: ValueParams) -> int:
+def _label_width(table: Table, params: ValueParams) -> int:
     """D: grid steps between the label's bounds."""
-    low, high = table.bounded(params.label).grid()
+    low, high = table.bounded_column(params.label).grid_bounds()
     return max(high - low, 1)

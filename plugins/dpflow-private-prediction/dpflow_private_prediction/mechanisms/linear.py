@@ -87,6 +87,9 @@ class PredictLinear(PredictionMechanism[LinearParams]):
     Params = LinearParams
 
     def one(self, params: LinearParams, table: Table) -> Event:
+        """The event of one answer. Raises `PlanRefused` where the stability rate could not be
+        proven.
+        """
         if params.loss == "logistic":
             features.check_two_labels(table, params.label, f"{self.name} with loss logistic")
         else:
@@ -109,22 +112,25 @@ class PredictLinear(PredictionMechanism[LinearParams]):
         return answer_noise.noise_event(params.noise, answer_grid(params, table)[1], params.epsilon)
 
     def rows(self, params: LinearParams, table: Table) -> Records:
+        """Features and label, at most the declared rows of each privacy unit."""
         return features.request_records(table, params.features, params.label)
 
     def learn(self, params: LinearParams, table: Table, answer: Answer, source: Source) -> Weights:
+        """One weight vector from all rows, at most ``size`` of them, by the declared method."""
         points = unit_ball(table, params, [answer.columns[name] for name in params.features])
         targets: Vector
         if params.loss == "logistic":
             codes = features.label_codes(table, params.label, answer)
             points, targets = points[codes >= 0], (2.0 * codes[codes >= 0] - 1).astype(np.float64)
         else:
-            low, high = table.bounded(params.label).grid()
+            low, high = table.bounded_column(params.label).grid_bounds()
             targets = (2.0 * answer.columns[params.label] - (low + high)) / max(high - low, 1)
         if params.method == "sgd":
             radius = float(params.radius)
             return Weights(
                 stable_descent.one_pass(points, targets, params.loss, radius, params.size, source)
             )
+        # A random n of them: one row more puts at most one other out.
         if len(points) > params.size:
             sample = stable_descent.sample_rows(len(points), params.size, source)
             points, targets = points[sample], targets[sample]
@@ -137,14 +143,15 @@ class PredictLinear(PredictionMechanism[LinearParams]):
     def predict(
         self, params: LinearParams, table: Table, learned: Weights, points: Codes, source: Source
     ) -> list[Any]:
+        """A number in the label's unit, or the probability of its second value, for each point."""
         g, steps = answer_grid(params, table)
         exact = unit_ball(table, params, points.T) @ learned.w
         noise = answer_noise.draw_noise(params.noise, steps, params.epsilon, len(exact), source)
         noisy = g * (np.clip(np.round(exact / g), -(2.0**52), 2.0**52) + noise)
         if params.loss == "logistic":
             return (1 / (1 + np.exp(-np.clip(noisy, -700, 700)))).tolist()  # type: ignore[no-any-return]
-        column = table.bounded(params.label)
-        low, high = column.grid()
+        column = table.bounded_column(params.label)
+        low, high = column.grid_bounds()
         middle, half = (low + high) / 2, max(high - low, 1) / 2
         return ((np.clip(noisy, -1, 1) * half + middle) * float(column.step)).tolist()  # type: ignore[no-any-return]
 
@@ -156,6 +163,7 @@ def answer_grid(params: LinearParams, table: Table) -> tuple[float, int]:
         gamma += stable_descent.rounding_drift(
             float(params.radius), params.size, features.matrix_width(table, params.features) + 1
         )
+    # A power of two, so that dividing by the step and multiplying again is exact.
     g = 2.0 ** math.floor(math.log2(gamma / 1024))
     return g, math.floor(gamma / g * (1 + 1e-9)) + 1
 
@@ -178,6 +186,7 @@ def stability_rate(params: LinearParams) -> float:
 def unit_ball(table: Table, params: LinearParams, columns: Any) -> Vector:
     """Features and a constant, divided by the largest length that they can have."""
     numbers = features.feature_matrix(table, params.features, columns)
+    # The constant one makes the intercept a weight like any other, inside the bound.
     whole = np.hstack([numbers, np.ones((len(numbers), 1))])
     scaled: Vector = whole / math.sqrt(len(params.features) + 1)
     return scaled

@@ -31,14 +31,14 @@ from dpflow.core.contract.requests import Answer, Records
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.sampling.samplers import choose_rows
 from dpflow_private_prediction.building_blocks import features
-from dpflow_private_prediction.building_blocks.base_learners import learner
+from dpflow_private_prediction.building_blocks.base_learners import learner_factory
 from dpflow_private_prediction.building_blocks.shards import (
     Ints,
     Shards,
     by_shard,
-    deal,
-    majority,
-    train,
+    deal_shards,
+    majority_default,
+    train_shards,
 )
 
 
@@ -57,7 +57,7 @@ class VoteParams(PredictionParams):
     options: dict[str, Any] = Field(default_factory=dict)
 
 
-class Vote(PredictionMechanism[VoteParams]):
+class PredictVote(PredictionMechanism[VoteParams]):
     """Which label does a point have?"""
 
     name = "predict_vote"
@@ -70,22 +70,30 @@ class Vote(PredictionMechanism[VoteParams]):
     Params = VoteParams
 
     def one(self, params: VoteParams, table: Table) -> Event:
-        features.labels(table, params.label)
-        learner("classifier", params.learner, params.options)
+        """Bounded range epsilon. Raises `PlanRefused` or `UnknownName` for labels or learners that
+        cannot be.
+        """
+        features.list_labels(table, params.label)
+        learner_factory("classifier", params.learner, params.options)
         return BoundedRange(params.epsilon)
 
     def rows(self, params: VoteParams, table: Table) -> Records:
-        return features.records(table, params.features, params.label)
+        """Features and label, at most the declared rows of each privacy unit."""
+        return features.request_records(table, params.features, params.label)
 
     def learn(self, params: VoteParams, table: Table, answer: Answer, source: Source) -> Shards:
+        """One classifier for each shard of units; they stay in this process."""
         return learn_labels(params, table, answer, source)
 
     def predict(
         self, params: VoteParams, table: Table, learned: Shards, points: Codes, source: Source
     ) -> list[Any]:
-        names = features.labels(table, params.label)
-        votes = learned.votes(features.matrix(table, params.features, points.T), len(names))
-        return [names[place] for place in soft_majority(votes, params, source).tolist()]
+        """One label for each point, drawn freshly from the models' votes."""
+        names = features.list_labels(table, params.label)
+        votes = learned.count_votes(
+            features.feature_matrix(table, params.features, points.T), len(names)
+        )
+        return [names[index] for index in soft_majority(votes, params, source).tolist()]
 
 
 def learn_labels(params: VoteParams, table: Table, answer: Answer, source: Source) -> Shards:
@@ -93,14 +101,15 @@ def learn_labels(params: VoteParams, table: Table, answer: Answer, source: Sourc
     shard.
     """
     targets = features.label_codes(table, params.label, answer)
-    shard = np.where(targets >= 0, deal(answer.units, params.shards, source), params.shards)
+    # Rows without a public label go to a shard that does not exist: other shards stay as they are.
+    shard = np.where(targets >= 0, deal_shards(answer.units, params.shards, source), params.shards)
     order, cuts = by_shard(shard, params.shards)
-    points = features.matrix(
+    points = features.feature_matrix(
         table, params.features, [answer.columns[name] for name in params.features], order
     )
-    make = learner("classifier", params.learner, params.options)
-    default = majority(len(features.labels(table, params.label)))
-    return train(make, points, targets[order], cuts, source, default)
+    make = learner_factory("classifier", params.learner, params.options)
+    default = majority_default(len(features.list_labels(table, params.label)))
+    return train_shards(make, points, targets[order], cuts, source, default)
 
 
 def soft_majority(votes: Ints, params: VoteParams, source: Source) -> Ints:

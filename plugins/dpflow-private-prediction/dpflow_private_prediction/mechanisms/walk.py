@@ -43,7 +43,7 @@ from dpflow.core.contract.point_encoding import Codes
 from dpflow.core.contract.prediction import PredictionMechanism, PredictionParams
 from dpflow.core.contract.requests import Answer, Records
 from dpflow.core.sampling.randomness import Source
-from dpflow.core.sampling.samplers import choose_rows, uniform
+from dpflow.core.sampling.samplers import choose_rows, uniform_integers
 from dpflow.errors import PlanRefused
 from dpflow_private_prediction.building_blocks import features
 
@@ -75,26 +75,26 @@ class WalkParams(PredictionParams):
 class Walk:
     """A finished walk: sorted keys of rows, and the value before the first and after each."""
 
-    places: Ints = field(repr=False)
+    distinct: Ints = field(repr=False)
     keys: Ints = field(repr=False)
     values: Ints = field(repr=False)
 
-    def at(self, x: Ints, source: Source) -> Ints:
+    def values_at(self, x: Ints, source: Source) -> Ints:
         """The walk's value at each query, which draws its own tie-breaker."""
-        ties = uniform(TIES, len(x), source)
+        ties = uniform_integers(TIES, len(x), source)
         order = np.argsort(x)  # neighbouring searches meet in the cache
         x, ties = x[order], ties[order]
-        rank = np.searchsorted(self.places, x, side="right")
+        rank = np.searchsorted(self.distinct, x, side="right")
         seen = np.zeros(len(x), bool)
-        seen[rank > 0] = self.places[rank[rank > 0] - 1] == x[rank > 0]
+        seen[rank > 0] = self.distinct[rank[rank > 0] - 1] == x[rank > 0]
         # Ranks count from 1. A query between two values of x lies above all rows of the lower one.
         key = rank * TIES + np.where(seen, ties, TIES - 1)
-        found = np.empty(len(x), np.int64)
-        found[order] = self.values[np.searchsorted(self.keys, key, side="right")]
-        return found
+        values = np.empty(len(x), np.int64)
+        values[order] = self.values[np.searchsorted(self.keys, key, side="right")]
+        return values
 
 
-def walk(x: Ints, y: Ints, clip: int, source: Source) -> Walk:
+def walk_labels(x: Ints, y: Ints, clip: int, source: Source) -> Walk:
     """The walk of labelled values, given in an order that tells nothing about them.
 
     Args:
@@ -102,7 +102,7 @@ def walk(x: Ints, y: Ints, clip: int, source: Source) -> Walk:
         y: 0 or 1 for each.
         clip: T.
     """
-    ties = uniform(TIES, len(x), source)
+    ties = uniform_integers(TIES, len(x), source)
     order = np.argsort(x, kind="stable")
     x, new = x[order], np.ones(len(x), bool)
     new[1:] = x[1:] != x[:-1]
@@ -134,19 +134,20 @@ def clipped_walk(steps: Ints, clip: int) -> Ints:
         shift += step
         low, high = np.clip(low + step, -clip, clip), np.clip(high + step, -clip, clip)
     starts = np.zeros(blocks, np.int64)
+    # Blocks are composed one after the other: there are only about sqrt(n) of them.
     for block in range(1, blocks):
         starts[block] = min(
             max(starts[block - 1] + shift[block - 1], low[block - 1]), high[block - 1]
         )
     values, now = np.empty_like(columns), starts
-    for place, step in enumerate(columns):
+    for row, step in enumerate(columns):
         now = np.clip(now + step, -clip, clip)
-        values[place] = now
+        values[row] = now
     flat: Ints = values.T.ravel()[: len(steps)]
     return flat
 
 
-class WalkMechanism(PredictionMechanism[WalkParams]):
+class PredictWalk(PredictionMechanism[WalkParams]):
     """On which side of a threshold, or in which of some intervals, is a point?"""
 
     name = "predict_walk"
@@ -155,51 +156,61 @@ class WalkMechanism(PredictionMechanism[WalkParams]):
     Params = WalkParams
 
     def one(self, params: WalkParams, table: Table) -> Event:
-        features.two_labels(table, params.label, self.name)
-        return BoundedRange(rate(params, table) * move(table))
+        """Bounded range of at most epsilon: the logit of one step times what one unit moves."""
+        features.check_two_labels(table, params.label, self.name)
+        return BoundedRange(step_logit(params, table) * walk_sensitivity(table))
 
     def rows(self, params: WalkParams, table: Table) -> Records:
+        """One bounded column and a label of two values. Raises `PlanRefused` for other features."""
         if len(params.features) != 1 or table.column(params.features[0]).public_keys is not None:
             raise PlanRefused(
                 f"{self.name} walks along one bounded column; name one in features, or use predict_vote"
             )
-        return features.records(table, params.features, params.label)
+        return features.request_records(table, params.features, params.label)
 
     def learn(self, params: WalkParams, table: Table, answer: Answer, source: Source) -> Walk:
+        """The clipped walk over all rows that have a public label."""
         y = features.label_codes(table, params.label, answer)
-        known = y >= 0
-        return walk(
-            answer.columns[params.features[0]][known], y[known], clip(params, table), source
+        labelled = y >= 0
+        return walk_labels(
+            answer.columns[params.features[0]][labelled],
+            y[labelled],
+            clip_level(params, table),
+            source,
         )
 
     def predict(
         self, params: WalkParams, table: Table, learned: Walk, points: Codes, source: Source
     ) -> list[Any]:
-        names = features.labels(table, params.label)
-        value = learned.at(points[:, 0], source)
+        """One of two labels for each point, with the walk's value there as its logit."""
+        names = features.list_labels(table, params.label)
+        value = learned.values_at(points[:, 0], source)
         costs = np.stack([np.maximum(value, 0), np.maximum(-value, 0)], axis=1)
-        return [names[place] for place in choose_rows(costs, rate(params, table), source).tolist()]
+        return [
+            names[index] for index in choose_rows(costs, step_logit(params, table), source).tolist()
+        ]
 
 
-def move(table: Table) -> int:
+def walk_sensitivity(table: Table) -> int:
     """D: how far one unit can move the walk."""
     return table.contribution_bounds.rows * (2 if table.neighbours == "replace" else 1)
 
 
-def rate(params: WalkParams, table: Table) -> Fraction:
+def step_logit(params: WalkParams, table: Table) -> Fraction:
     """The logit of one step of the walk, half of e; exact, and never above epsilon / D."""
-    most = params.epsilon / move(table)
+    most = params.epsilon / walk_sensitivity(table)
     if params.mode == "agnostic":
         return min(most, params.alpha / 4)
     if params.mode == "high-probability":
+        # Rounded down to a multiple of 1e-9: the draw needs an exact rate, and less is safe.
         enough = 1 / (32 * -math.log(params.beta))
         return min(most, Fraction(math.floor(enough * RATE_STEPS), RATE_STEPS))
     return most
 
 
-def clip(params: WalkParams, table: Table) -> int:
+def clip_level(params: WalkParams, table: Table) -> int:
     """T: given, or what the mode asks for."""
     if params.clip is not None:
         return params.clip
     alpha = float(params.alpha) / (3 if params.mode == "agnostic" else 1)
-    return max(1, math.ceil(math.log(2 / alpha) / float(rate(params, table)) - 1e-12))
+    return max(1, math.ceil(math.log(2 / alpha) / float(step_logit(params, table)) - 1e-12))

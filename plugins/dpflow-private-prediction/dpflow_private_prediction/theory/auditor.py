@@ -34,7 +34,7 @@ class Finding:
     rows: tuple[Row, ...] = ()
     neighbour: tuple[Row, ...] = ()
 
-    def keeps(self, epsilon: float) -> bool:
+    def keeps_epsilon(self, epsilon: float) -> bool:
         """Whether no pair was further apart than this claim, but for rounding."""
         return self.epsilon <= epsilon * (1 + 1e-9) + 1e-12
 
@@ -46,8 +46,9 @@ def max_divergence(p: Law, q: Law, delta: float = 0.0) -> float:
     For delta = 0 it is the largest |ln p(x) - ln q(x)|. Otherwise it is found by bisection, to
     1e-9.
     """
+    # Without delta the worst set is a single answer, so no search is needed.
     if delta == 0:
-        return max((_loss(p.get(x, 0.0), q.get(x, 0.0)) for x in {*p, *q}), default=0.0)
+        return max((_privacy_loss(p.get(x, 0.0), q.get(x, 0.0)) for x in {*p, *q}), default=0.0)
 
     def excess(epsilon: float) -> float:
         sides = ((p, q), (q, p))
@@ -68,29 +69,30 @@ def max_divergence(p: Law, q: Law, delta: float = 0.0) -> float:
     return high
 
 
-def _loss(a: float, b: float) -> float:
+def _privacy_loss(a: float, b: float) -> float:
     if a == b:
         return 0.0
     return abs(math.log(a) - math.log(b)) if a > 0 and b > 0 else math.inf
 
 
-def neighbours(
+def list_neighbours(
     rows: Sequence[Row], alternatives: Iterable[Row], relation: Literal["replace", "add-remove"]
 ) -> Iterator[tuple[Row, ...]]:
     """Tables that differ from this one in one row; under add-remove the last one is gone, which is
     any one by symmetry.
     """
     if relation == "add-remove":
+        # By symmetry, removing the last row stands for removing any.
         if rows:
             yield tuple(rows[:-1])
         return
     for other in alternatives:
-        for place in range(len(rows)):
-            if rows[place] != other:
-                yield (*rows[:place], other, *rows[place + 1 :])
+        for index in range(len(rows)):
+            if rows[index] != other:
+                yield (*rows[:index], other, *rows[index + 1 :])
 
 
-def audit(
+def audit_prediction(
     law: Callable[[tuple[Row, ...], Any], Law],
     tables: Iterable[Sequence[Row]],
     alternatives: Sequence[Row],
@@ -114,7 +116,7 @@ def audit(
     for table in tables:
         rows = tuple(table)
         here = [law(rows, point) for point in points]
-        for neighbour in neighbours(rows, alternatives, relation):
+        for neighbour in list_neighbours(rows, alternatives, relation):
             for point, p in zip(points, here):
                 epsilon = max_divergence(p, law(neighbour, point), delta)
                 if epsilon > worst.epsilon:
@@ -133,7 +135,7 @@ def largest_move(
     for table in tables:
         rows = tuple(table)
         here = [value(rows, point) for point in points]
-        for neighbour in neighbours(rows, alternatives, "replace"):
+        for neighbour in list_neighbours(rows, alternatives, "replace"):
             worst = max(
                 [worst, *(abs(v - value(neighbour, point)) for v, point in zip(here, points))]
             )

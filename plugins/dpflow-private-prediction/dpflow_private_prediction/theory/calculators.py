@@ -32,7 +32,7 @@ class Budget(Params):
     predictions: tuple[Count, ...] = (1, 100, 10000)
     delta: Open = 1e-6
 
-    def each(
+    def list_accounts(
         self, accounts: tuple[prediction_sizes.Account, ...]
     ) -> Iterator[tuple[float, int, str, float]]:
         """(epsilon, predictions, account, epsilon of one) for all that is asked."""
@@ -43,7 +43,7 @@ class Budget(Params):
                         epsilon,
                         count,
                         account,
-                        prediction_sizes.each(epsilon, self.delta, count, account),
+                        prediction_sizes.prediction_epsilon(epsilon, self.delta, count, account),
                     )
 
 
@@ -54,7 +54,7 @@ class Learned(Budget):
     beta: Open = 0.05
 
 
-def table(
+def make_table(
     columns: tuple[str, ...],
     rows: Iterable[tuple[Cell, ...]],
     notes: tuple[str, ...] = (),
@@ -63,6 +63,7 @@ def table(
     """A sheet whose numbers are cut to six digits: what a plan needs, and no more than floats are
     worth.
     """
+    # Six digits: what a plan needs, and no more than floats are worth.
     short = (
         tuple(float(f"{cell:.6g}") if isinstance(cell, float) else cell for cell in row)
         for row in rows
@@ -83,12 +84,13 @@ class PredictionBudget(Calculator[Budget]):
     Params = Budget
 
     def make_sheet(self, params: Budget) -> Sheet:
+        """One line per total epsilon and number of predictions, one column per accounting method."""
         rows = [
             (
                 eps,
                 m,
                 *(
-                    prediction_sizes.each(eps, params.delta, m, a)
+                    prediction_sizes.prediction_epsilon(eps, params.delta, m, a)
                     for a in prediction_sizes.ACCOUNTS
                 ),
             )
@@ -100,10 +102,10 @@ class PredictionBudget(Calculator[Budget]):
             "Basic holds at delta 0. A scope's filter decides what is spent; dpflow predict says what a grant buys.",
         )
         x = "predictions" if len(params.epsilon) == 1 else ""
-        return table(("epsilon", "predictions", *prediction_sizes.ACCOUNTS), rows, notes, x)
+        return make_table(("epsilon", "predictions", *prediction_sizes.ACCOUNTS), rows, notes, x)
 
 
-class CountParams(Params):
+class PredictionCountParams(Params):
     """``epsilon`` and ``delta`` of the grant; ``each``, the epsilon of one prediction."""
 
     epsilon: Positive = 1
@@ -111,26 +113,27 @@ class CountParams(Params):
     each: tuple[Positive, ...] = (0.001, 0.01, 0.1)
 
 
-class PredictionCount(Calculator[CountParams]):
+class PredictionCount(Calculator[PredictionCountParams]):
     """The inverse of Table 6.1."""
 
     name = "prediction_count"
     summary = "how many predictions does a grant buy?"
     citation = PredictionBudget.citation
-    Params = CountParams
+    Params = PredictionCountParams
 
-    def make_sheet(self, params: CountParams) -> Sheet:
+    def make_sheet(self, params: PredictionCountParams) -> Sheet:
+        """One line per epsilon of one prediction, one column per accounting method."""
         rows = [
             (
                 e,
                 *(
-                    prediction_sizes.bought(params.epsilon, params.delta, e, a)
+                    prediction_sizes.prediction_count(params.epsilon, params.delta, e, a)
                     for a in prediction_sizes.ACCOUNTS
                 ),
             )
             for e in params.each
         ]
-        return table(("each", *prediction_sizes.ACCOUNTS), rows, (), "each")
+        return make_table(("each", *prediction_sizes.ACCOUNTS), rows, (), "each")
 
 
 class VoteSizesParams(Learned):
@@ -152,22 +155,23 @@ class VoteSizes(Calculator[VoteSizesParams]):
     Params = VoteSizesParams
 
     def make_sheet(self, params: VoteSizesParams) -> Sheet:
+        """Shards and rows per budget, accounting method and VC dimension, beside the lower bound."""
         alpha, beta, rows = params.alpha, params.beta, []
-        for eps, m, account, e in params.each(LABELS):
+        for eps, m, account, e in params.list_accounts(LABELS):
             for d in params.d:
                 size = log_class = params.log_class
 
                 def learner(a: float, b: float, d: int = d, size: float | None = size) -> int:
                     return (
-                        prediction_sizes.sauer(a, b, d)
+                        prediction_sizes.sauer_rows(a, b, d)
                         if size is None
-                        else prediction_sizes.finite(a, b, size)
+                        else prediction_sizes.finite_rows(a, b, size)
                     )
 
-                r, shard = prediction_sizes.vote(alpha, beta, e, learner)
+                r, shard = prediction_sizes.vote_rows(alpha, beta, e, learner)
                 closed, unit = (
                     prediction_sizes.closed_form(alpha / 4, beta / r, d),
-                    prediction_sizes.unit(alpha / 4, beta / r, d),
+                    prediction_sizes.unit_rows(alpha / 4, beta / r, d),
                 )
                 least = prediction_sizes.least_rows(d, alpha, e) if log_class is None else None
                 cells = (eps, m, account, e, r, d, shard, r * shard, r * closed, r * unit, least)
@@ -191,7 +195,7 @@ class VoteSizes(Calculator[VoteSizesParams]):
             WORST_CASE,
             "rows: the tighter guarantee; constant 1: the paper's O(.), an order of magnitude without a guarantee.",
         )
-        return table(
+        return make_table(
             (*columns, *rough, "alpha of the rows") if params.rows else (*columns, *rough),
             rows,
             notes,
@@ -215,10 +219,11 @@ class AverageSizes(Calculator[DimensionParams]):
     Params = DimensionParams
 
     def make_sheet(self, params: DimensionParams) -> Sheet:
+        """Shards and rows per budget, accounting method and VC dimension."""
         rows = []
-        for eps, m, account, e in params.each(NUMBERS):
+        for eps, m, account, e in params.list_accounts(NUMBERS):
             for d in params.d:
-                r, shard = prediction_sizes.average(params.alpha, params.beta, e, d)
+                r, shard = prediction_sizes.average_rows(params.alpha, params.beta, e, d)
                 rough = prediction_sizes.average_unit(params.alpha, params.beta, e, d)
                 rows.append((eps, m, account, e, r, params.beta / r, d, shard, r * shard, rough))
         columns = (
@@ -231,7 +236,7 @@ class AverageSizes(Calculator[DimensionParams]):
             "d",
             "rows a shard",
         )
-        return table((*columns, "rows", "rows, constant 1"), rows, (WORST_CASE,))
+        return make_table((*columns, "rows", "rows, constant 1"), rows, (WORST_CASE,))
 
 
 class WalkSizesParams(Learned):
@@ -250,16 +255,17 @@ class WalkSizes(Calculator[WalkSizesParams]):
     Params = WalkSizesParams
 
     def make_sheet(self, params: WalkSizesParams) -> Sheet:
+        """Clipping level and rows per budget, accounting method and number of changes."""
         rows, alpha = [], params.alpha
-        for eps, m, account, given in params.each(LABELS):
+        for eps, m, account, granted in params.list_accounts(LABELS):
             for k in params.changes:
-                e = given
+                e = granted
                 if params.mode == "agnostic":
-                    e, level, n = prediction_sizes.walk_agnostic(alpha, given, k)
+                    e, level, n = prediction_sizes.walk_agnostic(alpha, granted, k)
                 else:
                     if params.mode == "high-probability":
-                        e = min(given, 1 / (16 * log(1 / params.beta)))
-                    level, n = prediction_sizes.walk(alpha, e, k)
+                        e = min(granted, 1 / (16 * log(1 / params.beta)))
+                    level, n = prediction_sizes.walk_rows(alpha, e, k)
                 rows.append((eps, m, account, e, level, exp(e), k, n))
         says = {
             "plain": "mean error <= e^each (Opt + alpha)",
@@ -267,7 +273,7 @@ class WalkSizes(Calculator[WalkSizesParams]):
             "high-probability": "if some function is always right: Pr[error >= 3 alpha] <= 2 beta",
         }
         columns = ("epsilon", "predictions", "account", "each", "clip", "e^each", "changes", "rows")
-        return table(
+        return make_table(
             columns, rows, (WORST_CASE, says[params.mode] + ", whatever the size of the domain.")
         )
 
@@ -292,15 +298,16 @@ class LinearSizes(Calculator[LinearSizesParams]):
     Params = LinearSizesParams
 
     def make_sheet(self, params: LinearSizesParams) -> Sheet:
+        """Rows by method, with the strength and noise that belong to them, and which to take."""
         rows, radius = [], params.radius
-        for eps, m, account, e in params.each(NUMBERS):
-            n = prediction_sizes.regularised(params.excess, e, radius)
+        for eps, m, account, e in params.list_accounts(NUMBERS):
+            n = prediction_sizes.regularised_rows(params.excess, e, radius)
             strength, scale = (
                 2 / (radius * sqrt(n * e / (1 + e))),
                 2 * radius / sqrt(n * e * (1 + e)),
             )
-            printed = prediction_sizes.sgd(params.excess, e, params.smooth, radius, c=1)
-            safe = prediction_sizes.sgd(params.excess, e, params.smooth, radius)
+            printed = prediction_sizes.sgd_rows(params.excess, e, params.smooth, radius, c=1)
+            safe = prediction_sizes.sgd_rows(params.excess, e, params.smooth, radius)
             noise = 2 * radius / (sqrt(safe) * e)
             strong = prediction_sizes.strongly_convex(params.excess, e, params.strength)
             best = "regularised" if n <= safe else "sgd"
@@ -321,7 +328,7 @@ class LinearSizes(Calculator[LinearSizesParams]):
             "Excess in expectation over the rows, none of it grows with the number of features.",
             "As printed: the paper's R/sqrt(n), which the row in the first place violates; only 2 epsilon-DP is certain for it.",
         )
-        return table((*columns, *one_pass), rows, notes)
+        return make_table((*columns, *one_pass), rows, notes)
 
 
 class LinearNoiseParams(Params):
@@ -344,6 +351,7 @@ class LinearNoise(Calculator[LinearNoiseParams]):
     Params = LinearNoiseParams
 
     def make_sheet(self, params: LinearNoiseParams) -> Sheet:
+        """Noise scales and excess losses per size and epsilon of one prediction."""
         rows, radius = [], params.radius
         for n in params.size:
             for e in params.each:
@@ -370,7 +378,7 @@ class LinearNoise(Calculator[LinearNoiseParams]):
         notes = (
             "Noise: the scale of Laplace noise on a prediction in [-1, 1]. sgd is nearly free from each = n^(-1/4) on.",
         )
-        return table((*columns, "sgd excess", "sgd excess, printed", "n^(-1/4)"), rows, notes)
+        return make_table((*columns, "sgd excess", "sgd excess, printed", "n^(-1/4)"), rows, notes)
 
 
 class VoteNoiseParams(Params):
@@ -389,15 +397,18 @@ class VoteNoise(Calculator[VoteNoiseParams]):
     Params = VoteNoiseParams
 
     def make_sheet(self, params: VoteNoiseParams) -> Sheet:
+        """Probability of the minority's label for unanimous and 2:1 votes."""
         rows = [
-            (e, r, _flip(e * r / 2), _flip(e * r / 6)) for e in params.each for r in params.shards
+            (e, r, _flip_probability(e * r / 2), _flip_probability(e * r / 6))
+            for e in params.each
+            for r in params.shards
         ]
         notes = ("From each x shards = 22 on a 2:1 vote is right with probability 0.975.",)
         x = "shards" if len(params.each) == 1 else ""
-        return table(("each", "shards", "unanimous", "2:1"), rows, notes, x)
+        return make_table(("each", "shards", "unanimous", "2:1"), rows, notes, x)
 
 
-def _flip(logit: float) -> float:
+def _flip_probability(logit: float) -> float:
     return exp(-logit) / (1 + exp(-logit))
 
 
@@ -421,6 +432,7 @@ class PredictionFloor(Calculator[FloorParams]):
     Params = FloorParams
 
     def make_sheet(self, params: FloorParams) -> Sheet:
+        """Least rows per epsilon: the paper's constant, and its proof evaluated exactly."""
         d, alpha, rows = params.d, params.alpha, []
         for e in params.each:
             pure, approximate = (
@@ -436,7 +448,9 @@ class PredictionFloor(Calculator[FloorParams]):
                 pure * (d - 1) / alpha,
             )
             rows.append(
-                (*cells, prediction_sizes.floor(params.rows, d, alpha, e)) if params.rows else cells
+                (*cells, prediction_sizes.error_floor(params.rows, d, alpha, e))
+                if params.rows
+                else cells
             )
         columns = (
             "each",
@@ -449,7 +463,7 @@ class PredictionFloor(Calculator[FloorParams]):
         notes = (
             "For error alpha <= 1/4 and failure 1/12, whatever the method. error: the least mean error on the hard points.",
         )
-        return table((*columns, "error") if params.rows else columns, rows, notes, "each")
+        return make_table((*columns, "error") if params.rows else columns, rows, notes, "each")
 
 
 class CertificateParams(Params):
@@ -478,6 +492,7 @@ class Certificate(Calculator[CertificateParams]):
     Params = CertificateParams
 
     def make_sheet(self, params: CertificateParams) -> Sheet:
+        """One line per statement about fresh data that holds at these parameters."""
         eps, beta = params.epsilon, params.beta
         loss = prediction_bounds.fresh_loss(eps, params.delta, params.training_loss, params.largest)
         rows: list[tuple[Cell, ...]] = [("mean loss on fresh data, at most", loss, "")]
@@ -487,14 +502,14 @@ class Certificate(Calculator[CertificateParams]):
         if params.alpha is not None and not params.delta:
             factor = prediction_bounds.tail_factor(eps, beta)
             rows.append(("loss below, but for beta", params.alpha * factor, f"factor {factor:.4g}"))
-            if params.rows is not None and prediction_bounds.trebled(
+            if params.rows is not None and prediction_bounds.trebles_error(
                 eps, params.alpha, beta, params.rows
             ):
                 rows.append(("error below, but for 2 beta", 3 * params.alpha, "Theorem 5.3"))
         notes = (
             "A training loss read from private rows is private itself: it may be shown only if it was charged.",
         )
-        return table(("statement", "value", "remark"), rows, notes)
+        return make_table(("statement", "value", "remark"), rows, notes)
 
 
 class VersusParams(Params):
@@ -522,18 +537,23 @@ class PredictingVersusLearning(Calculator[VersusParams]):
     Params = VersusParams
 
     def make_sheet(self, params: VersusParams) -> Sheet:
+        """One line per task: rows for one prediction and for a published model."""
         a, eps, d = params.alpha, params.epsilon, params.d
-        found = prediction_bounds.comparison(
+        tasks = prediction_bounds.compare_tasks(
             a, eps, d, params.log_class, params.log2_domain, params.delta
         )
-        basic, advanced = prediction_bounds.crossover(a, d, params.log_class, params.delta)
-        rows = ((c.task, c.predicting, c.learning, c.learner) for c in found)
+        basic, advanced = prediction_bounds.crossover_predictions(
+            a, d, params.log_class, params.delta
+        )
+        rows = ((c.task, c.predicting, c.learning, c.learner) for c in tasks)
         notes = (
             "Orders of magnitude, every constant 1, for one prediction; a learned model answers for ever.",
             f"Publishing a model takes fewer rows from about {max(1, basic):.3g} predictions on (basic composition), "
             f"{max(1, advanced):.3g} (advanced), for a class of VC dimension d.",
         )
-        return table(("task", "rows, one prediction", "rows, a model", "of the model"), rows, notes)
+        return make_table(
+            ("task", "rows, one prediction", "rows, a model", "of the model"), rows, notes
+        )
 
 
 CALCULATORS: tuple[Calculator[Any], ...] = (

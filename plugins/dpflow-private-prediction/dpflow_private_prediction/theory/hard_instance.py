@@ -21,17 +21,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpflow.core.sampling.randomness import Source
-from dpflow.core.sampling.samplers import uniform
+from dpflow.core.sampling.samplers import uniform_integers
 from dpflow.errors import InvalidInput
 from dpflow_private_prediction.building_blocks.shards import Ints
-from dpflow_private_prediction.theory.prediction_sizes import floor
+from dpflow_private_prediction.theory.prediction_sizes import error_floor
 
 #: From the points and labels of the rows: the probability of label 1 at each of the d points.
 Predictor = Callable[[Ints, Ints], NDArray[np.float64]]
 
 
 @dataclass(frozen=True)
-class Reading:
+class MeterReading:
     """``error``: mean over instances of the error on the hard points, and its standard error;
     ``floor``: what is possible.
     """
@@ -48,7 +48,7 @@ class Reading:
         return self.error >= self.floor - 4 * self.deviation
 
 
-def instance(rows: int, d: int, alpha: Fraction, source: Source) -> tuple[Ints, Ints, Ints]:
+def draw_instance(rows: int, d: int, alpha: Fraction, source: Source) -> tuple[Ints, Ints, Ints]:
     """(labels of the d points, point of each row, label of each row). Raises `InvalidInput` outside
     alpha <= 1/4, d >= 2.
     """
@@ -56,13 +56,14 @@ def instance(rows: int, d: int, alpha: Fraction, source: Source) -> tuple[Ints, 
         raise InvalidInput(
             f"the hard instance needs alpha in (0, 1/4] and d of 2 or more, not {alpha} and {d}"
         )
-    labels = np.concatenate([uniform(2, d - 1, source), np.zeros(1, np.int64)])
-    easy = uniform(alpha.denominator, rows, source) >= 4 * alpha.numerator
-    points = np.where(easy, d - 1, uniform(d - 1, rows, source))
+    labels = np.concatenate([uniform_integers(2, d - 1, source), np.zeros(1, np.int64)])
+    # Exact rational probabilities: the meter must not be off by its own rounding.
+    easy = uniform_integers(alpha.denominator, rows, source) >= 4 * alpha.numerator
+    points = np.where(easy, d - 1, uniform_integers(d - 1, rows, source))
     return labels, points, labels[points]
 
 
-def measure(
+def measure_error(
     predictor: Predictor,
     rows: int,
     d: int,
@@ -71,18 +72,20 @@ def measure(
     source: Source,
     delta: float = 0.0,
     instances: int = 200,
-) -> Reading:
+) -> MeterReading:
     """The mean error of a predictor on so many hard instances, against the floor."""
     errors = np.empty(instances)
     for number in range(instances):
-        labels, points, given = instance(rows, d, alpha, source)
-        ones = predictor(points, given)[: d - 1]
+        labels, points, row_labels = draw_instance(rows, d, alpha, source)
+        ones = predictor(points, row_labels)[: d - 1]
         errors[number] = np.where(labels[: d - 1] == 1, 1 - ones, ones).mean()
     deviation = float(errors.std() / math.sqrt(instances))
-    return Reading(float(errors.mean()), deviation, floor(rows, d, float(alpha), epsilon, delta))
+    return MeterReading(
+        float(errors.mean()), deviation, error_floor(rows, d, float(alpha), epsilon, delta)
+    )
 
 
-def counts(d: int, epsilon: float) -> Predictor:
+def count_predictor(d: int, epsilon: float) -> Predictor:
     """Label 1 with logit epsilon (n1 - n0) / 2, n_b rows at the point with label b: one row moves
     n1 - n0 by at most 2.
     """

@@ -12,14 +12,14 @@ from math import exp, inf, log, sqrt
 from dpflow.errors import InvalidInput
 
 
-def group(epsilon: float, delta: float, size: int) -> tuple[float, float]:
+def group_privacy(epsilon: float, delta: float, size: int) -> tuple[float, float]:
     """Lemma 3.1: tables that differ in ``size`` rows are (k epsilon, k exp((k-1) epsilon)
     delta)-close.
     """
     return size * epsilon, size * exp((size - 1) * epsilon) * delta
 
 
-def transferred(epsilon: float, delta: float, mean: float, largest: float) -> float:
+def transfer_bound(epsilon: float, delta: float, mean: float, largest: float) -> float:
     """Lemma 6.3: E[U] <= exp(epsilon) E[V] + delta B for (epsilon, delta)-close U and V in [0, B]."""
     return exp(epsilon) * mean + delta * largest
 
@@ -54,7 +54,7 @@ def tail_factor(epsilon: float, beta: float) -> float:
     return min(exp(min(700.0, spare / k + k * epsilon)) for k in (first, first + 1))
 
 
-def trebled(epsilon: float, alpha: float, beta: float, rows: int) -> bool:
+def trebles_error(epsilon: float, alpha: float, beta: float, rows: int) -> bool:
     """Whether Theorem 5.3's proof applies: then training error <= alpha always gives Pr[error >= 3
     alpha] <= 2 beta.
     """
@@ -73,13 +73,13 @@ class Comparison:
     learner: str
 
 
-def comparison(
+def compare_tasks(
     alpha: float, epsilon: float, d: int, log_class: float, log2_domain: float, delta: float
 ) -> list[Comparison]:
     """One prediction against releasing the model, task by task (sections 1, 2 and 7)."""
     one, small = 1 / (epsilon * alpha), log(1 / alpha)
     line = small * one
-    known = "at least" if log2_domain < inf else "impossible"
+    bound = "at least" if log2_domain < inf else "impossible"
     return [
         Comparison(
             "any class of VC dimension d",
@@ -97,7 +97,7 @@ def comparison(
             "thresholds",
             line,
             log2_domain * log(2) * one if log2_domain < inf else None,
-            f"{known} ln N/(eps a), pure",
+            f"{bound} ln N/(eps a), pure",
         ),
         Comparison(
             "thresholds, agnostic",
@@ -117,7 +117,9 @@ def comparison(
     ]
 
 
-def crossover(alpha: float, d: int, log_class: float, delta: float) -> tuple[float, float]:
+def crossover_predictions(
+    alpha: float, d: int, log_class: float, delta: float
+) -> tuple[float, float]:
     """Predictions beyond which a private learner needs fewer rows: by basic and by advanced
     composition, in magnitude.
     """

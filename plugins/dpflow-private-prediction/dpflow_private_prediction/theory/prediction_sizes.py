@@ -29,7 +29,7 @@ ACCOUNTS: tuple[Account, ...] = ("basic", "advanced", "zcdp", "zcdp of a vote")
 # --- accounts -----------------------------------------------------------------------------------------------------------
 
 
-def each(epsilon: float, delta: float, count: int, account: Account) -> float:
+def prediction_epsilon(epsilon: float, delta: float, count: int, account: Account) -> float:
     """The epsilon of one prediction when ``count`` of them may cost (epsilon, delta) in all; basic
     needs no delta.
     """
@@ -42,7 +42,7 @@ def each(epsilon: float, delta: float, count: int, account: Account) -> float:
     return sqrt((8 if account == "zcdp of a vote" else 2) * rho / count)
 
 
-def total(one: float, delta: float, count: int, account: Account) -> float:
+def total_epsilon(one: float, delta: float, count: int, account: Account) -> float:
     """The inverse: epsilon at ``delta`` of ``count`` predictions of epsilon ``one``."""
     if account == "basic":
         return one * count
@@ -52,17 +52,17 @@ def total(one: float, delta: float, count: int, account: Account) -> float:
     return rho + 2 * sqrt(rho * log(1 / delta))
 
 
-def bought(epsilon: float, delta: float, one: float, account: Account) -> int:
+def prediction_count(epsilon: float, delta: float, one: float, account: Account) -> int:
     """How many predictions of epsilon ``one`` fit into (epsilon, delta)."""
-    if total(one, delta, 1, account) > epsilon:
+    if total_epsilon(one, delta, 1, account) > epsilon:
         return 0
-    return _smallest(lambda m: total(one, delta, m + 1, account) > epsilon)
+    return _smallest_integer(lambda m: total_epsilon(one, delta, m + 1, account) > epsilon)
 
 
 # --- base learners --------------------------------------------------------------------------------------------------------
 
 
-def finite(alpha: float, beta: float, log_size: float) -> int:
+def finite_rows(alpha: float, beta: float, log_size: float) -> int:
     """Rows with which a consistent learner of a finite class is right but for alpha: (ln|C| +
     ln(1/beta)) / alpha.
     """
@@ -76,29 +76,31 @@ def closed_form(alpha: float, beta: float, d: int) -> int:
     return ceil(max(4 / alpha * log2(2 / beta), 8 * d / alpha * log2(13 / alpha)))
 
 
-def sauer(alpha: float, beta: float, d: int) -> int:
+def sauer_rows(alpha: float, beta: float, d: int) -> int:
     """The same, tighter: the least m >= 8/a with 2 sum_{i<=d} C(2m, i) 2^(-a m/2) <= b."""
-    return _smallest(
+    return _smallest_integer(
         lambda m: log(2) + log_subsets(d, 2 * m) - alpha * m / 2 * log(2) <= log(beta),
         max(1, ceil(8 / alpha)),
     )
 
 
-def thresholds(alpha: float, beta: float) -> int:
+def threshold_rows(alpha: float, beta: float) -> int:
     """The same for thresholds on a line: ln(2/b)/a."""
     return ceil(log(2 / beta) / alpha)
 
 
-def unit(alpha: float, beta: float, d: int) -> int:
+def unit_rows(alpha: float, beta: float, d: int) -> int:
     """(d ln(1/a) + ln(1/b))/a: the order of magnitude with constant 1; no guarantee."""
     return ceil((d * log(1 / alpha) + log(1 / beta)) / alpha)
 
 
-def agnostic(alpha: float, beta: float, d: int) -> int:
+def agnostic_rows(alpha: float, beta: float, d: int) -> int:
     """Rows with which empirical risk minimisation is within alpha of the best: 4 sum C(2m, i)
     exp(-m a^2/32) <= b.
     """
-    return _smallest(lambda m: log(4) + log_subsets(d, 2 * m) - m * alpha**2 / 32 <= log(beta))
+    return _smallest_integer(
+        lambda m: log(4) + log_subsets(d, 2 * m) - m * alpha**2 / 32 <= log(beta)
+    )
 
 
 def log_subsets(d: int, n: int) -> float:
@@ -118,7 +120,7 @@ def vote_shards(alpha: float, e: float, labels: int = 2) -> int:
     return ceil(6 * log(4 * (labels - 1) / alpha) / e)
 
 
-def vote(
+def vote_rows(
     alpha: float, beta: float, e: float, learner: Callable[[float, float], int]
 ) -> tuple[int, int]:
     """(r, rows of one shard) for `predict_vote`; ``learner`` says its size for its own alpha and
@@ -136,7 +138,7 @@ def vote_error(
     """
 
     def enough(alpha: float) -> bool:
-        r, each_shard = vote(alpha, beta, e, learner)
+        r, each_shard = vote_rows(alpha, beta, e, learner)
         return r * each_shard <= rows
 
     low, high = 0.0, 1.0 - 1e-9
@@ -148,10 +150,10 @@ def vote_error(
     return high
 
 
-def average(alpha: float, beta: float, e: float, d: int) -> tuple[int, int]:
+def average_rows(alpha: float, beta: float, e: float, d: int) -> tuple[int, int]:
     """(r, rows of one shard) for `predict_average`, Corollary 4.7 with half of alpha for the noise."""
     r = ceil(2 / (alpha * e) - 1e-9)
-    return r, agnostic(alpha / 2, beta / r, d)
+    return r, agnostic_rows(alpha / 2, beta / r, d)
 
 
 def average_unit(alpha: float, beta: float, e: float, d: int) -> int:
@@ -162,7 +164,7 @@ def average_unit(alpha: float, beta: float, e: float, d: int) -> int:
     return r * ceil((d + log(r / beta)) / (alpha / 2) ** 2)
 
 
-def walk(alpha: float, e: float, changes: int) -> tuple[int, int]:
+def walk_rows(alpha: float, e: float, changes: int) -> tuple[int, int]:
     """(T, n) for `predict_walk`: E[error] <= exp(e) (Opt + alpha), Theorem 5.3 with T rounded up."""
     level = ceil(2 * log(2 / alpha) / e)
     return level, ceil(2 * (changes + 2) * level / alpha)
@@ -171,7 +173,7 @@ def walk(alpha: float, e: float, changes: int) -> tuple[int, int]:
 def walk_agnostic(alpha: float, e: float, changes: int) -> tuple[float, int, int]:
     """(e', T, n): E[error] <= Opt + alpha with e' = min(e, alpha/2) and alpha/3 inside."""
     lower = min(e, alpha / 2)
-    return lower, *walk(alpha / 3, lower, changes)
+    return lower, *walk_rows(alpha / 3, lower, changes)
 
 
 def strongly_convex(
@@ -183,14 +185,14 @@ def strongly_convex(
     return ceil(4 * slope**2 * loss**2 * (1 + 1 / e) / (strength * excess) - 1e-9)
 
 
-def regularised(
+def regularised_rows(
     excess: float, e: float, radius: float = 1, slope: float = 1, loss: float = 1
 ) -> int:
     """Rows for `predict_linear`, method regularised, Corollary 4.11: no dimension in it."""
     return ceil(16 * (radius * slope * loss) ** 2 * (1 + e) / (e * excess**2) - 1e-9)
 
 
-def sgd(
+def sgd_rows(
     excess: float,
     e: float,
     smooth: float = 0.25,
@@ -217,7 +219,7 @@ def least_rows(d: int, alpha: float, e: float) -> float:
     return d / (32 * e * alpha)
 
 
-def floor(n: int, d: int, alpha: float, e: float, delta: float = 0.0) -> float:
+def error_floor(n: int, d: int, alpha: float, e: float, delta: float = 0.0) -> float:
     """The least mean error on the hard points of `hard`, for any (e, delta)-DP prediction, n rows,
     alpha <= 1/4.
     """
@@ -226,7 +228,7 @@ def floor(n: int, d: int, alpha: float, e: float, delta: float = 0.0) -> float:
             f"the hard instance needs alpha in (0, 1/4] and d of 2 or more, not {alpha} and {d}"
         )
     p = 4 * alpha / (d - 1)
-    return _floor(lambda t: _binomial(n, p, t), n, n * p, e, delta)
+    return _floor_error(lambda t: _binomial_mass(n, p, t), n, n * p, e, delta)
 
 
 def least_copies(e: float, delta: float = 0.0) -> float:
@@ -235,7 +237,9 @@ def least_copies(e: float, delta: float = 0.0) -> float:
     """
 
     def error(mu: float) -> float:
-        return _floor(lambda t: exp(t * log(mu) - mu - math.lgamma(t + 1)), 10**6, mu, e, delta)
+        return _floor_error(
+            lambda t: exp(t * log(mu) - mu - math.lgamma(t + 1)), 10**6, mu, e, delta
+        )
 
     low, high = 1e-9, 1.0
     while error(high) > 1 / 3:
@@ -246,26 +250,29 @@ def least_copies(e: float, delta: float = 0.0) -> float:
     return high
 
 
-def _floor(mass: Callable[[int], float], most: int, mean: float, e: float, delta: float) -> float:
+def _floor_error(
+    mass: Callable[[int], float], most: int, mean: float, e: float, delta: float
+) -> float:
     """sum_t mass(t) max(0, 1 - t exp((t-1)e) delta) / (1 + exp(e t)): t copies are a group of t
     rows.
     """
-    found = 0.0
+    error = 0.0
     for t in range(most + 1):
         weight = mass(t)
+        # The tail beyond adds less than the last digit of the sum.
         if t > mean and weight < 1e-15:
             break
         lost = min(1.0, t * exp(min(50.0, (t - 1) * e)) * delta) if t and delta else 0.0
-        found += weight * (1 - lost) / (1 + exp(min(700.0, e * t)))
-    return found
+        error += weight * (1 - lost) / (1 + exp(min(700.0, e * t)))
+    return error
 
 
-def _binomial(n: int, p: float, t: int) -> float:
+def _binomial_mass(n: int, p: float, t: int) -> float:
     ways = math.lgamma(n + 1) - math.lgamma(t + 1) - math.lgamma(n - t + 1)
     return exp(ways + t * log(p) + (n - t) * math.log1p(-p)) if p < 1 else float(t == n)
 
 
-def _smallest(holds: Callable[[int], bool], least: int = 1) -> int:
+def _smallest_integer(holds: Callable[[int], bool], least: int = 1) -> int:
     """The smallest integer from ``least`` on for which a monotone statement holds."""
     high = least
     while not holds(high):
