@@ -52,13 +52,13 @@ class PredictAverage(PredictionMechanism[AverageParams]):
     citation = "Dwork, Feldman 2018, Corollary 4.7 (agnostic learning by averaging)"
     Params = AverageParams
 
-    def one(self, params: AverageParams, table: Table) -> Event:
+    def prediction_event(self, params: AverageParams, table: Table) -> Event:
         """The event of one noisy count of votes. Raises `PlanRefused` unless there are two labels."""
         features.check_two_labels(table, params.label, self.name)
         learner_factory("classifier", params.learner, params.options)
         return answer_noise.noise_event(params.noise, 1, params.epsilon)
 
-    def rows(self, params: AverageParams, table: Table) -> Records:
+    def training_records(self, params: AverageParams, table: Table) -> Records:
         """Features and label, at most the declared rows of each privacy unit."""
         return features.request_records(table, params.features, params.label)
 

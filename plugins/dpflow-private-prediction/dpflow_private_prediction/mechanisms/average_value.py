@@ -67,7 +67,7 @@ class PredictValue(PredictionMechanism[ValueParams]):
     citation = "Dwork, Feldman 2018, Lemmas 4.5, 4.6 (output noise, stability by averaging)"
     Params = ValueParams
 
-    def one(self, params: ValueParams, table: Table) -> Event:
+    def prediction_event(self, params: ValueParams, table: Table) -> Event:
         """The event of one noisy sum of answers. Raises `PlanRefused` where sums exceed 2^52 grid
         steps.
         """
@@ -79,7 +79,7 @@ class PredictValue(PredictionMechanism[ValueParams]):
         learner_factory("regressor", params.learner, params.options)
         return answer_noise.noise_event(params.noise, _label_width(table, params), params.epsilon)
 
-    def rows(self, params: ValueParams, table: Table) -> Records:
+    def training_records(self, params: ValueParams, table: Table) -> Records:
         """Features and label, at most the declared rows of each privacy unit."""
         return features.request_records(table, params.features, params.label)
 

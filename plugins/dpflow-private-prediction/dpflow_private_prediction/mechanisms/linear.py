@@ -86,7 +86,7 @@ class PredictLinear(PredictionMechanism[LinearParams]):
     version = 2  # 1 minimised by another method
     Params = LinearParams
 
-    def one(self, params: LinearParams, table: Table) -> Event:
+    def prediction_event(self, params: LinearParams, table: Table) -> Event:
         """The event of one answer. Raises `PlanRefused` where the stability rate could not be
         proven.
         """
@@ -111,7 +111,7 @@ class PredictLinear(PredictionMechanism[LinearParams]):
             )
         return answer_noise.noise_event(params.noise, answer_grid(params, table)[1], params.epsilon)
 
-    def rows(self, params: LinearParams, table: Table) -> Records:
+    def training_records(self, params: LinearParams, table: Table) -> Records:
         """Features and label, at most the declared rows of each privacy unit."""
         return features.request_records(table, params.features, params.label)
 

@@ -69,7 +69,7 @@ class PredictVote(PredictionMechanism[VoteParams]):
     )
     Params = VoteParams
 
-    def one(self, params: VoteParams, table: Table) -> Event:
+    def prediction_event(self, params: VoteParams, table: Table) -> Event:
         """Bounded range epsilon. Raises `PlanRefused` or `UnknownName` for labels or learners that
         cannot be.
         """
@@ -77,7 +77,7 @@ class PredictVote(PredictionMechanism[VoteParams]):
         learner_factory("classifier", params.learner, params.options)
         return BoundedRange(params.epsilon)
 
-    def rows(self, params: VoteParams, table: Table) -> Records:
+    def training_records(self, params: VoteParams, table: Table) -> Records:
         """Features and label, at most the declared rows of each privacy unit."""
         return features.request_records(table, params.features, params.label)
 

@@ -155,12 +155,12 @@ class PredictWalk(PredictionMechanism[WalkParams]):
     citation = "Dwork, Feldman 2018, Figure 1, Theorem 5.3 (exponential projected walk)"
     Params = WalkParams
 
-    def one(self, params: WalkParams, table: Table) -> Event:
+    def prediction_event(self, params: WalkParams, table: Table) -> Event:
         """Bounded range of at most epsilon: the logit of one step times what one unit moves."""
         features.check_two_labels(table, params.label, self.name)
         return BoundedRange(step_logit(params, table) * walk_sensitivity(table))
 
-    def rows(self, params: WalkParams, table: Table) -> Records:
+    def training_records(self, params: WalkParams, table: Table) -> Records:
         """One bounded column and a label of two values. Raises `PlanRefused` for other features."""
         if len(params.features) != 1 or table.column(params.features[0]).public_keys is not None:
             raise PlanRefused(
