@@ -2,6 +2,6 @@
 ``EXPERIMENTS``, a list of `Experiment`.
 
 An experiment simulates data whose truth is known, lets an analyst loose on it, and states bounds
-that must hold. Its numbers go to docs/experiments.md and its figure to docs/figures. Seeds are
+that must hold. Its numbers go to docs/research/experiments.md and its figure to docs/research/figures. Seeds are
 fixed; nothing here is private.
 """

@@ -1,5 +1,5 @@
 """`python -m experiments [name ...]`: run all experiments, or the named ones or papers; write
-figures and docs/experiments.md.
+figures and docs/research/experiments.md.
 """
 
 from __future__ import annotations

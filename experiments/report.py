@@ -1,5 +1,5 @@
 """What an experiment hands over, and how it becomes a numbered figure and a section of
-docs/experiments.md.
+docs/research/experiments.md.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-DOCS = Path(__file__).parent.parent / "docs"
+DOCS = Path(__file__).parent.parent / "docs" / "research"
 
 #: One colour per curve, readable for the colour-blind (Okabe and Ito).
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#777777")

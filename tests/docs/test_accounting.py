@@ -1,4 +1,4 @@
-"""The numbers that docs/accounting.md shows are those that the code computes."""
+"""The numbers that docs/guides/accounting.md shows are those that the code computes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import pytest
 from dpflow.core.accounting import composition, pld, renyi
 from dpflow.core.accounting.events import DiscreteGaussian, DiscreteLaplace, Event, Pure
 from dpflow.core.accounting.privacy_filters import EPSILON_UNIT, Filter, make_filter
-from dpflow.engine.planning.solve import rounds
+from dpflow.engine.planning.solve import count_rounds
 from dpflow.errors import PlanRefused
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "accounting.md").read_text()
+PAGE = (ROOT / "docs" / "guides" / "accounting.md").read_text()
 DELTA = Fraction(1, 10**6)
 COLUMNS = {
     "basic": ("basic", None),
@@ -46,8 +46,8 @@ def capacity(job: str, rule: Filter) -> str:
     """Jobs before the first refusal, as the page writes them."""
     if job == "Laplace 0.01":  # continuous noise, which is no event of dpflow's
         if rule.order is None:
-            return f"{rounds(rule, [], [Pure(Fraction(1, 100))]):,}"
-        price = math.ceil(renyi.laplace(Fraction(1, 100), rule.order) / EPSILON_UNIT)
+            return f"{count_rounds(rule, [], [Pure(Fraction(1, 100))]):,}"
+        price = math.ceil(renyi.laplace_divergence(Fraction(1, 100), rule.order) / EPSILON_UNIT)
         basic = (
             rule.capacity().epsilon // (EPSILON_UNIT.denominator // 100)
             if rule.name == "hybrid"
@@ -55,7 +55,7 @@ def capacity(job: str, rule: Filter) -> str:
         )
         return f"{max(rule.capacity().renyi // price, basic):,}"
     try:
-        return f"{rounds(rule, [], [EVENTS[job]]):,}"
+        return f"{count_rounds(rule, [], [EVENTS[job]]):,}"
     except PlanRefused:
         return "refused"
 
@@ -89,7 +89,9 @@ def test_the_numbers_in_the_text() -> None:
         assert found, pattern
         return float(found[1])
 
-    oracle = json.loads((ROOT / "tests" / "core" / "accounting" / "oracle_dp_accounting.json").read_text())
+    oracle = json.loads(
+        (ROOT / "tests" / "core" / "accounting" / "oracle_dp_accounting.json").read_text()
+    )
     assert said(r"exactly (4\.\d+)") == pytest.approx(
         composition.gaussian_eps(10.0, 1e-6, 100), abs=1e-4
     )
@@ -102,7 +104,7 @@ def test_the_numbers_in_the_text() -> None:
     assert said(r"step_eps\(0\.05, 0\.025/256, 1000\) = ([\d.e-]+)") == pytest.approx(step)
     total = composition.lecture_total_eps(0.01, 1e-6, 100)
     assert said(r"e 0\.01, k 100, delta 1e-6: ([\d.]+)") == pytest.approx(total, abs=1e-8)
-    fixed = pld.report([(DiscreteLaplace(Fraction(100)), 490)], DELTA)
+    fixed = pld.report_epsilon([(DiscreteLaplace(Fraction(100)), 490)], DELTA)
     assert fixed is not None and said(r"cost (0\.\d+) as a fixed schedule") == pytest.approx(
         fixed, abs=5e-4
     )

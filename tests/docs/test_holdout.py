@@ -41,10 +41,10 @@ def test_the_python_estimator_is_registered_and_right() -> None:
     made = Registry({"page": plugin}).estimator("pinball")
     asked = Subject(("x",), {}, "label", lambda rows: rows["x"])
     assert (
-        made.value({"x": np.array([1.0, 3.0]), "label": np.array([2.0, 1.0])}, asked)
+        made.estimate_group({"x": np.array([1.0, 3.0]), "label": np.array([2.0, 1.0])}, asked)
         == -(0.9 + 0.2) / 2
     )
-    assert made.value({"label": np.array([2.0])}, asked) == -1000
+    assert made.estimate_group({"label": np.array([2.0])}, asked) == -1000
 
 
 def test_every_method_is_on_the_page() -> None:
@@ -56,9 +56,9 @@ def test_the_examples_of_estimators_are_candidates() -> None:
     """Every candidate on the page validates, and its SQL is in the language, over columns with
     bounds.
     """
-    shown = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.S)]
+    shown = [yaml.safe_load(block) for block in re.findall(r"```yaml[^\n]*\n(.*?)```", PAGE, re.S)]
     candidates = [
-        Submission.model_validate(one)
+        Submission.model_validate({"name": "query"} | one)
         for block in shown
         if isinstance(block, list)
         for one in block
@@ -66,14 +66,20 @@ def test_the_examples_of_estimators_are_candidates() -> None:
     ]
     assert len(candidates) == 2
     columns = {
-        name: {"lower": 0, "upper": 1} for name in ("label", "prediction", "delay", "x", "y")
+        name: {"lower": 0, "upper": 1}
+        for name in ("label", "late", "prediction", "delay", "x", "y")
     }
-    base = {"name": "t", "database": "x", "privacy_unit": {"column": "u"}, "contribution_bounds": {"rows": 1}}
+    base = {
+        "name": "t",
+        "database": "x",
+        "privacy_unit": {"column": "u"},
+        "contribution_bounds": {"rows": 1},
+    }
     table = Table.model_validate(base | {"columns": columns})
     for candidate in candidates:
         assert isinstance(candidate.estimator, SqlEstimator)
-        assert str(expressions.parse(candidate.estimator.sql, table))
+        assert str(expressions.parse_expression(candidate.estimator.sql, table))
     assert (
-        str(expressions.parse("avg(least(greatest(x / y, 0), 10))", table))
+        str(expressions.parse_expression("avg(least(greatest(x / y, 0), 10))", table))
         and "`avg(least(greatest(x / y, 0), 10))`" in PAGE
     )

@@ -1,96 +1,64 @@
-"""What docs/ledger.md shows is run, and its audit agrees with the ledger without importing dpflow."""
+"""What docs/how-to/operate-the-ledger.md shows is run, and its audit agrees with the ledger without
+importing dpflow.
+"""
 
 from __future__ import annotations
 
 import json
-import os
-import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from page_runner import ROOT, run_page
 
 from dpflow.ledger import Ledger
 
-if TYPE_CHECKING:
-    from smallworld import Tiny
-
-PAGE = (Path(__file__).parents[2] / "docs" / "ledger.md").read_text()
+PAGE = ROOT / "docs" / "how-to" / "operate-the-ledger.md"
 
 
-@pytest.fixture
-def used(tiny: Tiny) -> Tiny:
-    """The page's commands in its order, with a release and a note that looks like a charge between
-    them.
-    """
-    for place in (*tiny.folder.glob("ledger.sqlite*"), *tiny.folder.glob("ledger.sqlite.anchor/*")):
-        if place.is_file():
-            place.unlink()
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("DPFLOW")}
-    environment |= {
-        "DPFLOW_LEDGER": "ledger.sqlite",
-        "COLUMNS": "200",
-        "PATH": f"{Path(sys.executable).parent}",
-    }
-    for command in re.findall(r"^    (dpflow .*)$", PAGE, re.MULTILINE):
-        if command.startswith("dpflow ledger export"):
-            Ledger(tiny.ledger).record(
-                "note", {"charges": [["visits", "", 10**12, 0, 0]]}, principal="somebody"
-            )
-            release = [
-                "dpflow",
-                "release",
-                str(tiny.file(scope="visits/team-a", params={"epsilon": "0.25"})),
-            ]
-            subprocess.run(
-                release, env=environment, cwd=tiny.folder, check=True, capture_output=True
-            )
-        done = subprocess.run(
-            command.split(),
-            env=environment,
-            cwd=tiny.folder,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, (command, done.stderr)
-    return tiny
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page's commands in its order; then a note that looks like a charge, and a second export."""
+    folder = tmp_path_factory.mktemp("ledger")
+    run_page(PAGE, folder)
+    ledger = Ledger(folder / "moved.sqlite", anchor=folder / "ledger.sqlite.anchor")
+    ledger.record("note", {"charges": [["visits", "", 10**12, 0, 0]]}, principal="somebody")
+    with (folder / "second.jsonl").open("w") as stream:
+        ledger.export(stream)
+    return folder
 
 
-def test_the_audit_adds_up_the_spend(used: Tiny) -> None:
-    """No site packages at all: the program sees the export and nothing else."""
-    program = re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    assert program is not None
-    command = [sys.executable, "-I", "-S", "-c", program.group(1), "ledger.jsonl"]
-    done = subprocess.run(command, cwd=used.folder, capture_output=True, text=True, check=True)
+def audit(folder: Path, export: str) -> subprocess.CompletedProcess[str]:
+    """The page's program, without site packages: it sees the export and nothing else."""
+    command = [sys.executable, "-I", "-S", "audit.py", export]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_the_audit_adds_up_the_spend(folder: Path) -> None:
+    """What was charged, and no damage goes unseen."""
+    done = audit(folder, "second.jsonl")
+    assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert [(r["scope"], r["granted"], r["units"]) for r in rows] == [
-        ("visits", "1", [25 * 10**10, 0, 0]),
-        ("visits/team-a", "0.4", [25 * 10**10, 0, 0]),
+        ("visits", "1", [10**11, 0, 0]),
+        ("visits/team-a", "0.4", [10**11, 0, 0]),
     ]
-    lines = (used.folder / "ledger.jsonl").read_text().splitlines(keepends=True)
-    for damaged in (
-        lines[:2] + lines[3:],
-        [line.replace("250000000000", "150000000000") for line in lines],
-    ):
-        (used.folder / "damaged.jsonl").write_text("".join(damaged))
-        done = subprocess.run(
-            [*command[:-1], "damaged.jsonl"], cwd=used.folder, capture_output=True, check=False
-        )
-        assert done.returncode != 0
+    lines = (folder / "second.jsonl").read_text().splitlines(keepends=True)
+    smaller = [line.replace(f"{10**11}", f"{10**10}") for line in lines]
+    for damage in (lines[:2] + lines[3:], smaller):
+        assert damage != lines
+        (folder / "damaged.jsonl").write_text("".join(damage))
+        assert audit(folder, "damaged.jsonl").returncode != 0
 
 
-def test_the_moved_ledger_goes_on(used: Tiny) -> None:
-    """The copy holds the same accounts and verifies."""
-    moved = Ledger(used.folder / "moved.sqlite", anchor=used.folder / "ledger.sqlite.anchor")
+def test_the_moved_ledger_goes_on(folder: Path) -> None:
+    """The copy holds the same budgets and verifies."""
+    moved = Ledger(folder / "moved.sqlite", anchor=folder / "ledger.sqlite.anchor")
     assert moved.verify().ok
-    assert [
+    left = [
         row["epsilon_left"]
         for name in ("visits", "visits/team-a")
         for row in moved.remaining(name).rows()
-    ] == [
-        "0.75",
-        "0.15",
     ]
+    assert left == ["0.9", "0.3"]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import yaml
+from page_runner import ROOT, examples
 
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Mechanism
@@ -17,7 +18,8 @@ from dpflow.registry import Registry
 if TYPE_CHECKING:
     from smallworld import Tiny
 
-PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "choose-a-mechanism.md").read_text(encoding="utf-8")
+PATH = ROOT / "docs" / "how-to" / "choose-a-mechanism.md"
+PAGE = PATH.read_text(encoding="utf-8")
 
 
 def test_every_mechanism_has_a_row() -> None:
@@ -36,29 +38,30 @@ def test_every_mechanism_has_a_row() -> None:
     assert listed == {name for name in built_in if isinstance(registry.mechanisms[name], Mechanism)}
 
 
+def titled(title: str) -> Any:
+    """The YAML file of this name on the page."""
+    (text,) = [example.text for example in examples(PATH) if example.title == title]
+    return yaml.safe_load(text)
+
+
 def test_the_release_file_has_every_field() -> None:
     """The commented file lists all fields there are, and is one."""
-    (block,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
-    assert set(yaml.safe_load(block)) == set(ReleaseRequest.model_fields)
-    assert parse_request(yaml.safe_load(block), Path()).publish is not None
+    fields = titled("every_field.yml")
+    assert set(fields) == set(ReleaseRequest.model_fields)
+    assert parse_request(fields, Path()).publish is not None
 
 
-def test_the_example_plans(tiny: Tiny) -> None:
-    """A price for target errors, and both targets are kept."""
-    prose = re.sub(r"```.*?```", "", PAGE, flags=re.DOTALL)
-    block, quantiles, search, total = re.findall(r"(?:^    .*\n)+", prose, re.MULTILINE)
-    wanted = make_plan(load_request(tiny.file(**yaml.safe_load(block))), Registry.load())
-    assert wanted.error_bound is not None
-    assert wanted.error_bound.half_width["count"] <= 40
-    assert wanted.error_bound.half_width["mean(age)"] <= 0.5
-    assert (
-        make_plan(load_request(tiny.file(**yaml.safe_load(quantiles))), Registry.load()).error_bound
-        is not None
-    )
-    asked = yaml.safe_load(search.replace("cost", "age"))
-    assert make_plan(load_request(tiny.file(**asked)), Registry.load()).privacy_cost() == ("0.1", "0")
-    request = load_request(tiny.file(**yaml.safe_load(total)))
-    assert request.bounds == ("cost range",)
+def test_the_example_keeps_its_targets(tiny: Tiny) -> None:
+    """A cost for target errors, and both targets are kept; a search costs what it says."""
+    block = {"blocks": ["2020-01-01"]}
+    plan = make_plan(load_request(tiny.file(**titled("report.yml") | block)), Registry.load())
+    assert plan.error_bound is not None
+    assert plan.error_bound.half_width["count"] <= 40
+    assert plan.error_bound.half_width["mean(age)"] <= 2
+    search = titled("cost_range.yml") | {"params": {"column": "age", "epsilon": 0.1}} | block
+    plan = make_plan(load_request(tiny.file(**search)), Registry.load())
+    assert plan.privacy_cost() == ("0.1", "0")
+    assert load_request(tiny.file(**titled("total_cost.yml"))).bounds == ("cost range",)
 
 
 def test_the_break_even_is_where_the_page_says() -> None:

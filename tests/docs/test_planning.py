@@ -1,4 +1,4 @@
-"""What docs/planning.md shows is run."""
+"""What docs/guides/planning.md shows is run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dpflow.cli import app
 if TYPE_CHECKING:
     from smallworld import Tiny
 
-PAGE = (Path(__file__).parents[2] / "docs" / "planning.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "guides" / "planning.md").read_text()
 NIGHTLY = """
 from datetime import datetime
 from airflow.sdk import DAG, CronDataIntervalTimetable

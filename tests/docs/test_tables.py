@@ -11,7 +11,7 @@ import pytest
 if TYPE_CHECKING:
     from smallworld import Tiny
 
-PAGE = (Path(__file__).parents[2] / "docs" / "tables.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "guides" / "tables.md").read_text(encoding="utf-8")
 
 
 def test_the_owner_sees_which_promise_is_broken(

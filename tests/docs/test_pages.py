@@ -1,0 +1,37 @@
+"""Every example on every page is run, and every link leads somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from page_runner import ROOT, examples, run_page
+
+PAGES = sorted(p for p in (ROOT / "docs").rglob("*.md") if "adr" not in p.parts)
+FEW_EXAMPLES = 0.25  # of all blocks may be left out with a reason
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT / "docs")))
+def test_every_example_runs(page: Path, tmp_path: Path) -> None:
+    """From the top of the page to its end, in one folder."""
+    run_page(page, tmp_path)
+
+
+def test_few_examples_are_left_out() -> None:
+    """A reason is no way out: nearly all blocks run."""
+    blocks = [example for page in PAGES for example in examples(page)]
+    skipped = [str(example) for example in blocks if example.reason is not None]
+    assert len(skipped) <= FEW_EXAMPLES * len(blocks), skipped
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda p: p.name)
+def test_links_lead_to_files(page: Path) -> None:
+    """Relative links of a page name files, and generated pages are in the menu."""
+    menu = (ROOT / "mkdocs.yml").read_text()
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)#\s]+)", text):
+        if "://" in target or target.startswith("mailto:"):
+            continue
+        path = (page.parent / target).resolve()
+        assert path.exists() or f"reference/{path.name}" in menu, f"{page.name}: {target}"

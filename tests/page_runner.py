@@ -1,0 +1,173 @@
+"""Runs every example of a page of the documentation, in order, in one empty folder.
+
+A fenced block is one of these, or the page's test fails:
+
+- a block with a ``title`` is written to the file of that name, and a Python one is run as well;
+- a ``python`` block is run, names are shared down the page;
+- in a ``console`` block each line after ``$`` is run and must succeed (``# exit 1`` at its end says otherwise);
+- a ``yaml`` or ``json`` block is read; ``text`` is what a person sees, and nothing is done with it;
+- a block after the comment ``<!-- not run: REASON -->`` is left alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[1]
+FENCE = re.compile(
+    r"(?P<marker><!-- not run: (?P<reason>[^>]+) -->\n+)?"
+    r"^(?P<indent> *)```(?P<language>\w*)(?P<options>[^\n]*)\n(?P<body>.*?)^(?P=indent)```$",
+    re.DOTALL | re.MULTILINE,
+)
+SHELL = ("cat", "cp", "echo", "head", "ls", "mkdir", "mv", "rm", "tail")
+
+
+@dataclass(frozen=True)
+class Example:
+    """One fenced block of a page."""
+
+    page: Path
+    line: int
+    language: str
+    title: str | None
+    text: str
+    reason: str | None  # why it is not run
+
+    def __str__(self) -> str:
+        return f"{self.page.name}:{self.line}"
+
+
+def examples(page: Path) -> Iterator[Example]:
+    """The fenced blocks of a page, from top to bottom."""
+    text = page.read_text(encoding="utf-8")
+    for match in FENCE.finditer(text):
+        indent = len(match["indent"])
+        body = "".join(line[indent:] for line in match["body"].splitlines(keepends=True))
+        title = re.search(r'title="([^"]+)"', match["options"])
+        line = text.count("\n", 0, match.start("language")) + 1
+        yield Example(page, line, match["language"], title and title[1], body, match["reason"])
+
+
+def run_page(page: Path, folder: Path) -> dict[str, Any]:
+    """Run all examples of a page; returns the names that its Python left."""
+    names: dict[str, Any] = {"__name__": "page"}
+    with inside(folder):
+        for example in examples(page):
+            if example.reason is not None:
+                continue
+            try:
+                run_example(example, names)
+            except Exception as error:
+                raise AssertionError(f"{example}: {error}") from error
+    return names
+
+
+def run_example(example: Example, names: dict[str, Any]) -> None:
+    """Write, read or run one block."""
+    if example.title is not None:
+        path = Path(example.title)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(example.text, encoding="utf-8")
+    if example.language == "python":
+        run_python(example, names)
+    elif example.language == "console":
+        for command, status in commands(example.text):
+            run_command(command, status)
+    elif example.language == "yaml":
+        yaml.safe_load(example.text)
+    elif example.language == "json":
+        json.loads(example.text)
+    elif example.language not in ("text", "csv", "sql", "toml", "ini", "mermaid") or (
+        example.language in ("sql", "toml", "ini") and example.title is None
+    ):
+        raise ValueError(f"nothing runs a block of {example.language or 'no language'!r}")
+
+
+def run_python(example: Example, names: dict[str, Any]) -> None:
+    """Run a program; a DAG file in a process of its own, because Airflow keeps what it imports."""
+    if "airflow.sdk" in example.text:
+        environment = os.environ | {"AIRFLOW_HOME": str(Path("airflow").resolve())}
+        command = [sys.executable, "-c", example.text]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise ValueError(done.stderr[-2000:])
+        return
+    with contextlib.redirect_stdout(io.StringIO()):
+        exec(compile(example.text, str(example), "exec"), names)
+
+
+def commands(text: str) -> Iterator[tuple[str, int]]:
+    """Commands of a console block with the exit status they say; other lines are their output."""
+    for line in text.replace("\\\n", " ").splitlines():
+        if line.startswith("$ "):
+            status = re.search(r"# exit (\d+)\s*$", line)
+            yield line[2:].split("  # exit")[0].strip(), int(status[1]) if status else 0
+
+
+def run_command(command: str, status: int) -> None:
+    """Run one line of a console block."""
+    words = shlex.split(command)
+    if words[0] == "export":
+        for assignment in words[1:]:
+            name, _, value = assignment.partition("=")
+            os.environ[name] = value
+        return
+    if words[0] == "dpflow":
+        found, output = run_dpflow(words[1:])
+    elif words[0] in (*SHELL, "python"):
+        words = [sys.executable, *words[1:]] if words[0] == "python" else words
+        line = command if words[0] != sys.executable else shlex.join(words)
+        done = subprocess.run(line, shell=True, capture_output=True, text=True, check=False)
+        found, output = done.returncode, done.stdout + done.stderr
+    else:
+        raise ValueError(f"nothing runs {words[0]!r}; say why with a comment 'not run'")
+    if found != status:
+        raise ValueError(f"{command!r} ended with {found} and not with {status}: {output[-2000:]}")
+
+
+def run_dpflow(words: list[str]) -> tuple[int, str]:
+    """The command line in this process, as its console script runs it."""
+    from dpflow.cli import main
+
+    output, before = io.StringIO(), sys.argv
+    sys.argv = ["dpflow", *words]
+    try:
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+            main()
+    except SystemExit as end:
+        return (0 if end.code is None else int(end.code)), output.getvalue()
+    finally:
+        sys.argv = before
+    return 0, output.getvalue()
+
+
+@contextlib.contextmanager
+def inside(folder: Path) -> Iterator[None]:
+    """Work in a folder, with an environment that is put back."""
+    environment, before = dict(os.environ), Path.cwd()
+    os.chdir(folder)
+    os.environ["COLUMNS"] = "200"
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        for name, module in list(sys.modules.items()):
+            if str(getattr(module, "__file__", None)).startswith(str(folder)):
+                del sys.modules[name]
+        os.chdir(before)
+        os.environ.clear()
+        os.environ.update(environment)
