@@ -4,7 +4,7 @@ about a row.
 Accuracies of votes are exact expectations over the vote's own randomness, from the models' votes;
 the mechanism learns on the rows as a table hands them over. The published model is output
 perturbation (Chaudhuri, Monteleoni, Sarwate 2011): the regularised minimiser, which one unit of k
-rows moves by at most k/(lambda n), plus noise of that length over epsilon; it answers for ever. Its
+rows moves by at most k/(lambda n), plus noise of that length over epsilon; it answers without end. Its
 lambda is the best on the test rows, which favours it.
 """
 
@@ -46,7 +46,7 @@ class Task:
 
     def matrix(self, part: RecordArrays) -> Matrix:
         """Features as a learner sees them."""
-        return features.feature_matrix(
+        return features.matrix(
             self.table, self.inputs, [part.columns[name] for name in self.inputs]
         )
 
@@ -306,7 +306,7 @@ def membership(runs: int) -> Found:
             learned = PredictVote().learn(
                 params, table, RecordArrays(np.arange(ROWS), codes), StreamSource(seed)
             )
-            asked = features.feature_matrix(table, names, x[:1].T)
+            asked = features.matrix(table, names, x[:1].T)
             shares[world] = int(learned.count_votes(asked, 2)[0, y[0]])
         tree = {
             w: DecisionTreeClassifier(random_state=0).fit(x[rows], y[rows]).predict(x[:1])[0]
@@ -435,7 +435,7 @@ EXPERIMENTS = (
         "Private predictions of handwritten digits",
         "scikit-learn's digits: 1,297 rows to learn from, 500 to test, ten labels, a row protected. A vote of logistic regressions "
         "(the best of 10, 20, 40 and 80 shards) answers 1, 100 or 10,000 points within the same epsilon; a published model, by "
-        "output perturbation with its best strength, answers for ever.",
+        "output perturbation with its best strength, answers without end.",
         AXES,
         on_digits,
         runs=2,
