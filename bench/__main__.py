@@ -16,11 +16,13 @@ from bench import (
     prediction,
     release,
     samplers,
+    startup,
     tables,
 )
 
 for module in (
     samplers,
+    startup,
     median,
     release,
     tables,

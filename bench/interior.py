@@ -56,7 +56,7 @@ def _compare(path: Path, floor: str, title: str) -> None:
 
     def release(mechanism: Mechanism) -> None:
         params = mechanism.Params.model_validate({"column": "cost", "epsilon": 1, "delta": "1e-6"})
-        with private.answering(mechanism.data_request(params, table), ()) as answer:
+        with private.open_answer(mechanism.data_request(params, table), ()) as answer:
             mechanism.draw(params, table, answer, SystemSource())
 
     taken = wall_and_cpu(

@@ -31,7 +31,7 @@ from bench.tables import table
 from bench.timing import show
 from dpflow.core.contract.requests import Sets
 from dpflow.core.sampling.randomness import SystemSource
-from dpflow.core.toolbox.partition_selection import Shown
+from dpflow.core.toolbox.partition_selection import SelectionRule
 from dpflow.mechanisms.key_union import KeyUnion
 from dpflow.testing import exact_divergence
 
@@ -57,7 +57,9 @@ def main(sizes: tuple[int, ...] = SIZES) -> None:
         known = len(np.unique(found["category"]))
         for groups in LIMITS:
             cells = _cut(found["unit"], found["category"], groups)
-            limits = declared.contribution_bounds.model_copy(update={"groups": groups, "rows": 2 * groups})
+            limits = declared.contribution_bounds.model_copy(
+                update={"groups": groups, "rows": 2 * groups}
+            )
             changed = declared.model_copy(update={"contribution_bounds": limits})
             ours = (_counted(cells, changed), _in_rounds(cells, changed))
             unions = (_union(cells, groups, power) for power in (1, 2))
@@ -105,13 +107,13 @@ def _in_rounds(cells: Cells, declared: Any) -> float:
 
 def _counted(cells: Cells, declared: Any) -> float:
     """Ours with counts: the rule that the plan takes."""
-    rule = Shown.least(declared, "category", 1, Fraction(EPSILON), Fraction("1e-6"))
+    rule = SelectionRule.lowest_threshold(declared, "category", 1, Fraction(EPSILON), Fraction("1e-6"))
     counts = np.bincount(cells[1])
     counts = counts[counts > 0]
     event: Any = rule.noise.event
     if rule.bound is not None:
         law = exact_divergence.truncated_laplace(event.scale, rule.bound)
-    elif rule.name == "Gaussian":
+    elif rule.noise_name == "Gaussian":
         law = exact_divergence.discrete_gaussian(event.sigma2)
     else:
         law = exact_divergence.discrete_laplace(event.scale)

@@ -24,7 +24,7 @@ from typing import Any
 import duckdb
 import numpy as np
 import yaml
-from dpflow_private_prediction.building_blocks.features import feature_matrix
+from dpflow_private_prediction.building_blocks.features import matrix
 from dpflow_private_prediction.mechanisms.vote import PredictVote, VoteParams
 from dpflow_private_prediction.mechanisms.walk import PredictWalk, WalkParams
 
@@ -82,7 +82,7 @@ def training() -> None:
     shard = np.random.default_rng(1).integers(0, SHARDS, ROWS)
 
     def ready() -> list[tuple[Any, Any]]:
-        x = feature_matrix(table, NAMES, columns)
+        x = matrix(table, NAMES, columns)
         return [(x[shard == i], late[shard == i]) for i in range(SHARDS)]
 
     def fit(part: tuple[Any, Any]) -> Any:
@@ -128,7 +128,7 @@ def voting() -> None:
             return model.fitted.predict(points)
 
         def numpy_vote() -> Any:
-            points = feature_matrix(table, NAMES, (fresh() * 1000).astype(np.int64).T)
+            points = matrix(table, NAMES, (fresh() * 1000).astype(np.int64).T)
             with ThreadPoolExecutor(os.cpu_count()) as pool:
                 ones = sum(pool.map(lambda model: say(model, points), models))
             return rng.random(POINTS) < 1 / (1 + np.exp(-0.05 * (2 * ones - SHARDS)))
@@ -137,7 +137,7 @@ def voting() -> None:
         bias = np.array([model.fitted.intercept_[0] for model in models])
 
         def product() -> Any:
-            points = feature_matrix(table, NAMES, (fresh() * 1000).astype(np.int64).T)
+            points = matrix(table, NAMES, (fresh() * 1000).astype(np.int64).T)
             ones = (points @ weights + bias > 0).sum(axis=1)
             return rng.random(POINTS) < 1 / (1 + np.exp(-0.05 * (2 * ones - SHARDS)))
 

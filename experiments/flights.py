@@ -4,7 +4,6 @@ honest ones pass, boosted ones fail.
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from dpflow.demo import job
-from dpflow.demo.airflow_stage import Stage, running
+from dpflow.demo.airflow_stage import Stage, running_stage
+from dpflow.demo.workspace import Workspace, create_workspace
 from dpflow.engine.sessions.candidate import Submission, load_candidate
 from experiments.report import Experiment, Found, bound
 
-DAGS = Path(__file__).parent.parent / "dpflow" / "example_dags"
 RUNS, STEPS = (
     10,
     20,
@@ -32,16 +31,12 @@ def submissions(runs: int) -> Found:
     charged = set()
     for _ in range(runs):
         with tempfile.TemporaryDirectory() as folder:
-            root = Path(folder)
-            shutil.copytree(DAGS, root / "dags", ignore=shutil.ignore_patterns("__pycache__"))
-            ledger = job.prepare(root, job.fresh(root))
-            with running(
-                root, AIRFLOW_VAR_MLFLOW_URI=f"sqlite:///{root / 'demo' / 'mlflow.db'}"
-            ) as stage:
-                stage.wait("the DAG to be parsed", lambda s=stage: s.get("dags/flights_model"))
+            workspace = create_workspace(Path(folder))
+            ledger = job.prepare_workspace(workspace)
+            with running_stage(workspace) as stage:
                 for number in range(RUNS):
                     ended.append(_climb(stage, f"climb-{number:02d}", said))
-            holdout = _holdout(root)
+            holdout = _holdout(workspace)
             truths += [_truth(one, holdout) for one in said[len(truths) :]]
             spent = ledger.remaining("flights_holdout").rows()[0]["epsilon_spent"]
             charged.add((len(ledger.releases("flights_holdout")), spent, ledger.verify().ok))
@@ -92,36 +87,23 @@ def _climb(stage: Stage, run: str, said: list[dict[str, Any]]) -> str:
     """One DAG run to its end: what it submitted with what the gate said, and the branch that was
     taken.
     """
-    stage.post(
-        "dags/flights_model/dagRuns",
-        {"dag_run_id": run, "logical_date": None, "conf": {"steps": STEPS}},
-    )
-    place = f"dags/flights_model/dagRuns/{run}"
-
-    def end() -> Any:
-        state = stage.get(place)["state"]
-        return state if state in job.ENDED else None
-
-    job.require(stage.wait(f"the end of {run}", end, 300, 0.5) == "success", f"{run} failed")
+    job.run_model_dag(stage, run, steps=STEPS)
     submitted, verdicts = (
-        stage.get(f"{place}/taskInstances/{task}/xcomEntries/return_value", deserialize=True)[
-            "value"
-        ]
-        for task in ("train", "gate")
+        stage.client.read_result(job.MODEL_DAG, run, task) for task in ("train", "gate")
     )
     said += [verdict | one for one, verdict in zip(submitted, verdicts, strict=True)]
-    taken = [t["task_id"] for t in stage.tasks("flights_model", run) if t["state"] == "success"]
+    taken = [
+        t["task_id"] for t in stage.client.list_tasks(job.MODEL_DAG, run) if t["state"] == "success"
+    ]
     (branch,) = ENDS & set(taken)
     return str(branch)
 
 
-def _holdout(root: Path) -> dict[str, Any]:
+def _holdout(workspace: Workspace) -> dict[str, Any]:
     """All rows of the holdout, as no analyst could read them: the truth of this experiment."""
     import duckdb
 
-    with duckdb.connect(
-        str(root / "demo" / "private" / "flights.duckdb"), read_only=True
-    ) as connection:
+    with duckdb.connect(str(workspace.private_database), read_only=True) as connection:
         return dict(connection.sql("SELECT * FROM flights_holdout").fetchnumpy())
 
 

@@ -26,7 +26,7 @@ from dpflow_interior_point.theory import public_columns
 from scipy import stats
 
 from dpflow.core.contract.declaration import Table
-from dpflow.core.contract.requests import Histogram
+from dpflow.core.contract.requests import ValueCounts
 from dpflow.core.sampling.randomness import SystemSource
 from dpflow.demo.data import extract
 from dpflow.mechanisms.quantile import Quantile
@@ -131,11 +131,11 @@ def answer(values: np.ndarray, median: bool, source: StreamSource, **params: Any
 
 def known_range(values: np.ndarray, source: StreamSource) -> float:
     """The exponential mechanism's median on the range of the declaration."""
-    low, high = TABLE.bounded("v").grid()
+    low, high = TABLE.bounded_column("v").grid_bounds()
     grid = np.clip(np.rint(values * 1000), low, high).astype(np.int64)
     distinct, counts = np.unique(grid, return_counts=True)
     params = Quantile.Params.model_validate({"column": "v", "epsilon": 1})
-    (row,) = Quantile().draw(params, TABLE, Histogram(distinct, counts), source).rows  # type: ignore[arg-type]
+    (row,) = Quantile().draw(params, TABLE, ValueCounts(distinct, counts), source).rows  # type: ignore[arg-type]
     return float(str(row.value))
 
 
@@ -486,7 +486,7 @@ def _medians(table: Table, columns: tuple[str, ...], by: str | None, runs: int) 
             )
             given: dict[str, list[float | None]] = {}
             for _ in range(runs):
-                with private.answering(mechanism.data_request(params, table), ()) as asked:
+                with private.open_answer(mechanism.data_request(params, table), ()) as asked:
                     for row in mechanism.draw(params, table, asked, SystemSource()).rows:
                         if row.measure == "median":
                             given.setdefault(row.key, []).append(

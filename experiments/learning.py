@@ -399,7 +399,7 @@ def _distribution(
         for _ in range(runs):
             params = given | {"column": column, "rows": len(x)}
             receipt = _releasing(ledger)("sanitize_thresholds", table, **params)
-            made = Synopsis.from_weights(
+            made = Synopsis.of(
                 {int(value): int(weight) for value, weight in receipt.result.synthetic.rows}
             )
             places = np.unique(

@@ -139,7 +139,7 @@ def votes(task: Task, shards: int, seed: int) -> NDArray[np.int64]:
     }
     params = VoteParams.model_validate(given | {"options": {"max_iter": 300}})
     learned = PredictVote().learn(params, task.table, task.train, StreamSource(seed))
-    return learned.count_votes(task.matrix(task.test), len(features.list_labels(task.table, task.label)))
+    return learned.votes(task.matrix(task.test), len(features.list_labels(task.table, task.label)))
 
 
 def accuracy(counts: NDArray[np.int64], labels: NDArray[np.int64], epsilon: float) -> float:
@@ -307,7 +307,7 @@ def membership(runs: int) -> Found:
                 params, table, RecordArrays(np.arange(ROWS), codes), StreamSource(seed)
             )
             asked = features.matrix(table, names, x[:1].T)
-            shares[world] = int(learned.count_votes(asked, 2)[0, y[0]])
+            shares[world] = int(learned.votes(asked, 2)[0, y[0]])
         tree = {
             w: DecisionTreeClassifier(random_state=0).fit(x[rows], y[rows]).predict(x[:1])[0]
             for w, rows in worlds.items()

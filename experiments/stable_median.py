@@ -13,7 +13,7 @@ from fractions import Fraction
 
 import numpy as np
 from dpflow_stable_median.theory.sign_attack import (
-    aggregate,
+    sum_by_sign,
     mean_shift,
     median_shift,
     naive_medians,
@@ -22,7 +22,7 @@ from dpflow_stable_median.theory.sign_attack import (
 from numpy.typing import NDArray
 
 from dpflow.core.toolbox.quantiles import draw_quantile, rate_for
-from dpflow.core.toolbox.ranges import Grid
+from dpflow.core.toolbox.ranges import LinearRange
 from dpflow.testing.harness import StreamSource
 from experiments.gate import Gate
 from experiments.report import Bound, Experiment, Found, bound
@@ -284,7 +284,7 @@ def with_signal(runs: int) -> Found:
 M, K = 1_000, 4_000
 EACH = (Fraction(3, 50), Fraction(3, 100), Fraction(1, 50))
 SPLIT = 49  # fresh groups for a query: 20 queries, then nothing is left
-SPAN = Grid(lower=Fraction(-5), upper=Fraction(5), step=Fraction(1, 1000))
+SPAN = LinearRange(lower=Fraction(-5), upper=Fraction(5), step=Fraction(1, 1000))
 QUARTILE = 0.6744897501960817
 
 
@@ -308,15 +308,15 @@ def sign_aggregation(runs: int) -> Found:
     for seed in range(runs):
         values, source = np.random.default_rng(seed).standard_normal((M, K)), StreamSource(seed)
         shifts["naive median"].append(
-            float(naive_medians(aggregate(values, naive_medians(values))[:, None])[0])
+            float(naive_medians(sum_by_sign(values, naive_medians(values))[:, None])[0])
         )
         for each in EACH:
-            final = aggregate(values, _medians(values, each, source))
+            final = sum_by_sign(values, _medians(values, each, source))
             shifts[f"epsilon {float(each):g}"].append(
                 float(_medians(final[:, None], each, source)[0])
             )
         said = split_answers(values, SPLIT)
-        final = aggregate(values[-SPLIT:, : len(said) - 1], said[:-1])  # asked of groups of its own
+        final = sum_by_sign(values[-SPLIT:, : len(said) - 1], said[:-1])  # asked of groups of its own
         shifts[f"splitting, {SPLIT} groups a query"].append(float(naive_medians(final[:, None])[0]))
     rows, bounds = [], []
     predictions = [median_shift(K, M), *(median_shift(K, M, float(e)) for e in EACH), 0.0]

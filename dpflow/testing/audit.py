@@ -23,18 +23,22 @@ from numpy.typing import NDArray
 
 Sampler = Callable[[], Hashable]
 
-BINS = 24  # of a coordinate that has more different numbers than this
-CUTS = 40  # candidate sets S per direction
-SUSPICION = 0.95  # of a quick audit
-RARE = 1e-9  # how often a check of something true fails: a suite with thousands of them is still never red by chance
+#: Bins of a coordinate that has more different numbers than this.
+BINS = 24
+#: Candidate sets S per direction.
+CUTS = 40
+#: Confidence of a quick audit, which only decides whether a long one is worth its draws.
+SUSPICION = 0.95
+#: How often a check of something true fails: a suite with thousands of them is never red by chance.
+RARE = 1e-9
 
 
 @dataclass(frozen=True)
 class Audit:
-    """What an audit found.
+    """The result of an audit.
 
     Attributes:
-        epsilon, delta: the claim.
+        epsilon, delta: the audited guarantee.
         lower_epsilon: the loss is at least this, with the confidence; 0 when nothing is proved.
         confidence: of the whole audit, both directions together.
         draws: from each neighbour.
@@ -48,18 +52,18 @@ class Audit:
 
     @property
     def passed(self) -> bool:
-        """Whether the claim was not refuted."""
+        """Whether the guarantee was not refuted."""
         return self.lower_epsilon <= self.epsilon
 
     def __str__(self) -> str:
         verdict = "not refuted" if self.passed else "REFUTED"
         return (
-            f"claim ({self.epsilon:g}, {self.delta:g}) {verdict}: the loss is at least {self.lower_epsilon:.4f} "
+            f"guarantee ({self.epsilon:g}, {self.delta:g}) {verdict}: the loss is at least {self.lower_epsilon:.4f} "
             f"at confidence {self.confidence:g}, from {self.draws} draws on each neighbour"
         )
 
 
-def audit(
+def audit_pair(
     a: Sampler,
     b: Sampler,
     epsilon: Any,
@@ -68,54 +72,56 @@ def audit(
     draws: int = 20_000,
     confidence: float = 1 - RARE,
 ) -> Audit:
-    """Audit the claim on one pair of neighbours.
+    """Audit the guarantee on one pair of neighbours.
 
     Args:
         a, b: draw one fresh outcome from either neighbour.
-        epsilon, delta: the claim, any number.
+        epsilon, delta: the guarantee, any number.
         draws: from each; half of them chooses, half of them tests.
-        confidence: that a true claim is not refuted.
+        confidence: that a true guarantee is not refuted.
     """
     half = draws // 2
-    seen = [[a() for _ in range(2 * half)], [b() for _ in range(2 * half)]]
-    scores = _scores(seen[0], seen[1], half)
+    draws_of = [[a() for _ in range(2 * half)], [b() for _ in range(2 * half)]]
+    scores = _score_outcomes(draws_of[0], draws_of[1], half)
     failure = (1 - confidence) / 4  # two directions, two intervals in each
     lower = 0.0
     for sign, first, second in ((1, 0, 1), (-1, 1, 0)):
         likely, rare = sign * scores[first], sign * scores[second]
-        cut = _best_cut(likely[:half], rare[:half], float(delta), failure)
+        cut = _best_threshold(likely[:half], rare[:half], float(delta), failure)
         counts = [np.array([int((side[half:] >= cut).sum())]) for side in (likely, rare)]
-        lower = max(lower, float(_loss(counts[0], counts[1], half, float(delta), failure)[0]))
+        lower = max(
+            lower, float(_proven_epsilon(counts[0], counts[1], half, float(delta), failure)[0])
+        )
     return Audit(float(epsilon), float(delta), lower, confidence, 2 * half)
 
 
-def confirmed(a: Sampler, b: Sampler, epsilon: Any, delta: Any = 0, *, draws: int) -> Audit:
-    """A quick audit, and if it refutes the claim, one of ten times as many draws, which alone may
-    say so.
+def audit_with_confirmation(
+    a: Sampler, b: Sampler, epsilon: Any, delta: Any = 0, *, draws: int
+) -> Audit:
+    """A quick audit; if it refutes the guarantee, a second one with ten times as many draws decides.
 
-    So a true claim is still refuted once in 10^9 times, and a false one is seen with few draws
-    where it can be.
+    A true guarantee is refuted once in 10^9 times, and a false one mostly with few draws.
     """
-    quick = audit(a, b, epsilon, delta, draws=draws, confidence=SUSPICION)
-    return quick if quick.passed else audit(a, b, epsilon, delta, draws=10 * draws)
+    quick = audit_pair(a, b, epsilon, delta, draws=draws, confidence=SUSPICION)
+    return quick if quick.passed else audit_pair(a, b, epsilon, delta, draws=10 * draws)
 
 
-def affordable(sample: Sampler, most: int, seconds: float) -> int:
-    """How many draws, at most ``most`` and at least 60, two samplers like this one make in about
-    this much CPU time.
+def affordable_draws(sample: Sampler, most: int, seconds: float) -> int:
+    """Draws of two such samplers in about ``seconds`` of CPU time, at least 60, at most ``most``.
 
     The time of the thread alone: on a busy machine an audit lasts longer, and is no blunter.
     """
     begun = time.thread_time()
     for _ in range(3):
         sample()
-    each = (time.thread_time() - begun) / 3
-    return max(60, min(most, int(seconds / (2 * each + 1e-9))))
+    seconds_per_draw = (time.thread_time() - begun) / 3
+    return max(60, min(most, int(seconds / (2 * seconds_per_draw + 1e-9))))
 
 
-def too_often(hits: int, n: int, p: float, failure: float = RARE) -> bool:
-    """Whether ``hits`` of n independent tries refute a probability of at most p; a true one is
-    refuted this often at most.
+def refutes_probability(hits: int, n: int, p: float, failure: float = RARE) -> bool:
+    """Whether ``hits`` of n independent tries refute a probability of at most p.
+
+    A true one is refuted with probability ``failure`` at most.
     """
     return bool(clopper_pearson(np.array([hits]), n, failure)[0][0] > p)
 
@@ -123,9 +129,11 @@ def too_often(hits: int, n: int, p: float, failure: float = RARE) -> bool:
 def clopper_pearson(
     hits: NDArray[Any], n: int, failure: float
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Lower and upper bounds of a probability after ``hits`` of n; each is wrong at most this
-    often.
+    """Lower and upper bounds of a probability after ``hits`` of n tries.
+
+    Each is wrong with probability ``failure`` at most.
     """
+    # scipy is a dependency of tests only.
     from scipy.special import betaincinv
 
     lower = np.where(hits > 0, betaincinv(np.maximum(hits, 1), n - hits + 1, failure), 0.0)
@@ -133,49 +141,59 @@ def clopper_pearson(
     return lower, upper
 
 
-def _loss(
+def _proven_epsilon(
     likely: NDArray[Any], rare: NDArray[Any], n: int, delta: float, failure: float
 ) -> NDArray[np.float64]:
     """The epsilon that hits under both neighbours prove."""
     low, high = clopper_pearson(likely, n, failure)[0], clopper_pearson(rare, n, failure)[1]
+    # Pr[S] - delta may be negative, which proves nothing: its log is far below any epsilon.
     proved: NDArray[np.float64] = np.log(np.maximum(low - delta, 1e-300)) - np.log(high)
     return proved
 
 
-def _best_cut(likely: NDArray[Any], rare: NDArray[Any], delta: float, failure: float) -> float:
+def _best_threshold(
+    likely: NDArray[Any], rare: NDArray[Any], delta: float, failure: float
+) -> float:
     """The score from which on outcomes belong to S: the one that proves most on these draws."""
     cuts = np.unique(
         np.quantile(np.concatenate([likely, rare]), np.linspace(0, 1, CUTS), method="lower")
     )
+    # The few highest scores, too: a mistake that shows rarely sits where no quantile falls.
     cuts = np.unique(np.concatenate([cuts, np.sort(likely)[-5:]]))
     hits = [
         len(side) - np.searchsorted(np.sort(side), cuts, side="left") for side in (likely, rare)
     ]
-    return float(cuts[int(np.argmax(_loss(hits[0], hits[1], len(likely), delta, failure)))])
+    return float(
+        cuts[int(np.argmax(_proven_epsilon(hits[0], hits[1], len(likely), delta, failure)))]
+    )
 
 
-def _scores(a: Sequence[Hashable], b: Sequence[Hashable], half: int) -> list[NDArray[np.float64]]:
+def _score_outcomes(
+    a: Sequence[Hashable], b: Sequence[Hashable], half: int
+) -> list[NDArray[np.float64]]:
     """Log-likelihood ratios, a sum over coordinates, estimated on the first half of either side;
     half a draw is added to each count. One array per side, over all its outcomes.
     """
     n, total = len(a), np.zeros(len(a) + len(b))
     first = np.zeros(len(a) + len(b), dtype=bool)
     first[:half] = first[n : n + half] = True
-    for column in zip(*map(_coordinates, (*a, *b))):
-        cells = _cells(column, first)
+    for column in zip(*map(_split_coordinates, (*a, *b))):
+        cells = _number_cells(column, first)
         p, q = (
             np.bincount(cells[side], minlength=cells.max() + 1)
             for side in (slice(0, half), slice(n, n + half))
         )
+        # An outcome that the first halves have not seen says nothing about the second ones.
         total += np.where(p + q > 0, np.log((p + 0.5) / (q + 0.5)), 0.0)[cells]
     return [total[:n], total[n:]]
 
 
-def _coordinates(outcome: Hashable) -> tuple[Hashable, ...]:
+def _split_coordinates(outcome: Hashable) -> tuple[Hashable, ...]:
     """The coordinates, and for each the grain of a float: how fine its last bit is gives noise in
     floats away.
     """
     parts = outcome if isinstance(outcome, tuple) else (outcome,)
+    # Two floats that look equal in a bin may still differ in which denominators they can have.
     grains = (
         part.as_integer_ratio()[1].bit_length() if isinstance(part, float) else None
         for part in parts
@@ -183,20 +201,25 @@ def _coordinates(outcome: Hashable) -> tuple[Hashable, ...]:
     return (*parts, *grains)
 
 
-def _cells(values: Sequence[Any], first: NDArray[np.bool_]) -> NDArray[np.intp]:
+def _number_cells(values: Sequence[Any], first: NDArray[np.bool_]) -> NDArray[np.intp]:
     """The number of each value's cell: the value itself, or a bin if the first halves have many
     different numbers.
     """
     is_number = np.array([isinstance(v, (int, float)) and not isinstance(v, bool) for v in values])
     numbers = np.array([float(v) for v, number in zip(values, is_number) if number])
-    chosen = numbers[first[is_number]]
-    if len(np.unique(chosen)) <= BINS:
-        known: dict[Any, int] = {}
-        return np.array([known.setdefault(value, len(known)) for value in values], dtype=np.intp)
-    edges = np.unique(np.quantile(chosen, np.linspace(0, 1, BINS + 1)[1:-1]))
+    training_numbers = numbers[first[is_number]]
+    if len(np.unique(training_numbers)) <= BINS:
+        cell_of: dict[Any, int] = {}
+        return np.array(
+            [cell_of.setdefault(value, len(cell_of)) for value in values], dtype=np.intp
+        )
+    # Edges come from the first halves alone: the second ones have no say in the choice of S.
+    edges = np.unique(np.quantile(training_numbers, np.linspace(0, 1, BINS + 1)[1:-1]))
     cells = np.zeros(len(values), dtype=np.intp)
     cells[is_number] = np.searchsorted(edges, numbers, side="right")
-    known = {}
-    others = [known.setdefault(v, len(known)) for v, number in zip(values, is_number) if not number]
+    cell_of = {}
+    others = [
+        cell_of.setdefault(v, len(cell_of)) for v, number in zip(values, is_number) if not number
+    ]
     cells[~is_number] = len(edges) + 1 + np.array(others, dtype=np.intp)
     return cells

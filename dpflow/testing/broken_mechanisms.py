@@ -1,5 +1,5 @@
-"""Mechanisms that break their claim on purpose, one list: what the oracle, the audit and the checks
-must catch.
+"""Mechanisms that break their privacy guarantee on purpose: what the exact oracle, the audit and the
+checks must catch.
 
 Each is a built-in with one mistake from practice. `CONTROLS` names the check that finds it; a suite
 that lets one of these pass is itself broken.
@@ -24,7 +24,7 @@ from dpflow.core.sampling.samplers import discrete_laplace
 from dpflow.core.toolbox.aggregate import Release
 from dpflow.core.toolbox.moments import Query
 from dpflow.core.toolbox.noise import scale_for
-from dpflow.core.toolbox.partition_selection import Shown
+from dpflow.core.toolbox.partition_selection import SelectionRule
 from dpflow.mechanisms.count import Count
 from dpflow.mechanisms.histogram import Histogram
 from dpflow.mechanisms.private_histogram import PrivateHistogram
@@ -32,7 +32,7 @@ from dpflow.testing.harness import StreamSource
 
 
 class TooLittleNoise(Count):
-    """Ten percent less noise than is paid for."""
+    """Ten percent less noise than its privacy cost asks for."""
 
     def draw(self, params: Any, table: Table, answer: Any, source: Source) -> Result:
         scale = scale_for(table.contribution_bounds.rows, params.epsilon) * Fraction(9, 10)
@@ -40,37 +40,41 @@ class TooLittleNoise(Count):
 
 
 class _Wrong(Histogram):
-    """Claims the epsilon that is asked for, whatever its noise."""
+    """States the requested epsilon, whatever its noise."""
 
     def event(self, params: Any, table: Table) -> Event:
         return Pure(params.epsilon)
 
     def _release_for(self, sensitivity: int, params: Any, query: Query) -> Release:
-        true_sensitivity = query.reach(query.moments[0]).l1
-        return Release(query, "laplace", (params.epsilon * Fraction(true_sensitivity, sensitivity),))
+        true_sensitivity = query.moment_sensitivity(query.noisy_moments[0]).l1
+        return Release(
+            query, "laplace", (params.epsilon * Fraction(true_sensitivity, sensitivity),)
+        )
 
 
 class OneRowSensitivity(_Wrong):
     """Forgets that a unit reaches several groups with several rows."""
 
-    def priced(self, params: Any, query: Query, law: Any) -> Release:
+    def fit_release(self, params: Any, query: Query, law: Any) -> Release:
         return self._release_for(1, params, query)
 
 
 class RemovalOnly(_Wrong):
     """Uses the add-remove sensitivity where units are replaced."""
 
-    def priced(self, params: Any, query: Query, law: Any) -> Release:
+    def fit_release(self, params: Any, query: Query, law: Any) -> Release:
         return self._release_for(
-            query.table.contribution_bounds.groups * query.table.contribution_bounds.per_group, params, query
+            query.table.contribution_bounds.groups * query.table.contribution_bounds.per_group,
+            params,
+            query,
         )
 
 
 class LowThreshold(PrivateHistogram):
     """Shows keys from a count on that lone units reach."""
 
-    def _rule(self, params: Any, table: Table) -> Shown:
-        rule = super()._rule(params, table)
+    def _selection_rule(self, params: Any, table: Table) -> SelectionRule:
+        rule = super()._selection_rule(params, table)
         return replace(rule, threshold=rule.threshold // 3)
 
 
@@ -111,7 +115,7 @@ class NumpyNoise(Count):
 
 
 class CostFollowsRows(Count):
-    """The claim remembers what was drawn."""
+    """Its privacy cost depends on the last result."""
 
     def __init__(self) -> None:
         self.last = 0
@@ -125,10 +129,13 @@ class CostFollowsRows(Count):
 
 
 class HalfTheCost(Count):
-    """Charges half of what it spends."""
+    """States half of its privacy cost."""
 
     def event(self, params: Any, table: Table) -> Event:
-        return DiscreteLaplace(2 * scale_for(table.contribution_bounds.rows, params.epsilon), table.contribution_bounds.rows)
+        return DiscreteLaplace(
+            2 * scale_for(table.contribution_bounds.rows, params.epsilon),
+            table.contribution_bounds.rows,
+        )
 
 
 class RaisesOnEmpty(Count):
@@ -141,7 +148,7 @@ class RaisesOnEmpty(Count):
 
 
 class OrderOfRows(PrivateHistogram):
-    """Releases keys in the order in which they were found."""
+    """Releases keys in the order of the private rows."""
 
     def draw(self, params: Any, table: Table, answer: Any, source: Source) -> Result:
         rows = super().draw(params, table, answer, source).rows
@@ -184,11 +191,11 @@ CONTROLS = (
     Control(RemovalOnly(), "exact"),
     Control(OneRowSensitivity(), "exact"),
     Control(LowThreshold(), "exact"),
-    Control(OneRowSensitivity(), "claim_survives_audit"),
-    Control(LowThreshold(), "claim_survives_audit"),
-    Control(FloatLaplace(), "claim_survives_audit"),
-    Control(SometimesExact(), "claim_survives_audit"),
-    Control(HalfTheCost(), "claim_survives_audit"),
+    Control(OneRowSensitivity(), "guarantee_survives_audit"),
+    Control(LowThreshold(), "guarantee_survives_audit"),
+    Control(FloatLaplace(), "guarantee_survives_audit"),
+    Control(SometimesExact(), "guarantee_survives_audit"),
+    Control(HalfTheCost(), "guarantee_survives_audit"),
     Control(PublicSeed(), "randomness_is_the_source"),
     Control(NumpyNoise(), "randomness_is_the_source"),
     Control(CostFollowsRows(), "draw_never_raises"),

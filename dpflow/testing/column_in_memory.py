@@ -1,6 +1,4 @@
-"""An open column in memory: the reference for `dpflow.tables`, and what enumeration and experiments
-draw from.
-"""
+"""An unbounded column in memory: the reference for `dpflow.tables`, without a database."""
 
 from __future__ import annotations
 
@@ -11,13 +9,14 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from dpflow.core.contract.requests import Cells, Grid, OpenColumn
+from dpflow.core.contract.requests import BinCounts, CellGrid, OpenColumn
 
 
 @dataclass(frozen=True)
 class ArrayColumn(OpenColumn):
-    """Values per group, after any cut, in an order that does not depend on them; ``size`` is the
-    number of units.
+    """Values per group after contribution bounding; ``size`` is the number of privacy units.
+
+    The order of the values must not depend on them: `sample` takes the first ones.
     """
 
     groups: tuple[NDArray[np.float64], ...] = field(repr=False)
@@ -25,8 +24,10 @@ class ArrayColumn(OpenColumn):
     step = Fraction(1)
 
     @classmethod
-    def of(cls, *groups: Iterable[float], units: int | None = None) -> ArrayColumn:
-        """One unit a value unless said otherwise; NaN is no value, but its unit counts."""
+    def from_groups(cls, *groups: Iterable[float], units: int | None = None) -> ArrayColumn:
+        """Values of every group; ``units`` defaults to one per value. NaN is no value, but its unit
+        counts.
+        """
         arrays = [np.asarray(list(group), dtype=np.float64) for group in groups]
         size = sum(map(len, arrays)) if units is None else units
         return cls(tuple(array[~np.isnan(array)] for array in arrays), size)
@@ -36,25 +37,27 @@ class ArrayColumn(OpenColumn):
         """Values in each group."""
         return np.array([len(values) for values in self.groups], dtype=np.int64)
 
-    def units(self) -> int:
+    def count_units(self) -> int:
         return self.size
 
-    def sample(self, most: int) -> list[NDArray[np.float64]]:
+    def sample_values(self, most: int) -> list[NDArray[np.float64]]:
         return [values[:most] for values in self.groups]
 
-    def cells(self, grids: Mapping[int, Grid]) -> dict[int, Cells]:
-        found = {}
+    def count_cells(self, grids: Mapping[int, CellGrid]) -> dict[int, BinCounts]:
+        cells_by_group = {}
         for code, grid in grids.items():
             x = np.sort(self.groups[code])[grid.trim :]
             x = keys = x[: max(len(x) - grid.trim, 0)]
             if grid.exponent is not None:
                 with np.errstate(over="ignore"):
+                    # an infinite quotient is a cell of its own, as in the database
                     keys = np.floor(x * 2.0**-grid.exponent)
+                # a tiny negative value over a wide cell underflows to -0, and belongs to cell -1
                 keys = np.where((keys == 0) & (x < 0), -1.0, keys)
             distinct, counts = np.unique(keys + 0.0, return_counts=True)
             enough = counts >= grid.least
-            found[code] = Cells(distinct[enough], counts[enough].astype(np.int64))
-        return found
+            cells_by_group[code] = BinCounts(distinct[enough], counts[enough].astype(np.int64))
+        return cells_by_group
 
-    def written(self, value: float) -> float:
+    def column_value(self, value: float) -> float:
         return value + 0.0

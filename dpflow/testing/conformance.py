@@ -1,6 +1,6 @@
-"""Checks that every mechanism passes: built-ins, plugins and third parties run the same ones.
+"""Checks that every mechanism passes, built-in or third-party.
 
-    for check in checks(MyMechanism()):
+    for check in conformance_checks(MyMechanism()):
         check.run()
 
 or, in a test module, ``@parametrize_with_checks([MyMechanism()])`` from
@@ -83,7 +83,9 @@ def _bind_rules(
     examples: Sequence[Example] | None,
     rules: Sequence[Callable[..., None]],
 ) -> Iterator[Check]:
-    yield Check(f"{mechanism.name}: is_described", partial(class_describes_itself, mechanism))
+    yield Check(
+        f"{mechanism.name}: class_describes_itself", partial(class_describes_itself, mechanism)
+    )
     for number, example in enumerate(examples or examples_for(mechanism)):
         for rule in rules:
             name = f"{mechanism.name}: {rule.__name__} [{number} {example.table.neighbours}]"
@@ -101,6 +103,7 @@ def class_describes_itself(mechanism: AnyMechanism) -> None:
         mechanism.name.isidentifier(), "name must be one word of letters, digits and underscores"
     )
     require(
+        # bool is an int; True would be written to ledgers as version 1
         type(mechanism.version) is int and mechanism.version >= 1,
         "version must be an integer from 1",
     )
@@ -119,6 +122,7 @@ def params_are_strict(mechanism: AnyMechanism, example: Example) -> None:
         example.table,
         "an unknown field must be refused",
     )
+    # Assigning the value that is there already: only the act must be refused.
     name = next(iter(type(params).model_fields))
     try:
         setattr(params, name, getattr(params, name))
@@ -136,11 +140,12 @@ def params_are_strict(mechanism: AnyMechanism, example: Example) -> None:
 
 
 def event_is_public(mechanism: AnyMechanism, example: Example) -> None:
-    """The claim is a function of parameters and declaration alone, and survives JSON."""
+    """The event is a function of parameters and declaration alone, and survives JSON."""
     params, event = plan_mechanism(mechanism, example.table, example.params)
     require(isinstance(event, Event), "event must return an event of dpflow.core.accounting.events")
     again = from_json(json.loads(json.dumps(to_json(event))))
     require(again == event, "the event must be equal after a JSON round trip")
+    # Another path, same declaration: whoever reads the file while planning fails here.
     elsewhere = example.table.model_copy(update={"database": Path("/nowhere/at-all.duckdb")})
     require(
         mechanism.event(params, elsewhere) == event,
@@ -150,19 +155,8 @@ def event_is_public(mechanism: AnyMechanism, example: Example) -> None:
 
 
 BAD_EPSILONS: tuple[Any, ...] = (
-    0,
-    "0",
-    "-1",
-    -0.5,
-    "nan",
-    math.nan,
-    math.inf,
-    "1e-400",
-    5e-324,
-    True,
-    "",
-    None,
-    [],
+    *(0, -0.5, math.nan, math.inf, 5e-324, True, None, []),
+    *("0", "-1", "nan", "1e-400", ""),
 )
 BAD_DELTAS: tuple[Any, ...] = ("-1e-9", 1, "1", "1.5", math.nan, "1e-400", False, "")
 
@@ -178,8 +172,8 @@ def bad_amounts_are_errors(mechanism: AnyMechanism, example: Example) -> None:
 
 
 def bad_columns_are_errors(mechanism: AnyMechanism, example: Example) -> None:
-    """An unknown column is refused, and so is one without the bounds or keys that the statistic
-    needs.
+    """An unknown column is refused, and so is one without the bounds or public keys that the
+    data request needs.
     """
     for name, wrong in _misname_columns(example.params, example.table):
         raw = {**example.params, name: wrong}
@@ -192,8 +186,8 @@ def bad_columns_are_errors(mechanism: AnyMechanism, example: Example) -> None:
             require_refusal(
                 example.params, mechanism, example.table, what, [{**query, name: wrong}]
             )
-    for statistic in _data_requests(mechanism, example):
-        bounded, keyed = _required_columns(statistic)
+    for request in _data_requests(mechanism, example):
+        bounded, keyed = _required_columns(request)
         for column in bounded:
             table = _strip_column(example.table, column, lower=None, upper=None)
             require_refusal(
@@ -215,30 +209,31 @@ def bad_columns_are_errors(mechanism: AnyMechanism, example: Example) -> None:
 
 
 def request_is_within_bounds(mechanism: AnyMechanism, example: Example) -> None:
-    """The statistic is public, declared, and asks for no more of one unit than the declaration
-    allows.
+    """The data request is public and reads no more of one privacy unit than the contribution bounds
+    allow.
     """
     limits = example.table.contribution_bounds
-    for statistic in _data_requests(mechanism, example):
+    for request in _data_requests(mechanism, example):
         require(
-            isinstance(statistic, DataRequest),
-            "statistic must return a request of dpflow.core.contract.requests",
+            isinstance(request, DataRequest),
+            "data_request must return a request of dpflow.core.contract.requests",
         )
-        hash(statistic)
-        if isinstance(statistic, GroupedSums | SortedValues | UnboundedValues):
-            most = limits.rows if statistic.by is None else limits.per_group
+        # requests are keys of caches and sets
+        hash(request)
+        if isinstance(request, GroupedSums | SortedValues | UnboundedValues):
+            most = limits.rows if request.by is None else limits.per_group
             require(
-                1 <= statistic.rows_per_group <= most,
+                1 <= request.rows_per_group <= most,
                 f"rows_per_group must be at most {most} by the declaration",
             )
-        if isinstance(statistic, GroupedSums | SortedValues | UnboundedValues | KeySets):
+        if isinstance(request, GroupedSums | SortedValues | UnboundedValues | KeySets):
             require(
-                1 <= statistic.groups <= limits.groups,
+                1 <= request.groups <= limits.groups,
                 "groups must be at most contribution_bounds.groups",
             )
     require(
         _data_requests(mechanism, example) == _data_requests(mechanism, example),
-        "the statistic must be the same each time",
+        "the data request must be the same each time",
     )
 
 
@@ -293,14 +288,14 @@ def _misname_columns(written: Mapping[str, Any], table: Table) -> Iterator[tuple
             yield name, "no_such_column" if isinstance(value, str) else ["no_such_column"]
 
 
-def _required_columns(statistic: DataRequest) -> tuple[list[str], list[str]]:
-    """The columns whose bounds, and those whose public keys, a statistic cannot do without."""
-    if isinstance(statistic, SortedValues | UnboundedValues):
-        bounded = [statistic.column] if isinstance(statistic, SortedValues) else []
-        return bounded, [statistic.by] if statistic.by is not None else []
-    if isinstance(statistic, GroupedSums):
-        keyed = [statistic.by] if statistic.by is not None and statistic.keys is not None else []
-        return [column for column, _ in statistic.values], keyed
+def _required_columns(request: DataRequest) -> tuple[list[str], list[str]]:
+    """The columns whose bounds, and those whose public keys, a request cannot do without."""
+    if isinstance(request, SortedValues | UnboundedValues):
+        bounded = [request.column] if isinstance(request, SortedValues) else []
+        return bounded, [request.by] if request.by is not None else []
+    if isinstance(request, GroupedSums):
+        keyed = [request.by] if request.by is not None and request.keys is not None else []
+        return [column for column, _ in request.values], keyed
     return [], []
 
 

@@ -1,6 +1,4 @@
-"""Crash tests: run a piece of code in a process of its own that dies at a named point of
-`dpflow.fault_points`.
-"""
+"""Crash tests: run code in a process that dies at a named point of `dpflow.fault_points`."""
 
 from __future__ import annotations
 
@@ -14,19 +12,22 @@ from typing import Literal
 from dpflow.errors import UnknownName
 from dpflow.fault_points import POINTS, STATEMENT
 
-KILLED = -9  # return code of a process that a ``kill`` point ended
+#: Return code of a process that a ``kill`` point ended.
+KILLED = -9
 
 
-def armed(
+def fault_environment(
     point: str,
     action: Literal["kill", "fail"] = "kill",
     *,
     marker: Path | None = None,
     env: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """The environment for a process that dies at ``point``; with a marker file only the first that
-    gets there does.
+    """The environment for a process that dies at ``point``.
+
+    With a ``marker`` file only the first process that reaches the point dies. Raises `UnknownName`.
     """
+    # A misspelt point would never fire, and its test would pass for nothing.
     if point not in POINTS and not STATEMENT.fullmatch(point):
         raise UnknownName("fault point", point, POINTS)
     fault = f"{point}:{action}" + (f":{marker}" if marker is not None else "")

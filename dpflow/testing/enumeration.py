@@ -1,5 +1,4 @@
-"""The exact output distribution of a mechanism's own code, by running it once for every value its
-noise can take.
+"""The exact output distribution of a mechanism's own code: one run for every value of its noise.
 
 While `outputs` runs, the samplers of `dpflow.core.sampling.samplers` answer an `Enumerator` from
 their exact laws (`oracle`) instead of drawing: each run follows one path through all random
@@ -24,9 +23,9 @@ from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.requests import Answer
 from dpflow.core.sampling import samplers
-from dpflow.core.sampling.randomness import Source, Words
+from dpflow.core.sampling.randomness import Source, RandomWords
 from dpflow.testing import exact_divergence
-from dpflow.testing.neighbours import fingerprint
+from dpflow.testing.neighbours import answer_fingerprint
 
 Outcome = TypeVar("Outcome", bound=Hashable)
 
@@ -36,9 +35,7 @@ class NotEnumerable(Exception):
 
 
 class Enumerator(Source):
-    """A source that follows a scripted path and takes the first alternative at every choice beyond
-    it.
-    """
+    """A source that follows a scripted path, and takes the first alternative beyond its end."""
 
     def __init__(self, path: Sequence[int], tail: float) -> None:
         self.path, self.tail = list(path), tail
@@ -52,7 +49,7 @@ class Enumerator(Source):
             self.path.append(0)
         self.sizes.append(len(items))
         value, mass = items[self.path[step]]
-        self.weight *= mass
+        self.weight *= mass  # the probability of the path so far
         return value
 
     def below(self, n: int) -> int:
@@ -61,7 +58,7 @@ class Enumerator(Source):
             raise NotEnumerable(f"a uniform choice among {n} is too wide to enumerate")
         return self.pick({i: 1 / n for i in range(n)})
 
-    def words(self, n: int) -> Words:
+    def words(self, n: int) -> RandomWords:
         """Refused: 2^64 alternatives."""
         raise NotEnumerable(
             "raw random words cannot be enumerated; draw through dpflow.core.sampling.samplers"
@@ -76,20 +73,20 @@ class Enumerator(Source):
         return None
 
 
-def outputs(
+def enumerate_outputs(
     draw: Callable[[Source], Outcome], tail: float = exact_divergence.TAIL, paths: int = 500_000
 ) -> dict[Outcome, float]:
     """Every outcome of ``draw`` with its probability. Raises `NotEnumerable`."""
-    found: dict[Outcome, float] = defaultdict(float)
+    law: dict[Outcome, float] = defaultdict(float)
     path: list[int] = []
-    with _enumerated():
+    with _patch_samplers():
         for _ in range(paths):
             source = Enumerator(path, tail)
             outcome = draw(source)
-            found[outcome] += source.weight
+            law[outcome] += source.weight
             following = source.next_path()
             if following is None:
-                return dict(found)
+                return dict(law)
             path = following
     raise NotEnumerable(f"more than {paths} paths; take a larger epsilon or fewer groups")
 
@@ -101,51 +98,55 @@ def exact_delta(
     pairs: Iterator[tuple[Answer, Answer]],
     epsilon: float | Fraction,
 ) -> float:
-    """The largest `oracle.divergence` of the mechanism's outputs over pairs of neighbouring
-    answers.
-    """
-    known: dict[Any, dict[Any, float]] = {}
-    done: set[frozenset[Any]] = set()
+    """The largest `exact_divergence.divergence` of outputs over pairs of neighbouring answers."""
+    laws: dict[Any, dict[Any, float]] = {}
+    compared_pairs: set[frozenset[Any]] = set()
 
-    def law(given: Answer) -> dict[Any, float]:
-        name = fingerprint(given)
-        if name not in known:
-            known[name] = outputs(lambda source: mechanism.draw(params, table, given, source))
-        return known[name]
+    def output_law(given: Answer) -> dict[Any, float]:
+        # One enumeration per distinct answer: most of the time goes there.
+        name = answer_fingerprint(given)
+        if name not in laws:
+            laws[name] = enumerate_outputs(
+                lambda source: mechanism.draw(params, table, given, source)
+            )
+        return laws[name]
 
     worst = 0.0
     for a, b in pairs:
-        pair = frozenset((fingerprint(a), fingerprint(b)))
-        if len(pair) == 2 and pair not in done:
-            done.add(pair)
-            worst = max(worst, exact_divergence.divergence(law(a), law(b), epsilon))
+        pair = frozenset((answer_fingerprint(a), answer_fingerprint(b)))
+        # Equal answers cannot diverge, and many tables share one answer.
+        if len(pair) == 2 and pair not in compared_pairs:
+            compared_pairs.add(pair)
+            worst = max(worst, exact_divergence.divergence(output_law(a), output_law(b), epsilon))
     return worst
 
 
-def _vector(
+def _repeat_law(
     law: Callable[[Fraction, float], Mapping[int, float]],
 ) -> Callable[[Any, int, Enumerator], Any]:
-    def sample(scale: Any, size: int, source: Enumerator) -> Any:
+    def sample_vector(scale: Any, size: int, source: Enumerator) -> Any:
         one = law(Fraction(scale), source.tail)
         return np.array([source.pick(one) for _ in range(size)], dtype=np.int64)
 
-    return sample
+    return sample_vector
 
 
-def _truncated(scale: Any, radius: int, size: int, source: Enumerator) -> Any:
-    return _vector(lambda b, _: exact_divergence.truncated_laplace(b, radius))(scale, size, source)
+def _pick_truncated(scale: Any, radius: int, size: int, source: Enumerator) -> Any:
+    return _repeat_law(lambda b, _: exact_divergence.truncated_laplace(b, radius))(
+        scale, size, source
+    )
 
 
-def _ring(n: int, source: Enumerator) -> Any:
+def _pick_ring(n: int, source: Enumerator) -> Any:
     """Each circle once: it starts with 0 and goes round towards the smaller of its neighbours."""
     circles = [
         (0, *rest)[:n] for rest in permutations(range(1, n)) if not rest or rest[0] <= rest[-1]
     ]
-    place = source.pick(dict.fromkeys(range(len(circles)), 1 / len(circles)))
-    return np.array(circles[place], dtype=np.int64)
+    index = source.pick(dict.fromkeys(range(len(circles)), 1 / len(circles)))
+    return np.array(circles[index], dtype=np.int64)
 
 
-def _choose(
+def _pick_interval(
     lengths: Sequence[int], costs: Sequence[int], rate: Fraction, source: Enumerator
 ) -> int:
     return source.pick(exact_divergence.exponential_choice(lengths, costs, rate))
@@ -163,44 +164,46 @@ def _choose_rows(costs: Any, rate: Fraction, source: Enumerator) -> Any:
     return np.array(rows, dtype=np.int64)
 
 
-def _uniform(n: int, size: int, source: Enumerator) -> Any:
+def _pick_uniform(n: int, size: int, source: Enumerator) -> Any:
     return np.array([source.below(n) for _ in range(size)], dtype=np.int64)
 
 
-def _bernoulli(p: Fraction, source: Enumerator) -> bool:
+def _pick_bit(p: Fraction, source: Enumerator) -> bool:
     return bool(source.pick({0: float(1 - p), 1: float(p)}))
 
 
 _LAWS: dict[str, Callable[..., Any]] = {
-    "discrete_laplace": _vector(exact_divergence.discrete_laplace),
-    "discrete_gaussian": _vector(exact_divergence.discrete_gaussian),
-    "geometric": _vector(exact_divergence.geometric),
-    "truncated_laplace": _truncated,
-    "ring": _ring,
-    "choose": _choose,
+    "discrete_laplace": _repeat_law(exact_divergence.discrete_laplace),
+    "discrete_gaussian": _repeat_law(exact_divergence.discrete_gaussian),
+    "geometric": _repeat_law(exact_divergence.geometric),
+    "truncated_laplace": _pick_truncated,
+    "circular_order": _pick_ring,
+    "choose_piece": _pick_interval,
     "permute_and_flip": _permute_and_flip,
     "choose_rows": _choose_rows,
-    "uniform": _uniform,
-    "bernoulli": _bernoulli,
+    "uniform_integers": _pick_uniform,
+    "bernoulli": _pick_bit,
 }
 
 
 @contextmanager
-def _enumerated() -> Iterator[None]:
+def _patch_samplers() -> Iterator[None]:
     """Every module that imported a sampler by name gets one that also understands an `Enumerator`."""
-    places = []
+    patched = []
     for name, law in _LAWS.items():
         real = getattr(samplers, name)
 
-        def either(*args: Any, _real: Any = real, _law: Any = law) -> Any:
+        # Other threads and helper sources keep the real sampler.
+        def draw_or_enumerate(*args: Any, _real: Any = real, _law: Any = law) -> Any:
             return (_law if isinstance(args[-1], Enumerator) else _real)(*args)
 
+        # Modules import samplers by name, so patching `samplers` alone would reach nobody.
         for module in list(sys.modules.values()):
             if module is not None and vars(module).get(name) is real:
-                places.append((module, name, real))
-                setattr(module, name, either)
+                patched.append((module, name, real))
+                setattr(module, name, draw_or_enumerate)
     try:
         yield
     finally:
-        for module, name, real in places:
+        for module, name, real in patched:
             setattr(module, name, real)

@@ -1,12 +1,11 @@
-"""What is true, computed instead of sampled: divergences of finite distributions, and distributions
-of building blocks.
+"""Exact divergences of finite distributions, and the distributions of building blocks.
 
 A distribution is a mapping from outcomes to probabilities. It may fall short of one by a truncated
 tail; every builder says by how much at most.
 
 (eps, delta)-DP for one ordered pair of neighbours is ``hockey_stick(p, q, eps) <= delta``, where
 the hockey-stick divergence is the sum of ``max(0, p(x) - e^eps q(x))``. `divergence` takes both
-directions. With tails of at most t the number found lies between the true one minus t and the true
+directions. With tails of at most t the computed number lies between the true one minus t and the true
 one plus e^eps t.
 
 Fractions stay exact except for e^eps, which is one float, so the relative error is below 1e-15;
@@ -29,12 +28,14 @@ Probability = float | Fraction
 Distribution = Mapping[Any, Probability]
 Outcome = TypeVar("Outcome", bound=Hashable)
 
-TAIL = 1e-10  # mass that a truncated noise distribution may leave out
+#: Mass that a truncated noise distribution may leave out.
+TAIL = 1e-10
 
 
 def hockey_stick(p: Distribution, q: Distribution, epsilon: float | Fraction) -> float:
     """The least delta such that p(S) <= e^epsilon q(S) + delta for every set S of outcomes."""
     factor = math.exp(epsilon)
+    # Fractions meet the one float as a fraction, so nothing is rounded after it.
     if all(isinstance(mass, Fraction) for side in (p, q) for mass in side.values()):
         exact = Fraction(factor)
         excess = (mass - exact * q.get(x, Fraction(0)) for x, mass in p.items())
@@ -58,6 +59,7 @@ def smallest_epsilon(p: Distribution, q: Distribution, delta: float | Fraction =
         return 0.0
     while divergence(p, q, high) > target:
         low, high = high, 2 * high
+        # e^512 is near the end of the doubles
         if high > 512:
             return math.inf
     while high - low > 1e-9:
@@ -70,7 +72,7 @@ def smallest_epsilon(p: Distribution, q: Distribution, delta: float | Fraction =
 
 
 @lru_cache(maxsize=1024)
-def _laplace(scale: Fraction, tail: float) -> tuple[tuple[int, float], ...]:
+def _laplace_law(scale: Fraction, tail: float) -> tuple[tuple[int, float], ...]:
     rate = float(1 / scale)
     peak = math.tanh(rate / 2)  # (1 - q) / (1 + q)
     reach = max(0, math.ceil(math.log(2 / tail) / rate))  # 2 q^(reach + 1) / (1 + q) <= tail
@@ -79,7 +81,7 @@ def _laplace(scale: Fraction, tail: float) -> tuple[tuple[int, float], ...]:
 
 def discrete_laplace(scale: Fraction, tail: float = TAIL) -> dict[int, float]:
     """Pr[x] = (1 - q)/(1 + q) q^|x| with q = exp(-1/scale), without at most ``tail`` of its mass."""
-    return dict(_laplace(Fraction(scale), tail))
+    return dict(_laplace_law(Fraction(scale), tail))
 
 
 def discrete_gaussian(sigma2: Fraction, tail: float = TAIL) -> dict[int, float]:
@@ -87,7 +89,7 @@ def discrete_gaussian(sigma2: Fraction, tail: float = TAIL) -> dict[int, float]:
     twice = 2 * float(sigma2)
     reach = math.ceil(math.sqrt(twice * math.log(4 / tail))) + 1
     weights = {x: math.exp(-x * x / twice) for x in range(-reach, reach + 1)}
-    return normalised(weights)
+    return normalise(weights)
 
 
 def geometric(scale: Fraction, tail: float = TAIL) -> dict[int, float]:
@@ -101,7 +103,7 @@ def geometric(scale: Fraction, tail: float = TAIL) -> dict[int, float]:
 
 def truncated_laplace(scale: Fraction, radius: int) -> dict[int, float]:
     """Pr[x] proportional to exp(-|x|/scale) for |x| <= radius."""
-    return normalised({x: math.exp(-abs(x) / float(scale)) for x in range(-radius, radius + 1)})
+    return normalise({x: math.exp(-abs(x) / float(scale)) for x in range(-radius, radius + 1)})
 
 
 def exponential_choice(
@@ -110,8 +112,8 @@ def exponential_choice(
     """Pr[i] proportional to lengths[i] exp(-rate costs[i]), the law of
     `dpflow.core.sampling.samplers.choose`.
     """
-    least = min(costs)
-    return normalised(
+    least = min(costs)  # one weight is 1: no sum underflows to 0
+    return normalise(
         {
             i: n * math.exp(-float(rate) * (c - least))
             for i, (n, c) in enumerate(zip(lengths, costs))
@@ -123,11 +125,11 @@ def permute_and_flip(costs: Sequence[int], rate: Fraction) -> dict[int, float]:
     """The law of `dpflow.core.sampling.samplers.permute_and_flip`: p_i times the integral of the
     product of 1 - t p_j, j not i, over t in [0, 1], the part of the others that come before i.
     """
-    kept = [math.exp(-float(rate) * cost) for cost in costs]
+    weights = [math.exp(-float(rate) * cost) for cost in costs]
     law = {}
-    for i, p in enumerate(kept):
+    for i, p in enumerate(weights):
         product = np.polynomial.Polynomial([1.0])
-        for j, other in enumerate(kept):
+        for j, other in enumerate(weights):
             product *= np.polynomial.Polynomial([1.0, -other]) if j != i else 1.0
         law[i] = p * float(product.integ()(1.0))
     return law
@@ -140,45 +142,47 @@ def thresholded_counts(
     shows.
     """
     noise = discrete_laplace(scale)
-    shown = [
+    outcomes = [
         {(key, n + x) if n + x >= threshold else None: 0.0 for x in noise}
         for key, n in counts.items()
     ]
-    for (key, n), one in zip(counts.items(), shown):
+    for (key, n), one in zip(counts.items(), outcomes):
         for x, mass in noise.items():
             one[(key, n + x) if n + x >= threshold else None] += mass
-    return mapped(
-        joint(shown), lambda pairs: tuple(sorted(pair for pair in pairs if pair is not None))
+    return map_outcomes(
+        joint_law(outcomes), lambda pairs: tuple(sorted(pair for pair in pairs if pair is not None))
     )
 
 
-def normalised(weights: Mapping[Outcome, float]) -> dict[Outcome, float]:
+def normalise(weights: Mapping[Outcome, float]) -> dict[Outcome, float]:
     """The same weights, divided by their sum."""
     total = math.fsum(weights.values())
     return {x: weight / total for x, weight in weights.items()}
 
 
-def mapped(p: Mapping[Any, float], function: Callable[[Any], Outcome]) -> dict[Outcome, float]:
+def map_outcomes(
+    p: Mapping[Any, float], function: Callable[[Any], Outcome]
+) -> dict[Outcome, float]:
     """The distribution of a function of an outcome: shifting, rounding, clamping, any
     post-processing.
     """
-    made: dict[Outcome, float] = defaultdict(float)
+    image: dict[Outcome, float] = defaultdict(float)
     for x, mass in p.items():
-        made[function(x)] += mass
-    return dict(made)
+        image[function(x)] += mass
+    return dict(image)
 
 
-def joint(parts: Sequence[Mapping[Any, float]]) -> dict[tuple[Any, ...], float]:
+def joint_law(parts: Sequence[Mapping[Any, float]]) -> dict[tuple[Any, ...], float]:
     """Independent outcomes together, as tuples."""
     return {
-        tuple(x for x, _ in chosen): math.prod(mass for _, mass in chosen)
-        for chosen in product(*(part.items() for part in parts))
+        tuple(x for x, _ in items): math.prod(mass for _, mass in items)
+        for items in product(*(part.items() for part in parts))
     }
 
 
-def convolved(*parts: Mapping[int, float]) -> dict[int, float]:
+def convolve(*parts: Mapping[int, float]) -> dict[int, float]:
     """The sum of independent integers."""
     total: dict[int, float] = {0: 1.0}
     for part in parts:
-        total = mapped(joint([total, part]), sum)
+        total = map_outcomes(joint_law([total, part]), sum)
     return total

@@ -1,4 +1,4 @@
-"""Tables, parameters and answers on which conformance checks run when the author gives none.
+"""Tables, parameters and answers for conformance checks of mechanisms without own examples.
 
 `examples_for` fills a parameter model by the usual names of its fields (`VALUES`), and keeps what
 plans on the example tables. A mechanism with a required field of another name passes its own
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
-from dpflow.core.contract.declaration import Table, problems
+from dpflow.core.contract.declaration import Table, describe_problems
 from dpflow.core.contract.interactive import InteractiveMechanism
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.requests import (
@@ -25,7 +25,7 @@ from dpflow.core.contract.requests import (
     GroupedSums,
     Groups,
     GroupValues,
-    Histogram,
+    ValueCounts,
     KeySets,
     PerGroup,
     RecordArrays,
@@ -39,8 +39,8 @@ from dpflow.testing.neighbours import key_sets, make_histogram
 
 AnyMechanism = Mechanism[Any] | InteractiveMechanism[Any, Any]
 
-#: One unit may reach 2 groups with 2 rows each, but has 3 rows in all: no two limits are mixed up
-#: unseen.
+#: One unit may reach 2 groups with 2 rows each, but has 3 rows in all: a mechanism that
+#: mixes up two of the contribution bounds fails.
 EXAMPLE_TABLE = Table.model_validate(
     {
         "name": "example",
@@ -103,9 +103,7 @@ QUERY_VALUES: Mapping[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class Example:
-    """A declaration, parameters as a release file writes them, and queries if the mechanism is
-    interactive.
-    """
+    """A declaration, parameters as in a release file, and queries of an interactive mechanism."""
 
     table: Table
     params: Mapping[str, Any]
@@ -113,17 +111,17 @@ class Example:
 
 
 def validate_model(model: type[BaseModel], raw: Mapping[str, Any]) -> Any:
-    """Parameters as the engine makes them: what does not validate raises an `InvalidInput`."""
+    """Parameters or a query as the engine builds them. Raises `InvalidDeclaration`."""
     try:
         return model.model_validate(dict(raw))
     except ValidationError as error:
-        raise InvalidDeclaration(problems(error)) from None
+        raise InvalidDeclaration(describe_problems(error)) from None
 
 
 def plan_mechanism(
     mechanism: AnyMechanism, table: Table, raw: Mapping[str, Any]
 ) -> tuple[Any, Any]:
-    """Validated parameters and the event, after everything that a plan asks for was computed."""
+    """Validated parameters and the event, after computing all that planning needs."""
     params = validate_model(mechanism.Params, raw)
     event = mechanism.event(params, table)
     if isinstance(mechanism, Mechanism):
@@ -135,15 +133,14 @@ def plan_mechanism(
 def examples_for(
     mechanism: AnyMechanism, tables: Sequence[Table] = EXAMPLE_TABLES
 ) -> list[Example]:
-    """Examples from the standard names. Raises `InvalidInput` when a required field has another
-    name.
-    """
+    """Examples from the standard names. Raises `InvalidInput` if a required field has another name."""
     fields = mechanism.Params.model_fields
     unknown = [name for name, info in fields.items() if info.is_required() and name not in VALUES]
     queries = _fill_queries(mechanism.Query) if isinstance(mechanism, InteractiveMechanism) else ()
     examples: list[Example] = []
     for fillings in () if unknown else _fill_params(mechanism.Params):
         for table in tables:
+            # Different fillings may validate to equal parameters, such as a default written out.
             distinct: dict[str, Example] = {}
             for raw in fillings:
                 try:
@@ -152,6 +149,7 @@ def examples_for(
                     continue  # e.g. grouping by a column without keys: another filling does
                 distinct.setdefault(params.model_dump_json(), Example(table, raw, queries))
             examples.extend(distinct.values())
+        # Changing two fields is for models on which no single change plans.
         if examples:
             break
     if not examples:
@@ -165,9 +163,7 @@ def examples_for(
 
 
 def _fill_params(model: type[BaseModel]) -> list[list[dict[str, Any]]]:
-    """The first value of every field and then one field changed at a time; second, two fields
-    changed.
-    """
+    """Two lists: the first values and one field changed at a time; two fields changed."""
     names = [name for name in model.model_fields if name in VALUES]
     first = {name: VALUES[name][0] for name in names}
     others = [(name, value) for name in names for value in VALUES[name][1:]]
@@ -192,15 +188,16 @@ def _fill_queries(model: type[BaseModel]) -> tuple[dict[str, Any], ...]:
 
 # --- answers ----------------------------------------------------------------------------------------------------------
 
-HUGE = 2**62 - 1  # what a statistic may reach by plan
+#: The largest sum that a plan accepts.
+HUGE = 2**62 - 1
 
 
-def possible_answers(statistic: DataRequest, table: Table) -> dict[str, Answer]:
+def possible_answers(request: DataRequest, table: Table) -> dict[str, Answer]:
     """Answers that a table may give, by name: typical ones and the ends of what is possible."""
-    if isinstance(statistic, GroupedSums):
-        return _group_answers(statistic)
-    if isinstance(statistic, SortedValues):
-        low, high = table.column(statistic.column).grid()
+    if isinstance(request, GroupedSums):
+        return _group_answers(request)
+    if isinstance(request, SortedValues):
+        low, high = table.column(request.column).grid_bounds()
         middle = (low + high) // 2
         histograms = {
             "no rows": ([], []),
@@ -211,27 +208,27 @@ def possible_answers(statistic: DataRequest, table: Table) -> dict[str, Answer]:
             "huge": ([low, middle, high], [10**12, 1, 10**12]),
         }
         return {
-            name: _repeat_histogram(statistic, values, counts)
+            name: _repeat_histogram(request, values, counts)
             for name, (values, counts) in histograms.items()
         }
-    if isinstance(statistic, KeySets):
+    if isinstance(request, KeySets):
         words = [f"word-{i:03d}" for i in range(40)]
         bags: dict[str, Any] = {
             "no rows": [],
-            "one unit": [words[: statistic.groups]],
-            "many": [words[i % 4 : i % 4 + statistic.groups] for i in range(20_000)],
+            "one unit": [words[: request.groups]],
+            "many": [words[i % 4 : i % 4 + request.groups] for i in range(20_000)],
             "odd keys": [
-                ["\x00", "é" * 300, "'; --", ""][i % 4 :][: statistic.groups] for i in range(4000)
+                ["\x00", "é" * 300, "'; --", ""][i % 4 :][: request.groups] for i in range(4000)
             ],
             "many keys": [[f"w{i}"] for i in range(300)],
             "rare and common keys": [[f"w{i}"] for i in range(40) for _ in range(i)],
         }
         return {name: key_sets(bag) for name, bag in bags.items()}
-    if isinstance(statistic, Records):
-        return {f"{n} rows": _make_records(statistic, table, n) for n in (0, 1, 2, 7, 1000)}
-    if isinstance(statistic, UnboundedValues):
-        return _unbounded_answers(statistic)
-    m = statistic.groups
+    if isinstance(request, Records):
+        return {f"{n} rows": _make_records(request, table, n) for n in (0, 1, 2, 7, 1000)}
+    if isinstance(request, UnboundedValues):
+        return _unbounded_answers(request)
+    m = request.groups
     columns = {
         "zeros": [0.0],
         "ones": [1.0],
@@ -241,21 +238,19 @@ def possible_answers(statistic: DataRequest, table: Table) -> dict[str, Answer]:
     return {name: PerGroup(np.resize(np.array(values), m)) for name, values in columns.items()}
 
 
-def typical_answer(statistic: DataRequest, table: Table) -> Answer:
+def typical_answer(request: DataRequest, table: Table) -> Answer:
     """An answer with many rows in every group, far from the ends."""
-    if isinstance(statistic, SortedValues):
-        low, high = table.column(statistic.column).grid()
-        return _repeat_histogram(statistic, list(range(low, high + 1)), None)
-    if isinstance(statistic, Records):
-        return _make_records(statistic, table, 200)
-    if isinstance(statistic, UnboundedValues):
-        return _unbounded_answers(statistic)["many"]
-    return possible_answers(statistic, table)[
-        "mixed" if isinstance(statistic, GroupValues) else "many"
-    ]
+    if isinstance(request, SortedValues):
+        low, high = table.column(request.column).grid_bounds()
+        return _repeat_histogram(request, list(range(low, high + 1)), None)
+    if isinstance(request, Records):
+        return _make_records(request, table, 200)
+    if isinstance(request, UnboundedValues):
+        return _unbounded_answers(request)["many"]
+    return possible_answers(request, table)["mixed" if isinstance(request, GroupValues) else "many"]
 
 
-def _unbounded_answers(statistic: UnboundedValues) -> dict[str, Answer]:
+def _unbounded_answers(request: UnboundedValues) -> dict[str, Answer]:
     """The same values in every group."""
     ends = [5e-324, -5e-324, -0.0, 1.7e308, -1.7e308, 2.0**53 + 2, np.inf, -np.inf]
     columns: dict[str, Any] = {
@@ -270,70 +265,64 @@ def _unbounded_answers(statistic: UnboundedValues) -> dict[str, Answer]:
         "many": np.sin(np.arange(400.0)) * 10 + np.arange(400.0) % 3,
     }
     return {
-        name: ArrayColumn.from_groups(*[values] * len(statistic.keys))
+        name: ArrayColumn.from_groups(*[values] * len(request.keys))
         for name, values in columns.items()
     }
 
 
-def _neighbouring_columns(statistic: UnboundedValues, replace: bool) -> list[tuple[Answer, Answer]]:
-    """One unit more, or at another place, beside values that are all over and values that are all
-    at two places.
-    """
+def _neighbouring_columns(request: UnboundedValues, replace: bool) -> list[tuple[Answer, Answer]]:
+    """One unit more, or with other values, beside spread values and two heavy ones."""
     shared = list(np.arange(40.0) % 16) + [3.0] * 40 + [100.0] * 40
     sides = []
     for value, there in ((1000.0, True), (-1000.0, replace)):
-        extra = [value] * statistic.rows_per_group * there
-        groups = [shared + extra * (code < statistic.groups) for code in range(len(statistic.keys))]
+        extra = [value] * request.rows_per_group * there
+        groups = [shared + extra * (code < request.groups) for code in range(len(request.keys))]
         sides.append(ArrayColumn.from_groups(*groups, units=200 + there))
     return [(sides[0], sides[1])]
 
 
-def _make_records(statistic: Records, table: Table, n: int) -> RecordArrays:
+def _make_records(request: Records, table: Table, n: int) -> RecordArrays:
     """One row a unit, each column running through its whole domain."""
     return RecordArrays(
-        np.arange(n), {name: _cycle_domain(table, name, n) for name in statistic.columns}
+        np.arange(n), {name: _cycle_domain(table, name, n) for name in request.columns}
     )
 
 
 def _cycle_domain(table: Table, name: str, n: int) -> NDArray[np.int64]:
     keys = table.column(name).public_keys
-    low, high = table.column(name).grid() if keys is None else (-1, len(keys) - 1)
+    low, high = table.column(name).grid_bounds() if keys is None else (-1, len(keys) - 1)
     return low + np.arange(n, dtype=np.int64) % (high - low + 1)
 
 
 def _repeat_histogram(
-    statistic: SortedValues, values: Sequence[int], counts: Sequence[int] | None
-) -> Histogram:
-    """The same values in every group; five times each unless said otherwise."""
-    n = len(statistic.keys)
+    request: SortedValues, values: Sequence[int], counts: Sequence[int] | None
+) -> ValueCounts:
+    """The same values in every group, five times each by default."""
+    n = len(request.keys)
     row_counts = np.array([5] * len(values) if counts is None else counts, np.int64)
-    codes = None if statistic.by is None else np.repeat(np.arange(n), len(values))
-    return Histogram(np.tile(np.array(values, np.int64), n), np.tile(row_counts, n), codes)
+    codes = None if request.by is None else np.repeat(np.arange(n), len(values))
+    return ValueCounts(np.tile(np.array(values, np.int64), n), np.tile(row_counts, n), codes)
 
 
-def keys_of(statistic: GroupedSums, most: int = 4) -> tuple[str, ...]:
+def keys_of(request: GroupedSums, most: int = 4) -> tuple[str, ...]:
     """The groups of an answer: the public keys, or some that could be in the rows."""
-    if statistic.by is None:
+    if request.by is None:
         return ("",)
-    return (
-        statistic.keys
-        if statistic.keys is not None
-        else tuple(f"word-{i:03d}" for i in range(most))
-    )
+    return request.keys if request.keys is not None else tuple(f"word-{i:03d}" for i in range(most))
 
 
 def make_groups(
-    statistic: GroupedSums,
+    request: GroupedSums,
     keys: Sequence[str],
     rows: Any,
     sums: Any = 0,
     squares: Any = 0,
     units: Any = None,
 ) -> Groups:
-    """An answer with these rows (and as many values, and units unless given), sums and squares in
-    each group.
+    """An answer with these rows, sums and squares in each group.
 
-    Sums and squares are one for all columns, or a mapping by column.
+    There are as many values as rows, and by default as many units. Sums and squares are one for
+    all columns, or a mapping by column.
     """
 
     def fill_groups(value: Any) -> NDArray[np.int64]:
@@ -342,60 +331,61 @@ def make_groups(
     def fill_column(value: Any, column: str) -> NDArray[np.int64]:
         return fill_groups(value[column] if isinstance(value, Mapping) else value)
 
-    names = [column for column, _ in statistic.values]
+    names = [column for column, _ in request.values]
     return Groups(
         tuple(keys),
         fill_groups(rows),
         fill_groups(rows if units is None else units),
         {c: fill_column(sums, c) for c in names},
         {c: fill_groups(rows) for c in names},
-        {c: fill_column(squares, c) for c, _, _ in statistic.squares},
+        {c: fill_column(squares, c) for c, _, _ in request.squares},
     )
 
 
-def _group_answers(statistic: GroupedSums) -> dict[str, Answer]:
-    keys = keys_of(statistic)
+def _group_answers(request: GroupedSums) -> dict[str, Answer]:
+    keys = keys_of(request)
     answers: dict[str, Answer] = {
-        "zeros": make_groups(statistic, keys, 0),
+        "zeros": make_groups(request, keys, 0),
         "one unit": make_groups(
-            statistic, keys, [1] + [0] * (len(keys) - 1), [7] + [0] * (len(keys) - 1)
+            request, keys, [1] + [0] * (len(keys) - 1), [7] + [0] * (len(keys) - 1)
         ),
-        "many": make_groups(statistic, keys, [10_000 + 13 * i for i in range(len(keys))], 555),
-        "negative sums": make_groups(statistic, keys, 3, -9999),
-        "huge": make_groups(statistic, keys, HUGE, HUGE),
-        "huge negative": make_groups(statistic, keys, HUGE, -HUGE),
+        "many": make_groups(request, keys, [10_000 + 13 * i for i in range(len(keys))], 555),
+        "negative sums": make_groups(request, keys, 3, -9999),
+        "huge": make_groups(request, keys, HUGE, HUGE),
+        "huge negative": make_groups(request, keys, HUGE, -HUGE),
     }
-    if statistic.by is not None and statistic.keys is None:
-        answers["no groups"] = make_groups(statistic, (), np.zeros(0))
-        answers["one group"] = make_groups(statistic, ("",), 1)
-        answers["odd keys"] = make_groups(statistic, ("\x00", "a\nb", "é" * 300, "'; --"), 10**6)
-        answers["many groups"] = make_groups(statistic, keys_of(statistic, 300), 100)
+    if request.by is not None and request.keys is None:
+        answers["no groups"] = make_groups(request, (), np.zeros(0))
+        answers["one group"] = make_groups(request, ("",), 1)
+        answers["odd keys"] = make_groups(request, ("\x00", "a\nb", "é" * 300, "'; --"), 10**6)
+        answers["many groups"] = make_groups(request, keys_of(request, 300), 100)
     return answers
 
 
-def neighbouring_answers(statistic: DataRequest, table: Table) -> list[tuple[Answer, Answer]]:
-    """Answers of neighbouring tables that are as far apart as the limits allow."""
+def neighbouring_answers(request: DataRequest, table: Table) -> list[tuple[Answer, Answer]]:
+    """Answers of neighbouring tables that are as far apart as the contribution bounds allow."""
     replace = table.neighbours == "replace"
-    if isinstance(statistic, GroupedSums):
-        return _neighbouring_groups(statistic, table, replace)
-    if isinstance(statistic, SortedValues):
-        return _neighbouring_values(statistic, *table.column(statistic.column).grid(), replace)
-    if isinstance(statistic, KeySets):
-        shared = [["shared"]] * 60 + [["other", "shared"][: statistic.groups]] * 30
+    if isinstance(request, GroupedSums):
+        return _neighbouring_groups(request, table, replace)
+    if isinstance(request, SortedValues):
+        return _neighbouring_values(request, *table.column(request.column).grid_bounds(), replace)
+    if isinstance(request, KeySets):
+        shared = [["shared"]] * 60 + [["other", "shared"][: request.groups]] * 30
         lone, theirs = (
-            [f"{name}-{i}" for i in range(statistic.groups)] for name in ("lone", "theirs")
+            [f"{name}-{i}" for i in range(request.groups)] for name in ("lone", "theirs")
         )
-        full = ["shared", "other"][: statistic.groups]
+        full = ["shared", "other"][: request.groups]
         return [
             (key_sets([*shared, bag]), key_sets(shared + [theirs] * replace))
             for bag in (lone, full)
         ]
-    if isinstance(statistic, Records):
-        return _neighbouring_records(statistic, table, replace)
-    if isinstance(statistic, UnboundedValues):
-        return _neighbouring_columns(statistic, replace)
-    m = statistic.groups
+    if isinstance(request, Records):
+        return _neighbouring_records(request, table, replace)
+    if isinstance(request, UnboundedValues):
+        return _neighbouring_columns(request, replace)
+    m = request.groups
     ones, spread = np.zeros(m), np.linspace(0, 1, m)
+    # Medians sit at 0 with few ones beside: a group that moves crosses the gap.
     ones[: round(0.15 * m)] = 1.0
     moved = 2 if replace else 1
     return [
@@ -405,25 +395,23 @@ def neighbouring_answers(statistic: DataRequest, table: Table) -> list[tuple[Ans
 
 
 def _neighbouring_records(
-    statistic: Records, table: Table, replace: bool
+    request: Records, table: Table, replace: bool
 ) -> list[tuple[Answer, Answer]]:
-    """One unit more with rows at the end of every column's domain; under replace they are at the
-    other end.
+    """One unit more with rows at one end of every column's domain, or moved to the other end.
 
     Public columns are the same on both sides.
     """
-    shared = _make_records(statistic, table, 30)
+    shared = _make_records(request, table, 30)
 
     def add_unit(end: int) -> RecordArrays:
-        far = {name: 0 if table.column(name).public else end for name in statistic.columns}
+        far = {name: 0 if table.column(name).public else end for name in request.columns}
         extra = {
-            c: np.repeat(_cycle_domain(table, c, 1000)[[0, -1][side]], statistic.rows)
+            c: np.repeat(_cycle_domain(table, c, 1000)[[0, -1][side]], request.rows)
             for c, side in far.items()
         }
-        units = np.append(shared.units, np.repeat(len(shared.units), statistic.rows))
+        units = np.append(shared.units, np.repeat(len(shared.units), request.rows))
         return RecordArrays(
-            units,
-            {name: np.append(shared.columns[name], extra[name]) for name in statistic.columns},
+            units, {name: np.append(shared.columns[name], extra[name]) for name in request.columns}
         )
 
     return [(add_unit(0), add_unit(1) if replace else shared)]
@@ -437,61 +425,61 @@ def _raise_lowest(values: NDArray[np.float64], count: int) -> PerGroup:
 
 
 def _neighbouring_values(
-    statistic: SortedValues, low: int, high: int, replace: bool
+    request: SortedValues, low: int, high: int, replace: bool
 ) -> list[tuple[Answer, Answer]]:
-    """One unit more with all its values at one end, beside few, outer and evenly spread ones; or it
-    is elsewhere.
-    """
+    """One unit more with all its values at one end, or moved, beside no, outer and even values."""
     pairs: list[tuple[Answer, Answer]] = []
-    first = np.arange(len(statistic.keys)) < statistic.groups
+    first = np.arange(len(request.keys)) < request.groups
     for base in ([], [low, high] * 3, list(range(low, high + 1))):
         sides = [(high, first)] + [
             (low, places) for places in (first, first[::-1])[: len(first)] if replace
         ]
         tables = [
-            [base + [end] * statistic.rows_per_group * bool(at) for at in places]
+            [base + [end] * request.rows_per_group * bool(at) for at in places]
             for end, places in sides
         ]
         tables += [[base] * len(first)] * (not replace)
-        one, *others = (make_histogram(statistic, *groups) for groups in tables)
+        one, *others = (make_histogram(request, *groups) for groups in tables)
         pairs += [(one, other) for other in others]
     return pairs
 
 
 def _neighbouring_groups(
-    statistic: GroupedSums, table: Table, replace: bool
+    request: GroupedSums, table: Table, replace: bool
 ) -> list[tuple[Answer, Answer]]:
-    keys, reach, rows = keys_of(statistic), statistic.groups, statistic.rows_per_group
+    keys, reach, rows = keys_of(request), request.groups, request.rows_per_group
     first = np.arange(len(keys)) < reach
     last = first[::-1]
-    private = statistic.by is not None and statistic.keys is None
+    private = request.by is not None and request.keys is None
 
     def with_unit(base: int, where: Any, end: int) -> Groups:
         """``base`` rows in every group, and a unit whose values are all at the lower (0) or upper
         (1) bound.
         """
         ends = {
-            column: table.column(column).grid()[end] - centre for column, centre in statistic.values
+            column: table.column(column).grid_bounds()[end] - centre
+            for column, centre in request.values
         }
         sums = {column: 3 * base + rows * value * where for column, value in ends.items()}
         squares = {
-            c: 9 * base + rows * (ends[c] ** 2 - half) * where for c, _, half in statistic.squares
+            c: 9 * base + rows * (ends[c] ** 2 - half) * where for c, _, half in request.squares
         }
-        return make_groups(statistic, keys, base + rows * where, sums, squares, base + where)
+        return make_groups(request, keys, base + rows * where, sums, squares, base + where)
 
     pairs: list[tuple[Answer, Answer]] = [
         (with_unit(base, first, end), with_unit(base, last * replace, 1 - end))
         for base in ((40,) if private else (0, 40))
-        for end in ((1, 0) if statistic.values else (0,))
+        for end in ((1, 0) if request.values else (0,))
     ]
-    if private:  # keys that only one of the neighbours has
+    # Private keys: the neighbours may show keys that the other table does not have at all.
+    if private:
         shared, lone = ("shared",), tuple(f"lone-{i}" for i in range(reach))
         theirs = tuple(f"other-{i}" for i in range(reach * replace))
         rows_of, units_of = ([[200, *[n] * len(own)] for own in (lone, theirs)] for n in (rows, 1))
         pairs.append(
             (
-                make_groups(statistic, shared + lone, rows_of[0], units=units_of[0]),
-                make_groups(statistic, shared + theirs, rows_of[1], units=units_of[1]),
+                make_groups(request, shared + lone, rows_of[0], units=units_of[0]),
+                make_groups(request, shared + theirs, rows_of[1], units=units_of[1]),
             )
         )
     return pairs

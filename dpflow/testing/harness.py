@@ -1,6 +1,4 @@
-"""What the checks stand on: the failure they raise, a replayable source, watches on what mechanisms
-must not touch.
-"""
+"""Tools of the checks: their failure, a replayable source, watches on forbidden randomness."""
 
 from __future__ import annotations
 
@@ -21,9 +19,10 @@ from unittest import mock
 import numpy as np
 
 from dpflow.core.accounting.events import Event
-from dpflow.core.sampling.randomness import Source, Words
+from dpflow.core.sampling.randomness import Source, RandomWords
 
-BUFFER = 512  # words made at once
+#: Words hashed at once.
+BUFFER = 512
 
 
 class NotConformant(AssertionError):
@@ -45,15 +44,13 @@ def require(condition: object, what: str) -> None:
 
 
 class StreamSource(Source):
-    """An endless stream of words that is a function of its seed (SHAKE-256): the same entropy
-    again, for tests only.
-    """
+    """An endless stream of words that is a function of its seed (SHAKE-256), for tests only."""
 
     def __init__(self, seed: int) -> None:
         self._seed, self._block = seed, 0
         self._left = np.zeros(0, np.uint64)
 
-    def words(self, n: int) -> Words:
+    def words(self, n: int) -> RandomWords:
         """The next n words."""
         while self._left.size < n:
             name = f"{self._seed}:{self._block}".encode()
@@ -63,55 +60,26 @@ class StreamSource(Source):
         return taken
 
 
-_MODULES: tuple[tuple[Any, tuple[str, ...]], ...] = (
-    (
-        random,
-        (
-            "random",
-            "getrandbits",
-            "randrange",
-            "randint",
-            "uniform",
-            "gauss",
-            "expovariate",
-            "shuffle",
-            "choice",
-        ),
-    ),
-    (random, ("Random", "SystemRandom", "seed", "normalvariate", "sample", "choices")),
-    (
-        np.random,
-        ("default_rng", "RandomState", "Generator", "SeedSequence", "seed", "laplace", "normal"),
-    ),
-    (
-        np.random,
-        (
-            "random",
-            "rand",
-            "randn",
-            "randint",
-            "uniform",
-            "geometric",
-            "choice",
-            "shuffle",
-            "permutation",
-        ),
-    ),
-    (secrets, ("randbelow", "randbits", "token_bytes", "token_hex", "choice")),
-    (time, ("time", "time_ns", "monotonic", "perf_counter")),
+_MODULES: tuple[tuple[Any, str], ...] = (
+    (random, "random getrandbits randrange randint uniform gauss expovariate shuffle choice"),
+    (random, "Random SystemRandom seed normalvariate sample choices"),
+    (np.random, "default_rng RandomState Generator SeedSequence seed laplace normal"),
+    (np.random, "random rand randn randint uniform geometric choice shuffle permutation"),
+    (secrets, "randbelow randbits token_bytes token_hex choice"),
+    (time, "time time_ns monotonic perf_counter"),
 )
 
 
 @contextlib.contextmanager
 def forbid_hidden_randomness() -> Iterator[list[str]]:
-    """Collect the names of generators and clocks that are touched inside; each touch also raises.
+    """Collect the names of generators and clocks that the block calls; each call raises, too.
 
     It sees calls through the module, not names imported before; drawing twice from the same words
     finds those.
     """
     touched: list[str] = []
 
-    def trap(name: str) -> Callable[..., Any]:
+    def forbid_call(name: str) -> Callable[..., Any]:
         def refuse(*_: Any, **__: Any) -> Any:
             touched.append(name)
             raise NotConformant(f"{name} was called; take all randomness from the source")
@@ -120,52 +88,55 @@ def forbid_hidden_randomness() -> Iterator[list[str]]:
 
     with contextlib.ExitStack() as stack:
         for module, names in _MODULES:
-            for name in names:
+            for name in names.split():
                 stack.enter_context(
-                    mock.patch.object(module, name, trap(f"{module.__name__}.{name}"))
+                    mock.patch.object(module, name, forbid_call(f"{module.__name__}.{name}"))
                 )
         yield touched
 
 
 @contextlib.contextmanager
-def silence() -> Iterator[Callable[[], str]]:
-    """Catch what is printed and logged inside; the value is a function that returns it."""
-    said, root = io.StringIO(), logging.getLogger()
-    handler, level = logging.StreamHandler(said), root.level
+def capture_output() -> Iterator[Callable[[], str]]:
+    """Catch what the block prints and logs; the value is a function that returns it."""
+    captured, root = io.StringIO(), logging.getLogger()
+    handler, level = logging.StreamHandler(captured), root.level
     root.addHandler(handler)
-    root.setLevel(logging.DEBUG)
+    root.setLevel(logging.DEBUG)  # a debug line with rows in it leaks as well as a warning
     try:
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-            yield said.getvalue
+        with contextlib.redirect_stdout(captured), contextlib.redirect_stderr(captured):
+            yield captured.getvalue
     finally:
         root.setLevel(level)
         root.removeHandler(handler)
 
 
-def same(a: Any, b: Any) -> bool:
+def deep_equal(a: Any, b: Any) -> bool:
     """Equality through dataclasses, mappings, sequences and arrays."""
     if type(a) is not type(b):
         return False
     if isinstance(a, np.ndarray):
         return bool(a.dtype == b.dtype and np.array_equal(a, b))
     if dataclasses.is_dataclass(a):
-        return all(same(getattr(a, f.name), getattr(b, f.name)) for f in dataclasses.fields(a))
+        return all(
+            deep_equal(getattr(a, f.name), getattr(b, f.name)) for f in dataclasses.fields(a)
+        )
     if isinstance(a, Mapping):
-        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+        return a.keys() == b.keys() and all(deep_equal(a[k], b[k]) for k in a)
     if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(same, a, b))
+        return len(a) == len(b) and all(map(deep_equal, a, b))
     return bool(a == b)
 
 
-REPORT_DELTA = 0.01  # where an event without an (epsilon, delta) of its own is audited
+#: Where an event without an (epsilon, delta) of its own is audited.
+REPORT_DELTA = 0.01
 
 
-def claim(event: Event) -> tuple[float, float]:
+def epsilon_delta(event: Event) -> tuple[float, float]:
     """(epsilon, delta) of an event, for an audit."""
-    exact = event.approximate()
+    exact = event.epsilon_delta()
     if exact is not None:
         return float(exact[0]), float(exact[1])
-    delta = event.zcdp()[1] + Fraction(str(REPORT_DELTA))
+    delta = event.rho_delta()[1] + Fraction(str(REPORT_DELTA))
     epsilon = event.epsilon_at(delta)
     if epsilon is None:
         raise NotConformant(f"the event has no finite epsilon at delta {float(delta)}")

@@ -6,32 +6,41 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import pytest
 
-from dpflow.testing.conformance import checks
+from dpflow.testing.conformance import conformance_checks
 from dpflow.testing.examples import AnyMechanism, Example
 from dpflow.testing.harness import StreamSource
 from dpflow.testing.scripted_sources import ScriptedSource
 
+#: What the names of black-box audits, which draw thousands of times, have in common.
+AUDIT = ": guarantee_survives_audit ["
+
 
 def parametrize_with_checks(
-    mechanisms: Iterable[AnyMechanism], examples: Mapping[str, Sequence[Example]] | None = None
+    mechanisms: Iterable[AnyMechanism],
+    examples: Mapping[str, Sequence[Example]] | None = None,
+    slow_audits: bool = False,
 ) -> pytest.MarkDecorator:
     """Parametrize a test over ``check``, one case per mechanism, check and example.
 
     Args:
         mechanisms: instances.
         examples: by mechanism name, for those whose parameters have no standard names.
+        slow_audits: give all audits but one of each mechanism the mark ``slow``, which the project
+            must register. Mechanisms take turns in which of their examples stays.
     """
-    found = [
-        check
-        for mechanism in mechanisms
-        for check in checks(mechanism, (examples or {}).get(mechanism.name))
-    ]
-    return pytest.mark.parametrize("check", found, ids=[check.name for check in found])
+    cases = []
+    for number, mechanism in enumerate(mechanisms):
+        checks = list(conformance_checks(mechanism, (examples or {}).get(mechanism.name)))
+        audits = [check for check in checks if AUDIT in check.name]
+        slow = audits[: number % len(audits)] + audits[number % len(audits) + 1 :]
+        marks = {check.name: pytest.mark.slow for check in slow if slow_audits}
+        cases += [pytest.param(c, id=c.name, marks=marks.get(c.name, ())) for c in checks]
+    return pytest.mark.parametrize("check", cases)
 
 
 @pytest.fixture
 def scripted_source() -> Callable[..., ScriptedSource]:
-    """Make a source that replays the given 64-bit words."""
+    """Make a source that replays these 64-bit words."""
     return lambda *words: ScriptedSource(words)
 
 

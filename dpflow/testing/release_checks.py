@@ -15,42 +15,55 @@ from dpflow.core.contract.requests import Answer, GroupedSums, Groups
 from dpflow.core.contract.results import Result
 from dpflow.core.sampling.randomness import SystemSource
 from dpflow.errors import InvalidInput
-from dpflow.testing.audit import RARE, affordable, confirmed, too_often
-from dpflow.testing.examples import Example, answers, neighbouring, plan, typical
+from dpflow.testing.audit import (
+    RARE,
+    affordable_draws,
+    audit_with_confirmation,
+    refutes_probability,
+)
+from dpflow.testing.examples import (
+    Example,
+    neighbouring_answers,
+    plan_mechanism,
+    possible_answers,
+    typical_answer,
+)
 from dpflow.testing.harness import (
     NotConformant,
     StreamSource,
-    claim,
+    capture_output,
+    deep_equal,
+    epsilon_delta,
     forbid_hidden_randomness,
     require,
-    same,
-    silence,
 )
 
-DRAWS = 2000  # per side of an audit, and for an error bound
-SECONDS = 1.5  # of drawing, for the audits of one example
+#: Draws per side of an audit, and for an error bound.
+DRAWS = 2000
+#: CPU seconds of drawing, for the audits of one example.
+SECONDS = 1.5
 
 
 def draw_never_raises(mechanism: Mechanism[Any], example: Example) -> None:
-    """Rows never cause an error; what leaves is finite and survives JSON; nothing is printed,
-    logged or kept.
-    """
-    params, event = plan(mechanism, example.table, example.params)
-    for name, given in answers(
+    """Rows never cause an error or output; results are finite, survive JSON and leave no trace."""
+    params, event = plan_mechanism(mechanism, example.table, example.params)
+    for name, answer in possible_answers(
         mechanism.data_request(params, example.table), example.table
     ).items():
-        before, kept = copy.deepcopy(given), copy.deepcopy(vars(mechanism))
-        with silence() as said:
+        before, attributes = copy.deepcopy(answer), copy.deepcopy(vars(mechanism))
+        with capture_output() as output:
             try:
-                result = mechanism.draw(params, example.table, given, SystemSource())
+                result = mechanism.draw(params, example.table, answer, SystemSource())
             except Exception as error:
                 raise NotConformant(
                     f"draw raised {type(error).__name__} on the answer {name!r}"
                 ) from error
-        require(not said(), f"draw printed or logged something on the answer {name!r}")
+        require(not output(), f"draw printed or logged something on the answer {name!r}")
         _check_result(result, name)
-        require(same(before, given), f"draw changed the answer {name!r}")
-        require(same(kept, vars(mechanism)), "draw must not keep anything in the mechanism")
+        require(deep_equal(before, answer), f"draw changed the answer {name!r}")
+        require(
+            deep_equal(attributes, vars(mechanism)), "draw must not keep anything in the mechanism"
+        )
     require(
         mechanism.event(params, example.table) == event,
         "the event changed after a draw: rows must not matter",
@@ -58,19 +71,19 @@ def draw_never_raises(mechanism: Mechanism[Any], example: Example) -> None:
 
 
 def accepted_plans_draw(mechanism: Mechanism[Any], example: Example) -> None:
-    """A price is refused when the plan is made, or drawing with it works: afterwards it is paid
-    for.
-    """
+    """Planning refuses an epsilon, or drawing with it works: an error after the charge wastes budget."""
     for epsilon in (
         ("1e-12", "1e-6", "1/7", "1e6") if "epsilon" in mechanism.Params.model_fields else ()
     ):
         try:
-            params, _ = plan(mechanism, example.table, {**example.params, "epsilon": epsilon})
+            params, _ = plan_mechanism(
+                mechanism, example.table, {**example.params, "epsilon": epsilon}
+            )
         except InvalidInput:
             continue
-        given = typical(mechanism.data_request(params, example.table), example.table)
+        answer = typical_answer(mechanism.data_request(params, example.table), example.table)
         try:
-            mechanism.draw(params, example.table, given, SystemSource())
+            mechanism.draw(params, example.table, answer, SystemSource())
         except Exception as error:
             raise NotConformant(
                 f"epsilon {epsilon} plans, but draw raised {type(error).__name__}"
@@ -78,68 +91,68 @@ def accepted_plans_draw(mechanism: Mechanism[Any], example: Example) -> None:
 
 
 def order_is_public(mechanism: Mechanism[Any], example: Example) -> None:
-    """Rows come in the declared order of keys, or sorted where keys are private; never as they were
-    found.
-    """
-    params, _ = plan(mechanism, example.table, example.params)
-    statistic = mechanism.data_request(params, example.table)
-    if not isinstance(statistic, GroupedSums) or statistic.by is None:
+    """Rows follow the declared order of public keys, or are sorted; the order of rows is private."""
+    params, _ = plan_mechanism(mechanism, example.table, example.params)
+    request = mechanism.data_request(params, example.table)
+    if not isinstance(request, GroupedSums) or request.by is None:
         return
-    given = typical(statistic, example.table)
-    assert isinstance(given, Groups)
-    if statistic.keys is None:
-        given = replace(given, keys=given.keys[::-1])
-    found = [
+    answer = typical_answer(request, example.table)
+    assert isinstance(answer, Groups)
+    # The database may return private keys in any order, so the answer has them backwards.
+    if request.keys is None:
+        answer = replace(answer, keys=answer.keys[::-1])
+    released_keys = [
         *dict.fromkeys(
-            row.key for row in mechanism.draw(params, example.table, given, SystemSource()).rows
+            row.key for row in mechanism.draw(params, example.table, answer, SystemSource()).rows
         )
     ]
-    wanted = (
-        [key for key in statistic.keys if key in found]
-        if statistic.keys is not None
-        else sorted(found)
+    public_order = (
+        [key for key in request.keys if key in released_keys]
+        if request.keys is not None
+        else sorted(released_keys)
     )
     require(
-        found == wanted,
+        released_keys == public_order,
         "rows must come in the order of declared keys, or sorted where keys are private",
     )
 
 
 def randomness_is_the_source(mechanism: Mechanism[Any], example: Example) -> None:
-    """The same words give the same result, other words another one on some answer, and no other
-    randomness is touched.
-    """
-    params, _ = plan(mechanism, example.table, example.params)
-    statistic = mechanism.data_request(params, example.table)
+    """Results are a function of the words, change with them, and touch no other randomness."""
+    params, _ = plan_mechanism(mechanism, example.table, example.params)
+    request = mechanism.data_request(params, example.table)
 
-    def draw(given: Answer, seed: int) -> Result:
+    def draw_with_seed(answer: Answer, seed: int) -> Result:
         with forbid_hidden_randomness() as touched:
-            result = mechanism.draw(params, example.table, given, StreamSource(seed))
+            result = mechanism.draw(params, example.table, answer, StreamSource(seed))
         require(not touched, f"draw used {', '.join(touched)}; take all randomness from the source")
         return result
 
-    for given in (typical(statistic, example.table), *answers(statistic, example.table).values()):
-        first = [draw(given, seed) for seed in range(12)]
-        again = [draw(given, seed) for seed in range(12)]
+    for answer in (
+        typical_answer(request, example.table),
+        *possible_answers(request, example.table).values(),
+    ):
+        first = [draw_with_seed(answer, seed) for seed in range(12)]
+        again = [draw_with_seed(answer, seed) for seed in range(12)]
         require(first == again, "the same random words must give the same result")
         if len(set(first)) > 1:
-            return  # a choice may be as good as certain on some answers
+            return  # one answer is enough: a choice may be almost certain on others
     raise NotConformant("results do not change with the random words: no noise, or a fixed seed")
 
 
 def error_bound_holds(mechanism: Mechanism[Any], example: Example) -> None:
-    """The noise stays within the promised half-width in 95 % of the draws, before and after
-    spending.
+    """The noise stays within the promised half-width in 95 % of the draws.
+
+    Checked against the bound of the plan and the one in the result.
     """
-    params, _ = plan(mechanism, example.table, example.params)
-    given = typical(mechanism.data_request(params, example.table), example.table)
+    params, _ = plan_mechanism(mechanism, example.table, example.params)
+    answer = typical_answer(mechanism.data_request(params, example.table), example.table)
     try:
-        exact, _ = plan(
-            mechanism, example.table, {**example.params, "epsilon": "1e6"}
-        )  # hardly any noise
+        # At this epsilon there is hardly any noise: its result serves as the truth.
+        exact, _ = plan_mechanism(mechanism, example.table, {**example.params, "epsilon": "1e6"})
     except InvalidInput:
         return
-    rows = mechanism.draw(exact, example.table, given, SystemSource()).rows
+    rows = mechanism.draw(exact, example.table, answer, SystemSource()).rows
     truth = {
         (row.key, row.measure): row.value for row in rows if isinstance(row.value, int | float)
     }
@@ -150,41 +163,42 @@ def error_bound_holds(mechanism: Mechanism[Any], example: Example) -> None:
     draws, misses = max(1, DRAWS // max(1, len(truth))), Counter[tuple[str, str]]()
     source = SystemSource()
     for _ in range(draws):
-        for row in mechanism.draw(params, example.table, given, source).rows:
+        for row in mechanism.draw(params, example.table, answer, source).rows:
             true = truth.get((row.key, row.measure))
             widths = [w for w in (promised.get(row.measure), row.error_95) if w is not None]
             value = row.value
             if widths and true is not None and isinstance(value, int | float):
                 misses[row.key, row.measure] += abs(value - true) > min(widths) * (1 + 1e-9)
-    for (
-        place,
-        missed,
-    ) in misses.items():  # numbers of one draw may share noise, so each is counted by itself
-        refuted = too_often(missed, draws, 0.05, RARE / len(misses))
+    # Numbers of one draw may share noise, so each name is counted by itself.
+    for name, missed in misses.items():
+        refuted = refutes_probability(missed, draws, 0.05, RARE / len(misses))
         require(
             not refuted,
-            f"the noise left the promised half-width of {place} in {missed} of {draws} draws",
+            f"the noise left the promised half-width of {name} in {missed} of {draws} draws",
         )
 
 
-def claim_survives_audit(mechanism: Mechanism[Any], example: Example) -> None:
-    """The claimed (epsilon, delta) is not refuted by draws on neighbouring answers."""
-    params, event = plan(mechanism, example.table, example.params)
-    epsilon, delta = claim(event)
+def guarantee_survives_audit(mechanism: Mechanism[Any], example: Example) -> None:
+    """Draws on neighbouring answers do not refute the event's (epsilon, delta)."""
+    params, event = plan_mechanism(mechanism, example.table, example.params)
+    epsilon, delta = epsilon_delta(event)
     source = SystemSource()
 
-    def drawing(given: Answer) -> Callable[[], Result]:
-        return lambda: mechanism.draw(params, example.table, given, source)
+    def draw_from(answer: Answer) -> Callable[[], Result]:
+        return lambda: mechanism.draw(params, example.table, answer, source)
 
-    pairs = neighbouring(mechanism.data_request(params, example.table), example.table)
+    pairs = neighbouring_answers(mechanism.data_request(params, example.table), example.table)
     for number, pair in enumerate(pairs):
-        draws = [drawing(given) for given in pair]
-        seen = [row for draw in draws for _ in range(20) for row in draw().rows]
-        keys = {row.key for row in seen}.union(*(getattr(given, "keys", ()) for given in pair))
-        places = sorted((key, measure) for key in keys for measure in {row.measure for row in seen})
-        a, b = (_sampler(draw, places) for draw in draws)
-        found = confirmed(a, b, epsilon, delta, draws=affordable(a, DRAWS, SECONDS / len(pairs)))
-        require(found.passed, f"neighbouring answers {number}: {found}")
+        draws = [draw_from(given) for given in pair]
+        rows = [row for draw in draws for _ in range(20) for row in draw().rows]
+        # Keys of both answers: one that only a lone unit has may be missing from 20 draws.
+        keys = {row.key for row in rows}.union(*(getattr(given, "keys", ()) for given in pair))
+        names = sorted((key, measure) for key in keys for measure in {row.measure for row in rows})
+        a, b = (_outcome_sampler(draw, names) for draw in draws)
+        audit = audit_with_confirmation(
+            a, b, epsilon, delta, draws=affordable_draws(a, DRAWS, SECONDS / len(pairs))
+        )
+        require(audit.passed, f"neighbouring answers {number}: {audit}")
 
 
 ONE_SHOT = (
@@ -193,7 +207,7 @@ ONE_SHOT = (
     order_is_public,
     randomness_is_the_source,
     error_bound_holds,
-    claim_survives_audit,
+    guarantee_survives_audit,
 )
 
 
@@ -219,13 +233,13 @@ def _check_result(result: Any, name: str) -> None:
     )
 
 
-def _sampler(
-    draw: Callable[[], Result], places: list[tuple[str, str]]
+def _outcome_sampler(
+    draw: Callable[[], Result], names: list[tuple[str, str]]
 ) -> Callable[[], tuple[Any, ...]]:
-    """Outcomes for an audit: one coordinate per place, None where nothing was released."""
+    """Outcomes for an audit: one coordinate per key and measure, None where nothing was released."""
 
-    def sample() -> tuple[Any, ...]:
+    def sample_outcome() -> tuple[Any, ...]:
         values = {(row.key, row.measure): row.value for row in draw().rows}
-        return tuple(values.get(place) for place in places)
+        return tuple(values.get(place) for place in names)
 
-    return sample
+    return sample_outcome

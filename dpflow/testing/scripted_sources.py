@@ -1,6 +1,4 @@
-"""Sources of randomness for tests: what is random in dpflow becomes a function of words that the
-test wrote down.
-"""
+"""Sources of randomness for tests: noise becomes a function of words that the test lists."""
 
 from __future__ import annotations
 
@@ -8,12 +6,12 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from dpflow.core.sampling.randomness import Source, Words
+from dpflow.core.sampling.randomness import Source, RandomWords
 from dpflow.errors import InvalidInput
 
 
 class ScriptedSource(Source):
-    """Replays words in order and refuses to invent any when they are used up.
+    """Replays words in order; raises `InvalidInput` when they are used up.
 
     Args:
         words: the words, integers of 0, ..., 2^64 - 1.
@@ -25,22 +23,20 @@ class ScriptedSource(Source):
 
     @classmethod
     def from_bits(cls, bits: str) -> ScriptedSource:
-        """A source whose first word starts with these binary digits; the last word is filled up
-        with zeros.
-        """
+        """A source whose words start with these binary digits, padded with zeros."""
         filled = bits + "0" * (-len(bits) % 64)
         return cls(int(filled[i : i + 64], 2) for i in range(0, len(filled), 64))
 
     @property
-    def left(self) -> int:
-        """How many words were not asked for yet."""
+    def words_left(self) -> int:
+        """How many words remain."""
         return len(self._words) - self.used
 
-    def words(self, n: int) -> Words:
+    def words(self, n: int) -> RandomWords:
         """The next n words of the script."""
-        if n > self.left:
+        if n > self.words_left:
             raise InvalidInput(
-                f"the scripted source is used up: {n} words asked for, {self.left} left; script more words"
+                f"the scripted source is used up: {n} words asked for, {self.words_left} left; script more words"
             )
         taken = self._words[self.used : self.used + n]
         self.used += n

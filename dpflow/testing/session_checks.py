@@ -30,14 +30,14 @@ from dpflow.testing.harness import (
 )
 
 Interactive = InteractiveMechanism[Any, Any]
-DRAWS = 1200  # sessions per side of an audit, and how long it may take
+#: Sessions per side of an audit.
+DRAWS = 1200
+#: CPU seconds of an audit of one pair of neighbours.
 SECONDS = 1.0
 
 
 class MemorySession:
-    """A session in memory; each state goes through JSON, as in the ledger. Stops where a verdict
-    closes it.
-    """
+    """A session in memory, without a ledger; each state goes through JSON, as it would there."""
 
     def __init__(self, mechanism: Interactive, example: Example, source: Source) -> None:
         self.mechanism, self.table, self.source = mechanism, example.table, source
@@ -55,7 +55,7 @@ class MemorySession:
         return verdict
 
     def transcript(self, pick: Callable[[Any], Answer]) -> tuple[str, ...]:
-        """All verdicts as JSON, padded after the session closed; ``pick`` answers each statistic."""
+        """All verdicts as JSON, padded after the session closed; ``pick`` answers each request."""
         verdicts = []
         for query in self.queries:
             if not self.closed:
@@ -63,6 +63,7 @@ class MemorySession:
                     query, pick(self.mechanism.data_request(self.params, query, self.table))
                 )
                 verdicts.append(json.dumps([verdict.body, verdict.closed], sort_keys=True))
+        # Padding makes transcripts as long as each other, which the audit needs.
         return tuple(verdicts + ["closed"] * (len(self.queries) - len(verdicts)))
 
 
@@ -75,15 +76,15 @@ def round_trip(state: State) -> State:
 
 
 def state_is_secret(mechanism: Interactive, example: Example) -> None:
-    """The state survives JSON, is never changed in place, and nothing is printed, logged or kept."""
+    """The state survives JSON, is never changed in place, and nothing is printed, logged or stored."""
     attributes = copy.deepcopy(vars(mechanism))
     with capture_output() as output:
         session = MemorySession(mechanism, example, SystemSource())
         require(repr(session.state) == "State()", "the repr of a state must show nothing")
         for query in session.queries:
-            statistic = mechanism.data_request(session.params, query, example.table)
+            request = mechanism.data_request(session.params, query, example.table)
             before = copy.deepcopy(session.state)
-            answer = typical_answer(statistic, example.table)
+            answer = typical_answer(request, example.table)
             mechanism.answer(
                 session.params, example.table, session.state, query, answer, SystemSource()
             )
@@ -99,12 +100,11 @@ def state_is_secret(mechanism: Interactive, example: Example) -> None:
 
 
 def answers_never_raise(mechanism: Interactive, example: Example) -> None:
-    """Rows never cause an error, verdicts survive JSON, and a closed session stays closed and
-    unchanged.
-    """
+    """Rows never cause an error, verdicts survive JSON, and a closed session stays unchanged."""
     require(example.queries, "an example of an interactive mechanism needs queries")
     session = MemorySession(mechanism, example, SystemSource())
     for query in session.queries:
+        # Every kind of answer to every query, also after the session closed.
         for name, answer in possible_answers(
             mechanism.data_request(session.params, query, example.table), example.table
         ).items():
@@ -125,16 +125,14 @@ def answers_never_raise(mechanism: Interactive, example: Example) -> None:
 
 
 def randomness_is_the_source(mechanism: Interactive, example: Example) -> None:
-    """The same words give the same session, other words another one, and no other randomness is
-    touched.
-    """
+    """Sessions are a function of the words, change with them, and touch no other randomness."""
 
     def run_with_seed(seed: int) -> tuple[Any, ...]:
         with forbid_hidden_randomness() as touched:
             session = MemorySession(mechanism, example, StreamSource(seed))
             first = json.dumps(session.state.data, sort_keys=True)
             transcript = session.transcript(
-                lambda statistic: neighbouring_answers(statistic, example.table)[0][0]
+                lambda request: neighbouring_answers(request, example.table)[0][0]
             )
         require(
             not touched,
@@ -154,10 +152,10 @@ def randomness_is_the_source(mechanism: Interactive, example: Example) -> None:
 
 
 def event_covers_the_session(mechanism: Interactive, example: Example) -> None:
-    """The claim is made when the session opens and does not depend on what is asked or answered."""
+    """The event is fixed when the session opens; queries and answers do not change it."""
     params, event = plan_mechanism(mechanism, example.table, example.params)
     session = MemorySession(mechanism, example, SystemSource())
-    session.transcript(lambda statistic: typical_answer(statistic, example.table))
+    session.transcript(lambda request: typical_answer(request, example.table))
     require(
         mechanism.event(params, example.table) == event,
         "the event changed while the session was asked",
@@ -165,7 +163,7 @@ def event_covers_the_session(mechanism: Interactive, example: Example) -> None:
 
 
 def guarantee_survives_audit(mechanism: Interactive, example: Example) -> None:
-    """The claim for the whole session is not refuted by transcripts on neighbouring tables."""
+    """Transcripts on neighbouring tables do not refute the event of the whole session."""
     _, event = plan_mechanism(mechanism, example.table, example.params)
     epsilon, delta = epsilon_delta(event)
     source = SystemSource()
@@ -176,8 +174,8 @@ def guarantee_survives_audit(mechanism: Interactive, example: Example) -> None:
     for number in range(len(neighbouring_answers(first, example.table))):
 
         def session_sampler(side: int, number: int = number) -> Callable[[], tuple[str, ...]]:
-            def pick_answer(statistic: Any) -> Answer:
-                return neighbouring_answers(statistic, example.table)[number][side]
+            def pick_answer(request: Any) -> Answer:
+                return neighbouring_answers(request, example.table)[number][side]
 
             return lambda: MemorySession(mechanism, example, source).transcript(pick_answer)
 

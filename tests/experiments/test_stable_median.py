@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 
 import pytest
-from dpflow_stable_median.theory.sign_attack import lam, mean_shift, median_shift
+from dpflow_stable_median.theory.sign_attack import mean_shift, median_shift, surviving_share
 
 from experiments import adaptive_composition, flights, stable_median
 from experiments.report import Bound, Experiment, Found, section
@@ -46,5 +46,7 @@ def test_the_attacks_closed_forms_are_the_papers() -> None:
     said = [mean_shift(2001, 2000, e) for e in (inf, 0.05, 0.02, 0.01)]
     assert said == pytest.approx([0.7876, 0.7091, 0.6269, 0.5749], abs=5e-5)
     assert (
-        lam(0) == 0 and lam(20.001) == pytest.approx(lam(19.999), abs=1e-6) and 0.999 < lam(50) < 1
+        surviving_share(0) == 0
+        and surviving_share(20.001) == pytest.approx(surviving_share(19.999), abs=1e-6)
+        and 0.999 < surviving_share(50) < 1
     )

@@ -9,7 +9,7 @@ import pytest
 
 from dpflow.core.sampling.randomness import SystemSource
 from dpflow.core.sampling.samplers import discrete_laplace
-from dpflow.testing.audit import Sampler, audit, clopper_pearson
+from dpflow.testing.audit import Sampler, audit_pair, clopper_pearson
 
 
 def noisy(shift: int, scale: Fraction) -> Sampler:
@@ -20,21 +20,21 @@ def noisy(shift: int, scale: Fraction) -> Sampler:
 
 def test_a_true_claim_is_not_refuted() -> None:
     """Noise of scale 1 at sensitivity 1 keeps epsilon 1, and the audit proves a good part of it."""
-    found = audit(noisy(0, Fraction(1)), noisy(1, Fraction(1)), 1, draws=40_000)
+    found = audit_pair(noisy(0, Fraction(1)), noisy(1, Fraction(1)), 1, draws=40_000)
     assert found.passed and found.lower_epsilon > 0.7, str(found)
 
 
 def test_a_false_claim_is_refuted() -> None:
     """Noise of scale 1 does not keep epsilon 0.7."""
-    found = audit(noisy(0, Fraction(1)), noisy(1, Fraction(1)), 0.7, draws=40_000)
+    found = audit_pair(noisy(0, Fraction(1)), noisy(1, Fraction(1)), 0.7, draws=40_000)
     assert not found.passed and "REFUTED" in str(found)
 
 
 def test_delta_is_taken_off() -> None:
     """An outcome of probability 0.1 that only one side has refutes delta 0.05, not delta 0.2."""
     words = SystemSource()
-    assert not audit(lambda: words.below(10) == 0, lambda: False, 1, 0.05, draws=40_000).passed
-    assert audit(lambda: words.below(10) == 0, lambda: False, 1, 0.2, draws=40_000).passed
+    assert not audit_pair(lambda: words.below(10) == 0, lambda: False, 1, 0.05, draws=40_000).passed
+    assert audit_pair(lambda: words.below(10) == 0, lambda: False, 1, 0.2, draws=40_000).passed
 
 
 def test_clopper_pearson_at_the_ends() -> None:

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from dpflow.errors import UnknownName
-from dpflow.testing.crashes import KILLED, armed, run_python
+from dpflow.testing.crashes import KILLED, fault_environment, run_python
 
-CODE = "from dpflow.fault_points import reach; reach('draw.after'); print('alive')"
+CODE = "from dpflow.fault_points import pass_point; pass_point('draw.after'); print('alive')"
 
 
 def test_a_marked_point_kills_once(tmp_path: Path) -> None:
     """The first process dies there, the second one passes."""
-    env = armed("draw.after", marker=tmp_path / "fired")
+    env = fault_environment("draw.after", marker=tmp_path / "fired")
     assert run_python(CODE, env=env).returncode == KILLED
     assert run_python(CODE, env=env).stdout == "alive\n"
 
@@ -22,4 +22,4 @@ def test_a_marked_point_kills_once(tmp_path: Path) -> None:
 def test_an_unlisted_point_is_refused() -> None:
     """A typo must not arm nothing."""
     with pytest.raises(UnknownName, match="did you mean 'draw.after'"):
-        armed("draw.aftr")
+        fault_environment("draw.aftr")

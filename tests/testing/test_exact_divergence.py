@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 
 from dpflow.testing import exact_divergence, neighbours
-from dpflow.testing.enumeration import NotEnumerable, outputs
+from dpflow.testing.enumeration import NotEnumerable, enumerate_outputs
 
 F = Fraction
 
@@ -33,7 +33,7 @@ def test_directions_differ() -> None:
 def test_discrete_laplace_costs_its_inverse_scale(scale: Fraction) -> None:
     """A shift by one costs exactly 1/scale, and has total variation distance Pr[X = 0]."""
     p = exact_divergence.discrete_laplace(scale, 1e-13)
-    q = exact_divergence.mapped(p, lambda x: x + 1)
+    q = exact_divergence.map_outcomes(p, lambda x: x + 1)
     assert sum(p.values()) == pytest.approx(1, abs=1e-12)
     assert exact_divergence.smallest_epsilon(p, q, 1e-9) == pytest.approx(
         float(1 / scale), abs=1e-5
@@ -47,7 +47,7 @@ def test_discrete_laplace_costs_its_inverse_scale(scale: Fraction) -> None:
 def test_convolution_is_the_sum() -> None:
     """Two fair dice show seven with probability one sixth."""
     die = {i: 1 / 6 for i in range(1, 7)}
-    assert exact_divergence.convolved(die, die)[7] == pytest.approx(1 / 6)
+    assert exact_divergence.convolve(die, die)[7] == pytest.approx(1 / 6)
 
 
 def test_thresholded_counts_lose_what_is_small() -> None:
@@ -65,17 +65,17 @@ def test_exponential_choice_weighs_lengths_and_costs() -> None:
 def test_neighbours_are_listed_once() -> None:
     """Two units alone give two added and one replaced pair."""
     units = neighbours.possible_units([{"v": 0}, {"v": 1}], 1)
-    assert len(list(neighbours.neighbours(units, "add-remove", 0))) == 2
-    assert len(list(neighbours.neighbours(units, "replace", 0))) == 1
+    assert len(list(neighbours.neighbouring_tables(units, "add-remove", 0))) == 2
+    assert len(list(neighbours.neighbouring_tables(units, "replace", 0))) == 1
 
 
 def test_enumeration_is_the_law_of_the_draw() -> None:
     """A die and a coin make twelve outcomes of equal probability."""
-    law = outputs(lambda source: (source.below(6), source.below(2)))
+    law = enumerate_outputs(lambda source: (source.below(6), source.below(2)))
     assert len(law) == 12 and all(mass == pytest.approx(1 / 12) for mass in law.values())
 
 
 def test_raw_words_cannot_be_enumerated() -> None:
     """Code that takes raw words is refused, not sampled."""
     with pytest.raises(NotEnumerable, match="raw random words"):
-        outputs(lambda source: source.word())
+        enumerate_outputs(lambda source: source.word())

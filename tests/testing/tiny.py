@@ -52,7 +52,10 @@ def excess(
 
     def pairs() -> Iterator[tuple[Answer, Answer]]:
         for a, b in neighbours.neighbouring_tables(units, declared.neighbours, others):
-            yield neighbours.reference_answer(statistic, a), neighbours.reference_answer(statistic, b)
+            yield (
+                neighbours.reference_answer(statistic, a),
+                neighbours.reference_answer(statistic, b),
+            )
 
     epsilon, delta = epsilon_delta(event)
     return exact_delta(mechanism, valid, declared, pairs(), epsilon) - delta

@@ -49,7 +49,7 @@ EXAMPLES = {
 }
 
 
-@parametrize_with_checks(dpflow_register_mechanisms(), EXAMPLES)
+@parametrize_with_checks(dpflow_register_mechanisms(), EXAMPLES, slow_audits=True)
 def test_mechanism_conforms(check: Check) -> None:
     """The mechanism keeps the rule that the check's docstring states."""
     check.run()

@@ -13,7 +13,7 @@ from dpflow.core.contract.requests import PerGroup
 from dpflow.core.sampling.randomness import SystemSource
 from dpflow.errors import InvalidInput, PlanRefused
 from dpflow.testing.examples import EXAMPLE_TABLE, Example
-from dpflow.testing.session_checks import Session
+from dpflow.testing.session_checks import MemorySession
 
 ROUNDS = EffectiveRounds()
 GIVEN = {
@@ -29,11 +29,11 @@ ASK = {"estimator": "column_mean", "columns": ["amount"]}
 
 def asked(values: list[Any], **changes: Any) -> list[dict[str, Any]]:
     """The answers to one query after the other, whose values per group are these."""
-    session = Session(
+    session = MemorySession(
         ROUNDS, Example(EXAMPLE_TABLE, GIVEN | changes, [ASK] * len(values)), SystemSource()
     )
     return [
-        session.ask(query, PerGroup(np.asarray(v, float))).body
+        session.ask_query(query, PerGroup(np.asarray(v, float))).body
         for query, v in zip(session.queries, values)
     ]
 
@@ -65,23 +65,23 @@ def test_an_adaptive_analyst_is_never_answered_outside_the_promise() -> None:
     params = RoundsParams.model_validate(
         GIVEN | {"queries": 300, "groups": 2, "rounds": 3} | {"groups": 400}
     )
-    fresh, verifying = params.needed()
+    fresh, verifying = params.proven_sizes()
     sizes = {"round_groups": fresh, "groups": 3 * fresh + verifying, "queries": 300}
     data = np.random.default_rng(1).normal(size=(sizes["groups"], 200))
-    session = Session(ROUNDS, Example(EXAMPLE_TABLE, GIVEN | sizes, [ASK]), SystemSource())
-    said = [session.ask(session.queries[0], PerGroup(column)).body for column in data.T]
+    session = MemorySession(ROUNDS, Example(EXAMPLE_TABLE, GIVEN | sizes, [ASK]), SystemSource())
+    said = [session.ask_query(session.queries[0], PerGroup(column)).body for column in data.T]
     assert not any(body["switched"] for body in said) and {body["guarantee"] for body in said} == {
         "proven"
     }
     last = data @ np.sign([body["value"] for body in said]) / np.sqrt(200)
-    body = session.ask(session.queries[0], PerGroup(last)).body
+    body = session.ask_query(session.queries[0], PerGroup(last)).body
     assert body["switched"] and abs(body["value"]) < 0.6745 < np.median(last[:fresh])
 
 
 def test_it_protects_nobody_and_says_what_it_needs() -> None:
     assert ROUNDS.event(RoundsParams.model_validate(GIVEN), EXAMPLE_TABLE) == Unprotected()
     few = RoundsParams.model_validate(GIVEN | {"require": "proven"})
-    fresh, verifying = few.needed()
+    fresh, verifying = few.proven_sizes()
     with pytest.raises(
         PlanRefused, match=f"take {fresh} and {verifying}, {3 * fresh + verifying} groups in all"
     ):

@@ -26,7 +26,7 @@ from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.interactive import State
 from dpflow.core.contract.requests import GroupedSums, PerGroup
 from dpflow.core.sampling.randomness import Source, SystemSource
-from dpflow.core.toolbox.ranges import Grid
+from dpflow.core.toolbox.ranges import LinearRange
 from dpflow.errors import InvalidInput, PlanRefused, UnknownName
 from dpflow.testing import exact_divergence
 from dpflow.testing.audit import clopper_pearson
@@ -539,7 +539,7 @@ def test_wrong_lengths_are_refused() -> None:
 
 def test_default_range_is_a_thousand_steps() -> None:
     query = StableMedian.Query.model_validate({"estimator": "accuracy", "columns": ["amount"]})
-    assert isinstance(query.range, Grid) and query.range.size == 1001
+    assert isinstance(query.range, LinearRange) and query.range.key_count == 1001
 
 
 def test_the_amplified_estimator_is_the_median_of_a_groups_blocks() -> None:

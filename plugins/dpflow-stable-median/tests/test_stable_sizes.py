@@ -8,7 +8,11 @@ import numpy as np
 import pytest
 from dpflow_stable_median.building_blocks import lecture_sizes, median_sizes, quantile_intervals
 from dpflow_stable_median.theory import theorems
-from dpflow_stable_median.theory.calculators import answering, cheapest, sparse_vector_dr14
+from dpflow_stable_median.theory.calculators import (
+    answering_methods,
+    cheapest_method,
+    sparse_vector_dr14,
+)
 from scipy import stats
 
 from dpflow.errors import InvalidInput
@@ -41,22 +45,24 @@ CASES = [(r, k, row) for r, rows in TABLE.items() for k, row in rows.items()]
 def test_answering_sizes_are_the_tables(points: int, queries: int, row: tuple[int, ...]) -> None:
     task = median_sizes.Task(queries, points, 0.05)
     found = (
-        median_sizes.paper,
-        median_sizes.exact,
-        median_sizes.tight,
-        lambda t: median_sizes.tight(t, True),
-        median_sizes.simple,
+        median_sizes.paper_calibration,
+        median_sizes.exact_calibration,
+        median_sizes.tight_calibration,
+        lambda t: median_sizes.tight_calibration(t, True),
+        median_sizes.simple_calibration,
     )
-    assert (*(f(task).groups for f in found), *median_sizes.splitting(task)) == row
+    assert (*(f(task).groups for f in found), *median_sizes.splitting_groups(task)) == row
 
 
 def test_tight_sizes_carry_their_proof() -> None:
     """The session's own check accepts the planner's point and refuses 1 % fewer groups."""
     task = median_sizes.Task(1000, 10**6, 0.05)
     for bounded in (False, True):
-        plan = median_sizes.tight(task, bounded)
-        assert median_sizes.proves(task, plan.groups, plan.each, bounded)
-        assert not median_sizes.proves(task, plan.groups * 99 // 100, plan.each, bounded)
+        plan = median_sizes.tight_calibration(task, bounded)
+        assert median_sizes.carries_proof(task, plan.groups, plan.median_epsilon, bounded)
+        assert not median_sizes.carries_proof(
+            task, plan.groups * 99 // 100, plan.median_epsilon, bounded
+        )
 
 
 @pytest.mark.parametrize(
@@ -73,35 +79,45 @@ def test_tight_sizes_carry_their_proof() -> None:
     ],
 )
 def test_lecture_sizes_are_the_tables(queries: int, tau: float, row: tuple[int, ...]) -> None:
-    plan = lecture_sizes.plan(queries, tau, 0.05)
+    plan = lecture_sizes.plan_service(queries, tau, 0.05)
     others = (
         f(queries, tau, 0.05)
-        for f in (lecture_sizes.splitting, lecture_sizes.non_adaptive, lecture_sizes.scaling_law)
+        for f in (
+            lecture_sizes.splitting_rows,
+            lecture_sizes.non_adaptive_rows,
+            lecture_sizes.scaling_law,
+        )
     )
     assert (plan.rows, plan.noise_rows, plan.transfer_rows, *others) == row
 
 
 def test_lecture_plan_inverts_and_divides_tau() -> None:
-    plan = lecture_sizes.plan(1000, 0.1, 0.05)
-    assert (plan.each, plan.scale) == (
+    plan = lecture_sizes.plan_service(1000, 0.1, 0.05)
+    assert (plan.answer_epsilon, plan.scale) == (
         pytest.approx(5.931e-5, rel=1e-3),
         pytest.approx(0.00472, abs=5e-6),
     )
-    assert lecture_sizes.accuracy(1000, plan.rows, 0.05) == pytest.approx(0.1, abs=1e-6)
-    assert lecture_sizes.accuracy(1000, 100, 0.05) == float("inf")
-    saved = 1 - lecture_sizes.best_plan(10, 0.1, 0.05).rows / lecture_sizes.plan(10, 0.1, 0.05).rows
+    assert lecture_sizes.reachable_error(1000, plan.rows, 0.05) == pytest.approx(0.1, abs=1e-6)
+    assert lecture_sizes.reachable_error(1000, 100, 0.05) == float("inf")
+    saved = (
+        1
+        - lecture_sizes.best_service(10, 0.1, 0.05).rows
+        / lecture_sizes.plan_service(10, 0.1, 0.05).rows
+    )
     assert 0.45 < saved < 0.47
-    assert lecture_sizes.total(lecture_sizes.step(0.3, 100, 1e-6), 100, 1e-6) == pytest.approx(0.3)
-    assert lecture_sizes.total(0.001, 1000, 1e-5) == pytest.approx(0.15274321, abs=1e-8)
-    assert lecture_sizes.total(0.01, 100, 1e-6) == pytest.approx(0.53570234, abs=1e-8)
+    assert lecture_sizes.total_epsilon(
+        lecture_sizes.largest_step(0.3, 100, 1e-6), 100, 1e-6
+    ) == pytest.approx(0.3)
+    assert lecture_sizes.total_epsilon(0.001, 1000, 1e-5) == pytest.approx(0.15274321, abs=1e-8)
+    assert lecture_sizes.total_epsilon(0.01, 100, 1e-6) == pytest.approx(0.53570234, abs=1e-8)
 
 
 def test_lecture_transfer_refuses_outside_its_conditions() -> None:
-    assert lecture_sizes.transfer(0.1, 1e-6, 10**6)[0] == pytest.approx(0.6)
+    assert lecture_sizes.transfer_bound(0.1, 1e-6, 10**6)[0] == pytest.approx(0.6)
     for epsilon, delta, rows in ((0.126, 0, 10**6), (0.001, 0, 10**6), (0.1, 0.1 / 15, 10**6)):
         with pytest.raises(InvalidInput):
-            lecture_sizes.transfer(epsilon, delta, rows)
-    error, failure = lecture_sizes.composed(0.1, 1e-6, 10**6, 100, 0.05, 1e-4)
+            lecture_sizes.transfer_bound(epsilon, delta, rows)
+    error, failure = lecture_sizes.composed_bound(0.1, 1e-6, 10**6, 100, 0.05, 1e-4)
     assert (error, failure) == (pytest.approx(0.65), pytest.approx(100 * 1e-4 + 4e-5))
 
 
@@ -115,14 +131,14 @@ def test_laplace_utilities_are_scipys() -> None:
 
 
 def test_median_sizes_are_the_papers() -> None:
-    search = median_sizes.binary_search(10**6, 0.1, 1e-5, 0.25, 0.05)
+    search = median_sizes.binary_search_sizes(10**6, 0.1, 1e-5, 0.25, 0.05)
     assert (search.probes, search.groups) == (40, 26_632)
     assert (search.sigma, search.epsilon) == (
         pytest.approx(0.017093, abs=1e-6),
         pytest.approx(0.0668, abs=1e-4),
     )
     assert median_sizes.median_groups(10**6, 0.1, 0.25, 0.05) == 2_690
-    assert median_sizes.binary_search(2**64, 0.1, 1e-5, 0.25, 0.05).groups == 51_620
+    assert median_sizes.binary_search_sizes(2**64, 0.1, 1e-5, 0.25, 0.05).groups == 51_620
     assert median_sizes.median_groups(2**64, 0.1, 0.25, 0.05) == 7_578
 
 
@@ -136,7 +152,7 @@ def test_binomial_tail_is_scipys(n: int) -> None:
 
 def test_heuristic_and_widths() -> None:
     assert [
-        median_sizes.heuristic(median_sizes.Task(k, 10**6, 0.05)).groups
+        median_sizes.heuristic_calibration(median_sizes.Task(k, 10**6, 0.05)).groups
         for k in (10, 100, 1000, 10**4)
     ] == [
         645,
@@ -146,10 +162,10 @@ def test_heuristic_and_widths() -> None:
     ]
     task = median_sizes.Task(1000, 10**6, 0.05)
     # 1/4 gives the paper's own conditions but for its rounding of 0.0589 down to 1/20
-    assert median_sizes.width(task, 0.25).groups == pytest.approx(
-        median_sizes.exact(task).groups * 0.05 / (0.5 * np.log(1.125)), rel=0.02
+    assert median_sizes.width_calibration(task, 0.25).groups == pytest.approx(
+        median_sizes.exact_calibration(task).groups * 0.05 / (0.5 * np.log(1.125)), rel=0.02
     )
-    assert median_sizes.width(task, 0.125).groups / median_sizes.width(
+    assert median_sizes.width_calibration(task, 0.125).groups / median_sizes.width_calibration(
         task, 0.25
     ).groups == pytest.approx(4, rel=0.1)
     assert median_sizes.amplified_blocks(1e-7) == 129
@@ -164,8 +180,8 @@ def test_cheapest_is_proven() -> None:
         "check": "description length",
     }
     assert {row[1]: row[2] for row in sheet.rows}["sparse vector"] == 2_642_127
-    few = answering(median_sizes.Task(10, 1000, 0.05))
-    assert cheapest(few) == "splitting"
+    few = answering_methods(median_sizes.Task(10, 1000, 0.05))
+    assert cheapest_method(few) == "splitting"
     ours, textbook = sparse_vector_dr14(0.03, 1e-5, 10, 2000, 0.033, 0.025)
     assert 3 < textbook / ours < 5
 
@@ -212,15 +228,16 @@ def test_every_calculator_runs_with_its_defaults(tmp_path: Path) -> None:
 
 def test_transfer_theorem_both_ways() -> None:
     groups, epsilon, delta = theorems.transfer_groups(1 / 16, 1 / 8, 1, 0.05)
-    error, gamma = theorems.transfer(epsilon, delta, groups, 1, 0.05)
+    error, gamma = theorems.transfer_bound(epsilon, delta, groups, 1, 0.05)
     assert error <= 1 / 16 and gamma == pytest.approx(1 / 8)
     assert error == pytest.approx(1 / 16, rel=1e-3)
     assert theorems.quartile_groups(1000, 0.05)[0] == 27_128
     assert (
-        dict((n, v) for n, v, _ in theorems.readings(1.0, 1.0, 0.5))["2 standard deviations"] == 2.5
+        dict((n, v) for n, v, _ in theorems.answer_readings(1.0, 1.0, 0.5))["2 standard deviations"]
+        == 2.5
     )
     with pytest.raises(InvalidInput, match="above 0"):
-        theorems.transfer(0, 0, 1, 1, 0.05)
+        theorems.transfer_bound(0, 0, 1, 1, 0.05)
 
 
 def test_expectation_lemma_holds_on_random_pairs() -> None:
@@ -270,9 +287,11 @@ def test_intervals() -> None:
         3,
     ]
     assert quantile_intervals.lower_median([4, 1, 3, 2]) == 2
-    assert quantile_intervals.mad([0.0, 1.0]) == 0.5
+    assert quantile_intervals.mean_deviation([0.0, 1.0]) == 0.5
     assert quantile_intervals.in_interval_of(0.0, stats.norm.cdf, stats.norm.cdf, 0.25, 0.75)
-    found = quantile_intervals.monitor([0.0, 2.0], [np.arange(-10, 11), np.arange(-10, 11) / 5])
+    found = quantile_intervals.worst_answer(
+        [0.0, 2.0], [np.arange(-10, 11), np.arange(-10, 11) / 5]
+    )
     assert (found.query, found.side, found.mass) == (1, "high", pytest.approx(1 / 21))
     assert lecture_sizes.monitor([0.1, 0.9], [0.0, 0.5]) == 1
     doubled = quantile_intervals.block_median(3, lambda rows: float(rows.mean()))

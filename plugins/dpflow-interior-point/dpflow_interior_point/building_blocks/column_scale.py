@@ -1,28 +1,27 @@
-"""The scale of a column, privately: in which class [2^j, 2^(j+1)) do differences of random pairs of
-rows often lie?
+"""The scale of a column: the class [2^j, 2^(j+1)) in which differences of random pairs often lie.
 
 Random pairs (Section 3.1 of the paper, which takes neighbours in a sequence of independent rows):
-the rows stand in a circle, in a uniformly random order that is drawn anew and kept secret, and each
-is paired with those at most r = `REACH` places away.
+the rows stand in a circle, in a fresh, secret and uniformly random order. Each is
+paired with those at most r = `REACH` steps away.
 
-Claim: one row raises at most 2r counts and lowers at most 2r, under both relations, whatever the
+Guarantee: one row raises at most 2r counts and lowers at most 2r, under both relations, whatever the
 order of the rows in the table is. If one is replaced, the same circle is as likely with the new row
 in the old one's place, and the 2r pairs that it is in change. A circle of n + 1 rows without the
 last one is a uniformly random circle of n; so circles of both tables can be drawn together, and the
 new row steps in between two others. It forms 2r pairs; pairs that reach over the gap, d of each
-distance d, are one place farther apart than before, so the r pairs of distance r go. (Where n <= 2r
+distance d, are one step farther apart than before, so the r pairs of distance r go. (Where n <= 2r
 the circle closes on itself and some pairs are formed twice; the numbers hold.) If the outcomes of
 coupled draws are (epsilon, delta)-close, so are their mixtures. Pairs of sorted rows have no such
-bound: one value can change every difference; and even in a circle a value of another place would
+bound: one value can change every difference; and even in a circle a row that moves elsewhere would
 change more.
 
 A matching, r = 1/2 as it were, has one pair for two rows, where a row raises and lowers one count.
-Here there are 2r times as many of both, and noise grows alike: only the luck of the pairing
+Here there are 2r times as many of both, and noise grows with them: only the luck of the pairing
 shrinks, the largest part of which r = 2 takes away.
 
 Of many rows only a bounded sample is paired, picked by the rows' units alone: one row more
 exchanges one row of the sample at most, which is the case above. Its size is public; a class that
-holds a twentieth of all pairs shows in it, however much noise the price asks for.
+holds a twentieth of all pairs shows in it, however much noise the privacy cost asks for.
 
 A pair is ignored if its difference is not finite or lies outside [2^-1000, 2^1001); that too
 depends on the pair alone.
@@ -38,13 +37,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpflow.core.sampling.randomness import Source
-from dpflow.core.sampling.samplers import ring
-from dpflow_interior_point.building_blocks.stable_bins import Ints, select
+from dpflow.core.sampling.samplers import circular_order
+from dpflow_interior_point.building_blocks.stable_bins import Ints, select_bins
 from dpflow_interior_point.building_blocks.truncated_noise import Noise
 
 LEAST, MOST = -1000, 1000  #: exponents of classes, so that 2^j and 2^-j are ordinary doubles
 TIES = LEAST - 1  #: the class of differences that are 0
-REACH = 2  #: places between a row and the farthest that it is paired with
+REACH = 2  #: steps between a row and the farthest that it is paired with
 PARTNERS = 2 * REACH  #: pairs that one row is in
 
 Rule = Literal["argmax", "largest"]
@@ -52,7 +51,7 @@ Rule = Literal["argmax", "largest"]
 
 @dataclass(frozen=True)
 class Scale:
-    """What the first stage found.
+    """The result of the first stage.
 
     Attributes:
         exponent: j of the chosen class, or None.
@@ -77,19 +76,20 @@ def sample_size(noise: Noise) -> int:
     return max(2**16, 64 * noise.radius // PARTNERS)
 
 
-def differences(values: NDArray[np.float64], source: Source) -> NDArray[np.float64]:
+def pair_differences(values: NDArray[np.float64], source: Source) -> NDArray[np.float64]:
     """|x - x'| of random pairs. No row is paired with itself, even if there are only two."""
-    circle = values[ring(len(values), source)]
+    circle = values[circular_order(len(values), source)]
+    # inf - inf is NaN and the largest doubles overflow: both are dropped when classes are counted
     with np.errstate(over="ignore", invalid="ignore"):
         gaps = [
-            circle - np.roll(circle, places)
-            for places in range(1, REACH + 1)
-            if places < len(circle)
+            circle - np.roll(circle, distance)
+            for distance in range(1, REACH + 1)
+            if distance < len(circle)
         ]
     return np.abs(np.concatenate(gaps or [circle[:0]]))
 
 
-def classes(gaps: NDArray[np.float64], octaves: int = 1) -> tuple[Ints, Ints]:
+def count_classes(gaps: NDArray[np.float64], octaves: int = 1) -> tuple[Ints, Ints]:
     """Least exponents of the classes of the differences, or `TIES`, and how often each occurs.
 
     No logarithm: an exponent is read off. With more ``octaves`` a class is [2^j, 2^(j + octaves)),
@@ -97,10 +97,11 @@ def classes(gaps: NDArray[np.float64], octaves: int = 1) -> tuple[Ints, Ints]:
     """
     exponents = np.frexp(gaps[np.isfinite(gaps) & (gaps > 0)])[1] - 1
     exponents = exponents[(exponents >= LEAST) & (exponents <= MOST)] // octaves * octaves
+    # LEAST need not be a multiple of ``octaves``: bins start where its class does
     lowest = LEAST // octaves * octaves
-    counted = np.bincount(exponents - lowest)
-    counts = np.append(np.count_nonzero(gaps == 0), counted)
-    names = np.append(TIES, lowest + np.arange(len(counted)))
+    class_counts = np.bincount(exponents - lowest)
+    counts = np.append(np.count_nonzero(gaps == 0), class_counts)
+    names = np.append(TIES, lowest + np.arange(len(class_counts)))
     return names[counts > 0], counts[counts > 0]
 
 
@@ -118,7 +119,7 @@ def estimate_scale(
     octaves: int = 1,
 ) -> Scale:
     """Pair the values, count the pairs by class, choose a class."""
-    exponents, counts = classes(differences(values, source), octaves)
+    exponents, counts = count_classes(pair_differences(values, source), octaves)
     return choose_class(exponents, counts, noise, threshold, rule, source)
 
 
@@ -129,10 +130,11 @@ def choose_class(
     ones the largest), or the largest exponent ("largest", the paper's rule, which estimates E|X -
     mean| up to a constant factor).
     """
-    places, noisy = select(counts, noise, max(threshold, noise.radius), source)
-    found = [(int(n), int(j)) for j, n in zip(exponents[places], noisy, strict=True)]
-    ties = next((n for n, j in found if j == TIES), 0)
-    proper = [(n, j) for n, j in found if j != TIES]
+    selected, noisy = select_bins(counts, noise, max(threshold, noise.radius), source)
+    candidates = [(int(n), int(j)) for j, n in zip(exponents[selected], noisy, strict=True)]
+    ties = next((n for n, j in candidates if j == TIES), 0)
+    # Ties have no scale: they lead to atoms, or to nothing.
+    proper = [(n, j) for n, j in candidates if j != TIES]
     if not proper:
         return Scale(None, 0, ties)
     count, exponent = max(proper) if rule == "argmax" else max(proper, key=lambda pair: pair[1])

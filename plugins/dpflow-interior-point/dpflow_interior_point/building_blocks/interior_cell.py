@@ -1,6 +1,6 @@
 """A point between two occupied cells, or one on an atom; and the middle slice of both.
 
-Cells [k w, (k+1) w) of width w = 2^e that `stability.select` shows hold a row each, with certainty.
+Cells [k w, (k+1) w) of width w = 2^e that `stable_bins.select_bins` shows hold a row each, with certainty.
 The left edge of a shown cell that is not the lowest one therefore lies above some row and not above
 another: min(x) < z <= max(x) for every table and every noise, exactly in doubles too, because k w
 is exact.
@@ -22,15 +22,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dpflow.core.contract.requests import Cells
+from dpflow.core.contract.requests import BinCounts
 from dpflow.core.sampling.randomness import Source
-from dpflow_interior_point.building_blocks.stable_bins import select
+from dpflow_interior_point.building_blocks.stable_bins import select_bins
 from dpflow_interior_point.building_blocks.truncated_noise import Noise
 
 
 @dataclass(frozen=True)
 class Point:
-    """An answer, or none.
+    """A point, or none.
 
     Attributes:
         value: the point, or None.
@@ -48,38 +48,42 @@ NO_SCALE = Point(None, "no_scale")
 NO_BINS = Point(None, "no_bins")
 
 
-def middle(values: NDArray[np.float64], trim: int) -> NDArray[np.float64]:
+def middle_slice(values: NDArray[np.float64], trim: int) -> NDArray[np.float64]:
     """The values without the ``trim`` lowest and highest."""
     return np.sort(values)[trim : max(len(values) - trim, trim)]
 
 
-def point_between(cells: Cells, exponent: int, noise: Noise, spare: int, source: Source) -> Point:
+def point_between(
+    cells: BinCounts, exponent: int, noise: Noise, spare: int, source: Source
+) -> Point:
     """The edge between shown cells that best divides their noisy counts in two; of equal ones the
     lowest.
     """
+    # The cells of infinite values have no edge that a double holds.
     finite = np.isfinite(cells.keys)
     keys = cells.keys[finite]
-    places, noisy = select(cells.counts[finite], noise, noise.radius + spare, source)
-    if len(places) < 2:
+    selected, noisy = select_bins(cells.counts[finite], noise, noise.radius + spare, source)
+    if len(selected) < 2:
         return NO_BINS
+    # post-processing from here on
     below = np.cumsum(noisy)[:-1]
     total = int(noisy.sum())
     cut = int(np.argmin(np.abs(2 * below - total)))
-    edge = math.ldexp(float(keys[places[cut + 1]]), exponent)
+    edge = math.ldexp(float(keys[selected[cut + 1]]), exponent)
     return Point(edge, "ok", int(below[cut]), total - int(below[cut]))
 
 
-def point_among(atoms: Cells, noise: Noise, spare: int, source: Source) -> Point:
+def point_among(atoms: BinCounts, noise: Noise, spare: int, source: Source) -> Point:
     """Of the shown values the lowest that reaches half of their noisy counts. It is a value of the
     table.
     """
     finite = np.isfinite(atoms.keys)
     keys = atoms.keys[finite]
-    places, noisy = select(atoms.counts[finite], noise, noise.radius + spare, source)
-    if not len(places):
+    selected, noisy = select_bins(atoms.counts[finite], noise, noise.radius + spare, source)
+    if not len(selected):
         return NO_BINS
+    # post-processing from here on
     upto = np.cumsum(noisy)
     cut = int(np.argmax(2 * upto >= upto[-1]))
-    return Point(
-        float(keys[places[cut]]), "ok_atom", int(upto[cut] - noisy[cut]), int(upto[-1] - upto[cut])
-    )
+    below, above = int(upto[cut] - noisy[cut]), int(upto[-1] - upto[cut])
+    return Point(float(keys[selected[cut]]), "ok_atom", below, above)

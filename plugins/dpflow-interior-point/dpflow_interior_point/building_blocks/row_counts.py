@@ -1,4 +1,4 @@
-"""How many rows an answer needs: what is measured to suffice, and what is proved to.
+"""Sample sizes: rows with which an answer was measured or is proved to be likely.
 
 For planning two numbers describe a distribution: q, the largest mass of a class [2^j, 2^(j+1)) of
 differences of two rows, and p2, the second largest mass of a cell of that width. Round one shows
@@ -7,7 +7,7 @@ the class when about (R1 + 3 b1) pairs lie in it, round two answers when the sec
 
     rows = max( 2 (R1 + 3 b1) / q , (R2 + 3 b2) / p2 )
 
-R1 and b1 are the share of one matching: `scale` counts the pairs of `PARTNERS` matchings, with as
+R1 and b1 are the share of one matching: `column_scale` counts the pairs of `PARTNERS` matchings, with as
 much more noise. For continuous data this is 5 to 20 % above the measured number for 95 % success.
 p2 >= q / (4 (1 + p1)) for every distribution and every position of the grid: such a pair lies in
 cells at distance 1 or 2, so q <= 2 sum p_k (p_(k+1) + p_(k+2)), of which pairs with the heaviest
@@ -73,27 +73,29 @@ def proved_rows_for_point(pairs: Noise, cells: Noise, c: float, beta: float) -> 
     do.
     """
 
-    def failure(n: float) -> float:
+    def failure_bound(n: float) -> float:
         return (
             math.exp(-n / (4096 * c))
             + 348 * c * math.exp(-0.386 * (n / (256 * c) - 1))
             + 1024 * c * math.exp(-n / (32768 * c))
         )
 
-    return _least(max(1024 * c * pairs.radius / PARTNERS, 16384 * c * cells.radius), failure, beta)
+    floor = max(1024 * c * pairs.radius / PARTNERS, 16384 * c * cells.radius)
+    return _least_rows(floor, failure_bound, beta)
 
 
 def proved_rows_for_largest(pairs: Noise, cells: Noise, c: float, beta: float) -> int:
     """The same for the paper's rule with tau = 1/(128 C)."""
 
-    def failure(n: float) -> float:
+    def failure_bound(n: float) -> float:
         return (
             math.exp(-n / (4096 * c))
             + 697 * c * math.exp(-0.386 * (n / (512 * c) - 1))
             + 2048 * c * math.exp(-n / (65536 * c))
         )
 
-    return _least(max(512 * c * pairs.radius / PARTNERS, 32768 * c * cells.radius), failure, beta)
+    floor = max(512 * c * pairs.radius / PARTNERS, 32768 * c * cells.radius)
+    return _least_rows(floor, failure_bound, beta)
 
 
 def proved_rows_for_scale(pairs: Noise, c: float, beta: float) -> int:
@@ -101,10 +103,10 @@ def proved_rows_for_scale(pairs: Noise, c: float, beta: float) -> int:
     1/(128 C).
     """
 
-    def failure(n: float) -> float:
+    def failure_bound(n: float) -> float:
         return math.exp(-n / (4096 * c)) + 697 * c * math.exp(-0.386 * (n / (512 * c) - 1))
 
-    return _least(512 * c * pairs.radius / PARTNERS, failure, beta)
+    return _least_rows(512 * c * pairs.radius / PARTNERS, failure_bound, beta)
 
 
 def proved_rows_for_median(pairs: Noise, cells: Noise, c: float, beta: float, alpha: float) -> int:
@@ -114,6 +116,7 @@ def proved_rows_for_median(pairs: Noise, cells: Noise, c: float, beta: float, al
     With gamma = alpha/(32 C): the slice must do for 4 C and beta/2, and the cut points must lie
     well.
     """
+    # the share of the rows between the slice and the middle that sampling may use up
     gamma = alpha / (32 * c)
     slice_ = proved_rows_for_point(pairs, cells, 4 * c, beta / 2) / (2 * (alpha - gamma))
     return math.ceil(max(slice_, 512 * c**2 * math.log(8 / beta) / alpha**2))
@@ -133,9 +136,10 @@ def rows_for_quantile(epsilon: float, alpha: float, spread: float, beta: float =
     return math.ceil(2 / (epsilon * alpha) * math.log(spread / beta))
 
 
-def _least(floor: float, failure: object, beta: float) -> int:
+def _least_rows(floor: float, failure: object, beta: float) -> int:
     """Two more than the least n from ``floor`` on with failure(n) <= beta; failure falls."""
     assert callable(failure)
+    # doubling, then bisection: failure falls with n, so the first n that holds is the least
     low, high = 0, max(1, math.ceil(floor))
     if failure(high) <= beta:
         return high + 2

@@ -3,7 +3,7 @@
 Definition: every bin has a count c >= 0 and noise |eta| <= R; it is selected if c + eta > T, where
 T >= R.
 
-Claim: selecting with noise in every bin is (epsilon, delta)-DP, because it looks at a private
+Guarantee: selecting with noise in every bin is (epsilon, delta)-DP, because it looks at a private
 histogram only (`dpflow_interior_point.building_blocks.truncated_noise`). A bin with c <= T - R is
 selected for no noise at all, so drawing noise for the others alone gives the same outputs with the
 same probabilities. It would not with T < R, with >=, or if anything about bins that are not
@@ -21,8 +21,8 @@ from dpflow_interior_point.building_blocks.truncated_noise import Noise
 Ints = NDArray[np.int64]
 
 
-def select(counts: Ints, noise: Noise, threshold: int, source: Source) -> tuple[Ints, Ints]:
-    """Places of the selected bins, ascending, and their noisy counts.
+def select_bins(counts: Ints, noise: Noise, threshold: int, source: Source) -> tuple[Ints, Ints]:
+    """Indices of the selected bins, ascending, and their noisy counts.
 
     Args:
         counts: exact counts of all bins that are not empty.
@@ -30,8 +30,10 @@ def select(counts: Ints, noise: Noise, threshold: int, source: Source) -> tuple[
         threshold: T, at least ``noise.radius``.
         source: where the noise comes from.
     """
-    assert threshold >= noise.radius  # every caller takes a maximum
-    possible = np.flatnonzero(counts > threshold - noise.radius)
-    noisy = counts[possible] + noise.draw(len(possible), source)
-    shown = noisy > threshold
-    return possible[shown], noisy[shown]
+    # Below the radius, an empty bin could show: every caller takes a maximum.
+    assert threshold >= noise.radius
+    # Bins that no noise can select need none: the law of the output is the same.
+    candidates = np.flatnonzero(counts > threshold - noise.radius)
+    noisy = counts[candidates] + noise.draw_noise(len(candidates), source)
+    is_selected = noisy > threshold
+    return candidates[is_selected], noisy[is_selected]

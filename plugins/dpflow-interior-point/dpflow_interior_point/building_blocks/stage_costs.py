@@ -1,11 +1,11 @@
-"""How one price pays for the noise of all stages and groups; what the mechanisms share.
+"""How the stages and groups of one release share its privacy cost.
 
 Per group. Under add-remove a unit reaches at most G groups, under replace it may leave G and enter
-G others, so each group's release is paid with an equal share of epsilon and delta: min(G, all
+G others, so each group's release gets an equal share of epsilon and delta: min(G, all
 groups) shares, or min(2 G, all groups). In each touched group at most k of its rows change, k being
-the declared limit of rows.
+the declared bound of rows.
 
-Per stage, by basic adaptive composition. A row is in `scale.PARTNERS` pairs, so for each of k rows
+Per stage, by basic adaptive composition. A row is in `column_scale.PARTNERS` pairs, so for each of k rows
 classes move up by as many, and down, under both relations; cells only one way under add-remove.
 Where the number of rows must be known (the middle slice, a threshold that is a share of the pairs)
 it is public only if units are replaced, have one row each and are read whole; else a sixteenth of
@@ -32,12 +32,12 @@ from dpflow_interior_point.building_blocks import column_scale as pairing
 from dpflow_interior_point.building_blocks.column_scale import Rule
 from dpflow_interior_point.building_blocks.truncated_noise import Noise, count_noise
 
-COUNTING = Fraction(1, 16)  #: share of epsilon for a noisy number of rows, if one is needed
+COUNTING = Fraction(1, 16)  #: part of epsilon for a noisy number of rows, if one is needed
 
 
 class ColumnParams(Params):
     """``column``: a number, date or timestamp column; it needs no bounds. ``epsilon``, ``delta``:
-    the price of all groups.
+    the privacy cost of all groups.
 
     ``by``: a column with public keys, for one answer per key.
     """
@@ -86,13 +86,14 @@ class ScaleParams(ColumnParams):
 def column_request(params: ColumnParams, table: Table) -> UnboundedValues:
     """What every mechanism here asks of the table."""
     table.column(params.column)
+    # one group without a name, or one for each public key
     keys = ("",) if params.by is None else table.public_keys(params.by)
-    groups, rows = table.cut(params.by)
+    groups, rows = table.groups_and_rows(params.by)
     return UnboundedValues(params.column, params.by, keys, min(groups, len(keys)), rows)
 
 
 def approximate_event(params: ColumnParams) -> Approximate:
-    """The claim: the whole price, however many groups and stages share it."""
+    """The whole (epsilon, delta), however many groups and stages share it."""
     return Approximate(params.epsilon, params.delta)
 
 
@@ -115,16 +116,17 @@ class GroupShare:
         """An equal share for each group that one neighbour can touch."""
         request = column_request(params, table)
         exchange = table.neighbours == "replace"
+        # A replaced unit may leave all its groups and enter as many others.
         shares = min(request.groups * (2 if exchange else 1), len(request.keys))
         return cls(params.epsilon / shares, params.delta / shares, exchange, request.rows_per_group)
 
     def take_share(self, epsilon: Fraction, delta: Fraction) -> GroupShare:
-        """Shares of this purse."""
+        """These parts of epsilon and delta."""
         return GroupShare(self.epsilon * epsilon, self.delta * delta, self.exchange, self.rows)
 
     def stage_noise(self, split: Fraction | None, sliced: bool = False) -> tuple[Noise, Noise]:
-        """Noise for pairs, bought with this share of epsilon and half of delta, and for cells,
-        bought with the rest.
+        """Noise for pairs, for this part of epsilon and half of delta, and for cells, for
+        the rest.
 
         By default what was measured to need the fewest rows; a middle slice has no tails, so its
         scale is found with a little less.
@@ -133,10 +135,12 @@ class GroupShare:
             Fraction(3, 4) if not self.exchange else Fraction(3, 5) if sliced else Fraction(31, 50)
         )
         half = Fraction(1, 2)
-        return self.take_share(split, half).pair_noise(), self.take_share(1 - split, half).cell_noise()
+        return self.take_share(split, half).pair_noise(), self.take_share(
+            1 - split, half
+        ).cell_noise()
 
     def pair_noise(self) -> Noise:
-        """Noise for counts of pairs: for each of k rows `scale.PARTNERS` of them may go and as many
+        """Noise for counts of pairs: for each of k rows `column_scale.PARTNERS` of them may go and as many
         others come.
         """
         return count_noise(self.epsilon, self.delta, self.rows * pairing.PARTNERS, exchange=True)
@@ -155,8 +159,10 @@ class RowCounts:
     scale: Fraction | None
 
     @classmethod
-    def from_params(cls, params: ColumnParams, table: Table, share: GroupShare) -> tuple[RowCounts, GroupShare]:
-        """The source of the numbers, and the purse that is left."""
+    def from_params(
+        cls, params: ColumnParams, table: Table, share: GroupShare
+    ) -> tuple[RowCounts, GroupShare]:
+        """The source of the numbers, and what remains of the share."""
         if is_size_public(table, params.by):
             return cls(None), share
         scale = scale_for(share.rows, share.epsilon * COUNTING)
@@ -165,13 +171,13 @@ class RowCounts:
     def draw_row_counts(self, column: OpenColumn, source: Source) -> list[int]:
         """Numbers of rows that may be used as if they were public; never negative."""
         if self.scale is None:
-            return [column.units()]
+            return [column.count_units()]
         noisy = column.rows + discrete_laplace(self.scale, len(column.rows), source)
         return [max(0, int(n)) for n in np.asarray(noisy)]
 
     @property
     def half_width(self) -> int:
-        """Error of the numbers at 95 %."""
+        """95 % half-width of the numbers."""
         return 0 if self.scale is None else half_width(self.scale)
 
 

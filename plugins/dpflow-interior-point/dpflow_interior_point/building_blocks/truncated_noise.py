@@ -1,9 +1,9 @@
-"""Truncated Laplace noise: how far it may be cut so that (epsilon, delta) still holds, exactly.
+"""Truncated Laplace noise: the least radius with which (epsilon, delta) holds, exactly.
 
 Definition: eta has weight exp(-a |x|) on [-R, R]; on the integers for counts, which is the form
 that is drawn, continuous in the paper's form, which is only compared with.
 
-Claim. Let one neighbour move m lots of coordinates, each by at most k in total, with a m k <=
+Guarantee. Let one neighbour move m lots of coordinates, each by at most k in total, with a m k <=
 epsilon, and let M(s) be the mass of the last s of the support, Pr[eta > R - s]. Where both
 densities are positive their ratio is at most e^epsilon. The rest has mass 1 - prod (1 - M(|s_i|));
 M is superadditive, so it is at most 1 - (1 - M(k))^m, reached when each lot is one coordinate. So
@@ -17,7 +17,7 @@ Two formulas in circulation are wrong: R = (D/epsilon) ln(1/(2 delta)) for epsil
 privacy loss is epsilon with probability 1 - delta and infinite otherwise, so there is no Renyi
 curve: the event is `Approximate`.
 
-Source: Aliakbarpour, Silver, Steinke, Ullman 2023, Lemma 2.3, whose condition on R is derived anew
+Source: Aliakbarpour, Silver, Steinke, Ullman 2023, Lemma 2.3, whose condition on R is derived
 here.
 """
 
@@ -36,8 +36,10 @@ from dpflow.core.sampling.samplers import MAX_SCALE, truncated_laplace
 from dpflow.core.toolbox.noise import half_width
 from dpflow.errors import InvalidAmount, PlanRefused
 
+#: Of decimal arithmetic; doubles would round the condition on the radius either way.
 _DIGITS = 120
-_SLACK = Decimal("1e-60")  # relative; more than all rounding below, always in favour of the unit
+#: Relative; more than all rounding below, always in favour of the privacy unit.
+_SLACK = Decimal("1e-60")
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Noise:
     scale: Fraction
     radius: int
 
-    def draw(self, size: int, source: Source) -> NDArray[np.int64]:
+    def draw_noise(self, size: int, source: Source) -> NDArray[np.int64]:
         """Independent numbers, from exactly this law."""
         return truncated_laplace(self.scale, self.radius, size, source)
 
@@ -64,7 +66,7 @@ def count_noise(
     """The least noise that makes a histogram (epsilon, delta)-DP.
 
     Args:
-        epsilon, delta: the price; 0 < delta <= 1/2.
+        epsilon, delta: the privacy cost; 0 < delta <= 1/2.
         rows: the most by which one neighbour changes one count.
         exchange: whether it can raise counts and lower others, or only one of both.
         groups: counts that it can raise (and, with ``exchange``, as many that it can lower).
@@ -73,37 +75,40 @@ def count_noise(
         InvalidAmount: delta outside (0, 1/2].
         PlanRefused: noise beyond 2^50.
     """
-    _check(delta)
+    _check_delta(delta)
     moved = groups * (2 if exchange else 1)
     scale = Fraction(moved * rows) / epsilon
     if scale > MAX_SCALE:
         raise PlanRefused(
-            "these limits and this epsilon need noise beyond 2^50; take lower limits or a larger epsilon"
+            "these contribution bounds and this epsilon need noise beyond 2^50; lower the bounds or raise epsilon"
         )
     with localcontext(prec=_DIGITS):
-        a = _decimal(1 / scale)
-        d = (1 - (1 - _decimal(delta)) ** (Decimal(1) / moved)) * (1 - _SLACK)
+        a = _to_decimal(1 / scale)
+        d = (1 - (1 - _to_decimal(delta)) ** (Decimal(1) / moved)) * (1 - _SLACK)
         outside = (a * rows).exp() - 1
-        needed = ((outside + 2 * d) / (d * (1 + (-a).exp()))).ln() / a * (1 + _SLACK) - 1
-        return Noise(scale, max(rows, int(needed.to_integral_value(rounding=ROUND_CEILING))))
+        least_radius = ((outside + 2 * d) / (d * (1 + (-a).exp()))).ln() / a * (1 + _SLACK) - 1
+        return Noise(scale, max(rows, int(least_radius.to_integral_value(rounding=ROUND_CEILING))))
 
 
 def scalar_radius(epsilon: Fraction, delta: Fraction, sensitivity: Fraction) -> float:
     """Continuous noise on one number, or on a vector of this L1 sensitivity: the exact condition,
     for comparison only.
     """
-    _check(delta)
+    _check_delta(delta)
     with localcontext(prec=_DIGITS):
-        e = _decimal(epsilon)
-        return float(_decimal(sensitivity) / e * (1 + (e.exp() - 1) / (2 * _decimal(delta))).ln())
+        e = _to_decimal(epsilon)
+        return float(
+            _to_decimal(sensitivity) / e * (1 + (e.exp() - 1) / (2 * _to_decimal(delta))).ln()
+        )
 
 
 def simple_radius(epsilon: Fraction, delta: Fraction, sensitivity: Fraction) -> float:
     """D (1 + ln(1/(2 delta)) / epsilon): sufficient for `scalar_radius`, easy to remember."""
-    _check(delta)
+    _check_delta(delta)
     with localcontext(prec=_DIGITS):
         return float(
-            _decimal(sensitivity) * (1 + (1 / (2 * _decimal(delta))).ln() / _decimal(epsilon))
+            _to_decimal(sensitivity)
+            * (1 + (1 / (2 * _to_decimal(delta))).ln() / _to_decimal(epsilon))
         )
 
 
@@ -111,18 +116,18 @@ def pair_radius(epsilon: Fraction, delta: Fraction, rows: int = 1) -> float:
     """Continuous noise on a histogram in which a neighbour lowers counts by ``rows`` and raises
     others by as many.
     """
-    _check(delta)
+    _check_delta(delta)
     with localcontext(prec=_DIGITS):
-        half = _decimal(epsilon) / 2
-        d = 1 - (1 - _decimal(delta)).sqrt()
+        half = _to_decimal(epsilon) / 2
+        d = 1 - (1 - _to_decimal(delta)).sqrt()
         return float(rows / half * (1 + (half.exp() - 1) / (2 * d)).ln())
 
 
-def _decimal(value: Fraction) -> Decimal:
+def _to_decimal(value: Fraction) -> Decimal:
     return Decimal(value.numerator) / Decimal(value.denominator)
 
 
-def _check(delta: Fraction) -> None:
+def _check_delta(delta: Fraction) -> None:
     if not 0 < delta <= Fraction(1, 2):
         raise InvalidAmount(
             f"truncated noise needs a delta above 0 and at most 1/2, not {delta}; write e.g. delta: 1e-6"

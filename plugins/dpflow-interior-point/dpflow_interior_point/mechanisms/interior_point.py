@@ -1,14 +1,14 @@
 """`interior_point` and `approximate_median`: Algorithms 1 and 2 of the paper, in two rounds on an
 open column.
 
-Definition. Round one finds the scale 2^j at which random pairs of rows often differ (`scale`).
+Definition. Round one finds the scale 2^j at which random pairs of rows often differ (`column_scale`).
 Round two counts rows in cells of that width and answers an edge between two cells that are
-certainly occupied (`points`). If most pairs tie, round two counts single values instead and answers
+certainly occupied (`interior_cell`). If most pairs tie, round two counts single values instead and answers
 an atom. The median does the same on the middle slice: the rows without the t lowest and t highest,
 t = floor((1/2 - alpha + gamma) n).
 
-Claim: (epsilon, delta)-DP for the declared unit, for every table and every distribution: each round
-is a stability histogram (`stability`) with a part of the price, the slice and the pairing keep
+Guarantee: (epsilon, delta)-DP for the declared unit, for every table and every distribution: each round
+is a stability histogram (`stable_bins`) with a part of the privacy cost, the slice and the pairing keep
 neighbours neighbours, what follows is post-processing. "None" is an output like every other.
 
 Certainty: an answered interior point z has min(x) <= z <= max(x); an answered median has x_(t+1) <=
@@ -34,9 +34,10 @@ from pydantic import model_validator
 from dpflow.core.accounting.events import Event
 from dpflow.core.contract.declaration import Exact, Table
 from dpflow.core.contract.mechanism import Mechanism
-from dpflow.core.contract.requests import Answer, Cells, Grid, OpenColumn, UnboundedValues
+from dpflow.core.contract.requests import Answer, BinCounts, CellGrid, OpenColumn, UnboundedValues
 from dpflow.core.contract.results import ErrorBound, Result, Row
 from dpflow.core.sampling.randomness import Source
+from dpflow_interior_point import CITATION
 from dpflow_interior_point.building_blocks import column_scale as pairing
 from dpflow_interior_point.building_blocks import row_counts
 from dpflow_interior_point.building_blocks.column_scale import (
@@ -49,20 +50,18 @@ from dpflow_interior_point.building_blocks.column_scale import (
 from dpflow_interior_point.building_blocks.interior_cell import (
     NO_SCALE,
     Point,
-    middle,
+    middle_slice,
     point_among,
     point_between,
 )
 from dpflow_interior_point.building_blocks.stage_costs import (
-    Purse,
+    GroupShare,
+    RowCounts,
     ScaleParams,
-    Sizes,
-    event,
-    request,
+    approximate_event,
+    column_request,
 )
 from dpflow_interior_point.building_blocks.truncated_noise import Noise
-
-CITATION = "Aliakbarpour, Silver, Steinke, Ullman 2023 (medians and interior points for non-pathological data)"
 
 
 class InteriorPointParams(ScaleParams):
@@ -104,7 +103,7 @@ class ApproximateMedianParams(InteriorPointParams):
         return self.alpha / 4 if self.gamma is None else self.gamma
 
     @property
-    def cut(self) -> Fraction:
+    def trim_share(self) -> Fraction:
         """Share of the rows that the slice leaves out at each end."""
         return Fraction(1, 2) - self.alpha + self.margin
 
@@ -120,62 +119,68 @@ class Method:
         cut: share of the rows to leave out at each end.
     """
 
-    sizes: Sizes | None
+    sizes: RowCounts | None
     pairs: Noise
     cells: Noise
     rule: Rule
     share: Fraction
     atoms: bool
-    cut: Fraction
+    trim_share: Fraction
 
     @classmethod
-    def of(cls, params: InteriorPointParams, table: Table, purse: Purse | None = None) -> Method:
-        """Divide the price."""
-        cut = params.cut if isinstance(params, ApproximateMedianParams) else Fraction(0)
-        sizes, purse = None, purse or Purse.of(params, table)
+    def from_params(
+        cls, params: InteriorPointParams, table: Table, share: GroupShare | None = None
+    ) -> Method:
+        """Divide the privacy cost between stages."""
+        cut = params.trim_share if isinstance(params, ApproximateMedianParams) else Fraction(0)
+        sizes, share = None, share or GroupShare.for_group(params, table)
         if cut or params.share:
-            sizes, purse = Sizes.of(params, table, purse)
-        pairs, cells = purse.stages(params.split, sliced=bool(cut))
+            sizes, share = RowCounts.from_params(params, table, share)
+        pairs, cells = share.stage_noise(params.split, sliced=bool(cut))
         return cls(sizes, pairs, cells, params.rule, params.share, params.atoms, cut)
 
-    def find(self, column: OpenColumn, source: Source) -> list[tuple[Scale, Point]]:
+    def find_points(self, column: OpenColumn, source: Source) -> list[tuple[Scale, Point]]:
         """Both rounds, for every group."""
         sizes = (
-            [0] * len(column.rows) if self.sizes is None else self.sizes.of_groups(column, source)
+            [0] * len(column.rows)
+            if self.sizes is None
+            else self.sizes.draw_row_counts(column, source)
         )
         scales, most = [], sample_size(self.pairs)
-        for values, size in zip(column.sample(most), sizes, strict=True):
+        for values, size in zip(column.sample_values(most), sizes, strict=True):
+            # ``size`` is public or noisy, so what follows from it is no more than that
             paired = min(size, most)
-            trim = int(self.cut * paired)
+            trim = int(self.trim_share * paired)
             threshold = least_pairs(self.share, paired - 2 * trim)
             scales.append(
-                estimate_scale(middle(values, trim), self.pairs, threshold, self.rule, source)
+                estimate_scale(middle_slice(values, trim), self.pairs, threshold, self.rule, source)
             )
-        asked = {
+        grids = {
             code: grid
-            for code, grid in enumerate(map(self.grid, scales, sizes))
+            for code, grid in enumerate(map(self.choose_grid, scales, sizes))
             if grid is not None
         }
-        cells = column.cells(asked)
+        # One query for the cells of all groups.
+        cells = column.count_cells(grids)
         points = [NO_SCALE] * len(scales)
-        for code, grid in asked.items():
-            points[code] = self.point(cells[code], grid, source)
+        for code, grid in grids.items():
+            points[code] = self.draw_point(cells[code], grid, source)
         return list(zip(scales, points, strict=True))
 
-    def grid(self, scale: Scale, size: int) -> Grid | None:
+    def choose_grid(self, scale: Scale, size: int) -> CellGrid | None:
         """Which cells the second round looks at, or None if there is no scale.
 
-        Where the chosen class has w pairs of each row's `scale.PARTNERS`, there is a second cell,
-        or an atom, with about w/4 rows at least (the inequality in `planner`). Cells of w/64 rows
-        are not even shipped, of which n rows have at most 64 n/w.
+        Where the chosen class has w pairs of each row's `column_scale.PARTNERS`, there is a second cell,
+        or an atom, with about w/4 rows at least (the inequality in `row_counts`). Cells of w/64 rows
+        never leave the database, of which n rows have at most 64 n/w.
         """
         atoms = self.atoms and scale.mostly_ties
         if scale.exponent is None and not atoms:
             return None
         spare = max(0, scale.ties if atoms else scale.count) // (64 * pairing.PARTNERS)
-        return Grid(None if atoms else scale.exponent, int(self.cut * size), 1 + spare)
+        return CellGrid(None if atoms else scale.exponent, int(self.trim_share * size), 1 + spare)
 
-    def point(self, cells: Cells, grid: Grid, source: Source) -> Point:
+    def draw_point(self, cells: BinCounts, grid: CellGrid, source: Source) -> Point:
         """The second round's answer."""
         if grid.exponent is None:
             return point_among(cells, self.cells, grid.least - 1, source)
@@ -192,19 +197,22 @@ class _Points(Mechanism[P]):
     measure: str
 
     def event(self, params: P, table: Table) -> Event:
-        Method.of(params, table)
-        return event(params)
+        """The whole (epsilon, delta). Raises `PlanRefused` where noise is beyond 2^50."""
+        Method.from_params(params, table)
+        return approximate_event(params)
 
     def data_request(self, params: P, table: Table) -> UnboundedValues:
-        return request(params, table)
+        """The column without bounds, truncated to the declared rows and groups of a unit."""
+        return column_request(params, table)
 
     def draw(self, params: P, table: Table, answer: Answer, source: Source) -> Result:
-        method, keys = Method.of(params, table), request(params, table).keys
-        found = method.find(answer, source)
+        """Both rounds per group; the document holds the scale and noisy counts."""
+        method, keys = Method.from_params(params, table), column_request(params, table).keys
+        answers = method.find_points(answer, source)
         rows: list[Row] = []
         document = {}
-        for key, (scale, point) in zip(keys, found, strict=True):
-            value = None if point.value is None else answer.written(point.value)
+        for key, (scale, point) in zip(keys, answers, strict=True):
+            value = None if point.value is None else answer.column_value(point.value)
             rows += [Row(key, self.measure, value), Row(key, "status", point.status)]
             width = (
                 None
@@ -225,9 +233,10 @@ class InteriorPoint(_Points[InteriorPointParams]):
     measure = "interior point"
 
     def error_bound(self, params: InteriorPointParams, table: Table) -> ErrorBound:
-        method = Method.of(params, table)
+        """Rank error 1/2, which is certain; the note says how many rows an answer needs."""
+        method = Method.from_params(params, table)
         rows = row_counts.rows_for_point(method.pairs, method.cells)
-        note = f"never outside the range; about {rows} rows{_each(params)} are needed for an answer, else it is none"
+        note = f"never outside the range; about {rows} rows{_per_group(params)} are needed for an answer, else it is none"
         return ErrorBound({"rank (share of rows)": 0.5}, note)
 
 
@@ -243,13 +252,14 @@ class ApproximateMedian(_Points[ApproximateMedianParams]):
     measure = "median"
 
     def error_bound(self, params: ApproximateMedianParams, table: Table) -> ErrorBound:
-        method = Method.of(params, table)
+        """Rank error alpha, which is certain; the note says how many rows an answer needs."""
+        method = Method.from_params(params, table)
         rows = row_counts.rows_for_median(method.pairs, method.cells, params.alpha, params.margin)
-        note = f"about {rows} rows{_each(params)} are needed for an answer, else it is none"
+        note = f"about {rows} rows{_per_group(params)} are needed for an answer, else it is none"
         if method.sizes is not None and method.sizes.scale is not None:
             note += f"; the number of rows is known up to {method.sizes.half_width}"
         return ErrorBound({"rank (share of rows)": float(params.alpha)}, note)
 
 
-def _each(params: ScaleParams) -> str:
+def _per_group(params: ScaleParams) -> str:
     return "" if params.by is None else " a group"

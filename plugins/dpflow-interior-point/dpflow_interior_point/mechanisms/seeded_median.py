@@ -2,19 +2,19 @@
 without notice.
 
 Definition, in three rounds. Round one finds the fullest class [2^b, 2^(b+8)) of differences of
-random pairs (`scale`). Round two counts rows in cells of width W = 2^(b+20), the two on both sides
+random pairs (`column_scale`). Round two counts rows in cells of width W = 2^(b+20), the two on both sides
 of 0 taken as one, and keeps the one with the largest noisy count of those that a stability
-histogram shows (`stability`). Round three is the exponential mechanism over 2^42 points of step
+histogram shows (`stable_bins`). Round three is the exponential mechanism over 2^42 points of step
 2^(b-20) that reach 2 W to either side of that cell's lower end (of 0, in the middle cell); its cost
 is |#below - #above|, and rows outside count at the ends.
 
-Claim: (epsilon, delta)-DP by adaptive basic composition: rounds one and two spend a share of
+Guarantee: (epsilon, delta)-DP by adaptive basic composition: rounds one and two spend a share of
 epsilon and half of delta each, round three the rest of epsilon. Classes and cells divide pairs and
-rows, however wide they are, so their claims are those of the modules named. One unit of R rows
+rows, however wide they are, so their guarantees are those of the modules named. One unit of R rows
 moves the cost by at most R, under replace by 2 R.
 
 Why not the whole method first: a window need only contain the median and need not be small. The
-price of its width is a logarithm, but classes of eight octaves hold two to six times as many pairs
+cost of its width is a logarithm, but classes of eight octaves hold two to six times as many pairs
 as those of one, and cells as wide hold nearly all rows, so that both rounds need far fewer rows
 than an interior point does. Permute-and-flip in the place of the exponential mechanism would change
 nothing: among so many points of equal cost as many are kept as expected, which is the same law.
@@ -39,10 +39,11 @@ import numpy as np
 from dpflow.core.accounting.events import Event
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Mechanism
-from dpflow.core.contract.requests import Answer, Cells, Grid, UnboundedValues
+from dpflow.core.contract.requests import Answer, BinCounts, CellGrid, UnboundedValues
 from dpflow.core.contract.results import ErrorBound, Result, Row
 from dpflow.core.sampling.randomness import Source
-from dpflow.core.sampling.samplers import choose
+from dpflow.core.sampling.samplers import choose_piece
+from dpflow_interior_point import CITATION
 from dpflow_interior_point.building_blocks.column_scale import (
     LEAST,
     MOST,
@@ -50,14 +51,17 @@ from dpflow_interior_point.building_blocks.column_scale import (
     estimate_scale,
     sample_size,
 )
-from dpflow_interior_point.building_blocks.stable_bins import select
-from dpflow_interior_point.building_blocks.stage_costs import ColumnParams, Purse, event, request
+from dpflow_interior_point.building_blocks.stable_bins import select_bins
+from dpflow_interior_point.building_blocks.stage_costs import (
+    ColumnParams,
+    GroupShare,
+    approximate_event,
+    column_request,
+)
 from dpflow_interior_point.building_blocks.truncated_noise import Noise
-from dpflow_interior_point.mechanisms.interior_point import CITATION
 
-FARTHEST = (
-    2.0**900
-)  #: cells whose number is larger count as outside, so that all numbers of grid points are doubles
+#: Cells of larger numbers count as outside, so that all numbers of grid points are doubles.
+FARTHEST = 2.0**900
 LARGEST = Fraction(sys.float_info.max)
 
 
@@ -66,7 +70,7 @@ class SeededMedianParams(ColumnParams):
 
 
 class SeededMedian(Mechanism[SeededMedianParams]):
-    """A median by the exponential mechanism in a window that two private rounds found."""
+    """A median by the exponential mechanism in a window that two private rounds choose."""
 
     name = "seeded_median"
     summary = "a sharper median of a continuous column without a known range; wrong without notice if the data defeat it"
@@ -79,71 +83,78 @@ class SeededMedian(Mechanism[SeededMedianParams]):
     WIDE = 20  #: cells are 2^WIDE times as wide as the smallest difference of the class
     FINE = 40  #: and 2^FINE steps of the grid
 
-    def _methods(self, params: SeededMedianParams, table: Table) -> tuple[Noise, Noise, Fraction]:
+    def _plan_rounds(
+        self, params: SeededMedianParams, table: Table
+    ) -> tuple[Noise, Noise, Fraction]:
         """The noise of pairs and cells, and the exponential mechanism's rate per unit of cost."""
-        purse, half = Purse.of(params, table), Fraction(1, 2)
-        pairs, cells = (purse.part(share, half) for share in self.SHARES)
-        moved = purse.rows * (2 if purse.exchange else 1)  # of #below - #above, by one unit
-        rate = (1 - sum(self.SHARES)) * purse.epsilon / (2 * moved)
-        return pairs.pairs(), cells.cells(), rate
+        share_of_group, half = GroupShare.for_group(params, table), Fraction(1, 2)
+        pairs, cells = (share_of_group.take_share(share, half) for share in self.SHARES)
+        moved = share_of_group.rows * (
+            2 if share_of_group.exchange else 1
+        )  # of #below - #above, by one unit
+        rate = (1 - sum(self.SHARES)) * share_of_group.epsilon / (2 * moved)
+        return pairs.pair_noise(), cells.cell_noise(), rate
 
     def event(self, params: SeededMedianParams, table: Table) -> Event:
-        self._methods(params, table)
-        return event(params)
+        """The whole (epsilon, delta), shared by the three rounds."""
+        self._plan_rounds(params, table)
+        return approximate_event(params)
 
     def data_request(self, params: SeededMedianParams, table: Table) -> UnboundedValues:
-        return request(params, table)
+        """The column without bounds, truncated to the declared rows and groups of a unit."""
+        return column_request(params, table)
 
     def draw(
         self, params: SeededMedianParams, table: Table, answer: Answer, source: Source
     ) -> Result:
-        pairs, cells, rate = self._methods(params, table)
+        """Scale, window and median of each group; a group without a window answers None."""
+        pairs, cells, rate = self._plan_rounds(params, table)
         scales = [
             estimate_scale(values, pairs, 0, "argmax", source, self.OCTAVES).exponent
-            for values in answer.sample(sample_size(pairs))
+            for values in answer.sample_values(sample_size(pairs))
         ]
         wide = {
-            code: min(found + self.WIDE, MOST)
-            for code, found in enumerate(scales)
-            if found is not None
+            code: min(exponent + self.WIDE, MOST)
+            for code, exponent in enumerate(scales)
+            if exponent is not None
         }
-        counted = answer.cells({code: Grid(exponent) for code, exponent in wide.items()})
-        windows = {code: self._window(counted[code], wide[code], cells, source) for code in wide}
-        found = {code: window for code, window in windows.items() if window is not None}
-        fine = answer.cells({code: Grid(window.step) for code, window in found.items()})
+        counted = answer.count_cells({code: CellGrid(exponent) for code, exponent in wide.items()})
+        windows = {c: self._find_window(counted[c], wide[c], cells, source) for c in wide}
+        fine = answer.count_cells({c: CellGrid(w.step) for c, w in windows.items() if w is not None})
         rows: list[Row] = []
-        for code, key in enumerate(request(params, table).keys):
+        for code, key in enumerate(column_request(params, table).keys):
             value, status = None, "no_bins" if code in wide else "no_scale"
-            if code in found:
-                value, status = (
-                    answer.written(median_in(found[code], fine[code], rate, source)),
-                    "ok",
-                )
+            if (window := windows.get(code)) is not None:
+                value, status = answer.column_value(median_in(window, fine[code], rate, source)), "ok"
             rows += [Row(key, "median", value), Row(key, "status", status)]
         return Result(tuple(rows))
 
-    def _window(self, cells: Cells, exponent: int, noise: Noise, source: Source) -> Window | None:
+    def _find_window(
+        self, cells: BinCounts, exponent: int, noise: Noise, source: Source
+    ) -> Window | None:
         """Around the fullest cell by noisy count that shows, of equal ones the highest; None if
         none shows.
         """
         usable = np.abs(cells.keys) < FARTHEST
+        # Cells -1 and 0 are one: a median near 0 would else need twice the rows.
         keys = np.where(cells.keys == -1, 0.0, cells.keys)[usable]
         keys, inverse = np.unique(keys, return_inverse=True)
         counts = np.bincount(inverse, weights=cells.counts[usable], minlength=len(keys)).astype(
             np.int64
         )
-        places, noisy = select(counts, noise, noise.radius, source)
-        if not len(places):
+        selected, noisy = select_bins(counts, noise, noise.radius, source)
+        if not len(selected):
             return None
-        _, place = max(zip(noisy.tolist(), places.tolist(), strict=True))
+        _, fullest = max(zip(noisy.tolist(), selected.tolist(), strict=True))
         step = max(exponent - self.FINE, LEAST)
         width = 2 ** (exponent - step)
-        return Window(step, int(keys[place]) * width, 2 * width)
+        return Window(step, int(keys[fullest]) * width, 2 * width)
 
     def error_bound(self, params: SeededMedianParams, table: Table) -> ErrorBound:
-        pairs, cells, rate = self._methods(params, table)
+        """The rank error within a right window; nothing bounds the error outside it."""
+        pairs, cells, rate = self._plan_rounds(params, table)
         rank = ((self.FINE + 2) * math.log(2) + math.log(20)) / float(2 * rate)
-        note = f"in rows, if the median lies in the window that is found; about {rows_for_window(pairs, cells)} rows are needed"
+        note = f"in rows, if the median lies in the window; about {rows_for_window(pairs, cells)} rows are needed"
         return ErrorBound({"rank (rows)": rank}, f"{note} for an answer")
 
 
@@ -156,18 +167,18 @@ class Window:
     half: int
 
 
-def median_in(window: Window, cells: Cells, rate: Fraction, source: Source) -> float:
+def median_in(window: Window, cells: BinCounts, rate: Fraction, source: Source) -> float:
     """The exponential mechanism over a window; cost |#below - #above|, rows outside at its ends."""
-    places = np.clip(cells.keys - float(window.centre), -window.half, window.half - 1).astype(
+    positions = np.clip(cells.keys - float(window.centre), -window.half, window.half - 1).astype(
         np.int64
     )
-    places, inverse = np.unique(places, return_inverse=True)
-    counts = np.bincount(inverse, weights=cells.counts, minlength=len(places)).astype(np.int64)
+    positions, inverse = np.unique(positions, return_inverse=True)
+    counts = np.bincount(inverse, weights=cells.counts, minlength=len(positions)).astype(np.int64)
     below = np.concatenate([[0], np.cumsum(counts)])
-    # Every place is a piece of one point, and so is the gap before it; the last gap reaches the end
+    # Every position is a piece of one point, and so is the gap before it; the last gap reaches the end
     # of the window.
-    starts = np.empty(2 * len(places) + 1, np.int64)
-    starts[0::2], starts[1::2] = np.concatenate([[-window.half], places + 1]), places
+    starts = np.empty(2 * len(positions) + 1, np.int64)
+    starts[0::2], starts[1::2] = np.concatenate([[-window.half], positions + 1]), positions
     lengths = np.diff(starts, append=window.half)
     costs = np.empty_like(starts)
     costs[0::2], costs[1::2] = (
@@ -176,7 +187,7 @@ def median_in(window: Window, cells: Cells, rate: Fraction, source: Source) -> f
     )
     real = lengths > 0
     starts, lengths, costs = starts[real], lengths[real], costs[real]
-    piece = choose(lengths, costs, rate, source)
+    piece = choose_piece(lengths, costs, rate, source)
     at = window.centre + int(starts[piece]) + source.below(int(lengths[piece]))
     value = at * Fraction(2) ** window.step
     return float(max(-LARGEST, min(value, LARGEST)))

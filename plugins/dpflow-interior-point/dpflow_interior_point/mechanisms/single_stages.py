@@ -1,7 +1,7 @@
 """The stages of the method, each as a release of its own.
 
-Definitions and claims are those of the modules `scale`, `points` and `stability`; each of these
-mechanisms spends its whole price on one stage.
+Definitions and guarantees are those of `column_scale`, `interior_cell` and `stable_bins`; each of
+these mechanisms spends its whole privacy cost on one stage.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from pydantic import Field
 from dpflow.core.accounting.events import Event
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Mechanism
-from dpflow.core.contract.requests import Answer, Grid, UnboundedValues
+from dpflow.core.contract.requests import Answer, CellGrid, UnboundedValues
 from dpflow.core.contract.results import ErrorBound, Result, Row
 from dpflow.core.sampling.randomness import Source
+from dpflow_interior_point import CITATION
 from dpflow_interior_point.building_blocks.column_scale import (
     PARTNERS,
     Rule,
@@ -28,14 +29,13 @@ from dpflow_interior_point.building_blocks.column_scale import (
 from dpflow_interior_point.building_blocks.interior_cell import point_between
 from dpflow_interior_point.building_blocks.stage_costs import (
     ColumnParams,
-    Purse,
+    GroupShare,
+    RowCounts,
     ScaleParams,
-    Sizes,
-    event,
-    request,
+    approximate_event,
+    column_request,
 )
 from dpflow_interior_point.building_blocks.truncated_noise import Noise
-from dpflow_interior_point.mechanisms.interior_point import CITATION
 
 Exponent = Annotated[int, Field(ge=-1000, le=1000)]
 
@@ -57,44 +57,49 @@ class EstimateFirstMoment(Mechanism[EstimateFirstMomentParams]):
     citation = CITATION + ", Proposition 3.2"
     Params = EstimateFirstMomentParams
 
-    def _method(
+    def _plan_noise(
         self, params: EstimateFirstMomentParams, table: Table
-    ) -> tuple[Sizes | None, Noise]:
-        purse, sizes = Purse.of(params, table), None
+    ) -> tuple[RowCounts | None, Noise]:
+        share, sizes = GroupShare.for_group(params, table), None
+        # only a threshold that is a share of all pairs needs their number
         if params.share:
-            sizes, purse = Sizes.of(params, table, purse)
-        return sizes, purse.pairs()
+            sizes, share = RowCounts.from_params(params, table, share)
+        return sizes, share.pair_noise()
 
     def event(self, params: EstimateFirstMomentParams, table: Table) -> Event:
-        self._method(params, table)
-        return event(params)
+        """The whole (epsilon, delta), spent on the first stage."""
+        self._plan_noise(params, table)
+        return approximate_event(params)
 
     def data_request(self, params: EstimateFirstMomentParams, table: Table) -> UnboundedValues:
-        return request(params, table)
+        """The column without bounds, truncated to the declared rows and groups of a unit."""
+        return column_request(params, table)
 
     def draw(
         self, params: EstimateFirstMomentParams, table: Table, answer: Answer, source: Source
     ) -> Result:
-        sizes, noise = self._method(params, table)
-        numbers = [0] * len(answer.rows) if sizes is None else sizes.of_groups(answer, source)
+        """A power of two per group, in the measure of the column, or None with a status."""
+        sizes, noise = self._plan_noise(params, table)
+        numbers = [0] * len(answer.rows) if sizes is None else sizes.draw_row_counts(answer, source)
         rows: list[Row] = []
         most = sample_size(noise)
         for key, values, n in zip(
-            request(params, table).keys, answer.sample(most), numbers, strict=True
+            column_request(params, table).keys, answer.sample_values(most), numbers, strict=True
         ):
             threshold = least_pairs(params.share, min(n, most))
-            found = estimate_scale(values, noise, threshold, params.rule, source)
+            scale = estimate_scale(values, noise, threshold, params.rule, source)
             width = (
                 None
-                if found.exponent is None
-                else float(Fraction(2) ** found.exponent * answer.step)
+                if scale.exponent is None
+                else float(Fraction(2) ** scale.exponent * answer.step)
             )
-            status = "ok" if width is not None else "ties" if found.ties else "no_scale"
+            status = "ok" if width is not None else "ties" if scale.ties else "no_scale"
             rows += [Row(key, "scale", width), Row(key, "status", status)]
         return Result(tuple(rows))
 
     def error_bound(self, params: EstimateFirstMomentParams, table: Table) -> ErrorBound:
-        _, noise = self._method(params, table)
+        """No half-width: the factor depends on the distribution, and the note says how."""
+        _, noise = self._plan_noise(params, table)
         rows = math.ceil(2 * (noise.radius + 3 * float(noise.scale)) / PARTNERS / 0.2)
         note = "a power of two, mostly 1 to 5 times the mean absolute deviation; dates count days, timestamps microseconds"
         return ErrorBound({}, f"{note}; about {rows} rows are needed for an answer")
@@ -119,28 +124,35 @@ class FindInteriorPoint(Mechanism[FindInteriorPointParams]):
     Params = FindInteriorPointParams
 
     def event(self, params: FindInteriorPointParams, table: Table) -> Event:
-        Purse.of(params, table).cells()
-        return event(params)
+        """The whole (epsilon, delta), spent on the second stage."""
+        GroupShare.for_group(params, table).cell_noise()
+        return approximate_event(params)
 
     def data_request(self, params: FindInteriorPointParams, table: Table) -> UnboundedValues:
-        return request(params, table)
+        """The column without bounds, truncated to the declared rows and groups of a unit."""
+        return column_request(params, table)
 
     def draw(
         self, params: FindInteriorPointParams, table: Table, answer: Answer, source: Source
     ) -> Result:
-        noise, keys = Purse.of(params, table).cells(), request(params, table).keys
-        cells = answer.cells(
-            {code: Grid(params.exponent, least=params.least) for code in range(len(keys))}
+        """The best edge between two occupied cells of each group, or None with a status."""
+        noise, keys = (
+            GroupShare.for_group(params, table).cell_noise(),
+            column_request(params, table).keys,
+        )
+        cells = answer.count_cells(
+            {code: CellGrid(params.exponent, least=params.least) for code in range(len(keys))}
         )
         rows: list[Row] = []
         for code, key in enumerate(keys):
             point = point_between(cells[code], params.exponent, noise, params.least - 1, source)
-            value = None if point.value is None else answer.written(point.value)
+            value = None if point.value is None else answer.column_value(point.value)
             rows += [Row(key, "interior point", value), Row(key, "status", point.status)]
         return Result(tuple(rows))
 
     def error_bound(self, params: FindInteriorPointParams, table: Table) -> ErrorBound:
-        noise = Purse.of(params, table).cells()
+        """Rank error 1/2, which is certain; the note says how many rows a cell needs."""
+        noise = GroupShare.for_group(params, table).cell_noise()
         rows = math.ceil(noise.radius + params.least - 1 + 3 * float(noise.scale))
         note = f"never outside the range; two cells need about {rows} rows each for an answer"
         return ErrorBound({"rank (share of rows)": 0.5}, note)

@@ -2,11 +2,11 @@
 of a number line.
 
 Definitions. `truncated_count`: rows by public key plus truncated noise, so |error| <= R with
-certainty. `stability_histogram`: noisy counts of the bins that are selected (`stability`); a bin is
+certainty. `stability_histogram`: noisy counts of the bins that are selected (`stable_bins`); a bin is
 a text or key of the column, or with ``exponent`` a cell [k 2^exponent, (k+1) 2^exponent) of a
 number, date or timestamp, named by its lower end.
 
-Claim: (epsilon, delta)-DP for the declared unit, by `noise`: a unit moves G counts by at most B
+Guarantee: (epsilon, delta)-DP for the declared privacy unit, by `truncated_noise`: a unit moves G counts by at most B
 each (a number's cells: by B rows in all), under replace as many up as down.
 
 When not to use them: `histogram` is pure and needs less noise on average; `private_histogram` is
@@ -24,16 +24,16 @@ from dpflow.core.accounting.amounts import Delta, Epsilon
 from dpflow.core.accounting.events import Approximate, Event
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Mechanism, Params
-from dpflow.core.contract.requests import Answer, Grid, GroupedSums, UnboundedValues
+from dpflow.core.contract.requests import Answer, CellGrid, GroupedSums, UnboundedValues
 from dpflow.core.contract.results import ErrorBound, Result, Row
 from dpflow.core.sampling.randomness import Source
+from dpflow_interior_point import CITATION
 from dpflow_interior_point.building_blocks.stable_bins import select_bins
 from dpflow_interior_point.building_blocks.truncated_noise import Noise, count_noise
-from dpflow_interior_point.mechanisms.interior_point import CITATION
 
 
 class _Priced(Params):
-    """``epsilon``, ``delta``: the price."""
+    """``epsilon``, ``delta``: the privacy cost."""
 
     epsilon: Epsilon
     delta: Delta
@@ -52,7 +52,7 @@ class _Priced(Params):
 
 
 class TruncatedCountParams(_Priced):
-    """``epsilon``, ``delta``: the price. ``by``: a column with public keys, or nothing for the
+    """``epsilon``, ``delta``: the privacy cost. ``by``: a column with public keys, or nothing for the
     total.
     """
 
@@ -72,12 +72,14 @@ class TruncatedCount(Mechanism[TruncatedCountParams]):
         return params.noise_for(table, request.groups, request.rows_per_group)
 
     def event(self, params: TruncatedCountParams, table: Table) -> Event:
+        """The whole (epsilon, delta). Raises `PlanRefused` where the noise is beyond 2^50."""
         self._count_noise(params, table)
         return Approximate(params.epsilon, params.delta)
 
     def data_request(self, params: TruncatedCountParams, table: Table) -> GroupedSums:
+        """Row counts by public key, or of the whole table."""
         keys = None if params.by is None else table.public_keys(params.by)
-        groups, rows = table.cut(params.by)
+        groups, rows = table.groups_and_rows(params.by)
         return GroupedSums(
             params.by, keys, groups if keys is None else min(groups, len(keys)), rows
         )
@@ -85,6 +87,7 @@ class TruncatedCount(Mechanism[TruncatedCountParams]):
     def draw(
         self, params: TruncatedCountParams, table: Table, answer: Answer, source: Source
     ) -> Result:
+        """Every count plus truncated noise, in the order of the keys."""
         noise = self._count_noise(params, table)
         noisy = answer.rows + noise.draw_noise(len(answer.keys), source)
         return Result(
@@ -95,15 +98,16 @@ class TruncatedCount(Mechanism[TruncatedCountParams]):
         )
 
     def error_bound(self, params: TruncatedCountParams, table: Table) -> ErrorBound:
+        """95 % half-width; the note has the radius that noise never leaves."""
         noise = self._count_noise(params, table)
         return ErrorBound(
             {"count": noise.half_width},
-            f"the noise never leaves +-{noise.radius}; cut rows add bias",
+            f"the noise never leaves +-{noise.radius}; truncated rows add bias",
         )
 
 
 class StabilityHistogramParams(_Priced):
-    """``column``: what to count by. ``epsilon``, ``delta``: the price. ``exponent``: for numbers,
+    """``column``: what to count by. ``epsilon``, ``delta``: the privacy cost. ``exponent``: for numbers,
     dates (days) and timestamps (microseconds), cells of width 2^exponent; without it every
     different text or key is a bin. ``least``: rows that a bin which shows certainly has; smaller
     bins never leave the database.
@@ -132,46 +136,53 @@ class StabilityHistogram(Mechanism[StabilityHistogramParams]):
         return params.noise_for(table, request.groups, request.rows_per_group)
 
     def event(self, params: StabilityHistogramParams, table: Table) -> Event:
+        """The whole (epsilon, delta). Raises `PlanRefused` where the noise is beyond 2^50."""
         self._bin_noise(params, table)
         return Approximate(params.epsilon, params.delta)
 
     def data_request(
         self, params: StabilityHistogramParams, table: Table
     ) -> GroupedSums | UnboundedValues:
+        """Row counts by private key, or with ``exponent`` the column itself."""
         table.column(params.column)
         if params.exponent is not None:
             return UnboundedValues(params.column, rows_per_group=table.contribution_bounds.rows)
-        return GroupedSums(params.column, None, *table.cut(params.column))
+        return GroupedSums(params.column, None, *table.groups_and_rows(params.column))
 
     def draw(
         self, params: StabilityHistogramParams, table: Table, answer: Answer, source: Source
     ) -> Result:
+        """Noisy counts of the selected bins, sorted by text or by lower end."""
         noise = self._bin_noise(params, table)
         if params.exponent is None:
+            # private keys come in any order: sorting them keeps it from telling anything
             order = sorted(range(len(answer.keys)), key=answer.keys.__getitem__)
             counts, names = answer.rows[order], [answer.keys[i] for i in order]
         else:
-            cells = answer.cells({0: Grid(params.exponent, least=params.least)})[0]
+            cells = answer.count_cells({0: CellGrid(params.exponent, least=params.least)})[0]
             finite = np.isfinite(cells.keys)
             counts, edges = cells.counts[finite], cells.keys[finite]
         selected, noisy = select_bins(counts, noise, noise.radius + params.least - 1, source)
         if params.exponent is not None:
+            # the lower end of the outermost cells may lie beyond the doubles
             with np.errstate(over="ignore"):
                 lows = np.clip(
                     np.ldexp(edges[selected], params.exponent),
                     -np.finfo(float).max,
                     np.finfo(float).max,
                 )
-            labels = [str(answer.written(float(low))) for low in lows]
+            labels = [str(answer.column_value(float(low))) for low in lows]
         else:
-            labels = [names[place] for place in selected]
+            labels = [names[i] for i in selected]
         return Result(
             tuple(
-                Row(k, "count", int(n), noise.half_width) for k, n in zip(labels, noisy, strict=True)
+                Row(k, "count", int(n), noise.half_width)
+                for k, n in zip(labels, noisy, strict=True)
             )
         )
 
     def error_bound(self, params: StabilityHistogramParams, table: Table) -> ErrorBound:
+        """95 % half-width of the bins that show; the note says which bins do."""
         noise = self._bin_noise(params, table)
         rows = noise.radius + params.least - 1 + noise.half_width
         note = f"for bins that show; a bin needs about {rows} rows to show"

@@ -1,6 +1,4 @@
-"""Calculators: rows that an answer needs, radii of truncated noise, and what can be told of a
-public column.
-"""
+"""Calculators: sample sizes, radii of truncated noise, and facts about public columns."""
 
 from __future__ import annotations
 
@@ -15,8 +13,9 @@ from dpflow.core.contract.calculator import Calculator, Sheet
 from dpflow.core.contract.declaration import Exact
 from dpflow.core.contract.mechanism import Params
 from dpflow.core.sampling.randomness import SystemSource
+from dpflow_interior_point import CITATION
 from dpflow_interior_point.building_blocks import row_counts
-from dpflow_interior_point.building_blocks.stage_costs import COUNTING, Purse
+from dpflow_interior_point.building_blocks.stage_costs import COUNTING, GroupShare
 from dpflow_interior_point.building_blocks.truncated_noise import (
     Noise,
     count_noise,
@@ -24,7 +23,6 @@ from dpflow_interior_point.building_blocks.truncated_noise import (
     scalar_radius,
     simple_radius,
 )
-from dpflow_interior_point.mechanisms.interior_point import CITATION
 from dpflow_interior_point.theory import public_columns
 
 Count = Annotated[int, Field(ge=1, le=10**9)]
@@ -33,7 +31,7 @@ Share = Annotated[float, Field(gt=0, lt=1)]
 
 
 class PriceParams(Params):
-    """``epsilon``, ``delta``: the price. ``neighbours``: replace or add-remove. ``rows``: of one
+    """``epsilon``, ``delta``: the privacy cost. ``neighbours``: replace or add-remove. ``rows``: of one
     unit.
     """
 
@@ -70,7 +68,7 @@ class InteriorRowsParams(PriceParams):
     beta: Share = 0.05
 
     @model_validator(mode="after")
-    def _check(self) -> InteriorRowsParams:
+    def _check_ranges(self) -> InteriorRowsParams:
         if not 0 < self.alpha < Fraction(1, 2):
             raise ValueError("alpha must lie strictly between 0 and 1/2, such as 0.25")
         if (self.q is None) != (self.p2 is None):
@@ -89,13 +87,16 @@ class InteriorRows(Calculator[InteriorRowsParams]):
     Params = InteriorRowsParams
 
     def make_sheet(self, params: InteriorRowsParams) -> Sheet:
-        purse = Purse(params.epsilon, params.delta, params.exchange, params.rows)
+        """One row per distribution; proved sample sizes are in the notes."""
+        share = GroupShare(params.epsilon, params.delta, params.exchange, params.rows)
         counted = (
-            purse if params.exchange and params.rows == 1 else purse.part(1 - COUNTING, Fraction(1))
+            share
+            if params.exchange and params.rows == 1
+            else share.take_share(1 - COUNTING, Fraction(1))
         )
-        pairs, cells = purse.stages(None)
+        pairs, cells = share.stage_noise(None)
         median = row_counts.rows_for_median(
-            *counted.stages(None, sliced=True), params.alpha, params.alpha / 4
+            *counted.stage_noise(None, sliced=True), params.alpha, params.alpha / 4
         )
         moved = params.rows * (2 if params.exchange else 1)
         quantile = row_counts.rows_for_quantile(
@@ -111,9 +112,9 @@ class InteriorRows(Calculator[InteriorRowsParams]):
         c, beta = params.c, params.beta
         proved = row_counts.proved_rows_for_point(pairs, cells, c, beta)
         largest = row_counts.proved_rows_for_largest(pairs, cells, c, beta)
-        scale = row_counts.proved_rows_for_scale(purse.pairs(), c, beta)
+        scale = row_counts.proved_rows_for_scale(share.pair_noise(), c, beta)
         middle = row_counts.proved_rows_for_median(
-            *counted.stages(None, sliced=True), c, beta, float(params.alpha)
+            *counted.stage_noise(None, sliced=True), c, beta, float(params.alpha)
         )
         notes = (
             "planned rows: about 95 % of the releases answer (measured); the median's number supposes continuous data",
@@ -130,20 +131,21 @@ class InteriorRows(Calculator[InteriorRowsParams]):
 
 
 class TruncatedNoise(Calculator[PriceParams]):
-    """How far truncated Laplace noise may be cut, exactly, beside formulas in circulation."""
+    """The least radius of truncated Laplace noise, exactly, beside formulas in circulation."""
 
     name = "truncated_noise"
     summary = "the radius of truncated Laplace noise, exact and as formulas in circulation have it"
-    citation = CITATION + ", Lemma 2.3, whose condition is derived anew"
+    citation = CITATION + ", Lemma 2.3, whose condition is derived here"
     Params = PriceParams
 
     def make_sheet(self, params: PriceParams) -> Sheet:
+        """One row per formula: its radius, and the share of delta that it spends."""
         e, d, k = params.epsilon, params.delta, params.rows
         noise = count_noise(e, d, k, exchange=params.exchange)
         moved = Fraction(k * (2 if params.exchange else 1))
         exact = pair_radius(e, d, k) if params.exchange else scalar_radius(e, d, moved)
 
-        def vector(radius: float) -> float:
+        def delta_of_vector(radius: float) -> float:
             """Delta that a radius spends on a vector, in units of delta."""
             return (
                 math.expm1(float(e)) / (2 * math.expm1(float(e) * radius / float(moved))) / float(d)
@@ -159,11 +161,11 @@ class TruncatedNoise(Calculator[PriceParams]):
             (
                 "histogram, integer noise (used)",
                 float(noise.radius),
-                round(_spent(noise, k, params.exchange) / float(d), 3),
+                round(_spent_delta_share(noise, k, params.exchange) / float(d), 3),
             ),
             ("histogram, continuous", round(exact, 3), 1.0),
             *(
-                (name, round(radius, 3), round(vector(radius), 3))
+                (name, round(radius, 3), round(delta_of_vector(radius), 3))
                 for name, radius in vectors.items()
             ),
         ]
@@ -174,7 +176,7 @@ class TruncatedNoise(Calculator[PriceParams]):
         return Sheet(("noise", "radius", "delta spent / delta"), tuple(rows), notes)
 
 
-def _spent(noise: Noise, rows: int, exchange: bool) -> float:
+def _spent_delta_share(noise: Noise, rows: int, exchange: bool) -> float:
     """Delta that integer noise spends on a histogram: the mass that a shift by ``rows`` leaves out,
     in one count or two.
     """
@@ -201,11 +203,12 @@ class NormalizedVariance(Calculator[PublicColumnParams]):
     Params = PublicColumnParams
 
     def make_sheet(self, params: PublicColumnParams) -> Sheet:
-        found = public_columns.normalized_variance(params.values)
+        """Deviation, variance and their ratio. Raises `InvalidInput` on infinite values."""
+        spread = public_columns.normalized_variance(params.values)
         rows = (
-            ("E|X - mean|", found.deviation),
-            ("variance", found.variance),
-            ("normalised variance", found.normalized),
+            ("E|X - mean|", spread.deviation),
+            ("variance", spread.variance),
+            ("normalised variance", spread.normalized),
         )
         return Sheet(
             ("measure", "value"),
@@ -232,6 +235,7 @@ class CheckPoint(Calculator[CheckPointParams]):
     Params = CheckPointParams
 
     def make_sheet(self, params: CheckPointParams) -> Sheet:
+        """Yes or no for both definitions, and the shares of values on either side."""
         x, z, n = params.values, params.point, len(params.values)
         rows = (
             ("interior point", public_columns.is_interior_point(x, z)),
@@ -260,11 +264,13 @@ class HardInstance(Calculator[HardInstanceParams]):
     """Values on which no private method can answer with few rows, to see that yours says none."""
 
     name = "hard_instance"
-    summary = "a column on which private interior points or medians must fail, drawn anew"
+    summary = "a column on which private interior points or medians must fail, drawn afresh"
     citation = CITATION + ", Section 1.1"
     Params = HardInstanceParams
 
     def make_sheet(self, params: HardInstanceParams) -> Sheet:
+        """One row per value, from fresh randomness; the note says what is hard."""
+        # no private rows: the randomness only makes a fresh example
         source = SystemSource()
         note = "every value has a scale of its own: neither interior points nor medians can be answered on few rows"
         if params.kind == "random_bits":

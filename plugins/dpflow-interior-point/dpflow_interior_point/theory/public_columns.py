@@ -1,5 +1,4 @@
-"""For public data: how hard a column is, whether a point is right, and columns that are hard on
-purpose.
+"""For public data: how hard a column is, whether a point is right, and hard columns.
 
 Nothing here is private. Never call it on rows that somebody protects.
 
@@ -48,7 +47,7 @@ def normalized_variance(values: ArrayLike) -> Spread:
     """Of a public column, which must have finite values only. A variance that no double holds is
     inf.
     """
-    x = _finite(values)
+    x = _finite_array(values)
     shift = math.frexp(float(np.max(np.abs(x))))[1]
     scaled = np.ldexp(x, -shift)  # no square overflows
     away = scaled - math.fsum(scaled) / len(scaled)
@@ -65,7 +64,7 @@ def normalized_variance(values: ArrayLike) -> Spread:
 
 def is_interior_point(values: ArrayLike, point: float) -> bool:
     """Whether the point lies between the smallest and the largest of some finite values."""
-    x = _finite(values)
+    x = _finite_array(values)
     return bool(x.min() <= point <= x.max())
 
 
@@ -75,7 +74,7 @@ def is_approximate_median(values: ArrayLike, point: float, alpha: Fraction) -> b
     """
     if not 0 < alpha < Fraction(1, 2):
         raise InvalidInput(f"alpha {alpha} must lie strictly between 0 and 1/2, such as 0.25")
-    x = _finite(values)
+    x = _finite_array(values)
     least = (Fraction(1, 2) - alpha) * len(x)
     return bool(np.count_nonzero(x <= point) >= least and np.count_nonzero(x >= point) >= least)
 
@@ -83,12 +82,13 @@ def is_approximate_median(values: ArrayLike, point: float, alpha: Fraction) -> b
 def log_spread(n: int, source: Source, low: float = -900, high: float = 900) -> Floats:
     """Values +-2^U with U uniform between ``low`` and ``high``."""
     signs = 1.0 - 2.0 * (source.words(n) & np.uint64(1))
-    return np.asarray(signs * np.exp2(low + (high - low) * _uniform(n, source)))
+    return np.asarray(signs * np.exp2(low + (high - low) * _draw_uniform(n, source)))
 
 
 def random_bits(n: int, source: Source) -> Floats:
     """Finite doubles, each bit pattern as likely as any other."""
     values = source.words(n).view(np.float64)
+    # infinities and NaN are drawn again, which keeps the others uniform
     while (bad := np.flatnonzero(~np.isfinite(values))).size:
         values[bad] = source.words(bad.size).view(np.float64)
     return values
@@ -102,20 +102,20 @@ def hard_median(
 
     Values must lie strictly between both, the share strictly between 0 and 1/2.
     """
-    x = _finite(inner)
+    x = _finite_array(inner)
     if not 0 < share < 0.5 or not (low < x.min() and x.max() < high):
         raise InvalidInput(
             "a hard median needs a share strictly between 0 and 1/2, and values strictly between its ends"
         )
-    u = _uniform(len(x), source)
+    u = _draw_uniform(len(x), source)
     return np.where(u < share, low, np.where(u < 2 * share, high, x))
 
 
-def _uniform(n: int, source: Source) -> Floats:
+def _draw_uniform(n: int, source: Source) -> Floats:
     return np.asarray((source.words(n) >> np.uint64(11)) * 2.0**-53, np.float64)
 
 
-def _finite(values: ArrayLike) -> Floats:
+def _finite_array(values: ArrayLike) -> Floats:
     x = np.asarray(values, dtype=np.float64)
     if x.ndim != 1 or not len(x) or not np.isfinite(x).all():
         raise InvalidInput(

@@ -15,7 +15,7 @@ from math import ceil, exp, expm1, inf, log, sqrt
 from dpflow.errors import InvalidInput
 
 
-def transfer(epsilon: float, delta: float, rows: int) -> tuple[float, float]:
+def transfer_bound(epsilon: float, delta: float, rows: int) -> tuple[float, float]:
     """(error 6 epsilon, failure): Theorem 1.1 for one 1/m-sensitive query chosen with (epsilon,
     delta)-DP.
 
@@ -32,7 +32,7 @@ def transfer(epsilon: float, delta: float, rows: int) -> tuple[float, float]:
     return 6 * epsilon, max(4 * delta / epsilon, exp(-(epsilon**2) * rows / 8))
 
 
-def composed(
+def composed_bound(
     epsilon: float, delta: float, rows: int, queries: int, alpha: float, beta: float
 ) -> tuple[float, float]:
     """(error, failure) of k answers, each within ``alpha`` of the data but with probability
@@ -42,23 +42,23 @@ def composed(
         raise InvalidInput(
             "queries is at least 1, alpha at least 0 and finite, beta between 0 and 1"
         )
-    error, failure = transfer(epsilon, delta, rows)
+    error, failure = transfer_bound(epsilon, delta, rows)
     return error + alpha, min(1.0, queries * beta + failure)
 
 
-def total(each: float, queries: int, delta: float) -> float:
+def total_epsilon(step_epsilon: float, queries: int, delta: float) -> float:
     """Composition in the lecture's form: e sqrt(2 k ln(1/delta)) + k e (exp(e) - 1); floats, for
     planning.
     """
-    return each * sqrt(2 * queries * log(1 / delta)) + queries * each * expm1(each)
+    return step_epsilon * sqrt(2 * queries * log(1 / delta)) + queries * step_epsilon * expm1(step_epsilon)
 
 
-def step(epsilon: float, queries: int, delta: float) -> float:
+def largest_step(epsilon: float, queries: int, delta: float) -> float:
     """The inverse of `total`, by bisection."""
     low, high = 0.0, 1.0
     for _ in range(200):
         middle = (low + high) / 2
-        low, high = (middle, high) if total(middle, queries, delta) < epsilon else (low, middle)
+        low, high = (middle, high) if total_epsilon(middle, queries, delta) < epsilon else (low, middle)
     return low
 
 
@@ -74,7 +74,7 @@ class Service:
     rows: int
     noise_rows: int
     transfer_rows: int
-    each: float
+    answer_epsilon: float
     epsilon: float
     delta: float
     alpha: float
@@ -82,7 +82,7 @@ class Service:
 
 
 @cache
-def plan(queries: int, tau: float, beta: float, noise_share: float = 0.5) -> Service:
+def plan_service(queries: int, tau: float, beta: float, noise_share: float = 0.5) -> Service:
     """Rows for k answers within ``tau`` of the population, all of them with probability 1-beta.
 
     Args:
@@ -95,43 +95,43 @@ def plan(queries: int, tau: float, beta: float, noise_share: float = 0.5) -> Ser
         )
     alpha, epsilon = noise_share * tau, (1 - noise_share) * tau / 6
     delta = min(beta * epsilon / 8, epsilon / 16)
-    each = step(epsilon, queries, delta)
-    noise = log(2 * queries / beta) / (each * alpha)
+    answer_epsilon = largest_step(epsilon, queries, delta)
+    noise = log(2 * queries / beta) / (answer_epsilon * alpha)
     generalisation = max(8 * log(2 / beta) / epsilon**2, 12 / epsilon**2)
     rows = ceil(max(noise, generalisation))
     return Service(
-        rows, ceil(noise), ceil(generalisation), each, epsilon, delta, alpha, 1 / (rows * each)
+        rows, ceil(noise), ceil(generalisation), answer_epsilon, epsilon, delta, alpha, 1 / (rows * answer_epsilon)
     )
 
 
-def best_plan(queries: int, tau: float, beta: float) -> Service:
+def best_service(queries: int, tau: float, beta: float) -> Service:
     """`plan` with the division of tau that needs the fewest rows, over a grid of percent."""
     return min(
-        (plan(queries, tau, beta, i / 100) for i in range(5, 96)), key=lambda service: service.rows
+        (plan_service(queries, tau, beta, i / 100) for i in range(5, 96)), key=lambda service: service.rows
     )
 
 
-def accuracy(queries: int, rows: int, beta: float) -> float:
+def reachable_error(queries: int, rows: int, beta: float) -> float:
     """The least tau that `plan` reaches with these rows, or infinity if none up to 1."""
-    if plan(queries, 1.0, beta).rows > rows:
+    if plan_service(queries, 1.0, beta).rows > rows:
         return inf
     low, high = 0.0, 1.0
     while high - low > 1e-9:
         middle = (low + high) / 2
         low, high = (
             (low, middle)
-            if plan.__wrapped__(queries, middle, beta).rows <= rows
+            if plan_service.__wrapped__(queries, middle, beta).rows <= rows
             else (middle, high)
         )
     return high
 
 
-def splitting(queries: int, tau: float, beta: float) -> int:
+def splitting_rows(queries: int, tau: float, beta: float) -> int:
     """Fresh rows for every query (Hoeffding): valid for any analyst."""
-    return queries * non_adaptive(queries, tau, beta)
+    return queries * non_adaptive_rows(queries, tau, beta)
 
 
-def non_adaptive(queries: int, tau: float, beta: float) -> int:
+def non_adaptive_rows(queries: int, tau: float, beta: float) -> int:
     """One sample for queries that are all fixed before the first answer (Hoeffding and a union
     bound).
     """

@@ -44,12 +44,12 @@ class Calibration:
     """
 
     groups: int
-    each: float
+    median_epsilon: float
     epsilon: float
     delta: float
 
 
-def step(epsilon: float, delta: float, count: int) -> float:
+def largest_step(epsilon: float, delta: float, count: int) -> float:
     """`dpflow.core.accounting.composition.step_eps` in closed form, for planning: floats, not
     rounded in any direction.
     """
@@ -57,35 +57,35 @@ def step(epsilon: float, delta: float, count: int) -> float:
     return (sqrt(2 * log_inverse + 2 * epsilon) - sqrt(2 * log_inverse)) / sqrt(count)
 
 
-def total(each: float, delta: float, count: int) -> float:
+def total_epsilon(step_epsilon: float, delta: float, count: int) -> float:
     """The inverse of `step`: epsilon of so many medians."""
-    return count * each**2 / 2 + each * sqrt(2 * count * log(1 / delta))
+    return count * step_epsilon**2 / 2 + step_epsilon * sqrt(2 * count * log(1 / delta))
 
 
 @cache
-def paper(task: Task) -> Calibration:
+def paper_calibration(task: Task) -> Calibration:
     """Theorem 4.3 with the constants of its proof, for failure ``beta`` in all."""
     b = task.beta / 2
     first = 640 * sqrt(max(task.queries, 16) * log(256 / b)) * log(task.queries * task.range / b)
     groups = ceil(max(first, 2560 * log(2 * task.queries / b)))
-    each = 16 * log(task.queries * task.range / b) / groups
-    return Calibration(groups, each, total(each, b / 256, task.queries), b / 256)
+    median_epsilon = 16 * log(task.queries * task.range / b) / groups
+    return Calibration(groups, median_epsilon, total_epsilon(median_epsilon, b / 256, task.queries), b / 256)
 
 
 @cache
-def exact(task: Task) -> Calibration:
+def exact_calibration(task: Task) -> Calibration:
     """The conditions of Theorem 4.3 with its equation (5) solved exactly."""
     b = task.beta / 2
-    each = step(1 / 20, b / 256, task.queries)
+    median_epsilon = largest_step(1 / 20, b / 256, task.queries)
     groups = ceil(
-        max(16 * log(task.queries * task.range / b) / each, 2560 * log(2 * task.queries / b))
+        max(16 * log(task.queries * task.range / b) / median_epsilon, 2560 * log(2 * task.queries / b))
     )
-    each = 16 * log(task.queries * task.range / b) / groups
-    return Calibration(groups, each, total(each, b / 256, task.queries), b / 256)
+    median_epsilon = 16 * log(task.queries * task.range / b) / groups
+    return Calibration(groups, median_epsilon, total_epsilon(median_epsilon, b / 256, task.queries), b / 256)
 
 
 @cache
-def tight(task: Task, bounded_range: bool = False, half_width: float = 0.25) -> Calibration:
+def tight_calibration(task: Task, bounded_range: bool = False, half_width: float = 0.25) -> Calibration:
     """The same theorems with the constants solved numerically; answers in the (1/2 - w, 1/2 + w)
     interval.
 
@@ -103,22 +103,22 @@ def tight(task: Task, bounded_range: bool = False, half_width: float = 0.25) -> 
         b2 = (1 - share) * task.beta
         for x in range(2, 25):
             delta = b2 * 10 ** (-x / 2) / 8
-            for epsilon in _epsilons():
-                room, work = _terms(half_width, epsilon, delta, b2)
+            for epsilon in _epsilon_grid():
+                room, work = _room_and_work(half_width, epsilon, delta, b2)
                 if room <= 0:
                     break
-                each = step(epsilon, delta, task.queries) * (2 if bounded_range else 1)
-                m = (2 * log(task.queries * task.range / (share * task.beta)) / each + work) / room
+                median_epsilon = largest_step(epsilon, delta, task.queries) * (2 if bounded_range else 1)
+                m = (2 * log(task.queries * task.range / (share * task.beta)) / median_epsilon + work) / room
                 if m < best[1]:
-                    best = Calibration(ceil(m), each, epsilon, delta), m
+                    best = Calibration(ceil(m), median_epsilon, epsilon, delta), m
     return best[0]
 
 
-def _epsilons() -> Iterator[float]:
+def _epsilon_grid() -> Iterator[float]:
     return (0.002 * i for i in range(1, 200))
 
 
-def _terms(
+def _room_and_work(
     half_width: float, epsilon: float, delta: float, b2: float, p: float = 0.5
 ) -> tuple[float, float]:
     """(what is left of the half width with infinitely many groups, how much of it 1/m takes away).
@@ -131,10 +131,10 @@ def _terms(
     return room, 4 * log(2 / b2) / epsilon
 
 
-def proves(
+def carries_proof(
     task: Task,
     groups: int,
-    each: float,
+    median_epsilon: float,
     bounded_range: bool = True,
     half_width: float = 0.25,
     p: float = 0.5,
@@ -148,20 +148,20 @@ def proves(
     """
     for share in (0.5, 0.8, 0.9, 0.99):
         b1, b2 = share * task.beta, (1 - share) * task.beta
-        median = 2 * log(task.queries * task.range / b1) / (each * groups)
+        median = 2 * log(task.queries * task.range / b1) / (median_epsilon * groups)
         for x in range(2, 25):
             delta = b2 * 10 ** (-x / 2) / 8
-            epsilon = total(each / (2 if bounded_range else 1), delta, task.queries)
+            epsilon = total_epsilon(median_epsilon / (2 if bounded_range else 1), delta, task.queries)
             if epsilon > 1:
                 continue
-            room, work = _terms(half_width, epsilon, delta, b2)
+            room, work = _room_and_work(half_width, epsilon, delta, b2)
             if median + work / groups <= room:
-                return median + work / groups <= _terms(half_width, epsilon, delta, b2, p)[0]
+                return median + work / groups <= _room_and_work(half_width, epsilon, delta, b2, p)[0]
     return False
 
 
 @cache
-def width(task: Task, half_width: float) -> Calibration:
+def width_calibration(task: Task, half_width: float) -> Calibration:
     """The paper's route for another interval (1/2 - w, 1/2 + w): gamma = w/2, A = w/4, accuracy w/2
     in the median.
     """
@@ -171,15 +171,15 @@ def width(task: Task, half_width: float) -> Calibration:
         )
     b, w = task.beta / 2, half_width
     allowed, delta = 0.5 * log1p(w / 2), w * b / 64
-    each = step(allowed, delta, task.queries)
+    median_epsilon = largest_step(allowed, delta, task.queries)
     groups = ceil(
         max(
-            4 * log(task.queries * task.range / b) / (w * each),
+            4 * log(task.queries * task.range / b) / (w * median_epsilon),
             32 / (allowed * w) * log(2 * task.queries / b),
         )
     )
-    each = 4 * log(task.queries * task.range / b) / (w * groups)
-    return Calibration(groups, each, total(each, delta, task.queries), delta)
+    median_epsilon = 4 * log(task.queries * task.range / b) / (w * groups)
+    return Calibration(groups, median_epsilon, total_epsilon(median_epsilon, delta, task.queries), delta)
 
 
 @dataclass(frozen=True)
@@ -189,14 +189,14 @@ class Simple:
     """
 
     groups: int
-    each: float
+    median_epsilon: float
     epsilon: float
     delta: float
     rho: float
 
 
 @cache
-def simple(task: Task) -> Simple:
+def simple_calibration(task: Task) -> Simple:
     """The fixed point of Theorem 4.7 (with 10 where its statement prints 4, and k kept inside the
     logarithm).
     """
@@ -209,8 +209,8 @@ def simple(task: Task) -> Simple:
         )
     groups = ceil(m)
     rho = task.beta / (10 * task.queries * groups)
-    each = 4 * log(2 * task.queries * task.range / task.beta) / groups
-    return Simple(groups, each, total(each, rho, task.queries), rho, rho)
+    median_epsilon = 4 * log(2 * task.queries * task.range / task.beta) / groups
+    return Simple(groups, median_epsilon, total_epsilon(median_epsilon, rho, task.queries), rho, rho)
 
 
 def amplified_blocks(rho: float) -> int:
@@ -223,7 +223,7 @@ def amplified_blocks(rho: float) -> int:
 
 
 @cache
-def splitting(task: Task) -> tuple[int, int]:
+def splitting_groups(task: Task) -> tuple[int, int]:
     """(groups in all, groups g per query): fresh groups for each query, odd g least with 2
     Pr[Bin(g, 1/4) >= (g+1)/2] <= beta/k.
     """
@@ -243,24 +243,24 @@ def binomial_tail(n: int, p: float, least: int) -> float:
 
 
 @cache
-def heuristic(task: Task) -> Calibration:
+def heuristic_calibration(task: Task) -> Calibration:
     """Not proven: median accuracy holds, generalisation only against the sign-aggregation attack.
     For demos and tests.
     """
-    each = 1.5 / sqrt(task.queries)
-    return Calibration(ceil(16 * log(task.queries * task.range / task.beta) / each), each, inf, 0.0)
+    median_epsilon = 1.5 / sqrt(task.queries)
+    return Calibration(ceil(16 * log(task.queries * task.range / task.beta) / median_epsilon), median_epsilon, inf, 0.0)
 
 
 def median_groups(points: int, epsilon: float, alpha: float, beta: float) -> int:
     """Values with which one exponential-mechanism median is alpha-approximate: 4
     ln(N/beta)/(epsilon alpha), Theorem 3.1.
     """
-    _amounts(points, epsilon, alpha, beta)
+    _check_amounts(points, epsilon, alpha, beta)
     return ceil(4 * log(points / beta) / (epsilon * alpha))
 
 
 @dataclass(frozen=True)
-class BinarySearch:
+class SearchSizes:
     """A noisy binary search: at most ``probes`` statistical queries on ``groups`` values.
 
     Gaussian noise of ``sigma`` (or Laplace noise of ``scale``) on each fraction; ``epsilon``
@@ -274,13 +274,13 @@ class BinarySearch:
     laplace_groups: int
 
 
-def binary_search(
+def binary_search_sizes(
     points: int, epsilon: float, delta: float, alpha: float, beta: float
-) -> BinarySearch:
+) -> SearchSizes:
     """Corollary 3.3 with the noise that meets its constant, and the pure variant with Laplace
     noise.
     """
-    _amounts(points, epsilon, alpha, beta)
+    _check_amounts(points, epsilon, alpha, beta)
     if not 0 < delta < 1:
         raise InvalidInput(f"delta {delta} must lie strictly between 0 and 1")
     q = max(2, 2 * ceil(log2(points)))
@@ -288,10 +288,10 @@ def binary_search(
     sigma = alpha / (4 * sqrt(2 * log(q / beta)))
     rho = q / (2 * groups**2 * sigma**2)
     achieved = rho + 2 * sqrt(rho * log(1 / delta))
-    return BinarySearch(q, groups, sigma, achieved, ceil(4 * q * log(q / beta) / (epsilon * alpha)))
+    return SearchSizes(q, groups, sigma, achieved, ceil(4 * q * log(q / beta) / (epsilon * alpha)))
 
 
-def _amounts(points: int, epsilon: float, alpha: float, beta: float) -> None:
+def _check_amounts(points: int, epsilon: float, alpha: float, beta: float) -> None:
     if not (points >= 1 and 0 < epsilon < inf and 0 < alpha <= 1 and 0 < beta < 1):
         raise InvalidInput(
             f"a median over {points} points with epsilon {epsilon}, alpha {alpha}, beta {beta} is not a task; "

@@ -90,7 +90,7 @@ class BinarySearch(PrivateMedian):
     def event(self, epsilon: Fraction) -> Event:
         return Pure(epsilon)
 
-    def noise(self, probes: int, epsilon: Fraction, changed: int, source: Source) -> int:
+    def count_noise(self, probes: int, epsilon: Fraction, changed: int, source: Source) -> int:
         """Noise of one count."""
         return int(discrete_laplace(probes * changed / epsilon, 1, source)[0])
 
@@ -115,7 +115,7 @@ class BinarySearch(PrivateMedian):
                 int(np.searchsorted(ordered, np.int64(v), side)) for side in ("right", "left")
             ]
             at_most, below = (
-                Fraction(n + self.noise(2 * steps, epsilon, changed, source)) for n in counts
+                Fraction(n + self.count_noise(2 * steps, epsilon, changed, source)) for n in counts
             )
             if below > at_most:
                 at_most = below = (at_most + below) / 2
@@ -138,28 +138,28 @@ class GaussianSearch(BinarySearch):
     def event(self, epsilon: Fraction) -> Event:
         return ZCDP(epsilon**2 / 2)
 
-    def noise(self, probes: int, epsilon: Fraction, changed: int, source: Source) -> int:
+    def count_noise(self, probes: int, epsilon: Fraction, changed: int, source: Source) -> int:
         """Noise of one count."""
         return int(discrete_gaussian(probes * changed**2 / epsilon**2, 1, source)[0])
 
 
 @cache
-def medians() -> Mapping[str, PrivateMedian]:
+def installed_medians() -> Mapping[str, PrivateMedian]:
     """Installed medians by name, built-in ones first; a name that is taken stays with who came
     first.
     """
-    found: dict[str, PrivateMedian] = {
+    medians_by_name: dict[str, PrivateMedian] = {
         m.name: m for m in (Exponential(), BinarySearch(), GaussianSearch())
     }
     for point in entry_points(group=GROUP):
-        made = point.load()()
-        found.setdefault(made.name, made)
-    return found
+        extension = point.load()()
+        medians_by_name.setdefault(extension.name, extension)
+    return medians_by_name
 
 
-def median(name: str) -> PrivateMedian:
+def find_median(name: str) -> PrivateMedian:
     """The median of this name, or `UnknownName`."""
     try:
-        return medians()[name]
+        return installed_medians()[name]
     except KeyError:
-        raise UnknownName("private median", name, medians()) from None
+        raise UnknownName("private median", name, installed_medians()) from None

@@ -22,7 +22,7 @@ def in_interval(v: float, values: ArrayLike, low: float, high: float) -> bool:
     """Whether v lies in qi(low, high) of the values, 0 <= low < high <= 1."""
     if not 0 <= low < high <= 1:
         raise InvalidInput(f"a quantile interval needs 0 <= a < b <= 1, not ({low}, {high})")
-    y = _values(values)
+    y = _check_values(values)
     at_most, below, m = int((y <= v).sum()), int((y < v).sum()), len(y)
     return bool(at_most > Fraction(low) * m and below < Fraction(high) * m)
 
@@ -47,13 +47,13 @@ def is_median(v: float, values: ArrayLike, alpha: float) -> bool:
 
 def lower_median(values: ArrayLike) -> float:
     """The exact median, of two middle values the lower: what splitting and naive reuse answer."""
-    y = _values(values)
+    y = _check_values(values)
     return float(np.partition(y, (len(y) - 1) // 2)[(len(y) - 1) // 2])
 
 
-def mad(values: ArrayLike) -> float:
+def mean_deviation(values: ArrayLike) -> float:
     """Mean absolute deviation from the mean, at most the standard deviation."""
-    y = _values(values)
+    y = _check_values(values)
     return float(np.abs(y - y.mean()).mean())
 
 
@@ -83,23 +83,23 @@ class Overfit:
     mass: float
 
 
-def monitor(answers: Sequence[float], fresh: Sequence[ArrayLike]) -> Overfit:
+def worst_answer(answers: Sequence[float], fresh: Sequence[ArrayLike]) -> Overfit:
     """Given values of every query on fresh groups, the worst answer. Post-processing of the
     transcript: it sees no sample.
     """
     if not answers or len(answers) != len(fresh):
         raise InvalidInput("the monitor needs fresh values for each of one or more answers")
-    found = []
+    candidates = []
     for j, (v, values) in enumerate(zip(answers, fresh)):
-        y = _values(values)
-        found += [
+        y = _check_values(values)
+        candidates += [
             Overfit(j, "low", float((y <= v).mean())),
             Overfit(j, "high", float((y >= v).mean())),
         ]
-    return min(found, key=lambda one: one.mass)
+    return min(candidates, key=lambda one: one.mass)
 
 
-def _values(values: ArrayLike) -> NDArray[np.float64]:
+def _check_values(values: ArrayLike) -> NDArray[np.float64]:
     y = np.asarray(values, dtype=np.float64)
     if y.ndim != 1 or not len(y) or np.isnan(y).any():
         raise InvalidInput("values are a list of one or more numbers, none of them NaN")

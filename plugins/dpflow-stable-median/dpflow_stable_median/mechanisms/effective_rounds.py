@@ -36,7 +36,7 @@ from dpflow.core.contract.interactive import InteractiveMechanism, State, Verdic
 from dpflow.core.contract.mechanism import Params
 from dpflow.core.contract.requests import Answer, GroupValues
 from dpflow.core.sampling.randomness import Source
-from dpflow.core.toolbox.generalisation_bounds import Promise, balance, description_length_groups
+from dpflow.core.toolbox.generalisation_bounds import Promise, balance_threshold, description_length_groups
 from dpflow.errors import PlanRefused
 from dpflow_stable_median.building_blocks.quantile_intervals import lower_median
 
@@ -108,21 +108,25 @@ class EffectiveRounds(InteractiveMechanism[RoundsParams, EstimatorQuery]):
     locks_dataset = True
 
     def event(self, params: RoundsParams, table: Table) -> Event:
+        """`Unprotected`: exact medians. Raises `PlanRefused` if proof is required and missing."""
         if params.require == "proven" and not params.is_proven:
             raise PlanRefused(f"{_explain_unproven(params)}; or drop require: proven")
         return Unprotected()
 
     def note(self, params: RoundsParams, table: Table) -> str:
+        """Whether answers provably generalise, and if not the sizes that would prove it."""
         if params.is_proven:
             return "answers are proven to generalise, if nothing was released from this data before"
         return f"answers are heuristic: {_explain_unproven(params)}"
 
     def open(self, params: RoundsParams, table: Table, source: Source) -> State:
+        """A state without randomness: no query answered, round 0."""
         return State({"asked": 0, "round": 0})
 
     def data_request(
         self, params: RoundsParams, query: EstimatorQuery, table: Table
     ) -> GroupValues:
+        """Rows of all groups at once: the round decides later which of them count."""
         for name in query.columns:
             table.column(name)
         return GroupValues(params.groups, query.columns)
@@ -136,6 +140,7 @@ class EffectiveRounds(InteractiveMechanism[RoundsParams, EstimatorQuery]):
         answer: Answer,
         source: Source,
     ) -> tuple[Verdict, State]:
+        """The median of this round, or of the next if the verifying groups reject it."""
         answered_queries, now, size = (
             int(state.data["asked"]),
             int(state.data["round"]),
@@ -147,7 +152,7 @@ class EffectiveRounds(InteractiveMechanism[RoundsParams, EstimatorQuery]):
             return Verdict({"verdict": "exhausted"}, closed=True), state
         values, checks = answer.values, answer.values[params.rounds * size :]
         value = lower_median(values[now * size : (now + 1) * size])
-        theta = balance(float(params.rho - params.alpha), float(params.rho))[0]
+        theta = balance_threshold(float(params.rho - params.alpha), float(params.rho))[0]
         switched = min(int((checks >= value).sum()), int((checks <= value).sum())) <= theta * len(
             checks
         )

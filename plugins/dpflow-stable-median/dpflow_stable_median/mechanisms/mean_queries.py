@@ -85,10 +85,12 @@ class MeanQueries(InteractiveMechanism[MeanParams, MeanQuery]):
     independent_answers = True
 
     def event(self, params: MeanParams, table: Table) -> Event:
+        """``queries`` Laplace answers of the same epsilon."""
         one = Pure(params.epsilon)
         return one if params.queries == 1 else Repeated(one, params.queries)
 
     def note(self, params: MeanParams, table: Table) -> str:
+        """The proven error on fresh rows, or why nothing is proven."""
         tau = proven_tau(params, table)
         if tau is not None:
             return (
@@ -100,27 +102,29 @@ class MeanQueries(InteractiveMechanism[MeanParams, MeanQuery]):
         return "answers are heuristic: the calculator mean_sizes names the rows and the epsilon that prove something"
 
     def open(self, params: MeanParams, table: Table, source: Source) -> State:
+        """A state without randomness: no query answered."""
         return State({"asked": 0})
 
     def data_request(self, params: MeanParams, query: MeanQuery, table: Table) -> GroupedSums:
+        """The sum of the column above its lower bound, or the rows of one public key."""
         self._noise_scale(params, query, table)
         if query.column is not None:
-            low, _ = table.bounded(query.column).grid()
+            low, _ = table.bounded_column(query.column).grid_bounds()
             return GroupedSums(
                 rows_per_group=table.contribution_bounds.rows, values=((query.column, low),)
             )
         assert query.by is not None and query.key is not None
         if query.key not in table.public_keys(query.by):
             raise UnknownName(f"public key of {query.by}", query.key, table.public_keys(query.by))
-        return GroupedSums(query.by, (query.key,), 1, table.cut(query.by)[1])
+        return GroupedSums(query.by, (query.key,), 1, table.groups_and_rows(query.by)[1])
 
     def _sum_range(self, query: MeanQuery, table: Table) -> tuple[Fraction, Fraction, int]:
         """(lower end, unit of the integer sum, the most one unit's rows can add)."""
         if query.column is not None:
-            column = table.bounded(query.column)
-            low, high = column.grid()
+            column = table.bounded_column(query.column)
+            low, high = column.grid_bounds()
             return low * column.step, column.step, table.contribution_bounds.rows * (high - low)
-        return Fraction(0), Fraction(1), table.cut(query.by)[1]
+        return Fraction(0), Fraction(1), table.groups_and_rows(query.by)[1]
 
     def _noise_scale(self, params: MeanParams, query: MeanQuery, table: Table) -> Fraction:
         return scale_for(self._sum_range(query, table)[2], params.epsilon)
@@ -134,6 +138,7 @@ class MeanQueries(InteractiveMechanism[MeanParams, MeanQuery]):
         answer: Answer,
         source: Source,
     ) -> tuple[Verdict, State]:
+        """The noisy mean, clamped to possible values, with its 95 % half-width and tau."""
         answer_count = int(state.data["asked"])
         if answer_count >= params.queries:
             return Verdict({"verdict": "exhausted"}, closed=True), state
@@ -143,7 +148,7 @@ class MeanQueries(InteractiveMechanism[MeanParams, MeanQuery]):
         noisy = total + int(discrete_laplace(scale, 1, source)[0])
         per_row = Fraction(
             most,
-            table.contribution_bounds.rows if query.column is not None else table.cut(query.by)[1],
+            table.contribution_bounds.rows if query.column is not None else table.groups_and_rows(query.by)[1],
         )
         value = low + unit * min(max(Fraction(noisy, params.rows), Fraction(0)), per_row)
         left = params.queries - answer_count - 1

@@ -105,7 +105,7 @@ class WeightsParams(Params):
     rows: Annotated[int, Field(ge=1, le=10**12)]
     accuracy: Exact = Fraction(1, 10)
     queries: Annotated[int, Field(ge=1, le=10**9)] = 1000
-    beta: Annotated[Exact, Field(gt=0, le=Fraction(1, 2))] = Fraction(1, 20)
+    beta: Annotated[Exact, Field(gt=0, le=0.5)] = Fraction(1, 20)
 
     @model_validator(mode="after")
     def _check_accuracy(self) -> WeightsParams:
@@ -147,13 +147,14 @@ class MultiplicativeWeights(InteractiveMechanism[WeightsParams, WeightsQuery]):
         )
 
     def _sparse_vector(self, params: WeightsParams, table: Table) -> Engine:
-        groups, rows = table.cut(params.by)
+        groups, rows = table.groups_and_rows(params.by)
         updates = self._update_count(params, table)
         return Engine(
             _step_epsilon(params.epsilon, params.delta, updates), FINE * groups * rows, updates
         )
 
     def event(self, params: WeightsParams, table: Table) -> Event:
+        """(epsilon, delta) of the session, or a pure sparse vector with delta 0."""
         table.public_keys(params.by)
         return (
             Approximate(params.epsilon, params.delta)
@@ -187,7 +188,8 @@ class MultiplicativeWeights(InteractiveMechanism[WeightsParams, WeightsQuery]):
         return tau if tau < 1 else None
 
     def open(self, params: WeightsParams, table: Table, source: Source) -> State:
-        memory = self._sparse_vector(params, table).start(source)
+        """A uniform histogram and a fresh sparse-vector threshold."""
+        memory = self._sparse_vector(params, table).start_session(source)
         return State(
             {
                 "asked": 0,
@@ -197,12 +199,13 @@ class MultiplicativeWeights(InteractiveMechanism[WeightsParams, WeightsQuery]):
         )
 
     def data_request(self, params: WeightsParams, query: WeightsQuery, table: Table) -> GroupedSums:
+        """Row counts of all keys of the universe, for every query."""
         keys = table.public_keys(params.by)
         if len(query.weights or query.values) != len(keys):
             raise InvalidInput(
                 f"column {params.by!r} has {len(keys)} public keys; give one number for each, in their order"
             )
-        return GroupedSums(params.by, keys, *table.cut(params.by))
+        return GroupedSums(params.by, keys, *table.groups_and_rows(params.by))
 
     def answer(
         self,
@@ -213,6 +216,7 @@ class MultiplicativeWeights(InteractiveMechanism[WeightsParams, WeightsQuery]):
         answer: Answer,
         source: Source,
     ) -> tuple[Verdict, State]:
+        """The estimate if it is about right, else a noisy mean that updates the histogram."""
         answer_count = int(state.data["asked"])
         run = _Run(params, self._sparse_vector(params, table), state, answer.rows, source)
         if answer_count >= params.queries or run.is_exhausted:
@@ -259,7 +263,7 @@ class _Run:
 
     @property
     def is_exhausted(self) -> bool:
-        return self._memory.exhausted(self._engine)
+        return self._memory.is_exhausted(self._engine)
 
     @property
     def updates_left(self) -> int:
@@ -277,7 +281,7 @@ class _Run:
         if self.is_exhausted:
             return share
         true = sum(n * w for n, w in zip(self._counts, psi))
-        wrong, self._memory = self._engine.ask(
+        wrong, self._memory = self._engine.compare_value(
             self._memory, -abs(true - estimate), -self._limit, self._source
         )
         if not wrong:

@@ -38,7 +38,7 @@ from dpflow.core.contract.interactive import InteractiveMechanism, State, Verdic
 from dpflow.core.contract.mechanism import Params
 from dpflow.core.contract.requests import Answer, GroupValues
 from dpflow.core.sampling.randomness import Source
-from dpflow.core.toolbox.ranges import AnyRange, Grid
+from dpflow.core.toolbox.ranges import AnyRange, LinearRange
 from dpflow.errors import InvalidInput, PlanRefused
 from dpflow_stable_median.building_blocks import median_sizes
 from dpflow_stable_median.building_blocks.private_medians import find_median
@@ -98,7 +98,7 @@ class AnswerQuery(EstimatorQuery):
 
     blocks: Annotated[int, Field(ge=1, le=1000)] = 1
     p: Annotated[Exact, Field(gt=0, lt=1), AfterValidator(_few_decimals)] = Fraction(1, 2)
-    range: AnyRange = Grid(lower=Fraction(0), upper=Fraction(1), step=Fraction(1, 1000))
+    range: AnyRange = LinearRange(lower=Fraction(0), upper=Fraction(1), step=Fraction(1, 1000))
 
 
 class StableMedian(InteractiveMechanism[AnsweringParams, AnswerQuery]):
@@ -117,6 +117,7 @@ class StableMedian(InteractiveMechanism[AnsweringParams, AnswerQuery]):
         return 2 if table.neighbours == "replace" else 1
 
     def event(self, params: AnsweringParams, table: Table) -> Event:
+        """``queries`` private medians. Raises `PlanRefused` if proof is required and missing."""
         if (
             params.require == "proven"
             and self.describe_guarantee(params, table)["guarantee"] != "proven"
@@ -128,6 +129,7 @@ class StableMedian(InteractiveMechanism[AnsweringParams, AnswerQuery]):
         return one if params.queries == 1 else Repeated(one, params.queries)
 
     def note(self, params: AnsweringParams, table: Table) -> str:
+        """The interval of fresh groups that answers provably lie in, or what would prove one."""
         promise = self.describe_guarantee(params, table)
         if promise["guarantee"] == "proven":
             low, high = promise["interval"]
@@ -136,14 +138,16 @@ class StableMedian(InteractiveMechanism[AnsweringParams, AnswerQuery]):
         return f"answers are heuristic: {explain_unproven(params, self.touched_groups(table))}"
 
     def open(self, params: AnsweringParams, table: Table, source: Source) -> State:
+        """A state without randomness: no query answered."""
         return State({"asked": 0})
 
     def data_request(
         self, params: AnsweringParams, query: AnswerQuery, table: Table
     ) -> GroupValues:
-        if query.range.size > params.range_size:
+        """One value per block of a group. Raises `InvalidInput` if the range is too fine."""
+        if query.range.key_count > params.range_size:
             raise InvalidInput(
-                f"the query's range has {query.range.size} points, and the session was opened for at most "
+                f"the query's range has {query.range.key_count} points, and the session was opened for at most "
                 f"{params.range_size}; take a coarser range"
             )
         for name in query.columns:
@@ -159,6 +163,7 @@ class StableMedian(InteractiveMechanism[AnsweringParams, AnswerQuery]):
         answer: Answer,
         source: Source,
     ) -> tuple[Verdict, State]:
+        """A private quantile of the group estimates, in the range of the query."""
         answer_count = int(state.data["asked"])
         if answer_count >= params.queries:
             return Verdict({"verdict": "exhausted"}, closed=True), state
@@ -181,7 +186,7 @@ class StableMedian(InteractiveMechanism[AnsweringParams, AnswerQuery]):
             **self.describe_guarantee(params, table, query.p),
             "queries_left": left,
         }
-        if isinstance(span, Grid):
+        if isinstance(span, LinearRange):
             body["zeta"] = float(span.step)
         return Verdict(body, closed=left == 0), State({"asked": answer_count + 1})
 

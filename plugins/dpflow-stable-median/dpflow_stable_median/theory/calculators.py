@@ -50,11 +50,11 @@ class SampleParams(Params):
     answers: Annotated[int, Field(ge=1, le=2**64)] = 1
 
     @model_validator(mode="after")
-    def _check(self) -> SampleParams:
-        self.promise()
+    def _check_promise(self) -> SampleParams:
+        self.gate_promise()
         return self
 
-    def promise(self, queries: int | None = None) -> Promise:
+    def gate_promise(self, queries: int | None = None) -> Promise:
         """The gate's promise for so many queries."""
         k = queries or self.queries
         return Promise(
@@ -62,34 +62,34 @@ class SampleParams(Params):
         )
 
 
-def answering(task: median_sizes.Task) -> list[Method]:
+def answering_methods(task: median_sizes.Task) -> list[Method]:
     """Groups for answering, by method."""
-    split, each = median_sizes.splitting(task)
-    small = median_sizes.simple(task)
+    split, fresh_groups = median_sizes.splitting_groups(task)
+    small = median_sizes.simple_calibration(task)
     return [
-        ("one sample, no adaptivity", each, FIXED, "exact median"),
-        ("splitting", split, PROVEN, f"{each} fresh groups a query, exact median"),
+        ("one sample, no adaptivity", fresh_groups, FIXED, "exact median"),
+        ("splitting", split, PROVEN, f"{fresh_groups} fresh groups a query, exact median"),
         (
             "stable median, paper",
-            median_sizes.paper(task).groups,
+            median_sizes.paper_calibration(task).groups,
             PROVEN,
             "Theorem 4.3 with its constants",
         ),
         (
             "stable median, exact",
-            median_sizes.exact(task).groups,
+            median_sizes.exact_calibration(task).groups,
             PROVEN,
             "the same conditions solved exactly",
         ),
         (
             "stable median, tight",
-            median_sizes.tight(task).groups,
+            median_sizes.tight_calibration(task).groups,
             PROVEN,
             "constants solved numerically",
         ),
         (
             "stable median, tight, bounded range",
-            median_sizes.tight(task, True).groups,
+            median_sizes.tight_calibration(task, True).groups,
             PROVEN,
             "sharper composition",
         ),
@@ -101,14 +101,14 @@ def answering(task: median_sizes.Task) -> list[Method]:
         ),
         (
             "stable median, heuristic",
-            median_sizes.heuristic(task).groups,
+            median_sizes.heuristic_calibration(task).groups,
             HEURISTIC,
             "against one known attack only",
         ),
     ]
 
 
-def verifying(promise: Promise, answers: int = 1) -> list[Method]:
+def verifying_methods(promise: Promise, answers: int = 1) -> list[Method]:
     """Groups for checking claims."""
     return [
         ("splitting", splitting_groups(promise), PROVEN, "fresh groups a claim; no privacy"),
@@ -135,7 +135,7 @@ def verifying(promise: Promise, answers: int = 1) -> list[Method]:
     ]
 
 
-def cheapest(methods: list[Method]) -> str:
+def cheapest_method(methods: list[Method]) -> str:
     """The proven method with the fewest groups whose promise is the full one."""
     return min(
         (groups, name)
@@ -153,13 +153,14 @@ class Samples(Calculator[SampleParams]):
     Params = SampleParams
 
     def make_sheet(self, params: SampleParams) -> Sheet:
+        """One row per task and method, with its guarantee; the cheapest proven one is marked."""
         rows = []
         tasks = (
-            ("answer", answering(median_sizes.Task(params.queries, params.range, params.beta))),
-            ("check", verifying(params.promise(), params.answers)),
+            ("answer", answering_methods(median_sizes.Task(params.queries, params.range, params.beta))),
+            ("check", verifying_methods(params.gate_promise(), params.answers)),
         )
         for task, methods in tasks:
-            best = cheapest(methods)
+            best = cheapest_method(methods)
             rows += [
                 (task, n, g, g * params.rows, what, "cheapest proven" if n == best else "", r)
                 for n, g, what, r in methods
@@ -186,12 +187,13 @@ class SampleCurves(Calculator[SampleParams]):
     Params = SampleParams
 
     def make_sheet(self, params: SampleParams) -> Sheet:
+        """One row per k from 10 to 10^6, one column per method."""
         ks = [10**n for n in range(1, 7)]
         table = []
         for k in ks:
             methods = (
-                answering(median_sizes.Task(k, params.range, params.beta)),
-                verifying(params.promise(k), params.answers),
+                answering_methods(median_sizes.Task(k, params.range, params.beta)),
+                verifying_methods(params.gate_promise(k), params.answers),
             )
             cells = [
                 (f"{task}: {n}", g * params.rows)
@@ -214,6 +216,7 @@ class FailureCurves(Calculator[SampleParams]):
     Params = SampleParams
 
     def make_sheet(self, params: SampleParams) -> Sheet:
+        """One row per ell = 1, 10, ..., at most k, one column per proven method."""
         ells = sorted({min(10**n, params.queries) for n in range(5)})
         table = []
         for ell in ells:
@@ -223,12 +226,12 @@ class FailureCurves(Calculator[SampleParams]):
                     ell,
                     *(
                         g * params.rows
-                        for _, g, w, _ in verifying(promise, params.answers)
+                        for _, g, w, _ in verifying_methods(promise, params.answers)
                         if w == PROVEN
                     ),
                 )
             )
-        names = [n for n, _, w, _ in verifying(params.promise(), params.answers) if w == PROVEN]
+        names = [n for n, _, w, _ in verifying_methods(params.gate_promise(), params.answers) if w == PROVEN]
         return Sheet(("failures", *names), tuple(table), x="failures")
 
 
@@ -254,9 +257,10 @@ class Widths(Calculator[WidthParams]):
     Params = WidthParams
 
     def make_sheet(self, params: WidthParams) -> Sheet:
+        """One row per half-width: groups by the paper's route and by the tight one."""
         task = median_sizes.Task(params.queries, params.range, params.beta)
         rows = tuple(
-            (w, median_sizes.width(task, w).groups, median_sizes.tight(task, True, w).groups)
+            (w, median_sizes.width_calibration(task, w).groups, median_sizes.tight_calibration(task, True, w).groups)
             for w in sorted(params.half_widths)
         )
         return Sheet(
@@ -285,7 +289,8 @@ class MedianSizes(Calculator[MedianParams]):
     Params = MedianParams
 
     def make_sheet(self, params: MedianParams) -> Sheet:
-        search = median_sizes.binary_search(
+        """One row per algorithm: values needed, and the noise on one fraction."""
+        search = median_sizes.binary_search_sizes(
             params.points, params.epsilon, params.delta, params.alpha, params.beta
         )
         rows = (
@@ -309,7 +314,7 @@ class MedianSizes(Calculator[MedianParams]):
         return Sheet(("algorithm", "values", "claim", "noise on a fraction"), rows, (note,))
 
 
-class MeanParams(Params):
+class MeanSizesParams(Params):
     """``queries`` k means of values in [0, 1], all within ``tau`` of the population with
     probability 1-``beta``.
 
@@ -322,30 +327,31 @@ class MeanParams(Params):
     rows: Count | None = None
 
 
-class MeanSizes(Calculator[MeanParams]):
+class MeanSizes(Calculator[MeanSizesParams]):
     """Rows of the lecture's service beside its baselines."""
 
     name = "mean_sizes"
     summary = "rows for k adaptive means: Laplace service, splitting, non-adaptive reuse"
     citation = LECTURE
-    Params = MeanParams
+    Params = MeanSizesParams
 
-    def make_sheet(self, params: MeanParams) -> Sheet:
+    def make_sheet(self, params: MeanSizesParams) -> Sheet:
+        """One row per method; no rows if no error up to 1 can be reached."""
         k, beta = params.queries, params.beta
-        tau = params.tau if params.rows is None else lecture_sizes.accuracy(k, params.rows, beta)
+        tau = params.tau if params.rows is None else lecture_sizes.reachable_error(k, params.rows, beta)
         if tau > 1:
             return Sheet(
                 ("method", "rows"),
                 (),
                 (f"{params.rows} rows are too few for any tau up to 1; split the data.",),
             )
-        plan = lecture_sizes.plan(k, tau, beta)
-        best = lecture_sizes.best_plan(k, tau, beta)
+        plan = lecture_sizes.plan_service(k, tau, beta)
+        best = lecture_sizes.best_service(k, tau, beta)
         rows = (
             ("Laplace service", plan.rows, PROVEN),
             ("Laplace service, best division of tau", best.rows, PROVEN),
-            ("splitting", lecture_sizes.splitting(k, tau, beta), PROVEN),
-            ("one sample, no adaptivity", lecture_sizes.non_adaptive(k, tau, beta), FIXED),
+            ("splitting", lecture_sizes.splitting_rows(k, tau, beta), PROVEN),
+            ("one sample, no adaptivity", lecture_sizes.non_adaptive_rows(k, tau, beta), FIXED),
             (
                 "scaling law with constant 1",
                 lecture_sizes.scaling_law(k, tau, beta),
@@ -353,7 +359,7 @@ class MeanSizes(Calculator[MeanParams]):
             ),
         )
         notes = (
-            f"tau {tau:.6g}: {plan.alpha:.4g} for noise, {6 * plan.epsilon:.4g} for generalisation; epsilon {plan.each:.3e} an "
+            f"tau {tau:.6g}: {plan.alpha:.4g} for noise, {6 * plan.epsilon:.4g} for generalisation; epsilon {plan.answer_epsilon:.3e} an "
             f"answer, {plan.epsilon:.4g} in all at delta {plan.delta:.3g}; noise of scale {plan.scale:.5f}",
             f"noise needs {plan.noise_rows:,} rows, transfer {plan.transfer_rows:,}",
         )
@@ -381,14 +387,15 @@ class ChooseMethod(Calculator[ChooseParams]):
     Params = ChooseParams
 
     def make_sheet(self, params: ChooseParams) -> Sheet:
+        """One row per method; the one with the fewest rows is marked."""
         task = median_sizes.Task(params.queries, params.range, params.beta)
         group = max(1, ceil((2 * params.sd / params.tau) ** 2))
         rows = [
-            ("Laplace service", lecture_sizes.plan(params.queries, params.tau, params.beta).rows),
-            ("splitting, means", lecture_sizes.splitting(params.queries, params.tau, params.beta)),
-            ("splitting, group medians", median_sizes.splitting(task)[0] * group),
-            ("stable median, paper", median_sizes.paper(task).groups * group),
-            ("stable median, tight, bounded range", median_sizes.tight(task, True).groups * group),
+            ("Laplace service", lecture_sizes.plan_service(params.queries, params.tau, params.beta).rows),
+            ("splitting, means", lecture_sizes.splitting_rows(params.queries, params.tau, params.beta)),
+            ("splitting, group medians", median_sizes.splitting_groups(task)[0] * group),
+            ("stable median, paper", median_sizes.paper_calibration(task).groups * group),
+            ("stable median, tight, bounded range", median_sizes.tight_calibration(task, True).groups * group),
         ]
         best = min(rows, key=lambda row: row[1])[0]
         cells = tuple((name, n, "fewest rows" if name == best else "") for name, n in rows)
@@ -402,8 +409,8 @@ def sparse_vector_dr14(
     """Groups of the sparse-vector engine alone for tolerance alpha: (with `step_eps`, with the
     textbook's constants).
     """
-    each = step_eps(promise_epsilon, delta, failures)
-    ours = 2 * (2 * log(2 * failures / beta) + 4 * log(2 * queries / beta)) / (alpha * each)
+    step_epsilon = step_eps(promise_epsilon, delta, failures)
+    ours = 2 * (2 * log(2 * failures / beta) + 4 * log(2 * queries / beta)) / (alpha * step_epsilon)
     textbook = (
         (log(queries) + log(2 * failures / beta))
         * (512 * failures * log(1 / delta)) ** 0.5

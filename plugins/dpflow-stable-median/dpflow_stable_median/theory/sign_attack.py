@@ -26,7 +26,7 @@ from dpflow_stable_median.building_blocks.quantile_intervals import lower_median
 from dpflow_stable_median.theory.calculators import LECTURE, PAPER, Count
 
 
-def lam(x: float) -> float:
+def surviving_share(x: float) -> float:
     """The share of the attack that noise leaves: sqrt(pi/2) x exp(x^2/2) erfc(x/sqrt 2), for x >=
     0.
     """
@@ -45,20 +45,20 @@ def median_shift(queries: int, groups: int, each: float = inf) -> float:
         each: epsilon of one exponential-mechanism median for a change of one group; infinite for
         exact medians.
     """
-    _positive(queries, groups, each)
-    return 2 / pi * sqrt(queries / groups) * (1.0 if each == inf else lam(each * sqrt(groups) / 4))
+    _check_sizes(queries, groups, each)
+    return 2 / pi * sqrt(queries / groups) * (1.0 if each == inf else surviving_share(each * sqrt(groups) / 4))
 
 
 def mean_shift(queries: int, rows: int, each: float = inf) -> float:
     """What the final query has on the sample, where the truth is 1/2: means of bits with Laplace
     noise 1/(m each).
     """
-    _positive(queries, rows, each)
-    x = sqrt(2 * queries / (pi * rows)) * (1.0 if each == inf else lam(each * sqrt(rows) / 2))
+    _check_sizes(queries, rows, each)
+    x = sqrt(2 * queries / (pi * rows)) * (1.0 if each == inf else surviving_share(each * sqrt(rows) / 2))
     return 0.5 * (1 + erf(x / sqrt(2)))
 
 
-def aggregate(values: NDArray[np.float64], answers: NDArray[np.float64]) -> NDArray[np.float64]:
+def sum_by_sign(values: NDArray[np.float64], answers: NDArray[np.float64]) -> NDArray[np.float64]:
     """The final query per group: the coordinates added up with the signs of their answers, scaled
     to variance 1.
 
@@ -77,15 +77,15 @@ def naive_medians(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(np.partition(values, middle, axis=0)[middle], dtype=np.float64)
 
 
-def split_answers(values: NDArray[np.float64], each: int) -> NDArray[np.float64]:
+def split_answers(values: NDArray[np.float64], groups_per_query: int) -> NDArray[np.float64]:
     """Sample splitting: query j is answered by the exact median of ``each`` groups of its own, as
     far as groups last.
     """
-    served = min(values.shape[1], len(values) // each)
-    return np.array([lower_median(values[j * each : (j + 1) * each, j]) for j in range(served)])
+    served = min(values.shape[1], len(values) // groups_per_query)
+    return np.array([lower_median(values[j * groups_per_query : (j + 1) * groups_per_query, j]) for j in range(served)])
 
 
-def _positive(queries: int, size: int, each: float) -> None:
+def _check_sizes(queries: int, size: int, each: float) -> None:
     if queries < 1 or size < 1 or not each > 0:
         raise InvalidInput("queries and groups are at least 1, and epsilon is above 0")
 
@@ -111,6 +111,7 @@ class SignAttack(Calculator[SignParams]):
     Params = SignParams
 
     def make_sheet(self, params: SignParams) -> Sheet:
+        """One row per epsilon: the shift of a median and of a mean."""
         k, m = params.queries, params.groups
         rows: list[tuple[str | float, ...]] = [
             ("exact answers", median_shift(k, m), mean_shift(k, m))

@@ -24,7 +24,7 @@ Delta = Annotated[float, Field(ge=0, lt=1)]
 Half = Annotated[float, Field(gt=0, le=0.5)]
 
 
-def transfer(
+def transfer_bound(
     epsilon: float, delta: float, groups: int, functions: int, beta: float
 ) -> tuple[float, float]:
     """Theorem 4.1: (A, gamma) with S[phi] - D[phi] <= A + gamma mad(phi(D)) for all functions,
@@ -32,7 +32,7 @@ def transfer(
 
     phi has values in [0, 1]; for the other side ask about 1 - phi too (twice the functions).
     """
-    _positive(epsilon=epsilon, groups=groups, functions=functions, beta=beta)
+    _check_amounts(epsilon=epsilon, groups=groups, functions=functions, beta=beta)
     return 4 / (epsilon * groups) * log(2 * functions / beta) + 8 * delta / beta, expm1(2 * epsilon)
 
 
@@ -40,7 +40,7 @@ def transfer_groups(
     alpha: float, gamma: float, functions: int, beta: float
 ) -> tuple[int, float, float]:
     """Theorem 4.1 the other way: (groups, epsilon, delta) with A <= alpha and the given gamma."""
-    _positive(alpha=alpha, gamma=gamma, functions=functions, beta=beta)
+    _check_amounts(alpha=alpha, gamma=gamma, functions=functions, beta=beta)
     epsilon = 0.5 * log1p(gamma)
     return ceil(8 / (epsilon * alpha) * log(2 * functions / beta)), epsilon, alpha * beta / 16
 
@@ -51,7 +51,7 @@ def quartile_groups(queries: int, beta: float) -> tuple[int, float, float]:
 
     Failure 2 beta: beta of the answers, beta of the transfer.
     """
-    _positive(queries=queries, beta=beta)
+    _check_amounts(queries=queries, beta=beta)
     return ceil(2560 * log(2 * queries / beta)), 1 / 20, beta / 256
 
 
@@ -78,26 +78,26 @@ def copies_gap(epsilon: float, delta: float, size: float, copies: int) -> float:
     return expm1(epsilon) * size + 2 * delta * copies
 
 
-def readings(sd: float | None, mad: float | None, zeta: float) -> list[tuple[str, float, str]]:
+def answer_readings(sd: float | None, mad: float | None, zeta: float) -> list[tuple[str, float, str]]:
     """What an answer between the quartiles means for its distance from the estimator's mean:
     (statement, bound, source).
     """
-    found = []
+    bounds = []
     if sd is not None:
-        found += [
+        bounds += [
             ("2 standard deviations", 2 * sd + zeta, "Chebyshev; Theorem 1.2"),
             ("one-sided Chebyshev", sqrt(3) * sd + zeta, "sharper"),
             ("if about normal", 0.6744897501960817 * sd + zeta, "an assumption, not a proof"),
         ]
     if mad is not None:
-        found += [
+        bounds += [
             ("4 mad", 4 * mad + zeta, "Markov; Corollary 4.4"),
             ("2 mad", 2 * mad + zeta, "sharper, one-sided Markov"),
         ]
-    return found
+    return bounds
 
 
-def _positive(**amounts: float) -> None:
+def _check_amounts(**amounts: float) -> None:
     for name, value in amounts.items():
         if not 0 < value < inf:
             raise InvalidInput(f"{name} is {value}; it must be above 0 and finite")
@@ -127,7 +127,8 @@ class Transfer(Calculator[TransferParams]):
     Params = TransferParams
 
     def make_sheet(self, params: TransferParams) -> Sheet:
-        error, gamma = transfer(
+        """A, gamma and the error bound; whether Theorem 4.2 applies."""
+        error, gamma = transfer_bound(
             params.epsilon, params.delta, params.groups, params.functions, params.beta
         )
         groups, epsilon, delta = quartile_groups(params.functions, params.beta)
@@ -166,6 +167,7 @@ class TransferGroups(Calculator[TransferGroupsParams]):
     Params = TransferGroupsParams
 
     def make_sheet(self, params: TransferGroupsParams) -> Sheet:
+        """One row: groups, epsilon and delta."""
         groups, epsilon, delta = transfer_groups(
             params.alpha, params.gamma, params.functions, params.beta
         )
@@ -191,11 +193,12 @@ class Accuracy(Calculator[AccuracyParams]):
     Params = AccuracyParams
 
     def make_sheet(self, params: AccuracyParams) -> Sheet:
+        """One row per theorem that sd or mad allow."""
         note = "with no moments at all: the answer lies between the quartiles of the estimator on fresh groups (plus zeta)"
-        found = tuple(readings(params.sd, params.mad, params.zeta))
-        if not found:
+        readings = tuple(answer_readings(params.sd, params.mad, params.zeta))
+        if not readings:
             note += "; give sd or mad, of the estimator over groups, for numbers"
-        return Sheet(("reading", "at most", "source"), found, (note,))
+        return Sheet(("reading", "at most", "source"), readings, (note,))
 
 
 class MeanTransferParams(Params):
@@ -220,9 +223,10 @@ class MeanTransfer(Calculator[MeanTransferParams]):
     Params = MeanTransferParams
 
     def make_sheet(self, params: MeanTransferParams) -> Sheet:
-        given = params.epsilon, params.delta, params.rows
-        one = lecture_sizes.transfer(*given)
-        whole = lecture_sizes.composed(*given, params.queries, params.alpha, params.beta)
+        """(error, failure) of one query and of all answers. Raises `InvalidInput`."""
+        interaction = params.epsilon, params.delta, params.rows
+        one = lecture_sizes.transfer_bound(*interaction)
+        whole = lecture_sizes.composed_bound(*interaction, params.queries, params.alpha, params.beta)
         return Sheet(
             ("what", "error", "failure"),
             (("one query", *one), (f"{params.queries} answers", *whole)),
@@ -249,6 +253,7 @@ class Composition(Calculator[CompositionParams]):
     Params = CompositionParams
 
     def make_sheet(self, params: CompositionParams) -> Sheet:
+        """One row per form of composition: total epsilon, or the largest step."""
         forms = (
             ("closed form", composition.total_eps, composition.step_eps),
             ("the lecture's", composition.lecture_total_eps, composition.lecture_step_eps),
@@ -284,6 +289,7 @@ class LaplaceAccuracy(Calculator[LaplaceParams]):
     Params = LaplaceParams
 
     def make_sheet(self, params: LaplaceParams) -> Sheet:
+        """Scale, error at 1 - beta, and three tail probabilities."""
         scale = 1 / (params.rows * params.epsilon)
         error = scale * log(1 / params.beta)
         rows = tuple(
