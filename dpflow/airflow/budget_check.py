@@ -16,7 +16,7 @@ from dpflow.airflow.task_context import (
 )
 
 if TYPE_CHECKING:
-    from dpflow.engine.planning.precheck import Planned
+    from dpflow.engine.planning.precheck import PlanInRun
     from dpflow.engine.releases.plan import Plan
     from dpflow.engine.releases.request import ReleaseRequest
     from dpflow.ledger import Ledger
@@ -68,11 +68,11 @@ class BudgetCheckOperator(BaseOperator):
         ledger = open_ledger(self.ledger_conn_id)
         return check_run(self._plan_releases(context, ledger), ledger, identify_run(context))
 
-    def _plan_releases(self, context: Any, ledger: Ledger) -> list[Planned]:
+    def _plan_releases(self, context: Any, ledger: Ledger) -> list[PlanInRun]:
         """Plans of the releases that are listed, or of those that the tasks downstream ask for."""
         from dpflow.airflow.dag_jobs import list_downstream
         from dpflow.engine import make_plan
-        from dpflow.engine.planning.precheck import Planned
+        from dpflow.engine.planning.precheck import PlanInRun
         from dpflow.engine.releases.released_bounds import suppose_bounds
         from dpflow.registry import Registry
 
@@ -84,9 +84,9 @@ class BudgetCheckOperator(BaseOperator):
 
         if self.releases:
             requests = (read_request(release, self.blocks, folder) for release in self.releases)
-            return [Planned(plan_request(request)) for request in requests]
+            return [PlanInRun(plan_request(request)) for request in requests]
         return [
-            Planned(
+            PlanInRun(
                 plan_request(ask.request.model_copy(update={"blocks": ask.blocks})),
                 task_id,
                 ask.ordinal,

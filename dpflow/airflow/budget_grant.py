@@ -59,14 +59,14 @@ class BudgetGrantOperator(BaseOperator):
         with map_failures():
             ledger = open_ledger(self.ledger_conn_id)
             table = None if self.table is None else load_table(dag_folder(context) / self.table)
-            terms = amounts.epsilon(self.epsilon), amounts.delta(self.delta)
-            share = amounts.exact("tail_share", self.tail_share or 1)
+            terms = amounts.check_epsilon(self.epsilon), amounts.check_delta(self.delta)
+            share = amounts.parse_exact("tail_share", self.tail_share or 1)
             requested = make_filter(self.filter, *terms, tail_share=share)
             for granted in ledger.scopes():
                 # Every run of a DAG comes here: a grant that changes nothing adds no entry.
                 if (
                     granted.scope == self.scope
-                    and granted.protects == (table.protected if table else "")
+                    and granted.protects == (table.protection_text if table else "")
                     and (granted.filter.name, granted.epsilon, granted.filter.delta)
                     == (self.filter, *terms)
                     and (

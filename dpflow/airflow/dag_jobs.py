@@ -22,7 +22,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from dpflow.engine.planning.simulate import Job, PlannedRelease, Run, Task, span
+from dpflow.engine.planning.simulate import Job, PlannedRelease, Run, Task, span_text
 from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.errors import InvalidInput, PlanRefused
 from dpflow.extras import require_extra
@@ -124,7 +124,7 @@ def _list_runs(
 
     if next(timetable_runs(), None) is not None:
         return timetable_runs, str(timetable.summary)
-    return manual_runs, f"every {span(every)} (assumed)" if every else "by hand"
+    return manual_runs, f"every {span_text(every)} (assumed)" if every else "by hand"
 
 
 def _make_run(dag: Any, when: Any, interval: Any, partition_key: str | None) -> Run:

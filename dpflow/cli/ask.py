@@ -10,7 +10,7 @@ import yaml
 
 from dpflow.cli.calculate import parsed
 from dpflow.cli.console import JsonOption, LedgerOption, open_ledger, show, show_json
-from dpflow.engine import declared, load_request, make_plan
+from dpflow.engine import insert_bounds, load_request, make_plan
 from dpflow.engine.sessions.query_list import ask_all
 from dpflow.engine.sessions.session import Session
 from dpflow.errors import InvalidInput
@@ -35,15 +35,18 @@ def command(
     ledger: LedgerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Ask a session, in order. Opening charges it whole, once; the same question again is free.
-    Without one, show what is left.
+    """Ask a session, in order; without a query, show what is left of it.
+
+    Opening charges it whole, once. The same query again is free.
     """
     if query and queries:
         raise InvalidInput("give either one query as field=value words, or a file of queries")
     asked: list[Any] = [parsed(query)] if query else _listed(queries) if queries else []
     registry = Registry.load()
     request, book = load_request(file), open_ledger(ledger)
-    session = Session.open(make_plan(request, registry, declared(request, book)), book, registry)
+    session = Session.open(
+        make_plan(request, registry, insert_bounds(request, book)), book, registry
+    )
     answers = ask_all(session, asked, (queries or file).parent)
     if as_json:
         return show_json({"session": session.id, "answers": answers, "left": session.remaining()})

@@ -9,6 +9,7 @@ import typer
 
 from dpflow.cli.console import terminal
 from dpflow.errors import InvalidInput
+from dpflow.extras import require_extra
 
 
 def command(
@@ -17,8 +18,11 @@ def command(
         typer.Option(min=2, max=60, help="Consecutive days of January 2013 and after to release."),
     ] = 14,
     root: Annotated[
-        Path | None, typer.Option(help="Folder with dags/; state goes to its demo/ folder.")
-    ] = None,
+        Path, typer.Option(help="Folder for the demo's workflows and all of its state.")
+    ] = Path("demo"),
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on where the last demo in the folder stopped.")
+    ] = False,
     up: Annotated[
         bool,
         typer.Option(
@@ -27,26 +31,19 @@ def command(
     ] = False,
     down: Annotated[bool, typer.Option("--down", help="Stop what --up started.")] = False,
 ) -> None:
-    """Run the main job: daily releases, a model gate, a crash, a refusal and a verification; then
-    write a report.
+    """Run the main job on real data, then write a report.
+
+    Daily releases, a model gate, a crash, a refusal and a verification.
     """
-    from dpflow.demo import job, ui
+    with require_extra("demo", "the demo"):
+        from dpflow.demo import job, ui
 
-    place = (root or project_root()).resolve()
-    if up and down:
-        raise InvalidInput("give --up or --down, not both")
+    folder = root.resolve()
+    if up + down + resume > 1:
+        raise InvalidInput("give one of --resume, --up and --down")
     if up:
-        return ui.up(place)
-    if down:
-        return ui.down(place)
-    job.run(place, days, terminal())
-
-
-def project_root() -> Path:
-    """The clone this dpflow runs from: the demo needs its dags folder."""
-    for folder in (Path.cwd(), Path(__file__).resolve().parents[2]):
-        if (folder / "dags" / "flights_daily.py").exists():
-            return folder
-    raise InvalidInput(
-        "there is no dags/flights_daily.py here; run the demo from a clone of dpflow, or give --root"
-    )
+        ui.start_ui(folder)
+    elif down:
+        ui.stop_ui(folder)
+    else:
+        job.run_demo(folder, days, terminal(), resume=resume)

@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 import typer
 
 from dpflow.cli.console import JsonOption, LedgerOption, open_ledger, show, show_json, writing
-from dpflow.core.accounting.amounts import show as short
-from dpflow.core.accounting.amounts import text
+from dpflow.core.accounting.amounts import exact_text
+from dpflow.core.accounting.amounts import short_text as short
 from dpflow.core.accounting.privacy_filters import FilterName
 from dpflow.engine.releases.run_identity import current_principal
 from dpflow.errors import InvalidInput
@@ -18,7 +18,9 @@ from dpflow.ledger import Ledger, Scope, Verified
 from dpflow.tables.access.declarations import load_table
 
 app = typer.Typer(
-    help="Grants, quotas, remaining budget, history and its verification.", no_args_is_help=True
+    help="Grant budgets; show what is left, what happened, and verify it.",
+    no_args_is_help=True,
+    add_completion=False,
 )
 
 ScopeArgument = Annotated[str, typer.Argument(help="A scope, such as flights or flights/team-a.")]
@@ -43,22 +45,31 @@ def grant(
     ] = "basic",
     tail_share: ShareOption = None,
     table: Annotated[
-        Path | None, typer.Option(help="The declaration whose unit this budget protects.")
+        Path | None, typer.Option(help="The declaration whose privacy unit this budget protects.")
     ] = None,
+    no_table: Annotated[
+        bool, typer.Option("--no-table", help="The scope belongs to no declared table.")
+    ] = False,
     ledger: LedgerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Give a scope a budget, raise it, or lower it to no less than what is spent. The first grant
-    makes the ledger.
+    """Give a scope a budget, raise it, or lower it to no less than what is spent.
+
+    The first grant makes the ledger. Until something is charged, another table may be named.
     """
-    declared = load_table(table) if table else None
+    if (table is None) != no_table:
+        raise InvalidInput(
+            "a budget protects the privacy unit of a table: give its declaration with --table FILE, "
+            "or --no-table for a scope of none"
+        )
+    declaration = load_table(table) if table else None
     book = open_ledger(ledger, create=True)
     granted = book.grant(
         scope,
         epsilon,
         delta,
         filter=filter_name,
-        table=declared,
+        table=declaration,
         tail_share=tail_share,
         principal=current_principal(),
     )
@@ -149,7 +160,7 @@ def odometer(
         rows = [
             {"scope": s.scope, "block": block, "protects": s.protects}
             | (
-                {"epsilon": text(g.epsilon), "delta": text(g.delta), "proved_by": g.via}
+                {"epsilon": exact_text(g.epsilon), "delta": exact_text(g.delta), "proved_by": g.via}
                 if g
                 else {"epsilon": None}
             )
@@ -262,13 +273,14 @@ def import_(
     """Fill a new ledger, on either database, from an export, and verify it. The old one is refused
     from then on.
     """
-    if anchor is None or not (anchor / "key").is_file():
-        raise InvalidInput(
-            "an import goes on under the key of the ledger that wrote it; give its anchor directory with --anchor DIR"
-        )
     if not file.is_file():
         raise InvalidInput(
             f"there is no export at {file}; write one with: dpflow ledger export FILE"
+        )
+    if anchor is None or not (anchor / "key").is_file():
+        raise InvalidInput(
+            "an import goes on under the key of the ledger that wrote it; give its anchor directory "
+            "with --anchor DIR"
         )
     book = open_ledger(ledger, create=True, anchor=anchor)
     with file.open(encoding="utf-8", errors="replace") as stream:
@@ -294,7 +306,7 @@ def _granted(granted: Scope, as_json: bool) -> None:
     each = " in every block" if granted.blocks else ""
     protects = f", protecting {granted.protects}" if granted.protects else ""
     print(
-        f"{granted.scope}: epsilon {text(rule.epsilon)}, delta {text(rule.delta)}{each} ({rule.name}){protects}"
+        f"{granted.scope}: epsilon {exact_text(rule.epsilon)}, delta {exact_text(rule.delta)}{each} ({rule.name}){protects}"
     )
 
 

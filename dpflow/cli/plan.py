@@ -11,7 +11,7 @@ import typer
 
 from dpflow.cli import plan_schedule
 from dpflow.cli.console import JsonOption, LedgerOption, open_ledger, show, show_json
-from dpflow.engine import declared, load_request, make_plan
+from dpflow.engine import insert_bounds, load_request, make_plan
 from dpflow.engine.planning.precheck import forecast
 from dpflow.errors import InvalidInput
 from dpflow.registry import Registry
@@ -50,8 +50,10 @@ def command(
         Path | None, typer.Option(help="Draw how the budgets burn down, as SVG or PNG.")
     ] = None,
 ) -> None:
-    """Price a release, or a schedule: cost per task, when each scope is exhausted, which filter
-    holds more, what noise fits.
+    """Say what a release or a whole schedule will cost, before anything is spent.
+
+    Per task: privacy cost and error.
+    Per scope: when it is exhausted, which filter holds more releases, what noise fits.
     """
     if runs is None and (share or error):
         raise InvalidInput("--share and --error say how to divide a grant over runs; add --runs N")
@@ -63,7 +65,9 @@ def command(
             place, open_ledger(ledger) if ledger else None, wishes, as_json, plot
         )
     request, kept = load_request(place), open_ledger(ledger) if ledger else None
-    plan = make_plan(request, Registry.load(), declared(request, kept) if request.bounds else None)
+    plan = make_plan(
+        request, Registry.load(), insert_bounds(request, kept) if request.bounds else None
+    )
     view = plan.describe()
     view["forecast"] = forecast(plan, kept) if kept else "no ledger named, so no forecast"
     if as_json:

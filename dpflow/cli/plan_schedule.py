@@ -14,8 +14,14 @@ from dpflow.cli.console import show, show_json
 from dpflow.core.accounting import amounts
 from dpflow.core.accounting.privacy_filters import Cost, FilterName, make_filter
 from dpflow.engine.planning import report
-from dpflow.engine.planning.simulate import Forecast, Job, file_job, forecast, release_files
-from dpflow.engine.planning.solve import Fitted, solve
+from dpflow.engine.planning.simulate import (
+    Forecast,
+    Job,
+    file_job,
+    forecast_schedule,
+    release_files,
+)
+from dpflow.engine.planning.solve import SolvedLine, solve_epsilons
 from dpflow.errors import InvalidInput
 from dpflow.extras import require_extra
 from dpflow.ledger import Ledger, Scope
@@ -71,14 +77,14 @@ def command(
     """Read, forecast, solve if asked, and print."""
     registry = Registry.load()
     jobs = read(place, wishes)
-    first = forecast(jobs, registry, None)
+    first = forecast_schedule(jobs, registry, None)
     supposed = {name: _supposed(name, parts, first) for name, parts in wishes.grants.items()}
-    seen = forecast(jobs, registry, ledger, supposed=supposed, until=wishes.until)
+    seen = forecast_schedule(jobs, registry, ledger, supposed_grants=supposed, until=wishes.until)
     fitted = _fitted(seen, wishes) if wishes.runs is not None else []
     if plot is not None:
         draw(seen, plot)
     if as_json:
-        found = report.describe(seen)
+        found = report.describe_forecast(seen)
         if fitted:
             found["fitted"] = {"runs": wishes.runs, "tasks": [one.to_json() for one in fitted]}
         return show_json(found)
@@ -112,26 +118,26 @@ def read(place: Path, wishes: Wishes) -> list[Job]:
 
 def _supposed(name: str, parts: list[str], seen: Forecast) -> Scope:
     """A grant that nobody made, for the table that charges it."""
-    tables = [line.plan.table for line in seen.lines if name in line.path]
+    tables = [line.plan.table for line in seen.lines if name in line.scope_path]
     if not tables:
         raise InvalidInput(
             f"no task charges scope {name!r}; the scopes charged are: {', '.join(seen.ungranted)}"
         )
     epsilon, delta, rule, share = (*parts, *("", "0", "basic", "1")[len(parts) :])
-    exact = amounts.epsilon(epsilon), amounts.delta(delta)
+    exact = amounts.check_epsilon(epsilon), amounts.check_delta(delta)
     filter = make_filter(
-        cast(FilterName, rule), *exact, tail_share=amounts.exact("tail_share", share)
+        cast(FilterName, rule), *exact, tail_share=amounts.parse_exact("tail_share", share)
     )
-    return Scope(name, filter, tables[0].protected, tables[0].protects == "unit-block")
+    return Scope(name, filter, tables[0].protection_text, tables[0].protects == "unit-block")
 
 
-def _fitted(seen: Forecast, wishes: Wishes) -> list[Fitted]:
+def _fitted(seen: Forecast, wishes: Wishes) -> list[SolvedLine]:
     """Solve for a fresh block, or for what a scope without blocks has left."""
     if seen.ungranted:
         raise InvalidInput(
             f"scope {seen.ungranted[0]!r} has no grant to fit; name its ledger, or suppose one with --grant"
         )
-    lines = [line for line in seen.lines if line not in seen.opened]
+    lines = [line for line in seen.lines if line not in seen.open_sessions]
     granted = {name: found.scope for name, found in seen.outlooks.items()}
     spent = {
         name: seen.spent.get(name, {}).get("", Cost())
@@ -139,7 +145,7 @@ def _fitted(seen: Forecast, wishes: Wishes) -> list[Fitted]:
         if not scope.blocks
     }
     assert wishes.runs is not None
-    return solve(
+    return solve_epsilons(
         lines, granted, wishes.runs, shares=wishes.shares, errors=wishes.errors, spent=spent
     )
 
@@ -151,8 +157,8 @@ _TASKS = ("task", "charged", "release", "mechanism", "scope", "epsilon", "delta"
 _FITS = ("release", "scope", "share", "epsilon now", "epsilon that fits", "error now", "error then")
 
 
-def _print(seen: Forecast, fitted: list[Fitted], wishes: Wishes) -> None:
-    found = report.describe(seen)
+def _print(seen: Forecast, fitted: list[SolvedLine], wishes: Wishes) -> None:
+    found = report.describe_forecast(seen)
     runs = {job["job"]: job["runs"] for job in found["jobs"]}
     show("tasks", _TASKS, (_task_row(task, runs[task["job"]]) for task in found["tasks"]))
     for note in found["notes"]:

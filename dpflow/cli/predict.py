@@ -40,8 +40,10 @@ def command(
     ledger: LedgerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Answer points; known ones cost nothing. Without --points, say how many predictions the scope
-    can pay for.
+    """Answer a table of points from a prediction session.
+
+    Points that were answered before cost nothing.
+    Without --points, say how many predictions the scope can pay for.
     """
     registry, book = Registry.load(), open_ledger(ledger)
     request = load_request(file)

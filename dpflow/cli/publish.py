@@ -19,8 +19,9 @@ def command(
     scope: Annotated[str | None, typer.Option(help="Only releases of this scope.")] = None,
     ledger: LedgerOption = None,
 ) -> None:
-    """Repair an output file: whatever is settled and not there is copied; nothing is charged or
-    drawn.
+    """Copy settled results that are missing from an output table.
+
+    Nothing is charged or drawn: the ledger has the results.
     """
     copied = publish_missing(open_ledger(ledger), database, table, scope)
     print(f"{copied} settled releases copied to {database}:{table}")

@@ -11,7 +11,7 @@ import typer
 
 from dpflow.cli.console import JsonOption, LedgerOption, open_ledger, show, show_json
 from dpflow.core.contract.results import Result
-from dpflow.engine import declared, load_request, make_plan, release
+from dpflow.engine import insert_bounds, load_request, make_plan, release
 from dpflow.errors import InvalidInput
 from dpflow.registry import Registry
 
@@ -25,8 +25,9 @@ def command(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Charge, draw, settle and publish. The same file again prints the stored result and costs
-    nothing.
+    """Charge, draw, settle and publish one release; list past ones.
+
+    The same file again prints the stored result and costs nothing.
     """
     if (file is not None) + listing + (shown is not None) != 1:
         raise InvalidInput("give either a release file, or --list, or --show ID")
@@ -37,7 +38,7 @@ def command(
     assert file is not None
     registry, request = Registry.load(), load_request(file)
     kept = open_ledger(ledger)
-    receipt = release(make_plan(request, registry, declared(request, kept)), kept, registry)
+    receipt = release(make_plan(request, registry, insert_bounds(request, kept)), kept, registry)
     if as_json:
         return show_json(receipt.to_json() | receipt.result.to_json())
     paid = (

@@ -14,8 +14,9 @@ def command(
     plot: calculate.PlotOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Rows that each method of answering or checking k adaptive queries needs; --plot draws them
-    over k.
+    """Say how many rows each method of answering or checking k adaptive queries needs.
+
+    --plot draws them over k.
     """
     if plot is not None:
         curves = Registry.load().calculator("sample_curves")

@@ -25,8 +25,9 @@ def command(
         bool, typer.Option("--new-token", help="Make a token for a principal, and exit.")
     ] = False,
 ) -> None:
-    """Answer points over HTTP. Every principal's session is charged when the service first starts,
-    and resumed after.
+    """Answer points over HTTP.
+
+    Every principal's session is charged when the service first starts, and resumed after that.
     """
     from dpflow.server.service import load_service, new_token, open_sessions
 

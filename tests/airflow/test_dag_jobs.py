@@ -18,8 +18,8 @@ import pytest
 
 from dpflow.airflow.dag_jobs import read_dags
 from dpflow.core.accounting.privacy_filters import make_filter
-from dpflow.engine.planning.report import describe
-from dpflow.engine.planning.simulate import Job, forecast
+from dpflow.engine.planning.report import describe_forecast
+from dpflow.engine.planning.simulate import Job, forecast_schedule
 from dpflow.errors import InvalidInput, PlanRefused
 from dpflow.ledger import Ledger, Scope
 from dpflow.registry import Registry
@@ -72,7 +72,7 @@ def test_the_demo_dags_cost_what_their_grants_hold() -> None:
     grants.
     """
     jobs, _ = read_dags(DAGS)
-    first = forecast(jobs, Registry.load(), None)
+    first = forecast_schedule(jobs, Registry.load(), None)
     assert [
         (line.job.name, line.task.name, line.plan.request.name, line.once) for line in first.lines
     ] == [
@@ -85,16 +85,21 @@ def test_the_demo_dags_cost_what_their_grants_hold() -> None:
     of_day, of_gate = first.lines[0].plan.table, first.lines[-1].plan.table
     grants = {
         "flights": Scope(
-            "flights", make_filter("basic", Fraction(2), Fraction(1, 10**6)), of_day.protected, True
+            "flights",
+            make_filter("basic", Fraction(2), Fraction(1, 10**6)),
+            of_day.protection_text,
+            True,
         ),
         "flights_holdout": Scope(
             "flights_holdout",
             make_filter("basic", Fraction(2), Fraction(0)),
-            of_gate.protected,
+            of_gate.protection_text,
             False,
         ),
     }
-    flights, holdout = describe(forecast(jobs, Registry.load(), None, supposed=grants))["scopes"]
+    flights, holdout = describe_forecast(
+        forecast_schedule(jobs, Registry.load(), None, supposed_grants=grants)
+    )["scopes"]
     assert flights["round"] == {"epsilon": "2", "delta": "0.000001", "renyi": "0"}
     assert (flights["rounds_that_fit"], flights["runs"], flights["exhausted"]) == (1, 90, None)
     assert flights["last_run"] == "2013-04-01T00:00:00+00:00"
@@ -121,7 +126,7 @@ def test_a_forecast_is_what_the_operators_charge(
     from dpflow.airflow import ReleaseOperator
 
     ledger = Ledger(tiny.ledger)
-    before = forecast([job], Registry.load(), ledger).outlooks["visits"]
+    before = forecast_schedule([job], Registry.load(), ledger).outlooks["visits"]
     assert (before.runs, before.block, before.refused) == (
         1,
         "2020-01-01",
@@ -144,8 +149,8 @@ def test_a_forecast_is_what_the_operators_charge(
     assert {row["block"]: row["epsilon_spent"] for row in ledger.remaining("visits").rows()} == {
         "2020-01-01": "0.7"
     }
-    after = forecast([job], Registry.load(), ledger).outlooks["visits"]
-    assert (after.runs, after.paid, after.refused) == (1, 1, before.refused)
+    after = forecast_schedule([job], Registry.load(), ledger).outlooks["visits"]
+    assert (after.runs, after.runs_paid_before, after.refused) == (1, 1, before.refused)
 
 
 @pytest.mark.parametrize(
@@ -264,7 +269,7 @@ def test_what_only_a_run_knows_is_said(read: Any) -> None:
     assert asked(job) == [
         [("a", ("some block of scheduled__2020-01-02T00:00:00+00:00",)), ("b", ("2020-01-01",))]
     ]
-    assert len(describe(forecast([job], Registry.load(), None))["notes"]) == 2
+    assert len(describe_forecast(forecast_schedule([job], Registry.load(), None))["notes"]) == 2
 
 
 @pytest.mark.parametrize(
@@ -297,7 +302,7 @@ def test_bad_dag_files_get_one_sentence(
 ) -> None:
     """What is wrong is named; a template that would fail in a real run fails here."""
     with pytest.raises(kind, match=message):
-        forecast(read(body), Registry.load(), Ledger(tiny.ledger))
+        forecast_schedule(read(body), Registry.load(), Ledger(tiny.ledger))
 
 
 def test_no_airflow_home_is_made(tiny: Tiny) -> None:
@@ -341,7 +346,7 @@ def test_equal_releases_of_one_task_are_one(tiny: Tiny, read: Any) -> None:
             ReleaseOperator(task_id="v", release=wanted("a"), blocks=DAY, ordinal=1)
         """
     )
-    seen = forecast(
+    seen = forecast_schedule(
         [job], Registry.load(), Ledger(tiny.ledger), until=dt.datetime(2020, 1, 2, tzinfo=dt.UTC)
     )
     assert [(line.task.name, line.plan.request.name, line.also) for line in seen.lines] == [

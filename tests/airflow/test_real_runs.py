@@ -188,13 +188,13 @@ from pathlib import Path
 
 Climber = None  # nobody climbs here
 
-def candidates(training, models):
+def fit_candidates(training, models):
     kinds = {"good": ["0"], "bad": [str(1000 + n) for n in range(10)], "late": ["2000"]}
     claims = kinds[(Path(__file__).parent / "kind").read_text()]
     return [{"name": c, "estimator": "column_mean", "features": ["hour"], "claim": c} for c in claims]
 
-def write_down(folder, run, submitted, verdicts):
-    assert len(submitted) == len(verdicts)
+def write_notebook(folder, run, submissions, verdicts):
+    assert len(submissions) == len(verdicts)
 """
 
 

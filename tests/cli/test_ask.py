@@ -41,7 +41,9 @@ def file(tiny: Tiny) -> Path:
     """A release file that opens a session of three answers."""
     tiny.fill(ROWS)
     columns = {"age": {"lower": 0, "upper": 120}}
-    table = tiny.declare(block=None, protects="unit", contribution_bounds={"rows": 1}, columns=columns)
+    table = tiny.declare(
+        block=None, protects="unit", contribution_bounds={"rows": 1}, columns=columns
+    )
     declared = PrivateTable.load(table).declaration
     Ledger(tiny.ledger).grant("ages", 2, 0, filter="basic", table=declared, principal="owner")
     path = tiny.folder / "ages.yml"

@@ -199,7 +199,7 @@ def test_a_table_keeps_brackets_and_lines(
         ({"params": {"epsilon": -1}}, "epsilon is -1"),
         ({"params": {"epsilon": "nan"}}, "epsilon is 'nan'"),
         ({"params": {"epsilon": "1e-400"}}, "epsilon is '1e-400'"),
-        ({"params": {}}, "Field required"),
+        ({"params": {}}, "is missing; add it"),
         (
             {"params": {"epsilon": 1, "dleta": 1}},
             "there is no field 'dleta'; did you mean 'delta'?",
@@ -224,7 +224,7 @@ def test_a_table_keeps_brackets_and_lines(
         ({"blocks": ["1 January"]}, "1 January"),
         ({"params": {"epsilon": 3}}, "cannot pay: epsilon 3 is asked, 1 of 1 is left"),
         ({"colour": "red"}, "there is no field 'colour'; known: "),
-        ({"name": None}, "Field required"),
+        ({"name": None}, "is missing; add it"),
     ],
 )
 def test_bad_requests_get_one_sentence(tiny: Tiny, changes: dict[str, Any], message: str) -> None:

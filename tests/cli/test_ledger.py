@@ -98,13 +98,19 @@ def test_a_quota_is_inside_its_scope(tiny: Tiny, run: Run) -> None:
         (["quota", "visits/a", "--epsilon", "1", "--delta", "1e-5"], GrantConflict, "more than 'visits' was granted"),
         (["quota", "visits/a", "--epsilon", "nan"], InvalidAmount, "epsilon is 'nan'"),
         (["quota", "visits//a", "--epsilon", "1"], InvalidInput, "no empty part"),
-        (["grant", "new", "--epsilon", "1", "--delta", "1e-6", "--filter", "renyi", "--tail-share", "0"], InvalidAmount, "tail_share"),
-        (["grant", "visits", "--epsilon", "1", "--filter", "hybrid"], GrantConflict, "granted to protect"),
+        (
+            ["grant", "n", "--epsilon", "1", "--delta", "1e-6", "--filter", "renyi", "--tail-share", "0", "--no-table"],
+            InvalidAmount, "tail_share",
+        ),
+        (["grant", "visits", "--epsilon", "1", "--no-table"], GrantConflict, "granted to protect"),
         (["show", "vists"], UnknownName, "did you mean 'visits'"),
         (["odometer", "vists"], UnknownName, "did you mean 'visits'"),
         (["odometer", "--delta", "2"], InvalidAmount, "delta is '2'"),
         (["resolve", "feed", "--reason", "x"], InvalidInput, "feed is unknown"),
-        (["import", "nothing.jsonl"], InvalidInput, "--anchor DIR"),
+        (["grant", "new", "--epsilon", "1"], InvalidInput, "--table FILE, or --no-table"),
+        (["grant", "new", "--epsilon", "1", "--no-table", "--table", "visits.yml"], InvalidInput, "--table FILE, or --no-table"),
+        (["import", "nothing.jsonl"], InvalidInput, "there is no export at nothing.jsonl"),
+        (["import", "visits.yml"], InvalidInput, "--anchor DIR"),
         (["import", "nothing.jsonl", "--anchor", "ledger.sqlite.anchor"], InvalidInput, "there is no export"),
         (["export", "no/such/folder/x.jsonl"], InvalidInput, "cannot be written"),
     ],
@@ -271,3 +277,20 @@ def test_a_grant_says_when_it_makes_a_ledger_and_when_another_scope_protects_the
         said[0].startswith("note: visits protects the same") and "made a new ledger" not in said[0]
     )
     assert said[1] == f"made a new ledger at {tiny.folder / 'new.sqlite'}\n" and said[2] == ""
+
+
+def test_a_first_grant_without_a_table_is_no_trap(tiny: Tiny, run: Run) -> None:
+    """It must be said, and the table may be named later, until something is charged."""
+    assert "protecting" not in run("grant", "s", "--epsilon", "1", "--no-table")
+    with pytest.raises(InvalidInput, match="has no blocks, so name none"):
+        charge(tiny, "one", "s")
+    terms = ["grant", "s", "--epsilon", "1"]
+    assert "in every block" in run(*terms, "--table", "visits.yml")
+    charge(tiny, "one", "s")
+    with pytest.raises(GrantConflict, match="granted to protect"):
+        run(*terms, "--no-table")
+    assert [entry["kind"] for entry in run("history", "s", "--json")] == [
+        "grant",
+        "grant",
+        "reserve",
+    ]

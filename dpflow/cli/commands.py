@@ -1,0 +1,118 @@
+"""The table of commands. A command's module is imported when the command runs, because most of them
+import a database or an array library; its help in the list comes from here.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+import typer.main
+from typer.core import TyperGroup
+
+#: Command to module and help. The help is the first paragraph of the command's docstring.
+COMMANDS = {
+    "demo": ("demo", "Run the main job on real data, then write a report."),
+    "mechanisms": (
+        "mechanisms",
+        "List installed mechanisms, built-ins and plugins, or explain one and its parameters.",
+    ),
+    "plan": ("plan", "Say what a release or a whole schedule will cost, before anything is spent."),
+    "release": ("release", "Charge, draw, settle and publish one release; list past ones."),
+    "ask": ("ask", "Ask a session, in order; without a query, show what is left of it."),
+    "calculate": (
+        "calculate",
+        "Answer a question about methods: how many rows, how much noise, what no method can reach.",
+    ),
+    "samples": (
+        "sample_sizes",
+        "Say how many rows each method of answering or checking k adaptive queries needs.",
+    ),
+    "predict": ("predict", "Answer a table of points from a prediction session."),
+    "serve": ("serve", "Answer points over HTTP."),
+    "publish": ("publish", "Copy settled results that are missing from an output table."),
+    "ledger": ("ledger", "Grant budgets; show what is left, what happened, and verify it."),
+}
+
+
+class LazyGroup(TyperGroup):
+    """A group whose commands are imported when they run. Its help knows them from the table."""
+
+    _lists_commands = False
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command, imported now; in a list of all commands only its name and help."""
+        if self._lists_commands or cmd_name not in COMMANDS:
+            return super().get_command(ctx, cmd_name)
+        return import_command(cmd_name)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help without importing a command."""
+        self._lists_commands = True
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self._lists_commands = False
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        """Complete a command's name without importing any."""
+        self._lists_commands = True
+        try:
+            return super().shell_complete(ctx, incomplete)
+        finally:
+            self._lists_commands = False
+
+
+def import_command(name: str) -> Any:
+    """The command of this name, ready to run. Takes as long as its module's imports."""
+    module = import_module(f"dpflow.cli.{COMMANDS[name][0]}")
+    if hasattr(module, "app"):
+        return typer.main.get_command(module.app)
+    single = typer.Typer(add_completion=False)
+    single.command(name)(module.command)
+    return typer.main.get_command(single)
+
+
+app = typer.Typer(
+    cls=LazyGroup,
+    help="Differential privacy as a workflow primitive: nothing leaves a private table unless it "
+    "was charged first.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+for _name, (_, _summary) in COMMANDS.items():
+    app.command(_name, help=_summary)(lambda: None)
+
+
+def _print_version(requested: bool) -> None:
+    if requested:
+        from dpflow import __version__
+
+        print(f"dpflow {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common_options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_print_version, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """The group's own options."""
+
+
+def run_app() -> None:
+    """Run the command line, and end the process with a sentence if a command is refused."""
+    from dpflow.errors import DpflowError
+
+    try:
+        app()
+    except DpflowError as error:
+        retry = " (trying again later can help)" if error.retryable else ""
+        print(f"dpflow: {error}{retry}", file=sys.stderr)
+        sys.exit(75 if error.retryable else 1)

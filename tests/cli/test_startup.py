@@ -1,0 +1,89 @@
+"""The command line starts quickly, and ends quietly whenever it is interrupted."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+from typer.testing import CliRunner
+
+from dpflow.cli import app
+from dpflow.cli.commands import COMMANDS, import_command
+
+#: Runs the console script's entry point after something was put in front of its imports.
+SCRIPT = """
+import sys
+{before}
+sys.argv = ["dpflow", *{words!r}]
+try:
+    from dpflow.cli import main
+    main()
+finally:
+    print(*(name for name in {heavy!r} if name in sys.modules), file=sys.stderr)
+"""
+#: Presses Ctrl-C when this module is about to be imported.
+INTERRUPT = """
+import os, signal
+class Interrupts:
+    def find_spec(self, name, path=None, target=None):
+        if name == {name!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupts())
+"""
+
+
+def start(
+    *words: str, before: str = "", heavy: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    script = SCRIPT.format(before=before, words=words, heavy=heavy)
+    return subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize("words", [("--help",), ("--version",), ("no-such-command",), ()])
+def test_the_list_of_commands_imports_none(words: tuple[str, ...]) -> None:
+    """Not even a mistyped command does."""
+    heavy = ("duckdb", "sqlalchemy", "numpy", "psycopg", "dpflow.registry", "pandas")
+    done = start(*words, heavy=heavy)
+    assert done.stderr.splitlines()[-1] == ""
+    if words == ("--help",):
+        assert all(f"│ {name} " in done.stdout for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_table_of_commands_says_what_they_say(name: str) -> None:
+    """The help in the list is the first paragraph of the command's own docstring, or of its
+    group's help.
+    """
+    module_name, summary = COMMANDS[name]
+    module = import_module(f"dpflow.cli.{module_name}")
+    own = module.app.info.help if hasattr(module, "app") else inspect.getdoc(module.command)
+    assert " ".join(own.split("\n\n")[0].split()) == summary
+    assert import_command(name).help.split("\n\n")[0] == own.split("\n\n")[0]
+
+
+def test_a_mistyped_command_is_guessed() -> None:
+    """From the table."""
+    done = CliRunner().invoke(app, ["releas"])
+    assert done.exit_code == 2 and "Did you mean 'release'?" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("dpflow.cli.commands", ("--help",)),
+        ("typer", ("--help",)),
+        ("dpflow.cli.ledger", ("ledger", "show")),
+        ("sqlalchemy", ("ledger", "show")),
+        ("dpflow.mechanisms.count", ("mechanisms",)),
+    ],
+)
+def test_ctrl_c_during_imports_is_quiet(name: str, words: tuple[str, ...]) -> None:
+    """Exit code 130 and no traceback, wherever the imports are."""
+    done = start(*words, before=INTERRUPT.format(name=name))
+    assert done.returncode == 130, done.stderr
+    assert "Traceback" not in done.stderr and done.stdout == ""
