@@ -57,7 +57,7 @@ def plan(
         table = table.declaration
     if not isinstance(table, Table):
         table = load_table(table)
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "name": name,
         "mechanism": mechanism,
         "table": table.name,
@@ -69,7 +69,7 @@ def plan(
         "params": params,
         "publish": publish,
     }
-    request = parse_request(given, Path())
+    request = parse_request(fields, Path())
     return make_plan(
         request, registry or Registry.load(), insert_bounds(request, ledger, table=table)
     )

@@ -75,18 +75,18 @@ class Watched:
     def execute(self, *arguments: Any) -> None:
         """Run one statement."""
         self._cursor.execute(*arguments)
-        passed()
+        pass_statement()
 
     def executemany(self, *arguments: Any) -> None:
         """Run one statement many times; it counts once."""
         self._cursor.executemany(*arguments)
-        passed()
+        pass_statement()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cursor, name)
 
 
-def passed() -> None:
+def pass_statement() -> None:
     """Say that a statement has run."""
     if after_statement is not None:
         after_statement()

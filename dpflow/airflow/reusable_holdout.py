@@ -74,7 +74,7 @@ class ReusableHoldoutOperator(BaseOperator, BranchMixIn):
     def execute(self, context: Any) -> list[dict[str, Any]]:
         """Answer the candidates in order, then branch; see the class."""
         from dpflow.engine import insert_bounds, make_plan
-        from dpflow.engine.sessions.holdout_gate import decision, judge_all
+        from dpflow.engine.sessions.holdout_gate import join_verdicts, judge_all
         from dpflow.engine.sessions.session import Session
         from dpflow.registry import Registry
 
@@ -96,6 +96,6 @@ class ReusableHoldoutOperator(BaseOperator, BranchMixIn):
             verdicts = judge_all(sessions, self.candidates, promoter)
         if self.branches is not None:
             push_result(self, context, verdicts)
-            tasks = self.branches.get(decision(verdicts))
+            tasks = self.branches.get(join_verdicts(verdicts))
             self.do_branch(context, [tasks] if isinstance(tasks, str) else tasks)
         return verdicts

@@ -80,7 +80,7 @@ class Refused(Exception):
         )
 
 
-def refusal(error: Exception) -> Refused:
+def make_refusal(error: Exception) -> Refused:
     """What a client hears of an error. Our own messages hold nothing private; the text of any other
     stays inside.
     """
@@ -110,7 +110,7 @@ def refusal(error: Exception) -> Refused:
 bearer = HTTPBearer(auto_error=False)
 
 
-async def principal(
+async def require_principal(
     request: Request, token: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]
 ) -> str:
     """Who asks, by the bearer token."""
@@ -122,13 +122,13 @@ async def principal(
     return str(name)
 
 
-Who = Annotated[str, Depends(principal)]
+Who = Annotated[str, Depends(require_principal)]
 Key = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_length=200)]
 router = APIRouter()
 
 
 @router.post("/v1/predictions", response_model=Answers)
-async def predict(
+async def answer_points(
     request: Request, ask: PredictionRequest, who: Who, key: Key = None
 ) -> JSONResponse:
     """Answer points. A point that was answered before costs nothing and gets the same answer, and
@@ -142,20 +142,20 @@ async def predict(
             "too_large",
             f"one request holds at most {state.service.most_points} points; split it",
         )
-    said = await asyncio.wrap_future(state.batches.submit(session, ask.points, key))
+    answers = await asyncio.wrap_future(state.batches.submit(session, ask.points, key))
     return JSONResponse(
-        {"session_id": session.id, "answers": said, "predictions_left": session.cached_left}
+        {"session_id": session.id, "answers": answers, "predictions_left": session.cached_left}
     )
 
 
 @router.get("/v1/session")
-def view(request: Request, who: Who) -> SessionView:
+def view_session(request: Request, who: Who) -> SessionView:
     """What may be asked, what a prediction costs and how many are left."""
     return SessionView(**request.app.state.sessions[who].describe())
 
 
 @router.get("/healthz")
-def health(request: Request) -> JSONResponse:
+def check_health(request: Request) -> JSONResponse:
     """Whether the ledger can be read."""
     try:
         request.app.state.ledger.scopes()
@@ -165,7 +165,7 @@ def health(request: Request) -> JSONResponse:
 
 
 @router.get("/metrics", response_class=PlainTextResponse)
-async def metrics(request: Request) -> str:
+async def show_metrics(request: Request) -> str:
     """Counts for Prometheus: requests by status, batches, answered points. Nothing about rows,
     models or principals.
     """
@@ -181,18 +181,18 @@ async def metrics(request: Request) -> str:
     return "\n".join(lines) + "\n"
 
 
-async def invalid(_: Request, error: Exception) -> JSONResponse:
+async def refuse_invalid(_: Request, error: Exception) -> JSONResponse:
     """A body that does not validate: where, and never what it holds."""
-    found = error.errors() if isinstance(error, RequestValidationError) else ()
-    if any(item["type"] == "json_invalid" for item in found):
+    errors = error.errors() if isinstance(error, RequestValidationError) else ()
+    if any(item["type"] == "json_invalid" for item in errors):
         return Refused(422, "invalid_input", "the body is no JSON; see /docs").response()
-    places = sorted({".".join(map(str, item["loc"][:4])) for item in found})[:5]
+    locations = sorted({".".join(map(str, item["loc"][:4])) for item in errors})[:5]
     return Refused(
-        422, "invalid_input", f"the request does not validate at {', '.join(places)}; see /docs"
+        422, "invalid_input", f"the request does not validate at {', '.join(locations)}; see /docs"
     ).response()
 
 
-async def unfit(_: Request, error: Exception) -> JSONResponse:
+async def refuse_unknown(_: Request, error: Exception) -> JSONResponse:
     """No such place or method, or a body that is no JSON."""
     status = error.status_code if isinstance(error, HTTPException) else 400
     return Refused(
@@ -202,9 +202,9 @@ async def unfit(_: Request, error: Exception) -> JSONResponse:
     ).response()
 
 
-async def refuse(_: Request, error: Exception) -> JSONResponse:
+async def refuse_error(_: Request, error: Exception) -> JSONResponse:
     """Any other error."""
-    return refusal(error).response()
+    return make_refusal(error).response()
 
 
 def create_app(
@@ -235,10 +235,10 @@ def create_app(
         statuses,
     )
     app.include_router(router)
-    app.add_exception_handler(RequestValidationError, invalid)
-    app.add_exception_handler(HTTPException, unfit)
+    app.add_exception_handler(RequestValidationError, refuse_invalid)
+    app.add_exception_handler(HTTPException, refuse_unknown)
     for kind in (Refused, DpflowError, Exception):
-        app.add_exception_handler(kind, refuse)
+        app.add_exception_handler(kind, refuse_error)
     app.add_middleware(Gate, most=service.most_bytes, statuses=statuses)
     return app
 
@@ -258,7 +258,7 @@ class Gate:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)  # type: ignore[no-any-return]
 
-        async def counted(message: Message) -> None:
+        async def send_counted(message: Message) -> None:
             if message["type"] == "http.response.start":
                 self._statuses[message["status"]] += 1
             await send(message)
@@ -270,7 +270,7 @@ class Gate:
                 refused = Refused(
                     413, "too_large", f"a request has at most {self._most} bytes; split it"
                 )
-                return await refused.response()(scope, receive, counted)
+                return await refused.response()(scope, receive, send_counted)
             if not message.get("more_body"):
                 break
             message = await receive()
@@ -278,7 +278,7 @@ class Gate:
             {"type": "http.request", "body": bytes(arrived), "more_body": False}
         ]
 
-        async def replayed() -> Message:
+        async def receive_whole() -> Message:
             return whole.pop() if whole else await receive()
 
-        await self._app(scope, replayed, counted)
+        await self._app(scope, receive_whole, send_counted)

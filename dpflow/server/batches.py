@@ -54,7 +54,9 @@ class Batches:
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Waiting | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="dpflow-batches", daemon=True)
+        self._thread = threading.Thread(
+            target=self._answer_queue, name="dpflow-batches", daemon=True
+        )
         self.batches = self.points = 0
         self._thread.start()
 
@@ -71,15 +73,15 @@ class Batches:
         self._queue.put(None)
         self._thread.join()
 
-    def _run(self) -> None:
+    def _answer_queue(self) -> None:
         going = True
         while going:
-            taken, going = self._take()
+            taken, going = self._take_batch()
             for session in {waiting.session.id: waiting.session for waiting in taken}.values():
                 group = [waiting for waiting in taken if waiting.session.id == session.id]
-                self._answer(session, encoded(session, group))
+                self._answer_group(session, encode_group(session, group))
 
-    def _take(self) -> tuple[list[Waiting], bool]:
+    def _take_batch(self) -> tuple[list[Waiting], bool]:
         """Everything that waits, up to one batch; at least one request."""
         taken: list[Waiting] = []
         points = 0
@@ -97,7 +99,7 @@ class Batches:
                 points += len(waiting.points)
         return taken, True
 
-    def _answer(self, session: PredictionSession, group: list[Waiting]) -> None:
+    def _answer_group(self, session: PredictionSession, group: list[Waiting]) -> None:
         """All together; each by itself if together they are more than the session can answer."""
         if not group:
             return
@@ -106,17 +108,17 @@ class Batches:
             if not group:
                 return
             notes = {name: digest for waiting in group for name, digest in waiting.note().items()}
-            said = session.predict_batch(
+            answers = session.predict_batch(
                 np.concatenate([waiting.codes for waiting in group if waiting.codes is not None]),
                 notes,
             )
         except NoteConflict:  # another server took one of these keys since we looked
-            return self._answer(session, group)
+            return self._answer_group(session, group)
         except SessionClosed as error:
             if len(group) == 1:
                 return group[0].done.set_exception(error)
             for waiting in group:
-                self._answer(session, [waiting])
+                self._answer_group(session, [waiting])
             return
         except Exception as error:  # noqa: BLE001  the thread lives on; the app decides what a client hears
             for waiting in group:
@@ -124,17 +126,17 @@ class Batches:
                     waiting.done.set_exception(error)
             return
         self.batches += 1
-        self.points += len(said)
+        self.points += len(answers)
         start = 0
         for waiting in group:
-            waiting.done.set_result(said[start : start + len(waiting.points)])
+            waiting.done.set_result(answers[start : start + len(waiting.points)])
             start += len(waiting.points)
 
     def _without_conflicts(
         self, session: PredictionSession, group: Iterable[Waiting]
     ) -> list[Waiting]:
         """The requests whose idempotency key, if any, is new or came with these points."""
-        kept: list[Waiting] = []
+        accepted: list[Waiting] = []
         seen: dict[str, str] = {}
         group = list(group)
         stored = session.find_notes([name for waiting in group for name in waiting.note()])
@@ -146,11 +148,11 @@ class Batches:
                     )
                     break
             else:
-                kept.append(waiting)
-        return kept
+                accepted.append(waiting)
+        return accepted
 
 
-def encoded(session: PredictionSession, group: Sequence[Waiting]) -> list[Waiting]:
+def encode_group(session: PredictionSession, group: Sequence[Waiting]) -> list[Waiting]:
     """The requests whose points fit the declaration, with their codes: all in one go, and one by
     one if some do not fit.
     """
@@ -158,7 +160,9 @@ def encoded(session: PredictionSession, group: Sequence[Waiting]) -> list[Waitin
         together = session.encode([point for waiting in group for point in waiting.points])
     except Exception as error:  # noqa: BLE001  the thread lives on; the app decides what a client hears
         if len(group) > 1:
-            return [kept for waiting in group for kept in encoded(session, [waiting])]
+            return [
+                encodable for waiting in group for encodable in encode_group(session, [waiting])
+            ]
         group[0].done.set_exception(error)
         return []
     start = 0

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from dpflow.core.contract.declaration import Strict, problems
+from dpflow.core.contract.declaration import Strict, describe_problems
 from dpflow.engine.prediction.session import PredictionSession, require_same_models
 from dpflow.engine.releases.plan import Plan, make_plan
 from dpflow.engine.releases.released_bounds import insert_bounds
@@ -57,11 +57,11 @@ class Service(Strict):
 
     def who(self, token: str) -> str | None:
         """The principal of a token, or None; every digest is compared, in constant time."""
-        given, found = token_digest(token), None
+        digest, owner = token_digest(token), None
         for name, principal in self.principals.items():
-            if hmac.compare_digest(principal.token_sha256, given):
-                found = name
-        return found
+            if hmac.compare_digest(principal.token_sha256, digest):
+                owner = name
+        return owner
 
 
 def load_service(path: Path) -> Service:
@@ -69,7 +69,7 @@ def load_service(path: Path) -> Service:
     try:
         service = Service.model_validate(load_yaml(path, "service file"))
     except ValidationError as error:
-        raise InvalidDeclaration(f"{path} is not a service: {problems(error)}") from None
+        raise InvalidDeclaration(f"{path} is not a service: {describe_problems(error)}") from None
     digests = [principal.token_sha256 for principal in service.principals.values()]
     if len(set(digests)) != len(digests):
         raise InvalidDeclaration(f"{path}: two principals have the same token; give each its own")
@@ -115,17 +115,19 @@ def open_sessions(
             raise InvalidInput(
                 f"the session's name and the principal's are too long together: {changes['name'][:40]}..."
             )
-        wanted = request.model_copy(update=changes)
-        plans[name] = make_plan(wanted, registry, insert_bounds(wanted, ledger))
+        request_of_principal = request.model_copy(update=changes)
+        plans[name] = make_plan(
+            request_of_principal, registry, insert_bounds(request_of_principal, ledger)
+        )
         require_same_models(plans[name], next(iter(plans.values())))
-    opened = {
+    sessions = {
         name: PredictionSession.open(
             plan, ledger, run_identity=RunIdentity.of_request(plan.request, name)
         )
         for name, plan in plans.items()
     }
-    first, *others = opened.values()
+    first, *others = sessions.values()
     first.learn_models()
     for session in others:
         session.share_models(first)
-    return opened
+    return sessions

@@ -24,7 +24,7 @@ def forecast(plan: Plan, ledger: Ledger) -> str:
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlanInRun:
     """A release that a run will ask for. ``task_id`` and ``ordinal`` as its task has them; no task
     id: any task's.
     """
@@ -35,7 +35,7 @@ class Planned:
 
 
 def check_run(
-    planned: Sequence[Planned], ledger: Ledger, run_identity: RunIdentity
+    planned: Sequence[PlanInRun], ledger: Ledger, run_identity: RunIdentity
 ) -> dict[str, Any]:
     """Refuse a run whose releases do not fit their scopes together; what this run has paid for
     counts as paid.
@@ -47,7 +47,7 @@ def check_run(
     owed: dict[Any, Plan] = {}
     for number, one in enumerate(planned):
         check_scope(one.plan, ledger)
-        if not _paid(one, ledger, run_identity):  # equal releases of one task are one release
+        if not is_paid(one, ledger, run_identity):  # equal releases of one task are one release
             same = number if one.task_id is None else (one.task_id, one.plan.digest, one.ordinal)
             owed.setdefault(same, one.plan)
     ledger.require(
@@ -56,7 +56,7 @@ def check_run(
     return {"planned": len(planned), "to_pay": len(owed)}
 
 
-def _paid(one: Planned, ledger: Ledger, run_identity: RunIdentity) -> bool:
+def is_paid(one: PlanInRun, ledger: Ledger, run_identity: RunIdentity) -> bool:
     """A release is paid by its run; a session by whatever run came first."""
     plan = one.plan
     if isinstance(plan.mechanism, InteractiveMechanism):

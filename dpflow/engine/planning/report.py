@@ -9,21 +9,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from dpflow.core.accounting import pld
-from dpflow.core.accounting.amounts import text
+from dpflow.core.accounting.amounts import exact_text
 from dpflow.core.accounting.events import Event
 from dpflow.core.accounting.privacy_filters import DELTA_UNIT, EPSILON_UNIT, SATURATED, Cost
 from dpflow.engine.planning.simulate import Forecast, Outlook
-from dpflow.engine.planning.solve import compare, rounds, total
+from dpflow.engine.planning.solve import compare_filters, count_rounds, total_cost
 from dpflow.errors import InvalidAmount
 
 
-def describe(seen: Forecast) -> dict[str, Any]:
+def describe_forecast(seen: Forecast) -> dict[str, Any]:
     """Everything a forecast says, as JSON. A round is one run of every job."""
     return {
         "forecast": "this schedule alone, as if it ran as planned; only each reservation is authoritative",
         "jobs": [{"job": job.name, "runs": job.cadence} for job in seen.jobs],
         "tasks": [line.to_json() for line in seen.lines],
-        "scopes": [_scope(seen, name, outlook) for name, outlook in seen.outlooks.items()],
+        "scopes": [_describe_scope(seen, name, outlook) for name, outlook in seen.outlooks.items()],
         "notes": [
             f"{job.name}.{task.name}: {task.note}"
             for job in seen.jobs
@@ -35,51 +35,51 @@ def describe(seen: Forecast) -> dict[str, Any]:
     }
 
 
-def events(seen: Forecast, scope: str) -> tuple[list[Event], list[Event]]:
+def scope_events(seen: Forecast, scope: str) -> tuple[list[Event], list[Event]]:
     """What a scope pays once, for sessions that are not open yet, and what it pays in every round."""
-    here = [line for line in seen.lines if scope in line.path]
-    once = [line.plan.event for line in here if line.once and line not in seen.opened]
+    here = [line for line in seen.lines if scope in line.scope_path]
+    once = [line.plan.event for line in here if line.once and line not in seen.open_sessions]
     return once, [line.plan.event for line in here if not line.once]
 
 
-def _scope(seen: Forecast, name: str, outlook: Outlook) -> dict[str, Any]:
-    granted, (once, each) = outlook.scope, events(seen, name)
+def _describe_scope(seen: Forecast, name: str, outlook: Outlook) -> dict[str, Any]:
+    granted, (once, per_round) = outlook.scope, scope_events(seen, name)
     rule = granted.filter
     return {
         "scope": name,
         "protects": granted.protects,
         "filter": rule.name,
-        "epsilon": text(rule.epsilon),
-        "delta": text(rule.delta),
+        "epsilon": exact_text(rule.epsilon),
+        "delta": exact_text(rule.delta),
         "account": "each block" if granted.blocks else "the scope",
-        "once": _cost(total(rule, [(event, 1) for event in once])),
-        "round": _cost(total(rule, [(event, 1) for event in each])),
-        "rounds_that_fit": rounds(rule, once, each),
+        "once": _cost_texts(total_cost(rule, [(event, 1) for event in once])),
+        "round": _cost_texts(total_cost(rule, [(event, 1) for event in per_round])),
+        "rounds_that_fit": count_rounds(rule, once, per_round),
         "accounts": [
             {
                 "block": block,
                 "used": granted.used(cost),
-                "rounds_left": rounds(rule, once, each, cost),
+                "rounds_left": count_rounds(rule, once, per_round, cost),
             }
             for block, cost in seen.spent.get(name, {}).items()
         ],
         "runs": outlook.runs,
-        "runs_paid_before": outlook.paid,
+        "runs_paid_before": outlook.runs_paid_before,
         "exhausted": outlook.refused.isoformat() if outlook.refused else None,
         "exhausted_block": outlook.block,
         "last_run": outlook.last.isoformat() if outlook.last else None,
-        "filters": _filters(rule.epsilon, rule.delta, once, each),
-        "fixed_schedule": _fixed(outlook),
+        "filters": _compare_filters(rule.epsilon, rule.delta, once, per_round),
+        "fixed_schedule": _fixed_schedule(outlook),
     }
 
 
-def _fixed(outlook: Outlook) -> dict[str, Any] | None:
+def _fixed_schedule(outlook: Outlook) -> dict[str, Any] | None:
     """What the forecast charged to the fullest account, as a schedule fixed in advance; None where
     nothing can be said.
     """
     delta, releases = outlook.scope.filter.delta, sum(count for _, count in outlook.charged)
     try:
-        epsilon = pld.report(outlook.charged, delta) if delta else None
+        epsilon = pld.report_epsilon(outlook.charged, delta) if delta else None
     except InvalidAmount:  # no release, too many, or one that claims nothing
         return None
     if epsilon is None:
@@ -88,28 +88,28 @@ def _fixed(outlook: Outlook) -> dict[str, Any] | None:
         "report": pld.LABEL,
         "releases": releases,
         "epsilon": math.ceil(epsilon * 1e6) / 1e6,
-        "delta": text(delta),
+        "delta": exact_text(delta),
     }
 
 
-def _cost(cost: Cost) -> dict[str, str]:
+def _cost_texts(cost: Cost) -> dict[str, str]:
     units = {"epsilon": EPSILON_UNIT, "delta": DELTA_UNIT, "renyi": EPSILON_UNIT}
     sums = {name: getattr(cost, name) for name in units}
     return {
-        name: "inf" if sums[name] >= SATURATED else text(sums[name] * unit)
+        name: "inf" if sums[name] >= SATURATED else exact_text(sums[name] * unit)
         for name, unit in units.items()
     }
 
 
-def _filters(
+def _compare_filters(
     epsilon: Any, delta: Any, once: Sequence[Event], each: Sequence[Event]
 ) -> list[dict[str, Any]]:
     return [
         {
             "filter": choice.name,
             "rounds": choice.rounds,
-            "tail_share": None if choice.tail_share is None else text(choice.tail_share),
+            "tail_share": None if choice.tail_share is None else exact_text(choice.tail_share),
             "reason": choice.reason,
         }
-        for choice in compare(epsilon, delta, once, each)
+        for choice in compare_filters(epsilon, delta, once, each)
     ]

@@ -54,7 +54,7 @@ class Run:
     """One occurrence of a job: when it starts, and the occasion that makes its retries free."""
 
     when: dt.datetime
-    occasion: str
+    occurrence: str
     variables: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
@@ -100,7 +100,7 @@ class Line:
     also: tuple[str, ...] = ()
 
     @property
-    def path(self) -> tuple[str, ...]:
+    def scope_path(self) -> tuple[str, ...]:
         """Every scope that pays, the widest first."""
         parts = self.plan.request.scope.split("/")
         return tuple("/".join(parts[: n + 1]) for n in range(len(parts)))
@@ -114,7 +114,7 @@ class Line:
             "release": self.plan.request.name,
             "mechanism": self.plan.mechanism.name,
             "scope": self.plan.request.scope,
-            "protects": self.plan.table.protected,
+            "protects": self.plan.table.protection_text,
             "charged": "once" if self.once else "every run",
             "epsilon": epsilon,
             "delta": delta,
@@ -141,7 +141,7 @@ class Outlook:
 
     scope: Scope
     runs: int = 0
-    paid: int = 0
+    runs_paid_before: int = 0
     refused: dt.datetime | None = None
     block: str = ""
     last: dt.datetime | None = None
@@ -168,7 +168,7 @@ class Forecast:
     ungranted: tuple[str, ...]
     until: dt.datetime | None
     spent: Mapping[str, Mapping[str, Cost]]
-    opened: frozenset[Line]
+    open_sessions: frozenset[Line]
 
 
 class Pricer:
@@ -181,36 +181,36 @@ class Pricer:
         self._plans: dict[int, tuple[ReleaseRequest, Plan]] = {}
         self._tables: dict[Path, Table] = {}
 
-    def plan(self, request: ReleaseRequest, blocks: tuple[str, ...]) -> Plan:
+    def plan_once(self, request: ReleaseRequest, blocks: tuple[str, ...]) -> Plan:
         """A plan of this request, with the blocks of its first run: good for price and error, not
         for a digest.
         """
-        known = self._plans.get(id(request))
-        if known is None or known[0] is not request:
+        cached = self._plans.get(id(request))
+        if cached is None or cached[0] is not request:
             if len(self._plans) >= _KEPT:
                 self._plans.clear()
-            known = self._plans[id(request)] = request, self.exact(request, blocks)
-        return known[1]
+            cached = self._plans[id(request)] = request, self.plan_exactly(request, blocks)
+        return cached[1]
 
-    def exact(self, request: ReleaseRequest, blocks: tuple[str, ...]) -> Plan:
+    def plan_exactly(self, request: ReleaseRequest, blocks: tuple[str, ...]) -> Plan:
         """The plan of this request with exactly these blocks."""
         if request.table not in self._tables:
-            self._tables[request.table] = request.declaration()
-        wanted = request.model_copy(update={"blocks": blocks})
+            self._tables[request.table] = request.load_declaration()
+        exact_request = request.model_copy(update={"blocks": blocks})
         return make_plan(
-            wanted,
+            exact_request,
             self._registry,
-            suppose_bounds(wanted, self._ledger, table=self._tables[request.table]),
+            suppose_bounds(exact_request, self._ledger, table=self._tables[request.table]),
         )
 
 
 @functools.lru_cache(maxsize=_KEPT)
-def price(filter: Filter, event: Event) -> Cost:
+def event_cost(filter: Filter, event: Event) -> Cost:
     """An event's cost in a filter."""
-    return filter.cost(event)
+    return filter.event_cost(event)
 
 
-class Accounts:
+class BudgetCopies:
     """Copies of accounts to play with; the ledger's own are read once and never written."""
 
     def __init__(
@@ -220,14 +220,14 @@ class Accounts:
         self._spent = {name: dict(spent.get(name, {})) for name in granted}
         self._events: dict[tuple[str, str], Counter[Event]] = {}
 
-    def charge(self, line: Line, blocks: tuple[str, ...]) -> tuple[str, str] | None:
+    def charge_line(self, line: Line, blocks: tuple[str, ...]) -> tuple[str, str] | None:
         """Debit all accounts that a line touches, or none; returns scope and block of the first
         that cannot pay.
         """
         due = []
-        for name in line.path:
+        for name in line.scope_path:
             if scope := self.granted.get(name):
-                cost = price(scope.filter, line.plan.event)
+                cost = event_cost(scope.filter, line.plan.event)
                 for block in blocks if scope.blocks else ("",):
                     used = self._spent[name].get(block, Cost())
                     if not Filter.admits(scope.capacity, used + cost):
@@ -238,13 +238,13 @@ class Accounts:
             self._events.setdefault((name, block), Counter())[line.plan.event] += 1
         return None
 
-    def charged(self, scope: str) -> tuple[tuple[Event, int], ...]:
+    def events_charged_to(self, scope: str) -> tuple[tuple[Event, int], ...]:
         """What was charged here to the scope's fullest account, or to the first of them."""
         accounts = [block for name, block in self._events if name == scope]
-        fullest = max(accounts, key=lambda block: self.used(scope, [block]), default=None)
+        fullest = max(accounts, key=lambda block: self.largest_share(scope, [block]), default=None)
         return () if fullest is None else tuple(self._events[scope, fullest].items())
 
-    def used(self, scope: str, blocks: Iterable[str]) -> float:
+    def largest_share(self, scope: str, blocks: Iterable[str]) -> float:
         """The largest share used of these accounts, from 0 to 1."""
         spent = self._spent[scope]
         return max(
@@ -253,12 +253,12 @@ class Accounts:
         )
 
 
-def forecast(
+def forecast_schedule(
     jobs: Sequence[Job],
     registry: Registry,
     ledger: Ledger | None,
     *,
-    supposed: Mapping[str, Scope] | None = None,
+    supposed_grants: Mapping[str, Scope] | None = None,
     until: dt.datetime | None = None,
 ) -> Forecast:
     """Price every task and play the schedule.
@@ -273,29 +273,35 @@ def forecast(
         InvalidInput: a request that no ledger would take.
     """
     pricer = Pricer(registry, ledger)
-    lines = _lines(jobs, pricer)
-    scopes = dict.fromkeys(name for line in lines for name in line.path)
-    known = {s.scope: s for s in ledger.scopes()} if ledger else {}
+    lines = _first_lines(jobs, pricer)
+    scopes = dict.fromkeys(name for line in lines for name in line.scope_path)
+    ledger_scopes = {s.scope: s for s in ledger.scopes()} if ledger else {}
     granted = {
-        name: found for name, found in (known | dict(supposed or {})).items() if name in scopes
+        name: found
+        for name, found in (ledger_scopes | dict(supposed_grants or {})).items()
+        if name in scopes
     }
     for line in lines:
-        for name in line.path:
+        for name in line.scope_path:
             if name in granted:
                 check_protection(line.plan, granted[name])
     spent = {
-        name: dict(ledger.remaining(name).spent) for name in granted if ledger and name in known
+        name: dict(ledger.remaining(name).spent)
+        for name in granted
+        if ledger and name in ledger_scopes
     }
-    player = _Player(pricer, Accounts(granted, spent), ledger)
-    opened = frozenset(line for line in lines if line.once and player.opened_before(line))
-    last = player.play(jobs, until)
+    player = _Player(pricer, BudgetCopies(granted, spent), ledger)
+    open_sessions = frozenset(line for line in lines if line.once and player.opened_before(line))
+    last = player.play_calendar(jobs, until)
     for name, seen in player.outlooks.items():
-        seen.charged = player.accounts.charged(name)
+        seen.charged = player.accounts.events_charged_to(name)
     ungranted = tuple(name for name in scopes if name not in granted)
-    return Forecast(tuple(jobs), tuple(lines), player.outlooks, ungranted, last, spent, opened)
+    return Forecast(
+        tuple(jobs), tuple(lines), player.outlooks, ungranted, last, spent, open_sessions
+    )
 
 
-def _lines(jobs: Sequence[Job], pricer: Pricer) -> list[Line]:
+def _first_lines(jobs: Sequence[Job], pricer: Pricer) -> list[Line]:
     """What each job's first run asks for, priced; equal releases of one task together."""
     lines = []
     for job in jobs:
@@ -304,19 +310,19 @@ def _lines(jobs: Sequence[Job], pricer: Pricer) -> list[Line]:
             assert first is not None
             same: dict[Any, list[Plan]] = {}
             for ask in task.asks(first):
-                plan = pricer.plan(ask.request, ask.blocks)
-                same.setdefault(_identity(plan, ask), []).append(plan)
+                plan = pricer.plan_once(ask.request, ask.blocks)
+                same.setdefault(_release_identity(plan, ask), []).append(plan)
             for plans in same.values():
                 also = tuple(dict.fromkeys(p.request.name for p in plans[1:]))
-                lines.append(_line(job, task, plans[0], also))
+                lines.append(_make_line(job, task, plans[0], also))
     return lines
 
 
-def _line(job: Job, task: Task, plan: Plan, also: tuple[str, ...] = ()) -> Line:
+def _make_line(job: Job, task: Task, plan: Plan, also: tuple[str, ...] = ()) -> Line:
     return Line(job, task, plan, isinstance(plan.mechanism, InteractiveMechanism), also)
 
 
-def _identity(plan: Plan, ask: PlannedRelease) -> tuple[str, tuple[str, ...], int]:
+def _release_identity(plan: Plan, ask: PlannedRelease) -> tuple[str, tuple[str, ...], int]:
     """What makes two asks of one task and run the same release."""
     return plan.version_independent_digest, ask.blocks, ask.ordinal
 
@@ -326,20 +332,21 @@ class _Player:
     ends.
     """
 
-    def __init__(self, pricer: Pricer, accounts: Accounts, ledger: Ledger | None) -> None:
+    def __init__(self, pricer: Pricer, accounts: BudgetCopies, ledger: Ledger | None) -> None:
         self._pricer, self.accounts, self._ledger = pricer, accounts, ledger
         self._opened: set[tuple[str, str, int]] = set()
         self._now = dt.datetime.now(dt.UTC)
         self.outlooks = {name: Outlook(scope) for name, scope in accounts.granted.items()}
 
-    def play(self, jobs: Sequence[Job], until: dt.datetime | None) -> dt.datetime | None:
+    def play_calendar(self, jobs: Sequence[Job], until: dt.datetime | None) -> dt.datetime | None:
         """Returns the date up to which runs were played; None when no scope has a grant or no job
         runs.
         """
         if not self.outlooks:
             return until
         calendar = heapq.merge(
-            *(_dated(number, job) for number, job in enumerate(jobs)), key=lambda dated: dated[:2]
+            *(_run_dates(number, job) for number, job in enumerate(jobs)),
+            key=lambda dated: dated[:2],
         )
         if until is None:
             firsts = [run.when for job in jobs for run in itertools.islice(job.runs(), 1)]
@@ -350,32 +357,34 @@ class _Player:
                 return until
             if count == MOST_RUNS:
                 return played
-            self._play(jobs[number], run)
+            self._play_run(jobs[number], run)
             played = when
         return until
 
-    def _play(self, job: Job, run: Run) -> None:
+    def _play_run(self, job: Job, run: Run) -> None:
         touched: dict[str, dict[str, bool]] = {}
         seen_before: set[tuple[str, Any]] = set()
         for task in job.tasks:
             for ask in task.asks(run):
                 request, blocks = ask.request, ask.blocks
-                plan = self._pricer.plan(request, blocks)
-                same = task.name, _identity(plan, ask)
+                plan = self._pricer.plan_once(request, blocks)
+                same = task.name, _release_identity(plan, ask)
                 if same in seen_before:
                     continue
                 seen_before.add(same)
-                line = _line(job, task, plan)
+                line = _make_line(job, task, plan)
                 charged = blocks if plan.table.protects == "unit-block" else ()
                 open_scopes = [
-                    n for n in line.path if n in self.outlooks and not self.outlooks[n].refused
+                    n
+                    for n in line.scope_path
+                    if n in self.outlooks and not self.outlooks[n].refused
                 ]
-                if len(open_scopes) < sum(n in self.outlooks for n in line.path):
+                if len(open_scopes) < sum(n in self.outlooks for n in line.scope_path):
                     continue  # a scope on its path has refused before
-                paid = self._paid(job, run, line, ask)
+                free = self._is_free(job, run, line, ask)
                 for name in open_scopes:
-                    touched.setdefault(name, {}).update(dict.fromkeys(charged or ("",), paid))
-                refusal = None if paid else self.accounts.charge(line, charged)
+                    touched.setdefault(name, {}).update(dict.fromkeys(charged or ("",), free))
+                refusal = None if free else self.accounts.charge_line(line, charged)
                 if refusal is not None:
                     seen = self.outlooks[refusal[0]]
                     seen.refused, seen.block = run.when, refusal[1]
@@ -383,8 +392,8 @@ class _Player:
             seen = self.outlooks[name]
             if seen.refused is None:
                 seen.runs, seen.last = seen.runs + 1, run.when
-                seen.paid += all(blocks_of.values())
-            seen.burn.append((run.when, self.accounts.used(name, blocks_of)))
+                seen.runs_paid_before += all(blocks_of.values())
+            seen.burn.append((run.when, self.accounts.largest_share(name, blocks_of)))
 
     def opened_before(self, line: Line) -> bool:
         """Whether the ledger has this session."""
@@ -394,7 +403,7 @@ class _Player:
             self._ledger.find(RunIdentity.of_request(line.plan.request).key(line.plan)) is not None
         )
 
-    def _paid(self, job: Job, run: Run, line: Line, ask: PlannedRelease) -> bool:
+    def _is_free(self, job: Job, run: Run, line: Line, ask: PlannedRelease) -> bool:
         """Whether this ask is free: a session that is open, or an occasion that the ledger has
         seen.
         """
@@ -407,15 +416,18 @@ class _Player:
             return self.opened_before(line)
         if self._ledger is None or request.scope not in self.outlooks or run.when > self._now:
             return False
-        occasion = RunIdentity(job.dag_id, line.task.name, run.occasion, "", "", ask.ordinal)
+        occasion = RunIdentity(job.dag_id, line.task.name, run.occurrence, "", "", ask.ordinal)
         if not job.dag_id:
             occasion = RunIdentity.of_request(
-                request.model_copy(update={"revision": int(run.occasion)})
+                request.model_copy(update={"revision": int(run.occurrence)})
             )
-        return self._ledger.find(occasion.key(self._pricer.exact(request, ask.blocks))) is not None
+        return (
+            self._ledger.find(occasion.key(self._pricer.plan_exactly(request, ask.blocks)))
+            is not None
+        )
 
 
-def _dated(number: int, job: Job) -> Iterator[tuple[dt.datetime, int, Run]]:
+def _run_dates(number: int, job: Job) -> Iterator[tuple[dt.datetime, int, Run]]:
     return ((run.when, number, run) for run in job.runs())
 
 
@@ -433,10 +445,10 @@ def file_job(path: Path, start: dt.datetime, every: dt.timedelta | None) -> Job:
             yield Run(start + number * (every or dt.timedelta()), str(request.revision + number))
 
     task = Task(path.name, lambda run: [PlannedRelease(request, request.blocks)])
-    return Job(str(path), "", f"every {span(every)}" if every else "once", (task,), runs)
+    return Job(str(path), "", f"every {span_text(every)}" if every else "once", (task,), runs)
 
 
-def span(every: dt.timedelta) -> str:
+def span_text(every: dt.timedelta) -> str:
     """A span of time in words: 1 day, 14 days, 12:00:00."""
     return str(every).removesuffix(", 0:00:00")
 
@@ -445,16 +457,16 @@ def release_files(folder: Path) -> list[Path]:
     """The YAML files below a folder that hold a release: they name a mechanism. Hidden folders are
     skipped.
     """
-    found = []
+    files = []
     for path in sorted((*folder.rglob("*.yml"), *folder.rglob("*.yaml"))):
         if not any(part.startswith(".") for part in path.relative_to(folder).parts):
             try:
                 if "mechanism" in load_yaml(path, "release file"):
-                    found.append(path)
+                    files.append(path)
             except DpflowError:
                 continue  # some other tool's YAML
     if not folder.is_dir():
         raise InvalidInput(
             f"there is no folder {folder}; give a release file, a DAG file, or a folder of them"
         )
-    return found
+    return files

@@ -18,7 +18,7 @@ from dpflow.core.accounting.events import Event
 from dpflow.core.accounting.privacy_filters import SATURATED, Cost, Filter, FilterName, make_filter
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.results import ErrorBound
-from dpflow.engine.planning.simulate import Line, price
+from dpflow.engine.planning.simulate import Line, event_cost
 from dpflow.engine.releases.plan import Plan
 from dpflow.errors import BudgetExceeded, InvalidInput, PlanRefused, UnknownName
 from dpflow.ledger import Scope
@@ -30,18 +30,20 @@ _DIGITS: Final = (
 )
 
 
-def total(filter: Filter, events: Sequence[tuple[Event, int]]) -> Cost:
+def total_cost(filter: Filter, events: Sequence[tuple[Event, int]]) -> Cost:
     """What these events cost together, each as often as said; sums are held at `SATURATED` as in
     the ledger.
     """
-    return sum((_times(price(filter, event), count) for event, count in events), Cost())
+    return sum(
+        (_multiply_cost(event_cost(filter, event), count) for event, count in events), Cost()
+    )
 
 
-def _times(cost: Cost, count: int) -> Cost:
+def _multiply_cost(cost: Cost, count: int) -> Cost:
     return Cost(*(min(part * count, SATURATED) for part in (cost.epsilon, cost.delta, cost.renyi)))
 
 
-def rounds(
+def count_rounds(
     filter: Filter,
     once: Sequence[Event],
     each: Sequence[Event],
@@ -50,16 +52,20 @@ def rounds(
     """How often ``each`` fits after ``once`` was paid, before the first refusal; -1 if not even
     ``once`` does, None without end.
     """
-    limits, start, step = filter.capacity(), spent + total(filter, [(e, 1) for e in once]), Cost()
+    limits, start, step = (
+        filter.capacity(),
+        spent + total_cost(filter, [(e, 1) for e in once]),
+        Cost(),
+    )
     if not Filter.admits(limits, start):
         return -1
-    step = total(filter, [(e, 1) for e in each])
+    step = total_cost(filter, [(e, 1) for e in each])
     if step == Cost():
         return None
-    return _largest(lambda n: Filter.admits(limits, start + _times(step, n)))
+    return _largest_true(lambda n: Filter.admits(limits, start + _multiply_cost(step, n)))
 
 
-def _largest(holds: Callable[[int], bool]) -> int:
+def _largest_true(holds: Callable[[int], bool]) -> int:
     """The largest n >= 0 at which a condition holds that holds at 0 and, once it fails, fails for
     good.
     """
@@ -85,7 +91,7 @@ class Choice:
     reason: str = ""
 
 
-def compare(
+def compare_filters(
     epsilon: Fraction, delta: Fraction, once: Sequence[Event], each: Sequence[Event]
 ) -> tuple[Choice, ...]:
     """How many rounds a fresh grant of (epsilon, delta) holds under every filter, the best division
@@ -93,27 +99,31 @@ def compare(
 
     The best comes first. A filter that cannot pay these events at all comes last, with the reason.
     """
-    own = any(event.zcdp()[1] > 0 for event in (*once, *each))
+    any_renyi = any(event.rho_delta()[1] > 0 for event in (*once, *each))
     choices = []
     for name in FILTERS:
         shares = (
-            [Fraction(1)] if name == "basic" or not own else [Fraction(n, 10) for n in range(1, 10)]
+            [Fraction(1)]
+            if name == "basic" or not any_renyi
+            else [Fraction(n, 10) for n in range(1, 10)]
         )
         best: Choice | None = None
         reason = ""
         for share in shares:
             try:
-                found = rounds(make_filter(name, epsilon, delta, tail_share=share), once, each)
+                fitting = count_rounds(
+                    make_filter(name, epsilon, delta, tail_share=share), once, each
+                )
             except InvalidInput as error:
                 reason = str(error)
                 continue
-            if best is None or _more(found, best.rounds):
-                best = Choice(name, found, None if name == "basic" or delta == 0 else share)
+            if best is None or _holds_more(fitting, best.rounds):
+                best = Choice(name, fitting, None if name == "basic" or delta == 0 else share)
         choices.append(best or Choice(name, -1, reason=reason))
     return tuple(sorted(choices, key=lambda c: -math.inf if c.rounds is None else -c.rounds))
 
 
-def _more(a: int | None, b: int | None) -> bool:
+def _holds_more(a: int | None, b: int | None) -> bool:
     return b is not None and (a is None or a > b)
 
 
@@ -121,7 +131,7 @@ def _more(a: int | None, b: int | None) -> bool:
 
 
 @dataclass(frozen=True)
-class Fitted:
+class SolvedLine:
     """A line with the epsilon that was found; ``share`` is its weight, None where a target error
     decided.
     """
@@ -139,15 +149,15 @@ class Fitted:
             "task": self.line.task.name,
             "release": plan.request.name,
             "scope": plan.request.scope,
-            "share": None if self.share is None else amounts.text(self.share),
+            "share": None if self.share is None else amounts.exact_text(self.share),
             "epsilon_now": str(plan.request.params.get("epsilon")),
-            "epsilon": amounts.text(self.epsilon),
+            "epsilon": amounts.exact_text(self.epsilon),
             "error_95_now": (plan.error_bound and dict(plan.error_bound.half_width)) or None,
             "error_95": (self.error_bound and dict(self.error_bound.half_width)) or None,
         }
 
 
-def solve(
+def solve_epsilons(
     lines: Sequence[Line],
     granted: Mapping[str, Scope],
     runs: int,
@@ -155,7 +165,7 @@ def solve(
     shares: Mapping[str, object] | None = None,
     errors: Mapping[str, object] | None = None,
     spent: Mapping[str, Cost] | None = None,
-) -> list[Fitted]:
+) -> list[SolvedLine]:
     """The noise that makes ``runs`` runs of a schedule fit its grants.
 
     A target error fixes its release's epsilon: the smallest that reaches it. The rest of every
@@ -184,10 +194,10 @@ def solve(
     if isinstance(runs, bool) or not isinstance(runs, int) or not 1 <= runs <= 10**12:
         raise InvalidInput("the number of runs must be a whole number from 1 to 1e12; correct it")
     names = {line.plan.request.name for line in lines}
-    for wanted in (*(shares or {}), *(errors or {})):
-        if wanted not in names:
-            raise UnknownName("release in this schedule", wanted, names)
-    return _Solver(lines, granted, runs, shares or {}, errors or {}, spent or {}).solve()
+    for target in (*(shares or {}), *(errors or {})):
+        if target not in names:
+            raise UnknownName("release in this schedule", target, names)
+    return _Solver(lines, granted, runs, shares or {}, errors or {}, spent or {}).solve_levels()
 
 
 class _Solver:
@@ -210,50 +220,52 @@ class _Solver:
                 raise InvalidInput(
                     f"{line.plan.mechanism.name} of {line.plan.request.name!r} has no epsilon to solve for; leave it out"
                 )
-        self._shares = [_share(line, shares) for line in lines]
+        self._shares = [_parse_share(line, shares) for line in lines]
         self._fixed = {
-            n: _for_error(line, errors[line.plan.request.name])
+            n: _epsilon_for_error(line, errors[line.plan.request.name])
             for n, line in enumerate(lines)
             if line.plan.request.name in errors
         }
 
-    def solve(self) -> list[Fitted]:
-        found = dict(self._fixed)
-        if found and (full := self._full(found)):
+    def solve_levels(self) -> list[SolvedLine]:
+        solved = dict(self._fixed)
+        if solved and (full := self._full_scope(solved)):
             raise BudgetExceeded(
                 f"the target errors alone do not fit scope {full!r} in {self._runs} runs; accept larger errors, "
                 "fewer runs, or ask its owner for a larger grant",
                 scope=full,
             )
-        level, open_lines = -12.0, set(range(len(self._lines))) - set(found)
+        level, open_lines = -12.0, set(range(len(self._lines))) - set(solved)
         while open_lines:
-            level = self._highest(found, open_lines, level)
-            found |= self._at(open_lines, level)
-            full = self._full({**found, **self._at(open_lines, level + _STEP)})
-            open_lines = {n for n in open_lines if full and full not in self._lines[n].path}
-        return [self._fitted(n, epsilon) for n, epsilon in sorted(found.items())]
+            level = self._highest_level(solved, open_lines, level)
+            solved |= self._epsilons_at(open_lines, level)
+            full = self._full_scope({**solved, **self._epsilons_at(open_lines, level + _STEP)})
+            open_lines = {n for n in open_lines if full and full not in self._lines[n].scope_path}
+        return [self._make_solution(n, epsilon) for n, epsilon in sorted(solved.items())]
 
-    def _fitted(self, number: int, epsilon: Fraction) -> Fitted:
+    def _make_solution(self, number: int, epsilon: Fraction) -> SolvedLine:
         line, share = self._lines[number], None if number in self._fixed else self._shares[number]
         try:
-            return Fitted(line, epsilon, _at(line.plan, epsilon)[1], share)
+            return SolvedLine(line, epsilon, _at_epsilon(line.plan, epsilon)[1], share)
         except InvalidInput as error:
             raise BudgetExceeded(
-                f"{self._runs} runs leave epsilon {amounts.text(epsilon)} for {line.plan.request.name!r}, and then {error}",
+                f"{self._runs} runs leave epsilon {amounts.exact_text(epsilon)} for {line.plan.request.name!r}, and then {error}",
                 scope=line.plan.request.scope,
             ) from None
 
-    def _at(self, numbers: set[int], level: float) -> dict[int, Fraction]:
-        return {n: rounded_down(float(self._shares[n]) * 10**level) for n in numbers}
+    def _epsilons_at(self, numbers: set[int], level: float) -> dict[int, Fraction]:
+        return {n: round_down(float(self._shares[n]) * 10**level) for n in numbers}
 
-    def _highest(self, found: Mapping[int, Fraction], open_lines: set[int], low: float) -> float:
+    def _highest_level(
+        self, solved: Mapping[int, Fraction], open_lines: set[int], low: float
+    ) -> float:
         """The highest level, as a power of ten, at which everything fits."""
 
         def fits(level: float) -> bool:
-            return not self._full({**found, **self._at(open_lines, level)})
+            return not self._full_scope({**solved, **self._epsilons_at(open_lines, level)})
 
         if not fits(low):
-            scope = self._full({**found, **self._at(open_lines, low)})
+            scope = self._full_scope({**solved, **self._epsilons_at(open_lines, low)})
             raise BudgetExceeded(
                 f"{self._runs} runs do not fit scope {scope!r} with any noise; plan fewer runs, smaller deltas, or ask its owner for a "
                 "larger grant",
@@ -265,28 +277,28 @@ class _Solver:
             low, high = (middle, high) if fits(middle) else (low, middle)
         return low
 
-    def _full(self, epsilons: Mapping[int, Fraction]) -> str:
+    def _full_scope(self, epsilons: Mapping[int, Fraction]) -> str:
         """The first scope that cannot pay these epsilons; lines that are not named pay nothing yet."""
         events = []
         for n, epsilon in epsilons.items():
             with contextlib.suppress(
                 InvalidInput
             ):  # noise too large to draw: `solve` says so if it stays that way
-                events.append((self._lines[n], _at(self._lines[n].plan, epsilon)[0]))
+                events.append((self._lines[n], _at_epsilon(self._lines[n].plan, epsilon)[0]))
         for name, scope in self._granted.items():
-            asked = [
+            due = [
                 (event, 1 if line.once else self._runs)
                 for line, event in events
-                if name in line.path
+                if name in line.scope_path
             ]
-            if asked and not Filter.admits(
-                scope.capacity, self._spent.get(name, Cost()) + total(scope.filter, asked)
+            if due and not Filter.admits(
+                scope.capacity, self._spent.get(name, Cost()) + total_cost(scope.filter, due)
             ):
                 return name
         return ""
 
 
-def rounded_down(value: float) -> Fraction:
+def round_down(value: float) -> Fraction:
     """At most ``value``, with three significant digits, within the legal range of an epsilon."""
     if value <= float(amounts.SMALLEST_EPSILON):
         return amounts.SMALLEST_EPSILON
@@ -296,10 +308,10 @@ def rounded_down(value: float) -> Fraction:
     )
 
 
-def _at(plan: Plan, epsilon: Fraction) -> tuple[Event, ErrorBound | None]:
+def _at_epsilon(plan: Plan, epsilon: Fraction) -> tuple[Event, ErrorBound | None]:
     """Claim and error of the same request at another epsilon."""
     params = type(plan.params).model_validate(
-        {**plan.request.params, "epsilon": amounts.text(epsilon)}
+        {**plan.request.params, "epsilon": amounts.exact_text(epsilon)}
     )
     error = (
         plan.mechanism.error_bound(params, plan.table)
@@ -309,17 +321,19 @@ def _at(plan: Plan, epsilon: Fraction) -> tuple[Event, ErrorBound | None]:
     return plan.mechanism.event(params, plan.table), error
 
 
-def _share(line: Line, shares: Mapping[str, object]) -> Fraction:
+def _parse_share(line: Line, shares: Mapping[str, object]) -> Fraction:
     name = line.plan.request.name
-    share = amounts.exact(f"the share of {name!r}", shares.get(name, 1))
+    share = amounts.parse_exact(f"the share of {name!r}", shares.get(name, 1))
     if not share > 0:
-        raise InvalidInput(f"the share of {name!r} is {amounts.show(share)}; it must be above 0")
+        raise InvalidInput(
+            f"the share of {name!r} is {amounts.short_text(share)}; it must be above 0"
+        )
     return share
 
 
-def _for_error(line: Line, wanted: object) -> Fraction:
+def _epsilon_for_error(line: Line, half_width: object) -> Fraction:
     """The smallest epsilon, to three digits, whose error at 95 % is at most what is wanted."""
-    name, target = line.plan.request.name, float(amounts.exact("a target error", wanted))
+    name, target = line.plan.request.name, float(amounts.parse_exact("a target error", half_width))
     if line.plan.error_bound is None or not line.plan.error_bound.half_width:
         raise InvalidInput(
             f"the error of {name!r} depends on the rows and is part of its result; give it a share instead"
@@ -327,22 +341,22 @@ def _for_error(line: Line, wanted: object) -> Fraction:
     if not target > 0:
         raise InvalidInput(f"the target error of {name!r} must be above 0; correct it")
 
-    def reached(level: int) -> bool:
+    def reaches_target(level: int) -> bool:
         """At the epsilon of this rank on the grid of three digits."""
         try:
-            bound = _at(line.plan, on_grid(level))[1]
+            bound = _at_epsilon(line.plan, on_grid(level))[1]
         except PlanRefused:  # noise too large to draw
             return False
         return bound is not None and max(bound.half_width.values()) <= target
 
     low, high = 0, 18 * 900  # from 1e-12 to 1e6
-    if not reached(high):
+    if not reaches_target(high):
         raise InvalidInput(
             f"no epsilon brings the error of {name!r} down to {target:g}; accept a larger one"
         )
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if reached(middle) else (middle, high)
+        low, high = (low, middle) if reaches_target(middle) else (middle, high)
     return on_grid(high)
 
 

@@ -71,7 +71,9 @@ class PointNames:
     def seal(self, names: Sequence[bytes]) -> dict[str, Any]:
         """Names as a batch stores them; never twice the same."""
         nonce = secrets.token_bytes(NONCE_BYTES)
-        sealed = nonce + _xor(b"".join(names), self._keystream(nonce, NAME_BYTES * len(names)))
+        sealed = nonce + _xor_bytes(
+            b"".join(names), self._keystream(nonce, NAME_BYTES * len(names))
+        )
         return {"form": FORM, "names": base64.b64encode(sealed).decode()}
 
     def open(self, batch: Mapping[str, Any]) -> list[bytes]:
@@ -83,9 +85,11 @@ class PointNames:
         sealed = base64.b64decode(batch["names" if "form" in batch else "points"])
         nonce, names = sealed[:NONCE_BYTES], sealed[NONCE_BYTES:]
         if "form" in batch:
-            return _split_names(_xor(names, self._keystream(nonce, len(names))))
+            return _split_names(_xor_bytes(names, self._keystream(nonce, len(names))))
         self._form = 1
-        return _split_names(_xor(names, shake_256(self._key + b"batch" + nonce).digest(len(names))))
+        return _split_names(
+            _xor_bytes(names, shake_256(self._key + b"batch" + nonce).digest(len(names)))
+        )
 
     def _keystream(self, nonce: bytes, length: int) -> bytes:
         blocks = (
@@ -95,7 +99,7 @@ class PointNames:
         return b"".join(block.digest() for block in blocks)[:length]
 
 
-def _xor(data: bytes, stream: bytes) -> bytes:
+def _xor_bytes(data: bytes, stream: bytes) -> bytes:
     return (np.frombuffer(data, np.uint8) ^ np.frombuffer(stream, np.uint8)).tobytes()
 
 

@@ -9,10 +9,15 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from dpflow.core.contract.declaration import Strict, problems
+from dpflow.core.contract.declaration import Strict, describe_problems
 from dpflow.core.contract.prediction import PredictionParams
 from dpflow.engine.prediction.session import BATCH, PredictionSession, most_predictions
-from dpflow.engine.prediction.student import Student, estimator, guarantee, teach
+from dpflow.engine.prediction.student import (
+    Student,
+    make_estimator,
+    student_guarantee,
+    teach_student,
+)
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.request import Publish, require_public
 from dpflow.engine.releases.run_identity import RunIdentity
@@ -39,14 +44,14 @@ def parse_tables(
     points: Mapping[str, Any], answers: Mapping[str, Any], base: Path
 ) -> tuple[Points, Publish]:
     """Both tables, paths taken from ``base``. Raises `InvalidDeclaration` naming the field."""
-    found: list[Any] = []
-    for what, model, given in (("points", Points, points), ("answers", Publish, answers)):
+    tables: list[Any] = []
+    for what, model, fields in (("points", Points, points), ("answers", Publish, answers)):
         try:
-            table = model.model_validate(dict(given))
+            table = model.model_validate(dict(fields))
         except ValidationError as error:
-            raise InvalidDeclaration(f"{what}: {problems(error)}") from None
-        found.append(table.model_copy(update={"database": (base / table.database).resolve()}))
-    return found[0], found[1]
+            raise InvalidDeclaration(f"{what}: {describe_problems(error)}") from None
+        tables.append(table.model_copy(update={"database": (base / table.database).resolve()}))
+    return tables[0], tables[1]
 
 
 def label_points(
@@ -66,7 +71,7 @@ def label_points(
         student: a model to train on points and answers, which may be published.
 
     Returns: session id, number of points, how many of them were new (and so used up predictions),
-        how many predictions are left, and what `teach` says of the student.
+        how many predictions are left, and what `teach_student` says of the student.
 
     Raises:
         PlanRefused: points or answers are in the private table's own file: points are published by
@@ -82,9 +87,9 @@ def label_points(
     require_public(points.database, plan.table, "points")
     require_public(answers.database, plan.table, "answers")
     if student is not None:  # before anything is charged
-        guarantee(plan, student.delta)
-        estimator(student, plan.table, params.features)
-    found = read_points(points.database, points.table, params.features, points.key)
+        student_guarantee(plan, student.delta)
+        make_estimator(student, plan.table, params.features)
+    features = read_points(points.database, points.table, params.features, points.key)
     key = (run_identity or RunIdentity.of_request(plan.request)).key(plan)
     if ledger.find(key) is None:
         afforded = most_predictions(plan, ledger, registry)
@@ -95,13 +100,15 @@ def label_points(
             params.predictions,
         )
     session = PredictionSession.open(plan, ledger, run_identity=run_identity)
-    keys = found.pop("").tolist()
+    keys = features.pop("").tolist()
     before = session.predictions_left
-    said = session.predict(found, batch=points.batch)
-    publish_answers(answers.database, answers.table, session.id, keys, said)
+    labels = session.predict(features, batch=points.batch)
+    publish_answers(answers.database, answers.table, session.id, keys, labels)
     left = session.predictions_left
     taught = (
-        None if student is None else teach(plan, session.id, session.encode(found), said, student)
+        None
+        if student is None
+        else teach_student(plan, session.id, session.encode(features), labels, student)
     )
     return {
         "session_id": session.id,

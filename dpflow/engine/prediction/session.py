@@ -20,7 +20,7 @@ import numpy as np
 from dpflow import fault_points
 from dpflow.core.accounting.events import to_json
 from dpflow.core.contract.point_encoding import Codes, Points
-from dpflow.core.contract.point_encoding import encode as encode_points
+from dpflow.core.contract.point_encoding import encode_points as encode_points
 from dpflow.core.contract.prediction import PredictionMechanism, PredictionParams
 from dpflow.core.sampling.randomness import Source
 from dpflow.engine.fail_closed import draw_or_none
@@ -126,15 +126,15 @@ class PredictionSession:
             if self._learned is not None:
                 return
             plan = self._plan
-            request = self._mechanism.rows(self._params, plan.table)
+            request = self._mechanism.training_records(self._params, plan.table)
             # What plan and catalog can refuse is refused here, where an error may say why.
-            self._private.check(request, plan.request.blocks)
+            self._private.check_request(request, plan.request.blocks)
 
-            def learn(source: Source) -> Any:
+            def learn_from_rows(source: Source) -> Any:
                 rows = self._private.answer(request, plan.request.blocks)
                 return self._mechanism.learn(self._params, plan.table, rows, source)
 
-            self._learned = draw_or_none(learn, _FAILED)
+            self._learned = draw_or_none(learn_from_rows, _FAILED)
 
     def predict(self, points: Points, *, batch: int = BATCH) -> list[Any]:
         """Answers for points, in their order; points that were answered before cost nothing.
@@ -190,7 +190,7 @@ class PredictionSession:
             "session_id": self.id,
             "features": features,
             "claim": to_json(self._plan.event),
-            "protects": table.protected,
+            "protects": table.protection_text,
             "predictions_left": self.predictions_left,
         }
 
@@ -284,7 +284,7 @@ class PredictionSession:
             return [], pack_answers([]), False
         self.learn_models()
 
-        def draw(source: Source) -> tuple[list[Any], str, bool]:
+        def draw_checked(source: Source) -> tuple[list[Any], str, bool]:
             if self._learned is _FAILED:
                 raise ValueError
             fault_points.pass_point("aggregate.after")
@@ -297,12 +297,12 @@ class PredictionSession:
                 raise ValueError
             return answers, pack_answers(answers), False
 
-        drawn = draw_or_none(draw, None)
+        result = draw_or_none(draw_checked, None)
         fault_points.pass_point("draw.after")
-        if drawn is None:
+        if result is None:
             answers = [None] * len(codes)
-            drawn = answers, pack_answers(answers), True
-        return drawn
+            result = answers, pack_answers(answers), True
+        return result
 
 
 def most_predictions(plan: Plan, ledger: Ledger, registry: Registry) -> int:
@@ -310,25 +310,25 @@ def most_predictions(plan: Plan, ledger: Ledger, registry: Registry) -> int:
     charged.
     """
 
-    def accepted(number: int) -> bool:
+    def is_affordable(number: int) -> bool:
         params = plan.request.params | {"predictions": number}
         try:
-            wanted = make_plan(
+            candidate = make_plan(
                 plan.request.model_copy(update={"params": params}), registry, plan.table
             )
         except DpflowError:
             return False
-        return ledger.check(plan.request.scope, [wanted.event], plan.charged_blocks) is None
+        return ledger.check(plan.request.scope, [candidate.event], plan.charged_blocks) is None
 
-    if not accepted(1):
+    if not is_affordable(1):
         return 0
     low, high = 1, 2
-    while high <= 10**9 and accepted(high):
+    while high <= 10**9 and is_affordable(high):
         low, high = high, 2 * high
     high = min(high, 10**9 + 1)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if accepted(middle) else (low, middle)
+        low, high = (middle, high) if is_affordable(middle) else (low, middle)
     return low
 
 

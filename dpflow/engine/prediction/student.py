@@ -24,7 +24,7 @@ from pydantic import Field, ValidationError, model_validator
 from dpflow.core.accounting import amounts
 from dpflow.core.accounting.amounts import Delta
 from dpflow.core.accounting.events import to_json
-from dpflow.core.contract.declaration import Strict, Table, problems
+from dpflow.core.contract.declaration import Strict, Table, describe_problems
 from dpflow.core.contract.point_encoding import Codes
 from dpflow.core.contract.prediction import PredictionParams
 from dpflow.engine.releases.plan import Plan
@@ -51,7 +51,7 @@ class Student(Strict):
     delta: Delta = Fraction(0)
 
     @model_validator(mode="after")
-    def _check(self) -> Student:
+    def _check_registry(self) -> Student:
         if (self.model is None) != (self.tracking_uri is None):
             raise ValueError("give both model and tracking_uri, or neither")
         return self
@@ -64,15 +64,15 @@ def parse_student(raw: Mapping[str, Any], base: Path) -> Student:
     try:
         student = Student.model_validate(dict(raw))
     except ValidationError as error:
-        raise InvalidDeclaration(f"student: {problems(error)}") from None
+        raise InvalidDeclaration(f"student: {describe_problems(error)}") from None
     return student.model_copy(update={"folder": (base / student.folder).resolve()})
 
 
-def guarantee(plan: Plan, delta: Fraction) -> tuple[str, str]:
+def student_guarantee(plan: Plan, delta: Fraction) -> tuple[str, str]:
     """Epsilon and delta of everything that the session ever answers. Raises `InvalidInput` where it
     needs a delta.
     """
-    exact = plan.event.approximate()
+    exact = plan.event.epsilon_delta()
     if exact is not None and exact[1] >= delta:
         epsilon, delta = exact
     else:
@@ -82,10 +82,12 @@ def guarantee(plan: Plan, delta: Fraction) -> tuple[str, str]:
                 "the session's guarantee has no epsilon at this delta; give the student one, such as 1e-6"
             )
         epsilon = at
-    return amounts.text(amounts.to_units_up(epsilon, _GRID) * _GRID), amounts.text(delta)
+    return amounts.exact_text(amounts.to_units_up(epsilon, _GRID) * _GRID), amounts.exact_text(
+        delta
+    )
 
 
-def estimator(student: Student, table: Table, features: Sequence[str]) -> Any:
+def make_estimator(student: Student, table: Table, features: Sequence[str]) -> Any:
     """The unfitted pipeline. Raises `UnknownName` or `InvalidDeclaration`."""
     # All that a student needs, before the first answer is paid for.
     with require_extra("gate", "a student"):
@@ -96,11 +98,11 @@ def estimator(student: Student, table: Table, features: Sequence[str]) -> Any:
         from sklearn.preprocessing import OneHotEncoder, StandardScaler
         from sklearn.utils import all_estimators
 
-    known = dict(all_estimators(type_filter=["classifier", "regressor"]))
-    if student.learner not in known:
-        raise UnknownName("scikit-learn estimator", student.learner, known)
+    learners = dict(all_estimators(type_filter=["classifier", "regressor"]))
+    if student.learner not in learners:
+        raise UnknownName("scikit-learn estimator", student.learner, learners)
     try:
-        learner = known[student.learner](**student.options)
+        learner = learners[student.learner](**student.options)
         learner._validate_params()
     except Exception as error:  # noqa: BLE001  whatever a constructor objects to
         raise InvalidDeclaration(
@@ -119,7 +121,7 @@ def estimator(student: Student, table: Table, features: Sequence[str]) -> Any:
     return Pipeline([("columns", ColumnTransformer(steps)), ("learner", learner)])
 
 
-def pool(table: Table, features: Sequence[str], codes: Codes) -> Any:
+def pool_matrix(table: Table, features: Sequence[str], codes: Codes) -> Any:
     """Encoded points as the student sees them: numbers within their bounds, keys as texts ("" where
     there is none).
     """
@@ -134,7 +136,7 @@ def pool(table: Table, features: Sequence[str], codes: Codes) -> Any:
     return np.stack(columns, axis=1).astype(object if mixed else float)
 
 
-def teach(
+def teach_student(
     plan: Plan, session_id: str, codes: Codes, answers: Sequence[Any], student: Student
 ) -> dict[str, Any]:
     """Train on points and their stored answers, write the file, register it. Again, the same file
@@ -149,12 +151,12 @@ def teach(
     """
     assert isinstance(plan.params, PredictionParams)
     table, features = plan.table, plan.params.features
-    epsilon, delta = guarantee(plan, student.delta)
-    told = np.array([answer is not None for answer in answers], bool)
+    epsilon, delta = student_guarantee(plan, student.delta)
+    answered_points = np.array([answer is not None for answer in answers], bool)
     labels = np.array([answer for answer in answers if answer is not None])
-    pipeline = estimator(student, table, features)
+    pipeline = make_estimator(student, table, features)
     try:
-        pipeline.fit(pool(table, features, codes[told]), labels)
+        pipeline.fit(pool_matrix(table, features, codes[answered_points]), labels)
     except ValueError as error:
         raise InvalidInput(
             f"{student.learner} cannot learn from these {len(labels)} answers: {error}"
@@ -163,10 +165,10 @@ def teach(
         student.model_dump_json(include={"learner", "options", "delta"}).encode()
     )
     about.update(session_id.encode() + codes.tobytes() + json.dumps(list(answers)).encode())
-    file = _write(pipeline, student.folder / f"student-{about.hexdigest()[:16]}.skops")
-    found = {"file": str(file), "epsilon": epsilon, "delta": delta, "points": len(labels)}
+    file = _write_file(pipeline, student.folder / f"student-{about.hexdigest()[:16]}.skops")
+    report = {"file": str(file), "epsilon": epsilon, "delta": delta, "points": len(labels)}
     if student.model is None:
-        return found
+        return report
     tags = {
         "dpflow.student": about.hexdigest(),
         "dpflow.session": session_id,
@@ -174,13 +176,13 @@ def teach(
         "dpflow.delta": delta,
         "dpflow.event": json.dumps(to_json(plan.event)),
         "dpflow.features": json.dumps(list(features)),
-        "dpflow.guarantee": f"({epsilon}, {delta})-DP for {table.protected} of {table.name}: trained on {len(labels)} public "
+        "dpflow.guarantee": f"({epsilon}, {delta})-DP for {table.protection_text} of {table.name}: trained on {len(labels)} public "
         f"points with private labels; the points themselves are not protected",
     }
-    return found | {"version": _register(student, file, tags)}
+    return report | {"version": _register_version(student, file, tags)}
 
 
-def _write(pipeline: Any, file: Path) -> Path:
+def _write_file(pipeline: Any, file: Path) -> Path:
     """The skops file, whole or not at all."""
     import skops.io
 
@@ -196,7 +198,7 @@ def _write(pipeline: Any, file: Path) -> Path:
     return file
 
 
-def _register(student: Student, file: Path, tags: Mapping[str, str]) -> str:
+def _register_version(student: Student, file: Path, tags: Mapping[str, str]) -> str:
     """The version of this student, made once."""
     from mlflow import MlflowClient
 

@@ -108,9 +108,11 @@ def release(
     key = run_identity.key(plan)
     stored = ledger.find(key)
     unread = stored is None or not stored.settled
-    with private.held() if unread else nullcontext():
+    with private.hold_open() if unread else nullcontext():
         if unread:
-            private.check(plan.mechanism.data_request(plan.params, plan.table), plan.request.blocks)
+            private.check_request(
+                plan.mechanism.data_request(plan.params, plan.table), plan.request.blocks
+            )
         reservation = ledger.reserve(
             key,
             event=plan.event,
@@ -127,9 +129,9 @@ def release(
         settled = (
             reservation
             if replayed
-            else _draw(plan, private, ledger, reservation, run_identity.principal)
+            else _draw_and_settle(plan, private, ledger, reservation, run_identity.principal)
         )
-    receipt = _publish(plan, _receipt(plan, settled, replayed))
+    receipt = _publish_result(plan, _make_receipt(plan, settled, replayed))
     for observer in registry.announce(receipt):
         log.warning("observer %s failed; the release stands", observer)
     return receipt
@@ -164,20 +166,24 @@ def data_names(plan: Plan, ledger: Ledger) -> list[str]:
     """
     database = os.path.realpath(plan.table.database)
 
-    def place(relation: str) -> str:
-        return "place " + ledger.commitment(f"{database}\0{plain_relation(relation)}".encode(), "place")[:32]
+    def place_name(relation: str) -> str:
+        return (
+            "place "
+            + ledger.commitment(f"{database}\0{plain_relation(relation)}".encode(), "place")[:32]
+        )
 
     joins = [
-        ("" if join.kind == "unit" else JOINED) + place(join.relation) for join in plan.table.joins
+        ("" if join.kind == "unit" else JOINED) + place_name(join.relation)
+        for join in plan.table.joins
     ]
-    return [f"table {plan.table.name}", place(plan.table.relation_name), *joins]
+    return [f"table {plan.table.name}", place_name(plan.table.relation_name), *joins]
 
 
-def _draw(
+def _draw_and_settle(
     plan: Plan, private: PrivateTable, ledger: Ledger, reservation: Reservation, principal: str
 ) -> Reservation:
     """Read, add noise, settle. What it returns holds the stored result, whoever stored it."""
-    snapshot = ledger.commitment(private.snapshot(), "snapshot")
+    snapshot = ledger.commitment(private.data_identity(), "snapshot")
     result = draw_result(plan, private)
     return ledger.settle(reservation, result.to_json(), snapshot=snapshot, principal=principal)
 
@@ -187,21 +193,21 @@ def draw_result(plan: Plan, private: PrivateTable) -> Result:
     mechanism = plan.mechanism
     assert isinstance(mechanism, Mechanism)
 
-    def draw(source: Source) -> Result:
+    def draw_from_rows(source: Source) -> Result:
         request = mechanism.data_request(plan.params, plan.table)
-        with private.answering(request, plan.request.blocks) as answer:
+        with private.open_answer(request, plan.request.blocks) as answer:
             fault_points.pass_point("aggregate.after")
             result = mechanism.draw(plan.params, plan.table, answer, source)
         # What cannot be stored is an impossible value, too.
         json.dumps(result.to_json(), allow_nan=False)
         return result
 
-    result = draw_or_none(draw, NONE)
+    result = draw_or_none(draw_from_rows, NONE)
     fault_points.pass_point("draw.after")
     return result
 
 
-def _receipt(plan: Plan, reservation: Reservation, replayed: bool) -> Receipt:
+def _make_receipt(plan: Plan, reservation: Reservation, replayed: bool) -> Receipt:
     assert reservation.result is not None  # settled
     epsilon, delta = plan.privacy_cost()
     return Receipt(
@@ -218,7 +224,7 @@ def _receipt(plan: Plan, reservation: Reservation, replayed: bool) -> Receipt:
     )
 
 
-def _publish(plan: Plan, receipt: Receipt) -> Receipt:
+def _publish_result(plan: Plan, receipt: Receipt) -> Receipt:
     """Copy the settled result to its output table, if the request names one."""
     where = plan.request.publish
     if where is None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from dpflow.core.accounting.amounts import text, to_units_up
+from dpflow.core.accounting.amounts import exact_text, to_units_up
 from dpflow.core.accounting.events import (
     Approximate,
     Event,
@@ -20,7 +20,7 @@ from dpflow.core.accounting.events import (
     Unprotected,
     to_json,
 )
-from dpflow.core.contract.declaration import Table, problems
+from dpflow.core.contract.declaration import Table, describe_problems
 from dpflow.core.contract.interactive import InteractiveMechanism
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.requests import DataRequest, Records
@@ -71,15 +71,15 @@ class Plan:
         """Epsilon and delta as exact text: at the delta it asks for where that proves less, or
         needs one (else at 1e-9).
         """
-        exact, asked = self.event.approximate(), getattr(self.params, "delta", None)
-        if exact is None or (asked and not exact[1]):
-            delta = asked or Fraction(1, 10**9)
+        exact, own_delta = self.event.epsilon_delta(), getattr(self.params, "delta", None)
+        if exact is None or (own_delta and not exact[1]):
+            delta = own_delta or Fraction(1, 10**9)
             proved = (
                 to_units_up(self.event.epsilon_at(delta) or Fraction(0), PRICE_STEP) * PRICE_STEP
             )
             if exact is None or proved < exact[0]:
                 exact = (proved, delta)
-        return text(exact[0]), text(exact[1])
+        return exact_text(exact[0]), exact_text(exact[1])
 
     def describe(self) -> dict[str, Any]:
         """What a person wants to know before spending."""
@@ -87,36 +87,36 @@ class Plan:
         return {
             "mechanism": f"{self.mechanism.name} (version {self.mechanism.version})",
             "table": self.table.name,
-            "protects": self.table.protected,
+            "protects": self.table.protection_text,
             "scope": self.request.scope,
             "blocks": ", ".join(self.request.blocks) or "(none)",
             "where": self.request.where or "(all rows)",
-            "bounds": self._bounds(),
+            "bounds": self._describe_bounds(),
             "epsilon": epsilon,
             "delta": delta,
             "claim": to_json(self.event),
             "error at 95 %": (self.error_bound and self.error_bound.half_width)
             or "depends on the rows; part of the result",
-            "note": self.error_bound.note if self.error_bound else self._note(),
+            "note": self.error_bound.note if self.error_bound else self._session_note(),
             "digest": self.digest,
         }
 
-    def _bounds(self) -> str:
+    def _describe_bounds(self) -> str:
         """The searches that find them, or the declared bounds of the columns that the request
         names.
         """
         if self.request.bounds:
             return ", ".join(map(repr, self.request.bounds))
-        named = set(_texts(self.params.model_dump(mode="json")))
-        shown = [
-            f"{name} from {column.unit(low)} to {column.unit(high)}"
+        used_columns = set(_iterate_texts(self.params.model_dump(mode="json")))
+        ranges = [
+            f"{name} from {column.grid_value(low)} to {column.grid_value(high)}"
             for name, column in self.table.columns.items()
-            if name in named and column.lower is not None
-            for low, high in [column.grid()]
+            if name in used_columns and column.lower is not None
+            for low, high in [column.grid_bounds()]
         ]
-        return ", ".join(shown) or "(none needed)"
+        return ", ".join(ranges) or "(none needed)"
 
-    def _note(self) -> str:
+    def _session_note(self) -> str:
         if isinstance(self.mechanism, InteractiveMechanism):
             return str(self.mechanism.note(self.params, self.table))
         return ""
@@ -129,7 +129,7 @@ class Plan:
             "version": self.mechanism.version,
             "params": self.params.model_dump(mode="json"),
             "table": self.table.name,
-            "protects": self.table.protected,
+            "protects": self.table.protection_text,
             "blocks": list(self.request.blocks),
             "where": self.request.where,
             "bounds": list(self.request.bounds),
@@ -156,28 +156,28 @@ def make_plan(request: ReleaseRequest, registry: Registry, table: Table | None =
             f"{request.name} takes bounds from {', '.join(map(repr, request.bounds))}, which are in a "
             f"ledger; put them into the declaration with dpflow.engine.declared, or name the ledger"
         )
-    table = table or request.declaration()
+    table = table or request.load_declaration()
     mechanism = registry.mechanisms.get(request.mechanism) or registry.mechanism(request.mechanism)
     try:
         params = mechanism.Params.model_validate(request.params)
     except ValidationError as error:
         raise InvalidDeclaration(
-            f"{request.name}: parameters of {mechanism.name}: {problems(error)}; dpflow mechanisms {mechanism.name} explains them"
+            f"{request.name}: parameters of {mechanism.name}: {describe_problems(error)}; dpflow mechanisms {mechanism.name} explains them"
         ) from None
     if isinstance(mechanism, Mechanism) and (other := mechanism.delegate_to(params, table)):
         if other.mechanism not in registry.mechanisms:
             raise PlanRefused(
                 f"{request.name}: {other.why}, but no installed distribution has it; install its plugin"
             )
-        made = make_plan(
+        plan = make_plan(
             request.model_copy(update={"mechanism": other.mechanism, "params": other.params}),
             registry,
             table,
         )
-        note = f"{other.why}; {made.error_bound.note}" if made.error_bound else other.why
+        note = f"{other.why}; {plan.error_bound.note}" if plan.error_bound else other.why
         return replace(
-            made,
-            error_bound=ErrorBound(made.error_bound.half_width if made.error_bound else {}, note),
+            plan,
+            error_bound=ErrorBound(plan.error_bound.half_width if plan.error_bound else {}, note),
         )
     _check_blocks(request, table)
     if request.publish is not None:
@@ -194,7 +194,7 @@ def make_plan(request: ReleaseRequest, registry: Registry, table: Table | None =
     if isinstance(event, Unprotected) and not table.generalisation_only:
         raise PlanRefused(
             f"{mechanism.name} makes no privacy claim with these parameters, and table {table.name!r} protects "
-            f"{table.protected}; choose a private method, or let its owner declare generalisation_only"
+            f"{table.protection_text}; choose a private method, or let its owner declare generalisation_only"
         )
     session = isinstance(mechanism, InteractiveMechanism) and not mechanism.independent_answers
     if session and not isinstance(event, Pure | Approximate | SparseVector | Unprotected):
@@ -205,7 +205,7 @@ def make_plan(request: ReleaseRequest, registry: Registry, table: Table | None =
     bound = None
     if isinstance(mechanism, Mechanism):
         bound = mechanism.error_bound(params, table)
-        _check_known(mechanism.data_request(params, table), request, table)
+        _check_public_columns(mechanism.data_request(params, table), request, table)
     content = {
         "mechanism": mechanism.name,
         "params": params.model_dump(mode="json"),
@@ -216,7 +216,7 @@ def make_plan(request: ReleaseRequest, registry: Registry, table: Table | None =
         "event": to_json(event),
     }
     family = digest(content)
-    made = Plan(
+    plan = Plan(
         request,
         table,
         mechanism,
@@ -226,12 +226,12 @@ def make_plan(request: ReleaseRequest, registry: Registry, table: Table | None =
         family,
         digest([content, mechanism.version]),
     )
-    if reasons := registry.veto(made):
+    if reasons := registry.veto(plan):
         raise PlanRefused(f"{request.name} was refused: " + "; ".join(reasons))
-    return made
+    return plan
 
 
-def _check_known(statistic: DataRequest, request: ReleaseRequest, table: Table) -> None:
+def _check_public_columns(statistic: DataRequest, request: ReleaseRequest, table: Table) -> None:
     """A claim that rests on public columns is one about whole tables: what chooses rows may read
     what is protected.
     """
@@ -258,15 +258,15 @@ def _check_blocks(request: ReleaseRequest, table: Table) -> None:
         )
     if table.protects == "unit-block" and not request.blocks:
         raise PlanRefused(
-            f"table {table.name!r} protects {table.protected}, so {request.name} must name the blocks it reads; "
+            f"table {table.name!r} protects {table.protection_text}, so {request.name} must name the blocks it reads; "
             f"add blocks, such as blocks: [2013-01-01]"
         )
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _iterate_texts(value: Any) -> Iterator[str]:
     """Every text in JSON, names of fields left out."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, (list, dict)):
         for inner in value.values() if isinstance(value, dict) else value:
-            yield from _texts(inner)
+            yield from _iterate_texts(inner)

@@ -20,7 +20,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from dpflow.core.contract.declaration import Column, Table, problems
+from dpflow.core.contract.declaration import Column, Table, describe_problems
 from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.errors import NotSettled, PlanRefused, UnknownName
@@ -48,7 +48,7 @@ def insert_bounds(
         PlanRefused: no ledger, a release of something else, one that found nothing, or bounds that
         do not fit the column.
     """
-    table = table or request.declaration()
+    table = table or request.load_declaration()
     for name in request.bounds:
         if table.holdout:
             raise PlanRefused(
@@ -59,7 +59,9 @@ def insert_bounds(
             raise PlanRefused(
                 f"{request.name} takes bounds from {name!r}, a release in the ledger; name the ledger"
             )
-        table = _with(table, name, _search(ledger, request.scope, name, run_identity), request.name)
+        table = _apply_search(
+            table, name, _find_search(ledger, request.scope, name, run_identity), request.name
+        )
     return table
 
 
@@ -74,7 +76,7 @@ def suppose_bounds(
 
     Good for a price, which hardly depends on them, and not for an error or a digest.
     """
-    table = table or request.declaration()
+    table = table or request.load_declaration()
     for name in request.bounds:
         try:
             table = (
@@ -82,14 +84,14 @@ def suppose_bounds(
                     request.model_copy(update={"bounds": (name,)}), ledger, run_identity, table
                 )
                 if ledger
-                else _wide(table)
+                else _widen_columns(table)
             )
         except (NotSettled, UnknownName):
-            table = _wide(table)
+            table = _widen_columns(table)
     return table
 
 
-def _wide(table: Table) -> Table:
+def _widen_columns(table: Table) -> Table:
     columns = {}
     for name, column in table.columns.items():
         if column.lower is None and column.public_keys is None:
@@ -100,29 +102,29 @@ def _wide(table: Table) -> Table:
     return table.model_copy(update={"columns": columns})
 
 
-def _search(ledger: Ledger, scope: str, name: str, run_identity: RunIdentity | None) -> Stored:
+def _find_search(ledger: Ledger, scope: str, name: str, run_identity: RunIdentity | None) -> Stored:
     """The search that a name means."""
-    found: list[Stored] = []
+    candidates: list[Stored] = []
     if run_identity is not None and run_identity.dag_id:
-        found = ledger.named(scope, name, (run_identity.dag_id, run_identity.name))
-    found += ledger.named(scope, name)
-    found = [
-        one for one in found if one.state != "fenced"
+        candidates = ledger.named(scope, name, (run_identity.dag_id, run_identity.name))
+    candidates += ledger.named(scope, name)
+    candidates = [
+        one for one in candidates if one.state != "fenced"
     ]  # what its owner closed finds nothing any more
-    for one in found:
+    for one in candidates:
         if one.request.get("mechanism") == SEARCH:
             return one
-    if found:
-        what = found[0].request.get("mechanism")
+    if candidates:
+        what = candidates[0].request.get("mechanism")
         raise PlanRefused(
             f"bounds are taken from {name!r}, which is a release of {what}; name one of the mechanism {SEARCH}"
         )
-    asked = (one.request for at in path_of(scope) for one in ledger.releases(at))
-    known = {request["name"] for request in asked if request.get("mechanism") == SEARCH}
-    raise UnknownName(f"release of {SEARCH} charged to scope {scope!r} named", name, known)
+    requests = (one.request for at in path_of(scope) for one in ledger.releases(at))
+    searches = {request["name"] for request in requests if request.get("mechanism") == SEARCH}
+    raise UnknownName(f"release of {SEARCH} charged to scope {scope!r} named", name, searches)
 
 
-def _with(table: Table, name: str, search: Stored, asker: str) -> Table:
+def _apply_search(table: Table, name: str, search: Stored, asker: str) -> Table:
     """The declaration with what one search found."""
     if not search.settled or search.result is None:
         raise NotSettled(
@@ -141,23 +143,25 @@ def _with(table: Table, name: str, search: Stored, asker: str) -> Table:
         raise PlanRefused(
             f"{name!r} found no bounds; search again under another name, with more rows or a larger epsilon"
         )
-    return _bounded(table, name, document["columns"], asker)
+    return _apply_bounds(table, name, document["columns"], asker)
 
 
-def _bounded(table: Table, name: str, found: Mapping[str, Mapping[str, Any]], asker: str) -> Table:
+def _apply_bounds(
+    table: Table, name: str, bounds: Mapping[str, Mapping[str, Any]], asker: str
+) -> Table:
     columns = dict(table.columns)
-    for column, ends in found.items():
-        known = table.column(column)
-        if known.lower is not None:
+    for column, ends in bounds.items():
+        declared_column = table.column(column)
+        if declared_column.lower is not None:
             raise PlanRefused(
                 f"{asker} takes the bounds of {column!r} from {name!r}, but table {table.name!r} declares some; leave one out"
             )
         try:
-            exact = {end: _exact(value) for end, value in ends.items()}
-            columns[column] = Column.model_validate(known.model_dump() | exact)
+            exact = {end: _exact_value(value) for end, value in ends.items()}
+            columns[column] = Column.model_validate(declared_column.model_dump() | exact)
         except ValidationError as error:
             raise PlanRefused(
-                f"{name!r} found bounds that column {column!r} cannot have: {problems(error)}"
+                f"{name!r} found bounds that column {column!r} cannot have: {describe_problems(error)}"
             ) from None
         except ValueError:  # such as a day after the year 9999
             raise PlanRefused(
@@ -166,7 +170,7 @@ def _bounded(table: Table, name: str, found: Mapping[str, Mapping[str, Any]], as
     return table.model_copy(update={"columns": columns})
 
 
-def _exact(value: Any) -> Any:
+def _exact_value(value: Any) -> Any:
     """Texts are dates, which have hyphens between their numbers, or decimals that no double writes."""
     if not isinstance(value, str):
         return value

@@ -10,12 +10,12 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, ValidationError
 
-from dpflow.core.contract.declaration import Strict, Table, problems
+from dpflow.core.contract.declaration import Strict, Table, describe_problems
 from dpflow.errors import InvalidDeclaration, InvalidInput, PlanRefused
 from dpflow.tables.access.declarations import load_table, load_yaml
 
 
-def _block(value: Any) -> str:
+def _block_text(value: Any) -> str:
     """A block key as text: YAML reads 2013-01-01 as a date."""
     if isinstance(value, dt.datetime):
         return value.isoformat(sep=" ")
@@ -24,12 +24,12 @@ def _block(value: Any) -> str:
     raise ValueError("a block is a text, an integer or a date")
 
 
-def _listed(value: Any) -> Any:
+def _as_tuple(value: Any) -> Any:
     """One name may be written without a list."""
     return (value,) if isinstance(value, str) else value
 
 
-Block = Annotated[str, BeforeValidator(_block), Field(min_length=1, max_length=200)]
+Block = Annotated[str, BeforeValidator(_block_text), Field(min_length=1, max_length=200)]
 
 
 class Publish(Strict):
@@ -58,12 +58,12 @@ class ReleaseRequest(Strict):
     blocks: tuple[Block, ...] = ()
     where: Annotated[str, Field(min_length=1)] | None = None
     bounds: Annotated[
-        tuple[Annotated[str, Field(min_length=1, max_length=200)], ...], BeforeValidator(_listed)
+        tuple[Annotated[str, Field(min_length=1, max_length=200)], ...], BeforeValidator(_as_tuple)
     ] = ()
     revision: Annotated[int, Field(ge=1)] = 1
     publish: Publish | None = None
 
-    def declaration(self) -> Table:
+    def load_declaration(self) -> Table:
         """The declared table this request names."""
         return load_table(self.table)
 
@@ -75,7 +75,7 @@ def parse_request(data: dict[str, Any], base: Path, what: str = "what was asked"
     try:
         request = ReleaseRequest.model_validate(data)
     except ValidationError as error:
-        raise InvalidDeclaration(f"{what} is not a release: {problems(error)}") from None
+        raise InvalidDeclaration(f"{what} is not a release: {describe_problems(error)}") from None
     publish = request.publish
     if publish is not None:
         publish = publish.model_copy(update={"database": (base / publish.database).resolve()})

@@ -14,6 +14,7 @@ import hashlib
 import io
 import json
 import re
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -93,18 +94,18 @@ class Submission(Strict):
     default: Exact | None = None
 
     @model_validator(mode="after")
-    def _check(self) -> Submission:
+    def _check_sources(self) -> Submission:
         sources = [s for s in (self.file, self.model, self.predictions) if s is not None]
         if len(sources) > 1:
             raise ValueError("give one of file, model and predictions")
         if sources and not self.label:
             raise ValueError("a candidate that predicts needs the label it predicts")
-        own = isinstance(self.estimator, SqlEstimator)
-        if own and (self.options or self.default is not None):
+        in_sql = isinstance(self.estimator, SqlEstimator)
+        if in_sql and (self.options or self.default is not None):
             raise ValueError(
                 "an estimator in SQL has its default in itself, and no options; leave both out"
             )
-        if self.predictions is None and not self.features and not (own and not sources):
+        if self.predictions is None and not self.features and not (in_sql and not sources):
             raise ValueError("name the features it reads")
         return self
 
@@ -142,26 +143,26 @@ class Candidate:
 
     def query(self) -> dict[str, Any]:
         """The question that a gate is asked about it."""
-        given = self.submission
+        submission = self.submission
         return {
-            "estimator": given.model_dump(mode="json")["estimator"],
-            "claim": str(given.claim),
+            "estimator": submission.model_dump(mode="json")["estimator"],
+            "claim": str(submission.claim),
             "candidate": self.digest,
-            "columns": list(given.columns),
-            "options": {name: str(value) for name, value in given.options.items()},
-            "default": None if given.default is None else str(given.default),
+            "columns": list(submission.columns),
+            "options": {name: str(value) for name, value in submission.options.items()},
+            "default": None if submission.default is None else str(submission.default),
         }
 
 
-def _require_fixed(name: str, file: Path, data: bytes) -> None:
+def _require_fixed_function(name: str, file: Path, data: bytes) -> None:
     """Refuse a file with anything that may answer differently the next time. Raises `InvalidInput`."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            found = set(_types(json.loads(archive.read("schema.json"))))
+            classes = set(_class_names(json.loads(archive.read("schema.json"))))
     except (zipfile.BadZipFile, KeyError, ValueError):
         raise InvalidInput(f"candidate {name}: {file} is not a skops file") from None
-    odd = {t for t in found if t.startswith("sklearn.") and not t.startswith(FIXED)}
-    odd |= {t for t in found if t.startswith(("numpy.random", LOOSE))}
+    odd = {t for t in classes if t.startswith("sklearn.") and not t.startswith(FIXED)}
+    odd |= {t for t in classes if t.startswith(("numpy.random", LOOSE))}
     if odd:
         raise InvalidInput(
             f"candidate {name} holds {', '.join(sorted(odd)[:5])}, which may not be a fixed function of its input; "
@@ -170,7 +171,7 @@ def _require_fixed(name: str, file: Path, data: bytes) -> None:
         )
 
 
-def _types(node: Any) -> Iterator[str]:
+def _class_names(node: Any) -> Iterator[str]:
     """Every class named in a skops schema."""
     if isinstance(node, dict):
         if "__class__" in node:
@@ -178,7 +179,7 @@ def _types(node: Any) -> Iterator[str]:
         node = list(node.values())
     if isinstance(node, list):
         for child in node:
-            yield from _types(child)
+            yield from _class_names(child)
 
 
 def load_candidate(submission: Submission) -> Candidate:
@@ -192,30 +193,32 @@ def load_candidate(submission: Submission) -> Candidate:
     score: Callable[[Rows], Any] | None = None
     rival: Callable[[Rows], Any] | None = None
     if submission.predictions is not None:
-        found = read_predictions(
+        table = read_predictions(
             **submission.predictions.model_dump(exclude={"score"}),
             score=submission.predictions.score,
         )
-        about.update(found.digest)
-        predict, score = found.predict, found.score
+        about.update(table.digest)
+        predict, score = table.predict, table.score
     elif submission.file is not None or submission.model is not None:
         file = submission.file or mlflow_file(
             submission.name, str(submission.model), submission.tracking_uri
         )
-        model, data = _load(submission, file)
+        model, data = _load_model(submission, file)
         # Each of one length, so that no two make the text of a third.
         about.update(b"\0" + hashlib.sha256(data).digest())
-        predict, score = _predictor(submission, model), _scorer(submission, model)
+        predict, score = _make_predictor(submission, model), _make_scorer(submission, model)
     if submission.rival is not None:
-        model, data = _load(submission, submission.rival)
+        model, data = _load_model(submission, submission.rival)
         about.update(b"\0\0" + hashlib.sha256(data).digest())
-        rival = _predictor(submission, model)
+        rival = _make_predictor(submission, model)
     return Candidate(submission, about.hexdigest(), predict, score, rival)
 
 
-def _load(submission: Submission, file: Path) -> tuple[Any, bytes]:
+def _load_model(submission: Submission, file: Path) -> tuple[Any, bytes]:
     """A model and the bytes of its file."""
-    with require_extra("gate", "a candidate"):
+    with require_extra("gate", "a candidate"), warnings.catch_warnings():
+        # At import it looks into every loaded module, where deprecated names complain.
+        warnings.simplefilter("ignore")
         import skops.io
 
     try:
@@ -224,7 +227,7 @@ def _load(submission: Submission, file: Path) -> tuple[Any, bytes]:
         raise InvalidInput(
             f"candidate {submission.name}: there is no readable file {file}"
         ) from None
-    _require_fixed(submission.name, file, data)
+    _require_fixed_function(submission.name, file, data)
     try:
         untrusted = sorted(set(skops.io.get_untrusted_types(data=data)) - set(TRUSTED))
         model = None if untrusted else skops.io.loads(data, trusted=list(TRUSTED))
@@ -238,22 +241,22 @@ def _load(submission: Submission, file: Path) -> tuple[Any, bytes]:
     return model, data
 
 
-def _matrix(submission: Submission, rows: Rows) -> Any:
+def _feature_matrix(submission: Submission, rows: Rows) -> Any:
     return np.column_stack([np.asarray(rows[name], dtype=float) for name in submission.features])
 
 
-def _predictor(submission: Submission, model: Any) -> Callable[[Rows], Any]:
+def _make_predictor(submission: Submission, model: Any) -> Callable[[Rows], Any]:
     """Predictions for the rows of one group."""
-    return lambda rows: model.predict(_matrix(submission, rows))
+    return lambda rows: model.predict(_feature_matrix(submission, rows))
 
 
-def _scorer(submission: Submission, model: Any) -> Callable[[Rows], Any]:
+def _make_scorer(submission: Submission, model: Any) -> Callable[[Rows], Any]:
     """Scores: the probability of the second class, else the decision function, else the predictions
     themselves.
     """
 
-    def score(rows: Rows) -> Any:
-        matrix = _matrix(submission, rows)
+    def score_rows(rows: Rows) -> Any:
+        matrix = _feature_matrix(submission, rows)
         if hasattr(model, "predict_proba"):
             return model.predict_proba(matrix)[:, 1]
         return (
@@ -262,7 +265,7 @@ def _scorer(submission: Submission, model: Any) -> Callable[[Rows], Any]:
             else model.predict(matrix)
         )
 
-    return score
+    return score_rows
 
 
 def mlflow_file(name: str, uri: str, tracking_uri: str | None) -> Path:
@@ -275,14 +278,14 @@ def mlflow_file(name: str, uri: str, tracking_uri: str | None) -> Path:
         from mlflow import MlflowClient
         from mlflow.exceptions import MlflowException
 
-    found = re.fullmatch(r"models:/([^/@]+)(?:/([0-9]+)|@(.+))", uri)
-    if found is None:
+    match = re.fullmatch(r"models:/([^/@]+)(?:/([0-9]+)|@(.+))", uri)
+    if match is None:
         raise InvalidInput(
             f"candidate {name}: {uri!r} is no model; write models:/name/version or models:/name@alias"
         )
     client = MlflowClient(tracking_uri=tracking_uri, registry_uri=tracking_uri)
     try:
-        model, version, alias = found.groups()
+        model, version, alias = match.groups()
         registered = (
             client.get_model_version(model, version)
             if version
@@ -292,10 +295,10 @@ def mlflow_file(name: str, uri: str, tracking_uri: str | None) -> Path:
         raise InvalidInput(
             f"candidate {name}: the registry has no {uri}; register it, or correct name and version"
         ) from None
-    place = urlparse(str(registered.source))
-    path = Path(unquote(place.path))
+    location = urlparse(str(registered.source))
+    path = Path(unquote(location.path))
     files = [path] if path.is_file() else sorted(path.rglob("*.skops")) if path.is_dir() else []
-    if place.scheme not in ("", "file") or len(files) != 1:
+    if location.scheme not in ("", "file") or len(files) != 1:
         raise InvalidInput(
             f"candidate {name}: {uri} does not hold exactly one skops file in reach; log the model with "
             f"serialization_format='skops' into a file store"

@@ -34,13 +34,15 @@ def group_values(
     """One estimate per group; an empty group, or one on which model or estimator fails, gets the
     default.
     """
-    sums = summed(private, request, estimator)
+    sums = exact_sums(private, request, estimator)
     if sums is not None and estimator.moments is not None:
-        return estimator.moments.values(private.group_moments(sums, secret, blocks), default)
-    _, ordered, parts = _ordered(private, request, secret, blocks)
+        return estimator.moments.estimate_groups(
+            private.group_moments(sums, secret, blocks), default
+        )
+    _, ordered, parts = _order_rows(private, request, secret, blocks)
     values = np.full(request.groups, default)
     for group, part in parts:
-        values[group] = estimator.value(
+        values[group] = estimator.estimate_group(
             {name: column[part] for name, column in ordered.items()}, subject, default
         )
     return values
@@ -61,8 +63,8 @@ def predicted_values(
         predict: by the expression's names of the candidate's columns, what gives one number per row
         of a group.
     """
-    groups, ordered, parts = _ordered(private, request, secret, blocks)
-    said = {name: np.full(len(groups), np.nan) for name in predict}
+    groups, ordered, parts = _order_rows(private, request, secret, blocks)
+    predictions = {name: np.full(len(groups), np.nan) for name in predict}
     failed = []
     for group, part in parts:
         rows = {name: column[part] for name, column in ordered.items()}
@@ -72,22 +74,22 @@ def predicted_values(
                     "ignore"
                 )  # a warning about one group's rows is a message about them
                 for name, function in predict.items():
-                    said[name][part] = np.asarray(function(rows), dtype=float)
+                    predictions[name][part] = np.asarray(function(rows), dtype=float)
         except Exception:  # noqa: BLE001  any failure may depend on a row, so it is mapped, not shown
             failed.append(group)
-    values = private.estimates_over(own, groups, {**ordered, **said})
+    values = private.estimates_over(own, groups, {**ordered, **predictions})
     values[np.array(failed, dtype=np.intp)] = np.nan
     return values
 
 
-def _ordered(
+def _order_rows(
     private: PrivateTable, request: GroupValues, secret: bytes, blocks: Sequence[str]
 ) -> tuple[NDArray[np.int64], dict[str, NDArray[Any]], list[tuple[int, slice]]]:
     """Rows by group, in each in the order of their values, and where the rows of every group that
     has some are.
     """
     groups, rows = private.grouped_rows(request, secret, blocks)
-    order = np.lexsort([*(_sortable(column) for column in rows.values()), groups])
+    order = np.lexsort([*(_sort_key(column) for column in rows.values()), groups])
     starts = np.searchsorted(groups[order], np.arange(request.groups + 1))
     parts = [
         (int(group), slice(starts[group], starts[group + 1]))
@@ -96,7 +98,7 @@ def _ordered(
     return groups[order], {name: values[order] for name, values in rows.items()}, parts
 
 
-def summed(
+def exact_sums(
     private: PrivateTable, request: GroupValues, estimator: Estimator
 ) -> GroupMoments | None:
     """The sums that an estimator is a function of, if the columns' bounds let the database add them
@@ -107,12 +109,12 @@ def summed(
     sums = GroupMoments(
         request.groups, request.columns[: estimator.columns], estimator.moments.measures
     )
-    return sums if private.sums_exactly(sums) else None
+    return sums if private.can_sum_exactly(sums) else None
 
 
-def _sortable(column: NDArray[Any]) -> NDArray[Any]:
+def _sort_key(column: NDArray[Any]) -> NDArray[Any]:
     """The column, or for texts their places in sorted order, missing ones last."""
     if column.dtype != object:
         return column
-    places = {text: i for i, text in enumerate(sorted({v for v in column if v is not None}))}
-    return np.array([places.get(v, len(places)) for v in column], dtype=np.int64)
+    ranks = {text: i for i, text in enumerate(sorted({v for v in column if v is not None}))}
+    return np.array([ranks.get(v, len(ranks)) for v in column], dtype=np.int64)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from pydantic import ValidationError
 
-from dpflow.core.contract.declaration import problems
+from dpflow.core.contract.declaration import describe_problems
 from dpflow.engine.sessions.candidate import Candidate, Submission, load_candidate
 from dpflow.engine.sessions.session import Session
 from dpflow.errors import InvalidDeclaration, SessionClosed
+
+log = logging.getLogger(__name__)
 
 
 class Promotes(Protocol):
@@ -36,17 +39,17 @@ def judge(
     """
     fields = {name: submission[name] for name in Submission.model_fields if name in submission}
     try:
-        given = session.canonical(Submission.model_validate(fields))
+        parsed = session.canonical_query(Submission.model_validate(fields))
     except ValidationError as error:
         raise InvalidDeclaration(
-            f"candidate {submission.get('name')!r}: {problems(error)}"
+            f"candidate {submission.get('name')!r}: {describe_problems(error)}"
         ) from None
-    if given.predictions is not None:
-        session.require_public(given.predictions.database, "predictions")
-    candidate = load_candidate(given)
+    if parsed.predictions is not None:
+        session.require_public(parsed.predictions.database, "predictions")
+    candidate = load_candidate(parsed)
     about: dict[str, Any] = {
-        "name": given.name,
-        "claim": str(given.claim),
+        "name": parsed.name,
+        "claim": str(parsed.claim),
         "candidate": candidate.digest,
     }
     try:
@@ -62,8 +65,8 @@ def judge(
     record = {"session": session.id, "commitment": session.commitment({**about, **answer})}
     promoted = False
     if answer["verdict"] == "yes" and promoter is not None:
-        kept = {name: str(answer[name]) for name in ("guarantee", "snapshot") if name in answer}
-        promoted = promoter.offer(candidate, record | kept)
+        proof = {name: str(answer[name]) for name in ("guarantee", "snapshot") if name in answer}
+        promoted = promoter.offer(candidate, record | proof)
     return {**about, "promoted": promoted, **record, **answer}
 
 
@@ -78,22 +81,30 @@ def judge_all(
     Sessions are asked from the first one, every time: what they answered before they repeat for
     nothing, so a retry goes the same way.
     """
-    opened = [
-        sessions[0]()
-    ]  # also for no submission: what is declared is charged, as plans and checks count it
-    verdicts = []
+    # Also for no submission: what is declared is charged, as plans and checks count it.
+    open_sessions = [sessions[0]()]
+    verdicts: list[dict[str, Any]] = []
     for submission in submissions:
         for number, opening in enumerate(sessions):
-            if number == len(opened):
-                opened.append(opening())
-            verdict = judge(opened[number], submission, promoter)
+            if number == len(open_sessions):
+                open_sessions.append(opening())
+            verdict = judge(open_sessions[number], submission, promoter)
             if verdict["verdict"] != "exhausted":
                 break
+        log.info(
+            "candidate %d of %d, %s, claims %s: %s%s",
+            len(verdicts) + 1,
+            len(submissions),
+            verdict["name"],
+            verdict["claim"],
+            verdict["verdict"],
+            ", promoted" if verdict["promoted"] else "",
+        )
         verdicts.append(verdict)
     return verdicts
 
 
-def decision(verdicts: Sequence[Mapping[str, Any]]) -> str:
+def join_verdicts(verdicts: Sequence[Mapping[str, Any]]) -> str:
     """What many verdicts say together: "yes" if one is, else "exhausted" if one is, else "no"."""
     words = {verdict["verdict"] for verdict in verdicts}
     return next((word for word in ("yes", "exhausted") if word in words), "no")

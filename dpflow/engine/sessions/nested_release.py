@@ -26,8 +26,8 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from dpflow.core.accounting.amounts import text
-from dpflow.core.contract.declaration import Strict, problems
+from dpflow.core.accounting.amounts import exact_text
+from dpflow.core.contract.declaration import Strict, describe_problems
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.engine.releases.plan import Plan, make_plan
 from dpflow.errors import BudgetExceeded, InvalidDeclaration, PlanRefused
@@ -66,32 +66,34 @@ def inner_plan(gate: Plan, given: Mapping[str, Any], registry: Registry) -> Plan
     try:
         inner = Inner.model_validate(dict(given))
     except ValidationError as error:
-        raise InvalidDeclaration(f"release inside {gate.request.name}: {problems(error)}") from None
+        raise InvalidDeclaration(
+            f"release inside {gate.request.name}: {describe_problems(error)}"
+        ) from None
     # Each is read by itself: a text such as "a) OR (b" is a condition only between the brackets of
     # two others.
     where = [
-        f"({PrivateTable(gate.table, each).where})"
-        for each in (gate.request.where, inner.where)
-        if each
+        f"({PrivateTable(gate.table, condition).where})"
+        for condition in (gate.request.where, inner.where)
+        if condition
     ]
     changes = inner.model_dump(include={"mechanism", "params", "revision"}) | {
         "where": " AND ".join(where) or None,
         "publish": None,
     }
-    made = make_plan(
+    plan = make_plan(
         gate.request.model_copy(update=changes),
         registry,
         gate.table.model_copy(update={"holdout": False}),
     )
-    if not isinstance(made.mechanism, Mechanism) or made.event.approximate() is None:
+    if not isinstance(plan.mechanism, Mechanism) or plan.event.epsilon_delta() is None:
         raise PlanRefused(
-            f"{made.mechanism.name} is no single release with an exact epsilon and delta, and a reserve is a sum of those; take "
+            f"{plan.mechanism.name} is no single release with an exact epsilon and delta, and a reserve is a sum of those; take "
             f"one that is, such as Laplace noise"
         )
-    return made
+    return plan
 
 
-def left(gate: Plan, state: Mapping[str, Any]) -> tuple[Fraction, Fraction]:
+def reserve_left(gate: Plan, state: Mapping[str, Any]) -> tuple[Fraction, Fraction]:
     """Epsilon and delta of a session's reserve that are not spent yet."""
     if STATE in state:
         epsilon, delta = map(Fraction, state[STATE])
@@ -100,7 +102,7 @@ def left(gate: Plan, state: Mapping[str, Any]) -> tuple[Fraction, Fraction]:
     return reserve.epsilon, reserve.delta
 
 
-def spend(
+def spend_reserve(
     gate: Plan, inner: Plan, state: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """The session's state after this release, and what is then left in words.
@@ -108,14 +110,18 @@ def spend(
     Raises:
         BudgetExceeded: the reserve cannot pay; nothing was read.
     """
-    price, has = inner.event.approximate(), left(gate, state)
+    price, has = inner.event.epsilon_delta(), reserve_left(gate, state)
     assert price is not None
-    after = [have - asked for have, asked in zip(has, price, strict=True)]
+    after = [have - due for have, due in zip(has, price, strict=True)]
     if min(after) < 0:
         raise BudgetExceeded(
-            f"epsilon {text(price[0])} and delta {text(price[1])} are asked inside {gate.request.name}, {text(has[0])} and "
-            f"{text(has[1])} of its reserve are left; ask for less",
+            f"a release inside {gate.request.name} needs epsilon {exact_text(price[0])} and delta "
+            f"{exact_text(price[1])}, and {exact_text(has[0])} and {exact_text(has[1])} of its "
+            f"reserve are left; ask for less",
             scope=gate.request.scope,
         )
-    said = {"reserve_epsilon_left": text(after[0]), "reserve_delta_left": text(after[1])}
-    return {**state, STATE: [str(amount) for amount in after]}, said
+    left_in_words = {
+        "reserve_epsilon_left": exact_text(after[0]),
+        "reserve_delta_left": exact_text(after[1]),
+    }
+    return {**state, STATE: [str(amount) for amount in after]}, left_in_words

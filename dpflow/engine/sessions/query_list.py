@@ -33,7 +33,7 @@ def ask_all(
                 "queries are a list of mappings, such as - {estimator: column_mean, columns: [age]}"
             )
         if "name" in query:
-            answers.append(judge(session, located(query, base), promoter))
+            answers.append(judge(session, resolve_paths(query, base), promoter))
             continue
         try:
             answers.append(session.ask(query))
@@ -42,13 +42,15 @@ def ask_all(
     return answers
 
 
-def located(submission: Mapping[str, Any], base: Path) -> dict[str, Any]:
+def resolve_paths(submission: Mapping[str, Any], base: Path) -> dict[str, Any]:
     """A submission with its paths taken from a folder."""
-    found = dict(submission)
+    submission_here = dict(submission)
     for name in ("file", "rival"):
-        if found.get(name) is not None:
-            found[name] = base / str(found[name])
-    if isinstance(found.get("predictions"), Mapping):
-        place = dict(found["predictions"])
-        found["predictions"] = place | {"database": base / str(place.get("database", ""))}
-    return found
+        if submission_here.get(name) is not None:
+            submission_here[name] = base / str(submission_here[name])
+    if isinstance(submission_here.get("predictions"), Mapping):
+        predictions = dict(submission_here["predictions"])
+        submission_here["predictions"] = predictions | {
+            "database": base / str(predictions.get("database", ""))
+        }
+    return submission_here

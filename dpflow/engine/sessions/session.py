@@ -32,7 +32,7 @@ from dpflow.engine.releases.request import require_public
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.engine.sessions import nested_release
 from dpflow.engine.sessions.candidate import Candidate, Submission
-from dpflow.engine.sessions.group_scores import group_values, predicted_values, summed
+from dpflow.engine.sessions.group_scores import exact_sums, group_values, predicted_values
 from dpflow.errors import InvalidDeclaration, PlanRefused, SessionClosed
 from dpflow.ledger import Held, Ledger
 from dpflow.registry import Registry
@@ -123,30 +123,34 @@ class Session:
         """
         mechanism = self._plan.mechanism
         assert isinstance(mechanism, InteractiveMechanism)
-        given = {
+        fields_of_query = {
             **({"estimator": query} if isinstance(query, str) or "sql" in query else query),
             **fields,
         }
         if candidate is not None:
-            given["candidate"] = candidate.digest
-        if set(given) == {"release"} and isinstance(given["release"], Mapping):
-            inner = nested_release.inner_plan(self._plan, given["release"], self._registry)
-            return self._once(
+            fields_of_query["candidate"] = candidate.digest
+        if set(fields_of_query) == {"release"} and isinstance(fields_of_query["release"], Mapping):
+            inner = nested_release.inner_plan(
+                self._plan, fields_of_query["release"], self._registry
+            )
+            return self._answer_once(
                 digest([self.id, inner.digest, inner.request.revision]),
-                partial(self._release, inner),
+                partial(self._answer_release, inner),
             )
         try:
-            parsed = mechanism.Query.model_validate(given)
+            parsed = mechanism.Query.model_validate(fields_of_query)
         except ValidationError as error:
-            raise InvalidDeclaration(f"query of {mechanism.name}: {describe_problems(error)}") from None
+            raise InvalidDeclaration(
+                f"query of {mechanism.name}: {describe_problems(error)}"
+            ) from None
         if isinstance(parsed, EstimatorQuery):
-            parsed = self.canonical(parsed)
+            parsed = self.canonical_query(parsed)
             if candidate is not None and not parsed.columns:
                 parsed = parsed.model_copy(update={"columns": candidate.submission.columns})
         name = digest([self.id, parsed.model_dump(mode="json")])
-        return self._once(name, partial(self._answer, mechanism, parsed, candidate))
+        return self._answer_once(name, partial(self._answer_query, mechanism, parsed, candidate))
 
-    def canonical(self, asked: Q) -> Q:
+    def canonical_query(self, asked: Q) -> Q:
         """The same with an estimator's SQL in its canonical form, so that spaces make no other
         question of it.
 
@@ -155,7 +159,7 @@ class Session:
         """
         if not isinstance(asked.estimator, SqlEstimator):
             return asked
-        text = self._private.expression(asked.estimator.sql)
+        text = self._private.canonical_expression(asked.estimator.sql)
         return asked.model_copy(
             update={"estimator": asked.estimator.model_copy(update={"sql": text})}
         )
@@ -166,30 +170,32 @@ class Session:
         """
         require_public(file, self._plan.table, what)
 
-    def _once(self, name: str, answer: Callable[[Held], tuple[Verdict, State]]) -> dict[str, Any]:
+    def _answer_once(
+        self, name: str, answer: Callable[[Held], tuple[Verdict, State]]
+    ) -> dict[str, Any]:
         """The stored answer of a query, or a new one, stored with the state it leads to before it
         is seen.
         """
         while True:
             if stored := self._ledger.stored_answer(self.id, name):
                 return dict(stored.answer)
-            held = self._ledger.session(self.id)
-            if held.closed:
+            session = self._ledger.session(self.id)
+            if session.closed:
                 raise SessionClosed(
                     f"session {self.id} is closed: its answers are used up; open one on fresh data"
                 )
-            verdict, state = answer(held)
-            kept = self._ledger.answer(
+            verdict, state = answer(session)
+            record = self._ledger.answer(
                 self.id,
                 query=name,
-                expected_version=held.version,
+                expected_version=session.version,
                 state=state.data,
                 answer=verdict.body,
                 closed=verdict.closed,
                 principal=self._principal,
             )
-            if kept is not None:
-                return dict(kept.answer)
+            if record is not None:
+                return dict(record.answer)
             # somebody else's answer advanced the state first: ours was never seen, so draw again
             # from theirs
 
@@ -197,14 +203,14 @@ class Session:
         """What the session can still give: its state, and what its last answer said is left.
         Public.
         """
-        said = [dict(answer.answer) for answer in self._ledger.answers(self.id)]
+        answers = [dict(answer.answer) for answer in self._ledger.answers(self.id)]
         params = self._plan.params
         counts = {
             f"{k}_left": getattr(params, k) for k in ("queries", "failures") if hasattr(params, k)
         }
-        for answer in said:
+        for answer in answers:
             counts |= {k: v for k, v in answer.items() if k.endswith("_left")}
-        return {"state": self._ledger.release(self.id).state, "answered": len(said), **counts}
+        return {"state": self._ledger.release(self.id).state, "answered": len(answers), **counts}
 
     def commitment(self, said: Mapping[str, Any]) -> str:
         """A keyed commitment to something said in this session: whoever has the ledger can tell
@@ -214,7 +220,7 @@ class Session:
             json.dumps([self.id, said], sort_keys=True).encode(), "verdict"
         )
 
-    def _answer(
+    def _answer_query(
         self,
         mechanism: InteractiveMechanism[Any, Any],
         query: Any,
@@ -230,17 +236,17 @@ class Session:
         statistic = mechanism.data_request(plan.params, query, plan.table)
         read: Callable[[], Any]
         if isinstance(statistic, GroupValues):
-            read = self._scores(statistic, query, candidate)
+            read = self._score_reader(statistic, query, candidate)
         else:
-            self._private.check(statistic, plan.request.blocks)
+            self._private.check_request(statistic, plan.request.blocks)
             read = partial(self._private.answer, statistic, plan.request.blocks)
         snapshot = (
-            self._ledger.commitment(self._private.snapshot(), "snapshot")
+            self._ledger.commitment(self._private.data_identity(), "snapshot")
             if mechanism.locks_dataset
             else ""
         )
 
-        def draw(source: Source) -> tuple[Verdict, State]:
+        def draw_verdict(source: Source) -> tuple[Verdict, State]:
             values = read()
             fault_points.pass_point("aggregate.after")
             verdict, after = mechanism.answer(plan.params, plan.table, state, query, values, source)
@@ -253,20 +259,22 @@ class Session:
             json.dumps([body, after.data], allow_nan=False)
             return Verdict(body, verdict.closed), after
 
-        verdict, after = draw_or_none(draw, (Verdict({"verdict": "none"}, closed=True), state))
+        verdict, after = draw_or_none(
+            draw_verdict, (Verdict({"verdict": "none"}, closed=True), state)
+        )
         fault_points.pass_point("draw.after")
         return verdict, State({**after.data, **spent})
 
-    def _release(self, inner: Plan, held: Held) -> tuple[Verdict, State]:
+    def _answer_release(self, inner: Plan, held: Held) -> tuple[Verdict, State]:
         """A release inside the session: refused, or paid out of its reserve and drawn; a failure is
         the result "none".
         """
         assert isinstance(inner.mechanism, Mechanism)
-        state, said = nested_release.spend(self._plan, inner, held.state)
+        state, left = nested_release.spend_reserve(self._plan, inner, held.state)
         private = PrivateTable(inner.table, inner.request.where)
         statistic = inner.mechanism.data_request(inner.params, inner.table)
-        private.check(statistic, inner.request.blocks)
-        snapshot = self._ledger.commitment(private.snapshot(), "snapshot")
+        private.check_request(statistic, inner.request.blocks)
+        snapshot = self._ledger.commitment(private.data_identity(), "snapshot")
         result = draw_result(inner, private)
         epsilon, delta = inner.privacy_cost()
         body = {
@@ -275,20 +283,20 @@ class Session:
             "epsilon": epsilon,
             "delta": delta,
         }
-        return Verdict({**body, **said, "result": result.to_json(), "snapshot": snapshot}), State(
+        return Verdict({**body, **left, "result": result.to_json(), "snapshot": snapshot}), State(
             state
         )
 
-    def _scores(
+    def _score_reader(
         self, statistic: GroupValues, query: EstimatorQuery, candidate: Candidate | None
     ) -> Callable[[], PerGroup]:
         """What reads the estimates; groups are one partition per data set, whatever the session."""
         root, blocks = self._plan.request.scope.split("/")[0], self._plan.request.blocks
         secret = bytes.fromhex(self._ledger.commitment(root.encode(), "partition"))
         if isinstance(query.estimator, SqlEstimator):
-            return self._own_scores(statistic, query, query.estimator, candidate, secret)
+            return self._sql_score_reader(statistic, query, query.estimator, candidate, secret)
         estimator = self._registry.estimator(query.estimator)
-        options = estimator.filled(query)
+        options = estimator.fill_options(query)
         if estimator.model and (candidate is None or candidate.predict is None):
             raise PlanRefused(f"estimator {estimator.name!r} scores a candidate; hand one to ask")
         if estimator.model == "two" and (candidate is None or candidate.rival is None):
@@ -297,24 +305,26 @@ class Session:
             )
         subject = Subject(query.columns, options)
         if candidate is not None and candidate.predict is not None:
-            given = candidate.submission
+            submission = candidate.submission
             if estimator.model:
-                _check_covered(query, given)
+                _check_columns(query, submission)
             subject = Subject(
                 query.columns,
                 options,
-                given.label,
+                submission.label,
                 candidate.predict,
                 candidate.score,
                 candidate.rival,
             )
-        self._private.check(summed(self._private, statistic, estimator) or statistic, blocks)
+        self._private.check_request(
+            exact_sums(self._private, statistic, estimator) or statistic, blocks
+        )
         default = estimator.default if query.default is None else float(query.default)
         return lambda: PerGroup(
             group_values(self._private, statistic, secret, blocks, estimator, subject, default)
         )
 
-    def _own_scores(
+    def _sql_score_reader(
         self,
         statistic: GroupValues,
         query: EstimatorQuery,
@@ -333,16 +343,18 @@ class Session:
             raise PlanRefused(
                 f"the estimator reads {', '.join(absent)}, and no candidate says that; hand one to ask"
             )
-        private.check(request, blocks)
+        private.check_request(request, blocks)
         if not theirs:
-            return lambda: PerGroup(own.values(private.group_estimates(request, secret, blocks)))
+            return lambda: PerGroup(
+                own.clamp_values(private.group_estimates(request, secret, blocks))
+            )
         if candidate is not None:
-            _check_covered(query, candidate.submission)
+            _check_columns(query, candidate.submission)
         rows = GroupValues(statistic.groups, tuple(dict.fromkeys((*query.columns, *columns))))
-        private.check(rows, blocks)
-        found = {name: function for name, function in functions.items() if function is not None}
+        private.check_request(rows, blocks)
+        available = {name: function for name, function in functions.items() if function is not None}
         return lambda: PerGroup(
-            own.values(predicted_values(private, rows, request, secret, blocks, found))
+            own.clamp_values(predicted_values(private, rows, request, secret, blocks, available))
         )
 
 
@@ -350,7 +362,7 @@ class Session:
 _SAYS = {"candidate.prediction": "predict", "candidate.score": "score", "candidate.rival": "rival"}
 
 
-def _check_covered(query: EstimatorQuery, given: Submission) -> None:
+def _check_columns(query: EstimatorQuery, given: Submission) -> None:
     """A candidate without one of its columns would fail on every group, and each would have the
     default.
     """

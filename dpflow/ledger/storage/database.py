@@ -197,7 +197,7 @@ class Database:
         cursor.execute(
             "BEGIN" if self.sqlite else "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
         )
-        fault_points.passed()
+        fault_points.pass_statement()
         return Transaction(connection.driver_connection, "sqlite" if self.sqlite else "postgresql")
 
     def _start_writing(
@@ -214,7 +214,7 @@ class Database:
                 ahead() if ahead else (),
             )
         driver.execute("BEGIN IMMEDIATE")
-        fault_points.passed()
+        fault_points.pass_statement()
         return Transaction(driver, "sqlite")
 
     def _flush(self, connection: sa.PoolProxiedConnection) -> None:

@@ -168,7 +168,7 @@ class WireTransaction(Transaction):
         found = []
         for command in (command for batch in batches for command in batch):
             found += self._wire.ask([command])
-            fault_points.passed()
+            fault_points.pass_statement()
         return found
 
     def run(self, statement: Prepared, **parameters: Any) -> None:

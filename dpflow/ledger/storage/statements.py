@@ -125,7 +125,7 @@ class Transaction:
     def commit(self) -> None:
         """Make it visible to others."""
         self._connection.commit()
-        fault_points.passed()
+        fault_points.pass_statement()
 
     def rollback(self) -> None:
         """Leave nothing."""

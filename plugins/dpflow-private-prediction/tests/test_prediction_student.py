@@ -21,7 +21,13 @@ from prediction_doors import Doors, written  # noqa: E402, F401
 
 from dpflow import plan, predictions  # noqa: E402
 from dpflow.cli import app  # noqa: E402
-from dpflow.engine.prediction.student import Student, guarantee, parse_student, pool, teach  # noqa: E402
+from dpflow.engine.prediction.student import (
+    Student,
+    parse_student,
+    pool_matrix,
+    student_guarantee,
+    teach_student,
+)  # noqa: E402
 from dpflow.engine.sessions.candidate import mlflow_file  # noqa: E402
 from dpflow.errors import InvalidInput  # noqa: E402
 
@@ -97,13 +103,13 @@ def test_a_student_learns_more_from_more_points(tmp_path: Path) -> None:
     codes, answers = session.encode(points), session.predict(points)
     fresh = rng.random((2000, 2))
     truth = fresh.sum(axis=1) > 1
-    exam = pool(
+    exam = pool_matrix(
         made.table,
         ("x", "y", "town"),
         session.encode([[float(x), float(y), "Oslo"] for x, y in fresh]),
     )
     for number in (8, 1000):
-        taught = teach(
+        taught = teach_student(
             made, session.id, codes[:number], answers[:number], Student(folder=doors.folder / "s")
         )
         right[number] = float(((load(Path(taught["file"])).predict(exam) == "yes") == truth).mean())
@@ -114,8 +120,8 @@ def test_the_guarantee_is_the_session_s(doors: Doors) -> None:
     """Basic at delta 0, the vote's zCDP at another, Gaussian noise only with a delta; rounded up."""
     given = doors.session()["params"] | {"epsilon": "0.01", "predictions": 10000}
     made = plan("predict_vote", doors.declaration, name="a", scope="loans", **given)
-    assert guarantee(made, Fraction(0)) == ("100", "0")
-    epsilon, delta = guarantee(made, Fraction(1, 10**6))
+    assert student_guarantee(made, Fraction(0)) == ("100", "0")
+    epsilon, delta = student_guarantee(made, Fraction(1, 10**6))
     assert (
         0.5 < float(epsilon) < 10000 * 0.01**2 / 8 + 2 * (10000 * 0.01**2 / 8 * 13.82) ** 0.5
         and delta == "0.000001"
@@ -124,13 +130,13 @@ def test_the_guarantee_is_the_session_s(doors: Doors) -> None:
         "predict_vote", doors.declaration, name="b", scope="loans", **given | {"delta": "0.00001"}
     )
     assert (
-        guarantee(stated, Fraction(0))[1] == "0.00001"
-        and float(guarantee(stated, Fraction(0))[0]) < 2.6
+        student_guarantee(stated, Fraction(0))[1] == "0.00001"
+        and float(student_guarantee(stated, Fraction(0))[0]) < 2.6
     )
     numbers = given | {"noise": "gaussian", "learner": "LinearRegression", "label": "amount"}
     gaussian = plan("predict_value", doors.declaration, name="c", scope="loans", **numbers)
     with pytest.raises(InvalidInput, match="give the student one"):
-        guarantee(gaussian, Fraction(0))
+        student_guarantee(gaussian, Fraction(0))
 
 
 @pytest.mark.parametrize(
@@ -190,4 +196,4 @@ def test_answers_that_teach_nothing_are_said_to(doors: Doors) -> None:
     codes = session.encode([[0.1, 0.1, "Oslo"], [0.9, 0.9, None]])
     student = parse_student({"folder": "s"}, doors.folder)
     with pytest.raises(InvalidInput, match="cannot learn from these 2 answers"):
-        teach(made, session.id, codes, ["yes", "yes"], student)
+        teach_student(made, session.id, codes, ["yes", "yes"], student)

@@ -16,7 +16,7 @@ from dpflow.core.accounting.composition import optimal_eps
 from dpflow.core.accounting.events import Approximate, DiscreteGaussian, DiscreteLaplace, Pure
 from dpflow.core.accounting.privacy_filters import Cost, Filter, make_filter
 from dpflow.engine import RunIdentity, make_plan, release
-from dpflow.engine.planning.report import describe
+from dpflow.engine.planning.report import describe_forecast
 from dpflow.engine.planning.simulate import (
     Forecast,
     Job,
@@ -24,10 +24,17 @@ from dpflow.engine.planning.simulate import (
     Run,
     Task,
     file_job,
-    forecast,
+    forecast_schedule,
     release_files,
 )
-from dpflow.engine.planning.solve import compare, on_grid, rounded_down, rounds, solve, total
+from dpflow.engine.planning.solve import (
+    compare_filters,
+    on_grid,
+    round_down,
+    count_rounds,
+    solve_epsilons,
+    total_cost,
+)
 from dpflow.engine.releases.request import parse_request
 from dpflow.errors import BudgetExceeded, InvalidInput, PlanRefused, UnknownName
 from dpflow.ledger import Ledger, Scope
@@ -80,7 +87,7 @@ def granted(
     """A supposed grant."""
     table = load_table(tiny.folder / "visits.yml")
     rule = make_filter(name, F(epsilon), F(delta))  # type: ignore[arg-type]
-    return {scope: Scope(scope, rule, table.protected, True)}
+    return {scope: Scope(scope, rule, table.protection_text, True)}
 
 
 def test_a_scope_is_exhausted_on_the_day_of_its_first_refusal(
@@ -89,9 +96,9 @@ def test_a_scope_is_exhausted_on_the_day_of_its_first_refusal(
     """0.3 + 0.05 a day: two days fit into 1, the third is refused; epsilon 0.1 fits ten times to
     the unit.
     """
-    seen = forecast([job(tiny, "0.3", "0.05")], registry, None, supposed=granted(tiny)).outlooks[
-        "visits"
-    ]
+    seen = forecast_schedule(
+        [job(tiny, "0.3", "0.05")], registry, None, supposed_grants=granted(tiny)
+    ).outlooks["visits"]
     assert (seen.runs, seen.refused, seen.block, seen.last) == (
         2,
         START + 2 * DAY,
@@ -99,15 +106,17 @@ def test_a_scope_is_exhausted_on_the_day_of_its_first_refusal(
         START + DAY,
     )
     assert [used for _, used in seen.burn] == [0.35, 0.7, 1.0]
-    ten = forecast([job(tiny, "0.1")], registry, None, supposed=granted(tiny)).outlooks["visits"]
+    ten = forecast_schedule(
+        [job(tiny, "0.1")], registry, None, supposed_grants=granted(tiny)
+    ).outlooks["visits"]
     assert (ten.runs, ten.refused) == (10, START + 10 * DAY)
 
 
 def test_a_budget_per_block_lasts_while_the_blocks_move(tiny: Tiny, registry: Registry) -> None:
     """Each day pays its own account: nothing runs out until the forecast ends."""
     until = START + 40 * DAY
-    found = forecast(
-        [job(tiny, "0.7", moving=True)], registry, None, supposed=granted(tiny), until=until
+    found = forecast_schedule(
+        [job(tiny, "0.7", moving=True)], registry, None, supposed_grants=granted(tiny), until=until
     )
     seen = found.outlooks["visits"]
     assert (seen.runs, seen.refused, found.until) == (41, None, until)
@@ -119,7 +128,7 @@ def test_schedules_are_merged_by_date(tiny: Tiny, registry: Registry) -> None:
     weekly one.
     """
     jobs = [job(tiny, "0.02"), job(tiny, "0.3", name="weekly", step=7 * DAY)]
-    seen = forecast(jobs, registry, None, supposed=granted(tiny)).outlooks["visits"]
+    seen = forecast_schedule(jobs, registry, None, supposed_grants=granted(tiny)).outlooks["visits"]
     spent, day = F(0), 0
     while True:
         costs = [F(2, 100)] + ([F(3, 10)] if day % 7 == 0 else [])
@@ -134,11 +143,11 @@ def test_the_forecast_is_what_the_ledger_does(tiny: Tiny, registry: Registry) ->
     as paid.
     """
     ledger, daily = Ledger(tiny.ledger), job(tiny, "0.2", "0.13")
-    before = forecast([daily], registry, ledger).outlooks["visits"]
+    before = forecast_schedule([daily], registry, ledger).outlooks["visits"]
     assert ledger.remaining("visits").rows()[0]["used"] == 0, "a forecast charges nothing"
     served = 0
     for run in itertools.islice(daily.runs(), 9):
-        occasion = RunIdentity("daily", "release", run.occasion, run.occasion, "tester")
+        occasion = RunIdentity("daily", "release", run.occurrence, run.occurrence, "tester")
         try:
             for request, blocks, _ in daily.tasks[0].asks(run):
                 plan = make_plan(request.model_copy(update={"blocks": blocks}), registry)
@@ -147,15 +156,15 @@ def test_the_forecast_is_what_the_ledger_does(tiny: Tiny, registry: Registry) ->
             break
         served += 1
     assert (before.runs, before.refused) == (served, run.when) == (3, START + 3 * DAY)
-    after = forecast([daily], registry, ledger).outlooks["visits"]
-    assert (after.runs, after.paid, after.refused) == (3, 3, START + 3 * DAY)
+    after = forecast_schedule([daily], registry, ledger).outlooks["visits"]
+    assert (after.runs, after.runs_paid_before, after.refused) == (3, 3, START + 3 * DAY)
 
 
 def test_a_quota_ends_before_the_scope_above(tiny: Tiny, registry: Registry) -> None:
     """Both are on the path; the tighter one refuses, and the other goes on being forecast."""
     both = granted(tiny, "1") | granted(tiny, "0.3", scope="visits/a")
     jobs = [job(tiny, "0.1", scope="visits/a"), job(tiny, "0.1", name="other")]
-    found = forecast(jobs, registry, None, supposed=both).outlooks
+    found = forecast_schedule(jobs, registry, None, supposed_grants=both).outlooks
     assert found["visits/a"].refused == START + 3 * DAY
     assert found["visits"].refused == START + 7 * DAY  # 3 x 0.2, then 0.1 a day
 
@@ -165,7 +174,9 @@ def test_a_session_is_paid_once(tiny: Tiny, registry: Registry) -> None:
     from dpflow.engine.sessions.session import Session
 
     gate = job(tiny, "0.6", mechanism="above_threshold")
-    seen = forecast([gate], registry, None, supposed=granted(tiny), until=START + 9 * DAY)
+    seen = forecast_schedule(
+        [gate], registry, None, supposed_grants=granted(tiny), until=START + 9 * DAY
+    )
     assert seen.lines[0].once and seen.outlooks["visits"].refused is None
     assert seen.outlooks["visits"].burn[-1][1] == 0.6
     ledger = Ledger(tiny.ledger)
@@ -173,8 +184,8 @@ def test_a_session_is_paid_once(tiny: Tiny, registry: Registry) -> None:
     Session.open(
         make_plan(request.model_copy(update={"blocks": blocks}), registry), ledger, registry
     )
-    again = forecast([gate], registry, ledger, until=START + 9 * DAY)
-    assert len(again.opened) == 1 and again.outlooks["visits"].burn[-1][1] == 0.6
+    again = forecast_schedule([gate], registry, ledger, until=START + 9 * DAY)
+    assert len(again.open_sessions) == 1 and again.outlooks["visits"].burn[-1][1] == 0.6
 
 
 def test_release_files_are_jobs(tiny: Tiny, registry: Registry) -> None:
@@ -185,11 +196,11 @@ def test_release_files_are_jobs(tiny: Tiny, registry: Registry) -> None:
     assert [f.name for f in release_files(tiny.folder)] == ["release.yml"]
     (tiny.folder / "broken.yml").write_text("mechanism: [")
     assert [f.name for f in release_files(tiny.folder)] == ["release.yml"]
-    once = forecast([file_job(file, START, None)], registry, ledger).outlooks["visits"]
-    assert (once.runs, once.paid, once.refused) == (1, 0, None)
+    once = forecast_schedule([file_job(file, START, None)], registry, ledger).outlooks["visits"]
+    assert (once.runs, once.runs_paid_before, once.refused) == (1, 0, None)
     release(make_plan(parse_request(_content(file), tiny.folder), registry), ledger, registry)
-    often = forecast([file_job(file, START, DAY)], registry, ledger).outlooks["visits"]
-    assert (often.runs, often.paid, often.refused) == (2, 1, START + 2 * DAY)
+    often = forecast_schedule([file_job(file, START, DAY)], registry, ledger).outlooks["visits"]
+    assert (often.runs, often.runs_paid_before, often.refused) == (2, 1, START + 2 * DAY)
 
 
 def _content(file: Any) -> dict[str, Any]:
@@ -202,7 +213,7 @@ def test_a_scope_for_something_else_is_refused(tiny: Tiny, registry: Registry) -
     """As the release itself would be."""
     other = {"visits": Scope("visits", make_filter("basic", F(1), F(0)), "one flight", True)}
     with pytest.raises(PlanRefused, match="was granted to protect one flight"):
-        forecast([job(tiny, "0.1")], registry, None, supposed=other)
+        forecast_schedule([job(tiny, "0.1")], registry, None, supposed_grants=other)
 
 
 def test_a_fixed_schedule_is_reported_not_enforced(tiny: Tiny, registry: Registry) -> None:
@@ -210,7 +221,9 @@ def test_a_fixed_schedule_is_reported_not_enforced(tiny: Tiny, registry: Registr
     and changes nothing.
     """
     grants = granted(tiny, "1", "1e-6")
-    (scope,) = describe(forecast([job(tiny, "0.01")], registry, None, supposed=grants))["scopes"]
+    (scope,) = describe_forecast(
+        forecast_schedule([job(tiny, "0.01")], registry, None, supposed_grants=grants)
+    )["scopes"]
     seen = scope["fixed_schedule"]
     assert (scope["rounds_that_fit"], scope["runs"], seen["releases"], seen["delta"]) == (
         100,
@@ -222,8 +235,12 @@ def test_a_fixed_schedule_is_reported_not_enforced(tiny: Tiny, registry: Registr
         optimal_eps(0.01, 1e-6, 100) <= seen["epsilon"] < optimal_eps(0.01, 1e-6, 100) + 2e-6 < 0.5
     )
     assert "a report for a schedule fixed in advance, not a filter" in seen["report"]
-    moving = forecast(
-        [job(tiny, "0.7", moving=True)], registry, None, supposed=grants, until=START + 9 * DAY
+    moving = forecast_schedule(
+        [job(tiny, "0.7", moving=True)],
+        registry,
+        None,
+        supposed_grants=grants,
+        until=START + 9 * DAY,
     )
     assert moving.outlooks["visits"].charged == ((DiscreteLaplace(F(20, 7), 2), 1),), (
         "one day's account"
@@ -232,7 +249,9 @@ def test_a_fixed_schedule_is_reported_not_enforced(tiny: Tiny, registry: Registr
         granted(tiny),
         granted(tiny, "0.001", "1e-6"),
     ):  # no delta to report at; nothing charged
-        found = describe(forecast([job(tiny, "0.01")], registry, None, supposed=nothing))
+        found = describe_forecast(
+            forecast_schedule([job(tiny, "0.01")], registry, None, supposed_grants=nothing)
+        )
         assert found["scopes"][0]["fixed_schedule"] is None
 
 
@@ -243,35 +262,45 @@ def test_rounds_are_counted_as_the_ledger_would() -> None:
     """The numbers of docs/guides/accounting.md; sessions first; nothing fits, or everything does."""
     laplace = DiscreteLaplace(F(100))
     basic, renyi = make_filter("basic", F(1), F(1, 10**6)), make_filter("renyi", F(1), F(1, 10**6))
-    assert (rounds(basic, [], [laplace]), rounds(renyi, [], [laplace])) == (100, 490)
-    assert rounds(basic, [Pure(F(1, 2))], [laplace, laplace]) == 25
-    assert rounds(basic, [Pure(F(2))], [laplace]) == -1
-    assert rounds(basic, [Pure(F(1))], []) is None
-    assert rounds(basic, [], [laplace], Cost(10**12 - 1, 0, 0)) == 0
+    assert (count_rounds(basic, [], [laplace]), count_rounds(renyi, [], [laplace])) == (100, 490)
+    assert count_rounds(basic, [Pure(F(1, 2))], [laplace, laplace]) == 25
+    assert count_rounds(basic, [Pure(F(2))], [laplace]) == -1
+    assert count_rounds(basic, [Pure(F(1))], []) is None
+    assert count_rounds(basic, [], [laplace], Cost(10**12 - 1, 0, 0)) == 0
 
 
 def test_the_cheaper_filter_comes_first() -> None:
     """Many small releases: renyi. Few: basic. Gaussian noise: never basic, with the reason. Own
     deltas: delta is divided.
     """
-    small = compare(F(1), F(1, 10**6), [], [DiscreteLaplace(F(100))])
+    small = compare_filters(F(1), F(1, 10**6), [], [DiscreteLaplace(F(100))])
     assert [(c.name, c.rounds) for c in small] == [("renyi", 490), ("hybrid", 354), ("basic", 100)]
-    assert [(c.name, c.rounds) for c in compare(F(1), F(0), [], [Pure(F(1, 2))])][0] == ("basic", 2)
-    gaussian = {c.name: c for c in compare(F(1), F(1, 10**6), [], [DiscreteGaussian(F(2500))])}
+    assert [(c.name, c.rounds) for c in compare_filters(F(1), F(0), [], [Pure(F(1, 2))])][0] == (
+        "basic",
+        2,
+    )
+    gaussian = {
+        c.name: c for c in compare_filters(F(1), F(1, 10**6), [], [DiscreteGaussian(F(2500))])
+    }
     assert gaussian["renyi"].rounds == 121 and "no epsilon of its own" in gaussian["basic"].reason
     assert (
         "needs delta > 0"
-        in {c.name: c for c in compare(F(1), F(0), [], [Pure(F(1, 2))])}["renyi"].reason
+        in {c.name: c for c in compare_filters(F(1), F(0), [], [Pure(F(1, 2))])}["renyi"].reason
     )
-    own = {c.name: c for c in compare(F(1), F(1, 10**6), [], [Approximate(F(1, 100), F(1, 10**9))])}
+    own = {
+        c.name: c
+        for c in compare_filters(F(1), F(1, 10**6), [], [Approximate(F(1, 100), F(1, 10**9))])
+    }
     share = own["renyi"].tail_share
     assert share is not None and 0 < share < 1
     rule = make_filter("renyi", F(1), F(1, 10**6), tail_share=share)
-    assert rounds(rule, [], [Approximate(F(1, 100), F(1, 10**9))]) == own["renyi"].rounds > 100
+    assert (
+        count_rounds(rule, [], [Approximate(F(1, 100), F(1, 10**9))]) == own["renyi"].rounds > 100
+    )
 
 
 def lines(tiny: Tiny, registry: Registry, *jobs: Job) -> Forecast:
-    return forecast(jobs, registry, None, supposed=granted(tiny), until=START)
+    return forecast_schedule(jobs, registry, None, supposed_grants=granted(tiny), until=START)
 
 
 @pytest.mark.parametrize(("name", "delta"), [("basic", "0"), ("renyi", "1e-6"), ("hybrid", "1e-6")])
@@ -284,11 +313,11 @@ def test_the_solved_noise_fits_and_wastes_little(
     """
     found = lines(tiny, registry, job(tiny, "0.3", "0.31", "0.32")).lines
     scope = granted(tiny, "1", delta, name)
-    fitted = solve(found, scope, runs, shares={"daily 0": "2", "daily 2": "1/2"})
+    fitted = solve_epsilons(found, scope, runs, shares={"daily 0": "2", "daily 2": "1/2"})
     rule = scope["visits"].filter
 
     def fits(factor: Fraction) -> bool:
-        spent = total(
+        spent = total_cost(
             rule, [(DiscreteLaplace(2 / (one.epsilon * factor), 2), runs) for one in fitted]
         )
         return Filter.admits(rule.capacity(), spent)
@@ -302,7 +331,7 @@ def test_target_errors_come_first_and_the_rest_is_shared(tiny: Tiny, registry: R
     is left.
     """
     found = lines(tiny, registry, job(tiny, "0.3", "0.31")).lines
-    wanted, rest = solve(found, granted(tiny), 2, errors={"daily 0": "40"})
+    wanted, rest = solve_epsilons(found, granted(tiny), 2, errors={"daily 0": "40"})
     assert (
         wanted.share is None
         and wanted.error_bound is not None
@@ -334,7 +363,7 @@ def test_a_full_scope_does_not_hold_the_others_back(tiny: Tiny, registry: Regist
         tiny, registry, job(tiny, "0.1", scope="visits/a"), job(tiny, "0.1", name="b")
     ).lines
     both = granted(tiny, "1") | granted(tiny, "0.2", scope="visits/a")
-    inside, outside = solve(found, both, 1)
+    inside, outside = solve_epsilons(found, both, 1)
     assert (inside.epsilon, outside.epsilon) == (F(1, 5), F(8, 10))
 
 
@@ -343,7 +372,7 @@ def test_sessions_are_counted_once_by_the_solver(tiny: Tiny, registry: Registry)
     found = lines(
         tiny, registry, job(tiny, "0.1"), job(tiny, "0.1", name="gate", mechanism="above_threshold")
     ).lines
-    each, session = solve(found, granted(tiny), 10)
+    each, session = solve_epsilons(found, granted(tiny), 10)
     assert each.epsilon == session.epsilon == F(909, 10000)
 
 
@@ -375,12 +404,12 @@ def test_what_cannot_be_solved_is_said(
     """No answer rather than a wrong one."""
     found = lines(tiny, registry, job(tiny, "0.3", "0.31")).lines
     with pytest.raises(kind, match=message):
-        solve(found, granted(tiny), **({"runs": 1} | changes))
+        solve_epsilons(found, granted(tiny), **({"runs": 1} | changes))
 
 
 def test_an_error_that_depends_on_rows_cannot_be_a_target(tiny: Tiny, registry: Registry) -> None:
     """A mean reports its error with its result."""
-    found = forecast(
+    found = forecast_schedule(
         [
             file_job(
                 tiny.file(mechanism="mean", params={"column": "age", "epsilon": "0.5"}), START, None
@@ -388,16 +417,16 @@ def test_an_error_that_depends_on_rows_cannot_be_a_target(tiny: Tiny, registry: 
         ],
         registry,
         None,
-        supposed=granted(tiny),
+        supposed_grants=granted(tiny),
     ).lines
     with pytest.raises(InvalidInput, match="part of its result; give it a share"):
-        solve(found, granted(tiny), 1, errors={"visits": 3})
+        solve_epsilons(found, granted(tiny), 1, errors={"visits": 3})
 
 
 def test_three_digits_round_down() -> None:
     """What a person copies is never more than what was found, and lies on one grid."""
-    assert rounded_down(0.1239999) == F(123, 1000)
-    assert rounded_down(1e-20) == F(1, 10**12) and rounded_down(1e9) == 10**6
+    assert round_down(0.1239999) == F(123, 1000)
+    assert round_down(1e-20) == F(1, 10**12) and round_down(1e9) == 10**6
     assert [on_grid(0), on_grid(899), on_grid(900), on_grid(18 * 900)] == [
         F(1, 10**12),
         F(999, 10**14),

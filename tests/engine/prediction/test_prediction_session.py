@@ -20,7 +20,7 @@ import pytest
 from dpflow import fault_points, hookimpl
 from dpflow.core.accounting.events import BoundedRange, Event
 from dpflow.core.contract.declaration import Table
-from dpflow.core.contract.point_encoding import Codes, encode
+from dpflow.core.contract.point_encoding import Codes, encode_points
 from dpflow.core.contract.prediction import PredictionMechanism, PredictionParams
 from dpflow.core.contract.requests import Records
 from dpflow.core.sampling.randomness import Source
@@ -49,10 +49,10 @@ class Counting(PredictionMechanism[PredictionParams]):
         self.learned, self.broken = 0, False
         self._lock = threading.Lock()
 
-    def one(self, params: PredictionParams, table: Table) -> Event:
+    def prediction_event(self, params: PredictionParams, table: Table) -> Event:
         return BoundedRange(Fraction(1, 100))
 
-    def rows(self, params: PredictionParams, table: Table) -> Records:
+    def training_records(self, params: PredictionParams, table: Table) -> Records:
         return Records(params.features, table.contribution_bounds.rows)
 
     def learn(self, params: PredictionParams, table: Table, answer: Any, source: Source) -> Any:
@@ -297,7 +297,7 @@ def test_a_basic_scope_pays_a_session_as_one_epsilon_and_delta(world: World) -> 
     """With a delta the session is stated as one (epsilon, delta), far below the sum."""
     params = {"features": ["age", "city"], "predictions": 10_000, "delta": "1e-7"}
     plan = world.plan(params=params)
-    epsilon, delta = plan.event.approximate()
+    epsilon, delta = plan.event.epsilon_delta()
     # 10^4 x epsilon^2/8 = 0.125 zCDP
     assert delta == Fraction(1, 10**7) and 2 < epsilon < 0.125 + 2 * (0.125 * 16.2) ** 0.5 < 3
 
@@ -414,12 +414,12 @@ def test_what_a_mask_hides_is_missing(world: World) -> None:
     )
     values, mask = [[1.0, 2.0], [3.0, 4.0]], [[False, False], [True, False]]
     with pytest.raises(InvalidInput, match="point 1 has no age"):
-        encode(table, ["age", "b"], np.ma.masked_array(values, mask=mask))
+        encode_points(table, ["age", "b"], np.ma.masked_array(values, mask=mask))
     for kind in (float, np.int64, object, "datetime64[D]"):
         column = np.ma.masked_array(
             np.array([1, 2, 3], "int64").astype(kind), mask=[False, True, False]
         )
-        assert encode(table, ["b"], {"b": column})[:, 0].tolist() == [1, 7, 3]
+        assert encode_points(table, ["b"], {"b": column})[:, 0].tolist() == [1, 7, 3]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from dpflow import Ledger, Session, fault_points, plan, release
 from dpflow.core.contract.requests import SortedValues
 from dpflow.engine import insert_bounds, load_request, make_plan
-from dpflow.engine.releases.released_bounds import _exact, suppose_bounds
+from dpflow.engine.releases.released_bounds import _exact_value, suppose_bounds
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.errors import NotSettled, PlanRefused, UnknownName
 from dpflow.mechanisms import bounds
@@ -256,7 +256,7 @@ def test_a_gate_takes_no_bounds(world: Tiny) -> None:
 )
 def test_dates_are_told_from_numbers(text: Any, exact: Any) -> None:
     """By the hyphens that every date and no number has inside."""
-    assert _exact(text) == exact
+    assert _exact_value(text) == exact
 
 
 def test_without_a_delta_every_scope_pays_a_search(world: Tiny) -> None:

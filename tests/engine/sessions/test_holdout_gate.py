@@ -13,7 +13,7 @@ import pytest
 from dpflow import Session, plan, release
 from dpflow.engine.releases.execute import data_names
 from dpflow.engine.releases.plan import Plan
-from dpflow.engine.sessions.holdout_gate import decision, judge, judge_all
+from dpflow.engine.sessions.holdout_gate import join_verdicts, judge, judge_all
 from dpflow.errors import PlanRefused, SessionClosed
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
@@ -303,7 +303,7 @@ def test_nothing_but_the_verdict_leaves(tiny: Tiny, ledger: Ledger) -> None:
 
 
 def test_many_verdicts_are_one_decision() -> None:
-    said = lambda *words: decision([{"verdict": word} for word in words])  # noqa: E731
+    said = lambda *words: join_verdicts([{"verdict": word} for word in words])  # noqa: E731
     assert said("no", "yes", "exhausted") == "yes" and said("no", "exhausted") == "exhausted"
     assert said("no", "none") == said() == "no"
 

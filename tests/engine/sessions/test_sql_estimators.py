@@ -106,7 +106,7 @@ def test_a_candidate_may_bring_its_own_measure(opened: Any) -> None:
     assert spaced["candidate"] == said["candidate"] and gate.remaining()["answered"] == 1
     other = judge(gate, given | {"estimator": RIGHT | {"sql": "1 - avg(abs(said - sick))"}})
     assert other["candidate"] != said["candidate"] and gate.remaining()["answered"] == 2
-    loaded = load_candidate(gate.canonical(Submission.model_validate(given)))
+    loaded = load_candidate(gate.canonical_query(Submission.model_validate(given)))
     assert (
         loaded.digest == said["candidate"]
         and loaded.submission.measure == '(1 - avg(abs(("sick" - "said"))))'
@@ -148,7 +148,7 @@ def values(session: Session, text: str, candidate: Candidate | None = None) -> n
     given: dict[str, Any] = {"estimator": own, "claim": 0}
     if candidate is not None:
         given |= {"candidate": candidate.digest, "columns": list(candidate.submission.columns)}
-    query = session.canonical(ClaimQuery.model_validate(given))
+    query = session.canonical_query(ClaimQuery.model_validate(given))
     return session._scores(GroupValues(400, query.columns), query, candidate)().values
 
 
@@ -267,7 +267,7 @@ def test_rows_beside_predictions_are_in_a_sandbox(
     no file is in reach.
     """
     monkeypatch.chdir(tmp_path)
-    with sandbox.over(
+    with sandbox.open_arrays(
         [np.array([0, 1]), np.array(["a", None], dtype=object), np.array([0.5, np.nan])],
         "table 't'",
     ) as made:
@@ -336,7 +336,7 @@ def test_a_prediction_needs_somebody_who_predicts(tiny: Tiny, opened: Any) -> No
         (
             {"estimator": {"sql": "avg(sick)", "default": 0}},
             InvalidDeclaration,
-            "estimator.sql.range: Field required",
+            "estimator.sql.range: is missing; add it",
         ),
         (
             {"estimator": RIGHT, "columns": ["sick"]},
