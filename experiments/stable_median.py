@@ -13,11 +13,11 @@ from fractions import Fraction
 
 import numpy as np
 from dpflow_stable_median.theory.sign_attack import (
-    sum_by_sign,
     mean_shift,
     median_shift,
     naive_medians,
     split_answers,
+    sum_by_sign,
 )
 from numpy.typing import NDArray
 

@@ -41,7 +41,7 @@ PRICE = {"column": "v", "epsilon": 1, "delta": "1e-6"}
 
 
 def calculate(name: str, **given: Any) -> dict[Any, Any]:
-    sheet = Registry.load().calculator(name).run(given)
+    sheet = Registry.load().find_calculator(name).run(given)
     return {row[0]: row[1] if len(row) == 2 else row[1:] for row in sheet.rows}
 
 
@@ -266,7 +266,7 @@ def test_a_hard_median_has_interior_points_and_no_median() -> None:
 def test_hard_instances_are_columns_of_finite_numbers(kind: str) -> None:
     """As many as asked for, drawn anew."""
     first, second = (
-        Registry.load().calculator("hard_instance").run({"kind": kind, "rows": "50"}).rows
+        Registry.load().find_calculator("hard_instance").run({"kind": kind, "rows": "50"}).rows
         for _ in range(2)
     )
     assert len(first) == 50

@@ -406,4 +406,4 @@ def test_the_plan_says_how_many_rows_it_needs() -> None:
     rows = int(str(described["note"]).split()[1])
     assert 900 < rows < 1300
     assert Fraction(plan.privacy_cost()[0]) == 1
-    assert isinstance(Registry.load().mechanism("approximate_median").citation, str)
+    assert isinstance(Registry.load().find_mechanism("approximate_median").citation, str)

@@ -1,3 +1,3 @@
-"""Reuse one data set for adaptively chosen questions: stable medians, verified claims, and how many
+"""Reuse one data set for adaptively chosen questions: stable medians, verified answers, and how many
 rows they need.
 """

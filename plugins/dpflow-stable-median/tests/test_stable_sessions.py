@@ -143,7 +143,7 @@ def test_quantiles_are_proven_with_the_medians_division_of_beta() -> None:
 
 def test_a_median_that_forgets_the_second_group_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under replace-unit with the price of one changed group the claim fails."""
-    monkeypatch.setattr(StableMedian, "changed", lambda self, table: 1)
+    monkeypatch.setattr(StableMedian, "touched_groups", lambda self, table: 1)
     params = {"epsilon": "1", "groups": 2, "queries": 1, "range_size": 4}
     a, b = (
         answered(StableMedian(), REPLACE_TABLE, params, [ASK], [PerGroup(np.array(v))])
@@ -245,7 +245,7 @@ def test_binary_search_probes_no_more_than_it_pays_for() -> None:
         def noise(self, probes: int, epsilon: Fraction, changed: int, source: Source) -> int:
             self.asked += 1
             assert self.asked <= probes
-            return int(source.below(2001)) - 1000
+            return int(source.draw_below(2001)) - 1000
 
     for n in (1, 2, 3, 4, 5, 1000, 2**20 + 1):
         for _ in range(30):

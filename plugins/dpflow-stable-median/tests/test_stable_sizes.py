@@ -173,7 +173,7 @@ def test_heuristic_and_widths() -> None:
 
 def test_cheapest_is_proven() -> None:
     registry = Registry.load()
-    sheet = registry.calculator("samples").run({"queries": 10**6, "range": 1000})
+    sheet = registry.find_calculator("samples").run({"queries": 10**6, "range": 1000})
     chosen = {row[0]: row[1] for row in sheet.rows if row[5]}
     assert chosen == {
         "answer": "stable median, tight, bounded range",
@@ -201,7 +201,7 @@ def test_checking_sizes_are_the_tables(
     """Splitting, description length without and with a value of a million, sparse vector: as
     `dpflow samples` prints them.
     """
-    samples = Registry.load().calculator("samples")
+    samples = Registry.load().find_calculator("samples")
     plain, values = (
         {r[1]: r[2] for r in samples.run(given | {"answers": n}).rows if r[0] == "check"}
         for n in (1, 10**6)

@@ -188,7 +188,7 @@ def median_in(window: Window, cells: BinCounts, rate: Fraction, source: Source) 
     real = lengths > 0
     starts, lengths, costs = starts[real], lengths[real], costs[real]
     piece = choose_piece(lengths, costs, rate, source)
-    at = window.centre + int(starts[piece]) + source.below(int(lengths[piece]))
+    at = window.centre + int(starts[piece]) + source.draw_below(int(lengths[piece]))
     value = at * Fraction(2) ** window.step
     return float(max(-LARGEST, min(value, LARGEST)))
 

@@ -50,7 +50,9 @@ def total_epsilon(step_epsilon: float, queries: int, delta: float) -> float:
     """Composition in the lecture's form: e sqrt(2 k ln(1/delta)) + k e (exp(e) - 1); floats, for
     planning.
     """
-    return step_epsilon * sqrt(2 * queries * log(1 / delta)) + queries * step_epsilon * expm1(step_epsilon)
+    return step_epsilon * sqrt(2 * queries * log(1 / delta)) + queries * step_epsilon * expm1(
+        step_epsilon
+    )
 
 
 def largest_step(epsilon: float, queries: int, delta: float) -> float:
@@ -58,7 +60,9 @@ def largest_step(epsilon: float, queries: int, delta: float) -> float:
     low, high = 0.0, 1.0
     for _ in range(200):
         middle = (low + high) / 2
-        low, high = (middle, high) if total_epsilon(middle, queries, delta) < epsilon else (low, middle)
+        low, high = (
+            (middle, high) if total_epsilon(middle, queries, delta) < epsilon else (low, middle)
+        )
     return low
 
 
@@ -66,7 +70,7 @@ def largest_step(epsilon: float, queries: int, delta: float) -> float:
 class Service:
     """Parameters of the mean-answering service.
 
-    ``rows`` m, the larger of ``noise_rows`` and ``transfer_rows``; ``each`` epsilon of an answer;
+    ``rows`` m, the larger of ``noise_rows`` and ``transfer_rows``; ``answer_epsilon`` of one;
     ``delta`` of the whole; ``scale`` of the noise on an answer; ``alpha`` and ``epsilon`` how the
     error is divided.
     """
@@ -100,14 +104,22 @@ def plan_service(queries: int, tau: float, beta: float, noise_share: float = 0.5
     generalisation = max(8 * log(2 / beta) / epsilon**2, 12 / epsilon**2)
     rows = ceil(max(noise, generalisation))
     return Service(
-        rows, ceil(noise), ceil(generalisation), answer_epsilon, epsilon, delta, alpha, 1 / (rows * answer_epsilon)
+        rows,
+        ceil(noise),
+        ceil(generalisation),
+        answer_epsilon,
+        epsilon,
+        delta,
+        alpha,
+        1 / (rows * answer_epsilon),
     )
 
 
 def best_service(queries: int, tau: float, beta: float) -> Service:
     """`plan` with the division of tau that needs the fewest rows, over a grid of percent."""
     return min(
-        (plan_service(queries, tau, beta, i / 100) for i in range(5, 96)), key=lambda service: service.rows
+        (plan_service(queries, tau, beta, i / 100) for i in range(5, 96)),
+        key=lambda service: service.rows,
     )
 
 
@@ -116,6 +128,7 @@ def reachable_error(queries: int, rows: int, beta: float) -> float:
     if plan_service(queries, 1.0, beta).rows > rows:
         return inf
     low, high = 0.0, 1.0
+    # not through the cache, which would fill up with steps of the bisection
     while high - low > 1e-9:
         middle = (low + high) / 2
         low, high = (

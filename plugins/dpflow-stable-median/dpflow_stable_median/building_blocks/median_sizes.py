@@ -39,7 +39,7 @@ class Task:
 class Calibration:
     """Parameters of the answering service.
 
-    ``groups`` m; ``each`` the epsilon of one median; ``epsilon`` and ``delta`` of the whole
+    ``groups`` m; ``median_epsilon`` of one median; ``epsilon`` and ``delta`` of the whole
     interaction per group.
     """
 
@@ -69,7 +69,9 @@ def paper_calibration(task: Task) -> Calibration:
     first = 640 * sqrt(max(task.queries, 16) * log(256 / b)) * log(task.queries * task.range / b)
     groups = ceil(max(first, 2560 * log(2 * task.queries / b)))
     median_epsilon = 16 * log(task.queries * task.range / b) / groups
-    return Calibration(groups, median_epsilon, total_epsilon(median_epsilon, b / 256, task.queries), b / 256)
+    return Calibration(
+        groups, median_epsilon, total_epsilon(median_epsilon, b / 256, task.queries), b / 256
+    )
 
 
 @cache
@@ -78,14 +80,21 @@ def exact_calibration(task: Task) -> Calibration:
     b = task.beta / 2
     median_epsilon = largest_step(1 / 20, b / 256, task.queries)
     groups = ceil(
-        max(16 * log(task.queries * task.range / b) / median_epsilon, 2560 * log(2 * task.queries / b))
+        max(
+            16 * log(task.queries * task.range / b) / median_epsilon,
+            2560 * log(2 * task.queries / b),
+        )
     )
     median_epsilon = 16 * log(task.queries * task.range / b) / groups
-    return Calibration(groups, median_epsilon, total_epsilon(median_epsilon, b / 256, task.queries), b / 256)
+    return Calibration(
+        groups, median_epsilon, total_epsilon(median_epsilon, b / 256, task.queries), b / 256
+    )
 
 
 @cache
-def tight_calibration(task: Task, bounded_range: bool = False, half_width: float = 0.25) -> Calibration:
+def tight_calibration(
+    task: Task, bounded_range: bool = False, half_width: float = 0.25
+) -> Calibration:
     """The same theorems with the constants solved numerically; answers in the (1/2 - w, 1/2 + w)
     interval.
 
@@ -98,6 +107,7 @@ def tight_calibration(task: Task, bounded_range: bool = False, half_width: float
         raise InvalidInput(
             f"half width {half_width} must lie strictly between 0 and 1/2; 1/4 is the interquartile interval"
         )
+    # a grid instead of an optimiser: every point is valid by itself, so none can be wrong
     best = Calibration(0, 0, 0, 0), inf
     for share in (0.5, 0.9, 0.99):
         b2 = (1 - share) * task.beta
@@ -107,8 +117,12 @@ def tight_calibration(task: Task, bounded_range: bool = False, half_width: float
                 room, work = _room_and_work(half_width, epsilon, delta, b2)
                 if room <= 0:
                     break
-                median_epsilon = largest_step(epsilon, delta, task.queries) * (2 if bounded_range else 1)
-                m = (2 * log(task.queries * task.range / (share * task.beta)) / median_epsilon + work) / room
+                median_epsilon = largest_step(epsilon, delta, task.queries) * (
+                    2 if bounded_range else 1
+                )
+                m = (
+                    2 * log(task.queries * task.range / (share * task.beta)) / median_epsilon + work
+                ) / room
                 if m < best[1]:
                     best = Calibration(ceil(m), median_epsilon, epsilon, delta), m
     return best[0]
@@ -139,10 +153,10 @@ def carries_proof(
     half_width: float = 0.25,
     p: float = 0.5,
 ) -> bool:
-    """Whether medians, or p-quantiles, of epsilon ``each`` on so many groups carry the proof of
+    """Whether medians, or p-quantiles, of ``median_epsilon`` on so many groups carry the proof of
     `tight`.
 
-    ``each`` is per group: what one group's change costs. The first division of beta that proves the
+    ``median_epsilon`` is per group: what one group's change costs. The first division of beta that proves the
     medians must prove the
     quantiles, too: all answers of a session together fail with probability beta.
     """
@@ -151,12 +165,16 @@ def carries_proof(
         median = 2 * log(task.queries * task.range / b1) / (median_epsilon * groups)
         for x in range(2, 25):
             delta = b2 * 10 ** (-x / 2) / 8
-            epsilon = total_epsilon(median_epsilon / (2 if bounded_range else 1), delta, task.queries)
+            epsilon = total_epsilon(
+                median_epsilon / (2 if bounded_range else 1), delta, task.queries
+            )
             if epsilon > 1:
                 continue
             room, work = _room_and_work(half_width, epsilon, delta, b2)
             if median + work / groups <= room:
-                return median + work / groups <= _room_and_work(half_width, epsilon, delta, b2, p)[0]
+                return (
+                    median + work / groups <= _room_and_work(half_width, epsilon, delta, b2, p)[0]
+                )
     return False
 
 
@@ -179,7 +197,9 @@ def width_calibration(task: Task, half_width: float) -> Calibration:
         )
     )
     median_epsilon = 4 * log(task.queries * task.range / b) / (w * groups)
-    return Calibration(groups, median_epsilon, total_epsilon(median_epsilon, delta, task.queries), delta)
+    return Calibration(
+        groups, median_epsilon, total_epsilon(median_epsilon, delta, task.queries), delta
+    )
 
 
 @dataclass(frozen=True)
@@ -200,6 +220,7 @@ def simple_calibration(task: Task) -> Simple:
     """The fixed point of Theorem 4.7 (with 10 where its statement prints 4, and k kept inside the
     logarithm).
     """
+    # m stands in its own logarithm: the iteration contracts from any start
     m = 1000.0
     for _ in range(200):
         m = (
@@ -210,7 +231,9 @@ def simple_calibration(task: Task) -> Simple:
     groups = ceil(m)
     rho = task.beta / (10 * task.queries * groups)
     median_epsilon = 4 * log(2 * task.queries * task.range / task.beta) / groups
-    return Simple(groups, median_epsilon, total_epsilon(median_epsilon, rho, task.queries), rho, rho)
+    return Simple(
+        groups, median_epsilon, total_epsilon(median_epsilon, rho, task.queries), rho, rho
+    )
 
 
 def amplified_blocks(rho: float) -> int:
@@ -227,6 +250,7 @@ def splitting_groups(task: Task) -> tuple[int, int]:
     """(groups in all, groups g per query): fresh groups for each query, odd g least with 2
     Pr[Bin(g, 1/4) >= (g+1)/2] <= beta/k.
     """
+    # odd numbers of groups only: their median is one of them
     g = 1
     while 2 * binomial_tail(g, 0.25, (g + 1) // 2) > task.beta / task.queries:
         g += 2
@@ -235,6 +259,7 @@ def splitting_groups(task: Task) -> tuple[int, int]:
 
 def binomial_tail(n: int, p: float, least: int) -> float:
     """Pr[Bin(n, p) >= least]."""
+    # in logarithms: binomials of thousands overflow
     terms = (
         exp(lgamma(n + 1) - lgamma(i + 1) - lgamma(n - i + 1) + i * log(p) + (n - i) * log1p(-p))
         for i in range(least, n + 1)
@@ -248,7 +273,12 @@ def heuristic_calibration(task: Task) -> Calibration:
     For demos and tests.
     """
     median_epsilon = 1.5 / sqrt(task.queries)
-    return Calibration(ceil(16 * log(task.queries * task.range / task.beta) / median_epsilon), median_epsilon, inf, 0.0)
+    return Calibration(
+        ceil(16 * log(task.queries * task.range / task.beta) / median_epsilon),
+        median_epsilon,
+        inf,
+        0.0,
+    )
 
 
 def median_groups(points: int, epsilon: float, alpha: float, beta: float) -> int:

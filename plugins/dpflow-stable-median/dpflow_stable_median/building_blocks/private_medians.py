@@ -1,4 +1,4 @@
-"""Private medians behind one interface, by name; a distribution can add its own.
+"""Private medians behind one interface, by name; other distributions can add more.
 
 Each takes m integers of a public range, of which ``changed`` may become others (one per group that
 a neighbour changes), and answers a key that is about the p-quantile. The exponential mechanism is
@@ -37,9 +37,7 @@ class PrivateMedian(ABC):
 
     @abstractmethod
     def event(self, epsilon: Fraction) -> Event:
-        """The claim of one answer at this price, when ``draw`` is told how many integers may
-        change.
-        """
+        """The event of one answer, if ``changed`` of `draw` is how many integers may change."""
 
     @abstractmethod
     def draw(
@@ -56,7 +54,7 @@ class PrivateMedian(ABC):
 
 
 class Exponential(PrivateMedian):
-    """Theorem 3.1: `dpflow.core.toolbox.quantiles`. Claim: epsilon-bounded range."""
+    """Theorem 3.1: `dpflow.core.toolbox.quantiles`. Event: epsilon-bounded range."""
 
     name = "exponential"
 
@@ -117,6 +115,7 @@ class BinarySearch(PrivateMedian):
             at_most, below = (
                 Fraction(n + self.count_noise(2 * steps, epsilon, changed, source)) for n in counts
             )
+            # noise may turn the two counts round; the true ones never are
             if below > at_most:
                 at_most = below = (at_most + below) / 2
             if at_most <= (p - self.alpha / 4) * m:
@@ -151,6 +150,7 @@ def installed_medians() -> Mapping[str, PrivateMedian]:
     medians_by_name: dict[str, PrivateMedian] = {
         m.name: m for m in (Exponential(), BinarySearch(), GaussianSearch())
     }
+    # Built-in names come first, so that no other distribution can take one over.
     for point in entry_points(group=GROUP):
         extension = point.load()()
         medians_by_name.setdefault(extension.name, extension)

@@ -24,6 +24,7 @@ def in_interval(v: float, values: ArrayLike, low: float, high: float) -> bool:
         raise InvalidInput(f"a quantile interval needs 0 <= a < b <= 1, not ({low}, {high})")
     y = _check_values(values)
     at_most, below, m = int((y <= v).sum()), int((y < v).sum()), len(y)
+    # fractions: no rounding decides whether a bound is strict
     return bool(at_most > Fraction(low) * m and below < Fraction(high) * m)
 
 
@@ -60,7 +61,7 @@ def mean_deviation(values: ArrayLike) -> float:
 def block_median(
     blocks: int, function: Callable[[NDArray[np.float64]], float]
 ) -> Callable[[NDArray[np.float64]], float]:
-    """The amplified estimator: cut a group into so many blocks, apply the function to each, take
+    """The amplified estimator: split a group into so many blocks, apply the function to each, take
     the lower median.
     """
     if blocks < 1:
@@ -72,7 +73,7 @@ def block_median(
 
 @dataclass(frozen=True)
 class Overfit:
-    """The monitor's finding: the query whose answer lies furthest out on fresh data.
+    """Result of the monitor: the query whose answer lies furthest out on fresh data.
 
     ``query`` its place, ``side`` "low" or "high", ``mass`` what fresh data has on that side of the
     answer, answer included: below 1/4 the answer left the interquartile interval.

@@ -8,7 +8,7 @@ plausible on fresh data (the description-length test of the holdout gate). If no
 thrown away, the answer is the median over the next round's groups, which nobody has used, and the
 session goes on there. After as many failures as there are rounds to go on with it closes.
 
-Claim: none. Medians leave without noise, so a table must be declared generalisation_only.
+Guarantee: none. Medians leave without noise, so a table must be declared generalisation_only.
 
 Generalisation (Feldman, Steinke 2017, section 1.2, after Dwork et al. 2014; sizes are ours): given
 the rounds' data, a query is decided by the yes and no of the queries before it, so the union bound
@@ -18,7 +18,7 @@ that are independent of its query, so it is outside the interquartile interval w
 most 2 exp(-g KL(1/2 || 1/4)). ``proven`` when both hold with half of beta each.
 
 When not to use it: against an analyst who fails often; every failure costs ``round_groups`` groups
-for good.
+that no later round can use.
 """
 
 from __future__ import annotations
@@ -36,7 +36,11 @@ from dpflow.core.contract.interactive import InteractiveMechanism, State, Verdic
 from dpflow.core.contract.mechanism import Params
 from dpflow.core.contract.requests import Answer, GroupValues
 from dpflow.core.sampling.randomness import Source
-from dpflow.core.toolbox.generalisation_bounds import Promise, balance_threshold, description_length_groups
+from dpflow.core.toolbox.generalisation_bounds import (
+    Promise,
+    balance_threshold,
+    description_length_groups,
+)
 from dpflow.errors import PlanRefused
 from dpflow_stable_median.building_blocks.quantile_intervals import lower_median
 
@@ -150,12 +154,14 @@ class EffectiveRounds(InteractiveMechanism[RoundsParams, EstimatorQuery]):
             now >= params.allowed_failures and answered_queries
         ):
             return Verdict({"verdict": "exhausted"}, closed=True), state
+        # The verifying groups answer nothing themselves: their only output is one bit per query.
         values, checks = answer.values, answer.values[params.rounds * size :]
         value = lower_median(values[now * size : (now + 1) * size])
         theta = balance_threshold(float(params.rho - params.alpha), float(params.rho))[0]
         switched = min(int((checks >= value).sum()), int((checks <= value).sum())) <= theta * len(
             checks
         )
+        # the next round was not used by any answer before, so its median is fresh
         if switched:
             now += 1
             value = lower_median(values[now * size : (now + 1) * size])

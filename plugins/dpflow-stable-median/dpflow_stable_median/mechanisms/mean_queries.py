@@ -5,8 +5,8 @@ whose share of the rows it asks; a row without a value counts as the lower bound
 Answer: (exact integer sum + discrete Laplace noise)/m, clamped to what is possible. After
 ``queries`` answers the session is closed.
 
-Claim: a unit's rows add between 0 and R (upper - lower) above the lower bound, R its rows after the
-cut, so the sum moves by at most R (upper - lower) under add-remove and replace alike, and noise of
+Guarantee: a unit's rows add between 0 and R (upper - lower) above the lower bound, R its rows after
+truncation, so the sum moves by at most R (upper - lower) under add-remove and replace, and noise of
 that over epsilon makes an answer epsilon-DP.
 
 Generalisation (the lecture's Theorem 1.2): with probability 1-beta all answers are within ``tau``
@@ -39,7 +39,7 @@ from dpflow_stable_median.building_blocks import lecture_sizes
 
 
 class MeanParams(Params):
-    """``epsilon``: price of one answer. ``rows`` m: the public number of rows. ``queries`` k.
+    """``epsilon``: privacy cost of one answer. ``rows`` m: the public number of rows. ``queries`` k.
     ``beta``: failure of all.
     """
 
@@ -107,6 +107,7 @@ class MeanQueries(InteractiveMechanism[MeanParams, MeanQuery]):
 
     def data_request(self, params: MeanParams, query: MeanQuery, table: Table) -> GroupedSums:
         """The sum of the column above its lower bound, or the rows of one public key."""
+        # refuse what cannot be drawn before the query is charged
         self._noise_scale(params, query, table)
         if query.column is not None:
             low, _ = table.bounded_column(query.column).grid_bounds()
@@ -148,8 +149,11 @@ class MeanQueries(InteractiveMechanism[MeanParams, MeanQuery]):
         noisy = total + int(discrete_laplace(scale, 1, source)[0])
         per_row = Fraction(
             most,
-            table.contribution_bounds.rows if query.column is not None else table.groups_and_rows(query.by)[1],
+            table.contribution_bounds.rows
+            if query.column is not None
+            else table.groups_and_rows(query.by)[1],
         )
+        # clamping to possible values is post-processing
         value = low + unit * min(max(Fraction(noisy, params.rows), Fraction(0)), per_row)
         left = params.queries - answer_count - 1
         tau = proven_tau(params, table)

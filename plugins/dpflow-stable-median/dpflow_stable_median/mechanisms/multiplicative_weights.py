@@ -7,7 +7,7 @@ if not, the true mean with Laplace noise is, and the histogram moves towards it.
 ln|Z|/a^2) moves are ever needed. A query may also give each key a number and ask for the median of
 it: a binary search whose steps are such queries.
 
-Claim: the session has c stretches, each a sparse-vector stretch and one Laplace answer of the same
+Guarantee: the session has c stretches, each a sparse-vector stretch and one Laplace answer of the same
 epsilon, so 2 c steps compose to (epsilon, delta). A unit moves a mean by at most its rows/m.
 
 Accuracy (Dwork, Roth 2014, section 4.2): with probability 1-beta/2 all answers are within
@@ -54,7 +54,7 @@ class WeightsPlan:
     """Sizes for a population error of 1/8 in every step of the binary search, which gives answers
     between the quartiles.
 
-    ``updates`` c; ``epsilon``, ``delta`` of the session, ``each`` of a step; ``groups`` m;
+    ``updates`` c; ``epsilon``, ``delta`` of the session, ``step_epsilon`` of a step; ``groups`` m;
     ``queries`` statistical ones.
     """
 
@@ -94,7 +94,7 @@ def plan_weights(universe: int, queries: int, points: int, beta: float) -> Weigh
 
 
 class WeightsParams(Params):
-    """``epsilon`` and ``delta``: price of the session. ``by``: a column with public keys, the
+    """``epsilon`` and ``delta``: privacy cost of the session. ``by``: a column with public keys, the
     universe. ``rows`` m. ``accuracy`` e of an answer. ``queries``: how many the session answers; a
     median counts as one. ``beta``: failure of all.
     """
@@ -274,10 +274,12 @@ class _Run:
 
     def answer_mean(self, weights: tuple[Fraction, ...]) -> float:
         """One statistical query; nothing but its answer depends on the rows."""
+        # integer weights keep the comparison and the noise exact
         psi = [round(w * FINE) for w in weights]
         histogram = np.exp(self._logs - self._logs.max())
         share = float(np.dot(histogram / histogram.sum(), psi)) / FINE
         estimate = round(share * self._whole)
+        # no update is left: the histogram answers alone, which costs nothing
         if self.is_exhausted:
             return share
         true = sum(n * w for n, w in zip(self._counts, psi))
@@ -289,8 +291,10 @@ class _Run:
         noisy = true + int(
             discrete_laplace(self._engine.sensitivity / self._engine.epsilon, 1, self._source)[0]
         )
+        # the histogram moves by released numbers only
         loss = np.array(psi, dtype=np.float64) / FINE
         self._logs -= float(self._a) / 2 * (loss if noisy < estimate else 1 - loss)
+        # only ratios of weights matter; the largest stays 1, so none overflows
         self._logs -= self._logs.max()
         return min(max(noisy / self._whole, 0.0), 1.0)
 

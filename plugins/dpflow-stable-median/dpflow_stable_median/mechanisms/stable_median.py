@@ -6,7 +6,7 @@ estimator and T a finite range, phi is computed on every group, projected to T, 
 private median of the m results, or their p-quantile. After ``queries`` answers the session is
 closed.
 
-Claim: one unit sits in one group, so it moves one of the m results under add-remove and at most two
+Guarantee: one privacy unit sits in one group, so it moves one of the m results under add-remove and at most two
 under replace; each answer costs ``epsilon``, the session as many of them as it has queries. The
 sensitivity of phi never appears.
 
@@ -47,7 +47,7 @@ HALF = Fraction(1, 2)
 
 
 class AnsweringParams(Params):
-    """``epsilon``: price of one answer. ``groups`` m. ``queries`` k: how many answers the session
+    """``epsilon``: privacy cost of one answer. ``groups`` m. ``queries`` k: how many answers the session
     gives. ``range_size``: the most points of a query's range. ``beta``: failure probability of all
     answers together. ``half_width`` w: answers lie in the (1/2-w, 1/2+w) interval. ``interval``:
     that, or ``simple``. ``median``: the algorithm. ``require: proven`` refuses a session that
@@ -180,6 +180,7 @@ class StableMedian(InteractiveMechanism[AnsweringParams, AnswerQuery]):
             self.touched_groups(table),
             source,
         )
+        # the verdict shows counts of queries only, which are public
         left = params.queries - answer_count - 1
         body = {
             "value": span.value(key),
@@ -203,6 +204,7 @@ class StableMedian(InteractiveMechanism[AnsweringParams, AnswerQuery]):
         proven = params.median == "exponential" and median_sizes.carries_proof(
             task, params.groups, median_epsilon, half_width=w, p=float(p)
         )
+        # Theorem 4.7 is about medians; other quantiles have no proof for this interval.
         if params.interval == "simple" and params.median == "exponential" and p == HALF:
             rho = float(params.beta) / (10 * params.queries * params.groups)
             interval, proven = (
@@ -230,6 +232,7 @@ def explain_unproven(params: AnsweringParams, changed: int) -> str:
             f"nothing is proven here about the median {params.median!r}; take median: exponential"
         )
     task = params.median_task()
+    # both ways out: larger groups or epsilon, or a method that needs no privacy
     best: median_sizes.Calibration | median_sizes.Simple = median_sizes.tight_calibration(
         task, True, float(params.half_width)
     )
@@ -237,7 +240,7 @@ def explain_unproven(params: AnsweringParams, changed: int) -> str:
         best = median_sizes.simple_calibration(task)
     split, fresh_groups = median_sizes.splitting_groups(task)
     return (
-        f"{params.groups} groups at epsilon {float(params.epsilon):.4g} prove nothing for {params.queries} queries: take at "
-        f"least {best.groups} groups and epsilon {best.median_epsilon * changed:.4g}, or split the data into {split} groups and use {fresh_groups} "
-        f"fresh ones per query"
+        f"{params.groups} groups at epsilon {float(params.epsilon):.4g} prove nothing for {params.queries} queries: take "
+        f"at least {best.groups} groups and epsilon {best.median_epsilon * changed:.4g}, or split the data into {split} "
+        f"groups and use {fresh_groups} fresh ones per query"
     )

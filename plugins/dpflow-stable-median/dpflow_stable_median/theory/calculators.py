@@ -29,7 +29,7 @@ Rate = Annotated[float, Field(gt=0, lt=1)]
 PAPER = "Feldman, Steinke 2017 (stable median)"
 LECTURE = "Sorrell, lecture 19: accuracy of composed stable mechanisms"
 
-#: (name, groups or rows, guarantee, remark)
+#: (name, groups or rows, guarantee, remark) of one method.
 Method = tuple[str, int, str, str]
 
 
@@ -156,7 +156,10 @@ class Samples(Calculator[SampleParams]):
         """One row per task and method, with its guarantee; the cheapest proven one is marked."""
         rows = []
         tasks = (
-            ("answer", answering_methods(median_sizes.Task(params.queries, params.range, params.beta))),
+            (
+                "answer",
+                answering_methods(median_sizes.Task(params.queries, params.range, params.beta)),
+            ),
             ("check", verifying_methods(params.gate_promise(), params.answers)),
         )
         for task, methods in tasks:
@@ -231,7 +234,11 @@ class FailureCurves(Calculator[SampleParams]):
                     ),
                 )
             )
-        names = [n for n, _, w, _ in verifying_methods(params.gate_promise(), params.answers) if w == PROVEN]
+        names = [
+            n
+            for n, _, w, _ in verifying_methods(params.gate_promise(), params.answers)
+            if w == PROVEN
+        ]
         return Sheet(("failures", *names), tuple(table), x="failures")
 
 
@@ -260,7 +267,11 @@ class Widths(Calculator[WidthParams]):
         """One row per half-width: groups by the paper's route and by the tight one."""
         task = median_sizes.Task(params.queries, params.range, params.beta)
         rows = tuple(
-            (w, median_sizes.width_calibration(task, w).groups, median_sizes.tight_calibration(task, True, w).groups)
+            (
+                w,
+                median_sizes.width_calibration(task, w).groups,
+                median_sizes.tight_calibration(task, True, w).groups,
+            )
             for w in sorted(params.half_widths)
         )
         return Sheet(
@@ -311,7 +322,7 @@ class MedianSizes(Calculator[MedianParams]):
             ),
         )
         note = f"binary search asks {search.probes} counts; its Gaussian form achieves epsilon {search.epsilon:.4f}"
-        return Sheet(("algorithm", "values", "claim", "noise on a fraction"), rows, (note,))
+        return Sheet(("algorithm", "values", "guarantee", "noise on a fraction"), rows, (note,))
 
 
 class MeanSizesParams(Params):
@@ -338,7 +349,11 @@ class MeanSizes(Calculator[MeanSizesParams]):
     def make_sheet(self, params: MeanSizesParams) -> Sheet:
         """One row per method; no rows if no error up to 1 can be reached."""
         k, beta = params.queries, params.beta
-        tau = params.tau if params.rows is None else lecture_sizes.reachable_error(k, params.rows, beta)
+        tau = (
+            params.tau
+            if params.rows is None
+            else lecture_sizes.reachable_error(k, params.rows, beta)
+        )
         if tau > 1:
             return Sheet(
                 ("method", "rows"),
@@ -391,11 +406,20 @@ class ChooseMethod(Calculator[ChooseParams]):
         task = median_sizes.Task(params.queries, params.range, params.beta)
         group = max(1, ceil((2 * params.sd / params.tau) ** 2))
         rows = [
-            ("Laplace service", lecture_sizes.plan_service(params.queries, params.tau, params.beta).rows),
-            ("splitting, means", lecture_sizes.splitting_rows(params.queries, params.tau, params.beta)),
+            (
+                "Laplace service",
+                lecture_sizes.plan_service(params.queries, params.tau, params.beta).rows,
+            ),
+            (
+                "splitting, means",
+                lecture_sizes.splitting_rows(params.queries, params.tau, params.beta),
+            ),
             ("splitting, group medians", median_sizes.splitting_groups(task)[0] * group),
             ("stable median, paper", median_sizes.paper_calibration(task).groups * group),
-            ("stable median, tight, bounded range", median_sizes.tight_calibration(task, True).groups * group),
+            (
+                "stable median, tight, bounded range",
+                median_sizes.tight_calibration(task, True).groups * group,
+            ),
         ]
         best = min(rows, key=lambda row: row[1])[0]
         cells = tuple((name, n, "fewest rows" if name == best else "") for name, n in rows)

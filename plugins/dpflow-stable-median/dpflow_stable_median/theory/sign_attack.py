@@ -46,7 +46,12 @@ def median_shift(queries: int, groups: int, each: float = inf) -> float:
         exact medians.
     """
     _check_sizes(queries, groups, each)
-    return 2 / pi * sqrt(queries / groups) * (1.0 if each == inf else surviving_share(each * sqrt(groups) / 4))
+    return (
+        2
+        / pi
+        * sqrt(queries / groups)
+        * (1.0 if each == inf else surviving_share(each * sqrt(groups) / 4))
+    )
 
 
 def mean_shift(queries: int, rows: int, each: float = inf) -> float:
@@ -54,7 +59,9 @@ def mean_shift(queries: int, rows: int, each: float = inf) -> float:
     noise 1/(m each).
     """
     _check_sizes(queries, rows, each)
-    x = sqrt(2 * queries / (pi * rows)) * (1.0 if each == inf else surviving_share(each * sqrt(rows) / 2))
+    x = sqrt(2 * queries / (pi * rows)) * (
+        1.0 if each == inf else surviving_share(each * sqrt(rows) / 2)
+    )
     return 0.5 * (1 + erf(x / sqrt(2)))
 
 
@@ -82,7 +89,12 @@ def split_answers(values: NDArray[np.float64], groups_per_query: int) -> NDArray
     far as groups last.
     """
     served = min(values.shape[1], len(values) // groups_per_query)
-    return np.array([lower_median(values[j * groups_per_query : (j + 1) * groups_per_query, j]) for j in range(served)])
+    return np.array(
+        [
+            lower_median(values[j * groups_per_query : (j + 1) * groups_per_query, j])
+            for j in range(served)
+        ]
+    )
 
 
 def _check_sizes(queries: int, size: int, each: float) -> None:

@@ -78,7 +78,9 @@ def copies_gap(epsilon: float, delta: float, size: float, copies: int) -> float:
     return expm1(epsilon) * size + 2 * delta * copies
 
 
-def answer_readings(sd: float | None, mad: float | None, zeta: float) -> list[tuple[str, float, str]]:
+def answer_readings(
+    sd: float | None, mad: float | None, zeta: float
+) -> list[tuple[str, float, str]]:
     """What an answer between the quartiles means for its distance from the estimator's mean:
     (statement, bound, source).
     """
@@ -226,7 +228,9 @@ class MeanTransfer(Calculator[MeanTransferParams]):
         """(error, failure) of one query and of all answers. Raises `InvalidInput`."""
         interaction = params.epsilon, params.delta, params.rows
         one = lecture_sizes.transfer_bound(*interaction)
-        whole = lecture_sizes.composed_bound(*interaction, params.queries, params.alpha, params.beta)
+        whole = lecture_sizes.composed_bound(
+            *interaction, params.queries, params.alpha, params.beta
+        )
         return Sheet(
             ("what", "error", "failure"),
             (("one query", *one), (f"{params.queries} answers", *whole)),
