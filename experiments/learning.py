@@ -27,7 +27,7 @@ from dpflow_private_learning.theory.calculators import LearningCurves
 
 import dpflow
 from dpflow.core.contract.declaration import Table
-from dpflow.demo.data import extract
+from dpflow.demo.data import extract_flights
 from dpflow.ledger import Ledger
 from dpflow.testing import exact_divergence
 from dpflow.testing.harness import StreamSource
@@ -143,7 +143,9 @@ def pure(runs: int) -> Found:
             str(said),
             said == [44.3, 81.3, 155.2],
         ),
-        Bound("SanPoints needs as many rows for any number of bits", f"{plan.proof_rows:,.0f}", True),
+        Bound(
+            "SanPoints needs as many rows for any number of bits", f"{plan.proof_rows:,.0f}", True
+        ),
     )
     return Found(("bits", *curves), cells, curves, bounds)
 
@@ -208,7 +210,7 @@ def _world(
     with TemporaryDirectory() as folder:
         path = Path(folder) / "private.duckdb"
         source = {
-            "flights": lambda: extract(Path(folder)),
+            "flights": lambda: extract_flights(Path(folder)),
             "randhie": lambda: DATA / "randhie.csv.gz",
         }
         with duckdb.connect(str(path)) as connection:
@@ -407,7 +409,9 @@ def _distribution(
             )
             errors.append(
                 float(
-                    np.abs(made.share_below(places.tolist()) - np.searchsorted(x, places) / len(x)).max()
+                    np.abs(
+                        made.share_below(places.tolist()) - np.searchsorted(x, places) / len(x)
+                    ).max()
                 )
             )
             first = first or made

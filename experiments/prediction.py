@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import RecordArrays
-from dpflow.demo.data import extract
+from dpflow.demo.data import extract_flights
 from dpflow.testing.harness import StreamSource
 from experiments.report import Bound, Experiment, Found
 
@@ -87,7 +87,7 @@ def flights() -> Task:
         ORDER BY hash(tailnum), tailnum
     """
     with tempfile.TemporaryDirectory() as folder, duckdb.connect() as connection:
-        rows = connection.execute(query, [str(extract(Path(folder)))]).fetchnumpy()
+        rows = connection.execute(query, [str(extract_flights(Path(folder)))]).fetchnumpy()
     carriers, origins = (sorted(set(rows[name])) for name in ("carrier", "origin"))
     columns: dict[str, Any] = {
         "dep_delay": {"lower": -20, "upper": 60},
@@ -125,7 +125,10 @@ def _table(name: str, rows: int, columns: dict[str, Any]) -> Table:
 
 def spent(epsilon: float, count: int) -> float:
     """The epsilon of one vote, by the better of basic composition and the vote's zCDP."""
-    return max(prediction_epsilon(epsilon, DELTA, count, "basic"), prediction_epsilon(epsilon, DELTA, count, "zcdp of a vote"))
+    return max(
+        prediction_epsilon(epsilon, DELTA, count, "basic"),
+        prediction_epsilon(epsilon, DELTA, count, "zcdp of a vote"),
+    )
 
 
 def votes(task: Task, shards: int, seed: int) -> NDArray[np.int64]:
@@ -163,7 +166,9 @@ def published(task: Task, epsilon: float, seeds: int) -> float:
         for seed in range(seeds):
             rng = np.random.default_rng(seed)
             length = (
-                task.table.contribution_bounds.rows / (float(strength) * len(train)) / (epsilon / len(kinds))
+                task.table.contribution_bounds.rows
+                / (float(strength) * len(train))
+                / (epsilon / len(kinds))
             )
             noise = rng.normal(size=models.shape)
             noise *= (

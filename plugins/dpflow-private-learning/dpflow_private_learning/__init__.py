@@ -3,9 +3,9 @@ planners and bounds.
 
 ``dpflow mechanisms`` and ``dpflow calculate`` list what this distribution adds. From Python:
 
-- `dpflow_private_learning.base`: exponential mechanism over pieces, stability, choosing, RecConcave;
+- `dpflow_private_learning.mechanisms`: one file for each learner and sanitizer;
 - `dpflow_private_learning.mechanisms.quasi_concave`: a base class for new promise problems;
-- `dpflow_private_learning.learners`, `.sanitizers`: the algorithms as functions and mechanisms;
-- `dpflow_private_learning.building_blocks.hypotheses`: rules that predict and read as SQL;
-- `dpflow_private_learning.bounds`: rows needed, lower bounds, comparison tables.
+- `dpflow_private_learning.building_blocks`: exponential mechanism over runs, stability, choosing,
+  RecConcave; `hypotheses` holds the rules, which predict and read as SQL;
+- `dpflow_private_learning.theory`: rows needed, lower bounds, comparison tables.
 """

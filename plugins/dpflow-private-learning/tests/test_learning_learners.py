@@ -427,7 +427,7 @@ def test_cells_hold_what_they_may() -> None:
     rng = random.Random(5)
     for _ in range(200):
         weights = {rng.randrange(1000): rng.choice((1, 3, 40)) for _ in range(rng.randint(0, 50))}
-        found, mass = Synopsis.from_weights(weights), F(1, rng.randint(2, 30))
+        found, mass = Synopsis.of(weights), F(1, rng.randint(2, 30))
         lasts = cell_ends(found, found.size, mass, 999).astype(int).tolist()
         assert lasts == sorted(set(lasts)) and lasts[-1] == 999
         assert len(lasts) <= 2 / mass + 2

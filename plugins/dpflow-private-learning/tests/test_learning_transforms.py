@@ -48,7 +48,7 @@ SLACK = 1e-9
 
 
 def column(*values: int) -> Synopsis:
-    return Synopsis.from_weights({v: values.count(v) for v in values})
+    return Synopsis.of({v: values.count(v) for v in values})
 
 
 # --- tiny domains -----------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def test_union_keeps_its_claim_and_answers_both_parts() -> None:
 
 def test_reduced_columns_stay_close() -> None:
     rng = np.random.default_rng(1)
-    large = Synopsis.from_weights(dict(enumerate(rng.integers(0, 1000, 300).tolist())))
+    large = Synopsis.of(dict(enumerate(rng.integers(0, 1000, 300).tolist())))
     for rules in ("points", "thresholds"):
         made, fits = sanitizer_transforms.reduce_column(
             rules, large, F(1, 10), F(1, 10), StreamSource(1)
@@ -278,7 +278,7 @@ def test_blocks_are_accurate() -> None:
             params, table, RecordArrays(np.arange(n), {"x": x}), StreamSource(1)
         )
         assert result.synthetic is not None and result.document["status"] == "ok"
-        made = Synopsis.from_weights({int(v): int(w) for v, w in result.synthetic.rows})
+        made = Synopsis.of({int(v): int(w) for v, w in result.synthetic.rows})
         if rules == "thresholds":
             places = np.linspace(0, 2**19, 101).astype(int)
             assert np.abs(made.share_below(places) - places / 2**19).max() <= 0.3
@@ -312,7 +312,7 @@ def test_error_of_a_rule_is_a_question_to_labelled_rows() -> None:
 
     def perfect(values: Any, counts: Any, rows: int) -> Synopsis:
         assert counts.sum() == rows and (counts > 0).all()
-        return Synopsis.from_weights(dict(zip(values.tolist(), counts.tolist())))
+        return Synopsis.of(dict(zip(values.tolist(), counts.tolist())))
 
     halves = algorithm_b(x, labels, 1, F(1000), perfect, SpendLog(StreamSource(1)))
     for rule in [*(ThresholdRule(v) for v in range(17)), *(PointRule(v) for v in range(16))]:

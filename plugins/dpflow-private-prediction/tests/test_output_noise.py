@@ -18,7 +18,7 @@ from dpflow_private_prediction.building_blocks import answer_noise, stable_desce
 from dpflow_private_prediction.building_blocks.shards import Shards  # noqa: E402
 from dpflow_private_prediction.building_blocks.stable_descent import (
     loss_slopes,
-    minimise_loss,
+    minimise,
     one_pass,
     sample_places,
 )  # noqa: E402
@@ -133,10 +133,10 @@ class Fixed(Shards):
         object.__setattr__(self, "models", ())
         object.__setattr__(self, "answer", answer)
 
-    def count_votes(self, points: Any, labels: int) -> Any:
+    def votes(self, points: Any, labels: int) -> Any:
         return np.array([[3 - self.answer, self.answer]])
 
-    def sum_answers(self, points: Any, low: int, high: int) -> Any:
+    def sums(self, points: Any, low: int, high: int) -> Any:
         return np.array([self.answer])
 
 
@@ -160,7 +160,7 @@ def test_one_unit_moves_one_vote_of_an_average(relation: Any) -> None:
 
     def ones(rows: tuple[Any, ...], point: Any) -> float:
         learned = PredictAverage().learn(average(), TABLE, records(rows), StreamSource(5))
-        return float(learned.count_votes(np.array([[point / 2 - 1]]), 2)[0, 1])
+        return float(learned.votes(np.array([[point / 2 - 1]]), 2)[0, 1])
 
     assert largest_move(ones, tables(5, 3), ALTERNATIVES, POINTS) == 1
     if relation == "add-remove":
@@ -204,7 +204,7 @@ def test_value_keeps_epsilon_for_every_sum() -> None:
 
     def total(rows: tuple[Any, ...], x: Any) -> float:
         learned = PredictValue().learn(asked, TABLE, records(rows), StreamSource(5))
-        return float(learned.sum_answers(np.array([[x / 2 - 1]]), 0, 1)[0])
+        return float(learned.sums(np.array([[x / 2 - 1]]), 0, 1)[0])
 
     assert largest_move(total, tables(5, 3), ALTERNATIVES, POINTS) == 1
 
@@ -329,12 +329,12 @@ def test_the_specification_s_regularised_numbers() -> None:
     assert linear.stability_rate(asked) == pytest.approx(0.2121320344, abs=5e-11)
     points, targets = _sample(400, 5)
     lam = linear.plan_strength(asked)
-    w, worst = minimise_loss(points, targets, "logistic", lam, 400), 0.0
+    w, worst = minimise(points, targets, "logistic", lam, 400), 0.0
     for i in range(200):
         changed, other = points.copy(), targets.copy()
         changed[i] = -targets[i] * w / np.linalg.norm(w)  # the row that pulls most
         worst = max(
-            worst, float(np.linalg.norm(minimise_loss(changed, other, "logistic", lam, 400) - w))
+            worst, float(np.linalg.norm(minimise(changed, other, "logistic", lam, 400) - w))
         )
     assert 0.005 < worst <= 2.5 / (lam * 400)
 
@@ -376,9 +376,7 @@ def test_the_minimum_is_met_as_closely_as_is_proved(
                 (points[:1], targets[:1]),
                 (points[:0], targets[:0]),
             ):
-                assert (
-                    _off(minimise_loss(x, y, loss, strength, size), x, y, loss, strength, size) <= 1
-                )
+                assert _off(minimise(x, y, loss, strength, size), x, y, loss, strength, size) <= 1
 
 
 def test_the_minimum_is_met_with_the_largest_rounding_that_a_plan_allows(
@@ -392,13 +390,13 @@ def test_the_minimum_is_met_with_the_largest_rounding_that_a_plan_allows(
     monkeypatch.setattr(stable_descent, "ENOUGH", 0.0)
     for loss in ("logistic", "huber"):
         strength, size = 0.001, 500
-        true = minimise_loss(points, targets, loss, strength, size)
+        true = minimise(points, targets, loss, strength, size)
         q = math.sqrt(2 * strength / (stable_descent.SMOOTHNESS[loss] + 2 * strength))
         for side in (np.eye(4)[0], -np.eye(4)[1], true / np.linalg.norm(true)):
             monkeypatch.setattr(
                 stable_descent, "sum_rows", lambda x, f, side=side: exact(x, f) + side * q / 4
             )
-            found = minimise_loss(points, targets, loss, strength, size)
+            found = minimise(points, targets, loss, strength, size)
             assert np.linalg.norm(found - true) > 1e-5
             assert np.linalg.norm(found - true) <= 2 * 1.5 / (2 * strength * size)
             monkeypatch.setattr(stable_descent, "sum_rows", exact)
@@ -411,7 +409,7 @@ def test_too_few_steps_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stable_descent.math, "ceil", lambda steps: int(steps / 40))
     assert (
         _off(
-            minimise_loss(points, targets, "logistic", 1e-4, 500),
+            minimise(points, targets, "logistic", 1e-4, 500),
             points,
             targets,
             "logistic",
@@ -432,7 +430,7 @@ def test_the_minimiser_is_scikit_learn_s() -> None:
     peer = LogisticRegression(C=1 / (2 * lam * 500), fit_intercept=False, tol=1e-10).fit(
         points, targets
     )
-    found = minimise_loss(points, targets, "logistic", lam, 500)
+    found = minimise(points, targets, "logistic", lam, 500)
     assert np.linalg.norm(found - peer.coef_[0]) <= 1 / (lam * 500)
 
 

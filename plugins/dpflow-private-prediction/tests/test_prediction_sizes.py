@@ -281,7 +281,7 @@ def test_predicting_or_learning() -> None:
         math.log(10) / 0.1, rel=1e-5
     )
     assert found["convex Lipschitz, dimension d"]["rows, a model"] == pytest.approx(1000)
-    basic, advanced = prediction_bounds.crossover_predictions(0.1, 1, 100, 1e-6)
+    basic, advanced = prediction_bounds.crossover(0.1, 1, 100, 1e-6)
     assert basic == pytest.approx(100 / math.log(10) ** 2) and advanced == pytest.approx(
         basic**2 / math.log(1e6)
     )

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from dpflow_private_prediction.building_blocks.stable_descent import minimise_loss, one_pass  # noqa: E402
+from dpflow_private_prediction.building_blocks.stable_descent import minimise, one_pass  # noqa: E402
 from dpflow_private_prediction.mechanisms import linear  # noqa: E402
 from dpflow_private_prediction.mechanisms.linear import LinearParams  # noqa: E402
 from dpflow_private_prediction.mechanisms.walk import walk_labels  # noqa: E402
@@ -101,7 +101,7 @@ def test_linear_models_do_not_mind_the_dimension(
         if method == "sgd":
             w = one_pass(x, y, "logistic", 5.0, rows, StreamSource(d))
         else:
-            w = minimise_loss(x, y, "logistic", linear.plan_strength(params), rows)
+            w = minimise(x, y, "logistic", linear.plan_strength(params), rows)
         noise = rng.laplace(0, linear.stability_rate(params) / epsilon, (20, len(fresh)))
         excess = float(np.logaddexp(0, -truth * (fresh @ w + noise)).mean()) - best
         assert 0.75 * low - 0.001 <= excess <= 1.25 * high + 0.001, (method, excess)

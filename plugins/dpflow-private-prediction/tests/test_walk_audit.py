@@ -167,7 +167,7 @@ class Highest(StreamSource):
     def __init__(self) -> None:
         super().__init__(0)
 
-    def words(self, n: int) -> Any:
+    def draw_words(self, n: int) -> Any:
         return np.full(n, walking.TIES - 1, np.uint64)
 
 

@@ -36,7 +36,7 @@ def draw_point(parts: Sequence[StepFunction], epsilon: Fraction, calls: SpendLog
     piece = _draw_run(lengths, values, epsilon / parts[0].unit, calls)
     start = int(np.concatenate([part.starts for part in parts])[piece])
     # All points of a run have the same score, so within the run the draw is uniform.
-    return start + calls.source.below(int(lengths[piece]))
+    return start + calls.source.draw_below(int(lengths[piece]))
 
 
 def draw_solution(scores: Sequence[int] | Array, epsilon: Fraction, calls: SpendLog) -> int:

@@ -107,7 +107,7 @@ def need_delta(params: Priced, what: str) -> Fraction:
     return params.delta
 
 
-def need_minimum_rows(least: int, rows: int, what: str) -> None:
+def need_rows(least: int, rows: int, what: str) -> None:
     """Refuse below the number of declared rows that the privacy proof needs."""
     if rows < least:
         raise PlanRefused(
@@ -154,14 +154,14 @@ def literal_event(
     )
 
 
-def row_moves(table: Table) -> int:
+def moves(table: Table) -> int:
     """How far one row can move two counts apart: 2 where a row is replaced, 1 where rows only come
     or go.
     """
     return 2 if table.neighbours == "replace" else 1
 
 
-def grid_domain(table: Table, name: str) -> tuple[Column, int, int]:
+def domain(table: Table, name: str) -> tuple[Column, int, int]:
     """A bounded column, its lowest grid integer, and the last position counted from there."""
     column = table.bounded_column(name)
     low, high = column.grid_bounds()
@@ -186,7 +186,7 @@ def positive_rows(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
     return np.asarray(labels == 1, bool)
 
 
-def make_report(
+def report(
     method: str,
     calls: SpendLog,
     *,

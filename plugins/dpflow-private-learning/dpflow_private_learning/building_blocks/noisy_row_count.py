@@ -38,7 +38,7 @@ from dpflow.core.contract.results import NONE, Result
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.sampling.samplers import discrete_laplace
 from dpflow.errors import PlanRefused
-from dpflow_private_learning.building_blocks import learning_params
+from dpflow_private_learning.building_blocks import learning_params as common
 from dpflow_private_learning.building_blocks.log_bounds import ln_up
 
 P = TypeVar("P", bound=Any)
@@ -78,7 +78,7 @@ class Counted(Mechanism[P]):
             raise PlanRefused(
                 f"{self.name} needs rows, the number of rows: under replace it is public, so nothing is spent to count them"
             )
-        learning_params.need_scale(table.contribution_bounds.rows / (params.epsilon * SHARE))
+        common.need_scale(table.contribution_bounds.rows / (params.epsilon * SHARE))
         return self._params_at(params, MOST)
 
     def event(self, params: P, table: Table) -> Event:

@@ -46,7 +46,7 @@ def build_tree(
     moves: int,
     calls: SpendLog,
 ) -> Synopsis:
-    """The artificial column of ``rows`` rows over 0..end."""
+    """The synthetic column of ``rows`` rows over 0..end."""
     levels, scale = ceil_log2(end + 1), level_scale(end, epsilon, moves)
     if levels:
         calls.record_call("tree", epsilon)
@@ -102,4 +102,4 @@ def _make_ascending(prefix: dict[int, int], rows: int) -> Synopsis:
         now = max(reached, min(estimate, rows))
         weights[position - 1] = now - reached
         reached = now
-    return Synopsis.from_weights(weights)
+    return Synopsis.of(weights)

@@ -123,7 +123,7 @@ def rec_concave(
     # Stability releases at most two blocks: where neither leads, the answer is independent of rows.
     blocks = _offer_blocks(padded, k, step, calls)
     if not blocks:
-        return calls.source.below(top + 1), True
+        return calls.source.draw_below(top + 1), True
     point = draw_point([padded.clip_to(low, high) for low, high in blocks], step.epsilon, calls)
     return min(point, top), fallback
 

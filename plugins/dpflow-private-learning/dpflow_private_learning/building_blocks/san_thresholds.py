@@ -80,7 +80,7 @@ def plan_calls(
 def san_thresholds(
     x: Array, counts: Array, end: int, plan: CallPlan, calls: SpendLog
 ) -> tuple[Synopsis, int]:
-    """The artificial column over 0..end for ascending distinct positions with their counts, and how
+    """The synthetic column over 0..end for ascending distinct positions with their counts, and how
     many calls it took.
     """
     run = _Run(x, np.concatenate([[0], np.cumsum(counts)]), plan, calls)
@@ -89,7 +89,7 @@ def san_thresholds(
         # The number of calls is bounded by the plan, which charges for all of them.
         run.used += 1
         todo.extend(reversed(run.run_call(*todo.pop())))  # the left side first
-    return Synopsis.from_weights(run.weights), run.used
+    return Synopsis.of(run.weights), run.used
 
 
 @dataclass

@@ -20,7 +20,7 @@ _TAKEN = ("release_id", "block", "weight", "label")
 
 @dataclass(frozen=True)
 class Synopsis:
-    """Ascending positions with whole, nonnegative weights: an artificial column of sum(weights)
+    """Ascending positions with whole, nonnegative weights: a synthetic column of sum(weights)
     rows.
 
     It was drawn privately: whatever is computed from it is free.
@@ -30,14 +30,14 @@ class Synopsis:
     weights: tuple[int, ...]
 
     @classmethod
-    def from_weights(cls, weights: dict[int, int]) -> Synopsis:
+    def of(cls, weights: dict[int, int]) -> Synopsis:
         """Points with a weight above 0, in order."""
         positive = sorted((point, weight) for point, weight in weights.items() if weight > 0)
         return cls(tuple(point for point, _ in positive), tuple(weight for _, weight in positive))
 
     @property
     def size(self) -> int:
-        """Rows of the artificial column."""
+        """Rows of the synthetic column."""
         return sum(self.weights)
 
     def share_below(self, positions: Sequence[int] | NDArray[Any]) -> NDArray[np.float64]:
@@ -56,7 +56,7 @@ class Synopsis:
         return sum(weight.get(point, 0) for point in points) / max(self.size, 1)
 
     def to_table(self, name: str, column: Column, low: int) -> Synthetic:
-        """The artificial column in its own unit, with a weight for each value."""
+        """The synthetic column in its own unit, with a weight for each value."""
         return Synthetic(
             ((name, kind(column)), ("weight", "whole")),
             tuple(
@@ -67,7 +67,7 @@ class Synopsis:
 
 
 def kind(column: Column) -> str:
-    """What an artificial column holds: dates, whole numbers, or numbers."""
+    """What a synthetic column holds: dates, whole numbers, or numbers."""
     return "date" if column.holds_dates else "whole" if column.step.denominator == 1 else "number"
 
 
@@ -80,7 +80,7 @@ def in_unit(column: Column, grid: int) -> int | float | str:
 
 
 def check_name(table: Table, name: str) -> None:
-    """Refuse a column whose name the artificial table needs for itself."""
+    """Refuse a column whose name the synthetic table needs for itself."""
     table.bounded_column(name)
     # The stored table has these columns of its own, and DuckDB ignores case.
     if name.casefold() in _TAKEN:

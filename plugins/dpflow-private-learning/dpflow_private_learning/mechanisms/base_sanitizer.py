@@ -30,7 +30,7 @@ def sanitize_column(
     moves: int,
     calls: SpendLog,
 ) -> Synopsis:
-    """An artificial column of ``rows`` rows over 0..end for distinct values: by peeling for points,
+    """A synthetic column of ``rows`` rows over 0..end for distinct values: by peeling for points,
     by the tree for thresholds.
 
     epsilon-DP for one row, added or removed (``moves`` = 1) or replaced (``moves`` = 2).

@@ -33,7 +33,7 @@ from dpflow.core.contract.requests import Answer, Records
 from dpflow.core.contract.results import Result, Row
 from dpflow.core.sampling.randomness import Source
 from dpflow.errors import InvalidInput, PlanRefused
-from dpflow_private_learning.building_blocks import learning_params
+from dpflow_private_learning.building_blocks import learning_params as common
 from dpflow_private_learning.building_blocks.exponential_mechanism import draw_point, draw_solution
 from dpflow_private_learning.building_blocks.hypotheses import (
     PointRule,
@@ -51,7 +51,7 @@ from dpflow_private_learning.building_blocks.step_function import StepFunction, 
 from dpflow_private_learning.mechanisms.learn_thresholds import threshold_score
 
 
-class LearnClassParams(learning_params.Approximated):
+class LearnClassParams(common.Approximated):
     """``columns``: bounded. ``label``: 0/1 bounded, or two keys, the second positive.
 
     ``rules``: points or thresholds of one column, or a list of rules as the documents of learners
@@ -67,7 +67,7 @@ def point_score(x: NDArray[Any], labels: NDArray[np.bool_], end: int) -> StepFun
     """Rows that "x = j" gets right, for j in 0..end: all negatives, plus positives less negatives
     at j.
     """
-    values, (ones, zeros) = learning_params.group_distinct(x, [labels, ~labels])
+    values, (ones, zeros) = common.group_distinct(x, [labels, ~labels])
     around = StepFunction.from_points(values, ones - zeros, end)
     return StepFunction(around.starts, around.end, around.values + int(zeros.sum()))
 
@@ -99,11 +99,11 @@ class _ByScore(Mechanism[Any]):
     """What both mechanisms share: labels, records, the event."""
 
     def event(self, params: Any, table: Table) -> Event:
-        learning_params.check_label(table, params.label)
+        common.check_label(table, params.label)
         self._list_rules(params, table)
-        epsilon, _ = learning_params.per_row(params.epsilon, params.delta, table)
-        learning_params.need_scale(2 / epsilon)
-        return learning_params.run_event(params.epsilon, params.delta * 0, exponential=True)
+        epsilon, _ = common.per_row(params.epsilon, params.delta, table)
+        common.need_scale(2 / epsilon)
+        return common.run_event(params.epsilon, params.delta * 0, exponential=True)
 
     def data_request(self, params: Any, table: Table) -> Records:
         self._bounded_columns(params, table)
@@ -124,9 +124,9 @@ class _ByScore(Mechanism[Any]):
         calls: SpendLog,
         method: str = "exponential",
     ) -> Result:
-        epsilon, _ = learning_params.per_row(params.epsilon, params.delta, table)
+        epsilon, _ = common.per_row(params.epsilon, params.delta, table)
         columns = self._bounded_columns(params, table)
-        document = learning_params.make_report(
+        document = common.report(
             method,
             calls,
             needed=exponential_rows(size, params.alpha, params.beta, epsilon),
@@ -168,11 +168,8 @@ class LearnClass(_ByScore):
         """Draw one rule of the class by the rows that it gets right; the document has its SQL
         predicate.
         """
-        epsilon, _ = learning_params.per_row(params.epsilon, params.delta, table)
-        calls, labels = (
-            SpendLog(source),
-            learning_params.positive_rows(answer.columns[params.label]),
-        )
+        epsilon, _ = common.per_row(params.epsilon, params.delta, table)
+        calls, labels = (SpendLog(source), common.positive_rows(answer.columns[params.label]))
         listed = self._list_rules(params, table)
         if listed is not None:
             scores = count_right(listed, grid_matrix(table, params.columns, answer), labels)
@@ -180,7 +177,7 @@ class LearnClass(_ByScore):
                 params, table, listed[draw_solution(scores, epsilon, calls)], len(listed), calls
             )
         name = params.columns[0]
-        _, low, end = learning_params.grid_domain(table, name)
+        _, low, end = common.domain(table, name)
         x = offsets(answer.columns[name], low)
         # A whole range is never listed: its rules are runs of equal score.
         if params.rules == "points":
@@ -190,7 +187,7 @@ class LearnClass(_ByScore):
         return self._make_result(params, table, ThresholdRule(low + cut), end + 2, calls)
 
 
-class LearnSemiPrivateParams(learning_params.Approximated):
+class LearnSemiPrivateParams(common.Approximated):
     """``columns``: bounded. ``label``: 0/1 bounded, or two keys, the second positive. ``public``:
     public points, each a list of values in the columns' units. ``rules``: points, thresholds or
     rectangles.
@@ -227,12 +224,12 @@ class LearnSemiPrivate(_ByScore):
         self, params: LearnSemiPrivateParams, table: Table, answer: Answer, source: Source
     ) -> Result:
         """Draw one of the labellings of the public points by the rows that it gets right."""
-        epsilon, _ = learning_params.per_row(params.epsilon, params.delta, table)
+        epsilon, _ = common.per_row(params.epsilon, params.delta, table)
         rules, calls = self._list_rules(params, table), SpendLog(source)
         scores = count_right(
             rules,
             grid_matrix(table, params.columns, answer),
-            learning_params.positive_rows(answer.columns[params.label]),
+            common.positive_rows(answer.columns[params.label]),
         )
         return self._make_result(
             params, table, rules[draw_solution(scores, epsilon, calls)], len(rules), calls

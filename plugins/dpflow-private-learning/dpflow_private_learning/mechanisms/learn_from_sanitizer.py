@@ -1,7 +1,7 @@
 """Learn from sanitized labelled rows (Lemma 5.3, Theorem 5.5): whoever sanitizes C^label learns C,
 properly.
 
-Definition: `sanitize_labelled`, then the rule of the class that errs least on the artificial rows.
+Definition: `sanitize_labelled`, then the rule of the class that errs least on the synthetic rows.
 
 Claim: epsilon-DP, that of the sanitizer: choosing the rule is free, and so is choosing another one
 later.
@@ -21,7 +21,7 @@ from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import Answer
 from dpflow.core.contract.results import Result, Row
 from dpflow.core.sampling.randomness import Source
-from dpflow_private_learning.building_blocks import learning_params
+from dpflow_private_learning.building_blocks import learning_params as common
 from dpflow_private_learning.building_blocks.hypotheses import (
     PointRule,
     Rule,
@@ -40,10 +40,12 @@ from dpflow_private_learning.mechanisms.sanitize_labelled import (
 
 
 class LearnFromSanitizer(Labelled, Counted[SanitizeLabelledParams]):
-    """The best point or threshold on artificial labelled rows, together with these rows."""
+    """The best point or threshold on synthetic labelled rows, together with these rows."""
 
     name = "learn_from_sanitizer"
-    summary = "learn a point or threshold from artificial labelled rows, which stay for any later question"
+    summary = (
+        "learn a point or threshold from synthetic labelled rows, which stay for any later question"
+    )
     citation = "Beimel, Nissim, Stemmer 2013/2016, Lemma 5.3, Theorem 5.5"
     Params = SanitizeLabelledParams
 
@@ -51,7 +53,7 @@ class LearnFromSanitizer(Labelled, Counted[SanitizeLabelledParams]):
         self, params: SanitizeLabelledParams, table: Table, answer: Answer, source: Source
     ) -> Result:
         """Sanitize labelled rows, then take the best rule on them, which costs nothing more."""
-        column, low, end = learning_params.grid_domain(table, params.column)
+        column, low, end = common.domain(table, params.column)
         calls = SpendLog(source)
         halves, proof_rows = self.sanitize_halves(params, table, answer, calls)
         best = best_rule(params.rules, halves, end)
@@ -60,7 +62,7 @@ class LearnFromSanitizer(Labelled, Counted[SanitizeLabelledParams]):
         if isinstance(best, PointRule):
             shifted = PointRule(low + best.at)
         a, b = float(params.alpha), float(params.beta)
-        document = learning_params.make_report(
+        document = common.report(
             "algorithm B and the best rule",
             calls,
             needed=max(proof_rows, 50 / a**2 * math.log(1 / (a * b))),

@@ -33,7 +33,7 @@ from dpflow.core.contract.requests import Answer, Records
 from dpflow.core.contract.results import Result, Row
 from dpflow.core.sampling.randomness import Source
 from dpflow.errors import PlanRefused
-from dpflow_private_learning.building_blocks import learning_params
+from dpflow_private_learning.building_blocks import learning_params as common
 from dpflow_private_learning.building_blocks.exponential_mechanism import draw_solution
 from dpflow_private_learning.building_blocks.hypotheses import describe_rule
 from dpflow_private_learning.building_blocks.noisy_row_count import Counted
@@ -47,7 +47,7 @@ from dpflow_private_learning.building_blocks.spend_log import SpendLog
 from dpflow_private_learning.mechanisms.learn_class import count_right, grid_matrix
 
 
-class LearnLabelPrivateParams(learning_params.Approximated):
+class LearnLabelPrivateParams(common.Approximated):
     """``columns``: bounded and public. ``label``: 0/1 bounded with ``missing: 0``, or two keys, the
     second positive. ``rules``: points, thresholds or rectangles.
     """
@@ -67,7 +67,7 @@ class LearnLabelPrivate(Counted[LearnLabelPrivateParams]):
 
     def event_at_rows(self, params: LearnLabelPrivateParams, table: Table) -> Event:
         """Bounded range epsilon for the labels. Raises `PlanRefused` if a feature is not public."""
-        learning_params.check_label(table, params.label)
+        common.check_label(table, params.label)
         label = table.column(params.label)
         if label.public or (label.public_keys is None and label.missing == "skip"):
             raise PlanRefused(
@@ -89,9 +89,9 @@ class LearnLabelPrivate(Counted[LearnLabelPrivateParams]):
             raise PlanRefused(
                 f"{self._sample_size(params)} rows give only their features, and rows says {params.n}; take a larger alpha"
             )
-        epsilon, _ = learning_params.per_row(params.epsilon, params.delta, table)
-        learning_params.need_scale(2 / epsilon)
-        return learning_params.run_event(params.epsilon, params.delta * 0, exponential=True)
+        epsilon, _ = common.per_row(params.epsilon, params.delta, table)
+        common.need_scale(2 / epsilon)
+        return common.run_event(params.epsilon, params.delta * 0, exponential=True)
 
     def data_request(self, params: LearnLabelPrivateParams, table: Table) -> Records:
         """All rows with features and label in random order, rows without a label included."""
@@ -109,13 +109,13 @@ class LearnLabelPrivate(Counted[LearnLabelPrivateParams]):
         )
         x, labels = (
             grid_matrix(table, params.columns, answer),
-            learning_params.positive_rows(answer.columns[params.label]),
+            common.positive_rows(answer.columns[params.label]),
         )
         bounds = [column.grid_bounds() for column in columns.values()]
         rules = CLASSES[params.rules](self._distinct_points(params, x[:n]), bounds)
-        epsilon, _ = learning_params.per_row(params.epsilon, params.delta, table)
+        epsilon, _ = common.per_row(params.epsilon, params.delta, table)
         best = rules[draw_solution(count_right(rules, x[n:], labels[n:]), epsilon, calls)]
-        document = learning_params.make_report(
+        document = common.report(
             "exponential over labellings",
             calls,
             needed=self._proof_rows(params, n, float(epsilon)),

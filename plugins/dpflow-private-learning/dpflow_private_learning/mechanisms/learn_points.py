@@ -26,7 +26,7 @@ from dpflow.core.contract.requests import Answer, Records
 from dpflow.core.contract.results import Result, Row
 from dpflow.core.sampling.randomness import Source
 from dpflow.errors import PlanRefused
-from dpflow_private_learning.building_blocks import learning_params
+from dpflow_private_learning.building_blocks import learning_params as common
 from dpflow_private_learning.building_blocks.hypotheses import EmptyRule, PointRule, describe_rule
 from dpflow_private_learning.building_blocks.row_bounds import point_rows_small
 from dpflow_private_learning.building_blocks.spend_log import SpendLog
@@ -35,7 +35,7 @@ from dpflow_private_learning.building_blocks.step_function import offsets
 from dpflow_private_learning.mechanisms.mode import find_leader
 
 
-class LearnPointsParams(learning_params.Approximated):
+class LearnPointsParams(common.Approximated):
     """``column``: bounded. ``label``: 0/1 bounded, or two keys, the second positive.
     ``allow_zero``: fall back to the rule that is positive nowhere instead of a uniform value.
     ``selection``: stability repaired, or literal, as printed, which costs more than epsilon and
@@ -45,7 +45,7 @@ class LearnPointsParams(learning_params.Approximated):
     column: str
     label: str
     allow_zero: bool = False
-    selection: learning_params.Selection = "repaired"
+    selection: common.Selection = "repaired"
 
 
 class LearnPoints(Mechanism[LearnPointsParams]):
@@ -58,22 +58,18 @@ class LearnPoints(Mechanism[LearnPointsParams]):
 
     def event(self, params: LearnPointsParams, table: Table) -> Event:
         """(epsilon, delta) of one stable selection, or what the printed one guarantees."""
-        learning_params.check_label(table, params.label)
-        _, _, end = learning_params.grid_domain(table, params.column)
-        epsilon, _ = learning_params.per_row(
-            params.epsilon, learning_params.need_delta(params, self.name), table
-        )
-        learning_params.need_scale(gap_threshold(epsilon, params.delta, 2)[0])
+        common.check_label(table, params.label)
+        _, _, end = common.domain(table, params.column)
+        epsilon, _ = common.per_row(params.epsilon, common.need_delta(params, self.name), table)
+        common.need_scale(gap_threshold(epsilon, params.delta, 2)[0])
         # A uniform value is right with probability 1/size, so size must be 1/(alpha beta).
         if not params.allow_zero and end > 0 and (end + 1) * params.alpha * params.beta < 1:
             raise PlanRefused(
                 "a uniform fallback misses too often: the column needs 1/(alpha beta) values; set allow_zero: true"
             )
         if params.selection == "literal":
-            return learning_params.literal_event(
-                params.epsilon, params.delta, 1, Fraction(0), table
-            )
-        return learning_params.run_event(params.epsilon, params.delta)
+            return common.literal_event(params.epsilon, params.delta, 1, Fraction(0), table)
+        return common.run_event(params.epsilon, params.delta)
 
     def data_request(self, params: LearnPointsParams, table: Table) -> Records:
         """Values and labels, at most the declared rows of each privacy unit."""
@@ -84,12 +80,12 @@ class LearnPoints(Mechanism[LearnPointsParams]):
         self, params: LearnPointsParams, table: Table, answer: Answer, source: Source
     ) -> Result:
         """Release the leading positive value if its lead is stable, else the declared fallback."""
-        column, low, end = learning_params.grid_domain(table, params.column)
-        epsilon, delta = learning_params.per_row(params.epsilon, params.delta, table)
+        column, low, end = common.domain(table, params.column)
+        epsilon, delta = common.per_row(params.epsilon, params.delta, table)
         literal = params.selection == "literal"
-        calls, moves = SpendLog(source), 2 if literal else learning_params.row_moves(table)
-        is_positive = learning_params.positive_rows(answer.columns[params.label])
-        values, (counts,) = learning_params.group_distinct(
+        calls, moves = SpendLog(source), 2 if literal else common.moves(table)
+        is_positive = common.positive_rows(answer.columns[params.label])
+        values, (counts,) = common.group_distinct(
             offsets(answer.columns[params.column][is_positive], low), [is_positive[is_positive]]
         )
         best, gap = find_leader(values, counts)
@@ -97,10 +93,10 @@ class LearnPoints(Mechanism[LearnPointsParams]):
         status = "ok"
         # With a single value in the domain there is nothing to hide, and nothing is charged.
         if end and not is_stable(gap, epsilon, delta, calls, moves, literal):
-            point, status = None if params.allow_zero else source.below(end + 1), "fallback"
+            point, status = None if params.allow_zero else source.draw_below(end + 1), "fallback"
         hypothesis = EmptyRule() if point is None else PointRule(low + point)
         proof_rows = point_rows_small(params.alpha, params.beta, epsilon, delta, moves)
-        document = learning_params.make_report(
+        document = common.report(
             "stability",
             calls,
             needed=proof_rows,

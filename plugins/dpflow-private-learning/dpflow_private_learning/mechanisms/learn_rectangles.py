@@ -35,7 +35,8 @@ from dpflow.core.contract.requests import Answer, Records
 from dpflow.core.contract.results import Result, Row
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.sampling.samplers import discrete_laplace
-from dpflow_private_learning.building_blocks import learning_params, san_thresholds
+from dpflow_private_learning.building_blocks import learning_params as common
+from dpflow_private_learning.building_blocks import san_thresholds
 from dpflow_private_learning.building_blocks.adaptive_calls import call_epsilon
 from dpflow_private_learning.building_blocks.hypotheses import RectangleRule, describe_rule
 from dpflow_private_learning.building_blocks.noisy_row_count import Counted
@@ -50,7 +51,7 @@ from dpflow_private_learning.building_blocks.step_function import offsets
 from dpflow_private_learning.building_blocks.synopsis import Synopsis
 
 
-class LearnRectanglesParams(learning_params.Approximated):
+class LearnRectanglesParams(common.Approximated):
     """``columns``: bounded, the sides. ``label``: 0/1 bounded, or two keys, the second positive.
     ``axes``: how columns are cut into cells, tree or san-thresholds.
     """
@@ -91,19 +92,17 @@ class LearnRectangles(Counted[LearnRectanglesParams]):
         self, params: LearnRectanglesParams, table: Table
     ) -> tuple[Fraction, Fraction]:
         """The price of each of 2k mechanisms for one row."""
-        learning_params.check_label(table, params.label)
-        ends = [learning_params.grid_domain(table, name)[2] for name in params.columns]
-        epsilon, delta = learning_params.per_row(params.epsilon, params.delta, table)
+        common.check_label(table, params.label)
+        ends = [common.domain(table, name)[2] for name in params.columns]
+        epsilon, delta = common.per_row(params.epsilon, params.delta, table)
         k, advanced = len(params.columns), params.delta > 0
         if params.axes == "san-thresholds":
-            learning_params.need_delta(params, "san-thresholds")
+            common.need_delta(params, "san-thresholds")
         part_epsilon = call_epsilon(epsilon, delta / 2, 2 * k) if advanced else epsilon / (2 * k)
-        learning_params.need_scale(
-            max(level_scale(end, part_epsilon, learning_params.row_moves(table)) for end in ends)
-        )
+        common.need_scale(max(level_scale(end, part_epsilon, common.moves(table)) for end in ends))
         small = delta / (2 * k)
         if params.axes == "san-thresholds":
-            learning_params.need_minimum_rows(
+            common.need_rows(
                 self._axis_plan(params, part_epsilon, small).minimum_rows,
                 params.n,
                 "san-thresholds",
@@ -121,7 +120,7 @@ class LearnRectangles(Counted[LearnRectanglesParams]):
     def event_at_rows(self, params: LearnRectanglesParams, table: Table) -> Event:
         """(epsilon, delta) of k sanitizers and k histograms; pure where delta is 0."""
         self._part_budget(params, table)
-        return learning_params.run_event(params.epsilon, params.delta)
+        return common.run_event(params.epsilon, params.delta)
 
     def data_request(self, params: LearnRectanglesParams, table: Table) -> Records:
         """All columns of the rectangle and the label, at most the declared rows of each unit."""
@@ -134,18 +133,15 @@ class LearnRectangles(Counted[LearnRectanglesParams]):
     ) -> Result:
         """Find the sides column by column; without a significant cell the rectangle is empty."""
         epsilon, delta = self._part_budget(params, table)
-        calls, positive = (
-            SpendLog(source),
-            learning_params.positive_rows(answer.columns[params.label]),
-        )
+        calls, positive = (SpendLog(source), common.positive_rows(answer.columns[params.label]))
         sides = []
         for name in params.columns:
-            _, low, end = learning_params.grid_domain(table, name)
+            _, low, end = common.domain(table, name)
             x = offsets(answer.columns[name], low)
             axis = self._column_cells(params, table, x, end, (epsilon, delta), calls)
             side = self._find_side(params, table, x[positive], axis, epsilon, calls)
             sides.append(None if side is None else (low + side[0], low + side[1]))
-        lows = [learning_params.grid_domain(table, name)[1] for name in params.columns]
+        lows = [common.domain(table, name)[1] for name in params.columns]
         # A side without a significant cell: the empty rectangle, lower ends above upper ones.
         if any(side is None for side in sides):
             box = RectangleRule(tuple(low + 1 for low in lows), tuple(lows))
@@ -153,7 +149,7 @@ class LearnRectangles(Counted[LearnRectanglesParams]):
             box = RectangleRule(tuple(a for a, _ in sides), tuple(b for _, b in sides))  # type: ignore[misc]
         columns = {name: table.bounded_column(name) for name in params.columns}
         proof_rows = self._proof_rows(params, table, epsilon)
-        document = learning_params.make_report(
+        document = common.report(
             params.axes,
             calls,
             needed=proof_rows,
@@ -178,18 +174,11 @@ class LearnRectangles(Counted[LearnRectanglesParams]):
         calls: SpendLog,
     ) -> NDArray[Any]:
         """The cells of one column."""
-        values, (counts,) = learning_params.group_distinct(x, [np.ones(len(x), bool)])
+        values, (counts,) = common.group_distinct(x, [np.ones(len(x), bool)])
         target, n = params.alpha / (16 * len(params.columns)), params.n
         if params.axes == "tree":
             column = build_tree(
-                values,
-                counts,
-                end,
-                n,
-                target / 2,
-                price[0],
-                learning_params.row_moves(table),
-                calls,
+                values, counts, end, n, target / 2, price[0], common.moves(table), calls
             )
         else:
             column, _ = san_thresholds.san_thresholds(
@@ -210,15 +199,9 @@ class LearnRectangles(Counted[LearnRectanglesParams]):
         calls.record_call("histogram", epsilon)
         # Every cell gets noise, empty ones too: their number is public, their counts are not.
         counts = np.bincount(np.searchsorted(lasts, x, side="left"), minlength=len(lasts))
-        noisy = counts + discrete_laplace(
-            learning_params.row_moves(table) / epsilon, len(lasts), calls.source
-        )
+        noisy = counts + discrete_laplace(common.moves(table) / epsilon, len(lasts), calls.source)
         level = 1 + significance_level(
-            len(params.columns),
-            params.alpha,
-            params.beta,
-            epsilon,
-            learning_params.row_moves(table),
+            len(params.columns), params.alpha, params.beta, epsilon, common.moves(table)
         )
         significant = np.flatnonzero(noisy >= math.ceil(level))
         if not len(significant):
@@ -228,11 +211,11 @@ class LearnRectangles(Counted[LearnRectanglesParams]):
         )
 
     def _proof_rows(self, params: LearnRectanglesParams, table: Table, epsilon: Fraction) -> float:
-        k, moves = len(params.columns), learning_params.row_moves(table)
+        k, moves = len(params.columns), common.moves(table)
         rows = rectangle_rows(k, params.alpha, params.beta, epsilon, moves)
         if params.axes == "san-thresholds":
             return math.inf
-        sizes = [learning_params.grid_domain(table, name)[2] + 1 for name in params.columns]
+        sizes = [common.domain(table, name)[2] + 1 for name in params.columns]
         axis = params.alpha / (32 * k)
         return max(
             rows, *(tree_rows(size, axis, params.beta / (4 * k), epsilon, moves) for size in sizes)

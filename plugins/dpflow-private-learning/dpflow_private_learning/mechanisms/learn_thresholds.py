@@ -32,7 +32,7 @@ from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import Answer, Records
 from dpflow.core.contract.results import Result, Row
 from dpflow.core.sampling.randomness import Source
-from dpflow_private_learning.building_blocks import learning_params
+from dpflow_private_learning.building_blocks import learning_params as common
 from dpflow_private_learning.building_blocks.hypotheses import ThresholdRule, describe_rule
 from dpflow_private_learning.building_blocks.noisy_row_count import Counted
 from dpflow_private_learning.building_blocks.rec_concave import (
@@ -49,7 +49,7 @@ from dpflow_private_learning.building_blocks.step_function import StepFunction, 
 from dpflow_private_learning.mechanisms.quasi_concave import Levels, plan_step, step_event
 
 
-class LearnThresholdsParams(learning_params.Approximated):
+class LearnThresholdsParams(common.Approximated):
     """``column``: bounded, to be cut in two. ``label``: 0/1 bounded, or two keys, the second
     positive.
 
@@ -64,14 +64,14 @@ class LearnThresholdsParams(learning_params.Approximated):
     levels: Levels = "auto"
     budget: Budget = "tight"
     promise: Literal["empirical", "pac"] = "empirical"
-    selection: learning_params.Selection = "repaired"
+    selection: common.Selection = "repaired"
 
 
 def threshold_score(x: NDArray[Any], labels: NDArray[np.bool_], end: int) -> StepFunction:
     """Q over the thresholds 0..end of a domain 0..end-1: rows x < j that are positive plus rows x
     >= j that are not.
     """
-    values, (ones, zeros) = learning_params.group_distinct(x, [labels, ~labels])
+    values, (ones, zeros) = common.group_distinct(x, [labels, ~labels])
     total = int(zeros.sum())
     # One above the last point may need a 65th bit.
     if end >= 2**64:
@@ -107,9 +107,9 @@ class LearnThresholds(Counted[LearnThresholdsParams]):
     Params = LearnThresholdsParams
 
     def _recursion_step(self, params: LearnThresholdsParams, table: Table) -> tuple[int, Step]:
-        learning_params.check_label(table, params.label)
-        end = learning_params.grid_domain(table, params.column)[2] + 1
-        epsilon, delta = learning_params.per_row(params.epsilon, params.delta, table)
+        common.check_label(table, params.label)
+        end = common.domain(table, params.column)[2] + 1
+        epsilon, delta = common.per_row(params.epsilon, params.delta, table)
         halves = params.alpha / 2, params.beta / 2
         return end, plan_step(
             end, params.levels, params.budget, *halves, epsilon, delta, params.selection
@@ -133,17 +133,17 @@ class LearnThresholds(Counted[LearnThresholdsParams]):
         self, params: LearnThresholdsParams, table: Table, answer: Answer, source: Source
     ) -> Result:
         """Release a threshold; the status is "fallback" where no block was stable enough."""
-        column, low, _ = learning_params.grid_domain(table, params.column)
+        column, low, _ = common.domain(table, params.column)
         end, step = self._recursion_step(params, table)
         calls = SpendLog(source)
         x = offsets(answer.columns[params.column], low)
-        labels = learning_params.positive_rows(answer.columns[params.label])
+        labels = common.positive_rows(answer.columns[params.label])
         j, fallback = learn_threshold(
             x, labels, end, params.rows or 1, params.alpha / 2, step, calls
         )
         levels = recursion_depth(end, step.levels)
         proof_rows = self._proof_rows(params, end, step)
-        document = learning_params.make_report(
+        document = common.report(
             "exponential" if levels == 1 else "RecConcave",
             calls,
             needed=proof_rows,

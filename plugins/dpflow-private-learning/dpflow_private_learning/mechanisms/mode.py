@@ -9,7 +9,7 @@ they need.
 - ``choosing`` (section 4.1): a value within alpha n rows of the most frequent one, or none; refuses to run below its
   privacy gate.
 
-Claim: each module of `dpflow_private_learning.base` proves its own for one row; a unit of R rows
+Claim: each module of `dpflow_private_learning.building_blocks` proves its own for one row; a unit of R rows
 pays R rows. Counts move alike under add-remove, so there the gap between two of them moves by 1.
 
 When not to use it: for more than one value (`sanitize_points`), or counts by known keys
@@ -29,11 +29,8 @@ from dpflow.core.contract.requests import Answer, SortedValues, ValueCounts
 from dpflow.core.contract.results import Result, Row
 from dpflow.core.sampling.randomness import Source
 from dpflow.errors import PlanRefused
-from dpflow_private_learning.building_blocks import (
-    choosing_mechanism,
-    learning_params,
-    stability_selection,
-)
+from dpflow_private_learning.building_blocks import choosing_mechanism, stability_selection
+from dpflow_private_learning.building_blocks import learning_params as common
 from dpflow_private_learning.building_blocks.exponential_mechanism import draw_point
 from dpflow_private_learning.building_blocks.noisy_row_count import Counted
 from dpflow_private_learning.building_blocks.row_bounds import mode_rows
@@ -41,7 +38,7 @@ from dpflow_private_learning.building_blocks.spend_log import SpendLog
 from dpflow_private_learning.building_blocks.step_function import Array, StepFunction, offsets
 
 
-class ModeParams(learning_params.Priced):
+class ModeParams(common.Priced):
     """``column``: bounded. ``method``: exponential, stability, stability-literal or choosing.
 
     ``rows``: the public number of rows (choosing; left out, under add-remove, a twentieth of
@@ -51,9 +48,9 @@ class ModeParams(learning_params.Priced):
 
     column: str
     method: Literal["exponential", "stability", "stability-literal", "choosing"] = "exponential"
-    rows: learning_params.Rows | None = None
-    alpha: learning_params.Share = Fraction(1, 10)
-    beta: learning_params.Share = Fraction(1, 20)
+    rows: common.Rows | None = None
+    alpha: common.Share = Fraction(1, 10)
+    beta: common.Share = Fraction(1, 20)
 
 
 def find_leader(values: Array, counts: Array) -> tuple[int, int]:
@@ -86,27 +83,25 @@ class Mode(Counted[ModeParams]):
         """The event of the chosen method. Raises `PlanRefused` below the choosing mechanism's
         minimum rows.
         """
-        learning_params.grid_domain(table, params.column)
-        epsilon, delta = learning_params.per_row(params.epsilon, params.delta, table)
-        learning_params.need_scale(8 / epsilon)
+        common.domain(table, params.column)
+        epsilon, delta = common.per_row(params.epsilon, params.delta, table)
+        common.need_scale(8 / epsilon)
         if params.method == "exponential":
-            return learning_params.run_event(params.epsilon, Fraction(0), exponential=True)
-        learning_params.need_delta(params, params.method)
+            return common.run_event(params.epsilon, Fraction(0), exponential=True)
+        common.need_delta(params, params.method)
         if params.method == "choosing":
             if params.rows is None:
                 raise PlanRefused(
                     "choosing needs rows: the public number of rows, or a released count"
                 )
-            learning_params.need_minimum_rows(
+            common.need_rows(
                 choosing_mechanism.minimum_rows(params.alpha, epsilon, delta, 1),
                 params.rows,
                 "the choosing mechanism",
             )
         if params.method == "stability-literal":
-            return learning_params.literal_event(
-                params.epsilon, params.delta, 1, Fraction(0), table
-            )
-        return learning_params.run_event(params.epsilon, params.delta)
+            return common.literal_event(params.epsilon, params.delta, 1, Fraction(0), table)
+        return common.run_event(params.epsilon, params.delta)
 
     def data_request(self, params: ModeParams, table: Table) -> SortedValues:
         """Counts of the column's distinct values, at most the declared rows of each unit."""
@@ -117,26 +112,18 @@ class Mode(Counted[ModeParams]):
         self, params: ModeParams, table: Table, answer: Answer, source: Source
     ) -> Result:
         """Release the mode in the column's unit, or None with the status "bottom"."""
-        column, low, end = learning_params.grid_domain(table, params.column)
-        epsilon, delta = learning_params.per_row(params.epsilon, params.delta, table)
+        column, low, end = common.domain(table, params.column)
+        epsilon, delta = common.per_row(params.epsilon, params.delta, table)
         calls = SpendLog(source)
         position = self._select_mode(params, table, answer, (low, end), (epsilon, delta), calls)
         value = None if position is None else column.grid_value(low + position)
         proof_rows = mode_rows(
-            params.method,
-            end + 1,
-            params.alpha,
-            params.beta,
-            epsilon,
-            delta,
-            learning_params.row_moves(table),
+            params.method, end + 1, params.alpha, params.beta, epsilon, delta, common.moves(table)
         )
         status = "bottom" if position is None else "ok"
         return Result(
             (Row("", "mode", value),),
-            learning_params.make_report(
-                params.method, calls, needed=proof_rows, rows=params.rows, status=status
-            ),
+            common.report(params.method, calls, needed=proof_rows, rows=params.rows, status=status),
         )
 
     def _select_mode(
@@ -165,6 +152,6 @@ class Mode(Counted[ModeParams]):
         value, gap = find_leader(x, answer.counts)
         literal = params.method == "stability-literal"
         stable = stability_selection.is_stable(
-            gap, epsilon, delta, calls, learning_params.row_moves(table), literal
+            gap, epsilon, delta, calls, common.moves(table), literal
         )
         return value if stable else None

@@ -25,7 +25,7 @@ from dpflow.core.contract.requests import Answer, SortedValues, ValueCounts
 from dpflow.core.contract.results import Result, Row
 from dpflow.core.sampling.randomness import Source
 from dpflow.errors import PlanRefused
-from dpflow_private_learning.building_blocks import learning_params
+from dpflow_private_learning.building_blocks import learning_params as common
 from dpflow_private_learning.building_blocks.rec_concave import (
     Budget,
     Step,
@@ -42,7 +42,7 @@ from dpflow_private_learning.building_blocks.step_function import StepFunction, 
 Levels = Literal["auto"] | int
 
 
-class QuasiConcaveParams(learning_params.Priced):
+class QuasiConcaveParams(common.Priced):
     """``column``: bounded. ``promise``: the score that some point reaches, in rows; public, a guess
     costs only accuracy.
 
@@ -53,12 +53,12 @@ class QuasiConcaveParams(learning_params.Priced):
     """
 
     column: str
-    promise: learning_params.Rows
-    alpha: learning_params.Share = Fraction(1, 2)
-    beta: learning_params.Share = Fraction(1, 20)
+    promise: common.Rows
+    alpha: common.Share = Fraction(1, 2)
+    beta: common.Share = Fraction(1, 20)
     levels: Levels = "auto"
     budget: Budget = "tight"
-    selection: learning_params.Selection = "repaired"
+    selection: common.Selection = "repaired"
 
 
 def plan_step(
@@ -69,7 +69,7 @@ def plan_step(
     beta: Fraction,
     epsilon: Fraction,
     delta: Fraction,
-    selection: learning_params.Selection = "repaired",
+    selection: common.Selection = "repaired",
 ) -> Step:
     """The price of each base mechanism. Raises `PlanRefused` where levels are used that delta does
     not pay.
@@ -86,21 +86,21 @@ def plan_step(
             "more than one level needs a delta above 0 and below 1/2; or take levels: 1, which is pure"
         )
     step = split_budget(top, levels, epsilon, delta, budget)
-    learning_params.need_scale(2 / step.epsilon)
+    common.need_scale(2 / step.epsilon)
     return replace(step, literal=selection == "literal")
 
 
-def step_event(top: int, step: Step, params: learning_params.Priced, table: Table) -> Event:
+def step_event(top: int, step: Step, params: common.Priced, table: Table) -> Event:
     """The event of a run over 0..top: the plan's price, or what stability as printed really costs."""
     levels = recursion_depth(top, step.levels)
     # One exponential mechanism has bounded range, which composes better than pure privacy.
     if levels == 1:
-        return learning_params.run_event(params.epsilon, Fraction(0), exponential=True)
+        return common.run_event(params.epsilon, Fraction(0), exponential=True)
     if step.literal:
-        return learning_params.literal_event(
+        return common.literal_event(
             step.epsilon, step.delta, 2 * (levels - 1), levels * step.epsilon, table
         )
-    return learning_params.run_event(params.epsilon, params.delta)
+    return common.run_event(params.epsilon, params.delta)
 
 
 class QuasiConcaveRelease(Mechanism[QuasiConcaveParams]):
@@ -115,8 +115,8 @@ class QuasiConcaveRelease(Mechanism[QuasiConcaveParams]):
         """The score over the column's grid, positions 0..end counted from the grid integer ``low``."""
 
     def _recursion_step(self, params: QuasiConcaveParams, table: Table) -> tuple[int, Step]:
-        _, _, end = learning_params.grid_domain(table, params.column)
-        epsilon, delta = learning_params.per_row(params.epsilon, params.delta, table)
+        _, _, end = common.domain(table, params.column)
+        epsilon, delta = common.per_row(params.epsilon, params.delta, table)
         return end, plan_step(
             end,
             params.levels,
@@ -138,7 +138,7 @@ class QuasiConcaveRelease(Mechanism[QuasiConcaveParams]):
     def draw(
         self, params: QuasiConcaveParams, table: Table, answer: Answer, source: Source
     ) -> Result:
-        column, low, _ = learning_params.grid_domain(table, params.column)
+        column, low, _ = common.domain(table, params.column)
         end, step = self._recursion_step(params, table)
         calls = SpendLog(source)
         point, fallback = rec_concave(
@@ -149,7 +149,7 @@ class QuasiConcaveRelease(Mechanism[QuasiConcaveParams]):
             end, step.levels, *map(float, (params.alpha, epsilon, delta or 0.25, params.beta))
         )
         levels = recursion_depth(end, step.levels)
-        document = learning_params.make_report(
+        document = common.report(
             "exponential" if levels == 1 else "RecConcave",
             calls,
             needed=proof_rows,

@@ -28,7 +28,7 @@ from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import Answer, Records
 from dpflow.core.contract.results import Result, Row
 from dpflow.core.sampling.randomness import Source
-from dpflow_private_learning.building_blocks import learning_params
+from dpflow_private_learning.building_blocks import learning_params as common
 from dpflow_private_learning.building_blocks.noisy_row_count import Counted
 from dpflow_private_learning.building_blocks.spend_log import SpendLog
 from dpflow_private_learning.building_blocks.step_function import Array, offsets
@@ -43,7 +43,7 @@ from dpflow_private_learning.mechanisms.sanitizer_transforms import (
 )
 
 
-class SanitizeBlocksParams(learning_params.Approximated):
+class SanitizeBlocksParams(common.Approximated):
     """``column``: bounded. ``rules``: points or thresholds. ``shards``: the number q of blocks.
 
     ``alpha`` and ``beta`` are those of one block.
@@ -64,20 +64,20 @@ class SanitizeBlocks(Counted[SanitizeBlocksParams]):
 
     def _block_epsilon(self, params: SanitizeBlocksParams, table: Table) -> Fraction:
         check_name(table, params.column)
-        end = learning_params.grid_domain(table, params.column)[2]
-        epsilon, _ = learning_params.per_row(params.epsilon, Fraction(0), table)
+        end = common.domain(table, params.column)[2]
+        epsilon, _ = common.per_row(params.epsilon, Fraction(0), table)
         rounds = (
             math.ceil(2 / params.alpha)
             if params.rules == "points"
             else max((end + 1).bit_length(), 1)
         )
-        learning_params.need_scale(4 * rounds / epsilon)
+        common.need_scale(4 * rounds / epsilon)
         return epsilon
 
     def event_at_rows(self, params: SanitizeBlocksParams, table: Table) -> Event:
         """epsilon of one block: a privacy unit's rows are all in one."""
         self._block_epsilon(params, table)
-        return learning_params.run_event(params.epsilon, Fraction(0))
+        return common.run_event(params.epsilon, Fraction(0))
 
     def data_request(self, params: SanitizeBlocksParams, table: Table) -> Records:
         """The column's rows with their units, which decide the blocks."""
@@ -88,7 +88,7 @@ class SanitizeBlocks(Counted[SanitizeBlocksParams]):
         self, params: SanitizeBlocksParams, table: Table, answer: Answer, source: Source
     ) -> Result:
         """Sanitize each block, bring it to a fixed size, and release all of them as one column."""
-        column, low, end = learning_params.grid_domain(table, params.column)
+        column, low, end = common.domain(table, params.column)
         epsilon, size, fits = (
             self._block_epsilon(params, table),
             max(1, params.n // params.shards),
@@ -99,8 +99,8 @@ class SanitizeBlocks(Counted[SanitizeBlocksParams]):
         def block(x: Array) -> Synopsis:
             nonlocal fits
             block_log = SpendLog(source)
-            moves = learning_params.row_moves(table)
-            values, (counts,) = learning_params.group_distinct(x, [np.ones(len(x), bool)])
+            moves = common.moves(table)
+            values, (counts,) = common.group_distinct(x, [np.ones(len(x), bool)])
             synopsis = sanitize_column(
                 params.rules,
                 values,
@@ -123,10 +123,10 @@ class SanitizeBlocks(Counted[SanitizeBlocksParams]):
         calls.record_call("one block", epsilon)
         x = offsets(answer.columns[params.column], low)
         whole = join_columns(in_blocks(answer.units, x, params.shards, block, source))
-        document = learning_params.make_report(
+        document = common.report(
             f"{params.shards} blocks",
             calls,
-            needed=self._proof_rows(params, end + 1, epsilon, learning_params.row_moves(table)),
+            needed=self._proof_rows(params, end + 1, epsilon, common.moves(table)),
             rows=params.rows,
             status="ok" if fits else "fallback",
             within=str(2 * params.alpha + 2 * params.beta),

@@ -3,9 +3,9 @@ Algorithm B).
 
 Definition. The rows of either label are counted with noise, rounded to multiples of a step M,
 padded with the lowest value or cut to that number, and sanitized. The error of a rule on the
-artificial labelled rows is then near its error on the table.
+synthetic labelled rows is then near its error on the table.
 
-Repair: each half keeps its weight. A half of m rows whose artificial column has s rows counts m/s
+Repair: each half keeps its weight. A half of m rows whose synthetic column has s rows counts m/s
 for each; without that, 900 rows against 100 would come out as halves of equal weight.
 
 Claim: epsilon-DP. A row that comes or goes moves one count by 1 (one part of epsilon) and one
@@ -36,7 +36,7 @@ from dpflow.core.contract.results import Result, Row, Synthetic
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.sampling.samplers import discrete_laplace
 from dpflow.errors import PlanRefused
-from dpflow_private_learning.building_blocks import learning_params
+from dpflow_private_learning.building_blocks import learning_params as common
 from dpflow_private_learning.building_blocks.hypotheses import PointRule, Rule, ThresholdRule
 from dpflow_private_learning.building_blocks.noisy_row_count import Counted
 from dpflow_private_learning.building_blocks.spend_log import SpendLog
@@ -45,13 +45,13 @@ from dpflow_private_learning.building_blocks.synopsis import Synopsis, in_unit, 
 from dpflow_private_learning.mechanisms.base_sanitizer import rows_for, sanitize_column
 from dpflow_private_learning.mechanisms.sanitizer_transforms import Rules
 
-#: From distinct values, their counts and the number of rows to an artificial column.
+#: From distinct values, their counts and the number of rows to a synthetic column.
 Inner = Callable[[Array, NDArray[np.int64], int], Synopsis]
 
 
 @dataclass(frozen=True)
 class Half:
-    """The artificial rows of one label, and how many rows they stand for."""
+    """The synthetic rows of one label, and how many rows they stand for."""
 
     label: int
     column: Synopsis
@@ -59,7 +59,7 @@ class Half:
 
     @property
     def row_weight(self) -> Fraction:
-        """The weight of one artificial row."""
+        """The weight of one synthetic row."""
         return Fraction(self.rows, self.column.size) if self.column.size else Fraction(0)
 
 
@@ -88,14 +88,12 @@ def _pad_values(x: Array, rows: int) -> tuple[Array, NDArray[np.int64]]:
     ``rows``.
     """
     weights = np.append(np.ones(len(x), np.int64), rows - len(x))
-    values, (counts,) = learning_params.group_distinct(
-        np.append(x, np.zeros(1, x.dtype)), [weights]
-    )
+    values, (counts,) = common.group_distinct(np.append(x, np.zeros(1, x.dtype)), [weights])
     return (values, counts) if counts[0] else (values[1:], counts[1:])
 
 
 def share_wrong(halves: tuple[Half, Half], found: Rule) -> Fraction:
-    """The share of artificial rows that a rule over positions gets wrong; 0 without rows."""
+    """The share of synthetic rows that a rule over positions gets wrong; 0 without rows."""
     total, missed = sum(half.rows for half in halves), Fraction(0)
     for half in halves:
         points = np.array(half.column.points, dtype=object).reshape(-1, 1)
@@ -107,7 +105,7 @@ def share_wrong(halves: tuple[Half, Half], found: Rule) -> Fraction:
 
 
 def best_rule(rules: Rules, halves: tuple[Half, Half], end: int) -> Rule:
-    """The point or threshold that gets the fewest artificial rows wrong; of equals the lowest.
+    """The point or threshold that gets the fewest synthetic rows wrong; of equals the lowest.
     Free.
     """
     zeros, ones = (
@@ -130,7 +128,7 @@ def best_rule(rules: Rules, halves: tuple[Half, Half], end: int) -> Rule:
     return ThresholdRule(at)
 
 
-class SanitizeLabelledParams(learning_params.Approximated):
+class SanitizeLabelledParams(common.Approximated):
     """``column``: bounded. ``label``: 0/1 bounded, or two keys, the second positive. ``rules``:
     points or thresholds.
 
@@ -149,7 +147,7 @@ class Labelled:
 
     def event_at_rows(self, params: SanitizeLabelledParams, table: Table) -> Event:
         self.part_epsilon(params, table)
-        return learning_params.run_event(params.epsilon, Fraction(0))
+        return common.run_event(params.epsilon, Fraction(0))
 
     def data_request(self, params: SanitizeLabelledParams, table: Table) -> Records:
         table.bounded_column(params.column)
@@ -159,28 +157,28 @@ class Labelled:
         """Epsilon of each part for one row: two parts where rows come and go, four where they are
         replaced.
         """
-        learning_params.check_label(table, params.label)
-        end = learning_params.grid_domain(table, params.column)[2]
+        common.check_label(table, params.label)
+        end = common.domain(table, params.column)[2]
         # The stored table has these columns of its own, and DuckDB ignores case.
         if params.column.casefold() in ("release_id", "block", "weight", "label"):
             raise PlanRefused(
                 f"a sanitized table has a column {params.column!r} of its own; read it under another name"
             )
-        epsilon, _ = learning_params.per_row(params.epsilon, Fraction(0), table)
-        part = epsilon / (2 * learning_params.row_moves(table))
+        epsilon, _ = common.per_row(params.epsilon, Fraction(0), table)
+        part = epsilon / (2 * common.moves(table))
         rounds = (
             math.ceil(18 / params.alpha)
             if params.rules == "points"
             else max((end + 1).bit_length(), 1)
         )
-        learning_params.need_scale(4 * rounds / part)
+        common.need_scale(4 * rounds / part)
         return part
 
     def sanitize_halves(
         self, params: SanitizeLabelledParams, table: Table, answer: Answer, calls: SpendLog
     ) -> tuple[tuple[Half, Half], float]:
-        """The artificial rows, and the rows for which their accuracy is proven."""
-        _, low, end = learning_params.grid_domain(table, params.column)
+        """The synthetic rows, and the rows for which their accuracy is proven."""
+        _, low, end = common.domain(table, params.column)
         epsilon = self.part_epsilon(params, table)
         step = params.step or max(1, math.floor(params.alpha**2 * params.n / 6))
 
@@ -199,7 +197,7 @@ class Labelled:
             )
 
         x = offsets(answer.columns[params.column], low)
-        labels = learning_params.positive_rows(answer.columns[params.label])
+        labels = common.positive_rows(answer.columns[params.label])
         return algorithm_b(x, labels, step, epsilon, inner, calls), labelled_rows(
             params, end + 1, epsilon
         )
@@ -219,8 +217,8 @@ def lemma_5_4(rows: float, alpha: float, beta: float, epsilon: float) -> float:
 
 
 def table_of(halves: tuple[Half, Half], name: str, table: Table) -> Synthetic:
-    """Artificial labelled rows: value, label and weight."""
-    column, low, _ = learning_params.grid_domain(table, name)
+    """Synthetic labelled rows: value, label and weight."""
+    column, low, _ = common.domain(table, name)
     rows: list[tuple[Any, ...]] = []
     for half in halves:
         rows += [
@@ -231,10 +229,10 @@ def table_of(halves: tuple[Half, Half], name: str, table: Table) -> Synthetic:
 
 
 class SanitizeLabelled(Labelled, Counted[SanitizeLabelledParams]):
-    """Artificial labelled rows on which every rule of a class errs about as often as on the table."""
+    """Synthetic labelled rows on which every rule of a class errs about as often as on the table."""
 
     name = "sanitize_labelled"
-    summary = "artificial labelled rows: the error of every point or threshold rule, for free"
+    summary = "synthetic labelled rows: the error of every point or threshold rule, for free"
     citation = "Beimel, Nissim, Stemmer 2013/2016, Lemma 5.4, Figure 12; weights repaired, price tightened here"
     Params = SanitizeLabelledParams
 
@@ -245,7 +243,5 @@ class SanitizeLabelled(Labelled, Counted[SanitizeLabelledParams]):
         calls = SpendLog(source)
         halves, proof_rows = self.sanitize_halves(params, table, answer, calls)
         rows = tuple(Row(str(half.label), "rows", half.rows) for half in halves)
-        document = learning_params.make_report(
-            "algorithm B", calls, needed=proof_rows, rows=params.rows
-        )
+        document = common.report("algorithm B", calls, needed=proof_rows, rows=params.rows)
         return Result(rows, document, table_of(halves, params.column, table))

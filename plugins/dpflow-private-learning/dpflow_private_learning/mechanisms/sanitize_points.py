@@ -13,7 +13,7 @@ one, each with a noisy count; everything not listed is estimated as 0.
 Claim: (epsilon, delta)-DP, or epsilon-DP for ``exponential``. A value that is listed already has
 score 0 in later rounds.
 
-The artificial table is proper (Remark 2.18): whole weights that sum to ``rows``, each within alpha
+The synthetic table is proper (Remark 2.18): whole weights that sum to ``rows``, each within alpha
 rows of its estimate; what is left over goes to unlisted values, at most alpha rows each.
 
 When not to use it: for counts by public keys (`histogram`), or for ranges (`sanitize_thresholds`).
@@ -35,7 +35,7 @@ from dpflow.core.contract.requests import Answer, SortedValues
 from dpflow.core.contract.results import ErrorBound, Result, Row
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.sampling.samplers import discrete_laplace
-from dpflow_private_learning.building_blocks import learning_params
+from dpflow_private_learning.building_blocks import learning_params as common
 from dpflow_private_learning.building_blocks.adaptive_calls import call_epsilon
 from dpflow_private_learning.building_blocks.choosing_mechanism import choose_solution, minimum_rows
 from dpflow_private_learning.building_blocks.exponential_mechanism import draw_point
@@ -51,7 +51,7 @@ from dpflow_private_learning.building_blocks.step_function import Array, StepFun
 from dpflow_private_learning.building_blocks.synopsis import Synopsis, check_name
 
 
-class SanitizePointsParams(learning_params.Approximated):
+class SanitizePointsParams(common.Approximated):
     """``column``: bounded. ``k``: points a query may sum. ``method``: auto, san-points or
     exponential.
 
@@ -174,7 +174,7 @@ def make_proper(
     for point, count in sorted(estimates.items()):
         more = min(max(left, 0), max(0, count + slack - weights[point]))
         weights[point], left = weights[point] + more, left - more
-    return Synopsis.from_weights(weights), left == 0
+    return Synopsis.of(weights), left == 0
 
 
 class SanitizePoints(Counted[SanitizePointsParams]):
@@ -182,17 +182,17 @@ class SanitizePoints(Counted[SanitizePointsParams]):
 
     name = "sanitize_points"
     summary = (
-        "an artificial column with nearly the same frequency of every value, or of every k values"
+        "a synthetic column with nearly the same frequency of every value, or of every k values"
     )
     citation = "Beimel, Nissim, Stemmer 2013/2016, Theorems 4.6 and 4.7, Remark 2.18; peeling by the exponential mechanism"
     Params = SanitizePointsParams
 
     def _plan_rounds(self, params: SanitizePointsParams, table: Table) -> Rounds:
         check_name(table, params.column)
-        size = learning_params.grid_domain(table, params.column)[2] + 1
+        size = common.domain(table, params.column)[2] + 1
         if params.method == "san-points":
-            learning_params.need_delta(params, "san-points")
-        epsilon, delta = learning_params.per_row(params.epsilon, params.delta, table)
+            common.need_delta(params, "san-points")
+        epsilon, delta = common.per_row(params.epsilon, params.delta, table)
         plan = plan_rounds(
             params.method,
             size,
@@ -205,16 +205,16 @@ class SanitizePoints(Counted[SanitizePointsParams]):
             params.budget,
         )
         if plan.method == "san-points":
-            learning_params.need_minimum_rows(
+            common.need_rows(
                 minimum_rows(plan.alpha, plan.epsilon, plan.delta, 1), params.n, "san-points"
             )
-        learning_params.need_scale(4 / plan.epsilon)
+        common.need_scale(4 / plan.epsilon)
         return plan
 
     def event_at_rows(self, params: SanitizePointsParams, table: Table) -> Event:
         """(epsilon, delta) with the choosing mechanism, epsilon with the exponential one."""
         plan = self._plan_rounds(params, table)
-        return learning_params.run_event(
+        return common.run_event(
             params.epsilon, params.delta if plan.method == "san-points" else Fraction(0)
         )
 
@@ -227,7 +227,7 @@ class SanitizePoints(Counted[SanitizePointsParams]):
         self, params: SanitizePointsParams, table: Table, answer: Answer, source: Source
     ) -> Result:
         """Release noisy counts of the listed values and a synthetic column near them."""
-        column, low, end = learning_params.grid_domain(table, params.column)
+        column, low, end = common.domain(table, params.column)
         plan, calls = self._plan_rounds(params, table), SpendLog(source)
         estimates = peel_values(offsets(answer.values, low), answer.counts, end, plan, calls)
         synopsis, fits = make_proper(estimates, params.n, params.alpha / params.k, end)
@@ -237,7 +237,7 @@ class SanitizePoints(Counted[SanitizePointsParams]):
             for point, count in sorted(estimates.items())
         )
         status = "ok" if fits else "fallback"
-        document = learning_params.make_report(
+        document = common.report(
             plan.method, calls, needed=plan.proof_rows, rows=params.rows, status=status, k=params.k
         )
         return Result(rows, document, synopsis.to_table(params.column, column, low))

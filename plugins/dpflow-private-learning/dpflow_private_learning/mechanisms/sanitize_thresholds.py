@@ -1,5 +1,5 @@
 """`sanitize_thresholds`: all prefix fractions of an ordered column, hence all ranges, as an
-artificial column.
+synthetic column.
 
 Two methods, `dpflow_private_learning.building_blocks.san_thresholds` (the paper's, approximate) and
 `dpflow_private_learning.building_blocks.prefix_tree` (pure). ``auto`` takes the one that needs
@@ -16,7 +16,7 @@ from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import Answer, SortedValues
 from dpflow.core.contract.results import Result, Row
 from dpflow.core.sampling.randomness import Source
-from dpflow_private_learning.building_blocks import learning_params
+from dpflow_private_learning.building_blocks import learning_params as common
 from dpflow_private_learning.building_blocks.log_bounds import ceil_log2
 from dpflow_private_learning.building_blocks.noisy_row_count import Counted
 from dpflow_private_learning.building_blocks.prefix_tree import build_tree, level_scale
@@ -32,7 +32,7 @@ from dpflow_private_learning.building_blocks.step_function import offsets
 from dpflow_private_learning.building_blocks.synopsis import check_name
 
 
-class SanitizeThresholdsParams(learning_params.Approximated):
+class SanitizeThresholdsParams(common.Approximated):
     """``column``: bounded. ``method``: auto, san-thresholds or tree. ``budget`` of san-thresholds:
     tight, or the paper's.
     """
@@ -46,7 +46,7 @@ class SanitizeThresholds(Counted[SanitizeThresholdsParams]):
     """A private distribution function."""
 
     name = "sanitize_thresholds"
-    summary = "an artificial column with nearly the same share of rows below every value: a private CDF, any range for free"
+    summary = "a synthetic column with nearly the same share of rows below every value: a private CDF, any range for free"
     citation = "Beimel, Nissim, Stemmer 2013/2016, Theorem 4.13; Chan, Shi, Song 2010 and Dwork et al. 2010 (tree)"
     Params = SanitizeThresholdsParams
 
@@ -55,15 +55,13 @@ class SanitizeThresholds(Counted[SanitizeThresholdsParams]):
     ) -> tuple[CallPlan | None, float]:
         """The plan of san-thresholds, or None for the tree; and the rows needed."""
         check_name(table, params.column)
-        end = learning_params.grid_domain(table, params.column)[2]
-        epsilon, delta = learning_params.per_row(params.epsilon, params.delta, table)
-        pure = tree_rows(
-            end + 1, params.alpha, params.beta, epsilon, learning_params.row_moves(table)
-        )
+        end = common.domain(table, params.column)[2]
+        epsilon, delta = common.per_row(params.epsilon, params.delta, table)
+        pure = tree_rows(end + 1, params.alpha, params.beta, epsilon, common.moves(table))
         if params.method == "tree" or (params.method == "auto" and not params.delta):
-            learning_params.need_scale(level_scale(end, epsilon, learning_params.row_moves(table)))
+            common.need_scale(level_scale(end, epsilon, common.moves(table)))
             return None, pure
-        learning_params.need_delta(params, "san-thresholds")
+        common.need_delta(params, "san-thresholds")
         plan = plan_calls(params.alpha, params.beta, epsilon, delta, params.n, params.budget)
         power = max(ceil_log2(end + 1), 1)
         proof_rows = san_thresholds_rows(
@@ -71,17 +69,15 @@ class SanitizeThresholds(Counted[SanitizeThresholdsParams]):
         )
         # For every integer type the pure tree needs fewer rows; both numbers are public.
         if params.method == "auto" and (pure <= proof_rows or params.n < plan.minimum_rows):
-            learning_params.need_scale(level_scale(end, epsilon, learning_params.row_moves(table)))
+            common.need_scale(level_scale(end, epsilon, common.moves(table)))
             return None, pure
-        learning_params.need_minimum_rows(plan.minimum_rows, params.n, "san-thresholds")
+        common.need_rows(plan.minimum_rows, params.n, "san-thresholds")
         return plan, proof_rows
 
     def event_at_rows(self, params: SanitizeThresholdsParams, table: Table) -> Event:
         """epsilon for the tree, (epsilon, delta) for san-thresholds."""
         plan, _ = self._plan_method(params, table)
-        return learning_params.run_event(
-            params.epsilon, Fraction(0) if plan is None else params.delta
-        )
+        return common.run_event(params.epsilon, Fraction(0) if plan is None else params.delta)
 
     def data_request(self, params: SanitizeThresholdsParams, table: Table) -> SortedValues:
         """Counts of the column's distinct values, at most the declared rows of each unit."""
@@ -92,21 +88,19 @@ class SanitizeThresholds(Counted[SanitizeThresholdsParams]):
         self, params: SanitizeThresholdsParams, table: Table, answer: Answer, source: Source
     ) -> Result:
         """Release a synthetic column whose prefix fractions are near the table's."""
-        column, low, end = learning_params.grid_domain(table, params.column)
+        column, low, end = common.domain(table, params.column)
         plan, proof_rows = self._plan_method(params, table)
         x, calls = offsets(answer.values, low), SpendLog(source)
         if plan is None:
-            epsilon, _ = learning_params.per_row(params.epsilon, params.delta, table)
-            moves = learning_params.row_moves(table)
+            epsilon, _ = common.per_row(params.epsilon, params.delta, table)
+            moves = common.moves(table)
             synopsis = build_tree(
                 x, answer.counts, end, params.n, params.alpha, epsilon, moves, calls
             )
-            document = learning_params.make_report(
-                "tree", calls, needed=proof_rows, rows=params.rows
-            )
+            document = common.report("tree", calls, needed=proof_rows, rows=params.rows)
         else:
             synopsis, used = san_thresholds(x, answer.counts, end, plan, calls)
-            document = learning_params.make_report(
+            document = common.report(
                 "san-thresholds", calls, needed=proof_rows, rows=params.rows, used=used
             )
         size = Row("", "rows", synopsis.size)

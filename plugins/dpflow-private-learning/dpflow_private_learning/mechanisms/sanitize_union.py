@@ -1,4 +1,4 @@
-"""Sanitize a union of classes (end of section 4.4): one artificial column for each part, each
+"""Sanitize a union of classes (end of section 4.4): one synthetic column for each part, each
 question to its own.
 
 Definition: the budget is shared equally. A part of points is peeled as in `sanitize_points`,
@@ -29,7 +29,7 @@ from dpflow.core.contract.results import Result, Row, Synthetic
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.sampling.samplers import discrete_laplace
 from dpflow.errors import PlanRefused
-from dpflow_private_learning.building_blocks import learning_params
+from dpflow_private_learning.building_blocks import learning_params as common
 from dpflow_private_learning.building_blocks.hypotheses import to_grid
 from dpflow_private_learning.building_blocks.noisy_row_count import Counted
 from dpflow_private_learning.building_blocks.prefix_tree import build_tree, level_scale
@@ -52,7 +52,7 @@ class Part(Strict):
     upper: Exact | None = None
 
 
-class SanitizeUnionParams(learning_params.Approximated):
+class SanitizeUnionParams(common.Approximated):
     """``column``: bounded. ``parts``: the classes, two at least."""
 
     column: str
@@ -60,17 +60,17 @@ class SanitizeUnionParams(learning_params.Approximated):
 
 
 class SanitizeUnion(Counted[SanitizeUnionParams]):
-    """An artificial table with one part for each class."""
+    """A synthetic table with one part for each class."""
 
     name = "sanitize_union"
-    summary = "artificial columns for several classes of questions, each answered from its own part"
+    summary = "synthetic columns for several classes of questions, each answered from its own part"
     citation = "Beimel, Nissim, Stemmer 2013/2016, section 4.4"
     Params = SanitizeUnionParams
 
     def _part_ranges(self, params: SanitizeUnionParams, table: Table) -> list[tuple[int, int]]:
         """First and last position of every part."""
         check_name(table, params.column)
-        column, low, end = learning_params.grid_domain(table, params.column)
+        column, low, end = common.domain(table, params.column)
         ranges = []
         for number, part in enumerate(params.parts):
             first = 0 if part.lower is None else to_grid(part.lower, column) - low
@@ -90,19 +90,19 @@ class SanitizeUnion(Counted[SanitizeUnionParams]):
                 )
             ranges.append((first, last))
         epsilon = self._part_epsilon(params, table)
-        learning_params.need_scale(
+        common.need_scale(
             max(level_scale(end, epsilon, 2), 4 * math.ceil(2 / params.alpha) / epsilon)
         )
         return ranges
 
     def _part_epsilon(self, params: SanitizeUnionParams, table: Table) -> Fraction:
-        epsilon, _ = learning_params.per_row(params.epsilon, Fraction(0), table)
+        epsilon, _ = common.per_row(params.epsilon, Fraction(0), table)
         return epsilon / len(params.parts)
 
     def event_at_rows(self, params: SanitizeUnionParams, table: Table) -> Event:
         """epsilon, shared equally by the parts. Raises `PlanRefused` for parts that are no ranges."""
         self._part_ranges(params, table)
-        return learning_params.run_event(params.epsilon, Fraction(0))
+        return common.run_event(params.epsilon, Fraction(0))
 
     def data_request(self, params: SanitizeUnionParams, table: Table) -> SortedValues:
         """Counts of the column's distinct values, at most the declared rows of each unit."""
@@ -113,10 +113,10 @@ class SanitizeUnion(Counted[SanitizeUnionParams]):
         self, params: SanitizeUnionParams, table: Table, answer: Answer, source: Source
     ) -> Result:
         """Release one synthetic column for each part, marked by the part's number."""
-        column, low, _ = learning_params.grid_domain(table, params.column)
+        column, low, _ = common.domain(table, params.column)
         epsilon, moves, calls = (
             self._part_epsilon(params, table),
-            learning_params.row_moves(table),
+            common.moves(table),
             SpendLog(source),
         )
         x, beta = offsets(answer.values, low), params.beta / len(params.parts)
@@ -133,7 +133,7 @@ class SanitizeUnion(Counted[SanitizeUnionParams]):
                 for p, w in zip(synopsis.points, synopsis.weights)
             ]
             proof_rows = max(proof_rows, need)
-        document = learning_params.make_report("union", calls, needed=proof_rows, rows=params.rows)
+        document = common.report("union", calls, needed=proof_rows, rows=params.rows)
         columns = ((params.column, kind(column)), ("weight", "whole"), ("part", "whole"))
         return Result((Row("", "rows", params.n),), document, Synthetic(columns, tuple(rows)))
 
@@ -148,7 +148,7 @@ class SanitizeUnion(Counted[SanitizeUnionParams]):
         price: tuple[Fraction, Fraction, int],
         calls: SpendLog,
     ) -> tuple[Synopsis, float]:
-        """The artificial column of one part, and the rows for which it is proven."""
+        """The synthetic column of one part, and the rows for which it is proven."""
         (epsilon, beta, moves), size, alpha = price, last - first + 1, params.alpha
         if part.rules == "thresholds":
             synopsis = build_tree(x, counts, last, params.n, alpha, epsilon, moves, calls)
@@ -160,7 +160,7 @@ class SanitizeUnion(Counted[SanitizeUnionParams]):
                 "exponential", size, 1, alpha, beta, params.n, epsilon, Fraction(0), "tight"
             )
             noisy = peel_values(offsets, counts[within], last - first, plan, calls)
-            return Synopsis.from_weights({first + p: n for p, n in noisy.items()}), peeling_rows(
+            return Synopsis.of({first + p: n for p, n in noisy.items()}), peeling_rows(
                 size, alpha, beta, epsilon
             )
         calls.record_call("histogram", epsilon)
@@ -169,6 +169,4 @@ class SanitizeUnion(Counted[SanitizeUnionParams]):
         exact[offsets.astype(np.intp)] = counts[within]
         released = exact + discrete_laplace(moves / epsilon, size, calls.source)
         proof_rows = size * moves / float(epsilon * alpha) * math.log(size / beta)
-        return Synopsis.from_weights(
-            {first + p: int(n) for p, n in enumerate(released)}
-        ), proof_rows
+        return Synopsis.of({first + p: int(n) for p, n in enumerate(released)}), proof_rows

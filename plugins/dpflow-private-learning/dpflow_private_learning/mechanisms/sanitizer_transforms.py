@@ -62,7 +62,7 @@ def reduce_column(
     for _ in range(TRIES):
         picks = np.searchsorted(sums, uniform_integers(column.size, size, source), side="right")
         weights = np.bincount(picks, minlength=len(sums))
-        sample = Synopsis.from_weights(dict(zip(column.points, weights.tolist())))
+        sample = Synopsis.of(dict(zip(column.points, weights.tolist())))
         if largest_deviation(rules, column, sample) <= alpha:
             return sample, True
     return sample, False
@@ -99,7 +99,7 @@ def join_columns(parts: list[Synopsis]) -> Synopsis:
     for part in parts:
         for point, weight in zip(part.points, part.weights):
             weights[point] = weights.get(point, 0) + weight
-    return Synopsis.from_weights(weights)
+    return Synopsis.of(weights)
 
 
 def make_database(
@@ -116,6 +116,6 @@ def make_database(
     targets = np.array([estimates[i] for i in range(len(classes))])
     worst = np.abs(multisets @ classes.T / size - targets).max(axis=1)
     best = int(np.argmin(worst))
-    return Synopsis.from_weights({point: int(n) for point, n in enumerate(multisets[best])}), bool(
+    return Synopsis.of({point: int(n) for point, n in enumerate(multisets[best])}), bool(
         worst[best] <= alpha
     )

@@ -31,7 +31,7 @@ from dpflow.core.contract.requests import Answer, SortedValues
 from dpflow.core.contract.results import Result, Row
 from dpflow.core.sampling.randomness import Source
 from dpflow.errors import PlanRefused
-from dpflow_private_learning.building_blocks import learning_params
+from dpflow_private_learning.building_blocks import learning_params as common
 from dpflow_private_learning.building_blocks.exponential_mechanism import draw_point
 from dpflow_private_learning.building_blocks.hypotheses import (
     PointRule,
@@ -52,10 +52,10 @@ MOST_ROWS = 2**40
 Named = Literal["points", "thresholds", "subsets"]
 
 
-class SanitizeSmallParams(learning_params.Approximated):
+class SanitizeSmallParams(common.Approximated):
     """``column``: bounded, of at most 12 values. ``rules``: the class whose answers are kept:
     points, thresholds, subsets (all sets of values), or rules as learners write them. ``size``:
-    points of the artificial column.
+    points of the synthetic column.
     """
 
     column: str
@@ -98,7 +98,7 @@ def sanitize_small(
     epsilon: Fraction,
     calls: SpendLog,
 ) -> Synopsis:
-    """An artificial column of ``size`` points for the counts of all points 0..end."""
+    """A synthetic column of ``size`` points for the counts of all points 0..end."""
     multisets, weights = list_multisets(len(counts) - 1, size), classes.astype(np.int64).T
     targets = size * (counts @ weights)
     worst = [
@@ -109,20 +109,20 @@ def sanitize_small(
         range(len(multisets)), len(multisets) - 1, -np.concatenate(worst), unit=size
     )
     winner = multisets[draw_point([scores], epsilon, calls)]
-    return Synopsis.from_weights({point: int(n) for point, n in enumerate(winner)})
+    return Synopsis.of({point: int(n) for point, n in enumerate(winner)})
 
 
 class SanitizeSmall(Counted[SanitizeSmallParams]):
     """A tiny column, for any class of questions."""
 
     name = "sanitize_small"
-    summary = "an artificial column of few values that keeps the answers of any class: pure, for tiny domains"
+    summary = "a synthetic column of few values that keeps the answers of any class: pure, for tiny domains"
     citation = "Blum, Ligett, Roth 2008, in Beimel, Nissim, Stemmer 2013/2016, Theorem 2.19; sizes proved here"
     Params = SanitizeSmallParams
 
     def _concept_matrix(self, params: SanitizeSmallParams, table: Table) -> NDArray[np.bool_]:
         check_name(table, params.column)
-        _, low, end = learning_params.grid_domain(table, params.column)
+        _, low, end = common.domain(table, params.column)
         if end >= WIDEST:
             raise PlanRefused(
                 f"sanitize_small is for columns of at most {WIDEST} values, and this has {end + 1}"
@@ -142,9 +142,9 @@ class SanitizeSmall(Counted[SanitizeSmallParams]):
     def event_at_rows(self, params: SanitizeSmallParams, table: Table) -> Event:
         """Bounded range epsilon of one exponential mechanism over all multisets."""
         self._concept_matrix(params, table)
-        epsilon, _ = learning_params.per_row(params.epsilon, params.delta, table)
-        learning_params.need_scale(2 * params.size / epsilon)
-        return learning_params.run_event(params.epsilon, Fraction(0), exponential=True)
+        epsilon, _ = common.per_row(params.epsilon, params.delta, table)
+        common.need_scale(2 * params.size / epsilon)
+        return common.run_event(params.epsilon, Fraction(0), exponential=True)
 
     def data_request(self, params: SanitizeSmallParams, table: Table) -> SortedValues:
         """Counts of the column's distinct values, at most the declared rows of each unit."""
@@ -155,8 +155,8 @@ class SanitizeSmall(Counted[SanitizeSmallParams]):
         self, params: SanitizeSmallParams, table: Table, answer: Answer, source: Source
     ) -> Result:
         """Release the multiset that the exponential mechanism draws, as a synthetic column."""
-        column, low, end = learning_params.grid_domain(table, params.column)
-        epsilon, _ = learning_params.per_row(params.epsilon, params.delta, table)
+        column, low, end = common.domain(table, params.column)
+        epsilon, _ = common.per_row(params.epsilon, params.delta, table)
         counts = np.zeros(end + 1, np.int64)
         counts[offsets(answer.values, low).astype(np.intp)] = np.minimum(answer.counts, MOST_ROWS)
         calls = SpendLog(source)
@@ -168,7 +168,7 @@ class SanitizeSmall(Counted[SanitizeSmallParams]):
         proof_rows = (
             4 / float(params.alpha * epsilon) * math.log(size / params.beta) if near else math.inf
         )
-        document = learning_params.make_report(
+        document = common.report(
             "exponential over multisets", calls, needed=proof_rows, rows=params.rows
         )
         return Result(

@@ -33,7 +33,8 @@ from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import Answer, Records
 from dpflow.core.contract.results import Result, Row
 from dpflow.core.sampling.randomness import Source
-from dpflow_private_learning.building_blocks import learning_params, stability_selection
+from dpflow_private_learning.building_blocks import learning_params as common
+from dpflow_private_learning.building_blocks import stability_selection
 from dpflow_private_learning.building_blocks.exponential_mechanism import draw_solution
 from dpflow_private_learning.building_blocks.hypotheses import ThresholdRule, describe_rule
 from dpflow_private_learning.building_blocks.log_bounds import ceil_log2
@@ -45,21 +46,21 @@ from dpflow_private_learning.building_blocks.step_function import offsets
 Array = NDArray[Any]
 
 
-class LearnThresholdsBySearchParams(learning_params.Approximated):
+class LearnThresholdsBySearchParams(common.Approximated):
     """``column``: bounded. ``label``: 0/1 bounded, or two keys, the second positive. ``selection``:
     stability repaired, or literal, as printed, which costs more than epsilon and delta say.
     """
 
     column: str
     label: str
-    selection: learning_params.Selection = "repaired"
+    selection: common.Selection = "repaired"
 
 
 class Sample:
     """Distinct positions with their positives and negatives, and what the search asks of them."""
 
     def __init__(self, x: Array, labels: NDArray[np.bool_], end: int) -> None:
-        self.x, (ones, zeros) = learning_params.group_distinct(x, [labels, ~labels])
+        self.x, (ones, zeros) = common.group_distinct(x, [labels, ~labels])
         self.ones, self.zeros = (np.concatenate([[0], np.cumsum(part)]) for part in (ones, zeros))
         self.end = end
 
@@ -161,23 +162,21 @@ class LearnThresholdsBySearch(Counted[LearnThresholdsBySearchParams]):
     def _call_budget(
         self, params: LearnThresholdsBySearchParams, table: Table
     ) -> tuple[int, Fraction, Fraction]:
-        learning_params.check_label(table, params.label)
-        _, _, end = learning_params.grid_domain(table, params.column)
-        epsilon, delta = learning_params.per_row(
-            params.epsilon, learning_params.need_delta(params, self.name), table
-        )
+        common.check_label(table, params.label)
+        _, _, end = common.domain(table, params.column)
+        epsilon, delta = common.per_row(params.epsilon, common.need_delta(params, self.name), table)
         epsilon_of_call = epsilon / (comparison_count(end) + 3)
-        learning_params.need_scale(2 / epsilon_of_call)
+        common.need_scale(2 / epsilon_of_call)
         return end, epsilon_of_call, delta / 2
 
     def event_at_rows(self, params: LearnThresholdsBySearchParams, table: Table) -> Event:
         """(epsilon, delta) of all comparisons, two stable selections and one exponential mechanism."""
         end, epsilon, delta = self._call_budget(params, table)
         if params.selection == "literal":
-            return learning_params.literal_event(
+            return common.literal_event(
                 epsilon, delta, 2, (comparison_count(end) + 1) * epsilon, table
             )
-        return learning_params.run_event(params.epsilon, params.delta)
+        return common.run_event(params.epsilon, params.delta)
 
     def data_request(self, params: LearnThresholdsBySearchParams, table: Table) -> Records:
         """Values and labels, at most the declared rows of each privacy unit."""
@@ -188,18 +187,18 @@ class LearnThresholdsBySearch(Counted[LearnThresholdsBySearchParams]):
         self, params: LearnThresholdsBySearchParams, table: Table, answer: Answer, source: Source
     ) -> Result:
         """Release the threshold that the search ends at, or the lowest one as a fallback."""
-        column, low, _ = learning_params.grid_domain(table, params.column)
+        column, low, _ = common.domain(table, params.column)
         end, epsilon, delta = self._call_budget(params, table)
         calls = SpendLog(source)
         x = offsets(answer.columns[params.column], low)
-        sample = Sample(x, learning_params.positive_rows(answer.columns[params.label]), end)
+        sample = Sample(x, common.positive_rows(answer.columns[params.label]), end)
         cut = search_threshold(
             sample, params.n, params.alpha, epsilon, delta, calls, params.selection == "literal"
         )
         proof_rows = search_rows(comparison_count(end), params.alpha, params.beta, epsilon, delta)
         status = "fallback" if cut is None else "ok"
         rule = ThresholdRule(low + (cut or 0))
-        document = learning_params.make_report(
+        document = common.report(
             "noisy binary search",
             calls,
             needed=proof_rows,

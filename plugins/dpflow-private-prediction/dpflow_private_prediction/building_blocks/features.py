@@ -81,7 +81,7 @@ def label_codes(table: Table, name: str, rows: RecordArrays) -> Codes:
     )
 
 
-def feature_matrix(
+def matrix(
     table: Table, features: Sequence[str], columns: Iterable[Codes], order: Codes | None = None
 ) -> NDArray[np.float64]:
     """Encoded columns as a learner's matrix, shape (rows, numbers); ``order``: which row comes

@@ -77,7 +77,7 @@ class Shards:
     def _linear_models(self) -> tuple[Lines | None, tuple[Constant | Model, ...]]:
         return split_linear(self.models)
 
-    def count_votes(self, points: Matrix, labels: int) -> Ints:
+    def votes(self, points: Matrix, labels: int) -> Ints:
         """How many models give each point each label, shape (points, labels); an impossible label
         counts as label 0.
         """
@@ -95,7 +95,7 @@ class Shards:
         lines, others = self._linear_models if labels == 2 else (None, self.models)
         with suppress_warnings():
             counts = sum(
-                _run_parallel(count, model_parts(others)), np.zeros((labels, len(points)), np.int64)
+                _run_parallel(count, parts(others)), np.zeros((labels, len(points)), np.int64)
             )
             if lines is not None:
                 ones = lines.count_ones(points)
@@ -103,7 +103,7 @@ class Shards:
                 counts[1] += ones
         return counts.T
 
-    def sum_answers(self, points: Matrix, low: int, high: int) -> Ints:
+    def sums(self, points: Matrix, low: int, high: int) -> Ints:
         """The sum of all models' answers to each point, each rounded and clamped to [low, high]
         first.
         """
@@ -115,9 +115,7 @@ class Shards:
             return total
 
         with suppress_warnings():
-            return sum(
-                _run_parallel(add, model_parts(self.models)), np.zeros(len(points), np.int64)
-            )
+            return sum(_run_parallel(add, parts(self.models)), np.zeros(len(points), np.int64))
 
 
 @dataclass(frozen=True)
@@ -161,20 +159,17 @@ def split_linear(
     ]
     if not which:
         return None, models
-    estimators = [models[shard].fitted for shard in which]  # type: ignore[union-attr]
-    weights, bias = (
-        np.zeros((len(models), estimators[0].coef_.shape[-1])),
-        np.zeros((len(models), 1)),
-    )
+    fitted = [models[shard].fitted for shard in which]  # type: ignore[union-attr]
+    weights, bias = (np.zeros((len(models), fitted[0].coef_.shape[-1])), np.zeros((len(models), 1)))
     # A model keeps the row of its shard: moving it would change how its scores are rounded when
     # another shard becomes a constant.
-    weights[which] = [np.ravel(estimator.coef_) for estimator in estimators]
-    bias[which] = [np.ravel(estimator.intercept_) for estimator in estimators]
+    weights[which] = [np.ravel(estimator.coef_) for estimator in fitted]
+    bias[which] = [np.ravel(estimator.intercept_) for estimator in fitted]
     others = set(range(len(models))) - set(which)
     return Lines(weights, bias), tuple(models[shard] for shard in sorted(others))
 
 
-def is_linear(estimator: Any) -> bool:
+def is_linear(model: Any) -> bool:
     """Whether an estimator says label 1 where its finite coefficients give a positive score, and
     label 0 elsewhere.
     """
@@ -183,18 +178,16 @@ def is_linear(estimator: Any) -> bool:
         _RidgeClassifierMixin,
     )  # hands two labels on to the common one
 
-    if getattr(type(estimator), "predict", None) not in (
+    if getattr(type(model), "predict", None) not in (
         LinearClassifierMixin.predict,
         _RidgeClassifierMixin.predict,
     ):
         return False
-    two = len(np.atleast_2d(estimator.coef_)) == 1 and list(estimator.classes_) == [0, 1]
-    return bool(
-        two and np.isfinite(estimator.coef_).all() and np.isfinite(estimator.intercept_).all()
-    )
+    two = len(np.atleast_2d(model.coef_)) == 1 and list(model.classes_) == [0, 1]
+    return bool(two and np.isfinite(model.coef_).all() and np.isfinite(model.intercept_).all())
 
 
-def model_parts(models: tuple[Constant | Model, ...]) -> list[tuple[Constant | Model, ...]]:
+def parts(models: tuple[Constant | Model, ...]) -> list[tuple[Constant | Model, ...]]:
     """Models in a few parts, for threads."""
     return [models[i::FEW] for i in range(min(FEW, len(models)))]
 
@@ -256,7 +249,7 @@ def train_shards(
         cuts: where each shard begins and the last one ends; see `by_shard`.
         default: the model for a shard's targets where no other can be had.
     """
-    seeds = (source.words(len(cuts) - 1) & np.uint64(0x7FFFFFFF)).astype(np.int64).tolist()
+    seeds = (source.draw_words(len(cuts) - 1) & np.uint64(0x7FFFFFFF)).astype(np.int64).tolist()
 
     def fit(number: int) -> Constant | Model:
         mine = slice(cuts[number], cuts[number + 1])
@@ -295,7 +288,7 @@ os.register_at_fork(after_in_child=_fresh_lock)
 
 
 @cache
-def _algebra_libraries() -> ThreadpoolController:
+def _libraries() -> ThreadpoolController:
     """The libraries of linear algebra that are loaded."""
     return ThreadpoolController()
 
@@ -318,15 +311,11 @@ def _run_parallel(action: Callable[[Any], Any], items: Any) -> list[Any]:
 
     if len(items) < FEW:
         return [run(item) for item in items]
-    with (
-        _ALL_PROCESSORS,
-        _algebra_libraries().limit(limits=1),
-        ThreadPoolExecutor(os.cpu_count()) as pool,
-    ):
+    with _ALL_PROCESSORS, _libraries().limit(limits=1), ThreadPoolExecutor(os.cpu_count()) as pool:
         return list(pool.map(run, items))
 
 
-def majority_default(labels: int) -> Callable[[Ints], Constant]:
+def majority(labels: int) -> Callable[[Ints], Constant]:
     """The default of a classifier: the most frequent label of the shard, the first one if there is
     none.
     """

@@ -54,9 +54,7 @@ def exact_enough(loss: Loss, strength: float, size: int, numbers: int) -> bool:
     return 4 * size * error <= math.sqrt(2 * strength / (SMOOTHNESS[loss] + 2 * strength))
 
 
-def minimise_loss(
-    points: Vector, targets: Vector, loss: Loss, strength: float, size: int
-) -> Vector:
+def minimise(points: Vector, targets: Vector, loss: Loss, strength: float, size: int) -> Vector:
     """A vector within 1.5 / (2 strength size) of the minimiser of (1/size) sum of losses + strength
     |w|^2.
 
@@ -143,7 +141,7 @@ def sample_rows(number: int, most: int, source: Source) -> Ints:
     """At most so many of the rows 0, ..., number - 1, in random order: one row more puts at most
     one other out.
     """
-    return np.argsort(source.words(number), kind="stable")[:most]
+    return np.argsort(source.draw_words(number), kind="stable")[:most]
 
 
 def sample_places(number: int, size: int, source: Source) -> Ints:

@@ -71,9 +71,7 @@ class PredictAverage(PredictionMechanism[AverageParams]):
     ) -> list[Any]:
         """A label drawn from the noisy share of models, or that share itself, for each point."""
         names = features.list_labels(table, params.label)
-        ones = learned.count_votes(features.feature_matrix(table, params.features, points.T), 2)[
-            :, 1
-        ]
+        ones = learned.votes(features.matrix(table, params.features, points.T), 2)[:, 1]
         noisy = noisy_count(ones, params, source)
         if params.answer == "share":
             return (noisy / params.shards).tolist()  # type: ignore[no-any-return]

@@ -87,7 +87,7 @@ class PredictValue(PredictionMechanism[ValueParams]):
         """One regressor for each shard of units; an empty shard answers the middle of the bounds."""
         low, high = table.bounded_column(params.label).grid_bounds()
         order, cuts = by_shard(deal_shards(answer.units, params.shards, source), params.shards)
-        points = features.feature_matrix(
+        points = features.matrix(
             table, params.features, [answer.columns[name] for name in params.features], order
         )
         make, targets = (
@@ -106,9 +106,7 @@ class PredictValue(PredictionMechanism[ValueParams]):
         """The noisy average for each point, in the label's unit, between its bounds."""
         column = table.bounded_column(params.label)
         low, high = column.grid_bounds()
-        total = learned.sum_answers(
-            features.feature_matrix(table, params.features, points.T), low, high
-        )
+        total = learned.sums(features.matrix(table, params.features, points.T), low, high)
         total = total + answer_noise.draw_noise(
             params.noise, _label_width(table, params), params.epsilon, len(total), source
         )

@@ -135,7 +135,7 @@ class PredictLinear(PredictionMechanism[LinearParams]):
             sample = stable_descent.sample_rows(len(points), params.size, source)
             points, targets = points[sample], targets[sample]
         return Weights(
-            stable_descent.minimise_loss(
+            stable_descent.minimise(
                 points, targets, params.loss, plan_strength(params), params.size
             )
         )
@@ -185,7 +185,7 @@ def stability_rate(params: LinearParams) -> float:
 
 def unit_ball(table: Table, params: LinearParams, columns: Any) -> Vector:
     """Features and a constant, divided by the largest length that they can have."""
-    numbers = features.feature_matrix(table, params.features, columns)
+    numbers = features.matrix(table, params.features, columns)
     # The constant one makes the intercept a weight like any other, inside the bound.
     whole = np.hstack([numbers, np.ones((len(numbers), 1))])
     scaled: Vector = whole / math.sqrt(len(params.features) + 1)

@@ -37,7 +37,7 @@ from dpflow_private_prediction.building_blocks.shards import (
     Shards,
     by_shard,
     deal_shards,
-    majority_default,
+    majority,
     train_shards,
 )
 
@@ -90,9 +90,7 @@ class PredictVote(PredictionMechanism[VoteParams]):
     ) -> list[Any]:
         """One label for each point, drawn freshly from the models' votes."""
         names = features.list_labels(table, params.label)
-        votes = learned.count_votes(
-            features.feature_matrix(table, params.features, points.T), len(names)
-        )
+        votes = learned.votes(features.matrix(table, params.features, points.T), len(names))
         return [names[index] for index in soft_majority(votes, params, source).tolist()]
 
 
@@ -104,11 +102,11 @@ def learn_labels(params: VoteParams, table: Table, answer: Answer, source: Sourc
     # Rows without a public label go to a shard that does not exist: other shards stay as they are.
     shard = np.where(targets >= 0, deal_shards(answer.units, params.shards, source), params.shards)
     order, cuts = by_shard(shard, params.shards)
-    points = features.feature_matrix(
+    points = features.matrix(
         table, params.features, [answer.columns[name] for name in params.features], order
     )
     make = learner_factory("classifier", params.learner, params.options)
-    default = majority_default(len(features.list_labels(table, params.label)))
+    default = majority(len(features.list_labels(table, params.label)))
     return train_shards(make, points, targets[order], cuts, source, default)
 
 

@@ -542,9 +542,7 @@ class PredictingVersusLearning(Calculator[VersusParams]):
         tasks = prediction_bounds.compare_tasks(
             a, eps, d, params.log_class, params.log2_domain, params.delta
         )
-        basic, advanced = prediction_bounds.crossover_predictions(
-            a, d, params.log_class, params.delta
-        )
+        basic, advanced = prediction_bounds.crossover(a, d, params.log_class, params.delta)
         rows = ((c.task, c.predicting, c.learning, c.learner) for c in tasks)
         notes = (
             "Orders of magnitude, every constant 1, for one prediction; a learned model answers for ever.",

@@ -117,9 +117,7 @@ def compare_tasks(
     ]
 
 
-def crossover_predictions(
-    alpha: float, d: int, log_class: float, delta: float
-) -> tuple[float, float]:
+def crossover(alpha: float, d: int, log_class: float, delta: float) -> tuple[float, float]:
     """Predictions beyond which a private learner needs fewer rows: by basic and by advanced
     composition, in magnitude.
     """

@@ -228,7 +228,7 @@ def error_floor(n: int, d: int, alpha: float, e: float, delta: float = 0.0) -> f
             f"the hard instance needs alpha in (0, 1/4] and d of 2 or more, not {alpha} and {d}"
         )
     p = 4 * alpha / (d - 1)
-    return _floor_error(lambda t: _binomial_mass(n, p, t), n, n * p, e, delta)
+    return _floor(lambda t: _binomial_mass(n, p, t), n, n * p, e, delta)
 
 
 def least_copies(e: float, delta: float = 0.0) -> float:
@@ -237,9 +237,7 @@ def least_copies(e: float, delta: float = 0.0) -> float:
     """
 
     def error(mu: float) -> float:
-        return _floor_error(
-            lambda t: exp(t * log(mu) - mu - math.lgamma(t + 1)), 10**6, mu, e, delta
-        )
+        return _floor(lambda t: exp(t * log(mu) - mu - math.lgamma(t + 1)), 10**6, mu, e, delta)
 
     low, high = 1e-9, 1.0
     while error(high) > 1 / 3:
@@ -250,9 +248,7 @@ def least_copies(e: float, delta: float = 0.0) -> float:
     return high
 
 
-def _floor_error(
-    mass: Callable[[int], float], most: int, mean: float, e: float, delta: float
-) -> float:
+def _floor(mass: Callable[[int], float], most: int, mean: float, e: float, delta: float) -> float:
     """sum_t mass(t) max(0, 1 - t exp((t-1)e) delta) / (1 + exp(e t)): t copies are a group of t
     rows.
     """
