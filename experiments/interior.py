@@ -28,7 +28,7 @@ from scipy import stats
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import ValueCounts
 from dpflow.core.sampling.randomness import SystemSource
-from dpflow.demo.data import extract
+from dpflow.demo.data import extract_flights
 from dpflow.mechanisms.quantile import Quantile
 from dpflow.tables import PrivateTable
 from dpflow.testing.column_in_memory import ArrayColumn
@@ -428,7 +428,7 @@ def flights(runs: int) -> Found:
     """
     with TemporaryDirectory() as folder:
         path = Path(folder) / "flights.duckdb"
-        csv = extract(Path(folder))
+        csv = extract_flights(Path(folder))
         with duckdb.connect(str(path)) as connection:
             connection.execute(
                 "CREATE TABLE flights AS SELECT carrier, tailnum, make_date(year, month, day) AS day, "

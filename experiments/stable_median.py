@@ -316,7 +316,9 @@ def sign_aggregation(runs: int) -> Found:
                 float(_medians(final[:, None], each, source)[0])
             )
         said = split_answers(values, SPLIT)
-        final = sum_by_sign(values[-SPLIT:, : len(said) - 1], said[:-1])  # asked of groups of its own
+        final = sum_by_sign(
+            values[-SPLIT:, : len(said) - 1], said[:-1]
+        )  # asked of groups of its own
         shifts[f"splitting, {SPLIT} groups a query"].append(float(naive_medians(final[:, None])[0]))
     rows, bounds = [], []
     predictions = [median_shift(K, M), *(median_shift(K, M, float(e)) for e in EACH), 0.0]

@@ -46,7 +46,7 @@ class _Wrong(Histogram):
         return Pure(params.epsilon)
 
     def _release_for(self, sensitivity: int, params: Any, query: Query) -> Release:
-        true_sensitivity = query.moment_sensitivity(query.noisy_moments[0]).l1
+        true_sensitivity = query.sensitivity(query.moments[0]).l1
         return Release(
             query, "laplace", (params.epsilon * Fraction(true_sensitivity, sensitivity),)
         )
@@ -83,7 +83,7 @@ class FloatLaplace(Count):
 
     def draw(self, params: Any, table: Table, answer: Any, source: Source) -> Result:
         scale = float(scale_for(table.contribution_bounds.rows, params.epsilon))
-        u = (source.bits(53) + 0.5) * 2.0**-53
+        u = (source.draw_bits(53) + 0.5) * 2.0**-53
         noise = scale * math.log(2 * u) if u < 0.5 else -scale * math.log(2 - 2 * u)
         return _count_result(float(answer.rows[0]) + noise)
 
@@ -93,7 +93,7 @@ class SometimesExact(Count):
 
     def draw(self, params: Any, table: Table, answer: Any, source: Source) -> Result:
         exact = _count_result(float(answer.rows[0]) + 0.5)
-        return exact if source.below(16) == 0 else super().draw(params, table, answer, source)
+        return exact if source.draw_below(16) == 0 else super().draw(params, table, answer, source)
 
 
 class PublicSeed(Count):

@@ -23,7 +23,7 @@ from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.requests import Answer
 from dpflow.core.sampling import samplers
-from dpflow.core.sampling.randomness import Source, RandomWords
+from dpflow.core.sampling.randomness import RandomWords, Source
 from dpflow.testing import exact_divergence
 from dpflow.testing.neighbours import answer_fingerprint
 
@@ -52,13 +52,13 @@ class Enumerator(Source):
         self.weight *= mass  # the probability of the path so far
         return value
 
-    def below(self, n: int) -> int:
+    def draw_below(self, n: int) -> int:
         """A uniform choice."""
         if n > 10_000:
             raise NotEnumerable(f"a uniform choice among {n} is too wide to enumerate")
         return self.pick({i: 1 / n for i in range(n)})
 
-    def words(self, n: int) -> RandomWords:
+    def draw_words(self, n: int) -> RandomWords:
         """Refused: 2^64 alternatives."""
         raise NotEnumerable(
             "raw random words cannot be enumerated; draw through dpflow.core.sampling.samplers"
@@ -165,7 +165,7 @@ def _choose_rows(costs: Any, rate: Fraction, source: Enumerator) -> Any:
 
 
 def _pick_uniform(n: int, size: int, source: Enumerator) -> Any:
-    return np.array([source.below(n) for _ in range(size)], dtype=np.int64)
+    return np.array([source.draw_below(n) for _ in range(size)], dtype=np.int64)
 
 
 def _pick_bit(p: Fraction, source: Enumerator) -> bool:

@@ -25,13 +25,13 @@ from dpflow.core.contract.requests import (
     GroupedSums,
     Groups,
     GroupValues,
-    ValueCounts,
     KeySets,
     PerGroup,
     RecordArrays,
     Records,
     SortedValues,
     UnboundedValues,
+    ValueCounts,
 )
 from dpflow.errors import InvalidDeclaration, InvalidInput
 from dpflow.testing.column_in_memory import ArrayColumn

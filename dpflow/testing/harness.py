@@ -19,7 +19,7 @@ from unittest import mock
 import numpy as np
 
 from dpflow.core.accounting.events import Event
-from dpflow.core.sampling.randomness import Source, RandomWords
+from dpflow.core.sampling.randomness import RandomWords, Source
 
 #: Words hashed at once.
 BUFFER = 512
@@ -50,7 +50,7 @@ class StreamSource(Source):
         self._seed, self._block = seed, 0
         self._left = np.zeros(0, np.uint64)
 
-    def words(self, n: int) -> RandomWords:
+    def draw_words(self, n: int) -> RandomWords:
         """The next n words."""
         while self._left.size < n:
             name = f"{self._seed}:{self._block}".encode()

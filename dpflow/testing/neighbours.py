@@ -21,13 +21,13 @@ from dpflow.core.contract.requests import (
     DataRequest,
     GroupedSums,
     Groups,
-    ValueCounts,
     KeySets,
     RecordArrays,
     Records,
     Sets,
     SortedValues,
     UnboundedValues,
+    ValueCounts,
 )
 from dpflow.testing.column_in_memory import ArrayColumn
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from dpflow.core.sampling.randomness import Source, RandomWords
+from dpflow.core.sampling.randomness import RandomWords, Source
 from dpflow.errors import InvalidInput
 
 
@@ -32,7 +32,7 @@ class ScriptedSource(Source):
         """How many words remain."""
         return len(self._words) - self.used
 
-    def words(self, n: int) -> RandomWords:
+    def draw_words(self, n: int) -> RandomWords:
         """The next n words of the script."""
         if n > self.words_left:
             raise InvalidInput(

@@ -33,8 +33,10 @@ def test_a_false_claim_is_refuted() -> None:
 def test_delta_is_taken_off() -> None:
     """An outcome of probability 0.1 that only one side has refutes delta 0.05, not delta 0.2."""
     words = SystemSource()
-    assert not audit_pair(lambda: words.below(10) == 0, lambda: False, 1, 0.05, draws=40_000).passed
-    assert audit_pair(lambda: words.below(10) == 0, lambda: False, 1, 0.2, draws=40_000).passed
+    assert not audit_pair(
+        lambda: words.draw_below(10) == 0, lambda: False, 1, 0.05, draws=40_000
+    ).passed
+    assert audit_pair(lambda: words.draw_below(10) == 0, lambda: False, 1, 0.2, draws=40_000).passed
 
 
 def test_clopper_pearson_at_the_ends() -> None:

@@ -73,7 +73,7 @@ def test_guarantee_holds_exactly(
     """No pair of neighbours diverges by more than the event says."""
     # sums only shift with what the neighbours share, and have many pairs under replace
     others = 0 if relation == "replace" and name in ("sum", "mean") else 1
-    assert excess(REGISTRY.mechanism(name), params, relation, others, groups) <= SLACK
+    assert excess(REGISTRY.find_mechanism(name), params, relation, others, groups) <= SLACK
 
 
 class ForgetsGroups(Quantile):
@@ -110,7 +110,7 @@ def test_grouped_quantiles_without_their_composition_are_seen(
 
 def test_sparse_vector_session_holds_exactly() -> None:
     """All transcripts of two queries with one failure keep the session's epsilon."""
-    mechanism = REGISTRY.interactive("above_threshold")
+    mechanism = REGISTRY.find_interactive("above_threshold")
     declared = table("add-remove")
     queries = [{"threshold": 2}, {"threshold": 3}]
     example = Example(declared, {"epsilon": "16"}, queries)

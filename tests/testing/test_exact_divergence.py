@@ -71,11 +71,11 @@ def test_neighbours_are_listed_once() -> None:
 
 def test_enumeration_is_the_law_of_the_draw() -> None:
     """A die and a coin make twelve outcomes of equal probability."""
-    law = enumerate_outputs(lambda source: (source.below(6), source.below(2)))
+    law = enumerate_outputs(lambda source: (source.draw_below(6), source.draw_below(2)))
     assert len(law) == 12 and all(mass == pytest.approx(1 / 12) for mass in law.values())
 
 
 def test_raw_words_cannot_be_enumerated() -> None:
     """Code that takes raw words is refused, not sampled."""
     with pytest.raises(NotEnumerable, match="raw random words"):
-        enumerate_outputs(lambda source: source.word())
+        enumerate_outputs(lambda source: source.draw_word())

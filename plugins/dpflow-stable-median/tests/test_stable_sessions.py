@@ -115,13 +115,13 @@ def test_quantiles_are_proven_with_the_medians_division_of_beta() -> None:
     task = median_sizes.Task(10, 1000, 0.05)
     plan = median_sizes.tight_calibration(task, True)
     assert median_sizes.carries_proof(
-        task, plan.groups, plan.median_epsilon
-    ) and not median_sizes.carries_proof(task, plan.groups, plan.median_epsilon, p=0.1)
+        task, plan.groups, plan.step
+    ) and not median_sizes.carries_proof(task, plan.groups, plan.step, p=0.1)
     enough = plan.groups * 3 // 2
     assert median_sizes.carries_proof(
-        task, enough, plan.median_epsilon * plan.groups / enough, p=0.5
+        task, enough, plan.step * plan.groups / enough, p=0.5
     )
-    session, each = StableMedian(), Fraction(plan.median_epsilon / 2).limit_denominator(10**9)
+    session, each = StableMedian(), Fraction(plan.step / 2).limit_denominator(10**9)
     params = AnsweringParams(epsilon=each, groups=plan.groups * 3, queries=10, range_size=1000)
     said = {
         p: session.describe_guarantee(params, EXAMPLE_TABLE, Fraction(p))
@@ -302,7 +302,7 @@ def test_what_is_proven() -> None:
     """
     task = median_sizes.Task(10, 1000, 0.05)
     plan = median_sizes.tight_calibration(task, True)
-    each = Fraction(plan.median_epsilon).limit_denominator(10**9)
+    each = Fraction(plan.step).limit_denominator(10**9)
     params = AnsweringParams(
         epsilon=each, groups=plan.groups + 5, queries=10, range_size=1000, require="proven"
     )
@@ -310,7 +310,7 @@ def test_what_is_proven() -> None:
     with pytest.raises(PlanRefused, match=r"at least 12134 groups and epsilon"):
         StableMedian().event(params, REPLACE_TABLE)
     small = median_sizes.simple_calibration(task)
-    each = Fraction(small.median_epsilon).limit_denominator(10**9) + Fraction(1, 10**8)
+    each = Fraction(small.step).limit_denominator(10**9) + Fraction(1, 10**8)
     params = AnsweringParams(
         epsilon=each, groups=small.groups, queries=10, range_size=1000, interval="simple"
     )
@@ -323,7 +323,7 @@ def test_a_plan_says_what_its_answers_prove() -> None:
     median proves nothing.
     """
     plan = median_sizes.tight_calibration(median_sizes.Task(10, 1000, 0.05), True)
-    each = Fraction(plan.median_epsilon).limit_denominator(10**9)
+    each = Fraction(plan.step).limit_denominator(10**9)
     enough = {"epsilon": each, "groups": plan.groups + 5, "queries": 10, "range_size": 1000}
     proven, few = (
         AnsweringParams.model_validate(enough),
@@ -347,7 +347,7 @@ def test_every_answer_lies_between_the_quartiles_of_fresh_groups() -> None:
         median_sizes.tight_calibration(median_sizes.Task(10, 1001, 0.05), True),
         np.random.default_rng(0),
     )
-    each = Fraction(plan.median_epsilon).limit_denominator(10**9)
+    each = Fraction(plan.step).limit_denominator(10**9)
     params = {"epsilon": each, "groups": plan.groups, "queries": 10, "range_size": 1001}
     ask = ASK | {"range": {"kind": "grid", "lower": -5, "upper": 5, "step": "0.01"}}
     session = MemorySession(StableMedian(), Example(EXAMPLE_TABLE, params, [ask]), SystemSource())
@@ -426,7 +426,7 @@ def test_tau_is_the_planners() -> None:
         }
     )
     params = mean_queries.MeanParams(
-        epsilon=Fraction(plan.answer_epsilon), rows=plan.rows, queries=1000
+        epsilon=Fraction(plan.step), rows=plan.rows, queries=1000
     )
     assert mean_queries.proven_tau(params, one_row) == pytest.approx(0.1, abs=0.001)
     assert mean_queries.proven_tau(params, EXAMPLE_TABLE) is None
@@ -446,7 +446,7 @@ def test_tau_is_the_planners() -> None:
 def test_the_plan_is_the_papers() -> None:
     plan = multiplicative_weights.plan_weights(256, 1000, 1000, 0.025)
     assert (plan.updates, plan.queries) == (22_714, 20_000)
-    assert plan.step_epsilon == pytest.approx(3.189e-5, rel=1e-3)
+    assert plan.step == pytest.approx(3.189e-5, rel=1e-3)
     assert plan.groups == pytest.approx(177_392_992, rel=1e-6)
 
 

@@ -59,9 +59,9 @@ def test_tight_sizes_carry_their_proof() -> None:
     task = median_sizes.Task(1000, 10**6, 0.05)
     for bounded in (False, True):
         plan = median_sizes.tight_calibration(task, bounded)
-        assert median_sizes.carries_proof(task, plan.groups, plan.median_epsilon, bounded)
+        assert median_sizes.carries_proof(task, plan.groups, plan.step, bounded)
         assert not median_sizes.carries_proof(
-            task, plan.groups * 99 // 100, plan.median_epsilon, bounded
+            task, plan.groups * 99 // 100, plan.step, bounded
         )
 
 
@@ -93,7 +93,7 @@ def test_lecture_sizes_are_the_tables(queries: int, tau: float, row: tuple[int, 
 
 def test_lecture_plan_inverts_and_divides_tau() -> None:
     plan = lecture_sizes.plan_service(1000, 0.1, 0.05)
-    assert (plan.answer_epsilon, plan.scale) == (
+    assert (plan.step, plan.scale) == (
         pytest.approx(5.931e-5, rel=1e-3),
         pytest.approx(0.00472, abs=5e-6),
     )

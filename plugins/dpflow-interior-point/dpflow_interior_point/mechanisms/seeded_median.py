@@ -120,12 +120,17 @@ class SeededMedian(Mechanism[SeededMedianParams]):
         }
         counted = answer.count_cells({code: CellGrid(exponent) for code, exponent in wide.items()})
         windows = {c: self._find_window(counted[c], wide[c], cells, source) for c in wide}
-        fine = answer.count_cells({c: CellGrid(w.step) for c, w in windows.items() if w is not None})
+        fine = answer.count_cells(
+            {c: CellGrid(w.step) for c, w in windows.items() if w is not None}
+        )
         rows: list[Row] = []
         for code, key in enumerate(column_request(params, table).keys):
             value, status = None, "no_bins" if code in wide else "no_scale"
             if (window := windows.get(code)) is not None:
-                value, status = answer.column_value(median_in(window, fine[code], rate, source)), "ok"
+                value, status = (
+                    answer.column_value(median_in(window, fine[code], rate, source)),
+                    "ok",
+                )
             rows += [Row(key, "median", value), Row(key, "status", status)]
         return Result(tuple(rows))
 

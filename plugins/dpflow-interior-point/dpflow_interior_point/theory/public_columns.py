@@ -81,16 +81,16 @@ def is_approximate_median(values: ArrayLike, point: float, alpha: Fraction) -> b
 
 def log_spread(n: int, source: Source, low: float = -900, high: float = 900) -> Floats:
     """Values +-2^U with U uniform between ``low`` and ``high``."""
-    signs = 1.0 - 2.0 * (source.words(n) & np.uint64(1))
+    signs = 1.0 - 2.0 * (source.draw_words(n) & np.uint64(1))
     return np.asarray(signs * np.exp2(low + (high - low) * _draw_uniform(n, source)))
 
 
 def random_bits(n: int, source: Source) -> Floats:
     """Finite doubles, each bit pattern as likely as any other."""
-    values = source.words(n).view(np.float64)
+    values = source.draw_words(n).view(np.float64)
     # infinities and NaN are drawn again, which keeps the others uniform
     while (bad := np.flatnonzero(~np.isfinite(values))).size:
-        values[bad] = source.words(bad.size).view(np.float64)
+        values[bad] = source.draw_words(bad.size).view(np.float64)
     return values
 
 
@@ -112,7 +112,7 @@ def hard_median(
 
 
 def _draw_uniform(n: int, source: Source) -> Floats:
-    return np.asarray((source.words(n) >> np.uint64(11)) * 2.0**-53, np.float64)
+    return np.asarray((source.draw_words(n) >> np.uint64(11)) * 2.0**-53, np.float64)
 
 
 def _finite_array(values: ArrayLike) -> Floats:

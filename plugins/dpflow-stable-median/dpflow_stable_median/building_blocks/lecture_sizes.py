@@ -46,13 +46,11 @@ def composed_bound(
     return error + alpha, min(1.0, queries * beta + failure)
 
 
-def total_epsilon(step_epsilon: float, queries: int, delta: float) -> float:
+def total_epsilon(step: float, queries: int, delta: float) -> float:
     """Composition in the lecture's form: e sqrt(2 k ln(1/delta)) + k e (exp(e) - 1); floats, for
     planning.
     """
-    return step_epsilon * sqrt(2 * queries * log(1 / delta)) + queries * step_epsilon * expm1(
-        step_epsilon
-    )
+    return step * sqrt(2 * queries * log(1 / delta)) + queries * step * expm1(step)
 
 
 def largest_step(epsilon: float, queries: int, delta: float) -> float:
@@ -70,7 +68,7 @@ def largest_step(epsilon: float, queries: int, delta: float) -> float:
 class Service:
     """Parameters of the mean-answering service.
 
-    ``rows`` m, the larger of ``noise_rows`` and ``transfer_rows``; ``answer_epsilon`` of one;
+    ``rows`` m, the larger of ``noise_rows`` and ``transfer_rows``; ``step`` of one;
     ``delta`` of the whole; ``scale`` of the noise on an answer; ``alpha`` and ``epsilon`` how the
     error is divided.
     """
@@ -78,7 +76,7 @@ class Service:
     rows: int
     noise_rows: int
     transfer_rows: int
-    answer_epsilon: float
+    step: float
     epsilon: float
     delta: float
     alpha: float
@@ -99,19 +97,12 @@ def plan_service(queries: int, tau: float, beta: float, noise_share: float = 0.5
         )
     alpha, epsilon = noise_share * tau, (1 - noise_share) * tau / 6
     delta = min(beta * epsilon / 8, epsilon / 16)
-    answer_epsilon = largest_step(epsilon, queries, delta)
-    noise = log(2 * queries / beta) / (answer_epsilon * alpha)
+    step = largest_step(epsilon, queries, delta)
+    noise = log(2 * queries / beta) / (step * alpha)
     generalisation = max(8 * log(2 / beta) / epsilon**2, 12 / epsilon**2)
     rows = ceil(max(noise, generalisation))
     return Service(
-        rows,
-        ceil(noise),
-        ceil(generalisation),
-        answer_epsilon,
-        epsilon,
-        delta,
-        alpha,
-        1 / (rows * answer_epsilon),
+        rows, ceil(noise), ceil(generalisation), step, epsilon, delta, alpha, 1 / (rows * step)
     )
 
 

@@ -39,12 +39,12 @@ class Task:
 class Calibration:
     """Parameters of the answering service.
 
-    ``groups`` m; ``median_epsilon`` of one median; ``epsilon`` and ``delta`` of the whole
+    ``groups`` m; ``step`` of one median; ``epsilon`` and ``delta`` of the whole
     interaction per group.
     """
 
     groups: int
-    median_epsilon: float
+    step: float
     epsilon: float
     delta: float
 
@@ -57,9 +57,9 @@ def largest_step(epsilon: float, delta: float, count: int) -> float:
     return (sqrt(2 * log_inverse + 2 * epsilon) - sqrt(2 * log_inverse)) / sqrt(count)
 
 
-def total_epsilon(step_epsilon: float, delta: float, count: int) -> float:
+def total_epsilon(step: float, delta: float, count: int) -> float:
     """The inverse of `step`: epsilon of so many medians."""
-    return count * step_epsilon**2 / 2 + step_epsilon * sqrt(2 * count * log(1 / delta))
+    return count * step**2 / 2 + step * sqrt(2 * count * log(1 / delta))
 
 
 @cache
@@ -68,27 +68,20 @@ def paper_calibration(task: Task) -> Calibration:
     b = task.beta / 2
     first = 640 * sqrt(max(task.queries, 16) * log(256 / b)) * log(task.queries * task.range / b)
     groups = ceil(max(first, 2560 * log(2 * task.queries / b)))
-    median_epsilon = 16 * log(task.queries * task.range / b) / groups
-    return Calibration(
-        groups, median_epsilon, total_epsilon(median_epsilon, b / 256, task.queries), b / 256
-    )
+    step = 16 * log(task.queries * task.range / b) / groups
+    return Calibration(groups, step, total_epsilon(step, b / 256, task.queries), b / 256)
 
 
 @cache
 def exact_calibration(task: Task) -> Calibration:
     """The conditions of Theorem 4.3 with its equation (5) solved exactly."""
     b = task.beta / 2
-    median_epsilon = largest_step(1 / 20, b / 256, task.queries)
+    step = largest_step(1 / 20, b / 256, task.queries)
     groups = ceil(
-        max(
-            16 * log(task.queries * task.range / b) / median_epsilon,
-            2560 * log(2 * task.queries / b),
-        )
+        max(16 * log(task.queries * task.range / b) / step, 2560 * log(2 * task.queries / b))
     )
-    median_epsilon = 16 * log(task.queries * task.range / b) / groups
-    return Calibration(
-        groups, median_epsilon, total_epsilon(median_epsilon, b / 256, task.queries), b / 256
-    )
+    step = 16 * log(task.queries * task.range / b) / groups
+    return Calibration(groups, step, total_epsilon(step, b / 256, task.queries), b / 256)
 
 
 @cache
@@ -117,14 +110,10 @@ def tight_calibration(
                 room, work = _room_and_work(half_width, epsilon, delta, b2)
                 if room <= 0:
                     break
-                median_epsilon = largest_step(epsilon, delta, task.queries) * (
-                    2 if bounded_range else 1
-                )
-                m = (
-                    2 * log(task.queries * task.range / (share * task.beta)) / median_epsilon + work
-                ) / room
+                step = largest_step(epsilon, delta, task.queries) * (2 if bounded_range else 1)
+                m = (2 * log(task.queries * task.range / (share * task.beta)) / step + work) / room
                 if m < best[1]:
-                    best = Calibration(ceil(m), median_epsilon, epsilon, delta), m
+                    best = Calibration(ceil(m), step, epsilon, delta), m
     return best[0]
 
 
@@ -148,26 +137,24 @@ def _room_and_work(
 def carries_proof(
     task: Task,
     groups: int,
-    median_epsilon: float,
+    step: float,
     bounded_range: bool = True,
     half_width: float = 0.25,
     p: float = 0.5,
 ) -> bool:
-    """Whether medians, or p-quantiles, of ``median_epsilon`` on so many groups carry the proof of
+    """Whether medians, or p-quantiles, of ``step`` on so many groups carry the proof of
     `tight`.
 
-    ``median_epsilon`` is per group: what one group's change costs. The first division of beta that proves the
+    ``step`` is per group: what one group's change costs. The first division of beta that proves the
     medians must prove the
     quantiles, too: all answers of a session together fail with probability beta.
     """
     for share in (0.5, 0.8, 0.9, 0.99):
         b1, b2 = share * task.beta, (1 - share) * task.beta
-        median = 2 * log(task.queries * task.range / b1) / (median_epsilon * groups)
+        median = 2 * log(task.queries * task.range / b1) / (step * groups)
         for x in range(2, 25):
             delta = b2 * 10 ** (-x / 2) / 8
-            epsilon = total_epsilon(
-                median_epsilon / (2 if bounded_range else 1), delta, task.queries
-            )
+            epsilon = total_epsilon(step / (2 if bounded_range else 1), delta, task.queries)
             if epsilon > 1:
                 continue
             room, work = _room_and_work(half_width, epsilon, delta, b2)
@@ -189,17 +176,15 @@ def width_calibration(task: Task, half_width: float) -> Calibration:
         )
     b, w = task.beta / 2, half_width
     allowed, delta = 0.5 * log1p(w / 2), w * b / 64
-    median_epsilon = largest_step(allowed, delta, task.queries)
+    step = largest_step(allowed, delta, task.queries)
     groups = ceil(
         max(
-            4 * log(task.queries * task.range / b) / (w * median_epsilon),
+            4 * log(task.queries * task.range / b) / (w * step),
             32 / (allowed * w) * log(2 * task.queries / b),
         )
     )
-    median_epsilon = 4 * log(task.queries * task.range / b) / (w * groups)
-    return Calibration(
-        groups, median_epsilon, total_epsilon(median_epsilon, delta, task.queries), delta
-    )
+    step = 4 * log(task.queries * task.range / b) / (w * groups)
+    return Calibration(groups, step, total_epsilon(step, delta, task.queries), delta)
 
 
 @dataclass(frozen=True)
@@ -209,7 +194,7 @@ class Simple:
     """
 
     groups: int
-    median_epsilon: float
+    step: float
     epsilon: float
     delta: float
     rho: float
@@ -230,10 +215,8 @@ def simple_calibration(task: Task) -> Simple:
         )
     groups = ceil(m)
     rho = task.beta / (10 * task.queries * groups)
-    median_epsilon = 4 * log(2 * task.queries * task.range / task.beta) / groups
-    return Simple(
-        groups, median_epsilon, total_epsilon(median_epsilon, rho, task.queries), rho, rho
-    )
+    step = 4 * log(2 * task.queries * task.range / task.beta) / groups
+    return Simple(groups, step, total_epsilon(step, rho, task.queries), rho, rho)
 
 
 def amplified_blocks(rho: float) -> int:
@@ -272,13 +255,8 @@ def heuristic_calibration(task: Task) -> Calibration:
     """Not proven: median accuracy holds, generalisation only against the sign-aggregation attack.
     For demos and tests.
     """
-    median_epsilon = 1.5 / sqrt(task.queries)
-    return Calibration(
-        ceil(16 * log(task.queries * task.range / task.beta) / median_epsilon),
-        median_epsilon,
-        inf,
-        0.0,
-    )
+    step = 1.5 / sqrt(task.queries)
+    return Calibration(ceil(16 * log(task.queries * task.range / task.beta) / step), step, inf, 0.0)
 
 
 def median_groups(points: int, epsilon: float, alpha: float, beta: float) -> int:

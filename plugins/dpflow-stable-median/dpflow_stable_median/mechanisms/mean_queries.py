@@ -173,16 +173,11 @@ def proven_tau(params: MeanParams, table: Table) -> float | None:
     """
     if table.contribution_bounds.rows != 1:
         return None
-    k, m, answer_epsilon, beta = (
-        params.queries,
-        params.rows,
-        float(params.epsilon),
-        float(params.beta),
-    )
+    k, m, step, beta = (params.queries, params.rows, float(params.epsilon), float(params.beta))
     low, high = max(sqrt(12 / m), sqrt(8 * log(2 / beta) / m)), 1 / 8
 
     def composed_epsilon(epsilon: float) -> float:
-        return lecture_sizes.total_epsilon(answer_epsilon, k, min(beta * epsilon / 8, epsilon / 16))
+        return lecture_sizes.total_epsilon(step, k, min(beta * epsilon / 8, epsilon / 16))
 
     if low > high or composed_epsilon(high) > high:
         return None
@@ -193,4 +188,4 @@ def proven_tau(params: MeanParams, table: Table) -> float | None:
         middle = (low + high) / 2
         low, high = (middle, high) if composed_epsilon(middle) > middle else (low, middle)
         epsilon = high
-    return 6 * epsilon + log(2 * k / beta) / (m * answer_epsilon)
+    return 6 * epsilon + log(2 * k / beta) / (m * step)

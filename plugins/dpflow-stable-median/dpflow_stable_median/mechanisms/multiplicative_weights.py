@@ -54,12 +54,12 @@ class WeightsPlan:
     """Sizes for a population error of 1/8 in every step of the binary search, which gives answers
     between the quartiles.
 
-    ``updates`` c; ``epsilon``, ``delta`` of the session, ``step_epsilon`` of a step; ``groups`` m;
+    ``updates`` c; ``epsilon``, ``delta`` of the session, ``step`` of a step; ``groups`` m;
     ``queries`` statistical ones.
     """
 
     updates: int
-    step_epsilon: float
+    step: float
     groups: int
     queries: int
     epsilon: float
@@ -80,16 +80,11 @@ def plan_weights(universe: int, queries: int, points: int, beta: float) -> Weigh
     statistical = 2 * queries * ceil(log(points, 2))
     updates = ceil(4 * log(universe) / a**2)
     epsilon, delta = 0.5 * log1p(1 / 16), beta / 512
-    step_epsilon = float(step_eps(epsilon, delta, 2 * updates))
+    step = float(step_eps(epsilon, delta, 2 * updates))
     noise = 2 * log(3 * updates / beta) + 4 * log(3 * statistical / beta)
     transfer = 8 / (epsilon / 32) * log(4 * statistical / beta)
     return WeightsPlan(
-        updates,
-        step_epsilon,
-        ceil(max(noise / (step_epsilon * h), transfer)),
-        statistical,
-        epsilon,
-        delta,
+        updates, step, ceil(max(noise / (step * h), transfer)), statistical, epsilon, delta
     )
 
 

@@ -195,34 +195,31 @@ class StableMedian(InteractiveMechanism[AnsweringParams, AnswerQuery]):
         self, params: AnsweringParams, table: Table, p: Fraction = HALF
     ) -> dict[str, Any]:
         """What an answer about the p-quantile is worth on fresh groups."""
-        median_epsilon, w, task = (
+        step, w, task = (
             float(params.epsilon) / self.touched_groups(table),
             float(params.half_width),
             params.median_task(),
         )
         interval = [max(0.0, float(p) - w), min(1.0, float(p) + w)]
         proven = params.median == "exponential" and median_sizes.carries_proof(
-            task, params.groups, median_epsilon, half_width=w, p=float(p)
+            task, params.groups, step, half_width=w, p=float(p)
         )
         # Theorem 4.7 is about medians; other quantiles have no proof for this interval.
         if params.interval == "simple" and params.median == "exponential" and p == HALF:
             rho = float(params.beta) / (10 * params.queries * params.groups)
-            interval, proven = (
-                [rho, 1 - rho],
-                simple_proof_holds(task, params.groups, median_epsilon),
-            )
+            interval, proven = ([rho, 1 - rho], simple_proof_holds(task, params.groups, step))
         elif params.interval == "simple":  # its proof is about interior points
             proven = False
         return {"guarantee": "proven" if proven else "heuristic", "interval": interval}
 
 
-def simple_proof_holds(task: median_sizes.Task, groups: int, median_epsilon: float) -> bool:
+def simple_proof_holds(task: median_sizes.Task, groups: int, step: float) -> bool:
     """Theorem 4.7's two conditions: an interior point every time, and at most ln 2 in all at delta
     = rho.
     """
     rho = task.beta / (10 * task.queries * groups)
-    interior = groups * median_epsilon >= 4 * log(2 * task.queries * task.range / task.beta)
-    return interior and median_sizes.total_epsilon(median_epsilon, rho, task.queries) <= log(2)
+    interior = groups * step >= 4 * log(2 * task.queries * task.range / task.beta)
+    return interior and median_sizes.total_epsilon(step, rho, task.queries) <= log(2)
 
 
 def explain_unproven(params: AnsweringParams, changed: int) -> str:
@@ -241,6 +238,6 @@ def explain_unproven(params: AnsweringParams, changed: int) -> str:
     split, fresh_groups = median_sizes.splitting_groups(task)
     return (
         f"{params.groups} groups at epsilon {float(params.epsilon):.4g} prove nothing for {params.queries} queries: take "
-        f"at least {best.groups} groups and epsilon {best.median_epsilon * changed:.4g}, or split the data into {split} "
+        f"at least {best.groups} groups and epsilon {best.step * changed:.4g}, or split the data into {split} "
         f"groups and use {fresh_groups} fresh ones per query"
     )

@@ -374,7 +374,7 @@ class MeanSizes(Calculator[MeanSizesParams]):
             ),
         )
         notes = (
-            f"tau {tau:.6g}: {plan.alpha:.4g} for noise, {6 * plan.epsilon:.4g} for generalisation; epsilon {plan.answer_epsilon:.3e} an "
+            f"tau {tau:.6g}: {plan.alpha:.4g} for noise, {6 * plan.epsilon:.4g} for generalisation; epsilon {plan.step:.3e} an "
             f"answer, {plan.epsilon:.4g} in all at delta {plan.delta:.3g}; noise of scale {plan.scale:.5f}",
             f"noise needs {plan.noise_rows:,} rows, transfer {plan.transfer_rows:,}",
         )
@@ -433,8 +433,8 @@ def sparse_vector_dr14(
     """Groups of the sparse-vector engine alone for tolerance alpha: (with `step_eps`, with the
     textbook's constants).
     """
-    step_epsilon = step_eps(promise_epsilon, delta, failures)
-    ours = 2 * (2 * log(2 * failures / beta) + 4 * log(2 * queries / beta)) / (alpha * step_epsilon)
+    step = step_eps(promise_epsilon, delta, failures)
+    ours = 2 * (2 * log(2 * failures / beta) + 4 * log(2 * queries / beta)) / (alpha * step)
     textbook = (
         (log(queries) + log(2 * failures / beta))
         * (512 * failures * log(1 / delta)) ** 0.5
