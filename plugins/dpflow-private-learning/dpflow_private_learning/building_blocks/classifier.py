@@ -10,7 +10,7 @@ predicts anywhere, at no cost.
 
 `fit` takes a declared private table in the place of X: labels and features never come to this
 process's arrays, they are charged and read inside the release. A stored result gives the same
-model: ``PrivateClassifier.of(receipt.result.document)``.
+model: ``PrivateClassifier.from_document(receipt.result.document)``.
 """
 
 from __future__ import annotations
