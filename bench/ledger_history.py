@@ -78,7 +78,7 @@ def fill(ledger: Ledger, target: str, anchor: Path, scope: str, number: int) -> 
         names = [column.name for column in table.columns]
         if table is schema.entry:
             last = batch[-1]
-            last["hash"] = chain.hashed(last)
+            last["hash"] = chain.hash_entry(last)
             last["seal"] = Anchor(anchor).seal(last["seq"], last["hash"])
         if "://" in target:
             with connection.cursor().copy(

@@ -291,9 +291,9 @@ QUARTILE = 0.6744897501960817
 def _medians(values: Floats, each: Fraction, source: StreamSource) -> Floats:
     """A private median of every column."""
     rate, half = rate_for(each, Fraction(1, 2), 1), Fraction(1, 2)
-    keys = [SPAN.keys(column) for column in np.ascontiguousarray(values.T)]
+    keys = [SPAN.nearest_keys(column) for column in np.ascontiguousarray(values.T)]
     return np.array(
-        [SPAN.value(draw_quantile(k, SPAN.first, SPAN.last, half, rate, source)) for k in keys]
+        [SPAN.key_value(draw_quantile(k, SPAN.first_key, SPAN.last_key, half, rate, source)) for k in keys]
     )
 
 

@@ -172,9 +172,9 @@ class StableMedian(InteractiveMechanism[AnsweringParams, AnswerQuery]):
         # they are
         values = np.sort(answer.values.reshape(query.blocks, -1), axis=0)[(query.blocks - 1) // 2]
         key = find_median(params.median).draw(
-            span.keys(values),
-            span.first,
-            span.last,
+            span.nearest_keys(values),
+            span.first_key,
+            span.last_key,
             query.p,
             params.epsilon,
             self.touched_groups(table),
@@ -183,7 +183,7 @@ class StableMedian(InteractiveMechanism[AnsweringParams, AnswerQuery]):
         # the verdict shows counts of queries only, which are public
         left = params.queries - answer_count - 1
         body = {
-            "value": span.value(key),
+            "value": span.key_value(key),
             **self.describe_guarantee(params, table, query.p),
             "queries_left": left,
         }
