@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dpflow.cli.console import terminal
+from dpflow.cli.console import make_console
 from dpflow.errors import InvalidInput
 from dpflow.extras import require_extra
 
@@ -46,4 +46,4 @@ def command(
     elif down:
         ui.stop_ui(folder)
     else:
-        job.run_demo(folder, days, terminal(), resume=resume)
+        job.run_demo(folder, days, make_console(), resume=resume)

@@ -1,276 +1,220 @@
-"""A real Airflow on a throw-away home: started, driven over its REST API, and gone afterwards by
-process group.
-"""
+"""A real Airflow in the demo's workspace: started, watched, and gone afterwards."""
 
 from __future__ import annotations
 
-import base64
 import json
-import os
-import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import httpx
-
-from dpflow.errors import DpflowError
+from dpflow.demo import airflow_client
+from dpflow.demo.airflow_client import AirflowClient, DemoFailed
+from dpflow.demo.airflow_environment import airflow_environment, find_free_port, mark_of
+from dpflow.demo.supervisor import end_marked, is_alive
+from dpflow.demo.workspace import Workspace
 
 PROCESSES = ("api-server", "scheduler", "dag-processor")
 AIRFLOW = (sys.executable, "-m", "airflow")
-RESTARTS = 3  # of processes that end by themselves, as a supervisor would; on SQLite a busy Airflow's scheduler may
-
-
-class DemoFailed(DpflowError):
-    """The demo's own Airflow did not do what it must; the message names the log to read."""
-
-
-def free_port() -> int:
-    """A TCP port that is free on loopback now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def environment(root: Path, port: int, **more: str) -> dict[str, str]:
-    """What every Airflow process of the demo is told. Loopback only; few forks; its own secrets."""
-    home = root / "demo" / "airflow"
-    inherited = {
-        k: v
-        for k, v in os.environ.items()
-        if not k.startswith(("AIRFLOW", "DPFLOW", "PYTHONDONTWRITE"))
-    }
-    ledger = {"conn_type": "dpflow_ledger", "host": str(root / "demo" / "ledger.sqlite")}
-    return (
-        inherited
-        | {
-            "AIRFLOW_HOME": str(home),
-            "AIRFLOW__CORE__DAGS_FOLDER": str(root / "dags"),
-            "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-            "AIRFLOW__CORE__EXECUTOR": "LocalExecutor",
-            "AIRFLOW__CORE__PARALLELISM": "3",
-            "AIRFLOW__CORE__MAX_ACTIVE_TASKS_PER_DAG": "3",
-            "AIRFLOW__CORE__FERNET_KEY": base64.urlsafe_b64encode(secrets.token_bytes(32)).decode(),
-            "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"http://127.0.0.1:{port}/execution/",
-            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
-            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home / 'airflow.db'}",
-            "AIRFLOW__API__HOST": "127.0.0.1",
-            "AIRFLOW__API__PORT": str(port),
-            "AIRFLOW__API__BASE_URL": f"http://127.0.0.1:{port}",
-            "AIRFLOW__API__WORKERS": "1",
-            "AIRFLOW__API_AUTH__JWT_SECRET": secrets.token_urlsafe(32),
-            "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT": str(free_port()),
-            "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "5",
-            "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.2",
-            "AIRFLOW_CONN_DPFLOW_LEDGER": json.dumps(ledger),
-            "GX_ANALYTICS_ENABLED": "false",
-            "NO_PROXY": "127.0.0.1,localhost",
-            "MPLBACKEND": "Agg",
-        }
-        | more
-    )
+RESTARTS = 3  # of processes that end by themselves; on SQLite a busy Airflow's scheduler may
+GRACE = 10.0  # seconds between SIGTERM and SIGKILL
+TAIL = 8  # lines of a log in a message
 
 
 class Stage:
-    """A running Airflow and its REST API."""
+    """A running Airflow; ``client`` is its REST API.
 
-    def __init__(self, root: Path, env: dict[str, str]) -> None:
-        self.root, self.env = root, env
-        self.url = env["AIRFLOW__API__BASE_URL"]
-        self.logs = root / "demo" / "logs"
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
-        self._homes: dict[str, str] = {}
-        self._restarts = 0
-        self._client = httpx.Client(base_url=self.url, timeout=30, trust_env=False)
+    Args:
+        logs: folder of the processes' logs.
+        env: environment of its processes.
+        detached: whether it goes on when this process ends.
+    """
+
+    def __init__(self, logs: Path, env: Mapping[str, str], *, detached: bool = False) -> None:
+        self.logs, self.env, self._detached = logs, dict(env), detached
+        self.client = AirflowClient(env["AIRFLOW__API__BASE_URL"], self.check_processes)
+        self.supervisor: subprocess.Popen[bytes] | None = None
+
+    def migrate(self) -> None:
+        """Make or upgrade the metadata database. Raises `DemoFailed`."""
+        self.logs.mkdir(parents=True, exist_ok=True)
+        with (self.logs / "migrate.log").open("wb") as log:
+            command = [*AIRFLOW, "db", "migrate"]
+            outcome = subprocess.run(command, env=self.env, stdout=log, stderr=log, check=False)
+        if outcome.returncode:
+            raise DemoFailed("airflow db migrate failed" + quote_tail(self.logs / "migrate.log"))
 
     def start(
         self,
         processes: tuple[str, ...] = PROCESSES,
-        *,
-        migrate: bool = True,
-        own_homes: bool = False,
+        homes: Mapping[str, Path] | None = None,
     ) -> None:
-        """Migrate the metadata database and start the processes, each leading a process group of
-        its own.
+        """Start processes under a supervisor, which ends them when this process ends.
 
-        ``own_homes`` gives each an AIRFLOW_HOME of its own, as containers have.
+        Args:
+            processes: names of Airflow's components.
+            homes: an AIRFLOW_HOME for each, as containers have, instead of one for all.
         """
         self.logs.mkdir(parents=True, exist_ok=True)
-        if migrate:
-            with (self.logs / "migrate.log").open("wb") as log:
-                done = subprocess.run(
-                    [*AIRFLOW, "db", "migrate"], env=self.env, stdout=log, stderr=log, check=False
-                )
-            if done.returncode:
-                raise DemoFailed(f"airflow db migrate failed; read {log.name}")
         for name in processes:
-            self._homes[name] = (
-                str(self.root / f"home-{name}") if own_homes else self.env["AIRFLOW_HOME"]
-            )
             (self.logs / f"{name}.log").unlink(missing_ok=True)
-            self._launch(name)
-
-    def _launch(self, name: str) -> None:
-        env = self.env | {"AIRFLOW_HOME": self._homes[name]}
-        with (self.logs / f"{name}.log").open("ab") as log:
-            self._running[name] = subprocess.Popen(
-                [*AIRFLOW, name], env=env, stdout=log, stderr=log, start_new_session=True
+        config = {
+            "commands": {name: [*AIRFLOW, name] for name in processes},
+            "environments": {k: {"AIRFLOW_HOME": str(v)} for k, v in (homes or {}).items()},
+            "logs": str(self.logs),
+            "restarts": RESTARTS,
+            "patience": GRACE,
+            "detached": self._detached,
+        }
+        with (self.logs / "supervisor.log").open("wb") as log:
+            self.supervisor = subprocess.Popen(
+                [sys.executable, "-m", "dpflow.demo.supervisor"],
+                env=self.env,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
+        assert self.supervisor.stdin is not None
+        self.supervisor.stdin.write(json.dumps(config).encode() + b"\n")
+        self.supervisor.stdin.flush()
 
-    def _supervise(self) -> None:
-        """Start again what ended by itself, a few times. Raises `DemoFailed` after that."""
-        for name, process in list(self._running.items()):
-            if process.poll() is None:
-                continue
-            end_groups([process.pid])
-            if self._restarts == RESTARTS:
-                raise DemoFailed(
-                    f"airflow {name} ended by itself; read {self.logs / (name + '.log')}"
-                )
-            self._restarts += 1
-            self._launch(name)
-
-    def groups(self) -> list[int]:
-        """Process groups that were started."""
-        return [process.pid for process in self._running.values()]
+    def check_processes(self) -> None:
+        """Raise `DemoFailed` when a process kept ending by itself."""
+        if self.supervisor is None or self.supervisor.poll() is None:
+            return
+        output = (self.logs / "supervisor.log").read_text().split()
+        name = output[-1] if output else "supervisor"
+        raise DemoFailed(
+            f"airflow {name} ended by itself {RESTARTS + 1} times"
+            + quote_tail(self.logs / f"{name}.log")
+        )
 
     def stop(self) -> None:
-        """End every process group: politely, then for good."""
-        self._client.close()
-        end_groups(self.groups())
-        for process in self._running.values():
-            process.wait()
+        """End every process: politely, then by force."""
+        self.client.close()
+        if self.supervisor is not None:
+            assert self.supervisor.stdin is not None
+            with suppress(BrokenPipeError):
+                self.supervisor.stdin.close()
+            with suppress(ProcessLookupError):
+                self.supervisor.send_signal(signal.SIGTERM)
+            self.supervisor.wait()
 
     def wait(
-        self, what: str, done: Callable[[], Any], seconds: float = 300, every: float = 0.5
+        self,
+        what: str,
+        done: Callable[[], Any],
+        progress: Callable[[], Any] | None = None,
+        every: float = 1.0,
     ) -> Any:
-        """Poll until ``done`` returns something true. Raises `DemoFailed` when time is up or a
-        process keeps ending.
+        """Poll until ``done`` returns something true, as long as something moves.
+
+        Args:
+            what: what is waited for, for the message.
+            done: asked ``every`` so many seconds.
+            progress: anything that changes while work goes on; tasks' logs do, too.
+
+        Raises:
+            DemoFailed: nothing changed for `airflow_client.PATIENCE` seconds, or a process keeps
+                ending. There is no other deadline.
         """
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            self._supervise()
+        last_state, last_change = None, time.monotonic()
+        while True:
+            self.check_processes()
             if result := done():
                 return result
+            state = (self._measure_logs(), progress() if progress else None)
+            if state != last_state:
+                last_state, last_change = state, time.monotonic()
+            elif time.monotonic() - last_change > airflow_client.PATIENCE:
+                raise DemoFailed(
+                    f"nothing moved for {airflow_client.PATIENCE:.0f} s while waiting for {what}"
+                    + quote_tail(self.newest_log())
+                )
             time.sleep(every)
-        raise DemoFailed(
-            f"{what} did not happen within {seconds:.0f} s; read the logs in {self.logs}"
-        )
 
-    def healthy(self) -> bool:
-        """Whether the API answers and the scheduler beats; fetches a token on the way."""
-        if not self.answers():
-            return False
-        try:
-            token = self._client.get("/auth/token").json()["access_token"]
-        except (httpx.HTTPError, KeyError, ValueError):
-            return False
-        self._client.headers["Authorization"] = f"Bearer {token}"
-        return True
+    def await_health(self) -> None:
+        """Wait until the scheduler beats, and log in where no password is needed."""
 
-    def answers(self) -> bool:
-        """Whether the API answers and says that the scheduler beats."""
-        try:
-            health = self._client.get("/api/v2/monitor/health").json()
-            return bool(health["scheduler"]["status"] == "healthy")
-        except (httpx.HTTPError, KeyError, ValueError):
-            return False
+        def ready() -> bool:
+            return self.client.is_healthy() and (bool(self._has_login()) or self.client.log_in())
 
-    def get(self, path: str, **params: Any) -> Any:
-        """GET below /api/v2; None when it is not there."""
-        answer = self._client.get(f"/api/v2/{path}", params=params)
-        return None if answer.status_code == 404 else self._body(answer)
+        self.wait("a healthy Airflow", ready, every=0.5)
 
-    def post(self, path: str, body: dict[str, Any]) -> Any:
-        """POST below /api/v2; tried again while Airflow says "not now".
+    def _has_login(self) -> bool:
+        return self.env["AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS"] != "True"
 
-        503: SQLite is locked by another of its processes. 409: the scheduler has not noticed yet
-        that a backfill is done.
-        """
-        until = time.monotonic() + 90
-        while True:
-            answer = self._client.post(f"/api/v2/{path}", json=body)
-            if answer.status_code not in (409, 503) or time.monotonic() > until:
-                return self._body(answer)
-            time.sleep(0.5)
+    def _task_logs(self) -> list[Path]:
+        return list(Path(self.env["AIRFLOW_HOME"], "logs").glob("dag_id=*/**/*.log"))
 
-    def _body(self, answer: httpx.Response) -> Any:
-        if answer.is_error:
-            raise DemoFailed(
-                f"Airflow answered {answer.status_code} to {answer.request.url.path}: {answer.text[:500]}"
-            )
-        return answer.json()
+    def _measure_logs(self) -> int:
+        """Bytes of what tasks and the starting scheduler wrote; others write without progress."""
+        files = [*self._task_logs(), self.logs / "migrate.log"]
+        return sum(file.stat().st_size for file in files if file.exists())
 
-    def backfill(
-        self, dag: str, first: str, last: str, *, runs: int = 3, reprocess: str = "none"
-    ) -> None:
-        """Ask the scheduler to run every interval from first to last (dates)."""
-        stamp = "{}T00:00:00Z".format
-        self.post(
-            "backfills",
-            {
-                "dag_id": dag,
-                "from_date": stamp(first),
-                "to_date": stamp(last),
-                "max_active_runs": runs,
-                "reprocess_behavior": reprocess,
-                "run_backwards": False,
-                "dag_run_conf": {},
-            },
-        )
+    def newest_log(self) -> Path:
+        """The log of the task that wrote last; before there is one, the scheduler's."""
+        logs = [(file.stat().st_mtime, file) for file in self._task_logs()]
+        return max(logs, default=(0.0, self.logs / "scheduler.log"))[1]
 
-    def runs(self, dag: str) -> list[dict[str, Any]]:
-        """All runs of a DAG, oldest first."""
-        return list(self.get(f"dags/{dag}/dagRuns", limit=500, order_by="run_after")["dag_runs"])
-
-    def tasks(self, dag: str, run: str) -> list[dict[str, Any]]:
-        """Task instances of a run."""
-        return list(
-            self.get(f"dags/{dag}/dagRuns/{run}/taskInstances", limit=500)["task_instances"]
-        )
-
-    def clear(self, dag: str, run: str) -> None:
-        """Clear every task of a run, so that the scheduler runs it again."""
-        body = {"dag_run_id": run, "dry_run": False, "only_failed": False, "reset_dag_runs": True}
-        self.post(f"dags/{dag}/clearTaskInstances", body)
+    def explain_failure(self, dag: str, run: str) -> str:
+        """The failed task of a run with the last lines of its log, to put behind a sentence."""
+        for task in self.client.list_tasks(dag, run):
+            if task["state"] == "failed":
+                folder = Path(self.env["AIRFLOW_HOME"], "logs", f"dag_id={dag}", f"run_id={run}")
+                logs = sorted(folder.glob(f"task_id={task['task_id']}/**/*.log"))
+                return f" at task {task['task_id']}" + (quote_tail(logs[-1]) if logs else "")
+        return quote_tail(self.logs / "scheduler.log")
 
 
-def end_groups(groups: list[int], patience: float = 10) -> None:
-    """SIGTERM process groups and SIGKILL what is left of them after ``patience`` seconds."""
-    for signum, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, 2.0)):
-        left = [group for group in groups if _signal(group, signum)]
-        until = time.monotonic() + seconds
-        while left and time.monotonic() < until:
-            time.sleep(0.1)
-            left = [group for group in left if _signal(group, 0)]
-
-
-def _signal(group: int, signum: int) -> bool:
-    """Send a signal to a group; False when the group is gone. A zombie leader that we still own is
-    reaped.
-    """
-    with suppress(ChildProcessError):
-        os.waitpid(group, os.WNOHANG)
+def quote_tail(log: Path, lines: int = TAIL) -> str:
+    """The end of a log, to put behind a sentence; lines of JSON as their event and error."""
     try:
-        os.killpg(group, signum)
-    except ProcessLookupError:
-        return False
-    return True
+        text = log.read_text(errors="replace").splitlines()
+    except OSError:
+        return f"; there is no log {log}"
+    readable = (line for line in map(_readable_line, text) if not line.startswith("::"))
+    tail = [line for line in readable if line.strip()][-lines:]
+    return "\n".join([f"; the end of {log}:", *(f"    {line[:300]}" for line in tail)])
+
+
+def _readable_line(line: str) -> str:
+    try:
+        record = json.loads(line)
+        errors = [f"{e['exc_type']}: {e['exc_value']}" for e in record.get("error_detail") or ()]
+        return " ".join([str(record["event"]), *errors])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return line
+
+
+def end_leftovers(workspace: Workspace) -> int:
+    """End processes of an earlier run in this workspace; how many there were."""
+    return end_marked(mark_of(workspace), GRACE)
+
+
+def read_supervisor(workspace: Workspace) -> int | None:
+    """Process id of the supervisor that `--up` left running in this workspace, if it runs."""
+    with suppress(OSError, ValueError):
+        pid = int(workspace.supervisor_file.read_text())
+        command = Path(f"/proc/{pid}/cmdline")
+        ours = not command.exists() or b"dpflow.demo.supervisor" in command.read_bytes()
+        return pid if is_alive(pid) and ours else None
+    return None
 
 
 @contextmanager
-def running(root: Path, **more: str) -> Iterator[Stage]:
-    """An Airflow that is healthy on entry and gone on exit."""
-    stage = Stage(root, environment(root, free_port(), **more))
+def running_stage(workspace: Workspace, **more: str) -> Iterator[Stage]:
+    """An Airflow that is healthy on entry and gone on exit; ``more`` goes into its environment."""
+    stage = Stage(workspace.logs, airflow_environment(workspace, find_free_port()) | more)
     try:
+        stage.migrate()
         stage.start()
-        stage.wait("a healthy Airflow", stage.healthy)
+        stage.await_health()
         yield stage
     finally:
         stage.stop()

@@ -1,4 +1,4 @@
-"""The report's plots, as inline SVG: no script, no network, readable in any browser."""
+"""The report's plots, as inline SVG: no script, no network, readable in any browser and theme."""
 
 from __future__ import annotations
 
@@ -9,41 +9,83 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, cast
 
-#: One colour per kind of thing, readable for the colour-blind (Okabe and Ito).
-BLUE, ORANGE, GREEN, RED, GREY = "#0072b2", "#e69f00", "#009e73", "#d55e00", "#777777"
+#: One colour per kind of thing, readable for the colour-blind (Okabe and Ito), on white and black.
+BLUE, ORANGE, GREEN, RED, GREY = "#2f8fd0", "#e69f00", "#009e73", "#e0662a", "#888888"
+PALETTE = (BLUE, ORANGE, GREEN, RED)
+#: Text and axes are drawn in this colour, which becomes the page's own text colour.
+INK = "#010203"
+PANELS, COLUMNS = 6, 3  #: small multiples of one release
 Published = list[dict[str, Any]]
 Truth = dict[tuple[str, str, str], float]
 
 
-def number(text: str) -> float:
+def to_float(text: str) -> float:
     """A rational written as text, as a float for drawing."""
     return float(Fraction(text))
 
 
-def _figure(width: float, height: float) -> tuple[Any, Any]:
+def _new_figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, Any]:
+    """A figure whose axes share their scales, in the page's text colour."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(width, height), layout="constrained")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", alpha=0.3)
+    parts = ("text.", "axes.edge", "axes.label", "xtick.", "ytick.", "grid.")
+    style: Any = {f"{part}color": INK for part in parts} | {"font.size": 9}
+    with matplotlib.rc_context(style):
+        figure, axes = pyplot.subplots(
+            rows,
+            columns,
+            figsize=(width, height),
+            layout="constrained",
+            sharex=True,
+            sharey=True,
+            squeeze=False,
+        )
+        for one in axes.flat:
+            one.set_facecolor("none")
+            one.spines[["top", "right"]].set_visible(False)
+            one.grid(axis="y", alpha=0.15)
+    figure.patch.set_visible(False)
     return figure, axes
 
 
-def _svg(figure: Any) -> str:
-    from markupsafe import Markup
+def _render_svg(figure: Any, title: str) -> str:
+    """The figure as SVG with a name for screen readers; what is drawn in `INK` follows the theme."""
+    import matplotlib
+    from markupsafe import Markup, escape
     from matplotlib import pyplot
 
     text = io.StringIO()
-    figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+    with matplotlib.rc_context({"svg.fonttype": "none", "font.family": "sans-serif"}):
+        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     pyplot.close(figure)
-    body = text.getvalue()
-    return Markup(body[body.index("<svg") :])  # noqa: S704  matplotlib escapes what it draws
+    body = text.getvalue().replace(INK, "currentColor")
+    body = body[body.index("<svg") :]
+    named = body.replace("<svg", f'<svg role="img" aria-label="{escape(title)}"', 1)
+    return Markup(named)  # noqa: S704  matplotlib escapes what it draws
 
 
-def truth(csv: Path, days: Iterable[str]) -> Truth:
+def _add_legend(figure: Any, axes: Any, columns: int) -> None:
+    """One legend below all panels, in the order in which things were drawn."""
+    entries: dict[str, Any] = {}
+    for panel in axes.flat:
+        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
+            entries.setdefault(label, handle)
+    options = {"ncols": columns, "frameon": False, "labelcolor": INK, "fontsize": 8}
+    figure.legend(entries.values(), entries.keys(), loc="outside lower center", **options)
+
+
+def _label_days(axes: Any, days: list[str]) -> None:
+    """Days below the lowest panels; of many, every second or so."""
+    step = max(1, round(len(days) / 8))
+    marks = range(0, len(days), step)
+    for panel in axes[-1]:
+        panel.set_xticks(marks, [days[n][5:] for n in marks], rotation=45)
+
+
+def compute_truth(csv: Path, days: Iterable[str]) -> Truth:
     """The true values, from the public file and outside dpflow: possible only because this data set
     is public.
     """
@@ -53,119 +95,135 @@ def truth(csv: Path, days: Iterable[str]) -> Truth:
     frame = pandas.read_csv(csv, usecols=columns)
     frame["block"] = pandas.to_datetime(frame[["year", "month", "day"]]).dt.strftime("%Y-%m-%d")
     frame = frame[frame["block"].isin(list(days)) & frame["tailnum"].notna()]
+    by_carrier, by_dest = (frame.groupby(["block", column]) for column in ("carrier", "dest"))
     parts = {
-        ("flights by carrier", "carrier"): frame.groupby(["block", "carrier"]).size(),
-        ("mean arrival delay by carrier", "carrier"): frame.groupby(["block", "carrier"])[
-            "arr_delay"
-        ].mean(),
-        ("flights by destination", "dest"): frame.groupby(["block", "dest"]).size(),
+        "flights by carrier": by_carrier.size(),
+        "mean arrival delay by carrier": by_carrier["arr_delay"].mean(),
+        "flights by destination": by_dest.size(),
     }
-    found: Truth = {}
-    for (name, _), part in parts.items():
-        for place, value in part.items():
-            block, key = cast("tuple[str, str]", place)
-            found[name, block, key] = float(value)
+    truth: Truth = {}
+    for name, part in parts.items():
+        for index, value in part.items():
+            block, key = cast("tuple[str, str]", index)
+            truth[name, block, key] = float(value)
     for day, median in frame.groupby("block")["air_time"].median().items():
-        found["median air time", str(day), ""] = float(median)
-    return found
+        truth["median air time", str(day), ""] = float(median)
+    return truth
 
 
-def burn_down(releases: list[Any], granted: float) -> str:
-    """Epsilon charged to every day, by release, under what was granted."""
+def plot_spending(releases: list[Any], epsilon: float) -> str:
+    """Epsilon charged to every day, by release, under the granted ``epsilon``."""
     spent: dict[str, dict[str, float]] = defaultdict(dict)
     for stored in releases:
         for block in stored.blocks:
-            spent[stored.request["name"]][block] = float(Fraction(stored.request["epsilon"]))
+            spent[stored.request["name"]][block] = to_float(stored.request["epsilon"])
     days = sorted({day for by_day in spent.values() for day in by_day})
-    figure, axes = _figure(9, 3)
-    bottom = [0.0] * len(days)
-    for (name, by_day), colour in zip(
-        sorted(spent.items()), (BLUE, ORANGE, GREEN, RED), strict=False
-    ):
+    figure, axes = _new_figure(9, 3)
+    panel, bottom = axes[0, 0], [0.0] * len(days)
+    for (name, by_day), colour in zip(sorted(spent.items()), PALETTE, strict=False):
         heights = [by_day.get(day, 0.0) for day in days]
-        axes.bar(range(len(days)), heights, bottom=bottom, label=name, color=colour, width=0.7)
+        panel.bar(range(len(days)), heights, bottom=bottom, label=name, color=colour, width=0.7)
         bottom = [a + b for a, b in zip(bottom, heights, strict=True)]
-    axes.axhline(granted, color="black", linestyle="--", linewidth=1, label="granted to each day")
-    axes.set_xticks(range(len(days)), [day[5:] for day in days], rotation=45)
-    axes.set_ylabel("epsilon spent")
-    axes.set_ylim(0, granted * 1.5)
-    axes.legend(ncols=3, fontsize=8, loc="upper center", frameon=False)
-    return _svg(figure)
+    panel.axhline(epsilon, color=INK, linestyle="--", linewidth=1, label="granted to each day")
+    panel.set_ylabel("epsilon spent")
+    panel.set_ylim(0, epsilon * 1.1)
+    _label_days(axes, days)
+    _add_legend(figure, axes, 5)
+    return _render_svg(figure, "epsilon spent on every day, by release")
 
 
-def series(published: Published, true: Truth) -> list[tuple[str, str]]:
-    """For every release, its largest keys over the days: released value, error band, true value."""
-    by_release: dict[str, dict[str, dict[str, dict[str, Any]]]] = defaultdict(
-        lambda: defaultdict(dict)
-    )
-    for row in published:
+def plot_releases(published: Published, truth: Truth) -> list[tuple[str, str]]:
+    """For every release one plot: a panel for each of some keys, over the days."""
+    by_release: dict[str, dict[str, Published]] = defaultdict(lambda: defaultdict(list))
+    for row in sorted(published, key=lambda row: str(row["block"])):
         if row["value"] is not None:
-            by_release[row["release"]][row["group_key"]][row["block"]] = row
-    return [(name, _lines(name, keys, true)) for name, keys in sorted(by_release.items())]
+            by_release[row["release"]][row["group_key"]].append(row)
+    return [(name, _plot_keys(name, rows, truth)) for name, rows in sorted(by_release.items())]
 
 
-def _lines(name: str, keys: dict[str, dict[str, dict[str, Any]]], true: Truth) -> str:
-    # the keys with the most days first, then the smallest error, then by size: nothing here looks
-    # at the truth
-    def weight(key: str) -> tuple[int, float, float]:
-        rows = keys[key].values()
-        return (
-            len(rows),
-            -sum(r["error_95"] or 0 for r in rows) / len(rows),
-            sum(abs(r["value"]) for r in rows),
-        )
+def choose_keys(rows_by_key: dict[str, Published]) -> list[str]:
+    """The keys to show: most days first, then the smallest noise, then the largest values; and the
+    last one.
 
-    shown = sorted(keys, key=weight, reverse=True)[:4]
-    days = sorted({day for key in shown for day in keys[key]})
-    place = {day: i for i, day in enumerate(days)}
-    figure, axes = _figure(9, 3.2)
-    for key, colour in zip(shown, (BLUE, ORANGE, GREEN, RED), strict=False):
-        rows = [keys[key][day] for day in sorted(keys[key])]
-        xs, ys = [place[r["block"]] for r in rows], [r["value"] for r in rows]
-        bands = [r["error_95"] or 0.0 for r in rows]
-        axes.plot(xs, ys, color=colour, label=key or name, linewidth=1.5)
-        low, high = (
-            [y - b for y, b in zip(ys, bands, strict=True)],
-            [y + b for y, b in zip(ys, bands, strict=True)],
-        )
-        axes.fill_between(xs, low, high, color=colour, alpha=0.18)
-        known = [(place[r["block"]], true.get((name, r["block"], key))) for r in rows]
-        dots = [(x, y) for x, y in known if y is not None]
-        axes.plot(
-            *zip(*dots, strict=True), "o", color=colour, markersize=3.5, markerfacecolor="white"
-        )
-    axes.set_xticks(range(len(days)), [day[5:] for day in days], rotation=45)
-    axes.set_ylabel(name)
-    axes.legend(ncols=4, fontsize=8, frameon=False, loc="best")
-    return _svg(figure)
+    Nothing here looks at the truth.
+    """
+
+    def rank(key: str) -> tuple[int, float, float]:
+        rows = rows_by_key[key]
+        noise = sum(row["error_95"] or 0 for row in rows) / len(rows)
+        return len(rows), -noise, sum(abs(row["value"]) for row in rows)
+
+    keys = sorted(rows_by_key, key=rank, reverse=True)
+    return keys if len(keys) <= PANELS else [*keys[: PANELS - 1], keys[-1]]
 
 
-def gate(verdicts: list[dict[str, Any]]) -> str:
-    """Every claim in the order of submission, coloured by verdict, shaped by how it was made."""
-    figure, axes = _figure(9, 3.2)
+def is_count(row: dict[str, Any]) -> bool:
+    """Whether a published value is a count, which is never negative but for its noise."""
+    return str(row["measure"]) == "count"
+
+
+def _plot_keys(name: str, rows_by_key: dict[str, Published], truth: Truth) -> str:
+    keys = choose_keys(rows_by_key)
+    days = sorted({row["block"] for key in keys for row in rows_by_key[key]})
+    columns = min(COLUMNS, len(keys))
+    lines = -(-len(keys) // columns)
+    figure, axes = _new_figure(9, 0.9 + 1.6 * lines, lines, columns)
+    for panel, key in zip(axes.flat, keys, strict=False):
+        _plot_key(panel, rows_by_key[key], {day: n for n, day in enumerate(days)}, truth)
+        panel.set_title(key or name, fontsize=9, color=INK, loc="left")
+    for panel in axes.flat[len(keys) :]:
+        panel.set_axis_off()
+    _label_days(axes, days)
+    _add_legend(figure, axes, 4)
+    return _render_svg(figure, f"{name}: released and true values by day")
+
+
+def _plot_key(panel: Any, rows: Published, index: dict[str, int], truth: Truth) -> None:
+    """One key over the days: released values with their noise intervals, and the true ones."""
+    xs, ys = [index[row["block"]] for row in rows], [row["value"] for row in rows]
+    half_widths = [row["error_95"] or 0.0 for row in rows]
+    if any(half_widths):
+        low = [y - half for y, half in zip(ys, half_widths, strict=True)]
+        high = [y + half for y, half in zip(ys, half_widths, strict=True)]
+        panel.vlines(xs, low, high, color=BLUE, alpha=0.35, linewidth=4, label="noise interval")
+    panel.plot(xs, ys, "o", color=BLUE, markersize=4, label="as released")
+    negative = [x for x, row in zip(xs, rows, strict=True) if is_count(row) and row["value"] < 0]
+    if negative:
+        label = "clipped at zero (post-processing)"
+        panel.plot(negative, [0] * len(negative), "v", color=RED, markersize=5, label=label)
+    true = [
+        (x, truth.get((row["release"], row["block"], row["group_key"]))) for x, row in zip(xs, rows)
+    ]
+    points = [(x, y) for x, y in true if y is not None]
+    if points:
+        style = {"color": INK, "markerfacecolor": "none", "markersize": 6, "label": "true value"}
+        panel.plot(*zip(*points, strict=True), "o", **style)
+
+
+def plot_gate(verdicts: list[dict[str, Any]]) -> str:
+    """Every candidate: its claim, coloured by verdict, and its accuracy on fresh data."""
+    figure, axes = _new_figure(9, 3.6)
+    panel = axes[0, 0]
+    claims = [to_float(verdict["claim"]) for verdict in verdicts]
+    for n, (claim, verdict) in enumerate(zip(claims, verdicts, strict=True)):
+        panel.plot([n, n], [claim, verdict["fresh"]], color=INK, alpha=0.35, linewidth=1)
     for kind, marker in (("honest", "o"), ("freedman", "^")):
         for word, colour in (("yes", GREEN), ("no", RED), ("exhausted", GREY)):
             points = [
-                (i, number(v["claim"]))
-                for i, v in enumerate(verdicts)
-                if (v["kind"], v["verdict"]) == (kind, word)
+                (n, claim)
+                for n, (claim, verdict) in enumerate(zip(claims, verdicts, strict=True))
+                if (verdict["kind"], verdict["verdict"]) == (kind, word)
             ]
             if points:
-                label = f"{kind}: {word}"
-                axes.plot(
-                    *zip(*points, strict=True), marker, color=colour, label=label, markersize=6
-                )
-    best = [(i, number(v["claim"])) for i, v in enumerate(verdicts) if v["promoted"]]
+                label = f"claim, {kind}: {word}"
+                panel.plot(*zip(*points, strict=True), marker, color=colour, label=label)
+    fresh = [verdict["fresh"] for verdict in verdicts]
+    panel.plot(range(len(fresh)), fresh, "_", color=INK, markersize=9, label="on fresh data")
+    best = [(n, claims[n]) for n, verdict in enumerate(verdicts) if verdict["promoted"]]
     if best:
-        axes.plot(
-            *zip(*best, strict=True),
-            "o",
-            color="none",
-            markeredgecolor="black",
-            markersize=11,
-            label="alias moved",
-        )
-    axes.set_xlabel("candidate, in order of submission")
-    axes.set_ylabel("claimed accuracy")
-    axes.legend(ncols=4, fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.2))
-    return _svg(figure)
+        ring = {"color": "none", "markeredgecolor": INK, "markersize": 11, "label": "alias moved"}
+        panel.plot(*zip(*best, strict=True), "o", **ring)
+    panel.set_xlabel("candidate, in order of submission")
+    panel.set_ylabel("accuracy")
+    _add_legend(figure, axes, 5)
+    return _render_svg(figure, "claim, verdict and accuracy on fresh data of every candidate")

@@ -9,113 +9,135 @@ from rich.console import Console
 from rich.table import Table
 
 from dpflow.demo import plots
+from dpflow.demo.workspace import Workspace
 from dpflow.ledger import Ledger
-from dpflow.mechanisms.reusable_holdout import HoldoutParams, sizes
+from dpflow.mechanisms.reusable_holdout import HoldoutParams, proven_sizes
 from dpflow.tables import read_published
 
 if TYPE_CHECKING:
-    from dpflow.demo.job import Seen
+    from dpflow.demo.job import DemoFacts
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
+NOT_REACHED = "not reached"
 
 
-def show(console: Console, ledger: Ledger, seen: Seen) -> None:
-    """Runs, releases, budgets and verdicts, for the terminal."""
-    releases = ledger.releases()
-    table = Table(title="what happened", title_justify="left", header_style="bold")
-    for column in ("", ""):
-        table.add_column(column)
-    verdicts = [v["verdict"] for v in seen.verdicts]
-    facts = {
-        "daily runs": f"{len(seen.days)} days, {seen.days[0]} to {seen.days[-1]}, and {seen.crash_day} with a crash",
-        "releases settled": sum(r.settled for r in releases),
-        "cleared day": "same results bit for bit, nothing charged"
-        if seen.rerun_same
-        else "DIFFERENT",
-        "killed task": f"{seen.crash_tries} tries, {seen.crash_attempts} attempts at one reservation, one charge",
-        "one release too many": seen.refusal,
-        "gate": f"{len(verdicts)} candidates: {verdicts.count('yes')} yes, {verdicts.count('no')} no",
-        "promoted": seen.champion,
-        "fitted to the stolen holdout": f"gate says {seen.naive['verdict']}, true {seen.naive['fresh']:.3f}: no gate detects it",
-        "ledger": seen.verified,
+def list_facts(ledger: Ledger, facts: DemoFacts) -> dict[str, str]:
+    """What happened, a sentence each; steps that were not done say so."""
+    steps = set(facts.steps)
+    verdicts = [verdict["verdict"] for verdict in facts.verdicts]
+    is_same = facts.rerun_same and not facts.rerun_charged
+    sentences = {
+        "daily runs": (
+            "release_days",
+            f"{len(facts.runs)} days, {facts.days[0]} to {facts.days[-1]}"
+            + (f", and {facts.crash_day} with a crash" if facts.crash_day else ""),
+        ),
+        "releases settled": ("", str(sum(stored.settled for stored in ledger.releases()))),
+        "gate": (
+            "submit_models",
+            f"{len(verdicts)} candidates: {verdicts.count('yes')} yes, {verdicts.count('no')} no",
+        ),
+        "promoted model": ("submit_models", facts.champion),
+        "a cleared day, run again": (
+            "rerun_day",
+            "same results bit for bit, nothing charged" if is_same else "DIFFERENT",
+        ),
+        "a task killed between draw and settle": (
+            "survive_kill",
+            f"{facts.crash_tries} tries, {facts.crash_attempts} attempts at one reservation, "
+            "one charge, one result",
+        ),
+        "a model fitted to the stolen holdout": (
+            "submit_stolen_fit",
+            "gate says {verdict}, true accuracy {fresh:.3f}: no gate detects it".format(
+                **facts.naive
+            )
+            if facts.naive
+            else "",
+        ),
+        "one release more than the budget": ("refuse_one_more", facts.refusal),
+        "the ledger": ("verify_ledger", facts.verified),
     }
-    for name, value in facts.items():
-        table.add_row(name, str(value))
+    return {
+        title: text if not step or step in steps else NOT_REACHED
+        for title, (step, text) in sentences.items()
+    }
+
+
+def show_facts(console: Console, ledger: Ledger, facts: DemoFacts) -> None:
+    """Runs, releases, budgets and verdicts, for the terminal."""
+    table = Table(title="what happened", title_justify="left", show_header=False)
+    for title, text in list_facts(ledger, facts).items():
+        table.add_row(title, text)
     console.print(table)
-    console.print(_budgets(ledger))
-    console.print(_verdicts(seen))
+    console.print(_tabulate_budgets(ledger))
+    console.print(_tabulate_verdicts(facts))
 
 
-def _budgets(ledger: Ledger) -> Table:
+def _tabulate_budgets(ledger: Ledger) -> Table:
     table = Table(title="budgets", title_justify="left", header_style="bold")
     for column in ("scope", "block", "epsilon granted", "spent", "left", "protects"):
         table.add_column(column)
+    names = ("block", "epsilon_granted", "epsilon_spent", "epsilon_left", "protects")
     for scope in ("flights", "flights_holdout"):
         for row in ledger.remaining(scope).rows():
-            cells = (
-                scope,
-                row["block"],
-                row["epsilon_granted"],
-                row["epsilon_spent"],
-                row["epsilon_left"],
-                row["protects"],
-            )
-            table.add_row(*(str(cell or "") for cell in cells))
+            table.add_row(scope, *(str(row[name] or "") for name in names))
     return table
 
 
-def _verdicts(seen: Seen) -> Table:
+def _tabulate_verdicts(facts: DemoFacts) -> Table:
     table = Table(title="gate verdicts", title_justify="left", header_style="bold")
-    for column in ("candidate", "kind", "claim", "verdict", "guarantee", "promoted"):
+    for column in ("candidate", "kind", "claim", "verdict", "fresh data", "guarantee", "promoted"):
         table.add_column(column)
-    for v in seen.verdicts:
-        cells = (
-            v["name"],
-            v["kind"],
-            f"{plots.number(v['claim']):.3f}",
-            v["verdict"],
-            v["guarantee"],
+    for verdict in facts.verdicts:
+        table.add_row(
+            verdict["name"],
+            verdict["kind"],
+            f"{plots.to_float(verdict['claim']):.3f}",
+            verdict["verdict"],
+            f"{verdict['fresh']:.3f}",
+            verdict["guarantee"],
+            "yes" if verdict["promoted"] else "",
         )
-        table.add_row(*cells, "yes" if v["promoted"] else "")
     return table
 
 
-def write(root: Path, ledger: Ledger, seen: Seen) -> Path:
-    """Draw ``demo/report.html``; returns its path."""
+def write_report(workspace: Workspace, ledger: Ledger, facts: DemoFacts) -> Path:
+    """Draw the page from what was seen so far; returns its path. Sections without facts are left out."""
     from jinja2 import Environment
 
-    demo = root / "demo"
-    published = read_published(demo / "published.duckdb", "flights_daily")
-    truth = plots.truth(demo / "private" / "flights.csv", [*seen.days, seen.crash_day])
-    params = HoldoutParams.model_validate(ledger.releases("flights_holdout")[0].request["params"])
-    page = (
-        Environment(autoescape=True)
-        .from_string(TEMPLATE.read_text())
-        .render(
-            seen=seen,
-            releases=len(ledger.releases()),
-            protects=ledger.scope("flights").protects,
-            gate_protects=ledger.scope("flights_holdout").protects,
-            budget=plots.burn_down(
-                ledger.releases("flights"), float(ledger.scope("flights").epsilon)
-            ),
-            series=plots.series(published, truth),
-            gate=plots.gate(seen.verdicts),
-            epsilon=float(ledger.scope("flights").epsilon),
-            delta=float(ledger.scope("flights").filter.delta),
-            gate_epsilon=float(ledger.scope("flights_holdout").epsilon),
-            needed=sizes(params),
-            groups=params.groups,
-            rows=_table(published),
-            claim=plots.number,
-        )
+    published: list[dict[str, Any]] = []
+    if workspace.published_database.exists():
+        published = read_published(workspace.published_database, "flights_daily")
+    days = sorted({str(row["block"]) for row in published})
+    truth = plots.compute_truth(workspace.private_folder / "flights.csv", days)
+    flights, holdout = ledger.scope("flights"), ledger.scope("flights_holdout")
+    template = Environment(autoescape=True).from_string(TEMPLATE.read_text())
+    page = template.render(
+        facts=facts,
+        happened=list_facts(ledger, facts),
+        days=days,
+        complete="verify_ledger" in facts.steps,
+        protects=flights.protects,
+        epsilon=float(flights.epsilon),
+        delta=float(flights.filter.delta),
+        gate_protects=holdout.protects,
+        gate_epsilon=float(holdout.epsilon),
+        spending=plots.plot_spending(ledger.releases("flights"), float(flights.epsilon)),
+        releases=plots.plot_releases(published, truth),
+        gate=plots.plot_gate(facts.verdicts) if facts.verdicts else "",
+        needed=_needed_groups(ledger),
+        rows=[row for row in published if row["block"] == days[0]],
+        is_count=plots.is_count,
+        to_float=plots.to_float,
     )
-    path = demo / "report.html"
-    path.write_text(page, encoding="utf-8")
-    return path
+    workspace.report.write_text(page, encoding="utf-8")
+    return workspace.report
 
 
-def _table(published: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The published rows of the first day, as an example of what an analyst gets."""
-    first = min(row["block"] for row in published)
-    return [row for row in published if row["block"] == first]
+def _needed_groups(ledger: Ledger) -> dict[str, int]:
+    """Groups that the gate has, and those it needs for a guarantee; empty before it was opened."""
+    for stored in ledger.releases("flights_holdout"):
+        params = HoldoutParams.model_validate(stored.request["params"])
+        return {"groups": params.groups, **proven_sizes(params)}
+    return {}

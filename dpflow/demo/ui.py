@@ -1,47 +1,74 @@
-"""`make up` and `make down`: Airflow with its UI on the state that the demo left."""
+"""`dpflow demo --up` and `--down`: Airflow with its UI on the state that the demo left."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
+import time
+from contextlib import suppress
 from pathlib import Path
 
-from dpflow.demo.airflow_stage import PROCESSES, Stage, end_groups, environment, free_port
+from dpflow.demo.airflow_environment import airflow_environment, find_free_port
+from dpflow.demo.airflow_stage import (
+    GRACE,
+    PROCESSES,
+    Stage,
+    end_leftovers,
+    read_supervisor,
+)
+from dpflow.demo.supervisor import is_alive
+from dpflow.demo.workspace import Workspace, find_workspace, lock_workspace
 from dpflow.errors import InvalidInput
 
 
-def _pids(root: Path) -> Path:
-    return root / "demo" / "airflow.pids"
+def start_ui(root: Path) -> str:
+    """Start Airflow, print its address and login, and leave it running; returns the address.
 
-
-def up(root: Path) -> None:
-    """Start Airflow and print its address and login."""
-    if not (root / "demo" / "airflow").is_dir():
-        raise InvalidInput("there is no demo state yet; run make demo first")
-    if _pids(root).exists():
-        raise InvalidInput("Airflow is already up; run make down first")
-    env = environment(root, free_port(), AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS="False")
-    stage = Stage(root, env)
-    try:
-        stage.start((*PROCESSES, "triggerer"))
-        _pids(root).write_text(json.dumps(stage.groups()))
-        stage.wait("a healthy Airflow", stage.answers)
-    except BaseException:
-        stage.stop()
-        _pids(root).unlink(missing_ok=True)
-        raise
-    secret = root / "demo" / "airflow" / "simple_auth_manager_passwords.json.generated"
-    login = json.loads(secret.read_text())
-    print(f"Airflow is up at {stage.url}")
-    for user, password in login.items():
+    Raises `InvalidInput` if it is up already, or while a demo works in the folder.
+    """
+    workspace = find_workspace(root)
+    with lock_workspace(root):
+        if read_supervisor(workspace):
+            raise InvalidInput("Airflow is already up; run dpflow demo --down (make down) first")
+        end_leftovers(workspace)
+        environment = airflow_environment(workspace, find_free_port(), login=True)
+        stage = Stage(workspace.logs, environment, detached=True)
+        try:
+            stage.migrate()  # an earlier try may have been stopped before it
+            stage.start((*PROCESSES, "triggerer"))
+            assert stage.supervisor is not None
+            workspace.supervisor_file.write_text(str(stage.supervisor.pid))
+            stage.await_health()
+        except BaseException:
+            stage.stop()
+            workspace.supervisor_file.unlink(missing_ok=True)
+            raise
+    print(f"Airflow is up at {stage.client.url}")
+    for user, password in read_logins(workspace).items():
         print(f"  user {user}, password {password}")
-    print("Stop it with: make down")
+    print("Stop it with: dpflow demo --down (in a clone: make down)")
+    return stage.client.url
 
 
-def down(root: Path) -> None:
-    """Stop what `up` started; nothing to stop is fine."""
-    if not _pids(root).exists():
+def read_logins(workspace: Workspace) -> dict[str, str]:
+    """User names and passwords that Airflow generated."""
+    secret = workspace.airflow_home / "simple_auth_manager_passwords.json.generated"
+    return dict(json.loads(secret.read_text()))
+
+
+def stop_ui(root: Path) -> None:
+    """Stop what `start_ui` started; nothing to stop is fine."""
+    workspace = Workspace(root)
+    pid = read_supervisor(workspace)
+    if pid is None:
         print("Airflow is not up")
         return
-    end_groups(json.loads(_pids(root).read_text()))
-    _pids(root).unlink()
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    until = time.monotonic() + 2 * GRACE
+    while is_alive(pid) and time.monotonic() < until:
+        time.sleep(0.1)
+    end_leftovers(workspace)
+    workspace.supervisor_file.unlink(missing_ok=True)
     print("Airflow is down")

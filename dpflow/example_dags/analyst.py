@@ -8,6 +8,7 @@ fine score on that sample, and nowhere else.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ SUBSETS = (
 )
 
 
-def models() -> dict[str, Any]:
+def build_models() -> dict[str, Any]:
     """Estimators to try on every subset. None imputes: the declaration gives every missing value a
     number.
     """
@@ -58,7 +59,7 @@ def models() -> dict[str, Any]:
     }
 
 
-def candidates(
+def fit_candidates(
     training: Any, folder: Path, freedman: int = 8, rows: int = 20_000, seed: int = 7
 ) -> list[dict[str, Any]]:
     """Fit every candidate, save it, and say what it claims; in the order of submission.
@@ -73,60 +74,55 @@ def candidates(
     from sklearn.base import clone
 
     shuffled = training.sample(frac=1.0, random_state=seed)
-    # whole weeks: rows of one day are alike, so a claim from days that were fitted would be too
-    # good
-    held = shuffled["week_of_year"] % 4 == 3
-    fit, check = shuffled[~held].iloc[:rows], shuffled[held]
+    fit, check = _split_weeks(shuffled, rows)
     honest = []
     for features in SUBSETS:
-        for name, model in models().items():
-            fitted = clone(model).fit(fit[list(features)].to_numpy(float), fit[LABEL].to_numpy(int))
-            claim = fitted.score(check[list(features)].to_numpy(float), check[LABEL].to_numpy(int))
-            honest.append((f"{name} on {', '.join(features)}", fitted, features, claim, "honest"))
+        for name, model in build_models().items():
+            fit_model = clone(model).fit(*_as_arrays(fit, features))
+            claim = fit_model.score(*_as_arrays(check, features))
+            honest.append(
+                (f"{name} on {', '.join(features)}", fit_model, features, claim, "honest")
+            )
     # dishonest ones come in between, so that the gate meets both kinds all along
     order: list[Any] = []
-    tries = len(models())
+    tries = len(build_models())
     for n in range(len(SUBSETS)):
         order += honest[n * tries : (n + 1) * tries]
-        order += [_freedman(shuffled, n)] if n < freedman else []
-    return [_saved(folder, number, *one) for number, one in enumerate(order)]
+        order += [_fit_freedman(shuffled, n)] if n < freedman else []
+    return [_save_candidate(folder, number, *model) for number, model in enumerate(order)]
 
 
 class Climber:
     """An analyst who changes the model a little, claims its score on weeks it was not fitted to,
-    and keeps what passes and improves.
+    and stays with what passes and improves.
 
-    Every 25th step is Freedman's. What was tried and said is in a notebook beside the models, run
-    by run.
+    Every 25th step is Freedman's. Submissions and verdicts are in a notebook beside the models,
+    run by run.
     """
 
     def __init__(self, training: Any, folder: Path, rows: int = 20_000, seed: int = 0) -> None:
         shuffled = training.sample(frac=1.0, random_state=seed)
-        held = shuffled["week_of_year"] % 4 == 3
-        self._fit, self._check, self._all = shuffled[~held].iloc[:rows], shuffled[held], shuffled
+        (self._fit, self._check), self._all = _split_weeks(shuffled, rows), shuffled
         self._folder, self._seed = folder, seed
 
-    def submissions(self, run: str, number: int) -> list[dict[str, Any]]:
+    def make_submissions(self, run: str, number: int) -> list[dict[str, Any]]:
         """The next steps from what other runs wrote down; a retry takes the same ones."""
-        told = [
-            one for other, lines in _notebook(self._folder).items() if other != run for one in lines
-        ]
-        tried = {
-            (frozenset(one["features"]), one["depth"]) for one in told if one["kind"] == "honest"
-        }
-        passed = [one for one in told if one["kind"] == "honest" and one["verdict"] == "yes"]
+        notebook = _read_notebook(self._folder)
+        lines = [line for other, lines in notebook.items() if other != run for line in lines]
+        honest = [line for line in lines if line["kind"] == "honest"]
+        tried = {(frozenset(line["features"]), line["depth"]) for line in honest}
         best = max(
-            passed,
-            key=lambda one: float(one["claim"]),
+            (line for line in honest if line["verdict"] == "yes"),
+            key=lambda line: float(line["claim"]),
             default={"features": ["distance"], "depth": 2},
         )
-        steps = range(len(told), len(told) + number)
+        steps = range(len(lines), len(lines) + number)
         return [
-            self._freedman(n) if (n + 1) % FREEDMAN_EVERY == 0 else self._step(n, best, tried)
+            self._cheat(n) if (n + 1) % FREEDMAN_EVERY == 0 else self._change_best(n, best, tried)
             for n in steps
         ]
 
-    def _step(self, number: int, best: dict[str, Any], tried: set[Any]) -> dict[str, Any]:
+    def _change_best(self, number: int, best: dict[str, Any], tried: set[Any]) -> dict[str, Any]:
         """A feature more or less, or another depth, that was not tried yet."""
         from sklearn.tree import DecisionTreeClassifier
 
@@ -141,38 +137,37 @@ class Climber:
         tried.add((features, depth))
         names = tuple(sorted(features))
         model = DecisionTreeClassifier(max_depth=depth, min_samples_leaf=50, random_state=0)
-        model.fit(self._fit[list(names)].to_numpy(float), self._fit[LABEL].to_numpy(int))
-        claim = model.score(
-            self._check[list(names)].to_numpy(float), self._check[LABEL].to_numpy(int)
-        )
-        return _saved(self._folder, number, f"tree {number}", model, names, claim, "honest") | {
-            "depth": depth
-        }
+        model.fit(*_as_arrays(self._fit, names))
+        claim = model.score(*_as_arrays(self._check, names))
+        name = f"tree {number}"
+        saved = _save_candidate(self._folder, number, name, model, names, claim, "honest")
+        return saved | {"depth": depth}
 
-    def _freedman(self, number: int) -> dict[str, Any]:
-        name, *rest = _freedman(self._all, number)
-        return _saved(self._folder, number, name, *rest)
+    def _cheat(self, number: int) -> dict[str, Any]:
+        name, *rest = _fit_freedman(self._all, number)
+        return _save_candidate(self._folder, number, name, *rest)
 
 
-def write_down(
-    folder: Path, run: str, submitted: list[dict[str, Any]], verdicts: list[dict[str, Any]]
+def write_notebook(
+    folder: Path, run: str, submissions: list[dict[str, Any]], verdicts: list[dict[str, Any]]
 ) -> None:
-    """Put a run's submissions and their verdicts into the notebook; again, the same."""
+    """Put a run's submissions and their verdicts into the notebook; a retry writes the same."""
     lines = [
-        one | {"verdict": said["verdict"]} for one, said in zip(submitted, verdicts, strict=True)
+        submission | {"verdict": verdict["verdict"]}
+        for submission, verdict in zip(submissions, verdicts, strict=True)
     ]
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "notebook.json").write_text(json.dumps(_notebook(folder) | {run: lines}))
+    (folder / "notebook.json").write_text(json.dumps(_read_notebook(folder) | {run: lines}))
 
 
-def _notebook(folder: Path) -> dict[str, list[dict[str, Any]]]:
+def _read_notebook(folder: Path) -> dict[str, list[dict[str, Any]]]:
     file = folder / "notebook.json"
     return json.loads(file.read_text()) if file.exists() else {}
 
 
-def naive_control(database: Path, folder: Path) -> tuple[dict[str, Any], float]:
-    """What no gate detects: a model fitted to the holdout itself, read from its file behind the
-    gate's back.
+def fit_stolen_holdout(database: Path, folder: Path) -> tuple[dict[str, Any], float]:
+    """Fit a model to the holdout itself, read from its file behind the gate's back: the control
+    that no gate detects.
 
     Returns: The submission, whose claim is its score on the holdout, and its true accuracy on the
         training weeks.
@@ -180,25 +175,54 @@ def naive_control(database: Path, folder: Path) -> tuple[dict[str, Any], float]:
     import duckdb
     from sklearn.tree import DecisionTreeClassifier
 
-    picked = JUNK[:3]
+    columns = JUNK[:3]
     with duckdb.connect(str(database), read_only=True) as connection:
-        query = f"SELECT {', '.join((LABEL, *picked))} FROM flights_{{}}"
+        query = f"SELECT {', '.join((LABEL, *columns))} FROM flights_{{}}"
         stolen, fresh = (
             connection.sql(query.format(name)).df() for name in ("holdout", "training")
         )
-    model = DecisionTreeClassifier(random_state=0).fit(
-        stolen[list(picked)].to_numpy(float), stolen[LABEL]
-    )
-    scores = [
-        model.score(rows[list(picked)].to_numpy(float), rows[LABEL]) for rows in (stolen, fresh)
-    ]
+    model = DecisionTreeClassifier(random_state=0).fit(*_as_arrays(stolen, columns))
+    claim, truth = (model.score(*_as_arrays(rows, columns)) for rows in (stolen, fresh))
     # claim a little less than the memorised score, as a thief would
-    return _saved(
-        folder, 99, "fitted to the stolen holdout", model, picked, scores[0] - 0.02, "stolen"
-    ), scores[1]
+    name = "fitted to the stolen holdout"
+    return _save_candidate(folder, 99, name, model, columns, claim - 0.02, "stolen"), truth
 
 
-def _freedman(rows: Any, number: int) -> tuple[str, Any, tuple[str, ...], float, str]:
+def score_on_holdout(database: Path, submissions: list[dict[str, Any]]) -> list[float]:
+    """The accuracy of every submission on the holdout's rows: the truth that claims are held to.
+
+    It reads the private file behind the gate's back, as nobody could but in a demo on public
+    data.
+    """
+    import duckdb
+    import skops.io
+
+    columns = sorted({name for submission in submissions for name in submission["features"]})
+    with duckdb.connect(str(database), read_only=True) as connection:
+        query = f"SELECT {', '.join((LABEL, *columns))} FROM flights_holdout"
+        # NULL counts as 0 for these models, as the holdout's declaration says
+        rows = connection.sql(query).df().fillna(0)
+    scores = []
+    for submission in submissions:
+        model = skops.io.load(submission["file"], trusted=["sklearn.tree._tree.Tree"])
+        scores.append(float(model.score(*_as_arrays(rows, submission["features"]))))
+    return scores
+
+
+def _split_weeks(rows: Any, most: int) -> tuple[Any, Any]:
+    """Rows to fit on, at most so many, and rows to claim from."""
+    # whole weeks: rows of one day resemble each other, so a claim from days that were fitted on
+    # would be too good
+    later = rows["week_of_year"] % 4 == 3
+    return rows[~later].iloc[:most], rows[later]
+
+
+def _as_arrays(rows: Any, features: Sequence[str]) -> tuple[Any, Any]:
+    """What scikit-learn is given: a matrix of features, and labels."""
+    return rows[list(features)].to_numpy(float), rows[LABEL].to_numpy(int)
+
+
+def _fit_freedman(rows: Any, number: int) -> tuple[str, Any, tuple[str, ...], float, str]:
     """Pick the junk that correlates with the label on a small sample, fit on it, and claim the
     score on it.
     """
@@ -206,13 +230,13 @@ def _freedman(rows: Any, number: int) -> tuple[str, Any, tuple[str, ...], float,
 
     sample = rows.iloc[number * FREEDMAN_ROWS : (number + 1) * FREEDMAN_ROWS]
     strength = sample[list(JUNK)].corrwith(sample[LABEL]).abs()
-    picked = tuple(strength.nlargest(FREEDMAN_PICKS).index)
-    matrix, labels = sample[list(picked)].to_numpy(float), sample[LABEL].to_numpy(int)
-    model = clone(models()["logistic"]).fit(matrix, labels)
-    return f"Freedman {number + 1}", model, picked, model.score(matrix, labels), "freedman"
+    columns = tuple(strength.nlargest(FREEDMAN_PICKS).index)
+    arrays = _as_arrays(sample, columns)
+    model = clone(build_models()["logistic"]).fit(*arrays)
+    return f"Freedman {number + 1}", model, columns, model.score(*arrays), "freedman"
 
 
-def _saved(
+def _save_candidate(
     folder: Path,
     number: int,
     name: str,

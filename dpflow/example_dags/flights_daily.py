@@ -11,7 +11,7 @@ from airflow.sdk import DAG, CronDataIntervalTimetable
 from dpflow.airflow import BudgetCheckOperator, DataContractOperator, ReleaseOperator
 
 TABLE = "tables/flights.yml"
-PUBLISH = {"database": "../demo/published.duckdb", "table": "flights_daily"}
+PUBLISH = {"database": "../published.duckdb", "table": "flights_daily"}
 
 
 def _release(name: str, mechanism: str, **params: str) -> dict[str, object]:
@@ -49,7 +49,7 @@ with DAG(
     default_args={"retries": 5, "retry_delay": timedelta(seconds=1)},
     tags=["dpflow"],
 ):
-    covered = BudgetCheckOperator(task_id="budget", releases=RELEASES, blocks=DAY)
+    budget = BudgetCheckOperator(task_id="budget", releases=RELEASES, blocks=DAY)
     contract = DataContractOperator(task_id="contract", table=TABLE, blocks=DAY)
-    released = ReleaseOperator.partial(task_id="release", blocks=DAY).expand(release=RELEASES)
-    covered >> contract >> released
+    releases = ReleaseOperator(task_id="release", release=RELEASES, blocks=DAY)
+    budget >> contract >> releases

@@ -52,25 +52,25 @@ with DAG(
     @task
     def train(run_id: str, params: dict[str, int]) -> Any:
         """Fit candidates on the training weeks; returns what each claims."""
-        from analyst import Climber, candidates
+        from analyst import Climber, fit_candidates
 
         from dpflow.tables import open_rows
 
         training, models = (
             open_rows(HERE / "tables" / "flights_training.yml"),
-            HERE.parent / "demo" / "models",
+            HERE.parent / "models",
         )
         if params["steps"]:
-            return Climber(training, models / "steps").submissions(run_id, params["steps"])
-        return candidates(training, models)
+            return Climber(training, models / "steps").make_submissions(run_id, params["steps"])
+        return fit_candidates(training, models)
 
-    submitted = train()  # Airflow fills in what the context has
+    submissions = train()  # Airflow fills in what the context has
 
     # [START branches]
     gate = ReusableHoldoutOperator(
         task_id="gate",
         session=GATE,
-        candidates=submitted,
+        candidates=submissions,
         promote={
             "model": "late_arrivals",
             "alias": "champion",
@@ -86,15 +86,14 @@ with DAG(
 
     @task
     def note(
-        run_id: str, submitted: list[dict[str, object]], verdicts: list[dict[str, object]]
+        run_id: str, submissions: list[dict[str, object]], verdicts: list[dict[str, object]]
     ) -> None:
-        """The analyst writes down what was said, which is all that is known of the holdout."""
-        from analyst import write_down
+        """Note the verdicts, which are all that the analyst learns about the holdout."""
+        from analyst import write_notebook
 
-        write_down(HERE.parent / "demo" / "models" / "steps", run_id, submitted, verdicts)
+        write_notebook(HERE.parent / "models" / "steps", run_id, submissions, verdicts)
 
-    noted = note(submitted=submitted, verdicts=gate.output)
     gate >> [
-        noted,
+        note(submissions=submissions, verdicts=gate.output),
         *(EmptyOperator(task_id=name) for name in ("deploy", "rethink", "collect_fresh_data")),
     ]

@@ -2,62 +2,55 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
 from fractions import Fraction
-from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from dpflow.airflow.dag_jobs import read_dags
 from dpflow.demo import job
-from dpflow.demo.job import Seen
-from dpflow.engine.planning.report import describe
-from dpflow.engine.planning.simulate import forecast
-from dpflow.errors import InvalidInput
+from dpflow.demo.job import DemoFacts
+from dpflow.demo.supervisor import list_marked
+from dpflow.demo.workspace import Workspace
+from dpflow.engine.planning.report import describe_forecast
+from dpflow.engine.planning.simulate import forecast_schedule
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
 from dpflow.tables import read_published
 
 DAYS = 2
-REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with the example DAGs; its demo folder takes all state."""
-    place = tmp_path_factory.mktemp("clone")
-    shutil.copytree(
-        REPOSITORY / "dpflow" / "example_dags", place / "dags", ignore=shutil.ignore_patterns("__pycache__")
-    )
-    yield place
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """The demo's folder."""
+    return Workspace(tmp_path_factory.mktemp("demo"))
 
 
 @pytest.fixture(scope="module")
-def seen(root: Path) -> Seen:
+def facts(workspace: Workspace) -> DemoFacts:
     """The demo, run once for all tests of this module."""
-    return job.run(root, DAYS, Console())
+    return job.run_demo(workspace.root, DAYS, Console())
 
 
-def test_every_day_succeeds_through_the_scheduler(seen: Seen) -> None:
+def test_every_day_succeeds_through_the_scheduler(facts: DemoFacts) -> None:
     """The backfilled runs end well."""
-    assert seen.runs == {"2013-01-01": "success", "2013-01-02": "success"}
+    assert facts.runs == {"2013-01-01": "success", "2013-01-02": "success"}
 
 
-def test_each_day_pays_four_releases_and_no_more(seen: Seen, root: Path) -> None:
+def test_each_day_pays_four_releases_and_no_more(facts: DemoFacts, workspace: Workspace) -> None:
     """Every block has spent exactly its grant, the crash day included."""
-    rows = Ledger(root / "demo" / "ledger.sqlite").remaining("flights").rows()
+    rows = Ledger(workspace.ledger_file).remaining("flights").rows()
     assert [row["block"] for row in rows] == ["2013-01-01", "2013-01-02", "2013-01-03"]
     assert all(
         Fraction(row["epsilon_spent"]) == 2 and Fraction(row["epsilon_left"]) == 0 for row in rows
     )
 
 
-def test_published_rows_say_what_they_cost(seen: Seen, root: Path) -> None:
+def test_published_rows_say_what_they_cost(facts: DemoFacts, workspace: Workspace) -> None:
     """Each row has a value, a price, a block and a release that the ledger knows."""
-    rows = read_published(root / "demo" / "published.duckdb", "flights_daily")
-    known = {r.release_id for r in Ledger(root / "demo" / "ledger.sqlite").releases("flights")}
+    rows = read_published(workspace.published_database, "flights_daily")
+    known = {r.release_id for r in Ledger(workspace.ledger_file).releases("flights")}
     assert {row["release"] for row in rows} >= {
         "flights by carrier",
         "mean arrival delay by carrier",
@@ -75,62 +68,62 @@ def test_published_rows_say_what_they_cost(seen: Seen, root: Path) -> None:
     assert len(carriers) == 16
 
 
-def test_a_cleared_day_changes_nothing(seen: Seen) -> None:
+def test_a_cleared_day_changes_nothing(facts: DemoFacts) -> None:
     """Same results bit for bit, zero charge."""
-    assert seen.rerun_same and not seen.rerun_charged
+    assert facts.rerun_same and not facts.rerun_charged
 
 
-def test_a_killed_task_is_charged_once(seen: Seen) -> None:
+def test_a_killed_task_is_charged_once(facts: DemoFacts) -> None:
     """SIGKILL between draw and settle: a second attempt at the same reservation, four releases that
     day.
     """
-    assert seen.crash_fired
-    assert (seen.crash_attempts, seen.crash_releases) == (2, 4)
+    assert facts.crash_fired
+    assert (facts.crash_attempts, facts.crash_releases) == (2, 4)
 
 
-def test_the_gate_tells_honest_from_overfitted(seen: Seen) -> None:
+def test_the_gate_tells_honest_from_overfitted(facts: DemoFacts) -> None:
     """At least thirty candidates, one answer each; honest claims pass and Freedman's do not.
 
     The gate's noise crosses the nearest margin (186 groups, at scales 10 and 20) once in 22,000
     runs.
     """
-    assert len(seen.verdicts) >= 30
-    assert len({v["candidate"] for v in seen.verdicts}) == len(seen.verdicts)
-    assert {v["verdict"] for v in seen.verdicts if v["kind"] == "honest"} == {"yes"}
-    assert {v["verdict"] for v in seen.verdicts if v["kind"] == "freedman"} == {"no"}
-    assert {v["guarantee"] for v in seen.verdicts} == {"heuristic"}
+    assert len(facts.verdicts) >= 30
+    assert len({v["candidate"] for v in facts.verdicts}) == len(facts.verdicts)
+    assert {v["verdict"] for v in facts.verdicts if v["kind"] == "honest"} == {"yes"}
+    assert {v["verdict"] for v in facts.verdicts if v["kind"] == "freedman"} == {"no"}
+    assert {v["guarantee"] for v in facts.verdicts} == {"heuristic"}
 
 
-def test_the_verdicts_branch_the_run(seen: Seen) -> None:
+def test_the_verdicts_branch_the_run(facts: DemoFacts) -> None:
     """Some candidate passed: the run notes it and deploys, and goes neither of the other ways."""
-    assert {name for name, state in seen.branches.items() if state == "success"} == {
+    assert {name for name, state in facts.branches.items() if state == "success"} == {
         "train",
         "gate",
         "note",
         "deploy",
     }
-    assert {name for name, state in seen.branches.items() if state == "skipped"} == {
+    assert {name for name, state in facts.branches.items() if state == "skipped"} == {
         "rethink",
         "collect_fresh_data",
     }
 
 
-def test_the_best_honest_claim_is_promoted(seen: Seen) -> None:
+def test_the_best_honest_claim_is_promoted(facts: DemoFacts) -> None:
     """The alias points at the accepted candidate with the highest claim."""
     best = max(
-        (v for v in seen.verdicts if v["verdict"] == "yes"),
+        (v for v in facts.verdicts if v["verdict"] == "yes"),
         key=lambda v: (Fraction(v["claim"]), v["promoted"]),
     )
-    assert seen.champion == best["name"]
+    assert facts.champion == best["name"]
 
 
-def test_the_forecast_is_what_was_charged(seen: Seen, root: Path) -> None:
+def test_the_forecast_is_what_was_charged(facts: DemoFacts, workspace: Workspace) -> None:
     """`dpflow plan dags` prices a day at what each block paid, and knows which days and which
     session are paid.
     """
-    jobs, _ = read_dags(root / "dags")
-    ledger = Ledger(root / "demo" / "ledger.sqlite")
-    flights, holdout = describe(forecast(jobs, Registry.load(), ledger))["scopes"]
+    jobs, _ = read_dags(workspace.dags)
+    ledger = Ledger(workspace.ledger_file)
+    flights, holdout = describe_forecast(forecast_schedule(jobs, Registry.load(), ledger))["scopes"]
     assert (
         {row["epsilon_spent"] for row in ledger.remaining("flights").rows()}
         == {flights["round"]["epsilon"]}
@@ -145,49 +138,42 @@ def test_the_forecast_is_what_was_charged(seen: Seen, root: Path) -> None:
     assert holdout["once"]["epsilon"] == "0" and holdout["accounts"][0]["used"] == 1
 
 
-def test_no_gate_detects_a_stolen_holdout(seen: Seen) -> None:
+def test_no_gate_detects_a_stolen_holdout(facts: DemoFacts) -> None:
     """The control passes the gate although it is worse on fresh data by more than ten points."""
-    assert seen.naive["verdict"] == "yes"
-    assert float(Fraction(seen.naive["claim"])) - seen.naive["fresh"] > 0.1
+    assert facts.naive["verdict"] == "yes"
+    assert float(Fraction(facts.naive["claim"])) - facts.naive["fresh"] > 0.1
 
 
-def test_one_release_too_many_is_refused(seen: Seen) -> None:
+def test_one_release_too_many_is_refused(facts: DemoFacts) -> None:
     """The refusal names scope, block and what is left, and tells what to do."""
-    assert "scope 'flights', block '2013-01-01' cannot pay" in seen.refusal
-    assert "0 of 2 is left" in seen.refusal
+    assert "scope 'flights', block '2013-01-01' cannot pay" in facts.refusal
+    assert "0 of 2 is left" in facts.refusal
 
 
-def test_the_ledger_verifies(seen: Seen, root: Path) -> None:
+def test_the_ledger_verifies(facts: DemoFacts, workspace: Workspace) -> None:
     """Chain, anchor and sums hold after all of it."""
-    assert Ledger(root / "demo" / "ledger.sqlite").verify().ok
+    assert Ledger(workspace.ledger_file).verify().ok
 
 
-def test_the_report_has_its_plots_and_says_what_is_protected(seen: Seen, root: Path) -> None:
+def test_the_report_has_its_plots_and_says_what_is_protected(
+    facts: DemoFacts, workspace: Workspace
+) -> None:
     """One page, no script, no address of another host."""
-    page = (root / "demo" / "report.html").read_text()
-    assert page.count("<svg") >= 5
+    page = workspace.report.read_text()
+    assert page.count("<svg") == 6
     assert "all rows of one tailnum in one day" in page
     assert "<script" not in page and "src=" not in page
 
 
-def test_nothing_is_left_running(seen: Seen, root: Path) -> None:
+def test_nothing_is_left_running(facts: DemoFacts, workspace: Workspace) -> None:
     """No process of the demo's Airflow survives it."""
-    home = f"AIRFLOW_HOME={root / 'demo' / 'airflow'}".encode()
-    left = []
-    for process in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if home in process.read_bytes().split(b"\0"):
-                left.append(process.parent.name)
-        except OSError:
-            continue
-    assert not left
+    assert not list_marked(f"DPFLOW_DEMO={workspace.root}")
 
 
-def test_a_folder_that_is_not_ours_is_never_deleted(tmp_path: Path) -> None:
-    """Only a demo folder with dpflow's marker is cleared."""
-    precious = tmp_path / "demo" / "precious.txt"
-    precious.parent.mkdir()
-    precious.write_text("keep")
-    with pytest.raises(InvalidInput, match="was not made by dpflow demo"):
-        job.fresh(tmp_path)
-    assert precious.read_text() == "keep"
+def test_the_progress_is_complete_so_resuming_does_nothing(
+    facts: DemoFacts, workspace: Workspace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every step is noted; the facts that were saved are the facts."""
+    assert facts.steps == [action.__name__ for _, action, _ in job.STEPS]
+    resumed = job.run_demo(workspace.root, DAYS, Console(), resume=True)
+    assert resumed == facts and "start Airflow" not in capsys.readouterr().out

@@ -5,11 +5,11 @@ and npm.
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from dpflow.demo import job, ui
 
@@ -43,14 +43,9 @@ await browser.close();
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished quick demo."""
-    place = tmp_path_factory.mktemp("clone")
-    shutil.copytree(
-        Path(__file__).parents[3] / "dpflow" / "example_dags",
-        place / "dags",
-        ignore=shutil.ignore_patterns("__pycache__"),
-    )
-    job.run(place, 2)
-    return place
+    folder = tmp_path_factory.mktemp("demo")
+    job.run_demo(folder, 2, Console())
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -74,9 +69,7 @@ def look(tools: Path, *arguments: str) -> dict[str, object]:
 
 def test_the_report_renders(root: Path, tools: Path, tmp_path: Path) -> None:
     """The page shows its plots, fits the window, and asks no other host for anything."""
-    seen = look(
-        tools, (root / "demo" / "report.html").as_uri(), "", "", str(tmp_path / "report.png")
-    )
+    seen = look(tools, (root / "report.html").as_uri(), "", "", str(tmp_path / "report.png"))
     assert seen["title"] == "dpflow demo: flights of 2013"
     assert int(str(seen["figures"])) >= 5
     assert seen["overflow"] is False and seen["failures"] == []
@@ -86,7 +79,7 @@ def test_up_shows_the_dags_and_down_stops_it(
     root: Path, tools: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The printed address and login lead to the list of DAGs."""
-    ui.up(root)
+    ui.start_ui(root)
     try:
         lines = capsys.readouterr().out.split()
         url, user, password = (
@@ -96,5 +89,5 @@ def test_up_shows_the_dags_and_down_stops_it(
         )
         look(tools, url, user, password, str(tmp_path / "dags.png"))
     finally:
-        ui.down(root)
+        ui.stop_ui(root)
     assert "Airflow is down" in capsys.readouterr().out

@@ -20,7 +20,8 @@ import sqlalchemy as sa
 import yaml
 
 from dpflow import Ledger, load_table
-from dpflow.demo.airflow_stage import Stage, free_port
+from dpflow.demo.airflow_environment import find_free_port, inherited_environment
+from dpflow.demo.airflow_stage import Stage
 
 ROOT = Path(__file__).parents[3]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -45,7 +46,7 @@ TABLE = {
 def stage(postgres: Callable[[], str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     """Init, then api-server, scheduler, dag-processor and triggerer."""
     root = tmp_path_factory.mktemp("compose")
-    dags, port = root / "dags", free_port()
+    dags, port = root / "dags", find_free_port()
     dags.mkdir()
     (dags / "visits.py").write_text(DAG)
     (dags / "visits.yml").write_text(yaml.safe_dump(TABLE))
@@ -61,13 +62,14 @@ def stage(postgres: Callable[[], str], tmp_path_factory: pytest.TempPathFactory)
     ledger.grant(
         "visits", 1, 0, filter="basic", table=load_table(dags / "visits.yml"), principal="owner"
     )
-    running = Stage(root, env)
+    running = Stage(root / "logs", env)
     services = [
         s["command"] for name, s in COMPOSE["services"].items() if name not in ("postgres", "init")
     ]
     try:
-        running.start(tuple(command[1] for command in services), own_homes=True, migrate=False)
-        running.wait("a healthy Airflow", running.healthy, 300)
+        names = tuple(command[1] for command in services)
+        running.start(names, homes={name: root / f"home-{name}" for name in names})
+        running.await_health()
         yield running
     finally:
         running.stop()
@@ -104,36 +106,37 @@ def environment(root: Path, database: sa.URL, port: int) -> dict[str, str]:
     assert changes.keys() <= shared.keys()
     # what the test adds: no login, and ports that are free here
     extra = {
+        "AIRFLOW_HOME": str(root / "home-scheduler"),
         "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
-        "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT": str(free_port()),
-        "AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT": str(free_port()),
+        "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT": str(find_free_port()),
+        "AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT": str(find_free_port()),
         "AIRFLOW__API__WORKERS": "1",
         "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "5",
         "NO_PROXY": "127.0.0.1,localhost",
     }
-    inherited = {
-        k: v
-        for k, v in os.environ.items()
-        if not k.startswith(("AIRFLOW", "DPFLOW", "PYTHONDONTWRITE"))
-    }
-    return inherited | shared | changes | extra
+    return inherited_environment() | shared | changes | extra
 
 
 def test_a_release_is_paid_once_on_postgresql(stage: Stage) -> None:
     """A task releases through the PostgreSQL ledger; cleared and run again it costs nothing."""
-    stage.wait("the DAG", lambda: stage.get("dags/visits"), 300)
-    stage.post("dags/visits/dagRuns", {"dag_run_id": "one", "logical_date": None})
+    client = stage.client
+    stage.wait("the DAG", lambda: client.get("dags/visits"))
+    client.trigger("visits", "one")
 
     def succeeded(tries: int) -> bool:
-        task = stage.tasks("visits", "one")[0]
-        assert task["state"] not in ("failed", "upstream_failed"), "read the task's log"
-        return bool(task["state"] == "success" and task["try_number"] >= tries)
+        tasks = client.list_tasks("visits", "one")
+        assert all(task["state"] not in ("failed", "upstream_failed") for task in tasks), (
+            stage.explain_failure("visits", "one")
+        )
+        return bool(tasks) and all(
+            task["state"] == "success" and task["try_number"] >= tries for task in tasks
+        )
 
-    stage.wait("the run", lambda: stage.tasks("visits", "one") and succeeded(1), 600)
+    stage.wait("the run", lambda: succeeded(1))
     ledger = Ledger(stage.env["DPFLOW_LEDGER"], anchor=stage.env["DPFLOW_LEDGER_ANCHOR"])
     first = ledger.releases()
-    stage.clear("visits", "one")
-    stage.wait("the cleared run", lambda: succeeded(2), 600)
+    client.clear("visits", "one")
+    stage.wait("the cleared run", lambda: succeeded(2))
     assert [r.state for r in first] == ["settled"] and ledger.releases() == first
     assert ledger.remaining("visits").rows()[0]["epsilon_left"] == "0.5"
     assert ledger.verify().ok

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -15,11 +13,12 @@ import numpy as np
 import pytest
 
 from dpflow.core.sampling.randomness import SystemSource
-from dpflow.demo import data
+from dpflow.demo.job import load_analyst, prepare_workspace
+from dpflow.demo.workspace import Workspace, create_workspace
 from dpflow.engine.sessions.candidate import Submission, load_candidate
 from dpflow.errors import PlanRefused
 from dpflow.mechanisms.reusable_holdout import HoldoutParams, ReusableHoldout
-from dpflow.tables import PrivateTable, build, open_rows
+from dpflow.tables import PrivateTable, open_rows
 from dpflow.tables.access.declarations import load_table
 
 DAGS = Path(__file__).parents[2] / "dpflow" / "example_dags"
@@ -33,7 +32,7 @@ class World:
     every holdout row.
     """
 
-    root: Path
+    workspace: Workspace
     analyst: Any
     candidates: list[dict[str, Any]]
     rows: dict[str, Any]
@@ -41,7 +40,7 @@ class World:
 
     def table(self, name: str) -> Path:
         """The declaration of one table."""
-        return self.root / "dags" / "tables" / f"{name}.yml"
+        return self.workspace.dags / "tables" / f"{name}.yml"
 
 
 @pytest.fixture(scope="module")
@@ -49,27 +48,15 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """All flights, built by the owner's script; the holdout is read here as no analyst could."""
     import duckdb
 
-    root = tmp_path_factory.mktemp("clone")
-    shutil.copytree(DAGS, root / "dags", ignore=shutil.ignore_patterns("__pycache__"))
-    private = root / "demo" / "private"
-    private.mkdir(parents=True)
-    database = private / "flights.duckdb"
-    build(
-        database,
-        (root / "dags" / "flights.sql").read_text(),
-        {"raw_flights": data.extract(private)},
-    )
-    spec = importlib.util.spec_from_file_location("analyst", root / "dags" / "analyst.py")
-    assert spec is not None and spec.loader is not None
-    analyst = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(analyst)
-    found = analyst.candidates(
-        open_rows(root / "dags" / "tables" / "flights_training.yml"), root / "demo" / "models"
-    )
-    with duckdb.connect(str(database), read_only=True) as connection:
+    workspace = create_workspace(tmp_path_factory.mktemp("demo"))
+    prepare_workspace(workspace)
+    analyst = load_analyst(workspace)
+    training = open_rows(workspace.dags / "tables" / "flights_training.yml")
+    candidates = analyst.fit_candidates(training, workspace.models)
+    with duckdb.connect(str(workspace.private_database), read_only=True) as connection:
         rows = connection.sql("SELECT * FROM flights_holdout").fetchnumpy()
-    right = np.array([loaded(c).predict(rows) == rows["late"] for c in found])
-    yield World(root, analyst, found, rows, right)
+    right = np.array([loaded(c).predict(rows) == rows["late"] for c in candidates])
+    yield World(workspace, analyst, candidates, rows, right)
 
 
 def loaded(candidate: dict[str, Any]) -> Any:
@@ -105,9 +92,7 @@ def test_training_and_holdout_share_no_week(world: World) -> None:
     """A week is for training or for the gate, never for both."""
     import duckdb
 
-    with duckdb.connect(
-        str(world.root / "demo" / "private" / "flights.duckdb"), read_only=True
-    ) as connection:
+    with duckdb.connect(str(world.workspace.private_database), read_only=True) as connection:
         weeks = [
             {
                 week
@@ -170,7 +155,7 @@ def test_models_never_meet_a_missing_value(world: World) -> None:
 
 def test_the_same_training_rows_give_the_same_claims(world: World, tmp_path: Path) -> None:
     """A retried training task submits what the first one did."""
-    again = world.analyst.candidates(open_rows(world.table("flights_training")), tmp_path)
+    again = world.analyst.fit_candidates(open_rows(world.table("flights_training")), tmp_path)
     assert [(c["name"], c["claim"]) for c in again] == [
         (c["name"], c["claim"]) for c in world.candidates
     ]
@@ -181,6 +166,11 @@ def test_honest_claims_are_near_the_truth_and_freedmans_are_not(world: World) ->
     for candidate, right in zip(world.candidates, world.right, strict=True):
         excess = float(candidate["claim"]) - right.mean()
         assert excess < 0.03 if candidate["kind"] == "honest" else excess > 0.08, candidate["name"]
+
+
+def test_the_reports_truth_is_the_accuracy_on_the_holdout(world: World) -> None:
+    scores = world.analyst.score_on_holdout(world.workspace.private_database, world.candidates)
+    assert np.allclose(scores, [right.mean() for right in world.right], atol=1e-3)
 
 
 def test_the_best_honest_candidate_is_a_real_improvement(world: World) -> None:
@@ -198,7 +188,7 @@ def test_the_gate_is_right_about_every_candidate_in_99_of_100_runs(world: World)
     last.
     """
     params, random, source = gate(), np.random.default_rng(2), SystemSource()
-    engine = ReusableHoldout().engine(params, load_table(world.table("flights_holdout")))
+    engine = ReusableHoldout().make_engine(params, load_table(world.table("flights_holdout")))
     threshold = int((params.rho - params.alpha / 2) * params.groups)
     assert params.epsilon <= 2 and params.delta == 0 and params.side == "over"
     unit = np.unique(world.rows["tailnum"].astype(str), return_inverse=True)[1]
@@ -207,13 +197,13 @@ def test_the_gate_is_right_about_every_candidate_in_99_of_100_runs(world: World)
     for _ in range(RUNS):
         group = random.integers(0, params.groups, len(size))
         rows = np.bincount(group, weights=size, minlength=params.groups)
-        memory, told = engine.start(source), []
+        memory, told = engine.start_session(source), []
         for candidate, hits in zip(world.candidates, right, strict=True):
-            if memory.exhausted(engine):
+            if memory.is_exhausted(engine):
                 break
             score = np.bincount(group, weights=hits, minlength=params.groups) / np.maximum(rows, 1)
             agreeing = int((score >= float(Fraction(candidate["claim"]))).sum())
-            failed, memory = engine.ask(memory, agreeing, threshold, source)
+            failed, memory = engine.compare_value(memory, agreeing, threshold, source)
             told.append("freedman" if failed else "honest")
         wrong += told != [c["kind"] for c in world.candidates]
     assert (
@@ -225,9 +215,7 @@ def test_a_stolen_holdout_is_worth_nothing_on_fresh_rows(world: World, tmp_path:
     """The naive control claims a fine score that most groups confirm, and is worse than chance
     elsewhere.
     """
-    stolen, fresh = world.analyst.naive_control(
-        world.root / "demo" / "private" / "flights.duckdb", tmp_path
-    )
+    stolen, fresh = world.analyst.fit_stolen_holdout(world.workspace.private_database, tmp_path)
     right = loaded(stolen).predict(world.rows) == world.rows["late"]
     assert right.mean() >= float(stolen["claim"]) > fresh + 0.1
     assert fresh < 1 - world.rows["late"].mean()
@@ -240,13 +228,15 @@ def test_a_climber_goes_on_from_what_passed(world: World, tmp_path: Path) -> Non
     climber = world.analyst.Climber(open_rows(world.table("flights_training")), tmp_path, rows=2000)
 
     def told(*words: str) -> list[Any]:
-        world.analyst.write_down(tmp_path, "first", first, [{"verdict": word} for word in words])
-        return [(one["features"], one["depth"]) for one in climber.submissions("second", 4)]
+        world.analyst.write_notebook(
+            tmp_path, "first", first, [{"verdict": word} for word in words]
+        )
+        return [(one["features"], one["depth"]) for one in climber.make_submissions("second", 4)]
 
-    first = climber.submissions("first", 3)
-    assert climber.submissions("first", 3) == first
+    first = climber.make_submissions("first", 3)
+    assert climber.make_submissions("first", 3) == first
     after = told("no", "yes", "no")
     assert told("no", "yes", "no") == after and told("no", "no", "yes") != after
     assert not {str(one) for one in after} & {str((one["features"], one["depth"])) for one in first}
-    kinds = [one["kind"] for one in climber.submissions("third", 24)]
+    kinds = [one["kind"] for one in climber.make_submissions("third", 24)]
     assert kinds.index("freedman") == 21 and kinds.count("honest") == 23
