@@ -15,15 +15,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 #: Modules that reach outside the process, or whose answers its arguments do not determine.
-OUTSIDE = set(
-    ["io", "os", "random", "secrets", "shutil", "socket", "sqlite3"]
-    + ["subprocess", "tempfile", "time", "urllib", "yaml"]
+OUTSIDE = frozenset(
+    "io os random secrets shutil socket sqlite3 subprocess tempfile time urllib yaml".split()  # noqa: SIM905
 )
 CLOCKS = {"now", "today", "utcnow"}
 #: Methods of paths that touch the disk; a path as a value is pure.
-FILES = set(
-    ["exists", "is_dir", "is_file", "iterdir", "mkdir", "open", "read_bytes", "read_text"]
-    + ["resolve", "samefile", "stat", "touch", "unlink", "write_bytes", "write_text"]
+FILES = frozenset(
+    "exists is_dir is_file iterdir mkdir open read_bytes read_text resolve "  # noqa: SIM905
+    "samefile stat touch unlink write_bytes write_text".split()
 )
 
 

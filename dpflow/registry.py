@@ -56,56 +56,58 @@ class Registry:
         self._manager = pluggy.PluginManager(hookspecs.PROJECT)
         self._manager.add_hookspecs(hookspecs)
         for origin, plugin in plugins.items():
-            self._register(origin, plugin)
-        self._check()
+            self._register_plugin(origin, plugin)
+        self._check_hooks()
         self.origin: dict[str, str] = {}
         self.mechanisms = MappingProxyType(
-            dict(self._collect("dpflow_register_mechanisms", "mechanism"))
+            dict(self._collect_objects("dpflow_register_mechanisms", "mechanism"))
         )
         self.estimators = MappingProxyType(
-            dict(self._collect("dpflow_register_estimators", "estimator"))
+            dict(self._collect_objects("dpflow_register_estimators", "estimator"))
         )
         self._require_alone()
         self.calculators = MappingProxyType(
-            dict(self._collect("dpflow_register_calculators", "calculator"))
+            dict(self._collect_objects("dpflow_register_calculators", "calculator"))
         )
 
     @classmethod
     def load(cls) -> Registry:
         """Built-ins plus every installed distribution with an entry point in the group ``dpflow``."""
-        return cls({**{name: import_module(name) for name in BUILT_INS}, **dict(_installed())})
+        return cls(
+            {**{name: import_module(name) for name in BUILT_INS}, **dict(_installed_plugins())}
+        )
 
-    def mechanism(self, name: str) -> Mechanism[Any]:
+    def find_mechanism(self, name: str) -> Mechanism[Any]:
         """The one-shot mechanism of this name, or `UnknownName`."""
-        found = self.mechanisms.get(name)
-        if not isinstance(found, Mechanism):
-            known = [n for n, m in self.mechanisms.items() if isinstance(m, Mechanism)]
-            raise UnknownName("one-shot mechanism", name, known)
-        return found
+        mechanism = self.mechanisms.get(name)
+        if not isinstance(mechanism, Mechanism):
+            names = [n for n, m in self.mechanisms.items() if isinstance(m, Mechanism)]
+            raise UnknownName("one-shot mechanism", name, names)
+        return mechanism
 
-    def interactive(self, name: str) -> InteractiveMechanism[Any, Any]:
+    def find_interactive(self, name: str) -> InteractiveMechanism[Any, Any]:
         """The interactive mechanism of this name, or `UnknownName`."""
-        found = self.mechanisms.get(name)
-        if not isinstance(found, InteractiveMechanism):
-            known = [n for n, m in self.mechanisms.items() if isinstance(m, InteractiveMechanism)]
-            raise UnknownName("interactive mechanism", name, known)
-        return found
+        mechanism = self.mechanisms.get(name)
+        if not isinstance(mechanism, InteractiveMechanism):
+            names = [n for n, m in self.mechanisms.items() if isinstance(m, InteractiveMechanism)]
+            raise UnknownName("interactive mechanism", name, names)
+        return mechanism
 
-    def estimator(self, name: str) -> Estimator:
+    def find_estimator(self, name: str) -> Estimator:
         """The holdout estimator of this name, or `UnknownName`."""
-        found = self.estimators.get(name)
-        if not isinstance(found, Estimator):
+        estimator = self.estimators.get(name)
+        if not isinstance(estimator, Estimator):
             raise UnknownName("estimator", name, self.estimators)
-        return found
+        return estimator
 
-    def calculator(self, name: str) -> Calculator[Any]:
+    def find_calculator(self, name: str) -> Calculator[Any]:
         """The calculator of this name, or `UnknownName`."""
-        found = self.calculators.get(name)
-        if not isinstance(found, Calculator):
+        calculator = self.calculators.get(name)
+        if not isinstance(calculator, Calculator):
             raise UnknownName("calculator", name, self.calculators)
-        return found
+        return calculator
 
-    def veto(self, plan: hookspecs.PlanView) -> list[str]:
+    def collect_vetoes(self, plan: hookspecs.PlanView) -> list[str]:
         """Every reason a plugin gives against a plan; a plugin that fails while looking refuses
         too.
         """
@@ -121,7 +123,7 @@ class Registry:
                 reasons.append(str(reason))
         return reasons
 
-    def announce(self, receipt: hookspecs.ReceiptView) -> list[str]:
+    def notify_observers(self, receipt: hookspecs.ReceiptView) -> list[str]:
         """Tell observers about a settled release; returns the names of those that failed."""
         failed = []
         for impl in self._manager.hook.dpflow_after_release.get_hookimpls():
@@ -131,7 +133,7 @@ class Registry:
                 failed.append(impl.plugin_name)
         return failed
 
-    def _register(self, origin: str, plugin: object) -> None:
+    def _register_plugin(self, origin: str, plugin: object) -> None:
         try:
             self._manager.register(plugin, name=origin)
         except (pluggy.PluginValidationError, ValueError) as error:
@@ -139,7 +141,7 @@ class Registry:
                 f"plugin {origin} does not fit the contract in dpflow.hookspecs: {error}"
             ) from None
 
-    def _check(self) -> None:
+    def _check_hooks(self) -> None:
         try:
             self._manager.check_pending()
         except pluggy.PluginValidationError as error:
@@ -158,7 +160,7 @@ class Registry:
                     f"an estimator is a fixed function of one group's rows, so keep nothing between calls and draw nothing"
                 )
 
-    def _collect(self, hook: str, kind: str) -> Iterator[tuple[str, Any]]:
+    def _collect_objects(self, hook: str, kind: str) -> Iterator[tuple[str, Any]]:
         """Names and objects from one register hook, in registration order, clashes refused."""
         for impl in getattr(self._manager.hook, hook).get_hookimpls():
             for thing in impl.function():
@@ -171,7 +173,7 @@ class Registry:
                 yield thing.name, thing
 
 
-def _installed() -> Iterator[tuple[str, object]]:
+def _installed_plugins() -> Iterator[tuple[str, object]]:
     """Plugin modules of installed distributions, by ``distribution version``."""
     from importlib.metadata import distributions
 

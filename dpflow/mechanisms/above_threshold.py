@@ -54,7 +54,7 @@ class AboveThreshold(InteractiveMechanism[AboveThresholdParams, ThresholdQuery])
     Params = AboveThresholdParams
     Query = ThresholdQuery
 
-    def _engine(self, params: AboveThresholdParams, table: Table) -> Engine:
+    def _make_engine(self, params: AboveThresholdParams, table: Table) -> Engine:
         rows = [
             table.contribution_bounds.rows,
             table.contribution_bounds.per_group,
@@ -63,19 +63,22 @@ class AboveThreshold(InteractiveMechanism[AboveThresholdParams, ThresholdQuery])
         return Engine(params.epsilon / params.failures, max(rows), params.failures)
 
     def event(self, params: AboveThresholdParams, table: Table) -> Event:
+        """One sparse-vector guarantee for the whole session, however many answers are "above"."""
         return SparseVector(params.epsilon)
 
     def open(self, params: AboveThresholdParams, table: Table, source: Source) -> State:
-        return State(self._engine(params, table).start(source).to_json())
+        """Draws the secret noise of the first threshold."""
+        return State(self._make_engine(params, table).start_session(source).to_json())
 
     def data_request(
         self, params: AboveThresholdParams, query: ThresholdQuery, table: Table
     ) -> GroupedSums:
+        """The rows in total, or of one public key. Raises `UnknownName` for a key nobody declared."""
         if query.by is None or query.key is None:
             return GroupedSums(rows_per_group=table.contribution_bounds.rows)
         if query.key not in table.public_keys(query.by):
             raise UnknownName(f"public key of {query.by}", query.key, table.public_keys(query.by))
-        return GroupedSums(query.by, (query.key,), 1, table.cut(query.by)[1])
+        return GroupedSums(query.by, (query.key,), 1, table.groups_and_rows(query.by)[1])
 
     def answer(
         self,
@@ -86,12 +89,13 @@ class AboveThreshold(InteractiveMechanism[AboveThresholdParams, ThresholdQuery])
         answer: Answer,
         source: Source,
     ) -> tuple[Verdict, State]:
-        engine, memory = self._engine(params, table), Memory.from_json(state.data)
-        if memory.exhausted(engine):
+        """ "below", "above" or "exhausted"; only "below" uses up one of the failures."""
+        engine, memory = self._make_engine(params, table), Memory.from_json(state.data)
+        if memory.is_exhausted(engine):
             return Verdict({"verdict": "exhausted"}, closed=True), state
-        below, memory = engine.ask(memory, int(answer.rows[0]), query.threshold, source)
+        below, memory = engine.compare_value(memory, int(answer.rows[0]), query.threshold, source)
         verdict = Verdict(
-            {"verdict": "below" if below else "above"}, closed=memory.exhausted(engine)
+            {"verdict": "below" if below else "above"}, closed=memory.is_exhausted(engine)
         )
         return verdict, State(memory.to_json())
 

@@ -27,7 +27,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from dpflow.core.accounting.amounts import Epsilon
 from dpflow.core.toolbox import budget_split
-from dpflow.core.toolbox.aggregate import POWER, Aggregate, Law, NoisyParams, Release
+from dpflow.core.toolbox.aggregate import POWER, Law, MeasureMechanism, NoisyParams, Release
 from dpflow.core.toolbox.moments import Measure, Query
 from dpflow.core.toolbox.noise import FAILURE
 from dpflow.errors import PlanRefused
@@ -37,7 +37,7 @@ CORRECTIONS = 4
 LARGEST_STEP = 40.0  # of the search for a price, in powers of two
 
 
-def _spelled(value: Any) -> Any:
+def _expand_name(value: Any) -> Any:
     """A measure without a column may be written as its name."""
     return {"measure": value} if isinstance(value, str) else value
 
@@ -49,15 +49,15 @@ class AggregatesParams(NoisyParams):
     """
 
     measures: Annotated[
-        tuple[Annotated[Measure, BeforeValidator(_spelled)], ...],
+        tuple[Annotated[Measure, BeforeValidator(_expand_name)], ...],
         Field(min_length=1, max_length=100),
     ]
     by: str | None = None
     epsilon: Epsilon | None = None  # type: ignore[assignment]
 
     @model_validator(mode="after")
-    def _priced(self) -> AggregatesParams:
-        if len({measure.label for measure in self.measures}) != len(self.measures):
+    def _check_targets(self) -> AggregatesParams:
+        if len({measure.full_name for measure in self.measures}) != len(self.measures):
             raise ValueError("name each measure once")
         targets = [measure.error is not None for measure in self.measures]
         if any(targets) if self.epsilon is not None else not all(targets):
@@ -65,7 +65,7 @@ class AggregatesParams(NoisyParams):
         return self
 
 
-class Aggregates(Aggregate[AggregatesParams]):
+class Aggregates(MeasureMechanism[AggregatesParams]):
     """Several aggregates in one release."""
 
     name = "aggregates"
@@ -73,27 +73,30 @@ class Aggregates(Aggregate[AggregatesParams]):
     citation = "Dwork, McSherry, Nissim, Smith 2006; budget split proved in dpflow.core.toolbox.budget_split"
     Params = AggregatesParams
 
-    def measures(self, params: AggregatesParams) -> Sequence[Measure]:
+    def list_measures(self, params: AggregatesParams) -> Sequence[Measure]:
+        """The measures as the release file lists them."""
         return params.measures
 
-    def label(self, measure: Measure) -> str:
-        return measure.label
+    def measure_label(self, measure: Measure) -> str:
+        """The measure with its column, since several may be of one kind."""
+        return measure.full_name
 
-    def priced(self, params: AggregatesParams, query: Query, law: Law) -> Release:
+    def fit_release(self, params: AggregatesParams, query: Query, law: Law) -> Release:
+        """At the given epsilon, or at the least cost that meets every target error."""
         return (
-            super().priced(params, query, law)
+            super().fit_release(params, query, law)
             if params.epsilon is not None
-            else cheapest(query, law)
+            else meet_targets(query, law)
         )
 
-    def badness(self, params: AggregatesParams, release: Release) -> float:
+    def release_score(self, params: AggregatesParams, release: Release) -> float:
         """With target errors the price, else the noise."""
         if params.epsilon is not None:
-            return super().badness(params, release)
+            return super().release_score(params, release)
         return float(release.event.epsilon_at(params.delta) or math.inf)
 
 
-def cheapest(query: Query, law: Law) -> Release:
+def meet_targets(query: Query, law: Law) -> Release:
     """The least prices that keep every target error.
 
     They are optimal for errors linear in the noise; what the true errors are at these prices
@@ -101,33 +104,37 @@ def cheapest(query: Query, law: Law) -> Release:
     kept.
     """
     power = POWER[law]
-    targets = [_used_up(query, measure, law) for measure in query.measures]
+    targets = [_linear_shares(query, measure, law) for measure in query.measures]
     for _ in range(CORRECTIONS):
-        prices = budget_split.least(targets, power)
-        release = _at(query, law, prices, 0)
+        prices = budget_split.least_costs(targets, power)
+        release = _scale_costs(query, law, prices, 0)
         for measure, target in zip(query.measures, targets, strict=True):
             linear = sum(
                 part * price ** (-1 / power) for part, price in zip(target, prices, strict=True)
             )
-            factor = min(max(_used(release, measure), 0.01), 100.0) / linear
+            factor = min(max(_target_share(release, measure), 0.01), 100.0) / linear
             target[:] = [part * factor for part in target]
     low, high = -LARGEST_STEP, LARGEST_STEP
-    if not _keeps(_at(query, law, prices, high)):
+    if not _meets_targets(_scale_costs(query, law, prices, high)):
         raise PlanRefused("no price keeps these target errors; allow larger errors")
     while high - low > 1 / 256:
         middle = (low + high) / 2
-        low, high = (low, middle) if _keeps(_at(query, law, prices, middle)) else (middle, high)
-    return _at(query, law, prices, high)
+        low, high = (
+            (low, middle)
+            if _meets_targets(_scale_costs(query, law, prices, middle))
+            else (middle, high)
+        )
+    return _scale_costs(query, law, prices, high)
 
 
-def _at(query: Query, law: Law, prices: Sequence[float], exponent: float) -> Release:
+def _scale_costs(query: Query, law: Law, prices: Sequence[float], exponent: float) -> Release:
     """The release at 2^exponent times these prices, in their legal range and rounded up to three
     digits.
     """
     return Release(query, law, tuple(_three_digits(price * 2.0**exponent) for price in prices))
 
 
-def _used(release: Release, measure: Measure) -> float:
+def _target_share(release: Release, measure: Measure) -> float:
     """The error of a measure as a part of its target."""
     assert measure.error is not None
     try:
@@ -136,11 +143,11 @@ def _used(release: Release, measure: Measure) -> float:
         return math.inf
 
 
-def _keeps(release: Release) -> bool:
-    return all(_used(release, measure) <= 1 for measure in release.query.measures)
+def _meets_targets(release: Release) -> bool:
+    return all(_target_share(release, measure) <= 1 for measure in release.query.measures)
 
 
-def _used_up(query: Query, measure: Measure, law: Law) -> list[float]:
+def _linear_shares(query: Query, measure: Measure, law: Law) -> list[float]:
     """The part of its target that the noise of each moment uses up at price 1, taken as linear."""
     used = query.weights(measure)
     failure = FAILURE / len(used)
@@ -154,7 +161,9 @@ def _used_up(query: Query, measure: Measure, law: Law) -> list[float]:
     slopes = {
         m: query.error_bound(measure, {o: small * (o == m) for o in used}) / small for m in used
     }
-    sizes = (slopes.get(m, 0.0) * query.reach(m).size(POWER[law]) for m in query.moments)
+    sizes = (
+        slopes.get(m, 0.0) * query.sensitivity(m).noise_norm(POWER[law]) for m in query.moments
+    )
     return [size * width / float(measure.error) for size in sizes]
 
 

@@ -37,10 +37,17 @@ from dpflow.core.accounting.amounts import Delta, Epsilon
 from dpflow.core.accounting.events import DiscreteLaplace, Event
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Mechanism, Params
-from dpflow.core.contract.requests import Cells, Grid, OpenColumn, UnboundedValues
+from dpflow.core.contract.requests import BinCounts, CellGrid, OpenColumn, UnboundedValues
 from dpflow.core.contract.results import ErrorBound, Result, Row
 from dpflow.core.sampling.randomness import Source
-from dpflow.core.toolbox.noise import FAILURE, Noise, Sensitivity, gaussian, laplace, rho_for
+from dpflow.core.toolbox.noise import (
+    FAILURE,
+    Noise,
+    Sensitivity,
+    gaussian_noise,
+    laplace_noise,
+    rho_for,
+)
 from dpflow.core.toolbox.partition_selection import gaussian_above, tail_above
 from dpflow.hookspecs import hookimpl
 
@@ -71,69 +78,78 @@ class Bounds(Mechanism[BoundsParams]):
     citation = "Wilson et al. 2020 (differentially private SQL with bounded user contribution, approximate bounds)"
     Params = BoundsParams
 
-    def _keys(self, params: BoundsParams, table: Table) -> tuple[str, ...]:
+    def _group_keys(self, params: BoundsParams, table: Table) -> tuple[str, ...]:
         return ("",) if params.by is None else table.public_keys(params.by)
 
-    def _reach(self, params: BoundsParams, table: Table) -> Sensitivity:
-        groups, rows = table.cut(params.by)
-        bins = min(groups, len(self._keys(params, table))) * (
+    def _bin_sensitivity(self, params: BoundsParams, table: Table) -> Sensitivity:
+        groups, rows = table.groups_and_rows(params.by)
+        bins = min(groups, len(self._group_keys(params, table))) * (
             2 if table.neighbours == "replace" else 1
         )
         return Sensitivity(bins * rows, bins * rows**2)
 
-    def _chosen(self, params: BoundsParams, table: Table) -> tuple[int, Noise]:
+    def _choose_noise(self, params: BoundsParams, table: Table) -> tuple[int, Noise]:
         """The lower threshold, and its noise."""
-        moved, failure = (
-            self._reach(params, table),
-            Fraction(str(FAILURE)) / (BINS * len(self._keys(params, table))),
-        )
-        forms = [(tail_above(moved.l1 / params.epsilon, failure), laplace(moved, params.epsilon))]
+        moved = self._bin_sensitivity(params, table)
+        failure = Fraction(str(FAILURE)) / (BINS * len(self._group_keys(params, table)))
+        forms = [
+            (tail_above(moved.l1 / params.epsilon, failure), laplace_noise(moved, params.epsilon))
+        ]
         if params.delta:
             rho = rho_for(params.epsilon, params.delta)
             forms.append(
-                (gaussian_above(moved.l2_squared / (2 * rho), failure), gaussian(moved, rho))
+                (gaussian_above(moved.l2_squared / (2 * rho), failure), gaussian_noise(moved, rho))
             )
         return min(forms, key=lambda form: form[0])
 
     def _noise(self, params: BoundsParams, table: Table) -> Noise:
-        return self._chosen(params, table)[1]
+        return self._choose_noise(params, table)[1]
 
     def _threshold(self, params: BoundsParams, table: Table) -> int:
-        return self._chosen(params, table)[0]
+        return self._choose_noise(params, table)[0]
 
     def event(self, params: BoundsParams, table: Table) -> Event:
+        """The guarantee of the histogram of magnitudes; the bounds are post-processing of it."""
         table.column(params.column)
         return self._noise(params, table).event
 
     def data_request(self, params: BoundsParams, table: Table) -> UnboundedValues:
+        """The values as they are: the column needs no declared bounds."""
         table.column(params.column)
-        groups, rows = table.cut(params.by)
-        return UnboundedValues(params.column, params.by, self._keys(params, table), groups, rows)
+        groups, rows = table.groups_and_rows(params.by)
+        return UnboundedValues(
+            params.column, params.by, self._group_keys(params, table), groups, rows
+        )
 
     def draw(
         self, params: BoundsParams, table: Table, answer: OpenColumn, source: Source
     ) -> Result:
-        keys = self._keys(params, table)
-        cells = answer.cells(dict.fromkeys(range(len(keys)), Grid(None)))
-        counts = np.concatenate([magnitudes(cells[code]) for code in range(len(keys))])
-        noisy = self._noise(params, table).add(counts, source).reshape(len(keys), BINS)
+        """Noisy counts by power of two, of which the outermost above the threshold become the
+        bounds.
+        """
+        keys = self._group_keys(params, table)
+        cells = answer.count_cells(dict.fromkeys(range(len(keys)), CellGrid(None)))
+        counts = np.concatenate([count_magnitudes(cells[code]) for code in range(len(keys))])
+        noisy = self._noise(params, table).add_noise(counts, source).reshape(len(keys), BINS)
         rows: list[Row] = []
-        found: dict[str, Any] = {}
+        bounds: dict[str, Any] = {}
         for key, bins in zip(keys, noisy >= self._threshold(params, table), strict=True):
             occupied = np.flatnonzero(bins)
             if occupied.size:
                 lower, upper = (
-                    answer.written(edge) for edge in edges(int(occupied[0]), int(occupied[-1]))
+                    answer.column_value(edge)
+                    for edge in outer_edges(int(occupied[0]), int(occupied[-1]))
                 )
-                found[key] = {params.column: {"lower": lower, "upper": upper}}
+                bounds[key] = {params.column: {"lower": lower, "upper": upper}}
                 rows += [Row(key, "lower", lower), Row(key, "upper", upper)]
             else:
                 rows += [Row(key, "lower", None), Row(key, "upper", None)]
         if params.by is not None:
-            return Result(tuple(rows), {"keys": found})
-        return Result(tuple(rows), {"columns": found[""]} if found else {})
+            return Result(tuple(rows), {"keys": bounds})
+        return Result(tuple(rows), {"columns": bounds[""]} if bounds else {})
 
     def error_bound(self, params: BoundsParams, table: Table) -> ErrorBound:
+        """How many rows a power of two needs to be found; the edges themselves have no noise."""
         rows = 2 * self._threshold(params, table)
         law = (
             "Laplace"
@@ -144,7 +160,7 @@ class Bounds(Mechanism[BoundsParams]):
         return ErrorBound({"rows outside, per power of two": rows}, note)
 
 
-def magnitudes(cells: Cells) -> NDArray[np.int64]:
+def count_magnitudes(cells: BinCounts) -> NDArray[np.int64]:
     """How many values have each sign and power of two, from the lowest bin to the highest."""
     size = np.abs(cells.keys)
     power = np.frexp(size)[1] - 1
@@ -155,24 +171,22 @@ def magnitudes(cells: Cells) -> NDArray[np.int64]:
     return counts
 
 
-def edges(first: int, last: int) -> tuple[float, float]:
+def outer_edges(first: int, last: int) -> tuple[float, float]:
     """The lower edge of the first bin and the upper edge of the last; 0 and 1 if both are zero's."""
-    low, high = (
-        _inner(first) if first >= POWERS else _outer(first),
-        _outer(last) if last >= POWERS else _inner(last),
-    )
+    low = _near_edge(first) if first >= POWERS else _far_edge(first)
+    high = _far_edge(last) if last >= POWERS else _near_edge(last)
     return (low, high) if low < high else (0.0, 1.0)
 
 
-def _outer(place: int) -> float:
+def _far_edge(place: int) -> float:
     """The edge of a bin that is away from zero."""
     away = place - POWERS
     return float(np.sign(away)) * 2.0 ** (LEAST + abs(away))
 
 
-def _inner(place: int) -> float:
+def _near_edge(place: int) -> float:
     """The edge of a bin that is next to zero."""
-    return _outer(place) / 2
+    return _far_edge(place) / 2
 
 
 @hookimpl

@@ -44,13 +44,18 @@ class Steps(Calculator[StepsParams]):
     Params = StepsParams
 
     def make_sheet(self, params: StepsParams) -> Sheet:
+        """One line for each step, and the total. Raises `InvalidInput` if deltas do not match
+        steps.
+        """
         deltas = [Fraction(0)] * len(params.steps) if params.deltas is None else params.deltas
         if len(deltas) != len(params.steps):
             raise InvalidInput("deltas must have one entry for every step; correct or drop them")
         steps = params.steps
         if params.epsilon is not None:
             steps = composition.compose_steps(steps, params.epsilon, params.delta)
-        epsilon, delta = composition.compose(list(zip(steps, deltas, strict=True)), params.delta)
+        epsilon, delta = composition.compose_adaptive(
+            list(zip(steps, deltas, strict=True)), params.delta
+        )
         rows = (
             *(
                 (f"step {n}", float(step), float(d))
@@ -83,6 +88,7 @@ class Group(Calculator[GroupParams]):
     Params = GroupParams
 
     def make_sheet(self, params: GroupParams) -> Sheet:
+        """One line for each size of a group; empty where nothing is promised any more."""
         notes: tuple[str, ...] = ("replacing one unit is a group of two: one leaves, one comes",)
         if (params.epsilon is None) == (params.rho is None) or (
             params.rho is not None and params.delta
@@ -92,32 +98,32 @@ class Group(Calculator[GroupParams]):
             )
         if params.rho is not None:
             one = ZCDP(params.rho)  # type: ignore[arg-type]  # an event checks its own amounts
-            rows = tuple((size, _zcdp(one, size)) for size in params.sizes)
+            rows = tuple((size, _group_rho(one, size)) for size in params.sizes)
             return Sheet(("units", "rho"), rows, notes, x="units")
         assert params.epsilon is not None
         claim = Approximate(params.epsilon, params.delta)
-        found = tuple((size, *_approximate(claim, size)) for size in params.sizes)
-        if any(row[1] is None for row in found):
+        groups = tuple((size, *_group_epsilon(claim, size)) for size in params.sizes)
+        if any(row[1] is None for row in groups):
             notes += (
                 "an empty line: that group's epsilon is above 1e6 or its delta is no probability, so nothing is promised",
             )
-        return Sheet(("units", "epsilon", "delta"), found, notes, x="units")
+        return Sheet(("units", "epsilon", "delta"), groups, notes, x="units")
 
 
-def _zcdp(one: ZCDP, size: int) -> float | None:
+def _group_rho(one: ZCDP, size: int) -> float | None:
     try:
-        return _up(one.group(size).zcdp()[0])
+        return _float_above(one.group_event(size).rho_delta()[0])
     except InvalidAmount:
         return None
 
 
-def _approximate(one: Approximate, size: int) -> tuple[float | None, float | None]:
+def _group_epsilon(one: Approximate, size: int) -> tuple[float | None, float | None]:
     try:
-        claim = one.group(size).approximate()
+        claim = one.group_event(size).epsilon_delta()
     except InvalidAmount:
         return None, None
     assert claim is not None
-    return _up(claim[0]), _up(claim[1])
+    return _float_above(claim[0]), _float_above(claim[1])
 
 
 class ParallelParams(Params):
@@ -138,6 +144,7 @@ class Parallel(Calculator[ParallelParams]):
     Params = ParallelParams
 
     def make_sheet(self, params: ParallelParams) -> Sheet:
+        """The total for a unit in one block, and for a unit in every block."""
         deltas = (
             [[Fraction(0)] * len(b) for b in params.blocks]
             if params.deltas is None
@@ -150,10 +157,10 @@ class Parallel(Calculator[ParallelParams]):
         steps = [
             list(zip(*block, strict=True)) for block in zip(params.blocks, deltas, strict=True)
         ]
-        one = composition.parallel(steps)
-        every = composition.parallel([[step for block in steps for step in block]])
+        one = composition.compose_parallel(steps)
+        every = composition.compose_parallel([[step for block in steps for step in block]])
         rows = tuple(
-            (who, _up(epsilon), _up(delta))
+            (who, _float_above(epsilon), _float_above(delta))
             for who, (epsilon, delta) in (
                 ("a unit in one block", one),
                 ("a unit in every block", every),
@@ -167,7 +174,7 @@ class Parallel(Calculator[ParallelParams]):
         return Sheet(("who", "epsilon", "delta"), rows, notes)
 
 
-def _up(value: Fraction) -> float:
+def _float_above(value: Fraction) -> float:
     """The least float whose shortest decimal form is not below the exact amount."""
     near = float(value)
     return near if Fraction(repr(near)) >= value else math.nextafter(near, math.inf)

@@ -14,8 +14,8 @@ them privately).
 
 from __future__ import annotations
 
-from dpflow.core.toolbox.aggregate import Aggregate, NoisyParams
-from dpflow.core.toolbox.moments import Measure, measured
+from dpflow.core.toolbox.aggregate import MeasureMechanism, NoisyParams
+from dpflow.core.toolbox.moments import Measure, single_measure
 from dpflow.hookspecs import hookimpl
 
 
@@ -27,7 +27,7 @@ class CountParams(NoisyParams):
     by: str | None = None
 
 
-class Count(Aggregate[CountParams]):
+class Count(MeasureMechanism[CountParams]):
     """Number of rows."""
 
     name = "count"
@@ -37,11 +37,12 @@ class Count(Aggregate[CountParams]):
     )
     Params = CountParams
 
-    def measures(self, params: CountParams) -> tuple[Measure, ...]:
-        return measured("count")
+    def list_measures(self, params: CountParams) -> tuple[Measure, ...]:
+        """One count of rows."""
+        return single_measure("count")
 
 
-class CountDistinct(Aggregate[CountParams]):
+class CountDistinct(MeasureMechanism[CountParams]):
     """Number of units."""
 
     name = "count_distinct"
@@ -51,10 +52,11 @@ class CountDistinct(Aggregate[CountParams]):
     )
     Params = CountParams
 
-    def measures(self, params: CountParams) -> tuple[Measure, ...]:
-        return measured("count_distinct")
+    def list_measures(self, params: CountParams) -> tuple[Measure, ...]:
+        """One count of privacy units."""
+        return single_measure("count_distinct")
 
 
 @hookimpl
-def dpflow_register_mechanisms() -> list[Aggregate[CountParams]]:
+def dpflow_register_mechanisms() -> list[MeasureMechanism[CountParams]]:
     return [Count(), CountDistinct()]

@@ -18,112 +18,115 @@ from dpflow.hookspecs import hookimpl
 Floats = NDArray[np.float64]
 
 
-def _labels(rows: Rows, subject: Subject) -> Any:
+def _true_labels(rows: Rows, subject: Subject) -> Any:
     return np.asarray(rows[subject.label])
 
 
-def _features(rows: Rows, subject: Subject) -> Rows:
+def _feature_columns(rows: Rows, subject: Subject) -> Rows:
     return {name: values for name, values in rows.items() if name != subject.label}
 
 
-def _predicted(rows: Rows, subject: Subject) -> Any:
+def _predict_labels(rows: Rows, subject: Subject) -> Any:
     assert subject.predict is not None
-    return np.asarray(subject.predict(_features(rows, subject)))
+    return np.asarray(subject.predict(_feature_columns(rows, subject)))
 
 
-def _scored(rows: Rows, subject: Subject) -> Floats:
+def _score_rows(rows: Rows, subject: Subject) -> Floats:
     assert subject.score is not None
-    return np.asarray(subject.score(_features(rows, subject)), dtype=float)
+    return np.asarray(subject.score(_feature_columns(rows, subject)), dtype=float)
 
 
-def _column(rows: Rows, subject: Subject, place: int) -> Floats:
+def _column_values(rows: Rows, subject: Subject, place: int) -> Floats:
     """The values a column has: missing ones are left out."""
     values = np.asarray(rows[subject.columns[place]], dtype=float)
-    kept: Floats = values[~np.isnan(values)]
-    return kept
+    present: Floats = values[~np.isnan(values)]
+    return present
 
 
-def _complete(rows: Rows, subject: Subject) -> Floats:
+def _complete_rows(rows: Rows, subject: Subject) -> Floats:
     """The columns side by side, rows with a missing value left out."""
     matrix = np.column_stack([np.asarray(rows[name], dtype=float) for name in subject.columns])
-    kept: Floats = matrix[~np.isnan(matrix).any(axis=1)]
-    return kept
+    complete: Floats = matrix[~np.isnan(matrix).any(axis=1)]
+    return complete
 
 
-def _accuracy(rows: Rows, subject: Subject) -> float:
-    return float(np.mean(_labels(rows, subject) == _predicted(rows, subject)))
+def _label_accuracy(rows: Rows, subject: Subject) -> float:
+    return float(np.mean(_true_labels(rows, subject) == _predict_labels(rows, subject)))
 
 
 def _squared_loss(rows: Rows, subject: Subject) -> float:
-    return float(np.mean((_labels(rows, subject).astype(float) - _scored(rows, subject)) ** 2))
+    return float(
+        np.mean((_true_labels(rows, subject).astype(float) - _score_rows(rows, subject)) ** 2)
+    )
 
 
 def _log_loss(rows: Rows, subject: Subject) -> float:
     floor = float(subject.options["floor"])
-    truth, p = _labels(rows, subject) == 1, np.clip(_scored(rows, subject), floor, 1 - floor)
+    truth = _true_labels(rows, subject) == 1
+    p = np.clip(_score_rows(rows, subject), floor, 1 - floor)
     return float(-np.mean(np.where(truth, np.log(p), np.log1p(-p))))
 
 
-def _auc(rows: Rows, subject: Subject) -> float:
+def _area_under_curve(rows: Rows, subject: Subject) -> float:
     """Probability that a positive row scores above a negative one, ties half; fails without both
     classes.
     """
-    truth, scores = _labels(rows, subject) == 1, _scored(rows, subject)
-    _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
+    truth, scores = _true_labels(rows, subject) == 1, _score_rows(rows, subject)
+    _, level, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[level]
     positive, negative = int(truth.sum()), int((~truth).sum())
     return float((ranks[truth].sum() - positive * (positive + 1) / 2) / (positive * negative))
 
 
-def _f1(rows: Rows, subject: Subject) -> float:
-    truth, said = _labels(rows, subject) == 1, _predicted(rows, subject) == 1
-    return float(2 * (truth & said).sum() / (truth.sum() + said.sum()))
+def _f1_score(rows: Rows, subject: Subject) -> float:
+    truth, predicted = _true_labels(rows, subject) == 1, _predict_labels(rows, subject) == 1
+    return float(2 * (truth & predicted).sum() / (truth.sum() + predicted.sum()))
 
 
 def _calibration_error(rows: Rows, subject: Subject) -> float:
     """Expected calibration error over bins of equal width of the score."""
-    truth, p = _labels(rows, subject) == 1, np.clip(_scored(rows, subject), 0, 1)
+    truth, p = _true_labels(rows, subject) == 1, np.clip(_score_rows(rows, subject), 0, 1)
     bins = int(subject.options["bins"])
-    place = np.minimum((p * bins).astype(int), bins - 1)
-    gaps = np.bincount(place, weights=truth - p, minlength=bins)
+    bin_of = np.minimum((p * bins).astype(int), bins - 1)
+    gaps = np.bincount(bin_of, weights=truth - p, minlength=bins)
     return float(np.abs(gaps).sum() / len(p))
 
 
-def _difference(rows: Rows, subject: Subject) -> float:
+def _accuracy_difference(rows: Rows, subject: Subject) -> float:
     assert subject.rival is not None
-    truth = _labels(rows, subject)
-    theirs = np.asarray(subject.rival(_features(rows, subject)))
-    return float(np.mean(truth == _predicted(rows, subject)) - np.mean(truth == theirs))
+    truth = _true_labels(rows, subject)
+    theirs = np.asarray(subject.rival(_feature_columns(rows, subject)))
+    return float(np.mean(truth == _predict_labels(rows, subject)) - np.mean(truth == theirs))
 
 
-def _agreement(rows: Rows, subject: Subject) -> float:
-    x, y = _complete(rows, subject)[:, :2].T
+def _column_agreement(rows: Rows, subject: Subject) -> float:
+    x, y = _complete_rows(rows, subject)[:, :2].T
     return float(np.mean(x == y))
 
 
-def _mean(rows: Rows, subject: Subject) -> float:
-    return float(_column(rows, subject, 0).mean())
+def _column_mean(rows: Rows, subject: Subject) -> float:
+    return float(_column_values(rows, subject, 0).mean())
 
 
-def _variance(rows: Rows, subject: Subject) -> float:
-    return float(_column(rows, subject, 0).var(ddof=1))
+def _column_variance(rows: Rows, subject: Subject) -> float:
+    return float(_column_values(rows, subject, 0).var(ddof=1))
 
 
-def _deviation(rows: Rows, subject: Subject) -> float:
-    return float(_column(rows, subject, 0).std(ddof=1))
+def _column_deviation(rows: Rows, subject: Subject) -> float:
+    return float(_column_values(rows, subject, 0).std(ddof=1))
 
 
-def _quantile(rows: Rows, subject: Subject) -> float:
-    return float(np.quantile(_column(rows, subject, 0), float(subject.options["p"])))
+def _column_quantile(rows: Rows, subject: Subject) -> float:
+    return float(np.quantile(_column_values(rows, subject, 0), float(subject.options["p"])))
 
 
-def _correlation(rows: Rows, subject: Subject) -> float:
-    x, y = _complete(rows, subject)[:, :2].T
+def _column_correlation(rows: Rows, subject: Subject) -> float:
+    x, y = _complete_rows(rows, subject)[:, :2].T
     return float(np.asarray(np.corrcoef(x, y))[0, 1])
 
 
-def _slope(rows: Rows, subject: Subject) -> float:
-    y, x = _complete(rows, subject)[:, :2].T
+def _regression_slope(rows: Rows, subject: Subject) -> float:
+    y, x = _complete_rows(rows, subject)[:, :2].T
     return float(((x - x.mean()) * (y - y.mean())).sum() / ((x - x.mean()) ** 2).sum())
 
 
@@ -131,7 +134,7 @@ def _best_loss(rows: Rows, subject: Subject) -> float:
     """Least squares inside the group: mean squared error of the first column on the others, on the
     rows it was fitted to.
     """
-    matrix = _complete(rows, subject)
+    matrix = _complete_rows(rows, subject)
     design = np.column_stack([np.ones(len(matrix)), matrix[:, 1:]])
     weights, *_ = np.linalg.lstsq(design, matrix[:, 0], rcond=None)
     return float(np.mean((matrix[:, 0] - design @ weights) ** 2))
@@ -141,7 +144,7 @@ def _trained_loss(rows: Rows, subject: Subject) -> float:
     """Least squares on the first half of the group, squared error on the second: a learning curve's
     point.
     """
-    matrix = _complete(rows, subject)
+    matrix = _complete_rows(rows, subject)
     half = len(matrix) // 2
     design = np.column_stack([np.ones(len(matrix)), matrix[:, 1:]])
     weights, *_ = np.linalg.lstsq(design[:half], matrix[:half, 0], rcond=None)
@@ -149,7 +152,7 @@ def _trained_loss(rows: Rows, subject: Subject) -> float:
 
 
 SCORES = (
-    Estimator("accuracy", "share of right predictions in a group", 0.0, _accuracy),
+    Estimator("accuracy", "share of right predictions in a group", 0.0, _label_accuracy),
     Estimator("squared_loss", "mean squared error of a score", 1.0, _squared_loss),
     Estimator(
         "log_loss",
@@ -158,8 +161,8 @@ SCORES = (
         _log_loss,
         {"floor": Fraction(1, 10**6)},
     ),
-    Estimator("auc", "area under the ROC curve; label 1 is positive", 0.5, _auc),
-    Estimator("f1", "F1 of class 1", 0.0, _f1),
+    Estimator("auc", "area under the ROC curve; label 1 is positive", 0.5, _area_under_curve),
+    Estimator("f1", "F1 of class 1", 0.0, _f1_score),
     Estimator(
         "calibration_error",
         "expected calibration error over bins",
@@ -167,14 +170,20 @@ SCORES = (
         _calibration_error,
         {"bins": Fraction(10)},
     ),
-    Estimator("difference", "accuracy of a model minus its rival's", 0.0, _difference, model="two"),
+    Estimator(
+        "difference",
+        "accuracy of a model minus its rival's",
+        0.0,
+        _accuracy_difference,
+        model="two",
+    ),
 )
 COLUMNS = (
     Estimator(
         "column_agreement",
         "share of rows in which two columns are equal: the accuracy of stored predictions",
         0.0,
-        _agreement,
+        _column_agreement,
         model="",
         columns=2,
         moments=FromMoments(("n", "equal"), lambda m: m["equal"] / m["n"]),
@@ -183,7 +192,7 @@ COLUMNS = (
         "column_mean",
         "mean of a column",
         0.0,
-        _mean,
+        _column_mean,
         model="",
         moments=FromMoments(("n", "x"), lambda m: m["x"] / m["n"]),
     ),
@@ -191,7 +200,7 @@ COLUMNS = (
         "column_variance",
         "variance of a column",
         0.0,
-        _variance,
+        _column_variance,
         model="",
         moments=FromMoments(("n", "xx"), lambda m: m["xx"] / (m["n"] * (m["n"] - 1))),
     ),
@@ -199,18 +208,23 @@ COLUMNS = (
         "column_deviation",
         "standard deviation of a column",
         0.0,
-        _deviation,
+        _column_deviation,
         model="",
         moments=FromMoments(("n", "xx"), lambda m: np.sqrt(m["xx"] / (m["n"] * (m["n"] - 1)))),
     ),
     Estimator(
-        "column_quantile", "p-quantile of a column", 0.0, _quantile, {"p": Fraction(1, 2)}, model=""
+        "column_quantile",
+        "p-quantile of a column",
+        0.0,
+        _column_quantile,
+        {"p": Fraction(1, 2)},
+        model="",
     ),
     Estimator(
         "column_correlation",
         "correlation of two columns",
         0.0,
-        _correlation,
+        _column_correlation,
         model="",
         columns=2,
         moments=FromMoments(("xx", "yy", "xy"), lambda m: m["xy"] / np.sqrt(m["xx"] * m["yy"])),
@@ -219,7 +233,7 @@ COLUMNS = (
         "column_slope",
         "regression slope of the first column on the second",
         0.0,
-        _slope,
+        _regression_slope,
         model="",
         columns=2,
         moments=FromMoments(("yy", "xy"), lambda m: m["xy"] / m["yy"]),

@@ -14,8 +14,8 @@ selects keys privately.
 
 from __future__ import annotations
 
-from dpflow.core.toolbox.aggregate import Aggregate, NoisyParams
-from dpflow.core.toolbox.moments import Measure, measured
+from dpflow.core.toolbox.aggregate import MeasureMechanism, NoisyParams
+from dpflow.core.toolbox.moments import Measure, single_measure
 from dpflow.hookspecs import hookimpl
 
 
@@ -27,7 +27,7 @@ class HistogramParams(NoisyParams):
     by: str
 
 
-class Histogram(Aggregate[HistogramParams]):
+class Histogram(MeasureMechanism[HistogramParams]):
     """Number of rows of every public key."""
 
     name = "histogram"
@@ -35,8 +35,9 @@ class Histogram(Aggregate[HistogramParams]):
     citation = "Dwork, McSherry, Nissim, Smith 2006 (calibrating noise to sensitivity); discrete form of Ghosh et al. 2009"
     Params = HistogramParams
 
-    def measures(self, params: HistogramParams) -> tuple[Measure, ...]:
-        return measured("count")
+    def list_measures(self, params: HistogramParams) -> tuple[Measure, ...]:
+        """One count of rows for each public key."""
+        return single_measure("count")
 
 
 @hookimpl

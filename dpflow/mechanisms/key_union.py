@@ -50,7 +50,7 @@ from dpflow.core.contract.mechanism import Mechanism, Params
 from dpflow.core.contract.requests import KeySets, Sets
 from dpflow.core.contract.results import ErrorBound, Result, Row
 from dpflow.core.sampling.randomness import Source
-from dpflow.core.toolbox.noise import Noise, Sensitivity, gaussian, rho_for
+from dpflow.core.toolbox.noise import Noise, Sensitivity, gaussian_noise, rho_for
 from dpflow.core.toolbox.partition_selection import gaussian_above
 from dpflow.hookspecs import hookimpl
 
@@ -83,42 +83,44 @@ class Round:
     threshold: int
 
     @classmethod
-    def of(cls, moved: int, groups: int, rho: Fraction, delta: Fraction) -> Round:
+    def fit_threshold(cls, moved: int, groups: int, rho: Fraction, delta: Fraction) -> Round:
         """The round at this price, where a unit moves the weights by the root of ``moved``."""
         squared = UNIT**2 * moved
         sigma2 = squared / (2 * rho)
-        starts = [
-            1
-        ]  # numbers of keys from one start to the next are taken together: the weight of the first, the tail of the last
+        # Numbers of keys from one start to the next are taken together: the weight of the first,
+        # the tail of the last.
+        starts = [1]
         while starts[-1] < groups:
             starts.append(max(starts[-1] + 1, starts[-1] * 9 // 8))
         ends = [min(start - 1, groups) for start in starts[1:]] + [groups]
-        needed = (
-            weight(a) + gaussian_above(sigma2, delta / b)
+        thresholds = (
+            key_weight(a) + gaussian_above(sigma2, delta / b)
             for a, b in zip(starts, ends, strict=True)
             if a <= b
         )
-        return cls(gaussian(Sensitivity(squared, squared), rho), max(needed))
+        return cls(gaussian_noise(Sensitivity(squared, squared), rho), max(thresholds))
 
 
 @lru_cache(maxsize=64)
-def rounds(moved: int, groups: int, epsilon: Fraction, delta: Fraction) -> tuple[Round, ...]:
+def split_rounds(moved: int, groups: int, epsilon: Fraction, delta: Fraction) -> tuple[Round, ...]:
     """All rounds at this price. Raises `PlanRefused` for one that is too small for Gaussian noise."""
     rho = rho_for(epsilon, delta / 2)
-    return tuple(Round.of(moved, groups, rho * share, delta / 2 * share) for share in SHARES)
+    return tuple(
+        Round.fit_threshold(moved, groups, rho * share, delta / 2 * share) for share in SHARES
+    )
 
 
-def weight(size: int) -> int:
+def key_weight(size: int) -> int:
     """1/root(size), rounded down to the grid."""
     return math.isqrt(UNIT**2 // size)
 
 
-def added(sets: Sets, open_keys: NDArray[np.bool_]) -> NDArray[np.int64]:
+def add_weights(sets: Sets, open_keys: NDArray[np.bool_]) -> NDArray[np.int64]:
     """The weight of every key, from units' keys that are open."""
     there = open_keys[sets.codes]
     codes, units = sets.codes[there], sets.units[there]
     sizes = np.bincount(units)
-    table = np.array([0, *map(weight, range(1, int(sizes.max(initial=0)) + 1))], dtype=np.int64)
+    table = np.array([0, *map(key_weight, range(1, int(sizes.max(initial=0)) + 1))], dtype=np.int64)
     weights = np.zeros(len(sets.keys), dtype=np.int64)
     np.add.at(weights, codes, table[sizes[units]])
     return weights
@@ -132,24 +134,31 @@ class KeyUnion(Mechanism[KeyUnionParams]):
     citation = "Gopi et al. 2020 (differentially private set union); Swanberg, Desfontaines, Haney 2023 (DP-SIPS)"
     Params = KeyUnionParams
 
-    def rounds(self, params: KeyUnionParams, table: Table) -> tuple[Round, ...]:
+    def plan_rounds(self, params: KeyUnionParams, table: Table) -> tuple[Round, ...]:
         """What the price buys. Raises `PlanRefused` for one that is too small for Gaussian noise."""
         moved = 2 if table.neighbours == "replace" else 1
-        return rounds(moved, table.cut(params.by)[0], params.epsilon, params.delta)
+        return split_rounds(
+            moved, table.groups_and_rows(params.by)[0], params.epsilon, params.delta
+        )
 
     def event(self, params: KeyUnionParams, table: Table) -> Event:
-        self.rounds(params, table)
+        """(epsilon, delta)-DP, or the zCDP that the rounds add up to. Raises `PlanRefused` if too
+        small.
+        """
+        self.plan_rounds(params, table)
         if params.claim == "approximate":
             return Approximate(params.epsilon, params.delta)
         return ZCDP(rho_for(params.epsilon, params.delta / 2), params.delta / 2)
 
     def data_request(self, params: KeyUnionParams, table: Table) -> KeySets:
-        return KeySets(params.by, table.cut(params.by)[0])
+        """For each unit a uniform choice of at most g distinct keys."""
+        return KeySets(params.by, table.groups_and_rows(params.by)[0])
 
     def draw(self, params: KeyUnionParams, table: Table, answer: Sets, source: Source) -> Result:
+        """Three rounds of noisy weights; a key leaves as soon as its weight reaches the threshold."""
         left = np.ones(len(answer.keys), dtype=bool)
-        for one in self.rounds(params, table):
-            noisy = one.noise.add(added(answer, left), source)
+        for one in self.plan_rounds(params, table):
+            noisy = one.noise.add_noise(add_weights(answer, left), source)
             left &= noisy < one.threshold
         return Result(
             tuple(
@@ -158,8 +167,10 @@ class KeyUnion(Mechanism[KeyUnionParams]):
         )
 
     def error_bound(self, params: KeyUnionParams, table: Table) -> ErrorBound:
-        last = self.rounds(params, table)[-1].threshold
-        alone, full = math.ceil(last / UNIT), math.ceil(last / weight(table.cut(params.by)[0]))
+        """No numbers leave; the note says how many units a key needs."""
+        last = self.plan_rounds(params, table)[-1].threshold
+        alone = math.ceil(last / UNIT)
+        full = math.ceil(last / key_weight(table.groups_and_rows(params.by)[0]))
         note = f"no numbers leave; a key needs about {alone} units that have nothing else, {full} that have as many as they may"
         return ErrorBound({}, note)
 

@@ -16,12 +16,12 @@ standard deviation near 0 has an error near the root of the variance's, which is
 
 from __future__ import annotations
 
-from dpflow.core.toolbox.aggregate import Aggregate, ColumnParams
-from dpflow.core.toolbox.moments import Measure, measured
+from dpflow.core.toolbox.aggregate import ColumnParams, MeasureMechanism
+from dpflow.core.toolbox.moments import Measure, single_measure
 from dpflow.hookspecs import hookimpl
 
 
-class Mean(Aggregate[ColumnParams]):
+class Mean(MeasureMechanism[ColumnParams]):
     """Mean of a bounded column."""
 
     name = "mean"
@@ -29,8 +29,9 @@ class Mean(Aggregate[ColumnParams]):
     citation = "Dwork, McSherry, Nissim, Smith 2006 (noisy sum over noisy count)"
     Params = ColumnParams
 
-    def measures(self, params: ColumnParams) -> tuple[Measure, ...]:
-        return measured(self.name, params.column)
+    def list_measures(self, params: ColumnParams) -> tuple[Measure, ...]:
+        """One moment-based measure of the column, named like the mechanism."""
+        return single_measure(self.name, params.column)
 
 
 class Variance(Mean):

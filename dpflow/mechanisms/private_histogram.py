@@ -32,7 +32,7 @@ from dpflow.core.contract.mechanism import Mechanism, Params
 from dpflow.core.contract.requests import Answer, GroupedSums
 from dpflow.core.contract.results import ErrorBound, Result, Row
 from dpflow.core.sampling.randomness import Source
-from dpflow.core.toolbox.partition_selection import Shown
+from dpflow.core.toolbox.partition_selection import SelectionRule
 from dpflow.hookspecs import hookimpl
 
 
@@ -66,27 +66,32 @@ class PrivateHistogram(Mechanism[PrivateHistogramParams]):
     version = 3
     Params = PrivateHistogramParams
 
-    def _rule(self, params: PrivateHistogramParams, table: Table) -> Shown:
+    def _selection_rule(self, params: PrivateHistogramParams, table: Table) -> SelectionRule:
         table.column(params.by)
         law = None if params.noise == "auto" else params.noise
-        return Shown.least(
-            table, params.by, self._most(params, table), params.epsilon, params.delta, law
+        return SelectionRule.lowest_threshold(
+            table, params.by, self._count_bound(params, table), params.epsilon, params.delta, law
         )
 
-    def _most(self, params: PrivateHistogramParams, table: Table) -> int:
-        return 1 if params.of == "units" else table.cut(params.by)[1]
+    def _count_bound(self, params: PrivateHistogramParams, table: Table) -> int:
+        return 1 if params.of == "units" else table.groups_and_rows(params.by)[1]
 
     def event(self, params: PrivateHistogramParams, table: Table) -> Event:
-        return self._rule(params, table).event
+        """The guarantee of the selection rule with the lowest threshold."""
+        return self._selection_rule(params, table).event
 
     def data_request(self, params: PrivateHistogramParams, table: Table) -> GroupedSums:
-        return GroupedSums(params.by, None, table.cut(params.by)[0], self._most(params, table))
+        """Counts of every key in the rows, after contribution bounding; the keys are private."""
+        return GroupedSums(
+            params.by, None, table.groups_and_rows(params.by)[0], self._count_bound(params, table)
+        )
 
     def draw(
         self, params: PrivateHistogramParams, table: Table, answer: Answer, source: Source
     ) -> Result:
-        rule = self._rule(params, table)
-        noisy = rule.draw(answer.moment(params.of, ""), source)
+        """Noisy counts, of which those below the threshold are dropped with their keys."""
+        rule = self._selection_rule(params, table)
+        noisy = rule.draw_counts(answer.moment(params.of, ""), source)
         released = sorted(
             (k, int(n)) for k, n in zip(answer.keys, noisy, strict=True) if n >= rule.threshold
         )
@@ -94,8 +99,9 @@ class PrivateHistogram(Mechanism[PrivateHistogramParams]):
         return Result(tuple(Row(key, label, number, rule.half_width) for key, number in released))
 
     def error_bound(self, params: PrivateHistogramParams, table: Table) -> ErrorBound:
-        rule = self._rule(params, table)
-        note = f"{rule.name} noise only, for keys that are released; a key needs about {rule.threshold} {params.of} to be"
+        """Noise of released counts; what is below the threshold is lost."""
+        rule = self._selection_rule(params, table)
+        note = f"{rule.noise_name} noise only, for keys that are released; a key needs about {rule.threshold} {params.of} to be"
         return ErrorBound(
             {"count" if params.of == "rows" else "count_distinct": rule.half_width}, note
         )

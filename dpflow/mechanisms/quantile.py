@@ -45,32 +45,32 @@ from dpflow.core.accounting.amounts import Delta, Epsilon
 from dpflow.core.accounting.events import BoundedRange, Event, Repeated
 from dpflow.core.contract.declaration import Exact, Table
 from dpflow.core.contract.mechanism import Delegation, Mechanism, Params
-from dpflow.core.contract.requests import Answer, Histogram, SortedValues
+from dpflow.core.contract.requests import Answer, SortedValues, ValueCounts
 from dpflow.core.contract.results import ErrorBound, Result, Row
 from dpflow.core.sampling.randomness import Source
-from dpflow.core.sampling.samplers import choose
+from dpflow.core.sampling.samplers import choose_piece
 from dpflow.core.toolbox.noise import FAILURE, choice_epsilon
 from dpflow.errors import PlanRefused
 from dpflow.hookspecs import hookimpl
 
 
-def _inside(value: Fraction) -> Fraction:
+def _check_share(value: Fraction) -> Fraction:
     if not 0 < value < 1 or value.denominator > 10**6:
         raise ValueError("p must lie strictly between 0 and 1, with at most six decimals")
     return value
 
 
-def _different(values: tuple[Fraction, ...]) -> tuple[Fraction, ...]:
+def _check_distinct(values: tuple[Fraction, ...]) -> tuple[Fraction, ...]:
     if len(set(values)) != len(values):
         raise ValueError("name each quantile once")
     return values
 
 
-Share = Annotated[Exact, AfterValidator(_inside)]
-P = TypeVar("P", bound="ColumnParams")
+Share = Annotated[Exact, AfterValidator(_check_share)]
+P = TypeVar("P", bound="RankParams")
 
 
-class ColumnParams(Params):
+class RankParams(Params):
     """``column``: a bounded column. ``by``: a column with public keys, or nothing. ``epsilon``: the
     price of everything. ``delta``: lets many answers be drawn at a higher rate.
     """
@@ -81,34 +81,34 @@ class ColumnParams(Params):
     delta: Delta = Fraction(0)
 
 
-class QuantileParams(ColumnParams):
+class QuantileParams(RankParams):
     """As `ColumnParams`. ``p``: strictly between 0 and 1, 1/2 for the median."""
 
     p: Share = Fraction(1, 2)
 
 
-class QuantilesParams(ColumnParams):
+class QuantilesParams(RankParams):
     """As `ColumnParams`. ``quantiles``: up to 100, strictly between 0 and 1."""
 
     quantiles: Annotated[
-        tuple[Share, ...], Field(min_length=1, max_length=100), AfterValidator(_different)
+        tuple[Share, ...], Field(min_length=1, max_length=100), AfterValidator(_check_distinct)
     ]
 
 
-class ExtremeParams(ColumnParams):
+class ExtremeParams(RankParams):
     """As `ColumnParams`. ``tail``: the part of the rows that may lie beyond the answer."""
 
     tail: Share = Fraction(1, 100)
 
 
-class MedianParams(ColumnParams):
+class MedianParams(RankParams):
     """As `ColumnParams`; the column is bounded if its range is trusted, and one without bounds
     needs a ``delta``.
     """
 
 
-def pieces(
-    data: Histogram, low: int, high: int, p: Fraction
+def cost_pieces(
+    data: ValueCounts, low: int, high: int, p: Fraction
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]:
     """Cut the grid [low, high] into runs of equal cost: their starts, lengths and costs (smallest
     cost 0).
@@ -160,63 +160,67 @@ class _Quantiles(Mechanism[P]):
     """Draws what `wanted` names, in every group."""
 
     @abstractmethod
-    def wanted(self, params: P) -> dict[str, Fraction]:
+    def list_quantiles(self, params: P) -> dict[str, Fraction]:
         """Measures with their p, ascending."""
 
-    def keys(self, params: P, table: Table) -> tuple[str, ...]:
+    def group_keys(self, params: P, table: Table) -> tuple[str, ...]:
         """The groups."""
         return ("",) if params.by is None else table.public_keys(params.by)
 
-    def draws(self, params: P, table: Table) -> Draws:
+    def plan_draws(self, params: P, table: Table) -> Draws:
         """What the price buys."""
-        groups = min(table.cut(params.by)[0], len(self.keys(params, table)))
-        changed = groups * len(self.wanted(params))
+        groups = min(table.groups_and_rows(params.by)[0], len(self.group_keys(params, table)))
+        changed = groups * len(self.list_quantiles(params))
         return Draws(changed, choice_epsilon(params.epsilon, params.delta, changed))
 
     def _sensitivity(self, p: Fraction, params: P, table: Table) -> int:
         """D of the module's claim."""
-        groups, rows = table.cut(params.by)
+        groups, rows = table.groups_and_rows(params.by)
         peak = max(p.numerator, p.denominator - p.numerator)
         if table.neighbours == "add-remove":
             return rows * peak
-        return rows * (p.denominator if len(self.keys(params, table)) <= groups else 2 * peak)
+        return rows * (p.denominator if len(self.group_keys(params, table)) <= groups else 2 * peak)
 
     def event(self, params: P, table: Table) -> Event:
-        table.bounded(params.column)
-        return self.draws(params, table).event
+        table.bounded_column(params.column)
+        return self.plan_draws(params, table).event
 
     def data_request(self, params: P, table: Table) -> SortedValues:
-        table.bounded(params.column)
-        groups, rows = table.cut(params.by)
-        return SortedValues(params.column, rows, params.by, self.keys(params, table), groups)
+        table.bounded_column(params.column)
+        groups, rows = table.groups_and_rows(params.by)
+        return SortedValues(params.column, rows, params.by, self.group_keys(params, table), groups)
 
     def draw(self, params: P, table: Table, answer: Answer, source: Source) -> Result:
-        column, wanted, keys = (
-            table.bounded(params.column),
-            self.wanted(params),
-            self.keys(params, table),
-        )
-        epsilon = self.draws(params, table).epsilon
-        rates = {p: epsilon / (2 * self._sensitivity(p, params, table)) for p in wanted.values()}
+        column = table.bounded_column(params.column)
+        quantiles = self.list_quantiles(params)
+        keys = self.group_keys(params, table)
+        epsilon = self.plan_draws(params, table).epsilon
+        rates = {p: epsilon / (2 * self._sensitivity(p, params, table)) for p in quantiles.values()}
         rows: list[Row] = []
         for key, data in zip(keys, answer.split(len(keys)), strict=True):
-            found = []
+            answers = []
             for p, rate in rates.items():
-                starts, lengths, costs = pieces(data, *column.grid(), p)
-                piece = choose(lengths, costs, rate, source)
-                found.append(int(starts[piece]) + source.below(int(lengths[piece])))
-            values = zip(wanted, sorted(found), strict=True)
-            unit = column.unit if column.dates else lambda value: float(value * column.step)
+                starts, lengths, costs = cost_pieces(data, *column.grid_bounds(), p)
+                piece = choose_piece(lengths, costs, rate, source)
+                answers.append(int(starts[piece]) + source.draw_below(int(lengths[piece])))
+            values = zip(quantiles, sorted(answers), strict=True)
+            unit = (
+                column.grid_value
+                if column.holds_dates
+                else lambda value: float(value * column.step)
+            )
             rows += (Row(key, name, unit(value)) for name, value in values)
         return Result(tuple(rows))
 
     def error_bound(self, params: P, table: Table) -> ErrorBound:
-        low, high = table.bounded(params.column).grid()
-        draws, wanted = self.draws(params, table), self.wanted(params)
-        likely = math.log(len(wanted) * len(self.keys(params, table)) * (high - low + 1) / FAILURE)
+        low, high = table.bounded_column(params.column).grid_bounds()
+        draws, quantiles = self.plan_draws(params, table), self.list_quantiles(params)
+        likely = math.log(
+            len(quantiles) * len(self.group_keys(params, table)) * (high - low + 1) / FAILURE
+        )
         scales = (
             2 * self._sensitivity(p, params, table) / (p.denominator * draws.epsilon)
-            for p in wanted.values()
+            for p in quantiles.values()
         )
         rank = float(max(scales)) * likely
         where = "" if params.by is None else " of a group"
@@ -235,7 +239,8 @@ class Quantile(_Quantiles[QuantileParams]):
     citation = "McSherry, Talwar 2007 (exponential mechanism); Smith 2011 (quantiles); Dong, Durfee, Rogers 2020 (bounded range)"
     Params = QuantileParams
 
-    def wanted(self, params: QuantileParams) -> dict[str, Fraction]:
+    def list_quantiles(self, params: QuantileParams) -> dict[str, Fraction]:
+        """The one quantile p."""
         return {f"quantile {params.p}": params.p}
 
 
@@ -247,7 +252,8 @@ class Quantiles(_Quantiles[QuantilesParams]):
     citation = Quantile.citation
     Params = QuantilesParams
 
-    def wanted(self, params: QuantilesParams) -> dict[str, Fraction]:
+    def list_quantiles(self, params: QuantilesParams) -> dict[str, Fraction]:
+        """All quantiles in ascending order, so that sorted answers belong to them."""
         return {f"quantile {p}": p for p in sorted(params.quantiles)}
 
 
@@ -259,7 +265,8 @@ class Minimum(_Quantiles[ExtremeParams]):
     citation = Quantile.citation
     Params = ExtremeParams
 
-    def wanted(self, params: ExtremeParams) -> dict[str, Fraction]:
+    def list_quantiles(self, params: ExtremeParams) -> dict[str, Fraction]:
+        """The quantile ``tail`` above the lowest row."""
         return {self.name: params.tail}
 
 
@@ -269,7 +276,8 @@ class Maximum(Minimum):
     name = "maximum"
     summary = "the value of a bounded column that a small part of the rows is above"
 
-    def wanted(self, params: ExtremeParams) -> dict[str, Fraction]:
+    def list_quantiles(self, params: ExtremeParams) -> dict[str, Fraction]:
+        """The quantile ``tail`` below the highest row."""
         return {self.name: 1 - params.tail}
 
 
@@ -281,10 +289,12 @@ class Median(_Quantiles[MedianParams]):
     citation = f"{Quantile.citation}; Aliakbarpour, Silver, Steinke, Ullman 2023 (without a range)"
     Params = MedianParams
 
-    def wanted(self, params: MedianParams) -> dict[str, Fraction]:
+    def list_quantiles(self, params: MedianParams) -> dict[str, Fraction]:
+        """The middle rank."""
         return {self.name: Fraction(1, 2)}
 
     def delegate_to(self, params: MedianParams, table: Table) -> Delegation | None:
+        """`approximate_median` where the column declares no bounds; that needs a delta."""
         if table.column(params.column).lower is not None:
             return None
         if not params.delta:
@@ -296,6 +306,7 @@ class Median(_Quantiles[MedianParams]):
         return Delegation("approximate_median", params.model_dump(mode="json"), why)
 
     def error_bound(self, params: MedianParams, table: Table) -> ErrorBound:
+        """The rank error, and a warning that the declared bounds are trusted."""
         bound = super().error_bound(params, table)
         spare = "; delta is not used" if params.delta and "delta" not in bound.note else ""
         why = f"exponential mechanism over the declared bounds, which are trusted{spare}"

@@ -56,7 +56,7 @@ from dpflow.core.contract.requests import Answer, GroupValues
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.toolbox.generalisation_bounds import (
     Promise,
-    balance,
+    balance_threshold,
     correction_proven,
     description_length_groups,
     noise_fits,
@@ -110,23 +110,23 @@ class HoldoutParams(Params):
     reserve: Reserve | None = None
 
     @model_validator(mode="after")
-    def _check(self) -> HoldoutParams:
-        self.promise()
-        if self.reserve is not None and not self.private:
+    def _check_method(self) -> HoldoutParams:
+        self.make_promise()
+        if self.reserve is not None and not self.is_private:
             raise ValueError(
                 f"method {self.method} has no epsilon to reserve, and its proof allows no other release"
             )
-        if self.private and self.epsilon is None:
+        if self.is_private and self.epsilon is None:
             raise ValueError(f"method {self.method} needs an epsilon")
-        if not self.private and (self.epsilon is not None or self.delta):
+        if not self.is_private and (self.epsilon is not None or self.delta):
             raise ValueError(
                 f"method {self.method} has no noise and no privacy; leave epsilon and delta out"
             )
-        kept = self.reserve
+        reserve = self.reserve
         if (
             self.epsilon is not None
-            and kept
-            and (kept.epsilon >= self.epsilon or kept.delta > self.delta)
+            and reserve
+            and (reserve.epsilon >= self.epsilon or reserve.delta > self.delta)
         ):
             raise ValueError("reserve must be less than epsilon, and its delta no more than delta")
         if self.method == "splitting" and self.groups < self.queries:
@@ -134,11 +134,11 @@ class HoldoutParams(Params):
         return self
 
     @property
-    def private(self) -> bool:
+    def is_private(self) -> bool:
         """Whether the method has a privacy claim."""
         return self.method in PRIVATE
 
-    def promise(self) -> Promise:
+    def make_promise(self) -> Promise:
         """The generalisation promise in floats. Raises `InvalidInput` outside the theorem's ranges."""
         return Promise(
             self.queries, self.failures, float(self.beta), float(self.rho), float(self.alpha)
@@ -173,19 +173,24 @@ class ReusableHoldout(InteractiveMechanism[HoldoutParams, ClaimQuery]):
     Query = ClaimQuery
     locks_dataset = True
 
-    def changed(self, table: Table) -> int:
+    def changed_groups(self, table: Table) -> int:
         """Groups that one unit's change may touch."""
         return 2 if table.neighbours == "replace" else 1
 
-    def engine(self, params: HoldoutParams, table: Table) -> Engine:
+    def make_engine(self, params: HoldoutParams, table: Table) -> Engine:
         """Sparse vector's public parameters for this session."""
-        each = _stretch(params)
-        return Engine(each / 2 if params.correct else each, self.changed(table), params.failures)
+        stretch = _stretch_epsilon(params)
+        return Engine(
+            stretch / 2 if params.correct else stretch, self.changed_groups(table), params.failures
+        )
 
     def event(self, params: HoldoutParams, table: Table) -> Event:
-        if params.require == "proven" and not proven(params, self.changed(table)):
-            raise PlanRefused(f"{needed(params, table)}; or drop require: proven")
-        if not params.private:
+        """The whole session's guarantee; `Unprotected` without noise. Refuses what ``require``
+        forbids.
+        """
+        if params.require == "proven" and not is_proven(params, self.changed_groups(table)):
+            raise PlanRefused(f"{explain_heuristic(params, table)}; or drop require: proven")
+        if not params.is_private:
             return Unprotected()
         assert params.epsilon is not None
         if params.delta == 0 and params.reserve is not None:
@@ -197,18 +202,23 @@ class ReusableHoldout(InteractiveMechanism[HoldoutParams, ClaimQuery]):
         )
 
     def note(self, params: HoldoutParams, table: Table) -> str:
-        if proven(params, self.changed(table)):
+        """Whether verdicts are proven to generalise, and what would be needed if they are not."""
+        if is_proven(params, self.changed_groups(table)):
             return (
                 "verdicts are proven to generalise, if nothing was released from this data before"
             )
-        return f"verdicts are heuristic: {needed(params, table)}"
+        return f"verdicts are heuristic: {explain_heuristic(params, table)}"
 
     def open(self, params: HoldoutParams, table: Table, source: Source) -> State:
-        if not params.private:
+        """No claim seen yet; private methods draw the noise of the first threshold."""
+        if not params.is_private:
             return State({"asked": 0, "failures": 0})
-        return State({"asked": 0, **self.engine(params, table).start(source).to_json()})
+        return State(
+            {"asked": 0, **self.make_engine(params, table).start_session(source).to_json()}
+        )
 
     def data_request(self, params: HoldoutParams, query: ClaimQuery, table: Table) -> GroupValues:
+        """One estimate for each group, from the columns of the query. Raises `UnknownName`."""
         for name in query.columns:
             table.column(name)
         return GroupValues(params.groups, query.columns)
@@ -222,27 +232,34 @@ class ReusableHoldout(InteractiveMechanism[HoldoutParams, ClaimQuery]):
         answer: Answer,
         source: Source,
     ) -> tuple[Verdict, State]:
-        asked, failures = int(state.data["asked"]), int(state.data["failures"])
-        if failures >= params.failures or asked >= params.queries:
-            return self._verdict("exhausted", params, table, asked, failures), state
+        """ "yes", "no" or "exhausted"; a "no" may carry a corrected value, drawn privately."""
+        claim_count, failures = int(state.data["asked"]), int(state.data["failures"])
+        if failures >= params.failures or claim_count >= params.queries:
+            return self._make_verdict("exhausted", params, table, claim_count, failures), state
         values = answer.values
         if params.method == "splitting":
             fresh = params.groups // params.queries
-            values = values[asked * fresh : (asked + 1) * fresh]
+            values = values[claim_count * fresh : (claim_count + 1) * fresh]
         claim = float(query.claim)
         counts = [int((values >= claim).sum())]
         if params.side == "both":
             counts.append(int((values <= claim).sum()))
-        failed, after = self._failed(params, table, state, counts, len(values), source)
+        failed, after = self._judge_claim(params, table, state, counts, len(values), source)
         failures += failed
-        said = self._verdict("no" if failed else "yes", params, table, asked + 1, failures)
+        verdict = self._make_verdict(
+            "no" if failed else "yes", params, table, claim_count + 1, failures
+        )
         if failed and params.correct is not None:
-            value = _corrected(params, params.correct, self.changed(table), values, source)
-            good = _correction_proven(params, self.changed(table))
-            said.body.update(corrected=value, corrected_guarantee="proven" if good else "heuristic")
-        return said, State({"asked": asked + 1, **after})
+            value = _correct_value(
+                params, params.correct, self.changed_groups(table), values, source
+            )
+            good = _correction_proven(params, self.changed_groups(table))
+            verdict.body.update(
+                corrected=value, corrected_guarantee="proven" if good else "heuristic"
+            )
+        return verdict, State({"asked": claim_count + 1, **after})
 
-    def _failed(
+    def _judge_claim(
         self,
         params: HoldoutParams,
         table: Table,
@@ -252,23 +269,22 @@ class ReusableHoldout(InteractiveMechanism[HoldoutParams, ClaimQuery]):
         source: Source,
     ) -> tuple[bool, dict[str, Any]]:
         """Whether the claim fails, and the state without the number of claims."""
-        if not params.private:
-            theta = balance(float(params.rho - params.alpha), float(params.rho))[0]
+        if not params.is_private:
+            theta = balance_threshold(float(params.rho - params.alpha), float(params.rho))[0]
             failed = min(counts) <= theta * groups
             return failed, {"failures": int(state.data["failures"]) + failed}
-        engine, memory = self.engine(params, table), Memory.from_json(state.data)
+        engine, memory = self.make_engine(params, table), Memory.from_json(state.data)
         if params.method != "sparse_vector":
             counts = [min(counts)]
-        threshold = math.floor(_threshold(params, self.changed(table)) * groups)
-        for count in (
-            counts
-        ):  # after a failed first half the second is not asked: the last failure is a "no", too
-            failed, memory = engine.ask(memory, count, threshold, source)
+        threshold = math.floor(_failure_threshold(params, self.changed_groups(table)) * groups)
+        # After a failed first half the second is not asked: the last failure is a "no", too.
+        for count in counts:
+            failed, memory = engine.compare_value(memory, count, threshold, source)
             if failed:
                 break
         return failed, memory.to_json()
 
-    def _verdict(
+    def _make_verdict(
         self, word: str, params: HoldoutParams, table: Table, asked: int, failures: int
     ) -> Verdict:
         """The public answer. The number of failures is the number of "no" answers, so it is public
@@ -276,82 +292,86 @@ class ReusableHoldout(InteractiveMechanism[HoldoutParams, ClaimQuery]):
         """
         body: dict[str, Any] = {
             "verdict": word,
-            "guarantee": "proven" if proven(params, self.changed(table)) else "heuristic",
+            "guarantee": "proven" if is_proven(params, self.changed_groups(table)) else "heuristic",
             "queries_left": params.queries - asked,
             "failures_left": params.failures - failures,
         }
         return Verdict(body, closed=failures >= params.failures or asked >= params.queries)
 
 
-def _stretch(params: HoldoutParams) -> Fraction:
+def _stretch_epsilon(params: HoldoutParams) -> Fraction:
     assert params.epsilon is not None
-    kept = params.reserve or Reserve.model_construct(epsilon=Fraction(0), delta=Fraction(0))
-    return per_failure(params.epsilon - kept.epsilon, params.delta - kept.delta, params.failures)
+    reserve = params.reserve or Reserve.model_construct(epsilon=Fraction(0), delta=Fraction(0))
+    return per_failure(
+        params.epsilon - reserve.epsilon, params.delta - reserve.delta, params.failures
+    )
 
 
-def _amounts(params: HoldoutParams, changed: int) -> tuple[float, float, float]:
+def _group_amounts(params: HoldoutParams, changed: int) -> tuple[float, float, float]:
     """(epsilon, delta, epsilon of a stretch's verdict) for one group's change: ``changed`` groups
     share a unit's price.
     """
     assert params.epsilon is not None
-    verdict = _stretch(params) / (2 if params.correct else 1)
+    verdict = _stretch_epsilon(params) / (2 if params.correct else 1)
     return float(params.epsilon) / changed, float(params.delta), float(verdict) / changed
 
 
-def _threshold(params: HoldoutParams, changed: int) -> Fraction:
+def _failure_threshold(params: HoldoutParams, changed: int) -> Fraction:
     """The share of groups below which a claim fails."""
     if params.method == "tight":
-        found = tight_threshold(_verdict_promise(params), *_amounts(params, changed), params.groups)
-        if found is not None:
-            return Fraction(found)
+        threshold = tight_threshold(
+            _verdict_promise(params), *_group_amounts(params, changed), params.groups
+        )
+        if threshold is not None:
+            return Fraction(threshold)
     return params.rho - params.alpha / 2
 
 
 def _verdict_promise(params: HoldoutParams) -> Promise:
     """The promise of the verdicts: half of beta is for corrected values where there are any."""
-    promise = params.promise()
+    promise = params.make_promise()
     if params.correct is None:
         return promise
     return Promise(promise.queries, promise.failures, promise.beta / 2, promise.rho, promise.alpha)
 
 
 @cache
-def _counted(params: HoldoutParams, changed: int) -> bool:
+def _noise_proves(params: HoldoutParams, changed: int) -> bool:
     """`proven` for the methods with noise."""
     promise = _verdict_promise(params)
-    epsilon, delta, each = _amounts(params, changed)
+    epsilon, delta, stretch = _group_amounts(params, changed)
     if params.method == "tight":
-        return tight_threshold(promise, epsilon, delta, each, params.groups) is not None
+        return tight_threshold(promise, epsilon, delta, stretch, params.groups) is not None
     _, m1, most, most_delta, _ = sparse_vector_groups(promise)
     counts = 2 if params.method == "sparse_vector" else 1
-    fits = noise_fits(promise, counts, each, promise.alpha * params.groups / 6)
+    fits = noise_fits(promise, counts, stretch, promise.alpha * params.groups / 6)
     return fits and params.groups >= m1 and epsilon <= most and delta <= most_delta
 
 
-def proven(params: HoldoutParams, changed: int) -> bool:
+def is_proven(params: HoldoutParams, changed: int) -> bool:
     """Whether the verdicts of a session with these parameters carry their method's proof."""
     promise = _verdict_promise(params)
     if params.method == "splitting":
         return params.groups // params.queries >= splitting_groups(promise) // params.queries
     if params.method == "description_length":
         return params.groups >= description_length_groups(
-            promise, params.correct.size if params.correct else 1
+            promise, params.correct.key_count if params.correct else 1
         )
-    return _counted(params, changed)
+    return _noise_proves(params, changed)
 
 
-def _corrected(
+def _correct_value(
     params: HoldoutParams, span: AnyRange, changed: int, values: NDArray[np.float64], source: Source
 ) -> float:
     """A plausible value for a failed claim: a private median, or without a privacy claim the exact
     lower one.
     """
-    keys = span.keys(values)
-    if not params.private:
+    keys = span.nearest_keys(values)
+    if not params.is_private:
         middle = (len(keys) - 1) // 2
-        return span.value(int(np.partition(keys, middle)[middle]))
-    rate = rate_for(_stretch(params) / 2, HALF, changed)
-    return span.value(draw_quantile(keys, span.first, span.last, HALF, rate, source))
+        return span.key_value(int(np.partition(keys, middle)[middle]))
+    rate = rate_for(_stretch_epsilon(params) / 2, HALF, changed)
+    return span.key_value(draw_quantile(keys, span.first_key, span.last_key, HALF, rate, source))
 
 
 def _correction_proven(params: HoldoutParams, changed: int) -> bool:
@@ -360,22 +380,21 @@ def _correction_proven(params: HoldoutParams, changed: int) -> bool:
     than the verdict's threshold is to its rates.
     """
     assert params.correct is not None
-    if not params.private:
-        verdict = balance(float(params.rho - params.alpha), float(params.rho))[1]
-        return (
-            proven(params, changed) and verdict <= math.log(4 / 3) / 2
-        )  # KL(1/2 || 1/4), the median's
-    epsilon, delta, each = _amounts(params, changed)
+    if not params.is_private:
+        verdict = balance_threshold(float(params.rho - params.alpha), float(params.rho))[1]
+        # KL(1/2 || 1/4), the median's.
+        return is_proven(params, changed) and verdict <= math.log(4 / 3) / 2
+    epsilon, delta, stretch = _group_amounts(params, changed)
     beta = float(params.beta) / 2
     return correction_proven(
-        params.failures, params.correct.size, beta, params.groups, epsilon, delta, each
+        params.failures, params.correct.key_count, beta, params.groups, epsilon, delta, stretch
     )
 
 
-def sizes(params: HoldoutParams) -> dict[str, int]:
+def proven_sizes(params: HoldoutParams) -> dict[str, int]:
     """Groups with which each method would be proven for this session's promise."""
     promise = _verdict_promise(params)
-    points = params.correct.size if params.correct else 1
+    points = params.correct.key_count if params.correct else 1
     return {
         "sparse_vector": max(sparse_vector_groups(promise)[:2]),
         "one_query": max(one_query_groups(promise)[:2]),
@@ -385,15 +404,15 @@ def sizes(params: HoldoutParams) -> dict[str, int]:
     }
 
 
-def needed(params: HoldoutParams, table: Table) -> str:
+def explain_heuristic(params: HoldoutParams, table: Table) -> str:
     """The refusal of a session that proves nothing: what it has, what its method needs, and the
     cheapest proven method.
     """
-    found, promise, price = sizes(params), _verdict_promise(params), ""
-    allowed = [name for name in found if table.generalisation_only or name in PRIVATE]
-    best = min(allowed, key=lambda name: found[name])
-    mine = found[params.method]
-    if params.private:
+    group_counts, promise, price = proven_sizes(params), _verdict_promise(params), ""
+    allowed = [name for name in group_counts if table.generalisation_only or name in PRIVATE]
+    best = min(allowed, key=lambda name: group_counts[name])
+    mine = group_counts[params.method]
+    if params.is_private:
         _, _, epsilon, delta, _ = sparse_vector_groups(promise)
         if params.method == "tight":
             epsilon, delta = tight_groups(promise).epsilon, tight_groups(promise).delta
@@ -402,7 +421,7 @@ def needed(params: HoldoutParams, table: Table) -> str:
         mine *= 2 if params.correct else 1  # half of every stretch is for the correcting median
     return (
         f"{params.groups} groups prove nothing with method {params.method}: it needs about {mine} groups{price}; the cheapest "
-        f"proven method on this table is {best} with {found[best]} groups"
+        f"proven method on this table is {best} with {group_counts[best]} groups"
     )
 
 

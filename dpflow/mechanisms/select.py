@@ -44,15 +44,14 @@ from dpflow.core.contract.mechanism import Mechanism, Params
 from dpflow.core.contract.requests import Answer, GroupedSums
 from dpflow.core.contract.results import ErrorBound, Result, Row
 from dpflow.core.sampling.randomness import Source
-from dpflow.core.sampling.samplers import choose, permute_and_flip
+from dpflow.core.sampling.samplers import choose_piece, permute_and_flip
 from dpflow.core.toolbox.noise import FAILURE, choice_epsilon
 from dpflow.errors import PlanRefused
 from dpflow.hookspecs import hookimpl
 
 P = TypeVar("P", bound="ArgMaxParams")
-MOST_COST = (
-    2**53 - 1
-)  # scores further below the best one count as that far: what is never chosen anyway
+# Scores further below the best one count as that far: what is never chosen anyway.
+MOST_COST = 2**53 - 1
 
 
 class ArgMaxParams(Params):
@@ -68,7 +67,7 @@ class ArgMaxParams(Params):
     selection: Literal["auto", "permute-and-flip", "exponential"] = "auto"
 
     @model_validator(mode="after")
-    def _check(self) -> ArgMaxParams:
+    def _check_selection(self) -> ArgMaxParams:
         if self.delta and self.selection == "permute-and-flip":
             raise ValueError("permute-and-flip needs no delta; leave it out")
         return self
@@ -95,17 +94,17 @@ class Choices:
 
 
 class _Select(Mechanism[P]):
-    def _count(self, params: P) -> int:
+    def _choice_count(self, params: P) -> int:
         return params.k if isinstance(params, TopKParams) else 1
 
-    def _most(self, params: P, table: Table) -> int:
-        return 1 if params.of == "units" else table.cut(params.by)[1]
+    def _score_step(self, params: P, table: Table) -> int:
+        return 1 if params.of == "units" else table.groups_and_rows(params.by)[1]
 
-    def choices(self, params: P, table: Table) -> Choices:
+    def plan_choices(self, params: P, table: Table) -> Choices:
         """How each of the choices is made. Raises `PlanRefused` if there are fewer keys than are
         wanted.
         """
-        count, size = self._count(params), len(table.public_keys(params.by))
+        count, size = self._choice_count(params), len(table.public_keys(params.by))
         if count > size:
             raise PlanRefused(
                 f"column {params.by!r} declares {size} keys, fewer than k: {count}; ask for fewer"
@@ -116,34 +115,39 @@ class _Select(Mechanism[P]):
             params.selection == "auto" and flip >= exponential
         )
         epsilon = flip if flips else exponential
-        moved = self._most(params, table) * (2 if table.neighbours == "replace" else 1)
+        moved = self._score_step(params, table) * (2 if table.neighbours == "replace" else 1)
         return Choices(count, Pure(epsilon) if flips else BoundedRange(epsilon), epsilon / moved)
 
     def event(self, params: P, table: Table) -> Event:
-        return self.choices(params, table).event
+        return self.plan_choices(params, table).event
 
     def data_request(self, params: P, table: Table) -> GroupedSums:
         return GroupedSums(
-            params.by, table.public_keys(params.by), table.cut(params.by)[0], self._most(params, table)
+            params.by,
+            table.public_keys(params.by),
+            table.groups_and_rows(params.by)[0],
+            self._score_step(params, table),
         )
 
     def draw(self, params: P, table: Table, answer: Answer, source: Source) -> Result:
-        choices, scores = self.choices(params, table), answer.moment(params.of, "")
+        choices, scores = self.plan_choices(params, table), answer.moment(params.of, "")
         left = np.arange(len(scores))
         ranks: dict[int, int] = {}
         for rank in range(1, choices.count + 1):
             costs = np.minimum(scores[left].max() - scores[left], MOST_COST)
             if isinstance(choices.one, Pure):
-                place = permute_and_flip(costs, choices.rate, source)
+                choice = permute_and_flip(costs, choices.rate, source)
             else:
-                place = choose(np.ones_like(costs), costs, choices.rate, source)
-            ranks[int(left[place])] = rank
-            left = np.delete(left, place)
+                choice = choose_piece(np.ones_like(costs), costs, choices.rate, source)
+            ranks[int(left[choice])] = rank
+            left = np.delete(left, choice)
         return Result(tuple(Row(answer.keys[i], "rank", ranks[i]) for i in sorted(ranks)))
 
     def error_bound(self, params: P, table: Table) -> ErrorBound:
-        choices = self.choices(params, table)
-        far = math.log(choices.count * len(table.public_keys(params.by)) / FAILURE) / float(choices.rate)
+        choices = self.plan_choices(params, table)
+        far = math.log(choices.count * len(table.public_keys(params.by)) / FAILURE) / float(
+            choices.rate
+        )
         how = "permute-and-flip" if isinstance(choices.one, Pure) else "exponential mechanism"
         note = f"{how}; how far a chosen key's {params.of} may be below the best that was left"
         return ErrorBound({f"{params.of} below the best": far}, note)

@@ -22,8 +22,8 @@ from typing import Annotated
 from pydantic import Field
 
 from dpflow.core.toolbox import budget_split
-from dpflow.core.toolbox.aggregate import Aggregate, ColumnParams, NoisyParams
-from dpflow.core.toolbox.moments import Measure, Query, measured
+from dpflow.core.toolbox.aggregate import ColumnParams, MeasureMechanism, NoisyParams
+from dpflow.core.toolbox.moments import Measure, Query, single_measure
 from dpflow.hookspecs import hookimpl
 
 
@@ -37,7 +37,7 @@ class VectorSumParams(NoisyParams):
     by: str | None = None
 
 
-class Sum(Aggregate[ColumnParams]):
+class Sum(MeasureMechanism[ColumnParams]):
     """Sum of a bounded column."""
 
     name = "sum"
@@ -45,11 +45,12 @@ class Sum(Aggregate[ColumnParams]):
     citation = "Dwork, McSherry, Nissim, Smith 2006; discrete form of Ghosh et al. 2009"
     Params = ColumnParams
 
-    def measures(self, params: ColumnParams) -> tuple[Measure, ...]:
-        return measured("sum", params.column)
+    def list_measures(self, params: ColumnParams) -> tuple[Measure, ...]:
+        """One sum of the column."""
+        return single_measure("sum", params.column)
 
 
-class VectorSum(Aggregate[VectorSumParams]):
+class VectorSum(MeasureMechanism[VectorSumParams]):
     """Sums of several bounded columns."""
 
     name = "vector_sum"
@@ -57,22 +58,24 @@ class VectorSum(Aggregate[VectorSumParams]):
     citation = "Dwork, McSherry, Nissim, Smith 2006 (L1); Canonne, Kamath, Steinke 2020 (L2, discrete Gaussian)"
     Params = VectorSumParams
 
-    def measures(self, params: VectorSumParams) -> tuple[Measure, ...]:
-        return tuple(measured("sum", column)[0] for column in dict.fromkeys(params.columns))
+    def list_measures(self, params: VectorSumParams) -> tuple[Measure, ...]:
+        """One sum for each different column."""
+        return tuple(single_measure("sum", column)[0] for column in dict.fromkeys(params.columns))
 
-    def label(self, measure: Measure) -> str:
-        return measure.label
+    def measure_label(self, measure: Measure) -> str:
+        """The sum with its column, since there are several."""
+        return measure.full_name
 
-    def shares(self, query: Query, power: int) -> list[Fraction]:
+    def split_budget(self, query: Query, power: int) -> list[Fraction]:
         """With errors s_j p_j^(-1/power), the sum of their squares is least for p_j proportional to
         s_j^(2/(1 + 2/power)).
         """
         sizes = (
-            query.reach(moment).size(power) * query.grids[moment[1]].step
+            query.sensitivity(moment).noise_norm(power) * query.columns[moment[1]].step
             for moment in query.moments
         )
-        wanted = [size ** (2 * power / (power + 2)) for size in sizes]
-        return budget_split.shares([one / sum(wanted) for one in wanted])
+        weights = [size ** (2 * power / (power + 2)) for size in sizes]
+        return budget_split.round_shares([one / sum(weights) for one in weights])
 
 
 @hookimpl

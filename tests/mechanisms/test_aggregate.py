@@ -22,9 +22,9 @@ from dpflow.core.accounting.events import DiscreteGaussian, DiscreteLaplace
 from dpflow.core.contract.declaration import Table
 from dpflow.core.sampling.randomness import SystemSource
 from dpflow.core.toolbox import budget_split
-from dpflow.core.toolbox.aggregate import Aggregate
+from dpflow.core.toolbox.aggregate import MeasureMechanism
 from dpflow.core.toolbox.moments import Query
-from dpflow.core.toolbox.noise import gaussian, laplace, rho_for, sensitivity
+from dpflow.core.toolbox.noise import gaussian_noise, group_sensitivity, laplace_noise, rho_for
 from dpflow.errors import InvalidInput, PlanRefused
 from dpflow.mechanisms.aggregates import Aggregates
 from dpflow.registry import Registry
@@ -62,7 +62,7 @@ LAWS = [{"epsilon": "1"}, {"epsilon": "1", "delta": "0.01", "noise": "gaussian"}
 
 
 def losses(
-    mechanism: Aggregate[Any],
+    mechanism: MeasureMechanism[Any],
     params: Mapping[str, Any],
     declared: Table,
     planned_for: Table | None = None,
@@ -71,7 +71,7 @@ def losses(
     or rhos.
     """
     valid, _ = plan_mechanism(mechanism, declared, params)
-    release, _ = mechanism.planned(valid, planned_for or declared)
+    release, _ = mechanism.choose_release(valid, planned_for or declared)
     statistic = mechanism.data_request(valid, declared)
     units = [*neighbours.possible_units(ROWS, declared.contribution_bounds.rows), (NOTHING,)]
     worst = 0.0
@@ -86,7 +86,7 @@ def losses(
             else:
                 loss += int(((first - second) ** 2).sum()) / (2 * event.sigma2)
         worst = max(worst, float(loss))
-    return worst, float(sum(release.prices))
+    return worst, float(sum(release.amounts))
 
 
 @pytest.mark.parametrize("law", LAWS, ids=["laplace", "gaussian"])
@@ -99,8 +99,8 @@ def test_no_neighbours_lose_more_than_the_price(
     """The claim holds for all units of a tiny table, is what was asked for, and is reached where
     one moment is released.
     """
-    mechanism, declared = REGISTRY.mechanism(name), table(relation, groups)
-    assert isinstance(mechanism, Aggregate)
+    mechanism, declared = REGISTRY.find_mechanism(name), table(relation, groups)
+    assert isinstance(mechanism, MeasureMechanism)
     worst, price = losses(mechanism, {**params, **law}, declared)
     whole = 1.0 if "delta" not in law else float(rho_for(Fraction(1), Fraction(1, 100)))
     assert price == pytest.approx(whole, rel=1e-12)
@@ -123,12 +123,18 @@ def test_a_reach_that_forgets_something_is_seen(
     claims.
     """
     declared = table("replace", groups)
-    mechanism = REGISTRY.mechanism("sum")
-    assert isinstance(mechanism, Aggregate)
+    mechanism = REGISTRY.find_mechanism("sum")
+    assert isinstance(mechanism, MeasureMechanism)
     forgetful = declared.model_copy(
         update={
-            "one row": {"contribution_bounds": declared.contribution_bounds.model_copy(update={"rows_per_group": 1})},
-            "one group": {"contribution_bounds": declared.contribution_bounds.model_copy(update={"groups": 1})},
+            "one row": {
+                "contribution_bounds": declared.contribution_bounds.model_copy(
+                    update={"rows_per_group": 1}
+                )
+            },
+            "one group": {
+                "contribution_bounds": declared.contribution_bounds.model_copy(update={"groups": 1})
+            },
             "no replacement": {"neighbours": "add-remove"},
         }[wrong]
     )
@@ -158,14 +164,16 @@ def test_without_noise_a_measure_is_what_numpy_says(kind: str, by: str | None) -
         {"kind": "xy"[i % 2], "score": int(v)}
         for i, v in enumerate(generator.integers(-6, 17, 400))
     ]
-    mechanism = REGISTRY.mechanism(kind)
+    mechanism = REGISTRY.find_mechanism(kind)
     raw = (
         {"epsilon": "1e6"}
         | ({"column": "score"} if kind != "count" else {})
         | ({"by": by} if by else {})
     )
     params, _ = plan_mechanism(mechanism, declared, raw)
-    answer = neighbours.reference_answer(mechanism.data_request(params, declared), [(row,) for row in rows])
+    answer = neighbours.reference_answer(
+        mechanism.data_request(params, declared), [(row,) for row in rows]
+    )
     found = {
         row.key: row.value for row in mechanism.draw(params, declared, answer, SystemSource()).rows
     }
@@ -186,10 +194,12 @@ def test_shared_moments_are_paid_once() -> None:
     the sum.
     """
     measures = [{"measure": "sum", "column": "amount"}, {"measure": "mean", "column": "amount"}]
-    params, _ = plan_mechanism(Aggregates(), examples.EXAMPLE_TABLE, {"measures": measures, "epsilon": "1"})
-    release, _ = Aggregates().planned(params, examples.EXAMPLE_TABLE)
+    params, _ = plan_mechanism(
+        Aggregates(), examples.EXAMPLE_TABLE, {"measures": measures, "epsilon": "1"}
+    )
+    release, _ = Aggregates().choose_release(params, examples.EXAMPLE_TABLE)
     assert release.query.moments == (("sum", "amount"), ("values", "amount"))
-    assert sum(release.prices) == 1
+    assert sum(release.amounts) == 1
 
 
 FILLED = {"kind": None, "word": None, "score": 0}
@@ -222,7 +232,7 @@ def test_rows_that_all_have_a_value_are_counted_once(
     worst, price = losses(Aggregates(), {"measures": measures, **by, **law}, declared)
     assert worst <= price * (1 + 1e-12)
     params, _ = plan_mechanism(Aggregates(), declared, {"measures": measures, **by, **law})
-    release, _ = Aggregates().planned(params, declared)
+    release, _ = Aggregates().choose_release(params, declared)
     assert sorted(release.query.moments) == [("rows", ""), ("sum", "score")]
 
 
@@ -245,7 +255,7 @@ def test_a_sum_beside_a_count_is_taken_around_the_middle() -> None:
         declared,
         {"measures": ["count", {"measure": "sum", "column": "amount"}], "epsilon": 1},
     )
-    release, _ = Aggregates().planned(params, declared)
+    release, _ = Aggregates().choose_release(params, declared)
     scales = [
         noise.event.scale
         for noise in release.noises.values()
@@ -258,8 +268,10 @@ def test_a_sum_beside_a_count_is_taken_around_the_middle() -> None:
     answer = examples.make_groups(release.query.data_request(), ("",), 1000, 33_000 - 100 * 1000)
     for row in Aggregates().draw(params, declared, answer, SystemSource()).rows:
         assert abs(float(row.value or 0) - exact[row.measure]) <= 20 * (row.error_95 or 0)
-    lone, _ = plan_mechanism(REGISTRY.mechanism("sum"), declared, {"column": "amount", "epsilon": "1"})
-    assert Query(declared, None, REGISTRY.mechanism("sum").measures(lone)).moments == (
+    lone, _ = plan_mechanism(
+        REGISTRY.find_mechanism("sum"), declared, {"column": "amount", "epsilon": "1"}
+    )
+    assert Query(declared, None, REGISTRY.find_mechanism("sum").list_measures(lone)).moments == (
         ("sum", "amount"),
     )  # type: ignore[union-attr]
 
@@ -280,18 +292,18 @@ def test_the_split_is_the_best_for_the_product_of_errors(power: int) -> None:
         ]
         return sum(float(w) * math.log(e) for w, e in zip(weights, made, strict=True))
 
-    found = [float(share) for share in budget_split.balanced(errors, weights, power)]
+    found = [float(share) for share in budget_split.balance_shares(errors, weights, power)]
     assert sum(found) == pytest.approx(1)
     grid = np.arange(1, 40) / 40
     others = [product([a, b, 1 - a - b]) for a in grid for b in grid if a + b < 1]
     assert product(found) <= min(others) + 1e-9
     assert product(found) < product([1 / 3] * 3) - 0.01  # control
-    apart = budget_split.balanced([[5, 0], [0, 70]], [Fraction(1), Fraction(3)], power)
+    apart = budget_split.balance_shares([[5, 0], [0, 70]], [Fraction(1), Fraction(3)], power)
     assert [float(share) for share in apart] == pytest.approx([0.25, 0.75], abs=1e-5)
     assert (
-        sum(budget_split.balanced([[5, 1], [0, 0]], [Fraction(1), Fraction(3)], power)) == 1
+        sum(budget_split.balance_shares([[5, 1], [0, 0]], [Fraction(1), Fraction(3)], power)) == 1
     )  # one has a single possible value
-    one = [float(share) for share in budget_split.balanced([[8, 1]], [Fraction(1)], power)]
+    one = [float(share) for share in budget_split.balance_shares([[8, 1]], [Fraction(1)], power)]
     assert one[0] / one[1] == pytest.approx(8 ** (power / (power + 1)), rel=1e-4)
 
 
@@ -313,14 +325,14 @@ def test_target_errors_are_met_at_the_least_price(
     """
     raw = {"measures": chosen, "by": "kind"} | ({"delta": delta} if delta else {})
     params, _ = plan_mechanism(Aggregates(), examples.EXAMPLE_TABLE, raw)
-    release, _ = Aggregates().planned(params, examples.EXAMPLE_TABLE)
+    release, _ = Aggregates().choose_release(params, examples.EXAMPLE_TABLE)
     parts = [float(release.error_bound(m) or 0) / float(m.error or 1) for m in params.measures]
     assert max(parts) <= 1
     assert max(parts) >= 0.97
     for i in range(
-        len(release.prices)
+        len(release.amounts)
     ):  # a price 4 % lower misses a target, whichever moment it is
-        less = tuple(p * Fraction(96, 100) if i == j else p for j, p in enumerate(release.prices))
+        less = tuple(p * Fraction(96, 100) if i == j else p for j, p in enumerate(release.amounts))
         cheaper = type(release)(release.query, release.law, less)
         assert max(
             float(cheaper.error_bound(m) or 0) / float(m.error or 1) for m in params.measures
@@ -331,7 +343,7 @@ def test_the_planner_takes_the_smaller_noise_and_says_so() -> None:
     """Gaussian noise where a unit reaches many groups, Laplace where it reaches one; the note says
     how much is gained.
     """
-    histogram = REGISTRY.mechanism("histogram")
+    histogram = REGISTRY.find_mechanism("histogram")
     for groups, law in ((1, DiscreteLaplace), (40, DiscreteGaussian)):
         limits = {"rows": groups, "groups": groups, "rows_per_group": 1}
         keys = [f"k{i}" for i in range(100)]
@@ -366,7 +378,7 @@ def test_a_plan_says_what_shrinks_with_a_group(name: str, value: int) -> None:
     """The half-width that a plan states for 1,000 values holds for groups of that size, also at the
     ends of the bounds.
     """
-    mechanism, declared = REGISTRY.mechanism(name), examples.EXAMPLE_TABLE
+    mechanism, declared = REGISTRY.find_mechanism(name), examples.EXAMPLE_TABLE
     params, _ = plan_mechanism(mechanism, declared, {"column": "amount", "epsilon": "1"})
     bound = mechanism.error_bound(params, declared)
     assert bound is not None and bound.half_width == {}
@@ -384,8 +396,10 @@ def test_a_plan_says_what_shrinks_with_a_group(name: str, value: int) -> None:
 @pytest.mark.parametrize("name", ["mean", "variance", "standard_deviation"])
 def test_groups_too_small_for_a_bound_get_the_full_width(name: str) -> None:
     """An empty group has a value within the bounds and an error as wide as they are."""
-    mechanism = REGISTRY.mechanism(name)
-    params, _ = plan_mechanism(mechanism, examples.EXAMPLE_TABLE, {"column": "amount", "epsilon": "0.1"})
+    mechanism = REGISTRY.find_mechanism(name)
+    params, _ = plan_mechanism(
+        mechanism, examples.EXAMPLE_TABLE, {"column": "amount", "epsilon": "0.1"}
+    )
     answer = examples.possible_answers(
         mechanism.data_request(params, examples.EXAMPLE_TABLE), examples.EXAMPLE_TABLE
     )["zeros"]
@@ -412,7 +426,7 @@ def test_noise_that_cannot_be_is_refused(raw: dict[str, Any]) -> None:
     keys.
     """
     with pytest.raises(InvalidInput):
-        plan_mechanism(REGISTRY.mechanism("histogram"), examples.EXAMPLE_TABLE, raw)
+        plan_mechanism(REGISTRY.find_mechanism("histogram"), examples.EXAMPLE_TABLE, raw)
 
 
 @pytest.mark.parametrize(
@@ -452,7 +466,7 @@ def test_gaussian_noise_has_the_epsilon_that_was_asked(epsilon: str, delta: str)
     dimension is below it.
     """
     rho = rho_for(Fraction(epsilon), Fraction(delta))
-    noise = gaussian(sensitivity(table("add-remove", 1), None, None, 0, 1, 3), rho)
+    noise = gaussian_noise(group_sensitivity(table("add-remove", 1), None, None, 0, 1, 3), rho)
     found = noise.event.epsilon_at(Fraction(delta))
     assert found is not None
     assert 0.998 * float(epsilon) <= found <= Fraction(epsilon) * (1 + Fraction(1, 10**6))
@@ -472,8 +486,8 @@ def test_half_widths_hold(size: int, failure: float) -> None:
     """The tail beyond a half-width is at most the failure, exactly, and one step less would not do
     by much.
     """
-    far = sensitivity(table("add-remove", 1), None, None, 0, size, 1)
-    for noise in (laplace(far, Fraction(1, 2)), gaussian(far, Fraction(1, 50))):
+    far = group_sensitivity(table("add-remove", 1), None, None, 0, size, 1)
+    for noise in (laplace_noise(far, Fraction(1, 2)), gaussian_noise(far, Fraction(1, 50))):
         event, width = noise.event, noise.half_width(failure)
         law = (
             exact_divergence.discrete_laplace(event.scale)
@@ -497,7 +511,7 @@ def test_a_query_asks_for_everything_once() -> None:
     statistic = Query(declared, None, params.measures).data_request()
     assert statistic.values == (("amount", 10),)
     assert statistic.squares == (("amount", 10, 200),)
-    distinct = REGISTRY.mechanism("count_distinct")
+    distinct = REGISTRY.find_mechanism("count_distinct")
     params, _ = plan_mechanism(distinct, declared, {"epsilon": "1", "by": "kind"})
     assert distinct.data_request(params, declared).rows_per_group == 1  # type: ignore[union-attr]
 
@@ -508,7 +522,10 @@ def _on_the_grid(mechanism: Any, raw: Mapping[str, Any], declared: Table, step: 
     """
     params, _ = plan_mechanism(mechanism, declared, raw)
     statistic = mechanism.data_request(params, declared)
-    given = [examples.typical_answer(statistic, declared), *examples.neighbouring_answers(statistic, declared)[0]]
+    given = [
+        examples.typical_answer(statistic, declared),
+        *examples.neighbouring_answers(statistic, declared)[0],
+    ]
     found = [
         float(row.value)
         for answer in given
@@ -527,7 +544,7 @@ def test_neighbours_share_one_grid_of_outputs() -> None:
     declared = declared.model_copy(update={"columns": {**declared.columns, "share": column}})
     for noise in ({}, {"delta": "1e-6", "noise": "gaussian"}):
         raw = {"column": "share", "epsilon": "0.3", **noise}
-        assert _on_the_grid(REGISTRY.mechanism("sum"), raw, declared, step) == 1
+        assert _on_the_grid(REGISTRY.find_mechanism("sum"), raw, declared, step) == 1
     raw = {"epsilon": "0.3"}
-    assert _on_the_grid(REGISTRY.mechanism("count"), raw, declared, Fraction(1)) == 1
+    assert _on_the_grid(REGISTRY.find_mechanism("count"), raw, declared, Fraction(1)) == 1
     assert _on_the_grid(FloatLaplace(), raw, declared, Fraction(1, 10**6)) < 0.1  # control

@@ -10,9 +10,9 @@ import pytest
 
 from dpflow.core.accounting.events import DiscreteGaussian, DiscreteLaplace
 from dpflow.core.contract.declaration import Table
-from dpflow.core.contract.requests import Cells
+from dpflow.core.contract.requests import BinCounts
 from dpflow.core.sampling.randomness import SystemSource
-from dpflow.mechanisms.bounds import BINS, POWERS, Bounds, edges, magnitudes
+from dpflow.mechanisms.bounds import BINS, POWERS, Bounds, count_magnitudes, outer_edges
 from dpflow.testing import exact_divergence
 from dpflow.testing.audit import refutes_probability
 from dpflow.testing.column_in_memory import ArrayColumn
@@ -35,7 +35,7 @@ def declared(relation: str = "add-remove", rows: int = 1) -> Table:
 
 def counts(*values: float) -> np.ndarray:
     found, n = np.unique(np.array(values), return_counts=True)
-    return magnitudes(Cells(found, n))
+    return count_magnitudes(BinCounts(found, n))
 
 
 @pytest.mark.parametrize(
@@ -61,12 +61,12 @@ def test_each_value_lies_in_its_bin(x: float, low: float, high: float) -> None:
     last bin.
     """
     (place,) = np.flatnonzero(counts(x))
-    assert edges(int(place), int(place)) == (low, high)
+    assert outer_edges(int(place), int(place)) == (low, high)
 
 
 def test_bins_follow_the_number_line() -> None:
     """Edges ascend, and neighbouring bins touch."""
-    found = [edges(i, i) for i in range(BINS) if i != POWERS]
+    found = [outer_edges(i, i) for i in range(BINS) if i != POWERS]
     assert [low for low, _ in found] == sorted(low for low, _ in found)
     assert all(
         a[1] == b[0] or i == POWERS - 1
@@ -81,7 +81,9 @@ def test_one_unit_moves_the_counts_by_what_is_claimed(relation: str, rows: int) 
     """All rows of a unit in one bin, and under replace all of them in another one: exactly the
     claimed distance, no more.
     """
-    params, event = plan_mechanism(Bounds(), declared(relation, rows), {"column": "x", "epsilon": "1"})
+    params, event = plan_mechanism(
+        Bounds(), declared(relation, rows), {"column": "x", "epsilon": "1"}
+    )
     assert isinstance(event, DiscreteLaplace)
     others = [1.0, 5.0, -7.0]
     far = counts(*others, *[1000.0] * rows)
@@ -103,7 +105,9 @@ def test_the_answer_keeps_the_claim_exactly(monkeypatch: pytest.MonkeyPatch) -> 
 
     def law(values: list[float]) -> dict[object, float]:
         column = ArrayColumn.from_groups(values)
-        return enumerate_outputs(lambda source: Bounds().draw(params, table, column, source).rows, tail=1e-6)
+        return enumerate_outputs(
+            lambda source: Bounds().draw(params, table, column, source).rows, tail=1e-6
+        )
 
     for shared in ([], [1.0, 1.0, -1.0]):
         one, two = law([*shared, 1.0]), law([*shared, 1.0, 1.0])
@@ -137,9 +141,12 @@ def test_few_rows_have_no_bounds() -> None:
     params, _ = plan_mechanism(Bounds(), table, {"column": "x", "epsilon": "1"})
     for values in ([], [1.0, 2.0, 3.0]):
         found = [
-            Bounds().draw(params, table, ArrayColumn.from_groups(values), SystemSource()) for _ in range(200)
+            Bounds().draw(params, table, ArrayColumn.from_groups(values), SystemSource())
+            for _ in range(200)
         ]
-        assert not refutes_probability(sum(result.rows[0].value is not None for result in found), 200, 0.05)
+        assert not refutes_probability(
+            sum(result.rows[0].value is not None for result in found), 200, 0.05
+        )
 
 
 def test_the_threshold_is_rarely_reached_by_noise() -> None:
@@ -162,7 +169,11 @@ def grouped(relation: str, groups: int, rows: int) -> Table:
             "database": "t.duckdb",
             "privacy_unit": {"column": "user"},
             "neighbours": relation,
-            "contribution_bounds": {"rows": groups * rows, "groups": groups, "rows_per_group": rows},
+            "contribution_bounds": {
+                "rows": groups * rows,
+                "groups": groups,
+                "rows_per_group": rows,
+            },
             "columns": {"user": {}, "x": {}, "kind": {"public_keys": ["a", "b", "c", "d"]}},
         }
     )
@@ -194,7 +205,9 @@ def test_every_group_has_bounds_of_its_own() -> None:
     """
     table = grouped("add-remove", 1, 1)
     params, _ = plan_mechanism(Bounds(), table, {"column": "x", "by": "kind", "epsilon": "1"})
-    column = ArrayColumn.from_groups(np.full(500, 3.0), np.full(500, -1000.0), [], np.full(500, 1e30))
+    column = ArrayColumn.from_groups(
+        np.full(500, 3.0), np.full(500, -1000.0), [], np.full(500, 1e30)
+    )
     result = Bounds().draw(params, table, column, SystemSource())
     found = {(row.key, row.measure): row.value for row in result.rows}
     assert list(dict.fromkeys(key for key, _ in found)) == ["a", "b", "c", "d"]
@@ -214,7 +227,9 @@ def test_a_delta_allows_gaussian_noise_where_units_reach_many_groups(
     exactly.
     """
     table = grouped(relation, groups, 2).model_copy(deep=True)
-    kind = table.columns["kind"].model_copy(update={"public_keys": tuple(f"k{i}" for i in range(50))})
+    kind = table.columns["kind"].model_copy(
+        update={"public_keys": tuple(f"k{i}" for i in range(50))}
+    )
     table = table.model_copy(update={"columns": table.columns | {"kind": kind}})
     raw = {"column": "x", "by": "kind", "epsilon": "1"}
     plain, _ = plan_mechanism(Bounds(), table, raw)

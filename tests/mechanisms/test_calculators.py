@@ -20,12 +20,12 @@ def test_different_steps_forwards_and_backwards(registry: Registry) -> None:
     """The formula of Theorem 2.4; as shares of a total they keep their proportions and stay within
     it.
     """
-    found = registry.calculator("steps").run(
+    found = registry.find_calculator("steps").run(
         {"steps": ["0.01"] * 900 + ["0.02"] * 100, "delta": 1e-6}
     )
     squares = 900 * 1e-4 + 100 * 4e-4
     assert found.rows[-1][1] == pytest.approx(squares / 2 + math.sqrt(2 * math.log(1e6) * squares))
-    two = registry.calculator("steps").run(
+    two = registry.find_calculator("steps").run(
         {"steps": ["1", "3"], "epsilon": "0.4", "deltas": ["0", "1e-9"]}
     )
     assert [row[1] for row in two.rows] == pytest.approx([0.1, 0.3, 0.4], rel=1e-12) and two.rows[
@@ -37,7 +37,7 @@ def test_different_steps_forwards_and_backwards(registry: Registry) -> None:
 
 def test_a_group_pays_for_all_its_units(registry: Registry) -> None:
     """k epsilon, and the geometric series of delta, never below the exact value; k^2 rho."""
-    sheet = registry.calculator("group").run(
+    sheet = registry.find_calculator("group").run(
         {"epsilon": "0.1", "delta": "1e-6", "sizes": [1, 2, 5]}
     )
     for units, epsilon, delta in sheet.rows:
@@ -46,15 +46,15 @@ def test_a_group_pays_for_all_its_units(registry: Registry) -> None:
             series, rel=1e-12
         )
     assert sheet.columns == ("units", "epsilon", "delta") and "group of two" in sheet.notes[0]
-    pure = registry.calculator("group").run({"epsilon": "1/3", "sizes": [3]})
+    pure = registry.find_calculator("group").run({"epsilon": "1/3", "sizes": [3]})
     assert pure.rows == ((3, 1.0, 0.0),)
-    rho = registry.calculator("group").run({"rho": "0.005", "sizes": [1, 4]})
+    rho = registry.find_calculator("group").run({"rho": "0.005", "sizes": [1, 4]})
     assert rho.rows == ((1, 0.005), (4, 0.08))
 
 
 def test_one_value_is_a_list_of_one(registry: Registry) -> None:
     """``sizes=3`` on the command line, and 3 from Python, mean [3]; what is no size is named."""
-    group = registry.calculator("group")
+    group = registry.find_calculator("group")
     sheets = [group.run({"epsilon": "0.1", "sizes": sizes}) for sizes in ([3], "3", 3)]
     assert sheets[0] == sheets[1] == sheets[2] and len(sheets[0].rows) == 1
     with pytest.raises(InvalidDeclaration, match="sizes"):
@@ -63,16 +63,18 @@ def test_one_value_is_a_list_of_one(registry: Registry) -> None:
 
 def test_a_group_that_is_promised_nothing(registry: Registry) -> None:
     """A delta of 1 or more is no promise: the line is empty and a note says why."""
-    sheet = registry.calculator("group").run(
+    sheet = registry.find_calculator("group").run(
         {"epsilon": "1", "delta": "1e-6", "sizes": [10, 20, 10**12]}
     )
     assert [row[1] is None for row in sheet.rows] == [False, True, True] and len(sheet.notes) == 2
-    assert registry.calculator("group").run({"rho": "1", "sizes": [10**6]}).rows == ((10**6, None),)
+    assert registry.find_calculator("group").run({"rho": "1", "sizes": [10**6]}).rows == (
+        (10**6, None),
+    )
 
 
 def test_blocks_side_by_side(registry: Registry) -> None:
     """One block pays its own releases, all blocks their sum; the condition is printed with it."""
-    sheet = registry.calculator("parallel").run(
+    sheet = registry.find_calculator("parallel").run(
         {"blocks": [["0.1", "0.1"], ["0.25"], []], "deltas": [["1e-6", "0"], ["0"], []]}
     )
     assert sheet.rows == (
@@ -103,4 +105,4 @@ def test_blocks_side_by_side(registry: Registry) -> None:
 def test_bad_inputs(registry: Registry, name: str, given: dict[str, Any], message: str) -> None:
     """Each is refused by name."""
     with pytest.raises(DpflowError, match=message):
-        registry.calculator(name).run(given)
+        registry.find_calculator(name).run(given)

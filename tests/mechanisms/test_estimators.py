@@ -38,7 +38,7 @@ def estimate(name: str, label: Any = LABEL, score: Any = SCORE, **options: Any) 
         lambda rows: np.ones(len(rows["score"])),
     )
     rows = {"label": np.asarray(label, float), "score": np.asarray(score, float), "y": Y, "x": X}
-    return estimator.value(rows, subject)
+    return estimator.estimate_group(rows, subject)
 
 
 def test_scores_are_scikit_learns() -> None:
@@ -81,18 +81,18 @@ def test_any_group_gives_a_number(name: str, n: int) -> None:
         rows = {c: np.full(n, fill) for c in ("label", "score", "y", "x")}
         predict = lambda r: r["score"]  # noqa: E731
         subject = Subject(("y", "x"), ALL[name].options, "label", predict, predict, predict)
-        assert np.isfinite(ALL[name].value(rows, subject))
-        assert ALL[name].value({}, subject, 0.25) == 0.25
+        assert np.isfinite(ALL[name].estimate_group(rows, subject))
+        assert ALL[name].estimate_group({}, subject, 0.25) == 0.25
 
 
 def test_wrong_options_are_refused_before_reading() -> None:
     with pytest.raises(UnknownName, match="did you mean 'bins'"):
-        ALL["calibration_error"].filled(
+        ALL["calibration_error"].fill_options(
             EstimatorQuery(estimator="calibration_error", columns=("y",), options={"bin": 3})
         )
     with pytest.raises(InvalidInput, match="needs 2 columns"):
-        ALL["column_slope"].filled(EstimatorQuery(estimator="column_slope", columns=("y",)))
-    assert ALL["column_quantile"].filled(EstimatorQuery(estimator="q", columns=("y",))) == {
+        ALL["column_slope"].fill_options(EstimatorQuery(estimator="column_slope", columns=("y",)))
+    assert ALL["column_quantile"].fill_options(EstimatorQuery(estimator="q", columns=("y",))) == {
         "p": Fraction(1, 2)
     }
 

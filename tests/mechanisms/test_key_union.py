@@ -18,10 +18,10 @@ import pytest
 from dpflow.core.accounting.events import ZCDP, Approximate
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import Sets
-from dpflow.core.toolbox.noise import Sensitivity, gaussian, rho_for
+from dpflow.core.toolbox.noise import Sensitivity, gaussian_noise, rho_for
 from dpflow.errors import InvalidInput
 from dpflow.mechanisms import key_union
-from dpflow.mechanisms.key_union import KeyUnion, Round, added, weight
+from dpflow.mechanisms.key_union import KeyUnion, Round, add_weights, key_weight
 from dpflow.registry import Registry
 from dpflow.testing import exact_divergence
 from dpflow.testing.enumeration import enumerate_outputs
@@ -53,9 +53,9 @@ def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights in halves and one round: noise whose values can be listed."""
     monkeypatch.setattr(key_union, "UNIT", 2)
     monkeypatch.setattr(key_union, "SHARES", (Fraction(1),))
-    key_union.rounds.cache_clear()
+    key_union.split_rounds.cache_clear()
     yield
-    key_union.rounds.cache_clear()
+    key_union.split_rounds.cache_clear()
 
 
 @pytest.mark.parametrize("groups", [1, 2])
@@ -71,17 +71,20 @@ def test_the_claim_holds_on_all_small_tables(relation: str, groups: int) -> None
 class LowThreshold(KeyUnion):
     """As if a lone unit could have one key only, of half the weight."""
 
-    def rounds(self, params: Any, table: Table) -> tuple[Round, ...]:
-        return tuple(Round(one.noise, one.threshold - 4) for one in super().rounds(params, table))
+    def plan_rounds(self, params: Any, table: Table) -> tuple[Round, ...]:
+        return tuple(
+            Round(one.noise, one.threshold - 4) for one in super().plan_rounds(params, table)
+        )
 
 
 class HalfTheNoise(KeyUnion):
     """Noise for a quarter of the squared length."""
 
-    def rounds(self, params: Any, table: Table) -> tuple[Round, ...]:
+    def plan_rounds(self, params: Any, table: Table) -> tuple[Round, ...]:
         rho = rho_for(params.epsilon, params.delta / 2)
         return tuple(
-            Round(gaussian(Sensitivity(1, 1), rho), 3) for _ in super().rounds(params, table)
+            Round(gaussian_noise(Sensitivity(1, 1), rho), 3)
+            for _ in super().plan_rounds(params, table)
         )
 
 
@@ -98,9 +101,11 @@ def test_two_rounds_keep_the_claim(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     monkeypatch.setattr(key_union, "UNIT", 2)
     monkeypatch.setattr(key_union, "SHARES", (Fraction(1, 4), Fraction(3, 4)))
-    key_union.rounds.cache_clear()
+    key_union.split_rounds.cache_clear()
     table = declared(2)
-    params, event = plan_mechanism(KeyUnion(), table, {"by": "word", "epsilon": "12", "delta": "0.02"})
+    params, event = plan_mechanism(
+        KeyUnion(), table, {"by": "word", "epsilon": "12", "delta": "0.02"}
+    )
 
     def law(bags: Sequence[Sequence[str]]) -> dict[Any, float]:
         return enumerate_outputs(
@@ -113,7 +118,7 @@ def test_two_rounds_keep_the_claim(monkeypatch: pytest.MonkeyPatch) -> None:
         ([["b"]] * 2, ["a", "b"]),
     ):
         assert exact_divergence.divergence(law(shared), law([*shared, unit]), 12.0) <= 0.02 + 1e-3
-    key_union.rounds.cache_clear()
+    key_union.split_rounds.cache_clear()
 
 
 @pytest.mark.parametrize("groups", [1, 3, 7, 30, 1000])
@@ -123,11 +128,11 @@ def test_no_lone_unit_shows_a_key_more_often_than_delta(groups: int) -> None:
     """
     epsilon, delta = Fraction(1), Fraction(1, 10**4)
     for one, share in zip(
-        key_union.rounds(1, groups, epsilon, delta), key_union.SHARES, strict=True
+        key_union.split_rounds(1, groups, epsilon, delta), key_union.SHARES, strict=True
     ):
         event: Any = one.noise.event
         normal = NormalDist(0, float(event.sigma2) ** 0.5)
-        shown = [t * normal.cdf(weight(t) - one.threshold) for t in range(1, groups + 1)]
+        shown = [t * normal.cdf(key_weight(t) - one.threshold) for t in range(1, groups + 1)]
         assert float(delta / 2 * share) / 2 < max(shown) <= float(delta / 2 * share) * 1.001
 
 
@@ -141,7 +146,7 @@ def test_a_unit_moves_the_weights_by_one() -> None:
     def weights(*units: Sequence[str]) -> dict[str, int]:
         sets = key_sets(units)
         return dict(
-            zip(sets.keys, added(sets, np.ones(len(sets.keys), bool)).tolist(), strict=True)
+            zip(sets.keys, add_weights(sets, np.ones(len(sets.keys), bool)).tolist(), strict=True)
         )
 
     def distance(a: dict[str, int], b: dict[str, int]) -> int:
@@ -153,7 +158,7 @@ def test_a_unit_moves_the_weights_by_one() -> None:
         assert all(
             distance(weights(bag), weights(other)) <= 2 * key_union.UNIT**2 for other in bags
         )
-    assert [weight(k) for k in (1, 4, 16)] == [2**20, 2**19, 2**18]
+    assert [key_weight(k) for k in (1, 4, 16)] == [2**20, 2**19, 2**18]
 
 
 def test_what_is_released() -> None:
@@ -161,7 +166,9 @@ def test_what_is_released() -> None:
     units.
     """
     table = declared(4)
-    params, event = plan_mechanism(KeyUnion(), table, {"by": "word", "epsilon": "1", "delta": "1e-6"})
+    params, event = plan_mechanism(
+        KeyUnion(), table, {"by": "word", "epsilon": "1", "delta": "1e-6"}
+    )
     assert event == Approximate(Fraction(1), Fraction(1, 10**6))
     bags = [["z", "common"]] * 400 + [["rare", "a"]] * 5 + [["a"]] * 300
     rows = KeyUnion().draw(params, table, key_sets(bags), StreamSource(1)).rows
@@ -183,11 +190,13 @@ def test_later_rounds_give_their_weight_to_keys_that_need_it() -> None:
     their whole weight.
     """
     sets = key_sets([["all", "some"]] * 9 + [["all"]] * 100)
-    before = dict(zip(sets.keys, added(sets, np.ones(2, bool)), strict=True))["some"]
+    before = dict(zip(sets.keys, add_weights(sets, np.ones(2, bool)), strict=True))["some"]
     after = dict(
-        zip(sets.keys, added(sets, np.array([key != "all" for key in sets.keys])), strict=True)
+        zip(
+            sets.keys, add_weights(sets, np.array([key != "all" for key in sets.keys])), strict=True
+        )
     )
-    assert (before, after["some"], after["all"]) == (9 * weight(2), 9 * weight(1), 0)
+    assert (before, after["some"], after["all"]) == (9 * key_weight(2), 9 * key_weight(1), 0)
 
 
 def test_the_mechanism_is_registered() -> None:

@@ -11,10 +11,10 @@ import pytest
 
 from dpflow.core.accounting.events import BoundedRange, Repeated
 from dpflow.core.contract.declaration import Table
-from dpflow.core.contract.requests import Histogram
+from dpflow.core.contract.requests import ValueCounts
 from dpflow.core.sampling.randomness import SystemSource
 from dpflow.errors import InvalidInput
-from dpflow.mechanisms.quantile import pieces
+from dpflow.mechanisms.quantile import cost_pieces
 from dpflow.registry import Registry
 from dpflow.testing.audit import refutes_probability
 from dpflow.testing.examples import plan_mechanism
@@ -31,16 +31,16 @@ TABLE = Table.model_validate(
 )
 
 
-def histogram(values: tuple[int, ...]) -> Histogram:
+def histogram(values: tuple[int, ...]) -> ValueCounts:
     found, counts = np.unique(np.array(values, dtype=np.int64), return_counts=True)
-    return Histogram(found, counts)
+    return ValueCounts(found, counts)
 
 
 def distribution(
     values: tuple[int, ...], low: int, high: int, p: Fraction, rate: float
 ) -> list[float]:
     """Probabilities over the grid, from the mechanism's own pieces."""
-    starts, lengths, costs = pieces(histogram(values), low, high, p)
+    starts, lengths, costs = cost_pieces(histogram(values), low, high, p)
     weights = [length * math.exp(-rate * cost) for length, cost in zip(lengths, costs, strict=True)]
     found = [0.0] * (high - low + 1)
     for start, length, weight in zip(starts, lengths, weights, strict=True):
@@ -102,7 +102,7 @@ def test_no_rows_give_the_uniform_distribution() -> None:
 
 def test_pieces_cover_the_grid_once() -> None:
     """Rows at both ends of the grid leave no gap and no overlap."""
-    starts, lengths, _ = pieces(histogram((0, 9, 9, 4)), 0, 9, Fraction(1, 2))
+    starts, lengths, _ = cost_pieces(histogram((0, 9, 9, 4)), 0, 9, Fraction(1, 2))
     covered = [
         point
         for start, length in zip(starts, lengths, strict=True)
@@ -116,11 +116,11 @@ def test_pieces_cover_the_grid_once() -> None:
 )
 def test_costs_do_not_overflow(low: int, high: int, count: int) -> None:
     """Ranges and counts at the ends of what a plan allows give the costs of exact integers."""
-    data = Histogram(
+    data = ValueCounts(
         np.array([low, 1, high], dtype=np.int64), np.array([count, 1, 1], dtype=np.int64)
     )
     p = Fraction(1, 10**6)
-    starts, lengths, costs = pieces(data, low, high, p)
+    starts, lengths, costs = cost_pieces(data, low, high, p)
     assert sum(map(int, lengths)) == high - low + 1
     total = count + 2
 
@@ -137,7 +137,7 @@ def test_several_quantiles_ascend_and_are_near() -> None:
     """Nine deciles of evenly spread rows: in ascending order, all within the rank that the plan
     promises in 95 % of draws.
     """
-    mechanism = REGISTRY.mechanism("quantiles")
+    mechanism = REGISTRY.find_mechanism("quantiles")
     params, event = plan_mechanism(
         mechanism,
         TABLE,
@@ -147,7 +147,7 @@ def test_several_quantiles_ascend_and_are_near() -> None:
     bound = mechanism.error_bound(params, TABLE)
     assert bound is not None
     rank = bound.half_width["rank (rows)"]
-    data = Histogram(np.arange(1001), np.full(1001, 10))
+    data = ValueCounts(np.arange(1001), np.full(1001, 10))
     misses = 0
     for _ in range(60):
         rows = mechanism.draw(params, TABLE, data, SystemSource()).rows
@@ -185,7 +185,7 @@ def test_groups_share_the_price(relation: str, groups: int, per_row: int) -> Non
     """
     limits = GROUPS.contribution_bounds.model_copy(update={"groups": groups})
     table = GROUPS.model_copy(update={"neighbours": relation, "contribution_bounds": limits})
-    mechanism = REGISTRY.mechanism("quantile")
+    mechanism = REGISTRY.find_mechanism("quantile")
     params, event = plan_mechanism(
         mechanism, table, {"column": "score", "by": "kind", "p": "1/4", "epsilon": "1"}
     )
@@ -199,7 +199,7 @@ def test_a_delta_buys_a_higher_rate_of_many_draws() -> None:
     """Fifteen groups: the draws' zCDP is what epsilon and delta allow, and the plan says by how
     much errors shrink.
     """
-    mechanism = REGISTRY.mechanism("quantiles")
+    mechanism = REGISTRY.find_mechanism("quantiles")
     raw = {"column": "score", "by": "kind", "epsilon": "1", "quantiles": ["1/4", "3/4"]}
     plain, _ = plan_mechanism(mechanism, GROUPS, raw)
     params, event = plan_mechanism(mechanism, GROUPS, {**raw, "delta": "1e-6"})
@@ -217,7 +217,7 @@ def test_every_group_has_quantiles_of_its_own() -> None:
     """Groups at different places, and an empty one, which is answered too; keys in their declared
     order.
     """
-    mechanism = REGISTRY.mechanism("quantiles")
+    mechanism = REGISTRY.find_mechanism("quantiles")
     params, _ = plan_mechanism(
         mechanism,
         GROUPS,
@@ -226,7 +226,7 @@ def test_every_group_has_quantiles_of_its_own() -> None:
     codes = np.repeat(np.arange(19), 11)
     values = (np.arange(11)[None, :] + 50 * np.arange(19)[:, None]).ravel()
     rows = mechanism.draw(
-        params, GROUPS, Histogram(values, np.full(209, 1000), codes), SystemSource()
+        params, GROUPS, ValueCounts(values, np.full(209, 1000), codes), SystemSource()
     ).rows
     assert [row.key for row in rows] == [key for i in range(20) for key in [f"k{i}"] * 2]
     for i in range(19):
@@ -236,9 +236,9 @@ def test_every_group_has_quantiles_of_its_own() -> None:
 
 def test_the_ends_are_a_tail_away() -> None:
     """About one percent of the rows lies beyond the minimum and the maximum."""
-    data = Histogram(np.arange(1001), np.full(1001, 1000))
+    data = ValueCounts(np.arange(1001), np.full(1001, 1000))
     for name, wanted in (("minimum", 10), ("maximum", 990)):
-        mechanism = REGISTRY.mechanism(name)
+        mechanism = REGISTRY.find_mechanism(name)
         params, _ = plan_mechanism(mechanism, TABLE, {"column": "score", "epsilon": "1"})
         (row,) = mechanism.draw(params, TABLE, data, SystemSource()).rows
         assert row.measure == name
@@ -258,4 +258,6 @@ def test_the_ends_are_a_tail_away() -> None:
 def test_quantiles_that_mean_nothing_are_refused(name: str, raw: dict[str, object]) -> None:
     """None, one twice, one outside of (0, 1), a median of another rank."""
     with pytest.raises(InvalidInput):
-        plan_mechanism(REGISTRY.mechanism(name), TABLE, {"column": "score", "epsilon": "1", **raw})
+        plan_mechanism(
+            REGISTRY.find_mechanism(name), TABLE, {"column": "score", "epsilon": "1", **raw}
+        )

@@ -34,10 +34,10 @@ from dpflow.errors import InvalidInput, PlanRefused
 from dpflow.mechanisms.reusable_holdout import (
     HoldoutParams,
     ReusableHoldout,
-    _corrected,
+    _correct_value,
     _correction_proven,
-    proven,
-    sizes,
+    is_proven,
+    proven_sizes,
 )
 from dpflow.testing import exact_divergence
 from dpflow.testing.enumeration import enumerate_outputs
@@ -113,7 +113,7 @@ def test_the_price_holds_exactly(method: str, epsilon: int, side: str, table: An
         "queries": 1,
         "failures": 1,
     }
-    params, moved = HoldoutParams(**given, side=side), GATE.changed(table)
+    params, moved = HoldoutParams(**given, side=side), GATE.changed_groups(table)
     query = GATE.Query(estimator="accuracy", columns=("amount",), claim=Fraction(1))
 
     def law(values: list[float]) -> Any:
@@ -160,7 +160,7 @@ def test_what_is_reserved_is_not_spent_on_verdicts() -> None:
         a, b = law([0.0] * 6), law([0.0] * 5 + [2.0])
         return float(exact_divergence.smallest_epsilon(a, b, 1e-9))
 
-    assert GATE.engine(kept, EXAMPLE_TABLE).epsilon == 20 and GATE.event(
+    assert GATE.make_engine(kept, EXAMPLE_TABLE).epsilon == 20 and GATE.event(
         kept, EXAMPLE_TABLE
     ) == Pure(Fraction(24))
     assert divergence(kept) < divergence(all_of_it)
@@ -182,13 +182,15 @@ def test_a_gate_that_forgets_the_second_group_is_caught() -> None:
         span = params.correct
         assert span is not None
         a, b = (
-            enumerate_outputs(lambda s, v=v: _corrected(params, span, changed, np.full(2, v), s))
+            enumerate_outputs(
+                lambda s, v=v: _correct_value(params, span, changed, np.full(2, v), s)
+            )
             for v in (0.0, 1.0)
         )
         losses = [math.log(a[x] / b[x]) for x in a]
         return max(losses) - min(losses)
 
-    assert GATE.engine(params, REPLACE_TABLE) == Engine(Fraction(2), 2, 1)
+    assert GATE.make_engine(params, REPLACE_TABLE) == Engine(Fraction(2), 2, 1)
     assert widest(2) <= 2 + 1e-9
     assert widest(1) > 3.9
 
@@ -217,7 +219,10 @@ def test_noise_free_methods_claim_nothing() -> None:
     """Their event is none, it costs nothing, and it cannot hide inside another."""
     params = HoldoutParams(method="description_length", groups=10)
     assert GATE.event(params, OPEN_TABLE) == Unprotected() == from_json(to_json(Unprotected()))
-    assert Unprotected().approximate() == (0, 0) and Unprotected().renyi(Fraction(2)) == (0, 0)
+    assert Unprotected().epsilon_delta() == (0, 0) and Unprotected().renyi_bound(Fraction(2)) == (
+        0,
+        0,
+    )
     for hidden in (
         lambda: Composed((Pure(Fraction(1)), Unprotected())),
         lambda: Repeated(Unprotected(), 2),
@@ -225,7 +230,7 @@ def test_noise_free_methods_claim_nothing() -> None:
         with pytest.raises(PlanRefused, match="without a privacy claim"):
             hidden()
     with pytest.raises(PlanRefused):
-        Unprotected().group(2)
+        Unprotected().group_event(2)
 
 
 def test_description_length_counts_transcripts() -> None:
@@ -251,7 +256,7 @@ def test_description_length_keeps_its_promise_against_an_adaptive_analyst() -> N
     what passes.
     """
     rng = np.random.default_rng(0)
-    size = sizes(
+    size = proven_sizes(
         HoldoutParams(
             method="description_length", groups=2, queries=200, failures=10, rho="0.24", alpha="0.2"
         )
@@ -319,24 +324,24 @@ def priced(method: str, groups: int, share: float = 1.0, **more: Any) -> Holdout
 
 def test_proven_needs_the_papers_groups() -> None:
     for method, groups in (("sparse_vector", 1_821_222), ("tight", 823_221)):
-        assert proven(priced(method, groups + 400), 1)
-        assert not proven(priced(method, groups // 2), 1)
+        assert is_proven(priced(method, groups + 400), 1)
+        assert not is_proven(priced(method, groups // 2), 1)
     for method, groups in (("description_length", 5_692), ("splitting", 1_047_000)):
-        assert proven(HoldoutParams(method=method, groups=groups, **WANTED), 1)
-        assert not proven(HoldoutParams(method=method, groups=groups - 1, **WANTED), 1)
+        assert is_proven(HoldoutParams(method=method, groups=groups, **WANTED), 1)
+        assert not is_proven(HoldoutParams(method=method, groups=groups - 1, **WANTED), 1)
 
 
 def test_less_epsilon_needs_more_groups() -> None:
     """A smaller price is more noise: it is not proven at the size of a larger price. More than the
     theorem allows never is.
     """
-    assert not proven(priced("sparse_vector", 1_821_222 + 400, 0.5), 1)
-    assert proven(priced("sparse_vector", 4_000_000, 0.5), 1)
-    assert not proven(priced("sparse_vector", 10**7, 1.1), 1)
-    assert not proven(priced("sparse_vector", 1_100_000), 1)
+    assert not is_proven(priced("sparse_vector", 1_821_222 + 400, 0.5), 1)
+    assert is_proven(priced("sparse_vector", 4_000_000, 0.5), 1)
+    assert not is_proven(priced("sparse_vector", 10**7, 1.1), 1)
+    assert not is_proven(priced("sparse_vector", 1_100_000), 1)
     # under replace a unit touches two groups, so one group's change costs half, and noise is twice
     # as large
-    assert proven(priced("sparse_vector", 10**7, 1.9), 2)
+    assert is_proven(priced("sparse_vector", 10**7, 1.9), 2)
 
 
 def test_unproven_sessions_are_refused_when_proof_is_required() -> None:
@@ -362,10 +367,10 @@ def test_unproven_sessions_are_refused_when_proof_is_required() -> None:
 def test_corrections_are_proven_too() -> None:
     """With enough groups both guarantees are proven, and they share beta."""
     params = priced("sparse_vector", 3_000_000, correct=GRID, beta="0.1")
-    assert proven(params, 1) and _correction_proven(params, 1)
+    assert is_proven(params, 1) and _correction_proven(params, 1)
     assert not _correction_proven(priced("sparse_vector", 20_000, correct=GRID, beta="0.1"), 1)
     free = HoldoutParams(method="description_length", groups=30_000, correct=GRID, **WANTED)
-    assert proven(free, 1) and _correction_proven(free, 1)
+    assert is_proven(free, 1) and _correction_proven(free, 1)
 
 
 @pytest.mark.parametrize(

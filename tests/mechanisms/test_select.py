@@ -60,7 +60,7 @@ def worst(
     name: str, raw: dict[str, Any], relation: str, most: int, planned: Table | None = None
 ) -> float:
     """The largest loss over all neighbouring scores."""
-    mechanism = REGISTRY.mechanism(name)
+    mechanism = REGISTRY.find_mechanism(name)
     params, _ = plan_mechanism(mechanism, declared(relation, most), raw)
     known: dict[tuple[int, ...], dict[Any, float]] = {}
 
@@ -108,14 +108,14 @@ def test_the_losses_of_exponential_choices_span_epsilon() -> None:
     spans = {}
     for selection in ("exponential", "permute-and-flip"):
         params, _ = plan_mechanism(
-            REGISTRY.mechanism("arg_max"),
+            REGISTRY.find_mechanism("arg_max"),
             declared("add-remove"),
             {"by": "kind", "epsilon": "1", "selection": selection},
         )
         law = {
             rows: enumerate_outputs(
                 lambda source, rows=rows, params=params: (
-                    REGISTRY.mechanism("arg_max")
+                    REGISTRY.find_mechanism("arg_max")
                     .draw(params, declared("add-remove"), answer(rows), source)
                     .rows
                 )
@@ -138,10 +138,12 @@ def test_the_plan_takes_the_higher_rate(k: int) -> None:
     higher rate.
     """
     table = declared("add-remove", keys=40)
-    mechanism = REGISTRY.mechanism("top_k")
+    mechanism = REGISTRY.find_mechanism("top_k")
     _, event = plan_mechanism(mechanism, table, {"by": "kind", "k": k, "epsilon": "1"})
     assert event == (Pure(Fraction(1)) if k == 1 else Repeated(Pure(Fraction(1, k)), k))
-    params, event = plan_mechanism(mechanism, table, {"by": "kind", "k": k, "epsilon": "1", "delta": "1e-6"})
+    params, event = plan_mechanism(
+        mechanism, table, {"by": "kind", "k": k, "epsilon": "1", "delta": "1e-6"}
+    )
     one = event.event if isinstance(event, Repeated) else event
     assert isinstance(one, BoundedRange if k == 30 else Pure)
     assert event.epsilon_at(Fraction(1, 10**6)) <= Fraction(1)
@@ -156,7 +158,7 @@ def test_chosen_keys_are_within_the_bound(selection: str) -> None:
     order.
     """
     table = declared("add-remove", keys=40)
-    mechanism = REGISTRY.mechanism("top_k")
+    mechanism = REGISTRY.find_mechanism("top_k")
     params, _ = plan_mechanism(
         mechanism, table, {"by": "kind", "k": 3, "epsilon": "1", "selection": selection}
     )
@@ -212,7 +214,7 @@ def test_choices_that_mean_nothing_are_refused(raw: dict[str, Any]) -> None:
     """
     with pytest.raises(InvalidInput):
         plan_mechanism(
-            REGISTRY.mechanism("top_k"),
+            REGISTRY.find_mechanism("top_k"),
             declared("add-remove"),
             {"by": "kind", "epsilon": "1", **raw},
         )

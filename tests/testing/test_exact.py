@@ -79,7 +79,7 @@ def test_guarantee_holds_exactly(
 class ForgetsGroups(Quantile):
     """As if a unit could change one group only."""
 
-    def draws(self, params: Any, table: Table) -> Draws:
+    def plan_draws(self, params: Any, table: Table) -> Draws:
         return replace(super().plan_draws(params, table), epsilon=params.epsilon)
 
     def event(self, params: Any, table: Table) -> Event:

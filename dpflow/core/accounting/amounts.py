@@ -28,9 +28,8 @@ from pydantic import BeforeValidator, PlainSerializer, ValidationInfo, WithJsonS
 
 from dpflow.errors import InvalidAmount
 
-Amount = (
-    str | int | float | Decimal | Fraction
-)  #: what may be written where an exact amount is wanted
+#: What may be written where an exact amount is wanted.
+Amount = str | int | float | Decimal | Fraction
 
 SMALLEST_EPSILON: Final = Fraction(1, 10**12)
 LARGEST_EPSILON: Final = Fraction(10**6)
@@ -38,34 +37,33 @@ SMALLEST_DELTA: Final = Fraction(1, 10**18)
 SMALLEST_RHO: Final = Fraction(1, 10**24)
 
 _LONGEST: Final = 220  # characters of a written amount
-_LARGEST_TERM: Final = (
-    10**100
-)  # numerator and denominator, so that every amount can be written down again
+# Numerator and denominator, so that every amount can be written down again.
+_LARGEST_TERM: Final = 10**100
 _DECIMAL: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,9})?", re.ASCII)
 _RATIO: Final = re.compile(r"[+-]?\d+/\d+", re.ASCII)
 
 
-def epsilon(value: object) -> Fraction:
+def check_epsilon(value: object) -> Fraction:
     """A privacy loss bound epsilon in [1e-12, 1e6], in nats. Raises `InvalidAmount`."""
-    return _within("epsilon", value, SMALLEST_EPSILON, LARGEST_EPSILON)
+    return _check_range("epsilon", value, SMALLEST_EPSILON, LARGEST_EPSILON)
 
 
-def delta(value: object) -> Fraction:
+def check_delta(value: object) -> Fraction:
     """A failure probability delta: 0, or in [1e-18, 1). Raises `InvalidAmount`."""
-    asked = exact("delta", value)
-    if asked == 0 or SMALLEST_DELTA <= asked < 1:
-        return asked
+    amount = parse_exact("delta", value)
+    if amount == 0 or SMALLEST_DELTA <= amount < 1:
+        return amount
     raise InvalidAmount(
-        f"delta is {_shown(value)}; it must be 0, or from 1e-18 up to below 1. Write e.g. delta: 1e-6."
+        f"delta is {_describe_value(value)}; it must be 0, or from 1e-18 up to below 1. Write e.g. delta: 1e-6."
     )
 
 
-def rho(value: object) -> Fraction:
+def check_rho(value: object) -> Fraction:
     """A zero-concentrated DP parameter rho in [1e-24, 1e6]. Raises `InvalidAmount`."""
-    return _within("rho", value, SMALLEST_RHO, LARGEST_EPSILON)
+    return _check_range("rho", value, SMALLEST_RHO, LARGEST_EPSILON)
 
 
-def exact(what: str, value: object) -> Fraction:
+def parse_exact(what: str, value: object) -> Fraction:
     """The rational number that ``value`` writes down, sign and size unchecked.
 
     Args:
@@ -75,14 +73,14 @@ def exact(what: str, value: object) -> Fraction:
     Raises:
         InvalidAmount: not an exact finite number, or longer than 100 digits.
     """
-    number = _parsed(value)
+    number = _parse_number(value)
     if (
         number is None
         or abs(number.numerator) > _LARGEST_TERM
         or number.denominator > _LARGEST_TERM
     ):
         raise InvalidAmount(
-            f"{what} is {_shown(value)}; it must be a finite number of at most 100 digits, written as a decimal "
+            f"{what} is {_describe_value(value)}; it must be a finite number of at most 100 digits, written as a decimal "
             "string, a ratio, an int, a Decimal, a Fraction or a float. Write e.g. '0.1' or '1/3'."
         )
     return number
@@ -98,7 +96,7 @@ def to_units_down(amount: Fraction, unit: Fraction) -> int:
     return amount // unit
 
 
-def text(amount: Fraction) -> str:
+def exact_text(amount: Fraction) -> str:
     """The exact amount as a string that `exact` reads back: ``"0.1"``, ``"1e-12"`` or ``"1/3"``."""
     rest, digits = amount.denominator, 0
     for prime in (2, 5):
@@ -108,10 +106,8 @@ def text(amount: Fraction) -> str:
         digits = max(digits, power)
     if rest != 1:
         return f"{amount.numerator}/{amount.denominator}"
-    sign, scaled = (
-        ("-" if amount < 0 else ""),
-        abs(amount.numerator) * 10**digits // amount.denominator,
-    )
+    sign = "-" if amount < 0 else ""
+    scaled = abs(amount.numerator) * 10**digits // amount.denominator
     if digits > 6 and scaled:
         coefficient = str(scaled).rstrip("0")
         exponent = len(str(scaled)) - 1 - digits
@@ -122,23 +118,23 @@ def text(amount: Fraction) -> str:
     return f"{sign}{whole}.{part:0{digits}d}" if digits else f"{sign}{whole}"
 
 
-def show(amount: Fraction) -> str:
+def short_text(amount: Fraction) -> str:
     """A short form for people, at most six significant digits: ``"0.333333"``. Not exact; see
     `text`.
     """
     return f"{float(amount):.6g}"
 
 
-def _within(what: str, value: object, low: Fraction, high: Fraction) -> Fraction:
-    asked = exact(what, value)
-    if low <= asked <= high:
-        return asked
+def _check_range(what: str, value: object, low: Fraction, high: Fraction) -> Fraction:
+    amount = parse_exact(what, value)
+    if low <= amount <= high:
+        return amount
     raise InvalidAmount(
-        f"{what} is {_shown(value)}; it must be from {text(low)} to {text(high)}. Write e.g. {what}: 0.1."
+        f"{what} is {_describe_value(value)}; it must be from {exact_text(low)} to {exact_text(high)}. Write e.g. {what}: 0.1."
     )
 
 
-def _parsed(value: object) -> Fraction | None:
+def _parse_number(value: object) -> Fraction | None:
     if isinstance(value, bool):
         return None
     if isinstance(value, Fraction):
@@ -146,9 +142,8 @@ def _parsed(value: object) -> Fraction | None:
     if isinstance(value, numbers.Integral):
         return Fraction(int(value))
     if isinstance(value, float):
-        value = float.__repr__(
-            value
-        )  # the shortest decimal that reads back as this float, also for numpy's float64
+        # The shortest decimal that reads back as this float, also for numpy's float64.
+        value = float.__repr__(value)
     if isinstance(value, Decimal):
         return _from_decimal(value)
     if not isinstance(value, str) or len(value) > _LONGEST:
@@ -173,7 +168,7 @@ def _from_decimal(value: Decimal) -> Fraction | None:
     return Fraction(value)
 
 
-def _shown(value: object) -> str:
+def _describe_value(value: object) -> str:
     if isinstance(value, int) and value.bit_length() > 400:
         return "an integer of more than 120 digits"
     if (
@@ -187,7 +182,7 @@ def _shown(value: object) -> str:
     return plain if len(plain) <= 60 else plain[:57] + "..."
 
 
-def _named(check: object, value: object, info: ValidationInfo) -> Fraction:
+def _check_field(check: object, value: object, info: ValidationInfo) -> Fraction:
     """Run a check inside pydantic; `InvalidAmount` is no ValueError, so it leaves the model
     untouched, with the field.
     """
@@ -200,22 +195,22 @@ def _named(check: object, value: object, info: ValidationInfo) -> Fraction:
     return amount
 
 
-def _schema(meaning: str, example: str) -> WithJsonSchema:
+def _json_schema(meaning: str, example: str) -> WithJsonSchema:
     return WithJsonSchema({"type": "string", "description": meaning, "examples": [example, "1/3"]})
 
 
 #: A pydantic field type: an exact epsilon, JSON form an exact string. A bad value raises `InvalidAmount` as is.
 Epsilon = Annotated[
     Fraction,
-    BeforeValidator(lambda value, info: _named(epsilon, value, info)),
-    PlainSerializer(text, return_type=str),
-    _schema("privacy loss bound, 1e-12 to 1e6, exact", "0.1"),
+    BeforeValidator(lambda value, info: _check_field(check_epsilon, value, info)),
+    PlainSerializer(exact_text, return_type=str),
+    _json_schema("privacy loss bound, 1e-12 to 1e6, exact", "0.1"),
 ]
 
 #: A pydantic field type: an exact delta, JSON form an exact string. A bad value raises `InvalidAmount` as is.
 Delta = Annotated[
     Fraction,
-    BeforeValidator(lambda value, info: _named(delta, value, info)),
-    PlainSerializer(text, return_type=str),
-    _schema("failure probability, 0 or 1e-18 up to below 1, exact", "1e-6"),
+    BeforeValidator(lambda value, info: _check_field(check_delta, value, info)),
+    PlainSerializer(exact_text, return_type=str),
+    _json_schema("failure probability, 0 or 1e-18 up to below 1, exact", "1e-6"),
 ]

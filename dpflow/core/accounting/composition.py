@@ -36,8 +36,8 @@ Claim = tuple[Fraction, Fraction]  #: (epsilon, delta)
 
 def total_eps(step: Number, delta: Number, count: int) -> float:
     """k steps of (step, 0)-DP: ``k e^2/2 + e sqrt(2 k ln(1/delta))``, at ``delta``."""
-    e, log, k = _checked(step, delta, count)
-    return _up(k * e**2 / 2 + e * renyi.sqrt_up(2 * k * log))
+    e, log, k = _check_steps(step, delta, count)
+    return _float_above(k * e**2 / 2 + e * renyi.sqrt_up(2 * k * log))
 
 
 def step_eps(epsilon: Number, delta: Number, count: int) -> float:
@@ -51,10 +51,10 @@ def lecture_total_eps(step: Number, delta: Number, count: int) -> float:
     """k steps of (step, 0)-DP as in the lecture: ``e sqrt(2 k ln(1/delta)) + k e (exp(e) - 1)``, at
     ``delta``.
     """
-    e, log, k = _checked(step, delta, count)
+    e, log, k = _check_steps(step, delta, count)
     if e > 100:
         return math.inf
-    return _up(e * renyi.sqrt_up(2 * k * log) + k * e * (renyi.exp_up(e) - 1))
+    return _float_above(e * renyi.sqrt_up(2 * k * log) + k * e * (renyi.exp_up(e) - 1))
 
 
 def lecture_step_eps(epsilon: Number, delta: Number, count: int) -> float:
@@ -66,8 +66,8 @@ def coarse_total_eps(step: Number, delta: Number, count: int) -> float:
     """k steps, step <= 1: ``e sqrt(2 k ln(1/delta)) + 2 k e^2``, at ``delta``. Infinite for a step
     above 1.
     """
-    e, log, k = _checked(step, delta, count)
-    return math.inf if e > 1 else _up(e * renyi.sqrt_up(2 * k * log) + 2 * k * e**2)
+    e, log, k = _check_steps(step, delta, count)
+    return math.inf if e > 1 else _float_above(e * renyi.sqrt_up(2 * k * log) + 2 * k * e**2)
 
 
 def coarse_step_eps(epsilon: Number, delta: Number, count: int) -> float:
@@ -79,7 +79,7 @@ def range_total_eps(step: Number, delta: Number, count: int) -> float:
     """k exponential mechanisms of ``step``: ``k e^2/8 + e sqrt(k ln(1/delta)/2)``, the same as
     `total_eps` of half the step.
     """
-    return total_eps(_checked(step, delta, count)[0] / 2, delta, count)
+    return total_eps(_check_steps(step, delta, count)[0] / 2, delta, count)
 
 
 def range_step_eps(epsilon: Number, delta: Number, count: int) -> float:
@@ -87,7 +87,7 @@ def range_step_eps(epsilon: Number, delta: Number, count: int) -> float:
     return 2 * step_eps(epsilon, delta, count)
 
 
-def compose(steps: Sequence[Claim], delta: Number) -> tuple[float, float]:
+def compose_adaptive(steps: Sequence[Claim], delta: Number) -> tuple[float, float]:
     """Different (epsilon_j, delta_j) steps: ``(S/2 + sqrt(2 ln(1/delta) S), delta + sum delta_j)``,
     S the sum of squares.
 
@@ -95,15 +95,16 @@ def compose(steps: Sequence[Claim], delta: Number) -> tuple[float, float]:
     """
     if not steps:
         return 0.0, 0.0
-    basic, own = sum((e for e, _ in steps), Fraction(0)), sum((d for _, d in steps), Fraction(0))
+    basic = sum((e for e, _ in steps), Fraction(0))
+    delta_sum = sum((d for _, d in steps), Fraction(0))
     for e, _ in steps:
-        _checked(e, delta, 1)
+        _check_steps(e, delta, 1)
     squares = sum((Fraction(e) ** 2 for e, _ in steps), Fraction(0))
     advanced = squares / 2 + renyi.sqrt_up(2 * squares * _log_inverse(delta))
     return (
-        (_up(basic), _up(own))
+        (_float_above(basic), _float_above(delta_sum))
         if basic <= advanced
-        else (_up(advanced), _up(own + _fraction(delta)))
+        else (_float_above(advanced), _float_above(delta_sum + _fraction(delta)))
     )
 
 
@@ -112,16 +113,18 @@ def compose_steps(shares: Sequence[Fraction], epsilon: Number, delta: Number) ->
     that cost at most ``epsilon``.
     """
     for share in shares:
-        _checked(share, delta, 1)
+        _check_steps(share, delta, 1)
 
-    def total(factor: Number, at: Number, _: int) -> float:
-        return compose([(_fraction(factor) * share, Fraction(0)) for share in shares], at)[0]
+    def total_epsilon(factor: Number, at: Number, _: int) -> float:
+        return compose_adaptive([(_fraction(factor) * share, Fraction(0)) for share in shares], at)[
+            0
+        ]
 
-    factor = Fraction(_largest_step(total, epsilon, delta, 1)) if shares else Fraction(0)
+    factor = Fraction(_largest_step(total_epsilon, epsilon, delta, 1)) if shares else Fraction(0)
     return [factor * share for share in shares]
 
 
-def parallel(blocks: Iterable[Sequence[Claim]]) -> Claim:
+def compose_parallel(blocks: Iterable[Sequence[Claim]]) -> Claim:
     """Steps on disjoint blocks cost what the dearest block costs: (max of summed epsilon, max of
     summed delta).
 
@@ -144,7 +147,7 @@ def optimal_delta(step: Number, epsilon: Number, count: int) -> float:
     """The least delta at ``epsilon`` that holds for every k fixed (step, 0)-DP steps; randomised
     response attains it.
     """
-    e, k, target = float(_checked(step, 0.5, count)[0]), count, float(epsilon)
+    e, k, target = float(_check_steps(step, 0.5, count)[0]), count, float(epsilon)
     log_p, log_q = -math.log1p(math.exp(-e)), -e - math.log1p(math.exp(-e))
     total = 0.0
     for wrong in range(k + 1):
@@ -162,28 +165,32 @@ def optimal_eps(step: Number, delta: Number, count: int) -> float:
     """The epsilon at which `optimal_delta` falls to ``delta``. A report: stopping a run by it is
     not a privacy filter.
     """
-    e, _, k = _checked(step, delta, count)
-    return _root(lambda x: optimal_delta(e, x, k) - float(delta), float(e * k))
+    e, _, k = _check_steps(step, delta, count)
+    return _find_root(lambda x: optimal_delta(e, x, k) - float(delta), float(e * k))
 
 
 def gaussian_eps(sigma: Number, delta: Number, count: int) -> float:
     """The epsilon of k Gaussian steps of noise ``sigma`` per unit of L2 sensitivity. A report, for
     totals up to 300.
     """
-    s, _, k = _checked(sigma, delta, count)
+    s, _, k = _check_steps(sigma, delta, count)
     mu = math.sqrt(k) / float(s)
 
-    def excess(x: float) -> float:
-        return _normal(mu / 2 - x / mu) - math.exp(x) * _normal(-mu / 2 - x / mu) - float(delta)
+    def excess_delta(x: float) -> float:
+        return (
+            _normal_cdf(mu / 2 - x / mu)
+            - math.exp(x) * _normal_cdf(-mu / 2 - x / mu)
+            - float(delta)
+        )
 
-    return _root(excess, 300.0)
+    return _find_root(excess_delta, 300.0)
 
 
-def _normal(x: float) -> float:
+def _normal_cdf(x: float) -> float:
     return math.erfc(-x / math.sqrt(2)) / 2
 
 
-def _root(falling: Callable[[float], float], high: float) -> float:
+def _find_root(falling: Callable[[float], float], high: float) -> float:
     """Where a falling function crosses 0; the lower end 0 if it starts below."""
     low = 0.0
     for _ in range(100):
@@ -196,7 +203,7 @@ def _largest_step(
     total: Callable[[Number, Number, int], float], epsilon: Number, delta: Number, count: int
 ) -> float:
     """Bisection on floats for an increasing total; the result is feasible and its successor is not."""
-    _checked(epsilon, delta, count)
+    _check_steps(epsilon, delta, count)
     low, high = 0.0, float(epsilon)
     while total(high, delta, count) <= epsilon:
         low, high = high, 2 * high
@@ -210,7 +217,7 @@ def _largest_step(
     return low
 
 
-def _checked(epsilon: Number, delta: Number, count: int) -> tuple[Fraction, Fraction, int]:
+def _check_steps(epsilon: Number, delta: Number, count: int) -> tuple[Fraction, Fraction, int]:
     """(epsilon, ln(1/delta) rounded up, count), refused in the positive form."""
     if (
         not 0 < epsilon < math.inf
@@ -234,7 +241,7 @@ def _log_inverse(delta: Number) -> Fraction:
     return renyi.log_up(1 / _fraction(delta))
 
 
-def _up(value: Fraction) -> float:
+def _float_above(value: Fraction) -> float:
     """The least float that is not below ``value``."""
     near = float(value)
     return near if near >= value else math.nextafter(near, math.inf)

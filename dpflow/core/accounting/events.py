@@ -3,9 +3,9 @@
 An event says what one release costs, for every pair of neighbouring tables and in both directions.
 It is built from the plan alone. Each kind converts itself to
 
-- ``approximate()``: (epsilon, delta)-DP at its own delta, or None when no finite epsilon exists there;
-- ``zcdp()``: delta-approximate rho-zCDP, as (rho, delta);
-- ``renyi(order)``: delta-approximate Renyi DP at one order, as (bound, delta).
+- ``epsilon_delta()``: (epsilon, delta)-DP at its own delta, or None when no finite epsilon exists there;
+- ``rho_delta()``: delta-approximate rho-zCDP, as (rho, delta);
+- ``renyi_bound(order)``: delta-approximate Renyi DP at one order, as (bound, delta).
 
 Delta-approximate means: with probability 1 - delta the bound holds (Bun, Steinke 2016, Def. 8.1).
 All numbers are exact Fractions in nats, rounded up. A kind that is not listed here is not
@@ -35,23 +35,23 @@ class Event(ABC):
 
     kind: ClassVar[str]
 
-    def approximate(self) -> tuple[Fraction, Fraction] | None:
+    def epsilon_delta(self) -> tuple[Fraction, Fraction] | None:
         """(epsilon, delta), or None when this event has no finite epsilon at its own delta."""
         return None
 
     @abstractmethod
-    def zcdp(self) -> tuple[Fraction, Fraction]:
+    def rho_delta(self) -> tuple[Fraction, Fraction]:
         """(rho, delta) of delta-approximate rho-zCDP."""
 
-    def renyi(self, order: Fraction) -> tuple[Fraction, Fraction]:
+    def renyi_bound(self, order: Fraction) -> tuple[Fraction, Fraction]:
         """(an upper bound of the Renyi divergence at this order > 1, delta); what zCDP implies
         unless a kind knows better.
         """
-        rho, delta = self.zcdp()
+        rho, delta = self.rho_delta()
         return rho * order, delta
 
     @abstractmethod
-    def group(self, size: int) -> Event:
+    def group_event(self, size: int) -> Event:
         """The same release seen by tables that differ in ``size`` units. Raises `PlanRefused` where
         no rule is known.
         """
@@ -61,12 +61,12 @@ class Event(ABC):
         and planning.
         """
         claims: list[Fraction] = []
-        direct = self.approximate()
+        direct = self.epsilon_delta()
         if direct is not None and direct[1] <= delta:
             claims.append(direct[0])
-        spare = delta - self.zcdp()[1]
+        spare = delta - self.rho_delta()[1]
         if spare > 0:
-            claims.append(renyi.smallest_epsilon(lambda order: self.renyi(order)[0], spare))
+            claims.append(renyi.smallest_epsilon(lambda order: self.renyi_bound(order)[0], spare))
         return min(claims, default=None)
 
 
@@ -77,19 +77,19 @@ class _PureEvent(Event):
     epsilon: Fraction
 
     def __post_init__(self) -> None:
-        _check(self, epsilon=amounts.epsilon)
+        _check_fields(self, epsilon=amounts.check_epsilon)
 
-    def approximate(self) -> tuple[Fraction, Fraction]:
+    def epsilon_delta(self) -> tuple[Fraction, Fraction]:
         return self.epsilon, Fraction(0)
 
-    def zcdp(self) -> tuple[Fraction, Fraction]:
+    def rho_delta(self) -> tuple[Fraction, Fraction]:
         return _pure_rho(self.epsilon), Fraction(0)
 
-    def renyi(self, order: Fraction) -> tuple[Fraction, Fraction]:
-        return renyi.pure(self.epsilon, order), Fraction(0)
+    def renyi_bound(self, order: Fraction) -> tuple[Fraction, Fraction]:
+        return renyi.pure_divergence(self.epsilon, order), Fraction(0)
 
-    def group(self, size: int) -> Event:
-        return type(self)(self.epsilon * _size(size))
+    def group_event(self, size: int) -> Event:
+        return type(self)(self.epsilon * _check_group_size(size))
 
 
 class Pure(_PureEvent):
@@ -116,11 +116,11 @@ class BoundedRange(_PureEvent):
 
     kind = "bounded-range.v1"
 
-    def zcdp(self) -> tuple[Fraction, Fraction]:
+    def rho_delta(self) -> tuple[Fraction, Fraction]:
         return min(self.epsilon**2 / 8, _pure_rho(self.epsilon)), Fraction(0)
 
-    def renyi(self, order: Fraction) -> tuple[Fraction, Fraction]:
-        return renyi.bounded_range(self.epsilon, order), Fraction(0)
+    def renyi_bound(self, order: Fraction) -> tuple[Fraction, Fraction]:
+        return renyi.bounded_range_divergence(self.epsilon, order), Fraction(0)
 
 
 @dataclass(frozen=True)
@@ -138,20 +138,22 @@ class DiscreteLaplace(Event):
     sensitivity: int = 1
 
     def __post_init__(self) -> None:
-        _check(self, scale=_positive("scale"), sensitivity=_whole("sensitivity", 10**30))
-        amounts.epsilon(self.sensitivity / self.scale)
+        _check_fields(
+            self, scale=_positive_check("scale"), sensitivity=_whole_check("sensitivity", 10**30)
+        )
+        amounts.check_epsilon(self.sensitivity / self.scale)
 
-    def approximate(self) -> tuple[Fraction, Fraction]:
+    def epsilon_delta(self) -> tuple[Fraction, Fraction]:
         return self.sensitivity / self.scale, Fraction(0)
 
-    def zcdp(self) -> tuple[Fraction, Fraction]:
+    def rho_delta(self) -> tuple[Fraction, Fraction]:
         return _pure_rho(self.sensitivity / self.scale), Fraction(0)
 
-    def renyi(self, order: Fraction) -> tuple[Fraction, Fraction]:
-        return renyi.discrete_laplace(self.scale, self.sensitivity, order), Fraction(0)
+    def renyi_bound(self, order: Fraction) -> tuple[Fraction, Fraction]:
+        return renyi.discrete_laplace_divergence(self.scale, self.sensitivity, order), Fraction(0)
 
-    def group(self, size: int) -> Event:
-        return DiscreteLaplace(self.scale, self.sensitivity * _size(size))
+    def group_event(self, size: int) -> Event:
+        return DiscreteLaplace(self.scale, self.sensitivity * _check_group_size(size))
 
 
 @dataclass(frozen=True)
@@ -163,22 +165,22 @@ class Approximate(Event):
     delta: Fraction
 
     def __post_init__(self) -> None:
-        _check(self, epsilon=amounts.epsilon, delta=amounts.delta)
+        _check_fields(self, epsilon=amounts.check_epsilon, delta=amounts.check_delta)
 
-    def approximate(self) -> tuple[Fraction, Fraction]:
+    def epsilon_delta(self) -> tuple[Fraction, Fraction]:
         return self.epsilon, self.delta
 
-    def zcdp(self) -> tuple[Fraction, Fraction]:
+    def rho_delta(self) -> tuple[Fraction, Fraction]:
         return _pure_rho(self.epsilon), self.delta
 
-    def renyi(self, order: Fraction) -> tuple[Fraction, Fraction]:
-        return renyi.pure(self.epsilon, order), self.delta
+    def renyi_bound(self, order: Fraction) -> tuple[Fraction, Fraction]:
+        return renyi.pure_divergence(self.epsilon, order), self.delta
 
-    def group(self, size: int) -> Event:
+    def group_event(self, size: int) -> Event:
         """(k eps, delta (1 + e^eps + ... + e^((k-1) eps))), by the triangle inequality along a path
         of k neighbours.
         """
-        epsilon = self.epsilon * _size(size)
+        epsilon = self.epsilon * _check_group_size(size)
         if size == 1 or not self.delta:
             return Approximate(epsilon, self.delta)
         if epsilon > 100:  # (k-1) eps >= 50, so that even delta = 1e-18 grows past 1
@@ -202,18 +204,18 @@ class ZCDP(Event):
     delta: Fraction = Fraction(0)
 
     def __post_init__(self) -> None:
-        _check(self, rho=amounts.rho, delta=amounts.delta)
+        _check_fields(self, rho=amounts.check_rho, delta=amounts.check_delta)
 
-    def zcdp(self) -> tuple[Fraction, Fraction]:
+    def rho_delta(self) -> tuple[Fraction, Fraction]:
         return self.rho, self.delta
 
-    def group(self, size: int) -> Event:
+    def group_event(self, size: int) -> Event:
         """(k^2 rho)-zCDP for delta = 0 (Bun, Steinke 2016, Prop. 1.9)."""
         if self.delta and size > 1:
             raise PlanRefused(
                 "approximate zCDP has no group rule here; state the claim for the larger neighbours."
             )
-        return ZCDP(self.rho * _size(size) ** 2, self.delta)
+        return ZCDP(self.rho * _check_group_size(size) ** 2, self.delta)
 
 
 @dataclass(frozen=True)
@@ -233,14 +235,16 @@ class DiscreteGaussian(Event):
     sensitivity: Fraction = Fraction(1)
 
     def __post_init__(self) -> None:
-        _check(self, sigma2=_positive("sigma2"), sensitivity=_positive("sensitivity"))
-        amounts.rho(self.zcdp()[0])
+        _check_fields(
+            self, sigma2=_positive_check("sigma2"), sensitivity=_positive_check("sensitivity")
+        )
+        amounts.check_rho(self.rho_delta()[0])
 
-    def zcdp(self) -> tuple[Fraction, Fraction]:
+    def rho_delta(self) -> tuple[Fraction, Fraction]:
         return self.sensitivity**2 / (2 * self.sigma2), Fraction(0)
 
-    def group(self, size: int) -> Event:
-        return DiscreteGaussian(self.sigma2, self.sensitivity * _size(size))
+    def group_event(self, size: int) -> Event:
+        return DiscreteGaussian(self.sigma2, self.sensitivity * _check_group_size(size))
 
 
 @dataclass(frozen=True)
@@ -254,16 +258,16 @@ class Unprotected(Event):
 
     kind: ClassVar[str] = "unprotected.v1"
 
-    def approximate(self) -> tuple[Fraction, Fraction]:
+    def epsilon_delta(self) -> tuple[Fraction, Fraction]:
         return Fraction(0), Fraction(0)
 
-    def zcdp(self) -> tuple[Fraction, Fraction]:
+    def rho_delta(self) -> tuple[Fraction, Fraction]:
         return Fraction(0), Fraction(0)
 
-    def renyi(self, order: Fraction) -> tuple[Fraction, Fraction]:
+    def renyi_bound(self, order: Fraction) -> tuple[Fraction, Fraction]:
         return Fraction(0), Fraction(0)
 
-    def group(self, size: int) -> Event:
+    def group_event(self, size: int) -> Event:
         raise PlanRefused("an unprotected event has no claim that could be stated for groups.")
 
 
@@ -279,21 +283,21 @@ class Composed(Event):
         if not self.events:
             raise PlanRefused("a composed event needs at least one event.")
         for event in self.events:
-            _protecting(event)
+            _require_claim(event)
 
-    def approximate(self) -> tuple[Fraction, Fraction] | None:
-        claims = [event.approximate() for event in self.events]
-        known = [claim for claim in claims if claim is not None]
-        return _sum(known) if len(known) == len(claims) else None
+    def epsilon_delta(self) -> tuple[Fraction, Fraction] | None:
+        claims = [event.epsilon_delta() for event in self.events]
+        finite_claims = [claim for claim in claims if claim is not None]
+        return _sum_claims(finite_claims) if len(finite_claims) == len(claims) else None
 
-    def zcdp(self) -> tuple[Fraction, Fraction]:
-        return _sum([event.zcdp() for event in self.events])
+    def rho_delta(self) -> tuple[Fraction, Fraction]:
+        return _sum_claims([event.rho_delta() for event in self.events])
 
-    def renyi(self, order: Fraction) -> tuple[Fraction, Fraction]:
-        return _sum([event.renyi(order) for event in self.events])
+    def renyi_bound(self, order: Fraction) -> tuple[Fraction, Fraction]:
+        return _sum_claims([event.renyi_bound(order) for event in self.events])
 
-    def group(self, size: int) -> Event:
-        return Composed(tuple(event.group(size) for event in self.events))
+    def group_event(self, size: int) -> Event:
+        return Composed(tuple(event.group_event(size) for event in self.events))
 
 
 @dataclass(frozen=True)
@@ -305,23 +309,23 @@ class Repeated(Event):
     count: int
 
     def __post_init__(self) -> None:
-        _protecting(self.event)
-        _check(self, count=_whole("count", LARGEST_COUNT))
+        _require_claim(self.event)
+        _check_fields(self, count=_whole_check("count", LARGEST_COUNT))
 
-    def approximate(self) -> tuple[Fraction, Fraction] | None:
-        claim = self.event.approximate()
-        return None if claim is None else self._times(claim)
+    def epsilon_delta(self) -> tuple[Fraction, Fraction] | None:
+        claim = self.event.epsilon_delta()
+        return None if claim is None else self._multiply_claim(claim)
 
-    def zcdp(self) -> tuple[Fraction, Fraction]:
-        return self._times(self.event.zcdp())
+    def rho_delta(self) -> tuple[Fraction, Fraction]:
+        return self._multiply_claim(self.event.rho_delta())
 
-    def renyi(self, order: Fraction) -> tuple[Fraction, Fraction]:
-        return self._times(self.event.renyi(order))
+    def renyi_bound(self, order: Fraction) -> tuple[Fraction, Fraction]:
+        return self._multiply_claim(self.event.renyi_bound(order))
 
-    def group(self, size: int) -> Event:
-        return Repeated(self.event.group(size), self.count)
+    def group_event(self, size: int) -> Event:
+        return Repeated(self.event.group_event(size), self.count)
 
-    def _times(self, claim: tuple[Fraction, Fraction]) -> tuple[Fraction, Fraction]:
+    def _multiply_claim(self, claim: tuple[Fraction, Fraction]) -> tuple[Fraction, Fraction]:
         return claim[0] * self.count, claim[1] * self.count
 
 
@@ -331,7 +335,7 @@ def replace_from_add_remove(event: Event) -> Event:
     Replacing is removing one and adding another: (2 eps, (1 + e^eps) delta), 4 rho. The reverse
     does not exist.
     """
-    return event.group(2)
+    return event.group_event(2)
 
 
 # --- JSON -------------------------------------------------------------------------------------------------------------
@@ -349,7 +353,7 @@ _LEAVES = (
 _KINDS: Final[Mapping[str, type[Event]]] = {cls.kind: cls for cls in (*_LEAVES, Composed, Repeated)}
 
 
-def known(event: object) -> Event:
+def check_supported(event: object) -> Event:
     """The event itself if its type is in the vocabulary; a stranger, a subclass included, raises
     `PlanRefused`.
     """
@@ -360,7 +364,7 @@ def known(event: object) -> Event:
     )
 
 
-def _protecting(event: object) -> Event:
+def _require_claim(event: object) -> Event:
     """A known event that makes a claim: a part without one would make the whole look cheaper than
     it is.
     """
@@ -368,37 +372,38 @@ def _protecting(event: object) -> Event:
         raise PlanRefused(
             "an event without a privacy claim cannot be part of one that has a claim."
         )
-    return known(event)
+    return check_supported(event)
 
 
 def to_json(event: Event) -> dict[str, Any]:
     """The event as JSON: its kind with a version, and its fields, amounts as exact strings. Raises
     `PlanRefused`.
     """
-    known(event)
-    return {"kind": event.kind} | {f.name: _encode(getattr(event, f.name)) for f in fields(event)}  # type: ignore[arg-type]
+    check_supported(event)
+    names = [field.name for field in fields(event)]  # type: ignore[arg-type]
+    return {"kind": event.kind} | {name: _encode_field(getattr(event, name)) for name in names}
 
 
 def from_json(data: object) -> Event:
     """The event that `to_json` wrote, validated again. Raises `PlanRefused` or `InvalidAmount`."""
-    return _decode(data, _DEEPEST)
+    return _decode_event(data, _DEEPEST)
 
 
-def _encode(value: object) -> object:
+def _encode_field(value: object) -> object:
     if isinstance(value, Event):
         return to_json(value)
     if isinstance(value, tuple):
         return [to_json(event) for event in value]
-    return amounts.text(value) if isinstance(value, Fraction) else value
+    return amounts.exact_text(value) if isinstance(value, Fraction) else value
 
 
-def _decode(data: object, depth: int) -> Event:
+def _decode_event(data: object, depth: int) -> Event:
     kind = data.get("kind") if isinstance(data, dict) else None
     cls = _KINDS.get(kind) if isinstance(kind, str) else None
     if not isinstance(data, dict) or cls is None:
-        shown = repr(kind)[:60] if isinstance(data, dict) else type(data).__name__
+        described = repr(kind)[:60] if isinstance(data, dict) else type(data).__name__
         raise PlanRefused(
-            f"{shown} is no kind of privacy event known here; known: {', '.join(sorted(_KINDS))}."
+            f"{described} is no kind of privacy event known here; known: {', '.join(sorted(_KINDS))}."
         )
     values = {name: value for name, value in data.items() if name != "kind"}
     expected = [f.name for f in fields(cls)]  # type: ignore[arg-type]
@@ -407,54 +412,54 @@ def _decode(data: object, depth: int) -> Event:
     if depth == 0:
         raise PlanRefused(f"this event is nested more than {_DEEPEST} deep.")
     if "event" in values:
-        values["event"] = _decode(values["event"], depth - 1)
+        values["event"] = _decode_event(values["event"], depth - 1)
     if "events" in values:
         if not isinstance(values["events"], list):
             raise PlanRefused("the events of a composed event are a list.")
-        values["events"] = tuple(_decode(event, depth - 1) for event in values["events"])
+        values["events"] = tuple(_decode_event(event, depth - 1) for event in values["events"])
     return cls(**values)
 
 
 # --- checks -----------------------------------------------------------------------------------------------------------
 
 
-def _check(event: Event, **checks: Callable[[object], object]) -> None:
+def _check_fields(event: Event, **checks: Callable[[object], object]) -> None:
     """Replace the named fields by their validated values."""
     for name, check in checks.items():
         object.__setattr__(event, name, check(getattr(event, name)))
 
 
-def _positive(name: str) -> Callable[[object], Fraction]:
+def _positive_check(name: str) -> Callable[[object], Fraction]:
     def check(value: object) -> Fraction:
-        amount = amounts.exact(name, value)
+        amount = amounts.parse_exact(name, value)
         if amount > 0:
             return amount
-        raise InvalidAmount(f"{name} is {amounts.show(amount)}; it must be above 0.")
+        raise InvalidAmount(f"{name} is {amounts.short_text(amount)}; it must be above 0.")
 
     return check
 
 
-def _whole(name: str, largest: int) -> Callable[[object], int]:
+def _whole_check(name: str, largest: int) -> Callable[[object], int]:
     def check(value: object) -> int:
-        amount = amounts.exact(name, value)
+        amount = amounts.parse_exact(name, value)
         if amount.denominator == 1 and 1 <= amount <= largest:
             return int(amount)
         raise InvalidAmount(
-            f"{name} is {amounts.show(amount)}; it must be a whole number from 1 to {largest}."
+            f"{name} is {amounts.short_text(amount)}; it must be a whole number from 1 to {largest}."
         )
 
     return check
 
 
-def _size(size: int) -> int:
-    return _whole("the size of a group", LARGEST_COUNT)(size)
+def _check_group_size(size: int) -> int:
+    return _whole_check("the size of a group", LARGEST_COUNT)(size)
 
 
 def _pure_rho(epsilon: Fraction) -> Fraction:
     return min(epsilon**2 / 2, epsilon)  # the second: D_a <= epsilon <= epsilon * a
 
 
-def _sum(claims: list[tuple[Fraction, Fraction]]) -> tuple[Fraction, Fraction]:
+def _sum_claims(claims: list[tuple[Fraction, Fraction]]) -> tuple[Fraction, Fraction]:
     return sum((claim[0] for claim in claims), Fraction(0)), sum(
         (claim[1] for claim in claims), Fraction(0)
     )

@@ -64,7 +64,7 @@ class Losses:
     masses: Floats
     infinite: float
 
-    def delta(self, epsilon: float) -> float:
+    def delta_at(self, epsilon: float) -> float:
         """The delta at an epsilon >= 0."""
         losses = (self.first + np.arange(len(self.masses))) * self.step
         above = losses > epsilon
@@ -72,20 +72,20 @@ class Losses:
             1.0, self.infinite + float(self.masses[above] @ -np.expm1(epsilon - losses[above]))
         )
 
-    def epsilon(self, delta: float) -> float:
+    def epsilon_at(self, delta: float) -> float:
         """The least epsilon >= 0 at this delta, up to rounding; infinite if no epsilon reaches it."""
         if self.infinite > delta:
             return math.inf
-        if self.delta(0.0) <= delta:
+        if self.delta_at(0.0) <= delta:
             return 0.0
         low, high = 0.0, (self.first + len(self.masses)) * self.step
         for _ in range(50):
             middle = (low + high) / 2
-            low, high = (middle, high) if self.delta(middle) > delta else (low, middle)
+            low, high = (middle, high) if self.delta_at(middle) > delta else (low, middle)
         return high
 
 
-def report(events: Sequence[tuple[Event, int]], delta: Fraction) -> float | None:
+def report_epsilon(events: Sequence[tuple[Event, int]], delta: Fraction) -> float | None:
     """The least epsilon at ``delta`` that is known for these events when all of it was fixed in
     advance; `LABEL` applies.
 
@@ -96,12 +96,12 @@ def report(events: Sequence[tuple[Event, int]], delta: Fraction) -> float | None
     Raises:
         InvalidAmount: no release, more than 100,000, or one that claims nothing.
     """
-    by_distribution = fixed_schedule(events).epsilon(float(delta))
+    by_distribution = fixed_schedule(events).epsilon_at(float(delta))
     by_order = Composed(tuple(Repeated(event, count) for event, count in events)).epsilon_at(delta)
-    found = min(
+    least = min(
         by_distribution, math.inf if by_order is None else math.nextafter(float(by_order), math.inf)
     )
-    return None if found == math.inf else found
+    return None if least == math.inf else least
 
 
 def fixed_schedule(events: Sequence[tuple[Event, int]]) -> Losses:
@@ -110,24 +110,31 @@ def fixed_schedule(events: Sequence[tuple[Event, int]]) -> Losses:
     Raises:
         InvalidAmount: no release, more than 100,000, or one that claims nothing.
     """
-    pure, ranges, rho, kept = _flat(events)
+    pure, ranges, rho, finite_share = _flatten_events(events)
     count = sum(pure.values()) + sum(ranges.values())
     if not 1 <= count + (rho > 0) <= MOST_RELEASES:
         raise InvalidAmount(
             f"a report covers from 1 to {MOST_RELEASES} releases, not {count}; report on fewer"
         )
-    wide = (
-        0.0 if rho == 0 else min(float(rho) + 2 * math.sqrt(float(rho) * 35), _LARGEST)
-    )  # beyond: less than 1e-15
-    step = _step(pure, ranges, wide, count)
-    parts = [(response(float(epsilon), step), n) for epsilon, n in pure.items()]
-    parts += [(of_curve(bounded_range(float(e)), step, float(e)), n) for e, n in ranges.items()]
-    parts += [(of_curve(zcdp(float(rho)), step, wide), 1)] if rho else []
-    found = compose(parts)
-    return Losses(step, found.first, found.masses * kept, found.infinite * kept + 1 - kept)
+    # Beyond: less than 1e-15.
+    wide = 0.0 if rho == 0 else min(float(rho) + 2 * math.sqrt(float(rho) * 35), _LARGEST)
+    step = _grid_step(pure, ranges, wide, count)
+    parts = [(randomised_response(float(epsilon), step), n) for epsilon, n in pure.items()]
+    parts += [
+        (losses_from_curve(bounded_range_curve(float(e)), step, float(e)), n)
+        for e, n in ranges.items()
+    ]
+    parts += [(losses_from_curve(zcdp_curve(float(rho)), step, wide), 1)] if rho else []
+    total = convolve_losses(parts)
+    return Losses(
+        step,
+        total.first,
+        total.masses * finite_share,
+        total.infinite * finite_share + 1 - finite_share,
+    )
 
 
-def compose(parts: Sequence[tuple[Losses, int]]) -> Losses:
+def convolve_losses(parts: Sequence[tuple[Losses, int]]) -> Losses:
     """The sum of independent losses, each as often as said. All on grids of the same step."""
     length = sum((len(part.masses) - 1) * count for part, count in parts) + 1
     size = 1 << max(1, (length - 1).bit_length())
@@ -141,7 +148,7 @@ def compose(parts: Sequence[tuple[Losses, int]]) -> Losses:
     return Losses(parts[0][0].step, first, masses, 1 - finite + _LOST * size)
 
 
-def _flat(
+def _flatten_events(
     events: Sequence[tuple[Event, int]],
 ) -> tuple[dict[Fraction, int], dict[Fraction, int], Fraction, float]:
     """Counts by epsilon, of bounded ranges by epsilon, the sum of rho, and the probability that
@@ -163,7 +170,7 @@ def _flat(
         if isinstance(event, Repeated):
             todo.append((event.event, count * event.count))
             continue
-        direct, (own_rho, own_delta) = event.approximate(), event.zcdp()
+        direct, (own_rho, own_delta) = event.epsilon_delta(), event.rho_delta()
         log_kept += count * math.log1p(-float(own_delta))
         if direct is None:
             rho += own_rho * count
@@ -173,7 +180,9 @@ def _flat(
     return pure, ranges, rho, math.exp(log_kept)
 
 
-def _step(pure: dict[Fraction, int], ranges: dict[Fraction, int], wide: float, count: int) -> float:
+def _grid_step(
+    pure: dict[Fraction, int], ranges: dict[Fraction, int], wide: float, count: int
+) -> float:
     """A step that divides every epsilon if the grid has room for that; then randomised response is
     not rounded at all.
     """
@@ -201,7 +210,7 @@ def _step(pure: dict[Fraction, int], ranges: dict[Fraction, int], wide: float, c
 # --- pairs and curves -------------------------------------------------------------------------------------------------
 
 
-def response(epsilon: float, step: float) -> Losses:
+def randomised_response(epsilon: float, step: float) -> Losses:
     """Randomised response, the worst mechanism of its epsilon: losses epsilon and -epsilon, split
     over the grid.
     """
@@ -209,16 +218,15 @@ def response(epsilon: float, step: float) -> Losses:
     points = max(1, math.ceil(epsilon / step - 1e-9))
     masses = np.zeros(2 * points + 1)
     short = max(0.0, points * step - epsilon)  # from the loss up to its upper neighbour on the grid
-    lower = (
-        math.exp(short - step) * math.expm1(-short) / math.expm1(-step)
-    )  # (e^short - 1) / (e^step - 1)
+    # (e^short - 1) / (e^step - 1).
+    lower = math.exp(short - step) * math.expm1(-short) / math.expm1(-step)
     masses[[-1, -2]] += right * (1 - lower), right * lower
     lower = math.exp(-short) * math.expm1(short - step) / math.expm1(-step)
     masses[[0, 1]] += (1 - right) * lower, (1 - right) * (1 - lower)
     return Losses(step, -points, masses, 0.0)
 
 
-def of_curve(curve: Curve, step: float, reach: float) -> Losses:
+def losses_from_curve(curve: Curve, step: float, reach: float) -> Losses:
     """The pair whose curve is the lower convex hull of ``curve`` at the grid's points from -reach
     to reach.
     """
@@ -226,33 +234,32 @@ def of_curve(curve: Curve, step: float, reach: float) -> Losses:
     logs: Floats = np.arange(-points, points + 1, dtype=np.float64) * step
     x = np.concatenate(([0.0], np.exp(logs)))
     y = np.concatenate(([1.0], np.minimum(curve(logs), 1.0)))
-    kept = _hull(x, y)
-    slopes = np.append(
-        np.diff(y[kept]) / np.diff(x[kept]), 0.0
-    )  # flat beyond the last point: what is left is infinite
+    hull = _lower_hull(x, y)
+    # Flat beyond the last point: what is left is infinite.
+    slopes = np.append(np.diff(y[hull]) / np.diff(x[hull]), 0.0)
     masses = np.zeros(2 * points + 1)
-    masses[kept[1:] - 1] = x[kept[1:]] * np.diff(slopes)
+    masses[hull[1:] - 1] = x[hull[1:]] * np.diff(slopes)
     return Losses(step, -points, np.maximum(masses, 0.0), max(0.0, float(y[-1])))
 
 
-def bounded_range(epsilon: float) -> Curve:
+def bounded_range_curve(epsilon: float) -> Curve:
     """The largest curve of all epsilon-bounded-range mechanisms: over t, losses t and t - epsilon."""
 
     def curve(at: Floats) -> Floats:
-        inside = (
+        middle_part = (
             math.exp(epsilon / 2) - np.exp(np.clip(at, -epsilon, epsilon) / 2)
         ) ** 2 / math.expm1(epsilon)
-        return np.where(at <= -epsilon, -np.expm1(at), np.where(at >= epsilon, 0.0, inside))
+        return np.where(at <= -epsilon, -np.expm1(at), np.where(at >= epsilon, 0.0, middle_part))
 
     return curve
 
 
-def zcdp(rho: float) -> Curve:
+def zcdp_curve(rho: float) -> Curve:
     """What rho-zCDP implies at every a: ``exp((o-1)(o rho - ln a)) (1-1/o)^(o-1) / o`` at the best
     order o, mirrored below 1.
     """
 
-    def right(at: Floats) -> Floats:
+    def upper_side(at: Floats) -> Floats:
         low, high = (
             np.full_like(at, -30.0),
             np.full_like(at, 40.0),
@@ -267,24 +274,23 @@ def zcdp(rho: float) -> Curve:
         return np.exp(np.minimum(exponent, 0.0))
 
     def curve(at: Floats) -> Floats:
-        there = right(np.abs(at))
-        mirrored: Floats = np.exp(at) * there - np.expm1(
-            at
-        )  # H of the swapped pair: 1 - a + a H(1/a)
+        there = upper_side(np.abs(at))
+        # H of the swapped pair: 1 - a + a H(1/a).
+        mirrored: Floats = np.exp(at) * there - np.expm1(at)
         return np.where(at >= 0, there, mirrored)
 
     return curve
 
 
-def _hull(x: Floats, y: Floats) -> NDArray[np.intp]:
+def _lower_hull(x: Floats, y: Floats) -> NDArray[np.intp]:
     """Indexes of the lower convex hull of points with increasing x."""
-    kept: list[int] = []
+    hull: list[int] = []
     xs, ys = x.tolist(), y.tolist()
     for i in range(len(xs)):
-        while len(kept) > 1:
-            a, b = kept[-2], kept[-1]
+        while len(hull) > 1:
+            a, b = hull[-2], hull[-1]
             if (ys[b] - ys[a]) * (xs[i] - xs[a]) < (ys[i] - ys[a]) * (xs[b] - xs[a]):
                 break
-            kept.pop()
-        kept.append(i)
-    return np.array(kept, dtype=np.intp)
+            hull.pop()
+        hull.append(i)
+    return np.array(hull, dtype=np.intp)

@@ -21,15 +21,14 @@ from typing import Any, Final, Literal
 
 from dpflow.core.accounting import amounts, renyi
 from dpflow.core.accounting.amounts import to_units_down, to_units_up
-from dpflow.core.accounting.events import Event, known
+from dpflow.core.accounting.events import Event, check_supported
 from dpflow.core.accounting.renyi import Conversion
 from dpflow.errors import InvalidAmount, InvalidDeclaration, PlanRefused
 
 EPSILON_UNIT: Final = Fraction(1, 10**12)  #: of epsilon and of Renyi divergence
 DELTA_UNIT: Final = Fraction(1, 10**18)
-SATURATED: Final = (
-    2**62 - 1
-)  #: "cannot be paid on this path"; two of them still add up to less than 2**63
+#: "cannot be paid on this path"; two of them still add up to less than 2**63.
+SATURATED: Final = 2**62 - 1
 CLOSED: Final = -1  #: capacity of a path that is not open
 
 FilterName = Literal["basic", "renyi", "hybrid"]
@@ -100,13 +99,13 @@ class Filter:
             "tight",
             "tail",
         ):
-            shown = f"{self.name!r} with conversion {self.conversion!r}"[:80]
+            description = f"{self.name!r} with conversion {self.conversion!r}"[:80]
             raise InvalidDeclaration(
-                f"there is no filter {shown}; use basic, renyi or hybrid, tight or tail."
+                f"there is no filter {description}; use basic, renyi or hybrid, tight or tail."
             )
-        amounts.epsilon(self.epsilon)
-        amounts.delta(self.delta)
-        amounts.delta(self.tail_delta)
+        amounts.check_epsilon(self.epsilon)
+        amounts.check_delta(self.delta)
+        amounts.check_delta(self.tail_delta)
         open_path = self.order is not None
         if open_path != (self.tail_delta > 0) or self.tail_delta > self.delta:
             raise InvalidDeclaration(
@@ -115,7 +114,7 @@ class Filter:
         if (self.name == "basic" and open_path) or (self.name == "renyi" and not open_path):
             raise InvalidDeclaration("a basic filter has no Renyi order, a renyi filter needs one.")
         if self.order is not None:
-            renyi.order(self.order)
+            renyi.check_order(self.order)
 
     def capacity(self) -> Capacity:
         """What the ledger compares the sums with. Rounded down."""
@@ -125,12 +124,13 @@ class Filter:
         if self.order is None:
             return Capacity(epsilon, own_delta, CLOSED, CLOSED)
         bound = to_units_down(
-            renyi.capacity(self.epsilon, self.tail_delta, self.order, self.conversion), EPSILON_UNIT
+            renyi.divergence_capacity(self.epsilon, self.tail_delta, self.order, self.conversion),
+            EPSILON_UNIT,
         )
         divergence = min(max(bound, CLOSED), SATURATED - 1)
         return Capacity(epsilon, CLOSED if epsilon == CLOSED else own_delta, divergence, own_delta)
 
-    def cost(self, event: Event) -> Cost:
+    def event_cost(self, event: Event) -> Cost:
         """The event's price. Rounded up; 0 on a path that this filter does not have, `SATURATED`
         where it is unpayable.
 
@@ -139,23 +139,23 @@ class Filter:
                 its size: no finite epsilon under basic, or a delta of its own where the grant left
                 none.
         """
-        known(event)
+        check_supported(event)
         epsilon = divergence = 0
-        direct, own_delta = event.approximate(), event.zcdp()[1]
+        direct, own_delta = event.epsilon_delta(), event.rho_delta()[1]
         if self.name != "renyi":
-            epsilon = SATURATED if direct is None else _units(direct[0], EPSILON_UNIT)
+            epsilon = SATURATED if direct is None else _charged_units(direct[0], EPSILON_UNIT)
         if self.order is not None:
-            divergence = _units(event.renyi(self.order)[0], EPSILON_UNIT)
+            divergence = _charged_units(event.renyi_bound(self.order)[0], EPSILON_UNIT)
         elif direct is None:
             raise PlanRefused(
                 "this release has no epsilon of its own (Gaussian noise or zCDP), which basic accounting cannot pay; "
                 "leave out its delta where it can do without (then noise is Laplace), or grant the scope with filter renyi or hybrid "
                 "and delta > 0."
             )
-        price = Cost(epsilon, _units(own_delta, DELTA_UNIT), divergence)
+        price = Cost(epsilon, _charged_units(own_delta, DELTA_UNIT), divergence)
         if price.delta > 0 and self.delta == self.tail_delta:
             raise PlanRefused(
-                f"this release has a delta of its own ({amounts.show(own_delta)}), and the grant leaves none for mechanisms; "
+                f"this release has a delta of its own ({amounts.short_text(own_delta)}), and the grant leaves none for mechanisms; "
                 "grant the scope with filter basic and delta > 0, or with a tail_share below 1."
             )
         return price
@@ -171,10 +171,10 @@ class Filter:
         return {
             "version": 1,
             "name": self.name,
-            "epsilon": amounts.text(self.epsilon),
-            "delta": amounts.text(self.delta),
-            "order": None if self.order is None else amounts.text(self.order),
-            "tail_delta": amounts.text(self.tail_delta),
+            "epsilon": amounts.exact_text(self.epsilon),
+            "delta": amounts.exact_text(self.delta),
+            "order": None if self.order is None else amounts.exact_text(self.order),
+            "tail_delta": amounts.exact_text(self.tail_delta),
             "conversion": self.conversion,
         }
 
@@ -190,10 +190,10 @@ class Filter:
             )
         return cls(
             data["name"],
-            amounts.epsilon(data["epsilon"]),
-            amounts.delta(data["delta"]),
-            None if data["order"] is None else amounts.exact("order", data["order"]),
-            amounts.delta(data["tail_delta"]),
+            amounts.check_epsilon(data["epsilon"]),
+            amounts.check_delta(data["delta"]),
+            None if data["order"] is None else amounts.parse_exact("order", data["order"]),
+            amounts.check_delta(data["tail_delta"]),
             data["conversion"],
         )
 
@@ -221,13 +221,13 @@ def make_filter(
         InvalidAmount: an amount out of range, delta = 0 under renyi, a tail_share outside (0, 1].
     """
     epsilon, delta, share = (
-        amounts.epsilon(epsilon),
-        amounts.delta(delta),
-        amounts.exact("tail_share", tail_share),
+        amounts.check_epsilon(epsilon),
+        amounts.check_delta(delta),
+        amounts.parse_exact("tail_share", tail_share),
     )
     if not 0 < share <= 1:
         raise InvalidAmount(
-            f"tail_share is {amounts.show(share)}; it must be above 0 and at most 1."
+            f"tail_share is {amounts.short_text(share)}; it must be above 0 and at most 1."
         )
     if name == "renyi" and delta == 0:
         raise InvalidAmount(
@@ -242,7 +242,7 @@ def make_filter(
     return Filter(name, epsilon, delta, renyi.best_order(epsilon, tail, form), tail, form)
 
 
-def guarantee(spent: Cost, filter: Filter, tail_delta: Fraction | None = None) -> Guarantee:
+def prove_guarantee(spent: Cost, filter: Filter, tail_delta: Fraction | None = None) -> Guarantee:
     """An odometer: the least epsilon that the sums so far prove, as a report.
 
     Args:
@@ -254,16 +254,18 @@ def guarantee(spent: Cost, filter: Filter, tail_delta: Fraction | None = None) -
     Raises:
         InvalidAmount: a tail_delta out of range.
     """
-    own, claims = spent.delta * DELTA_UNIT, []
+    own_delta, claims = spent.delta * DELTA_UNIT, []
     if filter.name != "renyi" and spent.epsilon < SATURATED:
-        claims.append(Guarantee(spent.epsilon * EPSILON_UNIT, own, "basic"))
-    tail = filter.tail_delta if tail_delta is None else amounts.delta(tail_delta)
+        claims.append(Guarantee(spent.epsilon * EPSILON_UNIT, own_delta, "basic"))
+    tail = filter.tail_delta if tail_delta is None else amounts.check_delta(tail_delta)
     if filter.order is not None and tail > 0 and spent.renyi < SATURATED:
         if spent.renyi == 0:
-            return Guarantee(Fraction(0), own, "renyi")
-        penalty = renyi.penalty(filter.order, tail, filter.conversion)
+            return Guarantee(Fraction(0), own_delta, "renyi")
+        penalty = renyi.conversion_penalty(filter.order, tail, filter.conversion)
         claims.append(
-            Guarantee(max(Fraction(0), spent.renyi * EPSILON_UNIT + penalty), own + tail, "renyi")
+            Guarantee(
+                max(Fraction(0), spent.renyi * EPSILON_UNIT + penalty), own_delta + tail, "renyi"
+            )
         )
     if not claims:
         raise InvalidAmount(
@@ -285,10 +287,10 @@ def odometer(spent: Cost, filter: Filter, delta: Fraction | None = None) -> Guar
     if tail < 0:
         return None
     try:
-        return guarantee(spent, filter, tail)
+        return prove_guarantee(spent, filter, tail)
     except InvalidAmount:
         return None
 
 
-def _units(amount: Fraction, unit: Fraction) -> int:
+def _charged_units(amount: Fraction, unit: Fraction) -> int:
     return min(to_units_up(amount, unit), SATURATED)

@@ -23,12 +23,11 @@ Conversion = Literal["tight", "tail"]
 
 LARGEST_ORDER: Final = Fraction(10**18)
 _DIGITS: Final = Context(prec=100, Emax=MAX_EMAX, Emin=MIN_EMIN)
-_MARGIN: Final = Fraction(
-    1, 10**40
-)  # far above the error of any formula here: cancellation loses at most 50 digits
+# Far above the error of any formula here: cancellation loses at most 50 digits.
+_MARGIN: Final = Fraction(1, 10**40)
 
 
-def order(value: Fraction) -> Fraction:
+def check_order(value: Fraction) -> Fraction:
     """A legal Renyi order, above 1 and up to 1e18. Raises `InvalidAmount`."""
     if 1 < value <= LARGEST_ORDER:
         return value
@@ -40,22 +39,22 @@ def order(value: Fraction) -> Fraction:
 # --- curves -----------------------------------------------------------------------------------------------------------
 
 
-def pure(epsilon: Fraction, order: Fraction) -> Fraction:
+def pure_divergence(epsilon: Fraction, order: Fraction) -> Fraction:
     """The largest divergence of an epsilon-DP mechanism: that of randomised response (Bun, Steinke
     2016, Prop. 3.3).
     """
-    return discrete_laplace(1 / epsilon, 1, order)
+    return discrete_laplace_divergence(1 / epsilon, 1, order)
 
 
-def bounded_range(epsilon: Fraction, order: Fraction) -> Fraction:
+def bounded_range_divergence(epsilon: Fraction, order: Fraction) -> Fraction:
     """An epsilon-bounded-range mechanism: ``order * epsilon^2 / 8`` (Cesar, Rogers 2021), or its
     pure bound if smaller.
     """
-    return min(order * epsilon**2 / 8, pure(epsilon, order))
+    return min(order * epsilon**2 / 8, pure_divergence(epsilon, order))
 
 
 @lru_cache(maxsize=4096)
-def discrete_laplace(scale: Fraction, sensitivity: int, order: Fraction) -> Fraction:
+def discrete_laplace_divergence(scale: Fraction, sensitivity: int, order: Fraction) -> Fraction:
     """Integer noise with ``Pr[x] ~ exp(-|x|/scale)`` under shifts of total size at most
     ``sensitivity``.
 
@@ -66,28 +65,32 @@ def discrete_laplace(scale: Fraction, sensitivity: int, order: Fraction) -> Frac
     coordinates is one shift of the full size. For d = 1 this is randomised response.
     """
     with localcontext(_DIGITS):
-        t, a = 1 / _decimal(scale), _decimal(order)
+        t, a = 1 / _to_decimal(scale), _to_decimal(order)
         r = (-(2 * a - 1) * t).exp()
         first = (1 - r * (-t).exp()) / ((1 - r) * (1 + (-t).exp()))
         shift = t * sensitivity
         log = (a - 1) * shift + (first + (1 - first) * (-(2 * a - 1) * shift).exp()).ln()
-        return _up(log / (a - 1))
+        return _add_margin(log / (a - 1))
 
 
-def laplace(epsilon: Fraction, order: Fraction) -> Fraction:
+def laplace_divergence(epsilon: Fraction, order: Fraction) -> Fraction:
     """Continuous Laplace noise of scale sensitivity/epsilon (Mironov 2017, Table II). For
     comparison: dpflow draws integers.
     """
     with localcontext(_DIGITS):
-        e, a = _decimal(epsilon), _decimal(order)
+        e, a = _to_decimal(epsilon), _to_decimal(order)
         first = a / (2 * a - 1)
-        return _up(((a - 1) * e + (first + (1 - first) * (-(2 * a - 1) * e).exp()).ln()) / (a - 1))
+        return _add_margin(
+            ((a - 1) * e + (first + (1 - first) * (-(2 * a - 1) * e).exp()).ln()) / (a - 1)
+        )
 
 
 # --- conversions ------------------------------------------------------------------------------------------------------
 
 
-def penalty(order: Fraction, delta: Fraction, conversion: Conversion = "tight") -> Fraction:
+def conversion_penalty(
+    order: Fraction, delta: Fraction, conversion: Conversion = "tight"
+) -> Fraction:
     """What (epsilon, delta)-DP costs above the divergence: D_a <= R implies (R + penalty,
     delta)-DP. Rounded up.
 
@@ -99,19 +102,19 @@ def penalty(order: Fraction, delta: Fraction, conversion: Conversion = "tight") 
             bounds Pr[privacy loss > epsilon]: ``ln(1/delta)/(a-1)`` (Mironov 2017, Prop. 3).
     """
     with localcontext(_DIGITS):
-        a, d = _decimal(order), _decimal(delta)
+        a, d = _to_decimal(order), _to_decimal(delta)
         if conversion == "tail":
-            return _up(-d.ln() / (a - 1))
-        return _up((1 - 1 / a).ln() - (a * d).ln() / (a - 1))
+            return _add_margin(-d.ln() / (a - 1))
+        return _add_margin((1 - 1 / a).ln() - (a * d).ln() / (a - 1))
 
 
-def capacity(
+def divergence_capacity(
     epsilon: Fraction, delta: Fraction, order: Fraction, conversion: Conversion = "tight"
 ) -> Fraction:
     """The largest divergence at this order that still implies (epsilon, delta)-DP; rounded down,
     may be negative.
     """
-    return epsilon - penalty(order, delta, conversion)
+    return epsilon - conversion_penalty(order, delta, conversion)
 
 
 def best_order(epsilon: Fraction, delta: Fraction, conversion: Conversion = "tight") -> Fraction:
@@ -121,18 +124,18 @@ def best_order(epsilon: Fraction, delta: Fraction, conversion: Conversion = "tig
     Any order above 1 is valid; this one is a choice, made once when a grant is made and stored with
     it.
     """
-    return _minimise(lambda a: -capacity(epsilon, delta, a, conversion) / a)
+    return _minimise_order(lambda a: -divergence_capacity(epsilon, delta, a, conversion) / a)
 
 
 def smallest_epsilon(curve: Callable[[Fraction], Fraction], delta: Fraction) -> Fraction:
     """The least epsilon at ``delta`` over the orders of a whole curve. For reports: a filter fixes
     one order.
     """
-    best = _minimise(lambda a: curve(a) + penalty(a, delta))
-    return max(Fraction(0), curve(best) + penalty(best, delta))
+    best = _minimise_order(lambda a: curve(a) + conversion_penalty(a, delta))
+    return max(Fraction(0), curve(best) + conversion_penalty(best, delta))
 
 
-def _minimise(objective: Callable[[Fraction], Fraction]) -> Fraction:
+def _minimise_order(objective: Callable[[Fraction], Fraction]) -> Fraction:
     """The order, to four digits, with the least objective: a coarse grid of order - 1, then two
     finer ones around the best.
     """
@@ -140,13 +143,13 @@ def _minimise(objective: Callable[[Fraction], Fraction]) -> Fraction:
     for _ in range(5):
         step = (high - low) / 24
         exponents = [low + step * i for i in range(25)]
-        best_exponent = min(exponents, key=lambda x: objective(_rounded(x)))
-        best = _rounded(best_exponent)
+        best_exponent = min(exponents, key=lambda x: objective(_order_at(x)))
+        best = _order_at(best_exponent)
         low, high = best_exponent - 1.5 * step, best_exponent + 1.5 * step
     return best
 
 
-def _rounded(exponent: float) -> Fraction:
+def _order_at(exponent: float) -> Fraction:
     return 1 + Fraction(f"{math.pow(10, exponent):.3e}")
 
 
@@ -156,26 +159,26 @@ def _rounded(exponent: float) -> Fraction:
 def exp_up(x: Fraction) -> Fraction:
     """An upper bound of e^x, relative excess at most 1e-40."""
     with localcontext(_DIGITS):
-        return _up(_decimal(x).exp())
+        return _add_margin(_to_decimal(x).exp())
 
 
 def log_up(x: Fraction) -> Fraction:
     """An upper bound of ln x, for x > 0."""
     with localcontext(_DIGITS):
-        return _up(_decimal(x).ln())
+        return _add_margin(_to_decimal(x).ln())
 
 
 def sqrt_up(x: Fraction) -> Fraction:
     """An upper bound of the square root of x >= 0."""
     with localcontext(_DIGITS):
-        return _up(_decimal(x).sqrt())
+        return _add_margin(_to_decimal(x).sqrt())
 
 
-def _decimal(x: Fraction | int) -> Decimal:
+def _to_decimal(x: Fraction | int) -> Decimal:
     return Decimal(x.numerator) / Decimal(x.denominator)
 
 
-def _up(x: Decimal) -> Fraction:
+def _add_margin(x: Decimal) -> Fraction:
     """``x`` plus a relative 1e-40."""
     exact = Fraction(x)
     return exact + abs(exact) * _MARGIN

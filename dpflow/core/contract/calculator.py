@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Generic, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from dpflow.core.contract.declaration import problems
+from dpflow.core.contract.declaration import describe_problems
 from dpflow.errors import InvalidDeclaration
 
 P = TypeVar("P", bound=BaseModel)
@@ -82,7 +82,9 @@ class Calculator(ABC, Generic[P]):
         try:
             params = self.Params.model_validate(inputs)
         except ValidationError as error:
-            raise InvalidDeclaration(f"calculator {self.name}: {problems(error)}") from None
+            raise InvalidDeclaration(
+                f"calculator {self.name}: {describe_problems(error)}"
+            ) from None
         return self.make_sheet(params)  # type: ignore[arg-type]
 
 

@@ -11,9 +11,10 @@ picked by looking at the rows.
 from __future__ import annotations
 
 import datetime as dt
+import re
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import (
@@ -27,6 +28,7 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+from pydantic_core import ErrorDetails
 
 from dpflow.core.accounting import amounts
 from dpflow.errors import InvalidAmount, PlanRefused, UnknownName
@@ -39,13 +41,12 @@ MAX_MAGNITUDE = 2**62
 NOBODY = "nobody (generalisation-only)"
 
 
-def _exact(value: Any) -> Fraction:
+def _parse_exact(value: Any) -> Fraction:
     """A bound as an exact rational: ints, strings like "0.1", dates (days since 1970-01-01); floats
     by shortest form.
     """
-    if isinstance(
-        value, dt.datetime
-    ):  # a date, too: days with a fraction, UTC where no zone is given
+    # A date, too: days with a fraction, UTC where no zone is given.
+    if isinstance(value, dt.datetime):
         since = value.replace(tzinfo=value.tzinfo or dt.UTC) - dt.datetime(
             1970, 1, 1, tzinfo=dt.UTC
         )
@@ -53,16 +54,15 @@ def _exact(value: Any) -> Fraction:
     if isinstance(value, dt.date):
         return Fraction((value - dt.date(1970, 1, 1)).days)
     try:
-        number = amounts.exact("a number", value)
-        float(
-            number
-        )  # a claim or an option becomes a double in the end, when it is too late to refuse it
+        number = amounts.parse_exact("a number", value)
+        # A claim or an option becomes a double in the end, when it is too late to refuse it.
+        float(number)
     except (InvalidAmount, OverflowError):
         raise ValueError("write a finite number, such as -60 or '0.25'") from None
     return number
 
 
-Exact = Annotated[Fraction, BeforeValidator(_exact), PlainSerializer(str, return_type=str)]
+Exact = Annotated[Fraction, BeforeValidator(_parse_exact), PlainSerializer(str, return_type=str)]
 
 
 class Strict(BaseModel):
@@ -71,6 +71,8 @@ class Strict(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+    #: How a person writes one, for messages.
+    example: ClassVar[str] = ""
 
     @model_validator(mode="before")
     @classmethod
@@ -113,6 +115,8 @@ class Column(Strict):
     protected.
     """
 
+    example = "{lower: 0, upper: 120}"
+
     lower: Exact | None = None
     upper: Exact | None = None
     step: Exact = Fraction(1)
@@ -125,22 +129,22 @@ class Column(Strict):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _remember(cls, data: Any, handler: ModelWrapValidatorHandler[Column]) -> Column:
-        made = handler(data)
-        made._dates = (
-            isinstance(data, dict) and type(data.get("lower")) is dt.date and made.step == 1
+    def _remember_dates(cls, data: Any, handler: ModelWrapValidatorHandler[Column]) -> Column:
+        column = handler(data)
+        column._dates = (
+            isinstance(data, dict) and type(data.get("lower")) is dt.date and column.step == 1
         )
-        return made
+        return column
 
     @property
-    def dates(self) -> bool:
+    def holds_dates(self) -> bool:
         """Whether the bounds were written as dates, and the grid is days: what is released is a
         date then.
         """
         return self._dates
 
     @model_validator(mode="after")
-    def _check(self) -> Column:
+    def _check_bounds(self) -> Column:
         if not self.step > 0:
             raise ValueError("step must be positive")
         if (self.lower is None) != (self.upper is None):
@@ -162,7 +166,7 @@ class Column(Strict):
             raise ValueError("public_keys must be a list of different values, at least one")
         return self
 
-    def grid(self) -> tuple[int, int]:
+    def grid_bounds(self) -> tuple[int, int]:
         """Bounds in steps: the smallest and largest grid integer inside [lower, upper]. Raises
         ValueError if unbounded.
         """
@@ -171,11 +175,11 @@ class Column(Strict):
         low, high = -((-self.lower) // self.step), self.upper // self.step
         return int(low), int(high)
 
-    def unit(self, grid: int) -> int | float | str:
+    def grid_value(self, grid: int) -> int | float | str:
         """A grid integer in the column's own unit: whole numbers exactly while a double holds them,
         a date as 2013-01-31.
         """
-        if self.dates:
+        if self.holds_dates:
             return str(np.datetime64(grid, "D"))
         value = grid * self.step
         return int(value) if value.denominator == 1 and abs(value) < 2**53 else float(value)
@@ -187,6 +191,8 @@ class PrivacyUnit(Strict):
     ``missing``: rows without a unit are dropped, or together are one unit.
     """
 
+    example = "{column: user_id}"
+
     column: str
     missing: Literal["drop", "one-unit"] = "drop"
 
@@ -196,12 +202,14 @@ class ContributionBounds(Strict):
     rows only.
     """
 
+    example = "{rows: 3}"
+
     rows: Annotated[int, Field(ge=1, le=10**9)]
     groups: Annotated[int, Field(ge=1, le=10**6)] = 1
     rows_per_group: Annotated[int, Field(ge=1, le=10**9)] | None = None
 
     @model_validator(mode="after")
-    def _check(self) -> ContributionBounds:
+    def _check_rows(self) -> ContributionBounds:
         if self.per_group > self.rows:
             raise ValueError("rows_per_group cannot be above rows")
         return self
@@ -212,7 +220,7 @@ class ContributionBounds(Strict):
         return self.rows_per_group or self.rows
 
 
-def plain(relation: str) -> str:
+def plain_relation(relation: str) -> str:
     """One relation's name, however it is written."""
     return relation.casefold().removeprefix("main.")
 
@@ -228,10 +236,13 @@ class Join(Strict):
     maps the table's column to the relation's. Rows without a match stay, with NULLs.
 
     Rules, each named by its refusal: ``unit-key`` (private tables join on the unit and on nothing
-    else), ``multiplicity`` (they declare ``rows``), ``unique-key`` (a dimension has one row a key,
-    hence no ``rows``), ``public-rows`` (a dimension is neither the table nor one of its private
-    relations), ``whole-unit`` (no private table beside budgets per block, which it would cross).
+    else, and a relation has one unit column wherever it is named), ``multiplicity`` (they declare
+    ``rows``), ``unique-key`` (a dimension has one row a key, hence no ``rows``), ``public-rows`` (a
+    dimension is neither the table nor one of its private relations), ``whole-unit`` (no private
+    table beside budgets per block, which it would cross).
     """
+
+    example = "{relation: towns, name: town, kind: dimension, on: {city: name}}"
 
     relation: str
     name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}$")]
@@ -248,16 +259,16 @@ class Join(Strict):
         return given
 
     @property
-    def left(self) -> str:
+    def left_column(self) -> str:
         """The key's column in the table."""
         return next(iter(self.on))
 
     @property
-    def right(self) -> str:
+    def right_column(self) -> str:
         """The key's column in the joined relation."""
-        return self.on[self.left]
+        return self.on[self.left_column]
 
-    def check(self, table: Table) -> None:
+    def check_rules(self, table: Table) -> None:
         """Raises ValueError with the name of the rule that the join breaks."""
         if self.kind == "dimension":
             if self.rows is not None:
@@ -265,20 +276,30 @@ class Join(Strict):
                     f"join {self.name}: rule unique-key: a dimension has one row a key; take rows out"
                 )
             private = (
-                table.source,
+                table.relation_name,
                 *(join.relation for join in table.joins if join.kind == "unit"),
             )
-            if plain(self.relation) in map(plain, private):
+            if plain_relation(self.relation) in map(plain_relation, private):
                 raise ValueError(
                     f"join {self.name}: rule public-rows: {self.relation} is private in this declaration, and a dimension would show its "
                     f"rows to other units'; put the column into the table"
                 )
             return
-        if self.left != table.privacy_unit.column:
+        if self.left_column != table.privacy_unit.column:
             raise ValueError(
                 f"join {self.name}: rule unit-key: a private table joins on the unit, {table.privacy_unit.column!r}, and not on "
-                f"{self.left!r}; or declare it a dimension if its rows are public"
+                f"{self.left_column!r}; or declare it a dimension if its rows are public"
             )
+        # Another column of a private relation is another unit: one person's rows would move others'.
+        unit_columns = [(table.relation_name, table.privacy_unit.column)]
+        unit_columns += [(j.relation, j.right_column) for j in table.joins if j.kind == "unit"]
+        for relation, column in unit_columns:
+            same_relation = plain_relation(relation) == plain_relation(self.relation)
+            if same_relation and column.casefold() != self.right_column.casefold():
+                raise ValueError(
+                    f"join {self.name}: rule unit-key: the unit of {self.relation} is its column {column!r}, here and in every "
+                    f"join, and not {self.right_column!r}; join on it"
+                )
         if self.rows is None:
             raise ValueError(
                 f"join {self.name}: rule multiplicity: say how many rows of a unit are joined; add rows: 1"
@@ -323,7 +344,7 @@ class Table(Strict):
     generalisation_only: Annotated[bool, Field(serialization_alias="generalisation_only")] = False
 
     @model_validator(mode="after")
-    def _check(self) -> Table:
+    def _check_rules(self) -> Table:
         if self.protects == "unit-block":
             if self.block is None:
                 raise ValueError("protects: unit-block needs a block column")
@@ -338,7 +359,7 @@ class Table(Strict):
         if len({join.name.casefold() for join in self.joins}) != len(self.joins):
             raise ValueError("two joins have one name")
         for join in self.joins:
-            join.check(self)
+            join.check_rules(self)
         if self.cached_partials and self.protects != "unit-block":
             raise ValueError(
                 "cached_partials need protects: unit-block: a unit that is protected in all blocks is cut in all of them together"
@@ -350,12 +371,12 @@ class Table(Strict):
         return hash((self.name, self.privacy_unit, self.contribution_bounds, self.neighbours))
 
     @property
-    def source(self) -> str:
+    def relation_name(self) -> str:
         """Name of the relation inside the database file."""
         return self.relation or self.name
 
     @property
-    def protected(self) -> str:
+    def protection_text(self) -> str:
         """What a budget of this table protects, in words."""
         if self.generalisation_only:
             return NOBODY
@@ -369,7 +390,7 @@ class Table(Strict):
         """Columns that the owner declares known."""
         return tuple(name for name, column in self.columns.items() if column.public)
 
-    def split(self, name: str) -> tuple[str, ...]:
+    def split_name(self, name: str) -> tuple[str, ...]:
         """A declared column as (join, column), or as (column,) of the table itself."""
         first, dot, rest = name.partition(".")
         return (first, rest) if dot and any(join.name == first for join in self.joins) else (name,)
@@ -381,7 +402,7 @@ class Table(Strict):
         except KeyError:
             raise UnknownName(f"column of table {self.name!r} called", name, self.columns) from None
 
-    def bounded(self, name: str) -> Column:
+    def bounded_column(self, name: str) -> Column:
         """The declared column if it has bounds; raises `PlanRefused` if not: no bounds, no plan."""
         column = self.column(name)
         if column.lower is None:
@@ -401,7 +422,7 @@ class Table(Strict):
             )
         return keys
 
-    def cut(self, by: str | None) -> tuple[int, int]:
+    def groups_and_rows(self, by: str | None) -> tuple[int, int]:
         """Groups one unit may reach, and rows it may have in each, when rows are grouped by a
         column or not at all.
         """
@@ -422,14 +443,51 @@ class Table(Strict):
         return self.model_dump(mode="json", by_alias=True, exclude={"database", "cached_partials"})
 
 
-def problems(error: ValidationError) -> str:
-    """Pydantic's findings in one line; names fields, never quotes more than their names."""
-    found = []
-    for item in error.errors(include_input=False, include_url=False):
-        where = "".join(f"{part}." for part in item["loc"])[:-1]
-        listed = item["type"] in ("tuple_type", "list_type")
-        said = (
-            "write a list, such as [1, 2]" if listed else item["msg"].removeprefix("Value error, ")
-        )
-        found.append(f"{where}{': ' if where else ''}{said}")
-    return "; ".join(found)
+#: What a value must be, where pydantic's own text speaks of Python.
+_EXPECTED = {
+    "bool": "must be true or false",
+    "dict": "must be a mapping, such as {name: value}",
+    "float": "must be a number, such as 0.5",
+    "int": "must be a whole number, such as 3",
+    "list": "write a list, such as [1, 2]",
+    "missing": "is missing; add it",
+    "path": "must be a path, such as visits.duckdb",
+    "tuple": "write a list, such as [1, 2]",
+}
+
+
+def describe_problems(error: ValidationError) -> str:
+    """Pydantic's findings in one line: each with its field, what it must be and an example.
+
+    Names fields, never quotes more than their names.
+    """
+    texts = []
+    for item in error.errors(include_url=False):
+        field = ".".join(map(str, item["loc"]))
+        texts.append(f"{field}{': ' if field else ''}{_describe_problem(item)}")
+    return "; ".join(texts)
+
+
+def _describe_problem(item: ErrorDetails) -> str:
+    """What one value must be."""
+    kind, *_ = item["type"].partition("_")
+    if item["type"] == "string_type":
+        if isinstance(item["input"], bool):
+            return "must be a text, and YAML reads no, yes, on and off as truth values; put it in quotes, such as 'no'"
+        return "must be a text; put it in quotes, such as '1'"
+    if kind == "model":
+        example = _find_example(item.get("ctx", {}).get("class_name", ""), Strict)
+        return f"must be a mapping, such as {example or '{name: value}'}"
+    if item["type"].startswith("union_tag"):
+        return f"must be a mapping with a legal {item['ctx']['discriminator']}; {item['msg']}"
+    if kind in _EXPECTED and not item["type"].endswith(("short", "long")):
+        return _EXPECTED[kind]
+    text = item["msg"].removeprefix("Value error, ").replace(" after validation", "")
+    return re.sub(r"^(Input|String|Tuple|List|Dictionary) should ", "must ", text)
+
+
+def _find_example(name: str, model: type[Strict]) -> str:
+    """The example of the model with this name, or what its fields are."""
+    if model.__name__ == name:
+        return model.example or f"{{{', '.join(f'{field}: ...' for field in model.model_fields)}}}"
+    return next(filter(None, (_find_example(name, part) for part in model.__subclasses__())), "")

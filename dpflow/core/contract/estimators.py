@@ -48,7 +48,7 @@ class SqlEstimator(Params):
     default: Exact
 
     @model_validator(mode="after")
-    def _check(self) -> SqlEstimator:
+    def _check_range(self) -> SqlEstimator:
         low, high = self.range
         if not low < high:
             raise ValueError(f"range must be [low, high] with low below high, not [{low}, {high}]")
@@ -56,22 +56,21 @@ class SqlEstimator(Params):
             raise ValueError(f"default must lie within range [{low}, {high}]")
         return self
 
-    def values(self, found: Floats) -> Floats:
+    def clamp_values(self, found: Floats) -> Floats:
         """What is used of the expression's numbers, one per group, NaN where it has none."""
         low, high = map(float, self.range)
-        return np.where(
-            np.isfinite(found), np.clip(found, low, high) + 0.0, float(self.default)
-        )  # never -0.0
+        # Never -0.0.
+        return np.where(np.isfinite(found), np.clip(found, low, high) + 0.0, float(self.default))
 
 
-def _kind(given: Any) -> str:
+def _estimator_kind(given: Any) -> str:
     return "name" if isinstance(given, str) else "sql"
 
 
 #: An estimator by name, or a user's own.
 AnyEstimator = Annotated[
     Annotated[str, Field(min_length=1), Tag("name")] | Annotated[SqlEstimator, Tag("sql")],
-    Discriminator(_kind),
+    Discriminator(_estimator_kind),
 ]
 
 
@@ -137,11 +136,11 @@ class FromMoments:
     measures: tuple[str, ...]
     function: Callable[[Mapping[str, Floats]], Floats]
 
-    def values(self, moments: Mapping[str, Floats], default: float) -> Floats:
+    def estimate_groups(self, moments: Mapping[str, Floats], default: float) -> Floats:
         """One estimate per group, or the default."""
         with np.errstate(all="ignore"):
-            found = self.function(moments)
-        return np.where(np.isfinite(found), found, default)
+            estimates = self.function(moments)
+        return np.where(np.isfinite(estimates), estimates, default)
 
 
 @dataclass(frozen=True)
@@ -167,7 +166,7 @@ class Estimator:
     columns: int = 1
     moments: FromMoments | None = None
 
-    def filled(self, query: EstimatorQuery) -> dict[str, Fraction]:
+    def fill_options(self, query: EstimatorQuery) -> dict[str, Fraction]:
         """The query's options with defaults. Raises `UnknownName` or `InvalidInput` before anything
         is read.
         """
@@ -180,7 +179,7 @@ class Estimator:
             )
         return {**self.options, **query.options}
 
-    def value(self, rows: Rows, subject: Subject, default: float | None = None) -> float:
+    def estimate_group(self, rows: Rows, subject: Subject, default: float | None = None) -> float:
         """The estimate on one group, or the default. Never raises because of a row."""
         default = self.default if default is None else default
         try:
@@ -211,20 +210,22 @@ def reads_across(estimator: Estimator, source: Source) -> bool:
         lambda rows: np.asarray(rows["x"]),
         lambda rows: (np.asarray(rows["y"]) > 0.4).astype(float),
     )
-    first = [estimator.value(rows, subject) for rows in groups]
-    again = [0, 1, 2, 3, 4, 5, *(source.below(6) for _ in range(6))][::-1]
-    if any(estimator.value(groups[i], subject) != first[i] for i in again):
+    first = [estimator.estimate_group(rows, subject) for rows in groups]
+    again = [0, 1, 2, 3, 4, 5, *(source.draw_below(6) for _ in range(6))][::-1]
+    if any(estimator.estimate_group(groups[i], subject) != first[i] for i in again):
         return True
     if estimator.moments is None:
         return False
     sums = {
-        name: np.array([float(1 + source.below(50)) for _ in range(6)])
+        name: np.array([float(1 + source.draw_below(50)) for _ in range(6)])
         for name in estimator.moments.measures
     }
     sums["n"] = np.full(6, 51.0)
-    together = estimator.moments.values(sums, estimator.default)
+    together = estimator.moments.estimate_groups(sums, estimator.default)
     alone = [
-        estimator.moments.values({n: s[i : i + 1] for n, s in sums.items()}, estimator.default)[0]
+        estimator.moments.estimate_groups(
+            {n: s[i : i + 1] for n, s in sums.items()}, estimator.default
+        )[0]
         for i in range(6)
     ]
     return bool((together != np.array(alone)).any())
@@ -232,8 +233,9 @@ def reads_across(estimator: Estimator, source: Source) -> bool:
 
 def _made_up(source: Source) -> Rows:
     """Rows of one group: three numbers in [0, 1] and a label."""
-    size = 6 + source.below(6)
+    size = 6 + source.draw_below(6)
     numbers = {
-        name: np.array([source.below(1000) / 1000 for _ in range(size)]) for name in ("x", "y", "z")
+        name: np.array([source.draw_below(1000) / 1000 for _ in range(size)])
+        for name in ("x", "y", "z")
     }
-    return {**numbers, "label": np.array([float(source.below(2)) for _ in range(size)])}
+    return {**numbers, "label": np.array([float(source.draw_below(2)) for _ in range(size)])}

@@ -25,7 +25,7 @@ Codes = NDArray[np.int64]
 Points = Sequence[Sequence[Any]] | NDArray[Any] | Mapping[str, Any]
 
 
-def encode(table: Table, features: Sequence[str], points: Points) -> Codes:
+def encode_points(table: Table, features: Sequence[str], points: Points) -> Codes:
     """Points as integers, shape (points, features).
 
     Args:
@@ -37,12 +37,12 @@ def encode(table: Table, features: Sequence[str], points: Points) -> Codes:
         InvalidInput: a point of another size; a value that is no number, is NaN or infinite, or is
             missing where the declaration gives no number for that; a key that is not public.
     """
-    columns = points if isinstance(points, Mapping) else _columns(features, points)
+    columns = points if isinstance(points, Mapping) else _split_columns(features, points)
     if missing := [name for name in features if name not in columns]:
         raise InvalidInput(
             f"the points lack {', '.join(missing)}; a point has the features {', '.join(features)}"
         )
-    if odd := [name for name in features if not _listed(columns[name])]:
+    if odd := [name for name in features if not _is_list(columns[name])]:
         raise InvalidInput(
             f"the values of {odd[0]} are no list; give a list with one value for each point"
         )
@@ -51,37 +51,38 @@ def encode(table: Table, features: Sequence[str], points: Points) -> Codes:
         raise InvalidInput(
             f"the features have different numbers of values ({sorted(sizes)}); give each point one of each"
         )
-    codes = np.empty(
-        (len(features), sizes.pop()), np.int64
-    )  # column by column, as it is written and read
-    for place, name in enumerate(features):
+    # Column by column, as it is written and read.
+    codes = np.empty((len(features), sizes.pop()), np.int64)
+    for index, name in enumerate(features):
         column = table.column(name)
-        read = _keyed if column.public_keys is not None else _bounded
-        codes[place] = read(
-            name, column if column.public_keys is not None else table.bounded(name), columns[name]
+        read = _encode_keys if column.public_keys is not None else _encode_numbers
+        codes[index] = read(
+            name,
+            column if column.public_keys is not None else table.bounded_column(name),
+            columns[name],
         )
     return codes.T
 
 
-def _columns(features: Sequence[str], points: Any) -> Mapping[str, Any]:
+def _split_columns(features: Sequence[str], points: Any) -> Mapping[str, Any]:
     if isinstance(points, np.ndarray) and points.ndim == 2:
         if points.shape[1] != len(features):
-            raise InvalidInput(_size(0, points.shape[1], features))
+            raise InvalidInput(_size_message(0, points.shape[1], features))
         return dict(zip(features, points.T.copy()))
-    if not _listed(points):
+    if not _is_list(points):
         raise InvalidInput(
             f"points are a list of points, each a list of {len(features)} values: {', '.join(features)}"
         )
     rows = list(points)
     for number, row in enumerate(rows):
-        if not _listed(row):
+        if not _is_list(row):
             raise InvalidInput(f"point {number} is no list; write it as [{', '.join(features)}]")
         if len(row) != len(features):
-            raise InvalidInput(_size(number, len(row), features))
+            raise InvalidInput(_size_message(number, len(row), features))
     return {name: [row[i] for row in rows] for i, name in enumerate(features)}
 
 
-def _listed(values: Any) -> bool:
+def _is_list(values: Any) -> bool:
     """Whether these are values in a row, and not one value or a text."""
     if isinstance(values, str | bytes):
         return False
@@ -90,13 +91,13 @@ def _listed(values: Any) -> bool:
     )
 
 
-def _size(number: int, found: int, features: Sequence[str]) -> str:
+def _size_message(number: int, found: int, features: Sequence[str]) -> str:
     return (
         f"point {number} has {found} values, but a point has {len(features)}: {', '.join(features)}"
     )
 
 
-def _bounded(name: str, column: Column, values: Any) -> Codes:
+def _encode_numbers(name: str, column: Column, values: Any) -> Codes:
     """Numbers and dates in grid steps."""
     hidden = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
     array = np.asarray(values)  # what a mask hides is put right below
@@ -106,25 +107,27 @@ def _bounded(name: str, column: Column, values: Any) -> Codes:
     elif array.dtype.kind in "iufb" and array.ndim == 1:
         numbers = array.astype(np.float64)
     else:
-        given = (
+        listed_values = (
             values
             if hidden is None
             else [None if no else value for no, value in zip(hidden, array)]
         )
-        numbers = np.array([_number(name, i, value) for i, value in enumerate(given)], np.float64)
+        numbers = np.array(
+            [_parse_number(name, i, value) for i, value in enumerate(listed_values)], np.float64
+        )
     if hidden is not None:
         numbers = np.where(hidden, np.nan, numbers)
     if not np.isfinite(numbers).all():
-        numbers = _finite(name, column, numbers)
-    low, high = column.grid()
+        numbers = _fill_missing(name, column, numbers)
+    low, high = column.grid_bounds()
     steps = numbers / float(column.step)
     rounded = np.copysign(np.floor(np.abs(steps) + 0.5), steps)
-    inside = np.clip(rounded, float(low), float(high))
-    codes: Codes = np.clip(inside.astype(np.int64), low, high)
+    clamped = np.clip(rounded, float(low), float(high))
+    codes: Codes = np.clip(clamped.astype(np.int64), low, high)
     return codes
 
 
-def _finite(name: str, column: Column, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
+def _fill_missing(name: str, column: Column, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
     """Numbers with the declared one for each that is missing."""
     absent = np.isnan(numbers)
     if absent.any():
@@ -140,7 +143,7 @@ def _finite(name: str, column: Column, numbers: NDArray[np.float64]) -> NDArray[
     return numbers
 
 
-def _number(name: str, place: int, value: Any) -> float:
+def _parse_number(name: str, place: int, value: Any) -> float:
     if value is None:
         return float("nan")
     if isinstance(value, str):
@@ -166,23 +169,23 @@ def _number(name: str, place: int, value: Any) -> float:
     )
 
 
-def _keyed(name: str, column: Column, values: Any) -> Codes:
+def _encode_keys(name: str, column: Column, values: Any) -> Codes:
     """Public keys by their place; no value at all is -1, as in rows."""
     assert column.public_keys is not None
-    places = {key: i for i, key in enumerate(column.public_keys)} | {None: -1}
+    codes = {key: i for i, key in enumerate(column.public_keys)} | {None: -1}
     masked = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
-    texts = [None if value is None else _text(value) for value in values]
+    texts = [None if value is None else _key_text(value) for value in values]
     if masked is not None:
         texts = [None if hidden else text for text, hidden in zip(texts, masked.tolist())]
     try:
-        return np.array([places[text] for text in texts], np.int64)
+        return np.array([codes[text] for text in texts], np.int64)
     except KeyError:
-        place, odd = next((i, text) for i, text in enumerate(texts) if text not in places)
+        index, odd = next((i, text) for i, text in enumerate(texts) if text not in codes)
         raise InvalidInput(
-            f"point {place}: {UnknownName(f'public key of {name}', str(odd), column.public_keys)}"
+            f"point {index}: {UnknownName(f'public key of {name}', str(odd), column.public_keys)}"
         ) from None
 
 
-def _text(value: Any) -> str:
+def _key_text(value: Any) -> str:
     """A key as DuckDB writes it."""
     return str(value).lower() if isinstance(value, bool | np.bool_) else str(value)

@@ -27,7 +27,7 @@ from dpflow.core.accounting.events import Approximate, Event, Repeated
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.interactive import InteractiveMechanism, State, Verdict
 from dpflow.core.contract.mechanism import Params
-from dpflow.core.contract.point_encoding import Codes, encode
+from dpflow.core.contract.point_encoding import Codes, encode_points
 from dpflow.core.contract.requests import Answer, Records
 from dpflow.core.sampling.randomness import Source
 from dpflow.errors import PlanRefused
@@ -67,13 +67,13 @@ class PredictionMechanism(InteractiveMechanism[P, PointQuery]):
     independent_answers = True
 
     @abstractmethod
-    def one(self, params: P, table: Table) -> Event:
+    def prediction_event(self, params: P, table: Table) -> Event:
         """The claim of one prediction, at every point. Raises `PlanRefused` or `UnknownName` where
         it cannot make one.
         """
 
     @abstractmethod
-    def rows(self, params: P, table: Table) -> Records:
+    def training_records(self, params: P, table: Table) -> Records:
         """What it learns from."""
 
     @abstractmethod
@@ -90,8 +90,8 @@ class PredictionMechanism(InteractiveMechanism[P, PointQuery]):
 
     def event(self, params: P, table: Table) -> Event:
         """All predictions together."""
-        self.rows(params, table)
-        every = Repeated(self.one(params, table), params.predictions)
+        self.training_records(params, table)
+        every = Repeated(self.prediction_event(params, table), params.predictions)
         if not params.delta:
             return every
         epsilon = every.epsilon_at(params.delta)
@@ -105,8 +105,8 @@ class PredictionMechanism(InteractiveMechanism[P, PointQuery]):
         return State({"answered": 0})
 
     def data_request(self, params: P, query: PointQuery, table: Table) -> Records:
-        encode(table, params.features, [query.point])
-        return self.rows(params, table)
+        encode_points(table, params.features, [query.point])
+        return self.training_records(params, table)
 
     def answer(
         self,
@@ -117,13 +117,13 @@ class PredictionMechanism(InteractiveMechanism[P, PointQuery]):
         answer: Answer,
         source: Source,
     ) -> tuple[Verdict, State]:
-        asked = int(state.data["answered"])
-        if asked >= params.predictions:
+        answer_count = int(state.data["answered"])
+        if answer_count >= params.predictions:
             return Verdict({"answer": None}, closed=True), state
         learned = self.learn(params, table, answer, source)
-        (said,) = self.predict(
-            params, table, learned, encode(table, params.features, [query.point]), source
+        (prediction,) = self.predict(
+            params, table, learned, encode_points(table, params.features, [query.point]), source
         )
-        return Verdict({"answer": said}, closed=asked + 1 >= params.predictions), State(
-            {"answered": asked + 1}
-        )
+        return Verdict(
+            {"answer": prediction}, closed=answer_count + 1 >= params.predictions
+        ), State({"answered": answer_count + 1})

@@ -208,7 +208,7 @@ class Groups:
 
 
 @dataclass(frozen=True)
-class Histogram:
+class ValueCounts:
     """Answer to `SortedValues`: ascending grid integers and how often each occurs.
 
     With several groups ``codes`` has the group of each value, by the place of its key, ascending;
@@ -219,12 +219,12 @@ class Histogram:
     counts: NDArray[np.int64] = field(repr=False)
     codes: NDArray[np.int64] | None = field(repr=False, default=None)
 
-    def split(self, groups: int) -> list[Histogram]:
+    def split(self, groups: int) -> list[ValueCounts]:
         """The values of each group, those of empty groups included."""
         if self.codes is None:
             return [self]
         ends = np.searchsorted(self.codes, np.arange(groups + 1))
-        return [Histogram(self.values[a:b], self.counts[a:b]) for a, b in pairwise(ends)]
+        return [ValueCounts(self.values[a:b], self.counts[a:b]) for a, b in pairwise(ends)]
 
 
 @dataclass(frozen=True)
@@ -260,7 +260,7 @@ class RecordArrays:
 
 
 @dataclass(frozen=True)
-class Grid:
+class CellGrid:
     """Which cells of an open column are wanted.
 
     Attributes:
@@ -275,7 +275,7 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Cells:
+class BinCounts:
     """How many values lie in each cell of a grid: ``keys`` ascending, without empty cells."""
 
     keys: NDArray[np.float64] = field(repr=False)
@@ -301,13 +301,13 @@ class OpenColumn(ABC):
     step: Fraction
 
     @abstractmethod
-    def units(self) -> int:
+    def count_units(self) -> int:
         """Units of the whole table, whatever the request leaves out: public where units are
         replaced.
         """
 
     @abstractmethod
-    def sample(self, most: int) -> list[NDArray[np.float64]]:
+    def sample_values(self, most: int) -> list[NDArray[np.float64]]:
         """Per group all values if there are at most so many, else that many of them.
 
         Which ones is decided by their units alone, through a fresh hash, so one row more or less
@@ -316,7 +316,7 @@ class OpenColumn(ABC):
         """
 
     @abstractmethod
-    def cells(self, grids: Mapping[int, Grid]) -> dict[int, Cells]:
+    def count_cells(self, grids: Mapping[int, CellGrid]) -> dict[int, BinCounts]:
         """For each group asked about, the number of values x with the same floor(x / 2^exponent),
         the key, exactly.
 
@@ -325,7 +325,7 @@ class OpenColumn(ABC):
         """
 
     @abstractmethod
-    def written(self, value: float) -> float | int | str:
+    def column_value(self, value: float) -> float | int | str:
         """The number as the column writes it: whole numbers, decimals and dates rounded up to their
         grid; dates, and decimals that no double writes, as text.
         """

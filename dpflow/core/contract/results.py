@@ -70,9 +70,9 @@ class Result:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Result:
         """The inverse of `to_json`."""
-        made = data.get("synthetic")
-        synthetic = made and Synthetic(
-            tuple(map(tuple, made["columns"])), tuple(map(tuple, made["rows"]))
+        synthetic_json = data.get("synthetic")
+        synthetic = synthetic_json and Synthetic(
+            tuple(map(tuple, synthetic_json["columns"])), tuple(map(tuple, synthetic_json["rows"]))
         )
         return cls(
             tuple(Row(*row) for row in data["rows"]), data.get("document", {}), synthetic or None

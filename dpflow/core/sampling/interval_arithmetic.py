@@ -77,14 +77,14 @@ class Cuts:
         self.lows, self.highs = list(accumulate(lows)), list(accumulate(highs))
         self.low, self.high = self.lows.pop(), self.highs.pop()
 
-    def undecided(self, bits: int) -> Iterator[Bounds]:
+    def uncertain_words(self, bits: int) -> Iterator[Bounds]:
         """For each cut but the last, the first and the last u of this many bits for which its side
         is not known.
         """
         for low, high in zip(self.lows, self.highs, strict=True):
             yield (low << bits) // self.high, min(((high << bits) - 1) // self.low, (1 << bits) - 1)
 
-    def piece(self, u: int, bits: int) -> int | None:
+    def find_piece(self, u: int, bits: int) -> int | None:
         """The piece that holds all of [u, u + 1) / 2^bits, or None if the bounds do not tell."""
         i = bisect_left(self.lows, -(-(u + 1) * self.high >> bits))
         if i and u * self.low < self.highs[i - 1] << bits:

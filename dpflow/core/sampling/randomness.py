@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from dpflow.errors import InvalidAmount
 
-Words = npt.NDArray[np.uint64]
+RandomWords = npt.NDArray[np.uint64]
 
 BUFFERED = 512  # words fetched at once for small requests: one system call for 4 KiB costs little more than for 8 bytes
 
@@ -42,23 +42,23 @@ class Source(ABC):
     """A stream of independent uniform 64-bit words, none of which is handed out twice."""
 
     @abstractmethod
-    def words(self, n: int) -> Words:
+    def draw_words(self, n: int) -> RandomWords:
         """The next n words, in an array that belongs to the caller."""
 
-    def word(self) -> int:
+    def draw_word(self) -> int:
         """The next word as a Python integer."""
-        return int(self.words(1)[0])
+        return int(self.draw_words(1)[0])
 
-    def bits(self, k: int) -> int:
+    def draw_bits(self, k: int) -> int:
         """A uniform integer of k bits; of its whole words the first is the most significant."""
         if k <= 0:
             if k == 0:
                 return 0
             raise InvalidAmount(f"a random integer cannot have {k} bits; ask for 0 or more")
         n = -(-k // 64)
-        return int.from_bytes(self.words(n).astype(">u8").tobytes(), "big") >> (64 * n - k)
+        return int.from_bytes(self.draw_words(n).astype(">u8").tobytes(), "big") >> (64 * n - k)
 
-    def below(self, n: int) -> int:
+    def draw_below(self, n: int) -> int:
         """A uniform integer of 0, ..., n - 1, exactly, however large n is."""
         if n < 1:
             raise InvalidAmount(
@@ -67,7 +67,7 @@ class Source(ABC):
         k = (n - 1).bit_length()
         # Less than two tries on average, because 2^k < 2n. What is rejected says nothing about what
         # is accepted.
-        while (value := self.bits(k)) >= n:
+        while (value := self.draw_bits(k)) >= n:
             pass
         return value
 
@@ -86,7 +86,7 @@ class SystemSource(Source):
     def __reduce__(self) -> tuple[type[SystemSource], tuple[()]]:
         return SystemSource, ()
 
-    def words(self, n: int) -> Words:
+    def draw_words(self, n: int) -> RandomWords:
         """The next n words; large requests go straight to the system."""
         if n > BUFFERED // 4:
             return np.frombuffer(bytearray(os.urandom(8 * n)), dtype=np.uint64)
@@ -101,5 +101,5 @@ class SystemSource(Source):
             local.owner, local.used = owner, 0
         start = local.used
         local.used = start + n
-        taken: Words = local.buffer[start : start + n].copy()
+        taken: RandomWords = local.buffer[start : start + n].copy()
         return taken

@@ -47,7 +47,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpflow.core.sampling.interval_arithmetic import Bounds, Cuts, exp_bounds, exp_ladder
-from dpflow.core.sampling.randomness import Source, Words
+from dpflow.core.sampling.randomness import RandomWords, Source
 from dpflow.errors import InvalidAmount
 
 Ints = npt.NDArray[np.int64]
@@ -57,9 +57,8 @@ MAX_SCALE = 2**50
 
 WORD = 64  # bits of a uniform number that are drawn first
 BUCKET = 16  # leading bits of a word that select its bucket
-CHUNK = (
-    1 << 15
-)  # words worked on at once: together with the buckets they fit into the second-level cache
+# Words worked on at once: together with the buckets they fit into the second-level cache.
+CHUNK = 1 << 15
 TOP = 6  # the top digit has scale or sigma below 2^TOP
 DIGIT = 12  # bits of a lower digit
 MIXED = np.iinfo(np.int32).min
@@ -69,13 +68,13 @@ def bernoulli(p: Fraction, source: Source) -> bool:
     """True with probability exactly p, a rational of [0, 1]: compares the binary digits of p and of
     a uniform number.
     """
-    p = _rational(p, "a probability")
+    p = _require_rational(p, "a probability")
     if not 0 <= p <= 1:
         raise InvalidAmount(f"a probability is between 0 and 1, not {p}")
     rest, whole = p.as_integer_ratio()
     while True:
         digit, rest = divmod(rest << WORD, whole)
-        word = source.word()
+        word = source.draw_word()
         if word != digit:
             return word < digit
         if not rest:
@@ -84,10 +83,10 @@ def bernoulli(p: Fraction, source: Source) -> bool:
 
 def bernoulli_exp(gamma: Fraction, source: Source) -> bool:
     """True with probability exactly exp(-gamma), for a rational gamma >= 0."""
-    gamma = _rational(gamma, "gamma")
+    gamma = _require_rational(gamma, "gamma")
     if gamma < 0:
         raise InvalidAmount(f"gamma in exp(-gamma) is 0 or more, not {gamma}")
-    return _below_exp(gamma, source.word(), source)
+    return _below_exp(gamma, source.draw_word(), source)
 
 
 def _below_exp(gamma: Fraction, u: int, source: Source) -> bool:
@@ -99,7 +98,7 @@ def _below_exp(gamma: Fraction, u: int, source: Source) -> bool:
             return True
         if u << 8 >= high:
             return False
-        u = u << bits | source.bits(bits)
+        u = u << bits | source.draw_bits(bits)
         bits *= 2
 
 
@@ -118,7 +117,7 @@ class _Law:
     two_sided: bool
     width: int | None = None  # a lower digit has this many bits, and no tail
 
-    def weights(self, bits: int) -> tuple[list[int], list[Bounds]]:
+    def cell_weights(self, bits: int) -> tuple[list[int], list[Bounds]]:
         """Cells up to weight exp(-bits), bounds of their weights, and bounds of the tail's weight,
         which has no cell.
 
@@ -143,50 +142,52 @@ class _Table:
 
     def __init__(self, law: _Law) -> None:
         self.law = law
-        cells, weights = law.weights(WORD)
+        cells, weights = law.cell_weights(WORD)
         self.cells = np.array([*cells, 0], dtype=np.int64)
         self.tail = len(cells)
-        undecided = np.array([*Cuts(weights).undecided(WORD)], dtype=np.uint64).reshape(-1, 2)
+        undecided = np.array([*Cuts(weights).uncertain_words(WORD)], dtype=np.uint64).reshape(-1, 2)
         self.first, self.last = undecided[:, 0].copy(), undecided[:, 1].copy()
         starts = np.arange(1 << BUCKET, dtype=np.uint64) << np.uint64(WORD - BUCKET)
-        lowest, unsure = self._search(starts)
+        lowest, unsure = self._search_cells(starts)
         ends = starts | np.uint64((1 << WORD - BUCKET) - 1)
         mixed = unsure | (lowest != np.searchsorted(self.first, ends, side="right"))
         self.buckets = np.where(mixed, MIXED, self.cells[lowest]).astype(np.int32)
 
-    def draw(self, size: int, source: Source) -> Ints:
+    def draw_cells(self, size: int, source: Source) -> Ints:
         """Independent cells."""
-        drawn = np.empty(size, dtype=np.int64)
+        cells = np.empty(size, dtype=np.int64)
         for start in range(0, size, CHUNK):
-            words = source.words(min(CHUNK, size - start))
-            part = drawn[start : start + CHUNK]
+            words = source.draw_words(min(CHUNK, size - start))
+            part = cells[start : start + CHUNK]
             part[:] = self.buckets.take(words >> np.uint64(WORD - BUCKET))
             mixed = np.flatnonzero(part == MIXED)
             if mixed.size:
-                part[mixed] = self._exactly(words[mixed], source)
-        return drawn
+                part[mixed] = self._resolve_words(words[mixed], source)
+        return cells
 
-    def _search(self, words: Words) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
+    def _search_cells(
+        self, words: RandomWords
+    ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
         """The cell of each word, and whether that is not yet certain."""
         index = np.searchsorted(self.first, words, side="right")
         return index, (index == self.tail) | ((index > 0) & (words <= self.last[index - 1]))
 
-    def _exactly(self, words: Words, source: Source) -> Ints:
+    def _resolve_words(self, words: RandomWords, source: Source) -> Ints:
         """The cells of words that a bucket does not settle."""
-        index, unsure = self._search(words)
+        index, unsure = self._search_cells(words)
         values = self.cells[index]
         for i in np.flatnonzero(unsure):
-            values[i] = self._resolve(int(words[i]), source)
+            values[i] = self._resolve_word(int(words[i]), source)
         return values
 
-    def _resolve(self, u: int, source: Source) -> int:
+    def _resolve_word(self, u: int, source: Source) -> int:
         """The cell of the uniform number that starts with the word u."""
         bits = WORD
         while True:
-            u = u << bits | source.bits(bits)
+            u = u << bits | source.draw_bits(bits)
             bits *= 2
-            cells, weights = self.law.weights(bits)
-            piece = Cuts(weights).piece(u, bits)
+            cells, weights = self.law.cell_weights(bits)
+            piece = Cuts(weights).find_piece(u, bits)
             if piece is None or piece == len(cells):
                 continue  # too close to a cut, or in the tail of these bounds: twice the bits see further out
             if cells[piece].bit_length() + self.law.shift > 62:
@@ -198,12 +199,12 @@ class _Table:
 
 def geometric(scale: Fraction, size: int, source: Source) -> Ints:
     """Independent geometric numbers: Pr[x] = (1 - q) q^x for x = 0, 1, ..., with q = exp(-1/scale)."""
-    return _geometric(_scale(scale), False, _size(size), source)
+    return _draw_geometric(_check_scale(scale), False, _check_size(size), source)
 
 
 def discrete_laplace(scale: Fraction, size: int, source: Source) -> Ints:
     """Independent discrete Laplace numbers: Pr[x] = (1 - q) / (1 + q) q^|x| with q = exp(-1/scale)."""
-    return _geometric(_scale(scale), True, _size(size), source)
+    return _draw_geometric(_check_scale(scale), True, _check_size(size), source)
 
 
 def truncated_laplace(scale: Fraction, radius: int, size: int, source: Source) -> Ints:
@@ -213,17 +214,17 @@ def truncated_laplace(scale: Fraction, radius: int, size: int, source: Source) -
     A proposal is a discrete Laplace number, kept if it is inside; or, where most would be outside,
     a uniform number inside, kept with probability exp(-|x|/scale) >= 1/e.
     """
-    pair, radius = _scale(scale), _size(radius)
-    drawn = np.empty(_size(size), dtype=np.int64)
+    pair, radius = _check_scale(scale), _check_size(radius)
+    noise = np.empty(_check_size(size), dtype=np.int64)
     missing = np.arange(size)
     while missing.size:
-        x, kept = _inside(*pair, radius, missing.size, source)
-        drawn[missing[kept]] = x[kept]
-        missing = missing[~kept]
-    return drawn
+        x, accepted = _propose_inside(*pair, radius, missing.size, source)
+        noise[missing[accepted]] = x[accepted]
+        missing = missing[~accepted]
+    return noise
 
 
-def _inside(
+def _propose_inside(
     numerator: int, denominator: int, radius: int, size: int, source: Source
 ) -> tuple[Ints, npt.NDArray[np.bool_]]:
     """Proposals, and which of them are kept."""
@@ -232,45 +233,47 @@ def _inside(
         return x, np.abs(x) <= radius
     x = _uniform(2 * radius + 1, size, source) - radius
     gamma = np.abs(x) * (denominator / numerator)
-    return x, _survivors(gamma, lambda i: Fraction(abs(int(x[i])) * denominator, numerator), source)
+    return x, _exponential_coins(
+        gamma, lambda i: Fraction(abs(int(x[i])) * denominator, numerator), source
+    )
 
 
 def _uniform(n: int, size: int, source: Source) -> Ints:
     """Independent uniform numbers of 0, ..., n - 1, for n below 2^62; a word beyond the last whole
     multiple is drawn again.
     """
-    words = source.words(size)
+    words = source.draw_words(size)
     last = np.uint64((1 << WORD) // n * n - 1)
     while (over := np.flatnonzero(words > last)).size:
-        words[over] = source.words(over.size)
+        words[over] = source.draw_words(over.size)
     return (words % np.uint64(n)).astype(np.int64)
 
 
-def ring(n: int, source: Source) -> Ints:
+def circular_order(n: int, source: Source) -> Ints:
     """0, ..., n - 1 around a circle, every circular order equally likely. Neither its start nor its
     direction means anything.
 
     The order of words is a uniformly random permutation, given that no two are equal; then they are
     drawn again.
     """
-    n = _size(n)
+    n = _check_size(n)
     while True:
-        words = source.words(n)
+        words = source.draw_words(n)
         order = np.argsort(words)
         ranked = words[order]
         if not (ranked[1:] == ranked[:-1]).any():
             return order.astype(np.int64)
 
 
-def _geometric(scale: tuple[int, int], two_sided: bool, size: int, source: Source) -> Ints:
+def _draw_geometric(scale: tuple[int, int], two_sided: bool, size: int, source: Source) -> Ints:
     top, digits = _geometric_tables(*scale, two_sided)
-    value = top.draw(size, source)
+    value = top.draw_cells(size, source)
     if not digits:
         return value
     side = value >> 63  # 0, or -1 for the negative side: v ^ side is v or -1 - v
     value = (value ^ side) << top.law.shift
     for digit in digits:
-        value |= digit.draw(size, source) << digit.law.shift
+        value |= digit.draw_cells(size, source) << digit.law.shift
     return value ^ side
 
 
@@ -291,20 +294,20 @@ def discrete_gaussian(sigma2: Fraction, size: int, source: Source) -> Ints:
     """Independent discrete Gaussian numbers of mean 0: Pr[x] proportional to exp(-x^2 / (2
     sigma2)).
     """
-    table = _gaussian_table(*_scale(sigma2, MAX_SCALE**2, "sigma2"))
-    size = _size(size)
+    table = _gaussian_table(*_check_scale(sigma2, MAX_SCALE**2, "sigma2"))
+    size = _check_size(size)
     if not table.law.shift:
-        return table.draw(size, source)  # a block is one integer
-    drawn = np.empty(size, dtype=np.int64)
+        return table.draw_cells(size, source)  # a block is one integer
+    noise = np.empty(size, dtype=np.int64)
     done = 0
     while done < size:
-        kept = _accepted(table, size - done, source)
-        drawn[done : done + kept.size] = kept
-        done += kept.size
-    return drawn
+        accepted = _accept_points(table, size - done, source)
+        noise[done : done + accepted.size] = accepted
+        done += accepted.size
+    return noise
 
 
-def _survivors(
+def _exponential_coins(
     gamma: npt.NDArray[np.float64], exact: Callable[[int], Fraction], source: Source
 ) -> npt.NDArray[np.bool_]:
     """For each number gamma >= 0, given as a float and by ``exact``, True with probability exactly
@@ -315,7 +318,7 @@ def _survivors(
     than 2^-53: outside that margin the float decides, inside it (fewer than one in 10^5, where
     gamma is small) the bounds of ``_below_exp`` do.
     """
-    words = source.words(len(gamma))
+    words = source.draw_words(len(gamma))
     u = (words >> np.uint64(11)) * 2.0**-53
     above = 1 - gamma + gamma * gamma / 2
     below = above - gamma * gamma * gamma / 6
@@ -333,25 +336,27 @@ def _gaussian_table(numerator: int, denominator: int) -> _Table:
     return _Table(_Law(Fraction(denominator, 2 * numerator), 2, shift, two_sided=True))
 
 
-def _accepted(table: _Table, size: int, source: Source) -> Ints:
+def _accept_points(table: _Table, size: int, source: Source) -> Ints:
     """Those of size proposals that are accepted: a point edge + r of its block with probability
     exp(-gamma).
 
     gamma = ((edge + r)^2 - edge^2) rate = r (2 edge + r) rate.
     """
     law = table.law
-    cell = table.draw(size, source)
+    cell = table.draw_cells(size, source)
     side = cell >> 63
     inner = (cell ^ side) << law.shift
-    r = (source.words(size) & np.uint64((1 << law.shift) - 1)).astype(np.int64)
+    r = (source.draw_words(size) & np.uint64((1 << law.shift) - 1)).astype(np.int64)
     edge = inner - side  # the negative side starts at -1
     gamma = r * (2.0 * edge + r) * float(law.rate)
-    yes = _survivors(gamma, lambda i: int(r[i]) * (2 * int(edge[i]) + int(r[i])) * law.rate, source)
-    kept: Ints = ((inner + r) ^ side)[yes]
-    return kept
+    yes = _exponential_coins(
+        gamma, lambda i: int(r[i]) * (2 * int(edge[i]) + int(r[i])) * law.rate, source
+    )
+    accepted: Ints = ((inner + r) ^ side)[yes]
+    return accepted
 
 
-def choose(
+def choose_piece(
     lengths: Sequence[int] | npt.NDArray[Any],
     costs: Sequence[int] | npt.NDArray[Any],
     rate: Fraction,
@@ -392,10 +397,10 @@ def choose(
         raise InvalidAmount(
             "lengths are integers from 1 to below 2^1001, costs integers from 0 to below 2^53"
         )
-    rate = _rational(rate, "a rate")
+    rate = _require_rational(rate, "a rate")
     if rate < 0:
         raise InvalidAmount(f"a rate is 0 or more, not {rate}")
-    u = source.word()
+    u = source.draw_word()
     # A rate above 2^900 leaves nothing of a cost of 1 or more, whatever it is exactly.
     sums = costs.astype(np.float64)
     sums -= least  # in place all the way: with millions of pieces, memory is what takes the time
@@ -433,33 +438,33 @@ def choose_rows(costs: Ints, rate: Fraction, source: Source) -> Ints:
         )
     if costs.size and (costs.min() < 0 or costs.max() >= 2**53):
         raise InvalidAmount("costs are integers from 0 to below 2^53")
-    rate = _rational(rate, "a rate")
+    rate = _require_rational(rate, "a rate")
     if rate < 0:
         raise InvalidAmount(f"a rate is 0 or more, not {rate}")
-    chosen = np.empty(len(costs), dtype=np.int64)
+    choices = np.empty(len(costs), dtype=np.int64)
     for start in range(0, len(costs), CHUNK):
         part = costs[start : start + CHUNK].astype(np.int64)
         part -= part.min(axis=1, keepdims=True)
-        chosen[start : start + CHUNK] = _choose_part(part, rate, source.words(len(part)), source)
-    return chosen
+        choices[start : start + CHUNK] = _choose_part(
+            part, rate, source.draw_words(len(part)), source
+        )
+    return choices
 
 
-def _choose_part(costs: Ints, rate: Fraction, words: Words, source: Source) -> Ints:
+def _choose_part(costs: Ints, rate: Fraction, words: RandomWords, source: Source) -> Ints:
     """The choices of some rows, whose least costs are 0; each by its own word."""
     sums = np.cumsum(np.exp(-costs * float(min(rate, Fraction(2**900)))), axis=1)
     total = sums[:, -1]
     point = (words >> np.uint64(11)) * 2.0**-53 * total
     margin = total * 2 * (2.0**-38 + costs.shape[1] * 2.0**-52)
     cuts = sums[:, :-1]
-    below, above = (
-        (cuts <= (point - margin)[:, None]).sum(axis=1),
-        (cuts < (point + margin)[:, None]).sum(axis=1),
-    )
+    below = (cuts <= (point - margin)[:, None]).sum(axis=1)
+    above = (cuts < (point + margin)[:, None]).sum(axis=1)
     for i in np.flatnonzero(below != above):  # a cut lies within the margin
         row = costs[i].tolist()
         below[i] = _choose_exactly([1] * len(row), row, rate, int(words[i]), source)
-    chosen: Ints = below.astype(np.int64)
-    return chosen
+    choices: Ints = below.astype(np.int64)
+    return choices
 
 
 def permute_and_flip(costs: npt.NDArray[Any], rate: Fraction, source: Source) -> int:
@@ -487,31 +492,31 @@ def permute_and_flip(costs: npt.NDArray[Any], rate: Fraction, source: Source) ->
         raise InvalidAmount(
             "permute_and_flip needs integers from 0 to below 2^53, the least of them 0"
         )
-    rate = _rational(rate, "a rate")
+    rate = _require_rational(rate, "a rate")
     if rate < 0:
         raise InvalidAmount(f"a rate is 0 or more, not {rate}")
-    words = source.words(len(costs))
+    words = source.draw_words(len(costs))
     u = (words >> np.uint64(11)) * 2.0**-53
     p = np.exp(-costs.astype(np.float64) * float(min(rate, Fraction(2**900))))
-    kept = (u < p - 2.0**-38) | (costs == 0)
+    heads = (u < p - 2.0**-38) | (costs == 0)
     for i in np.flatnonzero((abs(u - p) <= 2.0**-38) & (costs != 0)):
-        kept[i] = _below_exp(int(costs[i]) * rate, int(words[i]), source)
-    places = np.flatnonzero(kept)
-    return int(places[source.below(len(places))])
+        heads[i] = _below_exp(int(costs[i]) * rate, int(words[i]), source)
+    candidates = np.flatnonzero(heads)
+    return int(candidates[source.draw_below(len(candidates))])
 
 
-def uniform(n: int, size: int, source: Source) -> Ints:
+def uniform_integers(n: int, size: int, source: Source) -> Ints:
     """Independent uniform integers of 0, ..., n - 1, exactly, for n from 1 to 2^62."""
-    n, size = _integers([n])[0], _size(size)
+    n, size = _python_integers([n])[0], _check_size(size)
     if not 1 <= n <= 2**62:
         raise InvalidAmount(
             f"uniform numbers below {n} do not exist; ask for a bound from 1 to 2^62"
         )
     whole = 2**64 // n * n - 1  # words above it would favour small numbers
-    drawn = source.words(size)
-    while (again := np.flatnonzero(drawn > np.uint64(whole))).size:
-        drawn[again] = source.words(again.size)
-    values: Ints = (drawn % np.uint64(n)).astype(np.int64)
+    words = source.draw_words(size)
+    while (again := np.flatnonzero(words > np.uint64(whole))).size:
+        words[again] = source.draw_words(again.size)
+    values: Ints = (words % np.uint64(n)).astype(np.int64)
     return values
 
 
@@ -523,14 +528,14 @@ def _choose_exactly(
     distinct = sorted(set(costs))
     guard = 32 + max(lengths).bit_length()  # a length multiplies the error of its exponential
     while True:
-        u = u << bits | source.bits(bits)
+        u = u << bits | source.draw_bits(bits)
         bits *= 2
         bounds = dict(zip(distinct, exp_ladder(rate, distinct, bits + guard), strict=True))
         weights = (
             (n * low, n * high)
             for n, (low, high) in zip(lengths, map(bounds.__getitem__, costs), strict=True)
         )
-        piece = Cuts(weights).piece(u, bits)
+        piece = Cuts(weights).find_piece(u, bits)
         if piece is not None:
             return piece
 
@@ -541,10 +546,10 @@ def _integer_array(values: Sequence[int] | npt.NDArray[Any]) -> npt.NDArray[Any]
     """
     if isinstance(values, np.ndarray) and values.dtype.kind in "iu":
         return values
-    return np.array(_integers(values), dtype=object)
+    return np.array(_python_integers(values), dtype=object)
 
 
-def _rational(value: Fraction, what: str) -> Fraction:
+def _require_rational(value: Fraction, what: str) -> Fraction:
     """The same number; a float is refused because its binary value is rarely the one that was
     meant.
     """
@@ -557,9 +562,9 @@ def _rational(value: Fraction, what: str) -> Fraction:
     )
 
 
-def _scale(scale: Fraction, largest: int = MAX_SCALE, what: str = "scale") -> tuple[int, int]:
+def _check_scale(scale: Fraction, largest: int = MAX_SCALE, what: str = "scale") -> tuple[int, int]:
     """Numerator and denominator of a legal scale: a key that hashes fast."""
-    exact = _rational(scale, what)
+    exact = _require_rational(scale, what)
     if not 0 < exact <= largest:
         raise InvalidAmount(
             f"{what} must be above 0 and at most 2^{largest.bit_length() - 1}, not {scale}"
@@ -567,14 +572,14 @@ def _scale(scale: Fraction, largest: int = MAX_SCALE, what: str = "scale") -> tu
     return exact.numerator, exact.denominator
 
 
-def _size(size: int) -> int:
-    (n,) = _integers([size])
+def _check_size(size: int) -> int:
+    (n,) = _python_integers([size])
     if n < 0:
         raise InvalidAmount(f"a size is 0 or more, not {n}")
     return n
 
 
-def _integers(values: Iterable[int]) -> list[int]:
+def _python_integers(values: Iterable[int]) -> list[int]:
     """Python integers, since numpy's would overflow silently."""
     try:
         return [operator.index(value) for value in values]

@@ -42,7 +42,7 @@ from dpflow.core.contract.results import ErrorBound, Result, Row
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.toolbox import budget_split
 from dpflow.core.toolbox.moments import Measure, Moment, Query
-from dpflow.core.toolbox.noise import FAILURE, Noise, gaussian, laplace, rho_for
+from dpflow.core.toolbox.noise import FAILURE, Noise, gaussian_noise, laplace_noise, rho_for
 
 Law = Literal["laplace", "gaussian"]
 SIZES = (
@@ -66,7 +66,7 @@ class NoisyParams(Params):
     noise: Literal["laplace", "gaussian", "auto"] = "auto"
 
     @model_validator(mode="after")
-    def _law(self) -> NoisyParams:
+    def _check_law(self) -> NoisyParams:
         if self.noise == "gaussian" and not self.delta:
             raise ValueError("Gaussian noise needs a delta above 0, such as 1e-6")
         if self.noise == "laplace" and self.delta:
@@ -95,16 +95,16 @@ class Release:
 
     query: Query
     law: Law
-    prices: tuple[Fraction, ...]
+    amounts: tuple[Fraction, ...]
 
     @cached_property
     def noises(self) -> dict[Moment, Noise]:
         """The noise of every moment."""
-        make = laplace if self.law == "laplace" else gaussian
+        make = laplace_noise if self.law == "laplace" else gaussian_noise
         moments = self.query.moments
         return {
-            m: make(self.query.reach(m), price)
-            for m, price in zip(moments, self.prices, strict=True)
+            m: make(self.query.sensitivity(m), price)
+            for m, price in zip(moments, self.amounts, strict=True)
         }
 
     @cached_property
@@ -120,84 +120,94 @@ class Release:
 
     def error_bound(self, measure: Measure) -> float | None:
         """Its half-width before spending, or None where that depends on the rows."""
-        known = not measure.shrinks or measure.size is not None
-        return self.query.error_bound(measure, self.tails(measure)) if known else None
+        computable = not measure.shrinks or measure.size is not None
+        return self.query.error_bound(measure, self.tails(measure)) if computable else None
 
-    def by_size(self, measure: Measure) -> str:
+    def describe_sizes(self, measure: Measure) -> str:
         """A shrinking measure's largest half-width, whatever the values, for some sizes of a group."""
-        tails, found = self.tails(measure), []
+        tails, examples = self.tails(measure), []
         for size in SIZES:
             widest = self.query.error_bound(measure.model_copy(update={"size": size}), tails)
             widest = (
                 math.sqrt(widest) if measure.measure == "standard_deviation" else widest
             )  # |a - b|^2 <= |a^2 - b^2|
-            found.append(
-                f"{min(widest, self.query.most(measure)):.3g} in a group of {size:,} values"
+            examples.append(
+                f"{min(widest, self.query.widest_error(measure)):.3g} in a group of {size:,} values"
             )
-        return f"at most {', '.join(found)}; the result says what it is"
+        return f"at most {', '.join(examples)}; the result says what it is"
 
-    def width(self) -> float:
+    def mean_width(self) -> float:
         """Geometric mean of the moments' half-widths: what two forms of noise are compared by."""
         logs = [math.log(noise.half_width() + 0.5) for noise in self.noises.values()]
         return math.exp(sum(logs) / len(logs))
 
 
-class Aggregate(Mechanism[N]):
+class MeasureMechanism(Mechanism[N]):
     """A mechanism that releases `measures`; everything else follows from them."""
 
     version = 2
 
     @abstractmethod
-    def measures(self, params: N) -> Sequence[Measure]:
+    def list_measures(self, params: N) -> Sequence[Measure]:
         """What to release."""
 
-    def grouping(self, params: N) -> str | None:
+    def grouping_column(self, params: N) -> str | None:
         """The column with public keys to group by."""
         return getattr(params, "by", None)
 
-    def label(self, measure: Measure) -> str:
+    def measure_label(self, measure: Measure) -> str:
         """What a released number is called."""
         return measure.measure
 
-    def shares(self, query: Query, power: int) -> list[Fraction]:
+    def split_budget(self, query: Query, power: int) -> list[Fraction]:
         """How the price is split: for the least weighted geometric mean of the measures' errors."""
         errors = []
         for measure in query.measures:
             used = query.weights(measure)
             errors.append(
                 [
-                    abs(used.get(moment, 0)) * query.reach(moment).size(power)
+                    abs(used.get(moment, 0)) * query.sensitivity(moment).noise_norm(power)
                     for moment in query.moments
                 ]
             )
-        return budget_split.balanced(errors, [measure.weight for measure in query.measures], power)
+        return budget_split.balance_shares(
+            errors, [measure.weight for measure in query.measures], power
+        )
 
-    def priced(self, params: N, query: Query, law: Law) -> Release:
+    def fit_release(self, params: N, query: Query, law: Law) -> Release:
         """The release with this noise at the asked price."""
         whole = params.epsilon if law == "laplace" else rho_for(params.epsilon, params.delta)
-        return Release(query, law, tuple(whole * share for share in self.shares(query, POWER[law])))
+        return Release(
+            query, law, tuple(whole * share for share in self.split_budget(query, POWER[law]))
+        )
 
-    def planned(self, params: N, table: Table) -> tuple[Release, str]:
+    def choose_release(self, params: N, table: Table) -> tuple[Release, str]:
         """The release, and a note on the choice of noise."""
-        return _planned(self, params, table)
+        return _choose_release(self, params, table)
 
-    def badness(self, params: N, release: Release) -> float:
+    def release_score(self, params: N, release: Release) -> float:
         """What ``auto`` makes small: the half-widths at the asked price."""
-        return release.width()
+        return release.mean_width()
 
     def event(self, params: N, table: Table) -> Event:
-        return self.planned(params, table)[0].event
+        return self.choose_release(params, table)[0].event
 
     def data_request(self, params: N, table: Table) -> GroupedSums:
-        return Query(table, self.grouping(params), tuple(self.measures(params))).data_request()
+        return Query(
+            table, self.grouping_column(params), tuple(self.list_measures(params))
+        ).data_request()
 
     def draw(self, params: N, table: Table, answer: Answer, source: Source) -> Result:
-        release = self.planned(params, table)[0]
+        release = self.choose_release(params, table)[0]
         query, noises = release.query, release.noises
         noisy = {
-            moment: noise.add(answer.moment(*moment), source) for moment, noise in noises.items()
+            moment: noise.add_noise(answer.moment(*moment), source)
+            for moment, noise in noises.items()
         }
-        columns = [(self.label(m), *query.read(m, noisy, release.tails(m))) for m in query.measures]
+        columns = [
+            (self.measure_label(m), *query.read_measure(m, noisy, release.tails(m)))
+            for m in query.measures
+        ]
         rows = (
             Row(key, label, values[i], errors[i])
             for i, key in enumerate(answer.keys)
@@ -206,16 +216,16 @@ class Aggregate(Mechanism[N]):
         return Result(tuple(rows))
 
     def error_bound(self, params: N, table: Table) -> ErrorBound:
-        release, note = self.planned(params, table)
+        release, note = self.choose_release(params, table)
         errors = {
-            self.label(m): error
+            self.measure_label(m): error
             for m in release.query.measures
             if (error := release.error_bound(m)) is not None
         }
         shrinking = [
-            f"{self.label(m)}: {release.by_size(m)}"
+            f"{self.measure_label(m)}: {release.describe_sizes(m)}"
             for m in release.query.measures
-            if self.label(m) not in errors
+            if self.measure_label(m) not in errors
         ]
         return ErrorBound(
             errors, "; ".join([ErrorBound(errors).note, *shrinking, *([note] if note else [])])
@@ -223,15 +233,17 @@ class Aggregate(Mechanism[N]):
 
 
 @lru_cache(maxsize=64)
-def _planned(mechanism: Aggregate[Any], params: Any, table: Table) -> tuple[Release, str]:
+def _choose_release(
+    mechanism: MeasureMechanism[Any], params: Any, table: Table
+) -> tuple[Release, str]:
     """Claim, error and draw of one plan ask for the same release."""
-    query = Query(table, mechanism.grouping(params), tuple(mechanism.measures(params)))
+    query = Query(table, mechanism.grouping_column(params), tuple(mechanism.list_measures(params)))
     if params.noise != "auto" or not params.delta:
-        return mechanism.priced(
+        return mechanism.fit_release(
             params, query, "gaussian" if params.noise == "gaussian" else "laplace"
         ), ""
-    forms = [mechanism.priced(params, query, law) for law in POWER]
-    judged = [(mechanism.badness(params, release), release) for release in forms]
+    forms = [mechanism.fit_release(params, query, law) for law in POWER]
+    judged = [(mechanism.release_score(params, release), release) for release in forms]
     (least, best), (most, other) = sorted(judged, key=lambda pair: pair[0])
     note = f"{best.law} noise: {100 * (1 - least / most):.0f} % better than with {other.law} noise at the same delta"
     return best, note

@@ -25,7 +25,7 @@ GRID = 10**6  # shares are multiples of 1/GRID
 STEPS = 1000
 
 
-def balanced(
+def balance_shares(
     errors: Sequence[Sequence[float]], weights: Sequence[Fraction], power: int
 ) -> list[Fraction]:
     """Shares that minimise the weighted geometric mean of several errors; each at least 1/GRID.
@@ -36,29 +36,27 @@ def balanced(
         weights: of the errors.
         power: 1 if an error falls with 1/price, 2 if with 1/sqrt(price).
     """
-    a, w = (
-        np.array(errors, dtype=np.float64),
-        np.array([float(weight / sum(weights)) for weight in weights]),
-    )
+    a = np.array(errors, dtype=np.float64)
+    w = np.array([float(weight / sum(weights)) for weight in weights])
     a = np.maximum(a, 1e-300)  # a column with one possible value has no error
     a /= a.sum(axis=1, keepdims=True)
     step, price = power / (power + 1), np.full(a.shape[1], 1 / a.shape[1])
     for _ in range(STEPS):  # one step is exact for one error
         parts = a * price ** (-1 / power)
-        wanted = w @ (parts / parts.sum(axis=1, keepdims=True))
-        price = price ** (1 - step) * np.maximum(wanted, 1e-12) ** step
+        target = w @ (parts / parts.sum(axis=1, keepdims=True))
+        price = price ** (1 - step) * np.maximum(target, 1e-12) ** step
         price /= price.sum()
-    return shares(price.tolist())
+    return round_shares(price.tolist())
 
 
-def shares(wanted: Sequence[float]) -> list[Fraction]:
+def round_shares(ideal: Sequence[float]) -> list[Fraction]:
     """Fractions close to the wanted ones that add up to 1 exactly, none of them below 1/GRID."""
-    parts = [max(1, round(GRID * w)) for w in wanted]
+    parts = [max(1, round(GRID * w)) for w in ideal]
     parts[parts.index(max(parts))] += GRID - sum(parts)
     return [Fraction(part, GRID) for part in parts]
 
 
-def least(targets: Sequence[Sequence[float]], power: int) -> list[float]:
+def least_costs(targets: Sequence[Sequence[float]], power: int) -> list[float]:
     """Prices of vectors, with the least sum that keeps every row of ``targets`` times the errors at
     most 1.
 

@@ -64,13 +64,13 @@ def sparse_vector_groups(promise: Promise) -> tuple[int, int, float, float, floa
     """
     epsilon = 0.5 * log(1 + promise.alpha / (8 * promise.rho))
     delta = promise.alpha * promise.beta / 384
-    each = float(step_eps(epsilon, delta, promise.failures))
+    step = float(step_eps(epsilon, delta, promise.failures))
     tails = 2 * log(4 * promise.failures / promise.beta) + 4 * log(
         8 * promise.queries / promise.beta
     )
-    m0 = ceil(6 * tails / (promise.alpha * each))
+    m0 = ceil(6 * tails / (promise.alpha * step))
     m1 = ceil(96 / (epsilon * promise.alpha) * log(16 * promise.queries / promise.beta))
-    return m0, m1, epsilon, delta, each
+    return m0, m1, epsilon, delta, step
 
 
 @cache
@@ -78,11 +78,11 @@ def one_query_groups(promise: Promise) -> tuple[int, int, float, float, float]:
     """As `sparse_vector_groups` when a claim is one noisy count: k of them instead of 2k; m1 stays
     the same.
     """
-    _, m1, epsilon, delta, each = sparse_vector_groups(promise)
+    _, m1, epsilon, delta, step = sparse_vector_groups(promise)
     tails = 2 * log(4 * promise.failures / promise.beta) + 4 * log(
         4 * promise.queries / promise.beta
     )
-    return ceil(6 * tails / (promise.alpha * each)), m1, epsilon, delta, each
+    return ceil(6 * tails / (promise.alpha * step)), m1, epsilon, delta, step
 
 
 @dataclass(frozen=True)
@@ -115,14 +115,14 @@ def tight_groups(promise: Promise) -> Tight:
                 room, work = _tight_terms(promise, 0.002 * i, delta, share)
                 if room <= 0:
                     break
-                each = (sqrt(2 * log(1 / delta) + 0.004 * i) - sqrt(2 * log(1 / delta))) / sqrt(
+                step = (sqrt(2 * log(1 / delta) + 0.004 * i) - sqrt(2 * log(1 / delta))) / sqrt(
                     promise.failures
                 )
-                m = (2 * _noise(promise, share) / each + work) / room
+                m = (2 * _noise_term(promise, share) / step + work) / room
                 if m < groups:
                     best, groups = (0.002 * i, delta), m
-    each = step_eps(*best, promise.failures)
-    return Tight(ceil(groups), *best, each)
+    step = step_eps(*best, promise.failures)
+    return Tight(ceil(groups), *best, step)
 
 
 #: Counts by which integer noise and an integer threshold may be worse than the real ones of the
@@ -155,18 +155,18 @@ def tight_threshold(
     (rho-alpha)(1-rho+alpha)], and needs h >= (2 ln(2 ell/b1) + 4 ln(2 k/b1)) / (m each). The
     threshold is rho - A - 2 gamma rho(1-rho) - h.
     """
-    found: list[tuple[float, float]] = []
+    thresholds: list[tuple[float, float]] = []
     for share in SHARES:
         b2 = (1 - share) * promise.beta
         room, work = _tight_terms(promise, epsilon, delta, share)
         half = (room - work / groups) / 2
-        if (half * groups - ROUNDING) * each >= _noise(promise, share):
+        if (half * groups - ROUNDING) * each >= _noise_term(promise, share):
             error = 4 / (epsilon * groups) * log(4 / b2) + 8 * delta / b2
             gamma = expm1(2 * epsilon)
-            found.append(
+            thresholds.append(
                 (half, promise.rho - error - 2 * gamma * promise.rho * (1 - promise.rho) - half)
             )
-    return max(found)[1] if found else None
+    return max(thresholds)[1] if thresholds else None
 
 
 def correction_proven(
@@ -187,7 +187,7 @@ def correction_proven(
     )
 
 
-def _noise(promise: Promise, share: float) -> float:
+def _noise_term(promise: Promise, share: float) -> float:
     """How far all noises together may lie out, in units of 1/(m each)."""
     beta = share * promise.beta
     return 2 * log(2 * promise.failures / beta) + 4 * log(2 * promise.queries / beta)
@@ -219,7 +219,8 @@ def description_length_groups(promise: Promise, answers: int = 1) -> int:
     terms = [lgamma(k + 1) - lgamma(i + 2) - lgamma(k - i) + i * log(answers) for i in range(ell)]
     nodes = max(terms) + log(sum(exp(t - max(terms)) for t in terms))
     return ceil(
-        (nodes + log(2 / promise.beta)) / balance(promise.rho - promise.alpha, promise.rho)[1]
+        (nodes + log(2 / promise.beta))
+        / balance_threshold(promise.rho - promise.alpha, promise.rho)[1]
     )
 
 
@@ -228,23 +229,27 @@ def splitting_groups(promise: Promise) -> int:
     """Groups when every claim is tested on its own, never reused ones: proven for any analyst,
     without a privacy claim.
     """
-    each = (
+    per_claim = (
         log(2 * promise.queries / promise.beta)
-        / balance(promise.rho - promise.alpha, promise.rho)[1]
+        / balance_threshold(promise.rho - promise.alpha, promise.rho)[1]
     )
-    return promise.queries * ceil(each)
+    return promise.queries * ceil(per_claim)
 
 
-def _kl(a: float, b: float) -> float:
+def _kl_divergence(a: float, b: float) -> float:
     return a * log(a / b) + (1 - a) * log((1 - a) / (1 - b))
 
 
-def balance(low: float, high: float) -> tuple[float, float]:
+def balance_threshold(low: float, high: float) -> tuple[float, float]:
     """The threshold between two rates that is equally far from both in KL divergence, and that
     divergence.
     """
     a, b = low, high
     for _ in range(100):
         middle = (a + b) / 2
-        a, b = (middle, b) if _kl(middle, low) < _kl(middle, high) else (a, middle)
-    return middle, min(_kl(middle, low), _kl(middle, high))
+        a, b = (
+            (middle, b)
+            if _kl_divergence(middle, low) < _kl_divergence(middle, high)
+            else (a, middle)
+        )
+    return middle, min(_kl_divergence(middle, low), _kl_divergence(middle, high))

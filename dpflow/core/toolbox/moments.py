@@ -33,7 +33,7 @@ from pydantic import Field, model_validator
 from dpflow.core.contract.declaration import Exact, Table
 from dpflow.core.contract.mechanism import Params
 from dpflow.core.contract.requests import GroupedSums
-from dpflow.core.toolbox.noise import Sensitivity, sensitivity
+from dpflow.core.toolbox.noise import Sensitivity, group_sensitivity
 
 Floats = NDArray[np.float64]
 Moment = tuple[str, str]  #: what is added up, and of which column ("" where none is needed)
@@ -58,7 +58,7 @@ class Measure(Params):
     size: Annotated[int, Field(ge=1, le=10**12)] | None = None
 
     @model_validator(mode="after")
-    def _check(self) -> Measure:
+    def _check_column(self) -> Measure:
         if (self.column is None) != (self.measure in ("count", "count_distinct")):
             raise ValueError(
                 f"{self.measure} {'needs a' if self.column is None else 'takes no'} column"
@@ -79,7 +79,7 @@ class Measure(Params):
         return self.measure in ("mean", "variance", "standard_deviation")
 
     @property
-    def label(self) -> str:
+    def full_name(self) -> str:
         """Its name among several."""
         return self.measure if self.column is None else f"{self.measure}({self.column})"
 
@@ -95,7 +95,7 @@ class Query:
     measures: tuple[Measure, ...]
 
     @cached_property
-    def keys(self) -> tuple[str, ...] | None:
+    def group_keys(self) -> tuple[str, ...] | None:
         """Public keys of the grouping column."""
         return None if self.by is None else self.table.public_keys(self.by)
 
@@ -107,18 +107,27 @@ class Query:
         )
 
     @cached_property
-    def grids(self) -> dict[str, Grid]:
+    def columns(self) -> dict[str, CentredColumn]:
         """The columns in steps; centred where the number of their values is released for another
         measure.
         """
         names = dict.fromkeys(m.column for m in self.measures if m.column is not None)
-        known = {self.number(m.column) for m in self.measures if m.shrinks and m.column is not None}
-        known |= {("rows", "") for m in self.measures if m.measure == "count"}
-        return {name: Grid.of(self.table, name, self.number(name) in known) for name in names}
+        released = {
+            self.count_moment(m.column) for m in self.measures if m.shrinks and m.column is not None
+        }
+        released |= {("rows", "") for m in self.measures if m.measure == "count"}
+        return {
+            name: CentredColumn.from_declaration(
+                self.table, name, self.count_moment(name) in released
+            )
+            for name in names
+        }
 
-    def number(self, name: str) -> Moment:
+    def count_moment(self, name: str) -> Moment:
         """The moment that is the number of a column's values."""
-        return ("values", name) if self.table.bounded(name).missing == "skip" else ("rows", "")
+        return (
+            ("values", name) if self.table.bounded_column(name).missing == "skip" else ("rows", "")
+        )
 
     def weights(self, measure: Measure) -> Mapping[Moment, float]:
         """The moments of a measure: for counts and sums its exact coefficients, else how much their
@@ -127,51 +136,66 @@ class Query:
         name = measure.column
         if name is None:
             return {("rows" if measure.measure == "count" else "units", ""): 1}
-        grid = self.grids[name]
+        grid = self.columns[name]
         if measure.measure == "sum":
-            return {("sum", name): 1} | ({self.number(name): grid.centre} if grid.centre else {})
+            return {("sum", name): 1} | (
+                {self.count_moment(name): grid.centre} if grid.centre else {}
+            )
         if measure.measure == "mean":
-            return {("sum", name): 1, self.number(name): grid.reach}
+            return {("sum", name): 1, self.count_moment(name): grid.reach}
         # the sum weighs twice the distance of the mean from the centre, for which a quarter of the
         # reach stands
-        return {("square", name): 1, ("sum", name): grid.reach / 2, self.number(name): grid.half}
+        return {
+            ("square", name): 1,
+            ("sum", name): grid.reach / 2,
+            self.count_moment(name): grid.half,
+        }
 
-    def reach(self, moment: Moment) -> Sensitivity:
+    def sensitivity(self, moment: Moment) -> Sensitivity:
         """How far one unit moves a moment over all groups."""
         what, name = moment
-        low, high = self.grids[name].ends(what) if what in ("sum", "square") else (0, 1)
-        most = 1 if what == "units" else self.table.cut(self.by)[1]
-        return sensitivity(
-            self.table, self.by, None if self.keys is None else len(self.keys), low, high, most
+        low, high = self.columns[name].term_range(what) if what in ("sum", "square") else (0, 1)
+        most = 1 if what == "units" else self.table.groups_and_rows(self.by)[1]
+        return group_sensitivity(
+            self.table,
+            self.by,
+            None if self.group_keys is None else len(self.group_keys),
+            low,
+            high,
+            most,
         )
 
     def data_request(self) -> GroupedSums:
         """All moments in one scan."""
-        moments, (groups, most) = self.moments, self.table.cut(self.by)
-        sums = tuple((name, grid.centre) for name, grid in self.grids.items())
+        moments, (groups, most) = self.moments, self.table.groups_and_rows(self.by)
+        sums = tuple((name, grid.centre) for name, grid in self.columns.items())
         squares = tuple(
             (name, g.centre, g.half)
-            for name, g in self.grids.items()
+            for name, g in self.columns.items()
             if ("square", name) in moments
         )
         if moments == (("units", ""),):
             most = 1  # a unit's further rows change nothing
-        return GroupedSums(self.by, self.keys, groups, most, sums, squares)
+        return GroupedSums(self.by, self.group_keys, groups, most, sums, squares)
 
     def error_bound(self, measure: Measure, tails: Tails) -> float:
         """Its half-width in its own unit; that of a mean or variance in a group of the declared
         size.
         """
         if not measure.shrinks:
-            step = 1.0 if measure.column is None else float(self.table.bounded(measure.column).step)
+            step = (
+                1.0
+                if measure.column is None
+                else float(self.table.bounded_column(measure.column).step)
+            )
             return step * sum(
                 abs(weight) * tails[moment] for moment, weight in self.weights(measure).items()
             )
         assert measure.column is not None and measure.size is not None
-        grid, n = self.grids[measure.column], np.array([float(measure.size)])
+        grid, n = self.columns[measure.column], np.array([float(measure.size)])
         edge = np.array([float(grid.reach)])
         of_mean, of_square = grid.ratio_errors(
-            n, edge, np.array([float(grid.half)]), self._of(measure.column, tails)
+            n, edge, np.array([float(grid.half)]), self._column_moments(measure.column, tails)
         )
         error, power = (
             (of_mean, 1)
@@ -180,27 +204,31 @@ class Query:
         )
         return float(error[0]) * grid.step**power
 
-    def most(self, measure: Measure) -> float:
+    def widest_error(self, measure: Measure) -> float:
         """The width of what a shrinking measure can be: no error is larger."""
         assert measure.column is not None
-        grid = self.grids[measure.column]
+        grid = self.columns[measure.column]
         width = (grid.high - grid.low) * grid.step
         return {"mean": width, "variance": width**2 / 4, "standard_deviation": width / 2}[
             measure.measure
         ]
 
-    def _of(self, name: str, moments: Mapping[Moment, V]) -> dict[str, V]:
+    def _column_moments(self, name: str, moments: Mapping[Moment, V]) -> dict[str, V]:
         """The moments of one column, ``n`` being the number of its values."""
-        found = {what: moments[what, name] for what in ("sum", "square") if (what, name) in moments}
-        return {"n": moments[self.number(name)], **found}
+        terms = {what: moments[what, name] for what in ("sum", "square") if (what, name) in moments}
+        return {"n": moments[self.count_moment(name)], **terms}
 
-    def read(self, measure: Measure, noisy: Noisy, tails: Tails) -> tuple[list[Any], list[float]]:
+    def read_measure(
+        self, measure: Measure, noisy: Noisy, tails: Tails
+    ) -> tuple[list[Any], list[float]]:
         """The measure of every group and its half-width, from noisy moments alone."""
         if measure.shrinks:
             assert measure.column is not None
             name = measure.column
-            found = self.grids[name].read(measure, self._of(name, noisy), self._of(name, tails))
-            return found[0].tolist(), found[1].tolist()
+            estimates = self.columns[name].read_groups(
+                measure, self._column_moments(name, noisy), self._column_moments(name, tails)
+            )
+            return estimates[0].tolist(), estimates[1].tolist()
         weights = self.weights(measure)
         parts = zip(*(noisy[moment].tolist() for moment in weights), strict=True)
         totals = [
@@ -209,12 +237,12 @@ class Query:
         errors = [self.error_bound(measure, tails)] * len(totals)
         if measure.column is None:
             return totals, errors
-        step = self.table.bounded(measure.column).step
+        step = self.table.bounded_column(measure.column).step
         return [float(total * step) for total in totals], errors
 
 
 @dataclass(frozen=True)
-class Grid:
+class CentredColumn:
     """A bounded column in grid steps, around its centre."""
 
     low: int
@@ -223,10 +251,10 @@ class Grid:
     step: float
 
     @classmethod
-    def of(cls, table: Table, name: str, centred: bool) -> Grid:
+    def from_declaration(cls, table: Table, name: str, centred: bool) -> CentredColumn:
         """The declared column; around 0 unless centred."""
-        column = table.bounded(name)
-        low, high = column.grid()
+        column = table.bounded_column(name)
+        low, high = column.grid_bounds()
         return cls(low, high, (low + high) // 2 if centred else 0, float(column.step))
 
     @property
@@ -239,13 +267,13 @@ class Grid:
         """Half of the largest square."""
         return self.reach**2 // 2
 
-    def ends(self, what: str) -> tuple[int, int]:
+    def term_range(self, what: str) -> tuple[int, int]:
         """The least and the largest term of a sum or square."""
         if what == "sum":
             return self.low - self.centre, self.high - self.centre
         return -self.half, self.reach**2 - self.half
 
-    def read(
+    def read_groups(
         self, measure: Measure, noisy: Mapping[str, NDArray[np.int64]], tails: Mapping[str, float]
     ) -> tuple[Floats, Floats]:
         """Mean, variance or standard deviation of every group, and its half-width."""
@@ -263,10 +291,8 @@ class Grid:
         if measure.measure == "variance":
             return variance * self.step**2, error * self.step**2
         root = np.sqrt(variance)
-        below, above = (
-            np.sqrt(np.maximum(variance - error, 0.0)),
-            np.sqrt(np.minimum(variance + error, most)),
-        )
+        below = np.sqrt(np.maximum(variance - error, 0.0))
+        above = np.sqrt(np.minimum(variance + error, most))
         return root * self.step, np.maximum(root - below, above - root) * self.step
 
     def ratio_errors(
@@ -276,18 +302,18 @@ class Grid:
         slack = tails["n"]
         surely = n - slack
 
-        def error(ratio: Floats, tail: float) -> Floats:
+        def ratio_error(ratio: Floats, tail: float) -> Floats:
             return np.where(
                 surely > 0, (tail + np.abs(ratio) * slack) / np.maximum(surely, 1e-9), np.inf
             )
 
-        return error(mean, tails["sum"]), error(square, tails.get("square", 0.0))
+        return ratio_error(mean, tails["sum"]), ratio_error(square, tails.get("square", 0.0))
 
 
 def _variance_error(mean: Floats, of_mean: Floats, of_square: Floats) -> Floats:
     return of_square + of_mean * (2 * np.abs(mean) + of_mean)
 
 
-def measured(kind: str, column: str | None = None) -> tuple[Measure, ...]:
+def single_measure(kind: str, column: str | None = None) -> tuple[Measure, ...]:
     """One measure of a column, or of the rows."""
     return (Measure.model_validate({"measure": kind, "column": column}),)

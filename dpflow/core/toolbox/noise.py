@@ -42,12 +42,12 @@ class Sensitivity:
     l1: int
     l2_squared: int
 
-    def size(self, power: int) -> float:
+    def noise_norm(self, power: int) -> float:
         """The sensitivity that Laplace (1) or Gaussian (2) noise follows."""
         return float(self.l1) if power == 1 else math.sqrt(self.l2_squared)
 
 
-def sensitivity(
+def group_sensitivity(
     table: Table, by: str | None, keys: int | None, low: int, high: int, most: int
 ) -> Sensitivity:
     """Reach of per-group sums of terms from [low, high], of which a unit brings at most ``most`` to
@@ -68,7 +68,9 @@ def sensitivity(
     """
     peak, width = max(abs(low), abs(high)), max(high, 0) - min(low, 0)
     size = 1 if by is None else keys
-    groups = table.cut(by)[0] if size is None else min(table.cut(by)[0], size)
+    groups = (
+        table.groups_and_rows(by)[0] if size is None else min(table.groups_and_rows(by)[0], size)
+    )
     if table.neighbours == "add-remove":
         return Sensitivity(groups * most * peak, groups * (most * peak) ** 2)
     stayed = 0 if size is None else max(0, 2 * groups - size)
@@ -82,7 +84,7 @@ class Noise:
 
     event: DiscreteLaplace | DiscreteGaussian
 
-    def add(self, exact: NDArray[np.int64], source: Source) -> NDArray[np.int64]:
+    def add_noise(self, exact: NDArray[np.int64], source: Source) -> NDArray[np.int64]:
         """The noisy vector. Statistics stay below 2^62 by plan and the samplers' noise does too:
         the sum cannot wrap.
         """
@@ -101,12 +103,12 @@ class Noise:
         )
 
 
-def laplace(reach: Sensitivity, epsilon: Fraction) -> Noise:
+def laplace_noise(reach: Sensitivity, epsilon: Fraction) -> Noise:
     """Noise that makes a vector of this reach epsilon-DP."""
     return Noise(DiscreteLaplace(scale_for(reach.l1, epsilon), max(reach.l1, 1)))
 
 
-def gaussian(reach: Sensitivity, rho: Fraction) -> Noise:
+def gaussian_noise(reach: Sensitivity, rho: Fraction) -> Noise:
     """Noise that makes a vector of this reach rho-zCDP, up to one part in 10^12."""
     squared = max(reach.l2_squared, 1)
     sigma2 = squared / (2 * rho)
@@ -125,7 +127,7 @@ def rho_for(epsilon: Fraction, delta: Fraction) -> Fraction:
     capacity(a)/a.
     """
     best = renyi.best_order(epsilon, delta)
-    exact = renyi.capacity(epsilon, delta, best) / best
+    exact = renyi.divergence_capacity(epsilon, delta, best) / best
     if not exact > 0:
         raise PlanRefused(
             "epsilon and delta are too small for Gaussian noise; ask for noise: laplace"

@@ -41,11 +41,11 @@ from dpflow.core.toolbox.noise import (
     FAILURE,
     Noise,
     Sensitivity,
-    gaussian,
-    laplace,
+    gaussian_noise,
+    group_sensitivity,
+    laplace_noise,
     rho_for,
     scale_for,
-    sensitivity,
 )
 from dpflow.errors import PlanRefused
 
@@ -57,7 +57,7 @@ _ROOT = Decimal("2.50662827463")  # below the root of 2 pi
 
 
 @dataclass(frozen=True)
-class Shown:
+class SelectionRule:
     """A rule for private keys: noise, truncated at ``bound`` if that is not None; keys are shown
     from ``threshold`` on.
     """
@@ -68,7 +68,7 @@ class Shown:
     bound: int | None = None
 
     @classmethod
-    def least(
+    def lowest_threshold(
         cls,
         table: Table,
         by: str,
@@ -76,42 +76,42 @@ class Shown:
         epsilon: Fraction,
         delta: Fraction,
         law: Law | None = None,
-    ) -> Shown:
+    ) -> SelectionRule:
         """The (epsilon, delta)-DP rule with the lowest threshold for counts of which a unit brings
         ``most`` to a key.
 
         With ``law`` only rules of this noise; Gaussian noise then claims its zCDP, which some
         filters price better.
         """
-        moved, groups = sensitivity(table, by, None, 0, 1, most), table.cut(by)[0]
+        moved, groups = group_sensitivity(table, by, None, 0, 1, most), table.groups_and_rows(by)[0]
         rules = (
             []
             if law == "gaussian"
-            else cls._laplace(table, moved, groups, most, Approximate(epsilon, delta))
+            else cls._laplace_rules(table, moved, groups, most, Approximate(epsilon, delta))
         )
         if law == "gaussian" or (law is None and groups > 1):
             try:
                 rho = rho_for(epsilon, delta / 2)
                 claim = Approximate(epsilon, delta) if law is None else ZCDP(rho, delta / 2)
-                rules.append(cls._gaussian(moved, groups, most, claim, rho, delta / 2))
+                rules.append(cls._gaussian_rule(moved, groups, most, claim, rho, delta / 2))
             except PlanRefused:  # a price too small for this noise
                 if not rules:
                     raise
         return min(rules, key=lambda rule: rule.threshold)
 
     @classmethod
-    def _laplace(
+    def _laplace_rules(
         cls, table: Table, moved: Sensitivity, groups: int, most: int, claim: Approximate
-    ) -> list[Shown]:
+    ) -> list[SelectionRule]:
         scale = scale_for(moved.l1, claim.epsilon)
-        noise = laplace(moved, claim.epsilon)
+        noise = laplace_noise(moved, claim.epsilon)
         changed = groups * (2 if table.neighbours == "replace" else 1)
-        bound = truncation(scale, most, claim.delta / changed)
+        bound = truncation_bound(scale, most, claim.delta / changed)
         tail = tail_above(scale, claim.delta / groups)
         return [cls(claim, noise, bound + 1, bound), cls(claim, noise, most + tail)]
 
     @classmethod
-    def _gaussian(
+    def _gaussian_rule(
         cls,
         moved: Sensitivity,
         groups: int,
@@ -119,14 +119,14 @@ class Shown:
         claim: Approximate | ZCDP,
         rho: Fraction,
         half: Fraction,
-    ) -> Shown:
+    ) -> SelectionRule:
         tail = gaussian_above(moved.l2_squared / (2 * rho), half / groups)
-        return cls(claim, gaussian(moved, rho), most + tail)
+        return cls(claim, gaussian_noise(moved, rho), most + tail)
 
-    def draw(self, counts: NDArray[np.int64], source: Source) -> NDArray[np.int64]:
+    def draw_counts(self, counts: NDArray[np.int64], source: Source) -> NDArray[np.int64]:
         """Noisy counts; those below the threshold must not leave."""
         if self.bound is None:
-            return self.noise.add(counts, source)
+            return self.noise.add_noise(counts, source)
         assert isinstance(self.noise.event, DiscreteLaplace)
         return counts + truncated_laplace(self.noise.event.scale, self.bound, len(counts), source)
 
@@ -137,7 +137,7 @@ class Shown:
         return width if self.bound is None else min(width, self.bound)
 
     @property
-    def name(self) -> str:
+    def noise_name(self) -> str:
         """What the noise is called."""
         laplace = isinstance(self.noise.event, DiscreteLaplace)
         return (
@@ -151,9 +151,9 @@ def tail_above(scale: Fraction, failure: Fraction) -> int:
     upwards.
     """
     with localcontext(prec=60):
-        inverse = _decimal(1 / scale)
-        bound = (1 + (-inverse).exp()) * _decimal(failure)
-        return max(1, _up(-bound.ln() / inverse))
+        inverse = _to_decimal(1 / scale)
+        bound = (1 + (-inverse).exp()) * _to_decimal(failure)
+        return max(1, _round_up(-bound.ln() / inverse))
 
 
 @lru_cache(maxsize=256)
@@ -165,35 +165,35 @@ def gaussian_above(sigma2: Fraction, failure: Fraction) -> int:
     2020, Prop. 25), which with x = (t - 1)/sigma is at most exp(-x^2/2)/(x root(2 pi)) (Mills).
     """
     with localcontext(prec=60):
-        variance, log = _decimal(sigma2), _decimal(failure).ln()
+        variance, log = _to_decimal(sigma2), _to_decimal(failure).ln()
 
-        def holds(t: int) -> bool:
+        def tail_holds(t: int) -> bool:
             square = Decimal(t - 1) ** 2 / variance
             return -square / 2 - (square.sqrt() * _ROOT).ln() <= log * _SLACK
 
         low, high = 1, 2
-        while not holds(high):
+        while not tail_holds(high):
             low, high = high, 2 * high
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (low, middle) if holds(middle) else (middle, high)
+            low, high = (low, middle) if tail_holds(middle) else (middle, high)
         return high
 
 
 @lru_cache(maxsize=256)
-def truncation(scale: Fraction, most: int, failure: Fraction) -> int:
+def truncation_bound(scale: Fraction, most: int, failure: Fraction) -> int:
     """Smallest k >= most with M(k) <= failure: q^(k+1) (q^-B - 1 + 2 failure) <= failure (1 + q);
     rounded upwards.
     """
     with localcontext(prec=60):
-        inverse, f = _decimal(1 / scale), _decimal(failure)
+        inverse, f = _to_decimal(1 / scale), _to_decimal(failure)
         ratio = ((most * inverse).exp() - 1 + 2 * f) / (f * (1 + (-inverse).exp()))
-        return max(most, _up(ratio.ln() / inverse) - 1)
+        return max(most, _round_up(ratio.ln() / inverse) - 1)
 
 
-def _up(need: Decimal) -> int:
+def _round_up(need: Decimal) -> int:
     return int((need + abs(need) * (_SLACK - 1)).to_integral_value(rounding="ROUND_CEILING"))
 
 
-def _decimal(x: Fraction) -> Decimal:
+def _to_decimal(x: Fraction) -> Decimal:
     return Decimal(x.numerator) / Decimal(x.denominator)

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpflow.core.sampling.randomness import Source
-from dpflow.core.sampling.samplers import bernoulli_exp, choose
+from dpflow.core.sampling.samplers import bernoulli_exp, choose_piece
 
 #: Keys beyond the last narrow band together weigh less than exp(-MARGIN) of the best one: they are
 #: proposed about never.
@@ -60,29 +60,29 @@ def draw_quantile(
     window = _Window(np.sort(keys), first, last, p)
     if len(keys) > SMALL and rate > 0:
         return _draw_from_bands(window, first, last, rate, source)
-    starts, lengths, costs = window.runs(first, last)
+    starts, lengths, costs = window.equal_cost_runs(first, last)
     least = min(costs)
-    piece = choose(lengths, [cost - least for cost in costs], rate, source)
-    return starts[piece] + source.below(lengths[piece])
+    piece = choose_piece(lengths, [cost - least for cost in costs], rate, source)
+    return starts[piece] + source.draw_below(lengths[piece])
 
 
 def _draw_from_bands(window: _Window, first: int, last: int, rate: Fraction, source: Source) -> int:
     """Rejection sampling from keys in bands of cost, each proposed as if all of it had its least
     cost.
     """
-    width, least = math.ceil(1 / rate), window.least()
+    width, least = math.ceil(1 / rate), window.least_cost()
     far = least + math.ceil((math.log(last - first + 1) + MARGIN) / rate)
-    bands = [_Band(least, *window.interval(least))]
+    bands = [_Band(least, *window.cost_interval(least))]
     while (bands[-1].low, bands[-1].high) != (first, last):
         inner, floor = bands[-1], bands[-1].floor + (width if len(bands) > 1 else 1)
-        low, high = (first, last) if floor > far else window.interval(floor + width - 1)
+        low, high = (first, last) if floor > far else window.cost_interval(floor + width - 1)
         bands.append(_Band(floor, low, high, inner.low, inner.high))
-    bands = [band for band in bands if band.size]
-    sizes, costs = [band.size for band in bands], [band.floor - least for band in bands]
+    bands = [band for band in bands if band.key_count]
+    sizes, costs = [band.key_count for band in bands], [band.floor - least for band in bands]
     while True:
-        band = bands[choose(sizes, costs, rate, source)]
-        key = band.key(source.below(band.size))
-        if bernoulli_exp(rate * (window.cost(key) - band.floor), source):
+        band = bands[choose_piece(sizes, costs, rate, source)]
+        key = band.key_at(source.draw_below(band.key_count))
+        if bernoulli_exp(rate * (window.key_cost(key) - band.floor), source):
             return key
 
 
@@ -99,10 +99,10 @@ class _Band:
     end: int = 0
 
     @property
-    def size(self) -> int:
+    def key_count(self) -> int:
         return (self.high - self.low + 1) - (self.end - self.start + 1)
 
-    def key(self, place: int) -> int:
+    def key_at(self, place: int) -> int:
         """The key at a place in the band, 0 to size - 1."""
         key = self.low + place
         return (
@@ -117,19 +117,21 @@ class _Window:
         self._y, self._m, self._first, self._last = ordered, len(ordered), first, last
         self._a, self._b = p.numerator, p.denominator
 
-    def _place(self, key: int, side: Literal["left", "right"]) -> int:
+    def _insertion_point(self, key: int, side: Literal["left", "right"]) -> int:
         return int(np.searchsorted(self._y, np.int64(key), side))
 
-    def _cost(self, below: int, above: int) -> int:
+    def _larger_cost(self, below: int, above: int) -> int:
         return max(
             self._b * below - self._a * self._m, self._b * above - (self._b - self._a) * self._m
         )
 
-    def cost(self, key: int) -> int:
+    def key_cost(self, key: int) -> int:
         """c(key)."""
-        return self._cost(self._place(key, "left"), self._m - self._place(key, "right"))
+        return self._larger_cost(
+            self._insertion_point(key, "left"), self._m - self._insertion_point(key, "right")
+        )
 
-    def interval(self, top: int) -> tuple[int, int]:
+    def cost_interval(self, top: int) -> tuple[int, int]:
         """The first and last key of cost at most ``top``; first above last if there is none."""
         below = (top + self._a * self._m) // self._b
         above = (top + (self._b - self._a) * self._m) // self._b
@@ -139,18 +141,18 @@ class _Window:
         high = self._last if below >= self._m else int(self._y[below])
         return low, high
 
-    def least(self) -> int:
+    def least_cost(self) -> int:
         """The smallest cost of all keys."""
         low, high = -self._b * self._m - 1, self._b * self._m
         while high - low > 1:
             middle = (low + high) // 2
-            found = self.interval(middle)
-            low, high = (low, middle) if found[0] <= found[1] else (middle, high)
+            interval = self.cost_interval(middle)
+            low, high = (low, middle) if interval[0] <= interval[1] else (middle, high)
         return high
 
-    def runs(self, low: int, high: int) -> tuple[list[int], list[int], list[int]]:
+    def equal_cost_runs(self, low: int, high: int) -> tuple[list[int], list[int], list[int]]:
         """The keys from low to high as runs of equal cost: starts, lengths, costs."""
-        begin, end = self._place(low, "left"), self._place(high, "right")
+        begin, end = self._insertion_point(low, "left"), self._insertion_point(high, "right")
         values, counts = np.unique(self._y[begin:end], return_counts=True)
         starts, lengths, costs = [], [], []
         position, below = low, begin
@@ -158,13 +160,13 @@ class _Window:
             if value > position:
                 starts.append(position)
                 lengths.append(value - position)
-                costs.append(self._cost(below, self._m - below))
+                costs.append(self._larger_cost(below, self._m - below))
             starts.append(value)
             lengths.append(1)
-            costs.append(self._cost(below, self._m - below - count))
+            costs.append(self._larger_cost(below, self._m - below - count))
             position, below = value + 1, below + count
         if position <= high:
             starts.append(position)
             lengths.append(high + 1 - position)
-            costs.append(self._cost(below, self._m - below))
+            costs.append(self._larger_cost(below, self._m - below))
         return starts, lengths, costs

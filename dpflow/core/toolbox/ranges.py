@@ -37,36 +37,36 @@ class Range(Strict):
 
     @property
     @abstractmethod
-    def first(self) -> int:
+    def first_key(self) -> int:
         """Key of the lowest element."""
 
     @property
     @abstractmethod
-    def last(self) -> int:
+    def last_key(self) -> int:
         """Key of the highest element."""
 
     @abstractmethod
-    def keys(self, values: NDArray[np.float64]) -> Keys:
+    def nearest_keys(self, values: NDArray[np.float64]) -> Keys:
         """The key of the element nearest to each value."""
 
     @abstractmethod
-    def value(self, key: int) -> float:
+    def key_value(self, key: int) -> float:
         """The element of a key."""
 
     @property
-    def size(self) -> int:
+    def key_count(self) -> int:
         """How many elements."""
-        return self.last - self.first + 1
+        return self.last_key - self.first_key + 1
 
-    def _clipped(self, positions: NDArray[np.float64]) -> Keys:
+    def _clip_positions(self, positions: NDArray[np.float64]) -> Keys:
         """Whole float positions as keys within the range."""
-        low, high = self.first, self.last
+        low, high = self.first_key, self.last_key
         whole = np.nan_to_num(positions, nan=float(low), posinf=2.0**62, neginf=-(2.0**62))
         keys = np.clip(whole, -(2.0**62), 2.0**62).astype(np.int64)
         return np.clip(keys, low, high)
 
 
-class Grid(Range):
+class LinearRange(Range):
     """Multiples of ``step`` within [``lower``, ``upper``]."""
 
     kind: Literal["grid"] = "grid"
@@ -75,28 +75,28 @@ class Grid(Range):
     step: Exact
 
     @model_validator(mode="after")
-    def _check(self) -> Grid:
+    def _check_step(self) -> LinearRange:
         if not self.step > 0 or max(abs(self.lower), abs(self.upper)) / self.step > MAX_MAGNITUDE:
             raise ValueError("step must be positive, and the bounds hold at most 2^62 steps")
-        if self.first > self.last:
+        if self.first_key > self.last_key:
             raise ValueError(f"no multiple of step {self.step} lies within the bounds")
         return self
 
     @property
-    def first(self) -> int:
+    def first_key(self) -> int:
         return -((-self.lower) // self.step)
 
     @property
-    def last(self) -> int:
+    def last_key(self) -> int:
         return self.upper // self.step
 
-    def keys(self, values: NDArray[np.float64]) -> Keys:
+    def nearest_keys(self, values: NDArray[np.float64]) -> Keys:
         with np.errstate(over="ignore"):
-            return self._clipped(
+            return self._clip_positions(
                 np.ceil(values * self.step.denominator / self.step.numerator - 0.5)
             )
 
-    def value(self, key: int) -> float:
+    def key_value(self, key: int) -> float:
         return float(key * self.step)
 
 
@@ -112,7 +112,7 @@ class LogGrid(Range):
     signed: bool = False
 
     @model_validator(mode="after")
-    def _check(self) -> LogGrid:
+    def _check_ratio(self) -> LogGrid:
         if (
             not 0 < self.smallest < self.largest
             or not Fraction(1_000_001, 1_000_000) <= self.ratio <= 1000
@@ -121,21 +121,23 @@ class LogGrid(Range):
         return self
 
     @property
-    def last(self) -> int:
+    def last_key(self) -> int:
         return 1 + math.floor(math.log(self.largest / self.smallest) / math.log(self.ratio) + 1e-9)
 
     @property
-    def first(self) -> int:
-        return -self.last if self.signed else 0
+    def first_key(self) -> int:
+        return -self.last_key if self.signed else 0
 
-    def keys(self, values: NDArray[np.float64]) -> Keys:
+    def nearest_keys(self, values: NDArray[np.float64]) -> Keys:
         with np.errstate(divide="ignore", over="ignore"):
             size = np.abs(values) / float(self.smallest)
             position = np.ceil(np.log(size) / math.log(self.ratio) - 0.5) + 1
         position = np.where(size < 1, np.where(size > 0.5, 1.0, 0.0), position)
-        return self._clipped(np.where(np.isnan(values), np.nan, np.copysign(position, values)))
+        return self._clip_positions(
+            np.where(np.isnan(values), np.nan, np.copysign(position, values))
+        )
 
-    def value(self, key: int) -> float:
+    def key_value(self, key: int) -> float:
         if key == 0:
             return 0.0
         return math.copysign(float(self.smallest) * float(self.ratio) ** (abs(key) - 1), key)
@@ -148,27 +150,27 @@ class ExplicitSet(Range):
     values: Annotated[tuple[Exact, ...], Field(min_length=1, max_length=10**6)]
 
     @model_validator(mode="after")
-    def _check(self) -> ExplicitSet:
+    def _check_order(self) -> ExplicitSet:
         if any(a >= b for a, b in zip(self.values, self.values[1:])):
             raise ValueError("values must ascend, without repetition")
         return self
 
     @property
-    def first(self) -> int:
+    def first_key(self) -> int:
         return 0
 
     @property
-    def last(self) -> int:
+    def last_key(self) -> int:
         return len(self.values) - 1
 
-    def keys(self, values: NDArray[np.float64]) -> Keys:
+    def nearest_keys(self, values: NDArray[np.float64]) -> Keys:
         elements = np.array([float(v) for v in self.values])
         middles = elements[:-1] / 2 + elements[1:] / 2
         return np.where(np.isnan(values), 0, np.searchsorted(middles, values, side="left")).astype(
             np.int64
         )
 
-    def value(self, key: int) -> float:
+    def key_value(self, key: int) -> float:
         return float(self.values[key])
 
 
@@ -178,25 +180,25 @@ class Floats(Range):
     kind: Literal["float32", "float64"]
 
     @property
-    def last(self) -> int:
+    def last_key(self) -> int:
         return 0x7F7FFFFF if self.kind == "float32" else 0x7FEFFFFFFFFFFFFF
 
     @property
-    def first(self) -> int:
-        return -self.last
+    def first_key(self) -> int:
+        return -self.last_key
 
-    def keys(self, values: NDArray[np.float64]) -> Keys:
+    def nearest_keys(self, values: NDArray[np.float64]) -> Keys:
         with np.errstate(over="ignore"):
             floats = np.ascontiguousarray(values, dtype=self.kind)
         bits = (
             np.abs(floats).view(np.int32 if self.kind == "float32" else np.int64).astype(np.int64)
         )
-        keys = np.where(np.isnan(values), self.first, np.where(np.signbit(floats), -bits, bits))
-        return np.clip(keys, self.first, self.last)
+        keys = np.where(np.isnan(values), self.first_key, np.where(np.signbit(floats), -bits, bits))
+        return np.clip(keys, self.first_key, self.last_key)
 
-    def value(self, key: int) -> float:
+    def key_value(self, key: int) -> float:
         bits = np.array([abs(key)], np.int32 if self.kind == "float32" else np.int64)
         return math.copysign(float(bits.view(self.kind)[0]), key)
 
 
-AnyRange = Annotated[Grid | LogGrid | ExplicitSet | Floats, Field(discriminator="kind")]
+AnyRange = Annotated[LinearRange | LogGrid | ExplicitSet | Floats, Field(discriminator="kind")]

@@ -41,24 +41,24 @@ class Engine:
         """Scale of each query's noise."""
         return 4 * self.sensitivity / self.epsilon
 
-    def start(self, source: Source) -> Memory:
+    def start_session(self, source: Source) -> Memory:
         """A fresh session."""
-        return Memory(0, self._threshold(source))
+        return Memory(0, self._threshold_noise(source))
 
-    def ask(
+    def compare_value(
         self, memory: Memory, value: int, threshold: int, source: Source
     ) -> tuple[bool, Memory]:
         """Answer whether ``value`` is below the threshold. Calling it on an exhausted memory is a
         bug, not a query.
         """
-        if memory.exhausted(self):
+        if memory.is_exhausted(self):
             raise AssertionError("an exhausted sparse-vector session was asked")
         noise = int(discrete_laplace(self.query_scale, 1, source)[0])
         if value + noise > threshold + memory.noise:
             return False, memory
-        return True, Memory(memory.failures + 1, self._threshold(source))
+        return True, Memory(memory.failures + 1, self._threshold_noise(source))
 
-    def _threshold(self, source: Source) -> int:
+    def _threshold_noise(self, source: Source) -> int:
         return int(discrete_laplace(self.threshold_scale, 1, source)[0])
 
 
@@ -71,7 +71,7 @@ class Memory:
     failures: int = field(repr=False)
     noise: int = field(repr=False)
 
-    def exhausted(self, engine: Engine) -> bool:
+    def is_exhausted(self, engine: Engine) -> bool:
         """Whether all failures are used up."""
         return self.failures >= engine.failures
 

@@ -12,12 +12,12 @@ from pydantic import BaseModel
 from dpflow.core.accounting.amounts import (
     Delta,
     Epsilon,
-    delta,
-    epsilon,
-    exact,
-    rho,
-    show,
-    text,
+    check_delta,
+    check_epsilon,
+    check_rho,
+    exact_text,
+    parse_exact,
+    short_text,
     to_units_down,
     to_units_up,
 )
@@ -36,7 +36,7 @@ class Params(BaseModel):
 )
 def test_every_way_to_write_a_tenth_is_exactly_a_tenth(value: object) -> None:
     """A float is taken by its shortest decimal form, so that 0.1 means one tenth."""
-    assert epsilon(value) == TENTH
+    assert check_epsilon(value) == TENTH
 
 
 @pytest.mark.parametrize(
@@ -77,37 +77,41 @@ def test_an_illegal_epsilon_is_refused_at_once(value: object) -> None:
     number.
     """
     with pytest.raises(InvalidAmount, match=r"epsilon is .*it must be"):
-        epsilon(value)
+        check_epsilon(value)
 
 
 @pytest.mark.parametrize("value", [1, "1", "1.5", -1e-9, "9e-19", float("nan"), False])
 def test_an_illegal_delta_is_refused(value: object) -> None:
     """A delta of 1 protects nobody; one below a unit cannot be counted."""
     with pytest.raises(InvalidAmount, match=r"delta is .*it must be"):
-        delta(value)
+        check_delta(value)
 
 
 def test_the_ends_of_the_legal_ranges_are_legal() -> None:
     """The ranges are closed except for delta = 1."""
-    assert epsilon("1e-12") == Fraction(1, 10**12) and epsilon(10**6) == 10**6
-    assert delta(0) == 0 and delta("1e-18") == Fraction(1, 10**18) and delta("0.999") < 1
-    assert rho("1e-24") == Fraction(1, 10**24)
+    assert check_epsilon("1e-12") == Fraction(1, 10**12) and check_epsilon(10**6) == 10**6
+    assert (
+        check_delta(0) == 0
+        and check_delta("1e-18") == Fraction(1, 10**18)
+        and check_delta("0.999") < 1
+    )
+    assert check_rho("1e-24") == Fraction(1, 10**24)
     with pytest.raises(InvalidAmount, match="rho is 0; it must be from 1e-24 to 1000000"):
-        rho(0)
+        check_rho(0)
 
 
 def test_a_message_stays_short_whatever_was_asked() -> None:
     """A 10 kB amount does not produce a 10 kB message."""
     for value in ("7" * 10_000, 10**9999, Fraction(1, 7**5000), 10**130):
         with pytest.raises(InvalidAmount, match="finite number of at most 100 digits") as caught:
-            exact("epsilon", value)
+            parse_exact("epsilon", value)
         assert len(str(caught.value)) < 300
 
 
 @given(st.fractions(min_value=Fraction(1, 10**12), max_value=10**6, max_denominator=10**30))
 def test_text_reads_back_exactly(amount: Fraction) -> None:
     """The written form of an amount loses nothing."""
-    assert epsilon(text(amount)) == amount
+    assert check_epsilon(exact_text(amount)) == amount
 
 
 @pytest.mark.parametrize(
@@ -116,16 +120,16 @@ def test_text_reads_back_exactly(amount: Fraction) -> None:
 )
 def test_text_is_what_a_person_would_write(written: str, shown: str) -> None:
     """Decimals stay decimals, ratios stay ratios, tiny numbers get an exponent."""
-    assert text(exact("x", written)) == shown
+    assert exact_text(parse_exact("x", written)) == shown
 
 
 def test_show_is_short() -> None:
     """People see six digits at most."""
     assert (
-        show(Fraction(1, 3)) == "0.333333"
-        and show(Fraction(0)) == "0"
-        and show(TENTH) == "0.1"
-        and show(Fraction(3)) == "3"
+        short_text(Fraction(1, 3)) == "0.333333"
+        and short_text(Fraction(0)) == "0"
+        and short_text(TENTH) == "0.1"
+        and short_text(Fraction(3)) == "3"
     )
 
 

@@ -66,12 +66,12 @@ def test_bounded_range_doubles_the_step() -> None:
 
 def test_compose_takes_the_better_of_sums_and_theorem_2_4() -> None:
     """Many small steps gain from advanced composition; a single step does not."""
-    epsilon, delta = c.compose([(F(1, 100), F(1, 10**9))] * 1000, 1e-6)
+    epsilon, delta = c.compose_adaptive([(F(1, 100), F(1, 10**9))] * 1000, 1e-6)
     assert epsilon == pytest.approx(c.total_eps(0.01, 1e-6, 1000)) and delta == pytest.approx(2e-6)
-    assert c.compose([(F(1, 2), F(1, 4))], 1e-6) == (0.5, 0.25)
-    assert c.compose([], 1e-6) == (0.0, 0.0)
+    assert c.compose_adaptive([(F(1, 2), F(1, 4))], 1e-6) == (0.5, 0.25)
+    assert c.compose_adaptive([], 1e-6) == (0.0, 0.0)
     squares = 0.1**2 * 200 + 0.2**2 * 100
-    mixed = c.compose([(F(1, 10), F(0))] * 200 + [(F(1, 5), F(0))] * 100, 1e-6)
+    mixed = c.compose_adaptive([(F(1, 10), F(0))] * 200 + [(F(1, 5), F(0))] * 100, 1e-6)
     assert mixed[0] == pytest.approx(squares / 2 + math.sqrt(2 * math.log(1e6) * squares))
 
 
@@ -85,9 +85,9 @@ def test_compose_backwards(shares: list[Fraction], epsilon: float) -> None:
     assert {step / share for step, share in zip(steps, shares, strict=True)} == {
         steps[0] / shares[0]
     }
-    assert c.compose([(step, F(0)) for step in steps], 1e-6)[0] <= epsilon
+    assert c.compose_adaptive([(step, F(0)) for step in steps], 1e-6)[0] <= epsilon
     more = [(step * (1 + F(1, 10**12)), F(0)) for step in steps]
-    assert c.compose(more, 1e-6)[0] > epsilon
+    assert c.compose_adaptive(more, 1e-6)[0] > epsilon
 
 
 def test_compose_backwards_is_step_eps_for_equal_steps() -> None:
@@ -104,8 +104,8 @@ def test_compose_backwards_is_step_eps_for_equal_steps() -> None:
 def test_parallel_blocks_cost_the_dearest_block() -> None:
     """Each block sums its own steps; the maximum is what one unit pays."""
     a, b = (F(1, 10), F(1, 10**6)), (F(1, 4), F(0))
-    assert c.parallel([[a, a], [b], []]) == (F(1, 4), F(2, 10**6))
-    assert c.parallel([]) == (F(0), F(0))
+    assert c.compose_parallel([[a, a], [b], []]) == (F(1, 4), F(2, 10**6))
+    assert c.compose_parallel([]) == (F(0), F(0))
 
 
 def test_optimal_composition_is_the_exact_divergence() -> None:

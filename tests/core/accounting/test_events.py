@@ -131,19 +131,21 @@ def test_a_stranger_has_no_json() -> None:
 
 def test_conversions_to_epsilon_and_zcdp() -> None:
     """The textbook values, exactly."""
-    assert DiscreteLaplace(F(100), 3).approximate() == (F(3, 100), ZERO)
-    assert Pure(TENTH).zcdp() == (F(1, 200), ZERO)
-    assert BoundedRange(TENTH).zcdp() == (F(1, 800), ZERO)
-    assert SparseVector(TENTH).zcdp() == Pure(TENTH).zcdp()
-    assert DiscreteGaussian(F(2500), F(2)).zcdp() == (F(4, 5000), ZERO)
-    assert DiscreteGaussian(F(2500)).approximate() is None
-    assert Composed((Approximate(TENTH, F(1, 10**6)), Pure(TENTH))).approximate() == (
+    assert DiscreteLaplace(F(100), 3).epsilon_delta() == (F(3, 100), ZERO)
+    assert Pure(TENTH).rho_delta() == (F(1, 200), ZERO)
+    assert BoundedRange(TENTH).rho_delta() == (F(1, 800), ZERO)
+    assert SparseVector(TENTH).rho_delta() == Pure(TENTH).rho_delta()
+    assert DiscreteGaussian(F(2500), F(2)).rho_delta() == (F(4, 5000), ZERO)
+    assert DiscreteGaussian(F(2500)).epsilon_delta() is None
+    assert Composed((Approximate(TENTH, F(1, 10**6)), Pure(TENTH))).epsilon_delta() == (
         F(1, 5),
         F(1, 10**6),
     )
-    assert Composed((ZCDP(TENTH), Pure(TENTH))).approximate() is None
-    assert Repeated(Approximate(TENTH, F(1, 10**6)), 3).approximate() == (F(3, 10), F(3, 10**6))
-    assert Pure(F(5)).zcdp() == (F(5), ZERO), "for large epsilon, epsilon itself is the smaller rho"
+    assert Composed((ZCDP(TENTH), Pure(TENTH))).epsilon_delta() is None
+    assert Repeated(Approximate(TENTH, F(1, 10**6)), 3).epsilon_delta() == (F(3, 10), F(3, 10**6))
+    assert Pure(F(5)).rho_delta() == (F(5), ZERO), (
+        "for large epsilon, epsilon itself is the smaller rho"
+    )
 
 
 @pytest.mark.parametrize("order", [F(11, 10), F(2), F(17, 2), F(22), F(1000)])
@@ -159,7 +161,9 @@ def test_discrete_laplace_curve_equals_the_sum_of_its_series(
     ]
     top = max(terms)
     direct = (top + math.log(math.fsum(math.exp(term - top) for term in terms))) / (a - 1)
-    assert float(renyi.discrete_laplace(scale, shift, order)) == pytest.approx(direct, rel=1e-9)
+    assert float(renyi.discrete_laplace_divergence(scale, shift, order)) == pytest.approx(
+        direct, rel=1e-9
+    )
 
 
 def test_discrete_laplace_spread_over_coordinates_costs_no_more() -> None:
@@ -167,7 +171,7 @@ def test_discrete_laplace_spread_over_coordinates_costs_no_more() -> None:
     case.
     """
     for order in (F(3, 2), F(9), F(60)):
-        curve = [F(0)] + [renyi.discrete_laplace(F(3), d, order) for d in range(1, 13)]
+        curve = [F(0)] + [renyi.discrete_laplace_divergence(F(3), d, order) for d in range(1, 13)]
         assert all(curve[a] + curve[b] <= curve[a + b] for a in range(1, 7) for b in range(1, 7))
 
 
@@ -177,7 +181,7 @@ def test_pure_curve_lies_between_its_known_bounds(epsilon: Fraction, order: Frac
     """At most epsilon and order epsilon^2/2 at all scales, and never below the divergence of the
     worst mechanism.
     """
-    value = renyi.pure(epsilon, order)
+    value = renyi.pure_divergence(epsilon, order)
     slack = 1 + F(1, 10**39)
     assert 0 < value <= min(epsilon, order * epsilon**2 / 2) * slack
     if epsilon == 1 and order < 100:
@@ -190,25 +194,31 @@ def test_pure_curve_lies_between_its_known_bounds(epsilon: Fraction, order: Frac
 def test_bounded_range_is_a_fourth_of_pure_for_small_epsilon_and_never_more() -> None:
     """The exponential mechanism gets its better curve; a sparse vector session does not."""
     for epsilon in (F(1, 100), F(1), F(30)):
-        assert BoundedRange(epsilon).renyi(F(22))[0] <= SparseVector(epsilon).renyi(F(22))[0]
-    assert BoundedRange(F(1, 100)).renyi(F(22))[0] == F(22, 80000)
-    assert SparseVector(F(1, 100)).renyi(F(22)) == Pure(F(1, 100)).renyi(F(22))
+        assert (
+            BoundedRange(epsilon).renyi_bound(F(22))[0]
+            <= SparseVector(epsilon).renyi_bound(F(22))[0]
+        )
+    assert BoundedRange(F(1, 100)).renyi_bound(F(22))[0] == F(22, 80000)
+    assert SparseVector(F(1, 100)).renyi_bound(F(22)) == Pure(F(1, 100)).renyi_bound(F(22))
 
 
 def test_group_privacy() -> None:
     """k units: k eps; k^2 rho; the geometric series of delta."""
-    assert Pure(TENTH).group(3) == Pure(F(3, 10))
-    assert ZCDP(F(1, 200)).group(3) == ZCDP(F(9, 200))
-    assert DiscreteLaplace(F(10)).group(4) == DiscreteLaplace(F(10), 4)
-    assert DiscreteGaussian(F(9)).group(4).zcdp() == (F(16, 18), ZERO)
-    grown = Approximate(TENTH, F(1, 10**6)).group(3)
+    assert Pure(TENTH).group_event(3) == Pure(F(3, 10))
+    assert ZCDP(F(1, 200)).group_event(3) == ZCDP(F(9, 200))
+    assert DiscreteLaplace(F(10)).group_event(4) == DiscreteLaplace(F(10), 4)
+    assert DiscreteGaussian(F(9)).group_event(4).rho_delta() == (F(16, 18), ZERO)
+    grown = Approximate(TENTH, F(1, 10**6)).group_event(3)
     assert isinstance(grown, Approximate) and grown.epsilon == F(3, 10)
     assert float(grown.delta) == pytest.approx(
         1e-6 * (1 + math.exp(0.1) + math.exp(0.2)), rel=1e-12
     )
-    assert Composed((Pure(TENTH), SparseVector(TENTH))).group(2).approximate() == (F(2, 5), ZERO)
+    assert Composed((Pure(TENTH), SparseVector(TENTH))).group_event(2).epsilon_delta() == (
+        F(2, 5),
+        ZERO,
+    )
     for event in EVERY_KIND:
-        assert event.group(1) == event
+        assert event.group_event(1) == event
 
 
 def test_replacing_a_unit_costs_twice_and_more() -> None:
@@ -224,15 +234,15 @@ def test_group_claims_that_mean_nothing_are_refused() -> None:
     exist.
     """
     with pytest.raises(InvalidAmount, match="delta above 1"):
-        Approximate(F(1), F(1, 10**6)).group(1000)
+        Approximate(F(1), F(1, 10**6)).group_event(1000)
     with pytest.raises(InvalidAmount, match="delta is"):
-        Approximate(F(1), F(1, 10**6)).group(20)
+        Approximate(F(1), F(1, 10**6)).group_event(20)
     with pytest.raises(InvalidAmount, match="epsilon is"):
-        Pure(F(1000)).group(10**6)
+        Pure(F(1000)).group_event(10**6)
     with pytest.raises(InvalidAmount, match="size of a group is 0"):
-        Pure(TENTH).group(0)
+        Pure(TENTH).group_event(0)
     with pytest.raises(PlanRefused, match="no group rule"):
-        ZCDP(TENTH, F(1, 10**6)).group(2)
+        ZCDP(TENTH, F(1, 10**6)).group_event(2)
 
 
 def test_epsilon_at_a_delta() -> None:

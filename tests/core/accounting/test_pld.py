@@ -53,11 +53,11 @@ def test_equal_releases_are_the_binomial_sum() -> None:
     """490 discrete Laplace 0.01: the formula, and what dp-accounting says."""
     found = pld.fixed_schedule([(DiscreteLaplace(F(100)), 490)])
     exact = composition.optimal_delta(0.01, 1.0, 490)
-    assert exact <= found.delta(1.0) <= exact * 1.00001
-    assert found.delta(1.0) == pytest.approx(
+    assert exact <= found.delta_at(1.0) <= exact * 1.00001
+    assert found.delta_at(1.0) == pytest.approx(
         ORACLE["pld delta, discrete laplace 0.01, k 490, eps 1"], rel=1e-5
     )
-    assert 0.9277 < found.epsilon(1e-6) < 0.9278, (
+    assert 0.9277 < found.epsilon_at(1e-6) < 0.9278, (
         "the filter says 1 here; the report says what a fixed schedule costs"
     )
 
@@ -75,7 +75,7 @@ def test_mixed_releases_are_never_below_the_exact_divergence(
     mix: list[tuple[str, int]], epsilon: float
 ) -> None:
     """All outcomes enumerated: at least the exact value, and no more than a thousandth above it."""
-    found = pld.fixed_schedule([(Pure(F(e)), n) for e, n in mix]).delta(epsilon)
+    found = pld.fixed_schedule([(Pure(F(e)), n) for e, n in mix]).delta_at(epsilon)
     exact = exactly([(float(e), n) for e, n in mix], epsilon)
     assert exact * (1 - 1e-9) <= found <= exact * 1.001 + 1e-9
 
@@ -92,7 +92,7 @@ def test_rounding_losses_down_is_caught(monkeypatch: pytest.MonkeyPatch) -> None
         masses[[0, -1]] = 1 - right, right
         return pld.Losses(step, -points, masses, 0.0)
 
-    monkeypatch.setattr(pld, "response", below)
+    monkeypatch.setattr(pld, "randomised_response", below)
     with pytest.raises(AssertionError):
         test_mixed_releases_are_never_below_the_exact_divergence(MIXES[1], 1.0)
 
@@ -112,11 +112,11 @@ def test_the_gaussian_of_the_issue() -> None:
             np.maximum(-np.expm1(at), 0.0),
         )
 
-    one = pld.of_curve(curve, 2e-4, 1.0)
-    assert pld.compose([(one, 100)]).epsilon(1e-6) == pytest.approx(
+    one = pld.losses_from_curve(curve, 2e-4, 1.0)
+    assert pld.convolve_losses([(one, 100)]).epsilon_at(1e-6) == pytest.approx(
         ORACLE["gaussian 10, k 100"]["pld eps"], rel=1e-4
     )
-    claimed = pld.fixed_schedule([(DiscreteGaussian(F(100)), 100)]).epsilon(1e-6)
+    claimed = pld.fixed_schedule([(DiscreteGaussian(F(100)), 100)]).epsilon_at(1e-6)
     proved = Repeated(DiscreteGaussian(F(100)), 100).epsilon_at(F(1, 10**6))
     assert proved is not None and float(proved) - 1e-4 < claimed < float(proved) * 1.0001
 
@@ -126,7 +126,7 @@ def test_zcdp_is_its_best_conversion(rho: str) -> None:
     """One curve over all orders; what converts one event converts the sum."""
     proved = ZCDP(F(rho)).epsilon_at(F(1, 10**6))
     assert proved is not None
-    assert pld.fixed_schedule([(ZCDP(F(rho)), 1)]).epsilon(1e-6) == pytest.approx(
+    assert pld.fixed_schedule([(ZCDP(F(rho)), 1)]).epsilon_at(1e-6) == pytest.approx(
         float(proved), rel=1e-3
     )
 
@@ -145,11 +145,11 @@ def test_bounded_range_lies_between_its_bounds() -> None:
             * max(0.0, -math.expm1(0.5 - (k * t - (k - n) * e)))
             for n in range(k + 1)
         )
-        assert reached < found.delta(0.5)
-    best = found.epsilon(1e-6)
+        assert reached < found.delta_at(0.5)
+    best = found.epsilon_at(1e-6)
     assert composition.optimal_eps(0.05, 1e-6, k) < best < composition.range_total_eps(0.1, 1e-6, k)
     one = pld.fixed_schedule([(BoundedRange(F(1)), 1)])
-    assert one.delta(0.25) == pytest.approx(
+    assert one.delta_at(0.25) == pytest.approx(
         (math.exp(0.5) - math.exp(0.125)) ** 2 / math.expm1(1), rel=1e-6
     )
 
@@ -160,11 +160,11 @@ def test_own_deltas_leak() -> None:
     """
     leak = 1 - (1 - 1e-4) ** 5
     found = pld.fixed_schedule([(Approximate(F(1, 5), F(1, 10**4)), 5)])
-    assert found.delta(0.3) == pytest.approx(
+    assert found.delta_at(0.3) == pytest.approx(
         leak + (1 - leak) * composition.optimal_delta(0.2, 0.3, 5), rel=1e-9
     )
-    assert found.epsilon(leak / 2) == math.inf
-    assert pld.fixed_schedule([(ZCDP(F(1, 50), F(1, 10**4)), 5)]).delta(50.0) == pytest.approx(
+    assert found.epsilon_at(leak / 2) == math.inf
+    assert pld.fixed_schedule([(ZCDP(F(1, 50), F(1, 10**4)), 5)]).delta_at(50.0) == pytest.approx(
         leak, rel=1e-6
     )
 
@@ -179,8 +179,8 @@ SAME: list[tuple[Event, Event]] = [
 @pytest.mark.parametrize(("one", "other"), SAME, ids=["session", "composed", "laplace"])
 def test_what_is_no_better_costs_the_same(one: Event, other: Event) -> None:
     """Sessions and wider Laplace noise are randomised response; a composed event is its parts."""
-    assert pld.fixed_schedule([(one, 3)]).delta(0.1) == pytest.approx(
-        pld.fixed_schedule([(other, 3)]).delta(0.1)
+    assert pld.fixed_schedule([(one, 3)]).delta_at(0.1) == pytest.approx(
+        pld.fixed_schedule([(other, 3)]).delta_at(0.1)
     )
 
 
@@ -189,31 +189,31 @@ def test_the_report_takes_the_better_proof() -> None:
     least holds.
     """
     laplace = [(DiscreteLaplace(F(100)), 490)]
-    assert pld.report(laplace, F(1, 10**6)) == pld.fixed_schedule(laplace).epsilon(1e-6)
+    assert pld.report_epsilon(laplace, F(1, 10**6)) == pld.fixed_schedule(laplace).epsilon_at(1e-6)
     mixed: list[tuple[Event, int]] = [
         (Pure(F("0.01")), 100), (BoundedRange(F("0.1")), 20), (DiscreteGaussian(F(2500)), 30), (SparseVector(F(1, 2)), 1),
     ]  # fmt: skip
-    found = pld.report(mixed, F(1, 10**6))
+    found = pld.report_epsilon(mixed, F(1, 10**6))
     whole = Composed(tuple(Repeated(event, count) for event, count in mixed)).epsilon_at(
         F(1, 10**6)
     )
     assert whole is not None and found == pytest.approx(float(whole), rel=1e-12)
-    assert 0.5 < found < pld.fixed_schedule(mixed).epsilon(1e-6) < 1.05 * found
-    assert pld.report([(ZCDP(F(1), F(1, 1000)), 1)], F(1, 10**6)) is None
+    assert 0.5 < found < pld.fixed_schedule(mixed).epsilon_at(1e-6) < 1.05 * found
+    assert pld.report_epsilon([(ZCDP(F(1), F(1, 1000)), 1)], F(1, 10**6)) is None
 
 
 def test_extremes() -> None:
     """The smallest and the largest epsilon, and a delta that nothing reaches."""
-    assert pld.fixed_schedule([(Pure(F(1, 10**12)), 1)]).epsilon(1e-9) == 0.0
-    assert pld.fixed_schedule([(Pure(F(10**6)), 1)]).epsilon(1e-9) == pytest.approx(10**6)
-    assert pld.fixed_schedule([(ZCDP(F(10**6)), 1)]).epsilon(1e-6) == math.inf
-    assert pld.fixed_schedule([(Pure(F(1)), 1)]).epsilon(0.9) == 0.0
+    assert pld.fixed_schedule([(Pure(F(1, 10**12)), 1)]).epsilon_at(1e-9) == 0.0
+    assert pld.fixed_schedule([(Pure(F(10**6)), 1)]).epsilon_at(1e-9) == pytest.approx(10**6)
+    assert pld.fixed_schedule([(ZCDP(F(10**6)), 1)]).epsilon_at(1e-6) == math.inf
+    assert pld.fixed_schedule([(Pure(F(1)), 1)]).epsilon_at(0.9) == 0.0
 
 
 def test_no_claim_has_no_report() -> None:
     """What protects nobody cannot be said to cost something."""
     with pytest.raises(InvalidAmount, match="without a claim"):
-        pld.report([(Pure(F(1)), 1), (Unprotected(), 1)], F(1, 10**6))
+        pld.report_epsilon([(Pure(F(1)), 1), (Unprotected(), 1)], F(1, 10**6))
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,8 @@ from dpflow.core.accounting.privacy_filters import (
     Cost,
     Filter,
     FilterName,
-    guarantee,
     make_filter,
+    prove_guarantee,
 )
 from dpflow.core.accounting.renyi import Conversion
 from dpflow.errors import InvalidAmount, InvalidDeclaration, PlanRefused
@@ -53,8 +53,10 @@ def jobs(capacity: Capacity, price: Cost) -> int:
 def continuous_laplace(rule: Filter, epsilon: Fraction) -> Cost:
     """What continuous Laplace noise would cost; dpflow itself draws integers, so this is no event."""
     assert rule.order is not None
-    price = rule.cost(Pure(epsilon))
-    return Cost(price.epsilon, 0, math.ceil(renyi.laplace(epsilon, rule.order) / EPSILON_UNIT))
+    price = rule.event_cost(Pure(epsilon))
+    return Cost(
+        price.epsilon, 0, math.ceil(renyi.laplace_divergence(epsilon, rule.order) / EPSILON_UNIT)
+    )
 
 
 # --- the numbers of issue 3 -------------------------------------------------------------------------------------------
@@ -66,9 +68,9 @@ def test_basic_jobs(epsilon: str, expected: int) -> None:
     many: no decimal is lost.
     """
     rule = make_filter("basic", F(1), DELTA)
-    assert jobs(rule.capacity(), rule.cost(Pure(F(epsilon)))) == expected
+    assert jobs(rule.capacity(), rule.event_cost(Pure(F(epsilon)))) == expected
     assert (
-        jobs(make_filter("basic", F(3), DELTA).capacity(), rule.cost(Pure(F(epsilon))))
+        jobs(make_filter("basic", F(3), DELTA).capacity(), rule.event_cost(Pure(F(epsilon))))
         == 3 * expected
     )
 
@@ -99,8 +101,8 @@ def test_laplace_jobs(
     assert rule.order is not None and float(rule.order) == pytest.approx(order, abs=0.05)
     assert rule.tail_delta == DELTA
     assert jobs(rule.capacity(), continuous_laplace(rule, F(1, 100))) == continuous
-    assert jobs(rule.capacity(), rule.cost(DiscreteLaplace(F(100)))) == discrete
-    assert jobs(rule.capacity(), rule.cost(Pure(F(1, 100)))) == discrete
+    assert jobs(rule.capacity(), rule.event_cost(DiscreteLaplace(F(100)))) == discrete
+    assert jobs(rule.capacity(), rule.event_cost(Pure(F(1, 100)))) == discrete
 
 
 @pytest.mark.parametrize(
@@ -110,7 +112,7 @@ def test_laplace_jobs(
 def test_gaussian_jobs(name: FilterName, conversion: Conversion | None, expected: int) -> None:
     """Gaussian sigma 50 at eps 1."""
     rule = make_filter(name, F(1), DELTA, conversion=conversion)
-    assert jobs(rule.capacity(), rule.cost(DiscreteGaussian(F(2500)))) == expected
+    assert jobs(rule.capacity(), rule.event_cost(DiscreteGaussian(F(2500)))) == expected
 
 
 def test_a_grid_of_orders_gains_nothing() -> None:
@@ -136,12 +138,12 @@ def test_the_same_numbers_from_dp_accounting() -> None:
         == recorded["laplace 0.01, eps 3, order 8.9"]
     )
     assert (
-        jobs(one.capacity(), one.cost(DiscreteGaussian(F(2500))))
+        jobs(one.capacity(), one.event_cost(DiscreteGaussian(F(2500))))
         == recorded["gaussian 50, eps 1, order 22.0"]
     )
     for scale, order, epsilon in ORACLE["rdp eps at one order, one laplace"]:
         a = F(str(order))
-        ours = renyi.laplace(1 / F(str(scale)), a) + renyi.penalty(a, DELTA)
+        ours = renyi.laplace_divergence(1 / F(str(scale)), a) + renyi.conversion_penalty(a, DELTA)
         assert float(ours) == pytest.approx(epsilon, rel=1e-9)
 
 
@@ -161,10 +163,13 @@ def test_hybrid_admits_whatever_basic_admits(
     )
     spent_basic = spent_hybrid = Cost()
     for step in steps:
-        price = basic.cost(Pure(step))
+        price = basic.event_cost(Pure(step))
         if Filter.admits(basic.capacity(), spent_basic + price):
-            assert Filter.admits(hybrid.capacity(), spent_hybrid + hybrid.cost(Pure(step)))
-            spent_basic, spent_hybrid = spent_basic + price, spent_hybrid + hybrid.cost(Pure(step))
+            assert Filter.admits(hybrid.capacity(), spent_hybrid + hybrid.event_cost(Pure(step)))
+            spent_basic, spent_hybrid = (
+                spent_basic + price,
+                spent_hybrid + hybrid.event_cost(Pure(step)),
+            )
 
 
 @pytest.mark.parametrize("name", ["basic", "renyi", "hybrid"])
@@ -185,8 +190,8 @@ def test_json_round_trip_and_bounds_of_every_grant(
 def test_a_price_is_rounded_up_and_never_zero() -> None:
     """A third is paid in full; the smallest legal release costs a unit on every path."""
     rule = make_filter("hybrid", F(1), DELTA)
-    assert rule.cost(Pure(F(1, 3))).epsilon == 333333333334
-    smallest = rule.cost(Pure(F(1, 10**12)))
+    assert rule.event_cost(Pure(F(1, 3))).epsilon == 333333333334
+    smallest = rule.event_cost(Pure(F(1, 10**12)))
     assert smallest.epsilon == 1 and smallest.renyi == 1
 
 
@@ -195,15 +200,15 @@ def test_a_saturated_path_stays_closed_and_never_overflows() -> None:
     BIGINT.
     """
     rule = make_filter("hybrid", F(1), DELTA)
-    gaussian = rule.cost(DiscreteGaussian(F(2500)))
+    gaussian = rule.event_cost(DiscreteGaussian(F(2500)))
     assert gaussian.epsilon == SATURATED and 2 * SATURATED < 2**63
-    spent = gaussian + gaussian + rule.cost(Pure(F(1, 100)))
+    spent = gaussian + gaussian + rule.event_cost(Pure(F(1, 100)))
     assert spent.epsilon == SATURATED
-    assert Filter.admits(rule.capacity(), spent + rule.cost(Pure(F(1, 100)))), (
+    assert Filter.admits(rule.capacity(), spent + rule.event_cost(Pure(F(1, 100)))), (
         "the Renyi path goes on"
     )
-    assert not Filter.admits(rule.capacity(), spent + rule.cost(Pure(F(9, 10))))
-    assert rule.cost(ZCDP(F(10**6))).renyi == SATURATED
+    assert not Filter.admits(rule.capacity(), spent + rule.event_cost(Pure(F(9, 10))))
+    assert rule.event_cost(ZCDP(F(10**6))).renyi == SATURATED
 
 
 def test_closed_paths_admit_nothing() -> None:
@@ -229,10 +234,10 @@ def test_the_grant_divides_delta() -> None:
     rule = make_filter("hybrid", F(1), DELTA, tail_share=F(1, 4))
     assert rule.tail_delta == DELTA / 4
     assert rule.capacity().delta == rule.capacity().renyi_delta == 75 * 10**10
-    assert rule.cost(Approximate(F(1, 10), F(1, 10**7))) == Cost(
-        10**11, 10**11, rule.cost(Pure(F(1, 10))).renyi
+    assert rule.event_cost(Approximate(F(1, 10), F(1, 10**7))) == Cost(
+        10**11, 10**11, rule.event_cost(Pure(F(1, 10))).renyi
     )
-    assert jobs(rule.capacity(), rule.cost(Approximate(F(1, 100), F(1, 10**7)))) == 7
+    assert jobs(rule.capacity(), rule.event_cost(Approximate(F(1, 100), F(1, 10**7)))) == 7
     assert make_filter("renyi", F(1), DELTA, tail_share=F(1, 4)).capacity().delta == CLOSED
 
 
@@ -245,18 +250,18 @@ def test_events_that_no_grant_could_pay_are_refused_with_the_way_out() -> None:
     ):
         for rule in (make_filter("basic", F(1), DELTA), make_filter("hybrid", F(1), F(0))):
             with pytest.raises(PlanRefused, match="grant the scope with filter renyi or hybrid"):
-                rule.cost(epsilon_free)
+                rule.event_cost(epsilon_free)
     for name in ("renyi", "hybrid"):
         with pytest.raises(PlanRefused, match="tail_share below 1"):
-            make_filter(name, F(1), DELTA).cost(Approximate(F(1, 10), F(1, 10**9)))
+            make_filter(name, F(1), DELTA).event_cost(Approximate(F(1, 10), F(1, 10**9)))
 
     class Free(Pure):
         pass
 
     with pytest.raises(PlanRefused, match="type Free is not supported"):
-        make_filter("basic", F(1), DELTA).cost(Free(F(1, 10)))
+        make_filter("basic", F(1), DELTA).event_cost(Free(F(1, 10)))
     with pytest.raises(PlanRefused, match="leaves none for mechanisms"):
-        make_filter("basic", F(1), F(0)).cost(Approximate(F(1, 10), F(1, 10**9)))
+        make_filter("basic", F(1), F(0)).event_cost(Approximate(F(1, 10), F(1, 10**9)))
 
 
 @pytest.mark.parametrize(
@@ -310,17 +315,20 @@ def test_an_unknown_filter_is_refused() -> None:
 def test_odometer() -> None:
     """The report takes the better path, and its full-grant value does not exceed the promise."""
     rule = make_filter("hybrid", F(1), DELTA, conversion="tight")
-    assert guarantee(Cost(), rule).epsilon == 0
+    assert prove_guarantee(Cost(), rule).epsilon == 0
     few, many = Cost(), Cost()
-    price = rule.cost(Pure(F(1, 100)))
+    price = rule.event_cost(Pure(F(1, 100)))
     for _ in range(490):
         few, many = (few + price if few.epsilon < 10 * price.epsilon else few), many + price
-    assert (guarantee(few, rule).epsilon, guarantee(few, rule).via) == (F(1, 10), "basic")
-    report = guarantee(many, rule)
+    assert (prove_guarantee(few, rule).epsilon, prove_guarantee(few, rule).via) == (
+        F(1, 10),
+        "basic",
+    )
+    report = prove_guarantee(many, rule)
     assert report.via == "renyi" and F(99, 100) < report.epsilon <= 1 and report.delta == DELTA
-    assert guarantee(many, rule, F(1, 100)).epsilon < report.epsilon
+    assert prove_guarantee(many, rule, F(1, 100)).epsilon < report.epsilon
     with pytest.raises(InvalidAmount, match="nothing finite"):
-        guarantee(Cost(SATURATED, 0, 5), rule, F(0))
+        prove_guarantee(Cost(SATURATED, 0, 5), rule, F(0))
 
 
 # --- validity under fully adaptive choice, exactly --------------------------------------------------------------------
@@ -356,7 +364,7 @@ def worst_divergence(
 
 
 def ledger_rule(rule: Filter, menu: list[Event]) -> Callable[[Counts], bool]:
-    capacity, prices = rule.capacity(), [rule.cost(event) for event in menu]
+    capacity, prices = rule.capacity(), [rule.event_cost(event) for event in menu]
 
     def admits(counts: Counts) -> bool:
         total = [
@@ -447,4 +455,4 @@ def test_a_session_costs_what_its_simulation_costs() -> None:
     """
     for name in ("basic", "renyi", "hybrid"):
         rule = make_filter(name, F(1), DELTA)
-        assert rule.cost(SparseVector(F(1, 10))) == rule.cost(Pure(F(1, 10)))
+        assert rule.event_cost(SparseVector(F(1, 10))) == rule.event_cost(Pure(F(1, 10)))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from dpflow.core.contract.declaration import Column, Table, problems
+from dpflow.core.contract.declaration import Column, Table, describe_problems
 from dpflow.errors import PlanRefused, UnknownName
 
 GOOD: dict[str, Any] = {
@@ -59,7 +59,7 @@ def test_half_said_declarations_are_refused(changes: dict[str, Any], message: st
     """Each mistake is named with its field."""
     with pytest.raises(ValidationError) as caught:
         declared(**changes)
-    assert re.search(message, problems(caught.value))
+    assert re.search(message, describe_problems(caught.value))
 
 
 @pytest.mark.parametrize(
@@ -84,8 +84,8 @@ def test_fields_of_version_1_name_the_new_ones(old: dict[str, Any], new: str) ->
 
 def test_bounds_become_a_grid_inside_them() -> None:
     """The grid never reaches outside the declared bounds."""
-    assert Column(lower="-0.25", upper="1.05", step="0.1").grid() == (-2, 10)
-    assert Column(lower=0, upper=7, step=2).grid() == (0, 3)
+    assert Column(lower="-0.25", upper="1.05", step="0.1").grid_bounds() == (-2, 10)
+    assert Column(lower=0, upper=7, step=2).grid_bounds() == (0, 3)
 
 
 def test_numbers_are_taken_exactly() -> None:
@@ -102,7 +102,7 @@ def test_unknown_columns_list_close_matches() -> None:
 def test_no_bounds_no_plan() -> None:
     """Bounds and public keys are asked for by the name of the column that lacks them."""
     with pytest.raises(PlanRefused, match="column 'note' of table 'visits' declares no bounds"):
-        declared().bounded("note")
+        declared().bounded_column("note")
     with pytest.raises(PlanRefused, match="declares no public keys"):
         declared().public_keys("note")
 
@@ -115,21 +115,72 @@ def test_the_digest_of_a_declaration_ignores_where_the_file_is() -> None:
 def test_what_is_protected_is_said_in_words() -> None:
     """Budgets can print what they protect."""
     table = declared(protects="unit-block", block="day")
-    assert table.protected == "all rows of one user in one day (add-remove)"
+    assert table.protection_text == "all rows of one user in one day (add-remove)"
 
 
 def test_bounds_written_as_dates_are_answered_in_dates() -> None:
     """Days remember that they were dates; numbers, moments and coarser grids stay numbers."""
     day = Column.model_validate({"lower": dt.date(1940, 1, 1), "upper": dt.date(9999, 12, 31)})
-    assert (day.unit(-10958), day.unit(0), day.unit(day.grid()[1] + 1)) == (
+    assert (
+        day.grid_value(-10958),
+        day.grid_value(0),
+        day.grid_value(day.grid_bounds()[1] + 1),
+    ) == (
         "1940-01-01",
         "1970-01-01",
         "10000-01-01",
     )
-    assert day.model_copy(update={"missing": Fraction(0)}).dates
+    assert day.model_copy(update={"missing": Fraction(0)}).holds_dates
     for other in (
         {"lower": 0, "upper": 9},
         {"lower": dt.date(1940, 1, 1), "upper": dt.date(1950, 1, 1), "step": 7},
     ):
-        assert not Column.model_validate(other).dates
-    assert Column.model_validate({"lower": 0, "upper": 1, "step": "0.25"}).unit(3) == 0.75
+        assert not Column.model_validate(other).holds_dates
+    assert Column.model_validate({"lower": 0, "upper": 1, "step": "0.25"}).grid_value(3) == 0.75
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"privacy_unit": "user"}, "privacy_unit: must be a mapping, such as {column: user_id}"),
+        ({"contribution_bounds": 3}, "contribution_bounds: must be a mapping, such as {rows: 3}"),
+        ({"columns": ["age"]}, "columns: must be a mapping, such as {name: value}"),
+        (
+            {"columns": {"age": 120}},
+            "columns.age: must be a mapping, such as {lower: 0, upper: 120}",
+        ),
+        (
+            {"columns": {"late": {"public_keys": [False, True]}}},
+            "columns.late.public_keys.0: must be a text, and YAML reads no, yes, on and off as truth values; "
+            "put it in quotes, such as 'no'",
+        ),
+        (
+            {"columns": {"zip": {"public_keys": [10, "20"]}}},
+            "columns.zip.public_keys.0: must be a text; put it in quotes, such as '1'",
+        ),
+        (
+            {"columns": {"city": {"public_keys": "Oslo"}}},
+            "columns.city.public_keys: write a list, such as [1, 2]",
+        ),
+        ({"privacy_unit": {}}, "privacy_unit.column: is missing; add it"),
+        (
+            {"contribution_bounds": {"rows": "many"}},
+            "contribution_bounds.rows: must be a whole number, such as 3",
+        ),
+        (
+            {"contribution_bounds": {"rows": 0}},
+            "contribution_bounds.rows: must be greater than or equal to 1",
+        ),
+        ({"holdout": "maybe"}, "holdout: must be true or false"),
+        ({"database": 3}, "database: must be a path, such as visits.duckdb"),
+        ({"neighbours": "near"}, "neighbours: must be 'add-remove' or 'replace'"),
+        ({"joins": [3]}, "joins.0: must be a mapping, such as {relation: towns, name: town, "),
+    ],
+)
+def test_a_mistake_is_a_sentence_with_an_example(changes: dict[str, Any], text: str) -> None:
+    """The field's path, what it must be, and how it is written; never a word about Python."""
+    with pytest.raises(ValidationError) as caught:
+        declared(**changes)
+    found = describe_problems(caught.value)
+    assert text in found
+    assert not re.search("Input|valid|instance|dictionary|Field required", found)

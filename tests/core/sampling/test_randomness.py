@@ -93,31 +93,31 @@ def test_every_bit_of_a_word_is_fair() -> None:
 def test_bits_are_the_leading_bits_of_the_words() -> None:
     """bits(k) is a prefix of the script, most significant word first, and bits(0) costs nothing."""
     script = "1011" + "0" * 60 + "1" * 64
-    assert ScriptedSource.from_bits(script).bits(4) == 0b1011
-    assert ScriptedSource.from_bits(script).bits(65) == int(script[:65], 2)
-    assert ScriptedSource.from_bits(script).bits(128) == int(script, 2)
-    assert ScriptedSource([]).bits(0) == 0
+    assert ScriptedSource.from_bits(script).draw_bits(4) == 0b1011
+    assert ScriptedSource.from_bits(script).draw_bits(65) == int(script[:65], 2)
+    assert ScriptedSource.from_bits(script).draw_bits(128) == int(script, 2)
+    assert ScriptedSource([]).draw_bits(0) == 0
 
 
 def test_below_rejects_instead_of_folding() -> None:
     """below(6) skips the values 6 and 7 of its three bits and returns every other value unchanged."""
     top = [value << 61 for value in (7, 6, 4)]
     source = ScriptedSource(top)
-    assert source.below(6) == 4
-    assert source.left == 0
-    assert [ScriptedSource([value << 61]).below(6) for value in range(6)] == list(range(6))
+    assert source.draw_below(6) == 4
+    assert source.words_left == 0
+    assert [ScriptedSource([value << 61]).draw_below(6) for value in range(6)] == list(range(6))
 
 
 def test_below_one_needs_no_randomness() -> None:
     """The only integer below 1 is 0."""
-    assert ScriptedSource([]).below(1) == 0
+    assert ScriptedSource([]).draw_below(1) == 0
 
 
 @pytest.mark.parametrize("n", [2, 3, 5, 2**64, 2**64 + 1, 3**200])
 def test_below_stays_below(n: int) -> None:
     """Values lie in 0, ..., n - 1 for small and for huge n, and both halves are met."""
     source = SystemSource()
-    drawn = [source.below(n) for _ in range(200)]
+    drawn = [source.draw_below(n) for _ in range(200)]
     assert all(0 <= value < n for value in drawn)
     assert min(drawn) < n / 2 <= max(drawn)
 
@@ -125,7 +125,7 @@ def test_below_stays_below(n: int) -> None:
 def test_below_is_uniform() -> None:
     """30,000 values below 3 fall within 8 standard deviations of 10,000 each."""
     source = SystemSource()
-    counts = Counter(source.below(3) for _ in range(30_000))
+    counts = Counter(source.draw_below(3) for _ in range(30_000))
     assert all(abs(counts[value] - 10_000) < 8 * (30_000 * 2 / 9) ** 0.5 for value in range(3))
 
 
@@ -133,10 +133,10 @@ def test_a_script_is_replayed_and_never_extended() -> None:
     """A scripted source returns its words in order and then refuses."""
     source = ScriptedSource([1, 2**64 - 1, 3])
     assert source.words(2).tolist() == [1, 2**64 - 1]
-    assert (source.used, source.left) == (2, 1)
+    assert (source.used, source.words_left) == (2, 1)
     with pytest.raises(InvalidInput, match="used up: 2 words asked for, 1 left"):
         source.words(2)
-    assert source.word() == 3
+    assert source.draw_word() == 3
 
 
 def test_impossible_requests_are_refused() -> None:
@@ -145,7 +145,7 @@ def test_impossible_requests_are_refused() -> None:
     with pytest.raises(InvalidAmount, match="cannot draw -1 random words"):
         source.words(-1)
     with pytest.raises(InvalidAmount, match="cannot have -1 bits"):
-        source.bits(-1)
+        source.draw_bits(-1)
     for n in (0, -5):
         with pytest.raises(InvalidAmount, match=f"no integer from 0 to below {n}"):
-            source.below(n)
+            source.draw_below(n)

@@ -25,7 +25,7 @@ from dpflow.core.sampling.samplers import (
     MAX_SCALE,
     bernoulli,
     bernoulli_exp,
-    choose,
+    choose_piece,
     discrete_gaussian,
     discrete_laplace,
     geometric,
@@ -246,8 +246,8 @@ def test_gaussian_acceptance_is_exact() -> None:
         cut = int(exp(F(r * r, 2 * 10**8)) * 2**128)
         for u, kept in ((cut - 2**20, [r]), (cut + 2**20, [])):
             source = ScriptedSource([0, r, u >> 64, u & (2**64 - 1)])
-            assert samplers._accepted(table, 1, source).tolist() == kept
-            assert source.left == 0
+            assert samplers._accept_points(table, 1, source).tolist() == kept
+            assert source.words_left == 0
 
 
 def test_gaussian_acceptance_of_the_negative_side_starts_at_minus_one() -> None:
@@ -259,7 +259,7 @@ def test_gaussian_acceptance_of_the_negative_side_starts_at_minus_one() -> None:
         cut = int(exp(F(r * (r + 2), 2 * 10**8)) * 2**128)
         for u, kept in ((cut - 2**20, [-1 - r]), (cut + 2**20, [])):
             source = ScriptedSource([block, r, u >> 64, u & (2**64 - 1)])
-            assert samplers._accepted(table, 1, source).tolist() == kept
+            assert samplers._accept_points(table, 1, source).tolist() == kept
 
 
 @pytest.mark.parametrize("power", [1, 2])
@@ -267,7 +267,7 @@ def test_gaussian_acceptance_of_the_negative_side_starts_at_minus_one() -> None:
 def test_what_a_table_leaves_out_is_bounded(rate: Fraction, power: int) -> None:
     """The last bounds that a law lists hold the weight of all cells that it does not list."""
     law = samplers._Law(rate, power, 2, two_sided=True)
-    cells, weights = law.weights(24)
+    cells, weights = law.cell_weights(24)
     n = len(cells) // 2
     with localcontext(prec=80):
         left_out = sum(
@@ -285,7 +285,7 @@ def test_far_blocks_are_accepted_exactly() -> None:
     with localcontext(prec=80):
         first = exp(F(7 * 7, 8))
         for u, kept in ((int(first * 2**64) - 9, [7]), (int(first * 2**64) + 9, [])):
-            assert samplers._accepted(table, 1, ScriptedSource([0, 7, u])).tolist() == kept
+            assert samplers._accept_points(table, 1, ScriptedSource([0, 7, u])).tolist() == kept
 
 
 def test_bernoulli_compares_all_digits() -> None:
@@ -363,7 +363,7 @@ def test_choose_cuts_are_exact(case: str) -> None:
             if min(weights[i : i + 2]) / sum(weights) * 2**128 < 2**30:
                 continue
             cut = sum(weights[: i + 1]) / sum(weights)
-            assert_cut(lambda source: choose(lengths, costs, rate, source), cut, i, i + 1)
+            assert_cut(lambda source: choose_piece(lengths, costs, rate, source), cut, i, i + 1)
 
 
 def test_choose_has_the_stated_distribution() -> None:
@@ -372,7 +372,7 @@ def test_choose_has_the_stated_distribution() -> None:
     """
     lengths, costs = [1 + i % 7 for i in range(40)], [abs(i - 15) for i in range(40)]
     counts = np.bincount(
-        [choose(lengths, costs, F(1, 4), SOURCE) for _ in range(20_000)], minlength=40
+        [choose_piece(lengths, costs, F(1, 4), SOURCE) for _ in range(20_000)], minlength=40
     )
     p = []
     for rate in (0.25, 0.2):
@@ -383,8 +383,8 @@ def test_choose_has_the_stated_distribution() -> None:
 
 def test_choose_of_one_piece_is_that_piece() -> None:
     """A single piece is chosen at any length and cost."""
-    assert choose([2**70], [10**9], F(5), ScriptedSource([2**64 - 1])) == 0
-    assert choose([1], [0], F(0), ScriptedSource([0])) == 0
+    assert choose_piece([2**70], [10**9], F(5), ScriptedSource([2**64 - 1])) == 0
+    assert choose_piece([1], [0], F(0), ScriptedSource([0])) == 0
 
 
 @pytest.mark.parametrize("word", [0, 2**63, 2**64 - 2**40])
@@ -393,8 +393,10 @@ def test_choose_ignores_pieces_of_no_weight(word: int) -> None:
     rate overflows.
     """
     for rate in (F(1), F(10**300)):
-        assert choose([1, 2**64], [0, 10**9], rate, ScriptedSource([word])) == 0
-        assert choose([2**64, 1], [10**9, 0], rate, ScriptedSource([word or 1, *[1] * 60])) == 1
+        assert choose_piece([1, 2**64], [0, 10**9], rate, ScriptedSource([word])) == 0
+        assert (
+            choose_piece([2**64, 1], [10**9, 0], rate, ScriptedSource([word or 1, *[1] * 60])) == 1
+        )
 
 
 def test_choose_accepts_a_million_pieces() -> None:
@@ -404,19 +406,19 @@ def test_choose_accepts_a_million_pieces() -> None:
     n = 10**5
     lengths, costs = [3] * n, [abs(i - n // 2) for i in range(n)]
     word = int(0.3 * 2**64)
-    fast = choose(lengths, costs, F(1, 1000), ScriptedSource([word]))
+    fast = choose_piece(lengths, costs, F(1, 1000), ScriptedSource([word]))
     assert (
         samplers._choose_exactly(lengths, costs, F(1, 1000), word, ScriptedSource([12345])) == fast
     )
     assert fast == pytest.approx(n // 2 + 1000 * math.log(0.6), abs=2)
-    assert 0 <= choose([1] * 10**6, [0] * 10**6, F(1), SOURCE) < 10**6
+    assert 0 <= choose_piece([1] * 10**6, [0] * 10**6, F(1), SOURCE) < 10**6
 
 
 def test_numpy_integers_do_not_overflow() -> None:
     """Lengths and costs from numpy arrays are taken as exact integers, also in the exact pass."""
     lengths, costs = np.array([2**62, 2**62], dtype=np.int64), np.array([0, 0], dtype=np.int64)
     half = ScriptedSource([2**63 - 1, 2**64 - 2**30])
-    assert choose(lengths, costs, F(1), half) == 0  # type: ignore[arg-type]
+    assert choose_piece(lengths, costs, F(1), half) == 0  # type: ignore[arg-type]
 
 
 # --- bounds --------------------------------------------------------------------------------------------------------
@@ -456,9 +458,11 @@ def test_numpy_exp_is_as_good_as_choose_assumes() -> None:
 def test_pieces_are_found_or_left_open() -> None:
     """Exact thirds: a uniform inside a piece is placed, one that straddles a cut is not."""
     cuts = Cuts([(1, 1)] * 3)
-    assert [cuts.piece(u, 2) for u in range(4)] == [0, None, None, 2]
-    assert list(cuts.undecided(2)) == [(1, 1), (2, 2)]
-    assert list(Cuts([(1, 2), (1, 1)]).undecided(2)) == [(1, 3)]  # the cut lies between 1/3 and 1
+    assert [cuts.find_piece(u, 2) for u in range(4)] == [0, None, None, 2]
+    assert list(cuts.uncertain_words(2)) == [(1, 1), (2, 2)]
+    assert list(Cuts([(1, 2), (1, 1)]).uncertain_words(2)) == [
+        (1, 3)
+    ]  # the cut lies between 1/3 and 1
 
 
 def test_every_enumerated_word_agrees_with_its_bounds() -> None:
@@ -470,7 +474,7 @@ def test_every_enumerated_word_agrees_with_its_bounds() -> None:
     for u in range(2**12):
         low, high = F(u, 2**12), F(u + 1, 2**12)
         inside = [i for i in range(4) if (F(0), *ends)[i] <= low and high <= ends[i]]
-        assert cuts.piece(u, 12) == (inside[0] if inside else None)
+        assert cuts.find_piece(u, 12) == (inside[0] if inside else None)
 
 
 # --- sizes, limits, errors -----------------------------------------------------------------------------------------
@@ -550,7 +554,7 @@ def test_choose_refuses_what_it_cannot_weigh(
 ) -> None:
     """Empty, unequal, negative, too large or inexact arguments are refused in words."""
     with pytest.raises(InvalidAmount, match=text):
-        choose(lengths, costs, rate, SOURCE)
+        choose_piece(lengths, costs, rate, SOURCE)
 
 
 # --- choose_rows and uniform --------------------------------------------------------------------------------------------
@@ -650,7 +654,7 @@ def test_permute_and_flip_refuses_what_it_cannot_weigh(costs: Any) -> None:
 @pytest.mark.parametrize("n", [1, 2, 3, 10, 1000])
 def test_uniform_numbers_are_uniform(n: int) -> None:
     """Chi-square, and the words that would favour small numbers are drawn again."""
-    drawn = samplers.uniform(n, 50_000, SOURCE)
+    drawn = samplers.uniform_integers(n, 50_000, SOURCE)
     assert (
         stats.chisquare(np.bincount(drawn, minlength=n)).pvalue > ALARM
         if n > 1
@@ -660,11 +664,11 @@ def test_uniform_numbers_are_uniform(n: int) -> None:
 
 def test_uniform_draws_biased_words_again() -> None:
     """The last words before 2^64 belong to no whole round of n."""
-    assert samplers.uniform(3, 1, ScriptedSource([2**64 - 1, 5])).tolist() == [2]
-    assert samplers.uniform(4, 1, ScriptedSource([2**64 - 1])).tolist() == [3]
+    assert samplers.uniform_integers(3, 1, ScriptedSource([2**64 - 1, 5])).tolist() == [2]
+    assert samplers.uniform_integers(4, 1, ScriptedSource([2**64 - 1])).tolist() == [3]
     for wrong in (0, -1, 2**63):
         with pytest.raises(InvalidAmount):
-            samplers.uniform(wrong, 1, SOURCE)
+            samplers.uniform_integers(wrong, 1, SOURCE)
 
 
 def test_choose_takes_arrays_as_they_are() -> None:
@@ -675,5 +679,7 @@ def test_choose_takes_arrays_as_they_are() -> None:
     for word in (0, 2**62, 2**63 + 12345, 2**64 - 1):
         again = [ScriptedSource([word, *range(60)]) for _ in range(2)]
         arrays = np.array(lengths, np.uint64), np.array(costs, np.int64)
-        assert choose(*arrays, F(1, 2), again[0]) == choose(lengths, costs, F(1, 2), again[1])
-    assert choose([2**1000, 1], [0, 0], F(1), SOURCE) == 0
+        assert choose_piece(*arrays, F(1, 2), again[0]) == choose_piece(
+            lengths, costs, F(1, 2), again[1]
+        )
+    assert choose_piece([2**1000, 1], [0, 0], F(1), SOURCE) == 0

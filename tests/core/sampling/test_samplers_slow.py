@@ -12,7 +12,12 @@ import pytest
 from scipy import stats
 
 from dpflow.core.sampling.randomness import SystemSource
-from dpflow.core.sampling.samplers import choose, discrete_gaussian, discrete_laplace, geometric
+from dpflow.core.sampling.samplers import (
+    choose_piece,
+    discrete_gaussian,
+    discrete_laplace,
+    geometric,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -103,7 +108,8 @@ def test_choose_frequencies() -> None:
     """
     lengths, costs = [1 + (i * i) % 17 for i in range(60)], [abs(2 * i - 51) for i in range(60)]
     counts = np.bincount(
-        [choose(lengths, costs, Fraction(1, 30), SOURCE) for _ in range(200_000)], minlength=60
+        [choose_piece(lengths, costs, Fraction(1, 30), SOURCE) for _ in range(200_000)],
+        minlength=60,
     )
     weights = np.array(lengths) * np.exp(-np.array(costs) / 30)
     assert stats.chisquare(counts, weights / weights.sum() * 200_000).pvalue > ALARM

@@ -11,10 +11,10 @@ from scipy import stats
 
 from dpflow.core.sampling import samplers
 from dpflow.core.sampling.randomness import SystemSource
-from dpflow.core.sampling.samplers import ring, truncated_laplace
+from dpflow.core.sampling.samplers import circular_order, truncated_laplace
 from dpflow.errors import InvalidAmount
 from dpflow.testing import exact_divergence
-from dpflow.testing.enumeration import outputs
+from dpflow.testing.enumeration import enumerate_outputs
 from dpflow.testing.scripted_sources import ScriptedSource
 
 ALARM = 1e-15  # of the chi-square law: see tests/core/sampling/test_samplers.py
@@ -55,10 +55,10 @@ def test_truncated_noise_has_its_law(scale: Fraction, radius: int) -> None:
 @pytest.mark.parametrize(("n", "count"), [(0, 1), (1, 1), (2, 1), (3, 1), (4, 3), (5, 12), (6, 60)])
 def test_every_circle_is_equally_likely(n: int, count: int) -> None:
     """(n-1)!/2 orders around a circle, drawn and enumerated alike."""
-    law = outputs(lambda source: neighbours(ring(n, source)))
+    law = enumerate_outputs(lambda source: neighbours(circular_order(n, source)))
     assert len(law) == count
     assert list(law.values()) == pytest.approx([1 / count] * count)
-    drawn = Counter(neighbours(ring(n, SystemSource())) for _ in range(400 * count))
+    drawn = Counter(neighbours(circular_order(n, SystemSource())) for _ in range(400 * count))
     assert (
         stats.chisquare([drawn[x] for x in law]).pvalue > ALARM
         if count > 1
@@ -69,8 +69,8 @@ def test_every_circle_is_equally_likely(n: int, count: int) -> None:
 def test_equal_words_are_drawn_again() -> None:
     """Two equal words have no order: the next ones decide, and a large circle has everybody once."""
     source = ScriptedSource([5, 5, 1, 4, 3, 2])
-    assert ring(3, source).tolist() == [2, 1, 0]
-    assert sorted(ring(100_001, SystemSource()).tolist()) == list(range(100_001))
+    assert circular_order(3, source).tolist() == [2, 1, 0]
+    assert sorted(circular_order(100_001, SystemSource()).tolist()) == list(range(100_001))
 
 
 @pytest.mark.parametrize("n", [3, 10, 2**61 - 1])
@@ -85,7 +85,7 @@ def test_uniform_numbers_have_no_modulo_bias(n: int) -> None:
 def test_sizes_and_radii_are_checked() -> None:
     """Negative sizes and radii are refused."""
     for draw in (
-        lambda: ring(-1, SystemSource()),
+        lambda: circular_order(-1, SystemSource()),
         lambda: truncated_laplace(Fraction(1), -1, 1, SystemSource()),
     ):
         with pytest.raises(InvalidAmount):

@@ -6,7 +6,7 @@ import pytest
 
 from dpflow.core.toolbox.generalisation_bounds import (
     Promise,
-    balance,
+    balance_threshold,
     description_length_groups,
     one_query_groups,
     sparse_vector_groups,
@@ -58,7 +58,7 @@ def test_description_length_sizes_are_the_papers(
 
 def test_the_balanced_threshold_is_the_papers() -> None:
     """theta = .145244 and d = .0101245 for rho .2, alpha .1."""
-    theta, distance = balance(0.1, 0.2)
+    theta, distance = balance_threshold(0.1, 0.2)
     assert theta == pytest.approx(0.145244, abs=1e-6)
     assert distance == pytest.approx(0.0101245, abs=1e-7)
 

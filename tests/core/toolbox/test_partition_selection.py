@@ -11,7 +11,12 @@ import pytest
 
 from dpflow.core.accounting.events import ZCDP, Approximate
 from dpflow.core.contract.declaration import Table
-from dpflow.core.toolbox.partition_selection import Shown, gaussian_above, tail_above, truncation
+from dpflow.core.toolbox.partition_selection import (
+    SelectionRule,
+    gaussian_above,
+    tail_above,
+    truncation_bound,
+)
 from dpflow.testing import exact_divergence
 
 
@@ -50,7 +55,7 @@ def test_truncated_noise_hides_a_key_and_one_step_less_does_not(
     """All counts that differ by at most ``most`` stay within (d/scale, failure), and the bound
     below exceeds it.
     """
-    bound = truncation(scale, most, failure)
+    bound = truncation_bound(scale, most, failure)
 
     def worst(k: int) -> float:
         found = 0.0
@@ -74,7 +79,7 @@ def test_one_unit_a_key_is_the_optimal_selection(epsilon: float, delta: float) -
     two units less.
     """
     scale = 1 / Fraction(epsilon)
-    bound = truncation(scale, 1, Fraction(delta))
+    bound = truncation_bound(scale, 1, Fraction(delta))
     optimal = [0.0, 0.0, 0.0]
     for count in range(1, 2 * bound + 2):
         before = optimal[-1]
@@ -117,13 +122,17 @@ def test_the_rule_with_the_lowest_threshold_is_taken() -> None:
     half.
     """
     price = Fraction(1), Fraction(1, 10**6)
-    assert Shown.least(_table(1), "word", 1, *price).name == "truncated Laplace"
+    assert (
+        SelectionRule.lowest_threshold(_table(1), "word", 1, *price).noise_name
+        == "truncated Laplace"
+    )
     for groups, name in ((1, "truncated Laplace"), (2, "truncated Laplace"), (20, "Gaussian")):
-        best = Shown.least(_table(groups), "word", 1, *price)
+        best = SelectionRule.lowest_threshold(_table(groups), "word", 1, *price)
         forms = [
-            Shown.least(_table(groups), "word", 1, *price, law) for law in ("laplace", "gaussian")
+            SelectionRule.lowest_threshold(_table(groups), "word", 1, *price, law)
+            for law in ("laplace", "gaussian")
         ]
-        assert best.name == name
+        assert best.noise_name == name
         assert best.threshold == min(form.threshold for form in forms)
         assert best.event == Approximate(*price)
         assert isinstance(forms[1].event, ZCDP)
@@ -133,5 +142,8 @@ def test_the_rule_with_the_lowest_threshold_is_taken() -> None:
 def test_a_price_too_small_for_gaussian_noise_takes_another() -> None:
     """Where no rho is known for epsilon and delta, auto is Laplace noise."""
     assert (
-        "Laplace" in Shown.least(_table(20), "word", 1, Fraction(1, 10**9), Fraction(1, 10**6)).name
+        "Laplace"
+        in SelectionRule.lowest_threshold(
+            _table(20), "word", 1, Fraction(1, 10**9), Fraction(1, 10**6)
+        ).noise_name
     )

@@ -14,7 +14,7 @@ from scipy import stats
 from dpflow.core.sampling.randomness import SystemSource
 from dpflow.core.toolbox import quantiles
 from dpflow.core.toolbox.quantiles import draw_quantile, rate_for
-from dpflow.testing.enumeration import outputs
+from dpflow.testing.enumeration import enumerate_outputs
 from dpflow.testing.harness import StreamSource
 
 HALF = Fraction(1, 2)
@@ -33,7 +33,7 @@ def law(y: tuple[int, ...], n: int, p: Fraction, rate: Fraction) -> dict[int, fl
 
 def drawn(y: tuple[int, ...], n: int, p: Fraction, rate: Fraction) -> dict[int, float]:
     """The exact law of the code, by enumerating its random choices."""
-    return outputs(
+    return enumerate_outputs(
         lambda source: draw_quantile(np.array(y, np.int64), 0, n - 1, p, rate, source), tail=1e-12
     )
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from dpflow.core.toolbox.ranges import AnyRange, Grid, Range
+from dpflow.core.toolbox.ranges import AnyRange, LinearRange, Range
 
 PARSE: TypeAdapter[Range] = TypeAdapter(AnyRange)
 KINDS = [
@@ -26,34 +26,37 @@ KINDS = [
 def test_sizes_and_round_trips(given: dict[str, object], size: int) -> None:
     """The size is exact, every key comes back, elements ascend, and no value leaves the range."""
     made = PARSE.validate_python(given)
-    assert made.size == size
+    assert made.key_count == size
     assert PARSE.validate_json(PARSE.dump_json(made)) == made
     keys = (
-        [int(k) for k in np.linspace(made.first, made.last, 11)][1:-1]
+        [int(k) for k in np.linspace(made.first_key, made.last_key, 11)][1:-1]
         if size > 20
-        else range(made.first, made.last + 1)
+        else range(made.first_key, made.last_key + 1)
     )
-    values = [made.value(k) for k in keys]
+    values = [made.key_value(k) for k in keys]
     assert values == sorted(values)
-    assert made.keys(np.array(values)).tolist() == list(keys)
-    ends = made.keys(np.array([-np.inf, np.inf, np.nan, 1e308, -1e308]))
-    assert ends.min() >= made.first and ends.max() == made.last and ends[2] == made.first
+    assert made.nearest_keys(np.array(values)).tolist() == list(keys)
+    ends = made.nearest_keys(np.array([-np.inf, np.inf, np.nan, 1e308, -1e308]))
+    assert (
+        ends.min() >= made.first_key and ends.max() == made.last_key and ends[2] == made.first_key
+    )
 
 
 def test_logs_of_sizes_are_the_papers() -> None:
-    assert math.log(PARSE.validate_python({"kind": "float32"}).size) == pytest.approx(
+    assert math.log(PARSE.validate_python({"kind": "float32"}).key_count) == pytest.approx(
         22.2, abs=0.05
     )
-    assert math.log(PARSE.validate_python({"kind": "float64"}).size) == pytest.approx(
+    assert math.log(PARSE.validate_python({"kind": "float64"}).key_count) == pytest.approx(
         44.4, abs=0.05
     )
 
 
 def test_nearest_elements() -> None:
     """Ties go down; small values of a logarithmic grid go to 0 or to the smallest element."""
-    grid = Grid(lower=0, upper=1, step="0.1")
+    grid = LinearRange(lower=0, upper=1, step="0.1")
     assert [
-        round(grid.value(k), 9) for k in grid.keys(np.array([0.04, 0.06, 0.25, 0.26, -3, 7]))
+        round(grid.key_value(k), 9)
+        for k in grid.nearest_keys(np.array([0.04, 0.06, 0.25, 0.26, -3, 7]))
     ] == [
         0,
         0.1,
@@ -64,13 +67,14 @@ def test_nearest_elements() -> None:
     ]
     log = PARSE.validate_python(KINDS[2][0])
     found = [
-        log.value(k) for k in log.keys(np.array([0.004, 0.006, -0.006, 0.5, 2, 2000, -2000, 0]))
+        log.key_value(k)
+        for k in log.nearest_keys(np.array([0.004, 0.006, -0.006, 0.5, 2, 2000, -2000, 0]))
     ]
     assert found == pytest.approx([0, 0.01, -0.01, 1, 1, 100, -100, 0])
     listed = PARSE.validate_python(KINDS[4][0])
-    assert listed.keys(np.array([0.16, 0.5, 0.9])).tolist() == [0, 1, 3]
+    assert listed.nearest_keys(np.array([0.16, 0.5, 0.9])).tolist() == [0, 1, 3]
     floats = PARSE.validate_python({"kind": "float64"})
-    assert [floats.value(k) for k in floats.keys(np.array([-0.0, 5e-324, -1.5]))] == [
+    assert [floats.key_value(k) for k in floats.nearest_keys(np.array([-0.0, 5e-324, -1.5]))] == [
         0,
         5e-324,
         -1.5,

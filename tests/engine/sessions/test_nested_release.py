@@ -170,7 +170,7 @@ def test_verdicts_after_it_prove_nothing(
     """
     from dpflow.mechanisms import reusable_holdout
 
-    monkeypatch.setattr(reusable_holdout, "proven", lambda *a: True)
+    monkeypatch.setattr(reusable_holdout, "is_proven", lambda *a: True)
     session = opened(tiny, ledger, **RESERVE)
     before = judge(session, HONEST)
     session.ask(count())
