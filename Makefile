@@ -7,7 +7,7 @@ PACKAGES := $(wildcard plugins/*/dpflow_*)
 DISTRIBUTIONS := . $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo up down test lint slow browser bench experiments oracle lock clean
+.PHONY: setup demo up down test lint names slow browser docs wheels compat bench experiments oracle lock clean
 
 setup: $(STAMP)
 
@@ -37,6 +37,18 @@ slow: setup
 browser: setup
 	$(BIN)/pytest -p no:cacheprovider -q -m browser
 
+docs: setup
+	$(BIN)/mkdocs build --strict --quiet
+
+wheels: setup  # wheels and sdists of all distributions, by the build backend in .venv: no network
+	rm -rf dist
+	for folder in $(DISTRIBUTIONS); do \
+		$(BIN)/uv build --quiet --offline --no-build-isolation --python $(BIN)/python --out-dir dist $$folder || exit 1; \
+	done
+
+compat: wheels  # the oldest and newest versions that the ranges allow, each in an environment of its own
+	$(BIN)/python -m checks.compat
+
 bench: setup
 	$(BIN)/python -m bench
 
@@ -55,11 +67,14 @@ lint: setup
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m checks.rooms
 
+names: setup
+	$(BIN)/python -m checks.names
+
 lock: setup
-	VIRTUAL_ENV=.venv $(BIN)/uv pip compile pyproject.toml --group dev --universal --python-version 3.11 \
+	VIRTUAL_ENV=.venv $(BIN)/uv pip compile pyproject.toml --all-extras --group dev --universal --python-version 3.11 \
 		--generate-hashes --no-header --no-annotate --quiet --upgrade --output-file requirements.lock
 
 clean: down
-	rm -rf .venv demo build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-compat demo build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	find . -name '*.egg-info' -type d -prune -exec rm -rf {} +

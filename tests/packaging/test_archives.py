@@ -1,0 +1,80 @@
+"""What wheels and sdists hold, and what they must not."""
+
+from __future__ import annotations
+
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = [ROOT, *sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))]
+#: Beside modules, what dpflow reads when it runs.
+DATA = (
+    "dpflow/py.typed",
+    "dpflow/demo/report.html.j2",
+    "dpflow/example_dags/flights.sql",
+    "dpflow/example_dags/flights_daily.py",
+    "dpflow/example_dags/tables/flights.yml",
+    "dpflow/ledger/storage/roles.sql",
+)
+
+
+def read_project(folder: Path) -> dict[str, object]:
+    """The project table of a distribution."""
+    project: dict[str, object] = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    return project
+
+
+def wheel_names(dist: Path, folder: Path) -> set[str]:
+    """Files in a distribution's wheel."""
+    stem = str(read_project(folder)["name"]).replace("-", "_")
+    (wheel,) = dist.glob(f"{stem}-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_a_wheel_holds_its_package_and_nothing_else(dist: Path, folder: Path) -> None:
+    """Every file of the package that git knows, typed; no tests, and no folder of another name."""
+    names = wheel_names(dist, folder)
+    tops = {name.split("/")[0] for name in names if ".dist-info/" not in name}
+    assert len(tops) == 1
+    package = folder / tops.pop()
+    files = {
+        str(path.relative_to(folder))
+        for path in package.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert files <= names
+    assert f"{package.name}/py.typed" in names
+    assert not any("/tests/" in name or name.startswith("tests/") for name in names)
+
+
+def test_the_wheel_holds_what_it_reads(dist: Path) -> None:
+    """Example DAGs with their tables, templates and SQL travel with the package."""
+    assert set(DATA) <= wheel_names(dist, ROOT)
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_an_sdist_holds_no_ci_files(dist: Path, folder: Path) -> None:
+    """What a build needs and nothing of how this repository is run."""
+    stem = str(read_project(folder)["name"]).replace("-", "_")
+    (sdist,) = dist.glob(f"{stem}-*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        tops = {name.split("/")[1] for name in archive.getnames()}
+    allowed = {".gitignore", "CHANGELOG.md", "PKG-INFO", "README.md", "pyproject.toml"}
+    assert len(tops - allowed) == 1 and (tops - allowed).pop().startswith("dpflow")
+
+
+def test_plugins_need_the_distribution_in_a_range() -> None:
+    """By its own name: the package index's ``dpflow`` is somebody else's."""
+    name, version = read_project(ROOT)["name"], str(read_project(ROOT)["version"])
+    minor = int(version.split(".")[1])
+    for folder in FOLDERS[1:]:
+        needs = read_project(folder)["dependencies"]
+        assert isinstance(needs, list)
+        assert f"{name}>=0.{minor},<0.{minor + 1}" in needs
+        assert read_project(folder)["name"] == folder.name

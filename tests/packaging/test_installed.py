@@ -1,0 +1,146 @@
+"""Installed from wheels outside the repository: a base environment releases, and says which extra
+a door needs; one with everything shows Airflow its provider and parses the example DAGs.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dpflow import __version__
+from dpflow.extras import DISTRIBUTION
+
+if TYPE_CHECKING:
+    from tests.packaging.conftest import Environment
+
+MAKE_TABLE = """
+import duckdb
+with duckdb.connect("visits.duckdb") as connection:
+    connection.execute("CREATE TABLE visits AS SELECT 'p' || (i % 40) AS person, 'Oslo' AS city FROM range(80) t(i)")
+"""
+DECLARATION = """
+name: visits
+database: visits.duckdb
+privacy_unit: {column: person}
+contribution_bounds: {rows: 2}
+columns: {city: {public_keys: [Oslo, Rome], groups: 1}}
+"""
+RELEASE = """
+name: visits
+mechanism: histogram
+table: visits.yml
+scope: visits
+params: {epsilon: "0.5", keys: city}
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def visits(base: Environment) -> None:
+    """A table, its declaration, a release file and a budget, made with the installed command."""
+    (base.folder / "visits.yml").write_text(DECLARATION)
+    (base.folder / "release.yml").write_text(RELEASE)
+    assert base.run("python", "-c", MAKE_TABLE).returncode == 0
+    words = "ledger grant visits --epsilon 1 --delta 0 --filter basic --table visits.yml"
+    granted = base.run("dpflow", *words.split(), DPFLOW_LEDGER="ledger.sqlite")
+    assert granted.returncode == 0, granted.stderr
+
+
+def test_nothing_comes_from_the_repository(base: Environment) -> None:
+    """The packages are the wheel's, and the command says the wheel's version."""
+    where = base.run("python", "-c", "import dpflow, sys; print(dpflow.__file__, *sys.path)").stdout
+    assert str(base.home) in where and "plugins/dpflow" not in where
+    assert base.run("dpflow", "--version").stdout.split()[-1] == __version__
+
+
+def test_a_base_installation_plans_releases_and_verifies(base: Environment) -> None:
+    """A ledger on SQLite needs no extra; a retry is free."""
+    environ = {"DPFLOW_LEDGER": "ledger.sqlite"}
+    plan = base.run("dpflow", "plan", "release.yml", "--json", **environ)
+    assert plan.returncode == 0 and json.loads(plan.stdout)["epsilon"] == "0.5", plan.stderr
+    first = base.run("dpflow", "release", "release.yml", "--json", **environ)
+    assert first.returncode == 0 and len(json.loads(first.stdout)["rows"]) == 2, first.stderr
+    again = base.run("dpflow", "release", "release.yml", "--json", **environ)
+    assert json.loads(again.stdout)["replayed"]
+    assert base.run("dpflow", "ledger", "verify", **environ).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "extra"),
+    [
+        ("ledger show --ledger postgresql+psycopg://somebody@nowhere/ledger", "postgres"),
+        ("serve service.yml", "serve"),
+        ("demo --days 2", "demo"),
+        ("calculate zcdp --plot curve.png", "plots"),
+    ],
+)
+def test_a_command_names_its_extra(base: Environment, words: str, extra: str) -> None:
+    """One sentence on stderr, exit 1."""
+    if words.startswith("calculate"):
+        listed = json.loads(base.run("dpflow", "calculate", "--json").stdout)
+        words = words.replace("zcdp", listed[0]["name"])
+    done = base.run("dpflow", *words.split())
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    assert f"pip install '{DISTRIBUTION}[{extra}]'" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "extra"),
+    [
+        ("from dpflow.airflow import ReleaseOperator", "airflow"),
+        (
+            "from dpflow.quality import check; from dpflow import load_table; "
+            "check(load_table('visits.yml'))",
+            "quality",
+        ),
+        (
+            "from dpflow.airflow.model_promotion import Promoter; Promoter('m', 'a', 'sqlite://')",
+            "gate",
+        ),
+    ],
+)
+def test_a_python_door_names_its_extra(base: Environment, code: str, extra: str) -> None:
+    """The error is dpflow's own."""
+    done = base.run("python", "-c", code)
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("dpflow.errors.MissingExtra: "), done.stderr
+    assert last.endswith(f"pip install '{DISTRIBUTION}[{extra}]'")
+
+
+def test_plugins_are_found_by_their_distributions(everything: Environment) -> None:
+    """What a mechanism comes from is named as it was installed."""
+    done = everything.run("dpflow", "mechanisms", "--json")
+    assert done.returncode == 0, done.stderr
+    origins = {row["from"].split()[0] for row in json.loads(done.stdout)}
+    assert {origin for origin in origins if origin.startswith("dpflow-")} == {
+        "dpflow-interior-point",
+        "dpflow-private-learning",
+        "dpflow-private-prediction",
+        "dpflow-stable-median",
+    }
+
+
+def test_airflow_takes_the_provider_and_the_example_dags(everything: Environment) -> None:
+    """The provider's name is the distribution's, or Airflow refuses it; the DAGs import."""
+    code = f"""
+from pathlib import Path
+from airflow.providers_manager import ProvidersManager
+manager = ProvidersManager()
+provider = manager.providers[{DISTRIBUTION!r}]
+assert provider.version == {__version__!r}
+assert manager.hooks["dpflow_ledger"].hook_class_name == "dpflow.airflow.connection.LedgerHook"
+from airflow.dag_processing.dagbag import DagBag
+import dpflow.example_dags
+bag = DagBag(Path(dpflow.example_dags.__path__[0]))
+assert not bag.import_errors, bag.import_errors
+print(sorted(bag.dags))
+"""
+    environ = {
+        "AIRFLOW_HOME": str(everything.folder / "airflow"),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__LOGGING__LOGGING_LEVEL": "ERROR",
+    }
+    done = everything.run("python", "-c", code, **environ)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.strip().splitlines()[-1] == "['flights_daily', 'flights_model']"
