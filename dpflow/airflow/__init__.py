@@ -6,8 +6,9 @@ The operators are imported lazily, so that a tool which only asks for provider i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from dpflow.extras import require_extra
 from dpflow.lazy_names import lazy_names
 
 if TYPE_CHECKING:
@@ -25,4 +26,8 @@ if TYPE_CHECKING:
 
     __all__: list[str]
 else:
-    __all__, __getattr__ = lazy_names(__spec__)
+    __all__, _import_name = lazy_names(__spec__)
+
+    def __getattr__(name: str) -> Any:
+        with require_extra("airflow", "an operator"):
+            return _import_name(name)

@@ -1,0 +1,85 @@
+"""Both ends of the ranges in pyproject.toml: ``python -m checks.compat [NAME...]`` builds an
+environment for each set of versions and runs the tests that lean on those packages, against the
+wheels in dist/.
+
+Environments stay in .venv-compat, so that a second run only installs what changed. A range that a
+set breaks is narrowed in pyproject.toml, with the reason beside it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+HOME = ROOT / ".venv-compat"
+UV = Path(sys.executable).with_name("uv")
+
+#: What the resolver prefers, and versions that it must choose, by the set's name. The newest
+#: FastAPI is too new for the newest Airflow, so the resolver alone would take an older Airflow.
+SETS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "oldest": ("lowest-direct", ()),
+    "middle": ("highest", ("apache-airflow==3.2.*", "sqlalchemy==2.0.*", "pandas==2.*")),
+    "newest": ("highest", ("apache-airflow==3.3.*", "sqlalchemy==2.1.*")),
+}
+#: Operators and tables, and whatever else calls SQLAlchemy, MLflow, scikit-learn or Great
+#: Expectations itself.
+TESTS = (
+    "tests/airflow",
+    "tests/tables",
+    "tests/quality",
+    "tests/ledger/storage",
+    "tests/engine/sessions",
+)
+
+
+def build_environment(name: str) -> Path:
+    """An environment with a set's versions and our wheels; its bin folder."""
+    resolution, versions = SETS[name]
+    home, pins, constraints = HOME / name, HOME / f"{name}.txt", HOME / f"{name}.constraints"
+    HOME.mkdir(exist_ok=True)
+    constraints.write_text("\n".join(versions))
+    run = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    _uv(
+        *("pip", "compile", "pyproject.toml", "--all-extras", "--group", "test", "--quiet"),
+        *("--python-version", run, "--no-header", "--no-annotate", "--resolution", resolution),
+        *("--constraint", str(constraints), "--upgrade", "--output-file", str(pins)),
+    )
+    if not home.exists():
+        _uv("venv", "--quiet", "--python", sys.executable, str(home))
+    environ = os.environ | {"VIRTUAL_ENV": str(home)}
+    _uv("pip", "sync", "--quiet", "--compile-bytecode", str(pins), environ=environ)
+    wheels = sorted(str(wheel) for wheel in (ROOT / "dist").glob("*.whl"))
+    _uv("pip", "install", "--quiet", "--no-deps", "--no-index", *wheels, environ=environ)
+    return home / "bin"
+
+
+def run_tests(name: str) -> bool:
+    """Whether a set passes. pytest's own script does not put the repository before the wheels."""
+    programs = build_environment(name)
+    print(f"== {name}: {' '.join(_main_versions(name))}", flush=True)
+    command = [str(programs / "pytest"), "-p", "no:cacheprovider", "-q", "-n", "2", *TESTS]
+    return subprocess.run(command, cwd=ROOT, check=False).returncode == 0
+
+
+def _main_versions(name: str) -> list[str]:
+    leading = ("apache-airflow==", "duckdb==", "sqlalchemy==", "mlflow-skinny==", "pandas==")
+    pins = (HOME / f"{name}.txt").read_text().splitlines()
+    return [pin.split(" ")[0] for pin in pins if pin.startswith(leading)]
+
+
+def _uv(*words: str, environ: dict[str, str] | None = None) -> None:
+    subprocess.run([str(UV), *words], cwd=ROOT, env=environ, check=True)
+
+
+def main() -> None:
+    """Run the named sets, or all; fails if one fails."""
+    failed = [name for name in sys.argv[1:] or SETS if not run_tests(name)]
+    if failed:
+        sys.exit(f"these versions do not work: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()
