@@ -63,6 +63,6 @@ def tables(size: int, number: int, seed: int = 3) -> list[tuple[Any, ...]]:
     source = StreamSource(seed)
     kinds = list(product((0, 1, 2, 3, 4), (0, 1)))
     return [
-        tuple(kinds[i] for i in (source.words(size) % np.uint64(len(kinds))).tolist())
+        tuple(kinds[i] for i in (source.draw_words(size) % np.uint64(len(kinds))).tolist())
         for _ in range(number)
     ]

@@ -340,7 +340,7 @@ def test_the_specification_s_regularised_numbers() -> None:
 
 
 def _sample(n: int, seed: int, d: int = 4) -> tuple[Any, Any]:
-    words = StreamSource(seed).words(n * d).astype(np.float64).reshape(n, d) / 2**64
+    words = StreamSource(seed).draw_words(n * d).astype(np.float64).reshape(n, d) / 2**64
     points = (2 * words - 1) / math.sqrt(d)
     return points, np.where(points[:, 0] + 0.3 * points[:, 1] > 0, 1.0, -1.0)
 
@@ -475,7 +475,7 @@ def test_one_pass_is_the_paper_s_loop() -> None:
     drew.
     """
     points, targets = _sample(300, 7)
-    order = np.argsort(StreamSource(4).words(300), kind="stable")
+    order = np.argsort(StreamSource(4).draw_words(300), kind="stable")
     w, total, eta = np.zeros(4), np.zeros(4), 0.5 / math.sqrt(300)
     for i in order:
         total += w

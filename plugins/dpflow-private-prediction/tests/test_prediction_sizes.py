@@ -346,7 +346,7 @@ def shards(r: int, epsilon: float, vote: bool) -> Any:
     """
 
     def predict(points: Any, labels: Any) -> Any:
-        shard = (StreamSource(len(points)).words(len(points)) % np.uint64(r)).astype(np.int64)
+        shard = (StreamSource(len(points)).draw_words(len(points)) % np.uint64(r)).astype(np.int64)
         ones = np.zeros(11)
         for part in range(r):
             mine = shard == part

@@ -324,7 +324,7 @@ def test_linear_models_vote_side_by_side_as_they_do_alone() -> None:
     counts as one by one.
     """
     source = StreamSource(6)
-    x = source.words(9000 * 3).astype(np.float64).reshape(9000, 3) / 2**63 - 1
+    x = source.draw_words(9000 * 3).astype(np.float64).reshape(9000, 3) / 2**63 - 1
     y = (x[:, 0] > x[:, 1]).astype(np.int64)
     shard = np.where(x[:, 2] > 0.9, 0, 1 + np.arange(9000) % 30)
     y[shard == 0] = 1
@@ -343,7 +343,7 @@ def test_a_product_says_what_each_linear_model_says(name: str) -> None:
     where a score is 0.
     """
     source = StreamSource(9)
-    x = np.floor(source.words(500 * 3).astype(np.float64).reshape(500, 3) / 2**57 - 64) / 64
+    x = np.floor(source.draw_words(500 * 3).astype(np.float64).reshape(500, 3) / 2**57 - 64) / 64
     y = (x[:, 0] > x[:, 1]).astype(np.int64)
     made = trained(learner_factory("classifier", name, {}), x, y, np.arange(500) % 300, 300, source)
     fitted = [model.fitted for model in made.models if isinstance(model, Model)]

@@ -173,7 +173,7 @@ class Highest(StreamSource):
 
 def test_blocks_walk_as_a_loop_does() -> None:
     """All lengths around the squares, several clipping levels; no rows at all."""
-    steps = 2 * (StreamSource(3).words(2000) % np.uint64(2)).astype(np.int64) - 1
+    steps = 2 * (StreamSource(3).draw_words(2000) % np.uint64(2)).astype(np.int64) - 1
     steps[500:900] = 1
     for n in (0, 1, 2, 3, 4, 15, 16, 17, 99, 100, 101, 1999, 2000):
         for level in (1, 2, 7, 10**6):
@@ -185,7 +185,7 @@ def test_blocks_walk_as_a_loop_does() -> None:
 def test_a_query_sees_the_rows_that_are_not_above_it() -> None:
     """The rank by sorting equals the definition, ties included."""
     source = StreamSource(8)
-    x = (source.words(300) % np.uint64(20)).astype(np.int64)
+    x = (source.draw_words(300) % np.uint64(20)).astype(np.int64)
     made = walk_labels(x, np.ones(300, np.int64), 10**6, source)  # values count rows
     queries = np.arange(-2, 23)
     seen = made.values_at(queries, Highest())
@@ -214,7 +214,7 @@ def test_lemma_5_2_on_random_rows() -> None:
     source, worst = StreamSource(21), -math.inf
     for case in range(200):
         n, k = 20 + case % 60, 1 + case % 4
-        drift = (source.words(n) % np.uint64(100)).astype(int) < 20 * (1 + case % 4)
+        drift = (source.draw_words(n) % np.uint64(100)).astype(int) < 20 * (1 + case % 4)
         y = (drift ^ (np.arange(n) * (k + 1) // n % 2 == 1)).astype(np.int64)
         level, eps = 1 + case % 9, (0.1, 0.5, 1.0, 3.0)[case % 4]
         values = clipped_walk(2 * y - 1, level)
@@ -259,8 +259,8 @@ def test_theorem_5_3_on_unions_of_intervals(k: int, noise: float) -> None:
     cuts = np.linspace(0, 10**6, k + 2)[1:-1]
 
     def sample(n: int, source: StreamSource) -> tuple[Any, Any]:
-        x = (source.words(n) % np.uint64(10**6)).astype(np.int64)
-        flip = (source.words(n) % np.uint64(1000)).astype(int) < 1000 * noise
+        x = (source.draw_words(n) % np.uint64(10**6)).astype(np.int64)
+        flip = (source.draw_words(n) % np.uint64(1000)).astype(int) < 1000 * noise
         return x, ((x[:, None] >= cuts).sum(axis=1) % 2 ^ flip).astype(np.int64)
 
     for mode, eps, factor, alpha in (
