@@ -1,4 +1,4 @@
-"""The Python door: plan and release in two calls."""
+"""The Python entry points: plan and release in two calls."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def plan(
     registry: Registry | None = None,
     **params: Any,
 ) -> Plan:
-    """Price a release without touching data.
+    """Plan a release and compute its privacy cost, without touching data.
 
     Args:
         mechanism: a registered name, e.g. ``"histogram"``.
@@ -69,6 +69,7 @@ def plan(
         "params": params,
         "publish": publish,
     }
+    # Paths are taken from the working directory.
     request = parse_request(fields, Path())
     return make_plan(
         request, registry or Registry.load(), insert_bounds(request, ledger, table=table)
@@ -76,10 +77,7 @@ def plan(
 
 
 def predictions(
-    plan: Plan,
-    ledger: Ledger,
-    *,
-    run_identity: RunIdentity | None = None,
+    plan: Plan, ledger: Ledger, *, run_identity: RunIdentity | None = None
 ) -> PredictionSession:
     """Open (and charge, whole) or resume the session of predictions that a plan describes; ask it
     with ``predict``.
@@ -99,7 +97,7 @@ def release(
     spend_again: bool = False,
     registry: Registry | None = None,
 ) -> Receipt:
-    """Charge, draw, settle and publish a plan, exactly once per occasion; see
+    """Charge, draw, settle and publish a plan, exactly once for each run identity; see
     `dpflow.engine.releases.execute.release`.
     """
     return run(

@@ -5,7 +5,7 @@ otherwise.
 process: what the kernel's out-of-memory killer does) or ``fail`` (raises `FaultInjected`). With a
 ``marker`` path the fault fires once: the first process that creates the file dies, later ones pass.
 The points are part of the code's contract with its crash tests, so they are listed here and an
-unlisted name is an error. Besides them ``statement.N`` is the moment after the N-th SQL statement
+unlisted name is an error. ``statement.N`` is a point, too: the moment after the N-th SQL statement
 (begin and commit included) that this process ran on a ledger.
 """
 
@@ -56,6 +56,7 @@ def pass_point(point: str) -> None:
     action, _, marker = rest.partition(":")
     if name != point:
         return
+    # Exclusive creation: of many processes, one fires.
     if marker:
         try:
             os.close(os.open(marker, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))

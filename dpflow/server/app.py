@@ -110,6 +110,7 @@ def make_refusal(error: Exception) -> Refused:
 bearer = HTTPBearer(auto_error=False)
 
 
+# Resolved for every request that is not public; FastAPI calls it before the endpoint.
 async def require_principal(
     request: Request, token: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]
 ) -> str:
@@ -142,6 +143,7 @@ async def answer_points(
             "too_large",
             f"one request holds at most {state.service.most_points} points; split it",
         )
+    # The batching thread answers; the event loop stays free meanwhile.
     answers = await asyncio.wrap_future(state.batches.submit(session, ask.points, key))
     return JSONResponse(
         {"session_id": session.id, "answers": answers, "predictions_left": session.cached_left}
@@ -186,6 +188,7 @@ async def refuse_invalid(_: Request, error: Exception) -> JSONResponse:
     errors = error.errors() if isinstance(error, RequestValidationError) else ()
     if any(item["type"] == "json_invalid" for item in errors):
         return Refused(422, "invalid_input", "the body is no JSON; see /docs").response()
+    # Where only: what a body holds may be somebody's data.
     locations = sorted({".".join(map(str, item["loc"][:4])) for item in errors})[:5]
     return Refused(
         422, "invalid_input", f"the request does not validate at {', '.join(locations)}; see /docs"
@@ -237,6 +240,7 @@ def create_app(
     app.include_router(router)
     app.add_exception_handler(RequestValidationError, refuse_invalid)
     app.add_exception_handler(HTTPException, refuse_unknown)
+    # The last one catches whatever is left, so that no traceback becomes a response.
     for kind in (Refused, DpflowError, Exception):
         app.add_exception_handler(kind, refuse_error)
     app.add_middleware(Gate, most=service.most_bytes, statuses=statuses)
@@ -263,6 +267,7 @@ class Gate:
                 self._statuses[message["status"]] += 1
             await send(message)
 
+        # Counted while it arrives, so that a body that states no length is bounded, too.
         arrived, message = bytearray(), await receive()
         while message["type"] == "http.request":
             arrived += message.get("body", b"")

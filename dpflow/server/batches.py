@@ -71,6 +71,7 @@ class Batches:
     def close(self) -> None:
         """Answer what is queued, then stop."""
         self._queue.put(None)
+        # What is queued was accepted, so it is answered before the process ends.
         self._thread.join()
 
     def _answer_queue(self) -> None:
@@ -90,11 +91,11 @@ class Batches:
                 waiting = self._queue.get(block=not taken)
             except queue.Empty:
                 break
+            # `close` queued it.
             if waiting is None:
                 return taken, False
-            if (
-                waiting.done.set_running_or_notify_cancel()
-            ):  # from here on its answers are charged, whoever still listens
+            # From here on its answers are charged, whoever still listens.
+            if waiting.done.set_running_or_notify_cancel():
                 taken.append(waiting)
                 points += len(waiting.points)
         return taken, True
@@ -112,9 +113,11 @@ class Batches:
                 np.concatenate([waiting.codes for waiting in group if waiting.codes is not None]),
                 notes,
             )
-        except NoteConflict:  # another server took one of these keys since we looked
+        # Another server took one of these keys since we looked.
+        except NoteConflict:
             return self._answer_group(session, group)
         except SessionClosed as error:
+            # Together they are more than the session can answer; some alone may not be.
             if len(group) == 1:
                 return group[0].done.set_exception(error)
             for waiting in group:

@@ -58,6 +58,7 @@ class Service(Strict):
     def who(self, token: str) -> str | None:
         """The principal of a token, or None; every digest is compared, in constant time."""
         digest, owner = token_digest(token), None
+        # No early return: the time must not tell whose token was close.
         for name, principal in self.principals.items():
             if hmac.compare_digest(principal.token_sha256, digest):
                 owner = name
@@ -119,6 +120,7 @@ def open_sessions(
         plans[name] = make_plan(
             request_of_principal, registry, insert_bounds(request_of_principal, ledger)
         )
+        # Before any session is charged.
         require_same_models(plans[name], next(iter(plans.values())))
     sessions = {
         name: PredictionSession.open(
@@ -127,6 +129,7 @@ def open_sessions(
         for name, plan in plans.items()
     }
     first, *others = sessions.values()
+    # Once for all sessions: what was learned depends on rows, not on who asks.
     first.learn_models()
     for session in others:
         session.share_models(first)

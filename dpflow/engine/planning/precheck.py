@@ -47,7 +47,8 @@ def check_run(
     owed: dict[Any, Plan] = {}
     for number, one in enumerate(planned):
         check_scope(one.plan, ledger)
-        if not is_paid(one, ledger, run_identity):  # equal releases of one task are one release
+        # Equal releases of one task are one release.
+        if not is_paid(one, ledger, run_identity):
             same = number if one.task_id is None else (one.task_id, one.plan.digest, one.ordinal)
             owed.setdefault(same, one.plan)
     ledger.require(
@@ -62,7 +63,9 @@ def is_paid(one: PlanInRun, ledger: Ledger, run_identity: RunIdentity) -> bool:
     if isinstance(plan.mechanism, InteractiveMechanism):
         return ledger.find(RunIdentity.of_request(plan.request).key(plan)) is not None
     if one.task_id is None:
-        return ledger.paid(plan.request.scope, run_identity.dag_id, run_identity.name, plan.digest)
+        return ledger.is_paid(
+            plan.request.scope, run_identity.dag_id, run_identity.name, plan.digest
+        )
     return (
         ledger.find(replace(run_identity, task_id=one.task_id, ordinal=one.ordinal).key(plan))
         is not None

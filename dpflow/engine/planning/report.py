@@ -1,5 +1,5 @@
-"""A forecast in plain values, for tables, JSON and plots: prices, dates, what fits, and which
-filter holds more.
+"""A forecast in plain values, for tables, JSON and plots: privacy costs, dates, what fits, and
+which filter holds more.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _describe_scope(seen: Forecast, name: str, outlook: Outlook) -> dict[str, An
         "accounts": [
             {
                 "block": block,
-                "used": granted.used(cost),
+                "used": granted.used_share(cost),
                 "rounds_left": count_rounds(rule, once, per_round, cost),
             }
             for block, cost in seen.spent.get(name, {}).items()
@@ -68,19 +68,21 @@ def _describe_scope(seen: Forecast, name: str, outlook: Outlook) -> dict[str, An
         "exhausted": outlook.refused.isoformat() if outlook.refused else None,
         "exhausted_block": outlook.block,
         "last_run": outlook.last.isoformat() if outlook.last else None,
+        # A fresh grant of the same size under each filter.
         "filters": _compare_filters(rule.epsilon, rule.delta, once, per_round),
         "fixed_schedule": _fixed_schedule(outlook),
     }
 
 
 def _fixed_schedule(outlook: Outlook) -> dict[str, Any] | None:
-    """What the forecast charged to the fullest account, as a schedule fixed in advance; None where
+    """What the forecast charged to the fullest budget, as a schedule fixed in advance; None where
     nothing can be said.
     """
     delta, releases = outlook.scope.filter.delta, sum(count for _, count in outlook.charged)
     try:
         epsilon = pld.report_epsilon(outlook.charged, delta) if delta else None
-    except InvalidAmount:  # no release, too many, or one that claims nothing
+    # No release, too many, or one without a privacy guarantee.
+    except InvalidAmount:
         return None
     if epsilon is None:
         return None

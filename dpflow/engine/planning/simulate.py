@@ -1,10 +1,10 @@
-"""A whole schedule, priced before it runs: what each task costs, and when which scope cannot pay
+"""The privacy cost of a whole schedule before it runs: what each task costs, and when which scope cannot pay
 any more.
 
 A `Job` is a DAG or a release file on a calendar; it says which requests each of its runs makes.
-`forecast` plays the runs in the order of their dates against copies of the accounts. It charges
+`forecast` plays the runs in the order of their dates against copies of the budgets. It charges
 nothing, reads no private row, and knows what the ledger knows: which runs have paid already, and
-what every account has spent. It is a forecast of this schedule alone; what others spend meanwhile
+what every budget has spent. It is a forecast of this schedule alone; what others spend meanwhile
 comes on top.
 """
 
@@ -34,11 +34,11 @@ from dpflow.ledger import Ledger, Scope
 from dpflow.registry import Registry
 from dpflow.tables.access.declarations import load_yaml
 
-HORIZON: Final = dt.timedelta(
-    days=3653
-)  #: how far beyond every job's first run a forecast looks, unless told
-MOST_RUNS: Final = 100_000  #: no forecast plays more
-_KEPT: Final = 4096
+#: How far beyond every job's first run a forecast looks, unless told.
+HORIZON: Final = dt.timedelta(days=3653)
+#: No forecast plays more.
+MOST_RUNS: Final = 100_000
+_CACHE_SIZE: Final = 4096
 
 
 class PlannedRelease(NamedTuple):
@@ -51,7 +51,7 @@ class PlannedRelease(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """One occurrence of a job: when it starts, and the occasion that makes its retries free."""
+    """One occurrence of a job: when it starts, and the name in its run identity."""
 
     when: dt.datetime
     occurrence: str
@@ -61,7 +61,7 @@ class Run:
 @dataclass(frozen=True)
 class Task:
     """What one task asks for in a run. Asks that repeat should return the same request object: it
-    is priced once.
+    is planned once.
 
     ``note`` says what cannot be known before a run, such as the number of mapped instances.
     """
@@ -73,7 +73,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Job:
-    """A DAG (``dag_id``) or a release file on a calendar. ``runs`` starts anew at every call and
+    """A DAG (``dag_id``) or a release file on a calendar. ``runs`` starts at the first one at every call and
     may have no end.
     """
 
@@ -86,7 +86,7 @@ class Job:
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """One priced release of one task.
+    """One release of one task and its privacy cost.
 
     ``once``: a session, charged whole by the first run that opens it. ``also``: other names under
     which the same task asks for
@@ -106,7 +106,7 @@ class Line:
         return tuple("/".join(parts[: n + 1]) for n in range(len(parts)))
 
     def to_json(self) -> dict[str, Any]:
-        """The price in (epsilon, delta), and the error known before spending."""
+        """The privacy cost, and the half-width of the noise interval."""
         epsilon, delta = self.plan.privacy_cost()
         return {
             "job": self.job.name,
@@ -135,8 +135,8 @@ class Outlook:
         refused: when the first run starts that it cannot pay, in which block, and the ledger's
         reason; None if it lasts.
         last: the start of the last run that was played.
-        burn: (when, largest share used by any of its accounts) after each run.
-        charged: what the forecast charged to its fullest account, as events and how often.
+        burn: (when, largest share used by any of its budgets) after each run.
+        charged: what the forecast charged to its fullest budget, as events and how often.
     """
 
     scope: Scope
@@ -158,7 +158,7 @@ class Forecast:
         outlooks: by scope, for granted scopes.
         ungranted: scopes that have no grant, so that nothing can be said about them.
         until: the date up to which runs were played; None if none were.
-        spent: what every account of a granted scope has spent today.
+        spent: what every budget of a granted scope has spent today.
         opened: lines whose session the ledger has open already.
     """
 
@@ -182,12 +182,13 @@ class Pricer:
         self._tables: dict[Path, Table] = {}
 
     def plan_once(self, request: ReleaseRequest, blocks: tuple[str, ...]) -> Plan:
-        """A plan of this request, with the blocks of its first run: good for price and error, not
+        """A plan of this request, with the blocks of its first run: good for cost and error, not
         for a digest.
         """
         cached = self._plans.get(id(request))
         if cached is None or cached[0] is not request:
-            if len(self._plans) >= _KEPT:
+            # A calendar without end must not fill the memory.
+            if len(self._plans) >= _CACHE_SIZE:
                 self._plans.clear()
             cached = self._plans[id(request)] = request, self.plan_exactly(request, blocks)
         return cached[1]
@@ -204,14 +205,14 @@ class Pricer:
         )
 
 
-@functools.lru_cache(maxsize=_KEPT)
+@functools.lru_cache(maxsize=_CACHE_SIZE)
 def event_cost(filter: Filter, event: Event) -> Cost:
     """An event's cost in a filter."""
     return filter.event_cost(event)
 
 
 class BudgetCopies:
-    """Copies of accounts to play with; the ledger's own are read once and never written."""
+    """Copies of budgets to play with; the ledger's own are read once and never written."""
 
     def __init__(
         self, granted: Mapping[str, Scope], spent: Mapping[str, Mapping[str, Cost]]
@@ -221,7 +222,7 @@ class BudgetCopies:
         self._events: dict[tuple[str, str], Counter[Event]] = {}
 
     def charge_line(self, line: Line, blocks: tuple[str, ...]) -> tuple[str, str] | None:
-        """Debit all accounts that a line touches, or none; returns scope and block of the first
+        """Debit all budgets that a line touches, or none; returns scope and block of the first
         that cannot pay.
         """
         due = []
@@ -233,22 +234,23 @@ class BudgetCopies:
                     if not Filter.admits(scope.capacity, used + cost):
                         return name, block
                     due.append((name, block, used + cost))
+        # Only when all of them can pay: a release is charged everywhere or nowhere.
         for name, block, total in due:
             self._spent[name][block] = total
             self._events.setdefault((name, block), Counter())[line.plan.event] += 1
         return None
 
     def events_charged_to(self, scope: str) -> tuple[tuple[Event, int], ...]:
-        """What was charged here to the scope's fullest account, or to the first of them."""
+        """What was charged here to the scope's fullest budget, or to the first of them."""
         accounts = [block for name, block in self._events if name == scope]
         fullest = max(accounts, key=lambda block: self.largest_share(scope, [block]), default=None)
         return () if fullest is None else tuple(self._events[scope, fullest].items())
 
     def largest_share(self, scope: str, blocks: Iterable[str]) -> float:
-        """The largest share used of these accounts, from 0 to 1."""
+        """The largest share used of these budgets, from 0 to 1."""
         spent = self._spent[scope]
         return max(
-            (self.granted[scope].used(spent[block]) for block in blocks if block in spent),
+            (self.granted[scope].used_share(spent[block]) for block in blocks if block in spent),
             default=0.0,
         )
 
@@ -264,7 +266,7 @@ def forecast_schedule(
     """Price every task and play the schedule.
 
     Args:
-        ledger: whose grants and accounts are used; None to price only.
+        ledger: whose grants and budgets are used; None to compute costs only.
         supposed: grants that are not in the ledger, or instead of the ledger's.
         until: look no further than this date; by default ten years after the first run.
 
@@ -277,8 +279,8 @@ def forecast_schedule(
     scopes = dict.fromkeys(name for line in lines for name in line.scope_path)
     ledger_scopes = {s.scope: s for s in ledger.scopes()} if ledger else {}
     granted = {
-        name: found
-        for name, found in (ledger_scopes | dict(supposed_grants or {})).items()
+        name: scope
+        for name, scope in (ledger_scopes | dict(supposed_grants or {})).items()
         if name in scopes
     }
     for line in lines:
@@ -344,6 +346,7 @@ class _Player:
         """
         if not self.outlooks:
             return until
+        # Merged lazily: a job may have no end.
         calendar = heapq.merge(
             *(_run_dates(number, job) for number, job in enumerate(jobs)),
             key=lambda dated: dated[:2],
@@ -380,7 +383,8 @@ class _Player:
                     if n in self.outlooks and not self.outlooks[n].refused
                 ]
                 if len(open_scopes) < sum(n in self.outlooks for n in line.scope_path):
-                    continue  # a scope on its path has refused before
+                    # A scope on its path has refused before.
+                    continue
                 free = self._is_free(job, run, line, ask)
                 for name in open_scopes:
                     touched.setdefault(name, {}).update(dict.fromkeys(charged or ("",), free))
@@ -404,7 +408,7 @@ class _Player:
         )
 
     def _is_free(self, job: Job, run: Run, line: Line, ask: PlannedRelease) -> bool:
-        """Whether this ask is free: a session that is open, or an occasion that the ledger has
+        """Whether this ask is free: a session that is open, or a run that the ledger has
         seen.
         """
         request = ask.request
@@ -416,13 +420,13 @@ class _Player:
             return self.opened_before(line)
         if self._ledger is None or request.scope not in self.outlooks or run.when > self._now:
             return False
-        occasion = RunIdentity(job.dag_id, line.task.name, run.occurrence, "", "", ask.ordinal)
+        run_identity = RunIdentity(job.dag_id, line.task.name, run.occurrence, "", "", ask.ordinal)
         if not job.dag_id:
-            occasion = RunIdentity.of_request(
+            run_identity = RunIdentity.of_request(
                 request.model_copy(update={"revision": int(run.occurrence)})
             )
         return (
-            self._ledger.find(occasion.key(self._pricer.plan_exactly(request, ask.blocks)))
+            self._ledger.find(run_identity.key(self._pricer.plan_exactly(request, ask.blocks)))
             is not None
         )
 
@@ -464,7 +468,8 @@ def release_files(folder: Path) -> list[Path]:
                 if "mechanism" in load_yaml(path, "release file"):
                     files.append(path)
             except DpflowError:
-                continue  # some other tool's YAML
+                # Some other tool's YAML.
+                continue
     if not folder.is_dir():
         raise InvalidInput(
             f"there is no folder {folder}; give a release file, a DAG file, or a folder of them"

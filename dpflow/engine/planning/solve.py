@@ -1,7 +1,7 @@
 """Which filter holds more runs, and which noise makes a number of runs fit: answers before a grant
 is made or spent.
 
-Prices are those the ledger will charge, in whole units, so an answer that fits here fits there.
+Privacy costs are those the ledger will charge, in whole units, so an answer that fits here fits there.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from dpflow.errors import BudgetExceeded, InvalidInput, PlanRefused, UnknownName
 from dpflow.ledger import Scope
 
 FILTERS: Final[tuple[FilterName, ...]] = ("basic", "renyi", "hybrid")
-_STEP: Final = 0.01  # in powers of ten: more than one step of the last digit
-_DIGITS: Final = (
-    3  # significant digits of a solved epsilon: what a person copies into a release file
-)
+#: In powers of ten: more than one step of the last digit.
+_STEP: Final = 0.01
+#: Significant digits of a solved epsilon: what a person copies into a release file.
+_DIGITS: Final = 3
 
 
 def total_cost(filter: Filter, events: Sequence[tuple[Event, int]]) -> Cost:
@@ -69,6 +69,7 @@ def _largest_true(holds: Callable[[int], bool]) -> int:
     """The largest n >= 0 at which a condition holds that holds at 0 and, once it fails, fails for
     good.
     """
+    # By doubling and halving: counts may be beyond any range that could be walked.
     high = 1
     while holds(high):
         high *= 2
@@ -81,7 +82,7 @@ def _largest_true(holds: Callable[[int], bool]) -> int:
 
 @dataclass(frozen=True)
 class Choice:
-    """What a fresh account under one filter holds. ``rounds`` is None without end; ``reason`` says
+    """What a fresh budget under one filter holds. ``rounds`` is None without end; ``reason`` says
     why a filter is out.
     """
 
@@ -175,11 +176,11 @@ def solve_epsilons(
 
     Args:
         lines: from `schedule.forecast`; all of them must charge granted scopes.
-        runs: how many runs one account pays for; under a declaration per block, runs over the same
+        runs: how many runs one budget pays for; under a declaration per block, runs over the same
         block.
         shares: release name to weight, above 0; 1 for who is not named.
         errors: release name to the largest acceptable half-width at 95 %, in the measure's unit.
-        spent: what each scope's account has spent; nothing if left out.
+        spent: what each scope's budget has spent; nothing if left out.
 
     Returns:
         One entry per line, epsilon rounded down to three digits: all together are admitted by every
@@ -272,6 +273,7 @@ class _Solver:
                 scope=scope,
             )
         high = 6.0
+        # Far below the last of three digits.
         for _ in range(40):
             middle = (low + high) / 2
             low, high = (middle, high) if fits(middle) else (low, middle)
@@ -281,9 +283,8 @@ class _Solver:
         """The first scope that cannot pay these epsilons; lines that are not named pay nothing yet."""
         events = []
         for n, epsilon in epsilons.items():
-            with contextlib.suppress(
-                InvalidInput
-            ):  # noise too large to draw: `solve` says so if it stays that way
+            # Noise too large to draw: `solve_epsilons` says so if it stays that way.
+            with contextlib.suppress(InvalidInput):
                 events.append((self._lines[n], _at_epsilon(self._lines[n].plan, epsilon)[0]))
         for name, scope in self._granted.items():
             due = [
@@ -332,7 +333,7 @@ def _parse_share(line: Line, shares: Mapping[str, object]) -> Fraction:
 
 
 def _epsilon_for_error(line: Line, half_width: object) -> Fraction:
-    """The smallest epsilon, to three digits, whose error at 95 % is at most what is wanted."""
+    """The smallest epsilon, to three digits, whose half-width at 95 % is at most the target."""
     name, target = line.plan.request.name, float(amounts.parse_exact("a target error", half_width))
     if line.plan.error_bound is None or not line.plan.error_bound.half_width:
         raise InvalidInput(
@@ -345,11 +346,13 @@ def _epsilon_for_error(line: Line, half_width: object) -> Fraction:
         """At the epsilon of this rank on the grid of three digits."""
         try:
             bound = _at_epsilon(line.plan, on_grid(level))[1]
-        except PlanRefused:  # noise too large to draw
+        # Noise too large to draw.
+        except PlanRefused:
             return False
         return bound is not None and max(bound.half_width.values()) <= target
 
-    low, high = 0, 18 * 900  # from 1e-12 to 1e6
+    # From 1e-12 to 1e6, by rank: a search over floats could return what no file can say.
+    low, high = 0, 18 * 900
     if not reaches_target(high):
         raise InvalidInput(
             f"no epsilon brings the error of {name!r} down to {target:g}; accept a larger one"

@@ -1,4 +1,4 @@
-"""A table of points in, a table of private answers out: what the operator and the command line run."""
+"""A table of points in, a table of private answers out: for the operator and the command line."""
 
 from __future__ import annotations
 
@@ -64,8 +64,7 @@ def label_points(
     student: Student | None = None,
     run_identity: RunIdentity | None = None,
 ) -> dict[str, Any]:
-    """Answer every point of a table and publish the answers. Again, it costs nothing and writes the
-    same.
+    """Answer every point of a table and publish the answers. A retry is free and writes the same.
 
     Args:
         student: a model to train on points and answers, which may be published.
@@ -86,10 +85,12 @@ def label_points(
         )
     require_public(points.database, plan.table, "points")
     require_public(answers.database, plan.table, "answers")
-    if student is not None:  # before anything is charged
+    # Before anything is charged: a student that cannot be trained is refused.
+    if student is not None:
         student_guarantee(plan, student.delta)
         make_estimator(student, plan.table, params.features)
     features = read_points(points.database, points.table, params.features, points.key)
+    # A resumed session is paid for, so there is nothing to advise.
     key = (run_identity or RunIdentity.of_request(plan.request)).key(plan)
     if ledger.find(key) is None:
         afforded = most_predictions(plan, ledger, registry)

@@ -3,7 +3,7 @@ for each.
 
 A batch is encoded and its known points are looked up; the rest is predicted, and the answers and
 the count of spent predictions are stored together, as one row, before any of them is seen. What was
-answered is kept in memory (about 150 bytes a point), read from the ledger when a session is first
+answered is stored in memory (about 150 bytes a point), read from the ledger when a session is first
 asked and whenever another process answered something. Two processes that ask for the same points at
 once: the one whose transaction comes second stores nothing, looks up what the first one stored, and
 predicts only what is left.
@@ -19,8 +19,7 @@ import numpy as np
 
 from dpflow import fault_points
 from dpflow.core.accounting.events import to_json
-from dpflow.core.contract.point_encoding import Codes, Points
-from dpflow.core.contract.point_encoding import encode_points as encode_points
+from dpflow.core.contract.point_encoding import Codes, Points, encode_points
 from dpflow.core.contract.prediction import PredictionMechanism, PredictionParams
 from dpflow.core.sampling.randomness import Source
 from dpflow.engine.fail_closed import draw_or_none
@@ -34,7 +33,7 @@ from dpflow.engine.releases.plan import Plan, make_plan
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.engine.sessions.session import charge_session
 from dpflow.errors import DpflowError, InvalidInput, LedgerCorrupt, PlanRefused, SessionClosed
-from dpflow.ledger import Held, Ledger
+from dpflow.ledger import Ledger, SessionRecord
 from dpflow.registry import Registry
 from dpflow.tables import PrivateTable
 
@@ -102,7 +101,7 @@ class PredictionSession:
         self.cached_left = self._count_left(self._ledger.session(self.id))
         return self.cached_left
 
-    def _count_left(self, session: Held) -> int:
+    def _count_left(self, session: SessionRecord) -> int:
         return 0 if session.closed else self._params.predictions - int(session.state["answered"])
 
     def share_models(self, other: PredictionSession) -> None:
@@ -111,6 +110,7 @@ class PredictionSession:
         Raises `PlanRefused` if the two would not learn the same; see `require_same_models`.
         """
         require_same_models(self._plan, other._plan)
+        # One lock at a time: two sessions that share with each other cannot block.
         with other._learning:
             learned = other._learned
         with self._learning:
@@ -174,7 +174,7 @@ class PredictionSession:
             return {name: self._notes[name] for name in names if name in self._notes}
 
     def describe(self) -> dict[str, Any]:
-        """What whoever asks may know: features with their bounds or keys, the session's claim, what
+        """What whoever asks may know: features with their bounds or keys, the privacy guarantee, what
         is left.
         """
         table, features = self._plan.table, []
@@ -218,6 +218,7 @@ class PredictionSession:
         nothing was stored.
         """
         session = self._catch_up()
+        # Before any draw: a conflict must not use up predictions.
         if any(self._notes.get(name, note) != note for name, note in notes.items()):
             raise NoteConflict("a note of this name has another value; name it otherwise")
         names = self._names.name_points(codes)
@@ -235,6 +236,7 @@ class PredictionSession:
         rows = codes if new is None else codes[np.fromiter(new.values(), np.int64, len(new))]
         answers, text, failed = self._draw_answers(rows)
         new_notes = {name: notes[name] for name in notes.keys() - self._notes.keys()}
+        # A closed session stores nothing more; its known points are still answered.
         if session.closed:
             new_notes = {}
         if fresh or new_notes:
@@ -253,12 +255,13 @@ class PredictionSession:
             self.cached_left = 0 if failed else left - len(fresh)
         return answers if new is None else self._index.look_up(names)
 
-    def _catch_up(self) -> Held:
+    def _catch_up(self) -> SessionRecord:
         """The session as it is in the ledger, after reading what was answered since the last time."""
         session = self._ledger.session(self.id)
         if session.version > self._version:
             try:
                 batches = self._ledger.batches(self.id, self._version)
+                # A batch that is missing would let its points be answered a second time.
                 if len(batches) < session.version - self._version:
                     raise ValueError
                 for batch in batches:
@@ -320,6 +323,7 @@ def most_predictions(plan: Plan, ledger: Ledger, registry: Registry) -> int:
             return False
         return ledger.check(plan.request.scope, [candidate.event], plan.charged_blocks) is None
 
+    # A search by doubling and halving: what a number costs is known only by a plan of it.
     if not is_affordable(1):
         return 0
     low, high = 1, 2

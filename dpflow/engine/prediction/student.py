@@ -2,10 +2,9 @@
 predictions.
 
 A function of private answers and public points is post-processing, so the student costs nothing
-beyond its session and has the session's privacy for the private table, for ever and for everybody
-(Dwork and Feldman 2018, section 2.4). It does not protect the pool. What is written is a skops
-file, and what is registered says what it guarantees; a holdout gate can judge it like any other
-model.
+beyond its session. It has the session's privacy guarantee for the private table (Dwork and Feldman
+2018, section 2.4). It does not protect the pool. What is written is a skops file, and what is
+registered says what it guarantees; a holdout gate can judge it like any other model.
 """
 
 from __future__ import annotations
@@ -31,7 +30,8 @@ from dpflow.engine.releases.plan import Plan
 from dpflow.errors import InvalidDeclaration, InvalidInput, UnknownName
 from dpflow.extras import require_extra
 
-_GRID = amounts.SMALLEST_EPSILON  # a computed epsilon is rounded up to it
+#: A computed epsilon is rounded up to it.
+_GRID = amounts.SMALLEST_EPSILON
 
 
 class Student(Strict):
@@ -108,6 +108,7 @@ def make_estimator(student: Student, table: Table, features: Sequence[str]) -> A
         raise InvalidDeclaration(
             f"{student.learner} does not take the options {sorted(student.options)}: {error}"
         ) from None
+    # Encoded by position: pipelines see a matrix without names.
     keys = {i: table.column(name).public_keys for i, name in enumerate(features)}
     steps: list[tuple[str, Any, list[int]]] = [
         ("numbers", StandardScaler(), [i for i in keys if keys[i] is None])
@@ -152,6 +153,7 @@ def teach_student(
     assert isinstance(plan.params, PredictionParams)
     table, features = plan.table, plan.params.features
     epsilon, delta = student_guarantee(plan, student.delta)
+    # A point whose draw failed has no label.
     answered_points = np.array([answer is not None for answer in answers], bool)
     labels = np.array([answer for answer in answers if answer is not None])
     pipeline = make_estimator(student, table, features)
@@ -161,6 +163,7 @@ def teach_student(
         raise InvalidInput(
             f"{student.learner} cannot learn from these {len(labels)} answers: {error}"
         ) from None
+    # Named by what it was learned from, so that a retry writes the same file.
     about = hashlib.sha256(
         student.model_dump_json(include={"learner", "options", "delta"}).encode()
     )
@@ -186,6 +189,7 @@ def _write_file(pipeline: Any, file: Path) -> Path:
     """The skops file, whole or not at all."""
     import skops.io
 
+    # Renamed when it is whole, so that nobody loads half a model.
     partial = file.with_suffix(f".{os.getpid()}.partial")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -206,6 +210,7 @@ def _register_version(student: Student, file: Path, tags: Mapping[str, str]) -> 
     model = str(student.model)
     if not client.search_registered_models(filter_string=f"name = '{model}'"):
         client.create_registered_model(model)
+    # A retry finds the version that it made before.
     for version in client.search_model_versions(f"name = '{model}'"):
         if version.tags.get("dpflow.student") == tags["dpflow.student"]:
             return str(version.version)

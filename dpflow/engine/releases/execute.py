@@ -39,10 +39,9 @@ class Receipt:
     in ``result``.
 
     Attributes:
-        epsilon, delta: the price in (epsilon, delta), as exact strings; delta is "0" for pure
-        claims.
+        epsilon, delta: the privacy cost as exact texts; delta is "0" for pure guarantees.
         replayed: True when a stored result was returned and nothing was charged.
-        protects: what the price protects, in words.
+        protects: whom the privacy guarantee protects, in words.
     """
 
     release_id: str
@@ -82,14 +81,14 @@ def release(
     run_identity: RunIdentity | None = None,
     spend_again: bool = False,
 ) -> Receipt:
-    """Run a plan to its end, exactly once per occasion.
+    """Run a plan to its end, exactly once for each run identity.
 
     Args:
         plan: from `make_plan`.
         ledger: where its scope has a grant.
         registry: tells observers.
-        occasion: which occurrence this is; by default the request's name and revision.
-        spend_again: pay anew although this task already released something else in this run.
+        run_identity: which run this is; by default the request's name and revision.
+        spend_again: pay although this task already released something else in this run.
 
     Raises:
         BudgetExceeded: the scope cannot pay; nothing was read.
@@ -105,9 +104,11 @@ def release(
     private = PrivateTable(
         plan.table, plan.request.where, lambda data: ledger.commitment(data, "partial")
     )
+    # A stored result is returned without a look at the table, which may be gone by now.
     key = run_identity.key(plan)
     stored = ledger.find(key)
     unread = stored is None or not stored.settled
+    # One open table for check and read: what was checked is what is read.
     with private.hold_open() if unread else nullcontext():
         if unread:
             private.check_request(
@@ -125,6 +126,7 @@ def release(
             data=data_names(plan, ledger),
             protects=plan.table.protection_text,
         )
+        # Somebody may have settled this key since we looked.
         replayed = reservation.result is not None
         settled = (
             reservation
@@ -132,7 +134,8 @@ def release(
             else _draw_and_settle(plan, private, ledger, reservation, run_identity.principal)
         )
     receipt = _publish_result(plan, _make_receipt(plan, settled, replayed))
-    for observer in registry.announce(receipt):
+    # The release is settled: an observer that fails can no longer undo it.
+    for observer in registry.notify_observers(receipt):
         log.warning("observer %s failed; the release stands", observer)
     return receipt
 
@@ -148,7 +151,7 @@ def check_protection(plan: Plan, scope: Scope) -> None:
     """
     if isinstance(plan.event, Unprotected) and not scope.protects:
         raise PlanRefused(
-            f"{plan.request.name} makes no privacy claim, and scope {scope.scope!r} does not say that it protects nobody; "
+            f"{plan.request.name} makes no privacy guarantee, and scope {scope.scope!r} does not say that it protects nobody; "
             f"grant a scope for table {plan.table.name!r} itself"
         )
     if scope.protects and scope.protects != plan.table.protection_text:
@@ -164,6 +167,7 @@ def data_names(plan: Plan, ledger: Ledger) -> list[str]:
     same rows is no second data set. Dimensions are public, so a gate does not close its own;
     another gate may be on their rows all the same.
     """
+    # Resolved, so that a symbolic link is no second data set.
     database = os.path.realpath(plan.table.database)
 
     def place_name(relation: str) -> str:
@@ -183,6 +187,7 @@ def _draw_and_settle(
     plan: Plan, private: PrivateTable, ledger: Ledger, reservation: Reservation, principal: str
 ) -> Reservation:
     """Read, add noise, settle. What it returns holds the stored result, whoever stored it."""
+    # Keyed: a bare digest of private rows could be guessed.
     snapshot = ledger.commitment(private.data_identity(), "snapshot")
     result = draw_result(plan, private)
     return ledger.settle(reservation, result.to_json(), snapshot=snapshot, principal=principal)
@@ -208,7 +213,8 @@ def draw_result(plan: Plan, private: PrivateTable) -> Result:
 
 
 def _make_receipt(plan: Plan, reservation: Reservation, replayed: bool) -> Receipt:
-    assert reservation.result is not None  # settled
+    # Settled, so there is one.
+    assert reservation.result is not None
     epsilon, delta = plan.privacy_cost()
     return Receipt(
         release_id=reservation.release_id,

@@ -30,7 +30,8 @@ from dpflow.errors import InvalidDeclaration, PlanRefused, PluginError
 from dpflow.registry import Registry
 from dpflow.tables import PrivateTable
 
-PRICE_STEP = Fraction(1, 10**6)  # of an epsilon that is computed for a report, rounded up
+#: Of an epsilon that is computed for a report; rounded up, so it never promises too much.
+EPSILON_STEP = Fraction(1, 10**6)
 
 
 def digest(value: Any) -> str:
@@ -45,8 +46,8 @@ class Plan:
     """A validated release or session.
 
     Attributes:
-        event: its privacy claim for the declared unit.
-        error_bound: the noise known beforehand, or None.
+        event: its privacy guarantee for one declared privacy unit.
+        error_bound: the half-width of its noise interval, or None if that depends on the rows.
         family: digest of everything but the mechanism's version.
         digest: digest of everything, part of the exactly-once key.
     """
@@ -62,7 +63,7 @@ class Plan:
 
     @property
     def charged_blocks(self) -> tuple[str, ...]:
-        """The blocks whose accounts pay: those it reads if the declaration protects per block, else
+        """The blocks whose budgets pay: those it reads if the declaration protects per block, else
         none by name.
         """
         return self.request.blocks if self.table.protects == "unit-block" else ()
@@ -75,7 +76,8 @@ class Plan:
         if exact is None or (own_delta and not exact[1]):
             delta = own_delta or Fraction(1, 10**9)
             proved = (
-                to_units_up(self.event.epsilon_at(delta) or Fraction(0), PRICE_STEP) * PRICE_STEP
+                to_units_up(self.event.epsilon_at(delta) or Fraction(0), EPSILON_STEP)
+                * EPSILON_STEP
             )
             if exact is None or proved < exact[0]:
                 exact = (proved, delta)
@@ -139,7 +141,7 @@ class Plan:
 
 
 def make_plan(request: ReleaseRequest, registry: Registry, table: Table | None = None) -> Plan:
-    """Check everything that can be checked without rows, and price it.
+    """Check everything that can be checked without rows, and compute the privacy cost.
 
     Args:
         table: the declaration, if not the one that the request names; where that takes bounds from
@@ -154,16 +156,19 @@ def make_plan(request: ReleaseRequest, registry: Registry, table: Table | None =
     if table is None and request.bounds:
         raise PlanRefused(
             f"{request.name} takes bounds from {', '.join(map(repr, request.bounds))}, which are in a "
-            f"ledger; put them into the declaration with dpflow.engine.declared, or name the ledger"
+            f"ledger; put them into the declaration with dpflow.engine.insert_bounds, or name the ledger"
         )
     table = table or request.load_declaration()
-    mechanism = registry.mechanisms.get(request.mechanism) or registry.mechanism(request.mechanism)
+    mechanism = registry.mechanisms.get(request.mechanism) or registry.find_mechanism(
+        request.mechanism
+    )
     try:
         params = mechanism.Params.model_validate(request.params)
     except ValidationError as error:
         raise InvalidDeclaration(
             f"{request.name}: parameters of {mechanism.name}: {describe_problems(error)}; dpflow mechanisms {mechanism.name} explains them"
         ) from None
+    # Some mechanisms hand a request to a better one, such as one that a plugin brings.
     if isinstance(mechanism, Mechanism) and (other := mechanism.delegate_to(params, table)):
         if other.mechanism not in registry.mechanisms:
             raise PlanRefused(
@@ -182,20 +187,23 @@ def make_plan(request: ReleaseRequest, registry: Registry, table: Table | None =
     _check_blocks(request, table)
     if request.publish is not None:
         require_public(request.publish.database, table, "published results")
+    # In canonical form, so that spaces make no other release of it.
     request = request.model_copy(update={"where": PrivateTable(table, request.where).where})
+    # A gate's proofs hold for rows that nothing else has read.
     if table.holdout and not (
         isinstance(mechanism, InteractiveMechanism) and mechanism.locks_dataset
     ):
         raise PlanRefused(
             f"table {table.name!r} is a holdout, readable only through a gate session; "
-            f"{mechanism.name} would read it besides, so declare another table for it"
+            f"{mechanism.name} would read it, too, so declare another table for it"
         )
     event = mechanism.event(params, table)
     if isinstance(event, Unprotected) and not table.generalisation_only:
         raise PlanRefused(
-            f"{mechanism.name} makes no privacy claim with these parameters, and table {table.name!r} protects "
+            f"{mechanism.name} makes no privacy guarantee with these parameters, and table {table.name!r} protects "
             f"{table.protection_text}; choose a private method, or let its owner declare generalisation_only"
         )
+    # Independent answers are charged one by one, so any event will do for them.
     session = isinstance(mechanism, InteractiveMechanism) and not mechanism.independent_answers
     if session and not isinstance(event, Pure | Approximate | SparseVector | Unprotected):
         raise PluginError(
@@ -206,6 +214,7 @@ def make_plan(request: ReleaseRequest, registry: Registry, table: Table | None =
     if isinstance(mechanism, Mechanism):
         bound = mechanism.error_bound(params, table)
         _check_public_columns(mechanism.data_request(params, table), request, table)
+    # Under the digest: texts and key names are version 1's, and never change.
     content = {
         "mechanism": mechanism.name,
         "params": params.model_dump(mode="json"),
@@ -226,14 +235,15 @@ def make_plan(request: ReleaseRequest, registry: Registry, table: Table | None =
         family,
         digest([content, mechanism.version]),
     )
-    if reasons := registry.veto(plan):
+    # Vetoes see the finished plan and run last: a refusal for a fault comes first.
+    if reasons := registry.collect_vetoes(plan):
         raise PlanRefused(f"{request.name} was refused: " + "; ".join(reasons))
     return plan
 
 
 def _check_public_columns(statistic: DataRequest, request: ReleaseRequest, table: Table) -> None:
-    """A claim that rests on public columns is one about whole tables: what chooses rows may read
-    what is protected.
+    """A guarantee that rests on public columns is one about whole tables: what chooses rows may
+    read what is protected.
     """
     if (
         isinstance(statistic, Records)

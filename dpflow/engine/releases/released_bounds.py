@@ -25,10 +25,12 @@ from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.errors import NotSettled, PlanRefused, UnknownName
 from dpflow.ledger import Ledger
-from dpflow.ledger.books.records import Stored, path_of
+from dpflow.ledger.books.records import ReleaseRecord, path_of
 
-SEARCH = "bounds"  #: name of the mechanism
-SUPPOSED = 2**20  #: steps to each side of 0, where a forecast does not know the bounds yet
+#: Name of the mechanism.
+SEARCH = "bounds"
+#: Steps to each side of 0, where a forecast does not know the bounds yet.
+SUPPOSED = 2**20
 
 
 def insert_bounds(
@@ -74,7 +76,7 @@ def suppose_bounds(
     """As `declared`; a search that is not settled is taken to have found very wide bounds of every
     column without any.
 
-    Good for a price, which hardly depends on them, and not for an error or a digest.
+    Good for a privacy cost, which hardly depends on them; not for an error or a digest.
     """
     table = table or request.load_declaration()
     for name in request.bounds:
@@ -87,6 +89,7 @@ def suppose_bounds(
                 else _widen_columns(table)
             )
         except (NotSettled, UnknownName):
+            # A forecast goes on where a release would have to wait.
             table = _widen_columns(table)
     return table
 
@@ -102,15 +105,17 @@ def _widen_columns(table: Table) -> Table:
     return table.model_copy(update={"columns": columns})
 
 
-def _find_search(ledger: Ledger, scope: str, name: str, run_identity: RunIdentity | None) -> Stored:
+def _find_search(
+    ledger: Ledger, scope: str, name: str, run_identity: RunIdentity | None
+) -> ReleaseRecord:
     """The search that a name means."""
-    candidates: list[Stored] = []
+    candidates: list[ReleaseRecord] = []
+    # A search upstream in the same run comes before the first one of this name.
     if run_identity is not None and run_identity.dag_id:
-        candidates = ledger.named(scope, name, (run_identity.dag_id, run_identity.name))
-    candidates += ledger.named(scope, name)
-    candidates = [
-        one for one in candidates if one.state != "fenced"
-    ]  # what its owner closed finds nothing any more
+        candidates = ledger.releases_by_name(scope, name, (run_identity.dag_id, run_identity.name))
+    candidates += ledger.releases_by_name(scope, name)
+    # What its owner closed gives no bounds any more.
+    candidates = [one for one in candidates if one.state != "fenced"]
     for one in candidates:
         if one.request.get("mechanism") == SEARCH:
             return one
@@ -119,12 +124,13 @@ def _find_search(ledger: Ledger, scope: str, name: str, run_identity: RunIdentit
         raise PlanRefused(
             f"bounds are taken from {name!r}, which is a release of {what}; name one of the mechanism {SEARCH}"
         )
+    # Only to suggest close names.
     requests = (one.request for at in path_of(scope) for one in ledger.releases(at))
     searches = {request["name"] for request in requests if request.get("mechanism") == SEARCH}
     raise UnknownName(f"release of {SEARCH} charged to scope {scope!r} named", name, searches)
 
 
-def _apply_search(table: Table, name: str, search: Stored, asker: str) -> Table:
+def _apply_search(table: Table, name: str, search: ReleaseRecord, asker: str) -> Table:
     """The declaration with what one search found."""
     if not search.settled or search.result is None:
         raise NotSettled(
@@ -158,12 +164,14 @@ def _apply_bounds(
             )
         try:
             exact = {end: _exact_value(value) for end, value in ends.items()}
+            # Validated like a declared column: a search may find bounds that do not fit a step.
             columns[column] = Column.model_validate(declared_column.model_dump() | exact)
         except ValidationError as error:
             raise PlanRefused(
                 f"{name!r} found bounds that column {column!r} cannot have: {describe_problems(error)}"
             ) from None
-        except ValueError:  # such as a day after the year 9999
+        # Such as a day after the year 9999.
+        except ValueError:
             raise PlanRefused(
                 f"{name!r} found bounds that column {column!r} cannot have; declare its bounds, or leave such values out with where"
             ) from None

@@ -15,6 +15,7 @@ def publish_missing(ledger: Ledger, database: Path, table: str, scope: str | Non
 
     Charges and draws nothing.
     """
+    # One look at the table for all releases, not one for each.
     present = published_ids(database, table)
     settled = [r for r in ledger.releases(scope) if r.settled and r.release_id not in present]
     results = [(stored, Result.from_json(stored.result or {"rows": []})) for stored in settled]

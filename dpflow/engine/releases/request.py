@@ -17,6 +17,7 @@ from dpflow.tables.access.declarations import load_table, load_yaml
 
 def _block_text(value: Any) -> str:
     """A block key as text: YAML reads 2013-01-01 as a date."""
+    # A datetime is a date, too, so it is asked first.
     if isinstance(value, dt.datetime):
         return value.isoformat(sep=" ")
     if isinstance(value, dt.date | int | str) and not isinstance(value, bool):
@@ -68,7 +69,7 @@ class ReleaseRequest(Strict):
         return load_table(self.table)
 
 
-def parse_request(data: dict[str, Any], base: Path, what: str = "what was asked") -> ReleaseRequest:
+def parse_request(data: dict[str, Any], base: Path, what: str = "the request") -> ReleaseRequest:
     """Validate a request; relative paths are taken from ``base``. Raises `InvalidDeclaration`
     naming the field.
     """
@@ -76,6 +77,7 @@ def parse_request(data: dict[str, Any], base: Path, what: str = "what was asked"
         request = ReleaseRequest.model_validate(data)
     except ValidationError as error:
         raise InvalidDeclaration(f"{what} is not a release: {describe_problems(error)}") from None
+    # Resolved now: a later change of the working directory must not move the file.
     publish = request.publish
     if publish is not None:
         publish = publish.model_copy(update={"database": (base / publish.database).resolve()})
@@ -101,7 +103,8 @@ def require_public(file: Path, table: Table, what: str) -> None:
     try:
         same = file.samefile(table.database)
     except OSError:
-        same = False  # one of them is missing, which whoever opens it says
+        # One of them is missing; whoever opens it says so.
+        same = False
     if same:
         raise PlanRefused(
             f"{what} are public, and these are in the private table's file; put them into a file of their own"

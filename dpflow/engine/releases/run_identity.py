@@ -1,4 +1,4 @@
-"""Which occurrence of a release this is: what makes a retry free and a new day paid."""
+"""Run identities: what makes a retry free, and a new day a new, paid release."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from dpflow.ledger import ReleaseKey
 
 def current_principal() -> str:
     """Who spends: DPFLOW_PRINCIPAL, else the operating system's user."""
+    # A container may run under a user id that has no name.
     try:
         return os.environ.get("DPFLOW_PRINCIPAL") or getpass.getuser()
     except (KeyError, OSError):
@@ -21,7 +22,7 @@ def current_principal() -> str:
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """Identity of one occurrence.
+    """Identity of one run of a release; part of its idempotency key.
 
     Attributes:
         dag_id, task_id: empty outside Airflow.
@@ -29,7 +30,7 @@ class RunIdentity:
         release's name and revision.
         slot: one task instance within one run, so that a retry that asks for something else is
         noticed.
-        ordinal: number among equal plans of one run, when the same release is wanted twice.
+        ordinal: number among equal plans of one run, when a task makes the same release twice.
     """
 
     dag_id: str
@@ -41,8 +42,7 @@ class RunIdentity:
 
     @classmethod
     def of_request(cls, request: ReleaseRequest, principal: str | None = None) -> RunIdentity:
-        """Outside Airflow, and for sessions: the same name and revision again is the same
-        occurrence.
+        """Outside Airflow, and for sessions: the same name and revision is the same run.
 
         Args:
             principal: who asks; by default `current_principal`.
@@ -53,7 +53,7 @@ class RunIdentity:
         )
 
     def key(self, plan: Plan) -> ReleaseKey:
-        """The exactly-once key of a plan on this occasion."""
+        """The idempotency key of a plan in this run."""
         return ReleaseKey(
             plan.request.scope, self.dag_id, self.task_id, self.name, plan.digest, self.ordinal
         )

@@ -161,6 +161,7 @@ def _require_fixed_function(name: str, file: Path, data: bytes) -> None:
             classes = set(_class_names(json.loads(archive.read("schema.json"))))
     except (zipfile.BadZipFile, KeyError, ValueError):
         raise InvalidInput(f"candidate {name}: {file} is not a skops file") from None
+    # A list of modules that are allowed, not of those that are not: new ones are refused.
     odd = {t for t in classes if t.startswith("sklearn.") and not t.startswith(FIXED)}
     odd |= {t for t in classes if t.startswith(("numpy.random", LOOSE))}
     if odd:
@@ -186,6 +187,7 @@ def load_candidate(submission: Submission) -> Candidate:
     """Load what a submission names and digest it. Raises `InvalidInput` for a missing file or one
     that would run foreign code.
     """
+    # Where a file lies is no part of what it is.
     about = hashlib.sha256(
         submission.model_dump_json(exclude={"file", "name", "rival", "predictions"}).encode()
     )
@@ -227,6 +229,7 @@ def _load_model(submission: Submission, file: Path) -> tuple[Any, bytes]:
         raise InvalidInput(
             f"candidate {submission.name}: there is no readable file {file}"
         ) from None
+    # Before skops makes an object of it.
     _require_fixed_function(submission.name, file, data)
     try:
         untrusted = sorted(set(skops.io.get_untrusted_types(data=data)) - set(TRUSTED))
@@ -298,6 +301,7 @@ def mlflow_file(name: str, uri: str, tracking_uri: str | None) -> Path:
     location = urlparse(str(registered.source))
     path = Path(unquote(location.path))
     files = [path] if path.is_file() else sorted(path.rglob("*.skops")) if path.is_dir() else []
+    # An artifact store elsewhere would have to be downloaded by code that this gate does not check.
     if location.scheme not in ("", "file") or len(files) != 1:
         raise InvalidInput(
             f"candidate {name}: {uri} does not hold exactly one skops file in reach; log the model with "

@@ -1,6 +1,6 @@
 """Estimates on every holdout group, each computed from that group's rows and nothing else.
 
-One unit sits in one group, so it may move one estimate. That holds only if nothing is computed
+One privacy unit sits in one group, so it may move one estimate. That holds only if nothing is computed
 across groups: predictions are made one group at a time too, because a batch lets one row that
 fails, or the blocking of a matrix product, reach all. Rows of a group are put in the order of their
 values first: a sum of floats depends on the order, and the order in which a table is scanned
@@ -70,12 +70,13 @@ def predicted_values(
         rows = {name: column[part] for name, column in ordered.items()}
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter(
-                    "ignore"
-                )  # a warning about one group's rows is a message about them
+                # A warning about one group's rows is a message about them.
+                warnings.simplefilter("ignore")
                 for name, function in predict.items():
                     predictions[name][part] = np.asarray(function(rows), dtype=float)
-        except Exception:  # noqa: BLE001  any failure may depend on a row, so it is mapped, not shown
+        # Any failure may depend on a row, so it is mapped, not shown. Retryable ones, too: the
+        # function is the analyst's.
+        except Exception:  # noqa: BLE001
             failed.append(group)
     values = private.estimates_over(own, groups, {**ordered, **predictions})
     values[np.array(failed, dtype=np.intp)] = np.nan
@@ -89,6 +90,7 @@ def _order_rows(
     has some are.
     """
     groups, rows = private.grouped_rows(request, secret, blocks)
+    # By value, not by position: where a row is stored depends on rows of other groups.
     order = np.lexsort([*(_sort_key(column) for column in rows.values()), groups])
     starts = np.searchsorted(groups[order], np.arange(request.groups + 1))
     parts = [

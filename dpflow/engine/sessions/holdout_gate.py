@@ -44,9 +44,11 @@ def judge(
         raise InvalidDeclaration(
             f"candidate {submission.get('name')!r}: {describe_problems(error)}"
         ) from None
+    # Its digest is published with the verdict.
     if parsed.predictions is not None:
         session.require_public(parsed.predictions.database, "predictions")
     candidate = load_candidate(parsed)
+    # Said with every verdict, also with one that was never given.
     about: dict[str, Any] = {
         "name": parsed.name,
         "claim": str(parsed.claim),

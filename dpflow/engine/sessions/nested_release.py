@@ -1,18 +1,19 @@
 """Releases inside a gate: what they cost is part of the gate's own epsilon and delta.
 
-A gate opened with ``reserve`` keeps that much of its price for them; its verdicts get the rest.
+A gate opened with ``reserve`` holds back that much of its privacy cost for them; its verdicts get
+the rest.
 Such a release is a query of the session, ``{release: {mechanism: ..., params: ...}}``: it reads the
 gate's table, rows and blocks, and its result is an answer like a verdict, stored before it is seen
 and free again.
 
-Claim: the session as a whole is (epsilon, delta)-DP. The verdicts are (epsilon - reserve.epsilon,
+Guarantee: the session as a whole is (epsilon, delta)-DP. The verdicts are (epsilon - reserve.epsilon,
 delta - reserve.delta)-DP towards every analyst; each release has an exact (e, d) and is refused
 unless their sums stay within the reserve. So everything that is said is what a basic filter of
 capacity (epsilon, delta) admits, interleaved with one session: docs/guides/accounting.md, theorem 1 and
 sessions.
 
 Generalisation: the verdicts' proofs are about neighbours that differ in a whole *group* of units,
-and a release is private for one unit only. After the first of them verdicts are heuristic; those
+and a release is private for one privacy unit only. After the first of them verdicts are heuristic; those
 before it keep their proof, because it is one about the transcript so far. Corrected values move
 with one group's estimate, which is why they void nothing. Gates without noise have no epsilon to
 reserve: their proof allows no other output of the holdout at all.
@@ -34,9 +35,8 @@ from dpflow.errors import BudgetExceeded, InvalidDeclaration, PlanRefused
 from dpflow.registry import Registry
 from dpflow.tables import PrivateTable
 
-STATE = (
-    "inside"  #: where a session's state keeps what is left of its reserve, once some of it is spent
-)
+#: Where a session's state holds what is left of its reserve, once some of it is spent.
+STATE = "inside"
 WHY = "a release inside the session is private by unit, and the proof is about whole groups"
 
 
@@ -80,6 +80,7 @@ def inner_plan(gate: Plan, given: Mapping[str, Any], registry: Registry) -> Plan
         "where": " AND ".join(where) or None,
         "publish": None,
     }
+    # The gate's own table may be read inside its session, although it is a holdout.
     plan = make_plan(
         gate.request.model_copy(update=changes),
         registry,
@@ -110,13 +111,14 @@ def spend_reserve(
     Raises:
         BudgetExceeded: the reserve cannot pay; nothing was read.
     """
-    price, has = inner.event.epsilon_delta(), reserve_left(gate, state)
-    assert price is not None
-    after = [have - due for have, due in zip(has, price, strict=True)]
+    cost, has = inner.event.epsilon_delta(), reserve_left(gate, state)
+    assert cost is not None
+    after = [have - due for have, due in zip(has, cost, strict=True)]
+    # Exact fractions: no rounding can overspend the reserve.
     if min(after) < 0:
         raise BudgetExceeded(
-            f"a release inside {gate.request.name} needs epsilon {exact_text(price[0])} and delta "
-            f"{exact_text(price[1])}, and {exact_text(has[0])} and {exact_text(has[1])} of its "
+            f"a release inside {gate.request.name} needs epsilon {exact_text(cost[0])} and delta "
+            f"{exact_text(cost[1])}, and {exact_text(has[0])} and {exact_text(has[1])} of its "
             f"reserve are left; ask for less",
             scope=gate.request.scope,
         )

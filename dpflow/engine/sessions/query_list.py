@@ -37,6 +37,7 @@ def ask_all(
             continue
         try:
             answers.append(session.ask(query))
+        # Later queries may have stored answers, so the list goes on.
         except SessionClosed:
             answers.append({"verdict": "exhausted"})
     return answers

@@ -34,7 +34,7 @@ from dpflow.engine.sessions import nested_release
 from dpflow.engine.sessions.candidate import Candidate, Submission
 from dpflow.engine.sessions.group_scores import exact_sums, group_values, predicted_values
 from dpflow.errors import InvalidDeclaration, PlanRefused, SessionClosed
-from dpflow.ledger import Held, Ledger
+from dpflow.ledger import Ledger, SessionRecord
 from dpflow.registry import Registry
 from dpflow.tables import PrivateTable
 
@@ -98,8 +98,8 @@ class Session:
 
         Raises:
             BudgetExceeded: the scope cannot pay; nothing was read.
-            PlanRefused: the plan is a one-shot release, or cuts its data into other groups than the
-            first session did.
+            PlanRefused: the plan is a one-shot release, or partitions its data into other groups
+            than the first session did.
             SessionClosed: a gate on the same data is open.
         """
         return cls(*charge_session(plan, ledger, run_identity), plan, ledger, registry)
@@ -171,7 +171,7 @@ class Session:
         require_public(file, self._plan.table, what)
 
     def _answer_once(
-        self, name: str, answer: Callable[[Held], tuple[Verdict, State]]
+        self, name: str, answer: Callable[[SessionRecord], tuple[Verdict, State]]
     ) -> dict[str, Any]:
         """The stored answer of a query, or a new one, stored with the state it leads to before it
         is seen.
@@ -216,6 +216,7 @@ class Session:
         """A keyed commitment to something said in this session: whoever has the ledger can tell
         that it was, nobody else.
         """
+        # With the session's id: the same words in two sessions have two commitments.
         return self._ledger.commitment(
             json.dumps([self.id, said], sort_keys=True).encode(), "verdict"
         )
@@ -225,13 +226,15 @@ class Session:
         mechanism: InteractiveMechanism[Any, Any],
         query: Any,
         candidate: Candidate | None,
-        held: Held,
+        held: SessionRecord,
     ) -> tuple[Verdict, State]:
         """First everything that plan and catalog can refuse; then rows and draw, whose failures are
         the answer "none".
         """
+        # What nested releases spent is the engine's part of the state; the mechanism never sees it.
         plan, spent = self._plan, {k: v for k, v in held.state.items() if k == nested_release.STATE}
         state = State({k: v for k, v in held.state.items() if k not in spent})
+        # Why a verdict that the mechanism calls proven is heuristic in this session.
         doubt = self._seen or (nested_release.WHY if spent else "")
         statistic = mechanism.data_request(plan.params, query, plan.table)
         read: Callable[[], Any]
@@ -240,6 +243,7 @@ class Session:
         else:
             self._private.check_request(statistic, plan.request.blocks)
             read = partial(self._private.answer, statistic, plan.request.blocks)
+        # Taken before the draw: reading the catalog may fail, and may say why.
         snapshot = (
             self._ledger.commitment(self._private.data_identity(), "snapshot")
             if mechanism.locks_dataset
@@ -265,7 +269,7 @@ class Session:
         fault_points.pass_point("draw.after")
         return verdict, State({**after.data, **spent})
 
-    def _answer_release(self, inner: Plan, held: Held) -> tuple[Verdict, State]:
+    def _answer_release(self, inner: Plan, held: SessionRecord) -> tuple[Verdict, State]:
         """A release inside the session: refused, or paid out of its reserve and drawn; a failure is
         the result "none".
         """
@@ -295,7 +299,7 @@ class Session:
         secret = bytes.fromhex(self._ledger.commitment(root.encode(), "partition"))
         if isinstance(query.estimator, SqlEstimator):
             return self._sql_score_reader(statistic, query, query.estimator, candidate, secret)
-        estimator = self._registry.estimator(query.estimator)
+        estimator = self._registry.find_estimator(query.estimator)
         options = estimator.fill_options(query)
         if estimator.model and (candidate is None or candidate.predict is None):
             raise PlanRefused(f"estimator {estimator.name!r} scores a candidate; hand one to ask")
@@ -374,11 +378,11 @@ def _check_columns(query: EstimatorQuery, given: Submission) -> None:
 
 
 def _group_partition(plan: Plan) -> str:
-    """How a session cuts its data into groups, or "": by a keyed hash of the unit, which depends on
-    the dataset.
+    """How a session partitions its data into groups, or "": by a keyed hash of the privacy unit,
+    which depends on the dataset.
 
-    Proofs are for a fixed partition of data that nothing else reads: the ledger keeps the first cut
-    of any data, and refuses others.
+    Proofs are for a fixed partition of data that nothing else reads: the ledger stores the first
+    partition of any data, and refuses others.
     """
     groups = getattr(plan.params, "groups", None)
     if not isinstance(groups, int):

@@ -29,9 +29,9 @@ from dpflow.engine.planning.simulate import (
 )
 from dpflow.engine.planning.solve import (
     compare_filters,
+    count_rounds,
     on_grid,
     round_down,
-    count_rounds,
     solve_epsilons,
     total_cost,
 )

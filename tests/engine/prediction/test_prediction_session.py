@@ -65,7 +65,7 @@ class Counting(PredictionMechanism[PredictionParams]):
     def predict(
         self, params: PredictionParams, table: Table, learned: Any, points: Codes, source: Source
     ) -> Sequence[Any]:
-        return source.words(len(points)).astype(np.int64).tolist()
+        return source.draw_words(len(points)).astype(np.int64).tolist()
 
 
 class World:

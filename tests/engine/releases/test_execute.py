@@ -204,7 +204,7 @@ def test_hook_dpflow_register_estimators() -> None:
         return [Estimator("half", "always one half", 0.0, lambda rows, predictor: 0.5)]
 
     registry = registry_with(dpflow_register_estimators=dpflow_register_estimators)
-    assert registry.estimator("half").estimate_group({}, None) == 0.5
+    assert registry.find_estimator("half").estimate_group({}, None) == 0.5
 
     def dpflow_regster_estimators() -> list[Estimator]:
         return []

@@ -361,9 +361,9 @@ def test_the_alias_moves_with_the_record(tiny: Tiny, ledger: Ledger) -> None:
 def test_methods_without_a_claim_need_a_table_that_protects_nobody(
     tiny: Tiny, ledger: Ledger
 ) -> None:
-    with pytest.raises(PlanRefused, match="makes no privacy claim"):
+    with pytest.raises(PlanRefused, match="makes no privacy guarantee"):
         opened(tiny, ledger, **FREE)
-    with pytest.raises(PlanRefused, match="makes no privacy claim"):
+    with pytest.raises(PlanRefused, match="makes no privacy guarantee"):
         rounds = {"groups": 400, "rounds": 3, "round_groups": 50}
         plan("effective_rounds", tiny.folder / "visits.yml", name="r", scope="gate", **rounds)
 

@@ -181,7 +181,7 @@ def test_nothing_is_free_where_somebody_is_protected(place, ask):
         ledger.grant(scope, 1, 0, table=None, filter="basic", protects=protects, principal="owner")
         ledger.quota(f"{scope}/team", 1, 0, principal="owner")
     for scope in ("people", "people/team", "unsaid", "unsaid/team"):
-        with pytest.raises(PlanRefused, match="makes no privacy claim, and scope"):
+        with pytest.raises(PlanRefused, match="makes no privacy guarantee, and scope"):
             ask.reserve(ledger, scope=scope, event=Unprotected())
     ask.reserve(ledger, scope="open/team", event=Unprotected())
     assert ask.spent(ledger, "open") == {"": "0"} and ledger.verify().ok
@@ -236,8 +236,8 @@ def test_odometer_reports_what_is_spent(ledger, ask):
 
 # --- a scope and its table --------------------------------------------------------------------------------------------
 
-DAYS = SimpleNamespace(protected="all rows of one person in one day", protects="unit-block")
-PEOPLE = SimpleNamespace(protected="all rows of one person", protects="unit")
+DAYS = SimpleNamespace(protection_text="all rows of one person in one day", protects="unit-block")
+PEOPLE = SimpleNamespace(protection_text="all rows of one person", protects="unit")
 
 
 def test_a_grant_says_which_table_or_that_there_is_none(place):
@@ -261,7 +261,7 @@ def test_a_scope_is_bound_to_another_table_until_something_is_charged(place, ask
         ledger.grant("s", 2, 0, table=table, filter="basic", principal="owner 2")
         for name, epsilon in (("s", 2), ("s/team", Fraction(1, 2)), ("s/team/a", Fraction(1, 5))):
             scope = ledger.scope(name)
-            assert (scope.protects, scope.blocks) == (table.protected, blocks)
+            assert (scope.protects, scope.blocks) == (table.protection_text, blocks)
             assert scope.epsilon == epsilon
     assert ledger.scope("sother").protects == ""
     entries = [(entry.kind, entry.scope, entry.principal) for entry in ledger.history()][-3:]
@@ -300,19 +300,19 @@ def test_a_release_that_was_planned_for_another_table_is_refused(place, ask):
     """
     ledger = place.open()
     ledger.grant("s", 1, 0, table=PEOPLE, filter="basic", principal="owner")
-    other = SimpleNamespace(protected="one visit", protects="unit")
+    other = SimpleNamespace(protection_text="one visit", protects="unit")
     ledger.grant("s", 1, 0, table=other, filter="basic", principal="owner")
     with pytest.raises(PlanRefused, match="granted to protect one visit"):
-        ask.reserve(ledger, scope="s", protects=PEOPLE.protected)
+        ask.reserve(ledger, scope="s", protects=PEOPLE.protection_text)
     with pytest.raises(PlanRefused, match="granted to protect one visit"):
         ledger.open_session(
             ask.key("gate", scope="s"),
-            **ask.terms(protects=PEOPLE.protected),
+            **ask.terms(protects=PEOPLE.protection_text),
             state={},
             exclusive=False,
         )
     assert ask.spent(ledger, "s") == {"": "0"} and not ledger.releases()
-    ask.reserve(ledger, scope="s", protects=other.protected)
+    ask.reserve(ledger, scope="s", protects=other.protection_text)
 
 
 def test_a_history_that_binds_a_charged_scope_to_another_table_does_not_verify():
@@ -323,9 +323,9 @@ def test_a_history_that_binds_a_charged_scope_to_another_table_does_not_verify()
     expected = Expected({})
     body = {"filter": "{}", "protects": "one visit", "blocks": 0}
     entry = {"seq": 1, "kind": "grant", "scope": "s", "body": json.dumps(body)}
-    expected.apply(entry)
+    expected.apply_entry(entry)
     expected.accounts["s", ""] = Cost(1, 0, 0)
-    expected.apply(entry)
+    expected.apply_entry(entry)
     assert expected.illegal == []
-    expected.apply(entry | {"seq": 3, "body": json.dumps(body | {"protects": "one person"})})
+    expected.apply_entry(entry | {"seq": 3, "body": json.dumps(body | {"protects": "one person"})})
     assert expected.illegal == ["entry 3 says something impossible"]
