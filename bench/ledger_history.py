@@ -32,7 +32,7 @@ FEW, MANY, TURNS = 10, 1_000_000, 400
 def past(ledger: Ledger, scope: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """One real charge as the tables hold it: the model for a million others."""
     charge(ledger, scope, "model")
-    with ledger._database.reading() as transaction:
+    with ledger._database.begin_reading() as transaction:
         connection = transaction._cursor
         connection.execute("SELECT * FROM dpflow_release")
         release = dict(zip([column[0] for column in connection.description], connection.fetchone()))
@@ -79,7 +79,7 @@ def fill(ledger: Ledger, target: str, anchor: Path, scope: str, number: int) -> 
         if table is schema.entry:
             last = batch[-1]
             last["hash"] = chain.hash_entry(last)
-            last["seal"] = Anchor(anchor).seal(last["seq"], last["hash"])
+            last["seal"] = Anchor(anchor).seal_entry(last["seq"], last["hash"])
         if "://" in target:
             with connection.cursor().copy(
                 f"COPY {table.name} ({', '.join(names)}) FROM STDIN"

@@ -35,6 +35,7 @@ class LedgerHook(BaseHook):
         connection = self.get_connection(self.ledger_conn_id)
         extras = connection.extra_dejson
         anchor = Path(extras["anchor"]) if extras.get("anchor") else None
+        # Not made here: a new, empty ledger would hide a wrong path behind a full budget.
         return Ledger(ledger_target(connection), anchor=anchor, create=False)
 
     def test_connection(self) -> tuple[bool, str]:
@@ -61,7 +62,8 @@ def ledger_target(connection: Any) -> str:
         )
     if not connection.schema:
         return str(connection.host)
-    socket = connection.host.startswith("/")  # a directory with PostgreSQL's Unix socket
+    # An absolute path is the directory of PostgreSQL's Unix socket, which a URL names in its query.
+    socket = connection.host.startswith("/")
     url = URL.create(
         "postgresql+psycopg",
         username=connection.login,

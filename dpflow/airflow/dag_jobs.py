@@ -44,10 +44,14 @@ def read_dags(
     """
     _use_temporary_home()
     with require_extra("airflow", "a folder of DAGs"):
-        from airflow.dag_processing.dagbag import DagBag
+        try:
+            from airflow.dag_processing.dagbag import DagBag
+        except ModuleNotFoundError:  # Airflow 3.1, or none
+            from airflow.models.dagbag import DagBag
 
+    # DAG files import their neighbours, as under Airflow.
     folder = str(path if path.is_dir() else path.parent)
-    sys.path.insert(0, folder)  # DAG files import their neighbours
+    sys.path.insert(0, folder)
     try:
         # What files print is no part of a plan; import errors are raised below.
         with contextlib.redirect_stdout(sys.stderr):
@@ -99,10 +103,14 @@ def _list_runs(
 ) -> tuple[Callable[[], Iterator[Run]], str]:
     """The runs of a DAG and, in words, when they happen."""
     import pendulum
-    from airflow.serialization.encoders import coerce_to_core_timetable
     from airflow.timetables.base import TimeRestriction
 
-    timetable: Any = coerce_to_core_timetable(dag.timetable)
+    timetable: Any = dag.timetable
+    # In Airflow 3.1 a DAG's own timetable is the scheduler's.
+    with contextlib.suppress(ModuleNotFoundError):
+        from airflow.serialization.encoders import coerce_to_core_timetable
+
+        timetable = coerce_to_core_timetable(timetable)
     first = pendulum.instance(start or dag.start_date or dt.datetime.now(dt.UTC))
     last = pendulum.instance(dag.end_date) if dag.end_date else None
     restriction = TimeRestriction(earliest=first, latest=last, catchup=True)
@@ -253,6 +261,7 @@ def _request_maker(
         except InvalidInput as error:
             raise InvalidInput(f"task {dag.dag_id}.{operator.task_id}: {error}") from None
 
+    # One request object for all runs: the forecast plans each object once.
     constant = parse_requests({}) if is_constant else None
 
     def make_requests(context: Context) -> list[PlannedRelease]:

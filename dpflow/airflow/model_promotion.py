@@ -36,6 +36,7 @@ class Promoter:
         claim = candidate.submission.claim
         version = self._find_version(candidate, record)
         current = self._read_promoted()
+        # A retry finds its own version promoted already, and an equal claim moves nothing.
         if current is not None and (current[0] == version or current[1] >= claim):
             return current[0] == version
         self._client.set_registered_model_alias(self.model, self.alias, version)

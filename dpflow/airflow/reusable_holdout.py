@@ -7,7 +7,11 @@ from functools import partial
 from typing import Any
 
 from airflow.sdk import BaseOperator
-from airflow.sdk.bases.branch import BranchMixIn
+
+try:
+    from airflow.sdk.bases.branch import BranchMixIn
+except ImportError:  # Airflow 3.1
+    from airflow.providers.standard.operators.branch import BranchMixIn
 
 from dpflow.airflow.task_context import (
     dag_folder,
@@ -92,6 +96,7 @@ class ReusableHoldoutOperator(BaseOperator, BranchMixIn):
                 from dpflow.airflow.model_promotion import Promoter
 
                 promoter = Promoter(**self.promote)
+            # Opened, and charged, only when the gate before it is used up.
             sessions = [partial(Session.open, plan, ledger, registry) for plan in plans]
             verdicts = judge_all(sessions, self.candidates, promoter)
         if self.branches is not None:

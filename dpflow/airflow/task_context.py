@@ -13,7 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
 from airflow.sdk.bases.xcom import BaseXCom
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+try:
+    from airflow.sdk.exceptions import AirflowException, AirflowFailException
+except ImportError:  # Airflow 3.1
+    from airflow.exceptions import AirflowException, AirflowFailException
 
 from dpflow.errors import DpflowError
 
@@ -58,6 +62,7 @@ def read_request(
         fields, folder = load_yaml(path, "release file"), path.parent
     else:
         fields = dict(release)
+    # The operator's blocks are those of the run; a file's are for runs outside Airflow.
     if blocks:
         fields["blocks"] = [blocks] if isinstance(blocks, str) else list(blocks)
     return parse_request(fields, folder, source)

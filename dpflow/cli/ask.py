@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from dpflow.cli.calculate import parsed
-from dpflow.cli.console import JsonOption, LedgerOption, open_ledger, show, show_json
+from dpflow.cli.calculate import parse_words
+from dpflow.cli.console import JsonOption, LedgerOption, open_ledger, show_json, show_table
 from dpflow.engine import insert_bounds, load_request, make_plan
 from dpflow.engine.sessions.query_list import ask_all
 from dpflow.engine.sessions.session import Session
@@ -41,37 +41,40 @@ def command(
     """
     if query and queries:
         raise InvalidInput("give either one query as field=value words, or a file of queries")
-    asked: list[Any] = [parsed(query)] if query else _listed(queries) if queries else []
+    questions: list[Any] = (
+        [parse_words(query)] if query else _read_queries(queries) if queries else []
+    )
     registry = Registry.load()
     request, book = load_request(file), open_ledger(ledger)
     session = Session.open(
         make_plan(request, registry, insert_bounds(request, book)), book, registry
     )
-    answers = ask_all(session, asked, (queries or file).parent)
+    # Paths of candidates are relative to the file that lists them.
+    answers = ask_all(session, questions, (queries or file).parent)
     if as_json:
         return show_json({"session": session.id, "answers": answers, "left": session.remaining()})
-    for question, answer in zip(asked, answers):
+    for question, answer in zip(questions, answers):
         title = ", ".join(
-            f"{k} {_shown(v)}" for k, v in question.items() if k not in ("file", "features")
+            f"{k} {_query_text(v)}" for k, v in question.items() if k not in ("file", "features")
         )
-        show(title, ("", ""), answer.items())
-    show(f"left of session {session.id}", ("", ""), session.remaining().items())
+        show_table(title, ("", ""), answer.items())
+    show_table(f"left of session {session.id}", ("", ""), session.remaining().items())
 
 
-def _shown(value: Any) -> Any:
+def _query_text(value: Any) -> Any:
     """A value of a query; an estimator in SQL is its text."""
     return value["sql"] if isinstance(value, dict) and "sql" in value else value
 
 
-def _listed(path: Path) -> list[Any]:
+def _read_queries(path: Path) -> list[Any]:
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        queries = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         raise InvalidInput(
             f"{path} cannot be read as YAML; give a file with a list of queries"
         ) from None
-    if not isinstance(found, list):
+    if not isinstance(queries, list):
         raise InvalidInput(
             f"{path} holds no list; write one query per item, such as - {{threshold: 5}}"
         )
-    return found
+    return queries

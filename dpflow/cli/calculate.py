@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from dpflow.cli.console import JsonOption, explain, show, show_json
+from dpflow.cli.console import JsonOption, explain_entry, show_json, show_table
 from dpflow.core.contract.calculator import Calculator, Sheet
 from dpflow.errors import InvalidInput
 from dpflow.extras import require_extra
@@ -40,41 +40,42 @@ def command(
     """Answer a question about methods: how many rows, how much noise, what no method can reach."""
     registry = Registry.load()
     if name is None:
-        return _list(registry, as_json)
-    calculator = registry.calculator(name)
+        return _list_calculators(registry, as_json)
+    calculator = registry.find_calculator(name)
     if explained:
-        return explain(calculator, as_json)
-    sheet = calculator.run(parsed(inputs or []))
+        return explain_entry(calculator, as_json)
+    sheet = calculator.run(parse_words(inputs or []))
     if plot is not None:
-        draw(calculator, sheet, plot)
+        draw_sheet(calculator, sheet, plot)
     if as_json:
         return show_json(sheet.to_json())
-    show(calculator.summary, *_table(sheet))
+    show_table(calculator.summary, *_sheet_table(sheet))
     for note in sheet.notes:
         print(note)
 
 
-def parsed(inputs: list[str]) -> dict[str, Any]:
+def parse_words(inputs: list[str]) -> dict[str, Any]:
     """``field=value`` words as a mapping; values are read as YAML, amounts stay texts so that they
     stay exact.
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for word in inputs:
         field, equals, text = word.partition("=")
         if not equals or not field:
             raise InvalidInput(f"{word!r} is not an input; write field=value, such as epsilon=0.5")
-        if field in found:
+        if field in values:
             raise InvalidInput(f"{field} is given twice; give it once")
         try:
-            found[field] = yaml.load(text, yaml.BaseLoader)  # noqa: S506  makes nothing but texts, lists and mappings
+            # The base loader makes nothing but texts, lists and mappings, so amounts stay exact.
+            values[field] = yaml.load(text, yaml.BaseLoader)  # noqa: S506
         except yaml.YAMLError:
             raise InvalidInput(
                 f"the value of {field} cannot be read; write a number, a word or a list [1, 2]"
             ) from None
-    return found
+    return values
 
 
-def draw(calculator: Calculator[Any], sheet: Sheet, file: Path) -> None:
+def draw_sheet(calculator: Calculator[Any], sheet: Sheet, file: Path) -> None:
     """Every column of numbers against the sheet's x column, both axes logarithmic where all numbers
     are positive.
     """
@@ -93,18 +94,20 @@ def draw(calculator: Calculator[Any], sheet: Sheet, file: Path) -> None:
     xs = columns.pop(sheet.x)
     positive = True
     for label, ys in columns.items():
-        points = [(x, y) for x, y in zip(xs, ys) if _number(x) and _number(y)]
+        points = [(x, y) for x, y in zip(xs, ys) if _is_number(x) and _is_number(y)]
         if points:
-            drawn = len(axes.lines)  # colours come again after ten curves, then dashed
+            # Ten colours are all there are: after ten curves they come again, dashed.
+            curves = len(axes.lines)
             axes.plot(
-                *zip(*points), "--" if drawn >= 10 else "-", marker="o", markersize=3, label=label
+                *zip(*points), "--" if curves >= 10 else "-", marker="o", markersize=3, label=label
             )
             positive = positive and all(x > 0 and y > 0 for x, y in points)  # type: ignore[operator]
     if positive:
         axes.set_xscale("log")
         axes.set_yscale("log")
     axes.set(xlabel=sheet.x, title=calculator.summary)
-    if len(axes.lines) > MANY:  # beside the curves, where it hides none
+    # Many curves have their legend beside them, where it hides none.
+    if len(axes.lines) > MANY:
         axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
     else:
         axes.legend()
@@ -118,16 +121,17 @@ def draw(calculator: Calculator[Any], sheet: Sheet, file: Path) -> None:
         plt.close(figure)
 
 
-def _table(sheet: Sheet) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+def _sheet_table(sheet: Sheet) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
     """Headings and cells; a curve a line where there are more curves than a screen is wide."""
-    rows = [tuple(map(_cell, row)) for row in sheet.rows]
+    rows = [tuple(map(_cell_text, row)) for row in sheet.rows]
     if sheet.columns[0] != sheet.x or len(sheet.columns) <= MANY:
         return sheet.columns, rows
+    # More curves than a screen is wide: one line per curve instead of one column.
     turned = list(zip(sheet.columns, *rows, strict=True))
     return tuple(map(str, turned[0])), turned[1:]
 
 
-def _cell(value: Any) -> Any:
+def _cell_text(value: Any) -> Any:
     """A cell for people: six digits, yes, or nothing; JSON has them all."""
     if isinstance(value, bool):
         return "yes" if value else None
@@ -140,11 +144,11 @@ def _cell(value: Any) -> Any:
     return value
 
 
-def _number(value: Any) -> bool:
+def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _list(registry: Registry, as_json: bool) -> None:
+def _list_calculators(registry: Registry, as_json: bool) -> None:
     rows = [
         {
             "name": c.name,
@@ -160,7 +164,7 @@ def _list(registry: Registry, as_json: bool) -> None:
     if as_json:
         return show_json(rows)
     cells = ((r["name"], r["summary"], ", ".join(r["inputs"])) for r in rows)
-    show(
+    show_table(
         "calculators (dpflow calculate NAME --inputs says more)",
         ("name", "answers", "inputs (? may be left out)"),
         cells,

@@ -46,32 +46,35 @@ def open_ledger(target: str | None, *, create: bool = False, anchor: Path | None
         )
     if not create:
         return Ledger(target, anchor=anchor)
+    # Where there is a ledger it is opened as it is: only a new one is worth a word.
     try:
         return Ledger(target, anchor=anchor)
     except InvalidInput:
-        made = Ledger(target, create=True, anchor=anchor)
+        new_ledger = Ledger(target, create=True, anchor=anchor)
     where = "" if "://" in target else f" at {Path(target).resolve()}"  # a URL may hold a password
     print(f"made a new ledger{where}", file=sys.stderr)
-    return made
+    return new_ledger
 
 
-def terminal() -> Console:
+def make_console() -> Console:
     """Where people read: as wide as the terminal; in a file or a pipe as wide as what is written."""
     return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 10_000)
 
 
-def show(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Print a table for people: in a terminal as wide as that, in a file or a pipe one line a row.
     Empty columns stay out.
     """
     cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
-    kept = [i for i in range(len(columns)) if not cells or any(row[i] for row in cells)]
+    filled = [i for i in range(len(columns)) if not cells or any(row[i] for row in cells)]
     table = Table(header_style="bold", show_header=any(columns))
-    for i in kept:  # a narrow terminal breaks amounts, but loses none, and never the name in front
+    # A narrow terminal breaks amounts, but loses none, and never the name in front.
+    for i in filled:
         table.add_column(Text(columns[i]), overflow="fold", no_wrap=i == 0)
     for row in cells:
-        table.add_row(*(Text(row[i]) for i in kept))  # brackets in a key are no markup
-    console = terminal()
+        # As `Text`, because brackets in a key are no markup.
+        table.add_row(*(Text(row[i]) for i in filled))
+    console = make_console()
     console.print(title, style="italic", highlight=False, markup=False)
     console.print(table)
 
@@ -81,7 +84,7 @@ def show_json(value: Any) -> None:
     print(json.dumps(value, indent=2, default=str, ensure_ascii=False))
 
 
-def explain(
+def explain_entry(
     entry: Mechanism[Any] | InteractiveMechanism[Any, Any] | Calculator[Any], as_json: bool
 ) -> None:
     """Print what a mechanism or calculator is, and what its fields mean."""
@@ -95,38 +98,41 @@ def explain(
             "citation": entry.citation,
         }
         for kind, model in zip(("", "query_"), models.values()):
-            rows, meaning = _fields(model)
+            rows, meaning = _describe_fields(model)
             about |= {f"{kind}fields": dict(rows), f"{kind}meaning": meaning}
         return show_json(about)
     title = f"{entry.name}: {entry.summary} ({entry.citation})"
     for heading, model in models.items():
-        rows, meaning = _fields(model)
-        show(title, (heading, "if left out"), rows)
+        rows, meaning = _describe_fields(model)
+        show_table(title, (heading, "if left out"), rows)
         print(textwrap.fill(meaning, 120))
         title = f"what {entry.name} is asked"
 
 
-def _fields(model: type[BaseModel]) -> tuple[list[tuple[str, str]], str]:
+def _describe_fields(model: type[BaseModel]) -> tuple[list[tuple[str, str]], str]:
     """Every field with its default, and what they mean."""
     fields = model.model_fields
     rows = [
         (
             name,
-            "required" if f.is_required() else _default(f.get_default(call_default_factory=True)),
+            "required"
+            if f.is_required()
+            else _default_text(f.get_default(call_default_factory=True)),
         )
         for name, f in fields.items()
     ]
     meaning = ""
-    for base in model.__mro__:  # a base's text stands for the fields that nearer ones leave out
-        own, text = vars(base).get("__annotations__", {}), vars(base).get("__doc__") or ""
+    # A base's text stands for the fields that nearer classes leave out.
+    for base in model.__mro__:
+        annotations, text = vars(base).get("__annotations__", {}), vars(base).get("__doc__") or ""
         if issubclass(base, Strict) and any(
-            name in fields and f"``{name}``" not in meaning for name in own
+            name in fields and f"``{name}``" not in meaning for name in annotations
         ):
             meaning += " ".join(text.split()) + " "
     return rows, meaning.replace("``", "").strip()
 
 
-def _default(value: Any) -> str:
+def _default_text(value: Any) -> str:
     if isinstance(value, BaseModel):
         value = {name: str(part) for name, part in value.model_dump(mode="json").items()}
         return ", ".join(f"{name}: {part}" for name, part in value.items())
@@ -134,10 +140,11 @@ def _default(value: Any) -> str:
 
 
 @contextmanager
-def writing(file: Path) -> Iterator[TextIO]:
+def open_output(file: Path) -> Iterator[TextIO]:
     """A text file that appears whole or not at all, readable by its owner only. Raises
     `InvalidInput` for a bad place.
     """
+    # Written beside its place and moved there: nobody ever reads half of it.
     try:
         descriptor, part = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
     except OSError:

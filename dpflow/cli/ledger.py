@@ -8,13 +8,20 @@ from typing import Annotated, Literal
 
 import typer
 
-from dpflow.cli.console import JsonOption, LedgerOption, open_ledger, show, show_json, writing
+from dpflow.cli.console import (
+    JsonOption,
+    LedgerOption,
+    open_ledger,
+    open_output,
+    show_json,
+    show_table,
+)
 from dpflow.core.accounting.amounts import exact_text
 from dpflow.core.accounting.amounts import short_text as short
 from dpflow.core.accounting.privacy_filters import FilterName
 from dpflow.engine.releases.run_identity import current_principal
 from dpflow.errors import InvalidInput
-from dpflow.ledger import Ledger, Scope, Verified
+from dpflow.ledger import Ledger, Scope, VerificationReport
 from dpflow.tables.access.declarations import load_table
 
 app = typer.Typer(
@@ -73,7 +80,8 @@ def grant(
         tail_share=tail_share,
         principal=current_principal(),
     )
-    _granted(granted, as_json)
+    _show_grant(granted, as_json)
+    # Nothing adds up the budgets of two scopes over one table, so its owner is told.
     root = scope.partition("/")[0]
     beside = [
         s.scope
@@ -113,7 +121,7 @@ def quota(
         tail_share=tail_share,
         principal=current_principal(),
     )
-    _granted(granted, as_json)
+    _show_grant(granted, as_json)
 
 
 @app.command("show")
@@ -122,7 +130,7 @@ def show_scopes(
 ) -> None:
     """What remains in every scope and block."""
     book = open_ledger(ledger)
-    rows = [row for name in _scopes(book, scope) for row in book.remaining(name).rows()]
+    rows = [row for name in _scope_names(book, scope) for row in book.remaining(name).rows()]
     if as_json:
         return show_json(rows)
     columns = (
@@ -135,8 +143,8 @@ def show_scopes(
         "used",
         "protects",
     )
-    shown = [row | {"used": f"{row['used']:.0%}"} for row in rows]
-    show("remaining", columns, ([row[c.replace(" ", "_")] for c in columns] for row in shown))
+    cells = [row | {"used": f"{row['used']:.0%}"} for row in rows]
+    show_table("remaining", columns, ([row[c.replace(" ", "_")] for c in columns] for row in cells))
 
 
 @app.command()
@@ -150,7 +158,7 @@ def odometer(
 ) -> None:
     """What has been spent so far, as (epsilon, delta). A report: the promise is the grant."""
     book = open_ledger(ledger)
-    scopes = [book.scope(name) for name in _scopes(book, scope)]
+    scopes = [book.scope(name) for name in _scope_names(book, scope)]
     seen = [
         (s, block, spent)
         for s in scopes
@@ -179,7 +187,7 @@ def odometer(
         for s, block, g in seen
     )
     columns = ("scope", "block", "epsilon", "delta", "proved by", "protects")
-    show("spent so far (a report: the promise is the grant)", columns, cells)
+    show_table("spent so far (a report: the promise is the grant)", columns, cells)
     if any(block == "*" for _, block, _ in seen):
         print("block * is a unit with rows in every block used so far")
 
@@ -197,7 +205,7 @@ def history(
     if as_json:
         return show_json(rows)
     columns = ("seq", "at", "kind", "scope", "principal", "release_id")
-    show("history", columns, ([row.get(c) for c in columns] for row in rows))
+    show_table("history", columns, ([row.get(c) for c in columns] for row in rows))
 
 
 @app.command()
@@ -205,7 +213,7 @@ def verify(ledger: LedgerOption = None, as_json: JsonOption = False) -> None:
     """Recompute the hash chain and every sum; exit 1 if anything was changed, dropped, reordered or
     restored.
     """
-    _verified(open_ledger(ledger).verify(), as_json)
+    _show_verification(open_ledger(ledger).verify(), as_json)
 
 
 @app.command()
@@ -252,7 +260,7 @@ def export(
     if file is None:
         book.export(sys.stdout)
         return
-    with writing(file) as stream:
+    with open_output(file) as stream:
         number = book.export(stream)
     print(f"{number} entries written to {file}")
 
@@ -285,14 +293,14 @@ def import_(
     book = open_ledger(ledger, create=True, anchor=anchor)
     with file.open(encoding="utf-8", errors="replace") as stream:
         book.import_(stream, principal=current_principal())
-    _verified(book.verify(), as_json)
+    _show_verification(book.verify(), as_json)
 
 
-def _scopes(book: Ledger, scope: str | None) -> list[str]:
-    return [scope] if scope else [found.scope for found in book.scopes()]
+def _scope_names(book: Ledger, scope: str | None) -> list[str]:
+    return [scope] if scope else [granted.scope for granted in book.scopes()]
 
 
-def _granted(granted: Scope, as_json: bool) -> None:
+def _show_grant(granted: Scope, as_json: bool) -> None:
     rule = granted.filter
     if as_json:
         return show_json(
@@ -303,17 +311,18 @@ def _granted(granted: Scope, as_json: bool) -> None:
                 "filter": rule.to_json(),
             }
         )
-    each = " in every block" if granted.blocks else ""
+    extent = " in every block" if granted.blocks else ""
     protects = f", protecting {granted.protects}" if granted.protects else ""
     print(
-        f"{granted.scope}: epsilon {exact_text(rule.epsilon)}, delta {exact_text(rule.delta)}{each} ({rule.name}){protects}"
+        f"{granted.scope}: epsilon {exact_text(rule.epsilon)}, delta {exact_text(rule.delta)}{extent} ({rule.name}){protects}"
     )
 
 
-def _verified(report: Verified, as_json: bool) -> None:
+def _show_verification(report: VerificationReport, as_json: bool) -> None:
     if as_json:
         show_json(report.to_json())
     else:
         print(report)
+    # A script that verifies every night looks at the exit code alone.
     if not report.ok:
         sys.exit(1)

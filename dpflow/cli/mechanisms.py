@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dpflow.cli.console import JsonOption, explain, show, show_json
+from dpflow.cli.console import JsonOption, explain_entry, show_json, show_table
 from dpflow.core.contract.interactive import InteractiveMechanism
 from dpflow.registry import Registry
 
@@ -21,7 +21,9 @@ def command(
     """List installed mechanisms, built-ins and plugins, or explain one and its parameters."""
     registry = Registry.load()
     if name is not None:
-        return explain(registry.mechanisms.get(name) or registry.mechanism(name), as_json)
+        return explain_entry(
+            registry.mechanisms.get(name) or registry.find_mechanism(name), as_json
+        )
     rows = [
         {
             "name": m.name,
@@ -38,7 +40,7 @@ def command(
         show_json(rows)
     else:
         cells = ((r["name"], r["kind"], r["summary"], r["origin"]) for r in rows)
-        show(
+        show_table(
             "mechanisms (dpflow mechanisms NAME explains one)",
             ("name", "kind", "summary", "from"),
             cells,

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from dpflow.cli import plan_schedule
-from dpflow.cli.console import JsonOption, LedgerOption, open_ledger, show, show_json
+from dpflow.cli.console import JsonOption, LedgerOption, open_ledger, show_json, show_table
 from dpflow.engine import insert_bounds, load_request, make_plan
 from dpflow.engine.planning.precheck import forecast
 from dpflow.errors import InvalidInput
@@ -58,29 +58,36 @@ def command(
     if runs is None and (share or error):
         raise InvalidInput("--share and --error say how to divide a grant over runs; add --runs N")
     if place.is_dir() or place.suffix == ".py" or any((start, every, until, grant, runs, plot)):
-        wishes = plan_schedule.Wishes.parsed(
+        wishes = plan_schedule.Wishes.parse_options(
             start, every, until, grant or [], runs, share or [], error or []
         )
-        return plan_schedule.command(
+        return plan_schedule.plan_schedule(
             place, open_ledger(ledger) if ledger else None, wishes, as_json, plot
         )
-    request, kept = load_request(place), open_ledger(ledger) if ledger else None
+    request, book = load_request(place), open_ledger(ledger) if ledger else None
     plan = make_plan(
-        request, Registry.load(), insert_bounds(request, kept) if request.bounds else None
+        request, Registry.load(), insert_bounds(request, book) if request.bounds else None
     )
     view = plan.describe()
-    view["forecast"] = forecast(plan, kept) if kept else "no ledger named, so no forecast"
+    view["forecast"] = forecast(plan, book) if book else "no ledger named, so no forecast"
     if as_json:
         show_json(view)
     else:
-        view |= {"claim": _words(view["claim"]), "error at 95 %": _words(view["error at 95 %"])}
-        show(f"plan {plan.request.name}", ("", ""), ((k, v) for k, v in view.items() if v != ""))
+        view |= {
+            "claim": _event_text(view["claim"]),
+            "error at 95 %": _event_text(view["error at 95 %"]),
+        }
+        show_table(
+            f"plan {plan.request.name}", ("", ""), ((k, v) for k, v in view.items() if v != "")
+        )
 
 
-def _words(value: Any) -> str:
+def _event_text(value: Any) -> str:
     """A claim or the errors by measure, on one line."""
     if isinstance(value, list):
-        return "; ".join(map(_words, value))
+        return "; ".join(map(_event_text, value))
     if not isinstance(value, dict):
         return str(value)
-    return ", ".join(_words(v) if k == "kind" else f"{k} {_words(v)}" for k, v in value.items())
+    return ", ".join(
+        _event_text(v) if k == "kind" else f"{k} {_event_text(v)}" for k, v in value.items()
+    )

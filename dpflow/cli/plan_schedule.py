@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from dpflow.cli.console import show, show_json
+from dpflow.cli.console import show_json, show_table
 from dpflow.core.accounting import amounts
 from dpflow.core.accounting.privacy_filters import Cost, FilterName, make_filter
 from dpflow.engine.planning import report
@@ -43,7 +43,7 @@ class Wishes:
     errors: dict[str, str]
 
     @classmethod
-    def parsed(
+    def parse_options(
         cls,
         start: str | None,
         every: str | None,
@@ -54,44 +54,53 @@ class Wishes:
         errors: list[str],
     ) -> Wishes:
         """Raises `InvalidInput` for what cannot be understood."""
-        granted = {name: value.split(",") for name, value in _pairs("--grant", grants).items()}
+        granted = {
+            name: value.split(",") for name, value in _parse_pairs("--grant", grants).items()
+        }
         for name, parts in granted.items():
             if len(parts) > 4:
                 raise InvalidInput(
                     f"--grant {name} has more than EPSILON,DELTA,FILTER,TAIL_SHARE; correct it"
                 )
         return cls(
-            _date("--start", start),
-            _span(every),
-            _date("--until", until),
+            _parse_date("--start", start),
+            _parse_span(every),
+            _parse_date("--until", until),
             granted,
             runs,
-            _pairs("--share", shares),
-            _pairs("--error", errors),
+            _parse_pairs("--share", shares),
+            _parse_pairs("--error", errors),
         )
 
 
-def command(
+def plan_schedule(
     place: Path, ledger: Ledger | None, wishes: Wishes, as_json: bool, plot: Path | None
 ) -> None:
     """Read, forecast, solve if asked, and print."""
     registry = Registry.load()
-    jobs = read(place, wishes)
+    jobs = read_jobs(place, wishes)
     first = forecast_schedule(jobs, registry, None)
-    supposed = {name: _supposed(name, parts, first) for name, parts in wishes.grants.items()}
-    seen = forecast_schedule(jobs, registry, ledger, supposed_grants=supposed, until=wishes.until)
-    fitted = _fitted(seen, wishes) if wishes.runs is not None else []
+    assumptions = {
+        name: _suppose_grant(name, parts, first) for name, parts in wishes.grants.items()
+    }
+    seen = forecast_schedule(
+        jobs, registry, ledger, supposed_grants=assumptions, until=wishes.until
+    )
+    fitted = _fit_noise(seen, wishes) if wishes.runs is not None else []
     if plot is not None:
-        draw(seen, plot)
+        draw_forecast(seen, plot)
     if as_json:
-        found = report.describe_forecast(seen)
+        description = report.describe_forecast(seen)
         if fitted:
-            found["fitted"] = {"runs": wishes.runs, "tasks": [one.to_json() for one in fitted]}
-        return show_json(found)
-    _print(seen, fitted, wishes)
+            description["fitted"] = {
+                "runs": wishes.runs,
+                "tasks": [one.to_json() for one in fitted],
+            }
+        return show_json(description)
+    _print_forecast(seen, fitted, wishes)
 
 
-def read(place: Path, wishes: Wishes) -> list[Job]:
+def read_jobs(place: Path, wishes: Wishes) -> list[Job]:
     """Jobs of a file or folder. A release file that a DAG reads belongs to the DAG."""
     start = wishes.start or dt.datetime.now(dt.UTC)
     if not place.exists():
@@ -100,6 +109,7 @@ def read(place: Path, wishes: Wishes) -> list[Job]:
         )
     jobs: list[Job] = []
     of_dags: set[Path] = set()
+    # Airflow is imported only if there is a DAG file to read.
     if place.suffix == ".py" or (place.is_dir() and any(place.rglob("*.py"))):
         from dpflow.airflow.dag_jobs import read_dags
 
@@ -116,7 +126,7 @@ def read(place: Path, wishes: Wishes) -> list[Job]:
     return jobs
 
 
-def _supposed(name: str, parts: list[str], seen: Forecast) -> Scope:
+def _suppose_grant(name: str, parts: list[str], seen: Forecast) -> Scope:
     """A grant that nobody made, for the table that charges it."""
     tables = [line.plan.table for line in seen.lines if name in line.scope_path]
     if not tables:
@@ -131,14 +141,15 @@ def _supposed(name: str, parts: list[str], seen: Forecast) -> Scope:
     return Scope(name, filter, tables[0].protection_text, tables[0].protects == "unit-block")
 
 
-def _fitted(seen: Forecast, wishes: Wishes) -> list[SolvedLine]:
+def _fit_noise(seen: Forecast, wishes: Wishes) -> list[SolvedLine]:
     """Solve for a fresh block, or for what a scope without blocks has left."""
     if seen.ungranted:
         raise InvalidInput(
             f"scope {seen.ungranted[0]!r} has no grant to fit; name its ledger, or suppose one with --grant"
         )
+    # A session that is open is paid for, whatever its noise.
     lines = [line for line in seen.lines if line not in seen.open_sessions]
-    granted = {name: found.scope for name, found in seen.outlooks.items()}
+    granted = {name: outlook.scope for name, outlook in seen.outlooks.items()}
     spent = {
         name: seen.spent.get(name, {}).get("", Cost())
         for name, scope in granted.items()
@@ -157,25 +168,29 @@ _TASKS = ("task", "charged", "release", "mechanism", "scope", "epsilon", "delta"
 _FITS = ("release", "scope", "share", "epsilon now", "epsilon that fits", "error now", "error then")
 
 
-def _print(seen: Forecast, fitted: list[SolvedLine], wishes: Wishes) -> None:
-    found = report.describe_forecast(seen)
-    runs = {job["job"]: job["runs"] for job in found["jobs"]}
-    show("tasks", _TASKS, (_task_row(task, runs[task["job"]]) for task in found["tasks"]))
-    for note in found["notes"]:
+def _print_forecast(seen: Forecast, fitted: list[SolvedLine], wishes: Wishes) -> None:
+    description = report.describe_forecast(seen)
+    runs = {job["job"]: job["runs"] for job in description["jobs"]}
+    show_table(
+        "tasks", _TASKS, (_task_row(task, runs[task["job"]]) for task in description["tasks"])
+    )
+    for note in description["notes"]:
         print(note)
-    for row in found["scopes"]:
-        show(f"scope {row['scope']} (a round is one run of every job)", ("", ""), _scope_rows(row))
-    for name in found["ungranted"]:
+    for row in description["scopes"]:
+        show_table(
+            f"scope {row['scope']} (a round is one run of every job)", ("", ""), _scope_rows(row)
+        )
+    for name in description["ungranted"]:
         print(
             f"scope {name!r} has no grant here: name its ledger, or suppose one with --grant {name}=1,1e-6"
         )
     if fitted:
-        show(
+        show_table(
             f"noise that makes {wishes.runs} runs fit",
             _FITS,
             (_fitted_row(one.to_json()) for one in fitted),
         )
-    print(f"forecast: {found['forecast']}")
+    print(f"forecast: {description['forecast']}")
 
 
 def _task_row(task: dict[str, Any], runs: str) -> tuple[Any, ...]:
@@ -200,26 +215,26 @@ def _scope_rows(row: dict[str, Any]) -> list[tuple[str, str]]:
     else:
         end = f"no (last run {row['last_run'][:10]})" if row["last_run"] else "no run"
     once = f"; once {row['once']['epsilon']}" if row["once"]["epsilon"] != "0" else ""
-    paid = f" ({row['runs_paid_before']} paid before)" if row["runs_paid_before"] else ""
-    found = [
+    before = f" ({row['runs_paid_before']} paid before)" if row["runs_paid_before"] else ""
+    rows = [
         ("grant", f"epsilon {row['epsilon']}, delta {row['delta']} ({row['filter']})"),
         ("account", row["account"]),
         (
             "a round costs",
             f"epsilon {row['round']['epsilon']}, delta {row['round']['delta']}{once}",
         ),
-        ("rounds that fit", _count(row["rounds_that_fit"])),
-        ("runs served", f"{row['runs']}{paid}"),
+        ("rounds that fit", _count_text(row["rounds_that_fit"])),
+        ("runs served", f"{row['runs']}{before}"),
         ("exhausted", end),
-        ("best filter", f"{best['filter']}: {_count(best['rounds'])}{shared}"),
+        ("best filter", f"{best['filter']}: {_count_text(best['rounds'])}{shared}"),
     ]
     if fixed:
         cost = f"{fixed['releases']:,} releases cost epsilon {fixed['epsilon']:.4g} at delta {fixed['delta']}"
-        found.append(("fixed in advance", f"{cost} ({fixed['report']})"))
-    return found
+        rows.append(("fixed in advance", f"{cost} ({fixed['report']})"))
+    return rows
 
 
-def _count(number: int | None) -> str:
+def _count_text(number: int | None) -> str:
     return "any number" if number is None else "none" if number < 0 else f"{number:,}"
 
 
@@ -231,7 +246,7 @@ def _errors(bounds: dict[str, float] | None) -> str:
     )
 
 
-def draw(seen: Forecast, file: Path) -> None:
+def draw_forecast(seen: Forecast, file: Path) -> None:
     """Share of each scope's grant that is left after every run; under a budget per block, of the
     blocks of that run.
     """
@@ -268,36 +283,36 @@ def draw(seen: Forecast, file: Path) -> None:
 # --- options ----------------------------------------------------------------------------------------------------------
 
 
-def _date(option: str, value: str | None) -> dt.datetime | None:
+def _parse_date(option: str, value: str | None) -> dt.datetime | None:
     if value is None:
         return None
     try:
-        found = dt.datetime.fromisoformat(value)
+        date = dt.datetime.fromisoformat(value)
     except ValueError:
         raise InvalidInput(
             f"{option} {value[:40]!r} is no date; write it as 2026-01-31 or 2026-01-31T06:00"
         ) from None
-    return found if found.tzinfo else found.replace(tzinfo=dt.UTC)
+    return date if date.tzinfo else date.replace(tzinfo=dt.UTC)
 
 
-def _span(value: str | None) -> dt.timedelta | None:
+def _parse_span(value: str | None) -> dt.timedelta | None:
     if value is None:
         return None
-    found = re.fullmatch(r"(\d{1,6})\s*([mhdw])", value.strip())
-    if found is None or int(found[1]) == 0:
+    match = re.fullmatch(r"(\d{1,6})\s*([mhdw])", value.strip())
+    if match is None or int(match[1]) == 0:
         raise InvalidInput(
             f"--every {value[:40]!r} is no span of time; write it as 1d, 12h, 30m or 2w"
         )
-    return dt.timedelta(**{_SPANS[found[2]]: int(found[1])})
+    return dt.timedelta(**{_SPANS[match[2]]: int(match[1])})
 
 
-def _pairs(option: str, values: list[str]) -> dict[str, str]:
-    found = {}
+def _parse_pairs(option: str, values: list[str]) -> dict[str, str]:
+    pairs = {}
     for value in values:
         name, equals, amount = value.rpartition("=")
         if not equals or not name or not amount:
             raise InvalidInput(
                 f"{option} {value[:60]!r} has no NAME=VALUE; write it as {option} 'some name=1'"
             )
-        found[name] = amount
-    return found
+        pairs[name] = amount
+    return pairs

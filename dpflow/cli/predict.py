@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dpflow.cli.console import JsonOption, LedgerOption, open_ledger, show, show_json
+from dpflow.cli.console import JsonOption, LedgerOption, open_ledger, show_json, show_table
 from dpflow.core.contract.prediction import PredictionMechanism
 from dpflow.engine import insert_bounds, load_request, make_plan
 from dpflow.engine.prediction.batch import label_points, parse_tables
@@ -49,11 +49,11 @@ def command(
     request = load_request(file)
     plan = make_plan(request, registry, insert_bounds(request, book))
     if not isinstance(plan.mechanism, PredictionMechanism):
-        known = ", ".join(
+        predictors = ", ".join(
             n for n, m in registry.mechanisms.items() if isinstance(m, PredictionMechanism)
         )
         raise InvalidInput(
-            f"{plan.mechanism.name} predicts nothing; take one of {known}, or run it with release or ask"
+            f"{plan.mechanism.name} predicts nothing; take one of {predictors}, or run it with release or ask"
         )
     if points is None or answers is None:
         if points or answers or student:
@@ -61,27 +61,29 @@ def command(
                 "give both --points and --answers, or neither to see what the scope can pay for"
             )
         epsilon, delta = plan.privacy_cost()
-        found: dict[str, Any] = {
+        outcome: dict[str, Any] = {
             "session": plan.request.name,
             "predictions planned": plan.request.params.get("predictions"),
             "price of the session": f"epsilon {epsilon}, delta {delta}",
             "predictions the scope can pay for": most_predictions(plan, book, registry),
         }
     else:
-        asked, published = parse_tables({**_place(points), "key": key}, _place(answers), Path())
+        query_table, published = parse_tables(
+            {**_parse_place(points), "key": key}, _parse_place(answers), Path()
+        )
         taught = (
             None
             if student is None
             else parse_student(load_yaml(student, "student"), student.parent)
         )
-        found = label_points(plan, asked, published, book, registry, student=taught)
+        outcome = label_points(plan, query_table, published, book, registry, student=taught)
     if as_json:
-        return show_json(found)
-    taught_rows = {f"student {name}": value for name, value in found.pop("student", {}).items()}
-    show(f"predictions {plan.request.name}", ("", ""), (found | taught_rows).items())
+        return show_json(outcome)
+    taught_rows = {f"student {name}": value for name, value in outcome.pop("student", {}).items()}
+    show_table(f"predictions {plan.request.name}", ("", ""), (outcome | taught_rows).items())
 
 
-def _place(text: str) -> dict[str, str]:
+def _parse_place(text: str) -> dict[str, str]:
     database, colon, table = text.rpartition(":")
     if not colon or not database or not table:
         raise InvalidInput(

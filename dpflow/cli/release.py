@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from dpflow.cli.console import JsonOption, LedgerOption, open_ledger, show, show_json
+from dpflow.cli.console import JsonOption, LedgerOption, open_ledger, show_json, show_table
 from dpflow.core.contract.results import Result
 from dpflow.engine import insert_bounds, load_request, make_plan, release
 from dpflow.errors import InvalidInput
@@ -32,43 +32,43 @@ def command(
     if (file is not None) + listing + (shown is not None) != 1:
         raise InvalidInput("give either a release file, or --list, or --show ID")
     if listing:
-        return _list(ledger, as_json)
+        return _list_releases(ledger, as_json)
     if shown is not None:
-        return _show(ledger, shown, as_json)
+        return _show_release(ledger, shown, as_json)
     assert file is not None
     registry, request = Registry.load(), load_request(file)
-    kept = open_ledger(ledger)
-    receipt = release(make_plan(request, registry, insert_bounds(request, kept)), kept, registry)
+    book = open_ledger(ledger)
+    receipt = release(make_plan(request, registry, insert_bounds(request, book)), book, registry)
     if as_json:
         return show_json(receipt.to_json() | receipt.result.to_json())
-    paid = (
+    cost = (
         "replayed, nothing charged"
         if receipt.replayed
         else f"epsilon {receipt.epsilon}, delta {receipt.delta}"
     )
-    _print(
-        f"{receipt.name} ({paid}; protects {receipt.protects}; id {receipt.release_id})",
+    _print_result(
+        f"{receipt.name} ({cost}; protects {receipt.protects}; id {receipt.release_id})",
         receipt.result,
     )
     if receipt.published:
         print(f"published in {receipt.published}")
     if receipt.result.synthetic is not None:
         print(
-            f"its artificial rows are the table {receipt.name + '_synthetic'!r} there"
+            f"its synthetic data is the table {receipt.name + '_synthetic'!r} there"
             if receipt.published
-            else "its artificial rows are in the ledger; add publish: {database: FILE.duckdb} to the release file and run it "
+            else "its synthetic data is in the ledger; add publish: {database: FILE.duckdb} to the release file and run it "
             "again, at no cost"
         )
 
 
-def _print(title: str, result: Result) -> None:
+def _print_result(title: str, result: Result) -> None:
     rows = ((r.key, r.measure, r.value, r.error_95) for r in result.rows)
-    show(title, ("key", "measure", "value", "error at 95 %"), rows)
+    show_table(title, ("key", "measure", "value", "error at 95 %"), rows)
     if result.document:
         show_json(dict(result.document))
 
 
-def _list(ledger: str | None, as_json: bool) -> None:
+def _list_releases(ledger: str | None, as_json: bool) -> None:
     releases = open_ledger(ledger).releases()
     rows = [
         {
@@ -86,10 +86,10 @@ def _list(ledger: str | None, as_json: bool) -> None:
         (r.release_id, r.scope, r.request.get("name"), ", ".join(r.blocks), r.state)
         for r in releases
     )
-    show("releases", ("id", "scope", "name", "blocks", "state"), cells)
+    show_table("releases", ("id", "scope", "name", "blocks", "state"), cells)
 
 
-def _show(ledger: str | None, release_id: str, as_json: bool) -> None:
+def _show_release(ledger: str | None, release_id: str, as_json: bool) -> None:
     stored = open_ledger(ledger).release(release_id)
     if stored.result is None:
         raise InvalidInput(
@@ -97,6 +97,6 @@ def _show(ledger: str | None, release_id: str, as_json: bool) -> None:
         )
     if as_json:
         return show_json({"id": stored.release_id, "request": stored.request, **stored.result})
-    _print(
+    _print_result(
         f"{stored.request.get('name')} (id {stored.release_id})", Result.from_json(stored.result)
     )

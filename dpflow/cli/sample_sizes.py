@@ -19,6 +19,6 @@ def command(
     --plot draws them over k.
     """
     if plot is not None:
-        curves = Registry.load().calculator("sample_curves")
-        calculate.draw(curves, curves.run(calculate.parsed(inputs or [])), plot)
+        curves = Registry.load().find_calculator("sample_curves")
+        calculate.draw_sheet(curves, curves.run(calculate.parse_words(inputs or [])), plot)
     calculate.command("samples", inputs, as_json=as_json)

@@ -6,27 +6,27 @@ integers; the ledger adds and compares them.
 """
 
 from dpflow.ledger.books.records import (
-    Answered,
+    AnswerRecord,
     Entry,
-    Held,
     ReleaseKey,
+    ReleaseRecord,
     Remaining,
     Reservation,
     Scope,
-    Stored,
-    Verified,
+    SessionRecord,
+    VerificationReport,
 )
 from dpflow.ledger.ledger import Ledger
 
 __all__ = [
-    "Answered",
+    "AnswerRecord",
     "Entry",
-    "Held",
     "Ledger",
     "ReleaseKey",
+    "ReleaseRecord",
     "Remaining",
     "Reservation",
     "Scope",
-    "Stored",
-    "Verified",
+    "SessionRecord",
+    "VerificationReport",
 ]

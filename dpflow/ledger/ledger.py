@@ -21,33 +21,39 @@ from dpflow.errors import InvalidInput, LedgerCorrupt
 from dpflow.ledger.audit import export, verify
 from dpflow.ledger.books import charges, data_claims, grants, releases, sessions
 from dpflow.ledger.books.records import (
-    Answered,
+    AnswerRecord,
     Entry,
-    Held,
     ReleaseKey,
+    ReleaseRecord,
     Remaining,
     Reservation,
     Scope,
-    Stored,
-    Verified,
+    SessionRecord,
+    VerificationReport,
     checked_name,
     path_of,
     stored_json,
 )
-from dpflow.ledger.books.releases import Ask, R
+from dpflow.ledger.books.releases import R, ReleaseCharge
 from dpflow.ledger.history import chain
 from dpflow.ledger.history.anchor import Anchor, Mark
 from dpflow.ledger.storage import schema
 from dpflow.ledger.storage.database import Database
-from dpflow.ledger.storage.statements import Prepared, Read, Transaction, insert, where
+from dpflow.ledger.storage.statements import (
+    Prepared,
+    Read,
+    Transaction,
+    match_columns,
+    prepare_insert,
+)
 
 _E = schema.entry.c
 _LIMIT = sa.bindparam("limit", type_=sa.Integer)
 _NEWEST = Prepared(sa.select(schema.entry).order_by(_E.seq.desc()).limit(_LIMIT))
 _NEWEST_OF = Prepared(
-    sa.select(schema.entry).where(where(_E.scope)).order_by(_E.seq.desc()).limit(_LIMIT)
+    sa.select(schema.entry).where(match_columns(_E.scope)).order_by(_E.seq.desc()).limit(_LIMIT)
 )
-_META = insert(schema.meta)
+_META = prepare_insert(schema.meta)
 _CHARGED = (
     sa.select(*releases.PUBLIC)
     .join(schema.entry, _E.release_id == R.id)
@@ -56,18 +62,18 @@ _CHARGED = (
     )
     .order_by(_E.seq)
 )
-_RELEASES, _RELEASES_OF = Prepared(_CHARGED), Prepared(_CHARGED.where(where(R.scope)))
+_RELEASES, _RELEASES_OF = Prepared(_CHARGED), Prepared(_CHARGED.where(match_columns(R.scope)))
 #: Requests are stored with their name first.
 _NAMED = _CHARGED.add_columns(_E.seq).where(
-    where(R.scope),
+    match_columns(R.scope),
     sa.func.substr(R.request, 1, sa.bindparam("size", type_=sa.Integer))
     == sa.bindparam("start", type_=sa.Text),
 )
 _RELEASES_NAMED, _RELEASES_OF_RUN = (
     Prepared(_NAMED),
-    Prepared(_NAMED.where(where(R.dag_id, R.occasion))),
+    Prepared(_NAMED.where(match_columns(R.dag_id, R.occasion))),
 )
-_PAID = Prepared(sa.select(R.id).where(where(R.scope, R.dag_id, R.occasion, R.digest)))
+_PAID = Prepared(sa.select(R.id).where(match_columns(R.scope, R.dag_id, R.occasion, R.digest)))
 
 
 class Ledger:
@@ -91,21 +97,21 @@ class Ledger:
         self, target: str | Path, *, anchor: Path | str | None = None, create: bool = False
     ) -> None:
         self._database = Database(target)
-        place = anchor or os.environ.get("DPFLOW_LEDGER_ANCHOR")
-        if place is None and self._database.path is None:
+        folder = anchor or os.environ.get("DPFLOW_LEDGER_ANCHOR")
+        if folder is None and self._database.path is None:
             raise InvalidInput(
                 "a ledger on PostgreSQL needs an anchor directory; give anchor or DPFLOW_LEDGER_ANCHOR"
             )
-        self._anchor = Anchor(Path(place) if place else Path(f"{self._database.path}.anchor"))
+        self._anchor = Anchor(Path(folder) if folder else Path(f"{self._database.path}.anchor"))
         if not self._database.exists():
             if not create:
                 raise InvalidInput(
                     f"there is no ledger at {self._database!r}; name the right file, or make one: dpflow ledger grant"
                 )
-            self._create()
-        with self._database.reading() as transaction:
-            found = transaction.text("SELECT value FROM dpflow_meta WHERE name = 'anchor'")
-        if [tuple(row) for row in found] != [(self._meta()["anchor"],)]:
+            self._create_tables()
+        with self._database.begin_reading() as transaction:
+            anchors = transaction.text("SELECT value FROM dpflow_meta WHERE name = 'anchor'")
+        if [tuple(row) for row in anchors] != [(self._meta_values()["anchor"],)]:
             raise LedgerCorrupt(
                 f"{self._anchor.folder} is not the anchor of {self._database!r}; name the right one"
             )
@@ -113,18 +119,19 @@ class Ledger:
     def __repr__(self) -> str:
         return f"Ledger({self._database!r})"
 
-    def _create(self) -> None:
+    def _create_tables(self) -> None:
         """Make tables and anchor; harmless if another process just did."""
         self._database.make_place()
         self._anchor.create()
-        with self._database.writing() as transaction:
+        with self._database.begin_writing() as transaction:
             if not transaction.has_ledger():
                 transaction.create_tables()
                 transaction.many(
-                    _META, [{"name": name, "value": value} for name, value in self._meta().items()]
+                    _META,
+                    [{"name": name, "value": value} for name, value in self._meta_values().items()],
                 )
 
-    def _meta(self) -> dict[str, str]:
+    def _meta_values(self) -> dict[str, str]:
         return {"schema": schema.VERSION, "anchor": self._anchor.commitment(b"", "fingerprint")}
 
     # --- grants -------------------------------------------------------------------------------------------------
@@ -142,8 +149,8 @@ class Ledger:
         tail_share: object | None = None,
         principal: str,
     ) -> Scope:
-        """Give a scope a budget, raise it, or lower it to no less than what every account has
-        spent.
+        """Give a scope a budget, raise it, or lower it to no less than what any of its blocks
+        has spent.
 
         Args:
             scope: a path such as ``flights`` or ``flights/team-a``; a scope below another is a
@@ -170,9 +177,9 @@ class Ledger:
         grants.checked_scope(scope)
         checked_name("what is protected", protects, empty=True, longest=1000)
         checked_name("a principal", principal)
-        terms = grants.Terms.checked(filter, epsilon, delta, tail_share)
-        with self._writing() as (transaction, writer):
-            return grants.grant(
+        terms = grants.Terms.parse_terms(filter, epsilon, delta, tail_share)
+        with self._begin_writing() as (transaction, writer):
+            return grants.store_grant(
                 transaction,
                 writer,
                 scope,
@@ -207,35 +214,35 @@ class Ledger:
         """
         grants.checked_scope(scope)
         checked_name("a principal", principal)
-        with self._writing() as (transaction, writer):
-            above = grants.above(transaction, scope)
+        with self._begin_writing() as (transaction, writer):
+            above = grants.find_parent(transaction, scope)
             if above is None:
                 raise InvalidInput(
                     f"{scope!r} is below no other scope; name a quota as in {scope}/team-a"
                 )
-            known = charges.find_scope(transaction, scope)
-            name = filter or (known or above).filter.name
-            terms = grants.Terms.checked(name, epsilon, delta, tail_share)
+            before = charges.find_scope(transaction, scope)
+            name = filter or (before or above).filter.name
+            terms = grants.Terms.parse_terms(name, epsilon, delta, tail_share)
             grants.require_inside(scope, terms, above)
-            return grants.grant(
+            return grants.store_grant(
                 transaction, writer, scope, terms, above.protects, above.blocks, principal
             )
 
     def scope(self, name: str) -> Scope:
         """A granted scope. Raises `UnknownName`."""
-        with self._database.reading() as transaction:
+        with self._database.begin_reading() as transaction:
             return charges.get_scope(transaction, name)
 
     def scopes(self) -> list[Scope]:
         """All granted scopes, by name."""
-        with self._database.reading() as transaction:
+        with self._database.begin_reading() as transaction:
             return charges.all_scopes(transaction)
 
     def remaining(self, scope: str) -> Remaining:
         """What is left in a scope, by block."""
-        with self._database.reading() as transaction:
-            found = charges.get_scope(transaction, scope)
-            return Remaining(found, tuple(charges.spent(transaction, found)))
+        with self._database.begin_reading() as transaction:
+            granted = charges.get_scope(transaction, scope)
+            return Remaining(granted, tuple(charges.list_costs(transaction, granted)))
 
     def odometer(self, scope: str, *, delta: object | None = None) -> dict[str, Guarantee | None]:
         """What was spent so far, per block, as (epsilon, delta); a report, while the promise is the
@@ -247,26 +254,30 @@ class Ledger:
 
         Beside the blocks, ``*`` is what a unit pays that has rows in every block used so far.
         """
-        chosen = None if delta is None else amounts.check_delta(delta)
+        total_delta = None if delta is None else amounts.check_delta(delta)
         left = self.remaining(scope)
         spent = dict(left.spent)
         if left.scope.blocks and len(spent) > 1:
             spent["*"] = sum(spent.values(), Cost())
-        return {block: odometer(cost, left.scope.filter, chosen) for block, cost in spent.items()}
+        return {
+            block: odometer(cost, left.scope.filter, total_delta) for block, cost in spent.items()
+        }
 
     def check(self, scope: str, events: Sequence[Event], blocks: Sequence[str]) -> str | None:
         """Would these be accepted together now? None if so, else why not. Charges nothing."""
-        with self._database.reading() as transaction:
-            refusal = charges.refused(transaction, charges.bill(transaction, scope, events, blocks))
+        with self._database.begin_reading() as transaction:
+            refusal = charges.find_refusal(
+                transaction, charges.make_bill(transaction, scope, events, blocks)
+            )
             return None if refusal is None else str(refusal)
 
     def require(self, *asks: tuple[str, Sequence[Event], Sequence[str]]) -> None:
         """Raises `BudgetExceeded` unless all of these (scope, events, blocks) would be accepted
         together now.
         """
-        with self._database.reading() as transaction:
-            bills = [charge for ask in asks for charge in charges.bill(transaction, *ask)]
-            charges.require(transaction, charges.merged(bills))
+        with self._database.begin_reading() as transaction:
+            bills = [charge for ask in asks for charge in charges.make_bill(transaction, *ask)]
+            charges.require_budget(transaction, charges.merge_charges(bills))
 
     # --- releases -----------------------------------------------------------------------------------------------
 
@@ -290,7 +301,7 @@ class Ledger:
         The same key again is free: settled, it returns the stored result; reserved, the caller
         takes the reservation over and draws afresh, because nothing of the first try was visible. A
         new mechanism version inside one slot keeps the slot's reservation. See
-        `dpflow.ledger.books.releases.known` for mapped inputs in another order.
+        `dpflow.ledger.books.releases.find_release` for mapped inputs in another order.
 
         Args:
             family: the plan's digest without the mechanism's version.
@@ -307,7 +318,7 @@ class Ledger:
             RetryConflict: this slot released something else before, or an owner closed the release.
             SessionClosed: an open gate session closes the data to other releases.
         """
-        ask = Ask(
+        ask = ReleaseCharge(
             key,
             event,
             blocks,
@@ -319,10 +330,12 @@ class Ledger:
             data,
             protects=protects,
         )
-        with self._writing(partial(releases.reads, ask)) as (transaction, writer):
-            row = releases.known(transaction, writer, ask)
+        with self._begin_writing(partial(releases.list_reads, ask)) as (transaction, writer):
+            row = releases.find_release(transaction, writer, ask)
             if row is None:
-                reservation = Reservation(releases.charge(transaction, writer, ask), 1, False)
+                reservation = Reservation(
+                    releases.charge_release(transaction, writer, ask), 1, False
+                )
             else:
                 reservation = releases.take_over(transaction, writer, row, principal)
             fault_points.pass_point("reserve.before-commit")
@@ -347,15 +360,17 @@ class Ledger:
         Raises:
             RetryConflict: the attempt was fenced; its result is discarded.
         """
-        text = releases.ordered(result)
-        with self._writing(partial(releases.reads_of_one, reservation.release_id)) as (
+        text = releases.encode_ordered(result)
+        with self._begin_writing(partial(releases.reads_of_one, reservation.release_id)) as (
             transaction,
             writer,
         ):
-            kept = releases.settle(transaction, writer, reservation, text, snapshot, principal)
+            stored = releases.settle_release(
+                transaction, writer, reservation, text, snapshot, principal
+            )
             fault_points.pass_point("settle.before-commit")
         fault_points.pass_point("settle.after-commit")
-        return Reservation(reservation.release_id, reservation.attempt, True, stored_json(kept))
+        return Reservation(reservation.release_id, reservation.attempt, True, stored_json(stored))
 
     def resolve(
         self,
@@ -376,58 +391,60 @@ class Ledger:
             raise InvalidInput("the decision is close or retry; choose one")
         checked_name("a reason", reason, longest=1000)
         checked_name("a principal", principal)
-        with self._writing() as (transaction, writer):
-            releases.resolve(transaction, writer, release_id, decision, reason, principal)
+        with self._begin_writing() as (transaction, writer):
+            releases.resolve_release(transaction, writer, release_id, decision, reason, principal)
 
-    def find(self, key: ReleaseKey) -> Stored | None:
+    def find(self, key: ReleaseKey) -> ReleaseRecord | None:
         """What a key has, without taking it over."""
-        with self._database.reading() as transaction:
+        with self._database.begin_reading() as transaction:
             row = transaction.first(
                 releases.BY_KEY, **{name: getattr(key, name) for name in schema.KEY}
             )
-            return None if row is None else releases.stored(row)
+            return None if row is None else releases.make_record(row)
 
-    def paid(self, scope: str, dag_id: str, occasion: str, digest: str) -> bool:
+    def is_paid(self, scope: str, dag_id: str, occasion: str, digest: str) -> bool:
         """Whether any task of a DAG run has paid for this plan."""
-        with self._database.reading() as transaction:
+        with self._database.begin_reading() as transaction:
             row = transaction.first(
                 _PAID, scope=scope, dag_id=dag_id, occasion=occasion, digest=digest
             )
             return row is not None
 
-    def release(self, release_id: str) -> Stored:
+    def release(self, release_id: str) -> ReleaseRecord:
         """One release by id. Raises `InvalidInput`."""
-        with self._database.reading() as transaction:
-            return releases.stored(releases.get(transaction, release_id))
+        with self._database.begin_reading() as transaction:
+            return releases.make_record(releases.get_row(transaction, release_id))
 
-    def releases(self, scope: str | None = None) -> list[Stored]:
+    def releases(self, scope: str | None = None) -> list[ReleaseRecord]:
         """All releases and sessions, in the order they were charged."""
-        with self._database.reading() as transaction:
+        with self._database.begin_reading() as transaction:
             rows = (
                 transaction.rows(_RELEASES)
                 if scope is None
                 else transaction.rows(_RELEASES_OF, scope=scope)
             )
-        return [releases.stored(row) for row in rows]
+        return [releases.make_record(row) for row in rows]
 
-    def named(self, scope: str, name: str, run: tuple[str, str] | None = None) -> list[Stored]:
+    def releases_by_name(
+        self, scope: str, name: str, run: tuple[str, str] | None = None
+    ) -> list[ReleaseRecord]:
         """Releases of a scope and those above it whose request has this name, in the order they
         were charged.
 
         ``run``: only those of one DAG and occasion.
         """
-        start = releases.ordered({"name": name})[:-1] + ","
-        asked: dict[str, Any] = {"start": start, "size": len(start)}
+        start = releases.encode_ordered({"name": name})[:-1] + ","
+        parameters: dict[str, Any] = {"start": start, "size": len(start)}
         if run is not None:
-            asked |= {"dag_id": run[0], "occasion": run[1]}
+            parameters |= {"dag_id": run[0], "occasion": run[1]}
         statement = _RELEASES_NAMED if run is None else _RELEASES_OF_RUN
-        with self._database.reading() as transaction:
+        with self._database.begin_reading() as transaction:
             rows = [
                 row
                 for at in path_of(scope)
-                for row in transaction.rows(statement, scope=at, **asked)
+                for row in transaction.rows(statement, scope=at, **parameters)
             ]
-        return [releases.stored(row) for row in sorted(rows, key=lambda row: row.seq)]
+        return [releases.make_record(row) for row in sorted(rows, key=lambda row: row.seq)]
 
     # --- sessions -----------------------------------------------------------------------------------------------
 
@@ -446,7 +463,7 @@ class Ledger:
         data: Sequence[str] = (),
         cut: str = "",
         protects: str | None = None,
-    ) -> Held:
+    ) -> SessionRecord:
         """Charge an interactive mechanism whole and store its first state; the same key again
         returns the session.
 
@@ -455,43 +472,45 @@ class Ledger:
             in ``data`` is refused.
             data: as for `reserve`.
             cut: how the session cuts this data into groups, such as ``2000 groups``. The first one
-            says so for all.
+            says so for all later ones.
             protects: as for `reserve`.
 
         Raises:
             BudgetExceeded, RetryConflict, SessionClosed: as for `reserve`.
             PlanRefused: the data is cut otherwise.
         """
-        ask = Ask(key, event, blocks, family, slot, principal, request, False, data, cut, protects)
-        secret = sessions.salted(state)
-        with self._writing() as (transaction, writer):
-            row = releases.known(transaction, writer, ask)
+        ask = ReleaseCharge(
+            key, event, blocks, family, slot, principal, request, False, data, cut, protects
+        )
+        secret = sessions.add_salt(state)
+        with self._begin_writing() as (transaction, writer):
+            row = releases.find_release(transaction, writer, ask)
             if row is None:
                 options: dict[str, Any] = {
                     "state": "open",
                     "exclusive": exclusive,
                     "secret": secret,
                 }
-                name = releases.charge(
-                    transaction, writer, ask, commitment=self._sealed(secret), **options
+                name = releases.charge_release(
+                    transaction, writer, ask, commitment=self._seal_state(secret), **options
                 )
-                row = releases.get(transaction, name)
-            held = sessions.held(sessions.row_of(transaction, self._anchor, row.id))
+                row = releases.get_row(transaction, name)
+            session = sessions.make_session(sessions.row_of(transaction, self._anchor, row.id))
             fault_points.pass_point("session.before-commit")
         fault_points.pass_point("session.after-commit")
-        return held
+        return session
 
     def is_fresh(self, release_id: str, scope: str, data: Sequence[str]) -> bool:
         """Whether nothing was charged before this release on its dataset or on anything in
         ``data``.
         """
-        with self._database.reading() as transaction:
+        with self._database.begin_reading() as transaction:
             return data_claims.is_fresh(transaction, release_id, scope, data)
 
-    def session(self, session_id: str) -> Held:
+    def session(self, session_id: str) -> SessionRecord:
         """A session with its secret state. Raises `UnknownName`."""
-        with self._database.reading() as transaction:
-            return sessions.held(sessions.row_of(transaction, self._anchor, session_id))
+        with self._database.begin_reading() as transaction:
+            return sessions.make_session(sessions.row_of(transaction, self._anchor, session_id))
 
     def answer(
         self,
@@ -503,7 +522,7 @@ class Ledger:
         answer: Mapping[str, Any],
         closed: bool = False,
         principal: str = "",
-    ) -> Answered | None:
+    ) -> AnswerRecord | None:
         """Store an answer and the state it leads to, in one transaction.
 
         Args:
@@ -517,8 +536,8 @@ class Ledger:
         Raises:
             SessionClosed: no answer is left.
         """
-        with self._writing() as (transaction, writer):
-            given = sessions.answer(
+        with self._begin_writing() as (transaction, writer):
+            record = sessions.store_answer(
                 transaction,
                 writer,
                 self._anchor,
@@ -532,7 +551,7 @@ class Ledger:
             )
             fault_points.pass_point("session.before-commit")
         fault_points.pass_point("session.after-commit")
-        return given
+        return record
 
     def answer_batch(
         self,
@@ -557,8 +576,8 @@ class Ledger:
         Raises:
             SessionClosed: no answer is left.
         """
-        with self._writing() as (transaction, writer):
-            stored = sessions.answer_batch(
+        with self._begin_writing() as (transaction, writer):
+            stored = sessions.store_batch(
                 transaction,
                 writer,
                 self._anchor,
@@ -575,18 +594,18 @@ class Ledger:
 
     def batches(self, session_id: str, after: int = 0) -> list[dict[str, Any]]:
         """The batches that led to versions of the session above this one, in order."""
-        with self._database.reading() as transaction:
-            return sessions.batches(transaction, self._anchor, session_id, after)
+        with self._database.begin_reading() as transaction:
+            return sessions.list_batches(transaction, self._anchor, session_id, after)
 
-    def stored_answer(self, session_id: str, query: str) -> Answered | None:
+    def stored_answer(self, session_id: str, query: str) -> AnswerRecord | None:
         """The answer this query got, or None."""
-        with self._database.reading() as transaction:
+        with self._database.begin_reading() as transaction:
             return sessions.stored_answer(transaction, self._anchor, session_id, query)
 
-    def answers(self, session_id: str) -> list[Answered]:
+    def answers(self, session_id: str) -> list[AnswerRecord]:
         """All answers of a session, in the order they were given."""
-        with self._database.reading() as transaction:
-            return sessions.answers(transaction, self._anchor, session_id)
+        with self._database.begin_reading() as transaction:
+            return sessions.list_answers(transaction, self._anchor, session_id)
 
     # --- history ------------------------------------------------------------------------------------------------
 
@@ -602,15 +621,15 @@ class Ledger:
             )
         checked_name("a scope", scope, empty=True)
         checked_name("a principal", principal)
-        note = json.loads(releases.ordered(body))
-        with self._writing() as (_, writer):
-            writer.note(kind, scope, "", principal, note)
+        note = json.loads(releases.encode_ordered(body))
+        with self._begin_writing() as (_, writer):
+            writer.add_entry(kind, scope, "", principal, note)
 
     def history(self, scope: str | None = None, *, limit: int = 100) -> list[Entry]:
         """The newest entries, oldest of them first. Raises `UnknownName` for a scope that nobody
         granted.
         """
-        with self._database.reading() as transaction:
+        with self._database.begin_reading() as transaction:
             if scope is not None:
                 charges.get_scope(transaction, scope)
             which = {} if scope is None else {"scope": scope}
@@ -621,26 +640,26 @@ class Ledger:
             for row in reversed(rows)
         ]
 
-    def verify(self) -> Verified:
+    def verify(self) -> VerificationReport:
         """Recompute chain and seals, compare with the anchor, and rebuild every table from the
         entries.
         """
         auditor = chain.Auditor(self._anchor)
-        with self._database.reading() as transaction:
+        with self._database.begin_reading() as transaction:
             entries = transaction.rows(verify.ENTRIES)
-            expected = verify.Expected(self._meta())
+            expected = verify.Expected(self._meta_values())
             for entry in entries:
-                expected.apply(entry._asdict())
-            found = [
-                *auditor.problems(entries),
-                *verify.problems(transaction, expected, self._sealed),
+                expected.apply_entry(entry._asdict())
+            problems = [
+                *auditor.find_problems(entries),
+                *verify.find_problems(transaction, expected, self._seal_state),
             ]
-        return Verified(len(entries), tuple(found))
+        return VerificationReport(len(entries), tuple(problems))
 
     def export(self, stream: TextIO) -> int:
         """Write the whole ledger but secret state as JSON lines; returns the number of entries."""
-        with self._database.reading() as transaction:
-            return export.export(transaction, stream)
+        with self._database.begin_reading() as transaction:
+            return export.write_export(transaction, stream)
 
     def import_(self, stream: TextIO, *, principal: str) -> int:
         """Fill this empty ledger from an export, under the anchor of the ledger that wrote it.
@@ -655,12 +674,12 @@ class Ledger:
             high-water mark.
         """
         checked_name("a principal", principal)
-        exported = export.read(stream, self._anchor)
-        with self._writing() as (transaction, writer):
+        exported = export.read_export(stream, self._anchor)
+        with self._begin_writing() as (transaction, writer):
             if transaction.rows(_NEWEST, limit=1):
                 raise InvalidInput(f"{self._database!r} is not empty; import into a new ledger")
-            closed = export.restore(transaction, exported)
-            writer.note(
+            closed = export.restore_tables(transaction, exported)
+            writer.add_entry(
                 "import", "", "", principal, {"entries": len(exported.entries), "closed": closed}
             )
         return len(exported.entries)
@@ -674,7 +693,7 @@ class Ledger:
     # --- inside -------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _writing(
+    def _begin_writing(
         self, ahead: Callable[[], Sequence[Read]] | None = None
     ) -> Iterator[tuple[Transaction, chain.Writer]]:
         """A writing transaction that can append entries, and raises the anchor's mark after its
@@ -688,21 +707,20 @@ class Ledger:
             a copy in use elsewhere.
         """
         with contextlib.closing(Mark(self._anchor)) as mark:
-            seen = (
-                mark.seen()
-            )  # read before the turn, which others wait for: it may be older, never newer
-            reads = None if ahead is None else lambda: [*ahead(), *chain.reads(seen)]
-            with self._database.writing(reads) as transaction:
+            # Read before the turn, which others wait for: it may be older then, never newer.
+            seen = mark.read_entry()
+            reads = None if ahead is None else lambda: [*ahead(), *chain.list_reads(seen)]
+            with self._database.begin_writing(reads) as transaction:
                 writer = chain.Writer(transaction, self._anchor, seen)
                 if ahead is not None:
-                    writer.newest()  # at hand until something is written
+                    # Check the head while its rows are there: a write drops what was read ahead.
+                    writer.newest_entry()
                 yield transaction, writer
             other = None if writer.added is None else mark.advance(*writer.added)
         if other is not None:
-            with self._database.reading() as transaction:
-                chain.require_seen(
-                    transaction, other
-                )  # another writer's entry, or one of a copy in use
+            with self._database.begin_reading() as transaction:
+                # Another writer's entry, or one of a copy that is in use elsewhere.
+                chain.require_entry(transaction, other)
 
-    def _sealed(self, secret: str) -> str:
-        return sessions.sealed(self._anchor, secret)
+    def _seal_state(self, secret: str) -> str:
+        return sessions.seal_state(self._anchor, secret)

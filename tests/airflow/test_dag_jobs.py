@@ -30,7 +30,11 @@ if TYPE_CHECKING:
 DAGS = Path(__file__).parents[2] / "dpflow" / "example_dags"
 HEAD = """
 from datetime import datetime, timedelta
-from airflow.sdk import DAG, CronDataIntervalTimetable, task
+from airflow.sdk import DAG, task
+try:
+    from airflow.sdk import CronDataIntervalTimetable
+except ImportError:  # Airflow 3.1
+    from airflow.timetables.interval import CronDataIntervalTimetable
 from dpflow.airflow import DataContractOperator, ReleaseOperator, ReusableHoldoutOperator
 
 def wanted(name, epsilon="0.1", **more):

@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 
 DAG_FILE = """
 from datetime import datetime, timedelta
-from airflow.sdk import DAG, CronDataIntervalTimetable
+from airflow.sdk import DAG
+try:
+    from airflow.sdk import CronDataIntervalTimetable
+except ImportError:  # Airflow 3.1
+    from airflow.timetables.interval import CronDataIntervalTimetable
 from airflow.providers.standard.operators.empty import EmptyOperator
 from dpflow.airflow import BudgetBranchOperator, ReleaseOperator
 

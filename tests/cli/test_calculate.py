@@ -95,7 +95,7 @@ def test_many_curves_are_a_line_each() -> None:
     """A sheet with more curves than a screen is wide is printed with one method a line, so that no
     number is broken in two.
     """
-    from dpflow.cli.calculate import MANY, _table
+    from dpflow.cli.calculate import MANY, _sheet_table
     from dpflow.core.contract.calculator import Sheet
 
     wide = Sheet(
@@ -103,6 +103,6 @@ def test_many_curves_are_a_line_each() -> None:
         ((10, *range(MANY)), (100, *range(MANY))),
         x="x",
     )
-    columns, rows = _table(wide)
+    columns, rows = _sheet_table(wide)
     assert columns == ("x", "10", "100") and rows[1] == ("method 1", 1, 1) and len(rows) == MANY
-    assert _table(Sheet(("x", "y"), ((1, 2),), x="x")) == (("x", "y"), [(1, 2)])
+    assert _sheet_table(Sheet(("x", "y"), ((1, 2),), x="x")) == (("x", "y"), [(1, 2)])

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dpflow import Ledger, release
-from dpflow.cli.console import explain, show
+from dpflow.cli.console import explain_entry, show_table
 from dpflow.core.contract.interactive import InteractiveMechanism
 from dpflow.engine import load_request, make_plan
 from dpflow.registry import Registry
@@ -150,7 +150,7 @@ def test_one_entry_is_explained_with_all_its_fields(capsys: pytest.CaptureFixtur
     """
     registry = Registry.load()
     for entry in [*registry.mechanisms.values(), *registry.calculators.values()]:
-        explain(entry, as_json=True)
+        explain_entry(entry, as_json=True)
         told = json.loads(capsys.readouterr().out)
         assert set(told["fields"]) == set(entry.Params.model_fields), entry.name
         assert told["meaning"] and "``" not in told["meaning"], entry.name
@@ -171,7 +171,7 @@ def test_a_table_keeps_brackets_and_lines(
     nothing is not shown.
     """
     monkeypatch.delenv("COLUMNS", raising=False)
-    show("of [all]", ("key", "value", "error"), [("[red]x[/]", "long " * 60, None)])
+    show_table("of [all]", ("key", "value", "error"), [("[red]x[/]", "long " * 60, None)])
     shown = capsys.readouterr().out
     assert (
         "of [all]" in shown

@@ -11,7 +11,7 @@ import pytest
 
 from dpflow.errors import InvalidInput, LedgerCorrupt, SessionClosed
 from dpflow.ledger import Ledger
-from dpflow.ledger.books.records import Answered
+from dpflow.ledger.books.records import AnswerRecord
 
 if TYPE_CHECKING:
     from conftest import Asks, Place
@@ -107,7 +107,7 @@ def test_what_was_stored_is_given_again_or_nothing(place: Place, ledger: Ledger,
         with pytest.raises(LedgerCorrupt, match="not the one that was given"):
             refused()
     assert ledger.batches(name, 2) == [{"answers": [2]}]
-    assert ledger.stored_answer(single, "q2") == Answered("q2", {"v": 2})
+    assert ledger.stored_answer(single, "q2") == AnswerRecord("q2", {"v": 2})
 
     place.sql(f"DELETE FROM dpflow_answer WHERE session_id = '{name}' AND version = 2")
     with pytest.raises(LedgerCorrupt, match="not the one that was given"):

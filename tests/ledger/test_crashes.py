@@ -213,8 +213,8 @@ def test_a_connection_lost_after_any_statement(postgres, tmp_path, ask, life, ca
         return started
 
     with monkeypatch.context() as patched:
-        begins = connections.Database._begun
-        patched.setattr(connections.Database, "_begun", counted)
+        begins = connections.Database._begin_transaction
+        patched.setattr(connections.Database, "_begin_transaction", counted)
         passed: list[None] = []
         whole = statements_of(life, ledger, ask, passed)
     with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as other:
@@ -271,7 +271,9 @@ def test_no_connection_is_left(postgres, tmp_path, ask):
     ledger = Ledger(url, anchor=tmp_path / "anchor", create=True)
     ledger.grant("flights", 1, 0, table=None, filter="basic", principal="owner")
     with contextlib.ExitStack() as stack:
-        stack.enter_context(ledger._database.reading())  # this process's own connection is in use
+        stack.enter_context(
+            ledger._database.begin_reading()
+        )  # this process's own connection is in use
         with pytest.raises(psycopg.OperationalError, match="too many|remaining connection slots"):
             for _ in range(1000):
                 stack.enter_context(

@@ -204,9 +204,13 @@ def test_releases_are_found_by_name(ledger, ask):
             ledger, f"d{number}", occasion=f"o{number}", request={"name": name, "mechanism": "m"}
         )
     found = {
-        name: [one.request["name"] for one in ledger.named("flights", name)]
+        name: [one.request["name"] for one in ledger.releases_by_name("flights", name)]
         for name in [*names, "loo"]
     }
     assert found == {name: [name] * names.count(name) for name in found}
-    assert len(ledger.named("flights", "look", ("dag", "o1"))) == 1
-    assert ledger.named("flights", "look", ("dag", "o5")) == ledger.named("other", "look") == []
+    assert len(ledger.releases_by_name("flights", "look", ("dag", "o1"))) == 1
+    assert (
+        ledger.releases_by_name("flights", "look", ("dag", "o5"))
+        == ledger.named("other", "look")
+        == []
+    )

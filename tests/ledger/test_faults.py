@@ -86,7 +86,7 @@ def charge(n):
                    principal="p", request={})
 charge("parent")
 if sys.argv[3] == "busy":
-    inside = ledger._database.reading()
+    inside = ledger._database.begin_reading()
     inside.__enter__().text("SELECT 1")
 charged, closed = os.pipe(), os.pipe()
 if os.fork() == 0:
@@ -123,7 +123,7 @@ def test_forks_in_the_middle_of_a_transaction_keep_no_descriptors(tmp_path, ask)
     """A connection that was busy when its process forked is closed with its log, later."""
     ledger, open_files = Ledger(tmp_path / "l", create=True), []
     for _ in range(6):
-        with ledger._database.reading():
+        with ledger._database.begin_reading():
             _fork()
         _fork()
         gc.collect()

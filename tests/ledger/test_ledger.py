@@ -411,7 +411,7 @@ def test_a_full_disk_records_nothing(tmp_path: Path) -> None:
     """When the file cannot grow, the charge fails as a whole and is retryable."""
     ledger = Ledger(tmp_path / "l", create=True)
     ledger.grant("s", 1, 0, table=None, filter="basic", principal="owner")
-    with ledger._database.reading() as transaction:
+    with ledger._database.begin_reading() as transaction:
         pages = transaction.text("PRAGMA page_count")[0][0]
         transaction.text(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(LedgerUnavailable, match="nothing was recorded") as caught:

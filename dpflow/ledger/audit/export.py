@@ -20,17 +20,16 @@ from dpflow.ledger.audit import verify
 from dpflow.ledger.history import chain
 from dpflow.ledger.history.anchor import Anchor
 from dpflow.ledger.storage import schema
-from dpflow.ledger.storage.statements import Prepared, Transaction, insert
+from dpflow.ledger.storage.statements import Prepared, Transaction, prepare_insert
 
 FORMAT = "dpflow-ledger"
-_RELEASES = Prepared(
-    sa.select(schema.release.c.id, schema.release.c.result)
-)  # no order: a broken index is not asked
+# Without an order in SQL: a broken index is not asked.
+_RELEASES = Prepared(sa.select(schema.release.c.id, schema.release.c.result))
 _ANSWERS = Prepared(sa.select(schema.answer))
-_INSERTS = {table: insert(table) for table in schema.metadata.sorted_tables}
+_INSERTS = {table: prepare_insert(table) for table in schema.metadata.sorted_tables}
 
 
-def export(transaction: Transaction, stream: TextIO) -> int:
+def write_export(transaction: Transaction, stream: TextIO) -> int:
     """Write everything but secrets; returns the number of entries."""
     lines: list[dict[str, Any]] = [{"line": "header", "format": FORMAT, "schema": schema.VERSION}]
     number = 0
@@ -40,7 +39,7 @@ def export(transaction: Transaction, stream: TextIO) -> int:
     for release in sorted(transaction.rows(_RELEASES)):
         if release.result is not None:
             lines.append({"line": "result", "release_id": release.id, "result": release.result})
-    for (session, version), answers in _batches(transaction).items():
+    for (session, version), answers in _read_batches(transaction).items():
         lines.append(
             {"line": "answers", "session_id": session, "version": version, "answers": answers}
         )
@@ -49,14 +48,15 @@ def export(transaction: Transaction, stream: TextIO) -> int:
     return number
 
 
-def _batches(transaction: Transaction) -> dict[tuple[str, int], dict[str, str]]:
+def _read_batches(transaction: Transaction) -> dict[tuple[str, int], dict[str, str]]:
     """The answers that the history names by digest: those of every batch."""
     expected = verify.Expected({})
     for entry in transaction.rows(verify.ENTRIES):
         if entry.kind == "answer":
             expected.releases.setdefault(entry.release_id, {})
-            expected.apply(entry._asdict())
-    batches: dict[tuple[str, int], dict[str, str]] = {place: {} for place in expected.batches}
+            expected.apply_entry(entry._asdict())
+    # Most ledgers have no batches: then the answers, which may be many, are not read.
+    batches: dict[tuple[str, int], dict[str, str]] = {key: {} for key in expected.batches}
     for row in transaction.rows(_ANSWERS) if batches else ():
         if (batch := batches.get((row.session_id, row.version))) is not None:
             batch[row.query] = row.answer
@@ -65,7 +65,7 @@ def _batches(transaction: Transaction) -> dict[tuple[str, int], dict[str, str]]:
 
 @dataclass(frozen=True)
 class Exported:
-    """What `read` found: entries in order, results by release, batches of answers by session and
+    """What `read_export` reads: entries in order, results by release, batches of answers by session and
     version.
     """
 
@@ -74,9 +74,9 @@ class Exported:
     batches: dict[tuple[str, int], dict[str, str]]
 
 
-def read(stream: TextIO, anchor: Anchor) -> Exported:
+def read_export(stream: TextIO, anchor: Anchor) -> Exported:
     """An export. Raises `LedgerCorrupt` unless chain, seals and mark hold under this anchor."""
-    found = Exported([], {}, {})
+    exported = Exported([], {}, {})
     try:
         header = json.loads(stream.readline())
         if header != {"line": "header", "format": FORMAT, "schema": schema.VERSION}:
@@ -85,36 +85,41 @@ def read(stream: TextIO, anchor: Anchor) -> Exported:
             )
         for line in map(json.loads, stream):
             if line["line"] == "entry":
-                found.entries.append({name: line[name] for name in (*chain.FIELDS, "hash", "seal")})
+                exported.entries.append(
+                    {name: line[name] for name in (*chain.FIELDS, "hash", "seal")}
+                )
             elif line["line"] == "answers":
-                found.batches[line["session_id"], line["version"]] = line["answers"]
+                exported.batches[line["session_id"], line["version"]] = line["answers"]
             else:
-                found.results[line["release_id"]] = line["result"]
+                exported.results[line["release_id"]] = line["result"]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise LedgerCorrupt("the export has a line that cannot be read; export it again") from None
+    # Nothing is written before the whole export is known to be this anchor's.
     wrong = list(
-        chain.Auditor(anchor).problems([verify.ENTRIES.row(**entry) for entry in found.entries])
+        chain.Auditor(anchor).find_problems(
+            [verify.ENTRIES.row(**entry) for entry in exported.entries]
+        )
     )
     if wrong:
         raise LedgerCorrupt(f"the export does not verify under this anchor: {wrong[0]}")
-    return found
+    return exported
 
 
-def restore(transaction: Transaction, exported: Exported) -> list[str]:
+def restore_tables(transaction: Transaction, exported: Exported) -> list[str]:
     """Fill the empty tables; returns the sessions that could not be kept open."""
     expected = verify.Expected({})
     for entry in exported.entries:
-        expected.apply(entry)
+        expected.apply_entry(entry)
     if expected.illegal:
         raise LedgerCorrupt(f"the export does not verify: {expected.illegal[0]}")
     closed = sorted(name for name, row in expected.releases.items() if row["state"] == "open")
-    for table, rows in _rows(expected, exported, closed):
+    for table, rows in _table_rows(expected, exported, closed):
         transaction.many(_INSERTS[table], rows)
     transaction.many(_INSERTS[schema.entry], exported.entries)
     return closed
 
 
-def _rows(
+def _table_rows(
     expected: verify.Expected, exported: Exported, closed: list[str]
 ) -> Iterator[tuple[sa.Table, list[dict[str, Any]]]]:
     yield schema.scope, [{"name": name, **row} for name, row in expected.scopes.items()]
@@ -134,7 +139,7 @@ def _rows(
     releases = []
     for name, row in expected.releases.items():
         result = exported.results.get(name)
-        if (None if result is None else chain.digest(result)) != row["result"]:
+        if (None if result is None else chain.digest_json(result)) != row["result"]:
             raise LedgerCorrupt(
                 f"the export's result of release {name} is not the one that was settled"
             )
@@ -146,7 +151,7 @@ def _rows(
     answers = dict(expected.answers)
     for (name, version), digest in expected.batches.items():
         batch = exported.batches.get((name, version), {})
-        if chain.digest(batch) != digest:
+        if chain.digest_json(batch) != digest:
             raise LedgerCorrupt(
                 f"the export's answers of session {name} are not those that were given"
             )

@@ -45,12 +45,13 @@ class Expected:
         self.data: dict[str, dict[str, Any]] = {}
         self.illegal: list[str] = []
 
-    def apply(self, entry: Mapping[str, Any]) -> None:
+    def apply_entry(self, entry: Mapping[str, Any]) -> None:
         """Take one entry into account; one that no verb would have written is kept as illegal."""
         try:
             body = json.loads(entry["body"])
             if entry["kind"] in RESERVED_KINDS:
                 getattr(self, "_apply_" + entry["kind"])(entry, body)
+        # Whoever edits the database by hand may put anything into an entry.
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
             self.illegal.append(f"entry {entry['seq']} says something impossible")
 
@@ -68,13 +69,13 @@ class Expected:
             self.accounts[scope, block] = self.accounts.get((scope, block), Cost()) + Cost(*units)
         if body["slot"] is not None:
             self.slots.add((body["slot"], entry["release_id"]))
-        for name in data_claims.names(entry["scope"], body["data"]):
+        for name in data_claims.claim_names(entry["scope"], body["data"]):
             row = self.data.setdefault(
                 name, {"first": entry["release_id"], "gate": None, "cut": None}
             )
             row["gate"] = entry["release_id"] if body["exclusive"] else row["gate"]
             row["cut"] = row["cut"] or body["cut"] or None
-        for name in data_claims.joined(entry["scope"], body["data"]):
+        for name in data_claims.joined_names(entry["scope"], body["data"]):
             self.data.setdefault(name, {"first": entry["release_id"], "gate": None, "cut": None})
         self.releases[entry["release_id"]] = {name: body[name] for name in _PUBLIC} | {
             "principal": entry["principal"],
@@ -115,13 +116,14 @@ class Expected:
             self.answers[entry["release_id"], body["query"]] = body["version"], body["answer"]
 
     def _apply_import(self, entry: Mapping[str, Any], body: Mapping[str, Any]) -> None:
+        # Secret states are in no export, so an import leaves none.
         for session in body["closed"]:
             self.releases[session] |= {"state": "closed"}
-        for found in self.releases.values():
-            found["secret"] = None
+        for release in self.releases.values():
+            release["secret"] = None
 
 
-def problems(
+def find_problems(
     transaction: Transaction, expected: Expected, seal: Callable[[str], str]
 ) -> Iterator[str]:
     """Every difference between the tables and what the history says."""
@@ -136,47 +138,49 @@ def problems(
         if "entry" not in name
     }
     meta = {row["name"]: row["value"] for row in tables["dpflow_meta"]}
-    yield from _differences("{} in dpflow_meta is not this ledger's", expected.meta, meta)
+    yield from _list_differences("{} in dpflow_meta is not this ledger's", expected.meta, meta)
     scopes = {row.pop("name"): row for row in tables["dpflow_scope"]}
-    yield from _differences("scope {} is not what was granted", expected.scopes, scopes)
+    yield from _list_differences("scope {} is not what was granted", expected.scopes, scopes)
     sums = {
         (row["scope"], row["block"]): Cost(row["epsilon"], row["delta"], row["renyi"])
         for row in tables["dpflow_account"]
     }
-    yield from _differences(
+    yield from _list_differences(
         "account {} does not hold what its charges add up to", expected.accounts, sums
     )
     releases = {row.pop("id"): row for row in tables["dpflow_release"]}
     yield from _differences_of_releases(expected.releases, releases, seal)
     answers: dict[tuple[str, str], tuple[int, str]] = {}
-    batches: dict[tuple[str, int], dict[str, str]] = {place: {} for place in expected.batches}
+    batches: dict[tuple[str, int], dict[str, str]] = {key: {} for key in expected.batches}
     for row in tables["dpflow_answer"]:
         if (batch := batches.get((row["session_id"], row["version"]))) is not None:
             batch[row["query"]] = row["answer"]
         else:
             answers[row["session_id"], row["query"]] = row["version"], row["answer"]
-    yield from _differences("answer {} is not the one that was given", expected.answers, answers)
-    digests = {place: chain.digest(batch) for place, batch in batches.items()}
-    yield from _differences(
+    yield from _list_differences(
+        "answer {} is not the one that was given", expected.answers, answers
+    )
+    digests = {key: chain.digest_json(batch) for key, batch in batches.items()}
+    yield from _list_differences(
         "the answers of batch {} are not those that were given", expected.batches, digests
     )
     slots = {(row["slot"], row["release_id"]): True for row in tables["dpflow_slot"]}
     read = {row.pop("name"): row for row in tables["dpflow_data"]}
-    yield from _differences(
+    yield from _list_differences(
         "what is known of {} is not what its releases left", expected.data, read
     )
-    yield from _differences(
+    yield from _list_differences(
         "task instance {} did not ask for that", dict.fromkeys(expected.slots, True), slots
     )
 
 
-def _differences(
+def _list_differences(
     sentence: str, expected: Mapping[Any, Any], found: Mapping[Any, Any]
 ) -> Iterator[str]:
-    for place in sorted(expected.keys() | found.keys(), key=repr):
-        if expected.get(place) != found.get(place):
+    for key in sorted(expected.keys() | found.keys(), key=repr):
+        if expected.get(key) != found.get(key):
             yield sentence.format(
-                "/".join(map(str, filter(None, place))) if isinstance(place, tuple) else place
+                "/".join(map(str, filter(None, key))) if isinstance(key, tuple) else key
             )
 
 
@@ -192,7 +196,7 @@ def _differences_of_releases(
             yield f"release {release_id} was charged and is gone"
         else:
             row = dict(found[release_id])
-            row["result"] = None if row["result"] is None else chain.digest(str(row["result"]))
+            row["result"] = None if row["result"] is None else chain.digest_json(str(row["result"]))
             row["secret"] = None if row["secret"] is None else seal(str(row["secret"]))
             for name in sorted(row):
                 if row[name] != expected[release_id][name]:

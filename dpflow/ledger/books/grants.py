@@ -13,15 +13,15 @@ from dpflow.core.accounting.privacy_filters import DELTA_UNIT, Cost, Filter, Fil
 from dpflow.errors import GrantConflict, InvalidInput
 from dpflow.ledger.books import charges
 from dpflow.ledger.books.records import Scope, checked_name
-from dpflow.ledger.history.chain import Writer, canonical
+from dpflow.ledger.history.chain import Writer, canonical_json
 from dpflow.ledger.storage import schema
-from dpflow.ledger.storage.statements import Prepared, Transaction, insert, where
+from dpflow.ledger.storage.statements import Prepared, Transaction, match_columns, prepare_insert
 
-_INSERT = insert(schema.scope)
+_INSERT = prepare_insert(schema.scope)
 _TERMS = ("filter", "protects", "blocks")
 _UPDATE = Prepared(
     schema.scope.update()
-    .where(where(schema.scope.c.name))
+    .where(match_columns(schema.scope.c.name))
     .values({n: sa.bindparam("new_" + n, type_=schema.scope.c[n].type) for n in _TERMS})
 )
 
@@ -48,16 +48,16 @@ class Terms:
     tail_share: Fraction | None
 
     @classmethod
-    def checked(
+    def parse_terms(
         cls, name: FilterName, epsilon: object, delta: object, tail_share: object | None
     ) -> Terms:
         """Validated terms. Raises `InvalidAmount` or `InvalidDeclaration`."""
         share = None if tail_share is None else amounts.parse_exact("tail_share", tail_share)
         terms = cls(name, amounts.check_epsilon(epsilon), amounts.check_delta(delta), share)
-        terms.filter(None)
+        terms.build_filter(None)
         return terms
 
-    def filter(self, known: Filter | None) -> Filter:
+    def build_filter(self, known: Filter | None) -> Filter:
         """The filter of a scope that has spent nothing yet."""
         share = self.tail_share
         if share is None and known is not None and known.order is not None:
@@ -67,17 +67,17 @@ class Terms:
         )
 
 
-def above(transaction: Transaction, scope: str) -> Scope | None:
+def find_parent(transaction: Transaction, scope: str) -> Scope | None:
     """The scope above a quota, None for a scope without a slash. Raises `GrantConflict` if it has
     no grant.
     """
     parent = scope.rpartition("/")[0]
-    found = charges.find_scope(transaction, parent) if parent else None
-    if parent and found is None:
+    granted = charges.find_scope(transaction, parent) if parent else None
+    if parent and granted is None:
         raise GrantConflict(
             f"scope {scope!r} is below {parent!r}, which has no grant; grant {parent!r} first"
         )
-    return found
+    return granted
 
 
 def require_inside(scope: str, terms: Terms, parent: Scope) -> None:
@@ -89,7 +89,7 @@ def require_inside(scope: str, terms: Terms, parent: Scope) -> None:
         )
 
 
-def grant(
+def store_grant(
     transaction: Transaction,
     writer: Writer,
     scope: str,
@@ -105,7 +105,7 @@ def grant(
     Args:
         may_bind: the grant names a table, to which a scope that nothing was charged to may be bound.
     """
-    before, parent = charges.find_scope(transaction, scope), above(transaction, scope)
+    before, parent = charges.find_scope(transaction, scope), find_parent(transaction, scope)
     binding = (protects, blocks)
     binds = (
         may_bind
@@ -124,28 +124,28 @@ def grant(
         raise GrantConflict(
             f"scope {scope!r} uses the {before.filter.name} filter; its filter cannot be changed"
         )
-    used = [] if before is None else charges.spent(transaction, before)
+    used = [] if before is None else charges.list_costs(transaction, before)
     if before is not None and any(cost != Cost() for _, cost in used):
-        filter = _changed(before, terms)
+        filter = _change_amounts(before, terms)
     else:
-        filter = terms.filter(None if before is None else before.filter)
+        filter = terms.build_filter(None if before is None else before.filter)
     granted = Scope(scope, filter, protects, blocks)
     _require_covers(granted, used)
-    _store(transaction, writer, granted, principal, is_new=before is None)
+    _write_scope(transaction, writer, granted, principal, is_new=before is None)
     # Whatever a quota pays, the scope above it pays too: nothing was charged to these either.
     for quota in charges.all_scopes(transaction) if binds else ():
         if quota.scope.startswith(scope + "/"):
             quota = Scope(quota.scope, quota.filter, protects, blocks)
-            _store(transaction, writer, quota, principal, is_new=False)
+            _write_scope(transaction, writer, quota, principal, is_new=False)
     return granted
 
 
-def _store(
+def _write_scope(
     transaction: Transaction, writer: Writer, granted: Scope, principal: str, *, is_new: bool
 ) -> None:
     """Write a scope's row and its entry in the history."""
     row = {
-        "filter": canonical(granted.filter.to_json()),
+        "filter": canonical_json(granted.filter.to_json()),
         "protects": granted.protects,
         "blocks": int(granted.blocks),
     }
@@ -153,31 +153,31 @@ def _store(
         transaction.run(_INSERT, name=granted.scope, **row)
     else:
         transaction.run(_UPDATE, name=granted.scope, **{f"new_{n}": row[n] for n in _TERMS})
-    writer.note("grant", granted.scope, "", principal, row)
+    writer.add_entry("grant", granted.scope, "", principal, row)
 
 
-def _changed(scope: Scope, terms: Terms) -> Filter:
+def _change_amounts(scope: Scope, terms: Terms) -> Filter:
     """A filter with new amounts for sums that were already made: order and division of delta cannot
     change.
 
     A grant that has spent without a Renyi path never opens one: the charges so far were not counted
     on it.
     """
-    known, epsilon, delta = scope.filter, terms.epsilon, terms.delta
-    share = known.tail_delta / known.delta if known.order is not None else None
+    before, epsilon, delta = scope.filter, terms.epsilon, terms.delta
+    share = before.tail_delta / before.delta if before.order is not None else None
     if terms.tail_share is not None and share is not None and terms.tail_share != share:
         raise GrantConflict(
             f"scope {scope.scope!r} has spent with tail_share {exact_text(share)}, which stays; grant it without another one"
         )
-    if known.order is None or share is None or (delta == 0 and known.name != "renyi"):
-        return Filter(known.name, epsilon, delta)
+    if before.order is None or share is None or (delta == 0 and before.name != "renyi"):
+        return Filter(before.name, epsilon, delta)
     tail = to_units_down(delta * share, DELTA_UNIT) * DELTA_UNIT
     if tail == 0:
-        make_filter(known.name, epsilon, delta)  # says what is wrong with this delta
+        make_filter(before.name, epsilon, delta)  # says what is wrong with this delta
         raise GrantConflict(
             "delta is too small for the Renyi order that this scope's charges were summed at; raise delta"
         )
-    return Filter(known.name, epsilon, delta, known.order, tail, known.conversion)
+    return Filter(before.name, epsilon, delta, before.order, tail, before.conversion)
 
 
 def _require_covers(granted: Scope, used: list[tuple[str, Cost]]) -> None:
@@ -185,8 +185,8 @@ def _require_covers(granted: Scope, used: list[tuple[str, Cost]]) -> None:
     capacity = granted.filter.capacity()
     for block, cost in used:
         if cost != Cost() and not Filter.admits(capacity, cost):
-            place = f" in block {block!r}" if block else ""
+            in_block = f" in block {block!r}" if block else ""
             raise GrantConflict(
                 f"scope {granted.scope!r} has already spent more than epsilon {exact_text(granted.filter.epsilon)}, delta "
-                f"{exact_text(granted.filter.delta)}{place}; grant at least what is spent, as dpflow ledger odometer shows it"
+                f"{exact_text(granted.filter.delta)}{in_block}; grant at least what is spent, as dpflow ledger odometer shows it"
             )

@@ -96,7 +96,7 @@ class Reservation:
 
 
 @dataclass(frozen=True)
-class Stored:
+class ReleaseRecord:
     """A release or session as the ledger holds it; public fields only."""
 
     release_id: str
@@ -117,7 +117,7 @@ class Stored:
 
 
 @dataclass(frozen=True)
-class Held:
+class SessionRecord:
     """A session: its version counts answers; ``state`` is secret and shown by no repr."""
 
     session_id: str
@@ -127,7 +127,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Answered:
+class AnswerRecord:
     """A stored answer of a session."""
 
     query: str
@@ -176,24 +176,25 @@ class Scope:
         """What each account is compared with, in whole units."""
         return self.filter.capacity()
 
-    def used(self, spent: Cost) -> float:
+    def used_share(self, spent: Cost) -> float:
         """From 0 to 1, for people: the fullest sum on the path that has most left. Exact amounts
         decide, not this.
         """
+        # Each path is as used as its fullest sum; whoever pays takes the path with most left.
         limits = self.capacity
         paths = [
             (spent.epsilon, limits.epsilon, limits.delta),
             (spent.renyi, limits.renyi, limits.renyi_delta),
         ]
         shares = [
-            max(_full(sum, limit), _full(spent.delta, own))
-            for sum, limit, own in paths
+            max(_used_part(sum, limit), _used_part(spent.delta, delta_limit))
+            for sum, limit, delta_limit in paths
             if limit > CLOSED
         ]
         return round(min(shares, default=1.0), 4)
 
 
-def _full(amount: int, limit: int) -> float:
+def _used_part(amount: int, limit: int) -> float:
     return 0.0 if amount == 0 else min(amount / limit, 1.0) if limit > 0 else 1.0
 
 
@@ -225,26 +226,26 @@ class Remaining:
             "scope": self.scope.scope,
             "block": block,
             "epsilon_granted": exact_text(granted.epsilon),
-            "epsilon_spent": _shown(spent.epsilon, EPSILON_UNIT) if sums else None,
-            "epsilon_left": _shown(capacity.epsilon - spent.epsilon, EPSILON_UNIT)
+            "epsilon_spent": _units_text(spent.epsilon, EPSILON_UNIT) if sums else None,
+            "epsilon_left": _units_text(capacity.epsilon - spent.epsilon, EPSILON_UNIT)
             if sums
             else None,
             "delta_granted": exact_text(granted.delta),
-            "delta_left": _shown(
+            "delta_left": _units_text(
                 max(capacity.delta, capacity.renyi_delta) - spent.delta, DELTA_UNIT
             ),
             "renyi_order": exact_text(granted.order) if granted.order is not None else None,
-            "renyi_spent": _shown(spent.renyi, EPSILON_UNIT) if divergence else None,
-            "renyi_left": _shown(capacity.renyi - spent.renyi, EPSILON_UNIT)
+            "renyi_spent": _units_text(spent.renyi, EPSILON_UNIT) if divergence else None,
+            "renyi_left": _units_text(capacity.renyi - spent.renyi, EPSILON_UNIT)
             if divergence
             else None,
-            "used": self.scope.used(spent),
+            "used": self.scope.used_share(spent),
             "filter": granted.name,
             "protects": self.scope.protects,
         }
 
 
-def _shown(units: int, unit: Fraction) -> str:
+def _units_text(units: int, unit: Fraction) -> str:
     """Units as text; a sum that cannot be paid on a path is infinite there, and nothing is left
     below zero.
     """
@@ -252,7 +253,7 @@ def _shown(units: int, unit: Fraction) -> str:
 
 
 @dataclass(frozen=True)
-class Verified:
+class VerificationReport:
     """Outcome of a verification: how many entries hold, and everything that does not."""
 
     entries: int

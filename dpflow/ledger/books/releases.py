@@ -15,24 +15,36 @@ from dpflow.core.accounting import events
 from dpflow.core.accounting.events import Event
 from dpflow.errors import InvalidInput, LedgerCorrupt, RetryConflict
 from dpflow.ledger.books import charges, data_claims
-from dpflow.ledger.books.records import ReleaseKey, Reservation, Stored, checked_name, stored_json
+from dpflow.ledger.books.records import (
+    ReleaseKey,
+    ReleaseRecord,
+    Reservation,
+    checked_name,
+    stored_json,
+)
 from dpflow.ledger.history import chain
 from dpflow.ledger.storage import schema
-from dpflow.ledger.storage.statements import Prepared, Read, Transaction, insert, where
+from dpflow.ledger.storage.statements import (
+    Prepared,
+    Read,
+    Transaction,
+    match_columns,
+    prepare_insert,
+)
 
 R, _L = schema.release.c, schema.slot.c
 PUBLIC = [column for column in schema.release.columns if column.name != "secret"]
-BY_ID = Prepared(sa.select(*PUBLIC).where(where(R.id)))
-BY_KEY = Prepared(sa.select(*PUBLIC).where(where(*(R[name] for name in schema.KEY))))
-_INSERT = insert(schema.release)
-_JOIN = insert(schema.slot)
+BY_ID = Prepared(sa.select(*PUBLIC).where(match_columns(R.id)))
+BY_KEY = Prepared(sa.select(*PUBLIC).where(match_columns(*(R[name] for name in schema.KEY))))
+_INSERT = prepare_insert(schema.release)
+_JOIN = prepare_insert(schema.slot)
 _IN_SLOT = Prepared(
     sa.select(*PUBLIC)
     .join(schema.slot, _L.release_id == R.id)
     .where(_L.slot == sa.bindparam("slot"))
     .order_by(R.id)
 )
-_OF_TASK = where(R.scope, R.dag_id, R.task_id, R.occasion)
+_OF_TASK = match_columns(R.scope, R.dag_id, R.task_id, R.occasion)
 _PAID = Prepared(
     sa.select(sa.func.count().label("number")).select_from(schema.release).where(_OF_TASK)
 )
@@ -43,17 +55,17 @@ _ASKED = Prepared(
 )
 _SETTLE = Prepared(
     schema.release.update()
-    .where(where(R.id))
+    .where(match_columns(R.id))
     .values({n: sa.bindparam("new_" + n, type_=sa.Text) for n in ("state", "result", "snapshot")})
 )
 _RETRY = Prepared(
     schema.release.update()
-    .where(where(R.id))
+    .where(match_columns(R.id))
     .values(attempts=sa.bindparam("new_attempts", type_=R.attempts.type))
 )
 _RESOLVE = Prepared(
     schema.release.update()
-    .where(where(R.id))
+    .where(match_columns(R.id))
     .values({n: sa.bindparam("new_" + n, type_=R[n].type) for n in ("state", "fenced_below")})
 )
 
@@ -62,12 +74,12 @@ _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
 @functools.lru_cache(maxsize=1024)
-def _written(event: Event) -> str:
-    return chain.canonical(events.to_json(event))
+def _event_text(event: Event) -> str:
+    return chain.canonical_json(events.to_json(event))
 
 
 @dataclass(frozen=True)
-class Ask:
+class ReleaseCharge:
     """What a caller wants to pay for: the arguments of `Ledger.reserve` and `Ledger.open_session`."""
 
     key: ReleaseKey
@@ -99,13 +111,13 @@ class Ask:
         return vars(self.key) | {
             "family": self.family,
             "slot": self.slot,
-            "blocks": chain.canonical(list(self.request.get("blocks", self.blocks))),
-            "event": _written(events.check_supported(self.event)),
-            "request": ordered(self.request),
+            "blocks": chain.canonical_json(list(self.request.get("blocks", self.blocks))),
+            "event": _event_text(events.check_supported(self.event)),
+            "request": encode_ordered(self.request),
         }
 
 
-def known(transaction: Transaction, writer: chain.Writer, ask: Ask) -> Any:
+def find_release(transaction: Transaction, writer: chain.Writer, ask: ReleaseCharge) -> Any:
     """The release this ask already has; None when it is new and may be charged.
 
     A key finds its release whoever asks: inputs mapped in another order find theirs. A key that is
@@ -123,7 +135,7 @@ def known(transaction: Transaction, writer: chain.Writer, ask: Ask) -> Any:
     if row is not None:
         if ask.slot is not None and row.id not in {other.id for other in before}:
             transaction.run(_JOIN, slot=ask.slot, release_id=row.id)
-            writer.note("join", row.scope, row.id, ask.principal, {"slot": ask.slot})
+            writer.add_entry("join", row.scope, row.id, ask.principal, {"slot": ask.slot})
         return row
     if not before:
         return None
@@ -136,6 +148,7 @@ def known(transaction: Transaction, writer: chain.Writer, ask: Ask) -> Any:
     if same:
         return same[0]
     of_task = {name: getattr(ask.key, name) for name in ("scope", "dag_id", "task_id", "occasion")}
+    # After inputs were mapped in another order, some instances joined what others had paid for.
     owed = transaction.first(_ASKED, **of_task).number - transaction.first(_PAID, **of_task).number
     if ask.spend_again or owed > 0:
         return None
@@ -156,19 +169,19 @@ def reads_of_one(release_id: str) -> list[Read]:
     return [(BY_ID, {"id": release_id})]
 
 
-def reads(ask: Ask) -> list[Read]:
+def list_reads(ask: ReleaseCharge) -> list[Read]:
     """What charging an ask will read."""
-    found: list[Read] = [(BY_KEY, vars(ask.key))]
+    statements: list[Read] = [(BY_KEY, vars(ask.key))]
     if ask.slot is not None:
-        found.append((_IN_SLOT, {"slot": ask.slot}))
-    found += data_claims.reads(ask.key.scope, ask.data)
-    return [*found, *charges.reads(ask.key.scope, ask.blocks)]
+        statements.append((_IN_SLOT, {"slot": ask.slot}))
+    statements += data_claims.list_reads(ask.key.scope, ask.data)
+    return [*statements, *charges.list_reads(ask.key.scope, ask.blocks)]
 
 
-def charge(
+def charge_release(
     transaction: Transaction,
     writer: chain.Writer,
-    ask: Ask,
+    ask: ReleaseCharge,
     *,
     state: str = "reserved",
     exclusive: bool = False,
@@ -178,13 +191,14 @@ def charge(
     """Debit every account and add the release, or raise and leave nothing. Returns the release's
     id.
     """
-    known = data_claims.require(transaction, ask.key.scope, ask.data, ask.cut)
-    bill = charges.bill(transaction, ask.key.scope, [ask.event], ask.blocks)
+    claims = data_claims.require_access(transaction, ask.key.scope, ask.data, ask.cut)
+    bill = charges.make_bill(transaction, ask.key.scope, [ask.event], ask.blocks)
     charges.require_protection(bill, ask.protects)
-    charges.debit(transaction, bill)
+    charges.debit_accounts(transaction, bill)
+    # Drawn, not counted: ids that follow each other would tell how much others release.
     release_id = secrets.token_hex(8)
-    data_claims.record(
-        transaction, release_id, ask.key.scope, ask.data, known, gate=exclusive, cut=ask.cut
+    data_claims.record_claims(
+        transaction, release_id, ask.key.scope, ask.data, claims, gate=exclusive, cut=ask.cut
     )
     public = ask.public | {"exclusive": int(exclusive)}
     transaction.run(
@@ -199,7 +213,7 @@ def charge(
         "data": list(ask.data),
         "cut": ask.cut,
     }
-    writer.note(
+    writer.add_entry(
         "reserve" if state == "reserved" else "session",
         ask.key.scope,
         release_id,
@@ -221,13 +235,14 @@ def take_over(
         )
     if row.state != "reserved":
         raise RetryConflict(f"release {row.id} is a session; ask it, do not reserve it")
+    # Nothing of the first try was visible, so its charge pays for this one.
     attempt = row.attempts + 1
     transaction.run(_RETRY, id=row.id, new_attempts=attempt)
-    writer.note("retry", row.scope, row.id, principal, {"attempt": attempt})
+    writer.add_entry("retry", row.scope, row.id, principal, {"attempt": attempt})
     return Reservation(row.id, attempt, False)
 
 
-def settle(
+def settle_release(
     transaction: Transaction,
     writer: chain.Writer,
     reservation: Reservation,
@@ -236,7 +251,7 @@ def settle(
     principal: str,
 ) -> str:
     """Store a result unless there is one; returns what is stored. See `Ledger.settle`."""
-    row = get(transaction, reservation.release_id)
+    row = get_row(transaction, reservation.release_id)
     if row.state == "settled":
         return str(row.result)
     if row.state != "reserved" or not row.fenced_below <= reservation.attempt <= row.attempts:
@@ -246,14 +261,18 @@ def settle(
     transaction.run(
         _SETTLE, id=row.id, new_state="settled", new_result=result, new_snapshot=snapshot
     )
-    body = {"result": chain.digest(result), "snapshot": snapshot, "attempt": reservation.attempt}
-    writer.note(
+    body = {
+        "result": chain.digest_json(result),
+        "snapshot": snapshot,
+        "attempt": reservation.attempt,
+    }
+    writer.add_entry(
         "settle", row.scope, row.id, checked_name("a principal", principal or row.principal), body
     )
     return result
 
 
-def resolve(
+def resolve_release(
     transaction: Transaction,
     writer: chain.Writer,
     release_id: str,
@@ -275,10 +294,10 @@ def resolve(
     fenced = row.attempts + 1
     transaction.run(_RESOLVE, id=row.id, new_state=state, new_fenced_below=fenced)
     body = {"decision": decision, "reason": reason, "fenced_below": fenced, "becomes": state}
-    writer.note("resolve", row.scope, row.id, principal, body)
+    writer.add_entry("resolve", row.scope, row.id, principal, body)
 
 
-def get(transaction: Transaction, release_id: str) -> Any:
+def get_row(transaction: Transaction, release_id: str) -> Any:
     """A release's row. Raises `InvalidInput`."""
     row = transaction.first(BY_ID, id=release_id)
     if row is None:
@@ -288,7 +307,7 @@ def get(transaction: Transaction, release_id: str) -> Any:
     return row
 
 
-def ordered(value: Mapping[str, Any]) -> str:
+def encode_ordered(value: Mapping[str, Any]) -> str:
     """JSON that keeps the order of its names, as results and requests are shown. Raises
     `InvalidInput`.
     """
@@ -300,10 +319,10 @@ def ordered(value: Mapping[str, Any]) -> str:
         ) from None
 
 
-def stored(row: Any) -> Stored:
+def make_record(row: Any) -> ReleaseRecord:
     """The public fields of a row."""
     try:
-        return Stored(
+        return ReleaseRecord(
             release_id=row.id,
             scope=row.scope,
             blocks=tuple(stored_json(row.blocks)),

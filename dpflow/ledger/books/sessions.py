@@ -10,68 +10,73 @@ from typing import Any
 import sqlalchemy as sa
 
 from dpflow.errors import LedgerCorrupt, SessionClosed, UnknownName
-from dpflow.ledger.books.records import Answered, Held, checked_name, stored_json
-from dpflow.ledger.books.releases import R, ordered
+from dpflow.ledger.books.records import AnswerRecord, SessionRecord, checked_name, stored_json
+from dpflow.ledger.books.releases import R, encode_ordered
 from dpflow.ledger.history import chain
 from dpflow.ledger.history.anchor import Anchor
 from dpflow.ledger.storage import schema
-from dpflow.ledger.storage.statements import Prepared, Transaction, insert, where
+from dpflow.ledger.storage.statements import Prepared, Transaction, match_columns, prepare_insert
 
-_SESSION = Prepared(sa.select(schema.release).where(where(R.id)))
+_SESSION = Prepared(sa.select(schema.release).where(match_columns(R.id)))
 _E = schema.entry.c
 _LAST = Prepared(
     sa.select(schema.entry)
     .where(
-        schema.OF_SESSIONS, sa.or_(where(_E.release_id), _E.release_id == sa.literal_column("''"))
+        schema.OF_SESSIONS,
+        sa.or_(match_columns(_E.release_id), _E.release_id == sa.literal_column("''")),
     )
     .order_by(_E.seq.desc())
     .limit(sa.literal_column("1"))
 )
 _SAID = Prepared(
     sa.select(schema.entry)
-    .where(schema.OF_SESSIONS, where(_E.release_id), _E.kind == sa.literal_column("'answer'"))
+    .where(
+        schema.OF_SESSIONS, match_columns(_E.release_id), _E.kind == sa.literal_column("'answer'")
+    )
     .order_by(_E.seq)
     .limit(sa.bindparam("number", type_=sa.Integer))
     .offset(sa.bindparam("after", type_=sa.Integer))
 )
 _ANSWER = Prepared(
-    sa.select(schema.answer).where(where(schema.answer.c.session_id, schema.answer.c.query))
+    sa.select(schema.answer).where(match_columns(schema.answer.c.session_id, schema.answer.c.query))
 )
 _ANSWERS = Prepared(
     sa.select(schema.answer)
-    .where(where(schema.answer.c.session_id))
+    .where(match_columns(schema.answer.c.session_id))
     .order_by(schema.answer.c.version)
 )
 _BATCHES = Prepared(
     sa.select(schema.answer)
     .where(
-        where(schema.answer.c.session_id),
+        match_columns(schema.answer.c.session_id),
         schema.answer.c.query.between(
             sa.bindparam("first", type_=sa.Text), sa.bindparam("last", type_=sa.Text)
         ),
     )
     .order_by(schema.answer.c.query)
 )
-_NEWEST = 10**20 - 1  # above every version
-_INSERT = insert(schema.answer)
+#: Above every version.
+_NEWEST = 10**20 - 1
+_INSERT = prepare_insert(schema.answer)
 _ADVANCE = Prepared(
     schema.release.update()
-    .where(where(R.id), R.version == sa.bindparam("expected"))
+    .where(match_columns(R.id), R.version == sa.bindparam("expected"))
     .values({n: sa.bindparam("new_" + n, type_=R[n].type) for n in ("version", "secret", "state")})
 )
 
 
-_SALT = 32  # hexadecimal digits before the JSON of a stored state
+#: Hexadecimal digits before the JSON of a stored state.
+_SALT = 32
 
 
-def salted(state: Mapping[str, Any]) -> str:
+def add_salt(state: Mapping[str, Any]) -> str:
     """A state as its row holds it: behind fresh salt, so that equal states have commitments that do
     not show it.
     """
-    return secrets.token_hex(_SALT // 2) + ordered(state)
+    return secrets.token_hex(_SALT // 2) + encode_ordered(state)
 
 
-def sealed(anchor: Anchor, secret: str) -> str:
+def seal_state(anchor: Anchor, secret: str) -> str:
     """A commitment to salted state, under the key: it can be neither searched nor compared with
     another.
     """
@@ -99,16 +104,24 @@ def row_of(transaction: Transaction, anchor: Anchor, session_id: str) -> Any:
 
 def _is_newest(transaction: Transaction, anchor: Anchor, row: Any) -> bool:
     last = transaction.first(_LAST, release_id=row.id)
-    if last is None or last.hash != chain.hashed(last._asdict()) or not chain.genuine(anchor, last):
+    if (
+        last is None
+        or last.hash != chain.hash_entry(last._asdict())
+        or not chain.is_genuine(anchor, last)
+    ):
         return False
-    said = {"version": 0, "becomes": "open"} | stored_json(last.body)
-    found = {"version": row.version, "becomes": "open", "state": sealed(anchor, str(row.secret))}
-    return all(said.get(name) == value for name, value in found.items())
+    committed = {"version": 0, "becomes": "open"} | stored_json(last.body)
+    current = {
+        "version": row.version,
+        "becomes": "open",
+        "state": seal_state(anchor, str(row.secret)),
+    }
+    return all(committed.get(name) == value for name, value in current.items())
 
 
-def held(row: Any) -> Held:
+def make_session(row: Any) -> SessionRecord:
     """A session with its secret state; a closed one needs none, and after an import has none."""
-    return Held(
+    return SessionRecord(
         row.id,
         row.version,
         row.state == "closed",
@@ -118,32 +131,32 @@ def held(row: Any) -> Held:
 
 def stored_answer(
     transaction: Transaction, anchor: Anchor, session_id: str, query: str
-) -> Answered | None:
+) -> AnswerRecord | None:
     """The answer this query got, or None. Raises `LedgerCorrupt` if it is not the one that was
     given.
     """
     row = transaction.first(_ANSWER, session_id=session_id, query=query)
     if row is None:
         return None
-    _require_given(transaction, anchor, session_id, max(_version(row) - 1, 0), [row])
-    return Answered(query, stored_json(row.answer))
+    _require_genuine(transaction, anchor, session_id, max(_row_version(row) - 1, 0), [row])
+    return AnswerRecord(query, stored_json(row.answer))
 
 
-def answers(transaction: Transaction, anchor: Anchor, session_id: str) -> list[Answered]:
+def list_answers(transaction: Transaction, anchor: Anchor, session_id: str) -> list[AnswerRecord]:
     """All answers of a session, in order. Raises `LedgerCorrupt` if they are not those that were
     given.
     """
     rows = transaction.rows(_ANSWERS, session_id=session_id)
-    _require_given(transaction, anchor, session_id, 0, rows)
-    return [Answered(row.query, stored_json(row.answer)) for row in rows]
+    _require_genuine(transaction, anchor, session_id, 0, rows)
+    return [AnswerRecord(row.query, stored_json(row.answer)) for row in rows]
 
 
-def _version(row: Any) -> int:
+def _row_version(row: Any) -> int:
     """The version that an answer led to; SQLite may hold anything."""
     return row.version if type(row.version) is int else 0
 
 
-def _require_given(
+def _require_genuine(
     transaction: Transaction,
     anchor: Anchor,
     session_id: str,
@@ -159,32 +172,32 @@ def _require_given(
     """
     if not rows:
         return
-    number = max(_version(rows[-1]) - after, len(rows))
+    number = max(_row_version(rows[-1]) - after, len(rows))
     entries = transaction.rows(_SAID, release_id=session_id, after=after, number=number)
     bodies = [
         stored_json(e.body)
         for e in entries
-        if e.hash == chain.hashed(e._asdict()) and chain.genuine(anchor, e)
+        if e.hash == chain.hash_entry(e._asdict()) and chain.is_genuine(anchor, e)
     ]
-    given = {
+    by_version = {
         body["version"]: body["answers"] if "answers" in body else [body["query"], body["answer"]]
         for body in bodies
         if "answers" in body or not batches
     }
-    found = {
-        row.version: chain.digest({str(row.query): str(row.answer)})
-        if isinstance(given.get(row.version), str)
+    stored = {
+        row.version: chain.digest_json({str(row.query): str(row.answer)})
+        if isinstance(by_version.get(row.version), str)
         else [row.query, row.answer]
         for row in rows
     }
-    if given != found:
+    if by_version != stored:
         raise LedgerCorrupt(
             f"a stored answer of session {session_id} is not the one that was given, so it gives no answers; "
             f"run dpflow ledger verify, and bring the newest copy back"
         )
 
 
-def answer(
+def store_answer(
     transaction: Transaction,
     writer: chain.Writer,
     anchor: Anchor,
@@ -195,7 +208,7 @@ def answer(
     body: Mapping[str, Any],
     closed: bool,
     principal: str,
-) -> Answered | None:
+) -> AnswerRecord | None:
     """Store an answer and the state it leads to. See `Ledger.answer`."""
     row = row_of(transaction, anchor, session_id)
     if (
@@ -204,9 +217,10 @@ def answer(
         return earlier
     if row.state == "closed":
         raise SessionClosed(f"session {session_id} is closed: its answers are used up")
+    # Another answer was faster: this one was computed from a state that is gone.
     if row.version != expected:
         return None
-    version, secret, text = row.version + 1, salted(state), ordered(body)
+    version, secret, text = row.version + 1, add_salt(state), encode_ordered(body)
     becomes = "closed" if closed else "open"
     transaction.run(
         _ADVANCE,
@@ -217,40 +231,40 @@ def answer(
         new_state=becomes,
     )
     transaction.run(_INSERT, session_id=session_id, query=query, version=version, answer=text)
-    said = {
+    note = {
         "query": query,
         "answer": text,
         "version": version,
-        "state": sealed(anchor, secret),
+        "state": seal_state(anchor, secret),
         "becomes": becomes,
     }
-    writer.note("answer", row.scope, session_id, _asker(principal, row), said)
-    return Answered(query, json.loads(text))
+    writer.add_entry("answer", row.scope, session_id, _check_asker(principal, row), note)
+    return AnswerRecord(query, json.loads(text))
 
 
-def _asker(principal: str, row: Any) -> str:
+def _check_asker(principal: str, row: Any) -> str:
     return checked_name("a principal", principal or row.principal)
 
 
-def batches(
+def list_batches(
     transaction: Transaction, anchor: Anchor, session_id: str, after: int
 ) -> list[dict[str, Any]]:
     """The batches that led to versions above this one, in order. Raises `LedgerCorrupt` if one is
     not what was stored.
     """
     rows = transaction.rows(
-        _BATCHES, session_id=session_id, first=_batch(after + 1), last=_batch(_NEWEST)
+        _BATCHES, session_id=session_id, first=_batch_name(after + 1), last=_batch_name(_NEWEST)
     )
-    _require_given(transaction, anchor, session_id, after, rows, batches=True)
+    _require_genuine(transaction, anchor, session_id, after, rows, batches=True)
     return [stored_json(row.answer) for row in rows]
 
 
-def _batch(version: int) -> str:
+def _batch_name(version: int) -> str:
     """What a batch is stored under: digits, so that every collation orders batches by version."""
     return f"{version:020d}"
 
 
-def answer_batch(
+def store_batch(
     transaction: Transaction,
     writer: chain.Writer,
     anchor: Anchor,
@@ -269,8 +283,8 @@ def answer_batch(
         return False
     if row.state == "closed":
         raise SessionClosed(f"session {session_id} is closed: its answers are used up")
-    version, secret = row.version + 1, salted(state)
-    name, text = _batch(version), ordered(batch)
+    version, secret = row.version + 1, add_salt(state)
+    name, text = _batch_name(version), encode_ordered(batch)
     becomes = "closed" if closed else "open"
     transaction.run(
         _ADVANCE,
@@ -281,11 +295,11 @@ def answer_batch(
         new_state=becomes,
     )
     transaction.run(_INSERT, session_id=session_id, query=name, version=version, answer=text)
-    said = {
-        "answers": chain.digest({name: text}),
+    note = {
+        "answers": chain.digest_json({name: text}),
         "version": version,
-        "state": sealed(anchor, secret),
+        "state": seal_state(anchor, secret),
         "becomes": becomes,
     }
-    writer.note("answer", row.scope, session_id, _asker(principal, row), said)
+    writer.add_entry("answer", row.scope, session_id, _check_asker(principal, row), note)
     return True

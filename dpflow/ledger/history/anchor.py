@@ -44,19 +44,18 @@ class Anchor:
                 file.write(secrets.token_bytes(32))
                 file.flush()
                 os.fsync(file.fileno())
-            with contextlib.suppress(
-                FileExistsError
-            ):  # another process was first, and then its key holds
+            # If another process was first, its key holds: a link never replaces one.
+            with contextlib.suppress(FileExistsError):
                 os.link(part, self.folder / "key")
             part.unlink()
             folder = os.open(self.folder, os.O_RDONLY)
             os.fsync(folder)
             os.close(folder)
         except OSError as error:
-            raise self.unusable(error) from None
+            raise self.explain_failure(error) from None
 
     @property
-    def _key(self) -> bytes:
+    def _cached_key(self) -> bytes:
         """The secret key, read once."""
         if not self._secret:
             self._secret = self.stored_key()
@@ -74,29 +73,31 @@ class Anchor:
                 f"that the ledger was made or imported under: DPFLOW_LEDGER_ANCHOR=DIR"
             ) from None
         except OSError as error:
-            raise self.unusable(error) from None
+            raise self.explain_failure(error) from None
         if len(key) != 32:
             raise LedgerCorrupt(f"the ledger's key in {self.folder} is damaged; restore it")
         return key
 
     def commitment(self, data: bytes, purpose: str) -> str:
         """HMAC-SHA256 under the key, separated by purpose."""
-        return hmac.digest(self._key, purpose.encode() + b"\0" + data, "sha256").hex()
+        return hmac.digest(self._cached_key, purpose.encode() + b"\0" + data, "sha256").hex()
 
-    def seal(self, seq: int, entry_hash: str, purpose: Literal["entry", "mark"] = "entry") -> str:
+    def seal_entry(
+        self, seq: int, entry_hash: str, purpose: Literal["entry", "mark"] = "entry"
+    ) -> str:
         """What only this ledger can put under an entry, or under the mark at one: nobody makes a
         mark from an export.
         """
         return self.commitment(f"{seq} {entry_hash}".encode(), purpose)
 
-    def mark(self) -> Seen | None:
+    def read_mark(self) -> Seen | None:
         """The highest committed entry, or None. Raises `LedgerCorrupt` if the mark was not written
         under this key.
         """
         with contextlib.closing(Mark(self)) as mark:
-            return mark.seen()
+            return mark.read_entry()
 
-    def unusable(self, error: OSError) -> LedgerUnavailable:
+    def explain_failure(self, error: OSError) -> LedgerUnavailable:
         """What to say when the directory fails."""
         return LedgerUnavailable(
             f"the anchor directory {self.folder} cannot be used ({error.strerror}); mend it and repeat the call, which is "
@@ -116,9 +117,9 @@ class Mark:
         try:
             self._file = os.open(anchor.place, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise anchor.unusable(error) from None
+            raise anchor.explain_failure(error) from None
 
-    def seen(self) -> Seen | None:
+    def read_entry(self) -> Seen | None:
         """The highest committed entry, or None. Raises `LedgerCorrupt` if it was not written under
         the anchor's key.
 
@@ -126,22 +127,21 @@ class Mark:
         be charged.
         """
         if self._anchor.valid[0]:
-            with contextlib.suppress(
-                LedgerCorrupt
-            ):  # or half of it is new: somebody is just writing
-                return self._read()
-        with self._locked(fcntl.LOCK_SH):
-            return self._read()
+            # Half of it may be new, because somebody is just writing: then read under the lock.
+            with contextlib.suppress(LedgerCorrupt):
+                return self._read_record()
+        with self._hold_lock(fcntl.LOCK_SH):
+            return self._read_record()
 
     def advance(self, seq: int, digest: str) -> Seen | None:
         """Raise the mark after a commit; it never goes down, whoever comes last. Returns a mark
         that says something else.
         """
-        record = f"{seq:020d} {digest} {self._anchor.seal(seq, digest, 'mark')}\n".encode()
-        with self._locked(fcntl.LOCK_EX):
-            known = self._read()
-            if known is not None and known[0] >= seq:
-                return None if known == (seq, digest) else known
+        record = f"{seq:020d} {digest} {self._anchor.seal_entry(seq, digest, 'mark')}\n".encode()
+        with self._hold_lock(fcntl.LOCK_EX):
+            marked = self._read_record()
+            if marked is not None and marked[0] >= seq:
+                return None if marked == (seq, digest) else marked
             os.pwrite(self._file, record, 0)
         self._anchor.valid = record, (seq, digest)
         return None
@@ -153,40 +153,42 @@ class Mark:
         try:
             os.close(self._file)
         except OSError as error:
-            raise self._anchor.unusable(error) from None
+            raise self._anchor.explain_failure(error) from None
 
     @contextlib.contextmanager
-    def _locked(self, lock: int) -> Iterator[None]:
+    def _hold_lock(self, lock: int) -> Iterator[None]:
         try:
             fcntl.flock(self._file, lock)
             try:
                 yield
             finally:
-                fcntl.flock(self._file, fcntl.LOCK_UN)  # a child forked meanwhile has a copy
+                # Closing the file would not do: a child forked meanwhile has a copy.
+                fcntl.flock(self._file, fcntl.LOCK_UN)
         except OSError as error:
             self._anchor.valid = b"", None
-            raise self._anchor.unusable(error) from None
+            raise self._anchor.explain_failure(error) from None
 
-    def _read(self) -> Seen | None:
+    def _read_record(self) -> Seen | None:
         try:
             record = os.pread(self._file, _LONGEST, 0)
         except OSError as error:
-            raise self._anchor.unusable(error) from None
-        known, seen = self._anchor.valid
-        if record == known and record:
-            return seen
-        if not record:  # a new ledger; or a directory that is not mounted, which has no key either
+            raise self._anchor.explain_failure(error) from None
+        last_record, read_entry = self._anchor.valid
+        if record == last_record and record:
+            return read_entry
+        # A new ledger has no mark yet. Nor has a directory that is not mounted: but no key either.
+        if not record:
             self._anchor.stored_key()
             return None
         try:
             seq, digest, seal = record.decode("ascii").split()
-            seen = int(seq), digest
-            valid = hmac.compare_digest(seal, self._anchor.seal(*seen, "mark"))
+            read_entry = int(seq), digest
+            valid = hmac.compare_digest(seal, self._anchor.seal_entry(*read_entry, "mark"))
         except ValueError:
             valid = False
         if not valid:
             raise LedgerCorrupt(
                 f"the high-water mark in {self._anchor.folder} was not written under this ledger's key; restore it"
             )
-        self._anchor.valid = record, seen
-        return seen
+        self._anchor.valid = record, read_entry
+        return read_entry

@@ -22,7 +22,13 @@ import sqlalchemy as sa
 from dpflow.errors import LedgerCorrupt
 from dpflow.ledger.history.anchor import Anchor, Seen
 from dpflow.ledger.storage.schema import entry
-from dpflow.ledger.storage.statements import Prepared, Read, Transaction, insert, where
+from dpflow.ledger.storage.statements import (
+    Prepared,
+    Read,
+    Transaction,
+    match_columns,
+    prepare_insert,
+)
 
 FIRST = "0" * 64
 FIELDS = ("seq", "at", "kind", "scope", "release_id", "principal", "body", "previous")
@@ -31,39 +37,39 @@ _ENDS = entry.c.seq, entry.c.hash, entry.c.seal
 _LAST = sa.select(*_ENDS).order_by(entry.c.seq.desc()).limit(sa.literal_column("1"))
 _HEAD = Prepared(_LAST)
 _MARKED_AND_HEAD = Prepared(
-    sa.union_all(sa.select(*_ENDS).where(where(entry.c.seq)), sa.select(_LAST.subquery()))
+    sa.union_all(sa.select(*_ENDS).where(match_columns(entry.c.seq)), sa.select(_LAST.subquery()))
 )
-_HASH_AT = Prepared(sa.select(entry.c.hash).where(where(entry.c.seq)))
-INSERT = insert(entry)
+_HASH_AT = Prepared(sa.select(entry.c.hash).where(match_columns(entry.c.seq)))
+INSERT = prepare_insert(entry)
 
 
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 
-def canonical(value: Any) -> str:
+def canonical_json(value: Any) -> str:
     """JSON with one spelling, in ASCII."""
     return _ENCODER.encode(value)
 
 
-def digest(value: Any) -> str:
+def digest_json(value: Any) -> str:
     """SHA-256 of canonical JSON: of public things only."""
-    return hashlib.sha256(canonical(value).encode()).hexdigest()
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
 
 
-def hashed(fields: Mapping[str, Any]) -> str:
+def hash_entry(fields: Mapping[str, Any]) -> str:
     """The hash of an entry, over all of its fields and the hash before it."""
-    return digest([fields[name] for name in FIELDS])
+    return digest_json([fields[name] for name in FIELDS])
 
 
-def genuine(anchor: Anchor, row: Any) -> bool:
+def is_genuine(anchor: Anchor, row: Any) -> bool:
     """Whether an entry's hash carries the seal of this ledger's key."""
     return hmac.compare_digest(
-        str(row.seal).encode(errors="replace"), anchor.seal(row.seq, row.hash).encode()
+        str(row.seal).encode(errors="replace"), anchor.seal_entry(row.seq, row.hash).encode()
     )
 
 
 @functools.lru_cache(maxsize=1)
-def _shown(second: int) -> str:
+def _time_text(second: int) -> str:
     return dt.datetime.fromtimestamp(second, dt.UTC).isoformat()
 
 
@@ -75,28 +81,30 @@ class Writer:
         self._newest: Seen | None = None
         self.added: Seen | None = None  # the newest entry that it made
 
-    def note(
+    def add_entry(
         self, kind: str, scope: str, release_id: str, principal: str, body: Mapping[str, Any]
     ) -> None:
         """Add an entry. The time is for people; nothing depends on the clock. Raises
         `LedgerCorrupt`, as `newest` does.
         """
-        seq, previous = self.newest()
+        seq, previous = self.newest_entry()
         fields: dict[str, Any] = {
             "seq": seq + 1,
-            "at": _shown(int(time.time())),
+            "at": _time_text(int(time.time())),
             "kind": kind,
             "scope": scope,
             "release_id": release_id,
             "principal": principal,
-            "body": canonical(body),
+            "body": canonical_json(body),
             "previous": previous,
         }
-        found = hashed(fields)
-        self._transaction.run(INSERT, **fields, hash=found, seal=self._anchor.seal(seq + 1, found))
-        self._newest = self.added = seq + 1, found
+        entry_hash = hash_entry(fields)
+        self._transaction.run(
+            INSERT, **fields, hash=entry_hash, seal=self._anchor.seal_entry(seq + 1, entry_hash)
+        )
+        self._newest = self.added = seq + 1, entry_hash
 
-    def newest(self) -> Seen:
+    def newest_entry(self) -> Seen:
         """The newest entry.
 
         Raises:
@@ -104,10 +112,10 @@ class Writer:
             has seen is gone.
         """
         if self._newest is None:
-            self._newest = self._checked(self._mark)
+            self._newest = self._check_newest(self._mark)
         return self._newest
 
-    def _checked(self, mark: Seen | None) -> Seen:
+    def _check_newest(self, mark: Seen | None) -> Seen:
         """The newest entry in the database. The mark is sealed itself, and what comes after it must
         be.
         """
@@ -116,30 +124,31 @@ class Writer:
         else:
             rows = self._transaction.rows(_MARKED_AND_HEAD, seq=mark[0])
             if mark not in [row[:2] for row in rows]:
-                raise LedgerCorrupt(_gone(mark[0]))
+                raise LedgerCorrupt(_explain_loss(mark[0]))
         if not rows:
             return 0, FIRST
         head = max(rows)
-        if head[:2] != mark and not genuine(self._anchor, head):
+        # The mark has a seal of its own; what came after it must carry the ledger's.
+        if head[:2] != mark and not is_genuine(self._anchor, head):
             raise LedgerCorrupt(
                 f"entry {head.seq} was not made by this ledger; run dpflow ledger verify"
             )
         return head.seq, head.hash
 
 
-def reads(mark: Seen | None) -> list[Read]:
+def list_reads(mark: Seen | None) -> list[Read]:
     """What a writer will read: the newest entry and the marked one."""
     return [(_HEAD, {}) if mark is None else (_MARKED_AND_HEAD, {"seq": mark[0]})]
 
 
-def require_seen(transaction: Transaction, mark: Seen) -> None:
+def require_entry(transaction: Transaction, mark: Seen) -> None:
     """Raises `LedgerCorrupt` unless the entry that the anchor has seen is in the history."""
     seen = transaction.first(_HASH_AT, seq=mark[0])
     if seen is None or seen.hash != mark[1]:
-        raise LedgerCorrupt(_gone(mark[0]))
+        raise LedgerCorrupt(_explain_loss(mark[0]))
 
 
-def _gone(seq: int) -> str:
+def _explain_loss(seq: int) -> str:
     return (
         f"the anchor saw entry {seq}, which is gone or another: entries were dropped, an old copy was restored, or "
         f"another copy is in use. Bring the newest copy back; a new ledger needs a new anchor directory"
@@ -155,11 +164,11 @@ class Auditor:
         self._anchor, self._damaged = anchor, ""
         self._mark: Seen | None = None
         try:
-            self._mark = anchor.mark()
+            self._mark = anchor.read_mark()
         except LedgerCorrupt as error:
             self._damaged = str(error)
 
-    def problems(self, rows: Iterable[Any]) -> Iterator[str]:
+    def find_problems(self, rows: Iterable[Any]) -> Iterator[str]:
         """Everything wrong with chain, seals and mark; ``rows`` are all entries by number."""
         previous, number, at_mark = FIRST, 0, None
         for row in rows:
@@ -170,9 +179,9 @@ class Auditor:
             if row.previous != previous:
                 yield f"entry {number} does not follow the one before it"
             well_formed = type(row.seq) is int and all(type(text) is str for text in row[1:])
-            if not well_formed or row.hash != hashed(row._asdict()):
+            if not well_formed or row.hash != hash_entry(row._asdict()):
                 yield f"entry {number} was changed"
-            elif not genuine(self._anchor, row):
+            elif not is_genuine(self._anchor, row):
                 yield f"entry {number} was not made by this ledger"
             previous = row.hash
             if self._mark is not None and number == self._mark[0]:
@@ -183,4 +192,4 @@ class Auditor:
             if number:
                 yield "the high-water mark is missing from the anchor"
         elif at_mark != self._mark[1]:
-            yield _gone(self._mark[0])
+            yield _explain_loss(self._mark[0])

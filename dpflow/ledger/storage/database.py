@@ -95,21 +95,25 @@ class Database:
                 self._engine.dispose()
 
     @contextlib.contextmanager
-    def writing(self, ahead: Callable[[], Sequence[Read]] | None = None) -> Iterator[Transaction]:
+    def begin_writing(
+        self, ahead: Callable[[], Sequence[Read]] | None = None
+    ) -> Iterator[Transaction]:
         """A transaction that no other writer runs beside; commits at the end, or leaves nothing.
 
         Args:
             ahead: says what it will read for certain, which is asked for in one round trip where
             that saves any.
         """
-        committing, queue = False, self._queue()
+        committing, queue = False, self._thread_queue()
         try:
             try:
                 if (
                     queue is not None
                 ):  # only fairness depends on it: the database's own lock does the rest
                     queue.enter()
-                connection, transaction = self._begun(partial(self._start_writing, ahead))
+                connection, transaction = self._begin_transaction(
+                    partial(self._start_writing, ahead)
+                )
                 try:
                     # Nothing counts as flushed, should a signal come between commit and flush.
                     flushed = connection.info.pop("flushed", None)
@@ -117,22 +121,22 @@ class Database:
                     committing = True
                     transaction.commit()
                 except BaseException:
-                    self._undo(connection, transaction)
+                    self._undo_transaction(connection, transaction)
                     raise
             finally:
                 if queue is not None:
                     queue.leave()
-            self._flush(connection)
+            self._flush_log(connection)
             connection.info["flushed"] = flushed
             self._spare.append(connection)
-        except (*_driver_errors(), UnicodeError, OverflowError) as error:
-            raise _translated(error, repr(self), committing) from None
+        except _all_failures() as error:
+            raise _translate_error(error, repr(self), committing) from None
 
     @contextlib.contextmanager
-    def reading(self) -> Iterator[Transaction]:
+    def begin_reading(self) -> Iterator[Transaction]:
         """A consistent view, all of which is on the disk when it ends."""
         try:
-            connection, transaction = self._begun(self._start_reading)
+            connection, transaction = self._begin_transaction(self._start_reading)
             try:
                 yield transaction
                 seen = transaction.text("PRAGMA data_version" if self.sqlite else _ON_DISK)[0][0]
@@ -143,17 +147,19 @@ class Database:
                     transaction.text(FLUSH)
                     transaction.commit()
             except BaseException:
-                self._undo(connection, transaction)
+                self._undo_transaction(connection, transaction)
                 raise
             # Others committed since this connection's last flush.
             if self.sqlite and seen != connection.info.get("flushed"):
-                self._flush(connection)
+                self._flush_log(connection)
                 connection.info["flushed"] = seen
             self._spare.append(connection)
-        except (*_driver_errors(), UnicodeError, OverflowError) as error:
-            raise _translated(error, repr(self), False) from None
+        except _all_failures() as error:
+            raise _translate_error(error, repr(self), False) from None
 
-    def _undo(self, connection: sa.PoolProxiedConnection, transaction: Transaction) -> None:
+    def _undo_transaction(
+        self, connection: sa.PoolProxiedConnection, transaction: Transaction
+    ) -> None:
         """Leave nothing; keep the connection if it still works."""
         try:
             transaction.rollback()
@@ -161,7 +167,7 @@ class Database:
         except _driver_errors():
             connection.invalidate()
 
-    def _begun(
+    def _begin_transaction(
         self, start: Callable[[sa.PoolProxiedConnection], Transaction]
     ) -> tuple[Any, Transaction]:
         """A connection inside a transaction. Those that died while idle are replaced: nothing ran
@@ -172,7 +178,7 @@ class Database:
             try:
                 connection, fresh = self._spare.pop(), False
             except IndexError:
-                connection, fresh = self._connected(engine), True
+                connection, fresh = self._open_connection(engine), True
             try:
                 return connection, start(connection)
             except BaseException as error:
@@ -184,7 +190,7 @@ class Database:
                 ):
                     raise
 
-    def _connected(self, engine: sa.Engine) -> sa.PoolProxiedConnection:
+    def _open_connection(self, engine: sa.Engine) -> sa.PoolProxiedConnection:
         try:
             return engine.raw_connection()
         except OSError as error:  # not of the database: such as no descriptor left
@@ -217,7 +223,7 @@ class Database:
         fault_points.pass_statement()
         return Transaction(driver, "sqlite")
 
-    def _flush(self, connection: sa.PoolProxiedConnection) -> None:
+    def _flush_log(self, connection: sa.PoolProxiedConnection) -> None:
         """Put the SQLite log on the disk. A commit on PostgreSQL has already done it."""
         if not self.sqlite or "log" not in connection.info:
             return
@@ -229,15 +235,15 @@ class Database:
                     "PRAGMA wal_checkpoint(TRUNCATE)"
                 )
                 if busy:
-                    raise LedgerUnavailable(_lost(repr(self), "busy"))
+                    raise LedgerUnavailable(_explain_loss(repr(self), "busy"))
                 self._torn = False
             os.fdatasync(connection.info["log"])
         except OSError as error:
             self._torn = True
             connection.info.pop("flushed", None)
-            raise LedgerUnavailable(_lost(repr(self), str(error.strerror))) from None
+            raise LedgerUnavailable(_explain_loss(repr(self), str(error.strerror))) from None
 
-    def _queue(self) -> Queue | None:
+    def _thread_queue(self) -> Queue | None:
         """This thread's place among the writers of the SQLite file."""
         if self.path is None:
             return None
@@ -256,13 +262,13 @@ class Database:
                 self._spare, self._inherited = [], self._spare
                 self._engine.dispose(close=False)
             self._engine, self._pid = None, os.getpid()
-            self._engine = self._make()
+            self._engine = self._make_engine()
         return self._engine
 
-    def _make(self) -> sa.Engine:
+    def _make_engine(self) -> sa.Engine:
         if not self.sqlite:
             engine = sa.create_engine(self._url, hide_parameters=True, max_overflow=-1)
-            sa.event.listen(engine, "connect", _harden)
+            sa.event.listen(engine, "connect", _harden_session)
             return engine
         if _forked.get(os.path.realpath(str(self.path)), self._pid) != self._pid:
             raise LedgerUnavailable(
@@ -271,7 +277,7 @@ class Database:
         engine = sa.create_engine(
             self._url, connect_args={"timeout": _PATIENCE}, hide_parameters=True, max_overflow=-1
         )
-        sa.event.listen(engine, "connect", _configure)
+        sa.event.listen(engine, "connect", _configure_sqlite)
         sa.event.listen(engine, "close", _close_log)
         return engine
 
@@ -292,7 +298,7 @@ class Database:
                 raise LedgerUnavailable(
                     f"{self!r} cannot be reached ({error.strerror}); correct its place"
                 ) from None
-        with self.reading() as transaction:
+        with self.begin_reading() as transaction:
             if not transaction.has_ledger():
                 if self.path is not None and transaction.text("SELECT 1 FROM sqlite_master"):
                     raise LedgerCorrupt(
@@ -350,7 +356,7 @@ def _before_fork() -> None:
 os.register_at_fork(before=_before_fork)
 
 
-def _configure(connection: sqlite3.Connection, record: Any) -> None:
+def _configure_sqlite(connection: sqlite3.Connection, record: Any) -> None:
     """Keep a log in which commits are ordered and never torn. Where SQLite cannot keep one, it
     flushes each commit itself.
     """
@@ -370,7 +376,7 @@ def _close_log(_: object, record: Any) -> None:
         os.close(record.info.pop("log"))
 
 
-def _harden(connection: psycopg.Connection[Any], _: object) -> None:
+def _harden_session(connection: psycopg.Connection[Any], _: object) -> None:
     """What the ledger relies on, whatever the server's or the role's defaults are."""
     # What psycopg prepares for itself it drops at a rollback by DEALLOCATE ALL, which would take
     # ours, too.
@@ -395,7 +401,12 @@ def _driver_errors() -> tuple[type[Exception], ...]:
     return (sqlite3.Error, exc.SQLAlchemyError, *_psycopg_errors("Error"))
 
 
-def _translated(error: Exception, place: str, committing: bool) -> DpflowError:
+def _all_failures() -> tuple[type[Exception], ...]:
+    """Whatever a statement may end with: a driver's error, or a value that it cannot send."""
+    return (*_driver_errors(), UnicodeError, OverflowError)
+
+
+def _translate_error(error: Exception, place: str, committing: bool) -> DpflowError:
     """A driver's error in our words; its own text may hold a URL or values, so only its class is
     named.
     """
@@ -416,15 +427,16 @@ def _translated(error: Exception, place: str, committing: bool) -> DpflowError:
     unfit = (
         getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR
     )  # a table or column of ours is not there
-    operational = (
+    operational: tuple[type[Exception], ...] = (
         sqlite3.OperationalError,
+        exc.OperationalError,
+        exc.InterfaceError,
+        exc.TimeoutError,
         *_psycopg_errors("OperationalError", "InterfaceError", "InternalError"),
     )
-    if not unfit and isinstance(
-        error, (*operational, exc.OperationalError, exc.InterfaceError, exc.TimeoutError)
-    ):
+    if not unfit and isinstance(error, operational):
         if committing:
-            return LedgerUnavailable(_lost(place, kind))
+            return LedgerUnavailable(_explain_loss(place, kind))
         return LedgerUnavailable(
             f"{place} cannot be used now ({kind}): it is locked, full, read-only or out of reach; nothing was recorded, "
             f"so try again when that is mended"
@@ -432,7 +444,7 @@ def _translated(error: Exception, place: str, committing: bool) -> DpflowError:
     return LedgerCorrupt(f"{place} refused a statement ({kind}); run dpflow ledger verify")
 
 
-def _lost(place: str, kind: str) -> str:
+def _explain_loss(place: str, kind: str) -> str:
     return (
         f"{place} was lost while it recorded this ({kind}), so it may or may not be recorded; the same call again "
         f"completes it and is never charged twice"

@@ -54,14 +54,14 @@ class Wire:
                     name = new[sql] = b"dpflow_%d" % (len(self._names) + len(new))
                     pg.send_prepare(name, sql.encode())
                     expected.append(("prepare", sql))
-                pg.send_query_prepared(name, [_bytes(value) for value in values] or None)
+                pg.send_query_prepared(name, [_encode_value(value) for value in values] or None)
                 expected.append(("rows", sql))
             pg.pipeline_sync()
             expected.append(("sync", ""))
-        self._send()
-        found, failed = [], None
+        self._send_all()
+        answers, failed = [], None
         for kind, sql in expected:
-            result = self._next()
+            result = self._next_result()
             if result.status == _STATUS.PIPELINE_SYNC:
                 continue
             if result.status not in _FINE:
@@ -69,13 +69,13 @@ class Wire:
             elif kind == "prepare":
                 self._names[sql] = new[sql]
             else:
-                found.append(_rows(result))
+                answers.append(_decode_rows(result))
             while self._next_or_none() is not None:
                 pass
         pg.exit_pipeline_mode()
         if failed is not None:
-            raise _error(failed)
-        return found
+            raise _make_error(failed)
+        return answers
 
     def require_idle(self) -> None:
         """Raises `psycopg.OperationalError` if a batch was broken off, after which nobody knows
@@ -84,14 +84,14 @@ class Wire:
         if self._pg.pipeline_status != pq.PipelineStatus.OFF:
             raise psycopg.OperationalError("a batch was broken off")
 
-    def _send(self) -> None:
+    def _send_all(self) -> None:
         self._poll.register(self._pg.socket, select.POLLIN | select.POLLOUT)
         while self._pg.flush():
             if any(event & select.POLLIN for _, event in self._poll.poll()):
                 self._pg.consume_input()
         self._poll.register(self._pg.socket, select.POLLIN)
 
-    def _next(self) -> Any:
+    def _next_result(self) -> Any:
         result = self._next_or_none()
         if result is None:
             raise psycopg.OperationalError("the connection was lost")
@@ -104,7 +104,7 @@ class Wire:
         return self._pg.get_result()
 
 
-def _bytes(value: Any) -> bytes | None:
+def _encode_value(value: Any) -> bytes | None:
     """A parameter in PostgreSQL's text format, which ends at a NUL."""
     if value is None:
         return None
@@ -116,7 +116,7 @@ def _bytes(value: Any) -> bytes | None:
     return data
 
 
-def _rows(result: Any) -> list[tuple[Any, ...]]:
+def _decode_rows(result: Any) -> list[tuple[Any, ...]]:
     width = range(result.nfields)
     integer = [result.ftype(column) in _INTEGERS for column in width]
 
@@ -127,7 +127,7 @@ def _rows(result: Any) -> list[tuple[Any, ...]]:
     return [tuple(value(row, column) for column in width) for row in range(result.ntuples)]
 
 
-def _error(result: Any) -> psycopg.Error:
+def _make_error(result: Any) -> psycopg.Error:
     """psycopg's exception for an error; the server's text goes no further than the ledger's own
     translation.
     """
@@ -155,42 +155,46 @@ class WireTransaction(Transaction):
         self._ahead: dict[Any, list[Any]] = {}
         self._waiting: list[Command] = [(sql, ()) for sql in begin]
         reads = list(ahead)
-        found = self._ask([statement.bound("wire", parameters) for statement, parameters in reads])
+        answers = self._send_commands(
+            [statement.bind_values("wire", parameters) for statement, parameters in reads]
+        )
         if reads:
-            for (statement, parameters), rows in zip(reads, found[-len(reads) :]):
+            for (statement, parameters), rows in zip(reads, answers[-len(reads) :]):
                 self._ahead[statement, *parameters.items()] = rows
 
-    def _ask(self, commands: Sequence[Command], *more: Sequence[Command]) -> list[list[Any]]:
+    def _send_commands(
+        self, commands: Sequence[Command], *more: Sequence[Command]
+    ) -> list[list[Any]]:
         """Send what waits, these statements and further batches."""
         batches, self._waiting = [[*self._waiting, *commands], *more], []
         if fault_points.after_statement is None:
             return self._wire.ask(*batches)
-        found = []
+        answers = []
         for command in (command for batch in batches for command in batch):
-            found += self._wire.ask([command])
+            answers += self._wire.ask([command])
             fault_points.pass_statement()
-        return found
+        return answers
 
     def run(self, statement: Prepared, **parameters: Any) -> None:
         self._ahead.clear()
-        self._waiting.append(statement.bound("wire", parameters))
+        self._waiting.append(statement.bind_values("wire", parameters))
 
     def many(self, statement: Prepared, parameters: Sequence[dict[str, Any]]) -> None:
         self._ahead.clear()
-        self._waiting += [statement.bound("wire", each) for each in parameters]
+        self._waiting += [statement.bind_values("wire", values) for values in parameters]
 
     def first(self, statement: Prepared, **parameters: Any) -> Any:
-        found = self.rows(statement, **parameters)
-        return found[0] if found else None
+        rows = self.rows(statement, **parameters)
+        return rows[0] if rows else None
 
     def rows(self, statement: Prepared, **parameters: Any) -> list[Any]:
-        found = self._ahead.get((statement, *parameters.items()))
-        if found is None:
-            found = self._ask([statement.bound("wire", parameters)])[-1]
-        return [statement.row._make(row) for row in found]
+        rows = self._ahead.get((statement, *parameters.items()))
+        if rows is None:
+            rows = self._send_commands([statement.bind_values("wire", parameters)])[-1]
+        return [statement.row._make(row) for row in rows]
 
     def text(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
-        self._ask([])
+        self._send_commands([])
         return super().text(sql, parameters)
 
     def rollback(self) -> None:
@@ -202,4 +206,4 @@ class WireTransaction(Transaction):
         """Let the next writer in, then wait until the disk has it: both are on their way in one
         batch each.
         """
-        self._ask([("COMMIT", ())], [(FLUSH, ())])
+        self._send_commands([("COMMIT", ())], [(FLUSH, ())])

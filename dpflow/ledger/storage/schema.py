@@ -16,25 +16,28 @@ VERSION = "5"
 metadata = sa.MetaData()
 
 
-def _needed(name: str, kind: type[sa.types.TypeEngine[Any]] = Text) -> Column[Any]:
+def _required_column(name: str, kind: type[sa.types.TypeEngine[Any]] = Text) -> Column[Any]:
     return Column(name, kind, nullable=False)
 
 
-_SLIM: dict[str, Any] = {
-    "sqlite_with_rowid": False
-}  # small rows found by their key: one tree instead of two
+# Small rows that are looked up by their key: one tree instead of two.
+_SLIM: dict[str, Any] = {"sqlite_with_rowid": False}
 
 meta = sa.Table(
-    "dpflow_meta", metadata, Column("name", Text, primary_key=True), _needed("value"), **_SLIM
+    "dpflow_meta",
+    metadata,
+    Column("name", Text, primary_key=True),
+    _required_column("value"),
+    **_SLIM,
 )
 
 scope = sa.Table(
     "dpflow_scope",
     metadata,
     Column("name", Text, primary_key=True),
-    _needed("filter"),
-    _needed("protects"),
-    _needed("blocks", SmallInteger),
+    _required_column("filter"),
+    _required_column("protects"),
+    _required_column("blocks", SmallInteger),
     **_SLIM,
 )
 
@@ -43,9 +46,9 @@ account = sa.Table(
     metadata,
     Column("scope", Text, primary_key=True),
     Column("block", Text, primary_key=True),
-    _needed("epsilon", BigInteger),
-    _needed("delta", BigInteger),
-    _needed("renyi", BigInteger),
+    _required_column("epsilon", BigInteger),
+    _required_column("delta", BigInteger),
+    _required_column("renyi", BigInteger),
     sa.CheckConstraint("epsilon >= 0 AND delta >= 0 AND renyi >= 0"),
     **_SLIM,
 )
@@ -56,25 +59,25 @@ release = sa.Table(
     "dpflow_release",
     metadata,
     Column("id", Text, primary_key=True),
-    _needed("scope"),
-    _needed("dag_id"),
-    _needed("task_id"),
-    _needed("occasion"),
-    _needed("digest"),
-    _needed("ordinal", BigInteger),
-    _needed("family"),
+    _required_column("scope"),
+    _required_column("dag_id"),
+    _required_column("task_id"),
+    _required_column("occasion"),
+    _required_column("digest"),
+    _required_column("ordinal", BigInteger),
+    _required_column("family"),
     Column("slot", Text),
-    _needed("state"),
-    _needed("exclusive", SmallInteger),
-    _needed("attempts", BigInteger),
-    _needed("fenced_below", BigInteger),
-    _needed("principal"),
-    _needed("blocks"),
-    _needed("event"),
-    _needed("request"),
+    _required_column("state"),
+    _required_column("exclusive", SmallInteger),
+    _required_column("attempts", BigInteger),
+    _required_column("fenced_below", BigInteger),
+    _required_column("principal"),
+    _required_column("blocks"),
+    _required_column("event"),
+    _required_column("request"),
     Column("result", Text),
     Column("snapshot", Text),
-    _needed("version", BigInteger),
+    _required_column("version", BigInteger),
     Column("secret", Text),
     sa.UniqueConstraint(*KEY),
 )
@@ -85,7 +88,7 @@ data = sa.Table(
     "dpflow_data",
     metadata,
     Column("name", Text, primary_key=True),
-    _needed("first"),
+    _required_column("first"),
     Column("gate", Text),
     Column("cut", Text),
     **_SLIM,
@@ -106,25 +109,26 @@ answer = sa.Table(
     metadata,
     Column("session_id", Text, primary_key=True),
     Column("query", Text, primary_key=True),
-    _needed("version", BigInteger),
-    _needed("answer"),
+    _required_column("version", BigInteger),
+    _required_column("answer"),
 )
 
 entry = sa.Table(
     "dpflow_entry",
     metadata,
+    # On SQLite it is the row number itself.
     Column(
         "seq", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=False
-    ),  # SQLite's row number
-    _needed("at"),
-    _needed("kind"),
-    _needed("scope"),
-    _needed("release_id"),
-    _needed("principal"),
-    _needed("body"),
-    _needed("previous"),
-    _needed("hash"),
-    _needed("seal"),
+    ),
+    _required_column("at"),
+    _required_column("kind"),
+    _required_column("scope"),
+    _required_column("release_id"),
+    _required_column("principal"),
+    _required_column("body"),
+    _required_column("previous"),
+    _required_column("hash"),
+    _required_column("seal"),
 )
 
 #: Entries that say what state a session is in; an import closes all of them at once and names no

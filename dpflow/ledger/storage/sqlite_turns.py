@@ -26,14 +26,13 @@ SEATS = min(2, os.cpu_count() or 1)
 SLICE = 0.05  # seconds for which a writer keeps its seat at most
 AWAY = 0.01  # and how long at most if it does not come back
 BACK = 0.001  # who comes back so soon writes in a loop
-SPIN = 0.001  # for how long to look all the time: a turn is mostly shorter than it takes to fall asleep and wake up
+#: For how long to look all the time: a turn is mostly shorter than falling asleep and waking up.
+SPIN = 0.001
 LOOK = 0.0003  # how often after that
-PATIENCE = (
-    60.0  # how long who is next waits for a seat, and then for its turn, before it goes on without
-)
-_END = struct.Struct(
-    "=d"
-)  # when a seat is free again, in seconds of this machine's monotonic clock
+#: How long who is next waits for a seat, and then for its turn, before it goes on without.
+PATIENCE = 60.0
+#: When a seat is free again, in seconds of this machine's monotonic clock.
+_END = struct.Struct("=d")
 
 
 class Queue:
@@ -62,8 +61,8 @@ class Queue:
                 self._line_up(in_a_loop=now < self._left + BACK)
             else:
                 if self._kept < min(self._until, now + AWAY / 2):
-                    self._keep(now)
-                self._take(now + SPIN)
+                    self._keep_seat(now)
+                self._take_turn(now + SPIN)
 
     def leave(self) -> None:
         """Give the turn back."""
@@ -85,46 +84,46 @@ class Queue:
             fcntl.flock(self._files[1], fcntl.LOCK_EX)
             end = time.monotonic() + PATIENCE
             while (now := time.monotonic()) < end:
-                until, self._seat = self._free(now)
+                until, self._seat = self._find_seat(now)
                 if not until:
                     break
                 time.sleep(until - now)
             if in_a_loop:
                 self._until = now + SLICE
-                self._keep(now)
+                self._keep_seat(now)
             else:
-                self._take(now)
+                self._take_turn(now)
         finally:
             fcntl.flock(self._files[1], fcntl.LOCK_UN)
         if in_a_loop:
-            self._take(now)
+            self._take_turn(now)
 
-    def _free(self, now: float) -> tuple[float, int]:
+    def _find_seat(self, now: float) -> tuple[float, int]:
         """When the first seat is free, 0 for now, and which. A time after AWAY is of a clock before
         the last boot.
         """
-        kept = os.pread(self._files[2], SEATS * _END.size, 0).ljust(SEATS * _END.size, b"\0")
+        ends = os.pread(self._files[2], SEATS * _END.size, 0).ljust(SEATS * _END.size, b"\0")
         return min(
             (until if now < until <= now + AWAY else 0.0, n)
-            for n, (until,) in enumerate(_END.iter_unpack(kept))
+            for n, (until,) in enumerate(_END.iter_unpack(ends))
         )
 
-    def _keep(self, now: float) -> None:
+    def _keep_seat(self, now: float) -> None:
         """Say until when the seat is taken."""
         self._kept = min(self._until, now + AWAY)
         os.pwrite(self._files[2], _END.pack(self._kept), self._seat * _END.size)
 
-    def _take(self, spin: float) -> None:
+    def _take_turn(self, spin: float) -> None:
         """Take the turn when it is free: look all the time until then, and now and then from then
         on.
         """
-        while not self._taken() and (now := time.monotonic()) < spin + PATIENCE:
+        while not self._try_turn() and (now := time.monotonic()) < spin + PATIENCE:
             if now < spin:
                 os.sched_yield()
             else:
                 time.sleep(LOOK)
 
-    def _taken(self) -> bool:
+    def _try_turn(self) -> bool:
         try:
             fcntl.flock(self._files[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -135,10 +134,10 @@ class Queue:
 _OPEN: weakref.WeakSet[Queue] = weakref.WeakSet()
 
 
-def _forget() -> None:
+def _close_inherited() -> None:
     """In a forked child: close what it inherited, or a lock would outlive the parent that holds it."""
     for queue in list(_OPEN):
         queue.close()
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_close_inherited)

@@ -38,7 +38,7 @@ class Prepared:
         )
         self.row: Any = namedtuple("row", columns, rename=True)  # type: ignore[misc]
 
-    def bound(self, driver: str, parameters: dict[str, Any]) -> tuple[str, tuple[Any, ...]]:
+    def bind_values(self, driver: str, parameters: dict[str, Any]) -> tuple[str, tuple[Any, ...]]:
         """SQL text for a driver, and the parameters in its order."""
         sql, ordered = self.on[driver]
         return sql, ordered(parameters)
@@ -56,11 +56,11 @@ class _Compiled(dict[str, tuple[str, Callable[[Mapping[str, Any]], tuple[Any, ..
         compiled: Any = self._statement.compile(dialect=DIALECTS[driver])
         ordered = _in_order(compiled.positiontup or ())
         constants = {name: value for name, value in compiled.params.items() if value is not None}
-        found = self[driver] = (
+        form = self[driver] = (
             str(compiled),
             (lambda given: ordered({**constants, **given})) if constants else ordered,
         )
-        return found
+        return form
 
 
 def _in_order(names: Sequence[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
@@ -73,12 +73,12 @@ def _in_order(names: Sequence[str]) -> Callable[[Mapping[str, Any]], tuple[Any, 
 Read = tuple[Prepared, dict[str, Any]]  # a statement that reads, and its parameters
 
 
-def where(*columns: sa.Column[Any]) -> sa.ColumnElement[bool]:
+def match_columns(*columns: sa.Column[Any]) -> sa.ColumnElement[bool]:
     """Equality of columns with parameters of the same names."""
     return sa.and_(*(column == sa.bindparam(column.name, type_=column.type) for column in columns))
 
 
-def insert(table: sa.Table) -> Prepared:
+def prepare_insert(table: sa.Table) -> Prepared:
     """An insert of one whole row."""
     return Prepared(table.insert().values({c.name: sa.bindparam(c.name) for c in table.columns}))
 
@@ -101,7 +101,7 @@ class Transaction:
     def many(self, statement: Prepared, parameters: Sequence[dict[str, Any]]) -> None:
         """Execute a change once per mapping."""
         if parameters:
-            bound = [statement.bound(self._driver, each) for each in parameters]
+            bound = [statement.bind_values(self._driver, row) for row in parameters]
             self._cursor.executemany(bound[0][0], [values for _, values in bound])
 
     def first(self, statement: Prepared, **parameters: Any) -> Any:

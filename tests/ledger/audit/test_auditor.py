@@ -51,10 +51,10 @@ def twins(tmp_path, ask) -> tuple[Ledger, Ledger]:
 def test_two_copies_cannot_both_spend_at_once(twins, ask, monkeypatch, ahead):
     """Both look at the mark before either commits: the one that raises it second gives nothing out."""
     first, copy = twins
-    stale = copy._anchor.mark()
+    stale = copy._anchor.read_mark()
     for n in range(ahead):
         ask.reserve(first, f"first-{n}")
-    monkeypatch.setattr(Mark, "seen", lambda _: stale)
+    monkeypatch.setattr(Mark, "read_entry", lambda _: stale)
     with pytest.raises(LedgerCorrupt, match="another copy is in use"):
         ask.reserve(copy, "copy")
     monkeypatch.undo()
@@ -253,8 +253,8 @@ def cheaper(lines: list[dict[str, Any]]) -> None:
         body = json.loads(line["body"])
         for charge in body.get("charges", ()):
             charge[2] //= 2
-        line |= {"body": chain.canonical(body), "previous": previous}
-        previous = line["hash"] = chain.hashed(line)
+        line |= {"body": chain.canonical_json(body), "previous": previous}
+        previous = line["hash"] = chain.hash_entry(line)
 
 
 def appended(lines: list[dict[str, Any]]) -> None:
@@ -264,7 +264,7 @@ def appended(lines: list[dict[str, Any]]) -> None:
         "seq": last["seq"] + 1,
         "previous": last["hash"],
     }
-    lines.append(grant | {"hash": chain.hashed(grant), "seal": last["seal"]})
+    lines.append(grant | {"hash": chain.hash_entry(grant), "seal": last["seal"]})
 
 
 def swapped(lines: list[dict[str, Any]]) -> None:
@@ -645,7 +645,7 @@ def test_a_corrupt_file_is_never_spent_from(tmp_path, ask, damage):
 
 def test_every_table_has_rows_in_these_tests(papers, books):
     """A control: the forged exports came from a ledger that uses every table."""
-    with books._database.reading() as transaction:
+    with books._database.begin_reading() as transaction:
         assert all(
             transaction.text(f"SELECT 1 FROM {table.name} LIMIT 1")
             for table in schema.metadata.sorted_tables

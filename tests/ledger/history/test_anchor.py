@@ -137,12 +137,12 @@ def test_a_mark_is_read_whole_while_others_write(tmp_path, monkeypatch):
     writer.start()
     reader, seen, last = Anchor(tmp_path / "anchor"), 0, None
     while not done.is_set() or last is None:
-        found = reader.mark()
+        found = reader.read_mark()
         if found is not None:
             assert found[1] == hashes[found[0]] and found[0] >= (last or 0)
             seen, last = seen + 1, found[0]
     writer.join()
-    assert seen and reader.mark() == (300, hashes[300])
+    assert seen and reader.read_mark() == (300, hashes[300])
 
 
 def test_nobody_makes_a_mark_from_an_export(ledger, place, ask):

@@ -160,7 +160,7 @@ def test_a_chain_recomputed_without_the_key_is_found(used, place):
         previous = rows[0][8]
         for row in rows[1:]:
             fields = dict(zip(chain.FIELDS, row)) | {"principal": "nobody", "previous": previous}
-            previous = chain.hashed(fields)
+            previous = chain.hash_entry(fields)
             run("UPDATE dpflow_entry SET principal = ?, previous = ?, hash = ? WHERE seq = ?",
                 "nobody", fields["previous"], previous, row[0])  # fmt: skip
     report = str(used.verify())
@@ -259,7 +259,7 @@ def test_a_forged_tail_is_found_and_not_built_upon(used, place, ask):
     fields = dict(
         zip(chain.FIELDS, (last[0] + 1, "t", "grant", "flights", "", "mallory", "{}", last[1]))
     )
-    fields |= {"hash": chain.hashed(fields), "seal": "0" * 64}
+    fields |= {"hash": chain.hash_entry(fields), "seal": "0" * 64}
     values = ", ".join(f"'{v}'" if isinstance(v, str) else str(v) for v in fields.values())
     place.sql(f"INSERT INTO dpflow_entry ({', '.join(fields)}) VALUES ({values})")
     assert "was not made by this ledger" in str(used.verify())
@@ -331,7 +331,7 @@ def test_an_export_adds_up_and_holds_no_secret(used):
     assert "threshold" not in stream.getvalue()
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
     entries = [line for line in lines if line["line"] == "entry"]
-    assert all(entry["hash"] == chain.hashed(entry) for entry in entries)
+    assert all(entry["hash"] == chain.hash_entry(entry) for entry in entries)
     charges = [
         charge for entry in entries for charge in json.loads(entry["body"]).get("charges", ())
     ]

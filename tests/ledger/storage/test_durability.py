@@ -80,7 +80,7 @@ def test_what_a_verb_returned_survives_a_power_cut(disk, ask):
 
 def test_the_test_notices_a_verb_that_does_not_wait(disk, ask, monkeypatch):
     """Negative control: without our flush, SQLite keeps commits in memory."""
-    monkeypatch.setattr(Database, "_flush", lambda *_: None)
+    monkeypatch.setattr(Database, "_flush_log", lambda *_: None)
     assert len(lost(disk, ask)) == 7
 
 
@@ -90,7 +90,7 @@ def test_a_reader_waits_for_what_others_committed(disk, ask, monkeypatch):
     ledger.grant("flights", 1, 0, table=None, filter="basic", principal="owner")
     held = ask.reserve(ledger)
     with monkeypatch.context() as patch:
-        patch.setattr(Database, "_flush", lambda *_: None)
+        patch.setattr(Database, "_flush_log", lambda *_: None)
         ledger.settle(held, {"rows": [1]})
         assert disk.after_a_power_cut().find(ask.key()).result is None
     assert Ledger(disk.ledger, anchor=disk.anchor).find(ask.key()).result == {"rows": [1]}
@@ -101,7 +101,7 @@ def test_a_retry_waits_for_the_result_that_it_gets(disk, ask, monkeypatch):
     ledger = Ledger(disk.ledger, anchor=disk.anchor)
     ledger.grant("flights", 1, 0, table=None, filter="basic", principal="owner")
     with monkeypatch.context() as patch:
-        patch.setattr(Database, "_flush", lambda *_: None)
+        patch.setattr(Database, "_flush_log", lambda *_: None)
         ledger.settle(ask.reserve(ledger), {"rows": [1]})
     assert ask.reserve(ledger).result == {"rows": [1]}
     assert disk.after_a_power_cut().find(ask.key()).result == {"rows": [1]}
@@ -117,7 +117,7 @@ def test_a_signal_between_commit_and_flush(disk, ask, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Database, "_flush", interrupted)
+        patch.setattr(Database, "_flush_log", interrupted)
         with pytest.raises(KeyboardInterrupt):
             ask.reserve(ledger)
     assert ledger.find(ask.key()) is not None

@@ -62,7 +62,7 @@ def login(owner) -> Callable[[str], str]:
 
 def everything(ledger: Ledger) -> list[object]:
     """All rows of all tables, as the owner sees them."""
-    with ledger._database.reading() as transaction:
+    with ledger._database.begin_reading() as transaction:
         return [
             transaction.text(f"SELECT * FROM {table.name} ORDER BY 1, 2")
             for table in schema.metadata.sorted_tables

@@ -152,7 +152,7 @@ def test_whoever_is_interrupted_leaves_no_lock(path, monkeypatch, nth):
 
     with monkeypatch.context() as patch:
         patch.setattr(fcntl, "flock", interrupted)
-        with pytest.raises(KeyboardInterrupt), database.writing():
+        with pytest.raises(KeyboardInterrupt), database.begin_writing():
             pass
     other = Queue(path)
     for file in other._files[:2]:
@@ -216,7 +216,7 @@ def test_a_child_holds_no_turn_of_its_parent(path):
         os._exit(0)
     queue.leave()
     other = Queue(path)
-    assert other._taken()
+    assert other._try_turn()
     other.leave()
     os.write(write, b"!")
     os.waitpid(child, 0)
