@@ -198,7 +198,7 @@ def command_sections(command: Any, path: str) -> Iterator[str]:
     for parameter in command.params:
         names = ", ".join(f"`{option}`" for option in getattr(parameter, "opts", []))
         if parameter.param_type_name == "argument":
-            names = f"`{parameter.human_readable_name}`"
+            names = f"`{parameter.name}`"
         default = parameter.default
         shown = "" if default in (None, False, ()) or callable(default) else f"`{default}`"
         rows.append(
@@ -221,19 +221,23 @@ def operators_page() -> str:
         operator = getattr(airflow, name)
         if not inspect.isclass(operator):
             continue
-        text = inspect.cleandoc(operator.__doc__ or "")
+        # An operator that builds on another one takes its parameters, too.
+        bases = [base for base in operator.__mro__ if base.__module__.startswith("dpflow.")]
+        text = "\n".join(inspect.cleandoc(base.__doc__ or "") for base in bases)
         prose = re.split(r"^:param ", text, flags=re.MULTILINE)[0]
         parts.append(f"## {name}\n\n{prose.strip()}\n\n")
         rows = re.findall(r"^:param (\w+): (.*(?:\n(?!:param|\n|\S).*)*)", text, re.MULTILINE)
         notes = {parameter: " ".join(note.split()) for parameter, note in rows}
-        signature = inspect.signature(operator.__init__)
+        parameters: dict[str, inspect.Parameter] = {}
+        for base in bases:
+            parameters = dict(inspect.signature(base.__init__).parameters) | parameters
         rows = [
             (
                 f"`{p.name}`",
                 notes.get(p.name, ""),
                 "required" if p.default is p.empty else f"`{p.default!r}`",
             )
-            for p in signature.parameters.values()
+            for p in parameters.values()
             if p.name != "self" and p.kind is not p.VAR_KEYWORD
         ]
         parts.append(table(("parameter", "meaning", "if left out"), rows))

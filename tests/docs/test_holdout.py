@@ -13,7 +13,7 @@ import yaml
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.estimators import SqlEstimator, Subject
 from dpflow.engine.sessions.candidate import Submission
-from dpflow.mechanisms.reusable_holdout import HoldoutParams, sizes
+from dpflow.mechanisms.reusable_holdout import HoldoutParams, proven_sizes
 from dpflow.registry import Registry
 from dpflow.tables.language import expressions
 
@@ -24,7 +24,7 @@ def test_the_sizes_are_the_planners() -> None:
     found = {
         name: int(n.replace(",", "")) for name, n in re.findall(r"\| `(\w+)` \| ([\d,]+) \|", PAGE)
     }
-    planned = sizes(HoldoutParams(epsilon=1, groups=2, queries=1000, failures=10))
+    planned = proven_sizes(HoldoutParams(epsilon=1, groups=2, queries=1000, failures=10))
     assert found == {name: planned[name] for name in found} and len(found) == 4
 
 
@@ -38,7 +38,7 @@ def test_the_python_estimator_is_registered_and_right() -> None:
     found: dict[str, Any] = {}
     exec(compile(block, "holdout.md", "exec"), found)  # noqa: S102  our own page
     plugin = SimpleNamespace(dpflow_register_estimators=found["dpflow_register_estimators"])
-    made = Registry({"page": plugin}).estimator("pinball")
+    made = Registry({"page": plugin}).find_estimator("pinball")
     asked = Subject(("x",), {}, "label", lambda rows: rows["x"])
     assert (
         made.estimate_group({"x": np.array([1.0, 3.0]), "label": np.array([2.0, 1.0])}, asked)

@@ -66,7 +66,7 @@ def test_the_example_keeps_its_targets(tiny: Tiny) -> None:
 
 def test_the_break_even_is_where_the_page_says() -> None:
     """At epsilon 1 and delta 1e-6 Laplace noise is smaller at 8 groups, Gaussian at 10."""
-    mechanism = Registry.load().mechanism("histogram")
+    mechanism = Registry.load().find_mechanism("histogram")
     for groups, law in ((8, "discrete-laplace.v1"), (10, "discrete-gaussian.v1")):
         table = Table.model_validate(
             {

@@ -61,7 +61,7 @@ def test_its_score_is_the_depth_and_moves_by_one() -> None:
     def scored(rows: np.ndarray) -> list[int]:
         values, counts = np.unique(rows.astype(np.int64), return_counts=True)
         score = middle().score(ValueCounts(values, counts.astype(np.int64)), -5, 19)
-        return [score.at(p) for p in range(20)]
+        return [score.value_at(p) for p in range(20)]
 
     for _ in range(60):
         rows = rng.integers(-5, 15, rng.integers(0, 12))
