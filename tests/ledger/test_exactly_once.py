@@ -211,6 +211,6 @@ def test_releases_are_found_by_name(ledger, ask):
     assert len(ledger.releases_by_name("flights", "look", ("dag", "o1"))) == 1
     assert (
         ledger.releases_by_name("flights", "look", ("dag", "o5"))
-        == ledger.named("other", "look")
+        == ledger.releases_by_name("other", "look")
         == []
     )
