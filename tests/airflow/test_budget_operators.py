@@ -50,7 +50,7 @@ def dag(tiny: Tiny) -> Callable[[str], Any]:
     """A DAG object from a body of a DAG file in the tiny folder."""
 
     def makes(body: str) -> Any:
-        from airflow.dag_processing.dagbag import DagBag
+        from airflow_names import DagBag
 
         path = (
             tiny.folder / f"d{next(NUMBERS)}.py"
@@ -104,7 +104,7 @@ def test_a_branch_lets_a_run_through_that_fits(tiny: Tiny, dag: Any) -> None:
     """0.9 of 1 is planned below, mapped tasks included: the releases go on, the other way is
     skipped.
     """
-    from airflow.sdk.exceptions import DownstreamTasksSkipped
+    from airflow_names import DownstreamTasksSkipped
 
     made = dag(BRANCH)
     with pytest.raises(DownstreamTasksSkipped) as skipped:
@@ -119,7 +119,7 @@ def test_a_branch_takes_the_other_way_when_the_scope_cannot_pay(tiny: Tiny, dag:
     """After 0.3 was paid elsewhere the three do not fit; on another day's block they do; nothing
     fails.
     """
-    from airflow.sdk.exceptions import DownstreamTasksSkipped
+    from airflow_names import DownstreamTasksSkipped
 
     made = dag(
         BRANCH + 'before = ReleaseOperator(task_id="before", release=wanted("z"), blocks=BLOCK)\n'
@@ -141,7 +141,7 @@ def test_a_branch_without_another_way_stops_what_is_below(tiny: Tiny, dag: Any) 
     """If they fit it returns what was planned. If not, everything directly below is skipped, and the rest
     follows Airflow's rules.
     """
-    from airflow.sdk.exceptions import DownstreamTasksSkipped
+    from airflow_names import DownstreamTasksSkipped
 
     body = 'BudgetBranchOperator(task_id="branch") >> ReleaseOperator(task_id="t", release=wanted("a", {}), blocks=BLOCK)'
     assert run(dag(body.format('"0.9"')), "branch") == {
@@ -171,7 +171,7 @@ def test_what_a_run_has_paid_does_not_send_it_elsewhere(tiny: Tiny, dag: Any) ->
 
 def test_a_session_below_is_counted_until_it_is_open(tiny: Tiny, dag: Any) -> None:
     """A holdout's session is charged by whatever run came first; later runs owe nothing for it."""
-    from airflow.sdk.exceptions import AirflowFailException
+    from airflow_names import AirflowFailException
 
     body = """
         check = BudgetCheckOperator(task_id="check")
@@ -192,7 +192,7 @@ def test_a_session_below_is_counted_until_it_is_open(tiny: Tiny, dag: Any) -> No
 
 def test_a_check_adds_up_a_scope_and_its_quotas(tiny: Tiny, dag: Any) -> None:
     """Two releases that fit apart and not together: one in the scope, one in a quota below it."""
-    from airflow.sdk.exceptions import AirflowFailException
+    from airflow_names import AirflowFailException
 
     Ledger(tiny.ledger).quota("visits/a", "0.6", 0, principal="owner")
     made = dag(
@@ -218,7 +218,7 @@ def test_a_check_adds_up_a_scope_and_its_quotas(tiny: Tiny, dag: Any) -> None:
 )
 def test_a_branch_that_cannot_know_does_not_guess(dag: Any, below: str, message: str) -> None:
     """It fails, and asks for ``releases``."""
-    from airflow.sdk.exceptions import AirflowFailException
+    from airflow_names import AirflowFailException
 
     made = dag(
         f"""
@@ -235,7 +235,7 @@ def test_a_dag_may_grant_and_report(tiny: Tiny, dag: Any) -> None:
     """Each run grants the same: one entry in the history. Another amount is a new promise. A bad
     one fails for good.
     """
-    from airflow.sdk.exceptions import AirflowFailException
+    from airflow_names import AirflowFailException
 
     made = dag(
         """

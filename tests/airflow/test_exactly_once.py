@@ -177,7 +177,7 @@ def test_mapped_inputs_in_another_order(tiny: Tiny) -> None:
 
 def test_changed_params_are_refused(tiny: Tiny) -> None:
     """A cleared task whose params were edited would pay anew inside its run: it must say so."""
-    from airflow.sdk.exceptions import AirflowFailException
+    from airflow_names import AirflowFailException
 
     pay(context(tiny))
     with pytest.raises(AirflowFailException, match="RetryConflict.*spend_again"):
@@ -189,7 +189,7 @@ def test_changed_params_are_refused(tiny: Tiny) -> None:
 
 def test_a_template_with_now_is_refused_at_its_retry(tiny: Tiny) -> None:
     """Every try renders another release; the first pays, the others are refused, settled or not."""
-    from airflow.sdk.exceptions import AirflowFailException
+    from airflow_names import AirflowFailException
 
     pay(context(tiny), "0.1001")
     for number in (2, 3):
@@ -265,7 +265,7 @@ def test_rows_that_changed_since_are_not_read_again(tiny: Tiny) -> None:
 
 def test_a_resolved_orphan_is_refused(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     """What an owner closed is never drawn again under its key; the charge stays."""
-    from airflow.sdk.exceptions import AirflowFailException
+    from airflow_names import AirflowFailException
 
     from dpflow.errors import TableBusy
 

@@ -80,7 +80,7 @@ def test_a_retry_or_cleared_task_replays(tiny: Tiny) -> None:
 
 def test_a_retry_that_asks_for_something_else_fails_for_good(tiny: Tiny) -> None:
     """A template with now() would pay at every try; it is refused unless it says that it means to."""
-    from airflow.sdk.exceptions import AirflowFailException
+    from airflow_names import AirflowFailException
 
     from dpflow.airflow import ReleaseOperator
 
@@ -94,7 +94,7 @@ def test_a_retry_that_asks_for_something_else_fails_for_good(tiny: Tiny) -> None
 
 def test_a_run_that_does_not_fit_is_stopped_before_it_reads(tiny: Tiny) -> None:
     """The budget task adds up what is planned; what this run has paid counts as paid."""
-    from airflow.sdk.exceptions import AirflowFailException
+    from airflow_names import AirflowFailException
 
     from dpflow.airflow import BudgetCheckOperator, ReleaseOperator
 
@@ -116,7 +116,7 @@ def test_bounds_come_from_an_upstream_task(tiny: Tiny, monkeypatch: pytest.Monke
     """A check before the search supposes bounds; without the search the task fails for good; after
     it, it clamps to what was found.
     """
-    from airflow.sdk.exceptions import AirflowFailException
+    from airflow_names import AirflowFailException
 
     from dpflow.airflow import BudgetCheckOperator, ReleaseOperator
 
@@ -145,7 +145,7 @@ def test_bounds_come_from_an_upstream_task(tiny: Tiny, monkeypatch: pytest.Monke
 
 def test_a_violated_contract_stops_the_run_and_is_recorded(tiny: Tiny) -> None:
     """One bit, in the history and in the failure; nothing else about the rows."""
-    from airflow.sdk.exceptions import AirflowFailException
+    from airflow_names import AirflowFailException
 
     from dpflow.airflow import DataContractOperator
 
@@ -176,7 +176,7 @@ def test_runs_without_a_date_are_named_by_their_id(tiny: Tiny) -> None:
 
 def test_only_what_a_retry_can_help_is_retried() -> None:
     """Every error class is mapped by its own word."""
-    from airflow.sdk.exceptions import AirflowException, AirflowFailException
+    from airflow_names import AirflowException, AirflowFailException
 
     from dpflow.airflow.task_context import map_failures
     from dpflow.errors import LedgerUnavailable, PlanRefused
@@ -195,7 +195,7 @@ def test_a_gate_branches_the_run(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) ->
     """After the verdicts only the tasks of that word run; a retry takes the same branch; a used-up
     gate takes the third.
     """
-    from airflow.sdk.bases.skipmixin import SkipMixin
+    from airflow_names import SkipMixin
 
     from dpflow.airflow import ReusableHoldoutOperator
     from dpflow.tables.access.declarations import load_table

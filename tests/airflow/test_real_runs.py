@@ -42,7 +42,10 @@ with DAG("d", schedule=CronDataIntervalTimetable("0 0 * * *", timezone="UTC"), s
 START = """
 import datetime as dt, json, os, sys
 from pathlib import Path
-from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db
+try:
+    from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db
+except ImportError:  # Airflow 3.1
+    from airflow.models.dagbag import DagBag, sync_bag_to_db
 from airflow.models.dagbundle import DagBundleModel
 from airflow.models.dagrun import DagRun
 from airflow.utils.session import create_session

@@ -103,7 +103,7 @@ def test_a_refusal_in_the_middle_stops_the_task(tiny: Tiny) -> None:
     """What was released before stands; what comes after is not tried, though it would fit. A raised
     grant lets the same task go on.
     """
-    from airflow.sdk.exceptions import AirflowFailException
+    from airflow_names import AirflowFailException
 
     from dpflow.tables.access.declarations import load_table
 
@@ -120,7 +120,7 @@ def test_a_refusal_in_the_middle_stops_the_task(tiny: Tiny) -> None:
 
 def test_a_changed_release_in_a_list_is_refused(tiny: Tiny) -> None:
     """Each place in the list may pay once: another release there must say so."""
-    from airflow.sdk.exceptions import AirflowFailException
+    from airflow_names import AirflowFailException
 
     pay(tiny, [count("0.1"), count("0.2")])
     for changed in ([count("0.1"), count("0.25")], [count("0.15"), count("0.2")]):
@@ -142,7 +142,7 @@ def test_equal_releases_of_a_list_are_counted(tiny: Tiny) -> None:
 
 def test_a_list_of_one_is_that_release(tiny: Tiny) -> None:
     """A task may change from one release to a list of it, and keeps what it paid for."""
-    from airflow.sdk.exceptions import AirflowFailException
+    from airflow_names import AirflowFailException
 
     first = pay(tiny, count("0.1"))
     (again,) = pay(tiny, [count("0.1")])
@@ -154,7 +154,7 @@ def test_a_list_of_one_is_that_release(tiny: Tiny) -> None:
 
 def test_a_mistake_in_the_last_costs_nothing(tiny: Tiny) -> None:
     """All requests are read before the first is charged."""
-    from airflow.sdk.exceptions import AirflowFailException
+    from airflow_names import AirflowFailException
 
     with pytest.raises(AirflowFailException, match="colour"):
         pay(tiny, [count("0.1"), count("0.2", colour="red")])

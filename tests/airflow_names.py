@@ -1,0 +1,18 @@
+"""What tests of operators need of Airflow, from where the installed version has it: 3.1 had not yet
+moved it into its SDK.
+"""
+
+from __future__ import annotations
+
+try:
+    from airflow.dag_processing.dagbag import DagBag as DagBag
+    from airflow.sdk.bases.skipmixin import SkipMixin as SkipMixin
+    from airflow.sdk.exceptions import AirflowException as AirflowException
+    from airflow.sdk.exceptions import AirflowFailException as AirflowFailException
+    from airflow.sdk.exceptions import DownstreamTasksSkipped as DownstreamTasksSkipped
+except ImportError:
+    from airflow.exceptions import AirflowException as AirflowException
+    from airflow.exceptions import AirflowFailException as AirflowFailException
+    from airflow.exceptions import DownstreamTasksSkipped as DownstreamTasksSkipped
+    from airflow.models.dagbag import DagBag as DagBag
+    from airflow.providers.standard.utils.skipmixin import SkipMixin as SkipMixin
