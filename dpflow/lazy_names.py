@@ -21,6 +21,7 @@ from typing import Any
 
 def lazy_names(package: ModuleSpec) -> tuple[list[str], Callable[[str], Any]]:
     """``__all__`` and ``__getattr__`` of a package, out of the imports from dpflow in its source."""
+    # Out of the source, where the loader says it is: also in a zip file.
     source: str = package.loader.get_source(package.name)  # type: ignore[union-attr]
     modules = {
         name.name: node.module

@@ -33,6 +33,7 @@ def draw_or_none(draw: Callable[[Source], T], none: T) -> T:
     """
     try:
         return draw(SystemSource())
+    # A test kills here, and a real kill settles nothing either.
     except FaultInjected:
         raise
     except Exception as error:

@@ -86,6 +86,7 @@ class PointNames:
         nonce, names = sealed[:NONCE_BYTES], sealed[NONCE_BYTES:]
         if "form" in batch:
             return _split_names(_xor_bytes(names, self._keystream(nonce, len(names))))
+        # From here on: what was answered must be found under its names.
         self._form = 1
         return _split_names(
             _xor_bytes(names, shake_256(self._key + b"batch" + nonce).digest(len(names)))

@@ -198,7 +198,7 @@ class PredictionSession:
         """Answers for one batch of encoded points, in one transaction.
 
         Args:
-            codes: what `encode` made.
+            codes: what `encode_points` made.
             notes: names and JSON values to store in the same transaction, unless the session is
                 closed; see `find_notes`.
 

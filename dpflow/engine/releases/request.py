@@ -34,7 +34,12 @@ Block = Annotated[str, BeforeValidator(_block_text), Field(min_length=1, max_len
 
 
 class Publish(Strict):
-    """Where a settled result is copied to: a DuckDB file and a table in it."""
+    """Where a settled result is copied to: a DuckDB file and a table in it.
+
+    Attributes:
+        database: the file, made if it is missing; relative to the release file.
+        table: the table; synthetic data go to ``TABLE_synthetic``.
+    """
 
     database: Path
     table: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}$")] = "releases"
@@ -43,12 +48,20 @@ class Publish(Strict):
 class ReleaseRequest(Strict):
     """One release, or one session to be opened.
 
-    ``name`` says which release this is outside Airflow: the same name, revision and content again
-    is free. ``revision`` makes the same thing a new, paid release. ``table`` is a declaration's
-    path, relative to the file. ``where`` is a condition on declared columns: only rows that fulfil
-    it are read (`dpflow.tables.language.conditions` has the language). ``bounds`` names settled
-    releases of the mechanism `bounds`, whose bounds its columns take
-    (`dpflow.engine.releases.released_bounds`).
+    Attributes:
+        name: which release this is outside Airflow: the same name, revision and content again is
+            free.
+        mechanism: a name that ``dpflow mechanisms`` lists.
+        table: the declaration's path, relative to the release file.
+        scope: which budget pays.
+        params: the mechanism's parameters.
+        blocks: the blocks that are read and charged, where budgets are per block.
+        where: a condition on declared columns; only rows that fulfil it are read
+            (`dpflow.tables.language.conditions` has the language).
+        bounds: names of settled releases of the mechanism `bounds`, whose bounds the columns take
+            (`dpflow.engine.releases.released_bounds`).
+        revision: a higher number makes the same request a new, paid release.
+        publish: where the result is copied to.
     """
 
     name: Annotated[str, Field(min_length=1, max_length=200)]

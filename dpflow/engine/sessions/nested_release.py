@@ -69,7 +69,7 @@ def inner_plan(gate: Plan, given: Mapping[str, Any], registry: Registry) -> Plan
         raise InvalidDeclaration(
             f"release inside {gate.request.name}: {describe_problems(error)}"
         ) from None
-    # Each is read by itself: a text such as "a) OR (b" is a condition only between the brackets of
+    # Each condition is parsed by itself: a text such as "a) OR (b" is a condition only between the brackets of
     # two others.
     where = [
         f"({PrivateTable(gate.table, condition).where})"

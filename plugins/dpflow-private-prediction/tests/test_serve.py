@@ -231,7 +231,7 @@ def test_one_answer_per_idempotency_key(served: Served) -> None:
     assert again.sessions["ann"].predictions_left == 59
 
 
-@pytest.mark.parametrize("moment", ["find_notes", "_answers"])
+@pytest.mark.parametrize("moment", ["find_notes", "_draw_answers"])
 def test_two_servers_agree_on_an_idempotency_key(
     served: Served, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
