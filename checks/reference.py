@@ -42,7 +42,7 @@ def first_paragraph(thing: Any) -> str:
 
 def cell(text: Any) -> str:
     """Text that may stand in a cell of a Markdown table."""
-    return " ".join(str(text).split()).replace("|", "\\|")
+    return " ".join(str(text).split()).replace("``", "`").replace("|", "\\|")
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:

@@ -106,13 +106,18 @@ class Strict(BaseModel):
 class Column(Strict):
     """One column that a statistic may read.
 
-    ``lower`` and ``upper`` bound a number: rows outside are clamped, +-inf too. ``step`` is the
-    grid on which sums are taken, exactly; a value is rounded to it. ``missing`` says what a NULL or
-    NaN is: ``skip`` (the row has no value), or a number within the bounds. ``public_keys`` are
-    group keys: other values in the rows are ignored. ``groups`` and ``rows_per_group`` say how a
-    unit is cut when rows are grouped by this column; what is left out is the table's limit.
-    ``public`` says that everybody knows what each row holds here: only the other columns are
-    protected.
+    Attributes:
+        lower: values below count as this. A number, or a date. Infinities are clamped, too.
+        upper: values above count as this; given with ``lower`` or not at all.
+        step: the grid on which sums are taken exactly; a value is rounded to it.
+        missing: what a NULL or NaN is: ``skip`` (the row has no value), or a number within the
+            bounds.
+        public_keys: the keys of a GROUP BY, in output order; other values in the rows are ignored.
+            They must not come from the rows.
+        groups: how many groups of this column one unit may reach; the table's bound if left out.
+        rows_per_group: how many rows of one unit count in one group; the table's bound if left out.
+        public: everybody knows what each row holds here; only the other columns are protected.
+            Needs ``neighbours: replace``.
     """
 
     example = "{lower: 0, upper: 120}"
@@ -130,6 +135,7 @@ class Column(Strict):
     @model_validator(mode="wrap")
     @classmethod
     def _remember_dates(cls, data: Any, handler: ModelWrapValidatorHandler[Column]) -> Column:
+        # Whether bounds are dates is lost once they are numbers, so it is noted here.
         column = handler(data)
         column._dates = (
             isinstance(data, dict) and type(data.get("lower")) is dt.date and column.step == 1
@@ -152,6 +158,7 @@ class Column(Strict):
         if self.lower is not None and self.upper is not None:
             if not self.lower < self.upper:
                 raise ValueError(f"lower ({self.lower}) must be below upper ({self.upper})")
+            # Sums of more steps could wrap 64-bit integers.
             if max(abs(self.lower), abs(self.upper)) / self.step > MAX_MAGNITUDE:
                 raise ValueError("the bounds hold more than 2^62 steps; take a coarser step")
             if self.upper // self.step < -(-self.lower // self.step):
@@ -188,7 +195,10 @@ class Column(Strict):
 class PrivacyUnit(Strict):
     """What one guarantee protects: all rows that share ``column``.
 
-    ``missing``: rows without a unit are dropped, or together are one unit.
+    Attributes:
+        column: the column that names the unit, such as a person.
+        missing: what becomes of rows without a unit: ``drop``, or ``one-unit`` for all of them
+            together.
     """
 
     example = "{column: user_id}"
@@ -198,8 +208,13 @@ class PrivacyUnit(Strict):
 
 
 class ContributionBounds(Strict):
-    """How much one unit may contribute to one statistic; what is above is cut, by the unit's own
-    rows only.
+    """How much one privacy unit may contribute to one statistic. What is above is truncated, by a
+    draw over the unit's own rows only.
+
+    Attributes:
+        rows: rows of one unit that count.
+        groups: groups that one unit may reach.
+        rows_per_group: rows of one unit that count in one group; ``rows`` if left out.
     """
 
     example = "{rows: 3}"
@@ -226,20 +241,23 @@ def plain_relation(relation: str) -> str:
 
 
 class Join(Strict):
-    """A second relation of the same file, joined to every row before anything is cut. Its columns
-    are ``name.column``.
-
-    ``kind: unit`` is another private table, joined on the unit: its rows of a unit are that unit's,
-    and are protected with them. Each unit keeps ``rows`` of them at random, and a row of the table
-    appears once for each. ``kind: dimension`` is a table that the owner declares public, joined on
-    a key: a key that it holds twice matches nothing, so a row of the table stays one row. ``on``
-    maps the table's column to the relation's. Rows without a match stay, with NULLs.
+    """A second relation of the same file, joined to every row before contributions are bounded. Its
+    columns are ``name.column``. Rows without a match stay, with NULLs.
 
     Rules, each named by its refusal: ``unit-key`` (private tables join on the unit and on nothing
     else, and a relation has one unit column wherever it is named), ``multiplicity`` (they declare
     ``rows``), ``unique-key`` (a dimension has one row a key, hence no ``rows``), ``public-rows`` (a
     dimension is neither the table nor one of its private relations), ``whole-unit`` (no private
     table beside budgets per block, which it would cross).
+
+    Attributes:
+        relation: the relation's name in the same file.
+        name: what its columns are called by: ``name.column``.
+        kind: ``unit`` is another private table, joined on the privacy unit: its rows of a unit are
+            protected with that unit. ``dimension`` is a table that the owner declares public, joined
+            on a key; a key that it holds twice matches nothing.
+        on: maps the table's column to the relation's.
+        rows: of a private relation, how many rows of a unit are joined, chosen at random.
     """
 
     example = "{relation: towns, name: town, kind: dimension, on: {city: name}}"
@@ -255,6 +273,7 @@ class Join(Strict):
     def _read_on(cls, given: Any) -> Any:
         """YAML 1.1 takes the bare word ``on`` for true."""
         if isinstance(given, dict) and True in given:
+            # Only this key can be a truth value: names of relations are texts.
             return {"on" if name is True else name: value for name, value in given.items()}
         return given
 
@@ -314,17 +333,26 @@ class Join(Strict):
 class Table(Strict):
     """A private table as its owner declares it.
 
-    ``neighbours``: ``add-remove`` (one unit more or less) or ``replace`` (one unit's rows become
-    others; then the number of units is public; rows keep what they hold in public columns).
-    ``protects``: ``unit`` (all rows of a unit, in every block), or ``unit-block`` (a unit's rows of
-    one block; budgets are then per block, and a unit seen in d released blocks has d times the
-    loss). ``holdout`` makes the table readable only through a gate session.
-    ``generalisation_only``: nobody is protected; rows may be handed out, or, of a holdout, tested
-    without noise. ``database`` is a path relative to the declaration's file. ``cached_partials`` keeps
-    exact sums of single blocks beside the database, for later releases that read these blocks among
-    others: ``checked`` sees from where they are stored whether they changed, ``sealed`` relies on
-    the owner's promise that a block's rows do not change once it was released, and only counts them
-    (`dpflow.tables.requests.partial_cache`).
+    Attributes:
+        name: what plans, scopes and messages call it.
+        database: the DuckDB file; a path relative to the declaration's file.
+        relation: the table or view in that file; the declaration's name if left out.
+        privacy_unit: whose rows one guarantee protects.
+        neighbours: ``add-remove`` (one unit more or less), or ``replace`` (one unit's rows become
+            others; then the number of units is public).
+        protects: ``unit`` (all rows of a unit, in every block), or ``unit-block`` (a unit's rows of
+            one block; budgets are then per block, and a unit seen in d released blocks has d times
+            the loss).
+        block: the column whose values are blocks, such as a day.
+        contribution_bounds: how much one unit may contribute.
+        columns: the columns that may be read, by name; ``join.column`` of a joined relation.
+        joins: relations of the same file whose columns are read with the table's.
+        holdout: the table is readable through a gate session only.
+        cached_partials: keep exact sums of single blocks beside the database for later releases.
+            ``checked`` tells by where the rows are stored whether they changed; ``sealed`` relies on
+            the owner's promise that a released block does not change
+            (`dpflow.tables.requests.partial_cache`).
+        generalisation_only: nobody is protected; rows may be handed out or tested without noise.
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}$")]
@@ -352,6 +380,8 @@ class Table(Strict):
                 raise ValueError(
                     "protects: unit-block is sound under add-remove only: a replaced row may change its block"
                 )
+        # Adding or removing a unit changes which public values are there, so they would not be
+        # public.
         if self.public_columns and self.neighbours != "replace":
             raise ValueError(
                 "public columns need neighbours: replace: what a unit's rows hold tells that it is there"
@@ -360,6 +390,7 @@ class Table(Strict):
             raise ValueError("two joins have one name")
         for join in self.joins:
             join.check_rules(self)
+        # Cached sums of a block are truncated within the block alone.
         if self.cached_partials and self.protects != "unit-block":
             raise ValueError(
                 "cached_partials need protects: unit-block: a unit that is protected in all blocks is cut in all of them together"
@@ -367,7 +398,7 @@ class Table(Strict):
         return self
 
     def __hash__(self) -> int:
-        """Equal tables hash alike; columns are left to the comparison."""
+        """Equal tables have equal hashes; columns are left to the comparison."""
         return hash((self.name, self.privacy_unit, self.contribution_bounds, self.neighbours))
 
     @property
