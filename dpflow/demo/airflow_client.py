@@ -32,16 +32,23 @@ class AirflowClient:
     def __init__(self, url: str, check: Callable[[], None]) -> None:
         self.url = url
         self._check = check
+        # a proxy of the environment would be asked for loopback
         self._http = httpx.Client(base_url=url, timeout=TIMEOUT, trust_env=False)
 
     def close(self) -> None:
         """Give up the connections."""
         self._http.close()
 
-    def log_in(self) -> bool:
-        """Fetch a token, where no password is needed; False when the API does not answer."""
+    def log_in(self, user: str = "", password: str = "") -> bool:
+        """Fetch a token, with a password where one is needed; False when the API gives none."""
+        login = {"username": user, "password": password}
         try:
-            token = self._http.get("/auth/token").json()["access_token"]
+            answer = (
+                self._http.post("/auth/token", json=login)
+                if user
+                else self._http.get("/auth/token")
+            )
+            token = answer.json()["access_token"]
         except (httpx.HTTPError, KeyError, ValueError):
             return False
         self._http.headers["Authorization"] = f"Bearer {token}"
@@ -63,12 +70,14 @@ class AirflowClient:
     def post(self, path: str, body: dict[str, Any]) -> Any:
         """POST below /api/v2; None on a conflict, so also when an earlier try did arrive."""
         answer = self._request("POST", path, json=body)
+        # a try whose answer was lost may have arrived, and the next one then conflicts with it
         return None if answer.status_code == 409 else self._body(answer)
 
     def _request(self, method: str, path: str, **arguments: Any) -> httpx.Response:
         """Try until the API answers. Raises `DemoFailed` when it has not for `PATIENCE` seconds."""
         until = time.monotonic() + PATIENCE
         while True:
+            # an API that ended for good gives no answer however long one waits
             self._check()
             reason = "nothing"
             try:

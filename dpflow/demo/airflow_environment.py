@@ -47,6 +47,7 @@ def airflow_environment(workspace: Workspace, port: int, *, login: bool = False)
         "AIRFLOW__CORE__DAGS_FOLDER": str(workspace.dags),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
         "AIRFLOW__CORE__EXECUTOR": "LocalExecutor",
+        # LocalExecutor forks so many workers at once, 32 unless told otherwise
         "AIRFLOW__CORE__PARALLELISM": "3",
         "AIRFLOW__CORE__MAX_ACTIVE_TASKS_PER_DAG": "3",
         "AIRFLOW__CORE__FERNET_KEY": base64.urlsafe_b64encode(secrets.token_bytes(32)).decode(),
@@ -56,9 +57,12 @@ def airflow_environment(workspace: Workspace, port: int, *, login: bool = False)
         "AIRFLOW__API__HOST": "127.0.0.1",
         "AIRFLOW__API__PORT": str(port),
         "AIRFLOW__API__BASE_URL": url,
+        # one process answers tasks and pages; a second one doubles the memory
         "AIRFLOW__API__WORKERS": "1",
+        # log servers of other processes check signatures made with this key
         "AIRFLOW__API__SECRET_KEY": secrets.token_urlsafe(32),
         "AIRFLOW__API_AUTH__JWT_SECRET": secrets.token_urlsafe(32),
+        # the default ports may be another Airflow's
         "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT": str(find_free_port()),
         "AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT": str(find_free_port()),
         # the DAG files do not change while the demo runs
@@ -69,6 +73,7 @@ def airflow_environment(workspace: Workspace, port: int, *, login: bool = False)
         "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "60",
         "AIRFLOW_CONN_DPFLOW_LEDGER": json.dumps(ledger),
         "AIRFLOW_VAR_MLFLOW_URI": workspace.tracking_uri,
+        # nothing of the demo talks to the network
         "GX_ANALYTICS_ENABLED": "false",
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "NO_PROXY": "127.0.0.1,localhost",

@@ -15,7 +15,7 @@ from typing import Any
 from dpflow.demo import airflow_client
 from dpflow.demo.airflow_client import AirflowClient, DemoFailed
 from dpflow.demo.airflow_environment import airflow_environment, find_free_port, mark_of
-from dpflow.demo.supervisor import end_marked, is_alive
+from dpflow.demo.supervisor import end_processes, is_alive
 from dpflow.demo.workspace import Workspace
 
 PROCESSES = ("api-server", "scheduler", "dag-processor")
@@ -77,6 +77,7 @@ class Stage:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
+                # Ctrl-C in the terminal ends this process, which then ends the others in order
                 start_new_session=True,
             )
         assert self.supervisor.stdin is not None
@@ -85,6 +86,7 @@ class Stage:
 
     def check_processes(self) -> None:
         """Raise `DemoFailed` when a process kept ending by itself."""
+        # the supervisor ends by itself only when a service did so too often
         if self.supervisor is None or self.supervisor.poll() is None:
             return
         output = (self.logs / "supervisor.log").read_text().split()
@@ -99,6 +101,7 @@ class Stage:
         self.client.close()
         if self.supervisor is not None:
             assert self.supervisor.stdin is not None
+            # its end of input and the signal say the same; either may come too late
             with suppress(BrokenPipeError):
                 self.supervisor.stdin.close()
             with suppress(ProcessLookupError):
@@ -128,6 +131,7 @@ class Stage:
             self.check_processes()
             if result := done():
                 return result
+            # services write without progress, so their logs say nothing here
             state = (self._measure_logs(), progress() if progress else None)
             if state != last_state:
                 last_state, last_change = state, time.monotonic()
@@ -194,7 +198,7 @@ def _readable_line(line: str) -> str:
 
 def end_leftovers(workspace: Workspace) -> int:
     """End processes of an earlier run in this workspace; how many there were."""
-    return end_marked(mark_of(workspace), GRACE)
+    return end_processes(mark_of(workspace), GRACE)
 
 
 def read_supervisor(workspace: Workspace) -> int | None:
@@ -202,6 +206,7 @@ def read_supervisor(workspace: Workspace) -> int | None:
     with suppress(OSError, ValueError):
         pid = int(workspace.supervisor_file.read_text())
         command = Path(f"/proc/{pid}/cmdline")
+        # the number may have passed to another program
         ours = not command.exists() or b"dpflow.demo.supervisor" in command.read_bytes()
         return pid if is_alive(pid) and ours else None
     return None

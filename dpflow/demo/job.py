@@ -106,7 +106,7 @@ def run_demo(root: Path, days: int, console: Console, *, resume: bool = False) -
         demo = _resume_demo(root) if resume else _begin_demo(root, days)
         try:
             _do_steps(demo, console)
-        except BaseException:
+        except BaseException:  # also Ctrl-C and signals
             _report_part(demo, console)
             raise
     report.show_facts(console, demo.ledger, demo.facts)
@@ -160,6 +160,7 @@ def _do_steps(demo: Demo, console: Console) -> None:
                 demo.stage = None
             with show_step(console, title.format(days=len(demo.facts.days))) as tell:
                 action(demo, tell)
+            # saved only now: a step that is cut short is done again, and each may be
             demo.facts.steps.append(name)
             demo.save_facts()
 
@@ -182,6 +183,7 @@ def exit_on_signals() -> Iterator[None]:
     def leave(signum: int, _: object) -> None:
         raise SystemExit(128 + signum)
 
+    # handlers can be set in the main thread only
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -251,18 +253,19 @@ def run_days(
             stage.client.clear(DAILY_DAG, run["dag_run_id"], only_failed=True)
 
     def request_runs() -> bool:
+        # asked again until all are there: a request may be lost, or half done when Airflow died
         missing = [day for day in days if day not in read_runs()]
         return not missing or stage.client.backfill(DAILY_DAG, missing[0], missing[-1])
 
     stage.wait("the backfill to be accepted", request_runs)
     states: dict[str, str] = {}
 
-    def have_ended() -> bool:
+    def check_ends() -> bool:
         states.update({day: str(run["state"]) for day, run in read_runs().items()})
         tell(f"{sum(state in ENDED for state in states.values())} of {len(days)} days")
         return len(states) == len(days) and all(state in ENDED for state in states.values())
 
-    stage.wait("the end of the daily runs", have_ended, lambda: sorted(states.items()))
+    stage.wait("the end of the daily runs", check_ends, lambda: sorted(states.items()))
     for day, run in read_runs().items():
         if run["state"] != "success":
             where = stage.explain_failure(DAILY_DAG, run["dag_run_id"])
@@ -277,6 +280,7 @@ def submit_models(demo: Demo, tell: Callable[[str], None]) -> None:
     tasks = stage.client.list_tasks(MODEL_DAG, MODEL_RUN)
     facts.branches = {task["task_id"]: task["state"] for task in tasks}
     submissions = stage.client.read_result(MODEL_DAG, MODEL_RUN, "train")
+    # the truth is no part of what tasks exchange: only the report may know it
     verdicts = stage.client.read_result(MODEL_DAG, MODEL_RUN, "gate")
     scores = load_analyst(demo.workspace).score_on_holdout(
         demo.workspace.private_database, submissions
@@ -333,6 +337,7 @@ def submit_stolen_fit(demo: Demo, _: Any) -> None:
         "scope": "flights_holdout",
         "params": stored.request["params"],
     }
+    # the same request as the DAG's, so the same session, which is not charged again
     plan = make_plan(parse_request(session, workspace.dags), registry)
     demo.facts.naive = judge(Session.open(plan, ledger, registry), submission) | {"fresh": fresh}
 
@@ -343,7 +348,7 @@ def rerun_day(demo: Demo, _: Any) -> None:
     runs = {day_of(run): run["dag_run_id"] for run in client.list_runs(DAILY_DAG)}
     run = runs[facts.days[1]]
 
-    def have_succeeded(tries: dict[str, int]) -> bool:
+    def check_success(tries: dict[str, int]) -> bool:
         tasks = client.list_tasks(DAILY_DAG, run)
         if any(task["state"] in ("failed", "upstream_failed") for task in tasks):
             raise DemoFailed(
@@ -354,11 +359,12 @@ def rerun_day(demo: Demo, _: Any) -> None:
             for task in tasks
         )
 
-    stage.wait("the day to be idle", lambda: have_succeeded({}))
+    # a resumed demo may find it cleared already, and running
+    stage.wait("the day to be idle", lambda: check_success({}))
     before = _read_outcome(demo)
     tries = {task["task_id"]: task["try_number"] for task in client.list_tasks(DAILY_DAG, run)}
     client.clear(DAILY_DAG, run)
-    stage.wait("the cleared day to finish", lambda: have_succeeded(tries))
+    stage.wait("the cleared day to finish", lambda: check_success(tries))
     after = _read_outcome(demo)
     facts.rerun_same, facts.rerun_charged = before[0] == after[0], before[1] != after[1]
     require(

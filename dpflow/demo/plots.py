@@ -28,6 +28,7 @@ def _new_figure(width: float, height: float, rows: int = 1, columns: int = 1) ->
     """A figure whose axes share their scales, in the page's text colour."""
     import matplotlib
 
+    # no display is needed or looked for
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
@@ -47,6 +48,7 @@ def _new_figure(width: float, height: float, rows: int = 1, columns: int = 1) ->
             one.set_facecolor("none")
             one.spines[["top", "right"]].set_visible(False)
             one.grid(axis="y", alpha=0.15)
+    # the page's own background shows through, light or dark
     figure.patch.set_visible(False)
     return figure, axes
 
@@ -153,6 +155,7 @@ def choose_keys(rows_by_key: dict[str, Published]) -> list[str]:
         noise = sum(row["error_95"] or 0 for row in rows) / len(rows)
         return len(rows), -noise, sum(abs(row["value"]) for row in rows)
 
+    # the last one shows what noise does to a small value
     keys = sorted(rows_by_key, key=rank, reverse=True)
     return keys if len(keys) <= PANELS else [*keys[: PANELS - 1], keys[-1]]
 
@@ -205,6 +208,7 @@ def plot_gate(verdicts: list[dict[str, Any]]) -> str:
     figure, axes = _new_figure(9, 3.6)
     panel = axes[0, 0]
     claims = [to_float(verdict["claim"]) for verdict in verdicts]
+    # a line from each claim to its truth: a long one is an overfitted candidate
     for n, (claim, verdict) in enumerate(zip(claims, verdicts, strict=True)):
         panel.plot([n, n], [claim, verdict["fresh"]], color=INK, alpha=0.35, linewidth=1)
     for kind, marker in (("honest", "o"), ("freedman", "^")):

@@ -53,8 +53,9 @@ class Supervisor:
         for name in self._config["commands"]:
             self._launch(name)
         failure = ""
-        while not (self._ending or failure or self._owner_is_gone()):
-            failure = self._restart_ended()
+        # a failure ends the loop like a signal, so that one way out ends all processes
+        while not (self._ending or failure or self._misses_owner()):
+            failure = self._restart_services()
         self._end_all()
         if failure:
             print(failure, flush=True)
@@ -63,7 +64,7 @@ class Supervisor:
     def _request_end(self, *_: object) -> None:
         self._ending = True
 
-    def _owner_is_gone(self) -> bool:
+    def _misses_owner(self) -> bool:
         """Wait a beat; whether standard input ended in it."""
         if self._config["detached"]:
             time.sleep(BEAT)
@@ -72,8 +73,9 @@ class Supervisor:
         return bool(ready) and not os.read(0, 1)
 
     def _launch(self, name: str) -> None:
-        environment = os.environ | self._config["environments"].get(name, {})
+        # read before the fork: in the child the question would come too late
         parent = os.getpid()
+        environment = os.environ | self._config["environments"].get(name, {})
         with Path(self._config["logs"], f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
                 self._config["commands"][name],
@@ -87,9 +89,9 @@ class Supervisor:
         process.returncode = 0  # reaped below with all others, not by subprocess
         self._services[process.pid] = name
 
-    def _restart_ended(self) -> str:
+    def _restart_services(self) -> str:
         """Reap what ended and start services again; the name of one that ended too often."""
-        for pid in _reap_ended():
+        for pid in _reap_children():
             if (name := self._services.pop(pid, None)) is None:
                 continue
             # its workers belong to nobody now, and would work beside those of the next one
@@ -105,12 +107,14 @@ class Supervisor:
 
     def _end_all(self) -> None:
         """Ask the services, then kill everything that descends from this process."""
+        # Airflow's own way first: its scheduler ends workers and tasks, and says so in the logs
         for pid in self._services:
             signal_group(pid, signal.SIGTERM)
         until = time.monotonic() + self._config["patience"]
         while list_descendants(os.getpid()) and time.monotonic() < until:
-            _reap_ended()
+            _reap_children()
             time.sleep(BEAT / 2)
+        # groups, too, for systems where descendants cannot be listed
         for pid in self._services:
             signal_group(pid, signal.SIGKILL)
         _kill_all(set(list_descendants(os.getpid())))
@@ -129,7 +133,7 @@ def _die_with(parent: int) -> None:
         os._exit(1)
 
 
-def _reap_ended() -> list[int]:
+def _reap_children() -> list[int]:
     """Process ids of children that ended, adopted ones included."""
     ended = []
     with suppress(ChildProcessError):
@@ -140,11 +144,12 @@ def _reap_ended() -> list[int]:
 
 def _kill_all(pids: set[int]) -> None:
     """SIGKILL processes and what they start meanwhile, until none of them is left."""
+    # a process may start another one between the list and the signal, so until none is left
     while pids:
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        _reap_ended()
+        _reap_children()
         time.sleep(BEAT / 10)
         pids = {below for pid in pids for below in (pid, *list_descendants(pid)) if is_alive(below)}
 
@@ -185,19 +190,21 @@ def signal_group(pid: int, signum: int) -> None:
         os.killpg(pid, signum)
 
 
-def list_marked(variable: str) -> list[int]:
+def list_processes(variable: str) -> list[int]:
     """Processes that were started with ``NAME=value`` in their environment, as far as readable."""
     marked = []
     for environment in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):
             if variable.encode() in environment.read_bytes().split(b"\0"):
                 marked.append(int(environment.parent.name))
+    # a demo that was started from a marked shell is no left-over
     return [pid for pid in marked if pid != os.getpid()]
 
 
-def end_marked(variable: str, patience: float = 10) -> int:
+def end_processes(variable: str, patience: float = 10) -> int:
     """End what an earlier run left: SIGTERM, then SIGKILL. Returns how many processes there were."""
-    pids = {below for pid in list_marked(variable) for below in (pid, *list_descendants(pid))}
+    pids = {below for pid in list_processes(variable) for below in (pid, *list_descendants(pid))}
+    # a test may be the child of what it looks for
     pids.discard(os.getpid())
     for pid in pids:
         with suppress(ProcessLookupError):

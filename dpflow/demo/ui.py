@@ -31,6 +31,7 @@ def start_ui(root: Path) -> str:
     with lock_workspace(root):
         if read_supervisor(workspace):
             raise InvalidInput("Airflow is already up; run dpflow demo --down (make down) first")
+        # whatever runs here now belongs to a demo that was killed
         end_leftovers(workspace)
         environment = airflow_environment(workspace, find_free_port(), login=True)
         stage = Stage(workspace.logs, environment, detached=True)
@@ -69,6 +70,7 @@ def stop_ui(root: Path) -> None:
     until = time.monotonic() + 2 * GRACE
     while is_alive(pid) and time.monotonic() < until:
         time.sleep(0.1)
+    # a supervisor that was killed meanwhile has left tasks
     end_leftovers(workspace)
     workspace.supervisor_file.unlink(missing_ok=True)
     print("Airflow is down")

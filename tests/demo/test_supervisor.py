@@ -13,7 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from dpflow.demo.supervisor import KEEPS_ENDING, end_marked, is_alive, list_descendants, list_marked
+from dpflow.demo.supervisor import (
+    KEEPS_ENDING,
+    end_processes,
+    is_alive,
+    list_descendants,
+    list_processes,
+)
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process trees are read from /proc")
 
@@ -82,8 +88,8 @@ def owner(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[str],
         return process, supervisor, list_descendants(supervisor)
 
     yield start
-    end_marked(mark, 0.1)
-    assert not list_marked(mark)
+    end_processes(mark, 0.1)
+    assert not list_processes(mark)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
@@ -109,7 +115,7 @@ def test_the_next_run_ends_what_is_left(owner, tmp_path: Path) -> None:
     for pid in (process.pid, supervisor):
         os.kill(pid, signal.SIGKILL)
     process.wait()
-    end_marked(f"DPFLOW_DEMO={tmp_path}", 0.2)
+    end_processes(f"DPFLOW_DEMO={tmp_path}", 0.2)
     assert not any(map(is_alive, below))
 
 
