@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from typing import Any, Protocol
 
 from pydantic import ValidationError
@@ -94,11 +95,11 @@ def judge_all(
             if verdict["verdict"] != "exhausted":
                 break
         log.info(
-            "candidate %d of %d, %s, claims %s: %s%s",
+            "candidate %d of %d, %s, claims %.4f: %s%s",
             len(verdicts) + 1,
             len(submissions),
             verdict["name"],
-            verdict["claim"],
+            Fraction(verdict["claim"]),
             verdict["verdict"],
             ", promoted" if verdict["promoted"] else "",
         )
