@@ -31,7 +31,7 @@ BUILT_INS = (
     "dpflow.mechanisms.bounds",
     "dpflow.mechanisms.above_threshold",
     "dpflow.mechanisms.reusable_holdout",
-    "dpflow.mechanisms.estimators",
+    "dpflow.mechanisms.builtin_estimators",
     "dpflow.mechanisms.calculators",
 )
 
@@ -57,6 +57,7 @@ class Registry:
         self._manager.add_hookspecs(hookspecs)
         for origin, plugin in plugins.items():
             self._register_plugin(origin, plugin)
+        # A misspelt hook would never be called, so it is refused here.
         self._check_hooks()
         self.origin: dict[str, str] = {}
         self.mechanisms = MappingProxyType(
@@ -119,6 +120,7 @@ class Registry:
                 reason = (
                     f"{impl.plugin_name} failed while looking at the plan ({type(error).__name__})"
                 )
+            # Any true value is a reason: a plugin that answers oddly refuses.
             if reason:
                 reasons.append(str(reason))
         return reasons

@@ -3,7 +3,7 @@ counts.
 
 Definition and claim: `dpflow.core.toolbox.sparse_vector`. The whole session costs epsilon, split
 evenly over the ``failures`` "below" answers it allows; "above" answers are free. Counts are rows,
-after each unit is cut to its limits, so one unit moves a count by at most the largest declared
+after each unit is truncated to its contribution bounds, so one unit moves a count by at most the largest declared
 number of rows, under add-remove and replace alike.
 
 When not to use it: to learn a count (`count`), or when most answers will be "below": then each
@@ -29,7 +29,7 @@ from dpflow.hookspecs import hookimpl
 
 
 class AboveThresholdParams(Params):
-    """``epsilon``: the price of the session. ``failures``: how many "below" answers it allows
+    """``epsilon``: the privacy cost of the session. ``failures``: how many "below" answers it allows
     before it closes.
     """
 
@@ -55,6 +55,7 @@ class AboveThreshold(InteractiveMechanism[AboveThresholdParams, ThresholdQuery])
     Query = ThresholdQuery
 
     def _make_engine(self, params: AboveThresholdParams, table: Table) -> Engine:
+        # A query may be grouped by any column, so the session is charged for the largest bound.
         rows = [
             table.contribution_bounds.rows,
             table.contribution_bounds.per_group,
@@ -74,6 +75,7 @@ class AboveThreshold(InteractiveMechanism[AboveThresholdParams, ThresholdQuery])
         self, params: AboveThresholdParams, query: ThresholdQuery, table: Table
     ) -> GroupedSums:
         """The rows in total, or of one public key. Raises `UnknownName` for a key nobody declared."""
+        # Without a key the whole table counts, truncated as for a total.
         if query.by is None or query.key is None:
             return GroupedSums(rows_per_group=table.contribution_bounds.rows)
         if query.key not in table.public_keys(query.by):
@@ -91,6 +93,7 @@ class AboveThreshold(InteractiveMechanism[AboveThresholdParams, ThresholdQuery])
     ) -> tuple[Verdict, State]:
         """ "below", "above" or "exhausted"; only "below" uses up one of the failures."""
         engine, memory = self._make_engine(params, table), Memory.from_json(state.data)
+        # A query after the last failure draws no noise and changes no state.
         if memory.is_exhausted(engine):
             return Verdict({"verdict": "exhausted"}, closed=True), state
         below, memory = engine.compare_value(memory, int(answer.rows[0]), query.threshold, source)

@@ -9,7 +9,7 @@ mean costs).
 Claim and error: `dpflow.core.toolbox.aggregate`. The price is either
 
 - ``epsilon``, split by the measures' ``weight``; or
-- what the measures' ``error`` needs: the least price whose half-widths at 95 % stay within every target. A mean's or variance's
+- what the measures' ``error`` needs: the least privacy cost whose half-widths at 95 % stay within every target. A mean's or variance's
   is stated for a group with ``size`` values, and holds whatever these values are.
 
 When not to use it: for one measure, which has a shorter name of its own.
@@ -33,6 +33,7 @@ from dpflow.core.toolbox.noise import FAILURE
 from dpflow.errors import PlanRefused
 from dpflow.hookspecs import hookimpl
 
+# Rounds in which the true errors correct the linear ones.
 CORRECTIONS = 4
 LARGEST_STEP = 40.0  # of the search for a price, in powers of two
 
@@ -44,7 +45,7 @@ def _expand_name(value: Any) -> Any:
 
 class AggregatesParams(NoisyParams):
     """``measures``: what to release. ``by``: a column with public keys, or nothing. ``epsilon``:
-    the price of everything; left out when every measure names its error. ``delta``: allows Gaussian
+    the privacy cost of everything; left out when every measure names its error. ``delta``: allows Gaussian
     noise. ``noise``: laplace, gaussian or auto.
     """
 
@@ -57,9 +58,11 @@ class AggregatesParams(NoisyParams):
 
     @model_validator(mode="after")
     def _check_targets(self) -> AggregatesParams:
+        # Two equal measures would be one noisy number under two names.
         if len({measure.full_name for measure in self.measures}) != len(self.measures):
             raise ValueError("name each measure once")
         targets = [measure.error is not None for measure in self.measures]
+        # Both would ask for two costs at once; neither would ask for none.
         if any(targets) if self.epsilon is not None else not all(targets):
             raise ValueError("give either epsilon, or the error of every measure")
         return self
@@ -112,11 +115,14 @@ def meet_targets(query: Query, law: Law) -> Release:
             linear = sum(
                 part * price ** (-1 / power) for part, price in zip(target, prices, strict=True)
             )
+            # Bounded, so that one target that is far off cannot throw the search away.
             factor = min(max(_target_share(release, measure), 0.01), 100.0) / linear
             target[:] = [part * factor for part in target]
     low, high = -LARGEST_STEP, LARGEST_STEP
+    # Some targets are out of reach at any legal cost.
     if not _meets_targets(_scale_costs(query, law, prices, high)):
         raise PlanRefused("no price keeps these target errors; allow larger errors")
+    # To a quarter of a percent: finer would not change three digits of a cost.
     while high - low > 1 / 256:
         middle = (low + high) / 2
         low, high = (
@@ -157,6 +163,7 @@ def _linear_shares(query: Query, measure: Measure, law: Law) -> list[float]:
         else NormalDist().inv_cdf(1 - failure / 2) / math.sqrt(2)
     )
     assert measure.error is not None
+    # One moment's noise at a time, small enough for the error to be linear in it.
     small = 1e-6
     slopes = {
         m: query.error_bound(measure, {o: small * (o == m) for o in used}) / small for m in used
@@ -169,6 +176,7 @@ def _linear_shares(query: Query, measure: Measure, law: Law) -> list[float]:
 
 def _three_digits(price: float) -> Fraction:
     """The next number up with three digits, so that a plan's digest does not hang on a last bit."""
+    # Inside the legal range of epsilon and rho, whatever the search tried.
     price = min(max(price, 1e-11), 1e5)
     digits = 2 - math.floor(math.log10(price))
     return Fraction(math.ceil(price * 10.0**digits)) / Fraction(10) ** digits

@@ -58,7 +58,7 @@ BINS = 2 * POWERS + 1  # the negative ones, zero, the positive ones
 
 class BoundsParams(Params):
     """``column``: a column that can be read as a number, with or without declared bounds. ``by``: a
-    column with public keys, or nothing. ``epsilon``: the price of all groups together. ``delta``:
+    column with public keys, or nothing. ``epsilon``: the privacy cost of all groups together. ``delta``:
     allows Gaussian noise.
     """
 
@@ -92,6 +92,7 @@ class Bounds(Mechanism[BoundsParams]):
         """The lower threshold, and its noise."""
         moved = self._bin_sensitivity(params, table)
         failure = Fraction(str(FAILURE)) / (BINS * len(self._group_keys(params, table)))
+        # The lower threshold finds rarer bins at the same cost.
         forms = [
             (tail_above(moved.l1 / params.epsilon, failure), laplace_noise(moved, params.epsilon))
         ]
@@ -128,6 +129,7 @@ class Bounds(Mechanism[BoundsParams]):
         bounds.
         """
         keys = self._group_keys(params, table)
+        # One cell for each value: magnitudes are counted here, where zero and infinity are handled.
         cells = answer.count_cells(dict.fromkeys(range(len(keys)), CellGrid(None)))
         counts = np.concatenate([count_magnitudes(cells[code]) for code in range(len(keys))])
         noisy = self._noise(params, table).add_noise(counts, source).reshape(len(keys), BINS)
@@ -163,6 +165,7 @@ class Bounds(Mechanism[BoundsParams]):
 def count_magnitudes(cells: BinCounts) -> NDArray[np.int64]:
     """How many values have each sign and power of two, from the lowest bin to the highest."""
     size = np.abs(cells.keys)
+    # frexp gives a fraction of [1/2, 1), so its exponent is one above the power.
     power = np.frexp(size)[1] - 1
     power = np.where(np.isinf(size) | (power > MOST), MOST, power)
     away = np.where((size == 0) | (power < LEAST), 0, power - LEAST + 1)
@@ -175,6 +178,7 @@ def outer_edges(first: int, last: int) -> tuple[float, float]:
     """The lower edge of the first bin and the upper edge of the last; 0 and 1 if both are zero's."""
     low = _near_edge(first) if first >= POWERS else _far_edge(first)
     high = _far_edge(last) if last >= POWERS else _near_edge(last)
+    # Only zeros: an interval must have a width, so the unit interval stands for them.
     return (low, high) if low < high else (0.0, 1.0)
 
 

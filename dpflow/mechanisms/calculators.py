@@ -51,6 +51,7 @@ class Steps(Calculator[StepsParams]):
         if len(deltas) != len(params.steps):
             raise InvalidInput("deltas must have one entry for every step; correct or drop them")
         steps = params.steps
+        # The given steps are then only proportions of the total.
         if params.epsilon is not None:
             steps = composition.compose_steps(steps, params.epsilon, params.delta)
         epsilon, delta = composition.compose_adaptive(
@@ -150,6 +151,7 @@ class Parallel(Calculator[ParallelParams]):
             if params.deltas is None
             else params.deltas
         )
+        # zip would silently drop what has no partner.
         if [len(block) for block in deltas] != [len(block) for block in params.blocks]:
             raise InvalidInput(
                 "deltas must have one entry for every epsilon, in the same shape; correct or drop them"
@@ -158,6 +160,7 @@ class Parallel(Calculator[ParallelParams]):
             list(zip(*block, strict=True)) for block in zip(params.blocks, deltas, strict=True)
         ]
         one = composition.compose_parallel(steps)
+        # One block that holds all steps: nothing is in parallel for such a unit.
         every = composition.compose_parallel([[step for block in steps for step in block]])
         rows = tuple(
             (who, _float_above(epsilon), _float_above(delta))

@@ -1,6 +1,6 @@
 """Rows, or units, of a table: in total or per public key.
 
-Definition: the number of rows after each unit is cut to its limits, or the number of units that
+Definition: the number of rows after each unit is truncated to its contribution bounds, or the number of units that
 have any, plus integer noise.
 
 Claim and error: `dpflow.core.toolbox.aggregate`. In total a unit moves the rows by at most
@@ -20,7 +20,7 @@ from dpflow.hookspecs import hookimpl
 
 
 class CountParams(NoisyParams):
-    """``by``: a column with public keys, or nothing. ``epsilon``: the price of all counts together.
+    """``by``: a column with public keys, or nothing. ``epsilon``: the privacy cost of all counts together.
     ``delta``: allows Gaussian noise. ``noise``: laplace, gaussian or auto.
     """
 

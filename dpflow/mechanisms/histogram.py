@@ -20,7 +20,7 @@ from dpflow.hookspecs import hookimpl
 
 
 class HistogramParams(NoisyParams):
-    """``by``: a column with public keys. ``epsilon``: the price of all keys together. ``delta``:
+    """``by``: a column with public keys. ``epsilon``: the privacy cost of all keys together. ``delta``:
     allows Gaussian noise. ``noise``: laplace, gaussian or auto.
     """
 

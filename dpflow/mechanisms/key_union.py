@@ -21,7 +21,7 @@ delta_i-approximate rho_i-zCDP, and rounds add up to (rho, delta/2). A key witho
 released.
 
 Against `private_histogram`: noise does not grow with g, so let g be large (30 or 100): it hardly
-raises the threshold. On Zipf-like keys it releases up to 1.8 times as many names at the same price
+raises the threshold. On Zipf-like keys it releases up to 1.8 times as many names at the same privacy cost
 (`python -m bench.keys`).
 
 When not to use it: if counts are wanted, since a second release would pay again; if units have one
@@ -84,12 +84,14 @@ class Round:
 
     @classmethod
     def fit_threshold(cls, moved: int, groups: int, rho: Fraction, delta: Fraction) -> Round:
-        """The round at this price, where a unit moves the weights by the root of ``moved``."""
+        """The round at this cost, where a unit moves the weights by the root of ``moved``."""
+        # Weights are integers of the grid, so sensitivities are in its steps.
         squared = UNIT**2 * moved
         sigma2 = squared / (2 * rho)
         # Numbers of keys from one start to the next are taken together: the weight of the first,
         # the tail of the last.
         starts = [1]
+        # Ranges that grow by an eighth cost little and save thousands of tails.
         while starts[-1] < groups:
             starts.append(max(starts[-1] + 1, starts[-1] * 9 // 8))
         ends = [min(start - 1, groups) for start in starts[1:]] + [groups]
@@ -103,7 +105,7 @@ class Round:
 
 @lru_cache(maxsize=64)
 def split_rounds(moved: int, groups: int, epsilon: Fraction, delta: Fraction) -> tuple[Round, ...]:
-    """All rounds at this price. Raises `PlanRefused` for one that is too small for Gaussian noise."""
+    """All rounds at this cost. Raises `PlanRefused` for one that is too small for Gaussian noise."""
     rho = rho_for(epsilon, delta / 2)
     return tuple(
         Round.fit_threshold(moved, groups, rho * share, delta / 2 * share) for share in SHARES
@@ -117,9 +119,11 @@ def key_weight(size: int) -> int:
 
 def add_weights(sets: Sets, open_keys: NDArray[np.bool_]) -> NDArray[np.int64]:
     """The weight of every key, from units' keys that are open."""
+    # Keys that are out already leave their weight to the unit's other keys.
     there = open_keys[sets.codes]
     codes, units = sets.codes[there], sets.units[there]
     sizes = np.bincount(units)
+    # One integer root for each size, not one for each pair.
     table = np.array([0, *map(key_weight, range(1, int(sizes.max(initial=0)) + 1))], dtype=np.int64)
     weights = np.zeros(len(sets.keys), dtype=np.int64)
     np.add.at(weights, codes, table[sizes[units]])
@@ -135,7 +139,7 @@ class KeyUnion(Mechanism[KeyUnionParams]):
     Params = KeyUnionParams
 
     def plan_rounds(self, params: KeyUnionParams, table: Table) -> tuple[Round, ...]:
-        """What the price buys. Raises `PlanRefused` for one that is too small for Gaussian noise."""
+        """What the privacy cost buys. Raises `PlanRefused` for one that is too small for Gaussian noise."""
         moved = 2 if table.neighbours == "replace" else 1
         return split_rounds(
             moved, table.groups_and_rows(params.by)[0], params.epsilon, params.delta
@@ -159,6 +163,7 @@ class KeyUnion(Mechanism[KeyUnionParams]):
         left = np.ones(len(answer.keys), dtype=bool)
         for one in self.plan_rounds(params, table):
             noisy = one.noise.add_noise(add_weights(answer, left), source)
+            # What is released stays out of later rounds, which only post-process that fact.
             left &= noisy < one.threshold
         return Result(
             tuple(

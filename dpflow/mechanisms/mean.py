@@ -34,6 +34,7 @@ class Mean(MeasureMechanism[ColumnParams]):
         return single_measure(self.name, params.column)
 
 
+# Three names for one calculation: the measure is the mechanism's own name.
 class Variance(Mean):
     """Variance of a bounded column."""
 

@@ -67,7 +67,9 @@ class PrivateHistogram(Mechanism[PrivateHistogramParams]):
     Params = PrivateHistogramParams
 
     def _selection_rule(self, params: PrivateHistogramParams, table: Table) -> SelectionRule:
+        # Raises for a column that nobody declared, before anything is charged.
         table.column(params.by)
+        # The rule then compares all laws and takes the lowest threshold.
         law = None if params.noise == "auto" else params.noise
         return SelectionRule.lowest_threshold(
             table, params.by, self._count_bound(params, table), params.epsilon, params.delta, law
@@ -92,6 +94,7 @@ class PrivateHistogram(Mechanism[PrivateHistogramParams]):
         """Noisy counts, of which those below the threshold are dropped with their keys."""
         rule = self._selection_rule(params, table)
         noisy = rule.draw_counts(answer.moment(params.of, ""), source)
+        # Sorted by name: the order of the answer depends on the rows.
         released = sorted(
             (k, int(n)) for k, n in zip(answer.keys, noisy, strict=True) if n >= rule.threshold
         )

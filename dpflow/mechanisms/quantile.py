@@ -124,11 +124,13 @@ def cost_pieces(
     starts, below, above = (
         np.empty(2 * len(kind) + 1, kind.dtype) for kind in (values, counts, counts)
     )
+    # Gaps and values alternate: even places are gaps, odd ones are values.
     starts[0], starts[1::2], starts[2::2] = low, values, values + 1
     below[0::2], below[1::2] = np.append(upto - counts, total), upto - counts
     above[0::2], above[1::2] = np.append(total - upto + counts, 0), total - upto
     lengths = np.diff(np.append(starts, high + 1))
     costs = np.maximum(b * below - a * total, b * above - (b - a) * total)
+    # Neighbouring values leave gaps without a grid point.
     there = lengths > 0
     costs = costs[there]
     # Costs are cut at 2^53 above the least: the cut moves with the least cost, so one row still
@@ -151,13 +153,13 @@ class Draws:
 
     @property
     def event(self) -> Event:
-        """The claim of all draws together."""
+        """The guarantee of all draws together."""
         one = BoundedRange(self.epsilon)
         return one if self.changed == 1 else Repeated(one, self.changed)
 
 
 class _Quantiles(Mechanism[P]):
-    """Draws what `wanted` names, in every group."""
+    """Draws what `list_quantiles` names, in every group."""
 
     @abstractmethod
     def list_quantiles(self, params: P) -> dict[str, Fraction]:
@@ -168,8 +170,9 @@ class _Quantiles(Mechanism[P]):
         return ("",) if params.by is None else table.public_keys(params.by)
 
     def plan_draws(self, params: P, table: Table) -> Draws:
-        """What the price buys."""
+        """What the privacy cost buys."""
         groups = min(table.groups_and_rows(params.by)[0], len(self.group_keys(params, table)))
+        # Groups that a unit does not reach have the same rows on both sides.
         changed = groups * len(self.list_quantiles(params))
         return Draws(changed, choice_epsilon(params.epsilon, params.delta, changed))
 
@@ -195,6 +198,7 @@ class _Quantiles(Mechanism[P]):
         quantiles = self.list_quantiles(params)
         keys = self.group_keys(params, table)
         epsilon = self.plan_draws(params, table).epsilon
+        # Each quantile has its own sensitivity, hence its own rate.
         rates = {p: epsilon / (2 * self._sensitivity(p, params, table)) for p in quantiles.values()}
         rows: list[Row] = []
         for key, data in zip(keys, answer.split(len(keys)), strict=True):
@@ -203,6 +207,7 @@ class _Quantiles(Mechanism[P]):
                 starts, lengths, costs = cost_pieces(data, *column.grid_bounds(), p)
                 piece = choose_piece(lengths, costs, rate, source)
                 answers.append(int(starts[piece]) + source.draw_below(int(lengths[piece])))
+            # Sorting is post-processing, and a higher quantile is never smaller.
             values = zip(quantiles, sorted(answers), strict=True)
             unit = (
                 column.grid_value
@@ -225,6 +230,7 @@ class _Quantiles(Mechanism[P]):
         rank = float(max(scales)) * likely
         where = "" if params.by is None else " of a group"
         note = f"rank error{where}; the error in the column's unit depends on the rows"
+        # How much the delta helps compared with an even split of epsilon.
         gain = float(draws.epsilon * draws.changed / params.epsilon)
         if gain > 1:
             note += f"; the delta makes it {100 * (1 - 1 / gain):.0f} % smaller, at {draws.changed} answers that a unit can change"
@@ -297,6 +303,7 @@ class Median(_Quantiles[MedianParams]):
         """`approximate_median` where the column declares no bounds; that needs a delta."""
         if table.column(params.column).lower is not None:
             return None
+        # Without bounds only approximate privacy is possible for an interior point.
         if not params.delta:
             raise PlanRefused(
                 f"column {params.column!r} of table {table.name!r} declares no bounds, and a median without them needs a "

@@ -89,7 +89,7 @@ class HoldoutParams(Params):
     ``method``: see the module. ``groups`` m; ``queries`` k and ``failures`` ell; ``rho``,
     ``alpha``, ``beta`` of the verdict; ``side`` which claims fail; ``correct``: the range of
     corrected values, if failed claims get one; ``require: proven`` refuses what is not. ``epsilon``
-    and ``delta``: the price of the whole session, for the methods that have one; ``reserve``: the
+    and ``delta``: the privacy cost of the whole session, for the methods that have one; ``reserve``: the
     part of it that pays for releases inside the session.
     """
 
@@ -135,7 +135,7 @@ class HoldoutParams(Params):
 
     @property
     def is_private(self) -> bool:
-        """Whether the method has a privacy claim."""
+        """Whether the method has a privacy guarantee."""
         return self.method in PRIVATE
 
     def make_promise(self) -> Promise:
@@ -156,6 +156,7 @@ def per_failure(epsilon: Fraction, delta: Fraction, failures: int) -> Fraction:
     """Epsilon of each stretch: an even split, or what advanced composition allows for delta,
     whichever is more.
     """
+    # Advanced composition is worse than the even split for few failures.
     even = epsilon / failures
     return max(even, Fraction(step_eps(epsilon, delta, failures))) if delta > 0 else even
 
@@ -179,6 +180,7 @@ class ReusableHoldout(InteractiveMechanism[HoldoutParams, ClaimQuery]):
 
     def make_engine(self, params: HoldoutParams, table: Table) -> Engine:
         """Sparse vector's public parameters for this session."""
+        # With corrected values the other half of a stretch pays for the median.
         stretch = _stretch_epsilon(params)
         return Engine(
             stretch / 2 if params.correct else stretch, self.changed_groups(table), params.failures
@@ -193,6 +195,7 @@ class ReusableHoldout(InteractiveMechanism[HoldoutParams, ClaimQuery]):
         if not params.is_private:
             return Unprotected()
         assert params.epsilon is not None
+        # Releases inside the session are no sparse vector, so the whole is stated as pure.
         if params.delta == 0 and params.reserve is not None:
             return Pure(params.epsilon)
         return (
@@ -238,10 +241,12 @@ class ReusableHoldout(InteractiveMechanism[HoldoutParams, ClaimQuery]):
             return self._make_verdict("exhausted", params, table, claim_count, failures), state
         values = answer.values
         if params.method == "splitting":
+            # Groups that no earlier claim has seen.
             fresh = params.groups // params.queries
             values = values[claim_count * fresh : (claim_count + 1) * fresh]
         claim = float(query.claim)
         counts = [int((values >= claim).sum())]
+        # A claim that is too low fails only on request.
         if params.side == "both":
             counts.append(int((values <= claim).sum()))
         failed, after = self._judge_claim(params, table, state, counts, len(values), source)
@@ -249,6 +254,7 @@ class ReusableHoldout(InteractiveMechanism[HoldoutParams, ClaimQuery]):
         verdict = self._make_verdict(
             "no" if failed else "yes", params, table, claim_count + 1, failures
         )
+        # Drawn after the verdict: its cost is part of the same stretch.
         if failed and params.correct is not None:
             value = _correct_value(
                 params, params.correct, self.changed_groups(table), values, source
@@ -270,10 +276,12 @@ class ReusableHoldout(InteractiveMechanism[HoldoutParams, ClaimQuery]):
     ) -> tuple[bool, dict[str, Any]]:
         """Whether the claim fails, and the state without the number of claims."""
         if not params.is_private:
+            # Equally far from both rates, so neither kind of mistake is likelier.
             theta = balance_threshold(float(params.rho - params.alpha), float(params.rho))[0]
             failed = min(counts) <= theta * groups
             return failed, {"failures": int(state.data["failures"]) + failed}
         engine, memory = self.make_engine(params, table), Memory.from_json(state.data)
+        # One noisy count for both sides: the smaller decides.
         if params.method != "sparse_vector":
             counts = [min(counts)]
         threshold = math.floor(_failure_threshold(params, self.changed_groups(table)) * groups)
@@ -332,12 +340,13 @@ def _verdict_promise(params: HoldoutParams) -> Promise:
     promise = params.make_promise()
     if params.correct is None:
         return promise
+    # The other half of beta is for the corrected values.
     return Promise(promise.queries, promise.failures, promise.beta / 2, promise.rho, promise.alpha)
 
 
 @cache
 def _noise_proves(params: HoldoutParams, changed: int) -> bool:
-    """`proven` for the methods with noise."""
+    """`is_proven` for the methods with noise."""
     promise = _verdict_promise(params)
     epsilon, delta, stretch = _group_amounts(params, changed)
     if params.method == "tight":
@@ -363,11 +372,12 @@ def is_proven(params: HoldoutParams, changed: int) -> bool:
 def _correct_value(
     params: HoldoutParams, span: AnyRange, changed: int, values: NDArray[np.float64], source: Source
 ) -> float:
-    """A plausible value for a failed claim: a private median, or without a privacy claim the exact
+    """A plausible value for a failed claim: a private median, or without a privacy guarantee the exact
     lower one.
     """
     keys = span.nearest_keys(values)
     if not params.is_private:
+        # The lower median is always the value of some group.
         middle = (len(keys) - 1) // 2
         return span.key_value(int(np.partition(keys, middle)[middle]))
     rate = rate_for(_stretch_epsilon(params) / 2, HALF, changed)
@@ -409,6 +419,7 @@ def explain_heuristic(params: HoldoutParams, table: Table) -> str:
     cheapest proven method.
     """
     group_counts, promise, price = proven_sizes(params), _verdict_promise(params), ""
+    # A method without noise is no advice for a table that protects somebody.
     allowed = [name for name in group_counts if table.generalisation_only or name in PRIVATE]
     best = min(allowed, key=lambda name: group_counts[name])
     mine = group_counts[params.method]
@@ -416,6 +427,7 @@ def explain_heuristic(params: HoldoutParams, table: Table) -> str:
         _, _, epsilon, delta, _ = sparse_vector_groups(promise)
         if params.method == "tight":
             epsilon, delta = tight_groups(promise).epsilon, tight_groups(promise).delta
+        # A replaced unit leaves one group and may enter another.
         changed = 2 if table.neighbours == "replace" else 1
         price = f", epsilon {epsilon * changed:.4g} and delta {delta:.3g}"
         mine *= 2 if params.correct else 1  # half of every stretch is for the correcting median

@@ -55,7 +55,7 @@ MOST_COST = 2**53 - 1
 
 
 class ArgMaxParams(Params):
-    """``by``: a column with public keys. ``epsilon``: the price of everything. ``of``: score keys
+    """``by``: a column with public keys. ``epsilon``: the privacy cost of everything. ``of``: score keys
     by rows or units. ``delta``: allows exponential choices at a higher rate. ``selection``:
     permute-and-flip, exponential or auto.
     """
@@ -89,7 +89,7 @@ class Choices:
 
     @property
     def event(self) -> Event:
-        """The claim of all."""
+        """The guarantee of all."""
         return self.one if self.count == 1 else Repeated(self.one, self.count)
 
 
@@ -105,16 +105,19 @@ class _Select(Mechanism[P]):
         wanted.
         """
         count, size = self._choice_count(params), len(table.public_keys(params.by))
+        # A key can be chosen once, so k of them need as many.
         if count > size:
             raise PlanRefused(
                 f"column {params.by!r} declares {size} keys, fewer than k: {count}; ask for fewer"
             )
+        # Without a delta both forms split epsilon evenly, and permute-and-flip is never worse.
         flip = params.epsilon / count
         exponential = choice_epsilon(params.epsilon, params.delta, count)
         flips = params.selection == "permute-and-flip" or (
             params.selection == "auto" and flip >= exponential
         )
         epsilon = flip if flips else exponential
+        # Under replace one score may fall while another rises.
         moved = self._score_step(params, table) * (2 if table.neighbours == "replace" else 1)
         return Choices(count, Pure(epsilon) if flips else BoundedRange(epsilon), epsilon / moved)
 
@@ -131,9 +134,11 @@ class _Select(Mechanism[P]):
 
     def draw(self, params: P, table: Table, answer: Answer, source: Source) -> Result:
         choices, scores = self.plan_choices(params, table), answer.moment(params.of, "")
+        # Indexes of keys, so that a removed key keeps its place in the answer.
         left = np.arange(len(scores))
         ranks: dict[int, int] = {}
         for rank in range(1, choices.count + 1):
+            # Costs count from the best key that is left, so one of them is always 0.
             costs = np.minimum(scores[left].max() - scores[left], MOST_COST)
             if isinstance(choices.one, Pure):
                 choice = permute_and_flip(costs, choices.rate, source)

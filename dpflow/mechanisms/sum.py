@@ -1,12 +1,12 @@
 """Sums of bounded columns, in total or per public key, on their declared grids.
 
 Definition: values are clamped to [lower, upper], rounded to the column's step and added up as
-integers, after each unit is cut to its limits; integer noise is added in steps, and the result is
+integers, after each unit is truncated to its contribution bounds; integer noise is added in steps, and the result is
 multiplied by the step. `vector_sum` adds up several columns of the same rows.
 
 Claim and error: `dpflow.core.toolbox.aggregate`. One row moves a sum by at most M = max(|lower|,
 |upper|)/step steps. A vector of columns is charged by the columns' L1 sensitivities with Laplace
-noise and by the squares of their L2 sensitivities with Gaussian noise: over d alike columns and g
+noise and by the squares of their L2 sensitivities with Gaussian noise: over d equal columns and g
 groups noise grows as d g against the root of d g. The price is split over the columns so that the
 expected squared length of the error, in the columns' own units, is least.
 
@@ -29,7 +29,7 @@ from dpflow.hookspecs import hookimpl
 
 class VectorSumParams(NoisyParams):
     """``columns``: different bounded columns. ``by``: a column with public keys, or nothing.
-    ``epsilon``: the price of all sums together. ``delta``: allows Gaussian noise. ``noise``:
+    ``epsilon``: the privacy cost of all sums together. ``delta``: allows Gaussian noise. ``noise``:
     laplace, gaussian or auto.
     """
 
@@ -70,11 +70,13 @@ class VectorSum(MeasureMechanism[VectorSumParams]):
         """With errors s_j p_j^(-1/power), the sum of their squares is least for p_j proportional to
         s_j^(2/(1 + 2/power)).
         """
+        # Columns have units of their own, so errors are compared after their steps.
         sizes = (
             query.sensitivity(moment).noise_norm(power) * query.columns[moment[1]].step
             for moment in query.moments
         )
         weights = [size ** (2 * power / (power + 2)) for size in sizes]
+        # Normalised here, because round_shares expects parts of 1.
         return budget_split.round_shares([one / sum(weights) for one in weights])
 
 

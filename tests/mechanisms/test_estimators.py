@@ -17,7 +17,7 @@ from dpflow.core.contract.estimators import (
 )
 from dpflow.core.sampling.randomness import SystemSource
 from dpflow.errors import InvalidInput, PluginError, UnknownName
-from dpflow.mechanisms.estimators import COLUMNS, SCORES
+from dpflow.mechanisms.builtin_estimators import COLUMNS, SCORES
 
 ALL = {e.name: e for e in (*SCORES, *COLUMNS)}
 RNG = np.random.default_rng(0)

@@ -99,6 +99,7 @@ def to_units_down(amount: Fraction, unit: Fraction) -> int:
 def exact_text(amount: Fraction) -> str:
     """The exact amount as a string that `exact` reads back: ``"0.1"``, ``"1e-12"`` or ``"1/3"``."""
     rest, digits = amount.denominator, 0
+    # A ratio has a finite decimal form only if 2 and 5 alone divide its denominator.
     for prime in (2, 5):
         power = 0
         while rest % prime == 0:
@@ -108,6 +109,7 @@ def exact_text(amount: Fraction) -> str:
         return f"{amount.numerator}/{amount.denominator}"
     sign = "-" if amount < 0 else ""
     scaled = abs(amount.numerator) * 10**digits // amount.denominator
+    # Small amounts are written as 1e-12, because rows of zeros are misread.
     if digits > 6 and scaled:
         coefficient = str(scaled).rstrip("0")
         exponent = len(str(scaled)) - 1 - digits
@@ -135,6 +137,7 @@ def _check_range(what: str, value: object, low: Fraction, high: Fraction) -> Fra
 
 
 def _parse_number(value: object) -> Fraction | None:
+    # True is an integer to Python, and nobody means an epsilon of 1 by it.
     if isinstance(value, bool):
         return None
     if isinstance(value, Fraction):
@@ -146,6 +149,7 @@ def _parse_number(value: object) -> Fraction | None:
         value = float.__repr__(value)
     if isinstance(value, Decimal):
         return _from_decimal(value)
+    # Longer texts are refused before they are read: the time of int() grows with their square.
     if not isinstance(value, str) or len(value) > _LONGEST:
         return None
     written = value.strip()
@@ -169,6 +173,7 @@ def _from_decimal(value: Decimal) -> Fraction | None:
 
 
 def _describe_value(value: object) -> str:
+    # Writing a huge integer takes long, and Python refuses one of more than 4,300 digits.
     if isinstance(value, int) and value.bit_length() > 400:
         return "an integer of more than 120 digits"
     if (

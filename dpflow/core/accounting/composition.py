@@ -15,7 +15,7 @@ total_eps, step_eps            k e^2/2 + e sqrt(2 k ln(1/delta))                
 lecture_total_eps, _step_eps   k e (exp(e) - 1) + e sqrt(2 k ln(1/delta))            the lecture; Dwork, Rothblum, Vadhan
 coarse_total_eps, _step_eps    2 k e^2 + e sqrt(2 k ln(1/delta)), e <= 1             private-learning paper, Theorem 2.5
 range_total_eps, _step_eps     k e^2/8 + e sqrt(k ln(1/delta)/2), bounded range      Cesar, Rogers 2021
-compose, compose_steps         different steps, each with its own delta              stable-median paper, Theorem 2.4
+compose_adaptive, _steps        different steps, each with its own delta              stable-median paper, Theorem 2.4
 optimal_eps, optimal_delta     the least true value for k pure steps                 Kairouz, Oh, Viswanath 2015; a report
 gaussian_eps                   the true value for k Gaussian steps                   Balle, Wang 2018; a report
 =============================  ====================================================  =====================================
@@ -52,6 +52,7 @@ def lecture_total_eps(step: Number, delta: Number, count: int) -> float:
     ``delta``.
     """
     e, log, k = _check_steps(step, delta, count)
+    # Beyond it exp(e) says nothing that the plain sum does not say better.
     if e > 100:
         return math.inf
     return _float_above(e * renyi.sqrt_up(2 * k * log) + k * e * (renyi.exp_up(e) - 1))
@@ -96,6 +97,7 @@ def compose_adaptive(steps: Sequence[Claim], delta: Number) -> tuple[float, floa
     if not steps:
         return 0.0, 0.0
     basic = sum((e for e, _ in steps), Fraction(0))
+    # Both sums are valid, so the smaller epsilon may be taken after the steps are known.
     delta_sum = sum((d for _, d in steps), Fraction(0))
     for e, _ in steps:
         _check_steps(e, delta, 1)
@@ -109,7 +111,7 @@ def compose_adaptive(steps: Sequence[Claim], delta: Number) -> tuple[float, floa
 
 
 def compose_steps(shares: Sequence[Fraction], epsilon: Number, delta: Number) -> list[Fraction]:
-    """`compose` backwards: the largest steps in these proportions, without deltas of their own,
+    """`compose_adaptive` backwards: the largest steps in these proportions, without deltas of their own,
     that cost at most ``epsilon``.
     """
     for share in shares:
@@ -150,6 +152,7 @@ def optimal_delta(step: Number, epsilon: Number, count: int) -> float:
     e, k, target = float(_check_steps(step, 0.5, count)[0]), count, float(epsilon)
     log_p, log_q = -math.log1p(math.exp(-e)), -e - math.log1p(math.exp(-e))
     total = 0.0
+    # Of k answers ``wrong`` ones lower the loss; only losses above epsilon count.
     for wrong in range(k + 1):
         loss = (k - 2 * wrong) * e
         if loss <= target:
@@ -205,8 +208,10 @@ def _largest_step(
     """Bisection on floats for an increasing total; the result is feasible and its successor is not."""
     _check_steps(epsilon, delta, count)
     low, high = 0.0, float(epsilon)
+    # A single step may exceed the total where delta pays for it, so the bracket grows first.
     while total(high, delta, count) <= epsilon:
         low, high = high, 2 * high
+    # Down to neighbouring floats: the result is the largest float that keeps the total.
     while math.nextafter(low, math.inf) < high:
         middle = (low + high) / 2
         low, high = (

@@ -1,4 +1,4 @@
-"""Privacy claims as data: a closed vocabulary of events, their conversions and their JSON form.
+"""Privacy guarantees as data: a closed vocabulary of events, their conversions and their JSON form.
 
 An event says what one release costs, for every pair of neighbouring tables and in both directions.
 It is built from the plan alone. Each kind converts itself to
@@ -29,7 +29,7 @@ _DELTA_GRID: Final = Fraction(1, 10**30)  # a computed delta is rounded up to it
 
 
 class Event(ABC):
-    """A privacy claim. Frozen, hashable, validated when built; see the module for the meaning of
+    """A privacy guarantee. Frozen, hashable, validated when built; see the module for the meaning of
     the conversions.
     """
 
@@ -181,12 +181,14 @@ class Approximate(Event):
         of k neighbours.
         """
         epsilon = self.epsilon * _check_group_size(size)
+        # Without a delta the series below would divide nothing by nothing.
         if size == 1 or not self.delta:
             return Approximate(epsilon, self.delta)
         if epsilon > 100:  # (k-1) eps >= 50, so that even delta = 1e-18 grows past 1
             raise InvalidAmount(
                 f"a group of {size} units has delta above 1 here; protect one unit, or lower epsilon."
             )
+        # The numerator is rounded up and the denominator down, so the sum is an upper bound.
         series = (renyi.exp_up(epsilon) - 1) / (1 / renyi.exp_up(-self.epsilon) - 1)
         return Approximate(
             epsilon, amounts.to_units_up(self.delta * series, _DELTA_GRID) * _DELTA_GRID
@@ -279,6 +281,7 @@ class Composed(Event):
     events: tuple[Event, ...]
 
     def __post_init__(self) -> None:
+        # A list would make the event unhashable, and it could change after it was checked.
         object.__setattr__(self, "events", tuple(self.events))
         if not self.events:
             raise PlanRefused("a composed event needs at least one event.")
@@ -357,6 +360,7 @@ def check_supported(event: object) -> Event:
     """The event itself if its type is in the vocabulary; a stranger, a subclass included, raises
     `PlanRefused`.
     """
+    # A subclass could answer with smaller amounts, so only the listed types themselves pass.
     if isinstance(event, Event) and type(event) in _KINDS.values():
         return event
     raise PlanRefused(
@@ -407,8 +411,10 @@ def _decode_event(data: object, depth: int) -> Event:
         )
     values = {name: value for name, value in data.items() if name != "kind"}
     expected = [f.name for f in fields(cls)]  # type: ignore[arg-type]
+    # Missing and surplus fields are both refused: a ledger's event is read whole or not at all.
     if sorted(map(str, values)) != sorted(expected):
         raise PlanRefused(f"a {kind} event has exactly the fields {', '.join(expected)}.")
+    # Stored JSON may come from anybody: bounded nesting keeps decoding from exhausting the stack.
     if depth == 0:
         raise PlanRefused(f"this event is nested more than {_DEEPEST} deep.")
     if "event" in values:

@@ -74,11 +74,13 @@ class Losses:
 
     def epsilon_at(self, delta: float) -> float:
         """The least epsilon >= 0 at this delta, up to rounding; infinite if no epsilon reaches it."""
+        # The infinite mass tells all whatever epsilon is, so delta must cover it.
         if self.infinite > delta:
             return math.inf
         if self.delta_at(0.0) <= delta:
             return 0.0
         low, high = 0.0, (self.first + len(self.masses)) * self.step
+        # Fifty halvings leave 2^-50 of the interval.
         for _ in range(50):
             middle = (low + high) / 2
             low, high = (middle, high) if self.delta_at(middle) > delta else (low, middle)
@@ -141,8 +143,10 @@ def convolve_losses(parts: Sequence[tuple[Losses, int]]) -> Losses:
     spectrum = np.ones(size // 2 + 1, dtype=np.complex128)
     finite = 1.0
     for part, count in parts:
+        # Sums of independent losses are products of their transforms.
         spectrum *= np.fft.rfft(part.masses, size) ** count
         finite *= (1 - part.infinite) ** count
+    # The transform leaves tiny negative masses, which would lower delta.
     masses = np.maximum(np.fft.irfft(spectrum, size)[:length], 0.0)
     first = sum(part.first * count for part, count in parts)
     return Losses(parts[0][0].step, first, masses, 1 - finite + _LOST * size)
@@ -175,6 +179,7 @@ def _flatten_events(
         if direct is None:
             rho += own_rho * count
         else:
+            # A very wide range is taken as its pure form, which is never smaller.
             counts = ranges if isinstance(event, BoundedRange) and direct[0] < 30 else pure
             counts[direct[0]] = counts.get(direct[0], 0) + count
     return pure, ranges, rho, math.exp(log_kept)
@@ -287,6 +292,7 @@ def _lower_hull(x: Floats, y: Floats) -> NDArray[np.intp]:
     hull: list[int] = []
     xs, ys = x.tolist(), y.tolist()
     for i in range(len(xs)):
+        # A point above the line between its neighbours cannot be on the lower hull.
         while len(hull) > 1:
             a, b = hull[-2], hull[-1]
             if (ys[b] - ys[a]) * (xs[i] - xs[a]) < (ys[i] - ys[a]) * (xs[b] - xs[a]):

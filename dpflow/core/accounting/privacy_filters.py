@@ -111,6 +111,7 @@ class Filter:
             raise InvalidDeclaration(
                 "a filter with a Renyi order needs 0 < tail_delta <= delta, one without tail_delta 0."
             )
+        # The name alone decides which paths are compared, so it must agree with the order.
         if (self.name == "basic" and open_path) or (self.name == "renyi" and not open_path):
             raise InvalidDeclaration("a basic filter has no Renyi order, a renyi filter needs one.")
         if self.order is not None:
@@ -127,11 +128,12 @@ class Filter:
             renyi.divergence_capacity(self.epsilon, self.tail_delta, self.order, self.conversion),
             EPSILON_UNIT,
         )
+        # A capacity at SATURATED would admit costs that were cut off there.
         divergence = min(max(bound, CLOSED), SATURATED - 1)
         return Capacity(epsilon, CLOSED if epsilon == CLOSED else own_delta, divergence, own_delta)
 
     def event_cost(self, event: Event) -> Cost:
-        """The event's price. Rounded up; 0 on a path that this filter does not have, `SATURATED`
+        """The event's privacy cost. Rounded up; 0 on a path that this filter does not have, `SATURATED`
         where it is unpayable.
 
         Raises:
@@ -162,7 +164,8 @@ class Filter:
 
     @staticmethod
     def admits(capacity: Capacity, total: Cost) -> bool:
-        """Whether so much may have been charged, a new price included."""
+        """Whether so much may have been charged, a new cost included."""
+        # One path that holds is enough: each of them alone proves the promise.
         basic = total.epsilon <= capacity.epsilon and total.delta <= capacity.delta
         return basic or (total.renyi <= capacity.renyi and total.delta <= capacity.renyi_delta)
 

@@ -64,6 +64,7 @@ def discrete_laplace_divergence(scale: Fraction, sensitivity: int, order: Fracti
     logarithm is increasing and superadditive: the worst way to spread an L1 sensitivity over
     coordinates is one shift of the full size. For d = 1 this is randomised response.
     """
+    # A hundred digits, whatever the caller's decimal context is.
     with localcontext(_DIGITS):
         t, a = 1 / _to_decimal(scale), _to_decimal(order)
         r = (-(2 * a - 1) * t).exp()
@@ -139,6 +140,7 @@ def _minimise_order(objective: Callable[[Fraction], Fraction]) -> Fraction:
     """The order, to four digits, with the least objective: a coarse grid of order - 1, then two
     finer ones around the best.
     """
+    # Orders from 1.0001 to 1e17; every order is valid, so a range costs accuracy alone.
     low, high, best = -4.0, 17.0, Fraction(2)
     for _ in range(5):
         step = (high - low) / 24

@@ -73,7 +73,11 @@ class Calculator(ABC, Generic[P]):
             InvalidDeclaration: naming the field.
         """
         many = {
-            name for name, field in self.Params.model_fields.items() if _is_list(field.annotation)
+            # On a command line one value has no brackets, so a lone value for a list becomes a
+            # list.
+            name
+            for name, field in self.Params.model_fields.items()
+            if _is_list(field.annotation)
         }
         inputs = {
             name: [value] if name in many and isinstance(value, str | int | float) else value

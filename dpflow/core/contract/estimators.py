@@ -138,6 +138,7 @@ class FromMoments:
 
     def estimate_groups(self, moments: Mapping[str, Floats], default: float) -> Floats:
         """One estimate per group, or the default."""
+        # A warning about one group's numbers would be a message about its rows.
         with np.errstate(all="ignore"):
             estimates = self.function(moments)
         return np.where(np.isfinite(estimates), estimates, default)
@@ -188,6 +189,7 @@ class Estimator:
                     "ignore"
                 )  # a warning about one group's rows is a message about them
                 value = float(self.function(rows, subject))
+        # An error's text could show a value of a row.
         except Exception:  # noqa: BLE001  any failure may depend on a row, so it is mapped, not shown
             return default
         return value if math.isfinite(value) else default
@@ -201,6 +203,7 @@ def reads_across(estimator: Estimator, source: Source) -> bool:
     and for one alone. A function of one group gives the same both times. No check finds an
     estimator that wants to hide what it keeps.
     """
+    # Rows of our own: no private row takes part in the check.
     groups = [_made_up(source) for _ in range(6)]
     subject = Subject(
         ("x", "y", "z"),
@@ -211,6 +214,7 @@ def reads_across(estimator: Estimator, source: Source) -> bool:
         lambda rows: (np.asarray(rows["y"]) > 0.4).astype(float),
     )
     first = [estimator.estimate_group(rows, subject) for rows in groups]
+    # Each group at least once, then some at random, in the opposite order.
     again = [0, 1, 2, 3, 4, 5, *(source.draw_below(6) for _ in range(6))][::-1]
     if any(estimator.estimate_group(groups[i], subject) != first[i] for i in again):
         return True

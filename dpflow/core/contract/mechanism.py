@@ -59,8 +59,8 @@ class Mechanism(ABC, Generic[P]):
 
     @abstractmethod
     def event(self, params: P, table: Table) -> Event:
-        """The privacy claim, for the table's neighbouring relation. Raises `PlanRefused` where it
-        cannot make one.
+        """The privacy guarantee, for the table's neighbouring relation. Raises `PlanRefused` where it
+        cannot give one.
         """
 
     @abstractmethod

@@ -103,6 +103,7 @@ def _encode_numbers(name: str, column: Column, values: Any) -> Codes:
     array = np.asarray(values)  # what a mask hides is put right below
     if array.dtype.kind == "M":
         numbers = array.astype("datetime64[us]").astype(np.float64) / 86_400_000_000
+        # A missing date is a number far below zero after the cast.
         numbers[np.isnat(array)] = np.nan
     elif array.dtype.kind in "iufb" and array.ndim == 1:
         numbers = array.astype(np.float64)
@@ -121,8 +122,10 @@ def _encode_numbers(name: str, column: Column, values: Any) -> Codes:
         numbers = _fill_missing(name, column, numbers)
     low, high = column.grid_bounds()
     steps = numbers / float(column.step)
+    # Half away from zero, as the database rounds rows.
     rounded = np.copysign(np.floor(np.abs(steps) + 0.5), steps)
     clamped = np.clip(rounded, float(low), float(high))
+    # Twice, because a bound may not be a double: the second clamp is exact.
     codes: Codes = np.clip(clamped.astype(np.int64), low, high)
     return codes
 

@@ -59,7 +59,7 @@ P = TypeVar("P", bound=PredictionParams)
 
 
 class PredictionMechanism(InteractiveMechanism[P, PointQuery]):
-    """A session of predictions. An author writes `one`, `rows`, `learn` and `predict`; counting and
+    """A session of predictions. An author writes `prediction_event`, `training_records`, `learn` and `predict`; counting and
     claiming are here.
     """
 
@@ -68,8 +68,8 @@ class PredictionMechanism(InteractiveMechanism[P, PointQuery]):
 
     @abstractmethod
     def prediction_event(self, params: P, table: Table) -> Event:
-        """The claim of one prediction, at every point. Raises `PlanRefused` or `UnknownName` where
-        it cannot make one.
+        """The guarantee of one prediction, at every point. Raises `PlanRefused` or `UnknownName` where
+        it cannot give one.
         """
 
     @abstractmethod
@@ -90,6 +90,7 @@ class PredictionMechanism(InteractiveMechanism[P, PointQuery]):
 
     def event(self, params: P, table: Table) -> Event:
         """All predictions together."""
+        # Raises where the declaration cannot give the rows, before anything is charged.
         self.training_records(params, table)
         every = Repeated(self.prediction_event(params, table), params.predictions)
         if not params.delta:

@@ -134,7 +134,7 @@ class Records:
     A bounded column comes in grid steps, a column with public keys as the key's place in the list,
     or -1 for anything else. A row in which a bounded column has no value (and declares no number
     for that) is left out. Each unit is then cut to ``rows`` rows. Units are numbered in an order
-    drawn anew at each reading, which tells nothing about them.
+    drawn afresh at each reading, which tells nothing about them.
 
     ``known``: the claim rests on public columns, hence on everybody knowing which rows are read;
     the plan then refuses conditions, blocks and joins, which could choose rows by what is
@@ -223,6 +223,7 @@ class ValueCounts:
         """The values of each group, those of empty groups included."""
         if self.codes is None:
             return [self]
+        # Codes ascend, so each group is one slice, empty ones included.
         ends = np.searchsorted(self.codes, np.arange(groups + 1))
         return [ValueCounts(self.values[a:b], self.counts[a:b]) for a, b in pairwise(ends)]
 
@@ -232,7 +233,7 @@ class Sets:
     """Answer to `KeySets`: pairs of a unit's number, ascending from 0, and the place of one of its
     keys.
 
-    Units are numbered in an order drawn anew at each reading, and every key is some unit's.
+    Units are numbered in an order drawn afresh at each reading, and every key is some unit's.
     """
 
     keys: tuple[str, ...] = field(repr=False)

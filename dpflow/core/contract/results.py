@@ -28,7 +28,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Synthetic:
-    """An artificial table that stands for a private one; published as a DuckDB table that any query
+    """A synthetic table that stands for a private one; published as a DuckDB table that any query
     may read, at no cost.
 
     Attributes:

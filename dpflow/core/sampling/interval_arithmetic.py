@@ -36,6 +36,7 @@ def exp_bounds(x: Fraction, bits: int) -> Bounds:
         return 1 << bits, 1 << bits
     if x >= bits:
         return 0, 1  # exp(-bits) < 2^-bits
+    # Halving x until it is below 1/32 keeps the series short and its terms positive.
     k = int(x).bit_length() + 5
     work = bits + k + 20
     y = (x.numerator << work) // (x.denominator << k)
@@ -60,6 +61,7 @@ def exp_ladder(rate: Fraction, costs: Iterable[int], bits: int) -> Iterator[Boun
     last = 0
     for cost in costs:
         if gap := cost - last:
+            # Costs often ascend in equal steps, so few exponentials are computed.
             if gap not in steps:
                 steps[gap] = exp_bounds(rate * gap, bits)
             down, up = steps[gap]

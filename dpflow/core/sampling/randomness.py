@@ -8,7 +8,7 @@ seed, keeps a generator or reads a clock.
 one that may draw noise. ``dpflow.testing.scripted_sources.ScriptedSource`` replays words that a
 test wrote down.
 
-Exactness: ``bits`` and ``below`` are uniform by construction, ``below`` by rejection, so no modulo
+Exactness: ``draw_bits`` and ``draw_below`` are uniform by construction, ``draw_below`` by rejection, so no modulo
 bias for any n.
 """
 
@@ -55,6 +55,7 @@ class Source(ABC):
             if k == 0:
                 return 0
             raise InvalidAmount(f"a random integer cannot have {k} bits; ask for 0 or more")
+        # Whole words are drawn and the surplus low bits dropped, so no word is used twice.
         n = -(-k // 64)
         return int.from_bytes(self.draw_words(n).astype(">u8").tobytes(), "big") >> (64 * n - k)
 

@@ -16,7 +16,7 @@ Definitions, for every integer x, with q = exp(-1/scale):
 Claim: the output has exactly the stated distribution, tails included, if the source's bits are
 uniform and independent. No rounded number decides anything: a float or a table entry decides only
 where its proven error cannot change the answer, and everywhere else the same uniform number is
-looked at with more bits and tighter bounds (``_fixedpoint``).
+looked at with more bits and tighter bounds (`dpflow.core.sampling.interval_arithmetic`).
 
 Method:
 
@@ -75,6 +75,7 @@ def bernoulli(p: Fraction, source: Source) -> bool:
     while True:
         digit, rest = divmod(rest << WORD, whole)
         word = source.draw_word()
+        # The first digit that differs decides; equal digits go on to the next ones.
         if word != digit:
             return word < digit
         if not rest:
@@ -160,6 +161,7 @@ class _Table:
             words = source.draw_words(min(CHUNK, size - start))
             part = cells[start : start + CHUNK]
             part[:] = self.buckets.take(words >> np.uint64(WORD - BUCKET))
+            # Few buckets hold a cut, so nearly every word is settled by one look-up.
             mixed = np.flatnonzero(part == MIXED)
             if mixed.size:
                 part[mixed] = self._resolve_words(words[mixed], source)
@@ -228,6 +230,7 @@ def _propose_inside(
     numerator: int, denominator: int, radius: int, size: int, source: Source
 ) -> tuple[Ints, npt.NDArray[np.bool_]]:
     """Proposals, and which of them are kept."""
+    # A radius above the scale keeps most of the unbounded proposals.
     if radius * denominator > numerator:
         x = discrete_laplace(Fraction(numerator, denominator), size, source)
         return x, np.abs(x) <= radius
@@ -261,6 +264,7 @@ def circular_order(n: int, source: Source) -> Ints:
         words = source.draw_words(n)
         order = np.argsort(words)
         ranked = words[order]
+        # Equal words have no order of their own; they are rare enough to draw all again.
         if not (ranked[1:] == ranked[:-1]).any():
             return order.astype(np.int64)
 
@@ -271,6 +275,7 @@ def _draw_geometric(scale: tuple[int, int], two_sided: bool, size: int, source: 
     if not digits:
         return value
     side = value >> 63  # 0, or -1 for the negative side: v ^ side is v or -1 - v
+    # Lower digits extend v, or -1 - v on the negative side.
     value = (value ^ side) << top.law.shift
     for digit in digits:
         value |= digit.draw_cells(size, source) << digit.law.shift
@@ -368,7 +373,7 @@ def choose_piece(
         lengths: integers from 1 to below 2^1001, e.g. how many values each piece of a range holds;
         an array is fastest.
         costs: nonnegative integers below 2^53, as many.
-        rate: the exact price of one unit of cost, 0 or more.
+        rate: the exact rate for one unit of cost, 0 or more.
         source: where the randomness comes from.
 
     Proof: costs are counted from the smallest, which divides all weights by one number, so the
@@ -424,11 +429,11 @@ def choose_rows(costs: Ints, rate: Fraction, source: Source) -> Ints:
 
     Args:
         costs: integers from 0 to below 2^53, shape (rows, alternatives), at least one alternative.
-        rate: the exact price of one unit of cost, 0 or more.
+        rate: the exact rate for one unit of cost, 0 or more.
         source: where the randomness comes from; one word a row, more for the rare row next to a
         cut.
 
-    The proof is that of `choose` with lengths of 1: a float decides where it provably may,
+    The proof is that of `choose_piece` with lengths of 1: a float decides where it provably may,
     ``_choose_exactly`` elsewhere.
     """
     costs = np.asarray(costs)
@@ -444,6 +449,7 @@ def choose_rows(costs: Ints, rate: Fraction, source: Source) -> Ints:
     choices = np.empty(len(costs), dtype=np.int64)
     for start in range(0, len(costs), CHUNK):
         part = costs[start : start + CHUNK].astype(np.int64)
+        # The least cost of each row becomes 0, so no row's weights all vanish.
         part -= part.min(axis=1, keepdims=True)
         choices[start : start + CHUNK] = _choose_part(
             part, rate, source.draw_words(len(part)), source
@@ -473,12 +479,12 @@ def permute_and_flip(costs: npt.NDArray[Any], rate: Fraction, source: Source) ->
 
     Args:
         costs: integers from 0 to below 2^53, at least one of them 0, so that something is kept.
-        rate: the exact price of one unit of cost, 0 or more.
+        rate: the exact rate for one unit of cost, 0 or more.
         source: one word an alternative, more for a rare one.
 
     Every alternative is looked at once at most, and its coin does not depend on the order. So all
     coins are thrown, and one of those that were kept is chosen uniformly. For a coin, x exp(-x) <
-    1/2 bounds the float error of exp(-x) by 2^-48 (with what `choose` assumes of numpy, by 2^-41),
+    1/2 bounds the float error of exp(-x) by 2^-48 (with what `choose_piece` assumes of numpy, by 2^-41),
     and u is below U by less than 2^-53: outside 2^-38 the float decides.
     """
     costs = np.asarray(costs)
@@ -514,6 +520,7 @@ def uniform_integers(n: int, size: int, source: Source) -> Ints:
         )
     whole = 2**64 // n * n - 1  # words above it would favour small numbers
     words = source.draw_words(size)
+    # Words above the last whole multiple of n would make small numbers likelier.
     while (again := np.flatnonzero(words > np.uint64(whole))).size:
         words[again] = source.draw_words(again.size)
     values: Ints = (words % np.uint64(n)).astype(np.int64)
@@ -526,6 +533,7 @@ def _choose_exactly(
     """The piece of the uniform number that starts with the word u."""
     bits = WORD
     distinct = sorted(set(costs))
+    # As many extra bits as a length has, since it multiplies the error of its exponential.
     guard = 32 + max(lengths).bit_length()  # a length multiplies the error of its exponential
     while True:
         u = u << bits | source.draw_bits(bits)

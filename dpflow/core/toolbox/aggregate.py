@@ -14,7 +14,7 @@ charges its rho, which favours Gaussian noise further.
 Price: ``epsilon`` (or the rho that it allows at delta) is split so that the geometric mean of the
 measures' errors, weighted as they are, is least: by weight among measures that share no moment, and
 inside a measure so that its error is smallest. Without epsilon every measure names the error it may
-have, and the release takes the least price that keeps all of them
+have, and the release takes the least privacy cost that keeps all of them
 (`dpflow.core.toolbox.budget_split`).
 
 Error: half-widths at 95 %; a measure of k moments takes each tail at 5 %/k. That of a mean or
@@ -57,7 +57,7 @@ POWER: dict[Law, int] = {
 
 
 class NoisyParams(Params):
-    """``epsilon``: the price of everything together. ``delta``: allows Gaussian noise. ``noise``:
+    """``epsilon``: the privacy cost of everything together. ``delta``: allows Gaussian noise. ``noise``:
     laplace, gaussian or auto.
     """
 
@@ -67,6 +67,7 @@ class NoisyParams(Params):
 
     @model_validator(mode="after")
     def _check_law(self) -> NoisyParams:
+        # Gaussian noise satisfies no pure guarantee, so a delta must be there to pay for it.
         if self.noise == "gaussian" and not self.delta:
             raise ValueError("Gaussian noise needs a delta above 0, such as 1e-6")
         if self.noise == "laplace" and self.delta:
@@ -125,6 +126,8 @@ class Release:
 
     def describe_sizes(self, measure: Measure) -> str:
         """A shrinking measure's largest half-width, whatever the values, for some sizes of a group."""
+        # What shrinks with the group has no single half-width before spending, so examples are
+        # given.
         tails, examples = self.tails(measure), []
         for size in SIZES:
             widest = self.query.error_bound(measure.model_copy(update={"size": size}), tails)
@@ -175,7 +178,7 @@ class MeasureMechanism(Mechanism[N]):
         )
 
     def fit_release(self, params: N, query: Query, law: Law) -> Release:
-        """The release with this noise at the asked price."""
+        """The release with this noise at the requested cost."""
         whole = params.epsilon if law == "laplace" else rho_for(params.epsilon, params.delta)
         return Release(
             query, law, tuple(whole * share for share in self.split_budget(query, POWER[law]))
@@ -186,7 +189,7 @@ class MeasureMechanism(Mechanism[N]):
         return _choose_release(self, params, table)
 
     def release_score(self, params: N, release: Release) -> float:
-        """What ``auto`` makes small: the half-widths at the asked price."""
+        """What ``auto`` makes small: the half-widths at the requested cost."""
         return release.mean_width()
 
     def event(self, params: N, table: Table) -> Event:
@@ -238,6 +241,7 @@ def _choose_release(
 ) -> tuple[Release, str]:
     """Claim, error and draw of one plan ask for the same release."""
     query = Query(table, mechanism.grouping_column(params), tuple(mechanism.list_measures(params)))
+    # Without a delta only Laplace noise is possible, so nothing is compared.
     if params.noise != "auto" or not params.delta:
         return mechanism.fit_release(
             params, query, "gaussian" if params.noise == "gaussian" else "laplace"

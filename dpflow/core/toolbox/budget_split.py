@@ -1,4 +1,4 @@
-"""Splitting one price over several noisy vectors, and finding the least price that meets target
+"""Splitting one privacy cost over several noisy vectors, and finding the least privacy cost that meets target
 errors.
 
 A split is a list of shares that add up to at most 1; vector j gets its share of epsilon (Laplace
@@ -52,6 +52,7 @@ def balance_shares(
 def round_shares(ideal: Sequence[float]) -> list[Fraction]:
     """Fractions close to the wanted ones that add up to 1 exactly, none of them below 1/GRID."""
     parts = [max(1, round(GRID * w)) for w in ideal]
+    # The largest share takes the rounding, which changes it least.
     parts[parts.index(max(parts))] += GRID - sum(parts)
     return [Fraction(part, GRID) for part in parts]
 
@@ -76,6 +77,8 @@ def least_costs(targets: Sequence[Sequence[float]], power: int) -> list[float]:
         errors = (multipliers @ a) ** (-1 / (power + 1))
         used = a @ errors
         feasible = errors / used.max()
+        # Every iterate is scaled until it is feasible, so the best one is a valid answer at any
+        # time.
         if best is None or (feasible**-power).sum() < (best**-power).sum():
             best = feasible
         multipliers = np.maximum(multipliers * (used / used.max()) ** 0.5, 1e-300)

@@ -13,8 +13,8 @@ method                   source                  idea
 sparse_vector            Theorem 5.1             two noisy counts a claim, A = #{phi <= v} and B = #{phi >= v}
 one_query                the same proof          min(A, B) (or B alone) is asked once: k noisy counts instead of 2k
 tight                    the same theorems       one_query with threshold and constants solved numerically
-description_length       counting transcripts    no noise: few answers "no" make few possible questions; no privacy claim
-splitting                none needed             fresh groups for every claim; no privacy claim
+description_length       counting transcripts    no noise: few answers "no" make few possible questions; no privacy guarantee
+splitting                none needed             fresh groups for every claim; no privacy guarantee
 =======================  ======================  =======================================================================
 """
 
@@ -113,6 +113,8 @@ def tight_groups(promise: Promise) -> Tight:
             delta = (1 - share) * promise.beta * 10 ** (-x / 2) / 8
             for i in range(1, 200):
                 room, work = _tight_terms(promise, 0.002 * i, delta, share)
+                # A larger epsilon only leaves less room for the noise, so this row of the grid is
+                # done.
                 if room <= 0:
                     break
                 step = (sqrt(2 * log(1 / delta) + 0.004 * i) - sqrt(2 * log(1 / delta))) / sqrt(
@@ -209,7 +211,7 @@ def _tight_terms(
 @cache
 def description_length_groups(promise: Promise, answers: int = 1) -> int:
     """Groups for the noise-free description-length verifier (section 13): proven, but without a
-    privacy claim.
+    privacy guarantee.
 
     Args:
         answers: how many different texts a "no" may carry: 1 without a corrected value, else the
@@ -227,7 +229,7 @@ def description_length_groups(promise: Promise, answers: int = 1) -> int:
 @cache
 def splitting_groups(promise: Promise) -> int:
     """Groups when every claim is tested on its own, never reused ones: proven for any analyst,
-    without a privacy claim.
+    without a privacy guarantee.
     """
     per_claim = (
         log(2 * promise.queries / promise.beta)
@@ -245,6 +247,7 @@ def balance_threshold(low: float, high: float) -> tuple[float, float]:
     divergence.
     """
     a, b = low, high
+    # A hundred halvings reach the last digit of a double.
     for _ in range(100):
         middle = (a + b) / 2
         a, b = (

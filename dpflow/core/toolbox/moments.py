@@ -112,6 +112,7 @@ class Query:
         measure.
         """
         names = dict.fromkeys(m.column for m in self.measures if m.column is not None)
+        # =|A released count of rows is the number of values where none is missing.
         released = {
             self.count_moment(m.column) for m in self.measures if m.shrinks and m.column is not None
         }
@@ -174,6 +175,7 @@ class Query:
             for name, g in self.columns.items()
             if ("square", name) in moments
         )
+        # A unit counts once, so its further rows need not be read.
         if moments == (("units", ""),):
             most = 1  # a unit's further rows change nothing
         return GroupedSums(self.by, self.group_keys, groups, most, sums, squares)
@@ -277,6 +279,7 @@ class CentredColumn:
         self, measure: Measure, noisy: Mapping[str, NDArray[np.int64]], tails: Mapping[str, float]
     ) -> tuple[Floats, Floats]:
         """Mean, variance or standard deviation of every group, and its half-width."""
+        # A noisy number of values may be zero or below, and nothing can be divided by that.
         n = np.maximum(noisy["n"], 1).astype(np.float64)
         mean = np.clip(noisy["sum"] / n, self.low - self.centre, self.high - self.centre)
         square = noisy["square"] / n if "square" in noisy else np.zeros_like(n)

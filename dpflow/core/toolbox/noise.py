@@ -1,6 +1,6 @@
 """Integer noise for integer statistics: sensitivity, law, claim and tail, in one place.
 
-`reach` says how far one unit moves a vector of sums, in L1 and in L2. `Noise` is a law fitted to
+`group_sensitivity` says how far one unit moves a vector of sums, in L1 and in L2. `Noise` is a law fitted to
 that reach:
 
 - discrete Laplace of scale D1/epsilon: epsilon-DP (Ghosh, Roughgarden, Sundararajan 2009), by L1;
@@ -73,6 +73,7 @@ def group_sensitivity(
     )
     if table.neighbours == "add-remove":
         return Sensitivity(groups * most * peak, groups * (most * peak) ** 2)
+    # Private keys may all be other ones, so no group need be stayed in.
     stayed = 0 if size is None else max(0, 2 * groups - size)
     squares = (most**2 * (n * width**2 + 2 * (groups - n) * peak**2) for n in (stayed, groups))
     return Sensitivity(most * (stayed * width + 2 * (groups - stayed) * peak), max(squares))
@@ -110,6 +111,7 @@ def laplace_noise(reach: Sensitivity, epsilon: Fraction) -> Noise:
 
 def gaussian_noise(reach: Sensitivity, rho: Fraction) -> Noise:
     """Noise that makes a vector of this reach rho-zCDP, up to one part in 10^12."""
+    # A column with one possible value moves by nothing, and noise needs a scale all the same.
     squared = max(reach.l2_squared, 1)
     sigma2 = squared / (2 * rho)
     if sigma2 > MAX_SCALE**2:
@@ -132,6 +134,7 @@ def rho_for(epsilon: Fraction, delta: Fraction) -> Fraction:
         raise PlanRefused(
             "epsilon and delta are too small for Gaussian noise; ask for noise: laplace"
         )
+    # Rounded down, so that the guarantee computed from it is never above what was asked for.
     digits = 10 ** (4 - math.floor(math.log10(float(exact))))
     return Fraction(math.floor(exact * digits), digits) if digits >= 1 else exact
 
@@ -148,6 +151,7 @@ def choice_epsilon(epsilon: Fraction, delta: Fraction, count: int) -> Fraction:
         return share
     try:
         rho = rho_for(epsilon, delta) / count
+    # The even split needs no delta, so nothing is lost.
     except PlanRefused:  # an epsilon or delta too small for zCDP
         return share
     return max(share, Fraction(math.isqrt(math.floor(8 * rho * 10**24)), 10**12))

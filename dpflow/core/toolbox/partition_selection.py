@@ -2,7 +2,7 @@
 unit's key stays hidden.
 
 A unit reaches at most g keys with at most B in each; the counts of shared keys move by D1 in L1 and
-by D2 in L2. A key that no row has is never shown. Three rules, of which `Shown.least` takes the one
+by D2 in L2. A key that no row has is never shown. Three rules, of which `SelectionRule.lowest_threshold` takes the one
 with the lowest threshold:
 
 - *Laplace* of scale b = D1/epsilon: show n + X >= t + B, where t is the smallest integer with Pr[X >= t] <= delta/g.
@@ -89,6 +89,7 @@ class SelectionRule:
             if law == "gaussian"
             else cls._laplace_rules(table, moved, groups, most, Approximate(epsilon, delta))
         )
+        # Gaussian noise pays where a unit reaches many keys, so it is not tried with one.
         if law == "gaussian" or (law is None and groups > 1):
             try:
                 rho = rho_for(epsilon, delta / 2)
@@ -172,6 +173,7 @@ def gaussian_above(sigma2: Fraction, failure: Fraction) -> int:
             return -square / 2 - (square.sqrt() * _ROOT).ln() <= log * _SLACK
 
         low, high = 1, 2
+        # Doubling first, then halving: no closed form of the bound is exact.
         while not tail_holds(high):
             low, high = high, 2 * high
         while high - low > 1:

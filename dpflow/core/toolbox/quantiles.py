@@ -58,6 +58,7 @@ def draw_quantile(
         source: where the randomness comes from.
     """
     window = _Window(np.sort(keys), first, last, p)
+    # Bands have a width of 1/rate, so there are none at rate 0.
     if len(keys) > SMALL and rate > 0:
         return _draw_from_bands(window, first, last, rate, source)
     starts, lengths, costs = window.equal_cost_runs(first, last)
@@ -77,6 +78,7 @@ def _draw_from_bands(window: _Window, first: int, last: int, rate: Fraction, sou
         inner, floor = bands[-1], bands[-1].floor + (width if len(bands) > 1 else 1)
         low, high = (first, last) if floor > far else window.cost_interval(floor + width - 1)
         bands.append(_Band(floor, low, high, inner.low, inner.high))
+    # Neighbouring costs may have the same interval, which leaves a band without keys.
     bands = [band for band in bands if band.key_count]
     sizes, costs = [band.key_count for band in bands], [band.floor - least for band in bands]
     while True:

@@ -61,6 +61,7 @@ class Range(Strict):
     def _clip_positions(self, positions: NDArray[np.float64]) -> Keys:
         """Whole float positions as keys within the range."""
         low, high = self.first_key, self.last_key
+        # A cast of NaN or of a huge float to an integer is undefined, so both are mapped first.
         whole = np.nan_to_num(positions, nan=float(low), posinf=2.0**62, neginf=-(2.0**62))
         keys = np.clip(whole, -(2.0**62), 2.0**62).astype(np.int64)
         return np.clip(keys, low, high)
@@ -165,6 +166,7 @@ class ExplicitSet(Range):
 
     def nearest_keys(self, values: NDArray[np.float64]) -> Keys:
         elements = np.array([float(v) for v in self.values])
+        # Halves are added, since the sum of two large elements could overflow.
         middles = elements[:-1] / 2 + elements[1:] / 2
         return np.where(np.isnan(values), 0, np.searchsorted(middles, values, side="left")).astype(
             np.int64

@@ -3,7 +3,7 @@
 Definition: a session allows ``failures`` costly answers. While it lives it holds one secret noisy
 threshold; each query is an integer x that one unit moves by at most D, answered "below" when x + Y
 <= t + X, with Y fresh discrete Laplace noise of scale 4D/e0, X discrete Laplace of scale 2D/e0
-drawn anew after every "below". "Above" costs nothing.
+drawn afresh after every "below". "Above" costs nothing.
 
 Claim: each stretch up to and including one "below" is e0-DP, so the session is (failures x e0)-DP,
 whatever the number of "above" answers (Dwork and Roth 2014, Theorem 3.23, mirrored; with integer
@@ -54,6 +54,7 @@ class Engine:
         if memory.is_exhausted(self):
             raise AssertionError("an exhausted sparse-vector session was asked")
         noise = int(discrete_laplace(self.query_scale, 1, source)[0])
+        # The noise of the threshold stays for the whole stretch; only the query's is fresh.
         if value + noise > threshold + memory.noise:
             return False, memory
         return True, Memory(memory.failures + 1, self._threshold_noise(source))

@@ -40,10 +40,10 @@ def test_forks_never_share_a_stream() -> None:
     fork.
     """
     source = SystemSource()
-    source.words(1)
-    streams = [in_child(lambda: source.words(16).tobytes()) for _ in range(2)]
-    streams.append(in_child(lambda: in_child(lambda: source.words(16).tobytes())))
-    streams.append(source.words(16).tobytes())
+    source.draw_words(1)
+    streams = [in_child(lambda: source.draw_words(16).tobytes()) for _ in range(2)]
+    streams.append(in_child(lambda: in_child(lambda: source.draw_words(16).tobytes())))
+    streams.append(source.draw_words(16).tobytes())
     words = [stream[i : i + 8] for stream in streams for i in range(0, len(stream), 8)]
     assert len(words) == len(set(words)) == 64
 
@@ -54,9 +54,9 @@ def test_forks_never_share_a_stream() -> None:
 def test_copies_do_not_repeat_the_stream(duplicate: Callable[[SystemSource], SystemSource]) -> None:
     """A copied or pickled source takes no buffered word along."""
     source = SystemSource()
-    source.words(1)
+    source.draw_words(1)
     other = duplicate(source)
-    assert not set(source.words(32).tolist()) & set(other.words(32).tolist())
+    assert not set(source.draw_words(32).tolist()) & set(other.draw_words(32).tolist())
 
 
 def test_threads_never_share_a_word() -> None:
@@ -65,7 +65,7 @@ def test_threads_never_share_a_word() -> None:
     with ThreadPoolExecutor(4) as pool:
         drawn = [
             word
-            for words in pool.map(lambda _: source.words(3).tolist(), range(4000))
+            for words in pool.map(lambda _: source.draw_words(3).tolist(), range(4000))
             for word in words
         ]
     assert len(drawn) == len(set(drawn)) == 12000
@@ -75,17 +75,17 @@ def test_threads_never_share_a_word() -> None:
 def test_words_come_fresh_and_writable_in_any_number(n: int) -> None:
     """Requests below and above the buffer give n new words in an array that belongs to the caller."""
     source = SystemSource()
-    first, second = source.words(n), source.words(n)
+    first, second = source.draw_words(n), source.draw_words(n)
     assert first.dtype == second.dtype == np.uint64
     assert first.shape == second.shape == (n,)
     assert not set(first.tolist()) & set(second.tolist())
     second[:] = 0
-    assert not set(source.words(n).tolist()) & {0, *first.tolist()}
+    assert not set(source.draw_words(n).tolist()) & {0, *first.tolist()}
 
 
 def test_every_bit_of_a_word_is_fair() -> None:
     """Each of the 64 bit positions is one in half of 10^5 words, within 8 standard deviations."""
-    words = SystemSource().words(100_000)
+    words = SystemSource().draw_words(100_000)
     ones = np.array([int(((words >> np.uint64(i)) & np.uint64(1)).sum()) for i in range(64)])
     assert abs(ones - 50_000).max() < 8 * 0.5 * 100_000**0.5
 
@@ -132,10 +132,10 @@ def test_below_is_uniform() -> None:
 def test_a_script_is_replayed_and_never_extended() -> None:
     """A scripted source returns its words in order and then refuses."""
     source = ScriptedSource([1, 2**64 - 1, 3])
-    assert source.words(2).tolist() == [1, 2**64 - 1]
+    assert source.draw_words(2).tolist() == [1, 2**64 - 1]
     assert (source.used, source.words_left) == (2, 1)
     with pytest.raises(InvalidInput, match="used up: 2 words asked for, 1 left"):
-        source.words(2)
+        source.draw_words(2)
     assert source.draw_word() == 3
 
 
@@ -143,7 +143,7 @@ def test_impossible_requests_are_refused() -> None:
     """Negative numbers of words or bits and empty ranges are refused in words."""
     source = SystemSource()
     with pytest.raises(InvalidAmount, match="cannot draw -1 random words"):
-        source.words(-1)
+        source.draw_words(-1)
     with pytest.raises(InvalidAmount, match="cannot have -1 bits"):
         source.draw_bits(-1)
     for n in (0, -5):

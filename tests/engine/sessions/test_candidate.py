@@ -241,7 +241,7 @@ def test_the_order_of_rows_changes_nothing(tiny: Tiny) -> None:
     from dpflow.core.contract.estimators import Subject
     from dpflow.core.contract.requests import GroupValues
     from dpflow.engine.sessions.group_scores import group_values
-    from dpflow.mechanisms.estimators import COLUMNS
+    from dpflow.mechanisms.builtin_estimators import COLUMNS
 
     mean = next(e for e in COLUMNS if e.name == "column_mean")
     found = []

@@ -49,7 +49,7 @@ def test_a_block_in_another_spelling_is_refused(make: Any, block: str) -> None:
     taken.
     """
     with pytest.raises(PlanRefused, match="is not how a DATE is written.*, such as '2026-11-01'"):
-        make(DAYS, block="d").check(COUNT, [block])
+        make(DAYS, block="d").check_request(COUNT, [block])
 
 
 def test_text_blocks_are_data_never_sql(make: Any) -> None:
@@ -65,7 +65,7 @@ def test_text_blocks_are_data_never_sql(make: Any) -> None:
 def test_blocks_without_a_block_column_are_refused(make: Any) -> None:
     """A table that declares no block column has no blocks."""
     with pytest.raises(PlanRefused, match="declares no block column"):
-        make(DAYS).check(COUNT, ["2013-01-01"])
+        make(DAYS).check_request(COUNT, ["2013-01-01"])
 
 
 def test_a_missing_file_names_the_path(make: Any, tmp_path: Path) -> None:
@@ -73,9 +73,9 @@ def test_a_missing_file_names_the_path(make: Any, tmp_path: Path) -> None:
     private = make(DAYS)
     private.declaration.database.unlink()
     for call in (
-        lambda: private.check(COUNT),
+        lambda: private.check_request(COUNT),
         lambda: private.answer(COUNT, ()),
-        private.snapshot,
+        private.data_identity,
         private.check_schema,
     ):
         with pytest.raises(TableUnreadable, match="there is no file .*private1.duckdb"):
@@ -87,14 +87,14 @@ def test_a_text_file_is_not_a_table(make: Any) -> None:
     private = make(DAYS)
     private.declaration.database.write_text("secret,rows\n" * 1000)
     with pytest.raises(TableUnreadable, match="cannot be read") as caught:
-        private.check(COUNT)
+        private.check_request(COUNT)
     assert "secret" not in str(caught.value)
 
 
 def test_a_missing_relation_lists_close_names(make: Any) -> None:
     """A misspelt relation or column gets the public names that are close."""
     with pytest.raises(TableUnreadable, match="did you mean 'data'"):
-        make(DAYS, relation="dta").check(COUNT)
+        make(DAYS, relation="dta").check_request(COUNT)
     with pytest.raises(TableUnreadable, match="no column in table 'data' 'amount'; known: d, u, v"):
         make(DAYS, columns={"amount": {"lower": 0, "upper": 1}}).check_schema()
 
@@ -146,7 +146,7 @@ def test_this_process_writing_makes_the_table_busy_too(make: Any) -> None:
     private = make(DAYS)
     writer = duckdb.connect(str(private.declaration.database))
     with writer, pytest.raises(TableBusy, match="by another process or connection"):
-        private.check(COUNT)
+        private.check_request(COUNT)
     assert private.answer(COUNT, ()).rows[0] == 30
 
 
@@ -158,19 +158,19 @@ def test_reading_leaves_nothing_behind(
     spill.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(spill))
     private = make(DAYS)
-    before = private.snapshot()
+    before = private.data_identity()
     private.answer(COUNT, ())
     assert list(spill.iterdir()) == []
-    assert private.snapshot() == before
+    assert private.data_identity() == before
 
 
 def test_a_snapshot_changes_with_the_data(make: Any) -> None:
     """Loading a row gives another identity."""
     private = make(DAYS)
-    before = private.snapshot()
+    before = private.data_identity()
     with duckdb.connect(str(private.declaration.database)) as connection:
         connection.execute("INSERT INTO data VALUES (99, DATE '2013-01-01', 1)")
-    assert private.snapshot() != before
+    assert private.data_identity() != before
 
 
 def test_the_memory_limit_is_an_amount(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +180,7 @@ def test_the_memory_limit_is_an_amount(make: Any, monkeypatch: pytest.MonkeyPatc
     assert private.answer(GroupedSums(None, None, 1, 2, (("v", 0),)), ()).rows[0] == 1000000
     monkeypatch.setenv("DPFLOW_MEMORY_LIMIT", "1GB'; DROP TABLE x")
     with pytest.raises(InvalidInput, match="write an amount such as 2GB"):
-        private.check(COUNT)
+        private.check_request(COUNT)
 
 
 def test_holdout_groups_keep_units_whole(make: Any) -> None:
@@ -234,7 +234,7 @@ def test_holdout_sums_are_those_of_the_rows(make: Any) -> None:
     missing values included.
     """
     from dpflow.core.contract.estimators import Subject
-    from dpflow.mechanisms.estimators import COLUMNS
+    from dpflow.mechanisms.builtin_estimators import COLUMNS
 
     rows = """CREATE TABLE data AS SELECT i // 3 AS u, CASE WHEN i % 17 = 0 THEN NULL ELSE i % 11 END AS v,
               CASE WHEN i % 13 = 0 THEN 'nan'::DOUBLE ELSE (i * 7 % 23) / 2 END AS w FROM range(3000) t(i)"""
@@ -245,7 +245,7 @@ def test_holdout_sums_are_those_of_the_rows(make: Any) -> None:
     groups, found = private.grouped_rows(GroupValues(40, ("v", "w")), b"k", ())
     for estimator in (e for e in COLUMNS if e.moments):
         sums = GroupMoments(40, ("v", "w")[: estimator.columns], estimator.moments.measures)
-        assert private.sums_exactly(sums)
+        assert private.can_sum_exactly(sums)
         said = estimator.moments.estimate_groups(
             private.group_moments(sums, b"k", ()), estimator.default
         )
@@ -255,10 +255,10 @@ def test_holdout_sums_are_those_of_the_rows(make: Any) -> None:
             for g in range(40)
         ]
         assert said == pytest.approx(wanted, rel=1e-9), estimator.name
-    assert not private.sums_exactly(GroupMoments(40, ("far",), ("n", "x")))
+    assert not private.can_sum_exactly(GroupMoments(40, ("far",), ("n", "x")))
     wide = make(rows, columns={"v": {"lower": 0, "upper": 2**31}, "w": bounds})
-    assert not wide.sums_exactly(GroupMoments(40, ("v",), ("n", "x")))
-    assert not make(rows, columns={"v": {"lower": 0, "upper": 20}, "w": bounds}).sums_exactly(
+    assert not wide.can_sum_exactly(GroupMoments(40, ("v",), ("n", "x")))
+    assert not make(rows, columns={"v": {"lower": 0, "upper": 20}, "w": bounds}).can_sum_exactly(
         GroupMoments(40, ("v", "w"), ("n", "equal"))
     )
 
@@ -304,4 +304,4 @@ def test_records_of_null_units_and_empty_tables(make: Any) -> None:
     assert make(rows).answer(Records(("v",), 3), ()).units.tolist() == []
     bare = make(rows, columns={"v": {}})
     with pytest.raises(PlanRefused, match="declares no bounds"):
-        bare.check(Records(("v",), 3))
+        bare.check_request(Records(("v",), 3))

@@ -23,10 +23,12 @@ def _true_labels(rows: Rows, subject: Subject) -> Any:
 
 
 def _feature_columns(rows: Rows, subject: Subject) -> Rows:
+    # A model that sees the label would predict it.
     return {name: values for name, values in rows.items() if name != subject.label}
 
 
 def _predict_labels(rows: Rows, subject: Subject) -> Any:
+    # Estimators that score a model are only asked with one.
     assert subject.predict is not None
     return np.asarray(subject.predict(_feature_columns(rows, subject)))
 
@@ -71,6 +73,7 @@ def _area_under_curve(rows: Rows, subject: Subject) -> float:
     """Probability that a positive row scores above a negative one, ties half; fails without both
     classes.
     """
+    # Ties get the mean of their ranks, which counts each of them half.
     truth, scores = _true_labels(rows, subject) == 1, _score_rows(rows, subject)
     _, level, counts = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[level]
@@ -87,6 +90,7 @@ def _calibration_error(rows: Rows, subject: Subject) -> float:
     """Expected calibration error over bins of equal width of the score."""
     truth, p = _true_labels(rows, subject) == 1, np.clip(_score_rows(rows, subject), 0, 1)
     bins = int(subject.options["bins"])
+    # A score of exactly 1 belongs to the last bin.
     bin_of = np.minimum((p * bins).astype(int), bins - 1)
     gaps = np.bincount(bin_of, weights=truth - p, minlength=bins)
     return float(np.abs(gaps).sum() / len(p))
@@ -145,6 +149,7 @@ def _trained_loss(rows: Rows, subject: Subject) -> float:
     point.
     """
     matrix = _complete_rows(rows, subject)
+    # The second half is fresh to what the first one fitted.
     half = len(matrix) // 2
     design = np.column_stack([np.ones(len(matrix)), matrix[:, 1:]])
     weights, *_ = np.linalg.lstsq(design[:half], matrix[:half, 0], rcond=None)
