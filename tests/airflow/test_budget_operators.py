@@ -268,8 +268,12 @@ def test_the_form_asks_for_what_a_ledger_needs() -> None:
     """What Airflow's UI is served: relabelled fields, the anchor as a typed extra, and a Test
     button.
     """
+    from airflow import __version__
     from airflow.api_fastapi.core_api.services.ui.connections import HookMetaService
     from airflow.providers_manager import ProvidersManager
+
+    if __version__.startswith("3.1."):
+        pytest.skip("Airflow 3.1 takes no texts of a form from a provider's description")
 
     (form,) = [
         form for form in HookMetaService.hook_meta_data() if form.connection_type == "dpflow_ledger"
