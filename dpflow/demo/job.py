@@ -172,8 +172,10 @@ def _report_part(demo: Demo, console: Console) -> None:
     except Exception:  # noqa: BLE001  the error that ended the demo is the one to show
         return
     root = demo.workspace.root
-    console.print(f"wrote what was seen so far to {page}")
-    console.print(f"go on where it stopped with: dpflow demo --resume --root {root}")
+    console.print(f"wrote what was seen so far to {page}", soft_wrap=True)
+    console.print(
+        f"go on where it stopped with: dpflow demo --resume --root {root}", soft_wrap=True
+    )
 
 
 @contextmanager
