@@ -189,21 +189,24 @@ _LAWS: dict[str, Callable[..., Any]] = {
 @contextmanager
 def _patch_samplers() -> Iterator[None]:
     """Every module that imported a sampler by name gets one that also understands an `Enumerator`."""
-    patched = []
-    for name, law in _LAWS.items():
-        real = getattr(samplers, name)
-
-        # Other threads and helper sources keep the real sampler.
-        def draw_or_enumerate(*args: Any, _real: Any = real, _law: Any = law) -> Any:
-            return (_law if isinstance(args[-1], Enumerator) else _real)(*args)
-
-        # Modules import samplers by name, so patching `samplers` alone would reach nobody.
-        for module in list(sys.modules.values()):
-            if module is not None and vars(module).get(name) is real:
-                patched.append((module, name, real))
-                setattr(module, name, draw_or_enumerate)
+    real = {name: getattr(samplers, name) for name in _LAWS}
+    patched = [
+        (module, name)
+        for module in list(sys.modules.values())
+        # One look at the names: thousands of modules are loaded, few hold a sampler.
+        for name in real.keys() & getattr(module, "__dict__", {}).keys()
+        if vars(module)[name] is real[name]
+    ]
+    # Modules import samplers by name, so patching `samplers` alone would reach nobody.
+    for module, name in patched:
+        setattr(module, name, _draw_or_enumerate(real[name], _LAWS[name]))
     try:
         yield
     finally:
-        for module, name, real in patched:
-            setattr(module, name, real)
+        for module, name in patched:
+            setattr(module, name, real[name])
+
+
+def _draw_or_enumerate(real: Callable[..., Any], law: Callable[..., Any]) -> Callable[..., Any]:
+    """A sampler that follows an `Enumerator`; other threads and helper sources keep the real one."""
+    return lambda *args: (law if isinstance(args[-1], Enumerator) else real)(*args)
