@@ -99,6 +99,7 @@ def make_refusal(error: Exception) -> Refused:
             "the ledger or the table cannot be used now; repeat the request",
             **{"Retry-After": "1"},
         )
+    # The type only: the text may hold a row.
     log.error("a request failed (%s)", type(error).__name__)
     return Refused(
         500,

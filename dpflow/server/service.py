@@ -88,6 +88,7 @@ def load_service(path: Path) -> Service:
 def new_token() -> tuple[str, str]:
     """A fresh bearer token, and what the service file keeps of it."""
     token = secrets.token_urlsafe(32)
+    # The token itself is stored nowhere.
     return token, token_digest(token)
 
 

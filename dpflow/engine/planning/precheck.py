@@ -44,6 +44,7 @@ def check_run(
         BudgetExceeded: the sum of what is still to pay is above what remains.
         PlanRefused: a scope without a grant, or granted to protect something else.
     """
+    # Together, in one look at the ledger: each alone may fit where their sum does not.
     owed: dict[Any, Plan] = {}
     for number, one in enumerate(planned):
         check_scope(one.plan, ledger)

@@ -418,6 +418,7 @@ class _Player:
                 return True
             self._opened.add(name)
             return self.opened_before(line)
+        # A run of the future has no entry, so its exact plan is not made.
         if self._ledger is None or request.scope not in self.outlooks or run.when > self._now:
             return False
         run_identity = RunIdentity(job.dag_id, line.task.name, run.occurrence, "", "", ask.ordinal)

@@ -286,6 +286,7 @@ class _Solver:
             # Noise too large to draw: `solve_epsilons` says so if it stays that way.
             with contextlib.suppress(InvalidInput):
                 events.append((self._lines[n], _at_epsilon(self._lines[n].plan, epsilon)[0]))
+        # The order of the grants decides which full scope is named, not whether one is.
         for name, scope in self._granted.items():
             due = [
                 (event, 1 if line.once else self._runs)

@@ -133,6 +133,7 @@ def release(
             if replayed
             else _draw_and_settle(plan, private, ledger, reservation, run_identity.principal)
         )
+    # After settling: a table that cannot be written costs nothing, and a retry writes it.
     receipt = _publish_result(plan, _make_receipt(plan, settled, replayed))
     # The release is settled: an observer that fails can no longer undo it.
     for observer in registry.notify_observers(receipt):

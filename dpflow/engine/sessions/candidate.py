@@ -260,6 +260,7 @@ def _make_scorer(submission: Submission, model: Any) -> Callable[[Rows], Any]:
 
     def score_rows(rows: Rows) -> Any:
         matrix = _feature_matrix(submission, rows)
+        # Probabilities first: their order is what scores mean for most estimators.
         if hasattr(model, "predict_proba"):
             return model.predict_proba(matrix)[:, 1]
         return (

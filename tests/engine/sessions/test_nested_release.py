@@ -199,5 +199,5 @@ def test_the_reserve_is_part_of_the_gates_price(tiny: Tiny, ledger: Ledger) -> N
         "params": {"by": "sick", "epsilon": "0.5", "delta": "3e-7"},
     }
     assert session.ask({"release": keys})["reserve_delta_left"] == "1e-7"
-    with pytest.raises(BudgetExceeded, match="3e-7 are asked"):
+    with pytest.raises(BudgetExceeded, match="delta 3e-7, and"):
         session.ask({"release": keys | {"revision": 2}})

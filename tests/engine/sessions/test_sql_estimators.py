@@ -149,7 +149,7 @@ def values(session: Session, text: str, candidate: Candidate | None = None) -> n
     if candidate is not None:
         given |= {"candidate": candidate.digest, "columns": list(candidate.submission.columns)}
     query = session.canonical_query(ClaimQuery.model_validate(given))
-    return session._scores(GroupValues(400, query.columns), query, candidate)().values
+    return session._score_reader(GroupValues(400, query.columns), query, candidate)().values
 
 
 def test_predictions_are_columns_of_the_expression(tiny: Tiny, opened: Any) -> None:
@@ -271,15 +271,15 @@ def test_rows_beside_predictions_are_in_a_sandbox(
         [np.array([0, 1]), np.array(["a", None], dtype=object), np.array([0.5, np.nan])],
         "table 't'",
     ) as made:
-        assert made.rows("SELECT c1 FROM given WHERE c1 IS NOT NULL") == [("a",)]
-        spill = Path(made.rows("SELECT current_setting('temp_directory')")[0][0])
+        assert made.fetch_rows("SELECT c1 FROM given WHERE c1 IS NOT NULL") == [("a",)]
+        spill = Path(made.fetch_rows("SELECT current_setting('temp_directory')")[0][0])
         assert spill.is_relative_to(tempfile.gettempdir()) and spill.stat().st_mode & 0o077 == 0
         for setting in (
             "autoload_known_extensions",
             "autoinstall_known_extensions",
             "enable_external_access",
         ):
-            assert made.rows(f"SELECT current_setting('{setting}')") == [(False,)]
+            assert made.fetch_rows(f"SELECT current_setting('{setting}')") == [(False,)]
         for query in (
             "SELECT * FROM read_text('/etc/passwd')",
             "SET enable_external_access = true",
