@@ -286,7 +286,7 @@ def test_rows_beside_predictions_are_in_a_sandbox(
             "COPY given TO 'x.csv'",
         ):
             with pytest.raises(TableUnreadable):
-                made.run(query)
+                made.execute(query)
     assert not spill.exists() and not any(tmp_path.iterdir())
 
 
