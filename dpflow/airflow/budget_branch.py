@@ -32,8 +32,10 @@ class BudgetBranchOperator(BudgetCheckOperator, SkipMixin):
         with map_failures():
             try:
                 outcome = {"fits": True, **self.check_budget(context), "reason": ""}
+            # Only this refusal is an answer; a plan that cannot be made fails the task.
             except BudgetExceeded as refusal:
                 outcome = {"fits": False, "reason": str(refusal)}
+        # Before the skip, which ends the task by an exception.
         push_result(self, context, outcome)
         if not outcome["fits"]:
             self.skip_all_except(context["ti"], [self.otherwise] if self.otherwise else [])

@@ -87,6 +87,7 @@ class BudgetCheckOperator(BaseOperator):
             return [PlanInRun(plan_request(request)) for request in requests]
         return [
             PlanInRun(
+                # The blocks are the run's; those of a release file are for runs outside Airflow.
                 plan_request(ask.request.model_copy(update={"blocks": ask.blocks})),
                 task_id,
                 ask.ordinal,

@@ -60,6 +60,7 @@ def ledger_target(connection: Any) -> str:
         raise InvalidInput(
             "connection of type dpflow_ledger has no host; give a SQLite path or a PostgreSQL server"
         )
+    # A SQLite file has no database inside it, so without one the host is a path.
     if not connection.schema:
         return str(connection.host)
     # An absolute path is the directory of PostgreSQL's Unix socket, which a URL names in its query.
@@ -73,4 +74,5 @@ def ledger_target(connection: Any) -> str:
         database=connection.schema,
         query={"host": connection.host} if socket else {},
     )
+    # `Ledger` connects with the password; its own repr hides it.
     return url.render_as_string(hide_password=False)

@@ -42,6 +42,7 @@ def read_dags(
     Raises:
         InvalidInput: a file that cannot be imported, a template that planning cannot render.
     """
+    # Before the import, at which Airflow makes its home directory.
     _use_temporary_home()
     with require_extra("airflow", "a folder of DAGs"):
         try:
@@ -60,6 +61,7 @@ def read_dags(
         sys.path.remove(folder)
     for file, trace in bag.import_errors.items():
         lines = [line for line in trace.strip().splitlines() if line.strip()]
+        # The last line that names an error: what follows it is the message.
         first = max(
             (
                 i
@@ -91,6 +93,7 @@ def _use_temporary_home() -> None:
         home = tempfile.TemporaryDirectory(prefix="dpflow-plan-")
         atexit.register(home.cleanup)
         os.environ["AIRFLOW_HOME"] = home.name
+    # Defaults only: what an owner configured stays.
     os.environ.setdefault("AIRFLOW__LOGGING__LOGGING_LEVEL", "CRITICAL")
     os.environ.setdefault("AIRFLOW__CORE__LOAD_EXAMPLES", "False")
 
@@ -113,6 +116,7 @@ def _list_runs(
         timetable = coerce_to_core_timetable(timetable)
     first = pendulum.instance(start or dag.start_date or dt.datetime.now(dt.UTC))
     last = pendulum.instance(dag.end_date) if dag.end_date else None
+    # As if nothing had been skipped: catchup gives every interval since the start.
     restriction = TimeRestriction(earliest=first, latest=last, catchup=True)
 
     def timetable_runs() -> Iterator[Run]:
@@ -121,6 +125,7 @@ def _list_runs(
             following = timetable.next_dagrun_info_v2(
                 last_dagrun_info=info, restriction=restriction
             )
+            # A timetable that does not move on would never end.
             if following is None or (info is not None and following.run_after <= info.run_after):
                 return
             info = following
@@ -130,6 +135,7 @@ def _list_runs(
         for number in itertools.count() if every else (0,):
             yield _make_run(dag, first + number * (every or dt.timedelta()), None, None)
 
+    # A timetable without runs belongs to a DAG that people start.
     if next(timetable_runs(), None) is not None:
         return timetable_runs, str(timetable.summary)
     return manual_runs, f"every {span_text(every)} (assumed)" if every else "by hand"
@@ -166,6 +172,7 @@ def _make_run(dag: Any, when: Any, interval: Any, partition_key: str | None) -> 
 
 def _read_task(dag: Any, operator: Any, files: set[Path]) -> Task | None:
     """What a task asks for; None if it charges nothing."""
+    # A mapped operator names its class, and the field belongs to the class.
     field = getattr(getattr(operator, "operator_class", type(operator)), "request_field", None)
     if field is None:
         return None
@@ -194,6 +201,7 @@ def list_downstream(operator: Any, context: Context) -> list[tuple[str, PlannedR
     relatives = operator.get_flat_relatives(upstream=False)
     tasks = [task for below in relatives if (task := _read_task(context["dag"], below, set()))]
     unknown = [task.name for task in tasks if task.note]
+    # What only a run knows may be any amount: refuse, instead of checking too little.
     if unknown or not tasks:
         what = (
             f"task {unknown[0]!r} downstream is mapped over what only a run knows"
@@ -226,6 +234,7 @@ def _read_arguments(operator: Any, field: str) -> tuple[list[dict[str, Any]], st
         return [fixed | dict(zip(mapped, values, strict=True)) for values in products], ""
     if isinstance(mapped, Mapping):
         if "blocks" in mapped and "blocks" not in fixed:
+            # A stand-in that differs from run to run, as the real blocks would.
             fixed["blocks"] = ["some block of {{ run_id }}"]
         fixed |= {name: value for name, value in mapped.items() if isinstance(value, str | Mapping)}
     if field not in fixed:

@@ -52,6 +52,7 @@ class Promoter:
 
     def _find_version(self, candidate: Candidate, record: Mapping[str, str]) -> str:
         """The model version of this candidate, made once."""
+        # Known by its digest: a retry must not register the same model a second time.
         for version in self._client.search_model_versions(f"name = '{self.model}'"):
             if version.tags.get("dpflow.candidate") == candidate.digest:
                 return str(version.version)

@@ -84,6 +84,7 @@ def _import_installed(name: str) -> bool:
         import_module(name)
     except ModuleNotFoundError:  # an extra that this installation does without
         return False
+    # No reason to stop the scheduler: the task meets the same error and reports it.
     except Exception:
         log.warning("%s cannot be imported, so it is not preloaded", name, exc_info=True)
         return False

@@ -64,6 +64,7 @@ class ReusableHoldoutOperator(BaseOperator, BranchMixIn):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        # When the DAG is parsed: a misspelt word would skip every task downstream.
         if unknown := set(branches or ()) - {"yes", "no", "exhausted"}:
             raise ValueError(
                 f"branches are for yes, no and exhausted, not for {', '.join(sorted(unknown))}"
@@ -88,6 +89,7 @@ class ReusableHoldoutOperator(BaseOperator, BranchMixIn):
                 read_request(session, None, dag_folder(context))
                 for session in (self.session, *self.fresh)
             ]
+            # All are planned before one is charged: a mistake in the last costs nothing.
             plans = [
                 make_plan(request, registry, insert_bounds(request, ledger)) for request in requests
             ]

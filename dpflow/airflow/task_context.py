@@ -109,6 +109,7 @@ def name_run(context: Mapping[str, Any], partition_key: str | None, run_id: str)
     logical = context.get("logical_date")
     if logical is None:
         return partition_key or run_id
+    # An interval of no length says no more than the date.
     if start is None or end is None or start == end:
         return str(logical.isoformat())
     return f"{start.isoformat()}/{end.isoformat()}"
@@ -131,4 +132,5 @@ def map_failures() -> Iterator[None]:
         yield
     except DpflowError as error:
         kind = AirflowException if error.retryable else AirflowFailException
+        # Without the cause: Airflow would log its text, which is not ours.
         raise kind(f"{type(error).__name__}: {error}") from None

@@ -73,6 +73,7 @@ def _read_queries(path: Path) -> list[Any]:
         raise InvalidInput(
             f"{path} cannot be read as YAML; give a file with a list of queries"
         ) from None
+    # A mapping alone would be taken key by key.
     if not isinstance(queries, list):
         raise InvalidInput(
             f"{path} holds no list; write one query per item, such as - {{threshold: 5}}"

@@ -63,6 +63,7 @@ def parse_words(inputs: list[str]) -> dict[str, Any]:
         field, equals, text = word.partition("=")
         if not equals or not field:
             raise InvalidInput(f"{word!r} is not an input; write field=value, such as epsilon=0.5")
+        # Else the last one would win, and nobody would see that the first was dropped.
         if field in values:
             raise InvalidInput(f"{field} is given twice; give it once")
         try:
@@ -84,6 +85,7 @@ def draw_sheet(calculator: Calculator[Any], sheet: Sheet, file: Path) -> None:
     with require_extra("plots", "a plot"):
         import matplotlib
 
+        # Files only: no display is needed, and none is opened.
         matplotlib.use("Agg")
         import matplotlib.pyplot as plt
 
@@ -94,6 +96,7 @@ def draw_sheet(calculator: Calculator[Any], sheet: Sheet, file: Path) -> None:
     xs = columns.pop(sheet.x)
     positive = True
     for label, ys in columns.items():
+        # Cells may be texts or empty: a curve has only its numbers.
         points = [(x, y) for x, y in zip(xs, ys) if _is_number(x) and _is_number(y)]
         if points:
             # Ten colours are all there are: after ten curves they come again, dashed.
@@ -118,6 +121,7 @@ def draw_sheet(calculator: Calculator[Any], sheet: Sheet, file: Path) -> None:
             f"{file} cannot be written as a picture; give a path that ends in .png or .svg"
         ) from None
     finally:
+        # pyplot keeps every figure until it is closed.
         plt.close(figure)
 
 

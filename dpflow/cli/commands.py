@@ -40,6 +40,7 @@ COMMANDS = {
 class LazyGroup(TyperGroup):
     """A group whose commands are imported when they run. Its help knows them from the table."""
 
+    # True while help or completion goes through all commands: none is imported for that.
     _lists_commands = False
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -68,6 +69,7 @@ class LazyGroup(TyperGroup):
 def import_command(name: str) -> Any:
     """The command of this name, ready to run. Takes as long as its module's imports."""
     module = import_module(f"dpflow.cli.{COMMANDS[name][0]}")
+    # A module with an app of its own is a group of commands, such as the ledger's.
     if hasattr(module, "app"):
         return typer.main.get_command(module.app)
     single = typer.Typer(add_completion=False)
@@ -82,6 +84,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+# Stand-ins for the list in the help: `LazyGroup` imports a command when it runs.
 for _name, (_, _summary) in COMMANDS.items():
     app.command(_name, help=_summary)(lambda: None)
 
@@ -115,4 +118,5 @@ def run_app() -> None:
     except DpflowError as error:
         retry = " (trying again later can help)" if error.retryable else ""
         print(f"dpflow: {error}{retry}", file=sys.stderr)
+        # EX_TEMPFAIL of sysexits.h: a script can tell what is worth a retry.
         sys.exit(75 if error.retryable else 1)

@@ -58,6 +58,7 @@ def open_ledger(target: str | None, *, create: bool = False, anchor: Path | None
 
 def make_console() -> Console:
     """Where people read: as wide as the terminal; in a file or a pipe as wide as what is written."""
+    # So wide that no row of a table breaks: what reads a pipe goes by lines.
     return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 10_000)
 
 
@@ -81,6 +82,7 @@ def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]
 
 def show_json(value: Any) -> None:
     """Print JSON for programs."""
+    # Whatever JSON does not know becomes its text: a float would round it.
     print(json.dumps(value, indent=2, default=str, ensure_ascii=False))
 
 
@@ -160,4 +162,5 @@ def open_output(file: Path) -> Iterator[TextIO]:
             f"{file} cannot be written; give another file, on a disk with room"
         ) from None
     finally:
+        # Moved into its place by now, or half a file that must not stay.
         Path(part).unlink(missing_ok=True)

@@ -36,6 +36,7 @@ def command(
     Daily releases, a model gate, a crash, a refusal and a verification.
     """
     with require_extra("demo", "the demo"):
+        # Imported only now: other commands must not need the demo's extra.
         from dpflow.demo import job, ui
 
     folder = root.resolve()

@@ -64,11 +64,13 @@ def grant(
 
     The first grant makes the ledger. Until something is charged, another table may be named.
     """
+    # A scope of no table must be asked for: who forgets --table would protect nothing.
     if (table is None) != no_table:
         raise InvalidInput(
             "a budget protects the privacy unit of a table: give its declaration with --table FILE, "
             "or --no-table for a scope of none"
         )
+    # Read before the ledger is made: a mistake in the declaration must leave none behind.
     declaration = load_table(table) if table else None
     book = open_ledger(ledger, create=True)
     granted = book.grant(
@@ -285,12 +287,14 @@ def import_(
         raise InvalidInput(
             f"there is no export at {file}; write one with: dpflow ledger export FILE"
         )
+    # Without a key the new ledger would make one, under which no entry of the export holds.
     if anchor is None or not (anchor / "key").is_file():
         raise InvalidInput(
             "an import goes on under the key of the ledger that wrote it; give its anchor directory "
             "with --anchor DIR"
         )
     book = open_ledger(ledger, create=True, anchor=anchor)
+    # Bytes that are no UTF-8 must fail as a changed entry, not as a traceback.
     with file.open(encoding="utf-8", errors="replace") as stream:
         book.import_(stream, principal=current_principal())
     _show_verification(book.verify(), as_json)

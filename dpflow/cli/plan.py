@@ -57,6 +57,7 @@ def command(
     """
     if runs is None and (share or error):
         raise InvalidInput("--share and --error say how to divide a grant over runs; add --runs N")
+    # Options of a schedule make a schedule of a single release file, too.
     if place.is_dir() or place.suffix == ".py" or any((start, every, until, grant, runs, plot)):
         wishes = plan_schedule.Wishes.parse_options(
             start, every, until, grant or [], runs, share or [], error or []
@@ -75,6 +76,7 @@ def command(
     else:
         view |= {
             "claim": _event_text(view["claim"]),
+            # Only a request that takes bounds of an earlier release needs the ledger here.
             "error at 95 %": _event_text(view["error at 95 %"]),
         }
         show_table(

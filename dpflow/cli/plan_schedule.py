@@ -79,6 +79,7 @@ def plan_schedule(
     """Read, forecast, solve if asked, and print."""
     registry = Registry.load()
     jobs = read_jobs(place, wishes)
+    # Without a ledger first: a supposed grant needs to know which table charges its scope.
     first = forecast_schedule(jobs, registry, None)
     assumptions = {
         name: _suppose_grant(name, parts, first) for name, parts in wishes.grants.items()
@@ -133,6 +134,7 @@ def _suppose_grant(name: str, parts: list[str], seen: Forecast) -> Scope:
         raise InvalidInput(
             f"no task charges scope {name!r}; the scopes charged are: {', '.join(seen.ungranted)}"
         )
+    # The defaults of `dpflow ledger grant`, for what the option leaves out.
     epsilon, delta, rule, share = (*parts, *("", "0", "basic", "1")[len(parts) :])
     exact = amounts.check_epsilon(epsilon), amounts.check_delta(delta)
     filter = make_filter(
@@ -150,6 +152,7 @@ def _fit_noise(seen: Forecast, wishes: Wishes) -> list[SolvedLine]:
     # A session that is open is paid for, whatever its noise.
     lines = [line for line in seen.lines if line not in seen.open_sessions]
     granted = {name: outlook.scope for name, outlook in seen.outlooks.items()}
+    # A scope with blocks pays for a run from fresh ones: only the others have spent anything.
     spent = {
         name: seen.spent.get(name, {}).get("", Cost())
         for name, scope in granted.items()
@@ -260,11 +263,13 @@ def draw_forecast(seen: Forecast, file: Path) -> None:
             label = name + (" (blocks of the run)" if scope.scope.blocks else "")
             dates: Any = [when for when, _ in scope.burn]
             left = [1 - used for _, used in scope.burn]
+            # A step holds until the next run: a slope would show budget that is gone.
             axes.step(dates, left, where="post", label=label)
         if scope.refused:
             end: Any = scope.refused
             axes.axvline(end, linestyle=":", color="grey")
             axes.annotate("exhausted", (end, 0.5), rotation=90, ha="right")
+    # A little room, or a line at 0 or 1 would lie on the frame.
     axes.set(
         ylim=(-0.02, 1.02), ylabel="left of the grant", title="forecast of this schedule alone"
     )
@@ -292,12 +297,14 @@ def _parse_date(option: str, value: str | None) -> dt.datetime | None:
         raise InvalidInput(
             f"{option} {value[:40]!r} is no date; write it as 2026-01-31 or 2026-01-31T06:00"
         ) from None
+    # UTC, so that a forecast does not depend on the machine it is made on.
     return date if date.tzinfo else date.replace(tzinfo=dt.UTC)
 
 
 def _parse_span(value: str | None) -> dt.timedelta | None:
     if value is None:
         return None
+    # Six digits at most: any such number of weeks still fits into a timedelta.
     match = re.fullmatch(r"(\d{1,6})\s*([mhdw])", value.strip())
     if match is None or int(match[1]) == 0:
         raise InvalidInput(
@@ -309,6 +316,7 @@ def _parse_span(value: str | None) -> dt.timedelta | None:
 def _parse_pairs(option: str, values: list[str]) -> dict[str, str]:
     pairs = {}
     for value in values:
+        # From the right: a release's name may hold an equals sign, an amount does not.
         name, equals, amount = value.rpartition("=")
         if not equals or not name or not amount:
             raise InvalidInput(

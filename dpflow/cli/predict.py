@@ -56,6 +56,7 @@ def command(
             f"{plan.mechanism.name} predicts nothing; take one of {predictors}, or run it with release or ask"
         )
     if points is None or answers is None:
+        # Half of these options would look like a run that answers nothing.
         if points or answers or student:
             raise InvalidInput(
                 "give both --points and --answers, or neither to see what the scope can pay for"
@@ -79,11 +80,13 @@ def command(
         outcome = label_points(plan, query_table, published, book, registry, student=taught)
     if as_json:
         return show_json(outcome)
+    # Rows of their own: a mapping in one cell cannot be read.
     taught_rows = {f"student {name}": value for name, value in outcome.pop("student", {}).items()}
     show_table(f"predictions {plan.request.name}", ("", ""), (outcome | taught_rows).items())
 
 
 def _parse_place(text: str) -> dict[str, str]:
+    # From the right: a path may hold a colon.
     database, colon, table = text.rpartition(":")
     if not colon or not database or not table:
         raise InvalidInput(

@@ -19,6 +19,7 @@ def command(
     --plot draws them over k.
     """
     if plot is not None:
+        # Another calculator has the curves; the table below is for one k.
         curves = Registry.load().find_calculator("sample_curves")
         calculate.draw_sheet(curves, curves.run(calculate.parse_words(inputs or [])), plot)
     calculate.command("samples", inputs, as_json=as_json)

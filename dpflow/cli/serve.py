@@ -39,6 +39,7 @@ def command(
         return
     if file is None:
         raise InvalidInput("name a service file, or --new-token to make a token for one")
+    # After the token: making one needs no server installed.
     with require_extra("serve", "a server"):
         import uvicorn
 
@@ -46,6 +47,7 @@ def command(
     from dpflow.registry import Registry
 
     service, book = load_service(file), open_ledger(ledger)
+    # Charged before the port opens: no request ever waits for a budget.
     sessions = open_sessions(service, book, Registry.load())
     for name, session in sessions.items():
         print(f"{name}: {session.cached_left} predictions left")
@@ -54,5 +56,6 @@ def command(
         host=host,
         port=port,
         log_level="warning",
+        # /metrics counts requests; an access log would say who asked when.
         access_log=False,
     )

@@ -111,6 +111,7 @@ class Ledger:
             self._create_tables()
         with self._database.begin_reading() as transaction:
             anchors = transaction.text("SELECT value FROM dpflow_meta WHERE name = 'anchor'")
+        # Only a commitment is stored there: the database must not tell the key.
         if [tuple(row) for row in anchors] != [(self._meta_values()["anchor"],)]:
             raise LedgerCorrupt(
                 f"{self._anchor.folder} is not the anchor of {self._database!r}; name the right one"
@@ -124,6 +125,7 @@ class Ledger:
         self._database.make_place()
         self._anchor.create()
         with self._database.begin_writing() as transaction:
+            # Asked a second time inside the turn: two processes may come here at once.
             if not transaction.has_ledger():
                 transaction.create_tables()
                 transaction.many(
@@ -277,6 +279,7 @@ class Ledger:
         """
         with self._database.begin_reading() as transaction:
             bills = [charge for ask in asks for charge in charges.make_bill(transaction, *ask)]
+            # Merged, because two charges may fit one by one and not together.
             charges.require_budget(transaction, charges.merge_charges(bills))
 
     # --- releases -----------------------------------------------------------------------------------------------
@@ -495,6 +498,7 @@ class Ledger:
                     transaction, writer, ask, commitment=self._seal_state(secret), **options
                 )
                 row = releases.get_row(transaction, name)
+            # What was just written is checked against the history, as at every later opening.
             session = sessions.make_session(sessions.row_of(transaction, self._anchor, row.id))
             fault_points.pass_point("session.before-commit")
         fault_points.pass_point("session.after-commit")
@@ -621,6 +625,7 @@ class Ledger:
             )
         checked_name("a scope", scope, empty=True)
         checked_name("a principal", principal)
+        # Through JSON and back, so that the hash covers what a reader will parse.
         note = json.loads(releases.encode_ordered(body))
         with self._begin_writing() as (_, writer):
             writer.add_entry(kind, scope, "", principal, note)
@@ -676,6 +681,7 @@ class Ledger:
         checked_name("a principal", principal)
         exported = export.read_export(stream, self._anchor)
         with self._begin_writing() as (transaction, writer):
+            # Asked inside the turn: another import may have been first.
             if transaction.rows(_NEWEST, limit=1):
                 raise InvalidInput(f"{self._database!r} is not empty; import into a new ledger")
             closed = export.restore_tables(transaction, exported)

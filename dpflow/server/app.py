@@ -73,7 +73,7 @@ class Refused(Exception):
         self.status, self.error_bound, self.message, self.headers = status, error, message, headers
         super().__init__(message)
 
-    def response(self) -> JSONResponse:
+    self.status, self.error, self.message, self.headers = status, error, message, headers
         """The error as JSON."""
         return JSONResponse(
             {"error": self.error_bound, "message": self.message}, self.status, self.headers
@@ -100,6 +100,7 @@ def make_refusal(error: Exception) -> Refused:
             **{"Retry-After": "1"},
         )
     # The type only: the text may hold a row.
+    # The class only: the text of an error may hold somebody's point.
     log.error("a request failed (%s)", type(error).__name__)
     return Refused(
         500,
@@ -138,6 +139,7 @@ async def answer_points(
     """
     state = request.app.state
     session: PredictionSession = state.sessions[who]
+    # Before it is queued: others wait for the batch that it would fill.
     if len(ask.points) > state.service.most_points:
         raise Refused(
             413,
@@ -226,6 +228,7 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.batches = Batches()
         yield
+        # In a thread: to join the batching thread here would block the event loop.
         await asyncio.to_thread(app.state.batches.close)
 
     app = FastAPI(

@@ -92,6 +92,7 @@ def read_export(stream: TextIO, anchor: Anchor) -> Exported:
                 exported.batches[line["session_id"], line["version"]] = line["answers"]
             else:
                 exported.results[line["release_id"]] = line["result"]
+    # An export is a file from elsewhere: whatever its lines hold, the answer is one refusal.
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise LedgerCorrupt("the export has a line that cannot be read; export it again") from None
     # Nothing is written before the whole export is known to be this anchor's.
@@ -107,6 +108,7 @@ def read_export(stream: TextIO, anchor: Anchor) -> Exported:
 
 def restore_tables(transaction: Transaction, exported: Exported) -> list[str]:
     """Fill the empty tables; returns the sessions that could not be kept open."""
+    # The tables are rebuilt from entries, never copied: no export can carry sums of its own.
     expected = verify.Expected({})
     for entry in exported.entries:
         expected.apply_entry(entry)
@@ -139,6 +141,7 @@ def _table_rows(
     releases = []
     for name, row in expected.releases.items():
         result = exported.results.get(name)
+        # The chain seals only the digest of a result; the text beside it must match.
         if (None if result is None else chain.digest_json(result)) != row["result"]:
             raise LedgerCorrupt(
                 f"the export's result of release {name} is not the one that was settled"

@@ -49,6 +49,7 @@ class Expected:
         """Take one entry into account; one that no verb would have written is kept as illegal."""
         try:
             body = json.loads(entry["body"])
+            # Notes of callers change no table, so only the ledger's own kinds find a method.
             if entry["kind"] in RESERVED_KINDS:
                 getattr(self, "_apply_" + entry["kind"])(entry, body)
         # Whoever edits the database by hand may put anything into an entry.
@@ -57,8 +58,9 @@ class Expected:
 
     def _apply_grant(self, entry: Mapping[str, Any], body: Mapping[str, Any]) -> None:
         name, before = entry["scope"], self.scopes.get(entry["scope"], body)
-        is_bound_anew = any(before[field] != body[field] for field in ("protects", "blocks"))
-        if is_bound_anew and any(scope == name for scope, _ in self.accounts):
+        # Before the first charge nothing was promised to a unit, so another table may be named.
+        rebinds = any(before[field] != body[field] for field in ("protects", "blocks"))
+        if rebinds and any(scope == name for scope, _ in self.accounts):
             raise ValueError("a scope was bound to another table after a charge")
         self.scopes[name] = dict(body)
 
@@ -73,6 +75,7 @@ class Expected:
             row = self.data.setdefault(
                 name, {"first": entry["release_id"], "gate": None, "cut": None}
             )
+            # The last gate counts and the first partition stays, as in `data_claims.record_claims`.
             row["gate"] = entry["release_id"] if body["exclusive"] else row["gate"]
             row["cut"] = row["cut"] or body["cut"] or None
         for name in data_claims.joined_names(entry["scope"], body["data"]):
@@ -128,6 +131,7 @@ def find_problems(
 ) -> Iterator[str]:
     """Every difference between the tables and what the history says."""
     yield from expected.illegal
+    # An index may be damaged while every row of its table still reads right.
     if transaction.dialect == "sqlite" and transaction.text("PRAGMA integrity_check(1)") != [
         ("ok",)
     ]:
@@ -135,6 +139,7 @@ def find_problems(
     tables = {
         name: [row._asdict() for row in transaction.rows(all_rows)]
         for name, all_rows in _ALL.items()
+        # Entries are checked by the chain's auditor: all else is compared with them.
         if "entry" not in name
     }
     meta = {row["name"]: row["value"] for row in tables["dpflow_meta"]}
@@ -196,6 +201,7 @@ def _differences_of_releases(
             yield f"release {release_id} was charged and is gone"
         else:
             row = dict(found[release_id])
+            # The history holds digests and commitments, so the row is brought to that form.
             row["result"] = None if row["result"] is None else chain.digest_json(str(row["result"]))
             row["secret"] = None if row["secret"] is None else seal(str(row["secret"]))
             for name in sorted(row):

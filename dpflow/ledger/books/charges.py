@@ -27,7 +27,8 @@ _SUMS = ("epsilon", "delta", "renyi")
 #: So many accounts are read one by one; of more, all of a scope's are read at once.
 _FEW = 4
 _new = upsert(schema.account).values({c.name: sa.bindparam(c.name) for c in schema.account.columns})
-_DEBIT = Prepared(  # sums are made here, under the write lock; the statement reads alike in both databases
+# Sums are made here, under the write lock; the statement reads the same in both databases.
+_DEBIT = Prepared(
     _new.on_conflict_do_update(
         index_elements=["scope", "block"], set_={n: _new.excluded[n] for n in _SUMS}
     )
@@ -59,6 +60,7 @@ def _sum_costs(row: Any, events: tuple[Event, ...]) -> tuple[Scope, Cost]:
     """A scope, and what events cost there. Raises `PlanRefused`."""
     scope = _parse_scope(row)
     cost = sum((scope.filter.event_cost(event) for event in events), Cost())
+    # Only a scope that protects nobody may hold a release without a guarantee: fail closed.
     if scope.protects != NOBODY and any(isinstance(event, Unprotected) for event in events):
         raise PlanRefused(
             f"this release makes no privacy guarantee, and scope {scope.scope!r} does not say that it protects nobody; "
@@ -108,6 +110,7 @@ def make_bill(
         PlanRefused: an event that a filter does not support.
     """
     charges, supported = [], tuple(map(check_supported, events))
+    # Every scope of the path is charged in full: a quota lies inside its parent's budget.
     for name in path_of(scope):
         granted, cost = _sum_costs(_scope_row(transaction, name), supported)
         if granted.blocks != bool(blocks):
@@ -119,6 +122,7 @@ def make_bill(
             raise InvalidInput(f"scope {name!r} {needs}")
         charges += [
             Charge(granted, checked_name("a block", b, empty=not granted.blocks), cost)
+            # A set has no order, and the bill goes into the history: equal charges read the same.
             for b in sorted({*blocks} or {""})
         ]
     return charges
@@ -148,6 +152,7 @@ def list_reads(scope: str, blocks: Sequence[str]) -> list[Read]:
     """What `bill` and `debit` will read for a charge."""
     path = path_of(scope)
     statements: list[Read] = [(_SCOPE, {"name": name}) for name in path]
+    # With more accounts `_add_charges` reads all of a scope at once.
     if len(path) * max(1, len(blocks)) <= _FEW:
         statements += [
             (_ACCOUNT, {"scope": name, "block": block})
@@ -211,6 +216,7 @@ def _add_charges(
             else _read_account(transaction, name, charge.block)
         )
         after = used + charge.cost
+        # Both sides are whole units: no rounding can admit a charge too many.
         if not Filter.admits(charge.scope.capacity, after):
             return [], BudgetExceeded(
                 _explain_refusal(charge, used), scope=name, block=charge.block or None

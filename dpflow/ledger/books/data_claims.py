@@ -63,6 +63,7 @@ def _split_names(scope: str, named: tuple[str, ...]) -> tuple[tuple[str, ...], t
         (f"dataset {scope.split('/')[0]}", *(name for name in named if not name.startswith(JOINED)))
     )
     also = dict.fromkeys(name.removeprefix(JOINED) for name in named if name.startswith(JOINED))
+    # What is read as private and joined as public counts as private, which closes more.
     return tuple(bound_names), tuple(name for name in also if name not in bound_names)
 
 
@@ -74,6 +75,7 @@ def list_reads(scope: str, named: Sequence[str]) -> list[Read]:
         return [(_FIND_ONE, {"name": lookups[0]})]
     groups = [lookups[at : at + _TOGETHER] for at in range(0, len(lookups), _TOGETHER)]
     return [
+        # The last name fills up a group: the statement has a fixed number of parameters.
         (_FIND, {f"name{n}": group[min(n, len(group) - 1)] for n in range(_TOGETHER)})
         for group in groups
     ]
@@ -85,6 +87,7 @@ def _read_claims(transaction: Transaction, scope: str, named: Sequence[str]) -> 
     for statement, values in list_reads(scope, named):
         for row in transaction.rows(statement, **values):
             claims[row.name] = row
+    # Rows of IN come in any order; a refusal must name the same data each time.
     return (
         claims
         if len(claims) < 2

@@ -54,6 +54,7 @@ class Terms:
         """Validated terms. Raises `InvalidAmount` or `InvalidDeclaration`."""
         share = None if tail_share is None else amounts.parse_exact("tail_share", tail_share)
         terms = cls(name, amounts.check_epsilon(epsilon), amounts.check_delta(delta), share)
+        # Built for its checks only: amounts that no filter can hold are refused before the turn.
         terms.build_filter(None)
         return terms
 
@@ -107,6 +108,7 @@ def store_grant(
     """
     before, parent = charges.find_scope(transaction, scope), find_parent(transaction, scope)
     binding = (protects, blocks)
+    # A scope that was charged has promised a guarantee to its table's units, which stays.
     binds = (
         may_bind
         and before is not None
@@ -120,11 +122,13 @@ def store_grant(
                 f"{', per block' if other.blocks else ''}; grant {scope!r} for the same declaration "
                 f"(--table FILE)"
             )
+    # The sums so far were made by one filter's rule and mean nothing under another.
     if before is not None and before.filter.name != terms.name:
         raise GrantConflict(
             f"scope {scope!r} uses the {before.filter.name} filter; its filter cannot be changed"
         )
     used = [] if before is None else charges.list_costs(transaction, before)
+    # While nothing is spent, the Renyi order may still follow the new amounts.
     if before is not None and any(cost != Cost() for _, cost in used):
         filter = _change_amounts(before, terms)
     else:
@@ -171,6 +175,7 @@ def _change_amounts(scope: Scope, terms: Terms) -> Filter:
         )
     if before.order is None or share is None or (delta == 0 and before.name != "renyi"):
         return Filter(before.name, epsilon, delta)
+    # Down: the part of delta that converts must never be more than the grant says.
     tail = to_units_down(delta * share, DELTA_UNIT) * DELTA_UNIT
     if tail == 0:
         make_filter(before.name, epsilon, delta)  # says what is wrong with this delta

@@ -195,6 +195,7 @@ class Scope:
 
 
 def _used_part(amount: int, limit: int) -> float:
+    # Where a path grants nothing of this amount, the first unit of it uses the path up.
     return 0.0 if amount == 0 else min(amount / limit, 1.0) if limit > 0 else 1.0
 
 
@@ -231,6 +232,7 @@ class Remaining:
             if sums
             else None,
             "delta_granted": exact_text(granted.delta),
+            # Either path may pay, so the larger rest is what a release can still ask for.
             "delta_left": _units_text(
                 max(capacity.delta, capacity.renyi_delta) - spent.delta, DELTA_UNIT
             ),

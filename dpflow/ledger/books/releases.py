@@ -140,6 +140,7 @@ def find_release(transaction: Transaction, writer: chain.Writer, ask: ReleaseCha
     if not before:
         return None
     event = ask.public["event"]
+    # Only the mechanism's version differs: event and privacy cost are those already charged.
     same = [
         other
         for other in before
@@ -191,6 +192,7 @@ def charge_release(
     """Debit every account and add the release, or raise and leave nothing. Returns the release's
     id.
     """
+    # Refusals before writes: a charge that raises has nothing to undo.
     claims = data_claims.require_access(transaction, ask.key.scope, ask.data, ask.cut)
     bill = charges.make_bill(transaction, ask.key.scope, [ask.event], ask.blocks)
     charges.require_protection(bill, ask.protects)
@@ -252,8 +254,10 @@ def settle_release(
 ) -> str:
     """Store a result unless there is one; returns what is stored. See `Ledger.settle`."""
     row = get_row(transaction, reservation.release_id)
+    # The first result stays: a second draw for one charge would be a second output.
     if row.state == "settled":
         return str(row.result)
+    # An owner gave up the attempts below this one: only later tries may settle.
     if row.state != "reserved" or not row.fenced_below <= reservation.attempt <= row.attempts:
         raise RetryConflict(
             f"release {row.id} was fenced by an owner; this late result is discarded"
@@ -291,6 +295,7 @@ def resolve_release(
             f"release {release_id} is a session, which needs no retry: the same key resumes it"
         )
     state = "reserved" if decision == "retry" else "closed" if row.state == "open" else "fenced"
+    # Above every try so far, so that none of them can settle what it still computes.
     fenced = row.attempts + 1
     transaction.run(_RESOLVE, id=row.id, new_state=state, new_fenced_below=fenced)
     body = {"decision": decision, "reason": reason, "fenced_below": fenced, "becomes": state}

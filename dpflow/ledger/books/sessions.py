@@ -19,6 +19,7 @@ from dpflow.ledger.storage.statements import Prepared, Transaction, match_column
 
 _SESSION = Prepared(sa.select(schema.release).where(match_columns(R.id)))
 _E = schema.entry.c
+# An import names no release and closes all sessions: it may be the newest entry of any.
 _LAST = Prepared(
     sa.select(schema.entry)
     .where(
@@ -94,6 +95,7 @@ def row_of(transaction: Transaction, anchor: Anchor, session_id: str) -> Any:
     row = transaction.first(_SESSION, id=session_id)
     if row is None or row.state not in ("open", "closed"):
         raise UnknownName("session", session_id, ())
+    # A closed session gives no new answers, so only an open one's state must be current.
     if row.state == "open" and not _is_newest(transaction, anchor, row):
         raise LedgerCorrupt(
             f"the state of session {row.id} is not the one its last answer left, so it gives no answers; "
@@ -104,12 +106,14 @@ def row_of(transaction: Transaction, anchor: Anchor, session_id: str) -> Any:
 
 def _is_newest(transaction: Transaction, anchor: Anchor, row: Any) -> bool:
     last = transaction.first(_LAST, release_id=row.id)
+    # The seal before the content: an entry that this ledger did not make proves nothing.
     if (
         last is None
         or last.hash != chain.hash_entry(last._asdict())
         or not chain.is_genuine(anchor, last)
     ):
         return False
+    # The entry that opens a session says neither version nor what becomes of it.
     committed = {"version": 0, "becomes": "open"} | stored_json(last.body)
     current = {
         "version": row.version,
@@ -172,6 +176,7 @@ def _require_genuine(
     """
     if not rows:
         return
+    # As many entries as versions passed, or as rows: a row too many must not go unseen.
     number = max(_row_version(rows[-1]) - after, len(rows))
     entries = transaction.rows(_SAID, release_id=session_id, after=after, number=number)
     bodies = [
@@ -279,6 +284,7 @@ def store_batch(
     `Ledger.answer_batch`.
     """
     row = row_of(transaction, anchor, session_id)
+    # Version before state: whoever lost the race looks up the batches, even if they closed it.
     if row.version != expected:
         return False
     if row.state == "closed":

@@ -38,6 +38,7 @@ class Anchor:
         """Make the directory and the key, if they are missing; only this user can enter."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            # Written whole under a name of its own first: nobody ever reads half a key.
             part = self.folder / f"key.{os.getpid()}.{secrets.token_hex(4)}"
             descriptor = os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
             with os.fdopen(descriptor, "wb") as file:
@@ -48,6 +49,7 @@ class Anchor:
             with contextlib.suppress(FileExistsError):
                 os.link(part, self.folder / "key")
             part.unlink()
+            # A link is on the disk only once its directory is.
             folder = os.open(self.folder, os.O_RDONLY)
             os.fsync(folder)
             os.close(folder)
@@ -140,6 +142,7 @@ class Mark:
         record = f"{seq:020d} {digest} {self._anchor.seal_entry(seq, digest, 'mark')}\n".encode()
         with self._hold_lock(fcntl.LOCK_EX):
             marked = self._read_record()
+            # A mark that goes down would accept an older copy of the database.
             if marked is not None and marked[0] >= seq:
                 return None if marked == (seq, digest) else marked
             os.pwrite(self._file, record, 0)
@@ -165,6 +168,7 @@ class Mark:
                 # Closing the file would not do: a child forked meanwhile has a copy.
                 fcntl.flock(self._file, fcntl.LOCK_UN)
         except OSError as error:
+            # Without a lock nothing is sure any more: the next reader must take one first.
             self._anchor.valid = b"", None
             raise self._anchor.explain_failure(error) from None
 
@@ -174,6 +178,7 @@ class Mark:
         except OSError as error:
             raise self._anchor.explain_failure(error) from None
         last_record, read_entry = self._anchor.valid
+        # The same bytes were checked before: the seal need not be computed a second time.
         if record == last_record and record:
             return read_entry
         # A new ledger has no mark yet. Nor has a directory that is not mounted: but no key either.

@@ -63,6 +63,7 @@ def hash_entry(fields: Mapping[str, Any]) -> str:
 
 def is_genuine(anchor: Anchor, row: Any) -> bool:
     """Whether an entry's hash carries the seal of this ledger's key."""
+    # In constant time: nobody may learn how far a forged seal agrees.
     return hmac.compare_digest(
         str(row.seal).encode(errors="replace"), anchor.seal_entry(row.seq, row.hash).encode()
     )
@@ -173,11 +174,13 @@ class Auditor:
         previous, number, at_mark = FIRST, 0, None
         for row in rows:
             number += 1
+            # A gap is told once; counting goes on from the number that is there.
             if type(row.seq) is not int or row.seq != number:
                 yield f"entry {number} is missing"
                 number = row.seq if type(row.seq) is int else number
             if row.previous != previous:
                 yield f"entry {number} does not follow the one before it"
+            # SQLite holds any type in any column: check it before a hash is made of it.
             well_formed = type(row.seq) is int and all(type(text) is str for text in row[1:])
             if not well_formed or row.hash != hash_entry(row._asdict()):
                 yield f"entry {number} was changed"

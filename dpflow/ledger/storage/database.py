@@ -74,9 +74,8 @@ class Database:
         )
         self._engine: sa.Engine | None = None
         self._mine = threading.local()  # this thread's place in the queue
-        self._spare: list[
-            sa.PoolProxiedConnection
-        ] = []  # kept at hand, because giving them back costs a rollback
+        # Spared from the pool, because giving them back costs a rollback.
+        self._spare: list[sa.PoolProxiedConnection] = []
         self._pid = 0
         self._torn = False  # a flush failed, and nothing written since is sure to be on the disk
         _databases.add(self)
@@ -107,9 +106,8 @@ class Database:
         committing, queue = False, self._thread_queue()
         try:
             try:
-                if (
-                    queue is not None
-                ):  # only fairness depends on it: the database's own lock does the rest
+                # Only fairness depends on it: the database's own lock does the rest.
+                if queue is not None:
                     queue.enter()
                 connection, transaction = self._begin_transaction(
                     partial(self._start_writing, ahead)
@@ -118,6 +116,7 @@ class Database:
                     # Nothing counts as flushed, should a signal come between commit and flush.
                     flushed = connection.info.pop("flushed", None)
                     yield transaction
+                    # From here an error may hide a commit that went through; its message says so.
                     committing = True
                     transaction.commit()
                 except BaseException:
@@ -126,6 +125,7 @@ class Database:
             finally:
                 if queue is not None:
                     queue.leave()
+            # After the turn: the next writer works while this one waits for the disk.
             self._flush_log(connection)
             connection.info["flushed"] = flushed
             self._spare.append(connection)
@@ -141,6 +141,7 @@ class Database:
                 yield transaction
                 seen = transaction.text("PRAGMA data_version" if self.sqlite else _ON_DISK)[0][0]
                 transaction.commit()
+                # What was read may be committed and not flushed: nothing leaves before it is.
                 if not self.sqlite and not seen:
                     from dpflow.ledger.storage.postgres_pipeline import FLUSH
 
@@ -183,6 +184,7 @@ class Database:
                 return connection, start(connection)
             except BaseException as error:
                 connection.invalidate()
+                # Only a connection that died while idle is replaced: a fresh one tells the truth.
                 if (
                     fresh
                     or self.sqlite
@@ -228,9 +230,8 @@ class Database:
         if not self.sqlite or "log" not in connection.info:
             return
         try:
-            if (
-                self._torn
-            ):  # the kernel forgets what it failed to write: this writes it again, elsewhere
+            # The kernel forgets what it failed to write: this writes it a second time, elsewhere.
+            if self._torn:
                 ((busy, _, _),) = connection.driver_connection.execute(  # type: ignore[union-attr]
                     "PRAGMA wal_checkpoint(TRUNCATE)"
                 )
@@ -259,6 +260,7 @@ class Database:
         """
         if self._engine is None or self._pid != os.getpid():
             if self._engine is not None:
+                # Referred to, not dropped: to collect them would close sockets of the parent.
                 self._spare, self._inherited = [], self._spare
                 self._engine.dispose(close=False)
             self._engine, self._pid = None, os.getpid()
@@ -287,10 +289,11 @@ class Database:
         """
         if self.path is not None:
             try:
-                found = self.path.stat()
-                if not stat.S_ISREG(found.st_mode):
+                status = self.path.stat()
+                if not stat.S_ISREG(status.st_mode):
                     raise InvalidInput(f"{self!r} is a directory or a device; name a file")
-                if found.st_size == 0:
+                # An empty file is what `make_place` leaves before the tables are there.
+                if status.st_size == 0:
                     return False
             except (FileNotFoundError, NotADirectoryError):
                 return False
@@ -424,9 +427,8 @@ def _translate_error(error: Exception, place: str, committing: bool) -> DpflowEr
         )
     if isinstance(error, (*_psycopg_errors("DataError"), UnicodeError, OverflowError)):
         return InvalidInput(_UNSTORABLE)
-    unfit = (
-        getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR
-    )  # a table or column of ours is not there
+    # A table or column of ours is not there.
+    unfit = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR
     operational: tuple[type[Exception], ...] = (
         sqlite3.OperationalError,
         exc.OperationalError,

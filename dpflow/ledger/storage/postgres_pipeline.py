@@ -22,7 +22,8 @@ from dpflow.ledger.storage.statements import Prepared, Read, Transaction
 _INTEGERS = frozenset({20, 21, 23})  # object ids of bigint, smallint and integer
 _STATUS = pq.ExecStatus
 _FINE = frozenset({_STATUS.COMMAND_OK, _STATUS.TUPLES_OK})
-FLUSH = "SELECT pg_logical_emit_message(true, 'dpflow', '')"  # an empty record, which carries all before it to the disk
+# An empty record, which carries all before it to the disk.
+FLUSH = "SELECT pg_logical_emit_message(true, 'dpflow', '')"
 Command = tuple[str, Sequence[Any]]
 
 
@@ -64,8 +65,10 @@ class Wire:
             result = self._next_result()
             if result.status == _STATUS.PIPELINE_SYNC:
                 continue
+            # Later results of the batch only say that it was broken off; the first says why.
             if result.status not in _FINE:
                 failed = failed or result
+            # A name counts only once the server has it; a failed prepare is sent again.
             elif kind == "prepare":
                 self._names[sql] = new[sql]
             else:
@@ -86,6 +89,7 @@ class Wire:
 
     def _send_all(self) -> None:
         self._poll.register(self._pg.socket, select.POLLIN | select.POLLOUT)
+        # Answers are read while statements go out, or both sides could wait on full buffers.
         while self._pg.flush():
             if any(event & select.POLLIN for _, event in self._poll.poll()):
                 self._pg.consume_input()
@@ -140,7 +144,7 @@ def _make_error(result: Any) -> psycopg.Error:
 
 class WireTransaction(Transaction):
     """Writes wait until something must be known, or until the commit; reads that were asked for
-    ahead are at hand.
+    ahead are there already.
     """
 
     def __init__(
@@ -176,6 +180,7 @@ class WireTransaction(Transaction):
         return answers
 
     def run(self, statement: Prepared, **parameters: Any) -> None:
+        # What was read ahead may be changed by this write.
         self._ahead.clear()
         self._waiting.append(statement.bind_values("wire", parameters))
 
@@ -194,6 +199,7 @@ class WireTransaction(Transaction):
         return [statement.row._make(row) for row in rows]
 
     def text(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
+        # psycopg runs this one itself, so what waits must go out before.
         self._send_commands([])
         return super().text(sql, parameters)
 

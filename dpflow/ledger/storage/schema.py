@@ -1,4 +1,4 @@
-"""The ledger's tables, alike on SQLite and PostgreSQL. One schema version; any other is refused.
+"""The ledger's tables, the same on SQLite and PostgreSQL. One schema version; others are refused.
 
 Structured values are JSON texts, flags are 0 or 1: both databases then hold exactly what was
 hashed.
@@ -49,6 +49,7 @@ account = sa.Table(
     _required_column("epsilon", BigInteger),
     _required_column("delta", BigInteger),
     _required_column("renyi", BigInteger),
+    # Whoever writes here: a sum below zero would be budget from nothing.
     sa.CheckConstraint("epsilon >= 0 AND delta >= 0 AND renyi >= 0"),
     **_SLIM,
 )

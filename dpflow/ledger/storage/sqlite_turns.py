@@ -95,6 +95,7 @@ class Queue:
                 self._take_turn(now)
         finally:
             fcntl.flock(self._files[1], fcntl.LOCK_UN)
+        # With a seat the line is left first, so that the next one can look for the other seat.
         if in_a_loop:
             self._take_turn(now)
 
