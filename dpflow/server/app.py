@@ -70,13 +70,13 @@ class Refused(Exception):
     """A request that is answered with an error: HTTP status, error word, sentence."""
 
     def __init__(self, status: int, error: str, message: str, **headers: str) -> None:
-        self.status, self.error_bound, self.message, self.headers = status, error, message, headers
+        self.status, self.error, self.message, self.headers = status, error, message, headers
         super().__init__(message)
 
-    self.status, self.error, self.message, self.headers = status, error, message, headers
+    def response(self) -> JSONResponse:
         """The error as JSON."""
         return JSONResponse(
-            {"error": self.error_bound, "message": self.message}, self.status, self.headers
+            {"error": self.error, "message": self.message}, self.status, self.headers
         )
 
 
@@ -100,7 +100,6 @@ def make_refusal(error: Exception) -> Refused:
             **{"Retry-After": "1"},
         )
     # The type only: the text may hold a row.
-    # The class only: the text of an error may hold somebody's point.
     log.error("a request failed (%s)", type(error).__name__)
     return Refused(
         500,

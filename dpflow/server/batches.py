@@ -45,6 +45,7 @@ class Waiting:
         if self.key is None:
             return {}
         assert self.codes is not None
+        # Shape and bytes: in another shape the same bytes are other points.
         digest = self.session.keyed_digest(str(self.codes.shape).encode() + self.codes.tobytes())
         return {"key:" + self.session.keyed_digest(self.key.encode()): digest}
 
@@ -145,6 +146,7 @@ class Batches:
         stored = session.find_notes([name for waiting in group for name in waiting.note()])
         for waiting in group:
             for name, digest in waiting.note().items():
+                # Two requests of one batch may bring one key: the first of them counts as stored.
                 if seen.setdefault(name, stored.get(name, digest)) != digest:
                     waiting.done.set_exception(
                         KeyConflict("this idempotency key came with other points; use a new key")

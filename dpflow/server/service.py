@@ -113,6 +113,7 @@ def open_sessions(
         changes: dict[str, Any] = {"scope": principal.scope, "name": f"{request.name}/{name}"}
         if principal.predictions is not None:
             changes["params"] = request.params | {"predictions": principal.predictions}
+        # The ledger's bound on names, told in the words of the service file.
         if len(changes["name"]) > 200:
             raise InvalidInput(
                 f"the session's name and the principal's are too long together: {changes['name'][:40]}..."
