@@ -293,7 +293,10 @@ def _medians(values: Floats, each: Fraction, source: StreamSource) -> Floats:
     rate, half = rate_for(each, Fraction(1, 2), 1), Fraction(1, 2)
     keys = [SPAN.nearest_keys(column) for column in np.ascontiguousarray(values.T)]
     return np.array(
-        [SPAN.key_value(draw_quantile(k, SPAN.first_key, SPAN.last_key, half, rate, source)) for k in keys]
+        [
+            SPAN.key_value(draw_quantile(k, SPAN.first_key, SPAN.last_key, half, rate, source))
+            for k in keys
+        ]
     )
 
 

@@ -36,7 +36,9 @@ def test_a_draw_has_randomness_and_its_result_is_returned() -> None:
     draws = [draw_or_none(lambda source: source.draw_words(4), None) for _ in range(2)]
     assert draws[0] is not None and draws[1] is not None
     assert draws[0].dtype == np.uint64 and not np.array_equal(draws[0], draws[1])
-    assert not np.array_equal(*(draw_before_rows(lambda source: source.draw_words(4)) for _ in range(2)))
+    assert not np.array_equal(
+        *(draw_before_rows(lambda source: source.draw_words(4)) for _ in range(2))
+    )
 
 
 @pytest.mark.parametrize(

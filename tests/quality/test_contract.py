@@ -147,9 +147,7 @@ def test_bounds_on_every_numeric_type(
     outside: dict[str, Any] = {"delay": {"lower": 10**6, "upper": 10**7}}
     table = make(flights(delay=expression), columns=inside)
     assert check(table, DAY)
-    assert not check(
-        Table.model_validate(table.model_dump() | {"columns": outside}), DAY
-    )
+    assert not check(Table.model_validate(table.model_dump() | {"columns": outside}), DAY)
 
 
 def test_a_column_with_bounds_and_keys(make: Maker) -> None:
@@ -159,7 +157,8 @@ def test_a_column_with_bounds_and_keys(make: Maker) -> None:
     rows = """SELECT 'N' || i AS tailnum, i % 3 AS "Hour ""of"" day:x", DATE '2013-01-01' AS day FROM range(20) t(i)"""
     name = 'HOUR "of" day:x'
     good, bad = (
-        {name: {"lower": 0, "upper": 2, "public_keys": keys}} for keys in (["0", "1", "2"], ["0", "1"])
+        {name: {"lower": 0, "upper": 2, "public_keys": keys}}
+        for keys in (["0", "1", "2"], ["0", "1"])
     )
     table = make(rows, columns=good)
     assert check(table, DAY)

@@ -16,6 +16,7 @@ import pytest
 from dpflow.core.contract.declaration import Table
 from dpflow.errors import InvalidInput, PlanRefused, TableBusy, TableUnreadable
 from dpflow.quality import check, validate
+from dpflow.tables.access import contract_rows
 
 Maker = Callable[..., Table]
 SECRET = "N5EKRET"
@@ -100,7 +101,7 @@ def test_blocks_need_a_block_column(make: Maker) -> None:
 
 def test_a_holdout_has_no_contract(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     """One bit besides the gate's answers would be an output that nobody paid for; nothing is read."""
-    monkeypatch.setattr(validate, "_validate", lambda *_: pytest.fail("rows were read"))
+    monkeypatch.setattr(validate, "_run_suite", lambda *_: pytest.fail("rows were read"))
     with pytest.raises(PlanRefused, match="is a holdout, readable only through a gate"):
         check(make(holdout=True))
 
@@ -139,7 +140,9 @@ def test_an_error_inside_is_scrubbed(
     """
     caplog.set_level(logging.DEBUG)
     monkeypatch.setattr(
-        validate, "query", lambda *_: "SELECT CAST(tailnum AS INTEGER) AS tailnum FROM flights"
+        contract_rows,
+        "contract_query",
+        lambda *_: "SELECT CAST(tailnum AS INTEGER) AS tailnum FROM flights",
     )
     table = make(LEAKY, block=None, columns={})
     with pytest.raises(TableUnreadable, match="cannot be checked") as caught:
@@ -152,7 +155,7 @@ def test_an_error_inside_is_scrubbed(
 
 
 def test_the_shim_is_still_needed(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the shim Great Expectations cannot read DuckDB; once this fails, delete `_shim`."""
+    """Without the shim Great Expectations cannot read DuckDB; once this fails, delete `_install_shim`."""
     table = make()
     assert check(table)
     monkeypatch.setattr(validate, "NEEDS_SHIM", ("no version",))

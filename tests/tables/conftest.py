@@ -11,7 +11,7 @@ import pytest
 
 from dpflow.core.contract.declaration import Table
 from dpflow.tables import PrivateTable
-from dpflow.tables.bounding.sort_bounding import Words
+from dpflow.tables.bounding.sort_bounding import PackedRows
 
 Maker = Callable[..., PrivateTable]
 
@@ -20,7 +20,7 @@ Maker = Callable[..., PrivateTable]
 def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Contributions are bounded by sorting where rows fit in words, or always by queries."""
     if request.param == "queried":
-        monkeypatch.setattr(Words, "fits", lambda self: False)
+        monkeypatch.setattr(PackedRows, "fit_in_words", lambda self: False)
 
 
 @pytest.fixture

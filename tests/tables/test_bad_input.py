@@ -88,7 +88,7 @@ def test_keys_of_any_text(tmp_path: Path) -> None:
     columns = {"k": {"public_keys": KEYS}, "v": {"lower": 0, "upper": 1}}
     private = PrivateTable(Table.model_validate(declared | {"columns": columns}))
     public = GroupedSums("k", tuple(KEYS), 1, 1)
-    private.check(public)
+    private.check_request(public)
     assert private.answer(public, ()).rows.tolist() == [1] * len(KEYS)
     found = private.answer(GroupedSums("k", None, 1, 1), ())
     assert sorted(found.keys) == sorted(KEYS) and found.rows.tolist() == [1] * len(KEYS)
@@ -158,11 +158,11 @@ def test_types_without_a_number_or_a_key(make: Any, kind: str) -> None:
     columns = {"v": {"lower": 0, "upper": 1}, "k": {"public_keys": ["a"]}}
     table = f"CREATE TABLE data AS SELECT NULL::{kind} AS u, NULL::{kind} AS v, NULL::{kind} AS k, 1 AS fine"
     with pytest.raises(TableUnreadable, match="cannot be a unit; use"):
-        make(table, columns=columns).check(REQUESTS[0])
+        make(table, columns=columns).check_request(REQUESTS[0])
     with pytest.raises(TableUnreadable, match="cannot be a value; use"):
-        make(table, columns=columns, privacy_unit={"column": "fine"}).check(REQUESTS[0])
+        make(table, columns=columns, privacy_unit={"column": "fine"}).check_request(REQUESTS[0])
     with pytest.raises(TableUnreadable, match="cannot be a group key; use"):
-        make(table, columns=columns, privacy_unit={"column": "fine"}).check(
+        make(table, columns=columns, privacy_unit={"column": "fine"}).check_request(
             GroupedSums("k", ("a",), 1, 1)
         )
 
@@ -178,14 +178,14 @@ def test_a_parquet_file_or_glob_is_no_database(make: Any, tmp_path: Path) -> Non
         with pytest.raises(TableUnreadable, match=said):
             PrivateTable(
                 private.declaration.model_copy(update={"database": tmp_path / name})
-            ).check(REQUESTS[0])
-    with pytest.raises(TableUnreadable, match="there is no table in the file"):
-        make("CREATE TABLE data AS SELECT 1 AS u", relation=f"{tmp_path}/*.parquet").check(
+            ).check_request(REQUESTS[0])
+    with pytest.raises(TableUnreadable, match="no relation in the file"):
+        make("CREATE TABLE data AS SELECT 1 AS u", relation=f"{tmp_path}/*.parquet").check_request(
             REQUESTS[0]
         )
     view = f"CREATE VIEW data AS SELECT * FROM '{tmp_path}/*.parquet'"
     with pytest.raises(TableUnreadable, match="cannot be read"):
-        make(view).check(REQUESTS[0])
+        make(view).check_request(REQUESTS[0])
 
 
 #: Numbers that DuckDB's timestamps can be and no date stands for: what a file or a frame brings,
@@ -225,7 +225,7 @@ def test_timestamps_that_are_no_date_are_missing(tmp_path: Path, unit: str) -> N
     assert days.answer(KeySets("t"), ()).keys == ("1970-01-01 00:00:00",)
     assert days.answer(Records(("t",), 1), ()).units.tolist() == [0]
     assert days.group_estimates(GroupEstimates(1, "count(t)"), b"", ()).tolist() == [1]
-    with days.answering(UnboundedValues("t"), ()) as column:
+    with days.open_answer(UnboundedValues("t"), ()) as column:
         assert column.rows.tolist() == [1]
     early = PrivateTable(table, "t < '2020-01-01'")
     assert early.answer(GroupedSums(None, None, 1, 1), ()).rows.tolist() == [1]

@@ -71,9 +71,9 @@ class Node:
 
     def __post_init__(self) -> None:
         """Write the text, from those of the operands."""
-        text = self._written()
+        text = self._canonical_text()
         if len(text) > MOST_TEXT:
-            refuse(
+            refuse_sql(
                 "length",
                 f"its canonical form, with every bracket, all digits of a number and the operand of a BETWEEN twice, is "
                 f"longer than {MOST_TEXT} characters; write it shorter",
@@ -84,41 +84,41 @@ class Node:
         """The canonical text, with every bracket."""
         return self._text
 
-    def _written(self) -> str:
+    def _canonical_text(self) -> str:
         if self.op == "column":
-            return ".".join(sql.identifier(part) for part in self.args[0])
+            return ".".join(sql.quote_name(part) for part in self.args[0])
         if self.op == "number":
             return format(self.args[0], "f")
         if self.op == "text":
-            return sql.literal(self.args[0])
+            return sql.quote_text(self.args[0])
         if self.op == "truth":
             return "TRUE" if self.args[0] else "FALSE"
-        shown = [str(arg) for arg in self.args]
+        operands = [str(arg) for arg in self.args]
         if self.op == "IN":
-            return f"({shown[0]} IN ({', '.join(shown[1:])}))"
+            return f"({operands[0]} IN ({', '.join(operands[1:])}))"
         if self.op == "IS NULL":
-            return f"({shown[0]} IS NULL)"
+            return f"({operands[0]} IS NULL)"
         if self.op == "CASE":
             whens = "".join(
-                f" WHEN {when} THEN {then}" for when, then in zip(shown[::2], shown[1::2])
+                f" WHEN {when} THEN {then}" for when, then in zip(operands[::2], operands[1::2])
             )
-            return f"CASE{whens}{f' ELSE {shown[-1]}' if len(shown) % 2 else ''} END"
-        if len(shown) == 2 and self.op in _INFIX:
-            return f"({shown[0]} {self.op} {shown[1]})"
+            return f"CASE{whens}{f' ELSE {operands[-1]}' if len(operands) % 2 else ''} END"
+        if len(operands) == 2 and self.op in _INFIX:
+            return f"({operands[0]} {self.op} {operands[1]})"
         return (
-            f"({self.op} {shown[0]})"
+            f"({self.op} {operands[0]})"
             if self.op in ("NOT", "-")
-            else f"{self.op}({', '.join(shown)})"
+            else f"{self.op}({', '.join(operands)})"
         )
 
-    def columns(self) -> set[str]:
+    def column_names(self) -> set[str]:
         """Names of the declared columns that it reads."""
         if self.op == "column":
             return {".".join(self.args[0])}
-        return {name for arg in self.args if isinstance(arg, Node) for name in arg.columns()}
+        return {name for arg in self.args if isinstance(arg, Node) for name in arg.column_names()}
 
 
-def parse(text: str, table: Table) -> Node:
+def parse_condition(text: str, table: Table) -> Node:
     """Check a condition on declared columns. Equal conditions up to spaces, case and brackets give
     equal nodes.
 
@@ -126,7 +126,7 @@ def parse(text: str, table: Table) -> Node:
         PlanRefused: it is outside the language; the message names the rule.
         UnknownName: a column that the declaration does not have.
     """
-    return Reader(text, table).read()
+    return Reader(text, table).read_root()
 
 
 class Reader:
@@ -135,29 +135,29 @@ class Reader:
     def __init__(self, text: str, table: Table) -> None:
         self._text, self._table = text, table
 
-    def read(self) -> Node:
+    def read_root(self) -> Node:
         """The condition."""
         from sqlglot import exp
 
-        parsed = self.parsed(exp.Where, "WHERE")
+        parsed = self.parse_after(exp.Where, "WHERE")
         if parsed is None:
-            refuse(
+            refuse_sql(
                 "one condition",
                 "it is not one SQL condition; write what stands after WHERE and nothing else",
             )
-        return self._node(parsed.this, MOST_DEPTH)
+        return self._read_node(parsed.this, MOST_DEPTH)
 
-    def parsed(self, kind: Any, keyword: str) -> Any:
+    def parse_after(self, kind: Any, keyword: str) -> Any:
         """What sqlglot makes of the text after a keyword; None if it is not one thing of this kind."""
         from sqlglot.errors import SqlglotError
 
         if len(self._text) > MOST_TEXT or "\0" in self._text or not _is_unicode(self._text):
-            refuse(
+            refuse_sql(
                 "length",
                 f"it is longer than {MOST_TEXT} characters, or has characters that are no text",
             )
         try:
-            parsed = _parsed(kind, f"{keyword} {self._text}")
+            parsed = _parse_sql(kind, f"{keyword} {self._text}")
         except (
             SqlglotError,
             LookupError,
@@ -166,118 +166,125 @@ class Reader:
         ):  # some builders look blindly at arguments
             return None
         except RecursionError:
-            refuse(
+            refuse_sql(
                 "depth",
                 "it is nested too deeply to be read, perhaps in its canonical form, with every bracket",
             )
         return parsed[0] if len(parsed) == 1 and isinstance(parsed[0], kind) else None
 
-    def _node(self, found: Any, depth: int) -> Node:
+    def _read_node(self, found: Any, depth: int) -> Node:
         kind = type(found).__name__
         if depth <= 0:
-            refuse("depth", f"it is nested deeper than {MOST_DEPTH}; list values with IN")
+            refuse_sql("depth", f"it is nested deeper than {MOST_DEPTH}; list values with IN")
         if kind == "Paren":
-            return self._node(self._only(found, "this")[0], depth)
+            return self._read_node(self._take_arguments(found, "this")[0], depth)
         if kind in _BINARY:
             extra = ("typed", "safe") if kind == "Div" else ()
-            return self._op(
-                _BINARY[kind], self._only(found, "this", "expression", ignore=extra), depth
+            return self._read_operator(
+                _BINARY[kind],
+                self._take_arguments(found, "this", "expression", ignore=extra),
+                depth,
             )
         if kind in _FUNCTIONS:
-            return self._op(_FUNCTIONS[kind], self._only(found, "this"), depth)
+            return self._read_operator(_FUNCTIONS[kind], self._take_arguments(found, "this"), depth)
         if kind in _CHOICES:
-            first, others = self._only(found, "this", "expressions", ignore=("ignore_nulls",))
-            return self._op(_CHOICES[kind], [first, *(others or ())], depth)
-        build: Callable[[Any, int], Node] | None = getattr(self, f"_{kind.lower()}", None)
+            first, others = self._take_arguments(
+                found, "this", "expressions", ignore=("ignore_nulls",)
+            )
+            return self._read_operator(_CHOICES[kind], [first, *(others or ())], depth)
+        build: Callable[[Any, int], Node] | None = getattr(self, f"_read_{kind.lower()}", None)
         if build is None or kind not in _SPECIAL:
-            refuse("allow-list", f"{_name(found)} is not in the language")
+            refuse_sql("allow-list", f"{_node_name(found)} is not in the language")
         return build(found, depth)
 
-    def _op(self, name: str, operands: Iterable[Any], depth: int) -> Node:
-        return Node(name, tuple(self._node(operand, depth - 1) for operand in operands))
+    def _read_operator(self, name: str, operands: Iterable[Any], depth: int) -> Node:
+        return Node(name, tuple(self._read_node(operand, depth - 1) for operand in operands))
 
-    def _only(self, found: Any, *names: str, ignore: tuple[str, ...] = ()) -> list[Any]:
+    def _take_arguments(self, found: Any, *names: str, ignore: tuple[str, ...] = ()) -> list[Any]:
         """The named arguments. Any other that is set would change the meaning, so it is refused."""
         for name, value in found.args.items():
             if name not in (*names, *ignore) and value not in (None, False, [], ""):
-                refuse("allow-list", f"{_name(found)} with {name} is not in the language")
+                refuse_sql("allow-list", f"{_node_name(found)} with {name} is not in the language")
         return [found.args.get(name) for name in names]
 
-    def _column(self, found: Any, depth: int) -> Node:
-        self._only(found, "this", "table")
+    def _read_column(self, found: Any, depth: int) -> Node:
+        self._take_arguments(found, "this", "table")
         parts = [found.args.get(name) for name in ("table", "this")]
         if any(part is not None and type(part).__name__ != "Identifier" for part in parts):
-            refuse("declared columns", "* and lambda parameters are not columns")
-        wanted = ".".join(part.name for part in parts if part is not None)
+            refuse_sql("declared columns", "* and lambda parameters are not columns")
+        full_name = ".".join(part.name for part in parts if part is not None)
         names = {name.casefold(): name for name in reversed(self._table.columns)}
-        name = wanted if wanted in self._table.columns else names.get(wanted.casefold())
+        name = full_name if full_name in self._table.columns else names.get(full_name.casefold())
         if name is None:
             raise UnknownName(
-                f"column of table {self._table.name!r}, named in SQL,", wanted, self._table.columns
+                f"column of table {self._table.name!r}, named in SQL,",
+                full_name,
+                self._table.columns,
             )
         return Node("column", (self._table.split_name(name),))
 
-    def _literal(self, found: Any, depth: int) -> Node:
+    def _read_literal(self, found: Any, depth: int) -> Node:
         if found.args.get("is_string"):
             return Node("text", (str(found.this),))
         try:
             number = Decimal(str(found.this))
         except InvalidOperation:
-            refuse("literals", "a number is not written in decimal digits")
+            refuse_sql("literals", "a number is not written in decimal digits")
         if number and not 0 < float(number) < float("inf"):
-            refuse("literals", "a number is beyond what a DOUBLE holds")
+            refuse_sql("literals", "a number is beyond what a DOUBLE holds")
         number = number.normalize() if len(number.as_tuple().digits) <= 28 else number
         return Node("number", (number or Decimal(0),))
 
-    def _boolean(self, found: Any, depth: int) -> Node:
+    def _read_boolean(self, found: Any, depth: int) -> Node:
         return Node("truth", (bool(found.this),))
 
-    def _null(self, found: Any, depth: int) -> NoReturn:
-        refuse("literals", "NULL compares with nothing; write IS NULL")
+    def _read_null(self, found: Any, depth: int) -> NoReturn:
+        refuse_sql("literals", "NULL compares with nothing; write IS NULL")
 
-    def _neg(self, found: Any, depth: int) -> Node:
-        inside = self._node(self._only(found, "this")[0], depth - 1)
+    def _read_neg(self, found: Any, depth: int) -> Node:
+        operand = self._read_node(self._take_arguments(found, "this")[0], depth - 1)
         return (
-            Node("number", (-inside.args[0],))
-            if inside.op == "number" and inside.args[0]
-            else Node("-", (inside,))
+            Node("number", (-operand.args[0],))
+            if operand.op == "number" and operand.args[0]
+            else Node("-", (operand,))
         )
 
-    def _not(self, found: Any, depth: int) -> Node:
-        return self._op("NOT", self._only(found, "this"), depth)
+    def _read_not(self, found: Any, depth: int) -> Node:
+        return self._read_operator("NOT", self._take_arguments(found, "this"), depth)
 
-    def _is(self, found: Any, depth: int) -> Node:
-        left, right = self._only(found, "this", "expression")
+    def _read_is(self, found: Any, depth: int) -> Node:
+        left, right = self._take_arguments(found, "this", "expression")
         if type(right).__name__ != "Null":
-            refuse("allow-list", "only IS NULL and IS NOT NULL are in the language")
-        return self._op("IS NULL", [left], depth)
+            refuse_sql("allow-list", "only IS NULL and IS NOT NULL are in the language")
+        return self._read_operator("IS NULL", [left], depth)
 
-    def _between(self, found: Any, depth: int) -> Node:
+    def _read_between(self, found: Any, depth: int) -> Node:
         """Each operand is read once: twice would be 2^n times in n of them, one inside the other."""
         value, low, high = (
-            self._node(one, depth - 2) for one in self._only(found, "this", "low", "high")
+            self._read_node(one, depth - 2)
+            for one in self._take_arguments(found, "this", "low", "high")
         )
         return Node("AND", (Node(">=", (value, low)), Node("<=", (value, high))))
 
-    def _case(self, found: Any, depth: int) -> Node:
-        ifs, default = self._only(found, "ifs", "default")
-        parts = [part for one in ifs for part in self._only(one, "this", "true")]
+    def _read_case(self, found: Any, depth: int) -> Node:
+        ifs, default = self._take_arguments(found, "ifs", "default")
+        parts = [part for one in ifs for part in self._take_arguments(one, "this", "true")]
         if type(default).__name__ in ("NoneType", "Null"):
             default = None
-        return self._op("CASE", [*parts, *([] if default is None else [default])], depth)
+        return self._read_operator("CASE", [*parts, *([] if default is None else [default])], depth)
 
-    def _in(self, found: Any, depth: int) -> Node:
-        value, listed = self._only(found, "this", "expressions")
-        nodes = [self._node(item, depth - 1) for item in listed or ()]
+    def _read_in(self, found: Any, depth: int) -> Node:
+        value, listed = self._take_arguments(found, "this", "expressions")
+        nodes = [self._read_node(item, depth - 1) for item in listed or ()]
         if not nodes or any(node.op not in ("number", "text", "truth") for node in nodes):
-            refuse("literals", "IN takes a list of literals")
-        return Node("IN", (self._node(value, depth - 1), *sorted(set(nodes), key=str)))
+            refuse_sql("literals", "IN takes a list of literals")
+        return Node("IN", (self._read_node(value, depth - 1), *sorted(set(nodes), key=str)))
 
-    def _like(self, found: Any, depth: int) -> Node:
-        value, pattern = self._only(found, "this", "expression", ignore=("negate",))
-        node = self._op("LIKE", (value, pattern), depth)
+    def _read_like(self, found: Any, depth: int) -> Node:
+        value, pattern = self._take_arguments(found, "this", "expression", ignore=("negate",))
+        node = self._read_operator("LIKE", (value, pattern), depth)
         if node.args[1].op != "text":
-            refuse("literals", "LIKE takes a literal pattern")
+            refuse_sql("literals", "LIKE takes a literal pattern")
         return Node("NOT", (node,)) if found.args.get("negate") else node
 
 
@@ -297,7 +304,7 @@ _SPECIAL = {
 
 
 @cache
-def _parser() -> Any:
+def _strict_parser() -> Any:
     """sqlglot's parser of DuckDB's SQL, but no argument of a function is lost or changes its place."""
     from sqlglot.parsers.duckdb import DuckDBParser
 
@@ -316,21 +323,23 @@ def _parser() -> Any:
         def validate_expression(self, expression: Any, args: Any = None) -> Any:
             """As sqlglot does, and that every argument has found a place."""
             if any(getattr(arg, "parent", expression) is None for arg in args or ()):
-                refuse(
+                refuse_sql(
                     "allow-list",
-                    f"{_name(expression)} with {len(args)} arguments is not in the language",
+                    f"{_node_name(expression)} with {len(args)} arguments is not in the language",
                 )
             return super().validate_expression(expression, args)
 
     return Strict
 
 
-def _parsed(kind: Any, text: str) -> list[Any]:
+def _parse_sql(kind: Any, text: str) -> list[Any]:
     from sqlglot import Dialect
 
     dialect = Dialect.get_or_raise("duckdb")
-    found: list[Any] = _parser()(dialect=dialect).parse_into(kind, dialect.tokenize(text), text)
-    return found
+    statements: list[Any] = _strict_parser()(dialect=dialect).parse_into(
+        kind, dialect.tokenize(text), text
+    )
+    return statements
 
 
 def _is_unicode(text: str) -> bool:
@@ -341,13 +350,13 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def _name(found: Any) -> str:
+def _node_name(found: Any) -> str:
     """What a person would call a node of sqlglot."""
     kind = type(found).__name__
     return f"the function {found.name!r}" if kind == "Anonymous" else kind
 
 
-def refuse(rule: str, what: str) -> NoReturn:
+def refuse_sql(rule: str, what: str) -> NoReturn:
     """Raise `PlanRefused` with the name of the rule that is broken."""
     raise PlanRefused(f"the SQL breaks the rule {rule!r}: {what}")
 
@@ -375,51 +384,53 @@ def to_sql(node: Node, column: Callable[[str], sql.Field]) -> str:
 
     Raises `PlanRefused` where types do not fit, `TableUnreadable` where a column is missing.
     """
-    return truth(Writer(column).term(node), node)
+    return condition_sql(ConditionRenderer(column).write_term(node), node)
 
 
-class Writer:
+class ConditionRenderer:
     """Writes nodes as SQL."""
 
     def __init__(self, column: Callable[[str], sql.Field]) -> None:
         self._column = column
 
-    def term(self, node: Node) -> Term:
+    def write_term(self, node: Node) -> Term:
         """A node as SQL, with its family."""
         if node.op == "column":
             return self.column(".".join(node.args[0]))
         if node.op == "number":
-            return _number(node.args[0])
+            return _number_term(node.args[0])
         if node.op == "text":
-            return Term(sql.literal(node.args[0]), "text")
+            return Term(sql.quote_text(node.args[0]), "text")
         if node.op == "truth":
             return Term(str(node), "truth")
         return (
-            self._choice(node)
+            self._write_choice(node)
             if node.op in ("CASE", *_CHOICES.values())
-            else Term(*self._operator(node))
+            else Term(*self._write_operator(node))
         )
 
     def column(self, name: str) -> Term:
         """A column's value."""
         return column_term(self._column(name))
 
-    def _choice(self, node: Node) -> Term:
+    def _write_choice(self, node: Node) -> Term:
         """One of several values of one family. ``least`` and ``greatest`` pass over NULL, as
         DuckDB's do.
         """
-        terms = [self.term(arg) for arg in node.args]
+        terms = [self.write_term(arg) for arg in node.args]
         whens: list[str] = []
         if node.op == "CASE":
             pairs = len(terms) // 2
-            whens = [truth(term, node) for term in terms[: 2 * pairs : 2]]
+            whens = [condition_sql(term, node) for term in terms[: 2 * pairs : 2]]
             terms = [*terms[1 : 2 * pairs : 2], *terms[2 * pairs :]]
         families = {term.family for term in terms}
         if families == {"whole", "number"}:
             terms = [Term(term.double, "number") for term in terms]
-        need(len(families) == 1 or families == {"whole", "number"}, node, "values of one type")
+        require_operands(
+            len(families) == 1 or families == {"whole", "number"}, node, "values of one type"
+        )
         ordered = terms[0].family in ("whole", "number")
-        need(ordered or node.op not in ("least", "greatest"), node, "numbers")
+        require_operands(ordered or node.op not in ("least", "greatest"), node, "numbers")
         texts = [term.sql for term in terms]
         if node.op != "CASE":
             return Term(f"{node.op}({', '.join(texts)})", terms[0].family)
@@ -427,7 +438,7 @@ class Writer:
         parts = "".join(f" WHEN {when} THEN {then}" for when, then in zip(whens, texts))
         return Term(f"(CASE{parts}{otherwise} END)", terms[0].family)
 
-    def _operator(self, node: Node) -> tuple[str, str]:
+    def _write_operator(self, node: Node) -> tuple[str, str]:
         if node.op == "IS NULL" and node.args[0].op == "column":  # of any type
             field = self._column(".".join(node.args[0].args[0]))
             return (
@@ -436,20 +447,23 @@ class Writer:
                 else _null_or_nan(field)
             ), "truth"
         if node.op in _COMPARISONS.values() or node.op == "IN":
-            return self._compare(node), "truth"
-        terms = [self.term(arg) for arg in node.args]
+            return self._write_comparison(node), "truth"
+        terms = [self.write_term(arg) for arg in node.args]
         if node.op in ("AND", "OR"):
-            return f"({truth(terms[0], node)} {node.op} {truth(terms[1], node)})", "truth"
+            return (
+                f"({condition_sql(terms[0], node)} {node.op} {condition_sql(terms[1], node)})",
+                "truth",
+            )
         if node.op == "NOT":
-            return f"(NOT {truth(terms[0], node)})", "truth"
+            return f"(NOT {condition_sql(terms[0], node)})", "truth"
         if node.op == "IS NULL":
             return f"({terms[0].sql} IS NULL)", "truth"
         if node.op in ("LIKE", "lower", "upper", "length"):
-            need(all(term.family == "text" for term in terms), node, "text")
+            require_operands(all(term.family == "text" for term in terms), node, "text")
             if node.op == "LIKE":
                 return f"({terms[0].sql} LIKE {terms[1].sql})", "truth"
             return f"{node.op}({terms[0].sql})", "whole" if node.op == "length" else "text"
-        need(all(term.family in ("whole", "number") for term in terms), node, "numbers")
+        require_operands(all(term.family in ("whole", "number") for term in terms), node, "numbers")
         values = [term.double for term in terms]
         if node.op in ("sqrt", "ln", "exp"):
             return f"nullif({node.op}({values[0]}), CAST('NaN' AS DOUBLE))", "number"
@@ -459,11 +473,11 @@ class Writer:
             values[1] = f"nullif({values[1]}, CAST(0 AS DOUBLE))"
         return f"nullif({values[0]} {node.op} {values[1]}, CAST('NaN' AS DOUBLE))", "number"
 
-    def _compare(self, node: Node) -> str:
+    def _write_comparison(self, node: Node) -> str:
         """A comparison of one family; a text literal takes the type of a time or UUID that it is
         compared with.
         """
-        terms = [self.term(arg) for arg in node.args]
+        terms = [self.write_term(arg) for arg in node.args]
         families = {term.family for term, arg in zip(terms, node.args) if arg.op != "text"} or {
             "text"
         }
@@ -475,14 +489,16 @@ class Writer:
             texts = [f"encode({term.sql})" for term in terms]
         elif len(families) == 1:
             family = families.pop()
-            need(family not in ("truth", "uuid") or node.op in ("=", "<>", "IN"), node, "an order")
+            require_operands(
+                family not in ("truth", "uuid") or node.op in ("=", "<>", "IN"), node, "an order"
+            )
             texts = [
-                _typed(arg, family) if arg.op == "text" else term.sql
+                _time_constant(arg, family) if arg.op == "text" else term.sql
                 for term, arg in zip(terms, node.args)
             ]
         else:
             texts = []
-        need(
+        require_operands(
             bool(texts) and (families <= {"text"} or _no_stray_text(node, families)),
             node,
             "operands of one type",
@@ -518,7 +534,7 @@ def column_term(field: sql.Field) -> Term:
         return Term(f"TRY_CAST({name} AS TIMESTAMP)", "timestamp")
     if kind == "boolean":
         return Term(name, "truth")
-    refuse(
+    refuse_sql(
         "types",
         f"column {field.name!r} is a {field.kind.upper()}, of which only IS NULL can be asked",
     )
@@ -528,13 +544,13 @@ def _null_or_nan(field: sql.Field) -> str:
     return f"({field.sql} IS NULL OR isnan({field.sql}))"
 
 
-def _number(value: Decimal) -> Term:
+def _number_term(value: Decimal) -> Term:
     if value == value.to_integral_value() and -_INT64 <= value < _INT64:
-        return Term(sql.integer(int(value)), "whole")
+        return Term(sql.write_integer(int(value)), "whole")
     return Term(f"CAST('{float(value)!r}' AS DOUBLE)", "number")
 
 
-def _typed(node: Node, family: str) -> str:
+def _time_constant(node: Node, family: str) -> str:
     """A text literal as a constant of a time or UUID type, in the one spelling that means it."""
     text = node.args[0]
     try:
@@ -550,7 +566,7 @@ def _typed(node: Node, family: str) -> str:
             return f"make_timestamp{zone}({since // dt.timedelta(microseconds=1)})"
     except ValueError:
         pass
-    refuse(
+    refuse_sql(
         "types",
         f"a literal compared with a {family.upper()} is not one; write it like {_LIKE.get(family, 'TRUE')}",
     )
@@ -564,13 +580,13 @@ _LIKE = {
 }
 
 
-def truth(term: Term, node: Node) -> str:
+def condition_sql(term: Term, node: Node) -> str:
     """The SQL of a condition, or `PlanRefused`."""
-    need(term.family == "truth", node, "conditions")
+    require_operands(term.family == "truth", node, "conditions")
     return term.sql
 
 
-def need(holds: bool, node: Node, what: str) -> None:
+def require_operands(holds: bool, node: Node, what: str) -> None:
     """Raise `PlanRefused` unless the operands fit the operator."""
     if not holds:
-        refuse("types", f"{node.op} needs {what}")
+        refuse_sql("types", f"{node.op} needs {what}")

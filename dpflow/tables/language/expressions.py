@@ -38,7 +38,15 @@ from typing import Any
 from dpflow.core.contract.declaration import Column, Table
 from dpflow.errors import PlanRefused
 from dpflow.tables.access import sql
-from dpflow.tables.language.conditions import MOST_DEPTH, Node, Reader, Term, Writer, need, refuse
+from dpflow.tables.language.conditions import (
+    MOST_DEPTH,
+    Node,
+    Reader,
+    Term,
+    ConditionRenderer,
+    refuse_sql,
+    require_operands,
+)
 
 #: Bits of the grid on which values are added, and of the one on which their products are.
 SUM_BITS, PRODUCT_BITS = 60, 30
@@ -85,20 +93,20 @@ PREDICTED = ("candidate.prediction", "candidate.score", "candidate.rival")
 class Aggregate(Node):
     """An aggregate of row expressions, or one with its ``FILTER``."""
 
-    def _written(self) -> str:
-        shown = [str(arg) for arg in self.args]
+    def _canonical_text(self) -> str:
+        operands = [str(arg) for arg in self.args]
         if self.op == "FILTER":
-            return f"{shown[0]} FILTER (WHERE {shown[1]})"
+            return f"{operands[0]} FILTER (WHERE {operands[1]})"
         if self.op == "count(*)":
             return self.op
         return (
-            f"count(DISTINCT {shown[0]})"
+            f"count(DISTINCT {operands[0]})"
             if self.op == "count distinct"
-            else f"{self.op}({', '.join(shown)})"
+            else f"{self.op}({', '.join(operands)})"
         )
 
 
-def parse(text: str, table: Table) -> Node:
+def parse_expression(text: str, table: Table) -> Node:
     """Check an expression. Equal ones up to spaces, case, brackets and synonyms give equal nodes,
     hence equal texts.
 
@@ -106,15 +114,15 @@ def parse(text: str, table: Table) -> Node:
         PlanRefused: it is outside the language; the message names the rule.
         UnknownName: a column that the declaration does not have.
     """
-    return _Reader(text, _widened(table)).read()
+    return _Reader(text, _add_predictions(table)).read_root()
 
 
-def predicted(node: Node, table: Table) -> set[str]:
+def candidate_columns(node: Node, table: Table) -> set[str]:
     """Names of the columns that an expression takes from a candidate."""
-    return (node.columns() & set(PREDICTED)) - set(table.columns)
+    return (node.column_names() & set(PREDICTED)) - set(table.columns)
 
 
-def _widened(table: Table) -> Table:
+def _add_predictions(table: Table) -> Table:
     """The table with a candidate's columns."""
     return table.model_copy(
         update={
@@ -129,102 +137,114 @@ def _widened(table: Table) -> Table:
 class _Reader(Reader):
     """Adds aggregates to the language of rows."""
 
-    _inside = False  #: whether the node being read is an aggregate's argument
+    _in_aggregate = False  #: whether the node being read is an aggregate's argument
 
-    def read(self) -> Node:
+    def read_root(self) -> Node:
         """The expression."""
         from sqlglot import exp
 
-        parsed = self.parsed(exp.Select, "SELECT")
-        given = (
+        parsed = self.parse_after(exp.Select, "SELECT")
+        clauses = (
             {} if parsed is None else {name: value for name, value in parsed.args.items() if value}
         )
-        if set(given) != {"expressions"} or len(given["expressions"]) != 1:
-            refuse(
+        if set(clauses) != {"expressions"} or len(clauses["expressions"]) != 1:
+            refuse_sql(
                 "one expression",
                 "it is not one SQL expression; write what gives one number per group, such as avg(x)",
             )
-        node = self._node(given["expressions"][0], MOST_DEPTH)
-        if not _aggregated(node):
-            refuse("aggregates", "it has no aggregate; write one, such as avg(x) or count(*)")
+        node = self._read_node(clauses["expressions"][0], MOST_DEPTH)
+        if not _has_aggregate(node):
+            refuse_sql("aggregates", "it has no aggregate; write one, such as avg(x) or count(*)")
         return node
 
-    def _node(self, found: Any, depth: int) -> Node:
+    def _read_node(self, found: Any, depth: int) -> Node:
         kind = type(found).__name__
         if kind not in _ONE | _TWO | _QUANTILES and kind not in _OTHERS:
-            if kind == "Column" and not self._inside:
-                refuse(
+            if kind == "Column" and not self._in_aggregate:
+                refuse_sql(
                     "aggregates",
                     f"column {found.name!r} stands outside an aggregate; write avg(...) or another one around it",
                 )
-            return super()._node(found, depth)
-        if self._inside:
-            refuse("aggregates", "an aggregate stands inside another one")
+            return super()._read_node(found, depth)
+        if self._in_aggregate:
+            refuse_sql("aggregates", "an aggregate stands inside another one")
         if depth <= 0:
-            refuse("depth", f"it is nested deeper than {MOST_DEPTH}")
+            refuse_sql("depth", f"it is nested deeper than {MOST_DEPTH}")
         if kind == "Filter":
             return self._filter(found, depth)
-        self._inside = True
+        self._in_aggregate = True
         try:
-            return self._aggregate(kind, found, depth - 1)
+            return self._read_aggregate(kind, found, depth - 1)
         finally:
-            self._inside = False
+            self._in_aggregate = False
 
     def _filter(self, found: Any, depth: int) -> Node:
-        inner, where = self._only(found, "this", "expression")
-        node = self._node(inner, depth - 1)
+        inner, where = self._take_arguments(found, "this", "expression")
+        node = self._read_node(inner, depth - 1)
         if not isinstance(node, Aggregate):
-            refuse("aggregates", "FILTER stands after one aggregate")
-        self._inside = True
+            refuse_sql("aggregates", "FILTER stands after one aggregate")
+        self._in_aggregate = True
         try:
-            condition = self._node(self._only(where, "this")[0], depth - 1)
+            condition = self._read_node(self._take_arguments(where, "this")[0], depth - 1)
         finally:
-            self._inside = False
+            self._in_aggregate = False
         if node.op == "FILTER":  # of a count_if
             node, condition = node.args[0], Node("AND", (node.args[1], condition))
         return Aggregate("FILTER", (node, condition))
 
-    def _aggregate(self, kind: str, found: Any, depth: int) -> Node:
+    def _read_aggregate(self, kind: str, found: Any, depth: int) -> Node:
         if kind == "Count":
-            return self._count(found, depth)
+            return self._read_count(found, depth)
         if kind == "CountIf":
             return Aggregate(
-                "FILTER", (Aggregate("count(*)", ()), *self._args(self._only(found, "this"), depth))
+                "FILTER",
+                (
+                    Aggregate("count(*)", ()),
+                    *self._read_arguments(self._take_arguments(found, "this"), depth),
+                ),
             )
         if kind == "Median":
             return Aggregate(
-                "quantile_cont", (*self._args(self._only(found, "this"), depth), _HALF)
+                "quantile_cont",
+                (*self._read_arguments(self._take_arguments(found, "this"), depth), _HALF),
             )
         if kind in _QUANTILES:
             name, share = _QUANTILES[kind]
-            node = Aggregate(name, self._args(self._only(found, "this", share), depth))
+            node = Aggregate(
+                name, self._read_arguments(self._take_arguments(found, "this", share), depth)
+            )
             if node.args[1].op != "number" or not 0 <= node.args[1].args[0] <= 1:
-                refuse("literals", "a quantile is asked at a literal between 0 and 1")
+                refuse_sql("literals", "a quantile is asked at a literal between 0 and 1")
             return node
         if kind in _TWO:
-            return Aggregate(_TWO[kind], self._args(self._only(found, "this", "expression"), depth))
-        return Aggregate(_ONE[kind], self._args(self._only(found, "this"), depth))
+            return Aggregate(
+                _TWO[kind],
+                self._read_arguments(self._take_arguments(found, "this", "expression"), depth),
+            )
+        return Aggregate(
+            _ONE[kind], self._read_arguments(self._take_arguments(found, "this"), depth)
+        )
 
-    def _args(self, found: list[Any], depth: int) -> tuple[Node, ...]:
-        return tuple(self._node(one, depth - 1) for one in found)
+    def _read_arguments(self, found: list[Any], depth: int) -> tuple[Node, ...]:
+        return tuple(self._read_node(one, depth - 1) for one in found)
 
-    def _count(self, found: Any, depth: int) -> Node:
-        (what,) = self._only(found, "this", ignore=("big_int",))
+    def _read_count(self, found: Any, depth: int) -> Node:
+        (what,) = self._take_arguments(found, "this", ignore=("big_int",))
         if what is None or type(what).__name__ == "Star":
             if what is not None:
-                self._only(what)
+                self._take_arguments(what)
             return Aggregate("count(*)", ())
         if type(what).__name__ != "Distinct":
-            return Aggregate("count", self._args([what], depth))
-        (several,) = self._only(what, "expressions")
+            return Aggregate("count", self._read_arguments([what], depth))
+        (several,) = self._take_arguments(what, "expressions")
         if len(several) != 1:
-            refuse("allow-list", "DISTINCT of several expressions is not in the language")
-        return Aggregate("count distinct", self._args(several, depth))
+            refuse_sql("allow-list", "DISTINCT of several expressions is not in the language")
+        return Aggregate("count distinct", self._read_arguments(several, depth))
 
 
-def _aggregated(node: Node) -> bool:
+def _has_aggregate(node: Node) -> bool:
     return isinstance(node, Aggregate) or any(
-        _aggregated(arg) for arg in node.args if isinstance(arg, Node)
+        _has_aggregate(arg) for arg in node.args if isinstance(arg, Node)
     )
 
 
@@ -232,7 +252,7 @@ def _aggregated(node: Node) -> bool:
 
 
 @dataclass(frozen=True)
-class Written:
+class ExpressionSql:
     """An expression for DuckDB: ``rows``, what a query of rows gives, and ``value``, the aggregate
     of it.
     """
@@ -241,19 +261,19 @@ class Written:
     value: str
 
 
-def to_sql(node: Node, table: Table, column: Callable[[str], sql.Field]) -> Written:
+def to_sql(node: Node, table: Table, column: Callable[[str], sql.Field]) -> ExpressionSql:
     """The expression, by the columns' types in the catalog.
 
     Raises `PlanRefused` where types do not fit or a sum has no bounds, `TableUnreadable` where a
     column is missing.
     """
-    groups = _Groups(_Rows(_widened(table), column))
-    term = groups.term(node)
-    need(term.family in ("whole", "number"), node, "to be a number")
-    return Written(tuple(groups.rows), term.double)
+    groups = _Groups(_Rows(_add_predictions(table), column))
+    term = groups.write_term(node)
+    require_operands(term.family in ("whole", "number"), node, "to be a number")
+    return ExpressionSql(tuple(groups.rows), term.double)
 
 
-def over(node: Node, table: Table, kinds: Mapping[str, str]) -> str:
+def query_arrays(node: Node, table: Table, kinds: Mapping[str, str]) -> str:
     """The query of an expression's ``value`` by ``bucket`` over arrays: the relation ``given`` of
     `dpflow.tables.access.sandbox.over`.
 
@@ -261,16 +281,16 @@ def over(node: Node, table: Table, kinds: Mapping[str, str]) -> str:
         kinds: of each array after the groups' numbers, the column that it is, and "double" or
         "varchar".
     """
-    places = {
-        name: sql.Field(name, kind, kind.upper(), place=f"t.c{i}")
+    fields = {
+        name: sql.Field(name, kind, kind.upper(), reference=f"t.c{i}")
         for i, (name, kind) in enumerate(kinds.items(), 1)
     }
-    written = to_sql(node, table, places.__getitem__)
+    written = to_sql(node, table, fields.__getitem__)
     rows = ", ".join(["t.c0 AS bucket", *(f"{row} AS r{i}" for i, row in enumerate(written.rows))])
     return f"SELECT bucket, {written.value} AS value FROM (SELECT {rows} FROM given AS t) GROUP BY bucket"
 
 
-class _Rows(Writer):
+class _Rows(ConditionRenderer):
     """Row expressions, in which columns are within their declared bounds."""
 
     def __init__(self, table: Table, column: Callable[[str], sql.Field]) -> None:
@@ -279,31 +299,33 @@ class _Rows(Writer):
         self.integers: set[str] = set()  # columns of which every value is a whole number
 
     def column(self, name: str) -> Term:
-        term, declared = super().column(name), self.table.column(name)
+        term, declaration = super().column(name), self.table.column(name)
         if term.family not in ("whole", "number"):
             return term
-        if declared.lower is None or declared.upper is None:
-            return term if declared.missing == "skip" else _filled(term, declared.missing)
-        integer = term.family == "whole" and _whole(declared)
-        value, text = (term.sql, _integer) if integer else (term.double, sql.double)
-        inside = f"least(greatest({value}, {text(declared.lower)}), {text(declared.upper)})"
-        inside = f"CASE WHEN {value} IS NOT NULL THEN {inside} END"
-        if declared.missing != "skip":
-            inside = f"coalesce({inside}, {text(declared.missing)})"
+        if declaration.lower is None or declaration.upper is None:
+            return (
+                term if declaration.missing == "skip" else _fill_missing(term, declaration.missing)
+            )
+        integer = term.family == "whole" and _is_whole(declaration)
+        value, text = (term.sql, _integer_sql) if integer else (term.double, sql.write_double)
+        clamped = f"least(greatest({value}, {text(declaration.lower)}), {text(declaration.upper)})"
+        clamped = f"CASE WHEN {value} IS NOT NULL THEN {clamped} END"
+        if declaration.missing != "skip":
+            clamped = f"coalesce({clamped}, {text(declaration.missing)})"
         if not integer:
-            return Term(inside, "number")
+            return Term(clamped, "number")
         self.integers.add(name)
-        return Term(f"CAST({inside} AS BIGINT)", "whole")
+        return Term(f"CAST({clamped} AS BIGINT)", "whole")
 
 
-def _filled(term: Term, missing: Fraction) -> Term:
+def _fill_missing(term: Term, missing: Fraction) -> Term:
     """A number without bounds, or what a missing one is."""
     if term.family == "whole" and missing.denominator == 1 and abs(missing) < 2**62:
-        return Term(f"coalesce({term.sql}, {_integer(missing)})", "whole")
-    return Term(f"coalesce({term.double}, {sql.double(missing)})", "number")
+        return Term(f"coalesce({term.sql}, {_integer_sql(missing)})", "whole")
+    return Term(f"coalesce({term.double}, {sql.write_double(missing)})", "number")
 
 
-def _whole(declared: Column) -> bool:
+def _is_whole(declared: Column) -> bool:
     """Whether everything a column of integers can be read as is one, of 63 bits."""
     ends = (declared.lower, declared.upper, declared.missing)
     return all(
@@ -311,8 +333,8 @@ def _whole(declared: Column) -> bool:
     )
 
 
-def _integer(value: Fraction) -> str:
-    return sql.integer(int(value))
+def _integer_sql(value: Fraction) -> str:
+    return sql.write_integer(int(value))
 
 
 @dataclass(frozen=True)
@@ -328,7 +350,7 @@ class _Span:
         return max(abs(self.low), abs(self.high))
 
 
-def _span(node: Node, rows: _Rows) -> _Span:
+def _bound_expression(node: Node, rows: _Rows) -> _Span:
     """Bounds of a row expression's value where it has some, by interval arithmetic; its term was
     written before.
     """
@@ -337,21 +359,21 @@ def _span(node: Node, rows: _Rows) -> _Span:
         return _Span(float(value), float(value), value == value.to_integral_value())
     if node.op == "column":
         name = ".".join(node.args[0])
-        declared = rows.table.column(name)
-        if declared.lower is None or declared.upper is None:
+        declaration = rows.table.column(name)
+        if declaration.lower is None or declaration.upper is None:
             return _Span()
-        return _Span(float(declared.lower), float(declared.upper), name in rows.integers)
+        return _Span(float(declaration.lower), float(declaration.upper), name in rows.integers)
     if node.op in ("CASE", "coalesce", "least", "greatest"):
         values = (
             node.args
             if node.op != "CASE"
             else [*node.args[1::2], *node.args[len(node.args) // 2 * 2 :]]
         )
-        return _chosen(node, [_span(arg, rows) for arg in values])
+        return _bound_choice(node, [_bound_expression(arg, rows) for arg in values])
     if node.op == "length":
         return _Span(0, math.inf, True)
-    spans = [_span(arg, rows) for arg in node.args if isinstance(arg, Node)]
-    low, high = _ends(node.op, spans)
+    spans = [_bound_expression(arg, rows) for arg in node.args if isinstance(arg, Node)]
+    low, high = _bound_operator(node.op, spans)
     if math.isnan(low) or math.isnan(high):
         return _Span()
     return _Span(
@@ -363,7 +385,7 @@ def _span(node: Node, rows: _Rows) -> _Span:
     )
 
 
-def _chosen(node: Node, spans: list[_Span]) -> _Span:
+def _bound_choice(node: Node, spans: list[_Span]) -> _Span:
     """One of several values: literals are never NULL, so ``least`` and ``greatest`` cannot pass
     over them.
     """
@@ -376,7 +398,7 @@ def _chosen(node: Node, spans: list[_Span]) -> _Span:
     return _Span(low, high, all(s.whole for s in spans))
 
 
-def _ends(op: str, spans: list[_Span]) -> tuple[float, float]:
+def _bound_operator(op: str, spans: list[_Span]) -> tuple[float, float]:
     """The interval of an operator's value, NaN where there is none."""
     a, b = spans[0], spans[-1]
     if op == "-":
@@ -392,7 +414,7 @@ def _ends(op: str, spans: list[_Span]) -> tuple[float, float]:
         return (
             (math.nan, math.nan)
             if any(map(math.isnan, ends))
-            else (_out(min(ends)), _out(max(ends)))
+            else (_widen_end(min(ends)), _widen_end(max(ends)))
         )
     if op == "%":
         return -b.size, b.size
@@ -402,72 +424,74 @@ def _ends(op: str, spans: list[_Span]) -> tuple[float, float]:
         return 0.0, math.sqrt(max(a.high, 0.0))
     if op == "ln":
         return (
-            (_out(math.log(a.low)), _out(math.log(a.high))) if a.low > 0 else (math.nan, math.nan)
+            (_widen_end(math.log(a.low)), _widen_end(math.log(a.high)))
+            if a.low > 0
+            else (math.nan, math.nan)
         )
     if op == "exp":
-        return 0.0, _out(math.exp(a.high)) if a.high < 700 else math.inf
+        return 0.0, _widen_end(math.exp(a.high)) if a.high < 700 else math.inf
     return math.nan, math.nan
 
 
-def _out(end: float) -> float:
+def _widen_end(end: float) -> float:
     """A little further from 0: two libraries may round a logarithm or a quotient differently."""
     return end * (1 + 2**-40)
 
 
-class _Groups(Writer):
+class _Groups(ConditionRenderer):
     """Expressions of a group, over row expressions that it collects."""
 
     def __init__(self, inner: _Rows) -> None:
         self._inner, self._filter = inner, ""
         self.rows: list[str] = []
 
-    def term(self, node: Node) -> Term:
+    def write_term(self, node: Node) -> Term:
         if node.op == "FILTER":
-            condition = self._inner.term(node.args[1])
-            need(condition.family == "truth", node, "a condition")
-            self._filter = self._row(condition.sql)
+            condition = self._inner.write_term(node.args[1])
+            require_operands(condition.family == "truth", node, "a condition")
+            self._filter = self._row_name(condition.sql)
             try:
-                return self.term(node.args[0])
+                return self.write_term(node.args[0])
             finally:
                 self._filter = ""
         if node.op not in _AGGREGATES:
-            return super().term(node)
+            return super().write_term(node)
         if node.op.startswith("count"):
-            return Term(self._counted(node), "whole")
-        terms = [self._inner.term(arg) for arg in node.args]
-        need(all(term.family in ("whole", "number") for term in terms), node, "numbers")
+            return Term(self._write_count(node), "whole")
+        terms = [self._inner.write_term(arg) for arg in node.args]
+        require_operands(all(term.family in ("whole", "number") for term in terms), node, "numbers")
         if node.op in ("min", "max"):
-            value = f"{node.op}({self._row(terms[0].double)})"
+            value = f"{node.op}({self._row_name(terms[0].double)})"
         elif node.op.startswith("quantile"):
-            value = f"{node.op}({self._row(terms[0].double)}, {float(node.args[1].args[0])!r})"
+            value = f"{node.op}({self._row_name(terms[0].double)}, {float(node.args[1].args[0])!r})"
         elif node.op in ("sum", "avg"):
-            return Term(self._added(node, terms[0]), "number")
+            return Term(self._write_sum(node, terms[0]), "number")
         else:
-            return Term(self._moment(node, terms), "number")
-        return Term(f"nullif({value}{self._where()}, CAST('NaN' AS DOUBLE))", "number")
+            return Term(self._write_moment(node, terms), "number")
+        return Term(f"nullif({value}{self._filter_clause()}, CAST('NaN' AS DOUBLE))", "number")
 
-    def _row(self, text: str) -> str:
+    def _row_name(self, text: str) -> str:
         """A row expression's name in the query of groups."""
         if text not in self.rows:
             self.rows.append(text)
         return f"r{self.rows.index(text)}"
 
-    def _where(self, *also: str) -> str:
+    def _filter_clause(self, *also: str) -> str:
         conditions = [*([self._filter] if self._filter else []), *also]
         return f" FILTER (WHERE {' AND '.join(conditions)})" if conditions else ""
 
-    def _counted(self, node: Node) -> str:
+    def _write_count(self, node: Node) -> str:
         if not node.args:
-            return f"count(*){self._where()}"
-        term = self._inner.term(node.args[0])
-        row = self._row(f"encode({term.sql})" if term.family == "text" else term.sql)
-        return f"count({'DISTINCT ' if node.op == 'count distinct' else ''}{row}){self._where()}"
+            return f"count(*){self._filter_clause()}"
+        term = self._inner.write_term(node.args[0])
+        row = self._row_name(f"encode({term.sql})" if term.family == "text" else term.sql)
+        return f"count({'DISTINCT ' if node.op == 'count distinct' else ''}{row}){self._filter_clause()}"
 
-    def _grid(self, node: Node, arg: Node, term: Term, bits: int) -> tuple[str, float]:
+    def _write_grid(self, node: Node, arg: Node, term: Term, bits: int) -> tuple[str, float]:
         """A row expression as an integer of so many bits, and the step that it counts; NULL where
         it has no value.
         """
-        span = _span(arg, self._inner)
+        span = _bound_expression(arg, self._inner)
         if not span.size < math.inf:
             raise PlanRefused(
                 f"the SQL breaks the rule 'bounds': {node.op} adds up {str(arg)[:80]}, whose bounds are not known; declare lower and "
@@ -477,23 +501,25 @@ class _Groups(Writer):
         shift = (
             0 if whole and span.size <= 2**bits else bits - math.frexp(max(span.size, 2.0**-900))[1]
         )
-        row = self._row(f"TRY_CAST({_scaled(term, shift, whole)} AS BIGINT)")
+        row = self._row_name(f"TRY_CAST({_scale_term(term, shift, whole)} AS BIGINT)")
         return row, math.ldexp(1.0, -shift)
 
-    def _added(self, node: Node, term: Term) -> str:
-        row, step = self._grid(node, node.args[0], term, SUM_BITS)
-        total = f"CAST(sum({row}){self._where()} AS DOUBLE)"
+    def _write_sum(self, node: Node, term: Term) -> str:
+        row, step = self._write_grid(node, node.args[0], term, SUM_BITS)
+        total = f"CAST(sum({row}){self._filter_clause()} AS DOUBLE)"
         if node.op == "avg":
-            total = f"({total} / nullif(CAST(count({row}){self._where()} AS DOUBLE), 0))"
-        return _times(total, step)
+            total = f"({total} / nullif(CAST(count({row}){self._filter_clause()} AS DOUBLE), 0))"
+        return _multiply_sql(total, step)
 
-    def _moment(self, node: Node, terms: list[Term]) -> str:
+    def _write_moment(self, node: Node, terms: list[Term]) -> str:
         """Of rows in which all arguments have values, with n and the exact integers n sum(xy) -
         sum(x) sum(y).
         """
-        grids = [self._grid(node, arg, term, PRODUCT_BITS) for arg, term in zip(node.args, terms)]
+        grids = [
+            self._write_grid(node, arg, term, PRODUCT_BITS) for arg, term in zip(node.args, terms)
+        ]
         (x, x_step), (y, y_step) = grids[0], grids[-1]
-        where = self._where(*(f"{row} IS NOT NULL" for row, _ in dict(grids).items()))
+        where = self._filter_clause(*(f"{row} IS NOT NULL" for row, _ in dict(grids).items()))
         n = f"count(*){where}"
 
         def spread(a: str, b: str) -> str:
@@ -505,21 +531,21 @@ class _Groups(Writer):
         if node.op == "corr":
             return f"({spread(x, y)} / nullif(sqrt({spread(x, x)} * {spread(y, y)}), 0))"
         if node.op == "regr_slope":  # of the first on the second
-            return _times(f"({spread(x, y)} / nullif({spread(y, y)}, 0))", x_step / y_step)
+            return _multiply_sql(f"({spread(x, y)} / nullif({spread(y, y)}, 0))", x_step / y_step)
         pairs = f"(CAST({n} AS DOUBLE) * CAST({n}{'' if node.op.endswith('pop') else ' - 1'} AS DOUBLE))"
         value = f"({spread(x, y)} / nullif({pairs}, 0))"
         return (
-            _times(f"sqrt({value})", x_step)
+            _multiply_sql(f"sqrt({value})", x_step)
             if node.op.startswith("stddev")
-            else _times(value, x_step * y_step)
+            else _multiply_sql(value, x_step * y_step)
         )
 
 
-def _scaled(term: Term, shift: int, whole: bool) -> str:
+def _scale_term(term: Term, shift: int, whole: bool) -> str:
     if whole and shift == 0:
         return term.sql
-    return f"round({_times(term.double, math.ldexp(1.0, shift))})"
+    return f"round({_multiply_sql(term.double, math.ldexp(1.0, shift))})"
 
 
-def _times(value: str, factor: float) -> str:
+def _multiply_sql(value: str, factor: float) -> str:
     return value if factor == 1 else f"({value} * CAST('{factor!r}' AS DOUBLE))"

@@ -11,7 +11,7 @@ from itertools import product
 
 import pytest
 from dpflow_interior_point.building_blocks.truncated_noise import (
-    Noise,
+    TruncatedNoiseLaw,
     count_noise,
     pair_radius,
     scalar_radius,
@@ -34,7 +34,9 @@ def law(scale: Fraction, radius: int) -> dict[int, Decimal]:
         return {x: weight / total for x, weight in weights.items()}
 
 
-def product_divergence(noise: Noise, shifts: tuple[int, ...], epsilon: Fraction) -> Decimal:
+def product_divergence(
+    noise: TruncatedNoiseLaw, shifts: tuple[int, ...], epsilon: Fraction
+) -> Decimal:
     """Hockey-stick divergence of independent noise on several counts, one neighbour shifted: the
     full sum.
     """
@@ -68,8 +70,8 @@ def test_golden_radii(epsilon: str, pair: float, exchanged: int, one: float, cou
     e = Fraction(epsilon)
     assert pair_radius(e, MILLIONTH) == pytest.approx(pair, abs=6e-4)
     assert scalar_radius(e, MILLIONTH, Fraction(1)) == pytest.approx(one, abs=6e-4)
-    assert count_noise(e, MILLIONTH, 1, exchange=True) == Noise(2 / e, exchanged)
-    assert count_noise(e, MILLIONTH, 1, exchange=False) == Noise(1 / e, counted)
+    assert count_noise(e, MILLIONTH, 1, exchange=True) == TruncatedNoiseLaw(2 / e, exchanged)
+    assert count_noise(e, MILLIONTH, 1, exchange=False) == TruncatedNoiseLaw(1 / e, counted)
 
 
 def test_golden_radii_of_the_default_split() -> None:
@@ -163,7 +165,10 @@ def test_exact_divergence_and_off_by_one(epsilon: str, delta: str) -> None:
         assert product_divergence(noise, shifts, e) <= limit
     for noise, shifts in ((both, (1, -1)), (one, (1,))):
         if noise.radius > 1:
-            assert product_divergence(Noise(noise.scale, noise.radius - 1), shifts, e) > limit
+            assert (
+                product_divergence(TruncatedNoiseLaw(noise.scale, noise.radius - 1), shifts, e)
+                > limit
+            )
 
 
 @pytest.mark.parametrize("shifts", [(2, -2), (1, 1, -2), (1, 1, -1, -1), (2, -1, -1), (2,), (1, 1)])
@@ -174,7 +179,9 @@ def test_two_rows_of_one_unit_may_be_spread(shifts: tuple[int, ...]) -> None:
     found = product_divergence(noise, shifts, e)
     assert found <= Decimal("0.3")
     if shifts == (2, -2):
-        assert product_divergence(Noise(noise.scale, noise.radius - 1), shifts, e) > Decimal("0.3")
+        assert product_divergence(
+            TruncatedNoiseLaw(noise.scale, noise.radius - 1), shifts, e
+        ) > Decimal("0.3")
 
 
 def test_groups_are_lots() -> None:
@@ -186,7 +193,9 @@ def test_groups_are_lots() -> None:
     assert spread.scale == count_noise(e, d, 6, exchange=False).scale
     assert spread.radius < count_noise(e, d, 6, exchange=False).radius
     assert product_divergence(spread, (2, 2, 2), e) <= Decimal("0.2")
-    assert product_divergence(Noise(spread.scale, spread.radius - 1), (2, 2, 2), e) > Decimal("0.2")
+    assert product_divergence(
+        TruncatedNoiseLaw(spread.scale, spread.radius - 1), (2, 2, 2), e
+    ) > Decimal("0.2")
 
 
 @pytest.mark.parametrize("sensitivity", [1, 2])

@@ -26,7 +26,7 @@ from dpflow_interior_point.building_blocks.column_scale import (
 )
 from dpflow_interior_point.building_blocks.interior_cell import Point, middle_slice
 from dpflow_interior_point.building_blocks.stage_costs import GroupShare
-from dpflow_interior_point.building_blocks.truncated_noise import Noise
+from dpflow_interior_point.building_blocks.truncated_noise import TruncatedNoiseLaw
 from dpflow_interior_point.mechanisms.interior_point import (
     ApproximateMedianParams,
     InteriorPointParams,
@@ -269,13 +269,15 @@ def sorted_pairs(values: Any, source: Any) -> Any:
     return np.abs(np.diff(ordered)[::2])
 
 
-def shown_from_one(counts: Any, noise: Noise, threshold: int, source: Any) -> Any:
+def shown_from_one(counts: Any, noise: TruncatedNoiseLaw, threshold: int, source: Any) -> Any:
     """No threshold: every bin that has rows shows."""
     places = np.flatnonzero(counts)
     return places, counts[places] + noise.draw_noise(len(places), source)
 
 
-def shown_divergence(noise: Noise, tables: Iterable[tuple[float, ...]], epsilon: Fraction) -> float:
+def shown_divergence(
+    noise: TruncatedNoiseLaw, tables: Iterable[tuple[float, ...]], epsilon: Fraction
+) -> float:
     """Of everything that a stability histogram shows of the classes of two tables' pairs, both
     ways; the circle is as patched.
     """
@@ -325,14 +327,16 @@ def test_the_scale_keeps_its_claim_and_would_not_with_less_noise(
     """
     tables, epsilon, delta = [(0.0,) * 40, (*(0.0,) * 39, 1.0)], Fraction(2), Fraction(1, 100)
 
-    def noise(partners: int) -> Noise:
+    def noise(partners: int) -> TruncatedNoiseLaw:
         set_reach(monkeypatch, 2, partners)
         return GroupShare(epsilon, delta, True, 1).pair_noise()
 
     right = noise(4)
     assert shown_divergence(right, tables, epsilon) == pytest.approx(0.01, rel=0.5)
     assert shown_divergence(right, tables, epsilon) <= delta
-    assert shown_divergence(Noise(right.scale, right.radius - 1), tables, epsilon) > delta
+    assert (
+        shown_divergence(TruncatedNoiseLaw(right.scale, right.radius - 1), tables, epsilon) > delta
+    )
     for partners in (
         1,
         2,
@@ -408,7 +412,7 @@ def test_sorted_pairing_has_no_sensitivity_bound() -> None:
 
 def test_noise_in_every_bin_is_noise_in_the_possible_ones() -> None:
     """Selecting among six bins, some empty, with noise in all of them has the law of `select`."""
-    counts, noise = np.array([0, 1, 3, 0, 2, 5]), Noise(Fraction(3, 2), 2)
+    counts, noise = np.array([0, 1, 3, 0, 2, 5]), TruncatedNoiseLaw(Fraction(3, 2), 2)
     for threshold in (2, 3, 4):
         lazy = enumerate_outputs(
             lambda s: tuple(map(tuple, stable_bins.select_bins(counts, noise, threshold, s)))
@@ -519,7 +523,7 @@ def test_small_cells_may_stay_in_the_database() -> None:
     """
     column, noise = (
         ArrayColumn.from_groups([0.0] * 3 + [1.0] * 2 + [2.0] * 5 + [3.0, 9.0]),
-        Noise(Fraction(3, 2), 2),
+        TruncatedNoiseLaw(Fraction(3, 2), 2),
     )
     for spare, exponent in product((0, 1, 2), (0, None)):
         laws = []

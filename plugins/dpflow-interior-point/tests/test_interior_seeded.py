@@ -19,7 +19,7 @@ from dpflow_interior_point.building_blocks.column_scale import (
     count_classes,
     pair_differences,
 )
-from dpflow_interior_point.building_blocks.truncated_noise import Noise
+from dpflow_interior_point.building_blocks.truncated_noise import TruncatedNoiseLaw
 from dpflow_interior_point.mechanisms import seeded_median
 from dpflow_interior_point.mechanisms.seeded_median import (
     SeededMedian,
@@ -102,7 +102,7 @@ def class_counts(values: tuple[float, ...], source: Any) -> Any:
 
 
 @cache
-def chosen(counted: tuple[tuple[int, int], ...], noise: Noise) -> Law:
+def chosen(counted: tuple[tuple[int, int], ...], noise: TruncatedNoiseLaw) -> Law:
     """The law of the scale over noise alone, enumerated once for all circles and tables that lead
     to the same counts.
     """
@@ -132,7 +132,7 @@ def test_the_whole_keeps_its_guarantee(count: int, n: int) -> None:
         assert exact_divergence.divergence(a, b, Fraction(12)) <= 0.3
 
 
-def every_cell(counts: Any, noise: Noise, threshold: int, source: Any) -> Any:
+def every_cell(counts: Any, noise: TruncatedNoiseLaw, threshold: int, source: Any) -> Any:
     """No threshold: a cell of one row shows itself."""
     places = np.flatnonzero(counts)
     return places, counts[places] + noise.draw_noise(len(places), source)

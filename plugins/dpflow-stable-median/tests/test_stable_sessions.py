@@ -112,15 +112,13 @@ def test_quantiles_are_proven_with_the_medians_division_of_beta() -> None:
     """A little more than the planned groups proves the medians; quantiles need the room of 2D(1-D)
     at 1/2; never by themselves.
     """
-    task = median_sizes.Task(10, 1000, 0.05)
+    task = median_sizes.AnsweringTask(10, 1000, 0.05)
     plan = median_sizes.tight_calibration(task, True)
     assert median_sizes.carries_proof(
         task, plan.groups, plan.step
     ) and not median_sizes.carries_proof(task, plan.groups, plan.step, p=0.1)
     enough = plan.groups * 3 // 2
-    assert median_sizes.carries_proof(
-        task, enough, plan.step * plan.groups / enough, p=0.5
-    )
+    assert median_sizes.carries_proof(task, enough, plan.step * plan.groups / enough, p=0.5)
     session, each = StableMedian(), Fraction(plan.step / 2).limit_denominator(10**9)
     params = AnsweringParams(epsilon=each, groups=plan.groups * 3, queries=10, range_size=1000)
     said = {
@@ -300,7 +298,7 @@ def test_what_is_proven() -> None:
     """The planner's sizes are proven sessions; a tenth of the epsilon's inverse, or replace without
     twice the price, is not.
     """
-    task = median_sizes.Task(10, 1000, 0.05)
+    task = median_sizes.AnsweringTask(10, 1000, 0.05)
     plan = median_sizes.tight_calibration(task, True)
     each = Fraction(plan.step).limit_denominator(10**9)
     params = AnsweringParams(
@@ -322,7 +320,7 @@ def test_a_plan_says_what_its_answers_prove() -> None:
     """Before anything is spent: what is proven, or which groups and epsilon would be; another
     median proves nothing.
     """
-    plan = median_sizes.tight_calibration(median_sizes.Task(10, 1000, 0.05), True)
+    plan = median_sizes.tight_calibration(median_sizes.AnsweringTask(10, 1000, 0.05), True)
     each = Fraction(plan.step).limit_denominator(10**9)
     enough = {"epsilon": each, "groups": plan.groups + 5, "queries": 10, "range_size": 1000}
     proven, few = (
@@ -344,7 +342,7 @@ def test_every_answer_lies_between_the_quartiles_of_fresh_groups() -> None:
     deviations.
     """
     plan, rng = (
-        median_sizes.tight_calibration(median_sizes.Task(10, 1001, 0.05), True),
+        median_sizes.tight_calibration(median_sizes.AnsweringTask(10, 1001, 0.05), True),
         np.random.default_rng(0),
     )
     each = Fraction(plan.step).limit_denominator(10**9)
@@ -425,9 +423,7 @@ def test_tau_is_the_planners() -> None:
             "contribution_bounds": EXAMPLE_TABLE.contribution_bounds.model_copy(update={"rows": 1})
         }
     )
-    params = mean_queries.MeanParams(
-        epsilon=Fraction(plan.step), rows=plan.rows, queries=1000
-    )
+    params = mean_queries.MeanParams(epsilon=Fraction(plan.step), rows=plan.rows, queries=1000)
     assert mean_queries.proven_tau(params, one_row) == pytest.approx(0.1, abs=0.001)
     assert mean_queries.proven_tau(params, EXAMPLE_TABLE) is None
     assert "proven to be within 0.1 of the truth" in MeanQueries().note(params, one_row)

@@ -43,7 +43,7 @@ CASES = [(r, k, row) for r, rows in TABLE.items() for k, row in rows.items()]
 
 @pytest.mark.parametrize(("points", "queries", "row"), CASES)
 def test_answering_sizes_are_the_tables(points: int, queries: int, row: tuple[int, ...]) -> None:
-    task = median_sizes.Task(queries, points, 0.05)
+    task = median_sizes.AnsweringTask(queries, points, 0.05)
     found = (
         median_sizes.paper_calibration,
         median_sizes.exact_calibration,
@@ -56,13 +56,11 @@ def test_answering_sizes_are_the_tables(points: int, queries: int, row: tuple[in
 
 def test_tight_sizes_carry_their_proof() -> None:
     """The session's own check accepts the planner's point and refuses 1 % fewer groups."""
-    task = median_sizes.Task(1000, 10**6, 0.05)
+    task = median_sizes.AnsweringTask(1000, 10**6, 0.05)
     for bounded in (False, True):
         plan = median_sizes.tight_calibration(task, bounded)
         assert median_sizes.carries_proof(task, plan.groups, plan.step, bounded)
-        assert not median_sizes.carries_proof(
-            task, plan.groups * 99 // 100, plan.step, bounded
-        )
+        assert not median_sizes.carries_proof(task, plan.groups * 99 // 100, plan.step, bounded)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +150,7 @@ def test_binomial_tail_is_scipys(n: int) -> None:
 
 def test_heuristic_and_widths() -> None:
     assert [
-        median_sizes.heuristic_calibration(median_sizes.Task(k, 10**6, 0.05)).groups
+        median_sizes.heuristic_calibration(median_sizes.AnsweringTask(k, 10**6, 0.05)).groups
         for k in (10, 100, 1000, 10**4)
     ] == [
         645,
@@ -160,7 +158,7 @@ def test_heuristic_and_widths() -> None:
         8_001,
         27_757,
     ]
-    task = median_sizes.Task(1000, 10**6, 0.05)
+    task = median_sizes.AnsweringTask(1000, 10**6, 0.05)
     # 1/4 gives the paper's own conditions but for its rounding of 0.0589 down to 1/20
     assert median_sizes.width_calibration(task, 0.25).groups == pytest.approx(
         median_sizes.exact_calibration(task).groups * 0.05 / (0.5 * np.log(1.125)), rel=0.02
@@ -180,7 +178,7 @@ def test_cheapest_is_proven() -> None:
         "check": "description length",
     }
     assert {row[1]: row[2] for row in sheet.rows}["sparse vector"] == 2_642_127
-    few = answering_methods(median_sizes.Task(10, 1000, 0.05))
+    few = answering_methods(median_sizes.AnsweringTask(10, 1000, 0.05))
     assert cheapest_method(few) == "splitting"
     ours, textbook = sparse_vector_dr14(0.03, 1e-5, 10, 2000, 0.033, 0.025)
     assert 3 < textbook / ours < 5
@@ -307,4 +305,4 @@ def test_intervals() -> None:
 @pytest.mark.parametrize("given", [(0, 10, 0.05), (1, 1, 0.05), (1, 10, 0.6), (1, 10, 0)])
 def test_impossible_tasks_are_refused(given: tuple[int, int, float]) -> None:
     with pytest.raises(InvalidInput, match="not a task"):
-        median_sizes.Task(*given)
+        median_sizes.AnsweringTask(*given)

@@ -230,7 +230,10 @@ def test_a_later_search_in_a_nearer_scope_changes_nothing(world: Tiny) -> None:
     }
     found = released(world, **narrow).result.document["columns"]["age"]
     assert found == {"lower": 16, "upper": 64} and planned(world, **ours).digest == before
-    assert [one.scope for one in ledger.releases_by_name("visits/team", "look")] == ["visits", "visits/team"]
+    assert [one.scope for one in ledger.releases_by_name("visits/team", "look")] == [
+        "visits",
+        "visits/team",
+    ]
 
 
 def test_a_gate_takes_no_bounds(world: Tiny) -> None:

@@ -106,8 +106,8 @@ def test_only_relations_of_the_file_are_read(tmp_path: Path, relation: str) -> N
     table = private(
         tmp_path / "x.duckdb", ["CREATE TABLE data AS SELECT 1 AS u, 2 AS v"], relation=relation
     )
-    with pytest.raises(TableUnreadable, match="there is no table in the file of 'data'"):
-        table.check(COUNT)
+    with pytest.raises(TableUnreadable, match="no relation in the file of table 'data' called"):
+        table.check_request(COUNT)
 
 
 def test_a_view_cannot_read_files(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_view_cannot_read_files(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text(f"u,v\n1,{SECRET}\n")
     statements = [f"CREATE VIEW data AS SELECT * FROM read_csv('{tmp_path / 'rows.csv'}')"]
     with pytest.raises(TableUnreadable, match="cannot be read") as caught:
-        private(tmp_path / "x.duckdb", statements).check(COUNT)
+        private(tmp_path / "x.duckdb", statements).check_request(COUNT)
     assert SECRET not in chain(caught.value)
 
 
@@ -150,10 +150,10 @@ def test_the_session_is_locked_down(tmp_path: Path) -> None:
         "LOAD httpfs",
         f"EXPORT DATABASE '{tmp_path / 'dump'}'",
     ]
-    with sandbox.opened(table.declaration.database, "table 'data'") as connection:
+    with sandbox.open_file(table.declaration.database, "table 'data'") as connection:
         for attempt in attempts:
             with pytest.raises(TableUnreadable, match="own text is withheld"):
-                connection.run(attempt)
+                connection.execute(attempt)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x.duckdb"]
 
 

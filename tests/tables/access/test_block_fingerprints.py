@@ -45,8 +45,8 @@ def path(tmp_path: Path) -> Path:
 def states(
     path: Path, columns: list[str] = READ, block: str = "d", blocks: list[str] = DAYS
 ) -> dict[str, str | None]:
-    with sandbox.opened(path, "table data") as connection:
-        relation = connection.relation("data")
+    with sandbox.open_file(path, "table data") as connection:
+        relation = connection.find_relation("data")
         return block_fingerprints.fingerprint_blocks(
             connection, relation, columns, relation.fields[block], blocks
         )
@@ -108,7 +108,9 @@ def test_without_checksums_other_rows_would_be_taken_for_the_same(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control: DuckDB uses blocks again, so places alone are the same for other rows."""
-    monkeypatch.setattr(sandbox.Connection, "checksums", lambda self, blocks: [b""] * len(blocks))
+    monkeypatch.setattr(
+        sandbox.Connection, "read_checksums", lambda self, blocks: [b""] * len(blocks)
+    )
     known: dict[tuple[str, str], str] = {}
     with pytest.raises(AssertionError):
         for change in CHANGES[:7]:
@@ -166,8 +168,8 @@ def test_rows_in_the_log_have_no_state(path: Path) -> None:
 def test_what_places_do_not_determine(path: Path, statement: str) -> None:
     """Long texts, views, a table whose rows have no places of their own, nested columns."""
     write(path, statement)
-    with sandbox.opened(path, "table data") as connection:
-        columns = [name for name in connection.relation("data").fields if name != "n"]
+    with sandbox.open_file(path, "table data") as connection:
+        columns = [name for name in connection.find_relation("data").fields if name != "n"]
     if "[1]" in statement:
         assert None not in states(path, columns).values()
         return

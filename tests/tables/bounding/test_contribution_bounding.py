@@ -18,8 +18,8 @@ from dpflow.core.contract.requests import GroupedSums, KeySets, SortedValues
 from dpflow.errors import PlanRefused
 from dpflow.tables import PrivateTable
 from dpflow.tables.access import sandbox
-from dpflow.tables.bounding.sql_bounding import Cut, Value, cut_values
-from dpflow.tables.requests import sums
+from dpflow.tables.bounding import dispatch
+from dpflow.tables.bounding.sql_bounding import Truncation, Value, truncate_values
 from dpflow.testing.neighbours import answer_fingerprint
 
 HEAVY = """CREATE TABLE data AS SELECT 1 AS u, ['a', 'b', 'c'][i % 3 + 1] AS k, 9 AS v FROM range(10000) t(i)
@@ -103,11 +103,11 @@ def _run(
     connection.execute("CREATE OR REPLACE TABLE d (unit INT, part INT, code BIGINT, v0 BIGINT)")
     if rows:
         connection.executemany("INSERT INTO d VALUES (?, 0, ?, ?)", rows)
-    cut = Cut("SELECT * FROM d", (Value(-4, 4, 0),), per_group, groups, keys)
-    assert cut.fits()
+    cut = Truncation("SELECT * FROM d", (Value(-4, 4, 0),), per_group, groups, keys)
+    assert cut.fit_in_words()
     with pytest.MonkeyPatch.context() as patch:
         if not packed:
-            patch.setattr(Cut, "fits", lambda self: False)
+            patch.setattr(Truncation, "fit_in_words", lambda self: False)
         return sorted(connection.execute(cut.query()).fetchall())
 
 
@@ -173,7 +173,7 @@ def test_rows_above_the_limit_count_as_their_mean(per_group: int, span: int) -> 
             "CREATE TABLE d AS SELECT i // 7 AS unit, 0 AS part, 0::BIGINT AS code, nullif(i % 7, 6) AS v0 FROM range(140000) t(i)"
         )
         row = connection.execute(
-            Cut("FROM d", (Value(0, span, 0),), per_group, None, 1).query()
+            Truncation("FROM d", (Value(0, span, 0),), per_group, None, 1).query()
         ).fetchone()
     assert (
         row is not None and row[1:3] == (20000 * per_group, 20000) and row[4] == 20000 * per_group
@@ -205,7 +205,7 @@ def test_one_cell_is_within_rounding_of_the_mean(
             "INSERT INTO d VALUES (1, 0, 0, ?)", [[v if v is None else v * scale] for v in values]
         )
         declared = Value(-5 * scale, 5 * scale, centre * scale)
-        cut = Cut("FROM d", (declared,), per_group, None, 1, most_rows=most_rows)
+        cut = Truncation("FROM d", (declared,), per_group, None, 1, most_rows=most_rows)
         row = connection.execute(cut.query()).fetchone()
     kept = min(len(present), per_group)
     assert row is not None and (row[1], row[2], row[4]) == (min(len(values), per_group), 1, kept)
@@ -234,7 +234,7 @@ def test_sums_of_two_columns_do_not_touch(low: int, optional: bool, most_rows: i
             names = ("v0", "v1") if values[0] is narrow else ("v1", "v0")
             query = f"SELECT unit, part, code, {names[0]} AS v0, {names[1]} AS v1 FROM d"
             row = connection.execute(
-                Cut(query, values, 3, None, 1, most_rows=most_rows).query()
+                Truncation(query, values, 3, None, 1, most_rows=most_rows).query()
             ).fetchone()
             assert row is not None and row[1:3] == (3, 1)
             found = dict(zip(names, (row[3:5], row[5:7]), strict=True))
@@ -283,10 +283,12 @@ def test_distinct_values_keep_each_unit_to_its_rows(make: Any) -> None:
     for rows in (1, 7, 1500):
         assert private.answer(SortedValues("v", rows), ()).counts.sum() == 5 + rows
     wide, narrow = Value(0, 2**43, 0), Value(0, 200, 0)
-    assert "row_number" in cut_values("", narrow, 1001) and "row_number" not in cut_values(
+    assert "row_number" in truncate_values(
+        "", narrow, 1001
+    ) and "row_number" not in truncate_values("", narrow, 1000)
+    assert "arg_min" in truncate_values("", wide, 1000) and "arg_min" not in truncate_values(
         "", narrow, 1000
     )
-    assert "arg_min" in cut_values("", wide, 1000) and "arg_min" not in cut_values("", narrow, 1000)
 
 
 GROUPED = """
@@ -322,7 +324,7 @@ def test_sets_of_keys_are_cut_to_their_limit(make: Any, kind: str) -> None:
     rows = f"""CREATE TABLE data AS SELECT i // 8 AS u, CAST(nullif(i % 8 % 5, 4) AS {kind}) AS k FROM range(24000) t(i)"""
     private = make(rows, columns={"k": {}})
     for groups in (1, 3, 9):
-        private.check(KeySets("k", groups))
+        private.check_request(KeySets("k", groups))
         found = private.answer(KeySets("k", groups), ())
         kept = min(groups, 4)
         assert sorted(found.keys) == ["0", "1", "2", "3"]
@@ -364,9 +366,9 @@ def test_grouped_values_check_their_keys(make: Any) -> None:
         "CREATE TABLE data AS SELECT 1 AS u, 2 AS v, 3 AS n",
         columns={"v": {"lower": 0, "upper": 9}, "n": {}},
     )
-    private.check(SortedValues("v", 1, "n", ("3",)), ())
+    private.check_request(SortedValues("v", 1, "n", ("3",)), ())
     with pytest.raises(PlanRefused, match="not how a INTEGER is written"):
-        private.check(SortedValues("v", 1, "n", ("three",)), ())
+        private.check_request(SortedValues("v", 1, "n", ("three",)), ())
 
 
 @pytest.mark.parametrize("low", [-3, 2**43])
@@ -380,7 +382,9 @@ def test_every_value_of_a_unit_is_kept_equally_often(low: int, span: int, rows: 
         connection.execute(
             f"CREATE TABLE d AS SELECT i // 7 AS unit, 0 AS part, {low} + nullif(i % 7, 6) AS v0 FROM range(140000) t(i)"
         )
-        found = connection.execute(cut_values("FROM d", Value(low, low + span, 0), rows)).fetchall()
+        found = connection.execute(
+            truncate_values("FROM d", Value(low, low + span, 0), rows)
+        ).fetchall()
     assert [value for value, _ in found] == [low + i for i in range(6)] and sum(
         n for _, n in found
     ) == 20000 * rows
@@ -390,12 +394,12 @@ def test_every_value_of_a_unit_is_kept_equally_often(low: int, span: int, rows: 
 
 def test_the_form_of_the_query_follows_from_the_plan() -> None:
     """Wide bounds or high limits take the windowed form; a reach above 2^62 is refused."""
-    assert Cut("", (Value(0, 200, 0),), 2, 3, 50).fits()
-    assert not Cut("", (Value(0, 2**60, 0),), 2, 3, 50).fits()
-    assert not Cut("", (Value(0, 200, 0),), 2, 1001, 50).fits()
-    assert Cut("", (), 10**6, 3, 50).fits()
+    assert Truncation("", (Value(0, 200, 0),), 2, 3, 50).fit_in_words()
+    assert not Truncation("", (Value(0, 2**60, 0),), 2, 3, 50).fit_in_words()
+    assert not Truncation("", (Value(0, 200, 0),), 2, 1001, 50).fit_in_words()
+    assert Truncation("", (), 10**6, 3, 50).fit_in_words()
     with pytest.raises(PlanRefused, match="coarser step"):
-        Cut("", (Value(0, 2**61, 0),), 3, None, 1).check()
+        Truncation("", (Value(0, 2**61, 0),), 3, None, 1).check_magnitude()
 
 
 def test_a_table_in_parts_gives_the_same_sums(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -421,8 +425,8 @@ def test_a_table_in_parts_gives_the_same_sums(make: Any, monkeypatch: pytest.Mon
         )
     )
     whole = [answer_fingerprint(private.answer(request, ())) for request in requests]
-    monkeypatch.setattr(sums, "PART_ROWS", 100)
-    monkeypatch.setattr(sums, "BYTES_PER_WORD", sandbox.memory_bytes() // 100)
+    monkeypatch.setattr(dispatch, "PART_ROWS", 100)
+    monkeypatch.setattr(dispatch, "BYTES_PER_WORD", sandbox.memory_bytes() // 100)
     assert [answer_fingerprint(private.answer(request, ())) for request in requests] == whole
     cut = [private.answer(GroupedSums("k", ("a", "b"), 1, 2), ()) for _ in range(2)]
     assert all(answer.rows.sum() == 2 * 37 and answer.units.sum() == 37 for answer in cut)
@@ -451,8 +455,8 @@ def test_one_more_row_that_makes_two_parts_moves_a_sum_by_its_own_value(
     else.
     """
     bound = 2**58
-    monkeypatch.setattr(sums, "PART_ROWS", 48)
-    monkeypatch.setattr(sums, "BYTES_PER_WORD", sandbox.memory_bytes() // 48)
+    monkeypatch.setattr(dispatch, "PART_ROWS", 48)
+    monkeypatch.setattr(dispatch, "BYTES_PER_WORD", sandbox.memory_bytes() // 48)
 
     def total(extra: int) -> int:
         path = tmp_path / f"{extra}.duckdb"

@@ -21,8 +21,14 @@ from dpflow.errors import TableUnreadable
 from dpflow.tables import PrivateTable
 from dpflow.tables.access import sandbox
 from dpflow.tables.bounding import sort_bounding
-from dpflow.tables.bounding.sort_bounding import Numbered, Words, chosen, rescaled, starts_of
-from dpflow.tables.bounding.sql_bounding import Cut, Value
+from dpflow.tables.bounding.sort_bounding import (
+    NumberedColumn,
+    PackedRows,
+    choose_members,
+    rescale_sums,
+    run_starts,
+)
+from dpflow.tables.bounding.sql_bounding import Truncation, Value
 
 ROWS = st.lists(
     st.tuples(
@@ -34,16 +40,20 @@ ROWS = st.lists(
     ),
     max_size=40,
 )
-CUT = Cut(
+CUT = Truncation(
     "SELECT * FROM d", (Value(-4, 4, 1), Value(10, 13, 12, optional=False)), 40, 5, 5, most_rows=40
 )
 
 
-def laid_out(cut: Cut = CUT) -> Words:
-    return Words(cut, (Numbered("unit", -2, 5), Numbered("part", 7, 2)), Numbered("code", 0, 5))
+def laid_out(cut: Truncation = CUT) -> PackedRows:
+    return PackedRows(
+        cut,
+        (NumberedColumn("unit", -2, 5), NumberedColumn("part", 7, 2)),
+        NumberedColumn("code", 0, 5),
+    )
 
 
-def read(layout: Words, rows: list[Any]) -> Any:
+def read(layout: PackedRows, rows: list[Any]) -> Any:
     """The words of rows as DuckDB makes them."""
     with duckdb.connect() as connection:
         connection.execute(
@@ -65,7 +75,7 @@ def test_without_a_binding_limit_nothing_is_lost(rows: list[Any], chunk: int) ->
         cells[code].append((unit, part, v0, v1))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sort_bounding, "CHUNK", chunk)
-        totals = laid_out().sums([read(laid_out(), rows)]).columns(CUT)
+        totals = laid_out().sums([read(laid_out(), rows)]).centred_columns(CUT)
     expected = [
         (
             code,
@@ -95,7 +105,7 @@ def test_values_are_counted_by_group(
     """Codes, values and multiplicities, ascending, of any number of parts; rows without a value are
     left out.
     """
-    cut = Cut("", (Value(-4, 4, 1),), 40, groups, 5, most_rows=40)
+    cut = Truncation("", (Value(-4, 4, 1),), 40, groups, 5, most_rows=40)
     found = read(laid_out(cut), rows)
     unit = found >> laid_out(cut)._unit_shift
     with pytest.MonkeyPatch.context() as patch:
@@ -125,8 +135,12 @@ def test_a_unit_more_moves_sums_by_its_limits(
     """
     base = {(row[0], row[1]): row for row in rows}.values()
     more = [(2, 9, code, v0, 10) for code, v0 in extra]
-    cut = Cut("", (Value(-4, 4, 0),), per_group, groups, 5, most_rows=70)
-    layout = Words(cut, (Numbered("unit", -2, 5), Numbered("part", 7, 3)), Numbered("code", 0, 5))
+    cut = Truncation("", (Value(-4, 4, 0),), per_group, groups, 5, most_rows=70)
+    layout = PackedRows(
+        cut,
+        (NumberedColumn("unit", -2, 5), NumberedColumn("part", 7, 3)),
+        NumberedColumn("code", 0, 5),
+    )
     before, after = read(layout, list(base)), read(layout, [*base, *more])
 
     def counted(found: Any) -> Counter[Any]:
@@ -145,7 +159,7 @@ def test_a_unit_more_moves_sums_by_its_limits(
     moved = new.rows - old.rows
     assert moved.sum() <= groups * per_group and moved.min() >= 0 and moved.max() <= per_group
     assert (new.units - old.units).sum() <= groups
-    old_sum, new_sum = (found.columns(cut)["s0"].sum() for found in (old, new))
+    old_sum, new_sum = (found.centred_columns(cut)["s0"].sum() for found in (old, new))
     assert abs(new_sum - old_sum) <= 4 * groups * per_group
     assert (
         not less
@@ -162,8 +176,8 @@ def test_a_large_cell_and_a_large_unit_choose_evenly(
     9 standard deviations.
     """
     monkeypatch.setattr(sort_bounding, "CHUNK", 1)
-    cut = Cut("", (Value(0, 11, 0, optional=False),), most, 2, 7, most_rows=100)
-    layout = Words(cut, (Numbered("unit", 0, 1),), Numbered("code", 0, 7))
+    cut = Truncation("", (Value(0, 11, 0, optional=False),), most, 2, 7, most_rows=100)
+    layout = PackedRows(cut, (NumberedColumn("unit", 0, 1),), NumberedColumn("code", 0, 7))
     found = np.array(
         [code << 4 | v for code in range(7) for v in (range(12) if code == 3 else range(2))]
     )
@@ -189,10 +203,10 @@ def test_one_unit_with_all_rows_takes_little_memory(
     """Beside 32 MB of words 24 MB, of which 16 are every sort's; more than the words, were such a
     unit one array.
     """
-    cut = Cut("", (Value(0, 200, 0),), 2, 3, 50, most_rows=1 << 22)
-    layout = Words(cut, (Numbered("unit", 0, 9),), Numbered("code", 0, 50))
+    cut = Truncation("", (Value(0, 200, 0),), 2, 3, 50, most_rows=1 << 22)
+    layout = PackedRows(cut, (NumberedColumn("unit", 0, 9),), NumberedColumn("code", 0, 50))
     monkeypatch.setattr(
-        Words, "_packs", lambda self: False
+        PackedRows, "_sums_fit", lambda self: False
     )  # or cells this few are added up by their number
     made = np.arange(1 << 22)
     made = 4 << layout._unit_shift | made % 50 << layout._cell_shift | made % 190
@@ -221,7 +235,7 @@ def test_every_choice_is_as_likely_as_any_other(
     monkeypatch.setattr(sort_bounding, "MOST_STEPS", steps)
     lengths = np.tile([5, 2], 30000)
     starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
-    found = chosen(starts, int(lengths.sum()), 3, np.random.default_rng())
+    found = choose_members(starts, int(lengths.sum()), 3, np.random.default_rng())
     assert len(set(found.tolist())) == len(found) == 30000 * 5
     run, place = found // 7, found % 7
     assert np.bincount(place, minlength=7)[5:].tolist() == [30000, 30000]
@@ -237,11 +251,13 @@ def test_every_choice_is_as_likely_as_any_other(
 
 def test_sums_above_the_limit_are_rounded_without_bias() -> None:
     """7 values with the sum 10 count as 3: 30/7 rounded to a neighbour, with its expectation."""
-    found = rescaled(np.full(50000, 10), np.full(50000, 7), 3, np.random.default_rng())
+    found = rescale_sums(np.full(50000, 10), np.full(50000, 7), 3, np.random.default_rng())
     assert set(found.tolist()) == {4, 5}
     part = 30 / 7 - 4
     assert abs(found.mean() - 30 / 7) < 8 * (part * (1 - part) / 50000) ** 0.5
-    assert rescaled(np.array([10, 9]), np.array([3, 3]), 3, np.random.default_rng()).tolist() == [
+    assert rescale_sums(
+        np.array([10, 9]), np.array([3, 3]), 3, np.random.default_rng()
+    ).tolist() == [
         10,
         9,
     ]
@@ -249,29 +265,41 @@ def test_sums_above_the_limit_are_rounded_without_bias() -> None:
 
 def test_what_does_not_fit_is_left_to_queries() -> None:
     """A word has 62 bits, and a sum over all rows too."""
-    unit, code = (Numbered("unit", 0, 2**40 - 1),), Numbered("code", 0, 2**10 - 1)
-    assert Words(
-        Cut("", (Value(0, 2**12 - 1, 0, False),), 2, 3, 9, most_rows=2**40), unit, code
-    ).direct()
-    assert not Words(
-        Cut("", (Value(0, 2**12, 0, False),), 2, 3, 9, most_rows=2**40), unit, code
-    ).direct()
-    few, keys = (Numbered("unit", 0, 3),), Numbered("code", 0, 2, private=True)
+    unit, code = (NumberedColumn("unit", 0, 2**40 - 1),), NumberedColumn("code", 0, 2**10 - 1)
+    assert PackedRows(
+        Truncation("", (Value(0, 2**12 - 1, 0, False),), 2, 3, 9, most_rows=2**40), unit, code
+    ).has_direct_units()
+    assert not PackedRows(
+        Truncation("", (Value(0, 2**12, 0, False),), 2, 3, 9, most_rows=2**40), unit, code
+    ).has_direct_units()
+    few, keys = (NumberedColumn("unit", 0, 3),), NumberedColumn("code", 0, 2, private=True)
     for number in (few, unit):  # rows do not decide
-        assert Words(Cut("", (Value(0, 2**19 - 1, 0, False),), 2, 3, 9), number, code).fits()
-        assert not Words(Cut("", (Value(0, 2**19, 0, False),), 2, 3, 9), number, code).fits()
-        assert Words(Cut("", (Value(0, 2**9 - 1, 0, False),), 2, 3, 9), number, keys).fits()
-        assert not Words(Cut("", (Value(0, 2**9, 0, False),), 2, 3, 9), number, keys).fits()
-    one = Numbered("code", 0, 1)
-    assert Words(Cut("", (Value(0, 2**28, 0, False),), 2, 3, 9), few, one).fits()
-    assert not Words(Cut("", (Value(0, 2**29, 0, False),), 2, 3, 9), few, one).fits()
-    assert not Words(Cut("", (Value(0, 1, 2**40),), 2, 3, 9), few, one).fits()
+        assert PackedRows(
+            Truncation("", (Value(0, 2**19 - 1, 0, False),), 2, 3, 9), number, code
+        ).fit_in_words()
+        assert not PackedRows(
+            Truncation("", (Value(0, 2**19, 0, False),), 2, 3, 9), number, code
+        ).fit_in_words()
+        assert PackedRows(
+            Truncation("", (Value(0, 2**9 - 1, 0, False),), 2, 3, 9), number, keys
+        ).fit_in_words()
+        assert not PackedRows(
+            Truncation("", (Value(0, 2**9, 0, False),), 2, 3, 9), number, keys
+        ).fit_in_words()
+    one = NumberedColumn("code", 0, 1)
+    assert PackedRows(
+        Truncation("", (Value(0, 2**28, 0, False),), 2, 3, 9), few, one
+    ).fit_in_words()
+    assert not PackedRows(
+        Truncation("", (Value(0, 2**29, 0, False),), 2, 3, 9), few, one
+    ).fit_in_words()
+    assert not PackedRows(Truncation("", (Value(0, 1, 2**40),), 2, 3, 9), few, one).fit_in_words()
 
 
 @pytest.mark.parametrize("low", [-(2**7), 0, 100])
 def test_full_words_do_not_touch(low: int) -> None:
     """Largest and smallest unit, code and values side by side in 62 bits come back as they were."""
-    cut = Cut(
+    cut = Truncation(
         "",
         (Value(0, 2**20 - 1, 0, False), Value(-(2**19), 2**19 - 1, 0, False)),
         9,
@@ -279,15 +307,17 @@ def test_full_words_do_not_touch(low: int) -> None:
         2**14,
         most_rows=4,
     )
-    layout = Words(cut, (Numbered("unit", low, 2**7 - 1),), Numbered("code", 0, 2**14 - 1))
-    assert layout.direct() and layout._unit_shift + 7 == 61
+    layout = PackedRows(
+        cut, (NumberedColumn("unit", low, 2**7 - 1),), NumberedColumn("code", 0, 2**14 - 1)
+    )
+    assert layout.has_direct_units() and layout._unit_shift + 7 == 61
     rows = [
         (low, 0, 0, 0, -(2**19)),
         (None, 0, 2**14 - 2, 2**20 - 1, 2**19 - 1),
         (low, 0, 0, 2**20 - 1, 5),
     ]
     totals = layout.sums([read(layout, rows)])
-    found = totals.columns(cut)
+    found = totals.centred_columns(cut)
     assert found["code"].tolist() == [0, 2**14 - 2] and found["unit_count"].tolist() == [1, 1]
     assert found["s0"].tolist() == [2**20 - 1] * 2 and found["s1"].tolist() == [
         5 - 2**19,
@@ -300,9 +330,9 @@ def test_sorting_in_threads_sorts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sort_bounding, "CHUNK", 10)
     numbers = np.random.default_rng(1).integers(0, 50, 1001)
     found = numbers.copy()
-    sort_bounding.sort(found)
+    sort_bounding.sort_words(found)
     assert found.tolist() == sorted(numbers.tolist())
-    assert starts_of(found).tolist() == [
+    assert run_starts(found).tolist() == [
         found.tolist().index(k) for k in sorted(set(found.tolist()))
     ]
 
@@ -314,8 +344,10 @@ def test_integer_units_take_words_and_others_queries(
     are not.
     """
     taken: list[int] = []
-    whole = Words.sums
-    monkeypatch.setattr(Words, "sums", lambda self, parts: taken.append(1) or whole(self, parts))
+    whole = PackedRows.sums
+    monkeypatch.setattr(
+        PackedRows, "sums", lambda self, parts: taken.append(1) or whole(self, parts)
+    )
     rows = "SELECT i AS u, i AS v, i % 3 AS k, DATE '2020-01-01' + i::INT AS d FROM range(10) t(i)"
     narrow = {"v": {"lower": 0, "upper": 10}, "k": {}}
 
@@ -361,7 +393,7 @@ def test_both_forms_agree(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         ):
             with pytest.MonkeyPatch.context() as patch:
                 sorted_answer = private.answer(request, ())
-                patch.setattr(Words, "fits", lambda self: False)
+                patch.setattr(PackedRows, "fit_in_words", lambda self: False)
                 queried = private.answer(request, ())
             for name, array in vars(queried).items():
                 np.testing.assert_equal(vars(sorted_answer)[name], array)
@@ -374,7 +406,7 @@ def test_running_out_of_memory_says_nothing(make: Any, monkeypatch: pytest.Monke
     def fail(*_: Any) -> None:
         raise MemoryError("Unable to allocate 8.00 GiB for an array with shape (1073741824,)")
 
-    monkeypatch.setattr(sort_bounding, "sort", fail)
+    monkeypatch.setattr(sort_bounding, "sort_words", fail)
     with pytest.raises(TableUnreadable, match="withheld") as caught:
         private.answer(SortedValues("v", 1), ())
     assert "1073741824" not in str(caught.value) and caught.value.__context__ is None

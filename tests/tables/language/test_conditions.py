@@ -55,7 +55,7 @@ def nasty(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
     def passing(where: str) -> int:
         table = PrivateTable(declared, where)
-        table.check(COUNT)
+        table.check_request(COUNT)
         return int(table.answer(COUNT, ()).rows[0])
 
     passing.table = declared  # type: ignore[attr-defined]
@@ -228,7 +228,7 @@ def test_other_types_can_be_missing_and_nothing_else(make: Any) -> None:
         == 1
     )
     with pytest.raises(PlanRefused, match="is a LIST, of which only IS NULL can be asked"):
-        PrivateTable(private.declaration, "v = v").check(COUNT)
+        PrivateTable(private.declaration, "v = v").check_request(COUNT)
 
 
 def test_strings_are_data(make: Any) -> None:
@@ -244,7 +244,7 @@ def test_strings_are_data(make: Any) -> None:
 def test_names_are_data(make: Any) -> None:
     """A column with quotes, keywords or capitals in its name can be filtered."""
     names = ['a" OR TRUE --', "select", "Größe", "a.b"]
-    shown = [conditions.sql.identifier(name) for name in names]
+    shown = [conditions.sql.quote_name(name) for name in names]
     private = make(
         f"CREATE TABLE data AS SELECT 1 AS u, {', '.join(f'{i} AS {name}' for i, name in enumerate(shown))}",
         columns={name: {} for name in names},
@@ -272,7 +272,7 @@ def test_equal_conditions_have_one_text() -> None:
         "( \"i\" = 1.0 ) AND txt IN ('a', 'b', 'a') OR FALSE",
         "I = 1 /* one */ AND ((txt IN ('a', 'b')) OR f IS NOT NULL)",
     ]
-    texts = [str(conditions.parse(spelling, TABLE)) for spelling in spellings]
+    texts = [str(conditions.parse_condition(spelling, TABLE)) for spelling in spellings]
     assert (
         texts[0] == texts[2] == """(("i" = 1) AND (("txt" IN ('a', 'b')) OR (NOT ("f" IS NULL))))"""
     )
@@ -332,30 +332,30 @@ condition_texts = st.deferred(
 @given(condition_texts)
 def test_the_canonical_text_means_itself(where: str) -> None:
     """Reading the canonical text again gives the same condition."""
-    node = conditions.parse(where, TABLE)
-    assert conditions.parse(str(node), TABLE) == node
+    node = conditions.parse_condition(where, TABLE)
+    assert conditions.parse_condition(str(node), TABLE) == node
 
 
 def test_what_is_nested_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A BETWEEN names its operand twice, so 25 of them would be 2^25 conditions: each node is read
     once, then it is refused.
     """
-    visits, real = [0], conditions.Reader._node
+    visits, real = [0], conditions.Reader._read_node
 
     def counted(self: conditions.Reader, found: Any, depth: int) -> conditions.Node:
         visits[0] += 1
         assert visits[0] <= 200
         return real(self, found, depth)
 
-    monkeypatch.setattr(conditions.Reader, "_node", counted)
+    monkeypatch.setattr(conditions.Reader, "_read_node", counted)
     for levels, rule in ((25, "length.*canonical form"), (40, "length|depth")):
         visits[0] = 0
         with pytest.raises(PlanRefused, match=rule):
-            conditions.parse("(" * levels + "i" + " BETWEEN 0 AND 1)" * levels, TABLE)
+            conditions.parse_condition("(" * levels + "i" + " BETWEEN 0 AND 1)" * levels, TABLE)
     visits[0] = 0
-    twice = conditions.parse("(i BETWEEN 0 AND big) BETWEEN f AND dec", TABLE)
+    twice = conditions.parse_condition("(i BETWEEN 0 AND big) BETWEEN f AND dec", TABLE)
     assert visits[0] == 8
-    once = conditions.parse("i BETWEEN 0 AND big", TABLE)
+    once = conditions.parse_condition("i BETWEEN 0 AND big", TABLE)
     assert str(twice) == f'(({once} >= "f") AND ({once} <= "dec"))'
 
 
@@ -394,16 +394,18 @@ def test_no_condition_fails_on_any_row(nasty: Any) -> None:
     """Conditions at random over extreme rows are answered; every row passes, fails, or is left out."""
     from dpflow.tables.access import sandbox
 
-    with sandbox.opened(nasty.table.database, "table 'data'") as connection:
+    with sandbox.open_file(nasty.table.database, "table 'data'") as connection:
         relation = "private.main.data"
-        fields = connection.fields(relation)
+        fields = connection.bind_fields(relation)
 
         @settings(max_examples=200, deadline=None)
         @given(condition_texts)
         def total(where: str) -> None:
-            condition = conditions.to_sql(conditions.parse(where, nasty.table), fields.__getitem__)
+            condition = conditions.to_sql(
+                conditions.parse_condition(where, nasty.table), fields.__getitem__
+            )
             split = f"SELECT count(*) FILTER (c), count(*) FILTER (NOT c), count(*) FILTER (c IS NULL) FROM (SELECT {condition} AS c"
-            assert sum(connection.rows(f"{split} FROM {relation} AS t)")[0]) == 5
+            assert sum(connection.fetch_rows(f"{split} FROM {relation} AS t)")[0]) == 5
 
         total()
 
@@ -411,4 +413,4 @@ def test_no_condition_fails_on_any_row(nasty: Any) -> None:
 def test_an_unknown_column_lists_close_names() -> None:
     """A typo gets the names that are close."""
     with pytest.raises(UnknownName, match="did you mean 'flag'"):
-        conditions.parse("flog", TABLE)
+        conditions.parse_condition("flog", TABLE)

@@ -52,7 +52,7 @@ INSERT INTO data SELECT u, label, p, x, k, wild, big, city, day, flag FROM (VALU
 def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateTable]:
     """A thousand units, open."""
     private = made(tmp_path_factory.mktemp("data"), ROWS)
-    with private.held():
+    with private.hold_open():
         yield private
 
 
@@ -74,7 +74,7 @@ def made(folder: Path, *statements: str) -> PrivateTable:
 
 def estimates(private: PrivateTable, text: str, groups: int = 8) -> np.ndarray[Any, Any]:
     request = GroupEstimates(groups, text)
-    private.check(request)
+    private.check_request(request)
     return private.group_estimates(request, b"secret", ())
 
 
@@ -198,7 +198,7 @@ def test_what_is_refused(data: PrivateTable, text: str, rule: str) -> None:
     before a row is read.
     """
     with pytest.raises(PlanRefused, match=rule):
-        data.check(GroupEstimates(8, text))
+        data.check_request(GroupEstimates(8, text))
 
 
 @pytest.mark.parametrize(
@@ -206,13 +206,13 @@ def test_what_is_refused(data: PrivateTable, text: str, rule: str) -> None:
 )
 def test_only_declared_columns_have_names(data: PrivateTable, name: str) -> None:
     with pytest.raises((UnknownName, PlanRefused)):
-        data.check(GroupEstimates(8, f"min({name})"))
+        data.check_request(GroupEstimates(8, f"min({name})"))
 
 
 def test_equal_expressions_have_one_text(data: PrivateTable) -> None:
     """Spaces, brackets, case and synonyms make no other expression; the text means itself."""
     texts = {
-        data.expression(text)
+        data.canonical_expression(text)
         for text in (
             "avg(abs(label-p))",
             "AVG( ABS( (Label) - p ) ) -- twice",
@@ -221,12 +221,14 @@ def test_equal_expressions_have_one_text(data: PrivateTable) -> None:
     }
     assert texts == {'avg(abs(("label" - "p")))'}
     assert (
-        data.expression("median(p)")
-        == data.expression("quantile_cont(p, 0.50)")
+        data.canonical_expression("median(p)")
+        == data.canonical_expression("quantile_cont(p, 0.50)")
         == 'quantile_cont("p", 0.5)'
     )
-    assert data.expression("count_if(flag)") == data.expression("count(*) FILTER (WHERE flag)")
-    assert data.expression("avg(abs(p - label))") not in texts
+    assert data.canonical_expression("count_if(flag)") == data.canonical_expression(
+        "count(*) FILTER (WHERE flag)"
+    )
+    assert data.canonical_expression("avg(abs(p - label))") not in texts
 
 
 def test_a_canonical_text_that_is_too_long_is_called_so(data: PrivateTable) -> None:
@@ -237,9 +239,9 @@ def test_a_canonical_text_that_is_too_long_is_called_so(data: PrivateTable) -> N
     with pytest.raises(
         PlanRefused, match="its canonical form, with every bracket, all digits .* longer than 10000"
     ):
-        data.expression(text)
-    short = data.expression("avg(p) + " + " + ".join(["1e-300"] * 25))
-    assert data.expression(short) == short and len(short) > 7000
+        data.canonical_expression(text)
+    short = data.canonical_expression("avg(p) + " + " + ".join(["1e-300"] * 25))
+    assert data.canonical_expression(short) == short and len(short) > 7000
 
 
 def test_missing_numbers_are_as_declared_without_bounds(make: Any) -> None:
@@ -347,15 +349,15 @@ def test_no_row_fails_and_none_reaches_another_group(tmp_path: Path) -> None:
     @settings(max_examples=60, deadline=None)
     @given(wholes)
     def alone(text: str) -> None:
-        text = plain.expression(text)
-        assert plain.expression(text) == text
+        text = plain.canonical_expression(text)
+        assert plain.canonical_expression(text) == text
         first, second, third = (estimates(table, text, 16) for table in (plain, nasty, mixed))
         assert (
             first[others].tobytes() == second[others].tobytes()
             and first.tobytes() == third.tobytes()
         )
 
-    with plain.held(), nasty.held(), mixed.held():
+    with plain.hold_open(), nasty.hold_open(), mixed.hold_open():
         alone()
 
 

@@ -101,6 +101,11 @@ def test_private_keys_of_a_cut_join_are_those_of_one_cut(make: Any) -> None:
     ("changes", "rule"),
     [
         ({"joins": [PERSON | {"on": {"k": "id"}}]}, "rule unit-key"),
+        ({"joins": [PERSON | {"relation": "Main.Data", "on": {"u": "k"}}]}, "rule unit-key"),
+        (
+            {"joins": [PERSON, PERSON | {"name": "friend", "on": {"u": "friend"}}]},
+            "rule unit-key: the unit of people is its column",
+        ),
         ({"joins": [PERSON | {"rows": None}]}, "rule multiplicity"),
         ({"joins": [DIMENSION | {"rows": 1}]}, "rule unique-key"),
         ({"joins": [PERSON], "protects": "unit-block", "block": "k"}, "rule whole-unit"),

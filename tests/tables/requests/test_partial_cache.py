@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ import pytest
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import GroupedSums, SortedValues
 from dpflow.tables import PrivateTable
-from dpflow.tables.requests import cached_blocks, partial_cache, sums
+from dpflow.tables.requests import cached_blocks, partial_cache
+from dpflow.tables.requests.handlers import HANDLERS
 from dpflow.testing.neighbours import answer_fingerprint
 
 DAYS = [f"2013-01-0{day}" for day in range(1, 6)]
@@ -101,13 +103,14 @@ def test_a_block_named_twice_is_read_once(table: PrivateTable) -> None:
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """One entry for each block that is cut."""
     taken: list[Any] = []
-    real = sums.answer
+    for kind in (GroupedSums, SortedValues):
+        handler = HANDLERS[kind]
 
-    def counting(reading: Any, request: Any) -> Any:
-        taken.append(request)
-        return real(reading, request)
+        def counting(reading: Any, request: Any, real: Any = handler.answer) -> Any:
+            taken.append(request)
+            return real(reading, request)
 
-    monkeypatch.setattr(sums, "answer", counting)
+        monkeypatch.setitem(HANDLERS, kind, replace(handler, answer=counting))
     return taken
 
 
@@ -544,7 +547,7 @@ def test_sums_at_the_limit_do_not_wrap() -> None:
 
     request = GroupedSums(None, None, 1, 1, (("v", 0),))
     huge = [make_groups(request, ("",), 1, 2**62)] * 3 + [make_groups(request, ("",), 1, -5)]
-    found = cached_blocks.together(huge)
+    found = cached_blocks.merge_parts(huge)
     assert (
         isinstance(found, type(huge[0]))
         and found.sums["v"].tolist() == [2**62]

@@ -143,10 +143,8 @@ def test_the_largest_decimals_are_numbers() -> None:
         ]:
             most, text = 10**width - 1, f"{'9' * (width - scale)}.{'9' * scale}"
             rows = f"SELECT CAST(unnest(['{text}', '-{text}']) AS DECIMAL({width}, {scale})) AS v"
-            column = sql.field("v", connection.sql(rows).types[0])
-            outputs = (
-                f"{sql.grid(column, declared)}, {sql.number(column, declared)}, {sql.real(column)}"
-            )
+            column = sql.describe_field("v", connection.sql(rows).types[0])
+            outputs = f"{sql.grid_steps(column, declared)}, {sql.bounded_number(column, declared)}, {sql.lower_double(column)}"
             found = connection.execute(f"SELECT {outputs} FROM ({rows}) AS t").fetchall()
             inside = min(1.0, most / 10**scale)
             assert [row[0] for row in found] == [1, -1], (width, scale)
@@ -183,7 +181,7 @@ def test_key_types_compare_as_text(make: Any, kind: str, key: str) -> None:
     private.check_schema()
     for keys in ((key,), None):
         request = GroupedSums("k", keys, 1, 1)
-        private.check(request)
+        private.check_request(request)
         groups = private.answer(request, ())
         assert (groups.keys, groups.rows.tolist()) == ((key,), [1])
 
@@ -192,7 +190,7 @@ def test_a_public_key_the_type_cannot_hold_is_refused(make: Any) -> None:
     """A key that a DECIMAL column would print otherwise is refused before anything is charged."""
     private = make("CREATE TABLE data AS SELECT 1 AS u, 1.5::DECIMAL(9,2) AS k, 1 AS v")
     with pytest.raises(PlanRefused, match=r"key '1\.5' is not how a DECIMAL is written"):
-        private.check(GroupedSums("k", ("1.5",), 1, 1))
+        private.check_request(GroupedSums("k", ("1.5",), 1, 1))
 
 
 def test_a_collation_does_not_merge_keys_or_units(make: Any) -> None:
@@ -275,7 +273,7 @@ def test_sums_saturate_instead_of_wrapping(make: Any) -> None:
     )
     assert one(private, rows=1)[2] == 2**62
     with pytest.raises(PlanRefused, match="more than 2\\^62 steps"):
-        private.check(GroupedSums(None, None, 1, 3, (("v", 0),)))
+        private.check_request(GroupedSums(None, None, 1, 3, (("v", 0),)))
 
 
 def test_bounds_beyond_double_precision_hold(make: Any) -> None:
@@ -320,14 +318,14 @@ def test_squares_that_would_not_fit_are_refused(make: Any) -> None:
         "CREATE TABLE data AS SELECT 1 AS u, 1 AS v", columns={"v": {"lower": 0, "upper": 2**40}}
     )
     with pytest.raises(PlanRefused, match=r"2\^62"):
-        private.check(GroupedSums(None, None, 1, 1, (("v", 0),), (("v", 0, 5),)))
+        private.check_request(GroupedSums(None, None, 1, 1, (("v", 0),), (("v", 0, 5),)))
 
 
 def test_values_without_bounds_are_refused(make: Any) -> None:
     """No bounds, no plan."""
     private = make("CREATE TABLE data AS SELECT 1 AS u, 2 AS v", columns={"v": {}})
     with pytest.raises(PlanRefused, match="declares no bounds"):
-        private.check(GroupedSums(None, None, 1, 1, (("v", 0),)))
+        private.check_request(GroupedSums(None, None, 1, 1, (("v", 0),)))
 
 
 @pytest.mark.parametrize(
@@ -337,9 +335,9 @@ def test_types_without_an_order_or_equality_are_refused(make: Any, kind: str) ->
     """A nested or opaque column is no value, key or unit, and the catalog alone says so."""
     private = make(f"CREATE TABLE data (u INT, v {kind}, k {kind})")
     with pytest.raises(TableUnreadable, match="'v' is a .* and cannot be a value"):
-        private.check(GroupedSums(None, None, 1, 1, (("v", 0),)))
+        private.check_request(GroupedSums(None, None, 1, 1, (("v", 0),)))
     with pytest.raises(TableUnreadable, match="'k' is a .* and cannot be a group key"):
-        private.check(GroupedSums("k", None, 1, 1))
+        private.check_request(GroupedSums("k", None, 1, 1))
     with pytest.raises(TableUnreadable, match="cannot be a"):
         private.check_schema()
 

@@ -43,16 +43,16 @@ def test_cells_of_doubles_are_exact(make: Any, exponent: int | None) -> None:
     """
     values = [*DOUBLES, *np.frombuffer(np.random.default_rng(7).bytes(8 * 400), np.float64)]
     values = [float(value) for value in values if not math.isnan(value)]
-    with make(doubles(values), columns={"v": {}}).answering(ASK, ()) as column:
-        found = column.cells({0: CellGrid(exponent)})[0]
-        expected = ArrayColumn.from_groups(values).cells({0: CellGrid(exponent)})[0]
+    with make(doubles(values), columns={"v": {}}).open_answer(ASK, ()) as column:
+        found = column.count_cells({0: CellGrid(exponent)})[0]
+        expected = ArrayColumn.from_groups(values).count_cells({0: CellGrid(exponent)})[0]
     assert struct.pack(f"{len(found.keys)}d", *found.keys) == struct.pack(
         f"{len(expected.keys)}d", *expected.keys
     )
     assert found.counts.tolist() == expected.counts.tolist()
     if exponent is not None:
         keys = [
-            float(ArrayColumn.from_groups([x]).cells({0: CellGrid(exponent)})[0].keys[0])
+            float(ArrayColumn.from_groups([x]).count_cells({0: CellGrid(exponent)})[0].keys[0])
             for x in values
         ]
         exact = [
@@ -79,7 +79,7 @@ def test_trimmed_and_small_cells_stay_in_the_database(make: Any) -> None:
         columns={"v": {}, "k": {"public_keys": ["k0", "k1", "k2", "k3"]}},
     )
     reference = ArrayColumn.from_groups(*groups)
-    with private.answering(UnboundedValues("v", "k", ("k0", "k1", "k2", "k3")), ()) as column:
+    with private.open_answer(UnboundedValues("v", "k", ("k0", "k1", "k2", "k3")), ()) as column:
         for trim, least in product((0, 1, 2, 9, 10**12), (1, 2, 4)):
             grids = {
                 0: CellGrid(0, trim, least),
@@ -87,7 +87,7 @@ def test_trimmed_and_small_cells_stay_in_the_database(make: Any) -> None:
                 2: CellGrid(-1, 0, least),
                 3: CellGrid(None, trim, least),
             }
-            found, expected = column.cells(grids), reference.cells(grids)
+            found, expected = column.count_cells(grids), reference.count_cells(grids)
             for code in grids:
                 assert found[code].keys.tolist() == expected[code].keys.tolist()
                 assert found[code].counts.tolist() == expected[code].counts.tolist()
@@ -102,14 +102,14 @@ def test_units_that_are_unique_need_no_cut(make: Any, key: str, view: bool) -> N
         "INSERT INTO data SELECT 100, NULL, 'a', 100",
         columns={"v": {}, "k": {"public_keys": ["b", "a"]}},
     )
-    with private.answering(UnboundedValues("v", "k", ("b", "a")), ()) as column:
-        kinds = column._connection.rows(
+    with private.open_answer(UnboundedValues("v", "k", ("b", "a")), ()) as column:
+        kinds = column._connection.fetch_rows(
             "SELECT count(*) FROM duckdb_views() WHERE view_name = 'kept'"
         )
         assert kinds[0][0] == view
-        assert (column.rows.tolist(), column.units()) == ([50, 50], 101)
-        assert column.cells({1: CellGrid(3)})[1].counts.tolist() == [4] * 12 + [2]
-        assert sorted(column.sample(7)[0] % 2) == [1] * 7
+        assert (column.rows.tolist(), column.count_units()) == ([50, 50], 101)
+        assert column.count_cells({1: CellGrid(3)})[1].counts.tolist() == [4] * 12 + [2]
+        assert sorted(column.sample_values(7)[0] % 2) == [1] * 7
 
 
 def test_values_that_are_none_are_left_out(make: Any) -> None:
@@ -118,10 +118,10 @@ def test_values_that_are_none_are_left_out(make: Any) -> None:
         "CREATE TABLE data AS SELECT * FROM (VALUES (1, 'nan'::DOUBLE), (2, NULL), (3, 'inf'), (NULL, 1), (4, 2)) t(u, v)",
         columns={"v": {}},
     )
-    with private.answering(ASK, ()) as column:
-        assert (column.rows.tolist(), column.units()) == ([2], 4)
-        assert column.cells({0: CellGrid(0)})[0].keys.tolist() == [2, math.inf]
-        assert sorted(column.sample(10)[0].tolist()) == [2, math.inf]
+    with private.open_answer(ASK, ()) as column:
+        assert (column.rows.tolist(), column.count_units()) == ([2], 4)
+        assert column.count_cells({0: CellGrid(0)})[0].keys.tolist() == [2, math.inf]
+        assert sorted(column.sample_values(10)[0].tolist()) == [2, math.inf]
 
 
 @pytest.mark.parametrize(
@@ -172,15 +172,15 @@ def test_types_become_doubles_that_keep_the_order(
     private = make(
         f"CREATE TABLE data AS SELECT * FROM (VALUES {listed}) t(u, v)", columns={"v": {}}
     )
-    private.check(ASK)
-    with private.answering(ASK, ()) as column:
-        found = column.cells({0: CellGrid(None)})[0].keys.tolist()
+    private.check_request(ASK)
+    with private.open_answer(ASK, ()) as column:
+        found = column.count_cells({0: CellGrid(None)})[0].keys.tolist()
         if expected is not None:
             assert found == sorted(expected)
         for value, text in zip(found, written or [], strict=bool(written)):
-            assert text is None or column.written(value) == text
+            assert text is None or column.column_value(value) == text
         for end in (-1e300, 1e300):  # whatever is asked, it is answered
-            column.written(end)
+            column.column_value(end)
 
 
 def test_every_bigint_lies_at_or_above_its_double(make: Any) -> None:
@@ -193,8 +193,8 @@ def test_every_bigint_lies_at_or_above_its_double(make: Any) -> None:
     ]
     rows = ", ".join(f"({i}, {value})" for i, value in enumerate(whole))
     private = make(f"CREATE TABLE data AS SELECT * FROM (VALUES {rows}) t(u, v)", columns={"v": {}})
-    with private.answering(ASK, ()) as column:
-        found = {int(x) for x in column.cells({0: CellGrid(None)})[0].keys}
+    with private.open_answer(ASK, ()) as column:
+        found = {int(x) for x in column.count_cells({0: CellGrid(None)})[0].keys}
 
     def down(value: int) -> int:
         near = float(value)
@@ -213,7 +213,7 @@ def test_a_unit_is_cut(make: Any, rows: int) -> None:
         columns={"v": {}, "k": {"public_keys": ["c", "a", "nobody", "b"]}},
         contribution_bounds={"rows": 3000, "groups": 3},
     )
-    with private.answering(UnboundedValues("v", rows_per_group=rows), ()) as column:
+    with private.open_answer(UnboundedValues("v", rows_per_group=rows), ()) as column:
         assert column.rows.tolist() == [4 * rows]
     for groups, total in (
         (4, 12 * min(rows, 1000)),
@@ -221,13 +221,13 @@ def test_a_unit_is_cut(make: Any, rows: int) -> None:
         (1, 4 * min(rows, 1000)),
     ):
         request = UnboundedValues("v", "k", ("c", "a", "nobody", "b"), groups, rows)
-        private.check(request)
-        with private.answering(request, ()) as column:
+        private.check_request(request)
+        with private.open_answer(request, ()) as column:
             assert column.rows.sum() == total
             assert column.rows[2] == 0
-            found = column.cells({0: CellGrid(None), 1: CellGrid(3), 2: CellGrid(None)})
+            found = column.count_cells({0: CellGrid(None), 1: CellGrid(3), 2: CellGrid(None)})
             assert [int(found[code].counts.sum()) for code in (0, 1, 2)] == column.rows[:3].tolist()
-            assert [len(values) for values in column.sample(10**6)] == column.rows.tolist()
+            assert [len(values) for values in column.sample_values(10**6)] == column.rows.tolist()
             assert set(found[0].keys % 3) <= {2.0}
 
 
@@ -245,8 +245,8 @@ def test_a_sample_loses_at_most_one_value_to_one_more_unit(
         private = make(
             f"CREATE TABLE data AS SELECT i AS u, i AS v FROM range({rows}) t(i)", columns={"v": {}}
         )
-        with private.answering(ASK, ()) as column:
-            (sample,) = column.sample(100)
+        with private.open_answer(ASK, ()) as column:
+            (sample,) = column.sample_values(100)
             assert len(sample) == 100
             samples.append(set(sample.tolist()))
     assert len(samples[0] - samples[1]) <= 1
@@ -259,8 +259,8 @@ def test_a_sample_is_of_all_units_alike(make: Any) -> None:
         "CREATE TABLE data AS SELECT i AS u, i AS v FROM range(200) t(i)", columns={"v": {}}
     )
     for _ in range(60):
-        with private.answering(ASK, ()) as column:
-            hits[column.sample(50)[0].astype(int)] += 1
+        with private.open_answer(ASK, ()) as column:
+            hits[column.sample_values(50)[0].astype(int)] += 1
     assert hits.min() > 0
     assert hits.max() < 35
     assert abs(hits[:100].sum() - hits[100:].sum()) < 400
@@ -279,8 +279,8 @@ def test_chosen_names_do_not_choose_the_sample(make: Any) -> None:
         columns={"v": {}},
     )
     for _ in range(5):
-        with private.answering(ASK, ()) as column:
-            drawn = column.sample(300)[0]
+        with private.open_answer(ASK, ()) as column:
+            drawn = column.sample_values(300)[0]
             assert (drawn < 0).sum() > 30 and (drawn >= 0).sum() > 90
 
 
@@ -293,8 +293,8 @@ def test_blocks_and_parts(make: Any) -> None:
         protects="unit-block",
         contribution_bounds={"rows": 2},
     )
-    with private.answering(UnboundedValues("v", rows_per_group=2), ("d0", "d2")) as column:
-        assert (column.rows.tolist(), column.units()) == ([4], 1)
+    with private.open_answer(UnboundedValues("v", rows_per_group=2), ("d0", "d2")) as column:
+        assert (column.rows.tolist(), column.count_units()) == ([4], 1)
 
 
 def test_refusals(make: Any) -> None:
@@ -304,11 +304,11 @@ def test_refusals(make: Any) -> None:
         columns={"v": {}, "k": {"public_keys": ["1"]}},
     )
     with pytest.raises(TableUnreadable, match="'v' is a VARCHAR and cannot be a value"):
-        private.check(ASK)
+        private.check_request(ASK)
     with pytest.raises(TableUnreadable, match="there is no column"):
-        private.check(UnboundedValues("w"))
+        private.check_request(UnboundedValues("w"))
     with pytest.raises(PlanRefused, match="key 'one'"):
-        private.check(UnboundedValues("u", "k", ("one",)))
+        private.check_request(UnboundedValues("u", "k", ("one",)))
     with pytest.raises(PlanRefused, match="in rounds"):
         private.answer(UnboundedValues("u"), ())
     with pytest.raises(UnknownName):
@@ -317,7 +317,10 @@ def test_refusals(make: Any) -> None:
 
 def test_answers_show_nothing(make: Any) -> None:
     """The repr of a column and of its cells holds no number of the table."""
-    with make("CREATE TABLE data AS SELECT 1 AS u, 77 AS v", columns={"v": {}}).answering(
+    with make("CREATE TABLE data AS SELECT 1 AS u, 77 AS v", columns={"v": {}}).open_answer(
         ASK, ()
     ) as column:
-        assert (repr(column), repr(column.cells({0: CellGrid(0)})[0])) == ("TableColumn()", "Cells()")
+        assert (repr(column), repr(column.count_cells({0: CellGrid(0)})[0])) == (
+            "TableColumn()",
+            "BinCounts()",
+        )

@@ -39,7 +39,7 @@ from numpy.typing import NDArray
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.sampling.samplers import circular_order
 from dpflow_interior_point.building_blocks.stable_bins import Ints, select_bins
-from dpflow_interior_point.building_blocks.truncated_noise import Noise
+from dpflow_interior_point.building_blocks.truncated_noise import TruncatedNoiseLaw
 
 LEAST, MOST = -1000, 1000  #: exponents of classes, so that 2^j and 2^-j are ordinary doubles
 TIES = LEAST - 1  #: the class of differences that are 0
@@ -71,7 +71,7 @@ class Scale:
         return self.ties > 0 and (self.exponent is None or 2 * self.ties >= self.count)
 
 
-def sample_size(noise: Noise) -> int:
+def sample_size(noise: TruncatedNoiseLaw) -> int:
     """Rows that are paired at most: a function of the plan."""
     return max(2**16, 64 * noise.radius // PARTNERS)
 
@@ -112,7 +112,7 @@ def least_pairs(share: Fraction, rows: int) -> int:
 
 def estimate_scale(
     values: NDArray[np.float64],
-    noise: Noise,
+    noise: TruncatedNoiseLaw,
     threshold: int,
     rule: Rule,
     source: Source,
@@ -124,7 +124,12 @@ def estimate_scale(
 
 
 def choose_class(
-    exponents: Ints, counts: Ints, noise: Noise, threshold: int, rule: Rule, source: Source
+    exponents: Ints,
+    counts: Ints,
+    noise: TruncatedNoiseLaw,
+    threshold: int,
+    rule: Rule,
+    source: Source,
 ) -> Scale:
     """Choose among the classes that are selected: the fullest by noisy count ("argmax", of equal
     ones the largest), or the largest exponent ("largest", the paper's rule, which estimates E|X -

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from dpflow.core.contract.requests import BinCounts
 from dpflow.core.sampling.randomness import Source
 from dpflow_interior_point.building_blocks.stable_bins import select_bins
-from dpflow_interior_point.building_blocks.truncated_noise import Noise
+from dpflow_interior_point.building_blocks.truncated_noise import TruncatedNoiseLaw
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def middle_slice(values: NDArray[np.float64], trim: int) -> NDArray[np.float64]:
 
 
 def point_between(
-    cells: BinCounts, exponent: int, noise: Noise, spare: int, source: Source
+    cells: BinCounts, exponent: int, noise: TruncatedNoiseLaw, spare: int, source: Source
 ) -> Point:
     """The edge between shown cells that best divides their noisy counts in two; of equal ones the
     lowest.
@@ -73,7 +73,7 @@ def point_between(
     return Point(edge, "ok", int(below[cut]), total - int(below[cut]))
 
 
-def point_among(atoms: BinCounts, noise: Noise, spare: int, source: Source) -> Point:
+def point_among(atoms: BinCounts, noise: TruncatedNoiseLaw, spare: int, source: Source) -> Point:
     """Of the shown values the lowest that reaches half of their noisy counts. It is a value of the
     table.
     """

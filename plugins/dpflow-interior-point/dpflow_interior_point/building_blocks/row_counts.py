@@ -26,7 +26,7 @@ import math
 from fractions import Fraction
 
 from dpflow_interior_point.building_blocks.column_scale import PARTNERS
-from dpflow_interior_point.building_blocks.truncated_noise import Noise
+from dpflow_interior_point.building_blocks.truncated_noise import TruncatedNoiseLaw
 
 #: q (at the worst scale) and p2 (at the worst offset) of distributions, by simulation.
 SHAPES = {
@@ -44,7 +44,9 @@ SHAPES = {
 }
 
 
-def rows_for_point(pairs: Noise, cells: Noise, shape: str = "cauchy") -> int:
+def rows_for_point(
+    pairs: TruncatedNoiseLaw, cells: TruncatedNoiseLaw, shape: str = "cauchy"
+) -> int:
     """Rows from which about 95 % of the draws answer an interior point; by default for a
     heavy-tailed column.
     """
@@ -52,20 +54,24 @@ def rows_for_point(pairs: Noise, cells: Noise, shape: str = "cauchy") -> int:
     return rows_needed(pairs, cells, q, p2)
 
 
-def rows_needed(pairs: Noise, cells: Noise, q: float, p2: float) -> int:
+def rows_needed(pairs: TruncatedNoiseLaw, cells: TruncatedNoiseLaw, q: float, p2: float) -> int:
     """The formula above."""
     first, second = (noise.radius + 3 * float(noise.scale) for noise in (pairs, cells))
     return math.ceil(max(2 * first / (PARTNERS * q), second / p2))
 
 
-def rows_for_median(pairs: Noise, cells: Noise, alpha: Fraction, gamma: Fraction) -> int:
+def rows_for_median(
+    pairs: TruncatedNoiseLaw, cells: TruncatedNoiseLaw, alpha: Fraction, gamma: Fraction
+) -> int:
     """The same for a median: the middle slice, a share 2 (alpha - gamma) of the rows, looks about
     uniform.
     """
     return math.ceil(rows_for_point(pairs, cells, "uniform") / float(2 * (alpha - gamma)))
 
 
-def proved_rows_for_point(pairs: Noise, cells: Noise, c: float, beta: float) -> int:
+def proved_rows_for_point(
+    pairs: TruncatedNoiseLaw, cells: TruncatedNoiseLaw, c: float, beta: float
+) -> int:
     """Rows from which every C-bounded distribution gets an answer with probability 1 - beta under
     the rule argmax.
 
@@ -84,7 +90,9 @@ def proved_rows_for_point(pairs: Noise, cells: Noise, c: float, beta: float) -> 
     return _least_rows(floor, failure_bound, beta)
 
 
-def proved_rows_for_largest(pairs: Noise, cells: Noise, c: float, beta: float) -> int:
+def proved_rows_for_largest(
+    pairs: TruncatedNoiseLaw, cells: TruncatedNoiseLaw, c: float, beta: float
+) -> int:
     """The same for the paper's rule with tau = 1/(128 C)."""
 
     def failure_bound(n: float) -> float:
@@ -98,7 +106,7 @@ def proved_rows_for_largest(pairs: Noise, cells: Noise, c: float, beta: float) -
     return _least_rows(floor, failure_bound, beta)
 
 
-def proved_rows_for_scale(pairs: Noise, c: float, beta: float) -> int:
+def proved_rows_for_scale(pairs: TruncatedNoiseLaw, c: float, beta: float) -> int:
     """Rows from which m/8 < 2^j <= 46 C m with probability 1 - beta, by the paper's rule with tau =
     1/(128 C).
     """
@@ -109,7 +117,9 @@ def proved_rows_for_scale(pairs: Noise, c: float, beta: float) -> int:
     return _least_rows(512 * c * pairs.radius / PARTNERS, failure_bound, beta)
 
 
-def proved_rows_for_median(pairs: Noise, cells: Noise, c: float, beta: float, alpha: float) -> int:
+def proved_rows_for_median(
+    pairs: TruncatedNoiseLaw, cells: TruncatedNoiseLaw, c: float, beta: float, alpha: float
+) -> int:
     """Rows for an alpha-approximate median with probability 1 - beta, if the middle 2 alpha of the
     distribution is C-bounded.
 

@@ -16,12 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpflow.core.sampling.randomness import Source
-from dpflow_interior_point.building_blocks.truncated_noise import Noise
+from dpflow_interior_point.building_blocks.truncated_noise import TruncatedNoiseLaw
 
 Ints = NDArray[np.int64]
 
 
-def select_bins(counts: Ints, noise: Noise, threshold: int, source: Source) -> tuple[Ints, Ints]:
+def select_bins(
+    counts: Ints, noise: TruncatedNoiseLaw, threshold: int, source: Source
+) -> tuple[Ints, Ints]:
     """Indices of the selected bins, ascending, and their noisy counts.
 
     Args:

@@ -30,12 +30,12 @@ from dpflow.core.sampling.samplers import discrete_laplace
 from dpflow.core.toolbox.noise import half_width, scale_for
 from dpflow_interior_point.building_blocks import column_scale as pairing
 from dpflow_interior_point.building_blocks.column_scale import Rule
-from dpflow_interior_point.building_blocks.truncated_noise import Noise, count_noise
+from dpflow_interior_point.building_blocks.truncated_noise import TruncatedNoiseLaw, count_noise
 
 COUNTING = Fraction(1, 16)  #: part of epsilon for a noisy number of rows, if one is needed
 
 
-class ColumnParams(Params):
+class OpenColumnParams(Params):
     """``column``: a number, date or timestamp column; it needs no bounds. ``epsilon``, ``delta``:
     the privacy cost of all groups.
 
@@ -48,7 +48,7 @@ class ColumnParams(Params):
     by: str | None = None
 
     @model_validator(mode="after")
-    def _check_delta(self) -> ColumnParams:
+    def _check_delta(self) -> OpenColumnParams:
         if not 0 < self.delta <= Fraction(1, 2):
             raise ValueError(
                 "delta must be above 0 and at most 1/2, such as 1e-6: unknown bins need it"
@@ -56,8 +56,8 @@ class ColumnParams(Params):
         return self
 
 
-class ScaleParams(ColumnParams):
-    """As `ColumnParams`, and how the first stage chooses a scale.
+class ScaleParams(OpenColumnParams):
+    """As `OpenColumnParams`, and how the first stage chooses a scale.
 
     ``rule``: ``argmax`` takes the fullest class of distances, ``largest`` the largest class (the
     paper's), which then must hold the share ``tau`` of all pairs. With tau 0 the largest class
@@ -83,7 +83,7 @@ class ScaleParams(ColumnParams):
         return Fraction(1, 16) if self.rule == "largest" else Fraction(0)
 
 
-def column_request(params: ColumnParams, table: Table) -> UnboundedValues:
+def column_request(params: OpenColumnParams, table: Table) -> UnboundedValues:
     """What every mechanism here asks of the table."""
     table.column(params.column)
     # one group without a name, or one for each public key
@@ -92,7 +92,7 @@ def column_request(params: ColumnParams, table: Table) -> UnboundedValues:
     return UnboundedValues(params.column, params.by, keys, min(groups, len(keys)), rows)
 
 
-def approximate_event(params: ColumnParams) -> Approximate:
+def approximate_event(params: OpenColumnParams) -> Approximate:
     """The whole (epsilon, delta), however many groups and stages share it."""
     return Approximate(params.epsilon, params.delta)
 
@@ -112,7 +112,7 @@ class GroupShare:
     rows: int
 
     @classmethod
-    def for_group(cls, params: ColumnParams, table: Table) -> GroupShare:
+    def for_group(cls, params: OpenColumnParams, table: Table) -> GroupShare:
         """An equal share for each group that one neighbour can touch."""
         request = column_request(params, table)
         exchange = table.neighbours == "replace"
@@ -124,7 +124,9 @@ class GroupShare:
         """These parts of epsilon and delta."""
         return GroupShare(self.epsilon * epsilon, self.delta * delta, self.exchange, self.rows)
 
-    def stage_noise(self, split: Fraction | None, sliced: bool = False) -> tuple[Noise, Noise]:
+    def stage_noise(
+        self, split: Fraction | None, sliced: bool = False
+    ) -> tuple[TruncatedNoiseLaw, TruncatedNoiseLaw]:
         """Noise for pairs, for this part of epsilon and half of delta, and for cells, for
         the rest.
 
@@ -139,13 +141,13 @@ class GroupShare:
             1 - split, half
         ).cell_noise()
 
-    def pair_noise(self) -> Noise:
+    def pair_noise(self) -> TruncatedNoiseLaw:
         """Noise for counts of pairs: for each of k rows `column_scale.PARTNERS` of them may go and as many
         others come.
         """
         return count_noise(self.epsilon, self.delta, self.rows * pairing.PARTNERS, exchange=True)
 
-    def cell_noise(self) -> Noise:
+    def cell_noise(self) -> TruncatedNoiseLaw:
         """Noise for counts of rows."""
         return count_noise(self.epsilon, self.delta, self.rows, exchange=self.exchange)
 
@@ -160,7 +162,7 @@ class RowCounts:
 
     @classmethod
     def from_params(
-        cls, params: ColumnParams, table: Table, share: GroupShare
+        cls, params: OpenColumnParams, table: Table, share: GroupShare
     ) -> tuple[RowCounts, GroupShare]:
         """The source of the numbers, and what remains of the share."""
         if is_size_public(table, params.by):

@@ -43,7 +43,7 @@ _SLACK = Decimal("1e-60")
 
 
 @dataclass(frozen=True)
-class Noise:
+class TruncatedNoiseLaw:
     """Integer noise for counts: Laplace of this scale, never above ``radius`` in absolute value."""
 
     scale: Fraction
@@ -62,7 +62,7 @@ class Noise:
 @lru_cache(maxsize=256)
 def count_noise(
     epsilon: Fraction, delta: Fraction, rows: int, *, exchange: bool, groups: int = 1
-) -> Noise:
+) -> TruncatedNoiseLaw:
     """The least noise that makes a histogram (epsilon, delta)-DP.
 
     Args:
@@ -87,7 +87,9 @@ def count_noise(
         d = (1 - (1 - _to_decimal(delta)) ** (Decimal(1) / moved)) * (1 - _SLACK)
         outside = (a * rows).exp() - 1
         least_radius = ((outside + 2 * d) / (d * (1 + (-a).exp()))).ln() / a * (1 + _SLACK) - 1
-        return Noise(scale, max(rows, int(least_radius.to_integral_value(rounding=ROUND_CEILING))))
+        return TruncatedNoiseLaw(
+            scale, max(rows, int(least_radius.to_integral_value(rounding=ROUND_CEILING)))
+        )
 
 
 def scalar_radius(epsilon: Fraction, delta: Fraction, sensitivity: Fraction) -> float:

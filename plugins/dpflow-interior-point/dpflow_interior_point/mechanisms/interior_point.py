@@ -61,7 +61,7 @@ from dpflow_interior_point.building_blocks.stage_costs import (
     approximate_event,
     column_request,
 )
-from dpflow_interior_point.building_blocks.truncated_noise import Noise
+from dpflow_interior_point.building_blocks.truncated_noise import TruncatedNoiseLaw
 
 
 class InteriorPointParams(ScaleParams):
@@ -120,8 +120,8 @@ class Method:
     """
 
     sizes: RowCounts | None
-    pairs: Noise
-    cells: Noise
+    pairs: TruncatedNoiseLaw
+    cells: TruncatedNoiseLaw
     rule: Rule
     share: Fraction
     atoms: bool

@@ -53,20 +53,20 @@ from dpflow_interior_point.building_blocks.column_scale import (
 )
 from dpflow_interior_point.building_blocks.stable_bins import select_bins
 from dpflow_interior_point.building_blocks.stage_costs import (
-    ColumnParams,
+    OpenColumnParams,
     GroupShare,
     approximate_event,
     column_request,
 )
-from dpflow_interior_point.building_blocks.truncated_noise import Noise
+from dpflow_interior_point.building_blocks.truncated_noise import TruncatedNoiseLaw
 
 #: Cells of larger numbers count as outside, so that all numbers of grid points are doubles.
 FARTHEST = 2.0**900
 LARGEST = Fraction(sys.float_info.max)
 
 
-class SeededMedianParams(ColumnParams):
-    """As `ColumnParams`."""
+class SeededMedianParams(OpenColumnParams):
+    """As `OpenColumnParams`."""
 
 
 class SeededMedian(Mechanism[SeededMedianParams]):
@@ -85,7 +85,7 @@ class SeededMedian(Mechanism[SeededMedianParams]):
 
     def _plan_rounds(
         self, params: SeededMedianParams, table: Table
-    ) -> tuple[Noise, Noise, Fraction]:
+    ) -> tuple[TruncatedNoiseLaw, TruncatedNoiseLaw, Fraction]:
         """The noise of pairs and cells, and the exponential mechanism's rate per unit of cost."""
         share_of_group, half = GroupShare.for_group(params, table), Fraction(1, 2)
         pairs, cells = (share_of_group.take_share(share, half) for share in self.SHARES)
@@ -135,7 +135,7 @@ class SeededMedian(Mechanism[SeededMedianParams]):
         return Result(tuple(rows))
 
     def _find_window(
-        self, cells: BinCounts, exponent: int, noise: Noise, source: Source
+        self, cells: BinCounts, exponent: int, noise: TruncatedNoiseLaw, source: Source
     ) -> Window | None:
         """Around the fullest cell by noisy count that shows, of equal ones the highest; None if
         none shows.
@@ -198,7 +198,7 @@ def median_in(window: Window, cells: BinCounts, rate: Fraction, source: Source) 
     return float(max(-LARGEST, min(value, LARGEST)))
 
 
-def rows_for_window(pairs: Noise, cells: Noise) -> int:
+def rows_for_window(pairs: TruncatedNoiseLaw, cells: TruncatedNoiseLaw) -> int:
     """Rows from which about 95 % of the releases find a window.
 
     Of two neighbouring classes one holds half of the pairs nearly always, and so it is with cells

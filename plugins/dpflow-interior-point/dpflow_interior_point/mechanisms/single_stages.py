@@ -28,14 +28,14 @@ from dpflow_interior_point.building_blocks.column_scale import (
 )
 from dpflow_interior_point.building_blocks.interior_cell import point_between
 from dpflow_interior_point.building_blocks.stage_costs import (
-    ColumnParams,
+    OpenColumnParams,
     GroupShare,
     RowCounts,
     ScaleParams,
     approximate_event,
     column_request,
 )
-from dpflow_interior_point.building_blocks.truncated_noise import Noise
+from dpflow_interior_point.building_blocks.truncated_noise import TruncatedNoiseLaw
 
 Exponent = Annotated[int, Field(ge=-1000, le=1000)]
 
@@ -59,7 +59,7 @@ class EstimateFirstMoment(Mechanism[EstimateFirstMomentParams]):
 
     def _plan_noise(
         self, params: EstimateFirstMomentParams, table: Table
-    ) -> tuple[RowCounts | None, Noise]:
+    ) -> tuple[RowCounts | None, TruncatedNoiseLaw]:
         share, sizes = GroupShare.for_group(params, table), None
         # only a threshold that is a share of all pairs needs their number
         if params.share:
@@ -105,7 +105,7 @@ class EstimateFirstMoment(Mechanism[EstimateFirstMomentParams]):
         return ErrorBound({}, f"{note}; about {rows} rows are needed for an answer")
 
 
-class FindInteriorPointParams(ColumnParams):
+class FindInteriorPointParams(OpenColumnParams):
     """As `ColumnParams`. ``exponent``: cells have the width 2^exponent, in the column's own measure
     (decimals: last digits, dates: days, timestamps: microseconds); something near the spread of the
     values, known from elsewhere. ``least``: rows that a cell must certainly have to count.

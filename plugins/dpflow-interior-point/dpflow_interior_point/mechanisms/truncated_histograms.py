@@ -29,7 +29,7 @@ from dpflow.core.contract.results import ErrorBound, Result, Row
 from dpflow.core.sampling.randomness import Source
 from dpflow_interior_point import CITATION
 from dpflow_interior_point.building_blocks.stable_bins import select_bins
-from dpflow_interior_point.building_blocks.truncated_noise import Noise, count_noise
+from dpflow_interior_point.building_blocks.truncated_noise import TruncatedNoiseLaw, count_noise
 
 
 class _Priced(Params):
@@ -44,7 +44,7 @@ class _Priced(Params):
             raise ValueError("delta must be above 0 and at most 1/2, such as 1e-6")
         return self
 
-    def noise_for(self, table: Table, groups: int, rows: int) -> Noise:
+    def noise_for(self, table: Table, groups: int, rows: int) -> TruncatedNoiseLaw:
         """Noise for counts of which a unit reaches so many, with so many rows each."""
         return count_noise(
             self.epsilon, self.delta, rows, exchange=table.neighbours == "replace", groups=groups
@@ -67,7 +67,7 @@ class TruncatedCount(Mechanism[TruncatedCountParams]):
     citation = CITATION + ", Lemma 2.3; discrete form with its exact radius proved here"
     Params = TruncatedCountParams
 
-    def _count_noise(self, params: TruncatedCountParams, table: Table) -> Noise:
+    def _count_noise(self, params: TruncatedCountParams, table: Table) -> TruncatedNoiseLaw:
         request = self.data_request(params, table)
         return params.noise_for(table, request.groups, request.rows_per_group)
 
@@ -131,7 +131,7 @@ class StabilityHistogram(Mechanism[StabilityHistogramParams]):
     )
     Params = StabilityHistogramParams
 
-    def _bin_noise(self, params: StabilityHistogramParams, table: Table) -> Noise:
+    def _bin_noise(self, params: StabilityHistogramParams, table: Table) -> TruncatedNoiseLaw:
         request = self.data_request(params, table)
         return params.noise_for(table, request.groups, request.rows_per_group)
 

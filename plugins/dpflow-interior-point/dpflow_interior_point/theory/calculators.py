@@ -17,7 +17,7 @@ from dpflow_interior_point import CITATION
 from dpflow_interior_point.building_blocks import row_counts
 from dpflow_interior_point.building_blocks.stage_costs import COUNTING, GroupShare
 from dpflow_interior_point.building_blocks.truncated_noise import (
-    Noise,
+    TruncatedNoiseLaw,
     count_noise,
     pair_radius,
     scalar_radius,
@@ -176,7 +176,7 @@ class TruncatedNoise(Calculator[PriceParams]):
         return Sheet(("noise", "radius", "delta spent / delta"), tuple(rows), notes)
 
 
-def _spent_delta_share(noise: Noise, rows: int, exchange: bool) -> float:
+def _spent_delta_share(noise: TruncatedNoiseLaw, rows: int, exchange: bool) -> float:
     """Delta that integer noise spends on a histogram: the mass that a shift by ``rows`` leaves out,
     in one count or two.
     """

@@ -65,7 +65,7 @@ def largest_step(epsilon: float, queries: int, delta: float) -> float:
 
 
 @dataclass(frozen=True)
-class Service:
+class MeanService:
     """Parameters of the mean-answering service.
 
     ``rows`` m, the larger of ``noise_rows`` and ``transfer_rows``; ``step`` of one;
@@ -84,7 +84,7 @@ class Service:
 
 
 @cache
-def plan_service(queries: int, tau: float, beta: float, noise_share: float = 0.5) -> Service:
+def plan_service(queries: int, tau: float, beta: float, noise_share: float = 0.5) -> MeanService:
     """Rows for k answers within ``tau`` of the population, all of them with probability 1-beta.
 
     Args:
@@ -101,12 +101,12 @@ def plan_service(queries: int, tau: float, beta: float, noise_share: float = 0.5
     noise = log(2 * queries / beta) / (step * alpha)
     generalisation = max(8 * log(2 / beta) / epsilon**2, 12 / epsilon**2)
     rows = ceil(max(noise, generalisation))
-    return Service(
+    return MeanService(
         rows, ceil(noise), ceil(generalisation), step, epsilon, delta, alpha, 1 / (rows * step)
     )
 
 
-def best_service(queries: int, tau: float, beta: float) -> Service:
+def best_service(queries: int, tau: float, beta: float) -> MeanService:
     """`plan` with the division of tau that needs the fewest rows, over a grid of percent."""
     return min(
         (plan_service(queries, tau, beta, i / 100) for i in range(5, 96)),

@@ -18,7 +18,7 @@ from dpflow.errors import InvalidInput
 
 
 @dataclass(frozen=True)
-class Task:
+class AnsweringTask:
     """What is asked: ``queries`` k >= 1, ``range`` r >= 2, ``beta`` in (0, 1/2]. Raises
     `InvalidInput` outside.
     """
@@ -63,7 +63,7 @@ def total_epsilon(step: float, delta: float, count: int) -> float:
 
 
 @cache
-def paper_calibration(task: Task) -> Calibration:
+def paper_calibration(task: AnsweringTask) -> Calibration:
     """Theorem 4.3 with the constants of its proof, for failure ``beta`` in all."""
     b = task.beta / 2
     first = 640 * sqrt(max(task.queries, 16) * log(256 / b)) * log(task.queries * task.range / b)
@@ -73,7 +73,7 @@ def paper_calibration(task: Task) -> Calibration:
 
 
 @cache
-def exact_calibration(task: Task) -> Calibration:
+def exact_calibration(task: AnsweringTask) -> Calibration:
     """The conditions of Theorem 4.3 with its equation (5) solved exactly."""
     b = task.beta / 2
     step = largest_step(1 / 20, b / 256, task.queries)
@@ -86,7 +86,7 @@ def exact_calibration(task: Task) -> Calibration:
 
 @cache
 def tight_calibration(
-    task: Task, bounded_range: bool = False, half_width: float = 0.25
+    task: AnsweringTask, bounded_range: bool = False, half_width: float = 0.25
 ) -> Calibration:
     """The same theorems with the constants solved numerically; answers in the (1/2 - w, 1/2 + w)
     interval.
@@ -135,7 +135,7 @@ def _room_and_work(
 
 
 def carries_proof(
-    task: Task,
+    task: AnsweringTask,
     groups: int,
     step: float,
     bounded_range: bool = True,
@@ -166,7 +166,7 @@ def carries_proof(
 
 
 @cache
-def width_calibration(task: Task, half_width: float) -> Calibration:
+def width_calibration(task: AnsweringTask, half_width: float) -> Calibration:
     """The paper's route for another interval (1/2 - w, 1/2 + w): gamma = w/2, A = w/4, accuracy w/2
     in the median.
     """
@@ -201,7 +201,7 @@ class Simple:
 
 
 @cache
-def simple_calibration(task: Task) -> Simple:
+def simple_calibration(task: AnsweringTask) -> Simple:
     """The fixed point of Theorem 4.7 (with 10 where its statement prints 4, and k kept inside the
     logarithm).
     """
@@ -229,7 +229,7 @@ def amplified_blocks(rho: float) -> int:
 
 
 @cache
-def splitting_groups(task: Task) -> tuple[int, int]:
+def splitting_groups(task: AnsweringTask) -> tuple[int, int]:
     """(groups in all, groups g per query): fresh groups for each query, odd g least with 2
     Pr[Bin(g, 1/4) >= (g+1)/2] <= beta/k.
     """
@@ -251,7 +251,7 @@ def binomial_tail(n: int, p: float, least: int) -> float:
 
 
 @cache
-def heuristic_calibration(task: Task) -> Calibration:
+def heuristic_calibration(task: AnsweringTask) -> Calibration:
     """Not proven: median accuracy holds, generalisation only against the sign-aggregation attack.
     For demos and tests.
     """

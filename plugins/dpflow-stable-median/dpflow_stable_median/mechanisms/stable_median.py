@@ -72,9 +72,9 @@ class AnsweringParams(Params):
             raise ValueError("half_width must lie strictly between 0 and 1/2")
         return self
 
-    def median_task(self) -> median_sizes.Task:
+    def median_task(self) -> median_sizes.AnsweringTask:
         """The planner's task. Raises `InvalidInput` outside its ranges."""
-        return median_sizes.Task(self.queries, self.range_size, float(self.beta))
+        return median_sizes.AnsweringTask(self.queries, self.range_size, float(self.beta))
 
 
 def _few_decimals(p: Fraction) -> Fraction:
@@ -213,7 +213,7 @@ class StableMedian(InteractiveMechanism[AnsweringParams, AnswerQuery]):
         return {"guarantee": "proven" if proven else "heuristic", "interval": interval}
 
 
-def simple_proof_holds(task: median_sizes.Task, groups: int, step: float) -> bool:
+def simple_proof_holds(task: median_sizes.AnsweringTask, groups: int, step: float) -> bool:
     """Theorem 4.7's two conditions: an interior point every time, and at most ln 2 in all at delta
     = rho.
     """

@@ -62,7 +62,7 @@ class SampleParams(Params):
         )
 
 
-def answering_methods(task: median_sizes.Task) -> list[Method]:
+def answering_methods(task: median_sizes.AnsweringTask) -> list[Method]:
     """Groups for answering, by method."""
     split, fresh_groups = median_sizes.splitting_groups(task)
     small = median_sizes.simple_calibration(task)
@@ -158,7 +158,9 @@ class Samples(Calculator[SampleParams]):
         tasks = (
             (
                 "answer",
-                answering_methods(median_sizes.Task(params.queries, params.range, params.beta)),
+                answering_methods(
+                    median_sizes.AnsweringTask(params.queries, params.range, params.beta)
+                ),
             ),
             ("check", verifying_methods(params.gate_promise(), params.answers)),
         )
@@ -195,7 +197,7 @@ class SampleCurves(Calculator[SampleParams]):
         table = []
         for k in ks:
             methods = (
-                answering_methods(median_sizes.Task(k, params.range, params.beta)),
+                answering_methods(median_sizes.AnsweringTask(k, params.range, params.beta)),
                 verifying_methods(params.gate_promise(k), params.answers),
             )
             cells = [
@@ -265,7 +267,7 @@ class Widths(Calculator[WidthParams]):
 
     def make_sheet(self, params: WidthParams) -> Sheet:
         """One row per half-width: groups by the paper's route and by the tight one."""
-        task = median_sizes.Task(params.queries, params.range, params.beta)
+        task = median_sizes.AnsweringTask(params.queries, params.range, params.beta)
         rows = tuple(
             (
                 w,
@@ -279,7 +281,7 @@ class Widths(Calculator[WidthParams]):
         )
 
 
-class MedianParams(Params):
+class MedianSizesParams(Params):
     """``points`` N of the range, ``epsilon``, ``delta`` of one median; ``alpha`` how exact,
     ``beta`` failure.
     """
@@ -291,15 +293,15 @@ class MedianParams(Params):
     beta: Rate = 0.05
 
 
-class MedianSizes(Calculator[MedianParams]):
+class MedianSizes(Calculator[MedianSizesParams]):
     """Values for one private median."""
 
     name = "median_sizes"
     summary = "how many values one alpha-approximate median over N points needs, by algorithm"
     citation = f"{PAPER}, Theorem 3.1, Lemma 3.2, Corollary 3.3"
-    Params = MedianParams
+    Params = MedianSizesParams
 
-    def make_sheet(self, params: MedianParams) -> Sheet:
+    def make_sheet(self, params: MedianSizesParams) -> Sheet:
         """One row per algorithm: values needed, and the noise on one fraction."""
         search = median_sizes.binary_search_sizes(
             params.points, params.epsilon, params.delta, params.alpha, params.beta
@@ -403,7 +405,7 @@ class ChooseMethod(Calculator[ChooseParams]):
 
     def make_sheet(self, params: ChooseParams) -> Sheet:
         """One row per method; the one with the fewest rows is marked."""
-        task = median_sizes.Task(params.queries, params.range, params.beta)
+        task = median_sizes.AnsweringTask(params.queries, params.range, params.beta)
         group = max(1, ceil((2 * params.sd / params.tau) ** 2))
         rows = [
             (
