@@ -56,7 +56,7 @@ def preload_tasks(*modules: str) -> tuple[str, ...]:
     with warnings.catch_warnings():
         # libraries that look into every loaded module meet deprecated names there
         warnings.simplefilter("ignore")
-        loaded = tuple(name for name in names if _import_installed(name))
+        loaded = tuple(name for name in names if _try_import(name))
         _import_own(with_plugins=component == "scheduler")
     if (threads := count_threads()) > 1:
         log.warning(
@@ -79,7 +79,7 @@ def count_threads() -> int:
     return len(list(tasks.iterdir())) if tasks.is_dir() else threading.active_count()
 
 
-def _import_installed(name: str) -> bool:
+def _try_import(name: str) -> bool:
     try:
         import_module(name)
     except ModuleNotFoundError:  # an extra that this installation does without

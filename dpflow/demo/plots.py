@@ -65,8 +65,8 @@ def _render_svg(figure: Any, title: str) -> str:
     pyplot.close(figure)
     body = text.getvalue().replace(INK, "currentColor")
     body = body[body.index("<svg") :]
-    named = body.replace("<svg", f'<svg role="img" aria-label="{escape(title)}"', 1)
-    return Markup(named)  # noqa: S704  matplotlib escapes what it draws
+    svg = body.replace("<svg", f'<svg role="img" aria-label="{escape(title)}"', 1)
+    return Markup(svg)  # noqa: S704  matplotlib escapes what it draws
 
 
 def _add_legend(figure: Any, axes: Any, columns: int) -> None:
