@@ -107,7 +107,9 @@ def _in_rounds(cells: Cells, declared: Any) -> float:
 
 def _counted(cells: Cells, declared: Any) -> float:
     """Ours with counts: the rule that the plan takes."""
-    rule = SelectionRule.lowest_threshold(declared, "category", 1, Fraction(EPSILON), Fraction("1e-6"))
+    rule = SelectionRule.lowest_threshold(
+        declared, "category", 1, Fraction(EPSILON), Fraction("1e-6")
+    )
     counts = np.bincount(cells[1])
     counts = counts[counts > 0]
     event: Any = rule.noise.event

@@ -26,23 +26,27 @@ WITH_UNIT = 0.01
 FEWEST_UNITS = 10
 
 
-def promised(table: Table) -> tuple[str, ...]:
+def judged_columns(table: Table) -> tuple[str, ...]:
     """Every column of the table that the declaration names, once: the unit, the block, then those
     that are read.
 
     Columns of joined relations are not judged.
     """
-    own = [name for name in table.columns if len(table.split(name)) == 1]
-    return tuple(dict.fromkeys([table.privacy_unit.column, *([table.block] if table.block else []), *own]))
+    table_columns = [name for name in table.columns if len(table.split_name(name)) == 1]
+    return tuple(
+        dict.fromkeys(
+            [table.privacy_unit.column, *([table.block] if table.block else []), *table_columns]
+        )
+    )
 
 
-def as_key(name: str) -> str:
+def text_name(name: str) -> str:
     """Under which name a column is seen as text, next to itself as a number."""
     return f"{name} (key)"
 
 
 def suite(table: Table) -> list[Expectation]:
-    """What the declaration promises, as expectations about `dpflow.quality.contract_rows.query`.
+    """What the declaration promises, as expectations about `dpflow.tables.access.contract_rows.contract_query`.
 
     Every declared column exists with a usable type; some rows have a unit; most bounded values lie
     within their bounds; nearly all values of a column with public keys are among them. Depends on
@@ -59,21 +63,27 @@ def suite(table: Table) -> list[Expectation]:
         ExpectColumnValuesToNotBeNull,
     )
 
-    found: list[Expectation] = [ExpectColumnToExist(column=name) for name in promised(table)]
-    found.append(ExpectColumnValuesToNotBeNull(column=table.privacy_unit.column, mostly=WITH_UNIT))
+    expectations: list[Expectation] = [
+        ExpectColumnToExist(column=name) for name in judged_columns(table)
+    ]
+    expectations.append(
+        ExpectColumnValuesToNotBeNull(column=table.privacy_unit.column, mostly=WITH_UNIT)
+    )
     for name, column in table.columns.items():
-        if len(table.split(name)) > 1:
+        if len(table.split_name(name)) > 1:
             continue
         if column.lower is not None and column.upper is not None:
             low, high = float(column.lower), float(column.upper)
-            found.append(
+            expectations.append(
                 ExpectColumnValuesToBeBetween(
                     column=name, min_value=low, max_value=high, mostly=WITHIN_BOUNDS
                 )
             )
         if column.public_keys is not None:
             keys = list(column.public_keys)
-            found.append(
-                ExpectColumnValuesToBeInSet(column=as_key(name), value_set=keys, mostly=KNOWN_KEYS)
+            expectations.append(
+                ExpectColumnValuesToBeInSet(
+                    column=text_name(name), value_set=keys, mostly=KNOWN_KEYS
+                )
             )
-    return found
+    return expectations

@@ -1,6 +1,4 @@
-"""Run a table's contract: Great Expectations over SQL in the table's own DuckDB file, opened
-read-only.
-"""
+"""Run a table's contract: Great Expectations over the rows that `dpflow.tables` selects, read-only."""
 
 from __future__ import annotations
 
@@ -17,8 +15,7 @@ import sqlalchemy as sa
 from dpflow.core.contract.declaration import Table
 from dpflow.errors import DpflowError, InvalidInput, PlanRefused, TableBusy, TableUnreadable
 from dpflow.extras import require_extra
-from dpflow.quality.contract_rows import identifier, query
-from dpflow.quality.expectations import suite
+from dpflow.quality.expectations import FEWEST_UNITS, judged_columns, suite, text_name
 
 if TYPE_CHECKING:
     from great_expectations.core import ExpectationSuiteValidationResult
@@ -57,45 +54,47 @@ def check(table: Table, blocks: Sequence[str] = ()) -> bool:
         raise TableUnreadable(
             f"there is no file {table.database} for table {table.name!r}; create it, or correct `database`"
         )
-    with _silence():
+    with _silence_logs():
         with require_extra("quality", "a data contract"):
-            import duckdb_sqlalchemy  # noqa: F401
             import great_expectations  # noqa: F401
+
+            from dpflow.tables.access import contract_rows  # noqa: F401
         try:
-            return _verdict(_validate(table, blocks))
+            return _read_verdict(_run_suite(table, blocks))
         except Exception as error:  # noqa: BLE001  # whatever it is, its message may quote a value
-            failure = _scrubbed(table, error)
+            failure = _scrub_error(table, error)
     raise failure
 
 
-def _validate(table: Table, blocks: Sequence[str]) -> ExpectationSuiteValidationResult:
+def _run_suite(table: Table, blocks: Sequence[str]) -> ExpectationSuiteValidationResult:
     """Great Expectations' own result, without values; whatever was opened is closed again."""
     os.environ["GX_ANALYTICS_ENABLED"] = "false"
     import great_expectations as gx
 
     context = gx.get_context(mode="ephemeral")
     context.variables.progress_bars = {"globally": False}
-    # The path travels in connect_args: in a URL a "$" or "%" in it would mean something. Without a
-    # pool nothing stays open.
-    place = {
-        "database": str(table.database),
-        "read_only": True,
-        "config": {"enable_external_access": "false"},
-    }
-    options = {"connect_args": place, "poolclass": sa.pool.NullPool}
-    source = context.data_sources.add_sql("t", connection_string="duckdb://", kwargs=options)
-    _shim(source, gx.__version__)
+    from dpflow.tables.access import contract_rows
+
+    # Without a pool nothing stays open.
+    connect = contract_rows.connect_arguments(table.database)
+    options = {"connect_args": connect, "poolclass": sa.pool.NullPool}
+    source = context.data_sources.add_sql(
+        "t", connection_string=contract_rows.ENGINE, kwargs=options
+    )
+    _install_shim(source, gx.__version__)
     with (
-        source.get_execution_engine().engine.connect() as held
+        source.get_execution_engine().engine.connect() as connection
     ):  # held to the end, so that no writer can come between
-        described = held.exec_driver_sql(f"DESCRIBE {identifier(table.source)}").fetchall()
-        sql = query(table, {row[0]: row[1] for row in described}, blocks)
+        described = connection.exec_driver_sql(contract_rows.describe_query(table)).fetchall()
+        types = {row[0]: row[1] for row in described}
+        columns = {name: text_name(name) for name in judged_columns(table)}
+        sql = contract_rows.contract_query(table, types, blocks, columns, FEWEST_UNITS)
         rows = source.add_query_asset("rows", query=sql).add_batch_definition_whole_table("all")
         promises = gx.ExpectationSuite("contract", expectations=suite(table))
         return rows.get_batch().validate(promises, result_format="BOOLEAN_ONLY")
 
 
-def _shim(source: SQLDatasource, version: str) -> None:
+def _install_shim(source: SQLDatasource, version: str) -> None:
     """Make this one source fetch rows before its connection closes, where Great Expectations does
     not.
     """
@@ -110,11 +109,11 @@ def _shim(source: SQLDatasource, version: str) -> None:
         engine.execute_query = MethodType(execute_query, engine)
 
 
-def _verdict(result: ExpectationSuiteValidationResult) -> bool:
+def _read_verdict(result: ExpectationSuiteValidationResult) -> bool:
     """The one bit. A plain failure is False, even beside errors that follow from it; an error
     without one is raised.
     """
-    broken = [_raised(item.exception_info) for item in result.results]
+    broken = [_has_raised(item.exception_info) for item in result.results]
     if any(
         not item.success and not error for item, error in zip(result.results, broken, strict=True)
     ):
@@ -124,7 +123,7 @@ def _verdict(result: ExpectationSuiteValidationResult) -> bool:
     return bool(result.success)
 
 
-def _raised(info: Mapping[str, Any] | None) -> bool:
+def _has_raised(info: Mapping[str, Any] | None) -> bool:
     """Whether an expectation failed to run; Great Expectations says it flat, or once for every
     metric.
     """
@@ -134,21 +133,21 @@ def _raised(info: Mapping[str, Any] | None) -> bool:
     )
 
 
-def _scrubbed(table: Table, error: Exception) -> DpflowError:
+def _scrub_error(table: Table, error: Exception) -> DpflowError:
     """The same failure in our words: DuckDB's messages quote values."""
-    said = str(error)
-    if "Could not set lock" in said or "different configuration" in said:
+    message = str(error)
+    if "Could not set lock" in message or "different configuration" in message:
         return TableBusy(
             f"{table.database} is being written by another process or connection; try again when it is done"
         )
     return TableUnreadable(
         f"the contract of table {table.name!r} cannot be checked: {table.database} is not a DuckDB file that this version "
-        f"reads, has no relation {table.source!r}, or holds columns that cannot be compared"
+        f"reads, has no relation {table.relation_name!r}, or holds columns that cannot be compared"
     )
 
 
 @contextmanager
-def _silence() -> Iterator[None]:
+def _silence_logs() -> Iterator[None]:
     """Keep Great Expectations' log records, which quote errors and values, and its warnings from
     every handler.
     """

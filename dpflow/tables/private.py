@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,26 +16,18 @@ from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import (
     Answer,
     DataRequest,
-    GroupedSums,
     GroupEstimates,
     GroupMoments,
-    Groups,
     GroupValues,
-    ValueCounts,
-    KeySets,
-    RecordArrays,
-    Records,
-    Sets,
-    SortedValues,
-    UnboundedValues,
 )
-from dpflow.errors import PlanRefused
 from dpflow.tables.access import sandbox, sql
 from dpflow.tables.access.declarations import load_table
+from dpflow.tables.access.sandbox import as_int64
 from dpflow.tables.language import conditions, expressions
-from dpflow.tables.requests import cached_blocks, records, sums, unbounded_values
-from dpflow.tables.requests.partial_cache import Partials, Seal
-from dpflow.tables.requests.query import Reading, int64
+from dpflow.tables.requests import cached_blocks, holdout_groups
+from dpflow.tables.requests.handlers import HANDLERS
+from dpflow.tables.requests.partial_cache import PartialCache, Seal
+from dpflow.tables.requests.query import RequestQuery
 
 #: The largest grid integer whose products, added up and multiplied by a number of rows, stay within
 #: 128 bits.
@@ -64,13 +56,15 @@ class PrivateTable:
         Raises `PlanRefused` or `UnknownName` if the condition is not in the language.
         """
         self.declaration = declaration
-        kept = (
+        caches = (
             seal is not None
             and declaration.cached_partials is not None
             and declaration.protects == "unit-block"
         )
-        self._partials = Partials(declaration.database, seal) if seal is not None and kept else None
-        self._where = None if where is None else conditions.parse(where, declaration)
+        self._partials = (
+            PartialCache(declaration.database, seal) if seal is not None and caches else None
+        )
+        self._where = None if where is None else conditions.parse_condition(where, declaration)
         self._what = f"table {declaration.name!r}"
         self._held: sandbox.Connection | None = None
 
@@ -87,30 +81,30 @@ class PrivateTable:
         return None if self._where is None else str(self._where)
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def hold_open(self) -> Iterator[None]:
         """Keep the file open for the calls inside, in one thread: they see one state of it, and
         nobody can write it meanwhile.
 
         Raises `TableUnreadable` or `TableBusy`.
         """
-        with sandbox.opened(self.declaration.database, self._what) as self._held:
+        with sandbox.open_file(self.declaration.database, self._what) as self._held:
             try:
                 yield
             finally:
                 self._held = None
 
     @contextmanager
-    def _reading(self, blocks: Sequence[str]) -> Iterator[Reading]:
+    def _open_query(self, blocks: Sequence[str]) -> Iterator[RequestQuery]:
         if self._held is not None:
-            yield Reading(self.declaration, self._held, blocks, self._where)
+            yield RequestQuery(self.declaration, self._held, blocks, self._where)
             return
-        with sandbox.opened(self.declaration.database, self._what) as connection:
-            yield Reading(self.declaration, connection, blocks, self._where)
+        with sandbox.open_file(self.declaration.database, self._what) as connection:
+            yield RequestQuery(self.declaration, connection, blocks, self._where)
 
-    def snapshot(self) -> bytes:
+    def data_identity(self) -> bytes:
         """Identity of the data as it is now. Private: it leaves only as the ledger's keyed digest."""
         return (
-            sandbox.identity(self.declaration.database, self._what)
+            sandbox.file_identity(self.declaration.database, self._what)
             + b"/"
             + self.declaration.relation_name.encode()
         )
@@ -122,16 +116,16 @@ class PrivateTable:
             TableUnreadable: file, relation or column missing, or a type that cannot be used.
             TableBusy: another process is writing the file.
         """
-        with self._reading(()) as reading:
+        with self._open_query(()) as reading:
             for name, column in self.declaration.columns.items():
                 if column.lower is not None:
-                    sql.grid(reading.column(name), column)
+                    sql.grid_steps(reading.column(name), column)
                 elif column.public_keys is not None:
                     sql.key(reading.column(name), "group key")
                 else:
                     reading.column(name)
 
-    def check(
+    def check_request(
         self, statistic: DataRequest | GroupMoments | GroupEstimates, blocks: Sequence[str] = ()
     ) -> None:
         """Check one request against the catalog, before anything is charged; reads no row.
@@ -142,77 +136,27 @@ class PrivateTable:
             hold.
             UnknownName: a column that the declaration does not have.
         """
-        with self._reading(blocks) as reading:
-            if isinstance(statistic, GroupedSums):
-                reading.check_keys(statistic)
-                sums.sums_cut(reading, statistic).check()
-            elif isinstance(statistic, SortedValues):
-                reading.check_keys(statistic)
-                sums.values_cut(reading, statistic)
-            elif isinstance(statistic, KeySets):
-                records.key_rows(reading, statistic)
-            elif isinstance(statistic, Records):
-                records.records(reading, statistic)
-            elif isinstance(statistic, UnboundedValues):
-                reading.check_keys(statistic)
-                unbounded_values.statement(reading, statistic)
-            elif isinstance(statistic, GroupMoments):
-                records.moments(reading, statistic, b"")
-            elif isinstance(statistic, GroupEstimates):
-                records.check_estimates(reading, statistic)
-            else:
-                records.grouped(reading, statistic, b"")
+        with self._open_query(blocks) as reading:
+            HANDLERS[type(statistic)].check(reading, statistic)
 
-    @overload
-    def answer(self, statistic: GroupedSums, blocks: Sequence[str]) -> Groups: ...
-    @overload
-    def answer(self, statistic: SortedValues, blocks: Sequence[str]) -> ValueCounts: ...
-    @overload
-    def answer(self, statistic: KeySets, blocks: Sequence[str]) -> Sets: ...
-    @overload
-    def answer(self, statistic: Records, blocks: Sequence[str]) -> RecordArrays: ...
-    @overload
-    def answer(
-        self, statistic: DataRequest, blocks: Sequence[str]
-    ) -> Groups | ValueCounts | Sets | RecordArrays: ...
-    def answer(
-        self, statistic: DataRequest, blocks: Sequence[str]
-    ) -> Groups | ValueCounts | Sets | RecordArrays:
+    def answer(self, statistic: DataRequest, blocks: Sequence[str]) -> Answer:
         """Execute a request on the named blocks, each once, or on the whole table if none is named."""
         blocks = tuple(dict.fromkeys(blocks))
-        with self._reading(blocks) as reading:
-            if isinstance(statistic, GroupedSums | SortedValues):
-                if (
-                    self._partials is not None
-                    and len(blocks) > 1
-                    and cached_blocks.can_be_kept(reading, statistic)
-                ):
-                    return cached_blocks.from_blocks(reading, statistic, blocks, self._partials)
-                return sums.answer(reading, statistic)
-            if isinstance(statistic, KeySets):
-                return records.key_sets(reading, statistic)
-            if isinstance(statistic, Records):
-                found = reading.arrays(records.records(reading, statistic))
-                names = enumerate(statistic.columns)
-                return RecordArrays(
-                    int64(found["number"]), {name: int64(found[f"x{i}"]) for i, name in names}
-                )
-        if isinstance(statistic, UnboundedValues):
-            raise PlanRefused(
-                "a column without bounds is answered in rounds, during a release; release its mechanism"
-            )
-        raise PlanRefused(
-            "values per holdout group need an estimator; ask for them through a gate session"
-        )
+        with self._open_query(blocks) as reading:
+            cache = self._partials
+            if cache and len(blocks) > 1 and cached_blocks.can_cache(reading, statistic):
+                return cached_blocks.add_blocks(reading, statistic, blocks, cache)
+            return HANDLERS[type(statistic)].answer(reading, statistic)
 
     @contextmanager
-    def answering(self, statistic: DataRequest, blocks: Sequence[str]) -> Iterator[Answer]:
+    def open_answer(self, statistic: DataRequest, blocks: Sequence[str]) -> Iterator[Answer]:
         """The answer to a request, while whoever draws from it may ask it further questions."""
-        if not isinstance(statistic, UnboundedValues):
+        open_request = HANDLERS[type(statistic)].open
+        if open_request is None:
             yield self.answer(statistic, blocks)
             return
-        with self._reading(blocks) as reading:
-            yield unbounded_values.open_column(reading, statistic)
+        with self._open_query(blocks) as reading:
+            yield open_request(reading, statistic)
 
     def grouped_rows(
         self, request: GroupValues, secret: bytes, blocks: Sequence[str]
@@ -225,12 +169,12 @@ class PrivateTable:
         whole group. Numbers, dates and truth values come as float64 within their declared bounds
         (missing: the declared number, or NaN), text as str or None.
         """
-        with self._reading(blocks) as reading:
-            found = reading.arrays(records.grouped(reading, request, secret))
-        columns = {name: _plain(found[f"x{i}"]) for i, name in enumerate(request.columns)}
-        return int64(found["bucket"]), columns
+        with self._open_query(blocks) as reading:
+            arrays = reading.fetch_arrays(holdout_groups.rows_query(reading, request, secret))
+        columns = {name: _plain_array(arrays[f"x{i}"]) for i, name in enumerate(request.columns)}
+        return as_int64(arrays["bucket"]), columns
 
-    def sums_exactly(self, request: GroupMoments) -> bool:
+    def can_sum_exactly(self, request: GroupMoments) -> bool:
         """Whether the declared bounds let every sum be an exact integer; columns that are compared
         need one grid.
         """
@@ -248,8 +192,8 @@ class PrivateTable:
         """Each measure of each holdout group; groups are those of `grouped_rows`. For requests that
         `sums_exactly`.
         """
-        with self._reading(blocks) as reading:
-            found = reading.arrays(records.moments(reading, request, secret))
+        with self._open_query(blocks) as reading:
+            arrays = reading.fetch_arrays(holdout_groups.moments_query(reading, request, secret))
         steps = [float(self.declaration.column(name).step) for name in request.columns]
         unit = {
             "n": 1.0,
@@ -262,22 +206,22 @@ class PrivateTable:
         answer = {}
         for name in request.measures:
             answer[name] = np.zeros(request.groups)
-            answer[name][int64(found["bucket"])] = unit[name] * np.asarray(
-                found[f"m_{name}"], dtype=np.float64
+            answer[name][as_int64(arrays["bucket"])] = unit[name] * np.asarray(
+                arrays[f"m_{name}"], dtype=np.float64
             )
         return answer
 
-    def expression(self, text: str) -> str:
+    def canonical_expression(self, text: str) -> str:
         """A user's expression in its canonical form. Raises `PlanRefused` or `UnknownName` if it is
         not in the language.
         """
-        return str(expressions.parse(text, self.declaration))
+        return str(expressions.parse_expression(text, self.declaration))
 
     def expression_columns(self, text: str) -> tuple[list[str], list[str]]:
         """Names of the columns that an expression reads of the table, and of a candidate."""
-        node = expressions.parse(text, self.declaration)
-        theirs = expressions.predicted(node, self.declaration)
-        return sorted(node.columns() - theirs), sorted(theirs)
+        node = expressions.parse_expression(text, self.declaration)
+        theirs = expressions.candidate_columns(node, self.declaration)
+        return sorted(node.column_names() - theirs), sorted(theirs)
 
     def group_estimates(
         self, request: GroupEstimates, secret: bytes, blocks: Sequence[str]
@@ -285,9 +229,10 @@ class PrivateTable:
         """An expression's number for each holdout group, NaN where it has none; groups are those of
         `grouped_rows`.
         """
-        with self._reading(blocks) as reading:
+        with self._open_query(blocks) as reading:
             return _by_group(
-                request.groups, reading.arrays(records.estimates(reading, request, secret))
+                request.groups,
+                reading.fetch_arrays(holdout_groups.estimates_query(reading, request, secret)),
             )
 
     def estimates_over(
@@ -297,26 +242,26 @@ class PrivateTable:
         columns: Mapping[str, NDArray[Any]],
     ) -> NDArray[np.float64]:
         """The same, computed over rows of `grouped_rows` with a candidate's columns beside them."""
-        node = expressions.parse(request.sql, self.declaration)
+        node = expressions.parse_expression(request.sql, self.declaration)
         kinds = {
             name: "varchar" if values.dtype == object else "double"
             for name, values in columns.items()
         }
-        query = expressions.over(node, self.declaration, kinds)
-        with sandbox.over([groups, *columns.values()], self._what) as connection:
-            return _by_group(request.groups, connection.arrays(query))
+        query = expressions.query_arrays(node, self.declaration, kinds)
+        with sandbox.open_arrays([groups, *columns.values()], self._what) as connection:
+            return _by_group(request.groups, connection.fetch_arrays(query))
 
 
 def _by_group(groups: int, found: Mapping[str, Any]) -> NDArray[np.float64]:
     """Values by their group's number, NaN for groups that have none."""
     answer = np.full(groups, np.nan)
-    answer[int64(found["bucket"])] = np.ma.filled(
+    answer[as_int64(found["bucket"])] = np.ma.filled(
         np.ma.asarray(found["value"], dtype=np.float64), np.nan
     )
     return answer
 
 
-def _plain(array: Any) -> NDArray[Any]:
+def _plain_array(array: Any) -> NDArray[Any]:
     """Without numpy's mask and without negative zeros: a missing text is None."""
     if np.ma.isMaskedArray(array):
         whole = np.asarray(array.data, dtype=object)

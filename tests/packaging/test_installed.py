@@ -32,7 +32,7 @@ name: visits
 mechanism: histogram
 table: visits.yml
 scope: visits
-params: {epsilon: "0.5", keys: city}
+params: {epsilon: "0.5", by: city}
 """
 
 
@@ -72,14 +72,11 @@ def test_a_base_installation_plans_releases_and_verifies(base: Environment) -> N
         ("ledger show --ledger postgresql+psycopg://somebody@nowhere/ledger", "postgres"),
         ("serve service.yml", "serve"),
         ("demo --days 2", "demo"),
-        ("calculate zcdp --plot curve.png", "plots"),
+        ("calculate group epsilon=0.1 delta=1e-9 sizes=[1,2,5] --plot curve.png", "plots"),
     ],
 )
 def test_a_command_names_its_extra(base: Environment, words: str, extra: str) -> None:
     """One sentence on stderr, exit 1."""
-    if words.startswith("calculate"):
-        listed = json.loads(base.run("dpflow", "calculate", "--json").stdout)
-        words = words.replace("zcdp", listed[0]["name"])
     done = base.run("dpflow", *words.split())
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
     assert f"pip install '{DISTRIBUTION}[{extra}]'" in done.stderr, done.stderr
@@ -112,7 +109,7 @@ def test_plugins_are_found_by_their_distributions(everything: Environment) -> No
     """What a mechanism comes from is named as it was installed."""
     done = everything.run("dpflow", "mechanisms", "--json")
     assert done.returncode == 0, done.stderr
-    origins = {row["from"].split()[0] for row in json.loads(done.stdout)}
+    origins = {row["origin"].split()[0] for row in json.loads(done.stdout)}
     assert {origin for origin in origins if origin.startswith("dpflow-")} == {
         "dpflow-interior-point",
         "dpflow-private-learning",

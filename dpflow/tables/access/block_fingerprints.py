@@ -89,7 +89,7 @@ class _Layout:
         self.connection, self.relation = connection, relation
         self.fields = {name: relation.fields[name] for name in columns}
         self.groups: list[_RowGroup] = []
-        self.rows = connection.rows_of(relation)
+        self.rows = connection.count_stored_rows(relation)
 
     def read_catalog(self, counted: str) -> bool:
         """Read where segments are; false if the relation is not stored as such.
@@ -99,9 +99,11 @@ class _Layout:
         """
         if self.rows is None:
             return False
-        listed = self.connection.rows(sql.storage_query(self.relation.quoted), [list(self.fields)])
+        listed = self.connection.fetch_rows(
+            sql.storage_query(self.relation.quoted), [list(self.fields)]
+        )
         blocks = sorted({number for row in listed for number in row[-1] if number >= 0})
-        sums = dict(zip(blocks, self.connection.checksums(blocks), strict=True))
+        sums = dict(zip(blocks, self.connection.read_checksums(blocks), strict=True))
         by_number: dict[int, list[Any]] = {}
         for number, *row in listed:
             by_number.setdefault(number, []).append(row)
@@ -157,13 +159,13 @@ class _Layout:
         if long:
             width = max((group.rows for group in self.groups), default=1)
             query = sql.row_spans_query(self.relation.quoted, width, " OR ".join(long))
-            for _, low, high, _ in self.connection.rows(query):
-                for place in self.groups_between(low, high):
-                    self.groups[place].determined = False
+            for _, low, high, _ in self.connection.fetch_rows(query):
+                for index in self.groups_between(low, high):
+                    self.groups[index].determined = False
 
-    def digest_groups(self, places: Iterable[int]) -> str | None:
+    def digest_groups(self, indexes: Iterable[int]) -> str | None:
         """A digest of these row groups in their order; None if one of them is not determined."""
-        groups = [self.groups[place] for place in sorted(set(places))]
+        groups = [self.groups[index] for index in sorted(set(indexes))]
         if not all(group.determined for group in groups):
             return None
         constants = [s for group in groups for s in group.segments if s.constant]
@@ -178,7 +180,7 @@ class _Layout:
             return []
         query = f"SELECT rowid, {', '.join(texts.values())} FROM {self.relation.quoted} AS t"
         numbers = sorted({s.first for s in segments})
-        rows = self.connection.rows(f"{query} WHERE rowid IN (SELECT unnest(?))", [numbers])
+        rows = self.connection.fetch_rows(f"{query} WHERE rowid IN (SELECT unnest(?))", [numbers])
         first_rows = {number: dict(zip(texts, values, strict=True)) for number, *values in rows}
         answer: list[Any] = []
         for s in segments:
@@ -187,7 +189,7 @@ class _Layout:
             # Its first row was deleted, or is NULL and others are not: then all its rows are asked.
             if row is None or (value is None and s.nulls_vary):
                 query = sql.least_between(self.relation.quoted, texts[s.column], s.first, s.rows)
-                value = self.connection.rows(query)[0][0]
+                value = self.connection.fetch_rows(query)[0][0]
             answer.append(value is None if s.is_validity else value)
         return answer
 
@@ -226,10 +228,10 @@ def fingerprint_blocks(
         return dict.fromkeys(blocks)
     key = sql.key(block, "block")
     width = max((group.rows for group in layout.groups), default=1)
-    condition = f"{key} IN ({sql.listed(block, blocks)})"
+    condition = f"{key} IN ({sql.write_keys(block, blocks)})"
     query = sql.row_spans_query(relation.quoted, width, condition, key)
     spans: dict[str, list[tuple[int, int, int]]] = {text: [] for text in blocks}
-    for text, *span in connection.rows(sql.with_text_key(query, block)):
+    for text, *span in connection.fetch_rows(sql.with_text_key(query, block)):
         spans[text].append((span[0], span[1], span[2]))
     steps = _SPANS * max(1, layout.rows or 0)  # rows that may be looked at for places
     gaps = layout.has_gaps()
@@ -238,16 +240,16 @@ def fingerprint_blocks(
         if not pieces:
             continue
         ranges = [layout.groups_between(low, high) for low, high, _ in pieces]
-        content = layout.digest_groups(place for one in ranges for place in one)
+        content = layout.digest_groups(index for one in ranges for index in one)
         low, high = min(piece[0] for piece in pieces), max(piece[1] for piece in pieces)
         rows: str | None = "all"
         if gaps:  # of rows that are still stored, those that were not deleted
             rows = f"{low} {high}"
             if sum(piece[2] for piece in pieces) < high - low + 1:
                 steps -= high - low
-                condition = f"{key} IN ({sql.listed(block, [text])})"
+                condition = f"{key} IN ({sql.write_keys(block, [text])})"
                 query = sql.row_places_query(relation.quoted, low, high, condition)
-                rows = f"{rows} {connection.rows(query)[0][0]}" if steps >= 0 else None
+                rows = f"{rows} {connection.fetch_rows(query)[0][0]}" if steps >= 0 else None
         answer[text] = None if content is None or rows is None else f"{content} {rows}"
     return answer
 

@@ -21,7 +21,9 @@ def load_table(path: Path | str) -> Table:
     try:
         table = Table.model_validate(data)
     except ValidationError as error:
-        raise InvalidDeclaration(f"{path} does not declare a table: {describe_problems(error)}") from None
+        raise InvalidDeclaration(
+            f"{path} does not declare a table: {describe_problems(error)}"
+        ) from None
     return table.model_copy(update={"database": (path.parent / table.database).resolve()})
 
 

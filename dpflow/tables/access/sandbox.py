@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import duckdb
+import numpy as np
+from numpy.typing import NDArray
 
 from dpflow.errors import InvalidInput, TableBusy, TableError, TableUnreadable
 from dpflow.extras import require_extra
@@ -59,7 +61,7 @@ _HINTS = {
 }
 
 
-def scrubbed(action: Callable[[], T], what: str) -> T:
+def scrub_errors(action: Callable[[], T], what: str) -> T:
     """Run an action; an error of DuckDB or for want of memory, whose text may quote rows, becomes a
     fixed sentence.
 
@@ -106,41 +108,41 @@ class Connection:
         self._raw, self._what, self._file = raw, what, file
         self._found: dict[str, Relation] = {}
 
-    def scrubbed(self, action: Callable[[], T]) -> T:
+    def scrub_errors(self, action: Callable[[], T]) -> T:
         """Work on rows that were read: for want of memory it fails as a query does."""
-        return scrubbed(action, self._what)
+        return scrub_errors(action, self._what)
 
-    def run(self, query: str, parameters: list[Any] | None = None) -> None:
+    def execute(self, query: str, parameters: list[Any] | None = None) -> None:
         """Execute without looking at a result."""
-        scrubbed(lambda: self._raw.execute(query, parameters), self._what)
+        scrub_errors(lambda: self._raw.execute(query, parameters), self._what)
 
-    def rows(self, query: str, parameters: list[Any] | None = None) -> list[tuple[Any, ...]]:
+    def fetch_rows(self, query: str, parameters: list[Any] | None = None) -> list[tuple[Any, ...]]:
         """All rows as Python values."""
-        return scrubbed(lambda: self._raw.execute(query, parameters).fetchall(), self._what)
+        return scrub_errors(lambda: self._raw.execute(query, parameters).fetchall(), self._what)
 
-    def arrays(self, query: str, parameters: list[Any] | None = None) -> dict[str, Any]:
+    def fetch_arrays(self, query: str, parameters: list[Any] | None = None) -> dict[str, Any]:
         """All rows as one numpy array per output column."""
-        return scrubbed(lambda: self._raw.execute(query, parameters).fetchnumpy(), self._what)
+        return scrub_errors(lambda: self._raw.execute(query, parameters).fetchnumpy(), self._what)
 
-    def checksums(self, blocks: Sequence[int]) -> list[bytes]:
+    def read_checksums(self, blocks: Sequence[int]) -> list[bytes]:
         """The checksums with which these blocks of the file begin, or `TableUnreadable`."""
         query = "SELECT block_size FROM pragma_database_size() WHERE database_name = ?"
-        size = self.rows(query, [PRIVATE])[0][0]
-        found = []
+        size = self.fetch_rows(query, [PRIVATE])[0][0]
+        sums = []
         if self._file is not None:
             with suppress(OSError):
-                found = [
+                sums = [
                     os.pread(self._file, _CHECKSUM, _HEADERS + size * block) for block in blocks
                 ]
         if (
             self._file is None
-            or any(len(one) < _CHECKSUM for one in found)
-            or len(found) < len(blocks)
+            or any(len(one) < _CHECKSUM for one in sums)
+            or len(sums) < len(blocks)
         ):
             raise TableUnreadable(f"the blocks of {self._what} cannot be looked at")
-        return found
+        return sums
 
-    def relation(self, name: str) -> Relation:
+    def find_relation(self, name: str) -> Relation:
         """The table or view that DuckDB means by this name, or `TableUnreadable` with close
         matches.
 
@@ -149,58 +151,53 @@ class Connection:
         """
         if name not in self._found:
             parts = name.split(".")
-            found = None
+            relation = None
             if len(parts) <= 2 and all(
                 re.fullmatch(r"[A-Za-z_]\w*", part, re.ASCII) for part in parts
             ):
                 with suppress(TableUnreadable):
-                    found = self._bound(parts if len(parts) == 2 else ["main", *parts])
-            if found is None:
-                known = self._listed()
-                found = self._bound(
-                    known[
-                        sql.match(
-                            name, known, f"table in the file of {self._what.removeprefix('table ')}"
-                        )
-                    ]
-                )
-            self._found[name] = found
+                    relation = self._bind_relation(parts if len(parts) == 2 else ["main", *parts])
+            if relation is None:
+                names = self._list_relations()
+                kind = f"relation in the file of {self._what} called"
+                relation = self._bind_relation(names[sql.match_name(name, names, kind)])
+            self._found[name] = relation
         return self._found[name]
 
-    def rows_of(self, relation: Relation) -> int | None:
+    def count_stored_rows(self, relation: Relation) -> int | None:
         """How many rows a table has, from its storage; None for a view."""
         if "rowid" in map(str.casefold, relation.fields):
             return None  # its own column, of a table or a view
         try:
-            self.fields(relation.quoted, "rowid")
+            self.bind_fields(relation.quoted, "rowid")
         except TableUnreadable:
             return None
-        return int(self.rows(f"SELECT count(*) FROM {relation.quoted}")[0][0])
+        return int(self.fetch_rows(f"SELECT count(*) FROM {relation.quoted}")[0][0])
 
-    def _listed(self) -> dict[str, list[str]]:
+    def _list_relations(self) -> dict[str, list[str]]:
         """Schema and name of every table and view of the file, by what a declaration may call it."""
-        known = {}
+        names = {}
         for kind in ("table", "view"):
             query = f"SELECT schema_name, {kind}_name FROM duckdb_{kind}s() WHERE database_name = $1 AND NOT internal"
-            for schema, name in self.rows(query, [PRIVATE]):
-                known[name if schema == "main" else f"{schema}.{name}"] = [schema, name]
-        return known
+            for schema, name in self.fetch_rows(query, [PRIVATE]):
+                names[name if schema == "main" else f"{schema}.{name}"] = [schema, name]
+        return names
 
-    def _bound(self, parts: list[str]) -> Relation:
-        full = sql.qualified(PRIVATE, *parts)
-        return Relation(full, self.fields(full))
+    def _bind_relation(self, parts: list[str]) -> Relation:
+        full = sql.quote_path(PRIVATE, *parts)
+        return Relation(full, self.bind_fields(full))
 
-    def fields(self, relation: str, columns: str = "*") -> dict[str, sql.Field]:
+    def bind_fields(self, relation: str, columns: str = "*") -> dict[str, sql.Field]:
         """Columns of a table or view, from the catalog alone: binding the query runs nothing."""
-        bound = scrubbed(lambda: self._raw.sql(f"SELECT {columns} FROM {relation}"), self._what)
+        bound = scrub_errors(lambda: self._raw.sql(f"SELECT {columns} FROM {relation}"), self._what)
         return {
-            name: sql.field(name, kind)
+            name: sql.describe_field(name, kind)
             for name, kind in zip(bound.columns, bound.types, strict=True)
         }
 
 
 @contextmanager
-def opened(database: Path, what: str) -> Iterator[Connection]:
+def open_file(database: Path, what: str) -> Iterator[Connection]:
     """The file, attached read-only as `PRIVATE` in a locked-down in-memory session.
 
     Spill files go to a directory only this user can enter, removed with everything in it.
@@ -214,17 +211,18 @@ def opened(database: Path, what: str) -> Iterator[Connection]:
             f"{what}: there is no file {database}; correct the declaration's database, or load the data"
         )
     with tempfile.TemporaryDirectory(prefix="dpflow-") as spill:
-        raw = duckdb.connect(":memory:", config=_settings(spill))
+        raw = duckdb.connect(":memory:", config=_session_settings(spill))
         file = None
         try:
             with suppress(OSError):  # attaching says what is wrong
                 file = os.open(database, os.O_RDONLY | os.O_CLOEXEC)
             raw.execute("SET TimeZone = 'UTC'")
+            raw.execute("SET enable_progress_bar = false")  # it would be in tasks' logs
             connection = Connection(raw, what, file)
-            path = sql.literal(str(database.absolute()))
-            connection.run(f"ATTACH {path} AS {PRIVATE} (TYPE duckdb, READ_ONLY)")
-            connection.run("SET enable_external_access = false")
-            connection.run("SET lock_configuration = true")
+            path = sql.quote_text(str(database.absolute()))
+            connection.execute(f"ATTACH {path} AS {PRIVATE} (TYPE duckdb, READ_ONLY)")
+            connection.execute("SET enable_external_access = false")
+            connection.execute("SET lock_configuration = true")
             if file is not None and not os.path.samestat(os.fstat(file), database.stat()):
                 raise TableBusy(f"{what} was exchanged while it was opened; try again")
             yield connection
@@ -237,7 +235,7 @@ def opened(database: Path, what: str) -> Iterator[Connection]:
 
 
 @contextmanager
-def over(columns: Sequence[Any], what: str) -> Iterator[Connection]:
+def open_arrays(columns: Sequence[Any], what: str) -> Iterator[Connection]:
     """Arrays as the columns c0, c1, ... of the relation ``given`` in a locked-down in-memory
     session; objects are texts, or None.
     """
@@ -245,7 +243,7 @@ def over(columns: Sequence[Any], what: str) -> Iterator[Connection]:
         import pandas as pd
 
     with tempfile.TemporaryDirectory(prefix="dpflow-") as spill:
-        raw = duckdb.connect(":memory:", config=_settings(spill))
+        raw = duckdb.connect(":memory:", config=_session_settings(spill))
         try:
             connection = Connection(raw, what)
             raw.register(
@@ -256,16 +254,16 @@ def over(columns: Sequence[Any], what: str) -> Iterator[Connection]:
                 for v in columns
             ]
             listed = ", ".join(f"CAST(c{i} AS {kind}) AS c{i}" for i, kind in enumerate(kinds))
-            connection.run(f"CREATE TABLE given AS SELECT {listed} FROM frame")
+            connection.execute(f"CREATE TABLE given AS SELECT {listed} FROM frame")
             raw.unregister("frame")
-            connection.run("SET enable_external_access = false")
-            connection.run("SET lock_configuration = true")
+            connection.execute("SET enable_external_access = false")
+            connection.execute("SET lock_configuration = true")
             yield connection
         finally:
             raw.close()
 
 
-def _settings(spill: str) -> dict[str, str | bool | int | float | list[str]]:
+def _session_settings(spill: str) -> dict[str, str | bool | int | float | list[str]]:
     """A session that spills into this directory only, and loads nothing."""
     return {
         "memory_limit": memory_limit(),
@@ -276,7 +274,7 @@ def _settings(spill: str) -> dict[str, str | bool | int | float | list[str]]:
     }
 
 
-def identity(database: Path, what: str) -> bytes:
+def file_identity(database: Path, what: str) -> bytes:
     """Identity of the file's content without opening it: device, inode, size and time of file and
     write-ahead log.
 
@@ -298,3 +296,8 @@ def identity(database: Path, what: str) -> bytes:
             f"{what}: there is no file {database}; correct the declaration's database, or load the data"
         )
     return "/".join(parts).encode()
+
+
+def as_int64(array: Any) -> NDArray[np.int64]:
+    """A column of a result as 64-bit integers."""
+    return np.asarray(array, dtype=np.int64)

@@ -44,7 +44,7 @@ _INT128 = 2**127 - 1
 class Field:
     """A column as the catalog describes it: ``kind`` is the type's family, ``type`` its full name.
 
-    ``place`` is where a query finds it, if not under its name in ``t``.
+    ``reference`` is where a query finds it, if not under its name in ``t``.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Field:
     type: str
     width: int = 0
     scale: int = 0
-    place: str = ""
+    reference: str = ""
 
     @property
     def is_float(self) -> bool:
@@ -67,17 +67,17 @@ class Field:
         Files and frames bring such timestamps. DuckDB compares and groups them, but fails where it
         writes or converts one, and a row must not make a query fail.
         """
-        found = self.place or f"t.{identifier(self.name)}"
+        value = self.reference or f"t.{quote_name(self.name)}"
         if self.type == "JSON":  # a VARCHAR that takes no collation
-            return f"CAST({found} AS VARCHAR)"
+            return f"CAST({value} AS VARCHAR)"
         if self.kind not in _LAST:
-            return found
+            return value
         texts = (_FIRST, _LAST[self.kind], "infinity", "-infinity")
         first, last, *ends = (f"CAST('{text}' AS {self.type})" for text in texts)
-        return f"CASE WHEN {found} BETWEEN {first} AND {last} OR {found} IN ({', '.join(ends)}) THEN {found} END"
+        return f"CASE WHEN {value} BETWEEN {first} AND {last} OR {value} IN ({', '.join(ends)}) THEN {value} END"
 
 
-def field(name: str, kind: Any) -> Field:
+def describe_field(name: str, kind: Any) -> Field:
     """A field from DuckDB's Python type."""
     if kind.id == "decimal":
         sizes = dict(kind.children)
@@ -85,7 +85,7 @@ def field(name: str, kind: Any) -> Field:
     return Field(name, kind.id, str(kind))
 
 
-def match(name: str, known: Mapping[str, Any], kind: str) -> str:
+def match_name(name: str, known: Mapping[str, Any], kind: str) -> str:
     """The known name that DuckDB means by this one (case does not matter), or `TableUnreadable`
     with close matches.
     """
@@ -97,22 +97,22 @@ def match(name: str, known: Mapping[str, Any], kind: str) -> str:
     raise TableUnreadable(str(UnknownName(kind, name, known)))
 
 
-def identifier(name: str) -> str:
+def quote_name(name: str) -> str:
     """A quoted identifier."""
     return '"' + name.replace('"', '""') + '"'
 
 
-def qualified(*names: str) -> str:
+def quote_path(*names: str) -> str:
     """Quoted names, such as database, schema and table, with points between them."""
-    return ".".join(identifier(name) for name in names)
+    return ".".join(quote_name(name) for name in names)
 
 
-def literal(text: str) -> str:
+def quote_text(text: str) -> str:
     """A quoted string."""
     return "'" + text.replace("'", "''") + "'"
 
 
-def integer(value: int) -> str:
+def write_integer(value: int) -> str:
     """An integer of the smallest type that holds it; never a decimal."""
     return f"CAST('{value}' AS {'BIGINT' if abs(value) <= _INT64 else 'HUGEINT'})"
 
@@ -134,9 +134,11 @@ def key(column: Field, role: str) -> str:
     return f"({column.sql} COLLATE C)" if column.kind == "varchar" else column.sql
 
 
-def listed(column: Field, texts: Sequence[str]) -> str:
+def write_keys(column: Field, texts: Sequence[str]) -> str:
     """Keys given as text as values of `key`, with commas between them."""
-    return ", ".join(from_text(column, f"CAST({literal(text)} AS VARCHAR)") for text in texts)
+    return ", ".join(
+        key_from_text(column, f"CAST({quote_text(text)} AS VARCHAR)") for text in texts
+    )
 
 
 #: What is added to a `small_integer`, so that it is not negative.
@@ -151,7 +153,7 @@ def small_integer(column: Field) -> str | None:
     return f"CAST({column.sql} AS BIGINT) + {SMALL_OFFSET}" if small else None
 
 
-def tiny(column: Field) -> bool:
+def is_tiny(column: Field) -> bool:
     """Whether the column's type has so few numbers that an array may have a place for each."""
     return column.kind in ("tinyint", "smallint", "utinyint", "usmallint")
 
@@ -163,7 +165,7 @@ def ordinal(kind: str) -> Callable[[str], str] | None:
     return (lambda value: f"({value} - DATE '1970-01-01')") if kind == "date" else None
 
 
-def from_text(column: Field, text: str) -> str:
+def key_from_text(column: Field, text: str) -> str:
     """The expression `key` for a key given as text: NULL if the type has no such value or writes it
     differently.
     """
@@ -175,7 +177,7 @@ def from_text(column: Field, text: str) -> str:
     return f"CASE WHEN CAST({value} AS VARCHAR) = {text} THEN {value} END"
 
 
-def to_text(column: Field, value: str) -> str:
+def key_as_text(column: Field, value: str) -> str:
     """The text of something that `key` gave."""
     return f"CAST({value} AS VARCHAR)"
 
@@ -189,7 +191,7 @@ def check_value(column: Field) -> None:
         )
 
 
-def grid(column: Field, declared: Column) -> str:
+def grid_steps(column: Field, declared: Column) -> str:
     """The column in grid steps as a BIGINT within the declared bounds: clamped, rounded half away
     from zero.
 
@@ -202,10 +204,10 @@ def grid(column: Field, declared: Column) -> str:
     if declared.missing == "skip":
         return value
     low, high = declared.grid_bounds()
-    return f"coalesce({value}, {integer(min(max(_half_away(declared.missing / declared.step), low), high))})"
+    return f"coalesce({value}, {write_integer(min(max(_half_away(declared.missing / declared.step), low), high))})"
 
 
-def number(column: Field, declared: Column) -> str:
+def bounded_number(column: Field, declared: Column) -> str:
     """The column as a DOUBLE within its bounds if it has any; NULL and NaN are
     ``declared.missing``, or NaN.
 
@@ -217,16 +219,18 @@ def number(column: Field, declared: Column) -> str:
     if column.kind in _FLOATS:
         value = f"CAST({column.sql} AS DOUBLE)"
     else:
-        steps, divisor = _steps(column, -_INT128, _INT128)
+        steps, divisor = _exact_steps(column, -_INT128, _INT128)
         value = f"CAST({steps} AS DOUBLE) / CAST({divisor} AS DOUBLE)"
-    inside = value
+    clamped = value
     if declared.lower is not None and declared.upper is not None:
-        inside = f"least(greatest({value}, {double(declared.lower)}), {double(declared.upper)})"
-    default = "CAST('NaN' AS DOUBLE)" if declared.missing == "skip" else double(declared.missing)
-    return f"CASE WHEN {column.sql} IS NULL OR isnan({value}) THEN {default} ELSE {inside} END"
+        clamped = f"least(greatest({value}, {write_double(declared.lower)}), {write_double(declared.upper)})"
+    default = (
+        "CAST('NaN' AS DOUBLE)" if declared.missing == "skip" else write_double(declared.missing)
+    )
+    return f"CASE WHEN {column.sql} IS NULL OR isnan({value}) THEN {default} ELSE {clamped} END"
 
 
-def real(column: Field) -> str:
+def lower_double(column: Field) -> str:
     """The column as a DOUBLE without bounds, never above the value itself and in the same order;
     NULL and NaN stay.
 
@@ -238,7 +242,11 @@ def real(column: Field) -> str:
     check_value(column)
     if column.kind in _FLOATS:
         return f"CAST({column.sql} AS DOUBLE)"
-    whole = _microseconds(column) if column.kind in _TIMES else _steps(column, -_INT128, _INT128)[0]
+    whole = (
+        _microseconds(column)
+        if column.kind in _TIMES
+        else _exact_steps(column, -_INT128, _INT128)[0]
+    )
     value = f"CAST({whole} AS DOUBLE)"
     if column.kind in _WIDE | _TIMES | {"bigint"} or column.width > 15:  # 2^53 may be too small
         above = f"coalesce(TRY_CAST({value} AS HUGEINT) > {whole}, true)"
@@ -251,7 +259,7 @@ def real(column: Field) -> str:
     return f"CASE WHEN {column.sql} IS NULL THEN NULL ELSE {value} END"
 
 
-def from_real(column: Field, value: float) -> str:
+def text_from_double(column: Field, value: float) -> str:
     """The text of a number of `real` in a DATE or TIMESTAMP column, rounded up to a day or
     microsecond, and cut to the type.
     """
@@ -283,7 +291,7 @@ def _half_away(value: Fraction) -> int:
     return int(sign * ((2 * abs(value) + 1) // 2))
 
 
-def double(value: Fraction) -> str:
+def write_double(value: Fraction) -> str:
     """A number as a DOUBLE."""
     return f"CAST('{float(value)!r}' AS DOUBLE)"
 
@@ -297,24 +305,24 @@ def _from_float(column: Field, declared: Column) -> str:
         )
     scaled = f"CAST({column.sql} AS DOUBLE)"
     if step.denominator != 1:
-        scaled += f" * {double(Fraction(step.denominator))}"
+        scaled += f" * {write_double(Fraction(step.denominator))}"
     if step.numerator != 1:
-        scaled += f" / {double(Fraction(step.numerator))}"
-    value = f"least(greatest(round({scaled}), {double(Fraction(low))}), {double(Fraction(high))})"
+        scaled += f" / {write_double(Fraction(step.numerator))}"
+    value = f"least(greatest(round({scaled}), {write_double(Fraction(low))}), {write_double(Fraction(high))})"
     value = f"CAST({value} AS BIGINT)"
     if (
         max(abs(low), abs(high)) > 2**53
     ):  # a bound that a double cannot hold was rounded: clamp again, exactly
-        value = f"least(greatest({value}, {integer(low)}), {integer(high)})"
+        value = f"least(greatest({value}, {write_integer(low)}), {write_integer(high)})"
     return f"CASE WHEN {column.sql} < CAST('NaN' AS {column.type}) THEN {value} END"  # NaN is the largest; NULL is no answer
 
 
 def _from_exact(column: Field, declared: Column) -> str:
     low, high = declared.grid_bounds()
-    _, divisor = _steps(column, 0, 0)
+    _, divisor = _exact_steps(column, 0, 0)
     ratio = 1 / (divisor * declared.step)
     least, most = low / ratio // 1, -(-high / ratio // 1)
-    units, _ = _steps(column, least, most)
+    units, _ = _exact_steps(column, least, most)
     if ratio != 1:
         n, d = ratio.numerator, ratio.denominator
         peak = 2 * max(abs(least), abs(most)) * n + d
@@ -327,11 +335,11 @@ def _from_exact(column: Field, declared: Column) -> str:
         whole = f"CAST({units} AS {wide})"
         size = f"(2 * abs({whole}) * CAST('{n}' AS {wide}) + CAST('{d}' AS {wide})) // CAST('{2 * d}' AS {wide})"
         units = f"CASE WHEN {whole} < 0 THEN -({size}) ELSE {size} END"
-    units = f"least(greatest({units}, {integer(low)}), {integer(high)})"
+    units = f"least(greatest({units}, {write_integer(low)}), {write_integer(high)})"
     return f"CASE WHEN {column.sql} IS NULL THEN NULL ELSE CAST({units} AS BIGINT) END"
 
 
-def _steps(column: Field, least: int, most: int) -> tuple[str, int]:
+def _exact_steps(column: Field, least: int, most: int) -> tuple[str, int]:
     """The value times a divisor as an integer clamped to [least, most], and the divisor. Infinite
     dates clamp too.
     """
@@ -353,15 +361,15 @@ def _steps(column: Field, least: int, most: int) -> tuple[str, int]:
         return f"CASE WHEN {value} IS NULL THEN NULL ELSE {clamped} END", _DAY
     divisor = 10**column.scale
     if kind == "decimal":
-        value = _digits(column) if column.scale else f"CAST({name} AS HUGEINT)"
+        value = _decimal_digits(column) if column.scale else f"CAST({name} AS HUGEINT)"
     elif kind == "uhugeint":
         value = f"CAST(least({name}, CAST('{_INT128}' AS UHUGEINT)) AS HUGEINT)"
     else:
         value = f"CAST({name} AS {'HUGEINT' if kind in _WIDE else 'BIGINT'})"
-    return f"least(greatest({value}, {_bound(least)}), {_bound(most)})", divisor
+    return f"least(greatest({value}, {_clip_integer(least)}), {_clip_integer(most)})", divisor
 
 
-def _digits(column: Field) -> str:
+def _decimal_digits(column: Field) -> str:
     """A DECIMAL's digits without the point, exactly: DuckDB's product of decimals fails where it
     has more than 18 digits.
     """
@@ -375,8 +383,8 @@ def _digits(column: Field) -> str:
     return f"CAST(replace(CAST({name} AS VARCHAR), '.', '') AS HUGEINT)"
 
 
-def _bound(value: int) -> str:
-    return integer(min(max(value, -_INT128), _INT128))
+def _clip_integer(value: int) -> str:
+    return write_integer(min(max(value, -_INT128), _INT128))
 
 
 def exact_text(column: Field) -> str:
@@ -385,7 +393,7 @@ def exact_text(column: Field) -> str:
 
     Of types that a release reads no value of, it is a hash.
     """
-    name = f"t.{identifier(column.name)}"
+    name = f"t.{quote_name(column.name)}"
     text = f"CAST({column.sql} AS VARCHAR)" if column.kind in _VALUES | _KEYS else f"hash({name})"
     return f"CASE WHEN {name} IS NOT NULL THEN concat('=', {text}) END"
 
@@ -402,7 +410,7 @@ def storage_query(relation: str) -> str:
         "SELECT row_group_id, column_name, column_path, segment_type, count, compression, persistent, "
         "has_updates, coalesce(block_offset, -1), "
         "list_concat([coalesce(block_id, -1)], coalesce(additional_block_ids, [])) "
-        f"FROM pragma_storage_info({literal(relation)}) WHERE list_contains(?, column_name) "
+        f"FROM pragma_storage_info({quote_text(relation)}) WHERE list_contains(?, column_name) "
         "ORDER BY row_group_id, column_name, column_path, start"
     )
 
@@ -419,16 +427,16 @@ def row_spans_query(relation: str, width: int, condition: str, key: str = "''") 
 
 def row_places_query(relation: str, low: int, high: int, condition: str) -> str:
     """A digest of the numbers of the rows that fulfil a condition, all from ``low`` to ``high``."""
-    places = f"CAST(CAST(bitstring_agg(rowid, {low}, {high}) AS VARCHAR) AS BLOB)"
-    return f"SELECT sha256({places}) FROM {relation} AS t WHERE {condition}"
+    numbers = f"CAST(CAST(bitstring_agg(rowid, {low}, {high}) AS VARCHAR) AS BLOB)"
+    return f"SELECT sha256({numbers}) FROM {relation} AS t WHERE {condition}"
 
 
 def least_between(relation: str, text: str, first: int, rows: int) -> str:
     """The least text of so many rows from a number on; NULL if all are."""
-    inside = f"rowid >= {first} AND rowid < {first + rows}"
-    return f"SELECT min({text}) FROM {relation} AS t WHERE {inside}"
+    condition = f"rowid >= {first} AND rowid < {first + rows}"
+    return f"SELECT min({text}) FROM {relation} AS t WHERE {condition}"
 
 
 def with_text_key(query: str, column: Field) -> str:
     """A query whose column ``k`` is a key of a column, with the key as text and first."""
-    return f"SELECT {to_text(column, 'k')}, * EXCLUDE (k) FROM ({query})"
+    return f"SELECT {key_as_text(column, 'k')}, * EXCLUDE (k) FROM ({query})"

@@ -26,7 +26,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dpflow.tables.bounding.sql_bounding import WORD, Cut, bits
+from dpflow.tables.bounding.sql_bounding import WORD, Truncation, bit_length
 
 T = TypeVar("T")
 Integers = NDArray[np.int64]
@@ -50,7 +50,7 @@ BYTES_PER_WORD = 24
 
 
 @dataclass(frozen=True)
-class Numbered:
+class NumberedColumn:
     """A column of the rows query as numbers 0, 1, ...: ``sql`` less ``low`` is below ``size``,
     which itself stands for NULL.
 
@@ -68,13 +68,13 @@ class Numbered:
         return f"coalesce(CAST({self.sql} AS BIGINT) - CAST({self.low} AS BIGINT), {self.size})"
 
     @property
-    def bits(self) -> int:
+    def bit_length(self) -> int:
         """Bits of the largest number."""
-        return bits(self.size)
+        return bit_length(self.size)
 
 
 @dataclass(frozen=True)
-class Cells:
+class UnitGroupCells:
     """Cells of whole units, in the order of units: per cell its unit, its code, its rows, and each
     value's number and sum.
     """
@@ -86,7 +86,7 @@ class Cells:
     sums: tuple[Integers, ...]
 
     @classmethod
-    def together(cls, parts: Sequence[Cells]) -> Cells:
+    def merge_parts(cls, parts: Sequence[UnitGroupCells]) -> UnitGroupCells:
         """Those of neighbouring parts, of which a cell may reach from one into the next."""
         unit, code, rows = (
             np.concatenate([getattr(part, name) for part in parts])
@@ -98,33 +98,33 @@ class Cells:
         counts, sums = (
             tuple(
                 np.add.reduceat(np.concatenate(columns), starts)
-                for columns in zip(*named, strict=True)
+                for columns in zip(*columns_of, strict=True)
             )
-            for named in ([part.counts for part in parts], [part.sums for part in parts])
+            for columns_of in ([part.counts for part in parts], [part.sums for part in parts])
         )
         return cls(unit[starts], code[starts], np.add.reduceat(rows, starts), counts, sums)
 
-    def bounded(self, cut: Cut) -> Cells:
+    def truncate_cells(self, cut: Truncation) -> UnitGroupCells:
         """The cells that the units keep, each within the limit of rows."""
         draws = np.random.default_rng()
-        kept: slice | Integers = slice(None)
+        selection: slice | Integers = slice(None)
         if cut.groups is not None:
-            kept = chosen(starts_of(self.unit), len(self.unit), cut.groups, draws)
+            selection = choose_members(run_starts(self.unit), len(self.unit), cut.groups, draws)
         most, counts, sums = cut.per_group, [], []
         for count, total in zip(self.counts, self.sums, strict=True):
-            counts.append(np.minimum(count[kept], most))
-            sums.append(rescaled(total[kept], count[kept], most, draws))
-        return Cells(
-            self.unit[kept],
-            self.code[kept],
-            np.minimum(self.rows[kept], most),
+            counts.append(np.minimum(count[selection], most))
+            sums.append(rescale_sums(total[selection], count[selection], most, draws))
+        return UnitGroupCells(
+            self.unit[selection],
+            self.code[selection],
+            np.minimum(self.rows[selection], most),
             tuple(counts),
             tuple(sums),
         )
 
 
 @dataclass(frozen=True)
-class Words:
+class PackedRows:
     """How the rows of a cut become words.
 
     Attributes:
@@ -133,11 +133,11 @@ class Words:
         codes: codes of its groups, as numbers.
     """
 
-    cut: Cut
-    units: tuple[Numbered, ...]
-    codes: Numbered
+    cut: Truncation
+    units: tuple[NumberedColumn, ...]
+    codes: NumberedColumn
 
-    def fits(self) -> bool:
+    def fit_in_words(self) -> bool:
         """Whether every row of any table fits in a word, and every sum over all rows in 64 bits.
 
         Types and the declaration decide, not the rows: the two forms of the cut have different laws
@@ -150,12 +150,12 @@ class Words:
             for value in self.cut.values
         ]
         return ROW_BITS + codes + self._cell_shift <= WORD and all(
-            bits(most) <= WORD for most in sums
+            bit_length(most) <= WORD for most in sums
         )
 
-    def direct(self) -> bool:
+    def has_direct_units(self) -> bool:
         """Whether the units' own numbers fit; else they have to be numbered one after the other."""
-        return self._unit_shift + sum(number.bits for number in self.units) <= WORD
+        return self._unit_shift + sum(number.bit_length for number in self.units) <= WORD
 
     @property
     def _spans(self) -> list[int]:
@@ -164,11 +164,11 @@ class Words:
 
     @property
     def _cell_shift(self) -> int:
-        return sum(map(bits, self._spans))
+        return sum(map(bit_length, self._spans))
 
     @property
     def _code_bits(self) -> int:
-        return 0 if self.codes.size == 1 else self.codes.bits
+        return 0 if self.codes.size == 1 else self.codes.bit_length
 
     @property
     def _unit_shift(self) -> int:
@@ -176,13 +176,13 @@ class Words:
 
     def query(self, rows: str) -> str:
         """The words of a rows query."""
-        fields = [(number.number, number.bits) for number in self.units]
+        fields = [(number.number, number.bit_length) for number in self.units]
         if self._code_bits:
-            fields.append((self.codes.number, self.codes.bits))
+            fields.append((self.codes.number, self.codes.bit_length))
         for i, (value, largest) in enumerate(zip(self.cut.values, self._spans, strict=True)):
             above = f"v{i} - CAST({value.low} AS BIGINT)" if value.low else f"v{i}"
             fields.append(
-                (f"coalesce({above}, {largest})" if value.optional else above, bits(largest))
+                (f"coalesce({above}, {largest})" if value.optional else above, bit_length(largest))
             )
         terms, shift = [], 0
         for number, width in reversed(fields):
@@ -200,9 +200,9 @@ class Words:
             room = cells * (1 + len(self.cut.values)) <= 2 * len(
                 words
             )  # 16 bytes for each word at most
-            dense = len(self.units) == 1 and room and self._packs()
-            pieces = self._summed(words, cells) if dense else self._sorted(words)
-            in_threads(lambda piece: totals.add(piece().bounded(self.cut)), pieces)
+            dense = len(self.units) == 1 and room and self._sums_fit()
+            pieces = self._sum_cells(words, cells) if dense else self._sort_cells(words)
+            run_threads(lambda piece: totals.add(piece().truncate_cells(self.cut)), pieces)
         return totals
 
     def histogram(self, parts: Iterable[Integers]) -> tuple[Integers, Integers, Integers]:
@@ -211,109 +211,123 @@ class Words:
         """
         found: list[tuple[Integers, Integers]] = []
         for words in parts:
-            sort(words)
-            in_threads(lambda chunk: found.append(self._kept(chunk)), runs(words, self._unit_shift))
-        kept, counts = _merged(found)
+            sort_words(words)
+            run_threads(
+                lambda chunk: found.append(self._truncate_chunk(chunk)),
+                split_runs(words, self._unit_shift),
+            )
+        kept, counts = _merge_counts(found)
         width = self._cell_shift
         return kept >> width, (kept & (1 << width) - 1) + self.cut.values[0].low, counts
 
-    def _kept(self, words: Integers) -> tuple[Integers, Integers]:
+    def _truncate_chunk(self, words: Integers) -> tuple[Integers, Integers]:
         """Codes and values of what the units of a chunk keep, in one word, and their
         multiplicities.
 
         First each unit's choice of groups in which it has any value, then of values in each.
         """
         draws = np.random.default_rng()
-        kept: Integers | None = None
+        selection: Integers | None = None
         if self.cut.groups is not None:
             cells = np.concatenate(
-                [piece[starts_of(piece)] for piece in map(self._of_cells, self._pieces(words))]
+                [
+                    piece[run_starts(piece)]
+                    for piece in map(self._of_cells, self._split_chunk(words))
+                ]
             )
-            kept = cells[
-                chosen(starts_of(cells >> self._code_bits), len(cells), self.cut.groups, draws)
+            selection = cells[
+                choose_members(
+                    run_starts(cells >> self._code_bits), len(cells), self.cut.groups, draws
+                )
             ]
-        return _merged([self._counted(piece, kept, draws) for piece in self._pieces(words)])
+        return _merge_counts(
+            [self._truncate_piece(piece, selection, draws) for piece in self._split_chunk(words)]
+        )
 
-    def _pieces(self, words: Integers) -> Iterator[Integers]:
+    def _split_chunk(self, words: Integers) -> Iterator[Integers]:
         """A chunk's words that have a value: as one array, or as several with whole cells each, the
         large ones alone.
         """
         width, value = self._cell_shift, self.cut.values[0]
-        for piece in runs(words, width) if _is_large(words) else [words]:
+        for piece in split_runs(words, width) if _is_large(words) else [words]:
             if not _is_large(piece):
                 yield piece[piece & (1 << width) - 1 <= value.span] if value.optional else piece
                 continue
             cell = int(piece[-1]) >> width  # of all, if it is large, the last one
             start = int(np.searchsorted(piece, cell << width))
             if start:
-                yield from self._pieces(piece[:start])
+                yield from self._split_chunk(piece[:start])
             yield piece[start : int(np.searchsorted(piece, cell << width | value.span, "right"))]
 
     def _of_cells(self, piece: Integers) -> Integers:
         """The cells of a piece's words, or of its only cell."""
         return (piece[:1] if _is_large(piece) else piece) >> self._cell_shift
 
-    def _counted(
-        self, piece: Integers, kept: Integers | None, draws: np.random.Generator
+    def _truncate_piece(
+        self, piece: Integers, selection: Integers | None, draws: np.random.Generator
     ) -> tuple[Integers, Integers]:
         """The numbers of a piece's rows that are kept, and their multiplicities."""
         large = _is_large(piece)
-        if kept is not None and len(piece):
+        if selection is not None and len(piece):
             cells = self._of_cells(piece)
-            starts = starts_of(cells)
-            inside = np.isin(cells[starts], kept, assume_unique=True)
+            starts = run_starts(cells)
+            selected = np.isin(cells[starts], selection, assume_unique=True)
             piece = (
-                piece[: len(piece) * bool(inside[0])]
+                piece[: len(piece) * bool(selected[0])]
                 if large
-                else piece[inside[_numbers(starts, len(piece))]]
+                else piece[selected[_run_numbers(starts, len(piece))]]
             )
         if not large:
             piece = piece[
-                chosen(starts_of(piece >> self._cell_shift), len(piece), self.cut.per_group, draws)
+                choose_members(
+                    run_starts(piece >> self._cell_shift), len(piece), self.cut.per_group, draws
+                )
             ]
         elif len(piece) > self.cut.per_group:
             piece = piece[
                 draws.choice(len(piece), self.cut.per_group, replace=False, shuffle=False)
             ]
         size = LARGE * CHUNK
-        return _merged([self._unique(piece[at : at + size]) for at in range(0, len(piece), size)])
+        return _merge_counts(
+            [self._count_numbers(piece[at : at + size]) for at in range(0, len(piece), size)]
+        )
 
-    def _unique(self, words: Integers) -> tuple[Integers, Integers]:
+    def _count_numbers(self, words: Integers) -> tuple[Integers, Integers]:
         numbers = words & (1 << self._unit_shift) - 1
         if self._unit_shift > 17:
             return np.unique(numbers, return_counts=True)
         counts = np.bincount(numbers)
         return np.flatnonzero(counts), counts[counts > 0]
 
-    def _sorted(self, words: Integers) -> list[Callable[[], Cells]]:
+    def _sort_cells(self, words: Integers) -> list[Callable[[], UnitGroupCells]]:
         """Cells of each chunk, after sorting."""
-        sort(words)
-        return [partial(self._cells, chunk) for chunk in runs(words, self._unit_shift)]
+        sort_words(words)
+        return [partial(self._chunk_cells, chunk) for chunk in split_runs(words, self._unit_shift)]
 
-    def _cells(self, words: Integers) -> Cells:
+    def _chunk_cells(self, words: Integers) -> UnitGroupCells:
         """The cells of a chunk of sorted words."""
         if _is_large(words):
-            return Cells.together(
-                [self._cells(words[at : at + CHUNK]) for at in range(0, len(words), CHUNK)]
+            return UnitGroupCells.merge_parts(
+                [self._chunk_cells(words[at : at + CHUNK]) for at in range(0, len(words), CHUNK)]
             )
         cell = words >> self._cell_shift
-        starts = starts_of(cell)
+        starts = run_starts(cell)
         rows, cell = np.diff(starts, append=len(words)), cell[starts]
         counts, sums = [], []
         for i in range(len(self.cut.values)):
-            number, present = self._value(words, i)
+            number, present = self._read_value(words, i)
             counts.append(
                 rows if present is None else np.add.reduceat(present.astype(np.int64), starts)
             )
             sums.append(np.add.reduceat(number, starts))
         return self._as_cells(cell, rows, counts, sums)
 
-    def _value(self, words: Integers, i: int) -> tuple[Integers, NDArray[np.bool_] | None]:
+    def _read_value(self, words: Integers, i: int) -> tuple[Integers, NDArray[np.bool_] | None]:
         """A value of each word, 0 where there is none, and where there is one, or None if that is
         everywhere.
         """
-        shift, largest = sum(map(bits, self._spans[i + 1 :])), self._spans[i]
-        number = (words >> shift) & (1 << bits(largest)) - 1
+        shift, largest = sum(map(bit_length, self._spans[i + 1 :])), self._spans[i]
+        number = (words >> shift) & (1 << bit_length(largest)) - 1
         if not self.cut.values[i].optional:
             return number, None
         present = number < largest
@@ -323,30 +337,32 @@ class Words:
 
     def _as_cells(
         self, cell: Integers, rows: Integers, counts: Sequence[Integers], sums: Sequence[Integers]
-    ) -> Cells:
+    ) -> UnitGroupCells:
         code = cell & (1 << self._code_bits) - 1
-        return Cells(cell >> self._code_bits, code, rows, tuple(counts), tuple(sums))
+        return UnitGroupCells(cell >> self._code_bits, code, rows, tuple(counts), tuple(sums))
 
-    def _packs(self) -> bool:
+    def _sums_fit(self) -> bool:
         """Whether a value's number and sum over all rows fit in one integer."""
         rows = self.cut.most_rows
-        return all(bits(value.span * rows) + bits(rows) <= WORD for value in self.cut.values)
+        return all(
+            bit_length(value.span * rows) + bit_length(rows) <= WORD for value in self.cut.values
+        )
 
-    def _summed(self, words: Integers, cells: int) -> list[Callable[[], Cells]]:
+    def _sum_cells(self, words: Integers, cells: int) -> list[Callable[[], UnitGroupCells]]:
         """Cells of runs of units, from sums of every possible cell."""
         rows = np.zeros(cells, np.int64)
         packed = [np.zeros(cells, np.int64) for _ in self.cut.values]
-        shifts = [bits(value.span * self.cut.most_rows) for value in self.cut.values]
+        shifts = [bit_length(value.span * self.cut.most_rows) for value in self.cut.values]
         for start in range(0, len(words), CHUNK):
             chunk = words[start : start + CHUNK]
             cell = chunk >> self._cell_shift
             np.add.at(rows, cell, 1)
             for i, (into, shift) in enumerate(zip(packed, shifts, strict=True)):
-                number, present = self._value(chunk, i)
+                number, present = self._read_value(chunk, i)
                 number += 1 << shift
                 np.add.at(into, cell, number if present is None else np.where(present, number, 0))
 
-        def piece(start: int, end: int) -> Cells:
+        def piece(start: int, end: int) -> UnitGroupCells:
             cell = start + np.flatnonzero(rows[start:end])
             counts = [into[cell] >> shift for into, shift in zip(packed, shifts, strict=True)]
             sums = [
@@ -364,7 +380,7 @@ class Totals:
     ``low``.
     """
 
-    codes: Numbered
+    codes: NumberedColumn
     values: int
     rows: Integers = field(init=False)
     units: Integers = field(init=False)
@@ -378,12 +394,12 @@ class Totals:
         self.counts = [np.zeros(size, np.int64) for _ in range(self.values)]
         self.sums = [np.zeros(size, np.int64) for _ in range(self.values)]
 
-    def columns(self, cut: Cut) -> dict[str, Integers]:
-        """The columns of `Cut.query`: codes that any unit reaches, and their sums around the
+    def centred_columns(self, cut: Truncation) -> dict[str, Integers]:
+        """The columns of `Truncation.query`: codes that any unit reaches, and their sums around the
         centres.
         """
         code = np.flatnonzero(self.units)
-        found = {
+        columns = {
             "code": code + self.codes.low,
             "row_count": self.rows[code],
             "unit_count": self.units[code],
@@ -391,11 +407,11 @@ class Totals:
         for i, (value, count, total) in enumerate(
             zip(cut.values, self.counts, self.sums, strict=True)
         ):
-            found[f"c{i}"] = count[code]
-            found[f"s{i}"] = total[code] + (value.low - value.centre) * count[code]
-        return found
+            columns[f"c{i}"] = count[code]
+            columns[f"s{i}"] = total[code] + (value.low - value.centre) * count[code]
+        return columns
 
-    def add(self, cells: Cells) -> None:
+    def add(self, cells: UnitGroupCells) -> None:
         """Add cells; any thread may."""
         with self._lock:
             np.add.at(self.units, cells.code, 1)
@@ -407,7 +423,7 @@ class Totals:
                 np.add.at(into, cells.code, numbers)
 
 
-def runs(words: Integers, shift: int) -> list[Integers]:
+def split_runs(words: Integers, shift: int) -> list[Integers]:
     """Sorted words in chunks, none of which ends inside a run of equal ``words >> shift``."""
     chunks, start = [], 0
     while start < len(words):
@@ -422,28 +438,28 @@ def _is_large(words: Integers) -> bool:
     return len(words) > LARGE * CHUNK
 
 
-def starts_of(sorted_numbers: Integers) -> Integers:
+def run_starts(sorted_numbers: Integers) -> Integers:
     """Where runs of equal numbers begin."""
     changes = np.ones(len(sorted_numbers), bool)
     np.not_equal(sorted_numbers[1:], sorted_numbers[:-1], out=changes[1:])
     return np.flatnonzero(changes)
 
 
-def _numbers(starts: Integers, size: int) -> Integers:
+def _run_numbers(starts: Integers, size: int) -> Integers:
     """The number of each member's run."""
     return np.repeat(np.arange(len(starts)), np.diff(starts, append=size))
 
 
-def chosen(starts: Integers, size: int, most: int, draws: np.random.Generator) -> Integers:
+def choose_members(starts: Integers, size: int, most: int, draws: np.random.Generator) -> Integers:
     """Places of at most ``most`` members of each run, a uniform choice: the first places of a
     shuffle within the run.
     """
     counts = np.diff(starts, append=size)
-    place = np.arange(size)
+    index = np.arange(size)
     large = counts > most
     if not large.any():
-        return place
-    order, first, left = place.copy(), starts[large], counts[large]
+        return index
+    order, first, left = index.copy(), starts[large], counts[large]
     if most > MOST_STEPS:  # few runs are that long
         for start, count in zip(first.tolist(), left.tolist(), strict=True):
             draws.shuffle(order[start : start + count])
@@ -451,10 +467,12 @@ def chosen(starts: Integers, size: int, most: int, draws: np.random.Generator) -
         here = first + k
         there = here + draws.integers(0, left - k)
         order[here], order[there] = order[there], order[here]
-    return order[place - np.repeat(starts, counts) < most]
+    return order[index - np.repeat(starts, counts) < most]
 
 
-def rescaled(totals: Integers, counts: Integers, most: int, draws: np.random.Generator) -> Integers:
+def rescale_sums(
+    totals: Integers, counts: Integers, most: int, draws: np.random.Generator
+) -> Integers:
     """Sums of ``counts`` values as those of at most ``most``: that many times the mean, rounded at
     random without bias.
     """
@@ -467,7 +485,7 @@ def rescaled(totals: Integers, counts: Integers, most: int, draws: np.random.Gen
     return totals
 
 
-def sort(words: Integers) -> None:
+def sort_words(words: Integers) -> None:
     """Sort in place: parts that are in order among themselves, in threads."""
     threads = os.cpu_count() or 1
     if len(words) < CHUNK or threads == 1:
@@ -475,10 +493,10 @@ def sort(words: Integers) -> None:
         return
     ends = [len(words) * i // threads for i in range(1, threads)]
     words.partition(ends)
-    in_threads(np.ndarray.sort, np.split(words, ends))
+    run_threads(np.ndarray.sort, np.split(words, ends))
 
 
-def in_threads(action: Callable[[T], object], items: Sequence[T]) -> None:
+def run_threads(action: Callable[[T], object], items: Sequence[T]) -> None:
     """Do something with every item, in as many threads as there are processors: numpy lets them run
     side by side.
     """
@@ -493,7 +511,7 @@ def in_threads(action: Callable[[T], object], items: Sequence[T]) -> None:
             pass
 
 
-def _merged(found: Sequence[tuple[Integers, Integers]]) -> tuple[Integers, Integers]:
+def _merge_counts(found: Sequence[tuple[Integers, Integers]]) -> tuple[Integers, Integers]:
     """Distinct numbers, ascending, and their multiplicities, out of several such."""
     if not found:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
@@ -502,5 +520,5 @@ def _merged(found: Sequence[tuple[Integers, Integers]]) -> tuple[Integers, Integ
     numbers, counts = (np.concatenate(arrays) for arrays in zip(*found, strict=True))
     order = np.argsort(numbers)
     numbers, counts = numbers[order], counts[order]
-    starts = starts_of(numbers)
+    starts = run_starts(numbers)
     return numbers[starts], np.add.reduceat(counts, starts) if len(starts) else counts

@@ -12,7 +12,7 @@ nothing of it. (Whether this form or that of `dpflow.tables.bounding.sort_boundi
 decided by types and declaration: their laws differ where draws are equal.) The guarantee needs only
 that the limits hold, whatever the random numbers are; they therefore need no seed and no secrecy.
 Sums that are kept for later are the exception: their draws are a keyed hash of unit, block and
-group (`Cut.salt`), so that an answer is one function of the rows. With fresh draws, sums that are
+group (`Truncation.salt`), so that an answer is one function of the rows. With fresh draws, sums that are
 taken again because a row was added would move in all other units too.
 
 Two hash aggregates: rows to cells (one unit, one group), cells to units. For the second a cell is
@@ -76,7 +76,7 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Cut:
+class Truncation:
     """A bounded grouping over a rows query with the columns ``unit``, ``part``, ``code`` and
     ``v0``, ``v1``, ...
 
@@ -102,11 +102,11 @@ class Cut:
     most_rows: int = MOST_ROWS
     salt: int | None = None
 
-    def random(self, *columns: str) -> str:
+    def random_number(self, *columns: str) -> str:
         """A number from [0, 1) for each unit and part, and each value of further columns."""
-        return "random()" if self.salt is None else _hashed(self.salt, self.unit, *columns)
+        return "random()" if self.salt is None else _keyed_fraction(self.salt, self.unit, *columns)
 
-    def check(self) -> None:
+    def check_magnitude(self) -> None:
         """Raises `PlanRefused` if one unit could move a sum by 2^62 steps, beyond which integers
         would not be exact.
         """
@@ -127,40 +127,41 @@ class Cut:
                 makes parts out of a whole would move it.
         """
         if self.groups is None:
-            kept = self.cells()
-        elif self.fits():
-            kept = self.packed()
+            kept = self.cells_query()
+        elif self.fit_in_words():
+            kept = self.choose_least_words()
         else:
-            kept = self.plain()
+            kept = self.choose_by_windows()
         measures = ["CAST(sum(n) AS BIGINT) AS row_count", "count(*) AS unit_count"]
         for i, value in enumerate(self.values):
-            count = f"sum({self._count(i)})"
+            count = f"sum({self._count_column(i)})"
             centred = f"sum(s{i}) + CAST('{value.low - value.centre}' AS HUGEINT) * {count}"
             total = _saturate(centred) if whole else f"CAST({centred} AS HUGEINT)"
             measures += [f"{total} AS s{i}", f"CAST({count} AS BIGINT) AS c{i}"]
         return f"SELECT code, {', '.join(measures)} FROM ({kept}) GROUP BY code"
 
-    def _count(self, i: int) -> str:
+    def _count_column(self, i: int) -> str:
         """The column of a cell with the number of a value's occurrences."""
         return f"m{i}" if self.values[i].optional else "n"
 
-    def cells(self) -> str:
+    def cells_query(self) -> str:
         """One row per unit and group within the limit of rows: ``code``, ``n`` rows, per value
         ``m0`` and ``s0`` (above low).
         """
-        packings = [self._packing(i) for i in range(len(self.values))]
-        raw = [] if any(packing.carries for packing in packings) else ["count(*) AS n"]
+        packings = [self._pack_value(i) for i in range(len(self.values))]
+        raw = [] if any(packing.carries_rows for packing in packings) else ["count(*) AS n"]
         split = ["n"] if raw else []
         bounded = [f"least(n, {self.per_group}) AS n"]
         for i, (value, packing) in enumerate(zip(self.values, packings, strict=True)):
-            raw.append(f"{packing.aggregate(i)} AS w{i}")
-            split += packing.split(i)
+            raw.append(f"{packing.sum_expression(i)} AS w{i}")
+            split += packing.split_word(i)
             if value.optional:
                 bounded.append(f"least(m{i}, {self.per_group}) AS m{i}")
                 if packing.shift is None:
                     raw.append(f"count(v{i}) AS m{i}")
+            random = self.random_number("code", str(i))
             bounded.append(
-                f"{_rescaled(f's{i}', self._count(i), value, self.per_group, packing, self.random('code', str(i)))} AS s{i}"
+                f"{_rescale_sum(f's{i}', self._count_column(i), value, self.per_group, packing, random)} AS s{i}"
             )
         by, code = (self.unit, "0 AS code") if self.keys == 1 else (f"{self.unit}, code", "code")
         summed = f"SELECT {self.unit}, {code}, {', '.join(raw)} FROM ({self.rows}) GROUP BY {by}"
@@ -168,16 +169,16 @@ class Cut:
             summed = f"SELECT {self.unit}, code, {', '.join(split)} FROM ({summed})"
         return f"SELECT {self.unit}, code, {', '.join(bounded)} FROM ({summed})"
 
-    def _packing(self, i: int) -> _Packing:
+    def _pack_value(self, i: int) -> _Packing:
         """How the sums of a value are taken."""
         value = self.values[i]
-        shift, rows = bits(value.span * self.most_rows), bits(self.most_rows)
+        shift, rows = bit_length(value.span * self.most_rows), bit_length(self.most_rows)
         if shift > WORD:
             return _Packing(value, None, None)
         top = shift + rows if value.optional else shift
         return _Packing(value, shift, top if i == 0 and top <= WORD else None)
 
-    def _fields(self) -> list[tuple[str, int]]:
+    def _word_fields(self) -> list[tuple[str, int]]:
         """Columns of a cell and their largest values."""
         fields = [("n", self.per_group)]
         for i, value in enumerate(self.values):
@@ -185,43 +186,43 @@ class Cut:
             fields.append((f"s{i}", self.per_group * value.span))
         return fields
 
-    def _used(self) -> int:
+    def _word_bits(self) -> int:
         """Bits of a word that are not random."""
         codes = KEY_BITS if self.keys is None else self.keys.bit_length()
-        return codes + sum(bits(most) for _, most in self._fields())
+        return codes + sum(bit_length(most) for _, most in self._word_fields())
 
-    def fits(self) -> bool:
+    def fit_in_words(self) -> bool:
         """Whether a unit's groups can be chosen among words."""
-        return (self.groups or 1) <= MOST_PACKED and self._used() <= WORD
+        return (self.groups or 1) <= MOST_PACKED and self._word_bits() <= WORD
 
-    def packed(self) -> str:
+    def choose_least_words(self) -> str:
         """Cells that each unit keeps, chosen as the least words."""
         terms, columns, shift = [], [], 0
-        for name, most in self._fields():
+        for name, most in self._word_fields():
             terms.append(f"{name} * {1 << shift}" if shift else name)
-            columns.append(f"(word >> {shift}) & {(1 << bits(most)) - 1} AS {name}")
-            shift += bits(most)
-        used = self._used()
+            columns.append(f"(word >> {shift}) & {(1 << bit_length(most)) - 1} AS {name}")
+            shift += bit_length(most)
+        used = self._word_bits()
         terms.append(f"code * {1 << shift}")
         columns.append(f"(word >> {shift}) & {(1 << (used - shift)) - 1} AS code")
         spare = min(WORD - used, MOST_RANDOM)
         pick = f"min(word, {self.groups})"
         if spare >= LEAST_RANDOM:
-            terms.append(f"{_drawn(spare, self.random('code'))} * {1 << used}")
+            terms.append(f"{_random_bits(spare, self.random_number('code'))} * {1 << used}")
         else:
-            pick = f"arg_min(word, {self.random('word')}, {self.groups})"
-        words = (
-            f"SELECT {self.unit}, CAST({' + '.join(terms)} AS BIGINT) AS word FROM ({self.cells()})"
-        )
+            pick = f"arg_min(word, {self.random_number('word')}, {self.groups})"
+        words = f"SELECT {self.unit}, CAST({' + '.join(terms)} AS BIGINT) AS word FROM ({self.cells_query()})"
         least = f"SELECT unnest({pick}) AS word FROM ({words}) GROUP BY {self.unit}"
         return f"SELECT {', '.join(columns)} FROM ({least})"
 
-    def plain(self) -> str:
+    def choose_by_windows(self) -> str:
         """Cells that each unit keeps, chosen by windows: any width."""
-        return _first(self.cells(), self.unit, self.groups or 1, self.random("code"))
+        return _limit_rows(
+            self.cells_query(), self.unit, self.groups or 1, self.random_number("code")
+        )
 
 
-def bits(most: int) -> int:
+def bit_length(most: int) -> int:
     """Bits of a field whose largest number is ``most``."""
     return max(1, most.bit_length())
 
@@ -241,67 +242,69 @@ class _Packing:
     top: int | None
 
     @property
-    def carries(self) -> bool:
+    def carries_rows(self) -> bool:
         """Whether the number of rows is in the word."""
         return self.top is not None
 
-    def aggregate(self, i: int) -> str:
+    def sum_expression(self, i: int) -> str:
         """The sum over a cell's rows."""
         if self.shift is None:
             return f"coalesce(sum(CAST(v{i} AS HUGEINT) - CAST('{self.value.low}' AS HUGEINT)), 0)"
         row = 0 if self.top is None else 1 << self.top
         present = row + (1 << self.shift if self.value.optional else 0)
-        word = _plus(_plus(f"v{i}", -self.value.low), present)
+        word = _add_constant(_add_constant(f"v{i}", -self.value.low), present)
         return (
             f"sum(CASE WHEN v{i} IS NULL THEN {row} ELSE {word} END)"
             if self.value.optional
             else f"sum({word})"
         )
 
-    def split(self, i: int) -> list[str]:
+    def split_word(self, i: int) -> list[str]:
         """The columns ``s``, and where they are wanted ``m`` and ``n``, out of a cell's ``w``."""
         count = [f"m{i}"] if self.value.optional else []
         if self.shift is None:
             return [*count, f"w{i} AS s{i}"]
         if self.top is None:
-            return [f"{_high(f'w{i}', self.shift)} AS m{i}" for _ in count] + [
-                f"{_low(f'w{i}', self.shift)} AS s{i}"
+            return [f"{_high_bits(f'w{i}', self.shift)} AS m{i}" for _ in count] + [
+                f"{_low_bits(f'w{i}', self.shift)} AS s{i}"
             ]
-        low = _low(f"w{i}", self.top)
+        low = _low_bits(f"w{i}", self.top)
         counts = [f"{low} >> {self.shift} AS m{i}" for _ in count]
         return [
-            f"{_high(f'w{i}', self.top)} AS n",
+            f"{_high_bits(f'w{i}', self.top)} AS n",
             *counts,
             f"{low} & {(1 << self.shift) - 1} AS s{i}",
         ]
 
 
-def _plus(number: str, constant: int) -> str:
+def _add_constant(number: str, constant: int) -> str:
     return f"{number} + CAST({constant} AS BIGINT)" if constant else number
 
 
-def _high(word: str, shift: int) -> str:
+def _high_bits(word: str, shift: int) -> str:
     return f"CAST({word} >> {shift} AS BIGINT)"
 
 
-def _low(word: str, shift: int) -> str:
+def _low_bits(word: str, shift: int) -> str:
     return f"CAST({word} & CAST('{(1 << shift) - 1}' AS HUGEINT) AS BIGINT)"
 
 
-def _rescaled(
+def _rescale_sum(
     total: str, count: str, value: Value, most: int, packing: _Packing, random: str
 ) -> str:
     """At most ``most`` times the mean of a cell's values, rounded at random without bias; the limit
     holds in any case.
     """
-    kind = "HUGEINT" if packing.shift is None or packing.shift + bits(most) > WORD else "BIGINT"
+    kind = (
+        "HUGEINT" if packing.shift is None or packing.shift + bit_length(most) > WORD else "BIGINT"
+    )
     rest = f"(({total} % {count}) * CAST({most} AS {kind}) + CAST(floor({random} * {count}) AS BIGINT)) // {count}"
     scaled = f"({total} // {count}) * CAST({most} AS {kind}) + {rest}"
     limit = f"CAST('{most * value.span}' AS {kind})"
     return f"least(CASE WHEN {count} <= {most} THEN {total} ELSE {scaled} END, {limit})"
 
 
-def parts_of(rows: str, most_rows: int, size: int) -> list[str]:
+def split_rows(rows: str, most_rows: int, size: int) -> list[str]:
     """A rows query in parts of about ``size`` rows, which are worked on at once. All rows of a unit
     are in one part.
     """
@@ -311,7 +314,7 @@ def parts_of(rows: str, most_rows: int, size: int) -> list[str]:
     return [f"SELECT * FROM ({rows}) WHERE hash(unit) % {parts} = {part}" for part in range(parts)]
 
 
-def added(relation: str, keys: Sequence[str], columns: Iterable[str]) -> str:
+def add_parts(relation: str, keys: Sequence[str], columns: Iterable[str]) -> str:
     """The sums of several parts added up by their keys, in the keys' order, within +-2^62."""
     key = ", ".join(keys)
     sums = ", ".join(
@@ -320,26 +323,26 @@ def added(relation: str, keys: Sequence[str], columns: Iterable[str]) -> str:
     return f"SELECT {key}, {sums} FROM {relation} GROUP BY {key} ORDER BY {key}"
 
 
-def cut_values(rows: str, value: Value, most: int, unit: str = "unit, part") -> str:
+def truncate_values(rows: str, value: Value, most: int, unit: str = "unit, part") -> str:
     """Distinct values of ``v0`` of a rows query, ascending as ``v``, with multiplicity ``n``; NULLs
     are left out.
     """
     present = f"SELECT * FROM ({rows}) WHERE v0 IS NOT NULL"
-    width = bits(value.span)
+    width = bit_length(value.span)
     if most > MOST_PACKED:
-        kept = _first(present, unit, most)
+        values = _limit_rows(present, unit, most)
     elif (spare := min(WORD - width, MOST_RANDOM)) >= LEAST_RANDOM:
-        word = f"{_drawn(spare)} * {1 << width} + {_plus('v0', -value.low)}"
-        kept = f"SELECT unnest(min({word}, {most})) & {(1 << width) - 1} AS v0 FROM ({present}) GROUP BY {unit}"
-        return f"SELECT {_plus('v0', value.low)} AS v, count(*) AS n FROM ({kept}) GROUP BY v0 ORDER BY v0"
+        word = f"{_random_bits(spare)} * {1 << width} + {_add_constant('v0', -value.low)}"
+        values = f"SELECT unnest(min({word}, {most})) & {(1 << width) - 1} AS v0 FROM ({present}) GROUP BY {unit}"
+        return f"SELECT {_add_constant('v0', value.low)} AS v, count(*) AS n FROM ({values}) GROUP BY v0 ORDER BY v0"
     else:
-        kept = (
+        values = (
             f"SELECT unnest(arg_min(v0, random(), {most})) AS v0 FROM ({present}) GROUP BY {unit}"
         )
-    return f"SELECT v0 AS v, count(*) AS n FROM ({kept}) GROUP BY v0 ORDER BY v0"
+    return f"SELECT v0 AS v, count(*) AS n FROM ({values}) GROUP BY v0 ORDER BY v0"
 
 
-def cut_grouped_values(rows: str, cut: Cut) -> str:
+def truncate_grouped_values(rows: str, cut: Truncation) -> str:
     """As `cut_values` within groups: ``code``, ``v`` and ``n`` of a rows query with ``code`` and
     ``v0``, by code and value.
 
@@ -351,23 +354,25 @@ def cut_grouped_values(rows: str, cut: Cut) -> str:
         placed = f"row_number() OVER (PARTITION BY {cut.unit}, code ORDER BY v0) AS place"
         present = f"SELECT *, {placed} FROM ({present})"
     if cut.salt is not None or cut.per_group > MOST_PACKED:
-        present = _first(present, f"{cut.unit}, code", cut.per_group, cut.random("code", "place"))
+        present = _limit_rows(
+            present, f"{cut.unit}, code", cut.per_group, cut.random_number("code", "place")
+        )
         picked = "list(v0)"
     else:
         picked = f"arg_min(v0, random(), {cut.per_group})"
     cells = f"SELECT {cut.unit}, code, {picked} AS vs FROM ({present}) GROUP BY {cut.unit}, code"
     if cut.groups is not None:
-        cells = _first(cells, cut.unit, cut.groups, cut.random("code"))
-    kept = f"SELECT code, unnest(vs) AS v FROM ({cells})"
-    return f"SELECT code, v, count(*) AS n FROM ({kept}) GROUP BY code, v ORDER BY code, v"
+        cells = _limit_rows(cells, cut.unit, cut.groups, cut.random_number("code"))
+    values = f"SELECT code, unnest(vs) AS v FROM ({cells})"
+    return f"SELECT code, v, count(*) AS n FROM ({values}) GROUP BY code, v ORDER BY code, v"
 
 
-def _drawn(bits: int, random: str = "random()") -> str:
+def _random_bits(bits: int, random: str = "random()") -> str:
     """A random number of so many bits."""
     return f"CAST(floor({random} * {1 << bits}) AS BIGINT)"
 
 
-def _hashed(salt: int, *columns: str) -> str:
+def _keyed_fraction(salt: int, *columns: str) -> str:
     """A number from [0, 1) that follows from the columns and the salt.
 
     DuckDB's hash of several values combines theirs by xor, so that among three the least is no
@@ -377,12 +382,12 @@ def _hashed(salt: int, *columns: str) -> str:
     return f"CAST(hash(hash({', '.join([f'CAST({salt} AS UBIGINT)', *columns])})) >> 11 AS DOUBLE) * {2.0**-53!r}"
 
 
-def cut_rows(rows: str, most: int, within: str = "unit, part") -> str:
+def truncate_rows(rows: str, most: int, within: str = "unit, part") -> str:
     """The rows query with at most so many rows of each unit, or of each unit within a group."""
-    return _first(rows, within, most)
+    return _limit_rows(rows, within, most)
 
 
-def numbered(rows: str) -> str:
+def number_units(rows: str) -> str:
     """A rows query with its units and parts numbered from 0 in a random order instead of named,
     sorted by that number.
     """
@@ -397,12 +402,10 @@ def numbered(rows: str) -> str:
     )
 
 
-def _first(query: str, partition: str, most: int, random: str = "random()") -> str:
+def _limit_rows(query: str, partition: str, most: int, random: str = "random()") -> str:
     """At most so many rows of each partition, at random."""
-    drawn = f"SELECT *, {random} AS r FROM ({query})"
-    ranked = (
-        f"SELECT *, row_number() OVER (PARTITION BY {partition} ORDER BY r) AS rank FROM ({drawn})"
-    )
+    randomized = f"SELECT *, {random} AS r FROM ({query})"
+    ranked = f"SELECT *, row_number() OVER (PARTITION BY {partition} ORDER BY r) AS rank FROM ({randomized})"
     return f"SELECT * EXCLUDE (r, rank) FROM ({ranked}) WHERE rank <= {most}"
 
 

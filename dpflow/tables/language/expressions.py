@@ -40,10 +40,10 @@ from dpflow.errors import PlanRefused
 from dpflow.tables.access import sql
 from dpflow.tables.language.conditions import (
     MOST_DEPTH,
+    ConditionRenderer,
     Node,
     Reader,
     Term,
-    ConditionRenderer,
     refuse_sql,
     require_operands,
 )

@@ -35,9 +35,9 @@ def build(database: Path, script: str, sources: Mapping[str, Path]) -> None:
     try:
         with duckdb.connect(str(half)) as connection:
             for name, csv in sources.items():
-                path = sql.literal(str(csv))
+                path = sql.quote_text(str(csv))
                 connection.execute(
-                    f"CREATE TEMP VIEW {sql.identifier(name)} AS FROM read_csv({path}, nullstr = ['NA', ''])"
+                    f"CREATE TEMP VIEW {sql.quote_name(name)} AS FROM read_csv({path}, nullstr = ['NA', ''])"
                 )
             connection.execute(script)
         half.chmod(0o600)
@@ -72,10 +72,10 @@ def open_rows(path: Path | str) -> Any:
         raise PlanRefused(
             f"table {table.name!r} is a holdout, so its rows are not handed out, for a model that saw them passes any gate"
         )
-    columns = ", ".join(sql.identifier(name) for name in table.columns)
-    with sandbox.opened(table.database, f"table {table.name!r}") as connection:
+    columns = ", ".join(sql.quote_name(name) for name in table.columns)
+    with sandbox.open_file(table.database, f"table {table.name!r}") as connection:
         return pandas.DataFrame(
-            connection.arrays(
-                f"SELECT {columns} FROM private.{sql.identifier(table.relation_name)} ORDER BY ALL"
+            connection.fetch_arrays(
+                f"SELECT {columns} FROM private.{sql.quote_name(table.relation_name)} ORDER BY ALL"
             )
         )

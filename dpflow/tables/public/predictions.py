@@ -36,11 +36,11 @@ class PredictionTable:
         return self._look_up(rows, self.predictions if self.scores is None else self.scores)
 
     def _look_up(self, rows: Rows, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        wanted, known = self._wanted(rows[self.id])
-        place = np.minimum(np.searchsorted(self.ids, wanted), len(self.ids) - 1)
-        return np.where(known & (self.ids[place] == wanted), values[place], np.nan)
+        ids, matchable = self._matchable_ids(rows[self.id])
+        index = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
+        return np.where(matchable & (self.ids[index] == ids), values[index], np.nan)
 
-    def _wanted(self, values: Any) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    def _matchable_ids(self, values: Any) -> tuple[NDArray[Any], NDArray[np.bool_]]:
         """Ids of rows as ours are kept, and which of them can be one of ours.
 
         A text that is longer than ours is none of them. An array of texts has room for the longest
@@ -49,15 +49,15 @@ class PredictionTable:
         """
         kind = self.ids.dtype
         if kind.kind != "U":
-            return _ids(values, kind), np.ones(len(values), bool)
+            return _comparable_ids(values, kind), np.ones(len(values), bool)
         longest = kind.itemsize // 4
         texts = [None if v is None else str(v) for v in values]
-        known = [
+        matchable = [
             text is not None and len(text) <= longest and not text.endswith("\0") for text in texts
         ]
-        return np.array([text if one else "" for text, one in zip(texts, known)], kind), np.array(
-            known, bool
-        )
+        return np.array(
+            [text if one else "" for text, one in zip(texts, matchable)], kind
+        ), np.array(matchable, bool)
 
 
 def read_predictions(
@@ -70,45 +70,48 @@ def read_predictions(
         InvalidInput: an id that occurs twice, is missing or no whole number, or no row at all.
     """
     what = f"predictions {table!r}"
-    with sandbox.opened(database, what) as connection:
-        fields = connection.fields(f"{sandbox.PRIVATE}.{sql.identifier(table)}")
+    with sandbox.open_file(database, what) as connection:
+        fields = connection.bind_fields(f"{sandbox.PRIVATE}.{sql.quote_name(table)}")
         for name in (id, prediction, *([score] if score else [])):
             if name not in fields:
                 raise InvalidInput(
                     f"{what} has no column {name!r}; it has {', '.join(sorted(fields)[:20])}"
                 )
         columns = [
-            f"{sql.identifier(id)} AS id",
-            f"CAST({sql.identifier(prediction)} AS DOUBLE) AS prediction",
-            f"CAST({sql.identifier(score) if score else 'NULL'} AS DOUBLE) AS score",
+            f"{sql.quote_name(id)} AS id",
+            f"CAST({sql.quote_name(prediction)} AS DOUBLE) AS prediction",
+            f"CAST({sql.quote_name(score) if score else 'NULL'} AS DOUBLE) AS score",
         ]
-        found = connection.arrays(
-            f"SELECT {', '.join(columns)} FROM {sandbox.PRIVATE}.{sql.identifier(table)}"
+        arrays = connection.fetch_arrays(
+            f"SELECT {', '.join(columns)} FROM {sandbox.PRIVATE}.{sql.quote_name(table)}"
         )
-    if not len(found["id"]) or (
-        np.ma.isMaskedArray(found["id"]) and np.ma.getmaskarray(found["id"]).any()
+    if not len(arrays["id"]) or (
+        np.ma.isMaskedArray(arrays["id"]) and np.ma.getmaskarray(arrays["id"]).any()
     ):
         raise InvalidInput(f"{what} has no rows, or rows without an id; give every row of it an id")
-    raw = np.asarray(found["id"])
-    ids = _ids(raw, np.dtype("U") if raw.dtype == object else np.dtype(np.float64))
+    raw = np.asarray(arrays["id"])
+    ids = _comparable_ids(raw, np.dtype("U") if raw.dtype == object else np.dtype(np.float64))
     order = np.argsort(ids, kind="stable")
     ids = ids[order]
     if (ids[1:] == ids[:-1]).any():
         raise InvalidInput(f"{what} holds an id twice; keep one prediction per row")
-    values, scores = _floats(found["prediction"])[order], _floats(found["score"])[order]
+    values, scores = (
+        _fill_numbers(arrays["prediction"])[order],
+        _fill_numbers(arrays["score"])[order],
+    )
     # What follows the shape has one reading: where the ids end, and whether scores are read.
     shape = repr((ids.dtype.str, len(ids), score is not None)).encode()
     digest = hashlib.sha256(shape + ids.tobytes() + values.tobytes() + scores.tobytes()).digest()
     return PredictionTable(id, digest, ids, values, scores if score else None)
 
 
-def _ids(values: Any, kind: np.dtype[Any]) -> NDArray[Any]:
+def _comparable_ids(values: Any, kind: np.dtype[Any]) -> NDArray[Any]:
     """Row ids that can be compared: texts as texts, anything else as a number."""
     if kind.kind == "U":
         return np.array(["" if v is None else str(v) for v in values], dtype=str)
     return np.asarray(values, dtype=np.float64)
 
 
-def _floats(values: Any) -> NDArray[np.float64]:
+def _fill_numbers(values: Any) -> NDArray[np.float64]:
     """Numbers, missing ones as NaN."""
     return np.asarray(np.ma.filled(np.ma.asarray(values, dtype=float), np.nan), dtype=np.float64)

@@ -79,26 +79,26 @@ def publish(
     about = (release.release_id, release.release, release.block, release.mechanism)
     price = (float(Fraction(release.epsilon)), float(Fraction(release.delta)))
     lines = [
-        [*about, row.key, row.measure, *_value(row.value), _float(row.error_95), *price]
+        [*about, row.key, row.measure, *_split_value(row.value), _as_float(row.error_95), *price]
         for row in release.rows
     ]
-    name = sql.identifier(table)
+    name = sql.quote_name(table)
 
     def write(connection: duckdb.DuckDBPyConnection) -> None:
         connection.execute("BEGIN")
         columns = ", ".join(f"{column} {kind}" for column, kind in COLUMNS)
         connection.execute(f"CREATE TABLE IF NOT EXISTS {name} ({columns})")
-        known = connection.execute(
+        published = connection.execute(
             f"SELECT 1 FROM {name} WHERE release_id = ? LIMIT 1", [release.release_id]
         ).fetchone()
-        if known is None and lines:
+        if published is None and lines:
             names, marks = (
                 ", ".join(column for column, _ in COLUMNS),
                 ", ".join("?" for _ in COLUMNS),
             )
             connection.executemany(f"INSERT INTO {name} ({names}) VALUES ({marks})", lines)
             if release.synthetic is not None:
-                _insert(connection, release, release.synthetic)
+                _insert_synthetic(connection, release, release.synthetic)
         fault_points.pass_point("publish.before-commit")
         connection.execute("COMMIT")
         fault_points.pass_point("publish.after-commit")
@@ -109,7 +109,7 @@ def publish(
         raise NotPublished(
             f"{database.parent} cannot be created; the release is settled and paid, repair with: dpflow publish"
         ) from None
-    patiently(database, deadline, write)
+    run_patiently(database, deadline, write)
 
 
 def published_ids(database: Path, table: str, *, deadline: float = 30.0) -> set[str]:
@@ -120,17 +120,17 @@ def published_ids(database: Path, table: str, *, deadline: float = 30.0) -> set[
         return set()
 
     def read(connection: duckdb.DuckDBPyConnection) -> set[str]:
-        known = connection.execute(
+        exists = connection.execute(
             "SELECT 1 FROM duckdb_tables() WHERE table_name = ?", [table]
         ).fetchone()
-        if known is None:
+        if exists is None:
             return set()
-        found = connection.execute(
-            f"SELECT DISTINCT release_id FROM {sql.identifier(table)}"
+        ids = connection.execute(
+            f"SELECT DISTINCT release_id FROM {sql.quote_name(table)}"
         ).fetchall()
-        return {str(row[0]) for row in found}
+        return {str(row[0]) for row in ids}
 
-    return patiently(database, deadline, read)
+    return run_patiently(database, deadline, read)
 
 
 def read_published(database: Path, table: str, *, deadline: float = 30.0) -> list[dict[str, Any]]:
@@ -138,42 +138,42 @@ def read_published(database: Path, table: str, *, deadline: float = 30.0) -> lis
 
     def read(connection: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:
         names = [name for name, _ in COLUMNS]
-        query = f"SELECT {', '.join(names)} FROM {sql.identifier(table)} ORDER BY block, release, group_key, measure, release_id"
+        query = f"SELECT {', '.join(names)} FROM {sql.quote_name(table)} ORDER BY block, release, group_key, measure, release_id"
         return [dict(zip(names, row, strict=True)) for row in connection.execute(query).fetchall()]
 
-    return patiently(database, deadline, read)
+    return run_patiently(database, deadline, read)
 
 
 _KINDS = {"whole": "BIGINT", "number": "DOUBLE", "text": "VARCHAR", "date": "DATE"}
 
 
-def _insert(
+def _insert_synthetic(
     connection: duckdb.DuckDBPyConnection, release: PublishedRelease, table: Synthetic
 ) -> None:
     """Add an artificial table's rows, marked with their release and block."""
-    name = sql.identifier(f"{release.release}_synthetic")
-    own = [("release_id", "VARCHAR"), ("block", "VARCHAR")]
-    columns = own + [(column, _KINDS[kind]) for column, kind in table.columns]
-    made = ", ".join(f"{sql.identifier(column)} {kind} NOT NULL" for column, kind in columns)
-    connection.execute(f"CREATE TABLE IF NOT EXISTS {name} ({made})")
+    name = sql.quote_name(f"{release.release}_synthetic")
+    key_columns = [("release_id", "VARCHAR"), ("block", "VARCHAR")]
+    columns = key_columns + [(column, _KINDS[kind]) for column, kind in table.columns]
+    definitions = ", ".join(f"{sql.quote_name(column)} {kind} NOT NULL" for column, kind in columns)
+    connection.execute(f"CREATE TABLE IF NOT EXISTS {name} ({definitions})")
     if not table.rows:
         return
-    names = ", ".join(sql.identifier(column) for column, _ in columns)
+    names = ", ".join(sql.quote_name(column) for column, _ in columns)
     parts = ", ".join(f"unnest(CAST(? AS {kind}[]))" for _, kind in columns[2:])
     values = [list(column) for column in zip(*table.rows, strict=True)]
     about = [release.release_id, release.block]
     connection.execute(f"INSERT INTO {name} ({names}) SELECT ?, ?, {parts}", [*about, *values])
 
 
-def _value(value: float | int | str | None) -> tuple[float | None, str | None]:
-    return (None, value) if isinstance(value, str) else (_float(value), None)
+def _split_value(value: float | int | str | None) -> tuple[float | None, str | None]:
+    return (None, value) if isinstance(value, str) else (_as_float(value), None)
 
 
-def _float(value: float | None) -> float | None:
+def _as_float(value: float | None) -> float | None:
     return None if value is None else float(value)
 
 
-def patiently(
+def run_patiently(
     database: Path, deadline: float, action: Callable[[duckdb.DuckDBPyConnection], T]
 ) -> T:
     """Run an action on the file, waiting for whoever holds it."""
@@ -181,7 +181,7 @@ def patiently(
     while True:
         try:
             if not database.exists():
-                _create(database)
+                _create_database(database)
             with duckdb.connect(str(database)) as connection:
                 return action(connection)
         except _HELD as error:
@@ -202,7 +202,7 @@ def patiently(
         pause = min(pause * 1.5, 0.5)
 
 
-def _create(database: Path) -> None:
+def _create_database(database: Path) -> None:
     """Put an empty database there in one step: a kill or a full disk while DuckDB writes the first
     pages of a new file would leave one that nothing can open.
     """

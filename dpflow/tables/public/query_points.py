@@ -12,7 +12,7 @@ import numpy as np
 from dpflow import fault_points
 from dpflow.errors import InvalidInput, TableUnreadable, UnknownName
 from dpflow.tables.access import sandbox, sql
-from dpflow.tables.public.publish import patiently
+from dpflow.tables.public.publish import run_patiently
 
 #: Columns of a table of answers: a label is in ``label``, a number in ``number``.
 ANSWERS = (
@@ -33,26 +33,26 @@ def read_points(database: Path, table: str, columns: Sequence[str], key: str) ->
         InvalidInput: a key that is missing or occurs twice.
     """
     what = f"points {table!r}"
-    relation = ".".join(sql.identifier(part) for part in (sandbox.PRIVATE, *table.split(".")))
-    with sandbox.opened(database, what) as connection:
-        fields = connection.fields(relation)
+    relation = ".".join(sql.quote_name(part) for part in (sandbox.PRIVATE, *table.split(".")))
+    with sandbox.open_file(database, what) as connection:
+        fields = connection.bind_fields(relation)
         for name in (*columns, key):
             if name not in fields:
                 raise UnknownName(f"column of {what} called", name, fields)
-        outputs = [f"{_output(fields[name])} AS x{i}" for i, name in enumerate(columns)]
-        name = f"CAST(t.{sql.identifier(key)} AS VARCHAR)"
-        found = connection.arrays(
+        outputs = [f"{_output_column(fields[name])} AS x{i}" for i, name in enumerate(columns)]
+        name = f"CAST(t.{sql.quote_name(key)} AS VARCHAR)"
+        arrays = connection.fetch_arrays(
             f"SELECT {', '.join([*outputs, f'{name} AS key'])} FROM {relation} AS t ORDER BY key"
         )
-    keys = found["key"]
+    keys = arrays["key"]
     if np.ma.getmaskarray(keys).any() or len(set(keys.tolist())) != len(keys):
         raise InvalidInput(
             f"{what}: column {key!r} names the points, so each row needs one of its own; correct it"
         )
-    return {name: found[f"x{i}"] for i, name in enumerate(columns)} | {"": keys}
+    return {name: arrays[f"x{i}"] for i, name in enumerate(columns)} | {"": keys}
 
 
-def _output(column: sql.Field) -> str:
+def _output_column(column: sql.Field) -> str:
     """Enums and other keys as text, the rest as it is."""
     return f"CAST({column.sql} AS VARCHAR)" if column.kind in ("enum", "uuid") else column.sql
 
@@ -72,10 +72,12 @@ def publish_answers(
     A key that the session has answered in that table before is replaced, by the same answer. Raises
     like `publish`.
     """
-    numbers = np.array([float(a) if _number(a) else np.nan for a in answers], np.float64)
-    texts = np.array([None if a is None or _number(a) else str(a) for a in answers], dtype=object)
+    numbers = np.array([float(a) if _is_number(a) else np.nan for a in answers], np.float64)
+    texts = np.array(
+        [None if a is None or _is_number(a) else str(a) for a in answers], dtype=object
+    )
     fresh = {"point": np.array(keys, dtype=object), "label": texts, "number": numbers}
-    name = sql.identifier(table)
+    name = sql.quote_name(table)
 
     def write(connection: duckdb.DuckDBPyConnection) -> None:
         connection.execute("BEGIN")
@@ -83,9 +85,9 @@ def publish_answers(
         connection.execute(f"CREATE TABLE IF NOT EXISTS {name} ({columns})")
         if len(keys):
             connection.register("fresh", fresh)
-            known = "SELECT CAST(point AS VARCHAR) FROM fresh"
+            keys_query = "SELECT CAST(point AS VARCHAR) FROM fresh"
             connection.execute(
-                f"DELETE FROM {name} WHERE session_id = ? AND point IN ({known})", [session_id]
+                f"DELETE FROM {name} WHERE session_id = ? AND point IN ({keys_query})", [session_id]
             )
             values = "CAST(point AS VARCHAR), CAST(label AS VARCHAR), CASE WHEN isnan(number) THEN NULL ELSE number END"
             connection.execute(f"INSERT INTO {name} SELECT ?, {values} FROM fresh", [session_id])
@@ -99,8 +101,8 @@ def publish_answers(
         raise TableUnreadable(
             f"{database.parent} cannot be created; publish to another path"
         ) from None
-    patiently(database, deadline, write)
+    run_patiently(database, deadline, write)
 
 
-def _number(answer: Any) -> bool:
+def _is_number(answer: Any) -> bool:
     return isinstance(answer, int | float) and not isinstance(answer, bool)

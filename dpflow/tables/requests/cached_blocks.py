@@ -11,96 +11,103 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpflow.core.contract.declaration import MAX_MAGNITUDE
-from dpflow.core.contract.requests import GroupedSums, Groups, ValueCounts, SortedValues
+from dpflow.core.contract.requests import Groups, ValueCounts
 from dpflow.tables.access import block_fingerprints, sql
-from dpflow.tables.requests import sums
-from dpflow.tables.requests.partial_cache import Part, Partials
-from dpflow.tables.requests.query import Reading
+from dpflow.tables.requests.handlers import HANDLERS
+from dpflow.tables.requests.partial_cache import Part, PartialCache
+from dpflow.tables.requests.query import RequestQuery
 
 
-def can_be_kept(reading: Reading, request: GroupedSums | SortedValues) -> bool:
+def can_cache(reading: RequestQuery, request: Any) -> bool:
     """Whether a block's rows and public dimensions decide its sums; finds out which columns are
     read.
 
     Where private keys are numbered by what others' rows hold, or another private relation is cut by
     fresh draws, they do not.
     """
-    if isinstance(request, GroupedSums):
-        sums.sums_cut(reading, request)
-    else:
-        sums.values_cut(reading, request)
+    truncate = HANDLERS[type(request)].truncate
+    if truncate is None:
+        return False
+    truncate(reading, request)
     by = request.by
     numbered = (
         by is None or request.keys is not None or sql.small_integer(reading.column(by)) is not None
     )
     return numbered and all(
-        joined.join.kind == "dimension" for joined in reading.joined.values() if joined.needed()
+        joined.join.kind == "dimension" for joined in reading.joined.values() if joined.is_needed()
     )
 
 
-def from_blocks(
-    reading: Reading, request: GroupedSums | SortedValues, blocks: Sequence[str], partials: Partials
+def add_blocks(
+    reading: RequestQuery,
+    request: Any,
+    blocks: Sequence[str],
+    partials: PartialCache,
 ) -> Groups | ValueCounts:
     """The sums of the blocks, of which those are cut whose sums are not kept or whose rows have
     changed.
     """
-    partials.prepare()
-    states = _states(reading, blocks)
+    partials.prepare_folder()
+    states = _block_states(reading, blocks)
     parts = []
     for block in blocks:
         state = states[block]
         table = reading.table
-        name = partials.name(
+        name = partials.entry_name(
             (
                 table.stored_form(),
                 table.cached_partials,
-                reading.condition,
-                reading.types(),
+                reading.canonical_condition,
+                reading.column_types(),
                 request,
                 block,
             )
         )
-        part = None if state is None else partials.get(name, state)
+        part = None if state is None else partials.read_entry(name, state)
         if part is None:
-            part = sums.answer(reading.of_block(block, partials.salt), request)
+            part = HANDLERS[type(request)].answer(
+                reading.of_block(block, partials.draw_salt), request
+            )
             if state is not None:
-                partials.put(name, state, part)
+                partials.write_entry(name, state, part)
         parts.append(part)
-    partials.tidy()
-    return together(parts)
+    partials.remove_old()
+    return merge_parts(parts)
 
 
-def _states(reading: Reading, blocks: Sequence[str]) -> dict[str, str | None]:
+def _block_states(reading: RequestQuery, blocks: Sequence[str]) -> dict[str, str | None]:
     """For each block what tells whether its sums would be others now; None if nothing does.
 
     Of sealed blocks, which do not change by the owner's promise, rows are counted.
     """
     assert reading.table.block is not None
-    block = reading.own(reading.table.block)
+    block = reading.own_column(reading.table.block)
     dimensions = [
-        joined.state(reading.connection) for joined in reading.joined.values() if joined.needed()
+        joined.fingerprint(reading.connection)
+        for joined in reading.joined.values()
+        if joined.is_needed()
     ]
     if None in dimensions:
         return dict.fromkeys(blocks)
     if reading.table.cached_partials == "sealed":
-        found: dict[str, str | None] = {
+        fingerprints: dict[str, str | None] = {
             text: str(n) for text, n in reading.block_sizes(blocks).items()
         }
     else:
-        found = block_fingerprints.fingerprint_blocks(
+        fingerprints = block_fingerprints.fingerprint_blocks(
             reading.connection, reading.source, reading.read.keys(), block, blocks
         )
     return {
-        text: None if own is None else " ".join([own, *map(str, dimensions)])
-        for text, own in found.items()
+        text: None if fingerprint is None else " ".join([fingerprint, *map(str, dimensions)])
+        for text, fingerprint in fingerprints.items()
     }
 
 
-def together(parts: Sequence[Part]) -> Part:
+def merge_parts(parts: Sequence[Part]) -> Part:
     """The sums of several blocks: groups by their key, values by group and value."""
     first = parts[0]
     if isinstance(first, Groups):
-        return _groups_together([part for part in parts if isinstance(part, Groups)])
+        return _merge_groups([part for part in parts if isinstance(part, Groups)])
     histograms = [part for part in parts if isinstance(part, ValueCounts)]
     values = np.concatenate([part.values for part in histograms])
     grouped = first.codes is not None
@@ -122,16 +129,16 @@ def together(parts: Sequence[Part]) -> Part:
     return ValueCounts(values[starts], totals, codes[starts] if grouped else None)
 
 
-def _groups_together(parts: Sequence[Groups]) -> Groups:
+def _merge_groups(parts: Sequence[Groups]) -> Groups:
     """Each block's sums stop at +-2^62, and so do theirs: the number of blocks is public, so one
     unit moves both by no more.
     """
     keys = parts[0].keys
     if any(part.keys != keys for part in parts):
         keys = tuple(sorted({key for part in parts for key in part.keys}))
-    place = {key: i for i, key in enumerate(keys)}
-    places = [
-        slice(None) if part.keys == keys else np.array([place[k] for k in part.keys], np.intp)
+    index = {key: i for i, key in enumerate(keys)}
+    indexes = [
+        slice(None) if part.keys == keys else np.array([index[k] for k in part.keys], np.intp)
         for part in parts
     ]
 
@@ -140,7 +147,7 @@ def _groups_together(parts: Sequence[Groups]) -> Groups:
             (int(np.abs(array).max()) for array in arrays if len(array)), default=0
         ) < MAX_MAGNITUDE // len(arrays)
         whole = np.zeros(len(keys), np.int64 if small else object)
-        for at, array in zip(places, arrays, strict=True):
+        for at, array in zip(indexes, arrays, strict=True):
             whole[at] += array if small else array.astype(object)
         return np.clip(whole, -MAX_MAGNITUDE, MAX_MAGNITUDE).astype(np.int64)
 

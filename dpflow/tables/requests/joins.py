@@ -16,14 +16,14 @@ from dataclasses import dataclass, field, replace
 from dpflow.core.contract.declaration import Join
 from dpflow.errors import PlanRefused
 from dpflow.tables.access import block_fingerprints, sandbox, sql
-from dpflow.tables.bounding.sql_bounding import cut_rows
+from dpflow.tables.bounding.sql_bounding import truncate_rows
 
 #: Integer types that compare with each other by widening, which cannot fail.
 _INTEGERS = {"tinyint", "smallint", "integer", "bigint", "utinyint", "usmallint", "uinteger"}
 
 
 @dataclass
-class Joined:
+class JoinedRelation:
     """A declared join over relations of the catalog.
 
     Attributes:
@@ -43,68 +43,72 @@ class Joined:
 
     def column(self, name: str) -> sql.Field:
         """A column of the relation, as the joined query sees it; remembers that it is read."""
-        own = self.fields[
-            sql.match(name, self.fields, f"column in {self.join.relation!r}, which is joined")
+        field = self.fields[
+            sql.match_name(name, self.fields, f"column in {self.join.relation!r}, which is joined")
         ]
-        self.read.setdefault(own.name, own)
-        return replace(own, place=f"{self.alias}.c{list(self.read).index(own.name)}")
+        self.read.setdefault(field.name, field)
+        return replace(field, reference=f"{self.alias}.c{list(self.read).index(field.name)}")
 
-    def needed(self) -> bool:
+    def is_needed(self) -> bool:
         """Whether leaving the join out would change anything."""
         return bool(self.read) or (self.join.rows or 1) > 1
 
-    def check(self) -> None:
+    def check_types(self) -> None:
         """Raises `PlanRefused` if the keys' types differ, so that comparing them could fail on a
         row.
         """
-        right = self._right()
+        right = self._key_field()
         if right.type != self.left.type and not {right.kind, self.left.kind} <= _INTEGERS:
             left, right_type = (
-                own.kind.upper() if own.kind == "enum" else own.type for own in (self.left, right)
+                column.kind.upper() if column.kind == "enum" else column.type
+                for column in (self.left, right)
             )
             raise PlanRefused(
-                f"join {self.join.name}: rule same-type: {self.join.left_column!r} is a {left} and {self.join.right_column!r} a {right_type}; "
+                f"join {self.join.name}: rule same-type: {self.join.left_column!r} is a {left} and {self.join.right_column!r} a "
+                f"{right_type}; "
                 f"give both columns one type"
             )
 
-    def state(self, connection: sandbox.Connection) -> str | None:
+    def fingerprint(self, connection: sandbox.Connection) -> str | None:
         """What determines the relation's columns that are read; None where that cannot be told."""
-        names = {self._right().name, *self.read}
+        names = {self._key_field().name, *self.read}
         return block_fingerprints.fingerprint_relation(
             connection, sandbox.Relation(self.relation, dict(self.fields)), names
         )
 
-    def clause(self) -> str:
+    def join_clause(self) -> str:
         """The LEFT JOIN onto ``t``."""
-        rows = f"({self.unique()})" if self.join.kind == "dimension" else self.table
+        rows = f"({self.unique_query()})" if self.join.kind == "dimension" else self.bounded_table
         return f" LEFT JOIN {rows} AS {self.alias} ON {sql.key(self.left, 'join key')} = {self.alias}.key"
 
     @property
-    def table(self) -> str:
+    def bounded_table(self) -> str:
         """Name of the temporary table with a private relation's cut rows: one cut, however often a
         request reads it.
         """
         return f"temp.main.cut_{self.alias}"
 
-    def unique(self) -> str:
+    def unique_query(self) -> str:
         """A dimension's rows whose key it holds once."""
-        columns = [f"any_value({own.sql}) AS c{i}" for i, own in enumerate(self.read.values())]
-        outputs = ", ".join([f"{self._key()} AS key", *columns])
-        return (
-            f"SELECT {outputs} FROM {self.relation} AS t GROUP BY {self._key()} HAVING count(*) = 1"
-        )
+        columns = [
+            f"any_value({column.sql}) AS c{i}" for i, column in enumerate(self.read.values())
+        ]
+        outputs = ", ".join([f"{self._key_expression()} AS key", *columns])
+        return f"SELECT {outputs} FROM {self.relation} AS t GROUP BY {self._key_expression()} HAVING count(*) = 1"
 
-    def cut(self) -> str:
+    def bounded_query(self) -> str:
         """A private relation's rows, at most the declared number of each unit's."""
-        columns = [f"{own.sql} AS c{i}" for i, own in enumerate(self.read.values())]
-        outputs = ", ".join([f"{self._key()} AS key", *columns])
-        query = f"SELECT {outputs} FROM {self.relation} AS t WHERE {self._right().sql} IS NOT NULL"
-        return cut_rows(query, self.join.rows or 1, "key")
+        columns = [f"{column.sql} AS c{i}" for i, column in enumerate(self.read.values())]
+        outputs = ", ".join([f"{self._key_expression()} AS key", *columns])
+        query = (
+            f"SELECT {outputs} FROM {self.relation} AS t WHERE {self._key_field().sql} IS NOT NULL"
+        )
+        return truncate_rows(query, self.join.rows or 1, "key")
 
-    def _right(self) -> sql.Field:
+    def _key_field(self) -> sql.Field:
         return self.fields[
-            sql.match(self.join.right_column, self.fields, f"column in {self.join.relation!r}")
+            sql.match_name(self.join.right_column, self.fields, f"column in {self.join.relation!r}")
         ]
 
-    def _key(self) -> str:
-        return sql.key(self._right(), "join key")
+    def _key_expression(self) -> str:
+        return sql.key(self._key_field(), "join key")

@@ -51,7 +51,7 @@ PROBE = ".probe"  #: an empty file that shows whether files can be written
 ABANDONED = 3600  #: seconds after which a half-written file belongs to nobody
 
 
-class Partials:
+class PartialCache:
     """The kept sums of one database.
 
     Args:
@@ -65,15 +65,15 @@ class Partials:
         self._usable = False
 
     @property
-    def salt(self) -> int:
+    def draw_salt(self) -> int:
         """A secret number for draws, so that nobody can look for rows that are kept."""
         return int(self._seal(b"salt")[:15], 16)
 
-    def name(self, what: Any) -> str:
+    def entry_name(self, what: Any) -> str:
         """The name of an entry, from what it is of."""
         return self._seal(b"name\0" + repr((FORMAT, duckdb.__version__, what)).encode())
 
-    def prepare(self) -> None:
+    def prepare_folder(self) -> None:
         """Make the directory and try it, before rows decide whether there is anything to keep: its
         state alone is logged.
         """
@@ -81,14 +81,14 @@ class Partials:
         try:
             with contextlib.suppress(FileExistsError):
                 self.folder.mkdir(mode=0o700)
-            found = self.folder.lstat()
-            if not (stat.S_ISDIR(found.st_mode) and _only_ours(found)):
+            status = self.folder.lstat()
+            if not (stat.S_ISDIR(status.st_mode) and _only_ours(status)):
                 log.warning(
                     "%s is open to others, so no sums of blocks are kept there; remove it",
                     self.folder,
                 )
                 return
-            self._write(b"", PROBE)
+            self._write_file(b"", PROBE)
             (self.folder / PROBE).unlink()
             self._usable = True
         except OSError as error:
@@ -98,23 +98,23 @@ class Partials:
                 error.strerror,
             )
 
-    def get(self, name: str, state: str) -> Part | None:
+    def read_entry(self, name: str, state: str) -> Part | None:
         """The entry of this name if it is genuine and was made in this state."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             if self._usable:
-                return self._parsed(self._read(self.folder / name), name, state)
+                return self._parse_entry(self._read_file(self.folder / name), name, state)
         return None
 
-    def put(self, name: str, state: str, part: Part) -> None:
+    def write_entry(self, name: str, state: str, part: Part) -> None:
         """Keep an entry, in the place of an older one; it appears whole or not at all."""
         if self._usable:
             with contextlib.suppress(
                 OSError
             ):  # a disk may be full or not by what rows hold: no word about it
-                data = _packed(name, state, part)
-                self._write(self._seal(data).encode() + b"\n" + data, name)
+                data = _pack_entry(name, state, part)
+                self._write_file(self._seal(data).encode() + b"\n" + data, name)
 
-    def _write(self, content: bytes, name: str) -> None:
+    def _write_file(self, content: bytes, name: str) -> None:
         half = self.folder / f".{secrets.token_hex(8)}"
         try:
             with open(
@@ -127,27 +127,27 @@ class Partials:
                 half.unlink(missing_ok=True)
             raise
 
-    def tidy(self) -> None:
+    def remove_old(self) -> None:
         """Remove what a killed process left half written, and the oldest entries beyond `MOST`."""
         with contextlib.suppress(OSError):
-            found = sorted((entry.stat().st_mtime, entry.name) for entry in os.scandir(self.folder))
-            whole = [name for _, name in found if not name.startswith(".")]
+            files = sorted((entry.stat().st_mtime, entry.name) for entry in os.scandir(self.folder))
+            whole = [name for _, name in files if not name.startswith(".")]
             old = [
                 name
-                for when, name in found
+                for when, name in files
                 if name.startswith(".") and when < time.time() - ABANDONED
             ]
             for name in [*old, *whole[: max(0, len(whole) - MOST)]]:
                 (self.folder / name).unlink(missing_ok=True)
 
-    def _read(self, path: Path) -> bytes:
+    def _read_file(self, path: Path) -> bytes:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
-            found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode) or not _only_ours(found):
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode) or not _only_ours(status):
                 raise PermissionError(path)
             return file.read()
 
-    def _parsed(self, content: bytes, name: str, state: str) -> Part | None:
+    def _parse_entry(self, content: bytes, name: str, state: str) -> Part | None:
         seal, _, data = content.partition(b"\n")
         if not hmac.compare_digest(seal, self._seal(data).encode()):
             return None
@@ -156,19 +156,19 @@ class Partials:
         if (header["name"], header["state"]) != (name, state):
             return None
         numbers, ends = np.frombuffer(raw, "<i8").astype(np.int64), np.cumsum(header["sizes"])
-        return _restored(header, iter(np.split(numbers, ends[:-1])))
+        return _restore_part(header, iter(np.split(numbers, ends[:-1])))
 
 
 def _only_ours(found: os.stat_result) -> bool:
     return found.st_uid == os.geteuid() and not found.st_mode & 0o077
 
 
-def _packed(name: str, state: str, part: Part) -> bytes:
+def _pack_entry(name: str, state: str, part: Part) -> bytes:
     header: dict[str, Any] = {"name": name, "state": state}
     if isinstance(part, Groups):
-        named = (part.sums, part.counts, part.squares)
-        arrays = [part.rows, part.units, *(array for one in named for array in one.values())]
-        header |= {"keys": part.keys, "columns": [list(one) for one in named]}
+        measures = (part.sums, part.counts, part.squares)
+        arrays = [part.rows, part.units, *(array for one in measures for array in one.values())]
+        header |= {"keys": part.keys, "columns": [list(one) for one in measures]}
     else:
         arrays = [part.values, part.counts] + ([] if part.codes is None else [part.codes])
     header["sizes"] = [len(array) for array in arrays]
@@ -179,7 +179,7 @@ def _packed(name: str, state: str, part: Part) -> bytes:
     )
 
 
-def _restored(header: dict[str, Any], arrays: Iterator[NDArray[np.int64]]) -> Part:
+def _restore_part(header: dict[str, Any], arrays: Iterator[NDArray[np.int64]]) -> Part:
     if "keys" not in header:
         return ValueCounts(next(arrays), next(arrays), next(arrays, None))
     rows, units = next(arrays), next(arrays)

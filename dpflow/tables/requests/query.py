@@ -8,19 +8,17 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from dpflow.core.contract.declaration import Join, Table
 from dpflow.core.contract.requests import GroupedSums, SortedValues, UnboundedValues
 from dpflow.errors import PlanRefused
 from dpflow.tables.access import sandbox, sql
+from dpflow.tables.bounding.sort_bounding import NumberedColumn
 from dpflow.tables.bounding.sql_bounding import KEY_BITS, MOST_ROWS
 from dpflow.tables.language import conditions
-from dpflow.tables.requests.joins import Joined
+from dpflow.tables.requests.joins import JoinedRelation
 
 
-class Reading:
+class RequestQuery:
     """What the modules of single requests build their queries from.
 
     Attributes:
@@ -44,11 +42,11 @@ class Reading:
     ) -> None:
         self.table, self.connection, self.salt, self._filter = table, connection, salt, where
         self.read: dict[str, sql.Field] = {}  # own columns that the request reads
-        self.source = connection.relation(table.relation_name)
+        self.source = connection.find_relation(table.relation_name)
         self.relation, self.fields = self.source.quoted, self.source.fields
-        self.joined = {join.name: self._join(n, join) for n, join in enumerate(table.joins)}
+        self.joined = {join.name: self._resolve_join(n, join) for n, join in enumerate(table.joins)}
         self._cut: set[str] = set()  # joined relations that are cut for this request
-        unit = self.own(table.privacy_unit.column)
+        unit = self.own_column(table.privacy_unit.column)
         self.unit = sql.key(unit, "unit")
         self.parameters: list[Any] = []
         self._where = (
@@ -56,13 +54,13 @@ class Reading:
         )
         self.part = "0"
         if table.block is not None:
-            block = self.own(table.block)
-            inside = sql.key(block, "block")
+            block = self.own_column(table.block)
+            block_key = sql.key(block, "block")
             if table.protects == "unit-block":
-                self.part = inside
+                self.part = block_key
             if blocks:
                 self.check_texts(block, blocks, "block")
-                self._where.append(f"{inside} IN ({sql.listed(block, blocks)})")
+                self._where.append(f"{block_key} IN ({sql.write_keys(block, blocks)})")
         elif blocks:
             raise PlanRefused(
                 f"table {table.name!r} declares no block column, so no blocks can be read"
@@ -70,46 +68,54 @@ class Reading:
         if where is not None:
             self._where.append(conditions.to_sql(where, self.column))
 
-    def _join(self, number: int, join: Join) -> Joined:
-        relation = self.connection.relation(join.relation)
-        joined = Joined(join, f"j{number}", relation.quoted, relation.fields, self.own(join.left_column))
-        joined.check()
+    def _resolve_join(self, number: int, join: Join) -> JoinedRelation:
+        relation = self.connection.find_relation(join.relation)
+        joined = JoinedRelation(
+            join, f"j{number}", relation.quoted, relation.fields, self.own_column(join.left_column)
+        )
+        joined.check_types()
         return joined
 
-    def cut_joined(self) -> None:
+    def bound_joins(self) -> None:
         """Cut the private relations that a finished query joins, once."""
         for joined in self.joined.values():
-            if joined.needed() and joined.join.kind == "unit" and joined.table not in self._cut:
-                self.connection.run(
-                    f"CREATE OR REPLACE TEMP TABLE {joined.table} AS {joined.cut()}"
+            if (
+                joined.is_needed()
+                and joined.join.kind == "unit"
+                and joined.bounded_table not in self._cut
+            ):
+                self.connection.execute(
+                    f"CREATE OR REPLACE TEMP TABLE {joined.bounded_table} AS {joined.bounded_query()}"
                 )
-                self._cut.add(joined.table)
+                self._cut.add(joined.bounded_table)
 
-    def arrays(self, query: str) -> dict[str, Any]:
+    def fetch_arrays(self, query: str) -> dict[str, Any]:
         """Run a finished query; the only thing here that reads rows, beside what makes temporary
         tables.
         """
-        self.cut_joined()
-        return self.connection.arrays(query, self.parameters)
+        self.bound_joins()
+        return self.connection.fetch_arrays(query, self.parameters)
 
     def column(self, name: str) -> sql.Field:
         """The column in the catalog, or `TableUnreadable` with close matches."""
         parts = self.table.split_name(name)
-        return self.own(name) if len(parts) == 1 else self.joined[parts[0]].column(parts[1])
+        return self.own_column(name) if len(parts) == 1 else self.joined[parts[0]].column(parts[1])
 
-    def own(self, name: str) -> sql.Field:
+    def own_column(self, name: str) -> sql.Field:
         """A column of the table itself."""
-        own = self.fields[sql.match(name, self.fields, f"column in table {self.table.name!r}")]
-        self.read[own.name] = own
-        return own
+        field = self.fields[
+            sql.match_name(name, self.fields, f"column in table {self.table.name!r}")
+        ]
+        self.read[field.name] = field
+        return field
 
     def check_texts(self, column: sql.Field, texts: Sequence[str], role: str) -> None:
         """Refuse a public key or block that the column's type cannot hold, or that DuckDB writes
         differently.
         """
         listed = "SELECT unnest(CAST(? AS VARCHAR[])) AS t"
-        query = f"SELECT t FROM ({listed}) WHERE {sql.from_text(column, 't')} IS NULL"
-        if bad := self.connection.rows(query, [list(texts)]):
+        query = f"SELECT t FROM ({listed}) WHERE {sql.key_from_text(column, 't')} IS NULL"
+        if bad := self.connection.fetch_rows(query, [list(texts)]):
             raise PlanRefused(
                 f"{role} {bad[0][0]!r} is not how a {column.kind.upper()} is written, so column "
                 f"{column.name!r} cannot hold it; write it as DuckDB prints it{self._example(column)}"
@@ -118,7 +124,7 @@ class Reading:
     def _example(self, column: sql.Field) -> str:
         """How DuckDB prints a value of a column's type, as the end of a sentence."""
         query = f"SELECT CAST(TRY_CAST(unnest(['2026-11-01', '7', 'true']) AS {column.type}) AS VARCHAR)"
-        examples = [text for (text,) in self.connection.rows(query) if text is not None]
+        examples = [text for (text,) in self.connection.fetch_rows(query) if text is not None]
         return f", such as {examples[0]!r}" if examples else ""
 
     def check_keys(self, request: GroupedSums | SortedValues | UnboundedValues) -> None:
@@ -128,11 +134,13 @@ class Reading:
             sql.key(by, "group key")
             self.check_texts(by, request.keys, "key")
 
-    def select(self, outputs: list[str], where: Sequence[str] = (), join: str = "") -> str:
+    def select_rows(self, outputs: list[str], where: Sequence[str] = (), join: str = "") -> str:
         """Rows of the named blocks with their unit and part."""
         conditions = " AND ".join([*self._where, *where]) or "true"
         columns = ", ".join([f"{self.unit} AS unit", f"{self.part} AS part", *outputs])
-        joins = "".join(joined.clause() for joined in self.joined.values() if joined.needed())
+        joins = "".join(
+            joined.join_clause() for joined in self.joined.values() if joined.is_needed()
+        )
         return f"SELECT {columns} FROM {self.relation} AS t{joins}{join} WHERE {conditions}"
 
     def in_groups(
@@ -142,71 +150,100 @@ class Reading:
         there are no more.
         """
         if request.by is None:
-            return self.select(["0 AS code", *outputs]), None
+            return self.select_rows(["0 AS code", *outputs]), None
         key = sql.key(self.column(request.by), "group key")
-        rows = self.select(["keys.code AS code", *outputs], join=f" JOIN keys ON {key} = keys.key")
+        rows = self.select_rows(
+            ["keys.code AS code", *outputs], join=f" JOIN keys ON {key} = keys.key"
+        )
         return rows, None if len(request.keys) <= request.groups else request.groups
 
-    def of_block(self, block: str, salt: int) -> Reading:
+    def of_block(self, block: str, salt: int) -> RequestQuery:
         """The same of one block, cut by draws that its rows decide."""
-        return Reading(self.table, self.connection, [block], self._filter, salt)
+        return RequestQuery(self.table, self.connection, [block], self._filter, salt)
 
     @property
-    def condition(self) -> str:
+    def canonical_condition(self) -> str:
         """The condition in its canonical form."""
         return str(self._filter)
 
-    def types(self) -> list[tuple[str, str, str]]:
+    def column_types(self) -> list[tuple[str, str, str]]:
         """The columns that the request reads, with their types, and whose they are."""
-        columns = [("", own) for own in self.read.values()]
+        columns = [("", field) for field in self.read.values()]
         columns += [
-            (name, own) for name, joined in self.joined.items() for own in joined.read.values()
+            (name, field) for name, joined in self.joined.items() for field in joined.read.values()
         ]
-        return sorted((place, own.name, own.type) for place, own in columns)
+        return sorted((relation, field.name, field.type) for relation, field in columns)
 
     def block_sizes(self, blocks: Sequence[str]) -> dict[str, int]:
         """How many rows each block has."""
         assert self.table.block is not None
-        block = self.own(self.table.block)
+        block = self.own_column(self.table.block)
         key = sql.key(block, "block")
-        inside = f"{key} IN ({sql.listed(block, blocks)})"
-        query = (
-            f"SELECT {key} AS k, count(*) AS n FROM {self.relation} AS t WHERE {inside} GROUP BY 1"
+        condition = f"{key} IN ({sql.write_keys(block, blocks)})"
+        query = f"SELECT {key} AS k, count(*) AS n FROM {self.relation} AS t WHERE {condition} GROUP BY 1"
+        sizes = dict(
+            self.connection.fetch_rows(f"SELECT {sql.key_as_text(block, 'k')}, n FROM ({query})")
         )
-        found = dict(self.connection.rows(f"SELECT {sql.to_text(block, 'k')}, n FROM ({query})"))
-        return {text: found.get(text, 0) for text in blocks}
+        return {text: sizes.get(text, 0) for text in blocks}
 
     def most_rows(self) -> int:
         """A bound on the rows of a finished query."""
-        multiplied = [joined.join.rows or 1 for joined in self.joined.values() if joined.needed()]
-        rows = self.connection.rows_of(self.source)
+        multiplied = [
+            joined.join.rows or 1 for joined in self.joined.values() if joined.is_needed()
+        ]
+        rows = self.connection.count_stored_rows(self.source)
         return MOST_ROWS if rows is None else min(max(1, rows) * math.prod(multiplied), MOST_ROWS)
 
     @property
-    def protected(self) -> str:
+    def protected_columns(self) -> str:
         """The columns of a rows query that say whose rows they are."""
         return "unit" if self.table.protects == "unit" else "unit, part"
 
     def number_keys(self, by: sql.Field, keys: tuple[str, ...]) -> None:
         """Fill the in-memory table ``keys`` with the public ones in their order."""
         listed = "SELECT unnest(CAST(? AS VARCHAR[])) AS text, unnest(range(?)) AS code"
-        query = f"SELECT * FROM (SELECT {sql.from_text(by, 'text')} AS key, code FROM ({listed})) WHERE key IS NOT NULL"
-        self.connection.run(
+        query = f"SELECT * FROM (SELECT {sql.key_from_text(by, 'text')} AS key, code FROM ({listed})) WHERE key IS NOT NULL"
+        self.connection.execute(
             f"CREATE OR REPLACE TEMP TABLE keys AS {query}", [list(keys), len(keys)]
         )
 
     def collect_keys(self, by: sql.Field) -> None:
         """Fill ``keys`` with all that the rows have, numbered in no order that means anything."""
         key = sql.key(by, "group key")
-        rows = self.select([f"{key} AS key"], where=[f"{by.sql} IS NOT NULL"])
+        rows = self.select_rows([f"{key} AS key"], where=[f"{by.sql} IS NOT NULL"])
         query = f"SELECT key, (row_number() OVER () - 1) & {2**KEY_BITS - 1} AS code FROM (SELECT DISTINCT key FROM ({rows}))"
-        query = f"SELECT key, {sql.to_text(by, 'key')} AS text, code FROM ({query})"
-        self.connection.run(f"CREATE OR REPLACE TEMP TABLE keys AS {query}", self.parameters)
+        query = f"SELECT key, {sql.key_as_text(by, 'key')} AS text, code FROM ({query})"
+        self.connection.execute(f"CREATE OR REPLACE TEMP TABLE keys AS {query}", self.parameters)
+
+    def number_column(self, column: sql.Field, name: str) -> NumberedColumn | None:
+        """A column of the table, which a rows query calls by a name, as numbers; None for types that
+        have too many values.
+        """
+        if (number := sql.ordinal(column.kind)) is None:
+            return None
+        ends = (
+            f"SELECT min({column.sql}) AS low, max({column.sql}) AS high FROM {self.relation} AS t"
+        )
+        low, high = self.connection.fetch_rows(
+            f"SELECT {number('low')}, {number('high')} FROM ({ends})"
+        )[0]
+        return (
+            NumberedColumn(number(name), 0, 0)
+            if low is None
+            else NumberedColumn(number(name), low, high - low + 1)
+        )
+
+    def number_units(self, unit: str) -> list[NumberedColumn | None]:
+        """The columns that say whose rows they are, as numbers; None where a type has none."""
+        units = [self.number_column(self.own_column(self.table.privacy_unit.column), "unit")]
+        if self.table.block is not None and "part" in unit:
+            units.append(self.number_column(self.own_column(self.table.block), "part"))
+        return units
 
     def has_unique_units(self) -> bool:
         """Whether DuckDB itself sees to it that no two rows of the query have the same unit."""
         if (
-            any(joined.needed() for joined in self.joined.values())
+            any(joined.is_needed() for joined in self.joined.values())
             or self.table.privacy_unit.missing == "one-unit"
         ):
             return False
@@ -214,11 +251,6 @@ class Reading:
             "SELECT schema_name, table_name FROM duckdb_constraints() WHERE database_name = ? AND constraint_column_names = [?] "
             "AND constraint_type IN ('PRIMARY KEY', 'UNIQUE')"
         )
-        unit = self.own(self.table.privacy_unit.column).name
-        found = self.connection.rows(query, [sandbox.PRIVATE, unit])
-        return any(sql.qualified(sandbox.PRIVATE, *names) == self.relation for names in found)
-
-
-def int64(array: Any) -> NDArray[np.int64]:
-    """A column of a result as 64-bit integers."""
-    return np.asarray(array, dtype=np.int64)
+        unit = self.own_column(self.table.privacy_unit.column).name
+        relations = self.connection.fetch_rows(query, [sandbox.PRIVATE, unit])
+        return any(sql.quote_path(sandbox.PRIVATE, *names) == self.relation for names in relations)

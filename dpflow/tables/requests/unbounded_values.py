@@ -20,16 +20,15 @@ from collections.abc import Callable, Mapping, Sequence
 from decimal import Context, Decimal
 from fractions import Fraction
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpflow.core.contract.requests import BinCounts, CellGrid, OpenColumn, UnboundedValues
 from dpflow.tables.access import sql
-from dpflow.tables.access.sandbox import Connection
-from dpflow.tables.bounding.sql_bounding import MOST_PACKED, cut_rows
-from dpflow.tables.requests.query import Reading
+from dpflow.tables.access.sandbox import Connection, as_int64
+from dpflow.tables.bounding.sql_bounding import MOST_PACKED, truncate_rows
+from dpflow.tables.requests.query import RequestQuery
 
 _WIDE = Context(prec=400)
 _ALL = 2**64 - 1  # the largest hash
@@ -62,26 +61,34 @@ def keep(rows: str, per_group: int, groups: int | None, unique: bool) -> str:
             cells = f"SELECT code, {h('unit', 'part', 'code')}, arg_min(v0, random()) AS x FROM ({present}) GROUP BY unit, part, code"
             return f"CREATE TEMP TABLE kept AS {cells}"
     else:
-        present, picked = cut_rows(present, per_group, "unit, part, code"), "list(v0)"
+        present, picked = truncate_rows(present, per_group, "unit, part, code"), "list(v0)"
     cells = f"SELECT unit, part, code, {h('unit', 'part', 'code')}, {picked} AS xs FROM ({present}) GROUP BY unit, part, code"
     if groups is not None:
-        cells = cut_rows(cells, groups)
+        cells = truncate_rows(cells, groups)
     return f"CREATE TEMP TABLE kept AS SELECT code, h, unnest(xs) AS x FROM ({cells})"
 
 
-def statement(reading: Reading, request: UnboundedValues) -> str:
+def statement(reading: RequestQuery, request: UnboundedValues) -> str:
     """The statement that makes the table ``kept`` of a request; reads nothing."""
-    rows, groups = reading.in_groups(request, [f"{sql.real(reading.column(request.column))} AS v0"])
+    rows, groups = reading.in_groups(
+        request, [f"{sql.lower_double(reading.column(request.column))} AS v0"]
+    )
     return keep(rows, request.rows_per_group, groups, reading.has_unique_units())
 
 
-def open_column(reading: Reading, request: UnboundedValues) -> OpenColumn:
+def check_request(reading: RequestQuery, request: UnboundedValues) -> None:
+    """Refuse keys that the column cannot hold, and a column that is no number; reads no row."""
+    reading.check_keys(request)
+    statement(reading, request)
+
+
+def open_column(reading: RequestQuery, request: UnboundedValues) -> OpenColumn:
     """Number the keys, cut, and stay open for questions."""
     if request.by is not None:
         reading.number_keys(reading.column(request.by), request.keys)
     making = statement(reading, request)
-    reading.cut_joined()
-    reading.connection.run(making, reading.parameters)
+    reading.bound_joins()
+    reading.connection.execute(making, reading.parameters)
     unit = reading.column(reading.table.privacy_unit.column).sql
     units = f"SELECT DISTINCT {reading.unit} AS unit FROM {reading.relation} AS t"
     if reading.table.privacy_unit.missing == "drop":
@@ -107,17 +114,19 @@ class TableColumn(OpenColumn):
         self._code, by = (
             ("0", "") if groups == 1 else ("code", "GROUP BY code")
         )  # grouping by a constant takes time
-        found = connection.arrays(f"SELECT {self._code} AS code, count(*) AS n FROM kept {by}")
+        found = connection.fetch_arrays(
+            f"SELECT {self._code} AS code, count(*) AS n FROM kept {by}"
+        )
         self.rows = np.zeros(groups, dtype=np.int64)
-        self.rows[_int64(found["code"])] = _int64(found["n"])
+        self.rows[as_int64(found["code"])] = as_int64(found["n"])
 
     def __repr__(self) -> str:
         return "TableColumn()"
 
-    def units(self) -> int:
-        return int(self._connection.rows(f"SELECT count(*) FROM ({self._units})")[0][0])
+    def count_units(self) -> int:
+        return int(self._connection.fetch_rows(f"SELECT count(*) FROM ({self._units})")[0][0])
 
-    def sample(self, most: int) -> list[NDArray[np.float64]]:
+    def sample_values(self, most: int) -> list[NDArray[np.float64]]:
         # About as many hashes as are wanted lie below this share of them; if too few do, all are
         # read.
         wanted = [most + self._slack * math.isqrt(most) + self._slack for _ in range(self._groups)]
@@ -132,11 +141,11 @@ class TableColumn(OpenColumn):
 
     def _smallest(self, limits: Sequence[int], most: int) -> list[NDArray[np.float64]]:
         limit = _by_code([f"CAST({n} AS UBIGINT)" for n in limits])
-        found = self._connection.arrays(
+        found = self._connection.fetch_arrays(
             f"SELECT {self._code} AS code, h, x FROM kept WHERE h <= {limit}"
         )
         code, h, x = (
-            _int64(found["code"]),
+            as_int64(found["code"]),
             np.asarray(found["h"], np.uint64),
             np.asarray(found["x"], np.float64),
         )
@@ -146,14 +155,14 @@ class TableColumn(OpenColumn):
         ends = np.searchsorted(code[order], np.arange(self._groups + 1))
         return [_first(h[part], x[part], most) for part in (order[a:b] for a, b in pairwise(ends))]
 
-    def cells(self, grids: Mapping[int, CellGrid]) -> dict[int, BinCounts]:
+    def count_cells(self, grids: Mapping[int, CellGrid]) -> dict[int, BinCounts]:
         if not grids:
             return {}
-        found = self._connection.arrays(self._cells(grids))
+        found = self._connection.fetch_arrays(self._cells(grids))
         codes, keys, counts = (
-            _int64(found["code"]),
+            as_int64(found["code"]),
             np.asarray(found["k"], np.float64),
-            _int64(found["n"]),
+            as_int64(found["n"]),
         )
         order = np.lexsort((keys, codes))
         codes, keys, counts = codes[order], keys[order], counts[order]
@@ -190,9 +199,13 @@ class TableColumn(OpenColumn):
             query = f"SELECT code, k, CAST({left} AS BIGINT) AS n FROM ({sums})"
         return f"SELECT * FROM ({query}) WHERE n >= {per_group(lambda g: str(max(g.least, 1)))}"
 
-    def written(self, value: float) -> float | int | str:
+    def column_value(self, value: float) -> float | int | str:
         if sql.is_time(self._column):
-            return str(self._connection.rows(f"SELECT {sql.from_real(self._column, value)}")[0][0])
+            return str(
+                self._connection.fetch_rows(f"SELECT {sql.text_from_double(self._column, value)}")[
+                    0
+                ][0]
+            )
         if self._column.is_float:
             return value + 0.0
         whole = math.ceil(value)
@@ -218,7 +231,3 @@ def _first(h: NDArray[np.uint64], x: NDArray[np.float64], most: int) -> NDArray[
 def _by_code(values: Sequence[str]) -> str:
     """An expression that is the value of a row's group."""
     return values[0] if len(values) == 1 else f"list_extract([{', '.join(values)}], code + 1)"
-
-
-def _int64(array: Any) -> NDArray[np.int64]:
-    return np.asarray(array, dtype=np.int64)

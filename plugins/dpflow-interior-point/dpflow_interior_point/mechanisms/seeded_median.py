@@ -53,8 +53,8 @@ from dpflow_interior_point.building_blocks.column_scale import (
 )
 from dpflow_interior_point.building_blocks.stable_bins import select_bins
 from dpflow_interior_point.building_blocks.stage_costs import (
-    OpenColumnParams,
     GroupShare,
+    OpenColumnParams,
     approximate_event,
     column_request,
 )

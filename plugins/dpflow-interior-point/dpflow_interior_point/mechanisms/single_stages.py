@@ -28,8 +28,8 @@ from dpflow_interior_point.building_blocks.column_scale import (
 )
 from dpflow_interior_point.building_blocks.interior_cell import point_between
 from dpflow_interior_point.building_blocks.stage_costs import (
-    OpenColumnParams,
     GroupShare,
+    OpenColumnParams,
     RowCounts,
     ScaleParams,
     approximate_event,

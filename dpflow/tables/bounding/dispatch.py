@@ -1,0 +1,137 @@
+"""Contribution bounding by whichever of its two implementations fits: sorting where rows fit in
+words, SQL elsewhere. Declaration and types decide, never the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpflow.tables.access import sandbox
+from dpflow.tables.access.sandbox import as_int64
+from dpflow.tables.bounding.sort_bounding import (
+    BYTES_PER_WORD,
+    ROW_BITS,
+    NumberedColumn,
+    PackedRows,
+)
+from dpflow.tables.bounding.sql_bounding import (
+    PART_ROWS,
+    Truncation,
+    Value,
+    add_parts,
+    split_rows,
+    truncate_grouped_values,
+    truncate_values,
+)
+
+
+class RowSource(Protocol):
+    """What rows are read through: a request's query over an open file."""
+
+    connection: sandbox.Connection
+    parameters: list[Any]
+
+    def fetch_arrays(self, query: str) -> dict[str, Any]:
+        """The result of a finished query."""
+
+    def number_units(self, unit: str) -> list[NumberedColumn | None]:
+        """The columns that say whose rows they are, as numbers; None where a type has none."""
+
+
+def bounded_sums(
+    source: RowSource, cut: Truncation, codes: NumberedColumn | None
+) -> dict[str, NDArray[np.int64]]:
+    """The columns of `Truncation.query`.
+
+    Args:
+        codes: the groups' codes as numbers; None if they are too many.
+    """
+    words = _pack_rows(source, cut, codes)
+    if words is not None:
+        return source.connection.scrub_errors(
+            lambda: words.sums(_read_words(source, words)).centred_columns(words.cut)
+        )
+    query = _add_in_parts(
+        source, cut, lambda rows, whole: replace(cut, rows=rows).query(whole), ["code"]
+    )
+    return {name: as_int64(column) for name, column in source.fetch_arrays(query).items()}
+
+
+def bounded_values(
+    source: RowSource, cut: Truncation, value: Value, codes: NumberedColumn
+) -> tuple[NDArray[np.int64], ...]:
+    """Codes, values and multiplicities."""
+    words = _pack_rows(source, cut, codes)
+    if words is not None:
+        return source.connection.scrub_errors(lambda: words.histogram(_read_words(source, words)))
+    single = cut.keys == 1 and cut.salt is None
+
+    def query(rows: str, _: bool) -> str:
+        if single:
+            return truncate_values(rows, value, cut.per_group, cut.unit)
+        return truncate_grouped_values(rows, cut)
+
+    keys = ["v"] if single else ["code", "v"]
+    arrays = source.fetch_arrays(_add_in_parts(source, cut, query, keys))
+    values = as_int64(arrays["v"])
+    codes_of = np.zeros(len(values), np.int64) if single else as_int64(arrays["code"])
+    return codes_of, values, as_int64(arrays["n"])
+
+
+def _pack_rows(
+    source: RowSource, cut: Truncation, codes: NumberedColumn | None
+) -> PackedRows | None:
+    """The rows of a cut as words, if they fit; None if DuckDB has to aggregate them, as where draws
+    are hashes of units.
+    """
+    if (
+        cut.most_rows >= 1 << ROW_BITS
+        or codes is None
+        or cut.salt is not None
+        or not PackedRows(cut, (), codes).fit_in_words()
+    ):
+        return None
+    units = source.number_units(cut.unit)
+    whole = tuple(number for number in units if number is not None)
+    if len(whole) < len(units):
+        return None
+    words = PackedRows(cut, whole, codes)
+    if words.has_direct_units():
+        return words
+    numbered = f"SELECT *, dense_rank() OVER (ORDER BY {cut.unit}) - 1 AS number FROM ({cut.rows})"
+    return PackedRows(
+        replace(cut, rows=numbered), (NumberedColumn("number", 0, cut.most_rows),), codes
+    )
+
+
+def _read_words(source: RowSource, words: PackedRows) -> Iterator[NDArray[np.int64]]:
+    """The words of all rows, as many at once as memory allows."""
+    size = sandbox.memory_bytes() // BYTES_PER_WORD
+    for part in split_rows(words.cut.rows, words.cut.most_rows, size):
+        yield as_int64(source.fetch_arrays(words.query(part))["word"])
+
+
+def _add_in_parts(
+    source: RowSource,
+    cut: Truncation,
+    query: Callable[[str, bool], str],
+    keys: Sequence[str],
+) -> str:
+    """The sums of a query over rows that are too many to be aggregated at once, added up by their
+    keys.
+
+    Args:
+        query: of a rows query, and whether that is the whole of the rows.
+    """
+    parts = split_rows(cut.rows, cut.most_rows, PART_ROWS)
+    if len(parts) == 1:
+        return query(cut.rows, True)
+    for number, part in enumerate(parts):
+        into = "INSERT INTO sums" if number else "CREATE OR REPLACE TEMP TABLE sums AS"
+        source.connection.execute(f"{into} {query(part, False)}", source.parameters)
+    return add_parts("sums", keys, source.connection.bind_fields("sums"))

@@ -1,0 +1,96 @@
+"""Requests per holdout group: rows for an estimator, moments, and a user's expression.
+
+A group is a keyed hash of the unit, so a unit's rows are all in one.
+"""
+
+from __future__ import annotations
+
+from dpflow.core.contract.requests import GroupEstimates, GroupMoments, GroupValues
+from dpflow.tables.access import sql
+from dpflow.tables.language import expressions
+from dpflow.tables.requests.query import RequestQuery
+
+#: Measures of `GroupMoments`, in grid steps. The difference of products is exact before it becomes
+#: a double.
+_MEASURES = {
+    "n": "count(*)",
+    "x": "sum(x)",
+    "equal": "count_if(x = y)",
+    "xx": "CAST(count(*) AS HUGEINT) * sum(x * x) - sum(x) * sum(x)",
+    "yy": "CAST(count(*) AS HUGEINT) * sum(y * y) - sum(y) * sum(y)",
+    "xy": "CAST(count(*) AS HUGEINT) * sum(x * y) - sum(x) * sum(y)",
+}
+
+
+def check_values(reading: RequestQuery, request: GroupValues) -> None:
+    """Refuse columns that no estimator can read; reads no row."""
+    rows_query(reading, request, b"")
+
+
+def check_moments(reading: RequestQuery, request: GroupMoments) -> None:
+    """Refuse columns without bounds; reads no row."""
+    moments_query(reading, request, b"")
+
+
+def rows_query(reading: RequestQuery, request: GroupValues, secret: bytes) -> str:
+    """The query of rows by holdout group."""
+    outputs = [_bucket_column(reading, request.groups, secret)]
+    for i, name in enumerate(request.columns):
+        outputs.append(
+            f"{sql.bounded_number(reading.column(name), reading.table.column(name))} AS x{i}"
+        )
+    return f"SELECT * EXCLUDE (unit, part) FROM ({reading.select_rows(outputs)})"
+
+
+def moments_query(reading: RequestQuery, request: GroupMoments, secret: bytes) -> str:
+    """The query of sums by holdout group: one GROUP BY."""
+    outputs = [_bucket_column(reading, request.groups, secret)]
+    for name, column in zip("xy", request.columns):
+        outputs.append(
+            f"{sql.grid_steps(reading.column(column), reading.table.bounded_column(column))} AS {name}"
+        )
+    present = " AND ".join(f"{name} IS NOT NULL" for name, _ in zip("xy", request.columns))
+    measures = ", ".join(
+        f"CAST({_MEASURES[name]} AS DOUBLE) AS m_{name}" for name in request.measures
+    )
+    return f"SELECT bucket, {measures} FROM ({reading.select_rows(outputs)}) WHERE {present} GROUP BY bucket"
+
+
+def estimates_query(reading: RequestQuery, request: GroupEstimates, secret: bytes) -> str:
+    """The query of a user's expression by holdout group: one GROUP BY."""
+    written = expressions.to_sql(
+        expressions.parse_expression(request.sql, reading.table), reading.table, reading.column
+    )
+    outputs = [
+        _bucket_column(reading, request.groups, secret),
+        *(f"{row} AS r{i}" for i, row in enumerate(written.rows)),
+    ]
+    return f"SELECT bucket, {written.value} AS value FROM ({reading.select_rows(outputs)}) GROUP BY bucket"
+
+
+def check_estimates(reading: RequestQuery, request: GroupEstimates) -> None:
+    """Refuse an expression whose types do not fit; with a candidate's columns it is computed over
+    rows that were read.
+    """
+    node = expressions.parse_expression(request.sql, reading.table)
+    theirs = expressions.candidate_columns(node, reading.table)
+    if not theirs:
+        estimates_query(reading, request, b"")
+        return
+    kinds_read = {name: reading.column(name).kind for name in sorted(node.column_names() - theirs)}
+    rows_query(reading, GroupValues(request.groups, tuple(kinds_read)), b"")
+    kinds = {
+        name: "varchar" if kind in ("varchar", "enum") else "double"
+        for name, kind in kinds_read.items()
+    }
+    expressions.query_arrays(node, reading.table, kinds | dict.fromkeys(theirs, "double"))
+
+
+def _bucket_column(reading: RequestQuery, groups: int, secret: bytes) -> str:
+    """The holdout group of a row: a keyed hash of its unit."""
+    unit = reading.column(reading.table.privacy_unit.column)
+    text = sql.key_as_text(unit, sql.key(unit, "unit"))
+    reading.parameters = [secret.hex()]
+    return (
+        f"CAST(md5_number_lower(? || coalesce('=' || {text}, '')) % {groups} AS BIGINT) AS bucket"
+    )
