@@ -119,17 +119,25 @@ def _list_runs(
     # As if nothing had been skipped: catchup gives every interval since the start.
     restriction = TimeRestriction(earliest=first, latest=last, catchup=True)
 
+    def next_run(info: Any) -> Any:
+        if hasattr(timetable, "next_dagrun_info_v2"):
+            return timetable.next_dagrun_info_v2(last_dagrun_info=info, restriction=restriction)
+        # Airflow 3.1
+        return timetable.next_dagrun_info(
+            last_automated_data_interval=info and info.data_interval, restriction=restriction
+        )
+
     def timetable_runs() -> Iterator[Run]:
         info = None
         while True:
-            following = timetable.next_dagrun_info_v2(
-                last_dagrun_info=info, restriction=restriction
-            )
+            following = next_run(info)
             # A timetable that does not move on would never end.
             if following is None or (info is not None and following.run_after <= info.run_after):
                 return
             info = following
-            yield _make_run(dag, info.run_after, info.data_interval, info.partition_key)
+            yield _make_run(
+                dag, info.run_after, info.data_interval, getattr(info, "partition_key", None)
+            )
 
     def manual_runs() -> Iterator[Run]:
         for number in itertools.count() if every else (0,):

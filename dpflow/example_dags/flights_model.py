@@ -86,7 +86,7 @@ with DAG(
 
     @task
     def note(
-        run_id: str, submissions: list[dict[str, object]], verdicts: list[dict[str, object]]
+        submissions: list[dict[str, object]], verdicts: list[dict[str, object]], run_id: str
     ) -> None:
         """Note the verdicts, which are all that the analyst learns about the holdout."""
         from analyst import write_notebook
