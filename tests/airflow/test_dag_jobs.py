@@ -205,7 +205,7 @@ def test_start_end_and_hand_made_runs(read: Any) -> None:
         by_hand, every=dt.timedelta(hours=1), start=dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
     )
     first, second = itertools.islice(job.runs(), 2)
-    assert (second.when - first.when, first.occasion) == (
+    assert (second.when - first.when, first.occurrence) == (
         dt.timedelta(hours=1),
         "manual__2020-01-01T00:00:00+00:00",
     )
@@ -229,7 +229,7 @@ def test_occasions_are_those_of_a_real_run(tiny: Tiny, read: Any) -> None:
     }
     assert (
         identify_run(real).name
-        == run.occasion
+        == run.occurrence
         == "2020-01-01T00:00:00+00:00/2020-01-02T00:00:00+00:00"
     )
 
