@@ -23,7 +23,7 @@ query fail. So one unit moves the number of its own group only.
 
 What a candidate predicts is a column, too: ``candidate.prediction``, ``candidate.score`` and
 ``candidate.rival``, numbers without bounds. Then rows are read with their predictions beside them,
-and the same expression is computed over those (`over`).
+and the same expression is computed over those (`query_arrays`).
 """
 
 from __future__ import annotations
@@ -275,7 +275,7 @@ def to_sql(node: Node, table: Table, column: Callable[[str], sql.Field]) -> Expr
 
 def query_arrays(node: Node, table: Table, kinds: Mapping[str, str]) -> str:
     """The query of an expression's ``value`` by ``bucket`` over arrays: the relation ``given`` of
-    `dpflow.tables.access.sandbox.over`.
+    `dpflow.tables.access.sandbox.open_arrays`.
 
     Args:
         kinds: of each array after the groups' numbers, the column that it is, and "double" or
