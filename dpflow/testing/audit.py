@@ -80,6 +80,7 @@ def audit_pair(
         draws: from each; half of them chooses, half of them tests.
         confidence: that a true guarantee is not refuted.
     """
+    # An odd draw is left out: the halves that choose and test are of one size.
     half = draws // 2
     draws_of = [[a() for _ in range(2 * half)], [b() for _ in range(2 * half)]]
     scores = _score_outcomes(draws_of[0], draws_of[1], half)
@@ -102,6 +103,7 @@ def audit_with_confirmation(
 
     A true guarantee is refuted once in 10^9 times, and a false one mostly with few draws.
     """
+    # One true guarantee in twenty comes to the long audit, which alone decides.
     quick = audit_pair(a, b, epsilon, delta, draws=draws, confidence=SUSPICION)
     return quick if quick.passed else audit_pair(a, b, epsilon, delta, draws=10 * draws)
 
@@ -136,6 +138,7 @@ def clopper_pearson(
     # scipy is a dependency of tests only.
     from scipy.special import betaincinv
 
+    # Beta quantiles are exact for a binomial; a normal would be too sure in the tails.
     lower = np.where(hits > 0, betaincinv(np.maximum(hits, 1), n - hits + 1, failure), 0.0)
     upper = np.where(hits < n, betaincinv(hits + 1, np.maximum(n - hits, 1), 1 - failure), 1.0)
     return lower, upper
@@ -205,6 +208,7 @@ def _number_cells(values: Sequence[Any], first: NDArray[np.bool_]) -> NDArray[np
     """The number of each value's cell: the value itself, or a bin if the first halves have many
     different numbers.
     """
+    # True is an int, but an outcome of its own: it must not fall into a bin of numbers.
     is_number = np.array([isinstance(v, (int, float)) and not isinstance(v, bool) for v in values])
     numbers = np.array([float(v) for v, number in zip(values, is_number) if number])
     training_numbers = numbers[first[is_number]]
@@ -221,5 +225,6 @@ def _number_cells(values: Sequence[Any], first: NDArray[np.bool_]) -> NDArray[np
     others = [
         cell_of.setdefault(v, len(cell_of)) for v, number in zip(values, is_number) if not number
     ]
+    # After the bins: what is no number never shares a cell with one.
     cells[~is_number] = len(edges) + 1 + np.array(others, dtype=np.intp)
     return cells

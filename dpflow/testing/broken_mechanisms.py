@@ -35,6 +35,7 @@ class TooLittleNoise(Count):
     """Ten percent less noise than its privacy cost asks for."""
 
     def draw(self, params: Any, table: Table, answer: Any, source: Source) -> Result:
+        # Only the noise is wrong: the inherited event states the whole privacy cost.
         scale = scale_for(table.contribution_bounds.rows, params.epsilon) * Fraction(9, 10)
         return _count_result(int(answer.rows[0]) + int(discrete_laplace(scale, 1, source)[0]))
 
@@ -75,6 +76,7 @@ class LowThreshold(PrivateHistogram):
 
     def _selection_rule(self, params: Any, table: Table) -> SelectionRule:
         rule = super()._selection_rule(params, table)
+        # So low that a lone unit's key shows more often than delta allows.
         return replace(rule, threshold=rule.threshold // 3)
 
 
@@ -83,6 +85,7 @@ class FloatLaplace(Count):
 
     def draw(self, params: Any, table: Table, answer: Any, source: Source) -> Result:
         scale = float(scale_for(table.contribution_bounds.rows, params.epsilon))
+        # 53 bits: the logarithm reaches some doubles never, and which ones tells the count.
         u = (source.draw_bits(53) + 0.5) * 2.0**-53
         noise = scale * math.log(2 * u) if u < 0.5 else -scale * math.log(2 - 2 * u)
         return _count_result(float(answer.rows[0]) + noise)
@@ -92,6 +95,7 @@ class SometimesExact(Count):
     """One result in sixteen is the exact value."""
 
     def draw(self, params: Any, table: Table, answer: Any, source: Source) -> Result:
+        # Half above an integer, which the noise never gives: such a result tells the count.
         exact = _count_result(float(answer.rows[0]) + 0.5)
         return exact if source.draw_below(16) == 0 else super().draw(params, table, answer, source)
 
@@ -101,6 +105,7 @@ class PublicSeed(Count):
 
     def draw(self, params: Any, table: Table, answer: Any, source: Source) -> Result:
         seed = int(hashlib.sha256(f"{table.name}{params.epsilon}".encode()).hexdigest()[:8], 16)
+        # Whoever knows the declaration can draw the same noise and subtract it.
         return super().draw(params, table, answer, StreamSource(seed))
 
 
@@ -109,6 +114,7 @@ class NumpyNoise(Count):
 
     def draw(self, params: Any, table: Table, answer: Any, source: Source) -> Result:
         scale = float(scale_for(table.contribution_bounds.rows, params.epsilon))
+        # A generator beside the source, which no replay of the source's words repeats.
         return _count_result(
             round(float(answer.rows[0]) + float(np.random.default_rng().laplace(0, scale)))
         )
@@ -121,6 +127,7 @@ class CostFollowsRows(Count):
         self.last = 0
 
     def event(self, params: Any, table: Table) -> Event:
+        # A privacy cost that follows rows is an output of its own, which nobody paid for.
         return Pure(params.epsilon / 2 if self.last > 100 else params.epsilon)
 
     def draw(self, params: Any, table: Table, answer: Any, source: Source) -> Result:
@@ -152,6 +159,7 @@ class OrderOfRows(PrivateHistogram):
 
     def draw(self, params: Any, table: Table, answer: Any, source: Source) -> Result:
         rows = super().draw(params, table, answer, source).rows
+        # Where the rows of two keys stand is private, and so is the order of the keys.
         return Result(tuple(sorted(rows, key=lambda row: answer.keys.index(row.key))))
 
 
@@ -161,6 +169,7 @@ class BoastfulError(Count):
     def error_bound(self, params: Any, table: Table) -> ErrorBound:
         bound = super().error_bound(params, table)
         assert bound is not None
+        # Noise leaves half of a 95 % width far more often than once in twenty draws.
         return ErrorBound({name: width / 2 for name, width in bound.half_width.items()})
 
 

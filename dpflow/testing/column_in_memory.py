@@ -46,6 +46,7 @@ class ArrayColumn(OpenColumn):
     def count_cells(self, grids: Mapping[int, CellGrid]) -> dict[int, BinCounts]:
         cells_by_group = {}
         for code, grid in grids.items():
+            # Trimmed before cells are counted, as in the database.
             x = np.sort(self.groups[code])[grid.trim :]
             x = keys = x[: max(len(x) - grid.trim, 0)]
             if grid.exponent is not None:
@@ -54,6 +55,7 @@ class ArrayColumn(OpenColumn):
                     keys = np.floor(x * 2.0**-grid.exponent)
                 # a tiny negative value over a wide cell underflows to -0, and belongs to cell -1
                 keys = np.where((keys == 0) & (x < 0), -1.0, keys)
+            # -0.0 + 0.0 is 0.0: one cell has one key.
             distinct, counts = np.unique(keys + 0.0, return_counts=True)
             enough = counts >= grid.least
             cells_by_group[code] = BinCounts(distinct[enough], counts[enough].astype(np.int64))

@@ -143,6 +143,7 @@ def event_is_public(mechanism: AnyMechanism, example: Example) -> None:
     """The event is a function of parameters and declaration alone, and survives JSON."""
     params, event = plan_mechanism(mechanism, example.table, example.params)
     require(isinstance(event, Event), "event must return an event of dpflow.core.accounting.events")
+    # The ledger stores events as JSON: one that changes on the way is charged otherwise.
     again = from_json(json.loads(json.dumps(to_json(event))))
     require(again == event, "the event must be equal after a JSON round trip")
     # Another path, same declaration: whoever reads the file while planning fails here.
@@ -154,6 +155,7 @@ def event_is_public(mechanism: AnyMechanism, example: Example) -> None:
     require(mechanism.event(params, example.table) == event, "the event must be the same each time")
 
 
+# True is an int, and 1e-400 rounds to the float 0: neither may pass for an amount.
 BAD_EPSILONS: tuple[Any, ...] = (
     *(0, -0.5, math.nan, math.inf, 5e-324, True, None, []),
     *("0", "-1", "nan", "1e-400", ""),
@@ -212,7 +214,7 @@ def request_is_within_bounds(mechanism: AnyMechanism, example: Example) -> None:
     """The data request is public and reads no more of one privacy unit than the contribution bounds
     allow.
     """
-    limits = example.table.contribution_bounds
+    bounds = example.table.contribution_bounds
     for request in _data_requests(mechanism, example):
         require(
             isinstance(request, DataRequest),
@@ -221,14 +223,14 @@ def request_is_within_bounds(mechanism: AnyMechanism, example: Example) -> None:
         # requests are keys of caches and sets
         hash(request)
         if isinstance(request, GroupedSums | SortedValues | UnboundedValues):
-            most = limits.rows if request.by is None else limits.per_group
+            most = bounds.rows if request.by is None else bounds.per_group
             require(
                 1 <= request.rows_per_group <= most,
                 f"rows_per_group must be at most {most} by the declaration",
             )
         if isinstance(request, GroupedSums | SortedValues | UnboundedValues | KeySets):
             require(
-                1 <= request.groups <= limits.groups,
+                1 <= request.groups <= bounds.groups,
                 "groups must be at most contribution_bounds.groups",
             )
     require(
@@ -260,6 +262,7 @@ def require_refusal(
             _query_request(mechanism, params, table, query)
     except InvalidInput:
         return
+    # Any other error is a refusal by accident: no caller can tell it from a defect.
     except Exception as error:
         raise NotConformant(f"{what} with an InvalidInput, not a {type(error).__name__}") from error
     raise NotConformant(what)

@@ -45,6 +45,7 @@ class Enumerator(Source):
     def pick(self, law: Mapping[int, float]) -> int:
         """The next choice, by a law over integers."""
         step, items = len(self.sizes), list(law.items())
+        # Beyond the script the first alternative, which makes the order depth-first.
         if step == len(self.path):
             self.path.append(0)
         self.sizes.append(len(items))
@@ -54,6 +55,7 @@ class Enumerator(Source):
 
     def draw_below(self, n: int) -> int:
         """A uniform choice."""
+        # So wide a law would use up the paths that are allowed.
         if n > 10_000:
             raise NotEnumerable(f"a uniform choice among {n} is too wide to enumerate")
         return self.pick({i: 1 / n for i in range(n)})
@@ -67,6 +69,7 @@ class Enumerator(Source):
     def next_path(self) -> list[int] | None:
         """The path after this one in depth-first order, or None after the last."""
         path = self.path
+        # The last step with an alternative left advances, so no path is taken twice.
         for step in range(len(path) - 1, -1, -1):
             if path[step] + 1 < self.sizes[step]:
                 return [*path[:step], path[step] + 1]

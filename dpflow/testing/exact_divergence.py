@@ -57,6 +57,7 @@ def smallest_epsilon(p: Distribution, q: Distribution, delta: float | Fraction =
     target, low, high = float(delta), 0.0, 1.0
     if divergence(p, q, 0.0) <= target:
         return 0.0
+    # The divergence falls with epsilon, so doubling and bisection find the least.
     while divergence(p, q, high) > target:
         low, high = high, 2 * high
         # e^512 is near the end of the doubles
@@ -142,6 +143,7 @@ def thresholded_counts(
     shows.
     """
     noise = discrete_laplace(scale)
+    # All below the threshold is one outcome: the key does not show.
     outcomes = [
         {(key, n + x) if n + x >= threshold else None: 0.0 for x in noise}
         for key, n in counts.items()

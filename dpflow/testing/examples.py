@@ -438,6 +438,7 @@ def _neighbouring_values(
             [base + [end] * request.rows_per_group * bool(at) for at in places]
             for end, places in sides
         ]
+        # Under add-remove the neighbour is the table without the unit.
         tables += [[base] * len(first)] * (not replace)
         one, *others = (make_histogram(request, *groups) for groups in tables)
         pairs += [(one, other) for other in others]
@@ -449,6 +450,7 @@ def _neighbouring_groups(
 ) -> list[tuple[Answer, Answer]]:
     keys, reach, rows = keys_of(request), request.groups, request.rows_per_group
     first = np.arange(len(keys)) < reach
+    # Under replace the new unit's groups are as far from the old one's as there are any.
     last = first[::-1]
     private = request.by is not None and request.keys is None
 

@@ -53,6 +53,7 @@ class StreamSource(Source):
     def draw_words(self, n: int) -> RandomWords:
         """The next n words."""
         while self._left.size < n:
+            # By block number: the stream does not depend on how many words a call takes.
             name = f"{self._seed}:{self._block}".encode()
             fresh = np.frombuffer(hashlib.shake_256(name).digest(8 * BUFFER), np.uint64)
             self._left, self._block = np.concatenate([self._left, fresh]), self._block + 1
@@ -112,6 +113,7 @@ def capture_output() -> Iterator[Callable[[], str]]:
 
 def deep_equal(a: Any, b: Any) -> bool:
     """Equality through dataclasses, mappings, sequences and arrays."""
+    # 1 == 1.0 and True == 1, but a changed type is a change.
     if type(a) is not type(b):
         return False
     if isinstance(a, np.ndarray):
@@ -136,6 +138,7 @@ def epsilon_delta(event: Event) -> tuple[float, float]:
     exact = event.epsilon_delta()
     if exact is not None:
         return float(exact[0]), float(exact[1])
+    # An event of Renyi divergence has a finite epsilon only at a delta above its own.
     delta = event.rho_delta()[1] + Fraction(str(REPORT_DELTA))
     epsilon = event.epsilon_at(delta)
     if epsilon is None:

@@ -93,6 +93,7 @@ def answer_fingerprint(answer: Answer) -> Any:
         bags: dict[int, list[str]] = {}
         for unit, code in zip(answer.units.tolist(), answer.codes.tolist()):
             bags.setdefault(unit, []).append(answer.keys[code])
+        # Units have no order: equal multisets of key sets are one answer.
         return tuple(sorted(tuple(sorted(bag)) for bag in bags.values()))
     if isinstance(answer, RecordArrays):
         return tuple(

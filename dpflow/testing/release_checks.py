@@ -50,6 +50,7 @@ def draw_never_raises(mechanism: Mechanism[Any], example: Example) -> None:
     for name, answer in possible_answers(
         mechanism.data_request(params, example.table), example.table
     ).items():
+        # Copied first, or a mechanism that changes its answer would be compared with the change.
         before, attributes = copy.deepcopy(answer), copy.deepcopy(vars(mechanism))
         with capture_output() as output:
             try:
@@ -72,6 +73,7 @@ def draw_never_raises(mechanism: Mechanism[Any], example: Example) -> None:
 
 def accepted_plans_draw(mechanism: Mechanism[Any], example: Example) -> None:
     """Planning refuses an epsilon, or drawing with it works: an error after the charge wastes budget."""
+    # Both ends: noise beyond what samplers draw, and next to none.
     for epsilon in (
         ("1e-12", "1e-6", "1/7", "1e6") if "epsilon" in mechanism.Params.model_fields else ()
     ):
@@ -168,6 +170,7 @@ def error_bound_holds(mechanism: Mechanism[Any], example: Example) -> None:
             widths = [w for w in (promised.get(row.measure), row.error_95) if w is not None]
             value = row.value
             if widths and true is not None and isinstance(value, int | float):
+                # The factor forgives the rounding of the widths, and nothing more.
                 misses[row.key, row.measure] += abs(value - true) > min(widths) * (1 + 1e-9)
     # Numbers of one draw may share noise, so each name is counted by itself.
     for name, missed in misses.items():
@@ -220,6 +223,7 @@ def _check_result(result: Any, name: str) -> None:
             "key and measure of a row are texts",
         )
         for number in (None if isinstance(row.value, str) else row.value, row.error_95):
+            # By exact type: a bool or a numpy float passes isinstance.
             finite = number is None or (type(number) in (int, float) and math.isfinite(number))
             require(
                 finite,

@@ -80,6 +80,7 @@ def state_is_secret(mechanism: Interactive, example: Example) -> None:
     attributes = copy.deepcopy(vars(mechanism))
     with capture_output() as output:
         session = MemorySession(mechanism, example, SystemSource())
+        # Whoever logs an object by its repr must not log the secret.
         require(repr(session.state) == "State()", "the repr of a state must show nothing")
         for query in session.queries:
             request = mechanism.data_request(session.params, query, example.table)
@@ -171,8 +172,9 @@ def guarantee_survives_audit(mechanism: Interactive, example: Example) -> None:
     first = mechanism.data_request(
         params, validate_model(mechanism.Query, example.queries[0]), example.table
     )
+    # Each pair is audited over whole sessions: the loss adds up over answers.
     for number in range(len(neighbouring_answers(first, example.table))):
-
+        # ``number`` is bound now: a closure over the loop's variable would see its last value.
         def session_sampler(side: int, number: int = number) -> Callable[[], tuple[str, ...]]:
             def pick_answer(request: Any) -> Answer:
                 return neighbouring_answers(request, example.table)[number][side]

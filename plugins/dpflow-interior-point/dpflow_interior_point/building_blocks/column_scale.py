@@ -73,6 +73,7 @@ class Scale:
 
 def sample_size(noise: TruncatedNoiseLaw) -> int:
     """Rows that are paired at most: a function of the plan."""
+    # At least 32 radii of pairs: a class with a twentieth of them lies above the radius.
     return max(2**16, 64 * noise.radius // PARTNERS)
 
 
@@ -107,6 +108,7 @@ def count_classes(gaps: NDArray[np.float64], octaves: int = 1) -> tuple[Ints, In
 
 def least_pairs(share: Fraction, rows: int) -> int:
     """The threshold for a class that is to hold this share of all pairs of so many rows."""
+    # Rounding down is safe: the radius bounds every threshold from below.
     return int(share * REACH * max(0, rows))
 
 
@@ -135,6 +137,7 @@ def choose_class(
     ones the largest), or the largest exponent ("largest", the paper's rule, which estimates E|X -
     mean| up to a constant factor).
     """
+    # Never below the radius, or classes without a pair could show.
     selected, noisy = select_bins(counts, noise, max(threshold, noise.radius), source)
     candidates = [(int(n), int(j)) for j, n in zip(exponents[selected], noisy, strict=True)]
     ties = next((n for n, j in candidates if j == TIES), 0)

@@ -50,6 +50,7 @@ NO_BINS = Point(None, "no_bins")
 
 def middle_slice(values: NDArray[np.float64], trim: int) -> NDArray[np.float64]:
     """The values without the ``trim`` lowest and highest."""
+    # An end before the start would count from the back: too few values leave none.
     return np.sort(values)[trim : max(len(values) - trim, trim)]
 
 
@@ -63,6 +64,7 @@ def point_between(
     finite = np.isfinite(cells.keys)
     keys = cells.keys[finite]
     selected, noisy = select_bins(cells.counts[finite], noise, noise.radius + spare, source)
+    # One occupied cell proves no row on the other side of its edges.
     if len(selected) < 2:
         return NO_BINS
     # post-processing from here on

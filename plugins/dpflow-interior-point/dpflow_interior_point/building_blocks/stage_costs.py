@@ -85,6 +85,7 @@ class ScaleParams(OpenColumnParams):
 
 def column_request(params: OpenColumnParams, table: Table) -> UnboundedValues:
     """What every mechanism here asks of the table."""
+    # An unknown column is refused while planning, before anything is charged.
     table.column(params.column)
     # one group without a name, or one for each public key
     keys = ("",) if params.by is None else table.public_keys(params.by)
@@ -145,6 +146,7 @@ class GroupShare:
         """Noise for counts of pairs: for each of k rows `column_scale.PARTNERS` of them may go and as many
         others come.
         """
+        # Under add-remove, too: a row that steps in also breaks pairs that were there.
         return count_noise(self.epsilon, self.delta, self.rows * pairing.PARTNERS, exchange=True)
 
     def cell_noise(self) -> TruncatedNoiseLaw:
@@ -167,12 +169,14 @@ class RowCounts:
         """The source of the numbers, and what remains of the share."""
         if is_size_public(table, params.by):
             return cls(None), share
+        # Laplace noise needs no delta, so the stages keep all of theirs.
         scale = scale_for(share.rows, share.epsilon * COUNTING)
         return cls(scale), share.take_share(1 - COUNTING, Fraction(1))
 
     def draw_row_counts(self, column: OpenColumn, source: Source) -> list[int]:
         """Numbers of rows that may be used as if they were public; never negative."""
         if self.scale is None:
+            # Without noise only where replacing keeps the number of units, see `is_size_public`.
             return [column.count_units()]
         noisy = column.rows + discrete_laplace(self.scale, len(column.rows), source)
         return [max(0, int(n)) for n in np.asarray(noisy)]

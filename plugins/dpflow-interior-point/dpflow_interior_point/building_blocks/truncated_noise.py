@@ -59,6 +59,7 @@ class TruncatedNoiseLaw:
         return min(half_width(self.scale), self.radius)
 
 
+# The event, the error bound and every draw ask for the same noise.
 @lru_cache(maxsize=256)
 def count_noise(
     epsilon: Fraction, delta: Fraction, rows: int, *, exchange: bool, groups: int = 1
@@ -78,12 +79,14 @@ def count_noise(
     _check_delta(delta)
     moved = groups * (2 if exchange else 1)
     scale = Fraction(moved * rows) / epsilon
+    # The sampler takes no larger scale: refused in the plan, not after the charge.
     if scale > MAX_SCALE:
         raise PlanRefused(
             "these contribution bounds and this epsilon need noise beyond 2^50; lower the bounds or raise epsilon"
         )
     with localcontext(prec=_DIGITS):
         a = _to_decimal(1 / scale)
+        # The slack lowers delta here and raises the radius below: roundings err towards more noise.
         d = (1 - (1 - _to_decimal(delta)) ** (Decimal(1) / moved)) * (1 - _SLACK)
         outside = (a * rows).exp() - 1
         least_radius = ((outside + 2 * d) / (d * (1 + (-a).exp()))).ln() / a * (1 + _SLACK) - 1

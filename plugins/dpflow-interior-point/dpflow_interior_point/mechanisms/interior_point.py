@@ -134,6 +134,7 @@ class Method:
         """Divide the privacy cost between stages."""
         cut = params.trim_share if isinstance(params, ApproximateMedianParams) else Fraction(0)
         sizes, share = None, share or GroupShare.for_group(params, table)
+        # Only a trimmed slice or a share of the pairs needs the number of rows, which may cost.
         if cut or params.share:
             sizes, share = RowCounts.from_params(params, table, share)
         pairs, cells = share.stage_noise(params.split, sliced=bool(cut))
@@ -162,6 +163,7 @@ class Method:
         }
         # One query for the cells of all groups.
         cells = column.count_cells(grids)
+        # A group without a scale has no second round; the privacy cost is the same.
         points = [NO_SCALE] * len(scales)
         for code, grid in grids.items():
             points[code] = self.draw_point(cells[code], grid, source)
@@ -198,6 +200,7 @@ class _Points(Mechanism[P]):
 
     def event(self, params: P, table: Table) -> Event:
         """The whole (epsilon, delta). Raises `PlanRefused` where noise is beyond 2^50."""
+        # Planned for its refusals: noise that cannot be drawn must not be charged.
         Method.from_params(params, table)
         return approximate_event(params)
 
@@ -212,6 +215,7 @@ class _Points(Mechanism[P]):
         rows: list[Row] = []
         document = {}
         for key, (scale, point) in zip(keys, answers, strict=True):
+            # Both rounds count in steps of the column; only the answer has its measure.
             value = None if point.value is None else answer.column_value(point.value)
             rows += [Row(key, self.measure, value), Row(key, "status", point.status)]
             width = (

@@ -89,9 +89,8 @@ class SeededMedian(Mechanism[SeededMedianParams]):
         """The noise of pairs and cells, and the exponential mechanism's rate per unit of cost."""
         share_of_group, half = GroupShare.for_group(params, table), Fraction(1, 2)
         pairs, cells = (share_of_group.take_share(share, half) for share in self.SHARES)
-        moved = share_of_group.rows * (
-            2 if share_of_group.exchange else 1
-        )  # of #below - #above, by one unit
+        # Of #below - #above, by one unit.
+        moved = share_of_group.rows * (2 if share_of_group.exchange else 1)
         rate = (1 - sum(self.SHARES)) * share_of_group.epsilon / (2 * moved)
         return pairs.pair_noise(), cells.cell_noise(), rate
 
@@ -151,6 +150,7 @@ class SeededMedian(Mechanism[SeededMedianParams]):
         if not len(selected):
             return None
         _, fullest = max(zip(noisy.tolist(), selected.tolist(), strict=True))
+        # 2^step stays an ordinary double; at that end the window has fewer points.
         step = max(exponent - self.FINE, LEAST)
         width = 2 ** (exponent - step)
         return Window(step, int(keys[fullest]) * width, 2 * width)
@@ -158,6 +158,7 @@ class SeededMedian(Mechanism[SeededMedianParams]):
     def error_bound(self, params: SeededMedianParams, table: Table) -> ErrorBound:
         """The rank error within a right window; nothing bounds the error outside it."""
         pairs, cells, rate = self._plan_rounds(params, table)
+        # The exponential mechanism's bound for 2^(FINE + 2) points at failure 1/20.
         rank = ((self.FINE + 2) * math.log(2) + math.log(20)) / float(2 * rate)
         note = f"in rows, if the median lies in the window; about {rows_for_window(pairs, cells)} rows are needed"
         return ErrorBound({"rank (rows)": rank}, f"{note} for an answer")
@@ -190,11 +191,14 @@ def median_in(window: Window, cells: BinCounts, rate: Fraction, source: Source) 
         np.abs(2 * below - below[-1]),
         np.abs(below[:-1] + below[1:] - below[-1]),
     )
+    # Neighbouring positions have no gap between them.
     real = lengths > 0
     starts, lengths, costs = starts[real], lengths[real], costs[real]
+    # All points of a piece cost the same: a piece, then a uniform point of it, is the law.
     piece = choose_piece(lengths, costs, rate, source)
     at = window.centre + int(starts[piece]) + source.draw_below(int(lengths[piece]))
     value = at * Fraction(2) ** window.step
+    # The outermost points may lie beyond the doubles.
     return float(max(-LARGEST, min(value, LARGEST)))
 
 

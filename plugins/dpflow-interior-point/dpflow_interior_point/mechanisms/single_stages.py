@@ -100,6 +100,7 @@ class EstimateFirstMoment(Mechanism[EstimateFirstMomentParams]):
     def error_bound(self, params: EstimateFirstMomentParams, table: Table) -> ErrorBound:
         """No half-width: the factor depends on the distribution, and the note says how."""
         _, noise = self._plan_noise(params, table)
+        # 0.2: about the q of a heavy-tailed column in `row_counts.SHAPES`.
         rows = math.ceil(2 * (noise.radius + 3 * float(noise.scale)) / PARTNERS / 0.2)
         note = "a power of two, mostly 1 to 5 times the mean absolute deviation; dates count days, timestamps microseconds"
         return ErrorBound({}, f"{note}; about {rows} rows are needed for an answer")
@@ -125,6 +126,7 @@ class FindInteriorPoint(Mechanism[FindInteriorPointParams]):
 
     def event(self, params: FindInteriorPointParams, table: Table) -> Event:
         """The whole (epsilon, delta), spent on the second stage."""
+        # Planned for its refusals: noise that cannot be drawn must not be charged.
         GroupShare.for_group(params, table).cell_noise()
         return approximate_event(params)
 

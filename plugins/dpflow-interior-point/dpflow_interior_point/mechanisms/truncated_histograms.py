@@ -80,6 +80,7 @@ class TruncatedCount(Mechanism[TruncatedCountParams]):
         """Row counts by public key, or of the whole table."""
         keys = None if params.by is None else table.public_keys(params.by)
         groups, rows = table.groups_and_rows(params.by)
+        # A unit cannot reach more groups than there are keys.
         return GroupedSums(
             params.by, keys, groups if keys is None else min(groups, len(keys)), rows
         )
@@ -160,6 +161,7 @@ class StabilityHistogram(Mechanism[StabilityHistogramParams]):
             counts, names = answer.rows[order], [answer.keys[i] for i in order]
         else:
             cells = answer.count_cells({0: CellGrid(params.exponent, least=params.least)})[0]
+            # The cells of infinite values have no lower end that a double holds.
             finite = np.isfinite(cells.keys)
             counts, edges = cells.counts[finite], cells.keys[finite]
         selected, noisy = select_bins(counts, noise, noise.radius + params.least - 1, source)

@@ -89,6 +89,7 @@ class InteriorRows(Calculator[InteriorRowsParams]):
     def make_sheet(self, params: InteriorRowsParams) -> Sheet:
         """One row per distribution; proved sample sizes are in the notes."""
         share = GroupShare(params.epsilon, params.delta, params.exchange, params.rows)
+        # A median trims by the number of rows, which only replaced units of one row make public.
         counted = (
             share
             if params.exchange and params.rows == 1
@@ -183,6 +184,7 @@ def _spent_delta_share(noise: TruncatedNoiseLaw, rows: int, exchange: bool) -> f
     a = 1 / float(noise.scale)
     outside = math.exp(-a * (noise.radius + 1)) * math.expm1(a * rows)
     lost = outside / (1 + math.exp(-a) - 2 * math.exp(-a * (noise.radius + 1)))
+    # Two counts move independently: 1 - (1 - lost)^2.
     return lost * (2 - lost) if exchange else lost
 
 

@@ -48,6 +48,7 @@ def normalized_variance(values: ArrayLike) -> Spread:
     inf.
     """
     x = _finite_array(values)
+    # Scaled by a power of two, which is exact.
     shift = math.frexp(float(np.max(np.abs(x))))[1]
     scaled = np.ldexp(x, -shift)  # no square overflows
     away = scaled - math.fsum(scaled) / len(scaled)
@@ -75,6 +76,7 @@ def is_approximate_median(values: ArrayLike, point: float, alpha: Fraction) -> b
     if not 0 < alpha < Fraction(1, 2):
         raise InvalidInput(f"alpha {alpha} must lie strictly between 0 and 1/2, such as 0.25")
     x = _finite_array(values)
+    # A fraction: no rounding decides at the edge.
     least = (Fraction(1, 2) - alpha) * len(x)
     return bool(np.count_nonzero(x <= point) >= least and np.count_nonzero(x >= point) >= least)
 
@@ -112,6 +114,7 @@ def hard_median(
 
 
 def _draw_uniform(n: int, source: Source) -> Floats:
+    # 53 bits: every multiple of 2^-53 below 1 is as likely.
     return np.asarray((source.draw_words(n) >> np.uint64(11)) * 2.0**-53, np.float64)
 
 

@@ -36,6 +36,7 @@ def call_epsilon(
     """
     basic = epsilon / count
     if budget == "paper":
+        # Beyond this the paper's formula proves nothing; basic composition always holds.
         if epsilon > 2 * ln_up(1 / spare):
             return round_down(basic)
         return round_down(epsilon / (2 * renyi.sqrt_up(2 * count * ln_up(1 / spare))))

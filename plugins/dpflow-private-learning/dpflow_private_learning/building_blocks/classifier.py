@@ -86,9 +86,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             )
         )
         # ValueError and its wording are scikit-learn's: its estimator checks compare the message.
-        if not frame and rows.shape[1] != len(
-            names
-        ):  # ValueError and its wording are scikit-learn's
+        if not frame and rows.shape[1] != len(names):
             raise ValueError(
                 f"X has {rows.shape[1]} features, but PrivateClassifier is expecting {len(names)} features as input: "
                 f"{', '.join(names)}"

@@ -33,6 +33,7 @@ def draw_point(parts: Sequence[StepFunction], epsilon: Fraction, calls: SpendLog
     if len(lengths) == 1 and lengths[0] == 1:
         return int(parts[0].starts[0])
     values = np.concatenate([part.values for part in parts])
+    # Scores are whole numbers of units, so one row moves them by ``unit`` of these.
     piece = _draw_run(lengths, values, epsilon / parts[0].unit, calls)
     start = int(np.concatenate([part.starts for part in parts])[piece])
     # All points of a run have the same score, so within the run the draw is uniform.
@@ -44,6 +45,7 @@ def draw_solution(scores: Sequence[int] | Array, epsilon: Fraction, calls: Spend
     single solution.
     """
     values = np.asarray(scores)
+    # One solution is the answer on every table.
     if len(values) == 1:
         return 0
     return _draw_run(np.ones(len(values), np.int64), values, epsilon, calls)
@@ -51,5 +53,6 @@ def draw_solution(scores: Sequence[int] | Array, epsilon: Fraction, calls: Spend
 
 def _draw_run(lengths: Array, values: Array, epsilon: Fraction, calls: SpendLog) -> int:
     calls.record_call("exponential", epsilon)
+    # Capped scores move by no more than the scores do, so the guarantee stays.
     costs = np.minimum(values.max() - values, _FARTHEST)
     return choose_piece(lengths, costs, epsilon / 2, calls.source)

@@ -133,6 +133,7 @@ def read_rule(data: Mapping[str, Any]) -> Rule:
         for value in vars(hypothesis).values()
         for n in (value if isinstance(value, tuple) else (value,))
     ]
+    # By exact type: True would pass for 1 and end in the SQL.
     if not all(type(n) is int and abs(n) < _WIDE for n in numbers):
         raise InvalidInput(
             "the ends of a hypothesis are whole numbers of grid steps, below 2^63 in size"
@@ -193,6 +194,7 @@ class ColumnScale:
         whole = np.trunc(scaled)
         with np.errstate(invalid="ignore"):
             whole += np.sign(scaled) * (np.abs(scaled - whole) >= 0.5)
+        # Infinities and numbers beyond 64 bits are no int64, but they have a nearest end.
         clipped = [
             min(max(int(v), self.low), self.high) if abs(v) < _WIDE else self._nearest_end(v)
             for v in whole.tolist()
@@ -209,6 +211,7 @@ class ColumnScale:
         """The grid integer of a column; NULL where a row has none. No date is too far: what no
         timestamp holds is clamped first.
         """
+        # Quotes are doubled, or a column's name could end the identifier.
         quoted = '"' + self.name.replace('"', '""') + '"'
         if self.dates:
             first, last = (
@@ -227,6 +230,7 @@ class ColumnScale:
         if self.step != 1:
             scaled = f"CAST({quoted} AS DOUBLE) * {self.step.denominator} / {self.step.numerator}"
         value = f"least(greatest(round({scaled}), {self.low}), {self.high})"
+        # NaN is missing, as in `grid_integers`.
         value = f"CASE WHEN {quoted} IS NULL OR isnan(CAST({quoted} AS DOUBLE)) THEN NULL ELSE {value} END"
         return value if self.missing is None else f"coalesce({value}, {self.missing})"
 
@@ -234,6 +238,7 @@ class ColumnScale:
 def to_grid(value: Fraction, column: Column) -> int:
     """A value in grid steps within the bounds, rounded half away from zero."""
     low, high = column.grid_bounds()
+    # Exact: integer division of fractions, away from zero at a half.
     sign = -1 if value < 0 else 1
     return min(max(int(sign * ((2 * abs(value) / column.step + 1) // 2)), low), high)
 

@@ -93,10 +93,9 @@ def per_row(epsilon: Fraction, delta: Fraction, table: Table) -> tuple[Fraction,
         )
     # A path of R rows multiplies delta by 1 + e^x + ... + e^((R-1) x), x the epsilon of one row.
     # That geometric sum is (e^epsilon - 1)/(e^x - 1), taken from above so that delta is from below.
-    series = (renyi.exp_up(epsilon) - 1) / (
-        1 / renyi.exp_up(-single) - 1
-    )  # (e^eps - 1)/(e^own - 1), from above
+    series = (renyi.exp_up(epsilon) - 1) / (1 / renyi.exp_up(-single) - 1)
     small = delta / series
+    # Down, to a number of 40 decimals: a row may cost less, never more.
     return single, small // _GRID * _GRID
 
 
@@ -222,6 +221,7 @@ def group_distinct(
     values: NDArray[Any], weights: Sequence[NDArray[Any]]
 ) -> tuple[NDArray[Any], list[NDArray[np.int64]]]:
     """Distinct values, ascending, and for each list of row weights its sums by value."""
+    # `reduceat` has no sum of nothing.
     if not len(values):
         return values, [np.zeros(0, np.int64) for _ in weights]
     order = np.argsort(values, kind="stable")

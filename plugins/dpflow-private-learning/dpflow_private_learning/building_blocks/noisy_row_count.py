@@ -78,6 +78,7 @@ class Counted(Mechanism[P]):
             raise PlanRefused(
                 f"{self.name} needs rows, the number of rows: under replace it is public, so nothing is spent to count them"
             )
+        # Refused in the plan: a count that cannot be drawn must not be charged.
         common.need_scale(table.contribution_bounds.rows / (params.epsilon * SHARE))
         return self._params_at(params, MOST)
 
@@ -104,7 +105,7 @@ class Counted(Mechanism[P]):
         try:
             # The refusal depends on the noisy count alone, which is charged, so it may be shown.
             self.event_at_rows(inner, table)
-        except PlanRefused as refusal:  # depends on the noisy count alone
+        except PlanRefused as refusal:
             return replace(
                 NONE,
                 document=about | {"method": "none", "status": str(refusal), "calls": [count_call]},
@@ -130,6 +131,7 @@ class Counted(Mechanism[P]):
         # Shifted down by the margin: a number that is too large would promise accuracy that is not
         # there, one that is too small only asks for more rows than needed.
         noisy = true_rows + int(discrete_laplace(scale, 1, source)[0]) - margin
+        # Clamping a noisy number is post-processing.
         return min(max(noisy, 1), MOST), margin
 
     def _params_at(self, params: P, rows: int) -> P:

@@ -91,6 +91,7 @@ def _largest_ranges(
 
 def _values_below(x: Array, point: int) -> int:
     """How many distinct values lie below a point."""
+    # As uint64: beside a Python int numpy compares as floats, inexact from 2^53 on.
     return int(np.searchsorted(x, point if x.dtype == object else np.uint64(point), side="left"))
 
 

@@ -52,6 +52,7 @@ def project_rectangles(x: NDArray[Any], bounds: Bounds) -> list[Rule]:
     for column in range(x.shape[1]):
         seen = sorted({int(v) for v in x[:, column]})
         sides.append([(a, b) for i, a in enumerate(seen) for b in seen[i:]])
+    # In floats, because a product of integers could overflow unseen.
     if np.prod([float(len(side)) for side in sides]) > MOST:
         raise PlanRefused(f"the public points make more than {MOST} rectangles; give fewer points")
     lows = tuple(low for low, _ in bounds)
@@ -78,6 +79,7 @@ def most_points(rules: str, columns: int) -> int | None:
     """
     if rules != "rectangles":
         return None
+    # 1e-9 forgives a root that comes out just below a whole number.
     sides = math.floor(MOST ** (1 / columns) + 1e-9)
     return (math.isqrt(8 * sides + 1) - 1) // 2
 

@@ -133,6 +133,7 @@ def _lengths_score(
 ) -> tuple[list[int], int]:
     """q(0), ..., q(powers) as integers, and their unit."""
     minima = padded.window_minima(powers)
+    # No longer window fits: the score of the padding stands in for one.
     minima.append(min(0, minima[-1]))
     low, high = (1 - alpha) * promise, promise
     unit = math.lcm(padded.unit, low.denominator, high.denominator)
@@ -154,6 +155,7 @@ def _offer_blocks(
         if best is None:
             continue
         block, value, second = best
+        # One block has no rival: it is offered on every table, so it costs nothing.
         if second is None or is_stable(
             (value - second) // padded.unit, step.epsilon, step.delta, calls, literal=step.literal
         ):

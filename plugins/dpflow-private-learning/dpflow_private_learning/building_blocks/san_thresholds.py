@@ -60,6 +60,7 @@ class CallPlan:
     @property
     def minimum_rows(self) -> int:
         """The least declared number of rows for which the claim is proved."""
+        # Growth 2: one row lies in a block of either family.
         return minimum_rows(self.alpha / 64, self.epsilon, self.delta, 2)
 
 
@@ -72,6 +73,7 @@ def plan_calls(
     budget: Budget = "tight",
 ) -> CallPlan:
     """Divide a target (epsilon, delta) for one row."""
+    # The proof's bound: all of these calls are charged, however few a run makes.
     c = math.ceil(77 / alpha)
     small = min(Fraction(1), theorem_epsilon(epsilon, delta / 5, 4 * c, budget))
     return CallPlan(c, small, delta / (5 * c), alpha, rows, float(beta / (3 * c)))
@@ -216,6 +218,7 @@ def window_maxima(x: Array, sums: Array, high: int, powers: int) -> list[int]:
         elif reach >= int(x[-1]) - int(x[0]):
             maxima.append(total)
         else:
+            # No window reaches beyond the range, so late ones begin earlier.
             last = np.minimum(x, _as_position(x, high - reach)) + _as_position(x, reach)
             maxima.append(int((sums[np.searchsorted(x, last, side="right")] - sums[:-1]).max()))
     return maxima

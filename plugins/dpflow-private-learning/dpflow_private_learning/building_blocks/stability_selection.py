@@ -36,6 +36,7 @@ def gap_threshold(
     epsilon: Fraction, delta: Fraction, moves: int = 2, literal: bool = False
 ) -> tuple[Fraction, int]:
     """Scale of the noise and what the noisy gap must reach."""
+    # The paper's text, for comparison: `literal_guarantee` says what it really costs.
     if literal:
         scale = 1 / epsilon
         return scale, math.ceil(scale * ln_up(1 / delta))

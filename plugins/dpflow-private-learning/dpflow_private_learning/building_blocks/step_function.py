@@ -74,9 +74,7 @@ class StepFunction:
         x, after = starts[1::2], starts[2::2]
         x[:], scores[1::2], scores[2::2] = points, values, behind
         np.add(x, 1 if end >= _WIDE else np.uint64(1), out=after)
-        keep = np.ones(
-            size, bool
-        )  # no empty run before the first point, between neighbours or behind the end
+        keep = np.ones(size, bool)
         # No empty run before the first point, between neighbours, or behind the end.
         keep[0] = not len(x) or x[0] != 0
         keep[2::2] = np.append(after[:-1] != x[1:], x[-1:] != end)
@@ -92,6 +90,7 @@ class StepFunction:
 
     def run_lengths(self) -> Array:
         """Points of each run."""
+        # A run of 2^64 points has a length that no uint64 holds.
         if len(self.starts) == 1:
             return np.array([self.end - int(self.starts[0]) + 1], dtype=object)
         sizes = np.empty_like(self.starts)
@@ -151,6 +150,7 @@ class StepFunction:
         comes out as 0.
         """
         wide = self.starts.dtype == object
+        # 2^64 wraps to 0 on purpose: `_bit_lengths` reads 0 as 2^64.
         stop = self.end + 1 if wide else np.uint64((self.end + 1) % _WIDE)
         edges = np.append(self.starts, np.array([stop], dtype=self.starts.dtype))
         stretch: Array = edges[right] - edges[left]
@@ -179,6 +179,7 @@ class StepFunction:
             first, last = np.zeros_like(first), np.zeros_like(last)
         top = values.max()
         winner = first[values == top].min()
+        # The last run ends in block 0, so there is no other block.
         if last[-1] == 0:
             return int(winner), int(top), None
         return int(winner), int(top), int(values[(first != winner) | (last != winner)].max())
@@ -186,6 +187,7 @@ class StepFunction:
 
 def offsets(values: NDArray[np.int64], low: int) -> NDArray[np.uint64]:
     """int64 values as distances from ``low``, exact up to 2^64 - 1."""
+    # In two's complement the difference modulo 2^64 is the distance.
     return np.ascontiguousarray(values, np.int64).view(np.uint64) - np.uint64(low % _WIDE)
 
 
@@ -193,6 +195,7 @@ def _integer_type(values: Sequence[int] | Array) -> Any:
     """int64 where that is enough."""
     if isinstance(values, np.ndarray):
         return values.dtype
+    # Room for the sum or difference of two such values.
     return np.int64 if all(-(2**62) < v < 2**62 for v in values) else object
 
 

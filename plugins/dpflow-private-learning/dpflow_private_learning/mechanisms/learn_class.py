@@ -102,7 +102,9 @@ class _ByScore(Mechanism[Any]):
         common.check_label(table, params.label)
         self._list_rules(params, table)
         epsilon, _ = common.per_row(params.epsilon, params.delta, table)
+        # Refused in the plan, so that no draw fails after the charge.
         common.need_scale(2 / epsilon)
+        # The mechanism is pure: a delta that was given is not spent.
         return common.run_event(params.epsilon, params.delta * 0, exponential=True)
 
     def data_request(self, params: Any, table: Table) -> Records:
@@ -183,6 +185,7 @@ class LearnClass(_ByScore):
         if params.rules == "points":
             point: Rule = PointRule(low + draw_point([point_score(x, labels, end)], epsilon, calls))
             return self._make_result(params, table, point, end + 1, calls)
+        # One threshold more than points: all points may be positive.
         cut = draw_point([threshold_score(x, labels, end + 1)], epsilon, calls)
         return self._make_result(params, table, ThresholdRule(low + cut), end + 2, calls)
 

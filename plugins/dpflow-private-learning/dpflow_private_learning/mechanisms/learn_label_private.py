@@ -90,6 +90,7 @@ class LearnLabelPrivate(Counted[LearnLabelPrivateParams]):
                 f"{self._sample_size(params)} rows give only their features, and rows says {params.n}; take a larger alpha"
             )
         epsilon, _ = common.per_row(params.epsilon, params.delta, table)
+        # Refused in the plan, so that no draw fails after the charge.
         common.need_scale(2 / epsilon)
         return common.run_event(params.epsilon, params.delta * 0, exponential=True)
 
@@ -102,15 +103,10 @@ class LearnLabelPrivate(Counted[LearnLabelPrivateParams]):
         self, params: LearnLabelPrivateParams, table: Table, answer: Answer, source: Source
     ) -> Result:
         """List the labellings of the first n points, then draw one by the labels of the other rows."""
-        columns, n, calls = (
-            self._bounded_columns(params, table),
-            self._sample_size(params),
-            SpendLog(source),
-        )
-        x, labels = (
-            grid_matrix(table, params.columns, answer),
-            common.positive_rows(answer.columns[params.label]),
-        )
+        columns, calls = self._bounded_columns(params, table), SpendLog(source)
+        n = self._sample_size(params)
+        x = grid_matrix(table, params.columns, answer)
+        labels = common.positive_rows(answer.columns[params.label])
         bounds = [column.grid_bounds() for column in columns.values()]
         rules = CLASSES[params.rules](self._distinct_points(params, x[:n]), bounds)
         epsilon, _ = common.per_row(params.epsilon, params.delta, table)
@@ -142,11 +138,9 @@ class LearnLabelPrivate(Counted[LearnLabelPrivateParams]):
         return np.unique(x[: most_points(params.rules, len(params.columns))], axis=0)
 
     def _proof_rows(self, params: LearnLabelPrivateParams, n: int, epsilon: float) -> float:
-        vc, most = (
-            vc_dimension(params.rules, len(params.columns)),
-            most_points(params.rules, len(params.columns)),
-        )
+        vc = vc_dimension(params.rules, len(params.columns))
+        most = most_points(params.rules, len(params.columns))
         # Fewer points are listed than the proof wants, so no number of rows proves accuracy.
         if most is not None and most < n:
-            return math.inf  # fewer points than the proof wants
+            return math.inf
         return label_private_rows(labelling_count(vc, n), n, params.alpha, params.beta, epsilon)

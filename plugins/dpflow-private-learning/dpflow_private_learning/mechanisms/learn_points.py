@@ -61,6 +61,7 @@ class LearnPoints(Mechanism[LearnPointsParams]):
         common.check_label(table, params.label)
         _, _, end = common.domain(table, params.column)
         epsilon, _ = common.per_row(params.epsilon, common.need_delta(params, self.name), table)
+        # Refused in the plan, so that no draw fails after the charge.
         common.need_scale(gap_threshold(epsilon, params.delta, 2)[0])
         # A uniform value is right with probability 1/size, so size must be 1/(alpha beta).
         if not params.allow_zero and end > 0 and (end + 1) * params.alpha * params.beta < 1:

@@ -98,6 +98,7 @@ class LearnRectangles(Counted[LearnRectanglesParams]):
         k, advanced = len(params.columns), params.delta > 0
         if params.axes == "san-thresholds":
             common.need_delta(params, "san-thresholds")
+        # Half of delta pays for the composition, half for the sanitizers.
         part_epsilon = call_epsilon(epsilon, delta / 2, 2 * k) if advanced else epsilon / (2 * k)
         common.need_scale(max(level_scale(end, part_epsilon, common.moves(table)) for end in ends))
         small = delta / (2 * k)
@@ -170,7 +171,7 @@ class LearnRectangles(Counted[LearnRectanglesParams]):
         table: Table,
         x: NDArray[Any],
         end: int,
-        price: tuple[Fraction, Fraction],
+        cost: tuple[Fraction, Fraction],
         calls: SpendLog,
     ) -> NDArray[Any]:
         """The cells of one column."""
@@ -178,11 +179,11 @@ class LearnRectangles(Counted[LearnRectanglesParams]):
         target, n = params.alpha / (16 * len(params.columns)), params.n
         if params.axes == "tree":
             column = build_tree(
-                values, counts, end, n, target / 2, price[0], common.moves(table), calls
+                values, counts, end, n, target / 2, cost[0], common.moves(table), calls
             )
         else:
             column, _ = san_thresholds.san_thresholds(
-                values, counts, end, self._axis_plan(params, *price), calls
+                values, counts, end, self._axis_plan(params, *cost), calls
             )
         return cell_ends(column, column.size, target, end)
 
@@ -200,6 +201,7 @@ class LearnRectangles(Counted[LearnRectanglesParams]):
         # Every cell gets noise, empty ones too: their number is public, their counts are not.
         counts = np.bincount(np.searchsorted(lasts, x, side="left"), minlength=len(lasts))
         noisy = counts + discrete_laplace(common.moves(table) / epsilon, len(lasts), calls.source)
+        # Above what the noise of all empty cells reaches: no side ends in an empty cell.
         level = 1 + significance_level(
             len(params.columns), params.alpha, params.beta, epsilon, common.moves(table)
         )

@@ -110,6 +110,7 @@ class LearnThresholds(Counted[LearnThresholdsParams]):
         common.check_label(table, params.label)
         end = common.domain(table, params.column)[2] + 1
         epsilon, delta = common.per_row(params.epsilon, params.delta, table)
+        # Half for the rows, half for the step to the population.
         halves = params.alpha / 2, params.beta / 2
         return end, plan_step(
             end, params.levels, params.budget, *halves, epsilon, delta, params.selection

@@ -86,6 +86,7 @@ def plan_step(
             "more than one level needs a delta above 0 and below 1/2; or take levels: 1, which is pure"
         )
     step = split_budget(top, levels, epsilon, delta, budget)
+    # Refused in the plan, so that no draw fails after the charge.
     common.need_scale(2 / step.epsilon)
     return replace(step, literal=selection == "literal")
 

@@ -89,15 +89,13 @@ class SanitizeBlocks(Counted[SanitizeBlocksParams]):
     ) -> Result:
         """Sanitize each block, bring it to a fixed size, and release all of them as one column."""
         column, low, end = common.domain(table, params.column)
-        epsilon, size, fits = (
-            self._block_epsilon(params, table),
-            max(1, params.n // params.shards),
-            True,
-        )
+        epsilon, fits = self._block_epsilon(params, table), True
+        size = max(1, params.n // params.shards)
         calls = SpendLog(source)
 
         def block(x: Array) -> Synopsis:
             nonlocal fits
+            # Not the run's own: blocks compose in parallel, so one is noted for all.
             block_log = SpendLog(source)
             moves = common.moves(table)
             values, (counts,) = common.group_distinct(x, [np.ones(len(x), bool)])
@@ -139,6 +137,7 @@ class SanitizeBlocks(Counted[SanitizeBlocksParams]):
         self, params: SanitizeBlocksParams, size: int, epsilon: Fraction, moves: int
     ) -> float:
         q, beta = params.shards, params.beta
+        # With fewer blocks nothing is proven, whatever the number of rows.
         if q < amplified_blocks(beta):
             return math.inf
         # Sizes of drawn blocks vary; this many rows make up for the most uneven one.

@@ -35,13 +35,12 @@ from dpflow.core.contract.requests import Answer, Records
 from dpflow.core.contract.results import Result, Row, Synthetic
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.sampling.samplers import discrete_laplace
-from dpflow.errors import PlanRefused
 from dpflow_private_learning.building_blocks import learning_params as common
 from dpflow_private_learning.building_blocks.hypotheses import PointRule, Rule, ThresholdRule
 from dpflow_private_learning.building_blocks.noisy_row_count import Counted
 from dpflow_private_learning.building_blocks.spend_log import SpendLog
 from dpflow_private_learning.building_blocks.step_function import Array, offsets
-from dpflow_private_learning.building_blocks.synopsis import Synopsis, in_unit, kind
+from dpflow_private_learning.building_blocks.synopsis import Synopsis, check_name, in_unit, kind
 from dpflow_private_learning.mechanisms.base_sanitizer import rows_for, sanitize_column
 from dpflow_private_learning.mechanisms.sanitizer_transforms import Rules
 
@@ -89,6 +88,7 @@ def _pad_values(x: Array, rows: int) -> tuple[Array, NDArray[np.int64]]:
     """
     weights = np.append(np.ones(len(x), np.int64), rows - len(x))
     values, (counts,) = common.group_distinct(np.append(x, np.zeros(1, x.dtype)), [weights])
+    # Where nothing is padded the lowest value may have no row, and is not listed.
     return (values, counts) if counts[0] else (values[1:], counts[1:])
 
 
@@ -120,6 +120,7 @@ def best_rule(rules: Rules, halves: tuple[Half, Half], end: int) -> Rule:
         outside = next((p for p in range(min(end, len(gain)) + 1) if p not in gain), None)
         gain |= {} if outside is None else {outside: Fraction(0)}
         return PointRule(max(sorted(gain), key=lambda p: gain[p], default=0))
+    # A running sum finds the best cut in one pass over the values.
     best, at, sum_below = Fraction(0), 0, Fraction(0)
     for p, weight in gain.items():
         sum_below += weight
@@ -159,11 +160,7 @@ class Labelled:
         """
         common.check_label(table, params.label)
         end = common.domain(table, params.column)[2]
-        # The stored table has these columns of its own, and DuckDB ignores case.
-        if params.column.casefold() in ("release_id", "block", "weight", "label"):
-            raise PlanRefused(
-                f"a sanitized table has a column {params.column!r} of its own; read it under another name"
-            )
+        check_name(table, params.column)
         epsilon, _ = common.per_row(params.epsilon, Fraction(0), table)
         part = epsilon / (2 * common.moves(table))
         rounds = (
@@ -171,6 +168,7 @@ class Labelled:
             if params.rules == "points"
             else max((end + 1).bit_length(), 1)
         )
+        # Refused in the plan, so that no draw fails after the charge.
         common.need_scale(4 * rounds / part)
         return part
 
@@ -183,6 +181,7 @@ class Labelled:
         step = params.step or max(1, math.floor(params.alpha**2 * params.n / 6))
 
         def inner(values: Array, counts: NDArray[np.int64], rows: int) -> Synopsis:
+            # Moves of 2: in a half of fixed size a row that comes replaces padding.
             return sanitize_column(
                 params.rules,
                 values,

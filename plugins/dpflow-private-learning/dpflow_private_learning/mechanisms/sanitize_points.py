@@ -95,6 +95,7 @@ def plan_rounds(
     """
     share = alpha / k
     count = math.ceil(2 / share)
+    # Two calls a round: one chooses a value, one counts it.
     round_epsilon = epsilon / (2 * count)
     pure = Rounds(
         "exponential",
@@ -110,6 +111,7 @@ def plan_rounds(
     small, chance = call_epsilon(epsilon, delta / 5, 2 * count, budget), 2 * delta / (5 * count)
     proof_rows = san_points_rows(share, beta, epsilon, delta, small, chance)
     paper = Rounds("san-points", count, small, chance, share / 2, rows, proof_rows)
+    # Both numbers are public; below its gate the paper's method is not private.
     if method == "auto" and (
         pure.proof_rows <= proof_rows or rows < minimum_rows(paper.alpha, small, chance, 1)
     ):
@@ -132,6 +134,7 @@ def peel_values(x: Array, counts: Array, end: int, plan: Rounds, calls: SpendLog
             index = choose_solution(
                 left[present], plan.rows, plan.alpha, plan.epsilon, plan.delta, calls
             )
+            # As in the figure, the first round that chooses nothing is the last one.
             if index is None:
                 break
             point = int(x[present[index]])
@@ -158,6 +161,7 @@ def make_proper(
     is taken from listed ones; again alpha rows each. Post-processing. The paper's wording fills
     listed points first, which is as close as promised, and less close to the truth.
     """
+    # Down: more than alpha rows moved would leave the bound.
     slack = math.floor(alpha * rows)
     weights = {point: max(0, count) for point, count in sorted(estimates.items())}
     left = rows - sum(weights.values())
@@ -208,6 +212,7 @@ class SanitizePoints(Counted[SanitizePointsParams]):
             common.need_rows(
                 minimum_rows(plan.alpha, plan.epsilon, plan.delta, 1), params.n, "san-points"
             )
+        # Refused in the plan, so that no draw fails after the charge.
         common.need_scale(4 / plan.epsilon)
         return plan
 
@@ -248,9 +253,8 @@ class SanitizePoints(Counted[SanitizePointsParams]):
         """
         planned = self.plan_params(params, table)
         round_epsilon = self._plan_rounds(planned, table).epsilon
-        if (
-            self.counts_rows(params, table) and params.method == "auto"
-        ):  # below the gate it takes the pure method
+        # Below its gate ``auto`` takes the pure method.
+        if self.counts_rows(params, table) and params.method == "auto":
             round_epsilon = min(
                 round_epsilon,
                 self._plan_rounds(

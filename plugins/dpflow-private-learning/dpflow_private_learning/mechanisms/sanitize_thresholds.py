@@ -71,6 +71,7 @@ class SanitizeThresholds(Counted[SanitizeThresholdsParams]):
         if params.method == "auto" and (pure <= proof_rows or params.n < plan.minimum_rows):
             common.need_scale(level_scale(end, epsilon, common.moves(table)))
             return None, pure
+        # Below the gate the proof of privacy fails.
         common.need_rows(plan.minimum_rows, params.n, "san-thresholds")
         return plan, proof_rows
 

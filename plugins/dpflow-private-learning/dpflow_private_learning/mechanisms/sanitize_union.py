@@ -97,6 +97,7 @@ class SanitizeUnion(Counted[SanitizeUnionParams]):
 
     def _part_epsilon(self, params: SanitizeUnionParams, table: Table) -> Fraction:
         epsilon, _ = common.per_row(params.epsilon, Fraction(0), table)
+        # A row may lie in the range of every part, so the parts compose.
         return epsilon / len(params.parts)
 
     def event_at_rows(self, params: SanitizeUnionParams, table: Table) -> Event:
@@ -114,11 +115,8 @@ class SanitizeUnion(Counted[SanitizeUnionParams]):
     ) -> Result:
         """Release one synthetic column for each part, marked by the part's number."""
         column, low, _ = common.domain(table, params.column)
-        epsilon, moves, calls = (
-            self._part_epsilon(params, table),
-            common.moves(table),
-            SpendLog(source),
-        )
+        epsilon, moves = self._part_epsilon(params, table), common.moves(table)
+        calls = SpendLog(source)
         x, beta = offsets(answer.values, low), params.beta / len(params.parts)
         rows: list[tuple[int | float | str, int, int]] = []
         proof_rows = 0.0
@@ -145,11 +143,11 @@ class SanitizeUnion(Counted[SanitizeUnionParams]):
         first: int,
         last: int,
         params: SanitizeUnionParams,
-        price: tuple[Fraction, Fraction, int],
+        cost: tuple[Fraction, Fraction, int],
         calls: SpendLog,
     ) -> tuple[Synopsis, float]:
         """The synthetic column of one part, and the rows for which it is proven."""
-        (epsilon, beta, moves), size, alpha = price, last - first + 1, params.alpha
+        (epsilon, beta, moves), size, alpha = cost, last - first + 1, params.alpha
         if part.rules == "thresholds":
             synopsis = build_tree(x, counts, last, params.n, alpha, epsilon, moves, calls)
             return synopsis, tree_rows(size, alpha, beta, epsilon, moves)

@@ -100,8 +100,10 @@ def sanitize_small(
 ) -> Synopsis:
     """A synthetic column of ``size`` points for the counts of all points 0..end."""
     multisets, weights = list_multisets(len(counts) - 1, size), classes.astype(np.int64).T
+    # Times size here and times rows below: the differences stay integers.
     targets = size * (counts @ weights)
     worst = [
+        # In pieces, because all multisets at once may not fit into memory.
         np.abs(rows * (part @ weights) - targets).max(axis=1)
         for part in np.array_split(multisets, len(multisets) // 4096 + 1)
     ]
@@ -143,6 +145,7 @@ class SanitizeSmall(Counted[SanitizeSmallParams]):
         """Bounded range epsilon of one exponential mechanism over all multisets."""
         self._concept_matrix(params, table)
         epsilon, _ = common.per_row(params.epsilon, params.delta, table)
+        # Refused in the plan, so that no draw fails after the charge.
         common.need_scale(2 * params.size / epsilon)
         return common.run_event(params.epsilon, Fraction(0), exponential=True)
 
@@ -158,11 +161,13 @@ class SanitizeSmall(Counted[SanitizeSmallParams]):
         column, low, end = common.domain(table, params.column)
         epsilon, _ = common.per_row(params.epsilon, params.delta, table)
         counts = np.zeros(end + 1, np.int64)
+        # Capped, so that no product leaves int64; a row still moves a count by 1 at most.
         counts[offsets(answer.values, low).astype(np.intp)] = np.minimum(answer.counts, MOST_ROWS)
         calls = SpendLog(source)
         synopsis = sanitize_small(
             counts, self._concept_matrix(params, table), params.n, params.size, epsilon, calls
         )
+        # Without a multiset near enough no number of rows proves accuracy.
         near = Fraction(end + 1, 4 * params.size) <= params.alpha / 2
         size = math.comb(params.size + end, end)
         proof_rows = (

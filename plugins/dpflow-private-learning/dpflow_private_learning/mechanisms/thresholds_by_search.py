@@ -69,6 +69,7 @@ class Sample:
         if not len(self.x):
             return 0
         reach = np.uint64(min(length, self.end))
+        # Compared by difference, because x + reach may pass 2^64.
         last = np.where(np.uint64(self.end) - self.x < reach, np.uint64(self.end), self.x + reach)
         behind = np.searchsorted(self.x, last, side="right")
         return int(
@@ -165,6 +166,7 @@ class LearnThresholdsBySearch(Counted[LearnThresholdsBySearchParams]):
         common.check_label(table, params.label)
         _, _, end = common.domain(table, params.column)
         epsilon, delta = common.per_row(params.epsilon, common.need_delta(params, self.name), table)
+        # Beside the comparisons: two stable selections and an exponential mechanism.
         epsilon_of_call = epsilon / (comparison_count(end) + 3)
         common.need_scale(2 / epsilon_of_call)
         return end, epsilon_of_call, delta / 2

@@ -68,6 +68,7 @@ class LearningRows(Calculator[RowsParams]):
         if params.pac and params.task in TASKS["learners"]:
             dimension = 2 * params.columns if params.task == "rectangles" else 1
             common = vc_dimension.learner_rows(dimension, float(params.alpha), float(params.beta))
+            # Both must hold: errors on the rows, and the step to the population.
             candidates = [m._replace(rows=max(m.rows, common)) for m in candidates]
         # Methods that are only numbers to compare with are never recommended.
         best = min((m for m in candidates if m.runs), key=lambda m: (m.rows, not m.pure))
@@ -153,7 +154,7 @@ class ThresholdTable(Calculator[ThresholdTableParams]):
             "D",
         )
         common = math.ceil(row_bounds.generalisation_rows(alpha, beta))
-        note = f"a promise about the population needs {common} rows besides, whatever the method"
+        note = f"whatever the method, a promise about the population also needs {common} rows"
         return Sheet(("d", "log*", *heads, "Remark 3.16"), tuple(cells), (note,), x="d")
 
 

@@ -41,7 +41,7 @@ def sanitizer_workload(points: list[int], rows: int, alpha: float) -> Iterator[l
     rows apart.
     """
     # The small term: 3 * 0.1 * 200 is a little above 60 in floats.
-    moved = math.ceil(3 * alpha * rows - 1e-9)  # 3 * 0.1 * 200 is 60 and a little
+    moved = math.ceil(3 * alpha * rows - 1e-9)
     if moved > rows:
         raise InvalidInput("the argument needs alpha of at most 1/3")
     for point in points:
@@ -66,6 +66,7 @@ def k_point_rows(bits: int, k: int, alpha: float, epsilon: float) -> float:
     power = k / 2 * (math.log(2**bits - 1) - math.log(4 * math.e**2 * k))
     if power <= 0:
         return 0.0
+    # ln(e^power - 1) without overflow; from 700 on no float knows the 1.
     logarithm = power + math.log1p(-math.exp(-power)) if power < 700 else power
     return max(0.0, (logarithm - math.log(3)) / (8 * alpha * epsilon))
 
@@ -99,6 +100,7 @@ def k_point_sets(k: int, bits: int, most: int) -> Iterator[tuple[int, ...]]:
 
 def k_point_workload(points: tuple[int, ...], rows: int, alpha: float) -> list[int]:
     """A table of Lemma 5.7: mass 1 - 5 alpha on 0, the rest shared equally by the set's points."""
+    # Less 1e-9, because floats lift some exact products above an integer.
     copies = math.ceil(5 * alpha * rows / len(points) - 1e-9)
     if copies * len(points) > rows:
         raise InvalidInput("the argument needs alpha of at most 1/5, and rows for every point")

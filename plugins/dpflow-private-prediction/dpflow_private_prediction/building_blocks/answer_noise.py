@@ -25,6 +25,7 @@ def noise_event(noise: Noise, sensitivity: int, epsilon: Fraction) -> Event:
     """The event of one answer. Raises `PlanRefused` where the noise would be too wide to draw."""
     scale = scale_for(sensitivity, epsilon)
     if noise == "gaussian":
+        # sigma = D/epsilon, which is (epsilon^2/2)-zCDP.
         return DiscreteGaussian(scale**2, Fraction(sensitivity))
     return DiscreteLaplace(scale, sensitivity)
 

@@ -48,6 +48,7 @@ def learner_factory(kind: Kind, name: str, options: dict[str, Any]) -> Make:
     try:
         estimator = estimator_class(**options)
         seeded = "random_state" in estimator.get_params()
+        # By itself scikit-learn checks values when it fits, which is after the charge.
         estimator._validate_params()
     except Exception as error:  # noqa: BLE001  whatever a constructor objects to
         raise InvalidDeclaration(

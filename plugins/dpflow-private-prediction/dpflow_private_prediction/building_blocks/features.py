@@ -22,7 +22,8 @@ from dpflow.core.contract.requests import RecordArrays, Records
 from dpflow.errors import PlanRefused
 
 MOST_LABELS = 1000
-BLOCK = 32768  # rows filled at once: few stay in the cache, many let threads pass Python's lock on seldom
+# Rows filled at once: few fit into the cache, many make threads wait less for Python's lock.
+BLOCK = 32768
 
 
 def request_records(table: Table, features: Sequence[str], label: str) -> Records:
@@ -127,6 +128,7 @@ def _fill_block(
             start += len(column.public_keys)
         else:
             low, high = column.grid_bounds()
+            # At least half a step, so that equal bounds do not divide by zero.
             np.divide(codes - (low + high) / 2, max((high - low) / 2, 0.5), out=block[:, start])
             start += 1
 

@@ -58,6 +58,7 @@ class Model:
         """What the estimator says, or the default for all points if it fails on some."""
         try:
             answers = np.asarray(self.fitted.predict(points))
+            # What has another shape or type would fail later, where it could be seen.
             fits = answers.shape == (len(points),) and answers.dtype.kind in "iuf"
             return answers if fits else self.default.predict(points)
         except Exception:  # noqa: BLE001  a failure must not be seen
@@ -174,9 +175,9 @@ def is_linear(model: Any) -> bool:
     label 0 elsewhere.
     """
     from sklearn.linear_model._base import LinearClassifierMixin
-    from sklearn.linear_model._ridge import (
-        _RidgeClassifierMixin,
-    )  # hands two labels on to the common one
+
+    # Hands two labels on to the common one.
+    from sklearn.linear_model._ridge import _RidgeClassifierMixin
 
     if getattr(type(model), "predict", None) not in (
         LinearClassifierMixin.predict,
@@ -184,6 +185,7 @@ def is_linear(model: Any) -> bool:
     ):
         return False
     two = len(np.atleast_2d(model.coef_)) == 1 and list(model.classes_) == [0, 1]
+    # Without finite coefficients scores are NaN, which a product may take otherwise.
     return bool(two and np.isfinite(model.coef_).all() and np.isfinite(model.intercept_).all())
 
 
@@ -227,9 +229,8 @@ def by_shard(shard: Ints, shards: int) -> tuple[Ints, Ints]:
 
     Rows of the shard after the last come at the end, where no shard is.
     """
-    order = np.argsort(
-        shard.astype(np.min_scalar_type(shards)), kind="stable"
-    )  # short integers are sorted by radix
+    # Short integers are sorted by radix.
+    order = np.argsort(shard.astype(np.min_scalar_type(shards)), kind="stable")
     return order, np.concatenate([[0], np.cumsum(np.bincount(shard, minlength=shards)[:shards])])
 
 
@@ -249,6 +250,7 @@ def train_shards(
         cuts: where each shard begins and the last one ends; see `by_shard`.
         default: the model for a shard's targets where no other can be had.
     """
+    # 31 bits fit every seed of scikit-learn; each shard has one, whatever it holds.
     seeds = (source.draw_words(len(cuts) - 1) & np.uint64(0x7FFFFFFF)).astype(np.int64).tolist()
 
     def fit(number: int) -> Constant | Model:
@@ -280,6 +282,7 @@ _ALL_PROCESSORS = threading.Lock()  # two such loops at once would only wait for
 
 
 def _fresh_lock() -> None:
+    # A lock that was held at the fork would never be let go in the child.
     global _ALL_PROCESSORS
     _ALL_PROCESSORS = threading.Lock()
 
@@ -304,9 +307,8 @@ def _run_parallel(action: Callable[[Any], Any], items: Any) -> list[Any]:
     import sklearn
 
     def run(item: Any) -> Any:
-        with sklearn.config_context(
-            assume_finite=True, skip_parameter_validation=True
-        ):  # of this thread
+        # Of this thread alone.
+        with sklearn.config_context(assume_finite=True, skip_parameter_validation=True):
             return action(item)
 
     if len(items) < FEW:

@@ -63,6 +63,7 @@ def minimise(points: Vector, targets: Vector, loss: Loss, strength: float, size:
         targets: numbers in [-1, 1], or -1 and +1 for ``logistic``.
     """
     modulus = 2 * strength
+    # The Frobenius norm bounds the largest eigenvalue; 1.001 covers its rounding.
     steepest = modulus + SMOOTHNESS[loss] * 1.001 * float(np.linalg.norm(points.T @ points)) / size
     q = math.sqrt(modulus / steepest)
     momentum = (1 - q) / (1 + q)

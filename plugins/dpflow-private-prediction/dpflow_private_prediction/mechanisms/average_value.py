@@ -72,6 +72,7 @@ class PredictValue(PredictionMechanism[ValueParams]):
         steps.
         """
         low, high = features.number_column(table, params.label).grid_bounds()
+        # Floats must hold every sum exactly, or noise would be added to a rounded one.
         if max(abs(low), abs(high)) * params.shards > LARGEST:
             raise PlanRefused(
                 f"{params.label!r} has too many steps to add up {params.shards} models; coarsen its step"
@@ -90,10 +91,8 @@ class PredictValue(PredictionMechanism[ValueParams]):
         points = features.matrix(
             table, params.features, [answer.columns[name] for name in params.features], order
         )
-        make, targets = (
-            learner_factory("regressor", params.learner, params.options),
-            answer.columns[params.label],
-        )
+        make = learner_factory("regressor", params.learner, params.options)
+        targets = answer.columns[params.label]
 
         def mean(mine: Ints) -> Constant:
             return Constant(round(float(mine.mean())) if len(mine) else (low + high) // 2)

@@ -121,6 +121,7 @@ class PredictLinear(PredictionMechanism[LinearParams]):
         targets: Vector
         if params.loss == "logistic":
             codes = features.label_codes(table, params.label, answer)
+            # A row with another label counts as a row without loss.
             points, targets = points[codes >= 0], (2.0 * codes[codes >= 0] - 1).astype(np.float64)
         else:
             low, high = table.bounded_column(params.label).grid_bounds()
@@ -147,6 +148,7 @@ class PredictLinear(PredictionMechanism[LinearParams]):
         g, steps = answer_grid(params, table)
         exact = unit_ball(table, params, points.T) @ learned.w
         noise = answer_noise.draw_noise(params.noise, steps, params.epsilon, len(exact), source)
+        # Rounded to the grid before the noise, which is a whole number of its steps.
         noisy = g * (np.clip(np.round(exact / g), -(2.0**52), 2.0**52) + noise)
         if params.loss == "logistic":
             return (1 / (1 + np.exp(-np.clip(noisy, -700, 700)))).tolist()  # type: ignore[no-any-return]
@@ -165,6 +167,7 @@ def answer_grid(params: LinearParams, table: Table) -> tuple[float, int]:
         )
     # A power of two, so that dividing by the step and multiplying again is exact.
     g = 2.0 ** math.floor(math.log2(gamma / 1024))
+    # One step more than gamma: rounding two answers to the grid may add one.
     return g, math.floor(gamma / g * (1 + 1e-9)) + 1
 
 

@@ -112,4 +112,5 @@ def learn_labels(params: VoteParams, table: Table, answer: Answer, source: Sourc
 
 def soft_majority(votes: Ints, params: VoteParams, source: Source) -> Ints:
     """A label for each row of votes, drawn with probability proportional to exp(epsilon votes / 2)."""
+    # Costs count the votes that a label lacks, so none is negative.
     return choose_rows(params.shards - votes, params.epsilon / 2, source)

@@ -185,6 +185,7 @@ class PredictWalk(PredictionMechanism[WalkParams]):
         """One of two labels for each point, with the walk's value there as its logit."""
         names = features.list_labels(table, params.label)
         value = learned.values_at(points[:, 0], source)
+        # The better label costs 0: only the walk's value tells the two apart.
         costs = np.stack([np.maximum(value, 0), np.maximum(-value, 0)], axis=1)
         return [
             names[index] for index in choose_rows(costs, step_logit(params, table), source).tolist()
@@ -213,4 +214,5 @@ def clip_level(params: WalkParams, table: Table) -> int:
     if params.clip is not None:
         return params.clip
     alpha = float(params.alpha) / (3 if params.mode == "agnostic" else 1)
+    # 1e-12 forgives a quotient that comes out just above a whole number.
     return max(1, math.ceil(math.log(2 / alpha) / float(step_logit(params, table)) - 1e-12))

@@ -36,6 +36,7 @@ class Finding:
 
     def keeps_epsilon(self, epsilon: float) -> bool:
         """Whether no pair was further apart than this claim, but for rounding."""
+        # The rounding of a logarithm is no violation.
         return self.epsilon <= epsilon * (1 + 1e-9) + 1e-12
 
 
@@ -61,6 +62,7 @@ def max_divergence(p: Law, q: Law, delta: float = 0.0) -> float:
         return 0.0
     while excess(high) > delta:
         low, high = high, 2 * high
+        # e^512 is near the end of the doubles.
         if high > 512:
             return math.inf
     while high - low > 1e-9:

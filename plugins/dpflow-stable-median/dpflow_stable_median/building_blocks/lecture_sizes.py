@@ -43,6 +43,7 @@ def composed_bound(
             "queries is at least 1, alpha at least 0 and finite, beta between 0 and 1"
         )
     error, failure = transfer_bound(epsilon, delta, rows)
+    # A union bound over the answers; the transfer fails once for all of them.
     return error + alpha, min(1.0, queries * beta + failure)
 
 
@@ -56,6 +57,7 @@ def total_epsilon(step: float, queries: int, delta: float) -> float:
 def largest_step(epsilon: float, queries: int, delta: float) -> float:
     """The inverse of `total`, by bisection."""
     low, high = 0.0, 1.0
+    # More halvings than a double has bits.
     for _ in range(200):
         middle = (low + high) / 2
         low, high = (
@@ -96,9 +98,12 @@ def plan_service(queries: int, tau: float, beta: float, noise_share: float = 0.5
             f"{queries} answers within {tau} at beta {beta} is not a task; k is at least 1, tau in (0, 1], beta in (0, 1/2]"
         )
     alpha, epsilon = noise_share * tau, (1 - noise_share) * tau / 6
+    # Both conditions of `transfer_bound`: failure at most beta/2, and its range of delta.
     delta = min(beta * epsilon / 8, epsilon / 16)
     step = largest_step(epsilon, queries, delta)
+    # Claim 1.3 for each of k answers at beta/(2 k).
     noise = log(2 * queries / beta) / (step * alpha)
+    # The failure exp(-epsilon^2 m/8) at most beta/2, and epsilon at least sqrt(12/m).
     generalisation = max(8 * log(2 / beta) / epsilon**2, 12 / epsilon**2)
     rows = ceil(max(noise, generalisation))
     return MeanService(
@@ -116,6 +121,7 @@ def best_service(queries: int, tau: float, beta: float) -> MeanService:
 
 def reachable_error(queries: int, rows: int, beta: float) -> float:
     """The least tau that `plan` reaches with these rows, or infinity if none up to 1."""
+    # No mean of values in [0, 1] is wrong by more than 1.
     if plan_service(queries, 1.0, beta).rows > rows:
         return inf
     low, high = 0.0, 1.0

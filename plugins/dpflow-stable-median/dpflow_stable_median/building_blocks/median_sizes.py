@@ -65,6 +65,7 @@ def total_epsilon(step: float, delta: float, count: int) -> float:
 @cache
 def paper_calibration(task: AnsweringTask) -> Calibration:
     """Theorem 4.3 with the constants of its proof, for failure ``beta`` in all."""
+    # The proof ends at 1 - 2 beta, so it runs with half.
     b = task.beta / 2
     first = 640 * sqrt(max(task.queries, 16) * log(256 / b)) * log(task.queries * task.range / b)
     groups = ceil(max(first, 2560 * log(2 * task.queries / b)))
@@ -76,10 +77,12 @@ def paper_calibration(task: AnsweringTask) -> Calibration:
 def exact_calibration(task: AnsweringTask) -> Calibration:
     """The conditions of Theorem 4.3 with its equation (5) solved exactly."""
     b = task.beta / 2
+    # Theorem 4.2 asks for epsilon 1/20 and delta b/256 of the whole interaction.
     step = largest_step(1 / 20, b / 256, task.queries)
     groups = ceil(
         max(16 * log(task.queries * task.range / b) / step, 2560 * log(2 * task.queries / b))
     )
+    # Where transfer asks for more groups than composition, a smaller step is enough.
     step = 16 * log(task.queries * task.range / b) / groups
     return Calibration(groups, step, total_epsilon(step, b / 256, task.queries), b / 256)
 
@@ -103,13 +106,16 @@ def tight_calibration(
     # a grid instead of an optimiser: every point is valid by itself, so none can be wrong
     best = Calibration(0, 0, 0, 0), inf
     for share in (0.5, 0.9, 0.99):
+        # beta is divided between the medians, which get ``share``, and the transfer.
         b2 = (1 - share) * task.beta
         for x in range(2, 25):
             delta = b2 * 10 ** (-x / 2) / 8
             for epsilon in _epsilon_grid():
                 room, work = _room_and_work(half_width, epsilon, delta, b2)
+                # Room only shrinks as epsilon grows, so no later one fits.
                 if room <= 0:
                     break
+                # Bounded range is (e^2/8)-zCDP, not e^2/2: its steps may be twice as long.
                 step = largest_step(epsilon, delta, task.queries) * (2 if bounded_range else 1)
                 m = (2 * log(task.queries * task.range / (share * task.beta)) / step + work) / room
                 if m < best[1]:
@@ -149,12 +155,14 @@ def carries_proof(
     medians must prove the
     quantiles, too: all answers of a session together fail with probability beta.
     """
+    # Any division of beta is valid, so one that proves is enough.
     for share in (0.5, 0.8, 0.9, 0.99):
         b1, b2 = share * task.beta, (1 - share) * task.beta
         median = 2 * log(task.queries * task.range / b1) / (step * groups)
         for x in range(2, 25):
             delta = b2 * 10 ** (-x / 2) / 8
             epsilon = total_epsilon(step / (2 if bounded_range else 1), delta, task.queries)
+            # Left out, not excluded by proof: what only it would prove counts as unproven.
             if epsilon > 1:
                 continue
             room, work = _room_and_work(half_width, epsilon, delta, b2)
@@ -175,6 +183,7 @@ def width_calibration(task: AnsweringTask, half_width: float) -> Calibration:
             f"half width {half_width} must lie strictly between 0 and 1/2; 1/4 is the interquartile interval"
         )
     b, w = task.beta / 2, half_width
+    # expm1(2 epsilon) is gamma = w/2, and 8 delta/b is w/8.
     allowed, delta = 0.5 * log1p(w / 2), w * b / 64
     step = largest_step(allowed, delta, task.queries)
     groups = ceil(
@@ -235,6 +244,7 @@ def splitting_groups(task: AnsweringTask) -> tuple[int, int]:
     """
     # odd numbers of groups only: their median is one of them
     g = 1
+    # Twice, for answers below and above the quartiles; beta/k is a union bound.
     while 2 * binomial_tail(g, 0.25, (g + 1) // 2) > task.beta / task.queries:
         g += 2
     return task.queries * g, g
@@ -247,6 +257,7 @@ def binomial_tail(n: int, p: float, least: int) -> float:
         exp(lgamma(n + 1) - lgamma(i + 1) - lgamma(n - i + 1) + i * log(p) + (n - i) * log1p(-p))
         for i in range(least, n + 1)
     )
+    # Rounding may lift a tail near 1 above it.
     return min(1.0, sum(terms))
 
 
@@ -291,10 +302,13 @@ def binary_search_sizes(
     _check_amounts(points, epsilon, alpha, beta)
     if not 0 < delta < 1:
         raise InvalidInput(f"delta {delta} must lie strictly between 0 and 1")
+    # Two counts a probe.
     q = max(2, 2 * ceil(log2(points)))
     groups = ceil(12 * sqrt(q * log(1 / delta) * log(q / beta)) / (epsilon * alpha))
     sigma = alpha / (4 * sqrt(2 * log(q / beta)))
+    # One value moves each of q fractions by 1/groups.
     rho = q / (2 * groups**2 * sigma**2)
+    # The conversion of rho-zCDP (Bun, Steinke 2016).
     achieved = rho + 2 * sqrt(rho * log(1 / delta))
     return SearchSizes(q, groups, sigma, achieved, ceil(4 * q * log(q / beta) / (epsilon * alpha)))
 

@@ -103,6 +103,7 @@ class BinarySearch(PrivateMedian):
         source: Source,
     ) -> int:
         ordered, m = np.sort(keys), len(keys)
+        # A function of the range alone: how many counts share epsilon must not follow the rows.
         steps = (last - first).bit_length()
         low, high = first, last
         for _ in range(steps):
@@ -113,7 +114,9 @@ class BinarySearch(PrivateMedian):
                 int(np.searchsorted(ordered, np.int64(v), side)) for side in ("right", "left")
             ]
             at_most, below = (
-                Fraction(n + self.count_noise(2 * steps, epsilon, changed, source)) for n in counts
+                # The search may end early; the noise is for as many counts as it may take.
+                Fraction(n + self.count_noise(2 * steps, epsilon, changed, source))
+                for n in counts
             )
             # noise may turn the two counts round; the true ones never are
             if below > at_most:
@@ -124,6 +127,7 @@ class BinarySearch(PrivateMedian):
                 high = v - 1
             else:
                 return v
+        # Noise may lead past either end.
         return min(max(low, first), last)
 
 

@@ -102,6 +102,7 @@ def worst_answer(answers: Sequence[float], fresh: Sequence[ArrayLike]) -> Overfi
 
 def _check_values(values: ArrayLike) -> NDArray[np.float64]:
     y = np.asarray(values, dtype=np.float64)
+    # NaN compares as false, so it would count on neither side.
     if y.ndim != 1 or not len(y) or np.isnan(y).any():
         raise InvalidInput("values are a list of one or more numbers, none of them NaN")
     return y

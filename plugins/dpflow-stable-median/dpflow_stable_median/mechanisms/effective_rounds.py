@@ -65,6 +65,7 @@ class RoundsParams(Params):
 
     @model_validator(mode="after")
     def _check_groups(self) -> RoundsParams:
+        # Raises where the verifier's theorem says nothing.
         self.promise()
         if self.verifying_groups < 1:
             raise ValueError("rounds times round_groups must leave groups that verify")
@@ -84,6 +85,7 @@ class RoundsParams(Params):
         """The verifier's promise, with half of beta. Raises `InvalidInput` outside the theorem's
         ranges.
         """
+        # A query fails once at most.
         failures = min(self.allowed_failures, self.queries)
         return Promise(
             self.queries, failures, float(self.beta) / 2, float(self.rho), float(self.alpha)
@@ -91,6 +93,7 @@ class RoundsParams(Params):
 
     def proven_sizes(self) -> tuple[int, int]:
         """(groups of a round, groups that verify) with which the promise is proven."""
+        # 2 exp(-g KL) at most beta/(2 rounds): half of beta for all first answers.
         fresh = ceil(log(4 * self.rounds / float(self.beta)) / QUARTILE_RATE)
         return fresh, description_length_groups(self.promise())
 
@@ -131,6 +134,7 @@ class EffectiveRounds(InteractiveMechanism[RoundsParams, EstimatorQuery]):
         self, params: RoundsParams, query: EstimatorQuery, table: Table
     ) -> GroupValues:
         """Rows of all groups at once: the round decides later which of them count."""
+        # An unknown column is refused before any row is read.
         for name in query.columns:
             table.column(name)
         return GroupValues(params.groups, query.columns)
@@ -145,11 +149,9 @@ class EffectiveRounds(InteractiveMechanism[RoundsParams, EstimatorQuery]):
         source: Source,
     ) -> tuple[Verdict, State]:
         """The median of this round, or of the next if the verifying groups reject it."""
-        answered_queries, now, size = (
-            int(state.data["asked"]),
-            int(state.data["round"]),
-            params.round_groups,
-        )
+        answered_queries, now = int(state.data["asked"]), int(state.data["round"])
+        size = params.round_groups
+        # A closed session is not asked; if it is, it answers nothing.
         if answered_queries >= params.queries or (
             now >= params.allowed_failures and answered_queries
         ):
@@ -158,6 +160,7 @@ class EffectiveRounds(InteractiveMechanism[RoundsParams, EstimatorQuery]):
         values, checks = answer.values, answer.values[params.rounds * size :]
         value = lower_median(values[now * size : (now + 1) * size])
         theta = balance_threshold(float(params.rho - params.alpha), float(params.rho))[0]
+        # Too few verifying groups on one side: on fresh data the answer is implausible.
         switched = min(int((checks >= value).sum()), int((checks <= value).sum())) <= theta * len(
             checks
         )
@@ -172,6 +175,7 @@ class EffectiveRounds(InteractiveMechanism[RoundsParams, EstimatorQuery]):
             "queries_left": params.queries - answered_queries - 1,
             "failures_left": params.allowed_failures - now,
         }
+        # After the last failure no round is left to move to.
         closed = answered_queries + 1 >= params.queries or now >= params.allowed_failures
         return Verdict(body, closed=closed), State({"asked": answered_queries + 1, "round": now})
 

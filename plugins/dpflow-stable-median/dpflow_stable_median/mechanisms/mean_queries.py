@@ -110,6 +110,7 @@ class MeanQueries(InteractiveMechanism[MeanParams, MeanQuery]):
         # refuse what cannot be drawn before the query is charged
         self._noise_scale(params, query, table)
         if query.column is not None:
+            # Above the lower bound: a missing value then adds 0 and counts as that bound.
             low, _ = table.bounded_column(query.column).grid_bounds()
             return GroupedSums(
                 rows_per_group=table.contribution_bounds.rows, values=((query.column, low),)
@@ -117,6 +118,7 @@ class MeanQueries(InteractiveMechanism[MeanParams, MeanQuery]):
         assert query.by is not None and query.key is not None
         if query.key not in table.public_keys(query.by):
             raise UnknownName(f"public key of {query.by}", query.key, table.public_keys(query.by))
+        # One key, so a unit reaches one group.
         return GroupedSums(query.by, (query.key,), 1, table.groups_and_rows(query.by)[1])
 
     def _sum_range(self, query: MeanQuery, table: Table) -> tuple[Fraction, Fraction, int]:
@@ -141,12 +143,14 @@ class MeanQueries(InteractiveMechanism[MeanParams, MeanQuery]):
     ) -> tuple[Verdict, State]:
         """The noisy mean, clamped to possible values, with its 95 % half-width and tau."""
         answer_count = int(state.data["asked"])
+        # A closed session is not asked; if it is, it answers nothing.
         if answer_count >= params.queries:
             return Verdict({"verdict": "exhausted"}, closed=True), state
         low, unit, most = self._sum_range(query, table)
         scale = self._noise_scale(params, query, table)
         total = int(answer.rows[0]) if query.column is None else int(answer.sums[query.column][0])
         noisy = total + int(discrete_laplace(scale, 1, source)[0])
+        # The most that one row can add above the lower bound.
         per_row = Fraction(
             most,
             table.contribution_bounds.rows
@@ -174,6 +178,7 @@ def proven_tau(params: MeanParams, table: Table) -> float | None:
     if table.contribution_bounds.rows != 1:
         return None
     k, m, step, beta = (params.queries, params.rows, float(params.epsilon), float(params.beta))
+    # The theorem's range of epsilon; the second term keeps its failure at most beta/2.
     low, high = max(sqrt(12 / m), sqrt(8 * log(2 / beta) / m)), 1 / 8
 
     def composed_epsilon(epsilon: float) -> float:
@@ -182,10 +187,10 @@ def proven_tau(params: MeanParams, table: Table) -> float | None:
     if low > high or composed_epsilon(high) > high:
         return None
     epsilon = low
-    for _ in range(
-        60 if composed_epsilon(low) > low else 0
-    ):  # the least epsilon whose delta pays for the composition
+    # The least epsilon whose delta pays for the composition.
+    for _ in range(60 if composed_epsilon(low) > low else 0):
         middle = (low + high) / 2
         low, high = (middle, high) if composed_epsilon(middle) > middle else (low, middle)
         epsilon = high
+    # The noise: a union bound over k answers at the other half of beta.
     return 6 * epsilon + log(2 * k / beta) / (m * step)

@@ -75,8 +75,10 @@ def plan_weights(universe: int, queries: int, points: int, beta: float) -> Weigh
         raise InvalidInput(
             "the universe has 2 to 10^7 elements, ranges at least 2 points, beta lies in (0, 1/2]"
         )
+    # Half of 1/8 is for the rows, half for the step to fresh ones.
     error = 1 / 16
     a, h = error / 2, error / 4
+    # Every step of a binary search asks two counts.
     statistical = 2 * queries * ceil(log(points, 2))
     updates = ceil(4 * log(universe) / a**2)
     epsilon, delta = 0.5 * log1p(1 / 16), beta / 512
@@ -165,21 +167,20 @@ class MultiplicativeWeights(InteractiveMechanism[WeightsParams, WeightsQuery]):
         engine = self._sparse_vector(params, table)
         statistical = params.queries * 2 * ceil(log(max(2, keys), 2))
         noise = 2 * log(3 * engine.failures / b) + 4 * log(3 * statistical / b)
-        if (
-            engine.sensitivity != FINE or table.contribution_bounds.rows != 1
-        ):  # rows of one unit are no independent draws
+        # Rows of one unit are no independent draws.
+        if engine.sensitivity != FINE or table.contribution_bounds.rows != 1:
             return None
         if m < noise / (float(engine.epsilon) * float(params.accuracy) / 4):
             return None
         epsilon, delta = float(params.epsilon), float(params.delta)
         if table.neighbours == "add-remove":  # the theorem is about a row that is replaced
+            # A replacement is a removal and an addition; 700 keeps exp within the doubles.
             epsilon, delta = 2 * epsilon, (1 + exp(min(epsilon, 700.0))) * delta
         overfit = (
             4 / (epsilon * m) * log(4 / b) + 8 * delta / b + expm1(min(2 * epsilon, 700.0)) / 2
         )
-        tau = (
-            float(params.accuracy) + 1 / (2 * FINE) + 1 / m + overfit
-        )  # weights are rounded to 1/FINE
+        # Weights are rounded to 1/FINE.
+        tau = float(params.accuracy) + 1 / (2 * FINE) + 1 / m + overfit
         return tau if tau < 1 else None
 
     def open(self, params: WeightsParams, table: Table, source: Source) -> State:
@@ -235,6 +236,7 @@ class MultiplicativeWeights(InteractiveMechanism[WeightsParams, WeightsQuery]):
 @cache
 def _step_epsilon(epsilon: Fraction, delta: Fraction, updates: int) -> Fraction:
     even = epsilon / (2 * updates)
+    # Basic or advanced composition, whichever gives the larger step: both are valid.
     return max(even, Fraction(step_eps(epsilon, delta, 2 * updates))) if delta > 0 else even
 
 
@@ -254,6 +256,7 @@ class _Run:
         self._counts = [int(n) for n in counts]
         self._whole = FINE * params.rows
         self._a = params.accuracy / 2
+        # Down: rounding must not let a larger error pass as right.
         self._limit = floor((params.accuracy / 2 + params.accuracy / 4) * self._whole)
 
     @property
@@ -291,6 +294,7 @@ class _Run:
         self._logs -= float(self._a) / 2 * (loss if noisy < estimate else 1 - loss)
         # only ratios of weights matter; the largest stays 1, so none overflows
         self._logs -= self._logs.max()
+        # Clamping is post-processing.
         return min(max(noisy / self._whole, 0.0), 1.0)
 
     def answer_median(self, values: tuple[Fraction, ...]) -> float:
@@ -304,6 +308,7 @@ class _Run:
                 self.answer_mean(tuple(Fraction(x <= v if side else x < v) for x in values))
                 for side in (1, 0)
             )
+            # Noise may turn the two round, as in `private_medians.BinarySearch`.
             if below > at_most:
                 at_most = below = (at_most + below) / 2
             if at_most <= 3 / 8:

@@ -66,6 +66,7 @@ class AnsweringParams(Params):
 
     @model_validator(mode="after")
     def _check_task(self) -> AnsweringParams:
+        # Both raise for what no session can be opened with.
         self.median_task()
         find_median(self.median)
         if not 0 < self.half_width < Fraction(1, 2):
@@ -114,6 +115,7 @@ class StableMedian(InteractiveMechanism[AnsweringParams, AnswerQuery]):
 
     def touched_groups(self, table: Table) -> int:
         """Groups that one unit's change may touch."""
+        # A replaced unit may leave one group and enter another.
         return 2 if table.neighbours == "replace" else 1
 
     def event(self, params: AnsweringParams, table: Table) -> Event:
@@ -145,6 +147,7 @@ class StableMedian(InteractiveMechanism[AnsweringParams, AnswerQuery]):
         self, params: AnsweringParams, query: AnswerQuery, table: Table
     ) -> GroupValues:
         """One value per block of a group. Raises `InvalidInput` if the range is too fine."""
+        # The proof's error has the logarithm of the range, fixed when the session opened.
         if query.range.key_count > params.range_size:
             raise InvalidInput(
                 f"the query's range has {query.range.key_count} points, and the session was opened for at most "
@@ -165,6 +168,7 @@ class StableMedian(InteractiveMechanism[AnsweringParams, AnswerQuery]):
     ) -> tuple[Verdict, State]:
         """A private quantile of the group estimates, in the range of the query."""
         answer_count = int(state.data["asked"])
+        # A closed session is not asked; if it is, it answers nothing.
         if answer_count >= params.queries:
             return Verdict({"verdict": "exhausted"}, closed=True), state
         span = query.range
@@ -195,17 +199,16 @@ class StableMedian(InteractiveMechanism[AnsweringParams, AnswerQuery]):
         self, params: AnsweringParams, table: Table, p: Fraction = HALF
     ) -> dict[str, Any]:
         """What an answer about the p-quantile is worth on fresh groups."""
-        step, w, task = (
-            float(params.epsilon) / self.touched_groups(table),
-            float(params.half_width),
-            params.median_task(),
-        )
+        w, task = float(params.half_width), params.median_task()
+        step = float(params.epsilon) / self.touched_groups(table)
         interval = [max(0.0, float(p) - w), min(1.0, float(p) + w)]
+        # The proof rests on the exponential mechanism's error; other medians have none here.
         proven = params.median == "exponential" and median_sizes.carries_proof(
             task, params.groups, step, half_width=w, p=float(p)
         )
         # Theorem 4.7 is about medians; other quantiles have no proof for this interval.
         if params.interval == "simple" and params.median == "exponential" and p == HALF:
+            # The rho of Theorem 4.7, a function of the plan.
             rho = float(params.beta) / (10 * params.queries * params.groups)
             interval, proven = ([rho, 1 - rho], simple_proof_holds(task, params.groups, step))
         elif params.interval == "simple":  # its proof is about interior points

@@ -139,6 +139,7 @@ def cheapest_method(methods: list[Method]) -> str:
     """The proven method with the fewest groups whose promise is the full one."""
     return min(
         (groups, name)
+        # A remark with "only" marks a method that promises less than the others.
         for name, groups, guarantee, remark in methods
         if guarantee == PROVEN and "only" not in remark
     )[1]
@@ -222,6 +223,7 @@ class FailureCurves(Calculator[SampleParams]):
 
     def make_sheet(self, params: SampleParams) -> Sheet:
         """One row per ell = 1, 10, ..., at most k, one column per proven method."""
+        # A set, because a small k is the least of several.
         ells = sorted({min(10**n, params.queries) for n in range(5)})
         table = []
         for ell in ells:
@@ -406,6 +408,7 @@ class ChooseMethod(Calculator[ChooseParams]):
     def make_sheet(self, params: ChooseParams) -> Sheet:
         """One row per method; the one with the fewest rows is marked."""
         task = median_sizes.AnsweringTask(params.queries, params.range, params.beta)
+        # Rows with which an answer between the quartiles errs by at most tau (Chebyshev).
         group = max(1, ceil((2 * params.sd / params.tau) ** 2))
         rows = [
             (

@@ -88,6 +88,7 @@ def split_answers(values: NDArray[np.float64], groups_per_query: int) -> NDArray
     """Sample splitting: query j is answered by the exact median of ``each`` groups of its own, as
     far as groups last.
     """
+    # Later queries have no groups left, and get no answer.
     served = min(values.shape[1], len(values) // groups_per_query)
     return np.array(
         [

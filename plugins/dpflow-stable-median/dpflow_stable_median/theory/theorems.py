@@ -89,6 +89,7 @@ def answer_readings(
         bounds += [
             ("2 standard deviations", 2 * sd + zeta, "Chebyshev; Theorem 1.2"),
             ("one-sided Chebyshev", sqrt(3) * sd + zeta, "sharper"),
+            # The upper quartile of a standard normal.
             ("if about normal", 0.6744897501960817 * sd + zeta, "an assumption, not a proof"),
         ]
     if mad is not None:
@@ -134,6 +135,7 @@ class Transfer(Calculator[TransferParams]):
             params.epsilon, params.delta, params.groups, params.functions, params.beta
         )
         groups, epsilon, delta = quartile_groups(params.functions, params.beta)
+        # All conditions of Theorem 4.2, or it says nothing.
         fits = params.groups >= groups and params.epsilon <= epsilon and params.delta <= delta
         rows = (
             ("A", error),
