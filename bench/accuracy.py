@@ -2,7 +2,7 @@
 intervals.
 
 What is true is what bounded aggregation without noise and without drawing is expected to give.
-Every round cuts contributions anew on both sides, because at ten million rows the choice of each
+Every round truncates contributions afresh on both sides, because at ten million rows the choice of each
 unit's groups errs more than the noise does: one cut is one draw of fifty correlated errors, and
 says little. The peer is PyDP 1.1.5 over rows that DuckDB bounded: its cut in SQL, its split of
 epsilon, its Laplace noise of that scale, drawn here in floats. Its quantiles, a tree, are the

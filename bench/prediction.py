@@ -4,7 +4,7 @@ answers over HTTP.
 The second table has two floors, neither of which stores anything: the same 200 fitted models'
 `predict` with a vectorised count and draw in numpy, and one matrix product, which knows that the
 models are linear and holds all their weights. A session learns that, too, and finds, encodes, names
-and stores the points and answers besides.
+and stores the points and answers too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Medians of repeated runs, taken in turns so that a busy machine slows all of them alike."""
+"""Medians of repeated runs, taken in turns so that a busy machine slows all of them equally."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Tiny:
         return path
 
     def fill(self, sql: str = ROWS) -> None:
-        """Make the table anew."""
+        """Make the table afresh."""
         self.database.unlink(missing_ok=True)
         with duckdb.connect(str(self.database)) as connection:
             connection.execute(sql)

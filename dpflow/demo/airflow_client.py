@@ -77,7 +77,7 @@ class AirflowClient:
         """Try until the API answers. Raises `DemoFailed` when it has not for `PATIENCE` seconds."""
         until = time.monotonic() + PATIENCE
         while True:
-            # an API that ended for good gives no answer however long one waits
+            # an API that has ended gives no answer however long one waits
             self._check()
             reason = "nothing"
             try:

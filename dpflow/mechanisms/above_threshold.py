@@ -4,7 +4,7 @@ counts.
 Definition and claim: `dpflow.core.toolbox.sparse_vector`. The whole session costs epsilon, split
 evenly over the ``failures`` "below" answers it allows; "above" answers are free. Counts are rows,
 after each unit is truncated to its contribution bounds, so one unit moves a count by at most the largest declared
-number of rows, under add-remove and replace alike.
+number of rows, under both add-remove and replace.
 
 When not to use it: to learn a count (`count`), or when most answers will be "below": then each
 costs a full share.

@@ -38,7 +38,7 @@ def check(table: Table, blocks: Sequence[str] = ()) -> bool:
         not be evaluated.
         TableBusy: another process is writing the file; the same call can succeed later.
         InvalidInput: blocks are named, but the table declares no block column.
-        PlanRefused: the table is a holdout: even one bit besides the gate's answers would be an
+        PlanRefused: the table is a holdout: even one bit beside the gate's answers would be an
         output that nobody paid for.
     """
     if table.holdout:

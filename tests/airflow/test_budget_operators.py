@@ -233,7 +233,7 @@ def test_a_branch_that_cannot_know_does_not_guess(dag: Any, below: str, message:
 
 def test_a_dag_may_grant_and_report(tiny: Tiny, dag: Any) -> None:
     """Each run grants the same: one entry in the history. Another amount is a new promise. A bad
-    one fails for good.
+    one fails without a retry.
     """
     from airflow_names import AirflowFailException
 

@@ -192,7 +192,7 @@ def test_start_end_and_hand_made_runs(read: Any) -> None:
             ReleaseOperator(task_id="t", release=wanted("a"), blocks=DAY)
         """
     (job,) = read(ends)
-    assert len(list(job.runs())) == 5 == len(list(job.runs())), "runs start anew"
+    assert len(list(job.runs())) == 5 == len(list(job.runs())), "runs start over"
     (job,) = read(ends, start=dt.datetime(2020, 1, 4, tzinfo=dt.UTC))
     assert [run.when.day for run in job.runs()] == [5, 6]
     by_hand = """
@@ -212,7 +212,7 @@ def test_start_end_and_hand_made_runs(read: Any) -> None:
 
 
 def test_occasions_are_those_of_a_real_run(tiny: Tiny, read: Any) -> None:
-    """The forecast and the operator name a run alike, or nothing would be found paid."""
+    """The forecast and the operator give a run the same name, or nothing would be found paid."""
     from dpflow.airflow.task_context import identify_run
 
     (job,) = read(
@@ -341,7 +341,7 @@ def test_no_airflow_home_is_made(tiny: Tiny) -> None:
 
 
 def test_equal_releases_of_one_task_are_one(tiny: Tiny, read: Any) -> None:
-    """The ledger knows content, task and ordinal, not names: the forecast counts alike."""
+    """The ledger knows content, task and ordinal, not names: the forecast counts the same way."""
     (job,) = read(
         """
         with DAG("d", **DAILY):

@@ -176,7 +176,7 @@ def test_mapped_inputs_in_another_order(tiny: Tiny) -> None:
 
 
 def test_changed_params_are_refused(tiny: Tiny) -> None:
-    """A cleared task whose params were edited would pay anew inside its run: it must say so."""
+    """A cleared task whose params were edited would pay again inside its run: it must say so."""
     from airflow_names import AirflowFailException
 
     pay(context(tiny))

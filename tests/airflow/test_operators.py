@@ -78,7 +78,7 @@ def test_a_retry_or_cleared_task_replays(tiny: Tiny) -> None:
     }  # fmt: skip
 
 
-def test_a_retry_that_asks_for_something_else_fails_for_good(tiny: Tiny) -> None:
+def test_a_retry_that_asks_for_something_else_fails_without_retry(tiny: Tiny) -> None:
     """A template with now() would pay at every try; it is refused unless it says that it means to."""
     from airflow_names import AirflowFailException
 
@@ -113,7 +113,7 @@ def test_a_run_that_does_not_fit_is_stopped_before_it_reads(tiny: Tiny) -> None:
 
 
 def test_bounds_come_from_an_upstream_task(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A check before the search supposes bounds; without the search the task fails for good; after
+    """A check before the search supposes bounds; without the search the task fails without a retry; after
     it, it clamps to what was found.
     """
     from airflow_names import AirflowFailException

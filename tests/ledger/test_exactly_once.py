@@ -61,7 +61,7 @@ def test_changed_retry_is_refused_unless_it_says_so(ledger, ask):
 
 def test_new_mechanism_version_keeps_its_reservation_in_a_run(ledger, ask):
     """The same family and event in the same slot is the same release; in another run it is paid
-    anew.
+    again.
     """
     first = ask.reserve(ledger, "v1", slot="run1")
     assert ask.reserve(ledger, "v2", slot="run1").release_id == first.release_id

@@ -1,4 +1,4 @@
-"""Every verb of the ledger, on SQLite and on PostgreSQL alike."""
+"""Every verb of the ledger, on both SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def spent(ledger: Ledger, scope: str = "s") -> dict[str, Fraction]:
     return {row["block"]: Fraction(row["epsilon_spent"]) for row in ledger.remaining(scope).rows()}
 
 
-def test_a_settled_release_is_free_for_ever(ledger: Ledger, place: Place) -> None:
+def test_a_settled_release_stays_free(ledger: Ledger, place: Place) -> None:
     """The same key returns the stored result from any process, and charges nothing."""
     held = reserve(ledger)
     ledger.settle(held, {"rows": [1]})

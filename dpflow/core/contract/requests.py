@@ -42,7 +42,7 @@ class GroupedSums:
         rows_per_group: rows one unit may have in one group.
         values: value columns with their centre in grid steps.
         squares: some of these columns with their centre c and an h: asks for the sum of (x - c)^2 -
-        h besides.
+        h too.
     """
 
     by: str | None = None

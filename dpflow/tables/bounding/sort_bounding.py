@@ -9,7 +9,7 @@ beside the rows, they need no sorting either: their sums are kept in an array by
 
 The cut is the same: values above a cell's limit count as their mean, rounded at random without
 bias; groups and rows above a limit are left out by a uniform choice, here the first places of a
-shuffle. Sums are integers of 64 bits that cannot overflow for the number of rows at hand. Where
+shuffle. Sums are integers of 64 bits that cannot overflow for the number of rows read. Where
 words would not fit the SQL form answers.
 """
 

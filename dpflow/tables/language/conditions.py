@@ -1,4 +1,4 @@
-"""Which rows a release reads: a small language of conditions, checked, and written anew for DuckDB.
+"""Which rows a release reads: a small language of conditions, checked, and rewritten for DuckDB.
 
 A condition is compared with one row at a time, before contributions are cut, so a unit's rows pass
 or fail by themselves and every limit and sensitivity stays what the declaration says. Rows where it

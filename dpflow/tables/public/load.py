@@ -29,7 +29,7 @@ def build(database: Path, script: str, sources: Mapping[str, Path]) -> None:
         TableUnreadable: the file exists, or the script failed; no half-made file is left.
     """
     if database.exists():
-        raise TableUnreadable(f"{database} exists already; remove it to build it anew")
+        raise TableUnreadable(f"{database} exists already; remove it to rebuild it")
     half = database.with_name(database.name + ".part")
     half.unlink(missing_ok=True)
     try:

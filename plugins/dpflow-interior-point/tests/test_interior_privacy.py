@@ -557,7 +557,7 @@ def test_shares_of_the_price() -> None:
 
 
 def test_a_second_run_differs() -> None:
-    """Fresh randomness: the noisy numbers beside the point are not the same again."""
+    """Fresh randomness: the noisy numbers beside the point differ."""
     method = method_for({"epsilon": "1", "delta": "1e-6"}, PUBLIC)
     column = ArrayColumn.from_groups(np.random.default_rng(1).normal(size=4000))
     found = {method.find_points(column, SystemSource())[0][1].below for _ in range(20)}

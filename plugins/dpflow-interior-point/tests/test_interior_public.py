@@ -264,7 +264,7 @@ def test_a_hard_median_has_interior_points_and_no_median() -> None:
 
 @pytest.mark.parametrize("kind", ["log_spread", "random_bits", "hard_median"])
 def test_hard_instances_are_columns_of_finite_numbers(kind: str) -> None:
-    """As many as asked for, drawn anew."""
+    """As many as asked for, drawn afresh."""
     first, second = (
         Registry.load().find_calculator("hard_instance").run({"kind": kind, "rows": "50"}).rows
         for _ in range(2)

@@ -248,7 +248,7 @@ def test_a_constant_column_is_its_atom(world: World) -> None:
 def test_the_operator_releases_a_median_without_bounds(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In Airflow by the mechanism's name: charged once, and the same again when the interval runs
+    """In Airflow by the mechanism's name: charged once, and repeated when the interval runs
     again.
     """
     monkeypatch.setenv("AIRFLOW_HOME", str(world.folder / "airflow"))

@@ -632,7 +632,7 @@ def table_of_values() -> Iterator[tuple[Any, Any, Any]]:
     [EmptyRule(), RectangleRule((-3, 1, -7), (9, 3, 20)), RectangleRule((1, 0, 0), (0, 0, 0))],
 )
 def test_predicate_and_classifier_agree_on_duckdb(found: Rule) -> None:
-    """The stored document predicts in Python and as SQL alike: outside the bounds, between steps,
+    """The stored document predicts the same in Python and as SQL: outside the bounds, between steps,
     NULL, NaN, infinities.
     """
     rows = list(table_of_values())

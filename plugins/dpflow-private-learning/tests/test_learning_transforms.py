@@ -297,7 +297,9 @@ def test_halves_keep_their_weights() -> None:
     zeros, ones = Half(0, column(0, 1), 900), Half(1, Synopsis((0, 1), (1, 9)), 100)
     assert share_wrong((zeros, ones), c) == F(54, 100)
     equal = (Half(0, column(0, 1), 1), Half(1, Synopsis((0, 1), (1, 9)), 1))
-    assert share_wrong(equal, c) != F(54, 100)  # every artificial row alike would be wrong
+    assert share_wrong(equal, c) != F(
+        54, 100
+    )  # with equal weights every synthetic row would be wrong
     copies = Half(0, Synopsis((0, 1), (5, 5)), 10), Half(1, Synopsis((0, 1), (1, 9)), 10)
     assert float(share_wrong(copies, c)) == pytest.approx(0.7)
     assert share_wrong((Half(0, Synopsis((), ()), 0), Half(1, Synopsis((), ()), 0)), c) == 0

@@ -122,7 +122,7 @@ def test_labels_follow_the_rows(doors: Doors) -> None:
 def test_what_cannot_be_answered_is_refused_before_the_charge(
     doors: Doors, changes: dict[str, Any], said: str
 ) -> None:
-    """And fails the task for good."""
+    """And fails the task without a retry."""
     from airflow.sdk.exceptions import AirflowFailException
 
     if "session" in changes:

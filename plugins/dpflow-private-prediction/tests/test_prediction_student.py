@@ -151,7 +151,7 @@ def test_the_guarantee_is_the_session_s(doors: Doors) -> None:
 def test_a_wrong_student_is_refused_before_the_charge(
     doors: Doors, student: dict[str, Any], said: str
 ) -> None:
-    """And fails the task for good."""
+    """And fails the task without a retry."""
     from airflow.sdk.exceptions import AirflowFailException
 
     with pytest.raises(AirflowFailException, match=said):

@@ -43,7 +43,7 @@ def threshold_error(
         (0.05, 29520, 164, 0.2, 0.216, 0.216, 0.300),
     ],
 )
-def test_walks_err_alike_on_every_domain(
+def test_walks_err_equally_on_every_domain(
     epsilon: float, rows: int, clip: int, noise: float, low: float, high: float, bound: float
 ) -> None:
     """On 10, 10^3, 10^6 and 10^12 places; the last line is agnostic mode."""

@@ -229,8 +229,8 @@ def test_a_reported_failure_is_caught() -> None:
     def telling(rows: tuple[Any, ...], point: Any) -> dict[Any, float]:
         return {"failed": 1.0} if len({y for _, y in rows}) == 1 else law(rows, point)
 
-    alike = [((0, 1), (1, 1), (2, 1), (3, 1), (4, 1))]
-    assert audit_prediction(telling, alike, ALTERNATIVES, POINTS).epsilon == math.inf
+    uniform = [((0, 1), (1, 1), (2, 1), (3, 1), (4, 1))]
+    assert audit_prediction(telling, uniform, ALTERNATIVES, POINTS).epsilon == math.inf
 
 
 # --- plans and odd rows ----------------------------------------------------------------------------------------------

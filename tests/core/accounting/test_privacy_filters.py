@@ -196,7 +196,7 @@ def test_a_price_is_rounded_up_and_never_zero() -> None:
 
 
 def test_a_saturated_path_stays_closed_and_never_overflows() -> None:
-    """After one Gaussian the basic path of a hybrid grant is closed for ever; clamped sums fit
+    """After one Gaussian the basic path of a hybrid grant stays closed; clamped sums fit
     BIGINT.
     """
     rule = make_filter("hybrid", F(1), DELTA)

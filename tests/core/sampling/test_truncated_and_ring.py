@@ -54,7 +54,7 @@ def test_truncated_noise_has_its_law(scale: Fraction, radius: int) -> None:
 
 @pytest.mark.parametrize(("n", "count"), [(0, 1), (1, 1), (2, 1), (3, 1), (4, 3), (5, 12), (6, 60)])
 def test_every_circle_is_equally_likely(n: int, count: int) -> None:
-    """(n-1)!/2 orders around a circle, drawn and enumerated alike."""
+    """(n-1)!/2 orders around a circle, both drawn and enumerated."""
     law = enumerate_outputs(lambda source: neighbours(circular_order(n, source)))
     assert len(law) == count
     assert list(law.values()) == pytest.approx([1 / count] * count)

@@ -137,7 +137,7 @@ def test_publishing_is_repaired_from_the_ledger(tiny: Tiny) -> None:
     assert publish_missing(Ledger(tiny.ledger), out, "releases") == 0
 
 
-def test_a_result_without_rows_is_not_missing_for_ever(
+def test_a_result_without_rows_does_not_stay_missing(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing to show is complete when nothing is shown."""

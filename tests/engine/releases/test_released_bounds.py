@@ -124,7 +124,7 @@ def test_a_search_that_is_not_settled_is_worth_a_retry(
     assert planned(world, **TOTAL).table.columns["age"].upper == 128
 
 
-def test_what_cannot_give_bounds_is_refused_for_good(world: Tiny) -> None:
+def test_what_cannot_give_bounds_is_refused_without_retry(world: Tiny) -> None:
     """A name nobody charged, a release of something else, by group, nothing found, another table,
     bounds declared already.
     """

@@ -124,7 +124,7 @@ def test_private_rows_are_no_predictions(
     tiny: Tiny, gate: Session, link: Any, prediction: str
 ) -> None:
     """A digest of them, and whether an id occurs twice or a text is a number, would leave for
-    nothing: all are refused alike.
+    nothing: all are refused the same way.
     """
     file = tiny.database if link is None else tiny.folder / "link.duckdb"
     if link is not None:
@@ -262,7 +262,7 @@ def test_the_order_of_rows_changes_nothing(tiny: Tiny) -> None:
 
 
 def test_no_row_tells_two_zeros_apart(tiny: Tiny) -> None:
-    """They sort alike, so which comes first would follow the order of the table's rows, in which
+    """They sort equal, so which comes first would follow the order of the table's rows, in which
     other groups' are.
     """
     from dpflow.core.contract.requests import GroupValues

@@ -149,7 +149,7 @@ def test_a_crash_inside_is_charged_once(
 def test_a_failed_release_is_none_and_paid(
     tiny: Tiny, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What may depend on rows is answered "none", for ever; drawing again would be rejection
+    """What may depend on rows is answered "none", permanently; drawing again would be rejection
     sampling.
     """
     from dpflow.mechanisms.count import Count

@@ -97,7 +97,7 @@ def test_questions_that_cannot_be_asked_change_nothing(
 
 
 @pytest.mark.parametrize("where", ["read", "draw", "impossible"])
-def test_a_failure_that_may_depend_on_rows_is_none_for_ever(
+def test_a_failure_that_may_depend_on_rows_stays_none(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     """It closes the session with its state unchanged: no redraw, no second failure to learn from."""
@@ -222,7 +222,7 @@ def gate(tiny: Tiny) -> Session:
 
 
 def test_the_gate_tells_honest_claims_from_wrong_ones(tiny: Tiny, gate: Session) -> None:
-    """A true claim passes, a false one does not, the same again is free, and after the last failure
+    """A true claim passes, a false one does not, a repeated one is free, and after the last failure
     it is exhausted.
     """
     from sklearn.tree import DecisionTreeClassifier

@@ -117,7 +117,7 @@ def test_ten_thousand_rows_of_one_unit_count_as_its_limits(
 
 def test_a_key_is_no_oracle(tmp_path: Path) -> None:
     """Whether a row with some key exists changes no released key, no status and no error; asking
-    for it is refused alike.
+    for it is refused, too.
     """
     released = []
     for rows in ([(1, "a", 1.0)], [(1, "a", 1.0), (2, "secret", 1.0)], []):

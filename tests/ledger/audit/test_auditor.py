@@ -247,7 +247,7 @@ def entries(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def cheaper(lines: list[dict[str, Any]]) -> None:
-    """All charges at half price, with every hash made anew; only the key is missing."""
+    """All charges at half price, with every hash recomputed; only the key is missing."""
     previous = chain.FIRST
     for line in entries(lines):
         body = json.loads(line["body"])
@@ -511,7 +511,7 @@ AMOUNTS = [
 
 @pytest.mark.parametrize("what", ["epsilon", "delta", "tail_share"])
 def test_an_amount_that_is_none_changes_no_grant(ledger, what):
-    """Grants and quotas alike."""
+    """Grants, and quotas too."""
     before = ledger.history()
     for amount in AMOUNTS[:-4] if what == "tail_share" else AMOUNTS:
         for verb, scope in (

@@ -78,8 +78,8 @@ def test_a_disk_that_fails_the_mark_is_unavailable(ledger, ask, monkeypatch, cal
     assert ask.spent(ledger) == {"": "0.1"} and ledger.verify().ok
 
 
-def test_a_directory_that_is_not_mounted_is_not_begun_anew(ledger, place, ask):
-    """A process that has the key at hand does not take the empty place below the mount for an
+def test_a_directory_that_is_not_mounted_is_not_restarted(ledger, place, ask):
+    """A process that holds the key does not take the empty place below the mount for an
     anchor without a mark.
     """
     ask.reserve(ledger, "before")

@@ -149,7 +149,7 @@ def test_any_older_state_is_found(used, place, number):
 
 
 def test_a_chain_recomputed_without_the_key_is_found(used, place):
-    """Whoever changes an entry and makes all later hashes anew has no seals for them."""
+    """Whoever changes an entry and recomputes all later hashes has no seals for them."""
     with place.intruder() as run:
         rows = [
             list(row)

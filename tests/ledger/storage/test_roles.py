@@ -208,7 +208,7 @@ def test_nothing_is_taken_back_by_hand(owner, login, role):
 
 
 def test_an_open_gate_and_a_cut_stay(owner, login, ask):
-    """Whoever holds sessions cannot open the data of a gate by hand, nor cut it anew; the ledger
+    """Whoever holds sessions cannot open the data of a gate by hand, nor partition it again; the ledger
     itself still goes on.
     """
     owner.grant("gated", 1, 0, table=None, filter="basic", principal="owner")
@@ -232,7 +232,7 @@ def test_an_open_gate_and_a_cut_stay(owner, login, ask):
 
 @pytest.mark.parametrize("values", ["'gate', NULL", "NULL, '9 groups'"])
 def test_a_spender_closes_and_cuts_no_data(owner, login, ask, values):
-    """One row written by hand would shut a dataset, or divide it for ever."""
+    """One row written by hand would shut a dataset, or divide it permanently."""
     with psycopg.connect(
         login("dpflow_spender").replace("+psycopg", ""), autocommit=True
     ) as connection:

@@ -142,7 +142,7 @@ def test_another_process_writing_makes_the_table_busy(make: Any) -> None:
 
 
 def test_this_process_writing_makes_the_table_busy_too(make: Any) -> None:
-    """A read-write connection of the same process is no reason to give up for good."""
+    """A read-write connection of the same process is no reason to give up at once."""
     private = make(DAYS)
     writer = duckdb.connect(str(private.declaration.database))
     with writer, pytest.raises(TableBusy, match="by another process or connection"):
@@ -277,7 +277,7 @@ def test_the_file_mode_is_read_only(make: Any) -> None:
 
 
 def test_records_are_exact_and_bounded(make: Any) -> None:
-    """Whole rows come as grid steps and places of keys, units are cut and numbered anew at each
+    """Whole rows come as grid steps and places of keys, units are truncated and renumbered at each
     reading.
     """
     rows = "CREATE TABLE data AS SELECT i // 4 AS u, i % 4 AS v, ['a', 'b', 'z', NULL][1 + i % 4] AS k FROM range(400) t(i)"

@@ -255,7 +255,7 @@ def test_every_group_is_kept_equally_often(make: Any) -> None:
     assert all(abs(int(share) - 1000) < 130 for share in units)
 
 
-def test_the_cut_is_drawn_anew(make: Any) -> None:
+def test_the_truncation_is_redrawn(make: Any) -> None:
     """Two answers to one request differ in which groups they keep: no seed, no hash of values."""
     private = make(
         "CREATE TABLE data AS SELECT i // 3 AS u, ['a', 'b', 'c'][i % 3 + 1] AS k, 1 AS v FROM range(30000) t(i)"

@@ -205,8 +205,8 @@ def test_a_block_that_changed_is_read_again(
 
 
 def test_a_load_costs_its_own_day(make: Any, reads: list[Any]) -> None:
-    """Days loaded one after the other: the new one is cut, and those whose row groups DuckDB wrote
-    anew beside it.
+    """Days loaded one after the other: the new one is cut, and those whose row groups DuckDB
+    rewrote beside it.
     """
     load = "INSERT INTO data SELECT i % 9999 AS u, DATE '2013-01-01' + {} AS d, i % 11 AS v FROM range(130000) t(i)"
     found = make(

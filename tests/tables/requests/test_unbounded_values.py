@@ -252,7 +252,7 @@ def test_a_sample_loses_at_most_one_value_to_one_more_unit(
     assert len(samples[0] - samples[1]) <= 1
 
 
-def test_a_sample_is_of_all_units_alike(make: Any) -> None:
+def test_a_sample_is_of_all_units_equally(make: Any) -> None:
     """Over many salts every unit is sampled about as often."""
     hits = np.zeros(200)
     private = make(

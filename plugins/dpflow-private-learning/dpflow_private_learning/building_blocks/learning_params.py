@@ -3,7 +3,7 @@ report in a result.
 
 Relation. The paper replaces one of exactly m rows, with m public. Here m is a constant, the
 parameter ``rows``: every threshold and fraction uses that number, never the number found. All
-algorithms then hold for one row added, removed or replaced alike, and a unit of up to R rows
+algorithms then hold for one row added, removed or replaced, and a unit of up to R rows
 (``contribution_bounds.rows``) is a path of at most R such rows: the price of the plan is that of the unit, and
 each row gets `per_row` of it. Under replace, ``rows`` is the public number; under add-remove it may
 be left out, and `dpflow_private_learning.building_blocks.noisy_row_count` puts a charged noisy

@@ -46,7 +46,7 @@ def project_thresholds(x: NDArray[Any], bounds: Bounds) -> list[Rule]:
 
 def project_rectangles(x: NDArray[Any], bounds: Bounds) -> list[Rule]:
     """Products of pairs of coordinates, and the empty rectangle; of those that label the points
-    alike, the first.
+    the same way, the first.
     """
     sides = []
     for column in range(x.shape[1]):

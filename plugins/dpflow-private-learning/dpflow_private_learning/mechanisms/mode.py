@@ -10,7 +10,7 @@ they need.
   privacy gate.
 
 Claim: each module of `dpflow_private_learning.building_blocks` proves its own for one row; a unit of R rows
-pays R rows. Counts move alike under add-remove, so there the gap between two of them moves by 1.
+pays R rows. Counts move the same way under add-remove, so there the gap between two of them moves by 1.
 
 When not to use it: for more than one value (`sanitize_points`), or counts by known keys
 (`histogram`).

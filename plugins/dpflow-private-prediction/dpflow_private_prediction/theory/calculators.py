@@ -545,7 +545,7 @@ class PredictingVersusLearning(Calculator[VersusParams]):
         basic, advanced = prediction_bounds.crossover(a, d, params.log_class, params.delta)
         rows = ((c.task, c.predicting, c.learning, c.learner) for c in tasks)
         notes = (
-            "Orders of magnitude, every constant 1, for one prediction; a learned model answers for ever.",
+            "Orders of magnitude, every constant 1, for one prediction; a learned model answers without end.",
             f"Publishing a model takes fewer rows from about {max(1, basic):.3g} predictions on (basic composition), "
             f"{max(1, advanced):.3g} (advanced), for a class of VC dimension d.",
         )
